@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Configurations: every size the hardware is built from, checked once, and the widths derived from them (spec §4, §8).
+
+Plain Python: the RTL, the golden model, the host library and the command line read the same object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+
+from .formats import Format, page_lines_stored
+
+__all__ = ["Config", "ConfigError", "NAMED", "named", "POOLS"]
+
+#: Pools in DRAM, one per stored page size; a page goes to the smallest whose frame holds its stored lines.
+POOLS = ("raw16", "fp8", "int8", "int4")
+_POOL_FORMAT = (Format.RAW16, Format.FP8_E4M3, Format.INT8, Format.INT4)
+
+
+class ConfigError(ValueError):
+    """A configuration was refused; the message names the field, the value and the legal range."""
+
+
+def _log2(n: int) -> int:
+    return max(0, (n - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """One endpoint's sizes. All counts; derived widths are properties."""
+
+    name: str
+    sessions: int = 1            #: sessions held at once
+    queues: int = 640            #: (layer, KV head) pairs per session
+    pages: int = 8192            #: pages per queue; a power of two
+    half_lines: int = 64         #: host lines of a page's K half (and of its V half); a power of two
+    frames: tuple[int, int, int, int] = (1024, 1024, 1024, 1024)  #: frames in the pools raw16, fp8, int8, int4
+    misses: int = 64             #: miss-table entries = fetches in flight
+    parked: int = 1024           #: requests parked on fetching pages
+    line_slots: int = 128        #: DRAM data lines in flight or held for combining
+    scale_slots: int = 64        #: DRAM scale lines in flight or held for combining
+    write_slots: int = 512       #: 64-byte write payloads accepted and not yet stored
+    hot_pages: int = 32          #: recently used page words held in registers
+    hint_lines: int = 16         #: hint lines waiting to be absorbed
+    prefetch_slots: int = 32     #: prefetch candidates queued
+    candidates: int = 8          #: victims that one sweep keeps
+    wide_counters: bool = True   #: all per-queue counters of spec §9; False keeps hits, misses, evictions, prefetch useful
+
+    def __post_init__(self) -> None:
+        def need(field: str, ok: bool, legal: str) -> None:
+            if not ok:
+                raise ConfigError(f"configuration {self.name!r}: {field} = {getattr(self, field)!r} is refused; legal: {legal}")
+
+        def power(n: int) -> bool:
+            return n > 0 and n & (n - 1) == 0
+
+        def span(field: str, low: int, high: int, pow2: bool = False) -> None:
+            value = getattr(self, field)
+            need(field, isinstance(value, int) and not isinstance(value, bool) and low <= value <= high and (not pow2 or power(value)),
+                 f"{low} … {high}" + (", a power of two" if pow2 else ""))
+
+        need("name", isinstance(self.name, str) and bool(self.name), "a non-empty string")
+        span("sessions", 1, 16)
+        span("queues", 1, 1024)
+        span("pages", 4, 8192, True)
+        span("half_lines", 4, 512, True)
+        need("frames", isinstance(self.frames, tuple) and len(self.frames) == len(POOLS) and
+             all(isinstance(n, int) and 4 <= n <= 1 << 22 for n in self.frames), "four counts (raw16, fp8, int8, int4) of 4 … 4194304 each")
+        span("misses", 4, 1024, True)
+        span("parked", 8, 16384, True)
+        span("line_slots", 8, 256, True)
+        span("scale_slots", 4, 128, True)
+        span("write_slots", 8, 1024, True)
+        span("hot_pages", 2, 64, True)
+        span("hint_lines", 2, 64, True)
+        span("prefetch_slots", 4, 64, True)
+        span("candidates", 1, 16)
+
+    # --- derived counts -------------------------------------------------------------------------------------------------
+    @property
+    def squeues(self) -> int:
+        """(session, queue) pairs; index = session · queues + queue."""
+        return self.sessions * self.queues
+
+    @property
+    def page_words(self) -> int:
+        """Page words in the metadata SRAM; index = squeue · pages + page."""
+        return self.squeues * self.pages
+
+    @property
+    def page_lines(self) -> int:
+        """Host lines of a page, K then V."""
+        return 2 * self.half_lines
+
+    @property
+    def total_frames(self) -> int:
+        return sum(self.frames)
+
+    @property
+    def frame_lines(self) -> tuple[int, ...]:
+        """DRAM lines of one frame, per pool."""
+        return tuple(page_lines_stored(f, f, self.half_lines) for f in _POOL_FORMAT)
+
+    @property
+    def pool_first_frame(self) -> tuple[int, ...]:
+        """Global id of each pool's first frame."""
+        return tuple(sum(self.frames[:p]) for p in range(len(POOLS)))
+
+    @property
+    def pool_base_line(self) -> tuple[int, ...]:
+        """DRAM line address of each pool's first frame."""
+        return tuple(sum(n * s for n, s in zip(self.frames[:p], self.frame_lines)) for p in range(len(POOLS)))
+
+    @property
+    def dram_lines(self) -> int:
+        return sum(n * s for n, s in zip(self.frames, self.frame_lines))
+
+    @property
+    def cold_slot_sectors(self) -> int:
+        """512-byte sectors of one cold slot: the largest stored page plus one sector for validity and poison."""
+        return -(-max(self.frame_lines) * 64 // 512) + 1
+
+    # --- derived widths -------------------------------------------------------------------------------------------------
+    @property
+    def session_bits(self) -> int:
+        return max(1, _log2(self.sessions))
+
+    @property
+    def queue_bits(self) -> int:
+        return max(1, _log2(self.queues))
+
+    @property
+    def squeue_bits(self) -> int:
+        return max(1, _log2(self.squeues))
+
+    @property
+    def page_bits(self) -> int:
+        return _log2(self.pages)
+
+    @property
+    def half_line_bits(self) -> int:
+        return _log2(self.half_lines)
+
+    @property
+    def line_bits(self) -> int:
+        """K/V bit and line: the index of a host line in its page."""
+        return self.half_line_bits + 1
+
+    @property
+    def frame_bits(self) -> int:
+        return _log2(self.total_frames)
+
+    @property
+    def offset_bits(self) -> int:
+        """DRAM line within a frame."""
+        return _log2(max(self.frame_lines))
+
+    @property
+    def dram_line_bits(self) -> int:
+        return _log2(self.dram_lines)
+
+    @property
+    def miss_bits(self) -> int:
+        return _log2(self.misses)
+
+    @property
+    def parked_bits(self) -> int:
+        return _log2(self.parked)
+
+    @property
+    def write_slot_bits(self) -> int:
+        return _log2(self.write_slots)
+
+    @property
+    def place_bits(self) -> int:
+        """The page word's `place` field: a frame when resident, a miss-table entry when fetching."""
+        return max(self.frame_bits, self.miss_bits)
+
+    @property
+    def aperture_bits(self) -> int:
+        """log2 of the KV aperture in bytes: session | queue | page | K/V | line | byte."""
+        return self.session_bits + self.queue_bits + self.page_bits + self.line_bits + 6
+
+    @property
+    def digest(self) -> str:
+        """Twelve hex digits that change with any field."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    def with_(self, **changes) -> Config:
+        """A checked copy with some fields changed."""
+        return replace(self, **changes)
+
+
+_BIG = dict(misses=256, parked=4096, line_slots=128, scale_slots=64, write_slots=512, hot_pages=32, half_lines=64)
+
+#: Named configurations. `unit` is for proofs, `trace` fits the recordings, `ulx3s` an ECP5-85F, `llama70b` one 128K-token
+#: sequence of Llama-3-70B; `64x64` and `640x8192` are the two ends of the scaling benchmark.
+NAMED: dict[str, Config] = {c.name: c for c in (
+    Config(name="unit", sessions=2, queues=4, pages=8, half_lines=4, frames=(8, 8, 8, 8), misses=4, parked=16, line_slots=16, scale_slots=8,
+           write_slots=16, hot_pages=4, hint_lines=4, prefetch_slots=8, candidates=4),
+    Config(name="trace", sessions=2, queues=16, pages=128, half_lines=16, frames=(2048, 2048, 2048, 2048), misses=64, parked=2048,
+           line_slots=128, scale_slots=64, write_slots=512, hot_pages=32),
+    Config(name="ulx3s", sessions=1, queues=640, pages=32, half_lines=16, frames=(1024, 512, 512, 1024), misses=16, parked=128,
+           line_slots=32, scale_slots=16, write_slots=64, hot_pages=16, hint_lines=4, prefetch_slots=16, candidates=4, wide_counters=False),
+    Config(name="llama70b", sessions=1, queues=640, pages=8192, frames=(262144, 262144, 262144, 262144), **_BIG),
+    Config(name="64x64", sessions=1, queues=64, pages=64, frames=(1024, 256, 256, 256), **_BIG),
+    Config(name="640x8192", sessions=1, queues=640, pages=8192, frames=(65536, 256, 256, 256), **_BIG),
+)}
+
+
+def named(name: str) -> Config:
+    """The configuration called `name`; a ConfigError that lists the names otherwise."""
+    try:
+        return NAMED[name]
+    except KeyError:
+        raise ConfigError(f"unknown configuration {name!r}; known: {', '.join(NAMED)}") from None
