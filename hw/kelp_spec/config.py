@@ -10,7 +10,8 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
-from .formats import Format, page_lines_stored
+from .formats import Format
+from .geometry import stored_lines
 
 __all__ = ["Config", "ConfigError", "NAMED", "named", "POOLS"]
 
@@ -101,7 +102,7 @@ class Config:
     @property
     def frame_lines(self) -> tuple[int, ...]:
         """DRAM lines of one frame, per pool."""
-        return tuple(page_lines_stored(f, f, self.half_lines) for f in _POOL_FORMAT)
+        return tuple(stored_lines(f, f, self.half_lines) for f in _POOL_FORMAT)
 
     @property
     def pool_first_frame(self) -> tuple[int, ...]:

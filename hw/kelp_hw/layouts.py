@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Payloads that cross blocks, each declared once (docs/design.md §2, §3).
+
+Fixed-width messages are `data.Struct`-like layouts made from `kelp_spec.messages`; the others depend on the configuration and hang
+off one `Layouts(config)` object.
+"""
+
+from __future__ import annotations
+
+from amaranth.lib import data
+
+from kelp_spec.config import POOLS, Config
+from kelp_spec.messages import FIELDS
+from kelp_spec.metadata import LAYER_RANGES, SCORE_BITS, STEP_BITS, frame_entry_fields, page_word_fields
+
+__all__ = ["Layouts", "MESSAGES", "TIME_BITS", "POOL_BITS"]
+
+TIME_BITS = 32   #: the time base `now`; latencies and deadlines are differences modulo 2^32
+POOL_BITS = (len(POOLS) - 1).bit_length()
+
+#: CXL.mem message name → layout.
+MESSAGES = {name: data.StructLayout({field: bits for field, bits in fields}) for name, fields in FIELDS.items()}
+
+
+class Layouts:
+    """Every configuration-dependent payload.
+
+    Parameters
+    ----------
+    config : Config
+
+    Attributes
+    ----------
+    page : layout
+        Names a page: `squeue` (session · queues + queue), `page`.
+    page_word, frame_entry : layout
+        The SRAM words without check bits (docs/design.md §2).
+    origin : layout
+        What an answer needs of its request: `tag`, `ld_id`, `start` (low 20 bits of `now` at acceptance), `missed` (for the latency histograms).
+    request : layout
+        A decoded demand request, READ or WRITE, from ingress to M0.
+    op : layout
+        An op in the tracker pipeline (one union of every op's arguments).
+    result : layout
+        What M3 decided; broadcast valid-only to every engine, in M3 order.
+    frame_op : layout
+        From M3 to the frame stage.
+    data_op : layout
+        From the frame stage to the data path.
+    score_event, queue_event : layout
+        From M3 to the EMA engine and to the queue state.
+    session : layout
+        Registers of one session as M3 reads them.
+    """
+
+    def __init__(self, config: Config):
+        if not isinstance(config, Config):
+            raise TypeError(f"config must be a kelp_spec.Config, not {config!r}")
+        c = self.config = config
+        S = data.StructLayout
+
+        self.page = S({"squeue": c.squeue_bits, "page": c.page_bits})
+        self.page_word = S(dict(page_word_fields(c)))
+        self.frame_entry = S(dict(frame_entry_fields(c)))
+        self.origin = S({"tag": 16, "ld_id": 4, "start": 20, "missed": 1})
+
+        #: `kv_line` = kv · half_lines + line; `refused` ≠ 0 (an Event code) when ingress already knows that it is outside the map.
+        self.request = S({"write": 1, "partial": 1, "poison": 1, "write_slot": c.write_slot_bits, "session": c.session_bits, "queue": c.queue_bits,
+                          "squeue": c.squeue_bits, "page": c.page_bits, "kv_line": c.line_bits, "refused": 5, "no_memory": 1, "origin": self.origin})
+
+        #: One op. `kind` is kelp_spec.metadata.Op; fields not named by the op's row are ignored.
+        self.op = S({
+            "kind": 5,
+            "session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits,
+            "kv_line": c.line_bits, "write": 1, "partial": 1, "poison": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
+            "refused": 5,               # READ/WRITE: event code known before M3
+            "no_memory": 1,             # MemInv/MemClnEvct and the like: answer Cmp, change nothing
+            "miss": c.miss_bits,        # GRANT FILL REPLAY FLIP
+            "pool": POOL_BITS,          # GRANT FREE
+            "frame": c.frame_bits,      # FILL REPLAY FLIP RELEASE FREE RECOVER PEEK-of-frame
+            "failed": 1,                # FILL RELEASE
+            "miss_kind": 2,             # FILL: ALLOCATE starts empty (or lost), DEMAND/PREFETCH from `sector`
+            "lost": 1,                  # FILL: page was LOST: every line starts valid and poisoned
+            "source": 3,                # PREFETCH, FILL: PrefetchSource
+            "slot": 4,                  # SCAN, CLAIM: candidate slot; evictor's own token for RELEASE, FREE, RECOVER
+            "mass": SCORE_BITS,         # MASS
+            "delta": STEP_BITS,         # STEP: steps to advance
+        })
+
+        #: What happened at M3, for everyone, in order. `word` is the page word after the op, `old` before (corrected).
+        self.result = S({"op": self.op, "outcome": 4, "old": self.page_word, "word": self.page_word, "changed": 1, "first": 1,
+                         "frame": c.frame_bits, "pool": POOL_BITS, "miss": c.miss_bits, "corrected": 1, "uncorrected": 1})
+
+        #: Frame stage input. `use` false: the op passes without touching the frame table.
+        self.frame_op = S({"kind": 5, "outcome": 4, "frame": c.frame_bits, "pool": POOL_BITS, "squeue": c.squeue_bits, "page": c.page_bits,
+                           "kv_line": c.line_bits, "used_lines": c.half_line_bits + 1, "host_type": 1, "format_k": 3, "format_v": 3,
+                           "partial": 1, "poison": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
+                           "answer": 3,          # kelp_spec.metadata.Answer when no memory is needed
+                           "init": 1,            # start the entry anew: owner, source; valid/poison from sector, zeros or (lost) all ones
+                           "lost": 1, "failed": 1, "source": 3, "miss": c.miss_bits, "slot": 4})
+
+        #: A stored page's validity and poison, one bit per host line, K lines first.
+        self.sector = S({"valid": c.page_lines, "poison": c.page_lines})
+
+        #: Data path input, executed in order. Offsets are DRAM lines within the frame; `base` is the frame's first DRAM line.
+        self.data_op = S({"kind": 2, "answer": 3, "frame": c.frame_bits, "base": c.dram_line_bits,
+                          "offset": c.offset_bits, "part": 2,                          # line and half/quarter of it
+                          "scaled": 1, "scale_offset": c.offset_bits, "scale_byte": 6,
+                          "format": 3, "host_type": 1,
+                          "partial": 1, "fresh": 1,                                     # partial write of a never-written line merges into zeros
+                          "poison": 1,                                                  # answer carries poison (a poisoned line merged by a partial write)
+                          "write_slot": c.write_slot_bits, "token": 4,                  # FLUSH: echoed by `flushed`
+                          "origin": self.origin})
+
+        self.score_event = S({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "gap": STEP_BITS, "mass": SCORE_BITS,
+                              "slot": 4, "scan": self.page_word, "scan_tag": 1})
+
+        #: Resident count and newest page: `delta` +1 allocate/fill, −1 evict/scrub; `lines` = DRAM lines of the frame.
+        self.queue_event = S({"squeue": c.squeue_bits, "page": c.page_bits, "pool": POOL_BITS, "add": 1, "remove": 1, "newest": 1})
+
+        self.session = S({"open": 1, "closing": 1, "ld_id": 4, "host_type": 1, "used_queues": c.queue_bits + 1, "used_lines": c.half_line_bits + 1,
+                          "k_only": 1, "used_pages": c.page_bits + 1, "kv_heads": c.queue_bits + 1, "step": STEP_BITS})
+
+        #: Per-queue configuration (written by registers and the OPEN walk).
+        self.queue_config = S({"alpha": 9, "mass_shift": 4, "score_source": 2, "tau_m": 16, "tau_sh": 5, "idle_m": 16, "idle_sh": 5,
+                               "window": 6, "policy": 8, "format_k": 3, "format_v": 3, "pool": POOL_BITS, "budget": c.dram_line_bits})
+
+        self.miss_kind_bits = 2
+        self.layer_ranges = LAYER_RANGES

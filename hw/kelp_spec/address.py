@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The address map (spec §3): `session | queue | page | K/V | line | byte`, the hint aperture and the register window above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from .config import Config
+
+__all__ = ["Region", "KvAddress", "AddressMap", "HINT_BYTES", "REGISTER_BYTES"]
+
+HINT_BYTES = 1 << 12       #: hint aperture; every line of it takes hint lines alike
+REGISTER_BYTES = 1 << 16   #: register window
+
+
+class Region(IntEnum):
+    """Value of the two address bits above the KV aperture."""
+
+    KV = 0
+    HINT = 1
+    REGISTER = 2
+    OUTSIDE = 3
+
+
+@dataclass(frozen=True)
+class KvAddress:
+    session: int
+    queue: int
+    page: int
+    kv: int      #: 0 key, 1 value
+    line: int
+
+
+@dataclass(frozen=True)
+class AddressMap:
+    """Byte addresses of one configuration's device, relative to its HDM base.
+
+    Bits [aperture_bits+1 : aperture_bits] select the region; higher bits must be zero. Hint and register offsets beyond their sizes are outside.
+    """
+
+    config: Config
+
+    @property
+    def hint_base(self) -> int:
+        return 1 << self.config.aperture_bits
+
+    @property
+    def register_base(self) -> int:
+        return 2 << self.config.aperture_bits
+
+    def encode(self, a: KvAddress) -> int:
+        """Byte address of a KV line; ValueError names a field outside its range."""
+        c = self.config
+        for field, value, limit in (("session", a.session, c.sessions), ("queue", a.queue, c.queues), ("page", a.page, c.pages), ("kv", a.kv, 2),
+                                    ("line", a.line, c.half_lines)):
+            if not 0 <= value < limit:
+                raise ValueError(f"{field} = {value} is outside configuration {c.name!r}; legal: 0 … {limit - 1}")
+        x = (a.session << c.queue_bits) | a.queue
+        x = (x << c.page_bits) | a.page
+        x = (x << 1) | a.kv
+        x = (x << c.half_line_bits) | a.line
+        return x << 6
+
+    def decode(self, address: int) -> tuple[Region, KvAddress | int]:
+        """Region and either the KV address or the byte offset in the region. A KV session or queue may still exceed the configuration."""
+        c = self.config
+        region = address >> c.aperture_bits
+        offset = address & ((1 << c.aperture_bits) - 1)
+        if region == Region.HINT and offset < HINT_BYTES or region == Region.REGISTER and offset < REGISTER_BYTES:
+            return Region(region), offset
+        if region != Region.KV:
+            return Region.OUTSIDE, address
+        x = offset >> 6
+        line, x = x & (c.half_lines - 1), x >> c.half_line_bits
+        kv, x = x & 1, x >> 1
+        page, x = x & (c.pages - 1), x >> c.page_bits
+        queue, session = x & ((1 << c.queue_bits) - 1), x >> c.queue_bits
+        return Region.KV, KvAddress(session, queue, page, kv, line)
