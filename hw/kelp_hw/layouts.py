@@ -64,15 +64,16 @@ class Layouts:
         self.frame_entry = S(dict(frame_entry_fields(c)))
         self.origin = S({"tag": 16, "ld_id": 4, "start": 20, "missed": 1})
 
+        #: `has_write`: a write slot is held until the data path has consumed the op.
         #: `kv_line` = kv · half_lines + line; `refused` ≠ 0 (an Event code) when ingress already knows that it is outside the map.
-        self.request = S({"write": 1, "partial": 1, "poison": 1, "write_slot": c.write_slot_bits, "session": c.session_bits, "queue": c.queue_bits,
+        self.request = S({"write": 1, "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "session": c.session_bits, "queue": c.queue_bits,
                           "squeue": c.squeue_bits, "page": c.page_bits, "kv_line": c.line_bits, "refused": 5, "no_memory": 1, "origin": self.origin})
 
         #: One op. `kind` is kelp_spec.metadata.Op; fields not named by the op's row are ignored.
         self.op = S({
             "kind": 5,
             "session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits,
-            "kv_line": c.line_bits, "write": 1, "partial": 1, "poison": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
+            "kv_line": c.line_bits, "write": 1, "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
             "refused": 5,               # READ/WRITE: event code known before M3
             "no_memory": 1,             # MemInv/MemClnEvct and the like: answer Cmp, change nothing
             "miss": c.miss_bits,        # GRANT FILL REPLAY FLIP
@@ -94,7 +95,7 @@ class Layouts:
         #: Frame stage input. `use` false: the op passes without touching the frame table.
         self.frame_op = S({"kind": 5, "outcome": 4, "frame": c.frame_bits, "pool": POOL_BITS, "squeue": c.squeue_bits, "page": c.page_bits,
                            "kv_line": c.line_bits, "used_lines": c.half_line_bits + 1, "host_type": 1, "format_k": 3, "format_v": 3,
-                           "partial": 1, "poison": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
+                           "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
                            "answer": 3,          # kelp_spec.metadata.Answer when no memory is needed
                            "init": 1,            # start the entry anew: owner, source; valid/poison from sector, zeros or (lost) all ones
                            "lost": 1, "failed": 1, "source": 3, "miss": c.miss_bits, "slot": 4})
@@ -109,7 +110,8 @@ class Layouts:
                           "format": 3, "host_type": 1,
                           "partial": 1, "fresh": 1,                                     # partial write of a never-written line merges into zeros
                           "poison": 1,                                                  # answer carries poison (a poisoned line merged by a partial write)
-                          "write_slot": c.write_slot_bits, "token": 4,                  # FLUSH: echoed by `flushed`
+                          "has_write": 1, "write_slot": c.write_slot_bits,                  # ANSWER frees the slot too
+                          "token": 4,                  # FLUSH: echoed by `flushed`
                           "origin": self.origin})
 
         self.score_event = S({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "gap": STEP_BITS, "mass": SCORE_BITS,
