@@ -114,11 +114,17 @@ class Layouts:
                           "token": 4,                  # FLUSH: echoed by `flushed`
                           "origin": self.origin})
 
+        #: What the data path answers; `data` counts only for Answer.DATA.
+        self.answer = S({"answer": 3, "poison": 1, "data": 512, "origin": self.origin})
+
         self.score_event = S({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "gap": STEP_BITS, "mass": SCORE_BITS,
                               "slot": 4, "scan": self.page_word, "scan_tag": 1})
 
         #: Resident count and newest page: `delta` +1 allocate/fill, −1 evict/scrub; `lines` = DRAM lines of the frame.
         self.queue_event = S({"squeue": c.squeue_bits, "page": c.page_bits, "pool": POOL_BITS, "add": 1, "remove": 1, "newest": 1})
+
+        #: An event for the log; `code` is kelp_spec.metadata.Event.
+        self.event = S({"code": 5, "ld_id": 4, "squeue": c.squeue_bits, "page": c.page_bits, "argument": 16})
 
         self.session = S({"open": 1, "closing": 1, "ld_id": 4, "host_type": 1, "used_queues": c.queue_bits + 1, "used_lines": c.half_line_bits + 1,
                           "k_only": 1, "used_pages": c.page_bits + 1, "kv_heads": c.queue_bits + 1, "step": STEP_BITS})

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""S2M responses: joins the data path's answers with those of hints and registers (spec §3)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.messages import DevLoad, S2MDRS, S2MNDR
+from kelp_spec.metadata import Answer
+
+from .layouts import MESSAGES, TIME_BITS, Layouts
+
+__all__ = ["Egress", "side_answer_layout"]
+
+_META_NO_OP = 3   # MetaField: no metadata is kept
+
+
+def side_answer_layout() -> data.StructLayout:
+    """Answer to a hint or register access: a read's line, or a write's Cmp."""
+    return data.StructLayout({"write": 1, "tag": 16, "ld_id": 4, "data": 512})
+
+
+class Egress(wiring.Component):
+    """Sends every answer on its channel: data, zeros, poison and NXM as S2M DRS, completions as S2M NDR.
+
+    The data path's answers keep their order; those of hints and registers take turns with them. Outputs are registered: latency 1 cycle, throughput 1 DRS and
+    1 NDR a cycle (one of them from the data path). `latency` reports each KV answer once, for the histogram, in cycles of `now`.
+
+    Parameters
+    ----------
+    config : Config
+    """
+
+    def __init__(self, *, config: Config):
+        layouts = Layouts(config)
+        start_bits = layouts.origin["start"].shape
+        super().__init__({
+            "i": In(stream.Signature(layouts.answer)),
+            "i_side": In(stream.Signature(side_answer_layout())),
+            "now": In(TIME_BITS),
+            "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
+            "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
+            "o_latency": Out(data.StructLayout({"missed": 1, "cycles": start_bits})),
+            "o_latency_valid": Out(1),
+            "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        drs, ndr = self.s2m_drs, self.s2m_ndr
+        drs_free = ~drs.valid | drs.ready
+        ndr_free = ~ndr.valid | ndr.ready
+
+        completion = self.i.p.answer == Answer.CMP
+        # The side may use a channel when the data path does not, and every second time when both want it.
+        side_turn = Signal()
+        want_drs, want_ndr = self.i.valid & ~completion, self.i.valid & completion
+        side_drs, side_ndr = self.i_side.valid & ~self.i_side.p.write, self.i_side.valid & self.i_side.p.write
+        pick_side_drs = Signal()
+        pick_side_ndr = Signal()
+        m.d.comb += [
+            pick_side_drs.eq(side_drs & (~want_drs | side_turn)),
+            pick_side_ndr.eq(side_ndr & (~want_ndr | side_turn)),
+            self.i.ready.eq(Mux(completion, ndr_free & ~pick_side_ndr, drs_free & ~pick_side_drs)),
+            self.i_side.ready.eq(Mux(self.i_side.p.write, ndr_free & pick_side_ndr, drs_free & pick_side_drs)),
+        ]
+        with m.If(self.i_side.valid):
+            m.d.sync += side_turn.eq(Mux(self.i_side.ready, 0, 1))
+
+        with m.If(drs_free):
+            m.d.sync += drs.valid.eq(want_drs | side_drs)
+            with m.If(want_drs | side_drs):
+                a = self.i.p
+                has_data = a.answer == Answer.DATA
+                m.d.sync += [
+                    drs.p.opcode.eq(Mux(~pick_side_drs & (a.answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
+                    drs.p.meta_field.eq(_META_NO_OP),
+                    drs.p.meta_value.eq(0),
+                    drs.p.dev_load.eq(DevLoad.LIGHT),
+                    drs.p.tag.eq(Mux(pick_side_drs, self.i_side.p.tag, a.origin.tag)),
+                    drs.p.ld_id.eq(Mux(pick_side_drs, self.i_side.p.ld_id, a.origin.ld_id)),
+                    drs.p.poison.eq(~pick_side_drs & (a.poison | (a.answer == Answer.POISON))),
+                    drs.p.data.eq(Mux(pick_side_drs, self.i_side.p.data, Mux(has_data, a.data, 0))),
+                ]
+        with m.If(ndr_free):
+            m.d.sync += ndr.valid.eq(want_ndr | side_ndr)
+            with m.If(want_ndr | side_ndr):
+                m.d.sync += [
+                    ndr.p.opcode.eq(S2MNDR.CMP),
+                    ndr.p.meta_field.eq(_META_NO_OP),
+                    ndr.p.meta_value.eq(0),
+                    ndr.p.dev_load.eq(DevLoad.LIGHT),
+                    ndr.p.tag.eq(Mux(pick_side_ndr, self.i_side.p.tag, self.i.p.origin.tag)),
+                    ndr.p.ld_id.eq(Mux(pick_side_ndr, self.i_side.p.ld_id, self.i.p.origin.ld_id)),
+                ]
+
+        answered = self.i.valid & self.i.ready
+        m.d.comb += [
+            self.o_latency_valid.eq(answered),
+            self.o_latency.missed.eq(self.i.p.origin.missed),
+            self.o_latency.cycles.eq(self.now - self.i.p.origin.start),
+            self.idle.eq(~self.i.valid & ~self.i_side.valid & ~drs.valid & ~ndr.valid),
+            Assert(~self.i.valid | (self.i.p.answer != Answer.NONE)),
+        ]
+        return m
