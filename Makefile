@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+# Every target that needs the environment makes it first, from requirements.lock; PYTHON=... names the interpreter to use.
+CONFIG ?= trace
+RECORDING ?= traces/attn_0.npz
+WORKERS ?= 2
+ARGS ?=
+
+STAMP := .venv/kelp-stamp
+KELP := .venv/bin/kelp
+PYTEST := .venv/bin/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench prove lockstep-full lint verilog doctor lock clean distclean
+
+help: ## this list
+	@echo "KELP: make TARGET"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv from requirements.lock (the others do this by themselves)
+
+$(STAMP): requirements.lock pyproject.toml scripts/setup
+	@sh scripts/setup
+
+demo: $(STAMP) ## replay a recorded attention trace through the RTL, compare bit for bit, write build/demo/
+	$(KELP) demo $(ARGS)
+
+test: $(STAMP) ## every test but the slow ones and the long proofs (ARGS="-k codec" selects)
+	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+
+bench: $(STAMP) ## measure every figure of the specification into build/bench.json
+	$(KELP) bench $(ARGS)
+
+prove: $(STAMP) ## all formal proofs: queues, arbiters, free list, miss table, arithmetic bounds
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m prove $(ARGS)
+
+lockstep-full: $(STAMP) ## RTL against golden model, decision by decision, over a whole recording (long)
+	$(KELP) replay $(RECORDING) --engine rtl --lockstep $(ARGS)
+
+lint: $(STAMP) ## ruff over all Python
+	.venv/bin/ruff check .
+
+verilog: $(STAMP) ## generate the endpoint's Verilog into build/rtl/CONFIG (CONFIG=trace by default)
+	$(KELP) verilog --config $(CONFIG) -o build/rtl/$(CONFIG) $(ARGS)
+
+doctor: $(STAMP) ## what is installed, what is missing, what to type
+	$(KELP) doctor
+
+lock: ## resolve pyproject.toml afresh into requirements.lock
+	sh scripts/lock $(ARGS)
+
+clean: ## remove everything generated, except .venv
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv too
+	rm -rf .venv
