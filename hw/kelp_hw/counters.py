@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Telemetry counters: totals, and a few per (session, queue) (spec §9)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
+
+from .sram import Sram
+
+__all__ = ["TotalCounters", "QueueCounters", "QUEUE_COUNTER_BITS", "TOTAL_BITS"]
+
+TOTAL_BITS = 48
+QUEUE_COUNTER_BITS = 32
+
+
+class TotalCounters(wiring.Component):
+    """Counts pulses, one bit per entry of `kelp_spec.registers.COUNTERS`, any number at once, every cycle.
+
+    Each counter gathers pulses in a few flops; a pointer visits the counters in turn and adds the gathered pulses to a 48-bit word in memory. A read is therefore up to
+    `rows` cycles behind the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after `rows` + 2 cycles at most (it is captured when the pointer passes).
+    """
+
+    def __init__(self):
+        self.rows = 1 << (len(COUNTERS) - 1).bit_length()
+        super().__init__({
+            "pulses": In(len(COUNTERS)),
+            "clear": In(1),                        #: held for `rows` cycles or more
+            "read_index": In(range(self.rows)),
+            "read_data": Out(TOTAL_BITS),
+            "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.memory = memory = Memory(shape=TOTAL_BITS, depth=self.rows, init=[])
+        write = memory.write_port()
+        read = memory.read_port()
+        pointer = Signal(range(self.rows))
+        here = Signal(range(self.rows))       # the counter whose word is out
+        m.d.sync += [pointer.eq(pointer + 1), here.eq(pointer)]
+        m.d.comb += read.addr.eq(pointer)
+
+        gather_bits = self.rows.bit_length()
+        gathered = [Signal(gather_bits, name=f"gathered_{name}") for name, _ in COUNTERS]
+        add = Signal(gather_bits)
+        with m.Switch(here):
+            for i, g in enumerate(gathered):
+                with m.Case(i):
+                    m.d.comb += add.eq(g)
+        for i, g in enumerate(gathered):
+            m.d.sync += g.eq(Mux(here == i, 0, g) + self.pulses[i])
+            m.d.comb += Assert(g <= self.rows)
+        total = Signal(TOTAL_BITS)
+        m.d.comb += [
+            total.eq(read.data + add),
+            write.addr.eq(here),
+            write.data.eq(Mux(self.clear, 0, total)),
+            write.en.eq(1),
+            self.idle.eq(~Cat(gathered).any() & ~self.pulses.any()),
+        ]
+        with m.If(here == self.read_index):
+            m.d.sync += self.read_data.eq(total)
+        with m.If(self.clear):
+            m.d.sync += [g.eq(0) for g in gathered]
+        return m
+
+
+class QueueCounters(wiring.Component):
+    """Counters of each (session, queue): entries of `QUEUE_COUNTERS`, the first four when `config.wide_counters` is off. 32 bits, wrapping.
+
+    `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and taken in cycles without `i`.
+    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`.
+
+    Parameters
+    ----------
+    config : Config
+    """
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        self.names = tuple(name for name, _ in (QUEUE_COUNTERS if config.wide_counters else QUEUE_COUNTERS[:4]))
+        self.event = data.StructLayout({"squeue": config.squeue_bits, "bump": len(self.names)})
+        super().__init__({
+            "i": In(self.event), "i_valid": In(1),
+            "i_useful": In(config.squeue_bits), "i_useful_valid": In(1),
+            "clear": In(1),                         #: held for `squeues` cycles or more
+            "read_squeue": In(config.squeue_bits),
+            "read_grant": Out(1),
+            "read_data": Out(data.ArrayLayout(QUEUE_COUNTER_BITS, len(self.names))),
+            "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        row = data.ArrayLayout(QUEUE_COUNTER_BITS, len(self.names))
+        m.submodules.sram = sram = Sram(depth=c.squeues, shape=row)
+        # A burst of useful prefetches waits here; accesses come at most once a page and step, so it drains.
+        m.submodules.fifo = fifo = SyncFIFO(width=c.squeue_bits, depth=16)
+        useful = self.names.index("prefetch_useful")
+        m.d.comb += [fifo.w_data.eq(self.i_useful), fifo.w_en.eq(self.i_useful_valid), Assert(~self.i_useful_valid | fifo.w_rdy)]
+
+        s1, v1 = Signal(self.event), Signal()
+        m.d.comb += [
+            sram.read_en.eq(1),
+            sram.read_address.eq(self.read_squeue),
+            self.read_grant.eq(~self.i_valid & ~fifo.r_rdy),
+            fifo.r_en.eq(~self.i_valid),
+        ]
+        m.d.sync += v1.eq(self.i_valid | fifo.r_rdy)
+        with m.If(self.i_valid):
+            m.d.sync += s1.eq(self.i)
+            m.d.comb += sram.read_address.eq(self.i.squeue)
+        with m.Elif(fifo.r_rdy):
+            m.d.sync += [s1.squeue.eq(fifo.r_data), s1.bump.eq(1 << useful)]
+            m.d.comb += sram.read_address.eq(fifo.r_data)
+
+        # Read, then write one cycle later: the memory is transparent, so a younger event on the same row reads what this one writes.
+        old = Signal(row)
+        m.d.comb += old.eq(sram.read_data)
+        counted = Signal(row)
+        for i in range(len(self.names)):
+            m.d.comb += counted[i].eq(old[i] + s1.bump[i])
+        m.d.comb += [sram.write_en.eq(v1), sram.write_address.eq(s1.squeue), sram.write_data.eq(counted)]
+        m.d.comb += [self.read_data.eq(old), self.idle.eq(~v1 & ~fifo.r_rdy & ~self.i_valid)]
+
+        sweep = Signal(range(c.squeues))
+        with m.If(self.clear):
+            m.d.sync += sweep.eq(Mux(sweep == c.squeues - 1, 0, sweep + 1))
+            m.d.comb += [sram.write_en.eq(1), sram.write_address.eq(sweep), sram.write_data.eq(0)]
+        return m
