@@ -13,6 +13,8 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.messages import FIELDS
 from kelp_spec.metadata import LAYER_RANGES, SCORE_BITS, STEP_BITS, frame_entry_fields, page_word_fields
 
+from .pipeline import WRITE_BACKS
+
 __all__ = ["Layouts", "MESSAGES", "TIME_BITS", "POOL_BITS"]
 
 TIME_BITS = 32   #: the time base `now`; latencies and deadlines are differences modulo 2^32
@@ -79,9 +81,9 @@ class Layouts:
             "miss": c.miss_bits,        # GRANT FILL REPLAY FLIP
             "pool": POOL_BITS,          # GRANT FREE
             "frame": c.frame_bits,      # FILL REPLAY FLIP RELEASE FREE RECOVER PEEK-of-frame
-            "failed": 1,                # FILL RELEASE
+            "failed": 1,                # FILL RELEASE; GRANT REPLAY FLIP of an entry that gets no frame (decisions.md, miss path)
             "miss_kind": 2,             # FILL: ALLOCATE starts empty (or lost), DEMAND/PREFETCH from `sector`
-            "lost": 1,                  # FILL: page was LOST: every line starts valid and poisoned
+            "lost": 1,                  # FILL: page was LOST: every line starts valid and poisoned; failed FLIP: a write was dropped
             "source": 3,                # PREFETCH, FILL: PrefetchSource
             "slot": 4,                  # SCAN, CLAIM: candidate slot; evictor's own token for RELEASE, FREE, RECOVER
             "mass": SCORE_BITS,         # MASS
@@ -92,9 +94,11 @@ class Layouts:
         self.result = S({"op": self.op, "outcome": 4, "old": self.page_word, "word": self.page_word, "changed": 1, "first": 1,
                          "frame": c.frame_bits, "pool": POOL_BITS, "miss": c.miss_bits, "corrected": 1, "uncorrected": 1})
 
-        #: Frame stage input. `use` false: the op passes without touching the frame table.
+        #: Frame stage input. `use` false: the op passes without touching the frame table (answers, misses, SCRUB without a frame, PEEK of a word).
+        #: `write` tells a REPLAY's direction; READ and WRITE set it too.
         self.frame_op = S({"kind": 5, "outcome": 4, "frame": c.frame_bits, "pool": POOL_BITS, "squeue": c.squeue_bits, "page": c.page_bits,
-                           "kv_line": c.line_bits, "used_lines": c.half_line_bits + 1, "host_type": 1, "format_k": 3, "format_v": 3,
+                           "use": 1, "write": 1,
+                           "kv_line": c.line_bits, "used_lines": c.half_line_bits + 1, "k_only": 1, "host_type": 1, "format_k": 3, "format_v": 3,
                            "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
                            "answer": 3,          # kelp_spec.metadata.Answer when no memory is needed
                            "init": 1,            # start the entry anew: owner, source; valid/poison from sector, zeros or (lost) all ones
@@ -102,6 +106,26 @@ class Layouts:
 
         #: A stored page's validity and poison, one bit per host line, K lines first.
         self.sector = S({"valid": c.page_lines, "poison": c.page_lines})
+
+        #: Frame stage reports: a CLAIM's frame as it was claimed; a PEEK of a frame; a prefetch that proved useful (or useless); every frame op with the
+        #: entry after it (`entry` is defined when `op.use`).
+        self.claim = S({"slot": 4, "frame": c.frame_bits, "dirty": 1, "sector": self.sector})
+        self.frame_owner = S({"slot": 4, "frame": c.frame_bits, "in_use": 1, "squeue": c.squeue_bits, "page": c.page_bits})
+        self.usage = S({"source": 3, "squeue": c.squeue_bits, "useful": 1, "useless": 1})
+        self.frame_commit = S({"op": self.frame_op, "entry": self.frame_entry})
+
+        #: Cold tier (design §5). `index` of a command id is the miss id of a READ and `misses` + w of write-back w; `line` and `lines` are DRAM lines.
+        #: `sector` counts in a WRITE command and in the completion of a READ.
+        self.cold_id = S({"index": (c.misses + WRITE_BACKS - 1).bit_length(), "attempt": 1})
+        self.cold_command = S({"op": 2, "id": self.cold_id, "lba": (c.page_words * c.cold_slot_sectors - 1).bit_length(),
+                               "line": c.dram_line_bits, "lines": (max(c.frame_lines)).bit_length(), "sector": self.sector})
+        self.cold_completion = S({"id": self.cold_id, "status": 2, "sector": self.sector})
+
+        #: Miss buffer ↔ scheduler, evictor ↔ scheduler. `token` is the evictor's own and comes back.
+        self.fetch = S({"miss": c.miss_bits, "squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits, "demand": 1})
+        self.fetched = S({"miss": c.miss_bits, "failed": 1, "sector": self.sector})
+        self.write_back = S({"token": 4, "squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits, "sector": self.sector})
+        self.written_back = S({"token": 4, "failed": 1})
 
         #: Data path input, executed in order. Offsets are DRAM lines within the frame; `base` is the frame's first DRAM line.
         self.data_op = S({"kind": 2, "answer": 3, "frame": c.frame_bits, "base": c.dram_line_bits,
