@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The one kind of memory that every block uses: one read and one write port, transparent, replaceable."""
+
+from __future__ import annotations
+
+from amaranth.hdl import ClockSignal, Instance, Module, Shape, Value
+from amaranth.lib import memory, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
+
+__all__ = ["Sram"]
+
+
+class Sram(wiring.Component):
+    """A memory with one read and one write port on one clock.
+
+    Small ones are `lib.memory` (block or distributed RAM on an FPGA, and Amaranth's simulator runs them); large ones are an `Instance` of the
+    macro `kelp_sram`, whose behavioural model is `macros/kelp_sram.v` and which an ASIC or UltraRAM flow replaces.
+
+    Latency: one cycle, `read_en` with `read_address` → `read_data`, which then holds while `read_en` is low.
+    Throughput: one read and one write per cycle. A read of the address that is written in the same cycle returns the **new** data.
+    Contents after configuration are zero for `lib.memory` and undefined for the macro: whoever needs a value scrubs. Reset clears nothing.
+
+    Parameters
+    ----------
+    depth : int
+        Rows, 1 and up. Addresses at or above it must not be presented.
+    shape : shape-like
+        Shape of a row: a width or a layout.
+    macro : bool or None
+        Force or forbid the macro; by default it is used above `MACRO_ABOVE` rows.
+
+    Members
+    -------
+    read_en, read_address, read_data, write_en, write_address, write_data
+    """
+
+    #: Amaranth writes out a Memory's initial value row by row, which does not scale.
+    MACRO_ABOVE = 4096
+
+    def __init__(self, *, depth: int, shape, macro: bool | None = None):
+        if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+            raise ValueError(f"depth = {depth!r} is refused; legal: an integer of 1 and up")
+        width = Shape.cast(shape).width
+        if width < 1:
+            raise ValueError(f"shape = {shape!r} is refused; legal: a shape of at least one bit")
+        self.depth = depth
+        self.shape = shape
+        self.width = width
+        self.macro = depth > self.MACRO_ABOVE if macro is None else bool(macro)
+        self.address_bits = max(1, ceil_log2(depth))
+        super().__init__({
+            "read_en": In(1), "read_address": In(self.address_bits), "read_data": Out(shape),
+            "write_en": In(1), "write_address": In(self.address_bits), "write_data": In(shape),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        if self.macro:
+            m.submodules.macro = Instance(
+                "kelp_sram", p_DEPTH=self.depth, p_WIDTH=self.width, p_ADDRESS_WIDTH=self.address_bits, i_clk=ClockSignal("sync"),
+                i_read_en=self.read_en, i_read_address=self.read_address, o_read_data=Value.cast(self.read_data),
+                i_write_en=self.write_en, i_write_address=self.write_address, i_write_data=Value.cast(self.write_data),
+            )
+            return m
+        m.submodules.memory = rows = memory.Memory(shape=self.width, depth=self.depth, init=())
+        write = rows.write_port()
+        read = rows.read_port(transparent_for=(write,))
+        m.d.comb += [
+            read.en.eq(self.read_en), read.addr.eq(self.read_address), Value.cast(self.read_data).eq(read.data),
+            write.en.eq(self.write_en), write.addr.eq(self.write_address), write.data.eq(Value.cast(self.write_data)),
+        ]
+        return m
