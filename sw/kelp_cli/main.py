@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The ``kelp`` application: finds the subcommands, runs one, and turns expected failures into one clear line.
+
+A subcommand is a module of this package with a function ``register(app)`` that adds itself to the :class:`typer.Typer` it is given; nothing
+else is needed, and no list is kept here. A module should import Amaranth, NumPy, cocotb and matplotlib inside its functions, so that
+``kelp --help`` stays quick. What is the user's to put right is raised as :class:`~kelp_cli.output.UserError`.
+"""
+
+import importlib
+import os
+import pkgutil
+import sys
+
+import typer
+
+import kelp_cli
+from kelp_spec.config import ConfigError
+from kelp_verif.tools import ToolError
+
+from .output import UserError, complain
+
+__all__ = ["build_app", "main"]
+
+# The order in which a newcomer meets them; any other command follows in alphabetical order.
+_ORDER = ["doctor", "demo", "replay", "verilog", "config", "bench"]
+
+_HELP = """
+KELP is a CXL memory endpoint, generated from Python, that understands LLM KV cache.
+
+[bold]kelp doctor[/]          is everything installed?
+
+[bold]kelp demo[/]            a recorded attention trace, RTL against golden model
+
+[bold]kelp replay TRACE[/]    the same with any trace
+
+[bold]kelp verilog -o DIR[/]  the Verilog of the endpoint
+
+Every command explains itself with --help and exits non-zero when something is wrong.
+"""
+
+
+def build_app() -> typer.Typer:
+    """The application with every subcommand of this package."""
+    app = typer.Typer(help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+
+    @app.callback()
+    def root() -> None:
+        pass
+
+    names = [module.name for module in pkgutil.iter_modules(kelp_cli.__path__)]
+    for name in sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)):
+        if name == "main":
+            continue
+        try:
+            register = getattr(importlib.import_module(f"kelp_cli.{name}"), "register", None)
+        except ModuleNotFoundError as error:
+            # A broken environment must not take `kelp doctor` down with it.
+            if (error.name or "").partition(".")[0] == "kelp_cli":
+                raise
+            _register_broken(app, name, error)
+            continue
+        if register is not None:
+            register(app)
+    return app
+
+
+def _register_broken(app: typer.Typer, name: str, error: ModuleNotFoundError) -> None:
+    def broken() -> None:
+        raise UserError(f"kelp {name} needs the Python package {error.name!r}, which is not installed: make distclean setup")
+
+    settings = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, help="(not available: see kelp doctor)", context_settings=settings)(broken)
+
+
+def main() -> None:
+    """Entry point of the ``kelp`` command."""
+    # The terminal may be set to ASCII or Latin-1; tables and units are UTF-8 either way.
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    try:
+        build_app()()
+    except UserError as error:
+        complain(str(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        complain("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) has gone: not an error, but nothing may be flushed to it either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (ConfigError, ToolError) as error:
+        complain(str(error))
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        complain(f"{error.filename}: {error.strerror}")
+        sys.exit(1)

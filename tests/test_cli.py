@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The ``kelp`` command's frame: help, `doctor`, and how failures look."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kelp_cli import main, output
+from kelp_cli.output import UserError
+
+
+def kelp(*arguments, **env):
+    command = [str(Path(sys.executable).parent / "kelp"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=os.environ | env, check=False, timeout=240)
+
+
+def test_help_names_every_command():
+    done = kelp("--help", COLUMNS="100")
+    assert done.returncode == 0
+    assert "kelp doctor" in done.stdout
+    assert "Show what is installed" in done.stdout
+
+
+def test_unknown_command_is_refused_without_a_traceback():
+    done = kelp("doktor")
+    assert done.returncode != 0
+    assert "doctor" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_finds_everything(tmp_path):
+    report = tmp_path / "doctor.json"
+    done = kelp("doctor", "--json", str(report))
+    assert done.returncode == 0, done.stdout
+    found = json.loads(report.read_text(encoding="utf-8"))
+    assert found["schema"] == "kelp.doctor"
+    assert found["schema_version"] == 1
+    assert {check["name"] for check in found["checks"]} >= {"python", "libpython", "g++", "verilator", "yosys", "sby", "z3"}
+
+
+def test_doctor_exits_1_and_says_what_to_type(tmp_path):
+    for name in ("make", "perl", "git", "sh", "env"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    done = kelp("doctor", "--json", "-", PATH=str(tmp_path))
+    assert done.returncode == 1
+    missing = {check["name"]: check["remedy"] for check in json.loads(done.stdout)["checks"] if check["status"] == "missing"}
+    assert missing == {"g++": "apt-get install g++"}
+
+
+def test_doctor_does_not_trust_a_tool_that_does_not_run(tmp_path):
+    shim = tmp_path / "g++"
+    shim.write_text("#!/bin/sh\nexit 3\n", encoding="utf-8")
+    shim.chmod(0o755)
+    done = kelp("doctor", "--json", "-", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 1
+    assert "exit code 3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("no such trace: x.npz", exit_code=4), 4, "kelp: no such trace: x.npz"),
+        (FileNotFoundError(2, "No such file or directory", "/nowhere/x"), 1, "kelp: /nowhere/x: No such file or directory"),
+        (KeyboardInterrupt(), 130, "kelp: interrupted"),
+    ],
+)
+def test_expected_failures_are_one_line(monkeypatch, capsys, error, code, line):
+    def app():
+        raise error
+
+    monkeypatch.setattr(main, "build_app", lambda: app)
+    with pytest.raises(SystemExit) as caught:
+        main.main()
+    assert caught.value.code == code
+    assert capsys.readouterr().err.strip() == line
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    def app():
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(main, "build_app", lambda: app)
+    with pytest.raises(ZeroDivisionError):
+        main.main()
+
+
+def test_json_is_utf8_with_a_schema(tmp_path):
+    path = tmp_path / "new" / "figures.json"
+    output.write_json(path, "figures", {"unit": "µs"})
+    assert "µs" in path.read_bytes().decode("utf-8")
+    assert json.loads(path.read_text(encoding="utf-8")) == {"schema": "kelp.figures", "schema_version": 1, "unit": "µs"}
