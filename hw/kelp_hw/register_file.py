@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The storage and decoder of the register window, made from `kelp_spec.registers` (spec §9)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.registers import Access, Register, RegisterMap, Scope
+
+__all__ = ["RegisterFile", "register_layout"]
+
+
+def register_layout(register: Register) -> data.Layout:
+    """A register's fields as a layout of 64 bits."""
+    return data.FlexibleLayout(64, {f.name: data.Field(f.bits, f.low) for f in register.fields})
+
+
+class RegisterFile(wiring.Component):
+    """One 64-bit register access at a time: writes merge under `mask` in the cycle of `write`; `read_data` follows `index` two cycles later.
+
+    Writable registers are members `rw_<name>` (outputs); read-only ones are inputs `ro_<name>`; write-only ones pulse `wo_<name>_strobe` with `wo_<name>`. `allowed` says whether `ld_id` may
+    touch the register at `index`; a write that is not allowed changes nothing. Offsets that are not `known` read zero and ignore writes.
+
+    Parameters
+    ----------
+    config : Config
+    external : iterable of str
+        Names of read-only registers that live in memories: the owner answers on `external_data` while `index` holds.
+    """
+
+    def __init__(self, *, config: Config, external=()):
+        self.map = RegisterMap(config)
+        self.external = frozenset(external)
+        unknown = self.external - self.map.by_name.keys()
+        if unknown:
+            raise ValueError(f"external = {sorted(unknown)} is refused; legal: names of registers in the map")
+        self.index_bits = 13
+        self.sessions = config.sessions
+        members = {
+            "index": In(self.index_bits), "write": In(1), "write_data": In(64), "mask": In(64), "ld_id": In(4),
+            "owner": In(data.ArrayLayout(4, config.sessions)),     #: LD-ID that owns each session
+            "known": Out(1), "allowed": Out(1), "read_data": Out(64), "external_data": In(64), "is_external": Out(1),
+        }
+        for r in self.map.registers:
+            if r.name in self.external:
+                continue
+            layout = register_layout(r)
+            if r.access is Access.RW:
+                members["rw_" + r.name] = Out(layout, init=_init(r))
+            elif r.access is Access.RO and not _constant(r):
+                members["ro_" + r.name] = In(layout)
+            elif r.access is Access.WO:
+                members["wo_" + r.name] = Out(layout)
+                members["wo_" + r.name + "_strobe"] = Out(1)
+        super().__init__(members)
+
+    def elaborate(self, platform):
+        m = Module()
+        control = self.ld_id == 0
+        read = Signal(64)
+        external = Signal()
+        write = Signal()
+        m.d.comb += write.eq(self.write & self.allowed)
+        with m.Switch(self.index):
+            for r in self.map.registers:
+                with m.Case(r.offset >> 3):
+                    m.d.comb += self.known.eq(1)
+                    if r.scope is Scope.ALL:
+                        m.d.comb += self.allowed.eq(1)
+                    elif r.scope is Scope.CONTROL:
+                        m.d.comb += self.allowed.eq(control)
+                    else:
+                        session = int(r.name[1:r.name.index("_")])
+                        m.d.comb += self.allowed.eq(control | (self.ld_id == self.owner[session]))
+                    if r.name in self.external:
+                        m.d.comb += external.eq(1)
+                    elif r.access is Access.RW:
+                        held = getattr(self, "rw_" + r.name)
+                        used = _used_mask(r)
+                        m.d.comb += read.eq(held.as_value() & used)
+                        merged = Mux(write, (held.as_value() & ~self.mask) | (self.write_data & self.mask), held.as_value()) & used
+                        m.d.sync += held.as_value().eq(merged)
+                    elif r.access is Access.WO:
+                        m.d.comb += [
+                            getattr(self, "wo_" + r.name).as_value().eq(self.write_data & self.mask),
+                            getattr(self, f"wo_{r.name}_strobe").eq(write),
+                        ]
+                    elif _constant(r):
+                        m.d.comb += read.eq(r.reset)
+                    else:
+                        m.d.comb += read.eq(getattr(self, "ro_" + r.name).as_value() & _used_mask(r))
+        chosen = Signal(64)
+        was_external = Signal()
+        was_allowed = Signal()
+        m.d.comb += self.is_external.eq(external)
+        m.d.sync += [
+            chosen.eq(read), was_external.eq(external), was_allowed.eq(self.allowed),
+            self.read_data.eq(Mux(was_allowed, Mux(was_external, self.external_data, chosen), 0)),
+        ]
+        return m
+
+
+def _constant(r: Register) -> bool:
+    """Read-only registers that tell what the hardware is."""
+    return r.name in ("identity", "digest", "geometry")
+
+
+def _used_mask(r: Register) -> int:
+    return sum(((1 << f.bits) - 1) << f.low for f in r.fields)
+
+
+def _init(r: Register) -> dict:
+    return {f.name: f.reset for f in r.fields}
