@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """How a queue's score constants are programmed: τ and α as the integers of its configuration (spec §5, docs/arithmetic.md).
 
-A decay constant is a mantissa `m` (16 bits) and a shift `sh` (two's complement in a 5-bit field): age · m · 2^−sh is the exponent of 2 in units of
-2^−16. This is what a driver computes once per queue; nothing here runs in the device.
+A decay constant is a mantissa `m` (16 bits) and a shift `sh` (5 bits, held with a bias so that it is never negative): age · m · 2^−sh is the exponent
+of 2 in units of 2^−16. This is what a driver computes once per queue; nothing here runs in the device.
 """
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["RECENCY_SHIFTS", "IDLE_SHIFTS", "MANTISSA", "SHIFT_BITS", "recency_constants", "idle_constants", "encode_shift", "decode_shift"]
+__all__ = ["RECENCY_SHIFTS", "IDLE_SHIFTS", "MANTISSA", "RECENCY_BIAS", "IDLE_BIAS",
+           "recency_constants", "idle_constants"]
 
 MANTISSA = (1 << 15, (1 << 16) - 1)   #: legal mantissas
 RECENCY_SHIFTS = (-1, 15)             #: legal shifts of τ_m, τ_sh: τ = 1 … 65536 steps
 IDLE_SHIFTS = (-4, 15)                #: legal shifts of the idle decay: α = 1/256 … 1
-SHIFT_BITS = 5
+RECENCY_BIAS = 1                      #: the field `tau_sh` holds sh + 1
+IDLE_BIAS = 4                         #: the field `idle_sh` holds sh + 4
 
 
 def _normalised(rate: float, shifts: tuple[int, int]) -> tuple[int, int]:
@@ -42,15 +44,3 @@ def idle_constants(alpha: int) -> tuple[int, int]:
     if alpha == 256:
         return MANTISSA[1], IDLE_SHIFTS[0]
     return _normalised(-65536 * math.log2(1 - alpha / 256), IDLE_SHIFTS)
-
-
-def encode_shift(sh: int) -> int:
-    """The 5-bit field of a shift."""
-    if not IDLE_SHIFTS[0] <= sh <= IDLE_SHIFTS[1]:
-        raise ValueError(f"sh = {sh!r} is refused; legal: {IDLE_SHIFTS[0]} … {IDLE_SHIFTS[1]}")
-    return sh & ((1 << SHIFT_BITS) - 1)
-
-
-def decode_shift(field: int) -> int:
-    """The shift that a 5-bit field means."""
-    return field - (1 << SHIFT_BITS) if field >> (SHIFT_BITS - 1) else field

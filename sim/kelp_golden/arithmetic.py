@@ -3,7 +3,7 @@
 """Scores, the executable specification: EMA, lazy fold, recency, priority (spec §5; docs/arithmetic.md, "EMA" … "Priority").
 
 Every function takes Python integers or NumPy integer arrays alike and is exact in 64 bits. ``m`` and ``sh`` are a decay constant; ``sh`` is the
-signed shift, not its 5-bit field. The plain-integer forms are also what the transaction-level endpoint calls once per event, so they are kept
+signed shift, not its biased field (``kelp_spec.scores``). The plain-integer forms are also what the transaction-level endpoint calls once per event, so they are kept
 free of conversions; :class:`Decay` remembers the recency of the ages it has met.
 """
 
@@ -35,11 +35,11 @@ def ema(s, x, a):
 
 
 def exponent(steps, m, sh):
-    """t = min(⌊steps · m · 2^-sh⌋, 2^21 - 1): how many halvings ``steps`` steps mean, in units of 2^-16; sh -4 … 15 (other codes: shift mod 32)."""
+    """t = min(⌊steps · m · 2^-sh⌋, 2^21 - 1): how many halvings ``steps`` steps mean, in units of 2^-16; sh -4 … 30."""
     if _is_array(steps, m, sh):
         steps, m, sh = (np.asarray(v, np.int64) for v in (steps, m, sh))
-        return np.minimum(steps * m << 4 >> (sh + 4 & 31), T_MAX)
-    t = steps * m << 4 >> (sh + 4 & 31)
+        return np.minimum(steps * m << 4 >> sh + 4, T_MAX)
+    t = steps * m << 4 >> sh + 4
     return t if t < T_MAX else T_MAX
 
 
