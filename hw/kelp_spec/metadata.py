@@ -154,6 +154,8 @@ class Event(IntEnum):
     POISON_RECEIVED = 15
     FRAME_RECOVERED = 16
     STARVED = 17
+    HINT_GAP = 18
+    HINT_BAD_QUEUE = 19
 
 
 def page_word_fields(config: Config) -> tuple[tuple[str, int], ...]:
