@@ -1,0 +1,596 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The tracker's decisions, one op after another: what stage M3 does to page words, sessions, pools and miss entries (docs/design.md §3).
+
+Plain Python integers and tuples, written from the op table and not from the RTL.
+
+::
+
+    tracker = Tracker(config)
+    tracker.configure(squeue, QueueConfig(format_k=Format.INT8, format_v=Format.INT8, pool=2))
+    tracker.step(Op(OpKind.OPEN, session=0), descriptor=Session(used_queues=4, used_lines=16, used_pages=8))
+    result = tracker.step(Op(OpKind.WRITE, session=0, squeue=1, page=3, kv_line=5, write=1))
+
+What the golden model cannot know is given to it: which page word had a flipped bit (`fault`), and when the miss buffer has let go of a miss entry
+(`return_miss`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from kelp_spec.config import POOLS, Config
+from kelp_spec.metadata import STEP_BITS, Answer, Event, MissKind, Outcome, PageState, ScoreEvent, ScoreSource
+from kelp_spec.metadata import Op as OpKind
+
+__all__ = ["ABSENT_WORD", "LOST_WORD", "Op", "QueueConfig", "Result", "Session", "Tracker", "Word"]
+
+_STEP_MASK = (1 << STEP_BITS) - 1
+
+# An IntEnum member costs an attribute look-up each time, and this runs for every line of every trace.
+ABSENT, RESIDENT, WRITING_BACK, COLD, FETCHING, LOST = (int(s) for s in PageState)
+DONE, HIT, ALLOCATED, ZERO, POISON, REFUSED, MISSED, PARKED, RETRY, VOID, DROPPED, ORPHAN = (int(o) for o in Outcome)
+
+
+class Word(NamedTuple):
+    """A page word without its check bits."""
+
+    state: int
+    place: int
+    format_k: int
+    format_v: int
+    last_step: int
+    pinned: int
+
+
+ABSENT_WORD = Word(ABSENT, 0, 0, 0, 0, 0)
+LOST_WORD = Word(LOST, 0, 0, 0, 0, 0)
+
+
+class Op:
+    """One op; the fields are those of `Layouts.op`, `ld_id` stands for its origin, and `origin` is carried for the caller."""
+
+    __slots__ = ("kind", "session", "squeue", "page", "kv_line", "write", "partial", "poison", "has_write", "write_slot", "ld_id", "origin", "refused",
+                 "no_memory", "miss", "pool", "frame", "failed", "miss_kind", "lost", "source", "slot", "mass", "delta")
+
+    def __init__(self, kind, session=0, squeue=0, page=0, kv_line=0, write=0, partial=0, poison=0, has_write=0, write_slot=0, ld_id=0, origin=None,
+                 refused=0, no_memory=0, miss=0, pool=0, frame=0, failed=0, miss_kind=0, lost=0, source=0, slot=0, mass=0, delta=0):
+        self.kind = kind
+        self.session = session
+        self.squeue = squeue
+        self.page = page
+        self.kv_line = kv_line
+        self.write = write
+        self.partial = partial
+        self.poison = poison
+        self.has_write = has_write
+        self.write_slot = write_slot
+        self.ld_id = ld_id
+        self.origin = origin
+        self.refused = refused
+        self.no_memory = no_memory
+        self.miss = miss
+        self.pool = pool
+        self.frame = frame
+        self.failed = failed
+        self.miss_kind = miss_kind
+        self.lost = lost
+        self.source = source
+        self.slot = slot
+        self.mass = mass
+        self.delta = delta
+
+    def __repr__(self):
+        fields = ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__[1:] if getattr(self, name))
+        return f"Op({OpKind(self.kind).name}, {fields})"
+
+
+class Session:
+    """A session's registers at M3. As a descriptor for OPEN, `open` and `closing` are ignored."""
+
+    __slots__ = ("open", "closing", "ld_id", "host_type", "used_queues", "used_lines", "k_only", "used_pages", "kv_heads", "step")
+
+    def __init__(self, open=0, closing=0, ld_id=0, host_type=0, used_queues=0, used_lines=0, k_only=0, used_pages=0, kv_heads=0, step=0):
+        self.open = open
+        self.closing = closing
+        self.ld_id = ld_id
+        self.host_type = host_type
+        self.used_queues = used_queues
+        self.used_lines = used_lines
+        self.k_only = k_only
+        self.used_pages = used_pages
+        self.kv_heads = kv_heads
+        self.step = step
+
+
+class QueueConfig:
+    """The part of a queue's configuration that M3 looks at."""
+
+    __slots__ = ("format_k", "format_v", "pool", "score_source", "mass_shift")
+
+    def __init__(self, format_k=0, format_v=0, pool=0, score_source=0, mass_shift=0):
+        self.format_k = format_k
+        self.format_v = format_v
+        self.pool = pool
+        self.score_source = score_source
+        self.mass_shift = mass_shift
+
+
+class Result:
+    """What was decided about one op.
+
+    `event` is the kelp_spec Event of a refusal, or 0. `reads` says that the op looked at a page word. `frame`, `pool` and `miss` are what the op took,
+    gave back or used. `answer` ≠ 0 is an answer without memory; `use` says that the op goes to the frame entry of `frame`, `init` that it starts that
+    entry anew, `lost` with every line poisoned. `score` (a ScoreEvent) comes with `gap` or `mass`; `add`, `remove`, `newest` go to the queue's state.
+    """
+
+    __slots__ = ("op", "outcome", "old", "word", "changed", "first", "frame", "pool", "miss", "event", "reads", "corrected", "uncorrected",
+                 "answer", "use", "init", "lost", "format_k", "format_v", "score", "gap", "mass", "add", "remove", "newest")
+
+    def __init__(self, op, word):
+        self.op = op
+        self.old = self.word = word
+        self.outcome = self.changed = self.first = self.frame = self.pool = self.miss = self.event = 0
+        self.reads = self.corrected = self.uncorrected = 0
+        self.answer = self.use = self.init = self.lost = 0
+        self.score = self.gap = self.mass = 0
+        self.add = self.remove = self.newest = 0
+        self.format_k = self.format_v = 0
+
+    def __repr__(self):
+        fields = ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__[2:] if getattr(self, name))
+        return f"Result({self.op}, {Outcome(self.outcome).name}, {fields})"
+
+
+class _Pool:
+    """Frames of one pool: never-used ids ascending, then freed ids in the order they came back."""
+
+    __slots__ = ("first", "limit", "fresh", "freed", "used", "waiting", "pins")
+
+    def __init__(self, first, limit):
+        self.first = first
+        self.limit = limit
+        self.fresh = 0
+        self.freed = deque()
+        self.used = 0
+        self.waiting = 0
+        self.pins = 0
+
+    @property
+    def free(self):
+        return self.limit - self.used
+
+    def pop(self):
+        self.used += 1
+        if self.fresh < self.limit:
+            self.fresh += 1
+            return self.first + self.fresh - 1
+        return self.freed.popleft()
+
+    def push(self, frame):
+        self.used -= 1
+        self.freed.append(frame)
+
+
+class Tracker:
+    """Page words, sessions, pools and miss entries of one endpoint.
+
+    Parameters
+    ----------
+    config : Config
+
+    Attributes
+    ----------
+    words : dict[int, Word]
+        Page words that are not ABSENT with zeros, by squeue · pages + page.
+    sessions : list[Session]
+    pools : list[_Pool]
+        `limit`, `used`, `free`, `waiting`, `pins` of each.
+    low_water, reserve : int
+        Registers: frames that prefetch leaves free, and frames that pins leave free.
+    pending : list[int]
+        Requests parked per miss entry.
+    free_misses : deque[int]
+        Miss entries in the order in which they are taken; `return_miss` appends.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.pages = config.pages
+        self.half_lines = config.half_lines
+        self.queues = config.queues
+        self.words = {}
+        self.sessions = [Session() for _ in range(config.sessions)]
+        self.queue_configs = [QueueConfig() for _ in range(config.squeues)]
+        self.pools = [_Pool(first, limit) for first, limit in zip(config.pool_first_frame, config.frames, strict=True)]
+        self.low_water = 0
+        self.reserve = 0
+        self.pending = [0] * config.misses
+        self.free_misses = deque(range(config.misses))
+        self._unchanged = set()   # pages scanned and not changed since: only they can be claimed
+        table = {
+            OpKind.NOP: self._nothing, OpKind.READ: self._demand, OpKind.WRITE: self._demand, OpKind.GRANT: self._grant, OpKind.FILL: self._fill,
+            OpKind.REPLAY: self._replay, OpKind.FLIP: self._flip, OpKind.SCAN: self._scan, OpKind.CLAIM: self._claim, OpKind.RELEASE: self._release,
+            OpKind.FREE: self._free, OpKind.PREFETCH: self._prefetch, OpKind.MASS: self._mass, OpKind.PIN: self._pin, OpKind.UNPIN: self._unpin,
+            OpKind.STEP: self._step, OpKind.OPEN: self._open, OpKind.CLOSE: self._close, OpKind.SCRUB: self._scrub, OpKind.PEEK: self._nothing,
+            OpKind.RECOVER: self._recover, OpKind.CLOSED: self._closed,
+        }
+        self._table = [table[kind] for kind in OpKind]
+        self._reads = [kind not in (OpKind.NOP, OpKind.GRANT, OpKind.FREE, OpKind.STEP, OpKind.OPEN, OpKind.CLOSE, OpKind.CLOSED) for kind in OpKind]
+        self._descriptor = None
+
+    # --- from outside ---------------------------------------------------------------------------------------------------
+    def configure(self, squeue: int, config: QueueConfig) -> None:
+        """Write one queue's configuration, as the OPEN walk does."""
+        self.queue_configs[squeue] = config
+
+    def set_limits(self, limits) -> None:
+        """Frames that each pool may use; only while the pool is unused."""
+        for name, pool, limit, most in zip(POOLS, self.pools, limits, self.config.frames, strict=True):
+            if pool.used or not 0 <= limit <= most:
+                raise ValueError(f"limit {limit} of pool {name} is refused; legal: 0 … {most} while the pool is unused")
+            pool.limit = limit
+
+    def return_miss(self, miss: int) -> None:
+        """The miss buffer has let go of an entry."""
+        self.free_misses.append(miss)
+
+    def word(self, squeue: int, page: int) -> Word:
+        return self.words.get(squeue * self.pages + page, ABSENT_WORD)
+
+    def step(self, op: Op, *, fault: int = 0, descriptor: Session | None = None) -> Result:
+        """Decide one op. `fault`: 1 when the page word it read had a single flipped bit, 2 when it could not be corrected."""
+        kind = op.kind
+        if self._reads[kind] and not (kind <= 2 and (op.refused or op.no_memory)):
+            key = op.squeue * self.pages + op.page
+            old = self.words.get(key, ABSENT_WORD)
+            if fault:
+                return self._faulty(op, key, old, fault)
+            result = Result(op, old)
+            result.reads = 1
+            self._table[kind](op, result, old, key)
+            if result.changed:
+                self._store(key, result.word)
+            return result
+        self._descriptor = descriptor
+        result = Result(op, ABSENT_WORD)
+        self._table[kind](op, result, ABSENT_WORD, -1)
+        return result
+
+    # --- common parts ---------------------------------------------------------------------------------------------------
+    def _store(self, key, word):
+        if word is ABSENT_WORD:
+            self.words.pop(key, None)
+        else:
+            self.words[key] = word
+        self._unchanged.discard(key)
+
+    def _faulty(self, op, key, old, fault):
+        if fault == 2:
+            # The pin went with the word; its pool is known from the queue.
+            if old.pinned:
+                self.pools[self.queue_configs[op.squeue].pool].pins -= 1
+            old = LOST_WORD
+        result = Result(op, old)
+        result.reads = 1
+        result.corrected = int(fault == 1)
+        result.uncorrected = int(fault == 2)
+        self._unchanged.discard(key) if fault == 2 else None
+        self._table[op.kind](op, result, old, key)
+        result.changed |= result.uncorrected
+        if result.changed:
+            self._store(key, result.word)
+        return result
+
+    def _usable(self, op):
+        session = self.sessions[op.session]
+        return session.open and not session.closing
+
+    def _nothing(self, op, result, word, key):
+        pass
+
+    # --- demand ---------------------------------------------------------------------------------------------------------
+    def _refusal(self, op, session):
+        if op.refused:
+            return op.refused
+        if not session.open or session.closing:
+            return Event.CLOSED_SESSION
+        if op.ld_id != session.ld_id:
+            return Event.FOREIGN_LD
+        line = op.kv_line
+        half = self.half_lines
+        if line >= half:
+            if session.k_only:
+                return Event.OUT_OF_MAP
+            line -= half
+        if line >= session.used_lines or op.page >= session.used_pages or op.squeue - op.session * self.queues >= session.used_queues:
+            return Event.OUT_OF_MAP
+        return 0
+
+    def _demand(self, op, result, word, key):
+        session = self.sessions[op.session]
+        write = op.write
+        event = self._refusal(op, session)
+        if event:
+            result.outcome = REFUSED
+            result.event = event
+            result.answer = Answer.CMP if write or op.no_memory or event == Event.UNKNOWN_OPCODE else Answer.NXM
+            return
+        if op.no_memory:
+            result.answer = Answer.CMP
+            return
+        state, place, format_k, format_v, last_step, pinned = word
+        queue = self.queue_configs[op.squeue]
+        result.pool = queue.pool
+        step = session.step
+        if state == RESIDENT or state == WRITING_BACK:
+            result.outcome = HIT
+            result.frame = place
+            result.use = 1
+            result.format_k = format_k
+            result.format_v = format_v
+            if last_step != step:
+                self._access(result, queue, step, last_step)
+            if state == WRITING_BACK or last_step != step:
+                result.word = Word(RESIDENT, place, format_k, format_v, step, pinned)
+                result.changed = 1
+        elif state == FETCHING:
+            result.outcome = PARKED
+            result.miss = place
+            self.pending[place] += 1
+            if last_step != step:
+                self._access(result, queue, step, last_step)
+                result.word = Word(FETCHING, place, format_k, format_v, step, pinned)
+                result.changed = 1
+        elif state == COLD:
+            result.outcome = MISSED
+            result.miss = miss = self._take_miss()
+            self.pools[queue.pool].waiting += 1
+            if last_step != step:
+                self._access(result, queue, step, last_step)
+            result.word = Word(FETCHING, miss, format_k, format_v, step, pinned)
+            result.changed = 1
+        elif write:
+            self._allocate(op, result, queue, step, state == LOST)
+        elif state == LOST:
+            result.outcome = POISON
+            result.answer = Answer.POISON
+        else:
+            result.outcome = ZERO
+            result.answer = Answer.ZEROS
+
+    def _access(self, result, queue, step, last_step):
+        result.first = 1
+        if queue.score_source == ScoreSource.OBSERVED:
+            result.score = ScoreEvent.TOUCH
+            result.gap = (step - last_step) & _STEP_MASK
+
+    def _take_miss(self):
+        if not self.free_misses:
+            raise RuntimeError("no miss entry is free: the endpoint would not have admitted the request")
+        miss = self.free_misses.popleft()
+        self.pending[miss] = 1
+        return miss
+
+    def _allocate(self, op, result, queue, step, lost):
+        pool = self.pools[queue.pool]
+        result.first = 1
+        result.changed = 1
+        result.newest = 1
+        result.score = ScoreEvent.INIT
+        if pool.free > pool.waiting:
+            result.outcome = ALLOCATED
+            result.frame = frame = pool.pop()
+            result.use = result.init = 1
+            result.lost = int(lost)
+            result.add = 1
+            result.format_k = queue.format_k
+            result.format_v = queue.format_v
+            result.word = Word(RESIDENT, frame, queue.format_k, queue.format_v, step, 0)
+        else:
+            result.outcome = MISSED
+            result.miss = miss = self._take_miss()
+            pool.waiting += 1
+            result.word = Word(FETCHING, miss, queue.format_k, queue.format_v, step, 0)
+
+    # --- miss buffer ----------------------------------------------------------------------------------------------------
+    def _grant(self, op, result, word, key):
+        pool = self.pools[op.pool]
+        result.pool = op.pool
+        result.miss = op.miss
+        if op.failed:
+            pool.waiting -= 1
+        elif pool.free > 0:
+            pool.waiting -= 1
+            result.frame = pool.pop()
+        else:
+            result.outcome = RETRY
+
+    def _fill(self, op, result, word, key):
+        result.pool = self.queue_configs[op.squeue].pool
+        result.miss = op.miss
+        result.frame = op.frame
+        result.use = result.init = 1
+        result.lost = op.lost
+
+    def _replay(self, op, result, word, key):
+        self.pending[op.miss] -= 1
+        queue = self.queue_configs[op.squeue]
+        result.pool = queue.pool
+        result.miss = op.miss
+        if op.failed:
+            result.answer = Answer.CMP if op.write else Answer.POISON
+            return
+        result.frame = op.frame
+        result.use = 1
+        # A page whose word was lost meanwhile no longer knows its formats; they are still the queue's.
+        kept = word.state not in (ABSENT, LOST)
+        result.format_k = word.format_k if kept else queue.format_k
+        result.format_v = word.format_v if kept else queue.format_v
+
+    def _flip(self, op, result, word, key):
+        miss = op.miss
+        result.pool = self.queue_configs[op.squeue].pool
+        result.miss = miss
+        if self.pending[miss]:
+            result.outcome = RETRY
+            return
+        under = word.state == FETCHING and word.place == miss
+        if op.failed:
+            if not under:
+                result.outcome = VOID
+                return
+            result.changed = 1
+            if op.lost or op.miss_kind == MissKind.ALLOCATE:
+                self.pools[result.pool].pins -= word.pinned
+                result.word = LOST_WORD
+            else:
+                result.word = word._replace(state=COLD, place=0)
+            return
+        result.frame = op.frame
+        if under:
+            result.changed = 1
+            result.word = word._replace(state=RESIDENT, place=op.frame)
+            result.add = 1
+        else:
+            result.outcome = ORPHAN
+            result.use = 1
+
+    # --- evictor and closer ---------------------------------------------------------------------------------------------
+    def _scan(self, op, result, word, key):
+        result.score = ScoreEvent.SCAN
+        if not result.uncorrected:
+            self._unchanged.add(key)
+
+    def _claim(self, op, result, word, key):
+        result.pool = self.queue_configs[op.squeue].pool
+        if word.state == RESIDENT and not word.pinned and key in self._unchanged:
+            result.frame = word.place
+            result.use = 1
+            result.word = word._replace(state=WRITING_BACK)
+            result.changed = 1
+        else:
+            result.outcome = VOID
+
+    def _release(self, op, result, word, key):
+        result.pool = pool = self.queue_configs[op.squeue].pool
+        result.frame = op.frame
+        result.use = 1
+        if word.state != WRITING_BACK:
+            result.outcome = VOID
+        elif op.failed:
+            result.word = word._replace(state=RESIDENT)
+            result.changed = 1
+        else:
+            result.word = word._replace(state=COLD, place=0)
+            result.changed = 1
+            result.remove = 1
+            self.pools[pool].push(op.frame)
+
+    def _free(self, op, result, word, key):
+        self.pools[op.pool].push(op.frame)
+        result.pool = op.pool
+        result.frame = op.frame
+        result.use = 1
+
+    def _scrub(self, op, result, word, key):
+        state = word.state
+        result.pool = pool = self.queue_configs[op.squeue].pool
+        if state == FETCHING or state == WRITING_BACK:
+            result.outcome = RETRY
+        elif state != ABSENT:
+            self.pools[pool].pins -= word.pinned
+            result.word = ABSENT_WORD
+            result.changed = 1
+            if state == RESIDENT:
+                result.frame = word.place
+                result.use = 1
+                result.remove = 1
+
+    def _recover(self, op, result, word, key):
+        state = word.state
+        result.pool = self.queue_configs[op.squeue].pool
+        result.frame = op.frame
+        if state == FETCHING:
+            result.outcome = RETRY
+        elif (state == RESIDENT or state == WRITING_BACK) and word.place == op.frame:
+            result.outcome = VOID
+        else:
+            result.outcome = ORPHAN
+            result.use = 1
+            result.remove = 1
+
+    # --- prefetcher and hints -------------------------------------------------------------------------------------------
+    def _prefetch(self, op, result, word, key):
+        result.pool = index = self.queue_configs[op.squeue].pool
+        pool = self.pools[index]
+        if not self._usable(op) or word.state != COLD or pool.free <= self.low_water + pool.waiting or not self.free_misses:
+            result.outcome = DROPPED
+            return
+        result.outcome = MISSED
+        result.miss = miss = self.free_misses.popleft()
+        self.pending[miss] = 0
+        result.frame = pool.pop()
+        result.word = word._replace(state=FETCHING, place=miss)
+        result.changed = 1
+
+    def _mass(self, op, result, word, key):
+        if self._usable(op) and word.state not in (ABSENT, LOST):
+            result.score = ScoreEvent.MASS
+            result.mass = min(65535, op.mass << self.queue_configs[op.squeue].mass_shift)
+            self._unchanged.discard(key)
+        else:
+            result.outcome = VOID
+
+    def _pin(self, op, result, word, key):
+        result.pool = index = self.queue_configs[op.squeue].pool
+        pool = self.pools[index]
+        if not self._usable(op) or word.state in (ABSENT, LOST):
+            result.outcome = VOID
+        elif not word.pinned:
+            if pool.pins + self.reserve >= pool.limit:
+                result.outcome = REFUSED
+                result.event = Event.PIN_REFUSED
+            else:
+                pool.pins += 1
+                result.word = word._replace(pinned=1)
+                result.changed = 1
+
+    def _unpin(self, op, result, word, key):
+        result.pool = index = self.queue_configs[op.squeue].pool
+        if not self._usable(op) or word.state in (ABSENT, LOST):
+            result.outcome = VOID
+        elif word.pinned:
+            self.pools[index].pins -= 1
+            result.word = word._replace(pinned=0)
+            result.changed = 1
+
+    # --- sessions -------------------------------------------------------------------------------------------------------
+    def _step(self, op, result, word, key):
+        session = self.sessions[op.session]
+        if session.open:
+            session.step = (session.step + op.delta) & _STEP_MASK
+        else:
+            result.outcome = VOID
+
+    def _open(self, op, result, word, key):
+        session = self.sessions[op.session]
+        if session.open:
+            result.outcome = REFUSED
+            result.event = Event.OPEN_REFUSED
+            return
+        for name in Session.__slots__[2:]:
+            setattr(session, name, getattr(self._descriptor, name))
+        session.open = 1
+        session.closing = 0
+
+    def _close(self, op, result, word, key):
+        session = self.sessions[op.session]
+        if session.open:
+            session.closing = 1
+        else:
+            result.outcome = VOID
+
+    def _closed(self, op, result, word, key):
+        session = self.sessions[op.session]
+        session.open = session.closing = 0
