@@ -2,9 +2,9 @@
 
 """Scores, the executable specification: EMA, lazy fold, recency, priority (spec §5; docs/arithmetic.md, "EMA" … "Priority").
 
-Every function takes Python integers or NumPy integer arrays alike and is exact in 64 bits. ``m`` and ``sh`` are a decay constant; ``sh`` is the
-signed shift, not its biased field (``kelp_spec.scores``). The plain-integer forms are also what the transaction-level endpoint calls once per event, so they are kept
-free of conversions; :class:`Decay` remembers the recency of the ages it has met.
+Every function takes Python integers or NumPy integer arrays alike and is exact in 64 bits. ``m`` and ``sh`` are a decay constant; ``sh`` is
+the signed shift, not its biased field (``kelp_spec.scores``). The plain-integer forms are also what the transaction-level endpoint calls once
+per event, so they are kept free of conversions; :class:`Decay` remembers the recency of the ages it has met.
 """
 
 import functools
