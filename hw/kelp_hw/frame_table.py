@@ -177,7 +177,7 @@ class FrameTable(wiring.Component):
         scrub = Signal(range(c.total_frames))
         with m.If(~self.ready):
             m.d.sync += scrub.eq(scrub + 1)
-            m.d.comb += [table.write_en.eq(1), table.write_address.eq(scrub), Assert(~self.i_valid)]
+            m.d.comb += [table.write_en.eq(1), table.write_address.eq(scrub), Assert(~f1_valid)]
             with m.If(scrub == c.total_frames - 1):
                 m.d.sync += self.ready.eq(1)
         with m.Else():
