@@ -26,7 +26,7 @@ demo: $(STAMP) ## replay a recorded attention trace through the RTL, compare bit
 	$(KELP) demo $(ARGS)
 
 test: $(STAMP) ## every test but the slow ones and the long proofs (ARGS="-k codec" selects)
-	$(PYTEST) -n $(WORKERS) --dist worksteal $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations=10 $(ARGS)
 
 bench: $(STAMP) ## measure every figure of the specification into build/bench.json
 	$(KELP) bench $(ARGS)

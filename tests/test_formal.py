@@ -9,6 +9,7 @@ from amaranth.lib import wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
+from kelp_hw.sram import Sram
 from kelp_verif.formal import prove
 
 pytestmark = [pytest.mark.prove, pytest.mark.quick]
@@ -88,6 +89,44 @@ def test_cover_is_reached_or_reported():
 def test_contract_with_chosen_constants():
     assert prove(TwoInOrder(), depth=8, mode="bmc").passed
     assert prove(TwoInOrder(), depth=8, mode="cover").passed
+
+
+class ReadsBack(wiring.Component):
+    """What was last written to a chosen address of an SRAM macro is what a read of it returns; ``planted`` forgets one bit."""
+
+    write_en: In(1)
+    address: In(2)
+    data: In(4)
+
+    def __init__(self, *, planted=False):
+        self.planted = planted
+        super().__init__()
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.sram = sram = Sram(depth=4, shape=4, macro=True)
+        chosen = AnyConst(2)
+        written, expected, asked = Signal(), Signal(4), Signal()
+        m.d.comb += [
+            sram.write_en.eq(self.write_en),
+            sram.write_address.eq(self.address),
+            sram.write_data.eq(self.data & (7 if self.planted else 15)),
+            sram.read_en.eq(1),
+            sram.read_address.eq(chosen),
+        ]
+        with m.If(self.write_en & (self.address == chosen)):
+            m.d.sync += [written.eq(1), expected.eq(self.data)]
+        m.d.sync += asked.eq(1)
+        with m.If(asked & written):
+            m.d.comb += Assert(sram.read_data == expected)
+        m.d.comb += Cover(asked & written & (expected == 9))
+        return m
+
+
+def test_macro_model_is_part_of_a_proof():
+    assert prove(ReadsBack(), depth=6, mode="bmc").passed
+    assert prove(ReadsBack(planted=True), depth=6, mode="bmc").status == "FAIL"
+    assert prove(ReadsBack(), depth=6, mode="cover").passed
 
 
 def test_free_reset():

@@ -10,6 +10,7 @@ from amaranth.hdl import Assert, Module
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from kelp_hw.sram import Sram
 from kelp_verif import runner, tools
 
 
@@ -31,8 +32,8 @@ class Increment(wiring.Component):
         return m
 
 
-def run(component, **kwargs):
-    return runner.run_cocotb(component, bench="kelp_verif.bench_runner", **kwargs)
+def run(component, *, test="adds_step", **kwargs):
+    return runner.run_cocotb(component, bench="kelp_verif.bench_runner", test=test, **kwargs)
 
 
 def test_bench_passes_and_hands_figures_back():
@@ -73,6 +74,10 @@ def test_unknown_test_name_is_not_a_pass():
 def test_waves_are_kept(monkeypatch):
     result = run(Increment(), params={"step": 1}, seed=1, waves=True)
     assert "i__payload" in result.waves.read_text(encoding="utf-8")
+
+
+def test_macro_model_is_found_and_its_words_can_be_changed():
+    run(Sram(depth=8, shape=8, macro=True), test="flips_a_stored_bit", public=[("kelp_sram", "words")])
 
 
 DRIVER = """

@@ -46,3 +46,24 @@ async def adds_step(dut):
             got.append(given)
     assert got == [(value + bench_params()["step"]) % 256 for value in sent]
     record(items=len(got), cycles=cycles)
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
+async def flips_a_stored_bit(dut):
+    """On an SRAM macro: a value deposited into the array is what a read returns."""
+    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    dut.read_en.value = 0
+    dut.write_en.value = 1
+    dut.write_address.value = 3
+    dut.write_data.value = 0x5A
+    await RisingEdge(dut.clk)
+    dut.write_en.value = 0
+    await RisingEdge(dut.clk)
+    word = dut.macro.words[3]
+    assert word.value == 0x5A
+    word.value = int(word.value) ^ 4
+    dut.read_address.value = 3
+    dut.read_en.value = 1
+    await RisingEdge(dut.clk)
+    await RisingEdge(dut.clk)
+    assert dut.read_data.value == 0x5E

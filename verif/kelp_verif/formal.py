@@ -24,6 +24,7 @@ from amaranth.hdl import ClockDomain, Const, Elaboratable, Module, Value
 from amaranth.lib import wiring
 
 from . import tools
+from .runner import macro_sources
 
 __all__ = ["ProofResult", "prove"]
 
@@ -38,10 +39,12 @@ append {append}
 [engines]
 {engine}
 [script]
+{macros}
 read_rtlil top.il
 prep -top top
 [files]
 top.il
+{files}
 """
 
 
@@ -144,8 +147,21 @@ def prove(
     if f'parameter \\FLAVOR "{flavour}"' not in design:
         # Such a proof would pass and mean nothing.
         raise ValueError(f"{name}: mode {mode!r} needs at least one {flavour.capitalize()} in the design, found none")
-    script = _SCRIPT.format(mode=mode, depth=depth, timeout=max(1, round(timeout_s)), append=append, engine=engine)
-    directory = tools.build_root() / "formal" / f"{name}-{mode}-{hashlib.sha256((design + script).encode()).hexdigest()[:12]}"
+    models = macro_sources(design)
+    script = _SCRIPT.format(
+        mode=mode,
+        depth=depth,
+        timeout=max(1, round(timeout_s)),
+        append=append,
+        engine=engine,
+        macros="\n".join(f"read_verilog {model.name}" for model in models),
+        files="\n".join(map(str, models)),
+    )
+    directory = (
+        tools.build_root()
+        / "formal"
+        / f"{name}-{mode}-{hashlib.sha256((design + script + ''.join(model.read_text(encoding='utf-8') for model in models)).encode()).hexdigest()[:12]}"
+    )
     with tools.lock(directory.with_name(f"{directory.name}.lock")):
         directory.mkdir(exist_ok=True)
         (directory / "top.il").write_text(design, encoding="utf-8")

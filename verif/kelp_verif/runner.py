@@ -97,6 +97,7 @@ def run_cocotb(
     params: Mapping[str, object] | None = None,
     waves: bool = False,
     sources: Iterable[Path | str] = (),
+    public: Iterable[tuple[str, str]] = (),
     build_args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     name: str | None = None,
@@ -122,6 +123,9 @@ def run_cocotb(
         Leave ``dump.vcd`` in the run directory. A separate build, since tracing slows the model.
     sources
         More Verilog. Models of the SRAM macros in ``hw/kelp_hw/macros/`` are added by themselves.
+    public
+        Signals and memories below the top that the bench reads or deposits into, as (module, name); both may hold ``*``. The words of all
+        SRAM macros are ``("kelp_sram", "words")``. Every one costs speed.
     build_args
         More Verilator arguments.
     timeout_s
@@ -134,7 +138,8 @@ def run_cocotb(
     name = name or (bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__)
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
     # cocotb must see the ports and nothing else: publishing every signal (--public-flat-rw) makes large designs unbuildable.
-    control = "`verilator_config\n" + "".join(f'public_flat_rw -module "top" -var "{port}"\n' for port in ports)
+    visible = [*(("top", port) for port in ports), *public]
+    control = "`verilator_config\n" + "".join(f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible)
     args = [*_VERILATOR_ARGS, *build_args]
     key = _digest(
         verilog,
@@ -309,9 +314,7 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
 
     libpython = find_libpython.find_libpython()
     if libpython is None:
-        raise tools.ToolError(
-            "no shared libpython for this Python: apt-get install libpython3-dev, or use a Python built with --enable-shared"
-        )
+        raise tools.ToolError("no shared libpython for this Python: apt-get install libpython3-dev, or use a Python built with --enable-shared")
     (build_dir / "runs").mkdir(exist_ok=True)
     run_dir = Path(tempfile.mkdtemp(prefix=f"{bench.rpartition('.')[2]}-{seed}-", dir=build_dir / "runs"))
     results, log = run_dir / "results.xml", run_dir / "sim.log"
@@ -342,9 +345,7 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
     started = time.monotonic()
     try:
         with open(log, "w", encoding="utf-8") as handle:
-            code = subprocess.run(
-                command, cwd=run_dir, env=env, stdout=handle, stderr=subprocess.STDOUT, check=False, timeout=timeout_s
-            ).returncode
+            code = subprocess.run(command, cwd=run_dir, env=env, stdout=handle, stderr=subprocess.STDOUT, check=False, timeout=timeout_s).returncode
     except subprocess.TimeoutExpired:
         code = None
     passed, failed = _read_results(results)
@@ -365,9 +366,7 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
             records |= json.loads(line)
     if not waves:
         shutil.rmtree(run_dir)
-    return BenchResult(
-        seed=seed, tests=tuple(passed), build_dir=build_dir, run_dir=run_dir, waves=run_dir / "dump.vcd" if waves else None, records=records
-    )
+    return BenchResult(seed=seed, tests=tuple(passed), build_dir=build_dir, run_dir=run_dir, waves=run_dir / "dump.vcd" if waves else None, records=records)
 
 
 def _assertion(log: Path) -> str:
