@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What the quantiser and the dequantiser share: a pipeline that moves as a whole, and how a host element splits."""
+
+from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
+from kelp_spec.formats import HostType
+
+__all__ = ["RigidPipeline", "host_exponent", "host_fraction", "is_all_ones"]
+
+
+class RigidPipeline:
+    """Valid bits and enables of ``stages`` registers between two streams.
+
+    It stands still as a whole while ``o`` is valid and not ready, so ``i.ready`` is one gate away from ``o`` however long the pipeline is, and
+    a full-rate stream has no bubbles. A register whose stage holds nothing keeps its value.
+
+    Stage 0 is the line at ``i``; stage ``stages`` is the line in the registers of ``o``.
+    """
+
+    def __init__(self, m: Module, i, o, stages: int):
+        self._m = m
+        self._moves = Signal(name="moves")
+        self.valid = [i.valid, *(Signal(name=f"valid{k}") for k in range(1, stages)), o.valid]
+        #: Stage k moves into stage k + 1.
+        self.step = [Signal(name=f"step{k}") for k in range(stages)]
+        m.d.comb += [self._moves.eq(o.ready | ~o.valid), i.ready.eq(self._moves)]
+        m.d.comb += [step.eq(self._moves & valid) for step, valid in zip(self.step, self.valid, strict=False)]
+        with m.If(self._moves):
+            m.d.sync += [later.eq(earlier) for earlier, later in zip(self.valid, self.valid[1:], strict=False)]
+
+    def register(self, k: int, value: Value, name: str) -> Signal:
+        """``value`` of the line in stage k, as it is known in stage k + 1."""
+        register = Signal(Shape.cast(value.shape()), name=f"{name}{k + 1}", reset_less=True)
+        self.load(k, register, value)
+        return register
+
+    def load(self, k: int, register: Value, value: Value) -> None:
+        """As :meth:`register`, into a register that exists."""
+        with self._m.If(self.step[k]):
+            self._m.d.sync += register.eq(value)
+
+    def carry(self, first: int, last: int, value: Value, name: str) -> dict[int, Value]:
+        """``value`` of the line in stage ``first`` as it is known in every stage from ``first`` to ``last``."""
+        known = {first: Value.cast(value)}
+        for k in range(first, last):
+            known[k + 1] = self.register(k, known[k], name)
+        return known
+
+
+def host_exponent(code: Value, host_type: Value) -> Value:
+    """Exponent field of a host element, 8 bits."""
+    return Mux(host_type == HostType.BF16, code[7:15], code[10:15])
+
+
+def host_fraction(code: Value, host_type: Value) -> Value:
+    """Fraction of a host element as ten bits, 2^-1 the highest."""
+    return Mux(host_type == HostType.BF16, Cat(C(0, 3), code[0:7]), code[0:10])
+
+
+def is_all_ones(exponent: Value, host_type: Value) -> Value:
+    """Whether an exponent field is that of Inf and NaN."""
+    return exponent[0:5].all() & ((host_type == HostType.FP16) | exponent[5:8].all())

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""One element of the quantiser, stage by stage, as expressions; and the constants that its shared half must agree on.
+
+Every format is one right shift of the 11-bit significand followed by one rounding. ``shift`` says how far, so that the lowest bit of the
+shifted value has the weight of the lowest stored bit (int4: of half a scale step):
+
+========  =========================================================================
+int8      INT8_SHIFT + (exponent of the block - exponent of the element)
+int4      INT4_SHIFT + the same; int4's quotient is then found by comparing
+fp8       E4M3_SHIFT or E5M2_SHIFT, and one more for each exponent below the least normal one
+========  =========================================================================
+
+The shared half gives ``reach``: that sum without the element's exponent, or for fp8 the least normal exponent less two, which makes the
+fp8 exponent field the complement of the distance.
+"""
+
+from amaranth.hdl import C, Cat, Mux, Value
+from kelp_spec.formats import Format
+
+__all__ = ["E4M3_SHIFT", "E5M2_SHIFT", "INT4_SHIFT", "INT8_SHIFT", "REACH_BITS", "distance_of", "fp8_field", "rounded_byte", "rounded_nibble",
+           "shift_of", "shifted"]
+
+INT8_SHIFT = 4      #: 11-bit significand to 7 bits
+INT4_SHIFT = 3      #: to 8 bits: the block's significand in units of 1/128
+E4M3_SHIFT = 7      #: to 4 bits, hidden one and 3
+E5M2_SHIFT = 8      #: to 3 bits, hidden one and 2
+REACH_BITS = 9
+
+
+def distance_of(reach: Value, exponent: Value) -> Value:
+    """``reach`` - exponent modulo 512, a subnormal's exponent counting as that of the least normal value."""
+    return (reach - (exponent | ~exponent.any()))[0:REACH_BITS]
+
+
+def shift_of(distance: Value, lift: Value, is_fp8: Value, is_e5m2: Value) -> Value:
+    """How far to shift, 4 bits; 15 shifts everything out. With ``lift`` (a block of small subnormals) it is what is left modulo 16."""
+    # fp8: -2 and below is a normal result, -1 the first subnormal exponent.
+    negative = distance[8]
+    normal = negative & ~distance[0:8].all()
+    far = ~negative & (distance[3:8].any() | distance[1:3].all())
+    plain = Mux(is_e5m2, E5M2_SHIFT, E4M3_SHIFT)
+    fp8 = Mux(normal, plain, Mux(far, 15, (distance[0:4] + plain + 2)[0:4]))
+    whole = Mux(~lift & distance[4:9].any(), 15, distance[0:4])
+    return Mux(is_fp8, fp8, whole)
+
+
+def shifted(significand: Value, shift: Value, lift: Value) -> tuple[Value, Value, Value]:
+    """The significand shifted right: eight bits, the bit below them, and whether anything is lost below that.
+
+    With ``lift``, bit 3 of ``shift`` means eight places up: only blocks whose largest element is a small fp16 subnormal need that, and
+    then no element has bits where they would be lost.
+    """
+    window = Cat(C(0, 1), significand, C(0, 4))
+    coarse = Mux(shift[3], Mux(lift, Cat(C(0, 8), window[0:8]), Cat(window[8:16], C(0, 8))), window)
+    lost = shift[3] & ~lift & window[0:8].any()
+    for bit, places in ((2, 4), (1, 2), (0, 1)):
+        lost = lost | (shift[bit] & coarse[0:places].any())
+        coarse = Mux(shift[bit], coarse[places:], coarse)
+    return coarse[1:9], coarse[0], lost
+
+
+def fp8_field(distance: Value, hidden: Value, is_e5m2: Value, is_fp8: Value) -> tuple[Value, Value]:
+    """The exponent field in place (bits 2…6 of the code), and whether it is beyond the format."""
+    normal = is_fp8 & hidden & distance[8]
+    field = ~distance[0:5]
+    placed = Mux(normal, Mux(is_e5m2, field, Cat(C(0, 1), field[0:4])), 0)
+    return placed, normal & ~Mux(is_e5m2, distance[5:8].all(), distance[4:8].all())
+
+
+def rounded_byte(sign: Value, field: Value, over: Value, nan: Value, value: Value, guard: Value, lost: Value, fmt: dict) -> Value:
+    """The stored byte: sign and magnitude in fp8, two's complement in int8. ``nan`` is an fp8 element's; int8's is the block's affair."""
+    int8, e4m3, e5m2 = fmt[Format.INT8], fmt[Format.FP8_E4M3], fmt[Format.FP8_E5M2]
+    # The hidden one of a normal fp8 value is counted in the field, so it is left out here.
+    body = Cat(value[0:2], field[0] | (value[2] & ~e5m2), field[1] | (value[3] & ~e4m3), value[4:7] | field[2:5])
+    # From the largest code on, the answer is the largest code whatever comes below; only Inf makes an int8 of more than seven bits.
+    full = body[3:7].all() & Mux(e5m2, body[2] | body[0:2].all(), body[1:3].all() & (e4m3 | body[0]))
+    clamp = full | over | nan | (int8 & value[7])
+    negative = int8 & sign
+    largest = Cat(Mux(e4m3, nan, ~(e5m2 & nan)), ~negative, ~negative & (~e5m2 | nan), (~negative).replicate(4))
+    # -round(v) = ~v + 1 - up: one adder for either sign.
+    up = guard & (lost | body[0])
+    total = (Cat(body, C(0, 1)) ^ negative.replicate(8)) + (up ^ negative)
+    return Cat(Mux(clamp, largest, total[0:7]), Mux(int8 & ~clamp, total[7], sign))
+
+
+def rounded_nibble(sign: Value, value: Value, guard: Value, lost: Value, thresholds: list[Value]) -> Value:
+    """The stored nibble, two's complement: how many of the seven ascending thresholds the value exceeds, with its sign."""
+    exact = Cat(guard | lost, value)
+    above = [exact > threshold for threshold in thresholds]
+    q = Cat(above[6] | (above[4] & ~above[5]) | (above[2] & ~above[3]) | (above[0] & ~above[1]),
+            above[5] | (above[1] & ~above[3]),
+            above[3])
+    return Mux(sign, (-q)[0:4], q)

