@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Single-error-correcting, double-error-detecting code over one SRAM word (spec §4)."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from amaranth.hdl import Cat, Const, Value
+from amaranth.lib import data
+
+__all__ = ["Secded"]
+
+
+class Secded:
+    """A Hsiao code for words of `width` data bits. Its methods build combinational logic.
+
+    Every column of the parity-check matrix has odd weight and columns are chosen so that the rows are balanced: one XOR tree of about
+    3·width/check_bits inputs per check bit, and "odd syndrome" alone tells a single error from a double one. Zero data has zero check bits, so a
+    cleared word is a code word. The code word is the data in the low bits, then the check bits.
+
+    A single flipped bit anywhere in the code word is corrected, two are detected. Three or more are detected when their syndrome is not that of a
+    single one.
+
+    The syndrome and the repair are apart, so that a register may stand between them.
+
+    Parameters
+    ----------
+    width : int
+        Data bits, 4 … 64.
+
+    Attributes
+    ----------
+    check_bits, code_bits : int
+    columns : tuple[int, ...]
+        The syndrome of a flip of each code bit.
+    """
+
+    def __init__(self, width: int):
+        if not isinstance(width, int) or isinstance(width, bool) or not 4 <= width <= 64:
+            raise ValueError(f"width = {width!r} is refused; legal: 4 … 64")
+        self.width = width
+        check = 4
+        while (1 << (check - 1)) - check < width:   # odd-weight columns left when the unit vectors are taken
+            check += 1
+        self.check_bits = check
+        self.code_bits = width + check
+        self.columns = (*_balanced(width, check), *(1 << r for r in range(check)))
+        self.layout = data.StructLayout({"data": width, "check": check})
+
+    def _check(self, value: Value) -> Value:
+        value = Value.cast(value)
+        rows = ([value[b] for b in range(self.width) if self.columns[b] >> r & 1] for r in range(self.check_bits))
+        return Cat(Cat(row).xor() for row in rows)
+
+    def encode(self, value) -> Value:
+        """The code word of `value`."""
+        value = Value.cast(value)
+        return Cat(value[:self.width], self._check(value))
+
+    def syndrome(self, code) -> Value:
+        """Zero for a code word."""
+        code = Value.cast(code)
+        return self._check(code[:self.width]) ^ code[self.width:]
+
+    def repair(self, code, syndrome) -> tuple[Value, Value, Value]:
+        """(data with a single error corrected, single error, uncorrectable error) from a code word as read and its syndrome."""
+        syndrome = Value.cast(syndrome)
+        hit = Cat(syndrome == Const(column, self.check_bits) for column in self.columns)
+        fixed = Value.cast(code)[:self.width] ^ hit[:self.width]
+        single = hit.any()
+        return fixed, single, syndrome.any() & ~single
+
+
+def _balanced(width: int, check: int) -> list[int]:
+    """`width` distinct odd-weight columns of weight 3 and up, lightest first, each taken so that the heaviest row stays light."""
+    load = [0] * check
+    columns = []
+    for weight in range(3, check + 1, 2):
+        left = [sum(1 << r for r in rows) for rows in combinations(range(check), weight)]
+        while left and len(columns) < width:
+            best = min(left, key=lambda c: sorted((load[r] + (c >> r & 1) for r in range(check)), reverse=True))
+            left.remove(best)
+            columns.append(best)
+            load = [n + (best >> r & 1) for r, n in enumerate(load)]
+    return columns
