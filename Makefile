@@ -2,7 +2,7 @@
 
 # Every target that needs the environment makes it first, from requirements.lock; PYTHON=... names the interpreter to use.
 CONFIG ?= trace
-RECORDING ?= traces/attn_0.npz
+RECORDING ?= data/traces/attn_0.npz
 WORKERS ?= 2
 ARGS ?=
 
