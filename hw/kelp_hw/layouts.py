@@ -144,6 +144,9 @@ class Layouts:
         self.score_event = S({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "gap": STEP_BITS, "mass": SCORE_BITS,
                               "slot": 4, "scan": self.page_word, "scan_tag": 1})
 
+        #: A score as it is written back (or, for SCAN, as it was read).
+        self.score_commit = S({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "score": SCORE_BITS})
+
         #: Resident count and newest page: `delta` +1 allocate/fill, −1 evict/scrub; `lines` = DRAM lines of the frame.
         self.queue_event = S({"squeue": c.squeue_bits, "page": c.page_bits, "pool": POOL_BITS, "add": 1, "remove": 1, "newest": 1})
 
