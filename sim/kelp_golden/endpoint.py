@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The golden endpoint: executes ops in the order of stage M3 and keeps everything the device is (docs/design.md §1).
+
+:class:`Endpoint` joins the tracker, the frame table, queue state, scores, counters and the hosts' lines. It decides nothing by itself about *which* op comes next:
+`lockstep.py` drives it by the rule of spec §9, `audit.py` by the commit stream of a free-running endpoint.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import Answer, DataOp, MissKind, Op, Outcome, PageState, PrefetchSource, ScoreEvent, ScoreSource
+from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
+
+from . import arithmetic
+from .eviction import QueueState
+from .frame_table import FrameTable
+from .lines import POISONED, ZEROS, Lines
+from .tracker import Op as TrackerOp
+from .tracker import QueueConfig, Result, Session, Tracker
+
+__all__ = ["Endpoint", "QueuePolicy", "Words"]
+
+READ, WRITE, REPLAY, FILL, FLIP, CLAIM, RELEASE, SCRUB, RECOVER, PREFETCH = (
+    int(o) for o in (Op.READ, Op.WRITE, Op.REPLAY, Op.FILL, Op.FLIP, Op.CLAIM, Op.RELEASE, Op.SCRUB, Op.RECOVER, Op.PREFETCH))
+HIT, ALLOCATED, MISSED, PARKED, DONE, VOID, ORPHAN, ZERO, REFUSED = (
+    int(o) for o in (Outcome.HIT, Outcome.ALLOCATED, Outcome.MISSED, Outcome.PARKED, Outcome.DONE, Outcome.VOID, Outcome.ORPHAN, Outcome.ZERO, Outcome.REFUSED))
+EVICTED_SOON = 16   #: steps within which a miss counts against the eviction that caused it
+
+
+class QueuePolicy:
+    """A queue's score and recency constants; `tau` and `idle` are (m, sh) with the signed shift."""
+
+    __slots__ = ("alpha", "mass_shift", "source", "tau", "idle", "window", "policy", "budget")
+
+    def __init__(self, alpha=26, mass_shift=0, source=0, tau=(48409, 9), idle=(40504, 2), window=0, policy=0, budget=0):
+        self.alpha, self.mass_shift, self.source, self.tau, self.idle = alpha, mass_shift, source, tau, idle
+        self.window, self.policy, self.budget = window, policy, budget
+
+
+class _Column:
+    """One field of every page word, for code that wants flat sequences."""
+
+    __slots__ = ("_words", "_field")
+
+    def __init__(self, words, field):
+        self._words, self._field = words, field
+
+    def __getitem__(self, index):
+        word = self._words.get(index)
+        return word[self._field] if word is not None else 0
+
+
+class Words:
+    """Page words and scores as the evictor reads them."""
+
+    def __init__(self, tracker: Tracker, scores):
+        self.state, self.last_step, self.pinned = _Column(tracker.words, 0), _Column(tracker.words, 4), _Column(tracker.words, 5)
+        self.score = scores
+
+
+class Endpoint:
+    """State of one device.
+
+    Parameters
+    ----------
+    config : Config
+
+    Attributes
+    ----------
+    tracker, frames, queues, scores, lines
+        The parts; `scores` is a flat array by squeue · pages + page.
+    counters : dict[str, int]
+        Totals by the names of `kelp_spec.registers.COUNTERS`.
+    queue_counters : dict[str, list[int]]
+        By squeue, all names of `QUEUE_COUNTERS`.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.pages = config.pages
+        self.tracker = Tracker(config)
+        self.frames = FrameTable(config)
+        self.queues = QueueState(config)
+        self.scores = array("H", bytes(2 * config.page_words))
+        self.words = Words(self.tracker, self.scores)
+        self.lines = Lines()
+        self.policies = [QueuePolicy() for _ in range(config.squeues)]
+        self.counters = {name: 0 for name, _ in COUNTERS}
+        self.queue_counters = {name: [0] * config.squeues for name, _ in QUEUE_COUNTERS}
+        self.misses: list = [None] * config.misses    # (kind, squeue, page, source) of each entry
+        #: Of the last op: how its line was met (frame_table.LineAccess) or None, the version that a READ or REPLAY returns, and what a CLAIM took.
+        self.access = self.version = self.claim = None
+        self._sources = [s.name.lower() for s in PrefetchSource]
+
+    def configure(self, squeue: int, config: QueueConfig, policy: QueuePolicy) -> None:
+        """One queue's configuration, as the OPEN walk and APPLY write it."""
+        self.tracker.configure(squeue, config)
+        self.policies[squeue] = policy
+        self.queues.configure(squeue, config.pool, policy.budget)
+
+    # --- one op ---------------------------------------------------------------------------------------------------------
+    def apply(self, op: TrackerOp, *, fault: int = 0, descriptor: Session | None = None, sector: tuple[int, int] = (0, 0)) -> Result:
+        """Execute one op everywhere; `sector` is a FILL's (valid, poison). `access`, `version` and `claim` tell what the frame stage made of it."""
+        self.access = self.version = self.claim = None
+        result = self.tracker.step(op, fault=fault, descriptor=descriptor)
+        kind = op.kind
+        old, word = result.old, result.word
+        if result.changed and old[0] != word[0]:
+            self.queues.observe(op.squeue, op.page, old[0], word[0], kind <= 2, kind == WRITE)
+        if result.score and kind != Op.SCAN:
+            self._score(op, result)
+        if kind <= 2:
+            self._demand(op, result)
+        else:
+            self._other(op, result, sector)
+        return result
+
+    def _score(self, op, result):
+        at = op.squeue * self.pages + op.page
+        policy = self.policies[op.squeue]
+        score = result.score
+        if score == ScoreEvent.INIT:
+            self.scores[at] = arithmetic.initial(policy.alpha)
+        elif score == ScoreEvent.TOUCH:
+            if policy.source == ScoreSource.OBSERVED:
+                self.scores[at] = arithmetic.touch(self.scores[at], result.gap, policy.alpha, *policy.idle)
+        elif policy.source == ScoreSource.PUSHED:
+            self.scores[at] = arithmetic.mass(self.scores[at], op.mass, policy.mass_shift, policy.alpha)
+
+    def _demand(self, op, result):
+        counters, per_queue = self.counters, self.queue_counters
+        outcome = result.outcome
+        if outcome == REFUSED:
+            counters["refused"] += 1
+            return
+        if op.no_memory:
+            return
+        counters["writes" if op.write else "reads"] += 1
+        if result.first:
+            counters["accesses"] += 1
+            if result.newest:
+                counters["allocations"] += 1
+                per_queue["allocations"][op.squeue] += 1
+            elif outcome == HIT:
+                counters["hits"] += 1
+                per_queue["hits"][op.squeue] += 1
+            else:
+                counters["misses"] += 1
+                per_queue["misses"][op.squeue] += 1
+                self._late(result)
+        if outcome == HIT:
+            self._line(op, result, False)
+        elif outcome == ALLOCATED:
+            self.frames.start(result.frame, op.squeue, op.page, ruined=bool(result.lost))
+            if not result.lost:
+                self.lines.forget(self._page_keys(op))
+            self._line(op, result, False)
+        elif outcome == MISSED:
+            kind = MissKind.DEMAND if result.old[0] == PageState.COLD else MissKind.ALLOCATE
+            self.misses[result.miss] = (kind, op.squeue, op.page, 0)
+            if kind == MissKind.DEMAND and result.first:
+                evicted = result.old.place
+                span = (1 << self.config.place_bits) - 1
+                if (result.word.last_step - evicted) & span < EVICTED_SOON:
+                    counters["evicted_missed"] += 1
+                    per_queue["evicted_missed"][op.squeue] += 1
+
+    def _late(self, result):
+        entry = self.misses[result.miss]
+        if entry is not None and entry[3] and result.outcome == PARKED:
+            self.counters["prefetch_late_" + self._sources[entry[3]]] += 1
+            self.misses[result.miss] = (entry[0], entry[1], entry[2], 0)
+
+    def _line(self, op, result, late):
+        """A request meets its frame: what is answered, and which version of the line it reads or makes."""
+        key = (op.squeue * self.pages + op.page) * self.config.page_lines + op.kv_line
+        half = op.kv_line >= self.config.half_lines
+        if op.write:
+            access = self.frames.write(result.frame, op.kv_line, partial=bool(op.partial), poison=bool(op.poison), late=late)
+            if access.kind == DataOp.WRITE and op.origin is not None:
+                fmt = result.format_v if half else result.format_k
+                host_type = self.tracker.sessions[op.squeue // self.config.queues].host_type
+                data, enable = op.origin
+                if op.partial:
+                    self.lines.merge(key, data, enable, fmt, host_type, fresh=access.fresh)
+                else:
+                    self.lines.write(key, data, fmt, host_type)
+        else:
+            access = self.frames.read(result.frame, op.kv_line, late=late)
+            self.version = self.lines.current(key) if access.answer == Answer.DATA else ZEROS if access.answer == Answer.ZEROS else POISONED
+        self.access = access
+        if access.useful:
+            self._useful(result.frame)
+
+    def _useful(self, frame):
+        entry = self.frames[frame]
+        self.counters["prefetch_useful_" + self._sources[entry.source]] += 1
+        self.queue_counters["prefetch_useful"][entry.squeue] += 1
+
+    def _other(self, op, result, sector):
+        kind, outcome, counters, per_queue = op.kind, result.outcome, self.counters, self.queue_counters
+        if kind == REPLAY:
+            if result.answer:
+                self.version = POISONED
+            else:
+                self._line(op, result, True)
+        elif kind == FILL:
+            valid, poison = sector
+            self.frames.start(op.frame, op.squeue, op.page, source=op.source, valid=valid, poison=poison, ruined=bool(op.lost or op.failed))
+            if op.miss_kind != MissKind.ALLOCATE:
+                counters["fetches"] += not op.failed
+            elif not op.lost:
+                self.lines.forget(self._page_keys(op))
+        elif kind == PREFETCH:
+            source = self._sources[op.source]
+            if outcome == MISSED:
+                self.misses[result.miss] = (MissKind.PREFETCH, op.squeue, op.page, op.source)
+                counters["prefetch_issued_" + source] += 1
+                per_queue["prefetch_issued"][op.squeue] += 1
+            else:
+                counters["prefetch_dropped_" + source] += 1
+        elif kind == CLAIM:
+            if outcome == DONE:
+                self.claim = self.frames.claim(result.frame)
+        elif kind == RELEASE:
+            if op.write and not op.failed:
+                counters["write_backs"] += 1
+                per_queue["write_backs"][op.squeue] += 1
+            if outcome == VOID:
+                if not op.failed:
+                    self.frames.cancel(op.frame, op.squeue, op.page)
+            elif not op.failed:
+                counters["evictions"] += 1
+                per_queue["evictions"][op.squeue] += 1
+                self._end(op.frame)
+        elif kind == SCRUB:
+            if result.use:
+                self._end(result.frame)
+            if outcome == DONE:
+                self.lines.forget(self._page_keys(op))
+        elif outcome == ORPHAN and (kind == FLIP or kind == RECOVER):
+            self._end(result.frame)
+
+    def _page_keys(self, op):
+        first = (op.squeue * self.pages + op.page) * self.config.page_lines
+        return range(first, first + self.config.page_lines)
+
+    def _end(self, frame):
+        usage = self.frames.end(frame)
+        if usage is not None:
+            self.counters["prefetch_useless_" + self._sources[usage.source]] += 1
