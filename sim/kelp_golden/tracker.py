@@ -6,7 +6,7 @@ Plain Python integers and tuples, written from the op table and not from the RTL
 ::
 
     tracker = Tracker(config)
-    tracker.configure(squeue, QueueConfig(format_k=Format.INT8, format_v=Format.INT8, pool=2))
+    tracker.configure(1, QueueConfig(format_k=Format.INT8, format_v=Format.INT8, pool=2))
     tracker.step(Op(OpKind.OPEN, session=0), descriptor=Session(used_queues=4, used_lines=16, used_pages=8))
     result = tracker.step(Op(OpKind.WRITE, session=0, squeue=1, page=3, kv_line=5, write=1))
 
@@ -20,7 +20,7 @@ from collections import deque
 from typing import NamedTuple
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import STEP_BITS, Answer, Event, MissKind, Outcome, PageState, ScoreEvent, ScoreSource
+from kelp_spec.metadata import STEP_BITS, Answer, Event, MissKind, Outcome, PageState, ScoreEvent
 from kelp_spec.metadata import Op as OpKind
 
 __all__ = ["ABSENT_WORD", "LOST_WORD", "Op", "QueueConfig", "Result", "Session", "Tracker", "Word"]
@@ -106,14 +106,12 @@ class Session:
 class QueueConfig:
     """The part of a queue's configuration that M3 looks at."""
 
-    __slots__ = ("format_k", "format_v", "pool", "score_source", "mass_shift")
+    __slots__ = ("format_k", "format_v", "pool")
 
-    def __init__(self, format_k=0, format_v=0, pool=0, score_source=0, mass_shift=0):
+    def __init__(self, format_k=0, format_v=0, pool=0):
         self.format_k = format_k
         self.format_v = format_v
         self.pool = pool
-        self.score_source = score_source
-        self.mass_shift = mass_shift
 
 
 class Result:
@@ -121,11 +119,11 @@ class Result:
 
     `event` is the kelp_spec Event of a refusal, or 0. `reads` says that the op looked at a page word. `frame`, `pool` and `miss` are what the op took,
     gave back or used. `answer` ≠ 0 is an answer without memory; `use` says that the op goes to the frame entry of `frame`, `init` that it starts that
-    entry anew, `lost` with every line poisoned. `score` (a ScoreEvent) comes with `gap` or `mass`; `add`, `remove`, `newest` go to the queue's state.
+    entry anew, `lost` with every line poisoned. `score` (a ScoreEvent) comes with `gap` or `mass`.
     """
 
     __slots__ = ("op", "outcome", "old", "word", "changed", "first", "frame", "pool", "miss", "event", "reads", "corrected", "uncorrected",
-                 "answer", "use", "init", "lost", "format_k", "format_v", "score", "gap", "mass", "add", "remove", "newest")
+                 "answer", "use", "init", "lost", "format_k", "format_v", "score", "gap", "mass")
 
     def __init__(self, op, word):
         self.op = op
@@ -134,7 +132,6 @@ class Result:
         self.reads = self.corrected = self.uncorrected = 0
         self.answer = self.use = self.init = self.lost = 0
         self.score = self.gap = self.mass = 0
-        self.add = self.remove = self.newest = 0
         self.format_k = self.format_v = 0
 
     def __repr__(self):
@@ -207,7 +204,6 @@ class Tracker:
         self.reserve = 0
         self.pending = [0] * config.misses
         self.free_misses = deque(range(config.misses))
-        self._unchanged = set()   # pages scanned and not changed since: only they can be claimed
         table = {
             OpKind.NOP: self._nothing, OpKind.READ: self._demand, OpKind.WRITE: self._demand, OpKind.GRANT: self._grant, OpKind.FILL: self._fill,
             OpKind.REPLAY: self._replay, OpKind.FLIP: self._flip, OpKind.SCAN: self._scan, OpKind.CLAIM: self._claim, OpKind.RELEASE: self._release,
@@ -263,7 +259,6 @@ class Tracker:
             self.words.pop(key, None)
         else:
             self.words[key] = word
-        self._unchanged.discard(key)
 
     def _faulty(self, op, key, old, fault):
         if fault == 2:
@@ -275,7 +270,6 @@ class Tracker:
         result.reads = 1
         result.corrected = int(fault == 1)
         result.uncorrected = int(fault == 2)
-        self._unchanged.discard(key) if fault == 2 else None
         self._table[op.kind](op, result, old, key)
         result.changed |= result.uncorrected
         if result.changed:
@@ -330,7 +324,7 @@ class Tracker:
             result.format_k = format_k
             result.format_v = format_v
             if last_step != step:
-                self._access(result, queue, step, last_step)
+                self._access(result, step, last_step)
             if state == WRITING_BACK or last_step != step:
                 result.word = Word(RESIDENT, place, format_k, format_v, step, pinned)
                 result.changed = 1
@@ -339,7 +333,7 @@ class Tracker:
             result.miss = place
             self.pending[place] += 1
             if last_step != step:
-                self._access(result, queue, step, last_step)
+                self._access(result, step, last_step)
                 result.word = Word(FETCHING, place, format_k, format_v, step, pinned)
                 result.changed = 1
         elif state == COLD:
@@ -347,7 +341,7 @@ class Tracker:
             result.miss = miss = self._take_miss()
             self.pools[queue.pool].waiting += 1
             if last_step != step:
-                self._access(result, queue, step, last_step)
+                self._access(result, step, last_step)
             result.word = Word(FETCHING, miss, format_k, format_v, step, pinned)
             result.changed = 1
         elif write:
@@ -359,11 +353,10 @@ class Tracker:
             result.outcome = ZERO
             result.answer = Answer.ZEROS
 
-    def _access(self, result, queue, step, last_step):
+    def _access(self, result, step, last_step):
         result.first = 1
-        if queue.score_source == ScoreSource.OBSERVED:
-            result.score = ScoreEvent.TOUCH
-            result.gap = (step - last_step) & _STEP_MASK
+        result.score = ScoreEvent.TOUCH
+        result.gap = (step - last_step) & _STEP_MASK
 
     def _take_miss(self):
         if not self.free_misses:
@@ -376,14 +369,12 @@ class Tracker:
         pool = self.pools[queue.pool]
         result.first = 1
         result.changed = 1
-        result.newest = 1
         result.score = ScoreEvent.INIT
         if pool.free > pool.waiting:
             result.outcome = ALLOCATED
             result.frame = frame = pool.pop()
             result.use = result.init = 1
             result.lost = int(lost)
-            result.add = 1
             result.format_k = queue.format_k
             result.format_v = queue.format_v
             result.word = Word(RESIDENT, frame, queue.format_k, queue.format_v, step, 0)
@@ -451,7 +442,6 @@ class Tracker:
         if under:
             result.changed = 1
             result.word = word._replace(state=RESIDENT, place=op.frame)
-            result.add = 1
         else:
             result.outcome = ORPHAN
             result.use = 1
@@ -459,12 +449,10 @@ class Tracker:
     # --- evictor and closer ---------------------------------------------------------------------------------------------
     def _scan(self, op, result, word, key):
         result.score = ScoreEvent.SCAN
-        if not result.uncorrected:
-            self._unchanged.add(key)
 
     def _claim(self, op, result, word, key):
         result.pool = self.queue_configs[op.squeue].pool
-        if word.state == RESIDENT and not word.pinned and key in self._unchanged:
+        if word.state == RESIDENT and not word.pinned and word.last_step == op.delta:
             result.frame = word.place
             result.use = 1
             result.word = word._replace(state=WRITING_BACK)
@@ -484,7 +472,6 @@ class Tracker:
         else:
             result.word = word._replace(state=COLD, place=0)
             result.changed = 1
-            result.remove = 1
             self.pools[pool].push(op.frame)
 
     def _free(self, op, result, word, key):
@@ -505,7 +492,6 @@ class Tracker:
             if state == RESIDENT:
                 result.frame = word.place
                 result.use = 1
-                result.remove = 1
 
     def _recover(self, op, result, word, key):
         state = word.state
@@ -518,7 +504,6 @@ class Tracker:
         else:
             result.outcome = ORPHAN
             result.use = 1
-            result.remove = 1
 
     # --- prefetcher and hints -------------------------------------------------------------------------------------------
     def _prefetch(self, op, result, word, key):
@@ -537,8 +522,7 @@ class Tracker:
     def _mass(self, op, result, word, key):
         if self._usable(op) and word.state not in (ABSENT, LOST):
             result.score = ScoreEvent.MASS
-            result.mass = min(65535, op.mass << self.queue_configs[op.squeue].mass_shift)
-            self._unchanged.discard(key)
+            result.mass = op.mass
         else:
             result.outcome = VOID
 
