@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The golden endpoint: executes ops in the order of stage M3 and keeps everything the device is (docs/design.md §1).
 
-:class:`Endpoint` joins the tracker, the frame table, queue state, scores, counters and the hosts' lines. It decides nothing by itself about *which* op comes next:
+:class:`Endpoint` joins the tracker, the frame table, queue state, scores, counters and the hosts' lines. It does not decide *which* op comes next:
 `lockstep.py` drives it by the rule of spec §9, `audit.py` by the commit stream of a free-running endpoint.
 """
 
@@ -90,6 +90,10 @@ class Endpoint:
         self.counters = {name: 0 for name, _ in COUNTERS}
         self.queue_counters = {name: [0] * config.squeues for name, _ in QUEUE_COUNTERS}
         self.misses: list = [None] * config.misses    # (kind, squeue, page, source) of each entry
+        self.cold: dict[int, tuple[int, int]] = {}    # page → (valid, poison) as flash has them
+        self._claims: dict = {}                       # page → what its latest CLAIM took
+        #: Called with (ScoreEvent, squeue, page, new score) for every score written.
+        self.on_score = None
         #: Of the last op: how its line was met (frame_table.LineAccess) or None, the version that a READ or REPLAY returns, and what a CLAIM took.
         self.access = self.version = self.claim = None
         self._sources = [s.name.lower() for s in PrefetchSource]
@@ -101,8 +105,8 @@ class Endpoint:
         self.queues.configure(squeue, config.pool, policy.budget)
 
     # --- one op ---------------------------------------------------------------------------------------------------------
-    def apply(self, op: TrackerOp, *, fault: int = 0, descriptor: Session | None = None, sector: tuple[int, int] = (0, 0)) -> Result:
-        """Execute one op everywhere; `sector` is a FILL's (valid, poison). `access`, `version` and `claim` tell what the frame stage made of it."""
+    def apply(self, op: TrackerOp, *, fault: int = 0, descriptor: Session | None = None) -> Result:
+        """Execute one op everywhere. `access`, `version` and `claim` tell what the frame stage made of it."""
         self.access = self.version = self.claim = None
         result = self.tracker.step(op, fault=fault, descriptor=descriptor)
         kind = op.kind
@@ -114,20 +118,26 @@ class Endpoint:
         if kind <= 2:
             self._demand(op, result)
         else:
-            self._other(op, result, sector)
+            self._other(op, result)
         return result
 
     def _score(self, op, result):
         at = op.squeue * self.pages + op.page
         policy = self.policies[op.squeue]
-        score = result.score
-        if score == ScoreEvent.INIT:
-            self.scores[at] = arithmetic.initial(policy.alpha)
-        elif score == ScoreEvent.TOUCH:
-            if policy.source == ScoreSource.OBSERVED:
-                self.scores[at] = arithmetic.touch(self.scores[at], result.gap, policy.alpha, *policy.idle)
+        event = result.score
+        if event == ScoreEvent.INIT:
+            score = arithmetic.initial(policy.alpha)
+        elif event == ScoreEvent.TOUCH:
+            if policy.source != ScoreSource.OBSERVED:
+                return
+            score = arithmetic.touch(self.scores[at], result.gap, policy.alpha, *policy.idle)
         elif policy.source == ScoreSource.PUSHED:
-            self.scores[at] = arithmetic.mass(self.scores[at], op.mass, policy.mass_shift, policy.alpha)
+            score = arithmetic.mass(self.scores[at], op.mass, policy.mass_shift, policy.alpha)
+        else:
+            return
+        self.scores[at] = score
+        if self.on_score is not None:
+            self.on_score(event, op.squeue, op.page, score)
 
     def _demand(self, op, result):
         counters, per_queue = self.counters, self.queue_counters
@@ -199,7 +209,7 @@ class Endpoint:
         self.counters["prefetch_useful_" + self._sources[entry.source]] += 1
         self.queue_counters["prefetch_useful"][entry.squeue] += 1
 
-    def _other(self, op, result, sector):
+    def _other(self, op, result):
         kind, outcome, counters, per_queue = op.kind, result.outcome, self.counters, self.queue_counters
         if kind == REPLAY:
             if result.answer:
@@ -207,7 +217,7 @@ class Endpoint:
             else:
                 self._line(op, result, True)
         elif kind == FILL:
-            valid, poison = sector
+            valid, poison = (0, 0) if op.miss_kind == MissKind.ALLOCATE or op.failed else self.cold[op.squeue * self.pages + op.page]
             self.frames.start(op.frame, op.squeue, op.page, source=op.source, valid=valid, poison=poison, ruined=bool(op.lost or op.failed))
             if op.miss_kind != MissKind.ALLOCATE:
                 counters["fetches"] += not op.failed
@@ -223,11 +233,13 @@ class Endpoint:
                 counters["prefetch_dropped_" + source] += 1
         elif kind == CLAIM:
             if outcome == DONE:
-                self.claim = self.frames.claim(result.frame)
+                self.claim = self._claims[op.squeue * self.pages + op.page] = self.frames.claim(result.frame)
         elif kind == RELEASE:
             if op.write and not op.failed:
                 counters["write_backs"] += 1
                 per_queue["write_backs"][op.squeue] += 1
+                claim = self._claims[op.squeue * self.pages + op.page]
+                self.cold[op.squeue * self.pages + op.page] = (claim.valid, claim.poison)
             if outcome == VOID:
                 if not op.failed:
                     self.frames.cancel(op.frame, op.squeue, op.page)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Replays the commit stream of a free-running endpoint and finds every decision that differs (spec §9).
+
+The commit stream gives the golden endpoint one thing only: the order of ops and their arguments. Outcomes, words, frames, victims, scores and lines are computed here and
+compared. A flipped bit is the one fact that the endpoint reports and the golden model takes (`corrected`, `uncorrected`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import Answer, Op, Outcome, PageState, ScoreEvent
+
+from .endpoint import Endpoint
+from .eviction import SweepAudit
+from .lines import POISONED, ZEROS
+from .tracker import ABSENT_WORD, Word
+from .tracker import Op as TrackerOp
+
+__all__ = ["Audit", "Expected", "FrameRecord", "Mismatch", "ResultRecord", "ScoreRecord"]
+
+
+@dataclass(slots=True)
+class ResultRecord:
+    """commit_result: the op's arguments, and what the endpoint decided."""
+
+    op: TrackerOp
+    tag: int
+    outcome: int
+    old: Word
+    word: Word
+    changed: int
+    first: int
+    frame: int
+    pool: int
+    miss: int
+    corrected: int
+    uncorrected: int
+
+
+@dataclass(slots=True)
+class FrameRecord:
+    """commit_frame: the frame op, and the entry after it. `hot`: it came by the hot lane and has no ResultRecord."""
+
+    hot: bool
+    kind: int
+    outcome: int
+    use: int
+    write: int
+    partial: int
+    poison: int
+    answer: int
+    tag: int
+    frame: int
+    squeue: int
+    page: int
+    kv_line: int
+    entry: tuple   #: (in_use, dirty, redirty, used, source, squeue, page, valid, poison)
+
+
+@dataclass(slots=True)
+class ScoreRecord:
+    """commit_score."""
+
+    kind: int
+    squeue: int
+    page: int
+    score: int
+
+
+@dataclass(slots=True)
+class Mismatch:
+    """One difference: where (index in its stream), what, and both values."""
+
+    where: str
+    what: str
+    device: object
+    golden: object
+
+    def __str__(self):
+        return f"{self.where}: {self.what}: device {self.device}, golden {self.golden}"
+
+
+@dataclass(slots=True)
+class Expected:
+    """Answer that a request must get: `kind` is an Answer; `version` names a line of `Endpoint.lines`."""
+
+    kind: int
+    version: int = ZEROS
+    poison: bool = False
+
+
+class Audit:
+    """Feeds commit records to a golden endpoint.
+
+    Parameters
+    ----------
+    config : Config
+    endpoint : Endpoint
+        Configured as the device was (`configure`, limits, low water).
+    descriptors : dict
+        session → tracker.Session that an OPEN of it takes.
+    requests : callable
+        tag → (request index, data bytes, byte enable) of the request in flight under it, called once at its M3 op.
+
+    Attributes
+    ----------
+    mismatches : list[Mismatch]
+        The first `keep`; `count` counts all.
+    expected : dict[int, Expected]
+        By request index.
+    """
+
+    def __init__(self, config: Config, endpoint: Endpoint, descriptors: dict, requests, *, keep: int = 100):
+        self.config, self.endpoint, self.descriptors, self.requests, self.keep = config, endpoint, descriptors, requests, keep
+        self.mismatches: list[Mismatch] = []
+        self.count = 0
+        self.expected: dict[int, Expected] = {}
+        self.victims = 0
+        self._in_flight: dict[int, tuple] = {}     # tag → (index, data, byte enable)
+        self._scores: deque = deque()
+        self._sweeps = SweepAudit(config, endpoint.queues, lambda squeue: endpoint.policies[squeue].tau)
+        self._seen = 0
+        endpoint.on_score = lambda *score: self._scores.append(score)
+
+    def _wrong(self, what, device, golden):
+        self.count += 1
+        if len(self.mismatches) < self.keep:
+            self.mismatches.append(Mismatch(f"commit {self._seen}", what, device, golden))
+
+    # --- records --------------------------------------------------------------------------------------------------------
+    def result(self, record: ResultRecord) -> None:
+        """One op that M3 decided."""
+        self._seen += 1
+        op, endpoint = record.op, self.endpoint
+        kind = op.kind
+        demand = kind in (Op.READ, Op.WRITE)
+        request = None
+        if demand or kind == Op.REPLAY:
+            request = self.requests(record.tag) if demand else self._in_flight[record.tag]
+            self._in_flight[record.tag] = request
+            op.origin = (request[1], request[2])
+        fault = 2 if record.uncorrected else 1 if record.corrected else 0
+        if kind == Op.SCAN:
+            self._scan(op, fault)
+        golden = endpoint.apply(op, fault=fault, descriptor=self.descriptors.get(op.session) if kind == Op.OPEN else None)
+        if record.outcome != golden.outcome:
+            self._wrong(f"outcome of {op}", Outcome(record.outcome).name, Outcome(golden.outcome).name)
+        if golden.reads and record.word != golden.word:
+            self._wrong(f"page word after {op}", record.word, golden.word)
+        if golden.reads and not record.uncorrected and record.old != golden.old:
+            self._wrong(f"page word before {op}", record.old, golden.old)
+        if record.first != golden.first:
+            self._wrong(f"first touch of {op}", record.first, golden.first)
+        if (golden.use or golden.outcome == Outcome.ALLOCATED or kind in (Op.GRANT, Op.PREFETCH) and golden.outcome != Outcome.RETRY) and record.frame != golden.frame:
+            self._wrong(f"frame of {op}", record.frame, golden.frame)
+        if golden.outcome in (Outcome.MISSED, Outcome.PARKED) and record.miss != golden.miss:
+            self._wrong(f"miss entry of {op}", record.miss, golden.miss)
+        if kind == Op.CLAIM:
+            self._tell(self._sweeps.claim(op.squeue, op.page, op.delta, golden.outcome == Outcome.DONE))
+            self.victims += golden.outcome == Outcome.DONE
+        elif kind == Op.RELEASE:
+            self._tell(self._sweeps.release(op.squeue, op.page))
+        elif kind == Op.FLIP and golden.outcome != Outcome.RETRY:
+            endpoint.tracker.return_miss(op.miss)
+        if request is not None:
+            self._expect(op, golden, request[0])
+
+    def frame(self, record: FrameRecord) -> None:
+        """What the frame stage made of an op: the hot lane's own ops, or the one whose `result` was fed before."""
+        if record.hot:
+            self._seen += 1
+            request = self.requests(record.tag)
+            session = record.squeue // self.config.queues
+            op = TrackerOp(record.kind, session=session, squeue=record.squeue, page=record.page, kv_line=record.kv_line, write=record.write, partial=record.partial,
+                           poison=record.poison, ld_id=self.endpoint.tracker.sessions[session].ld_id, origin=(request[1], request[2]))
+            golden = self.endpoint.apply(op)
+            if (golden.outcome, golden.changed, golden.frame) != (Outcome.HIT, 0, record.frame):
+                self._wrong(f"hot lane {op}", (Outcome.HIT.name, 0, record.frame), (Outcome(golden.outcome).name, golden.changed, golden.frame))
+            self._expect(op, golden, request[0])
+        if record.use:
+            f = self.endpoint.frames[record.frame]
+            held = (int(f.in_use), int(f.dirty), int(f.redirty), int(f.used), f.source, f.squeue, f.page, f.valid, f.poison)
+            if f.in_use and record.entry != held or record.entry[0] != held[0]:
+                self._wrong(f"frame {record.frame} after {Op(record.kind).name} {Outcome(record.outcome).name}", record.entry, held)
+
+    def score(self, record: ScoreRecord) -> None:
+        """A score as it was written (SCAN records are the sweep's reads and are judged with their CLAIM)."""
+        if record.kind == ScoreEvent.SCAN:
+            return
+        if not self._scores:
+            self._wrong("score without an op", record, None)
+            return
+        golden = self._scores.popleft()
+        if golden != (record.kind, record.squeue, record.page, record.score):
+            self._wrong("score", record, golden)
+
+    def finish(self) -> None:
+        """After the last record: everything that the golden model did must have been committed."""
+        if self._scores:
+            self._wrong("scores never written", 0, len(self._scores))
+
+    # --- answers --------------------------------------------------------------------------------------------------------
+    def answers(self, index: np.ndarray, kind: np.ndarray, poison: np.ndarray, data: np.ndarray) -> int:
+        """Compare the host's answers, in arrays: request index, Answer-like kind (DATA, NXM, CMP), poison flag, uint16[n, 32] data (for reads). Returns unequal lines."""
+        wanted_kind = np.zeros(len(index), np.int64)
+        wanted_poison = np.zeros(len(index), bool)
+        versions = np.full(len(index), ZEROS, np.int64)
+        for k, i in enumerate(index.tolist()):
+            e = self.expected.get(i)
+            if e is None:
+                self._wrong(f"answer to request {i}", int(kind[k]), "no op was committed for it")
+                continue
+            wanted_kind[k], wanted_poison[k], versions[k] = e.kind, e.poison, e.version
+        read = wanted_kind == Answer.DATA
+        golden = self.endpoint.lines.resolve(np.where(read, versions, ZEROS))
+        bad = (wanted_kind != kind) | (wanted_poison != poison) | (read & (golden != data).any(axis=1))
+        for k in np.flatnonzero(bad)[: self.keep].tolist():
+            self._wrong(f"answer to request {int(index[k])}", (Answer(int(kind[k])).name, bool(poison[k]), data[k].tobytes().hex()),
+                        (Answer(int(wanted_kind[k])).name, bool(wanted_poison[k]), golden[k].tobytes().hex()))
+        self.count += max(0, int(bad.sum()) - self.keep)
+        return int(bad.sum())
+
+    def _expect(self, op, golden, index):
+        outcome = golden.outcome
+        if golden.answer:
+            kind = Answer.CMP if golden.answer == Answer.CMP else Answer.NXM if golden.answer == Answer.NXM else Answer.DATA
+            self.expected[index] = Expected(kind, ZEROS, golden.answer == Answer.POISON)
+        elif outcome not in (Outcome.MISSED, Outcome.PARKED):
+            if op.write:
+                self.expected[index] = Expected(Answer.CMP)
+            else:
+                version = self.endpoint.version
+                self.expected[index] = Expected(Answer.DATA, ZEROS if version == POISONED else version, version == POISONED)
+
+    def _scan(self, op, fault):
+        word = self.endpoint.tracker.words.get(op.squeue * self.config.pages + op.page, ABSENT_WORD)
+        if fault == 2:
+            word = word._replace(state=int(PageState.LOST), pinned=0)
+        step = self.endpoint.tracker.sessions[op.squeue // self.config.queues].step
+        self._tell(self._sweeps.scan(op.squeue, op.page, op.slot, word.state, word.last_step, word.pinned,
+                                     self.endpoint.scores[op.squeue * self.config.pages + op.page], step))
+
+    def _tell(self, wrong):
+        if wrong:
+            self._wrong("eviction", wrong, "")
+
+
