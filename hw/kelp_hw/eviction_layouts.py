@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Payloads between the blocks of the score and eviction engines (docs/design.md §6, §7)."""
+
+from __future__ import annotations
+
+from amaranth.lib import data
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import SCORE_BITS, STEP_BITS
+
+from .layouts import POOL_BITS, Layouts
+
+__all__ = ["EvictionLayouts", "SCRUB_TOKEN", "RECOVER_TOKEN", "CLASS_BITS"]
+
+SCRUB_TOKEN = 8      #: `slot` of the closer's SCRUBs, and so of the FREEs that follow them
+RECOVER_TOKEN = 9    #: `slot` of RECOVER and of the PEEKs before it
+CLASS_BITS = 2       #: 0 ordinary, 1 touched in the sweep's step, 2 the queue's newest page
+
+
+class EvictionLayouts(Layouts):
+    """`Layouts` and, beside them:
+
+    Attributes
+    ----------
+    scanned : layout
+        A page as its SCAN found it: `eligible` = RESIDENT and not pinned.
+    candidate : layout
+        A place in a sweep's list.
+    look : layout
+        What the queue state knows of a squeue: `listed` = it has a resident page.
+    root : layout
+        The queue of a pool with the largest excess; `excess` 0 when none is over its budget.
+    config_write : layout
+        Broadcast of one queue's configuration.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        c = config
+        S = data.StructLayout
+        self.scanned = S({"page": c.page_bits, "slot": 4, "tag": 1, "eligible": 1, "last_step": STEP_BITS, "score": SCORE_BITS})
+        self.candidate = S({"kind": CLASS_BITS, "priority": SCORE_BITS, "page": c.page_bits, "last_step": STEP_BITS})
+        self.look = S({"listed": 1, "pool": POOL_BITS, "newest": c.page_bits, "newest_valid": 1})
+        self.root = S({"squeue": c.squeue_bits, "excess": c.dram_line_bits})
+        self.config_write = S({"squeue": c.squeue_bits, "queue_config": self.queue_config})

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Exponential decay of a number of steps: 65536 · 2^(−steps·m·2^−sh / 65536) (spec §5)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.metadata import STEP_BITS
+
+__all__ = ["Exp2", "EXP2_TABLE"]
+
+#: T[i] = round(65536 · 2^(−i/256)), i = 0 … 256.
+EXP2_TABLE = tuple(round(65536 * 2.0 ** (-i / 256)) for i in range(257))
+
+_T_BITS = 21          # t saturates at 2^21 − 1: 31 halvings leave nothing of 17 bits
+_SHIFT_BITS = 5
+
+
+class Exp2(wiring.Component):
+    """Recency and idle decay share this pipeline; whoever uses it carries its own valid and payload beside it.
+
+    t = min(⌊steps · mantissa · 2^−(shift − bias)⌋, 2^21 − 1); n = t >> 16; i = (t >> 8) & 255; e = T[i] − ((T[i] − T[i+1]) · (t & 255) >> 8);
+    `halving` = e >> n, 0 … 65536 (65536 only at t = 0).
+
+    Latency: `LATENCY` cycles; throughput: one per cycle. While `en` is low every stage holds. No error cases: every input has a value.
+
+    Parameters
+    ----------
+    bias : int
+        0 … 8; what the shift field adds to the shift (kelp_spec.scores).
+
+    Members
+    -------
+    en : in
+    steps : in, 24; mantissa : in, 16; shift : in, 5
+    halving : out, 17
+    """
+
+    LATENCY = 9
+
+    def __init__(self, *, bias: int):
+        if not isinstance(bias, int) or isinstance(bias, bool) or not 0 <= bias <= 8:
+            raise ValueError(f"bias = {bias!r} is refused; legal: 0 … 8")
+        self.bias = bias
+        super().__init__({"en": In(1), "steps": In(STEP_BITS), "mantissa": In(16), "shift": In(_SHIFT_BITS), "halving": Out(17)})
+
+    def elaborate(self, platform):
+        m = Module()
+        # The table holds T[i] and the drop to T[i+1], so that one read serves the interpolation.
+        rows = [EXP2_TABLE[i] | (EXP2_TABLE[i] - EXP2_TABLE[i + 1]) << 17 for i in range(256)]
+        m.submodules.table = table = memory.Memory(shape=25, depth=256, init=rows)
+        row = table.read_port()
+
+        def reg(name, shape):
+            return Signal(shape, name=name, reset_less=True)
+
+        # 1: multiplier inputs, the steps in two parts since a hardware multiplier is 18 bits wide.
+        low, high, mantissa, shift1 = reg("low", 16), reg("high", STEP_BITS - 16), reg("mantissa1", 16), reg("shift1", _SHIFT_BITS)
+        # 2: products
+        low_product, high_product, shift2 = reg("low_product", 32), reg("high_product", STEP_BITS), reg("shift2", _SHIFT_BITS)
+        # 3: steps · mantissa
+        product, shift3 = reg("product", STEP_BITS + 16), reg("shift3", _SHIFT_BITS)
+        # 4, 5: shifted right, by multiples of eight and then by the rest
+        wide = STEP_BITS + 16 + self.bias
+        coarse, shift4 = reg("coarse", wide), reg("shift4", 3)
+        fine = reg("fine", wide)
+        with m.If(self.en):
+            m.d.sync += [
+                low.eq(self.steps[:16]), high.eq(self.steps[16:]), mantissa.eq(self.mantissa), shift1.eq(self.shift),
+                low_product.eq(low * mantissa), high_product.eq(high * mantissa), shift2.eq(shift1),
+                product.eq(low_product + (high_product << 16)), shift3.eq(shift2),
+                coarse.eq((product << self.bias) >> (shift3[3:] << 3)), shift4.eq(shift3[:3]),
+                fine.eq(coarse >> shift4),
+            ]
+
+        # 6: table read
+        t = Signal(_T_BITS)
+        n6, fraction6 = reg("n6", _T_BITS - 16), reg("fraction6", 8)
+        m.d.comb += [t.eq(Mux(fine[_T_BITS:].any(), ~0, fine)), row.addr.eq(t[8:16]), row.en.eq(self.en)]
+        # 7: interpolation product; 8: e; 9: halved n times
+        value7, drop7, n7 = reg("value7", 17), reg("drop7", 8), reg("n7", _T_BITS - 16)
+        e, n8 = reg("e", 17), reg("n8", _T_BITS - 16)
+        drop = Signal(16)
+        m.d.comb += drop.eq(row.data[17:] * fraction6)
+        with m.If(self.en):
+            m.d.sync += [
+                n6.eq(t[16:]), fraction6.eq(t[:8]),
+                value7.eq(row.data[:17]), drop7.eq(drop >> 8), n7.eq(n6),
+                e.eq(value7 - drop7), n8.eq(n7),
+                self.halving.eq(e >> n8),
+            ]
+        m.d.comb += Assert(self.halving <= 65536)
+        return m

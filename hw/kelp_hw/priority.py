@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Recency and priority of scanned pages (spec §5)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import SCORE_BITS, STEP_BITS
+from kelp_spec.scores import RECENCY_BIAS
+
+from .delay import Delay
+from .eviction_layouts import CLASS_BITS, EvictionLayouts
+from .exp2 import Exp2
+
+__all__ = ["PriorityUnit"]
+
+
+class PriorityUnit(wiring.Component):
+    """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16.
+
+    Latency: `LATENCY` cycles; throughput: one page per cycle, in order, never stalls. The sweep's constants (`step` … `recency_sh`) must hold still while pages are inside.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i, i_valid : in, scanned
+    step, newest, newest_valid, recency_m, recency_sh : in
+        The sweep's step, the queue's newest page, its recency constant as configured.
+    o, o_valid : out, candidate
+    o_eligible : out
+        Whether the page may be a victim at all; low pages are only counted.
+    """
+
+    LATENCY = 3 + Exp2.LATENCY
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        layouts = self.layouts = EvictionLayouts(config)
+        super().__init__({
+            "i": In(layouts.scanned), "i_valid": In(1),
+            "step": In(STEP_BITS), "newest": In(config.page_bits), "newest_valid": In(1), "recency_m": In(16), "recency_sh": In(5),
+            "o": Out(layouts.candidate), "o_valid": Out(1), "o_eligible": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+
+        # 1: age and class
+        carried = data.StructLayout({"page": c.page_bits, "last_step": STEP_BITS, "kind": CLASS_BITS, "eligible": 1, "unscored": SCORE_BITS})
+        age, first = Signal(STEP_BITS, reset_less=True), Signal(carried, reset_less=True)
+        is_newest = Signal()
+        m.d.comb += is_newest.eq(self.newest_valid & (self.i.page == self.newest))
+        m.d.sync += [
+            age.eq(self.step - self.i.last_step),
+            first.page.eq(self.i.page), first.last_step.eq(self.i.last_step), first.eligible.eq(self.i.eligible), first.unscored.eq(~self.i.score),
+            first.kind.eq(Mux(is_newest, 2, self.i.last_step == self.step)),
+        ]
+
+        # … : decay of the age, the rest waits
+        m.submodules.exp2 = exp2 = Exp2(bias=RECENCY_BIAS)
+        m.submodules.wait = wait = Delay(shape=carried, cycles=Exp2.LATENCY)
+        m.d.comb += [
+            exp2.en.eq(1), exp2.steps.eq(age), exp2.mantissa.eq(self.recency_m), exp2.shift.eq(self.recency_sh),
+            wait.en.eq(1), wait.i.eq(first),
+        ]
+        decay, last = Signal(SCORE_BITS, reset_less=True), Signal(carried, reset_less=True)
+        # 65536 − halving, and 65535 where nothing is left of the halving.
+        m.d.sync += [decay.eq(Mux(exp2.halving == 0, 65535, 0 - exp2.halving)), last.eq(wait.o)]
+
+        product = Signal(2 * SCORE_BITS, reset_less=True)
+        m.d.sync += [
+            product.eq(last.unscored * decay), self.o.page.eq(last.page), self.o.last_step.eq(last.last_step), self.o.kind.eq(last.kind),
+            self.o_eligible.eq(last.eligible),
+        ]
+        m.d.comb += self.o.priority.eq(product[SCORE_BITS:])
+
+        valid = Signal(self.LATENCY)
+        m.d.sync += valid.eq(Cat(self.i_valid, valid))
+        m.d.comb += self.o_valid.eq(valid[-1])
+        steady = Signal(STEP_BITS)
+        m.d.sync += steady.eq(self.step)
+        m.d.comb += Assert(~valid.any() | (steady == self.step), "the step changed under a sweep")
+        return m
