@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Replays the commit stream of a free-running endpoint and finds every decision that differs (spec §9).
 
-The commit stream gives the golden endpoint one thing only: the order of ops and their arguments. Outcomes, words, frames, victims, scores and lines are computed here and
-compared. A flipped bit is the one fact that the endpoint reports and the golden model takes (`corrected`, `uncorrected`).
+The commit stream gives the golden endpoint one thing only: the order of ops and their arguments. Outcomes, words, frames, victims, scores and
+lines are computed here and compared. A flipped bit is the one fact that the endpoint reports and the golden model takes (`corrected`, `uncorrected`).
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ class Audit:
             self._wrong(f"page word before {op}", record.old, golden.old)
         if record.first != golden.first:
             self._wrong(f"first touch of {op}", record.first, golden.first)
-        if (golden.use or golden.outcome == Outcome.ALLOCATED or kind in (Op.GRANT, Op.PREFETCH) and golden.outcome != Outcome.RETRY) and record.frame != golden.frame:
+        takes_frame = golden.use or kind in (Op.GRANT, Op.PREFETCH) and golden.outcome not in (Outcome.RETRY, Outcome.DROPPED)
+        if takes_frame and record.frame != golden.frame:
             self._wrong(f"frame of {op}", record.frame, golden.frame)
         if golden.outcome in (Outcome.MISSED, Outcome.PARKED) and record.miss != golden.miss:
             self._wrong(f"miss entry of {op}", record.miss, golden.miss)
@@ -176,8 +177,8 @@ class Audit:
             self._seen += 1
             request = self.requests(record.tag)
             session = record.squeue // self.config.queues
-            op = TrackerOp(record.kind, session=session, squeue=record.squeue, page=record.page, kv_line=record.kv_line, write=record.write, partial=record.partial,
-                           poison=record.poison, ld_id=self.endpoint.tracker.sessions[session].ld_id, origin=(request[1], request[2]))
+            op = TrackerOp(record.kind, session=session, squeue=record.squeue, page=record.page, kv_line=record.kv_line, write=record.write,
+                           partial=record.partial, poison=record.poison, ld_id=self.endpoint.tracker.sessions[session].ld_id, origin=(request[1], request[2]))
             golden = self.endpoint.apply(op)
             if (golden.outcome, golden.changed, golden.frame) != (Outcome.HIT, 0, record.frame):
                 self._wrong(f"hot lane {op}", (Outcome.HIT.name, 0, record.frame), (Outcome(golden.outcome).name, golden.changed, golden.frame))
@@ -206,7 +207,10 @@ class Audit:
 
     # --- answers --------------------------------------------------------------------------------------------------------
     def answers(self, index: np.ndarray, kind: np.ndarray, poison: np.ndarray, data: np.ndarray) -> int:
-        """Compare the host's answers, in arrays: request index, Answer-like kind (DATA, NXM, CMP), poison flag, uint16[n, 32] data (for reads). Returns unequal lines."""
+        """Compare the host's answers, in arrays: request index, kind (Answer.DATA, NXM or CMP), poison flag, uint16[n, 32] data (for reads).
+
+        Returns the number of unequal answers.
+        """
         wanted_kind = np.zeros(len(index), np.int64)
         wanted_poison = np.zeros(len(index), bool)
         versions = np.full(len(index), ZEROS, np.int64)

@@ -26,6 +26,7 @@ READ, WRITE, REPLAY, FILL, FLIP, CLAIM, RELEASE, SCRUB, RECOVER, PREFETCH = (
     int(o) for o in (Op.READ, Op.WRITE, Op.REPLAY, Op.FILL, Op.FLIP, Op.CLAIM, Op.RELEASE, Op.SCRUB, Op.RECOVER, Op.PREFETCH))
 HIT, ALLOCATED, MISSED, PARKED, DONE, VOID, ORPHAN, ZERO, REFUSED = (
     int(o) for o in (Outcome.HIT, Outcome.ALLOCATED, Outcome.MISSED, Outcome.PARKED, Outcome.DONE, Outcome.VOID, Outcome.ORPHAN, Outcome.ZERO, Outcome.REFUSED))
+_NOWHERE = (int(PageState.ABSENT), int(PageState.LOST))
 EVICTED_SOON = 16   #: steps within which a miss counts against the eviction that caused it
 
 
@@ -150,7 +151,7 @@ class Endpoint:
         counters["writes" if op.write else "reads"] += 1
         if result.first:
             counters["accesses"] += 1
-            if result.newest:
+            if result.old[0] in _NOWHERE:
                 counters["allocations"] += 1
                 per_queue["allocations"][op.squeue] += 1
             elif outcome == HIT:
