@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""``kelp config``: the named configurations and what follows from them."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from kelp_spec.config import NAMED, POOLS, Config, named
+
+from .output import console, write_json
+
+__all__ = ["describe", "register"]
+
+
+def describe(config: Config) -> dict:
+    """A configuration's fields and what is derived from them, ready for JSON."""
+    word_bits = 3 + config.place_bits + 6 + 24 + 1
+    page_bytes = config.page_lines * 64
+    return {
+        **asdict(config), "digest": config.digest, "page_words": config.page_words, "page_bytes": page_bytes, "page_word_bits": word_bits,
+        "aperture_bytes": 1 << config.aperture_bits, "dram_bytes": config.dram_lines * 64,
+        "pools": {name: {"frames": frames, "frame_lines": lines} for name, frames, lines in zip(POOLS, config.frames, config.frame_lines, strict=True)},
+        "cold_slot_bytes": config.cold_slot_sectors * 512,
+    }
+
+
+def register(app: typer.Typer) -> None:
+    @app.command(name="config")
+    def config_(
+        name: Annotated[str | None, typer.Argument(help="One configuration in full; all in brief when left out.")] = None,
+        json: Annotated[Path | None, typer.Option("--json", help="Also write it to this file (- is stdout).")] = None,
+    ) -> None:
+        """Show the named configurations: queues, pages, frames, widths and what they cost in memory."""
+        chosen = [named(name)] if name else list(NAMED.values())
+        if json is not None:
+            write_json(json, "config", {"configurations": [describe(c) for c in chosen]})
+            if str(json) == "-":
+                return
+        console.print(_one(chosen[0]) if name else _all(chosen))
+
+
+def _all(configs: list[Config]) -> Table:
+    table = Table(title="Configurations", title_justify="left")
+    for column in ("name", "sessions", "queues", "pages", "lines/page", "frames raw16/fp8/int8/int4", "misses", "parked", "DRAM", "digest"):
+        table.add_column(column, justify="left" if column in ("name", "digest") else "right", no_wrap=column == "name")
+    for c in configs:
+        table.add_row(c.name, str(c.sessions), str(c.queues), str(c.pages), str(c.page_lines), "/".join(map(str, c.frames)), str(c.misses), str(c.parked),
+                      f"{c.dram_lines * 64 / 2**20:.1f} MiB", c.digest)
+    return table
+
+
+def _one(config: Config) -> Table:
+    table = Table(title=f"Configuration {config.name}", title_justify="left", show_header=False)
+    for key, value in describe(config).items():
+        if key == "pools":
+            for pool, sizes in value.items():
+                table.add_row(f"pool {pool}", f"{sizes['frames']} frames of {sizes['frame_lines']} DRAM lines")
+        else:
+            table.add_row(key, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
+    return table
