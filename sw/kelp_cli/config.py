@@ -45,11 +45,10 @@ def register(app: typer.Typer) -> None:
 
 def _all(configs: list[Config]) -> Table:
     table = Table(title="Configurations", title_justify="left")
-    for column in ("name", "sessions", "queues", "pages", "lines/page", "frames raw16/fp8/int8/int4", "misses", "parked", "DRAM", "digest"):
-        table.add_column(column, justify="left" if column in ("name", "digest") else "right", no_wrap=column == "name")
+    for column in ("name", "sessions × queues × pages", "lines per page", "frames", "DRAM", "digest"):
+        table.add_column(column, justify="left" if column in ("name", "digest") else "right", no_wrap=column in ("name", "digest"))
     for c in configs:
-        table.add_row(c.name, str(c.sessions), str(c.queues), str(c.pages), str(c.page_lines), "/".join(map(str, c.frames)), str(c.misses), str(c.parked),
-                      f"{c.dram_lines * 64 / 2**20:.1f} MiB", c.digest)
+        table.add_row(c.name, f"{c.sessions} × {c.queues} × {c.pages}", str(c.page_lines), f"{c.total_frames:,}", f"{c.dram_lines * 64 / 2**20:,.2f} MiB", c.digest)
     return table
 
 
