@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Cold-tier commands: order, retries, timeouts and aborts (spec §8, docs/design.md §5)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import ColdOp, ColdStatus
+
+from .layouts import TIME_BITS, Layouts
+from .page_address import frame_base, pool_of_frame
+from .pipeline import WRITE_BACKS
+from .sram import Sram
+
+__all__ = ["ColdScheduler", "TRY_BITS"]
+
+TRY_BITS = 4   #: width of the retry count
+
+
+class _Phase(IntEnum):
+    """Of a command that has been sent at least once."""
+
+    QUEUED = 0          #: waits to be sent again
+    FLIGHT = 1
+    ABORT_QUEUED = 2    #: timed out; its ABORT waits to be sent
+    ABORTING = 3
+
+
+class _Act(IntEnum):
+    """What the engine does to one entry."""
+
+    SCAN = 0
+    COMPLETE = 1
+    SEND = 2
+    ABORT = 3
+
+
+class ColdScheduler(wiring.Component):
+    """Turns fetches and write-backs into commands and answers each exactly once.
+
+    Order: ABORT, demand, prefetch, write-back. A fetch that is raised before its command has left joins the demand. Every miss entry and `WRITE_BACKS` write-backs may be
+    in flight at once. A completion with FAILED, or a timeout, is tried again `retries` times before the fetch or write-back has failed.
+
+    The port's contract: the tier accepts every command in bounded time (it has room for `misses` + `WRITE_BACKS` commands and as many ABORTs) and completes it at
+    most once. A command that has no completion `timeout` cycles after it was sent is aborted. From the completion (ABORTED) of an ABORT on, or `timeout` cycles
+    after its acceptance at the latest, the tier moves no data for that id, and neither a retry nor the frame's next use begins before. Completions that nobody waits
+    for are ignored; each try of an entry flips the id's attempt bit, so that a late one is not taken for its successor's.
+
+    One engine looks at one entry every two cycles: completions and commands in turn, and whenever neither is due, the next entry's deadline. So a completion is taken
+    within a few cycles, and a timeout is noticed at most 2 · (`misses` + `WRITE_BACKS`) cycles late when nothing else happens, at no cost per entry.
+    Latency from `i_fetch` to `o_command`: 6 cycles.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i_fetch, i_fetch_valid : in, fetch
+        Valid-only, each miss id at most once until its `o_fetched`.
+    i_raise, i_raise_valid : in, miss id
+        Never in one cycle with an `i_fetch`. Ids that need no raising are ignored.
+    o_fetched : out, stream of fetched
+    i_write_back : in, stream of write_back; o_written_back : out, stream of written_back
+    o_command : out, stream of cold_command; i_completion : in, stream of cold_completion
+    now, timeout : in, cycles
+    retries : in
+    o_retry, o_timeout : out
+        Pulses, for counters.
+    idle : out
+        No fetch or write-back is here.
+    quiet : out
+        Nothing here will change but by a completion or by time.
+    """
+
+    def __init__(self, *, config: Config):
+        c = self.config = config
+        layouts = self.layouts = Layouts(config)
+        self.entries = c.misses + WRITE_BACKS
+        super().__init__({
+            "i_fetch": In(layouts.fetch), "i_fetch_valid": In(1),
+            "i_raise": In(c.miss_bits), "i_raise_valid": In(1),
+            "o_fetched": Out(stream.Signature(layouts.fetched)),
+            "i_write_back": In(stream.Signature(layouts.write_back)),
+            "o_written_back": Out(stream.Signature(layouts.written_back)),
+            "o_command": Out(stream.Signature(layouts.cold_command)),
+            "i_completion": In(stream.Signature(layouts.cold_completion)),
+            "now": In(TIME_BITS), "timeout": In(TIME_BITS), "retries": In(TRY_BITS),
+            "o_retry": Out(1), "o_timeout": Out(1),
+            "idle": Out(1), "quiet": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c, entries = self.config, self.entries
+        index_shape = range(entries)
+        S = data.StructLayout
+        where_layout = S({"squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits})
+        state_layout = S({"phase": 2, "attempt": 1, "tries": TRY_BITS, "sent": TIME_BITS})
+        turn_layout = S({"index": index_shape, "again": 1})
+
+        m.submodules.where = where = Sram(depth=entries, shape=where_layout)
+        m.submodules.states = states = Sram(depth=entries, shape=state_layout)
+        m.submodules.sectors = sectors = Sram(depth=WRITE_BACKS, shape=self.layouts.sector)
+        # Lines of entries that wait to be sent, each entry at most once in each; one place more, see FreeList.
+        m.submodules.demand = demand = SyncFIFOBuffered(width=turn_layout.size, depth=c.misses + 1)
+        m.submodules.writes = writes = SyncFIFOBuffered(width=turn_layout.size, depth=WRITE_BACKS + 1)
+        m.submodules.aborts = aborts = SyncFIFOBuffered(width=turn_layout.size, depth=entries + 1)
+        # Prefetches wait as one bit each, because a raised one leaves from the middle.
+        prefetches = Signal(c.misses)
+        active = Signal(entries)   # sent at least once and not answered: the row of `states` counts
+
+        # --- requests ---------------------------------------------------------------------------------------------------------
+        raised = Signal()
+        m.d.comb += raised.eq(self.i_raise_valid & prefetches.bit_select(self.i_raise, 1))
+        busy_writes, write_slot, write_free = Signal(WRITE_BACKS), Signal(range(WRITE_BACKS)), Signal()
+        tokens = Array(Signal(4, name=f"token_{w}") for w in range(WRITE_BACKS))
+        for w in reversed(range(WRITE_BACKS)):
+            with m.If(~busy_writes[w]):
+                m.d.comb += [write_slot.eq(w), write_free.eq(1)]
+        push_again = Signal()      # the engine puts an entry back into line
+        new_write = self.i_write_back.valid & self.i_write_back.ready
+        wb = self.i_write_back.payload
+        m.d.comb += [
+            self.i_write_back.ready.eq(write_free & ~self.i_fetch_valid & ~push_again),
+            where.write_en.eq(self.i_fetch_valid | new_write),
+            where.write_address.eq(Mux(self.i_fetch_valid, self.i_fetch.miss, c.misses + write_slot)),
+            *(where.write_data[name].eq(Mux(self.i_fetch_valid, self.i_fetch[name], wb[name])) for name in ("squeue", "page", "frame")),
+            sectors.write_en.eq(new_write), sectors.write_address.eq(write_slot), sectors.write_data.eq(wb.sector),
+        ]
+        with m.If(new_write):
+            m.d.sync += [busy_writes.bit_select(write_slot, 1).eq(1), tokens[write_slot].eq(wb.token)]
+        with m.If(self.i_fetch_valid & ~self.i_fetch.demand):
+            m.d.sync += prefetches.bit_select(self.i_fetch.miss, 1).eq(1)
+        with m.If(raised):
+            m.d.sync += prefetches.bit_select(self.i_raise, 1).eq(0)
+
+        # --- engine: choose an entry, then act on it ----------------------------------------------------------------------------
+        acting, act, index, again = Signal(), Signal(2), Signal(index_shape), Signal()
+        scan, pointer = Signal(index_shape), Signal(range(c.misses))
+        pre_valid = Signal()
+        prefer_send = Signal()
+        choice, chosen, chosen_again = Signal(2), Signal(index_shape), Signal()
+        waiting_prefetch = prefetches.bit_select(pointer, 1) & ~(raised & (self.i_raise == pointer))
+        can_send, can_answer, go = Signal(), Signal(), Signal()
+        m.d.comb += [
+            can_send.eq((aborts.r_rdy | demand.r_rdy | waiting_prefetch | writes.r_rdy) & ~pre_valid),
+            can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
+        ]
+        with m.If(~prefetches.bit_select(pointer, 1)):
+            m.d.sync += pointer.eq(Mux(pointer == c.misses - 1, 0, pointer + 1))
+
+        id_ = self.i_completion.payload.id
+        with m.If(~acting):
+            with m.If(can_answer & self.i_completion.valid & ~(prefer_send & can_send)):
+                m.d.comb += [go.eq(1), choice.eq(_Act.COMPLETE), chosen.eq(Mux(id_.index < entries, id_.index, 0))]
+            with m.Elif(can_send):
+                m.d.comb += [go.eq(1), choice.eq(Mux(aborts.r_rdy, _Act.ABORT, _Act.SEND))]
+                with m.If(aborts.r_rdy):
+                    m.d.comb += [Cat(chosen, chosen_again).eq(aborts.r_data), aborts.r_en.eq(1)]
+                with m.Elif(demand.r_rdy):
+                    m.d.comb += [Cat(chosen, chosen_again).eq(demand.r_data), demand.r_en.eq(1)]
+                with m.Elif(waiting_prefetch):
+                    m.d.comb += chosen.eq(pointer)
+                    m.d.sync += prefetches.bit_select(pointer, 1).eq(0)
+                with m.Else():
+                    m.d.comb += [Cat(chosen, chosen_again).eq(writes.r_data), writes.r_en.eq(1)]
+            with m.Elif(can_answer):
+                m.d.comb += [go.eq(1), choice.eq(_Act.SCAN), chosen.eq(scan)]
+                m.d.sync += scan.eq(Mux(scan == entries - 1, 0, scan + 1))
+        with m.If(go):
+            m.d.sync += [acting.eq(1), act.eq(choice), index.eq(chosen), again.eq(chosen_again), prefer_send.eq(choice == _Act.COMPLETE)]
+        write_index = Signal(range(WRITE_BACKS))
+        m.d.comb += [
+            states.read_en.eq(go), states.read_address.eq(chosen),
+            where.read_en.eq(go), where.read_address.eq(chosen),
+            write_index.eq(index - c.misses),
+            sectors.read_en.eq(acting & (act == _Act.SEND)), sectors.read_address.eq(write_index),
+        ]
+
+        state, after = states.read_data, states.write_data
+        is_write, live = Signal(), Signal()
+        tried, succeeded, expired, finish, failed, store, stall = Signal(), Signal(), Signal(), Signal(), Signal(), Signal(), Signal()
+        completion = self.i_completion.payload
+        age, abort_age, abort_stalled = Signal(TIME_BITS), Signal(TIME_BITS), Signal(TIME_BITS)
+        m.d.comb += [
+            is_write.eq(index >= c.misses),
+            live.eq(active.bit_select(index, 1)),
+            age.eq(self.now - state.sent), abort_age.eq(self.now - abort_stalled),
+            expired.eq(live & (age >= self.timeout)),
+            after.eq(state), states.write_address.eq(index), states.write_en.eq(store & ~stall),
+        ]
+        with m.If(acting):
+            with m.Switch(act):
+                with m.Case(_Act.SCAN):
+                    with m.If(expired & (state.phase == _Phase.FLIGHT)):
+                        m.d.comb += [after.phase.eq(_Phase.ABORT_QUEUED), store.eq(1), aborts.w_en.eq(1), self.o_timeout.eq(1)]
+                    with m.If(expired & (state.phase == _Phase.ABORTING) & (abort_age >= self.timeout)):
+                        m.d.comb += tried.eq(1)
+                with m.Case(_Act.COMPLETE):
+                    m.d.comb += self.i_completion.ready.eq(~stall)
+                    with m.If(live & (completion.id.index == index) & (completion.id.attempt == state.attempt)):
+                        with m.If(state.phase == _Phase.FLIGHT):
+                            m.d.comb += [succeeded.eq(completion.status == ColdStatus.OK), tried.eq(~succeeded)]
+                        with m.If((state.phase == _Phase.ABORTING) & (completion.status == ColdStatus.ABORTED)):
+                            m.d.comb += tried.eq(1)
+                with m.Case(_Act.SEND):
+                    m.d.comb += [store.eq(1), after.phase.eq(_Phase.FLIGHT), after.attempt.eq(~state.attempt), after.tries.eq(Mux(again, state.tries, 0)),
+                                 after.sent.eq(self.now)]
+                    m.d.sync += active.bit_select(index, 1).eq(1)
+                with m.Case(_Act.ABORT):
+                    m.d.comb += [store.eq(1), after.phase.eq(_Phase.ABORTING), after.sent.eq(self.now)]
+            with m.If(tried):
+                with m.If(state.tries < self.retries):
+                    m.d.comb += [push_again.eq(1), store.eq(1), after.phase.eq(_Phase.QUEUED), after.tries.eq(state.tries + 1)]
+                with m.Else():
+                    m.d.comb += failed.eq(1)
+            m.d.comb += finish.eq(succeeded | failed)
+            with m.If(~stall):
+                m.d.sync += acting.eq(0)
+        # A new demand goes into line first: it cannot wait.
+        new_demand = (self.i_fetch_valid & self.i_fetch.demand) | raised
+        put_demand, put_write = data.View(turn_layout, demand.w_data), data.View(turn_layout, writes.w_data)
+        m.d.comb += [
+            stall.eq(push_again & ~is_write & new_demand),
+            self.o_retry.eq(push_again & ~stall),
+            demand.w_en.eq(new_demand | (push_again & ~is_write)),
+            put_demand.index.eq(Mux(raised, self.i_raise, Mux(new_demand, self.i_fetch.miss, index))), put_demand.again.eq(~new_demand),
+            writes.w_en.eq(new_write | (push_again & is_write)),
+            put_write.index.eq(Mux(push_again, index, c.misses + write_slot)), put_write.again.eq(push_again),
+            aborts.w_data.eq(index),
+        ]
+
+        # --- answers ----------------------------------------------------------------------------------------------------------
+        with m.If(self.o_fetched.ready):
+            m.d.sync += self.o_fetched.valid.eq(0)
+        with m.If(self.o_written_back.ready):
+            m.d.sync += self.o_written_back.valid.eq(0)
+        with m.If(finish):
+            m.d.sync += active.bit_select(index, 1).eq(0)
+            with m.If(is_write):
+                m.d.sync += [
+                    self.o_written_back.valid.eq(1), self.o_written_back.payload.token.eq(tokens[write_index]), self.o_written_back.payload.failed.eq(failed),
+                    busy_writes.bit_select(write_index, 1).eq(0),
+                ]
+            with m.Else():
+                m.d.sync += [
+                    self.o_fetched.valid.eq(1), self.o_fetched.payload.miss.eq(index), self.o_fetched.payload.failed.eq(failed),
+                    self.o_fetched.payload.sector.eq(completion.sector),
+                ]
+
+        # --- commands: a stage between the reads and the two constant multiplications -------------------------------------------
+        pre, command = Signal(S({"op": 2, "id": self.layouts.cold_id, "where": where_layout})), self.o_command.payload
+        with m.If(acting & ((act == _Act.SEND) | (act == _Act.ABORT))):
+            m.d.sync += [
+                pre_valid.eq(1), pre.op.eq(Mux(act == _Act.ABORT, ColdOp.ABORT, Mux(is_write, ColdOp.WRITE, ColdOp.READ))),
+                pre.id.index.eq(index), pre.id.attempt.eq(after.attempt), pre.where.eq(where.read_data),
+            ]
+        pool = pool_of_frame(c, pre.where.frame)
+        with m.If(~self.o_command.valid | self.o_command.ready):
+            m.d.sync += [
+                self.o_command.valid.eq(pre_valid), command.op.eq(pre.op), command.id.eq(pre.id),
+                command.lba.eq(Cat(pre.where.page, pre.where.squeue) * c.cold_slot_sectors),
+                command.line.eq(frame_base(c, pool, pre.where.frame)), command.lines.eq(Array(c.frame_lines)[pool]),
+                command.sector.eq(sectors.read_data),
+            ]
+            with m.If(pre_valid):
+                m.d.sync += pre_valid.eq(0)
+        # An ABORT's own deadline counts from its acceptance; one register for all of them errs on the late side.
+        with m.If((pre_valid & (pre.op == ColdOp.ABORT)) | (self.o_command.valid & (command.op == ColdOp.ABORT))):
+            m.d.sync += abort_stalled.eq(self.now)
+
+        m.d.comb += [
+            self.quiet.eq(~(acting & (act != _Act.SCAN)) & ~prefetches.any() & (demand.level == 0) & (writes.level == 0) & (aborts.level == 0) & ~pre_valid
+                          & ~self.o_command.valid & ~self.o_fetched.valid & ~self.o_written_back.valid & ~self.i_completion.valid
+                          & ~self.i_fetch_valid & ~(self.i_write_back.valid & write_free)),
+            self.idle.eq(self.quiet & ~active.any() & ~busy_writes.any()),
+        ]
+
+        twice, unlined = Signal(), Signal()
+        m.d.sync += [
+            twice.eq(self.i_fetch_valid & (active.bit_select(self.i_fetch.miss, 1) | prefetches.bit_select(self.i_fetch.miss, 1)
+                                           | (self.i_raise_valid & raised))),
+            unlined.eq((demand.w_en & ~demand.w_rdy) | (writes.w_en & ~writes.w_rdy) | (aborts.w_en & ~aborts.w_rdy)),
+        ]
+        m.d.comb += [Assert(~twice), Assert(~unlined)]
+        return m
