@@ -21,7 +21,8 @@ __all__ = ["PriorityUnit"]
 class PriorityUnit(wiring.Component):
     """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16.
 
-    Latency: `LATENCY` cycles; throughput: one page per cycle, in order, never stalls. The sweep's constants (`step` … `recency_sh`) must hold still while pages are inside.
+    Latency: `LATENCY` cycles; throughput: one page per cycle, in order, never stalls. The sweep's constants (`step` … `recency_sh`) must hold still
+    while pages are inside.
 
     Parameters
     ----------

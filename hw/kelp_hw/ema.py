@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""EMA engine: one score per page, updated by what M3 saw (spec §4, §5; docs/design.md §7, docs/arithmetic.md)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
+from amaranth.lib import data, fifo, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import SCORE_BITS, STEP_BITS, PageState, ScoreEvent, ScoreSource
+from kelp_spec.scores import IDLE_BIAS
+
+from .delay import Delay
+from .eviction_layouts import EvictionLayouts
+from .exp2 import Exp2
+from .pipeline import RESERVE
+from .queue_config import QueueConfig
+from .secded import Secded
+from .sram import Sram
+
+__all__ = ["EmaEngine", "EmaStep"]
+
+
+class EmaStep(wiring.Component):
+    """s' = s + ((x − s)·a + 128 >> 8), one per cycle; a above 256 counts as 256.
+
+    Members
+    -------
+    s, x : in, 16; a : in, 9
+    o : out, 16, `LATENCY` cycles later
+    """
+
+    LATENCY = 3
+
+    def __init__(self):
+        super().__init__({"s": In(SCORE_BITS), "x": In(SCORE_BITS), "a": In(9), "o": Out(SCORE_BITS)})
+
+    def elaborate(self, platform):
+        m = Module()
+        difference, alpha = Signal(signed(SCORE_BITS + 1), reset_less=True), Signal(9, reset_less=True)
+        product = Signal(signed(SCORE_BITS + 10), reset_less=True)
+        s1, s2 = Signal(SCORE_BITS, reset_less=True), Signal(SCORE_BITS, reset_less=True)
+        total = Signal(signed(SCORE_BITS + 3))
+        m.d.comb += total.eq(s2 + ((product + 128) >> 8))
+        m.d.sync += [
+            difference.eq(self.x - self.s), alpha.eq(Mux(self.a[8], 256, self.a)), s1.eq(self.s),
+            product.eq(difference * alpha), s2.eq(s1),
+            self.o.eq(total),
+        ]
+        checked = Signal(signed(SCORE_BITS + 3), reset_less=True)
+        m.d.sync += checked.eq(total)
+        m.d.comb += Assert((checked >= 0) & (checked <= 65535), "a score left 0 … 65535")
+        return m
+
+
+class EmaEngine(wiring.Component):
+    """Owns the score SRAM, SECDED over each score, and executes score events in order.
+
+    INIT writes the score of one touch from zero, TOUCH folds the idle steps and takes an EMA step with x = 65535, MASS takes one with x = `mass`,
+    SCAN reads. TOUCH counts only for queues whose source is OBSERVED, MASS only for PUSHED. A corrected score is written back, SCANs' too; an
+    uncorrectable one counts as 0. INIT looks at nothing that was there, and every other event comes after one: there is no scrub.
+
+    Throughput: one event per cycle on distinct pages; an event on a page whose previous update is not written yet waits for it (`HAZARD` cycles at most).
+    Latency: `LATENCY` cycles from `i` to `o_commit` and the write when nothing waits, `SCAN_LATENCY` to `o_scan`.
+    Never loses an event: `ready` = at least RESERVE places free.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i, i_valid : in, score_event
+    ready : out
+    config_write, config_write_valid : in
+    o_scan, o_scan_valid : out, scanned
+        In the order of the SCANs.
+    o_commit, o_commit_valid : out, score_commit
+        Each score as it is written, and each SCAN's as it was read, in order.
+    corrected, uncorrected : out
+        Pulses, for counters and the event log; the page is that of `o_commit` in the same cycle.
+    idle : out
+    """
+
+    HAZARD = 8
+    LATENCY = Exp2.LATENCY + 13
+    SCAN_LATENCY = LATENCY - 5
+    DEPTH = 2 * RESERVE
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        layouts = self.layouts = EvictionLayouts(config)
+        self.secded = Secded(SCORE_BITS)
+        super().__init__({
+            "i": In(layouts.score_event), "i_valid": In(1), "ready": Out(1),
+            "config_write": In(layouts.config_write), "config_write_valid": In(1),
+            "o_scan": Out(layouts.scanned), "o_scan_valid": Out(1),
+            "o_commit": Out(layouts.score_commit), "o_commit_valid": Out(1),
+            "corrected": Out(1), "uncorrected": Out(1), "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c, code = self.config, self.secded
+        # What of an event goes through the pipeline: `argument` is the idle steps, x, or what a SCAN found.
+        found = data.StructLayout({"last_step": STEP_BITS, "eligible": 1})
+        event = data.StructLayout({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "slot": 4, "tag": 1, "argument": found.size})
+
+        def address(e):
+            return Cat(e.page, e.squeue)
+
+        # --- queue of events ---
+        m.submodules.queue = queue = fifo.SyncFIFO(width=event.size, depth=self.DEPTH)
+        pushed, idle_steps = Signal(event), Signal(STEP_BITS)
+        scanned = Signal(found)
+        m.d.comb += [
+            idle_steps.eq(Mux(self.i.gap == 0, 0, self.i.gap - 1)),
+            scanned.last_step.eq(self.i.scan.last_step), scanned.eligible.eq((self.i.scan.state == PageState.RESIDENT) & ~self.i.scan.pinned),
+            *(pushed[name].eq(self.i[name]) for name in ("kind", "squeue", "page", "slot")), pushed.tag.eq(self.i.scan_tag),
+        ]
+        with m.Switch(self.i.kind):
+            with m.Case(ScoreEvent.TOUCH):
+                m.d.comb += pushed.argument.eq(idle_steps)
+            with m.Case(ScoreEvent.MASS):
+                m.d.comb += pushed.argument.eq(self.i.mass)
+            with m.Default():
+                m.d.comb += pushed.argument.eq(scanned)
+        m.d.comb += [queue.w_data.eq(pushed), queue.w_en.eq(self.i_valid & (self.i.kind != ScoreEvent.NONE))]
+        m.d.comb += Assert(~queue.w_en | queue.w_rdy, "a score event came without credit")
+        # One place for what comes while `ready` itself is on its way.
+        m.d.sync += self.ready.eq(queue.level < self.DEPTH - RESERVE - 1)
+
+        # --- front, held while a page waits: configuration, x, the fold's factor ---
+        front = Signal()
+        a0, a0_valid = Signal(event, reset_less=True), Signal()
+        m.submodules.settings = settings = QueueConfig(config=c, fields=("alpha", "score_source", "idle_m", "idle_sh"))
+        m.d.comb += [
+            queue.r_en.eq(front), settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid),
+            settings.read_en.eq(front), settings.read_squeue.eq(a0.squeue),
+        ]
+        a1, a1_valid = Signal(event, reset_less=True), Signal()
+        with m.If(front):
+            m.d.sync += [a0.eq(queue.r_data), a0_valid.eq(queue.r_rdy), a1.eq(a0), a1_valid.eq(a0_valid)]
+
+        step = data.StructLayout({"event": event, "x": SCORE_BITS, "alpha": 9, "fold": 1})
+        a2 = Signal(step)
+        counts = Signal()
+        touch = a1.kind == ScoreEvent.TOUCH
+        with m.Switch(a1.kind):
+            with m.Case(ScoreEvent.TOUCH):
+                m.d.comb += counts.eq(settings.o.score_source == ScoreSource.OBSERVED)
+            with m.Case(ScoreEvent.MASS):
+                m.d.comb += counts.eq(settings.o.score_source == ScoreSource.PUSHED)
+            with m.Default():
+                m.d.comb += counts.eq(1)
+        m.d.comb += [
+            a2.event.eq(a1), a2.fold.eq(touch & (a1.argument[:STEP_BITS] != 0)),
+            a2.x.eq(Mux(a1.kind == ScoreEvent.MASS, a1.argument, 65535)),
+            # A SCAN's score must come back as it was when it is written at all.
+            a2.alpha.eq(Mux(a1.kind == ScoreEvent.SCAN, 0, settings.o.alpha)),
+        ]
+        m.submodules.exp2 = exp2 = Exp2(bias=IDLE_BIAS)
+        m.submodules.wait = wait = Delay(shape=step, cycles=Exp2.LATENCY)
+        waiting = Signal(Exp2.LATENCY)
+        m.d.comb += [
+            exp2.en.eq(front), exp2.steps.eq(a1.argument), exp2.mantissa.eq(settings.o.idle_m), exp2.shift.eq(settings.o.idle_sh),
+            wait.en.eq(front), wait.i.eq(a2),
+        ]
+        with m.If(front):
+            m.d.sync += waiting.eq(Cat(a1_valid & counts, waiting))
+
+        # b0: factor known, the score may be read when no older event is going to write it
+        b0, b0_valid = Signal(step, reset_less=True), Signal()
+        factor = Signal(SCORE_BITS, reset_less=True)
+        with m.If(front):
+            m.d.sync += [b0.eq(wait.o), b0_valid.eq(waiting[-1]), factor.eq(Mux(exp2.halving[SCORE_BITS], 65535, exp2.halving))]
+
+        # --- back, rigid: read, check, correct, fold, EMA step, encode and write ---
+        m.submodules.scores = scores = Sram(depth=c.page_words, shape=code.code_bits)
+        back = [Signal(step, name=f"b{k}", reset_less=True) for k in range(1, 10)]
+        back_valid = Signal(len(back))
+        clash = Signal(len(back))
+        held = Signal()
+        # The write of the last stage is seen by a read of the same cycle; a page of any older stage is waited for. SCANs do not write (but to correct).
+        m.d.comb += [
+            *(clash[k].eq(back_valid[k] & (b.event.kind != ScoreEvent.SCAN) & (address(b.event) == address(b0.event))) for k, b in enumerate(back[:-1])),
+            held.eq(b0_valid & clash.any()), front.eq(~held),
+            scores.read_en.eq(b0_valid), scores.read_address.eq(address(b0.event)),
+        ]
+        m.d.sync += [back[0].eq(b0), back_valid.eq(Cat(b0_valid & ~held, back_valid))]
+        m.d.sync += [back[k].eq(back[k - 1]) for k in range(1, len(back))]
+        b3, b4, b5, b9 = back[2], back[3], back[4], back[8]
+
+        # b1: code word out. b2: held. b3: its syndrome.
+        raw2, raw3, syndrome3 = Signal(code.code_bits, reset_less=True), Signal(code.code_bits, reset_less=True), Signal(code.check_bits, reset_less=True)
+        factors = [factor] + [Signal(SCORE_BITS, name=f"factor{k}", reset_less=True) for k in range(1, 5)]
+        m.d.sync += [factors[k].eq(factors[k - 1]) for k in range(1, len(factors))]
+        m.d.sync += [raw2.eq(scores.read_data), raw3.eq(raw2), syndrome3.eq(code.syndrome(raw2))]
+
+        # b4: corrected score
+        fixed, single, double = code.repair(raw3, syndrome3)
+        fresh = b3.event.kind == ScoreEvent.INIT
+        s4, single4, double4 = Signal(SCORE_BITS, reset_less=True), Signal(), Signal()
+        m.d.sync += [
+            s4.eq(Mux(fresh | double, 0, fixed)), single4.eq(back_valid[2] & single & ~fresh), double4.eq(back_valid[2] & double & ~fresh),
+        ]
+        info = Signal(found)
+        m.d.comb += [
+            info.eq(b4.event.argument),
+            self.o_scan.page.eq(b4.event.page), self.o_scan.slot.eq(b4.event.slot), self.o_scan.tag.eq(b4.event.tag),
+            self.o_scan.eligible.eq(info.eligible), self.o_scan.last_step.eq(info.last_step), self.o_scan.score.eq(s4),
+            self.o_scan_valid.eq(back_valid[3] & (b4.event.kind == ScoreEvent.SCAN)),
+        ]
+
+        # b5: folded
+        product = Signal(2 * SCORE_BITS, reset_less=True)
+        s5 = Signal(SCORE_BITS, reset_less=True)
+        m.d.sync += [product.eq(s4 * factors[4]), s5.eq(s4)]
+
+        # b6 … b8: EMA step
+        m.submodules.ema = ema = EmaStep()
+        m.d.comb += [ema.s.eq(Mux(b5.fold, product[SCORE_BITS:], s5)), ema.x.eq(b5.x), ema.a.eq(b5.alpha)]
+
+        # b9: written
+        word9, score9 = Signal(code.code_bits, reset_less=True), Signal(SCORE_BITS, reset_less=True)
+        errors = Signal(2 * (len(back) - 4))
+        m.d.sync += [word9.eq(code.encode(ema.o)), score9.eq(ema.o), errors.eq(Cat(single4, double4, errors))]
+        single9, double9 = errors[-2], errors[-1]
+        scan9 = b9.event.kind == ScoreEvent.SCAN
+        m.d.comb += [
+            scores.write_en.eq(back_valid[8] & (~scan9 | single9 | double9)), scores.write_address.eq(address(b9.event)), scores.write_data.eq(word9),
+            *(self.o_commit[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")), self.o_commit.score.eq(score9),
+            self.o_commit_valid.eq(back_valid[8]), self.corrected.eq(single9), self.uncorrected.eq(double9),
+            self.idle.eq(~(self.i_valid | queue.r_rdy | a0_valid | a1_valid | waiting.any() | b0_valid | back_valid.any())),
+        ]
+        return m
