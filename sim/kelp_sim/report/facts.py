@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""A result as figures: the sections that table and page share, and report.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from ..result import ReplayResult
+
+__all__ = ["Row", "Section", "as_json", "sections", "verdict", "write_json"]
+
+
+class Row(NamedTuple):
+    label: str
+    value: str
+    note: str = ""
+
+
+class Section(NamedTuple):
+    title: str
+    rows: list[Row]
+
+
+def verdict(result: ReplayResult) -> str:
+    """One sentence: does the engine agree with the golden model?"""
+    engine = {"rtl": "RTL", "golden": "Golden model"}.get(result.engine, result.engine)
+    if result.mismatches:
+        return f"{engine}: {result.mismatches:,} mismatches in {result.line_requests:,} line requests."
+    if result.engine == "golden":
+        return f"{engine}: {result.line_requests:,} line requests replayed."
+    return f"{engine} and golden model agree: 0 mismatches in {result.line_requests:,} line requests."
+
+
+def sections(result: ReplayResult) -> list[Section]:
+    """Everything a reader is told, in order; every number formatted once, here."""
+    lockstep = ", ".join(f"{count:,} {name.replace('_', '-')}" for name, count in result.lockstep.items())
+    per_step = result.flash_reads / result.steps
+    return [
+        Section("Agreement with the golden model", [
+            Row("accesses, free-running", f"{result.accesses:,}", f"{result.steps:,} steps × {result.queues} heads"),
+            Row("accesses, lock-step", f"{result.lockstep_accesses:,}", lockstep),
+            Row("line requests", f"{result.line_requests:,}", "64 bytes each"),
+            Row("mismatches", f"{result.mismatches:,}", "unequal lines, decisions and counters"),
+        ]),
+        Section("Hit rate on the same reads", [
+            Row("Belady pooled", _percent(result.belady_hit_rate), "knows the future: the bound"),
+            Row(f"KELP ({result.policy})", _percent(result.hit_rate), "from the engine's counters"),
+            Row("LRU pooled", _percent(result.lru_pooled_hit_rate), "one pool for all heads"),
+            Row("LRU per queue", _percent(result.lru_hit_rate), "equal shares"),
+        ]),
+        Section("Flash", [
+            Row("demand misses", f"{result.demand_misses:,}", f"{result.demand_misses / result.accesses:.4f} per access"),
+            Row("prefetches", f"{result.prefetches:,}"),
+            Row("page reads", f"{result.flash_reads:,}", f"{result.flash_reads_per_access:.4f} per access, {per_step:.1f} per step"),
+            Row("victims", f"{result.victims:,}"),
+            Row("write-backs", f"{result.write_backs:,}"),
+            Row("bytes read / written", f"{_bytes(result.flash_read_bytes)} / {_bytes(result.flash_write_bytes)}"),
+        ]),
+        Section("Speed", [
+            Row("cycles", f"{result.cycles:,}", "1 ns each for the cold tier"),
+            Row("lines per cycle", f"{result.lines_per_cycle:.3f}", "closed loop: layer after layer"),
+            Row("lines per second", f"{result.lines_per_second:,.0f}", "of this simulation, wall clock"),
+        ]),
+        Section("What ran", [
+            Row("recording", result.trace),
+            Row("configuration", result.config, result.config_hash),
+            Row("residency", _percent(result.residency), f"{result.capacity:,} frames"),
+            Row("stored formats", ", ".join(dict.fromkeys(result.formats.values())),
+                "; ".join(f"{where}: {stored}" for where, stored in result.formats.items())),
+            Row("engine, seed", f"{result.engine}, {result.seed}"),
+            Row("command", result.command),
+        ]),
+    ]
+
+
+def as_json(result: ReplayResult) -> dict:
+    """The content of report.json: fractions 0 … 1, counts as integers, plain types only."""
+    return {
+        "schema": "kelp.report",
+        "schema_version": 1,
+        "trace": result.trace,
+        "config": result.config,
+        "config_hash": result.config_hash,
+        "policy": result.policy,
+        "seed": int(result.seed),
+        "residency": float(result.residency),
+        "capacity_frames": int(result.capacity),
+        "formats": dict(result.formats),
+        "engine": result.engine,
+        "command": result.command,
+        "accesses": int(result.accesses),
+        "lockstep_accesses": int(result.lockstep_accesses),
+        "lockstep": {name: int(count) for name, count in result.lockstep.items()},
+        "line_requests": int(result.line_requests),
+        "mismatches": int(result.mismatches),
+        "mismatch_examples": list(result.mismatch_examples),
+        "hit_rate": float(result.hit_rate),
+        "lru_hit_rate": result.lru_hit_rate,
+        "lru_pooled_hit_rate": result.lru_pooled_hit_rate,
+        "belady_hit_rate": result.belady_hit_rate,
+        "references": {
+            name: {"hit_rate": one.hit_rate, "misses": int(one.misses.sum()), "bypasses": one.bypasses}
+            for name, one in result.references.items()
+        },
+        "demand_misses": int(result.demand_misses),
+        "victims": int(result.victims),
+        "write_backs": int(result.write_backs),
+        "prefetches": int(result.prefetches),
+        "flash_reads": int(result.flash_reads),
+        "flash_reads_per_access": float(result.flash_reads_per_access),
+        "flash_bytes": int(result.flash_bytes),
+        "flash_read_bytes": int(result.flash_read_bytes),
+        "flash_write_bytes": int(result.flash_write_bytes),
+        "cycles": int(result.cycles),
+        "lines_per_cycle": float(result.lines_per_cycle),
+        "lines_per_second": float(result.lines_per_second),
+        "steps": result.steps,
+        "queues": result.queues,
+        "hit_latency_log2_cycles": [int(count) for count in result.hit_latency],
+        "miss_latency_log2_cycles": [int(count) for count in result.miss_latency],
+    }
+
+
+def write_json(result: ReplayResult, path: Path) -> None:
+    """report.json: UTF-8, no NaN."""
+    path.write_text(json.dumps(as_json(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction:.2%}"
+
+
+def _bytes(count: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
