@@ -165,7 +165,7 @@ class RegisterMap:
                 Field("alpha", 0, 9, "α · 256, 1 … 256", 26), Field("mass_shift", 12, 4, "k of x = mass << k"), Field("score_source", 16, 2, "0 none, 1 pushed, 2 observed"),
                 Field("window", 20, 6, "RoPE window in pages; 0 off"), Field("policy", 32, 8, "policy switches; 0 is the plain formula")), "queue parameters, taken by APPLY"),
             Register(p + "recency", base + 0x38, RW, S, (
-                Field("tau_m", 0, 16, "m in 2^15 … 2^16−1", 48409), Field("tau_sh", 16, 5, "sh + 1: 0 … 16", 10), Field("idle_m", 24, 16, "m of −65536·log2(1 − α)", 40504), Field("idle_sh", 40, 5, "sh + 1", 3)),
+                Field("tau_m", 0, 16, "m in 2^15 … 2^16−1", 48409), Field("tau_sh", 16, 5, "sh + 1: 0 … 16", 10), Field("idle_m", 24, 16, "m of −65536·log2(1 − α)", 40504), Field("idle_sh", 40, 5, "sh + 4: 0 … 19", 6)),
                 "decay constants, taken by APPLY"),
             Register(p + "budget", base + 0x40, RW, C, _whole(32, "DRAM lines (64 B)"), "residency budget, taken by APPLY"),
             Register(p + "page_word", base + 0x48, RO, S, (Field("state", 0, 3), Field("format_k", 3, 3), Field("format_v", 6, 3), Field("pinned", 9, 1),
