@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The data path's front half: finds or allocates each op's slots, asks memory early, and queues the op (docs/design.md §4, D1 and D2)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import DataOp
+
+from .axi import BURST_INCR, SIZE_LINE, AxiSignature
+from .data_order import POSITION_BITS, order_layout
+from .layouts import Layouts
+from .line_slots import QUARTERS, quarters_of
+from .slot_table import SlotTable
+from .write_path import WritePath
+
+__all__ = ["DataFront"]
+
+
+class DataFront(wiring.Component):
+    """Takes data ops in order and passes them on in order, each with its slots; full writes go to the write path besides.
+
+    D1 compares the tags, D2 attaches or allocates; an op stays in D2 while no slot, queue place or read-request place is free. Latency from `i` to AR:
+    3 cycles, when AR is idle; to `o`: 2 cycles. Throughput one op per cycle, with one line read and one scale read each; AR drains one per cycle.
+
+    Parameters
+    ----------
+    config : Config
+    axi : AxiSignature
+    lines, scales : SlotTable
+        Whose look-up ports `line_*` and `scale_*` mirror.
+    """
+
+    #: Read requests waiting for AR, for lines and for scales.
+    QUEUED = 4
+
+    def __init__(self, *, config: Config, axi: AxiSignature, lines: SlotTable, scales: SlotTable):
+        self.config = config
+        self.layouts = layouts = Layouts(config)
+        self.id_bits = axi.id_bits
+
+        def look(table):
+            return wiring.Signature({
+                "look_en": Out(1), "look_tag": Out(table.tag_layout), "use": Out(1), "fire": Out(1), "address": Out(table.address_bits),
+                "position": Out(table.position_bits), "available": In(1), "slot": In(table.slot_bits), "request_fill": In(1),
+            })
+
+        super().__init__({
+            "i": In(stream.Signature(layouts.data_op)),
+            "line": Out(look(lines)), "quarters": Out(QUARTERS), "reads": Out(1), "stores": Out(1), "wait": In(1),
+            "scale": Out(look(scales)), "scale_reads": Out(1),
+            "o": Out(stream.Signature(order_layout(config))),
+            "o_write": Out(stream.Signature(WritePath.full_write_layout(config))),
+            "ar": Out(stream.Signature(axi.address)),
+            "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        one, two = Signal(self.layouts.data_op), Signal(self.layouts.data_op)
+        one_valid, two_valid = Signal(), Signal()
+        line_address, scale_address = Signal(c.dram_line_bits), Signal(c.dram_line_bits)
+        fire = Signal()
+        two_free = Signal()
+        m.d.comb += [two_free.eq(~two_valid | fire), self.i.ready.eq(~one_valid | two_free)]
+        with m.If(self.i.ready):
+            m.d.sync += [one_valid.eq(self.i.valid), one.eq(self.i.p)]
+        with m.If(two_free):
+            m.d.sync += [two_valid.eq(one_valid), two.eq(one), line_address.eq(one.base + one.offset), scale_address.eq(one.base + one.scale_offset)]
+
+        # D1
+        for look, offset in ((self.line, one.offset), (self.scale, one.scale_offset)):
+            m.d.comb += [look.look_en.eq(two_free), look.look_tag.frame.eq(one.frame), look.look_tag.offset.eq(offset)]
+
+        # D2
+        read, write = two.kind == DataOp.READ, two.kind == DataOp.WRITE
+        reads = Signal()
+        full_write = Signal()
+        able = Signal()
+        m.d.comb += [
+            reads.eq(read | (write & two.partial & ~two.fresh)),
+            full_write.eq(write & ~two.partial),
+            self.line.use.eq(two_valid & (read | write)),
+            self.scale.use.eq(self.line.use & two.scaled),
+            self.quarters.eq(quarters_of(two.format, two.part)),
+            self.reads.eq(reads), self.stores.eq(write), self.scale_reads.eq(reads),
+            self.line.address.eq(line_address), self.scale.address.eq(scale_address),
+        ]
+        position = Signal(POSITION_BITS)
+        with m.If(fire):
+            m.d.sync += position.eq(position + 1)
+        m.d.comb += [self.line.position.eq(position), self.scale.position.eq(position)]
+
+        m.submodules.line_requests = line_requests = SyncFIFO(width=c.dram_line_bits + len(self.line.slot), depth=self.QUEUED)
+        m.submodules.scale_requests = scale_requests = SyncFIFO(width=c.dram_line_bits + len(self.scale.slot), depth=self.QUEUED)
+        m.d.comb += [
+            able.eq(two_valid & line_requests.w_rdy & scale_requests.w_rdy
+                    & (~self.line.use | self.line.available) & (~self.scale.use | self.scale.available)),
+            # Both streams take the op in the same cycle.
+            self.o.valid.eq(able & (~full_write | self.o_write.ready)),
+            self.o_write.valid.eq(able & full_write & self.o.ready),
+            fire.eq(self.o.valid & self.o.ready),
+            self.line.fire.eq(fire & self.line.use),
+            self.scale.fire.eq(fire & self.scale.use),
+            line_requests.w_en.eq(self.line.fire & self.line.request_fill),
+            line_requests.w_data[:c.dram_line_bits].eq(line_address), line_requests.w_data[c.dram_line_bits:].eq(self.line.slot),
+            scale_requests.w_en.eq(self.scale.fire & self.scale.request_fill),
+            scale_requests.w_data[:c.dram_line_bits].eq(scale_address), scale_requests.w_data[c.dram_line_bits:].eq(self.scale.slot),
+            self.o_write.p.write_slot.eq(two.write_slot), self.o_write.p.format.eq(two.format), self.o_write.p.host_type.eq(two.host_type),
+            self.o.p.line_slot.eq(self.line.slot), self.o.p.scale_slot.eq(self.scale.slot),
+            self.o.p.wait_line.eq(self.wait), self.o.p.wait_scale.eq(reads & two.scaled),
+        ]
+        for field in ("kind", "answer", "part", "scaled", "scale_byte", "format", "host_type", "partial", "fresh", "poison", "has_write", "write_slot",
+                      "frame", "token", "origin"):
+            m.d.comb += self.o.p[field].eq(two[field])
+
+        # AR: lines and scales in turn; the choice stands while AR waits.
+        chosen = Signal()
+        chosen_before = Signal()
+        stalled = Signal()
+        m.d.comb += [
+            chosen.eq(Mux(stalled, chosen_before, scale_requests.r_rdy & (~line_requests.r_rdy | ~chosen_before))),
+            self.ar.valid.eq(line_requests.r_rdy | scale_requests.r_rdy),
+            self.ar.p.id.eq(Mux(chosen, scale_requests.r_data[c.dram_line_bits:] | (1 << self.id_bits - 1), line_requests.r_data[c.dram_line_bits:])),
+            self.ar.p.addr.eq(Mux(chosen, scale_requests.r_data[:c.dram_line_bits], line_requests.r_data[:c.dram_line_bits]) << 6),
+            self.ar.p.size.eq(SIZE_LINE), self.ar.p.burst.eq(BURST_INCR),
+            line_requests.r_en.eq(self.ar.ready & ~chosen),
+            scale_requests.r_en.eq(self.ar.ready & chosen),
+        ]
+        m.d.sync += stalled.eq(self.ar.valid & ~self.ar.ready)
+        with m.If(self.ar.valid):
+            m.d.sync += chosen_before.eq(chosen)
+        m.d.comb += self.idle.eq(~one_valid & ~two_valid & ~self.ar.valid)
+        return m

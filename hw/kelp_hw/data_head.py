@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The data path's head: executes ops strictly in order on the line buffers and answers them (docs/design.md §4)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.formats import FORMAT_BITS, LINE_BITS, SCALE_BITS, Format
+from kelp_spec.metadata import Answer, DataOp
+
+from .data_order import POSITION_BITS, order_layout
+from .dequantise import Dequantiser
+from .flush import flush_layout
+from .layouts import Layouts
+from .line_slots import QUARTERS, aligned_payload, placed_payload, quarters_of
+from .slot_table import one_hot
+from .write_path import WritePath
+
+__all__ = ["DataHead"]
+
+
+class DataHead(wiring.Component):
+    """Takes ops in order from `i`, each when its fills and its quantised data are there, and answers them in order on `o`.
+
+    H0 decides, marks the slots and addresses the buffers; H1 has their data, and stores; H2 holds the aligned payload; then the dequantiser,
+    through which every answer goes, so that order needs no bookkeeping. Latency to `o`: from `i` 3 cycles and the dequantiser's when all data are there;
+    from the fill that the op at the head awaits, the same. Throughput one op per cycle.
+
+    A **partial write** leaves H0 as a read, with the one *lock*: its answer is turned round into the write path's merge, and the result comes back to H0 as a
+    store. Until then ops on the same DRAM line wait at H0, and so do other partial writes and flushes.
+
+    A line that memory answered with an error is answered as poison.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    line_*, scale_* : head ports of LineSlots and ScaleSlots
+    write_*, merge* : head ports of WritePath
+    free_en, free_slot : write slots done with
+    """
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        self.layouts = layouts = Layouts(config)
+        self.order = order = order_layout(config)
+        line_bits, scale_bits = order["line_slot"].width, order["scale_slot"].width
+        write = WritePath.full_write_layout(config)
+        super().__init__({
+            "i": In(stream.Signature(order)),
+            "line_select": Out(config.line_slots), "line_slot": Out(line_bits), "line_filled": In(1), "line_quarters": Out(QUARTERS),
+            "line_read_en": Out(1), "line_hold": Out(1), "line": In(LINE_BITS), "line_error": In(1),
+            "scale_select": Out(config.scale_slots), "scale_slot": Out(scale_bits), "scale_filled": In(1), "scale_byte": Out(6), "scale_wide": Out(1),
+            "scale_read_en": Out(1), "scale_hold": Out(1), "scale": In(SCALE_BITS), "scale_error": In(1),
+            "line_mark": Out(1), "scale_mark": Out(1),
+            "line_store_en": Out(1), "line_store_slot": Out(line_bits), "line_store_quarters": Out(QUARTERS), "line_store_data": Out(LINE_BITS),
+            "scale_store_en": Out(1), "scale_store_slot": Out(scale_bits), "scale_store_byte": Out(6), "scale_store_wide": Out(1),
+            "scale_store_scale": Out(SCALE_BITS),
+            "line_release_en": Out(1), "scale_release_en": Out(1), "release_line": Out(line_bits), "release_scale": Out(scale_bits),
+            "release_position": Out(POSITION_BITS),
+            "write_ready": In(1), "write_consume": Out(1), "write_read_en": Out(1), "write_slot": Out(config.write_slot_bits),
+            "write_result": In(data.StructLayout({"payload": LINE_BITS, "scale": SCALE_BITS})),
+            "merge": Out(1), "merge_op": Out(write), "merge_fresh": Out(1), "merge_line": Out(LINE_BITS), "merged": In(1), "merge_done": In(1),
+            "free_en": Out(1), "free_slot": Out(config.write_slot_bits),
+            "o_flush": Out(stream.Signature(flush_layout(config))),
+            "o": Out(stream.Signature(layouts.answer)),
+            "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+
+        # --- the op at the head, and the partial write that will come back ---------------------------------------------------------
+        head = Signal(self.order)
+        head_valid = Signal()
+        head_line, head_scale = Signal(c.line_slots), Signal(c.scale_slots)
+        position = Signal(POSITION_BITS)
+        lock = Signal(self.order)
+        lock_valid = Signal()
+        lock_line, lock_scale = Signal(c.line_slots), Signal(c.scale_slots)
+        lock_position = Signal(POSITION_BITS)
+        back = Signal()    # the partial write's result is there: it takes H0 before the op in `head`
+        go = Signal()
+        m.d.comb += self.i.ready.eq(~head_valid | go)
+        with m.If(self.i.ready):
+            m.d.sync += [
+                head_valid.eq(self.i.valid), head.eq(self.i.p),
+                head_line.eq(one_hot(self.i.p.line_slot, c.line_slots)), head_scale.eq(one_hot(self.i.p.scale_slot, c.scale_slots)),
+            ]
+        with m.If(go):
+            m.d.sync += position.eq(position + 1)
+
+        # --- H0 ---------------------------------------------------------------------------------------------------------------------
+        h1_valid, h1_moves = Signal(), Signal()
+        is_read = head.kind == DataOp.READ
+        is_write = (head.kind == DataOp.WRITE) & ~head.partial
+        is_partial = (head.kind == DataOp.WRITE) & head.partial
+        is_flush = head.kind == DataOp.FLUSH
+        locked = lock_valid & (lock.line_slot == head.line_slot)
+        filled = Signal()
+        answers = Signal()  # H1 is free for an answer
+        able = Signal()
+        m.d.comb += [
+            filled.eq((~head.wait_line | self.line_filled) & (~head.wait_scale | self.scale_filled)),
+            answers.eq(~h1_valid | h1_moves),
+            able.eq(Mux(is_read, filled & ~locked, Mux(is_partial, filled & ~lock_valid, Mux(is_write, self.write_ready & ~locked, 1)))),
+            go.eq(head_valid & ~back & Mux(is_flush, self.o_flush.ready & ~lock_valid, able & answers)),
+            self.o_flush.valid.eq(head_valid & ~back & is_flush & ~lock_valid),
+            self.o_flush.p.frame.eq(head.frame), self.o_flush.p.token.eq(head.token),
+        ]
+        op = Signal(self.order)
+        store = Signal()    # a quantised line goes to its slot
+        reads = Signal()
+        m.d.comb += [
+            op.eq(Mux(back, lock, head)),
+            store.eq(back | (go & is_write)),
+            reads.eq(go & (is_read | (is_partial & ~head.fresh))),
+            self.line_select.eq(Mux(back, lock_line, head_line)), self.line_slot.eq(op.line_slot),
+            self.line_quarters.eq(quarters_of(op.format, op.part)),
+            self.scale_select.eq(Mux(back, lock_scale, head_scale)), self.scale_slot.eq(op.scale_slot),
+            self.scale_byte.eq(op.scale_byte), self.scale_wide.eq(op.format == Format.INT4),
+            self.line_mark.eq(store), self.scale_mark.eq(store & op.scaled),
+            self.line_read_en.eq(reads), self.scale_read_en.eq(reads & head.scaled),
+            self.write_consume.eq(go & is_write), self.write_read_en.eq(store), self.write_slot.eq(op.write_slot),
+        ]
+        with m.If(go & is_partial):
+            m.d.sync += [lock_valid.eq(1), lock.eq(head), lock_line.eq(head_line), lock_scale.eq(head_scale), lock_position.eq(position)]
+        with m.Elif(back):
+            m.d.sync += lock_valid.eq(0)
+        m.d.sync += back.eq(self.merge_done)
+
+        # --- H1: stores, releases ---------------------------------------------------------------------------------------------------
+        uses = Signal()
+        wide = Signal()
+        code = Signal(FORMAT_BITS)
+        m.d.comb += uses.eq(store | (go & is_read))
+        m.d.sync += [
+            self.line_store_en.eq(store), self.scale_store_en.eq(store & op.scaled),
+            self.line_store_slot.eq(op.line_slot), self.line_store_quarters.eq(self.line_quarters), code.eq(op.format),
+            self.scale_store_slot.eq(op.scale_slot), self.scale_store_byte.eq(op.scale_byte), wide.eq(self.scale_wide),
+            self.line_release_en.eq(uses), self.scale_release_en.eq(uses & op.scaled),
+            self.release_line.eq(op.line_slot), self.release_scale.eq(op.scale_slot), self.release_position.eq(Mux(back, lock_position, position)),
+            self.free_en.eq(store | (go & (head.kind == DataOp.ANSWER) & head.has_write)), self.free_slot.eq(op.write_slot),
+        ]
+        m.d.comb += [
+            self.line_store_data.eq(placed_payload(self.write_result.payload, code)),
+            self.scale_store_wide.eq(wide), self.scale_store_scale.eq(self.write_result.scale),
+        ]
+
+        # --- H1, H2: answers ----------------------------------------------------------------------------------------------------------
+        meta_layout = data.StructLayout({"answer": 3, "poison": 1, "partial": 1, "origin": self.layouts.origin})
+        m.submodules.dequantiser = dequantiser = Dequantiser(meta_shape=meta_layout)
+        h1_op = Signal(self.order)
+        h1_reads = Signal()
+        h2_valid = Signal()
+        m.d.comb += [
+            h1_moves.eq(~h2_valid | dequantiser.i.ready),
+            self.line_hold.eq(h1_valid & h1_reads & ~h1_moves),
+            self.scale_hold.eq(h1_valid & h1_reads & h1_op.scaled & ~h1_moves),
+        ]
+        with m.If(answers):
+            m.d.sync += [h1_valid.eq(go & ~is_flush), h1_op.eq(head), h1_reads.eq(reads)]
+        h2 = Signal(dequantiser.i.p.shape())
+        error = Signal()
+        m.d.comb += [
+            error.eq(h1_reads & (self.line_error | (h1_op.scaled & self.scale_error))),
+            dequantiser.i.valid.eq(h2_valid), dequantiser.i.p.eq(h2),
+        ]
+        with m.If(h1_moves):
+            m.d.sync += [
+                h2_valid.eq(h1_valid),
+                h2.payload.eq(aligned_payload(self.line, h1_op.format, h1_op.part)), h2.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
+                h2.format.eq(h1_op.format), h2.host_type.eq(h1_op.host_type),
+                h2.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
+                h2.meta.poison.eq(h1_op.poison | (error & ~h1_op.partial)),
+                h2.meta.partial.eq((h1_op.kind == DataOp.WRITE) & h1_op.partial), h2.meta.origin.eq(h1_op.origin),
+            ]
+
+        # --- out: a partial write is merged before it is answered -----------------------------------------------------------------------
+        merged = Signal()
+        done = dequantiser.o.p
+        m.d.comb += [
+            self.merge.eq(dequantiser.o.valid & done.meta.partial & ~merged),
+            self.merge_op.write_slot.eq(lock.write_slot), self.merge_op.format.eq(lock.format), self.merge_op.host_type.eq(lock.host_type),
+            self.merge_fresh.eq(lock.fresh), self.merge_line.eq(done.line),
+            self.o.valid.eq(dequantiser.o.valid & (~done.meta.partial | merged)),
+            self.o.p.answer.eq(done.meta.answer), self.o.p.poison.eq(done.meta.poison), self.o.p.data.eq(done.line),
+            self.o.p.origin.eq(done.meta.origin),
+            dequantiser.o.ready.eq(self.o.ready & (~done.meta.partial | merged)),
+        ]
+        with m.If(self.merged):
+            m.d.sync += merged.eq(1)
+        with m.If(self.o.valid & self.o.ready):
+            m.d.sync += merged.eq(0)
+
+        busy = Signal(range(64))   # answers between H0 and `o`
+        m.d.sync += busy.eq(busy + (go & ~is_flush) - (self.o.valid & self.o.ready))
+        m.d.comb += self.idle.eq(~head_valid & ~lock_valid & (busy == 0))
+        m.d.sync += [
+            Assert(~self.merge | lock_valid, "a partial write without a lock"),
+            Assert(~back | lock_valid, "a merged line comes back without a lock"),
+            Assert(~self.line_read_en | filled, "the head reads a line before it is filled"),
+        ]
+        return m

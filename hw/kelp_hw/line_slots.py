@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The buffer of DRAM lines that hold payloads (docs/design.md §4)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.formats import LINE_BITS, Format
+
+from .slot_table import SlotTable
+from .sram import Sram
+
+__all__ = ["LineSlots", "QUARTERS", "aligned_payload", "placed_payload", "quarters_of"]
+
+QUARTERS = 4  #: grain of the line buffer: the smallest payload, an int4 line
+_QUARTER_BITS = LINE_BITS // QUARTERS
+
+
+def is_eight_bit(code: Value) -> Value:
+    return (code == Format.FP8_E4M3) | (code == Format.FP8_E5M2) | (code == Format.INT8)
+
+
+def quarters_of(code: Value, part: Value) -> Value:
+    """Which quarters of its DRAM line a payload takes: all (raw16), half `part`, or quarter `part` (int4)."""
+    half = Mux(part[0], 0b1100, 0b0011)
+    return Mux(code == Format.INT4, Cat(part == n for n in range(QUARTERS)), Mux(is_eight_bit(code), half, 0b1111))
+
+
+def aligned_payload(line: Value, code: Value, part: Value) -> Value:
+    """A payload of a DRAM line, moved to the lowest bits; what lies above it is left as it is."""
+    q = [line.word_select(n, _QUARTER_BITS) for n in range(QUARTERS)]
+    eight = is_eight_bit(code)
+    int4 = code == Format.INT4
+    first = Cat((int4 | eight) & Mux(int4, part[0], 0), Mux(int4, part[1], eight & part[0]))
+    lowest = Mux(first[1], Mux(first[0], q[3], q[2]), Mux(first[0], q[1], q[0]))
+    return Cat(lowest, Mux(eight & part[0], q[3], q[1]), q[2], q[3])
+
+
+def placed_payload(payload: Value, code: Value) -> Value:
+    """A payload repeated over the DRAM line, so that every quarter that it may be meant for holds the right bits."""
+    q = [payload.word_select(n, _QUARTER_BITS) for n in range(QUARTERS)]
+    eight = is_eight_bit(code)
+    int4 = code == Format.INT4
+    return Cat(q[0], Mux(int4, q[0], q[1]), Mux(int4 | eight, q[0], q[2]), Mux(int4, q[0], Mux(eight, q[1], q[3])))
+
+
+class LineSlots(wiring.Component):
+    """`line_slots` DRAM lines, each in two copies: *fill*, written by R, and *store*, written by the head. Four bits per slot say which is newer.
+
+    The look-up, release, memory and flush ports are those of :class:`.slot_table.SlotTable` (member `table`). Beyond it:
+
+    **Cover.** A line that all ops ahead of it together store needs no read: `wait` tells whether the op in the look-up stage has to await the fill, given
+    `quarters` (what it touches), `reads` and `stores`.
+    **Head.** `read_en` reads the slot in `read_slot` (one-hot in `table.head_select`); one cycle later `line` is what the slot holds and `error` tells that a
+    quarter in use came with an error response; both hold until the next `read_en`, provided that `hold` is set meanwhile. `store_*` writes quarters; it
+    follows the head's `table.store_en`, which has set the masks by `stored_quarters`, by one cycle.
+    **Write-back.** `out_take` (only with `out_ready`) reads the slot offered; one cycle later `out_data` and `out_quarters` stand for one cycle.
+
+    Parameters
+    ----------
+    config : Config
+    position_bits : int
+    """
+
+    def __init__(self, *, config: Config, position_bits: int):
+        n = config.line_slots
+        # A slot can be written back and confirmed in half of the buffer's allocations even when each cycle takes one.
+        self.table = SlotTable(slots=n, frame_bits=config.frame_bits, offset_bits=config.offset_bits, address_bits=config.dram_line_bits,
+                               position_bits=position_bits, lead=n * 3 // 4)
+        self.slots = n
+        bits = self.table.slot_bits
+        super().__init__({
+            "quarters": In(QUARTERS), "reads": In(1), "stores": In(1), "wait": Out(1),
+            "fill_en": In(1), "fill_slot": In(bits), "fill_data": In(LINE_BITS), "fill_error": In(1),
+            "head_quarters": In(QUARTERS), "full": Out(1),
+            "read_en": In(1), "read_slot": In(bits), "hold": In(1), "line": Out(LINE_BITS), "error": Out(1),
+            "store_en": In(1), "store_slot": In(bits), "store_quarters": In(QUARTERS), "store_data": In(LINE_BITS),
+            "out_ready": Out(1), "out_take": In(1), "out_data": Out(LINE_BITS), "out_quarters": Out(QUARTERS),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.table = table = self.table
+        n = self.slots
+
+        # --- which quarters: `cover` runs with the look-up, `newer` with the head -----------------------------------------------
+        cover = [Signal(n, name=f"cover_{q}") for q in range(QUARTERS)]
+        newer = [Signal(n, name=f"newer_{q}") for q in range(QUARTERS)]
+        covered = Signal()
+        head_newer = Signal(QUARTERS)
+        m.d.comb += [
+            covered.eq(Cat(~self.quarters[q] | (table.hit & (cover[q] & table.select).any()) for q in range(QUARTERS)).all()),
+            self.wait.eq(self.reads & ~covered),
+            table.want_fill.eq(self.wait),
+            head_newer.eq(Cat((newer[q] & table.head_select).any() for q in range(QUARTERS))),
+            self.full.eq((head_newer | self.head_quarters).all()),
+        ]
+        attached = Mux(table.fire, table.select, 0)
+        allocated = Mux(table.allocate, table.select, 0)
+        stored = Mux(table.store_en, table.head_select, 0)
+        for q in range(QUARTERS):
+            m.d.sync += [
+                cover[q].eq((cover[q] & ~allocated) | Mux(self.stores & self.quarters[q], attached, 0)),
+                newer[q].eq((newer[q] & ~allocated) | Mux(self.head_quarters[q], stored, 0)),
+            ]
+
+        # --- the two copies -------------------------------------------------------------------------------------------------------
+        m.submodules.fill = fill = Sram(depth=n, shape=data.StructLayout({"data": LINE_BITS, "error": 1}))
+        m.submodules.store = store = memory.Memory(shape=LINE_BITS, depth=n, init=())
+        store_write = store.write_port(granularity=_QUARTER_BITS)
+        store_read = store.read_port(transparent_for=(store_write,))
+        m.d.comb += [
+            fill.write_en.eq(self.fill_en), fill.write_address.eq(self.fill_slot), fill.write_data.data.eq(self.fill_data),
+            fill.write_data.error.eq(self.fill_error), fill.read_en.eq(self.read_en), fill.read_address.eq(self.read_slot),
+            store_write.addr.eq(self.store_slot), store_write.data.eq(self.store_data),
+            store_write.en.eq(Mux(self.store_en, self.store_quarters, 0)),
+        ]
+
+        # The store's one read port: the head takes it for what is newer there, write-back otherwise.
+        wants = Signal()
+        held = Signal(QUARTERS)
+        used = Signal(QUARTERS)
+        m.d.comb += wants.eq(self.read_en & (head_newer & self.head_quarters).any())
+        with m.If(self.read_en):
+            m.d.sync += [held.eq(head_newer), used.eq(self.head_quarters)]
+        m.d.comb += [
+            self.out_ready.eq(~wants & ~(self.hold & (held & used).any())),
+            store_read.en.eq(wants | self.out_take),
+            store_read.addr.eq(Mux(wants, self.read_slot, table.out_slot)),
+            table.out_take.eq(self.out_take),
+            self.out_data.eq(store_read.data),
+            self.line.eq(Cat(Mux(held[q], store_read.data.word_select(q, _QUARTER_BITS), fill.read_data.data.word_select(q, _QUARTER_BITS))
+                             for q in range(QUARTERS))),
+            self.error.eq(fill.read_data.error & (used & ~held).any()),
+        ]
+        out_select = Signal(n)
+        m.d.comb += out_select.eq(Cat(table.out_slot == i for i in range(n)))
+        with m.If(self.out_take):
+            m.d.sync += self.out_quarters.eq(Cat((newer[q] & out_select).any() for q in range(QUARTERS)))
+
+        m.d.sync += [
+            Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
+            Assert(~self.read_en | (table.head_filled | ((head_newer & self.head_quarters) == self.head_quarters)), "the head reads what is not there"),
+        ]
+        return m

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Which DRAM line each slot of a line buffer holds, and what is still under way for it (docs/design.md §4)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
+from amaranth.lib import data, memory, wiring
+from amaranth.lib.wiring import In, Out
+from amaranth.utils import exact_log2
+
+__all__ = ["SlotTable", "encode", "one_hot"]
+
+#: Cycles between two looks of the patrol at one slot; a dirty slot is due after at most two of them.
+PATROL_PERIOD = 512
+
+
+def encode(select: Value, bits: int) -> Value:
+    """Index of the one set bit of `select`; 0 when none is set."""
+    return Cat(Cat(select[n] for n in range(len(select)) if n >> bit & 1).any() for bit in range(bits))
+
+
+def one_hot(index: Value, count: int) -> Value:
+    return Cat(index == n for n in range(count))
+
+
+def first_from(vector: Value, ahead: Value) -> Value:
+    """One-hot of the first set bit of `vector` in cyclic order that begins with the bits of the mask `ahead`."""
+    above = vector & ahead
+    chosen = Mux(above.any(), above, vector)
+    return (chosen & (~chosen + 1))[:len(vector)]
+
+
+class SlotTable(wiring.Component):
+    """Tags and states of `slots` slots: a fully associative look-up, an allocator, the order of write-back, and flushing.
+
+    **Look-up.** `look_tag` is compared with every tag in the cycle of `look_en`; in the cycles that follow, `hit`, `slot`, `select` and `available`
+    stand for it until the next `look_en`. `fire` (only with `use` and `available`) attaches the op to that slot, or allocates it; look-ups may follow
+    each other every cycle. Allocation is cyclic, so a slot's line stays for combining about as long as `slots` allocations.
+    **Use.** A slot is busy from `fire` until the op that was attached last is released: `position`, a number that is unique among the attached ops,
+    comes back in `release_position`. Busy, filling, dirty and writing slots are never reallocated.
+    **Write-back.** A stored-to slot is due when its content is complete, when it will be reallocated within `lead` allocations, when the patrol
+    has seen it dirty twice (within 2·PATROL_PERIOD cycles), or when its frame is flushed. `out_*` offers the due slots, one per cycle.
+    **Flush.** `flush_capture` notes what has to reach memory of `flush_frame`, which must have been stable for a cycle; when `flush_pending` falls,
+    `flush_invalidate` forgets the frame's slots, except those to which later ops have been attached meanwhile.
+
+    No error behaviour: contradictions are `Assert`ed.
+
+    Parameters
+    ----------
+    slots : int
+        4 … 256, a power of two.
+    frame_bits, offset_bits, address_bits, position_bits : int
+    lead : int
+        1 … slots − 1.
+    """
+
+    def __init__(self, *, slots: int, frame_bits: int, offset_bits: int, address_bits: int, position_bits: int, lead: int):
+        if not isinstance(slots, int) or slots not in (4, 8, 16, 32, 64, 128, 256):
+            raise ValueError(f"slots = {slots!r} is refused; legal: a power of two, 4 … 256")
+        if not isinstance(lead, int) or not 1 <= lead < slots:
+            raise ValueError(f"lead = {lead!r} is refused; legal: 1 … {slots - 1}")
+        self.slots = slots
+        self.lead = lead
+        self.slot_bits = slot_bits = exact_log2(slots)
+        self.tag_layout = data.StructLayout({"frame": frame_bits, "offset": offset_bits})
+        self.address_bits = address_bits
+        self.position_bits = position_bits
+        super().__init__({
+            # look-up
+            "look_en": In(1), "look_tag": In(self.tag_layout),
+            "use": In(1), "fire": In(1), "want_fill": In(1), "address": In(address_bits), "position": In(position_bits),
+            "hit": Out(1), "available": Out(1), "slot": Out(slot_bits), "select": Out(slots), "allocate": Out(1), "request_fill": Out(1),
+            # head: `head_select` is one-hot or zero
+            "head_select": In(slots), "head_filled": Out(1), "store_en": In(1), "store_complete": In(1),
+            "release_en": In(1), "release_slot": In(slot_bits), "release_position": In(position_bits),
+            # memory
+            "fill_done": In(1), "fill_slot": In(slot_bits), "written": In(1), "written_slot": In(slot_bits),
+            # write-back
+            "out_valid": Out(1), "out_slot": Out(slot_bits), "out_address": Out(address_bits), "out_take": In(1),
+            # flush
+            "flush_frame": In(frame_bits), "flush_capture": In(1), "flush_invalidate": In(1), "flush_pending": Out(1),
+            "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        n, bits = self.slots, self.slot_bits
+
+        tags = [Signal(self.tag_layout, name=f"tag_{i}") for i in range(n)]
+        valid = Signal(n)      # the tag counts
+        busy = Signal(n)       # an op between `fire` and release uses it
+        filling = Signal(n)    # a read is to be issued or under way
+        filled = Signal(n)     # that read's data is there
+        dirty = Signal(n)      # stored to since its last write-back
+        writing = Signal(n)    # write-back without response yet
+        complete = Signal(n)   # nothing more can be combined into it
+        aged = Signal(n)       # soon to be reallocated
+        seen = Signal(n)       # dirty when the patrol came by
+
+        # --- look-up ------------------------------------------------------------------------------------------------------------
+        looked = Signal(n)
+        tag = Signal(self.tag_layout)
+        victim_valid = Signal()
+        victim = Signal(n)
+        victim_slot = Signal(bits)
+        allocated = Signal(n)
+        attached = Signal(n)
+        match = Signal(n)
+        m.d.comb += [
+            match.eq(looked & valid),
+            self.hit.eq(match.any()),
+            self.available.eq(self.hit | victim_valid),
+            self.select.eq(Mux(self.hit, match, victim)),
+            self.slot.eq(Mux(self.hit, encode(match, bits), victim_slot)),
+            self.allocate.eq(self.fire & ~self.hit),
+            self.request_fill.eq(self.want_fill & ~(match & (filling | filled)).any()),
+            attached.eq(Mux(self.fire, self.select, 0)),
+            allocated.eq(Mux(self.allocate, victim, 0)),
+        ]
+        with m.If(self.look_en):
+            same = Signal()
+            m.d.comb += same.eq(Value.cast(tag) == Value.cast(self.look_tag))
+            equal = Signal(n)
+            m.d.comb += equal.eq(Cat(Value.cast(t) == Value.cast(self.look_tag) for t in tags) & valid)
+            # The op before may give a slot another tag in this very cycle.
+            m.d.sync += [tag.eq(self.look_tag), looked.eq((equal & ~allocated) | Mux(same, allocated, 0))]
+        for i in range(n):
+            with m.If(allocated[i]):
+                m.d.sync += tags[i].eq(tag)
+
+        addresses = memory.Memory(shape=self.address_bits, depth=n, init=())
+        lasts = memory.Memory(shape=self.position_bits, depth=n, init=())
+        m.submodules.addresses, m.submodules.lasts = addresses, lasts
+        address_write, address_read = addresses.write_port(), addresses.read_port(domain="comb")
+        last_write, last_read = lasts.write_port(), lasts.read_port(domain="comb")
+        m.d.comb += [
+            address_write.en.eq(self.allocate), address_write.addr.eq(victim_slot), address_write.data.eq(self.address),
+            last_write.en.eq(self.fire), last_write.addr.eq(self.slot), last_write.data.eq(self.position),
+        ]
+
+        # --- allocator: one candidate is always ready ---------------------------------------------------------------------------
+        ahead = Signal(n)      # slots after the one picked last
+        picked = Signal(n)
+        used_victim = Signal()
+        free = Signal(n)
+        candidates = Signal(n)
+        m.d.comb += [
+            free.eq(~(busy | filling | dirty | writing)),
+            # What the op in the look-up stage hits, or takes, is about to be busy.
+            candidates.eq(free & ~Mux(self.use, looked, 0) & ~Mux(victim_valid, victim, 0)),
+            picked.eq(first_from(candidates, ahead)),
+            used_victim.eq(self.fire & (self.select & victim).any()),
+        ]
+        pick_slot = Signal(bits)
+        with m.If(~victim_valid | used_victim):
+            m.d.sync += victim_valid.eq(candidates.any())
+            with m.If(candidates.any()):
+                m.d.sync += [victim.eq(picked), victim_slot.eq(encode(picked, bits)), pick_slot.eq(encode(picked, bits)),
+                             ahead.eq(~(picked | (picked - 1)))]
+
+        # --- what happens to a slot ---------------------------------------------------------------------------------------------
+        m.d.comb += [last_read.addr.eq(self.release_slot), self.head_filled.eq((self.head_select & filled).any())]
+        release = Signal(n)
+        fill = Signal(n)
+        written = Signal(n)
+        stored = Signal(n)
+        out = Signal(n)
+        taken = Signal(n)
+        forgotten = Signal(n)
+        m.d.comb += [
+            release.eq(Mux(self.release_en & (last_read.data == self.release_position), one_hot(self.release_slot, n), 0)),
+            fill.eq(Mux(self.fill_done, one_hot(self.fill_slot, n), 0)),
+            written.eq(Mux(self.written, one_hot(self.written_slot, n), 0)),
+            stored.eq(Mux(self.store_en, self.head_select, 0)),
+            taken.eq(Mux(self.out_take, out, 0)),
+        ]
+        m.d.sync += [
+            valid.eq((valid & ~forgotten) | allocated),
+            busy.eq((busy & ~release) | attached),
+            filling.eq((filling & ~fill) | Mux(self.request_fill, attached, 0)),
+            filled.eq((filled | fill) & ~allocated),
+            dirty.eq((dirty & ~taken) | stored),
+            writing.eq((writing & ~written) | taken),
+        ]
+
+        # --- write-back -----------------------------------------------------------------------------------------------------------
+        # The hand runs `lead` slots ahead of the allocator; a slot that it has passed is written as soon as it is stored to.
+        hand = Signal(bits)
+        hand_moves = Signal()
+        prescaler = Signal(range(max(2, PATROL_PERIOD // n)))
+        patrol = Signal(bits)
+        patrols = Signal(n)
+        m.d.comb += [
+            hand_moves.eq(hand != (pick_slot + self.lead)[:bits]),
+            patrols.eq(Mux(prescaler == 0, one_hot(patrol, n), 0)),
+        ]
+        m.d.sync += prescaler.eq(Mux(prescaler == 0, max(1, PATROL_PERIOD // n) - 1, prescaler - 1))
+        with m.If(prescaler == 0):
+            m.d.sync += patrol.eq(patrol + 1)
+        with m.If(hand_moves):
+            m.d.sync += hand.eq(hand + 1)
+        m.d.sync += [
+            complete.eq(((complete & ~taken) | Mux(self.store_complete, stored, 0)) & ~allocated),
+            aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0) | (patrols & seen & dirty)) & ~allocated),
+            seen.eq(((seen & ~patrols) | (patrols & dirty)) & ~allocated),
+        ]
+        to_write = Signal(n)   # of the flush under way: still to be written
+        due = Signal(n)
+        out_ahead = Signal(n)
+        out_picked = Signal(n)
+        m.d.comb += [
+            due.eq(dirty & ~writing & (complete | aged | to_write) & ~Mux(self.out_valid, out, 0)),
+            out_picked.eq(first_from(due, out_ahead)),
+            address_read.addr.eq(self.out_slot),
+            self.out_address.eq(address_read.data),
+        ]
+        with m.If(~self.out_valid | self.out_take):
+            m.d.sync += [self.out_valid.eq(due.any()), out.eq(out_picked), self.out_slot.eq(encode(out_picked, bits)),
+                         out_ahead.eq(~(out_picked | (out_picked - 1)))]
+
+        # --- flush ----------------------------------------------------------------------------------------------------------------
+        of_frame = Signal(n)
+        to_confirm = Signal(n)  # of the flush under way: written, response awaited
+        m.d.sync += of_frame.eq(Cat(t.frame == self.flush_frame for t in tags) & valid)
+        with m.If(self.flush_capture):
+            m.d.sync += [to_write.eq(of_frame & dirty & ~taken), to_confirm.eq(of_frame & ((writing & ~dirty & ~written) | taken))]
+        with m.Else():
+            m.d.sync += [to_write.eq(to_write & ~taken), to_confirm.eq((to_confirm & ~written) | (to_write & taken))]
+        m.d.comb += self.flush_pending.eq((to_write | to_confirm).any())
+        with m.If(self.flush_invalidate):
+            m.d.comb += forgotten.eq(of_frame & ~(busy | filling | dirty | writing) & ~Mux(self.use, looked, 0))
+
+        m.d.comb += self.idle.eq(~(busy | filling | dirty | writing).any())
+
+        # --- invariants -----------------------------------------------------------------------------------------------------------
+        m.d.sync += [
+            Assert((match & (match - 1)) == 0, "two slots hold one line"),
+            Assert(~self.fire | (self.use & self.available), "an op takes a slot that is not there"),
+            Assert(~self.allocate | ~(victim & (busy | filling | dirty | writing)).any(), "a slot in use is reallocated"),
+            Assert(~(Mux(self.request_fill, attached, 0) & (filling | filled) & ~allocated).any(), "a slot is filled twice"),
+            Assert((fill & ~filling) == 0, "read data for a slot that awaits none"),
+            Assert((written & ~writing) == 0, "write response for a slot that awaits none"),
+            Assert((taken & (writing | ~dirty)) == 0, "a slot is written back twice"),
+            Assert((stored & ~busy) == 0, "a slot that no op uses is stored to"),
+            Assert(~self.release_en | (one_hot(self.release_slot, n) & busy).any(), "a slot that no op uses is released"),
+        ]
+        return m

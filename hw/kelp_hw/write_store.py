@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Where accepted write data waits for its data op, and which slots of it are free (docs/design.md §4, §10)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.formats import LINE_BITS, LINE_BYTES
+
+from .ingress import write_layout
+from .sram import Sram
+
+__all__ = ["WriteStore"]
+
+
+class WriteStore(wiring.Component):
+    """`write_slots` lines with byte enables, and the list of free slots.
+
+    A slot is handed out on `o_slot`, written by `i` (valid-only) no earlier, read any number of times, and freed by `free` (valid-only).
+    Read latency one cycle; `o_row` holds while `read_en` is low. A freed slot is offered again two cycles later at the earliest.
+
+    Parameters
+    ----------
+    config : Config
+    """
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        bits = config.write_slot_bits
+        self.row_layout = data.StructLayout({"data": LINE_BITS, "byte_enable": LINE_BYTES})
+        super().__init__({
+            "o_slot": Out(stream.Signature(bits)),
+            "i": In(write_layout(config)), "i_valid": In(1),
+            "read_en": In(1), "read_slot": In(bits), "o_row": Out(self.row_layout),
+            "free_en": In(1), "free_slot": In(bits),
+            "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        n, bits = self.config.write_slots, self.config.write_slot_bits
+        m.submodules.rows = rows = Sram(depth=n, shape=self.row_layout)
+        m.d.comb += [
+            rows.write_en.eq(self.i_valid), rows.write_address.eq(self.i.slot),
+            rows.write_data.data.eq(self.i.data), rows.write_data.byte_enable.eq(self.i.byte_enable),
+            rows.read_en.eq(self.read_en), rows.read_address.eq(self.read_slot), self.o_row.eq(rows.read_data),
+        ]
+
+        # Slots never used yet come first, so that the list needs no filling after reset.
+        m.submodules.free = free = SyncFIFOBuffered(width=bits, depth=n)
+        unused = Signal(range(n + 1), init=n)
+        taken = Signal()
+        m.d.comb += [
+            self.o_slot.valid.eq((unused != 0) | free.r_rdy),
+            self.o_slot.p.eq(Mux(unused != 0, n - unused, free.r_data)),
+            taken.eq(self.o_slot.valid & self.o_slot.ready),
+            free.r_en.eq((unused == 0) & self.o_slot.ready),
+            free.w_en.eq(self.free_en), free.w_data.eq(self.free_slot),
+        ]
+        with m.If((unused != 0) & taken):
+            m.d.sync += unused.eq(unused - 1)
+
+        held = Signal(range(n + 1))
+        m.d.sync += held.eq(held + taken - self.free_en)
+        m.d.comb += self.idle.eq(held == 0)
+        m.d.sync += [
+            Assert(~self.free_en | (held != 0), "more write slots are freed than were handed out"),
+            Assert(~self.free_en | free.w_rdy, "the list of free write slots overflows"),
+        ]
+        return m
