@@ -69,8 +69,9 @@ class Config:
         span("half_lines", 4, 512, True)
         need("frames", isinstance(self.frames, tuple) and len(self.frames) == len(POOLS) and
              all(isinstance(n, int) and 4 <= n <= 1 << 22 for n in self.frames), "four counts (raw16, fp8, int8, int4) of 4 … 4194304 each")
-        span("misses", 4, 1024, True)
-        span("parked", 8, 16384, True)
+        # M3 is promised eight free places before a request may enter (kelp_hw.pipeline.RESERVE); as many again make the miss path a path.
+        span("misses", 16, 1024, True)
+        span("parked", 16, 16384, True)
         span("line_slots", 8, 256, True)
         span("scale_slots", 4, 128, True)
         span("write_slots", 8, 1024, True)
@@ -199,7 +200,7 @@ _BIG = dict(misses=256, parked=4096, line_slots=128, scale_slots=64, write_slots
 #: Named configurations. `unit` is for proofs, `trace` fits the recordings, `ulx3s` an ECP5-85F, `llama70b` one 128K-token
 #: sequence of Llama-3-70B; `64x64` and `640x8192` are the two ends of the scaling benchmark.
 NAMED: dict[str, Config] = {c.name: c for c in (
-    Config(name="unit", sessions=2, queues=4, pages=8, half_lines=4, frames=(8, 8, 8, 8), misses=4, parked=16, line_slots=16, scale_slots=8,
+    Config(name="unit", sessions=2, queues=4, pages=8, half_lines=4, frames=(8, 8, 8, 8), misses=16, parked=32, line_slots=16, scale_slots=8,
            write_slots=16, hot_pages=4, hint_lines=4, prefetch_slots=8, candidates=4),
     Config(name="trace", sessions=2, queues=16, pages=128, half_lines=16, frames=(2048, 2048, 2048, 2048), misses=64, parked=2048,
            line_slots=128, scale_slots=64, write_slots=512, hot_pages=32),
