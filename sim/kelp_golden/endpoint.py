@@ -95,6 +95,8 @@ class Endpoint:
         self._claims: dict = {}                       # page → what its latest CLAIM took
         #: Called with (ScoreEvent, squeue, page, new score) for every score written.
         self.on_score = None
+        #: Called with (PrefetchSource, useful) when a prefetch is settled, and with the source when a demand met it while fetching.
+        self.on_usage = self.on_late = None
         #: Of the last op: how its line was met (frame_table.LineAccess) or None, the version that a READ or REPLAY returns, and what a CLAIM took.
         self.access = self.version = self.claim = None
         self._sources = [s.name.lower() for s in PrefetchSource]
@@ -182,6 +184,8 @@ class Endpoint:
         entry = self.misses[result.miss]
         if entry is not None and entry[3] and result.outcome == PARKED:
             self.counters["prefetch_late_" + self._sources[entry[3]]] += 1
+            if self.on_late is not None:
+                self.on_late(entry[3])
             self.misses[result.miss] = (entry[0], entry[1], entry[2], 0)
 
     def _line(self, op, result, late):
@@ -209,6 +213,8 @@ class Endpoint:
         entry = self.frames[frame]
         self.counters["prefetch_useful_" + self._sources[entry.source]] += 1
         self.queue_counters["prefetch_useful"][entry.squeue] += 1
+        if self.on_usage is not None:
+            self.on_usage(entry.source, True)
 
     def _other(self, op, result):
         kind, outcome, counters, per_queue = op.kind, result.outcome, self.counters, self.queue_counters
@@ -264,3 +270,5 @@ class Endpoint:
         usage = self.frames.end(frame)
         if usage is not None:
             self.counters["prefetch_useless_" + self._sources[usage.source]] += 1
+            if self.on_usage is not None:
+                self.on_usage(usage.source, False)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Lock-step mode: one request at a time, the engine idle between (spec §9).
+
+touch → (victim, when no frame is free) → fetch → answer → prefetches in order → evict to the target → quiescent. Every op is decided here
+without a look at the device; `log` has them in the order in which stage M3 of a device in lock-step must decide them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kelp_spec.metadata import Answer, MissKind, Op, Outcome, PageState, PrefetchSource
+
+from .audit import Expected
+from .endpoint import Endpoint
+from .eviction import Evictor
+from .lines import POISONED, ZEROS
+from .prefetch import Candidate, Prefetcher
+from .tracker import Op as TrackerOp
+from .tracker import Result, Session
+
+__all__ = ["LockStep"]
+
+_ACCESSED = (Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED)
+
+
+class LockStep:
+    """Drives a golden endpoint as a device in lock-step would go.
+
+    Parameters
+    ----------
+    endpoint : Endpoint
+        Configured; `tracker.low_water`, `reserve` and limits as in the device's registers.
+    evict_target : int
+        Frames of each used pool that eviction keeps free (register `high_water`).
+    enable : iterable of PrefetchSource
+    log : callable
+        Called with each Result, in order.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, evict_target: int, enable=(), log: Callable[[Result], None] = lambda result: None):
+        self.endpoint, self.evict_target, self.log = endpoint, evict_target, log
+        tracker = endpoint.tracker
+        self.prefetcher = Prefetcher(endpoint.config, tracker.sessions, enable=enable)
+        self.evictor = Evictor(endpoint.config, endpoint.queues, endpoint.words, step=lambda s: tracker.sessions[s].step,
+                               recency=lambda q: endpoint.policies[q].tau, closing=lambda s: bool(tracker.sessions[s].closing), on_sweep=self._swept)
+        self.victims = self.write_backs = self.prefetches = 0
+        endpoint.on_usage = lambda source, useful: self.prefetcher.usage(PrefetchSource(source), useful)
+        endpoint.on_late = lambda source: self.prefetcher.met_late(PrefetchSource(source))
+
+    # --- what the host does ---------------------------------------------------------------------------------------------------
+    def open(self, session: int, descriptor: Session) -> Result:
+        return self._do(TrackerOp(Op.OPEN, session=session), descriptor=descriptor)
+
+    def request(self, op: TrackerOp) -> Expected:
+        """A demand READ or WRITE, with everything it causes; returns the answer."""
+        result = self._do(op)
+        if result.answer:
+            kind = Answer.CMP if result.answer == Answer.CMP else Answer.NXM if result.answer == Answer.NXM else Answer.DATA
+            answer = Expected(kind, ZEROS, result.answer == Answer.POISON)
+        else:
+            if result.outcome == Outcome.MISSED:
+                self._serve(result.miss, op, lost=result.old.state == PageState.LOST)
+            version = self.endpoint.version
+            answer = Expected(Answer.CMP) if op.write else Expected(Answer.DATA, ZEROS if version == POISONED else version, version == POISONED)
+        if result.first and result.outcome in _ACCESSED:
+            window = self.endpoint.policies[op.squeue].window
+            self._prefetch(self.prefetcher.access(op.session, op.squeue, op.page, window))
+        self._evict_to_target()
+        return answer
+
+    def step(self, session: int, delta: int = 1) -> None:
+        """The session's step advances, and what it accessed before may be prefetched."""
+        self._do(TrackerOp(Op.STEP, session=session, delta=delta))
+        self._prefetch(self.prefetcher.step(session))
+        self._evict_to_target()
+
+    # --- engines --------------------------------------------------------------------------------------------------------------
+    def _do(self, op: TrackerOp, **given) -> Result:
+        result = self.endpoint.apply(op, **given)
+        if result.changed:
+            self.evictor.observe(result.word.state, result.word.pinned, op.kind == Op.RELEASE)
+        self.log(result)
+        return result
+
+    def _serve(self, miss: int, op: TrackerOp | None, *, lost: bool = False) -> None:
+        """A miss entry's life; `op` is the request parked on it, None for a prefetch, which has its frame."""
+        endpoint = self.endpoint
+        kind, squeue, page, source = endpoint.misses[miss]
+        where = dict(session=squeue // endpoint.config.queues, squeue=squeue, page=page, miss=miss)
+        pool = endpoint.tracker.queue_configs[squeue].pool
+        if kind == MissKind.PREFETCH:
+            frame = self._prefetched_frame
+        else:
+            while endpoint.tracker.pools[pool].free == 0 and self._evict_one():
+                pass
+            frame = self._do(TrackerOp(Op.GRANT, pool=pool, **where)).frame
+        self._do(TrackerOp(Op.FILL, frame=frame, miss_kind=kind, lost=int(lost), source=source, **where))
+        if op is not None:
+            self._do(TrackerOp(Op.REPLAY, frame=frame, kv_line=op.kv_line, write=op.write, partial=op.partial, poison=op.poison, ld_id=op.ld_id,
+                               origin=op.origin, **where))
+            answered = endpoint.version
+        self._do(TrackerOp(Op.FLIP, frame=frame, miss_kind=kind, **where))
+        endpoint.tracker.return_miss(miss)
+        if op is not None:
+            endpoint.version = answered
+
+    def _prefetch(self, candidates: list[Candidate]) -> None:
+        for c in candidates:
+            result = self._do(TrackerOp(Op.PREFETCH, session=c.session, squeue=c.squeue, page=c.page, source=int(c.source)))
+            taken = result.outcome == Outcome.MISSED
+            self.prefetcher.result(c.source, taken)
+            if taken:
+                self.prefetches += 1
+                self._prefetched_frame = result.frame
+                self._serve(result.miss, None)
+
+    def _evict_to_target(self) -> None:
+        while self._evict_one():
+            pass
+
+    def _evict_one(self) -> bool:
+        endpoint, pools = self.endpoint, self.endpoint.tracker.pools
+        pool = self.evictor.pool_in_need([p.free for p in pools], [p.used for p in pools], [0] * len(pools), self.evict_target)
+        if pool is None:
+            return False
+        found = self.evictor.attempt(pool, self._claim)
+        if found is None:
+            return False
+        squeue, page = found
+        dirty = self._claimed.dirty
+        self.victims += 1
+        self.write_backs += dirty
+        self._do(TrackerOp(Op.RELEASE, session=squeue // endpoint.config.queues, squeue=squeue, page=page, pool=pool, frame=self._claimed_frame,
+                           write=int(dirty)))
+        return True
+
+    def _claim(self, squeue: int, page: int, last_step: int) -> bool:
+        result = self._do(TrackerOp(Op.CLAIM, session=squeue // self.endpoint.config.queues, squeue=squeue, page=page, delta=last_step))
+        self._claimed, self._claimed_frame = self.endpoint.claim, result.frame
+        return result.outcome == Outcome.DONE
+
+    def _swept(self, squeue: int, number: int, pages: list[int]) -> None:
+        for page in pages:
+            self._do(TrackerOp(Op.SCAN, session=squeue // self.endpoint.config.queues, squeue=squeue, page=page, slot=number))
