@@ -86,7 +86,9 @@ def test_pack_refuses_what_the_configuration_lacks():
             pack(HintLine(**{"kind": HintKind.MASS, "entries": (1,)} | change), unit)
 
 
-@pytest.mark.parametrize(("at", "value", "message"), [(0, 0x12, "version"), (0, 0x51, "kind"), (1, 2, "flags"), (3, 27, "count"), (10, 1, "reserved"), (3, 0, "nothing")])
+@pytest.mark.parametrize(("at", "value", "message"), [
+    (0, 0x12, "version"), (0, 0x51, "kind"), (1, 2, "flags"), (3, 27, "count"), (10, 1, "reserved"), (3, 0, "nothing"),
+])
 def test_unpack_refuses(at, value, message):
     line = bytearray(pack(HintLine(kind=HintKind.MASS, entries=(1,))))
     line[at] = value

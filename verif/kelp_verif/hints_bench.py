@@ -135,8 +135,8 @@ class TB:
         line = bytearray(pack(HintLine(kind=kind, session=session, queue=rng.randrange(regs.used_queues), sequence=self.next_sequence[session],
                                        first_page=first, entries=entries, advance=not entries or rng.random() < 0.3)))
         ld_id, broken = rng.choice([0, regs.ld_id]), False
-        fault = rng.choice([None] * 30 + ["version", "kind", "flags", "session", "count", "queue", "gap", "first", "reserved", "ld_id", "broken", "empty", "noise",
-                                          "entry"])
+        fault = rng.choice([None] * 30 + ["version", "kind", "flags", "session", "count", "queue", "gap", "first", "reserved", "ld_id", "broken", "empty",
+                                          "noise", "entry"])
         if fault == "version":
             line[0] ^= 1 << rng.randrange(4)
         elif fault == "kind":
