@@ -103,8 +103,8 @@ def test_page_stands_alone_and_holds_everything(result, tmp_path):
     assert not re.search(r"url\(|@import|https?:", text)
     pictures = [base64.b64decode(load.removeprefix("data:image/png;base64,"), validate=True) for load in page.loads]
     assert pictures == [(tmp_path / f"{plot.name}.png").read_bytes() for plot in plots.PLOTS]
-    for wanted in (f"{result.hit_rate:.2%}", f"{result.lru_hit_rate:.2%}", f"{result.belady_hit_rate:.2%}", result.command, result.config_hash,
-                   f"{result.line_requests:,}", "agree: 0 mismatches"):
+    for wanted in (f"{result.hit_rate:.2%}", f"{result.lru_hit_rate:.2%}", f"{result.belady_hit_rate:.2%}", result.command,
+                   result.config_hash, f"{result.line_requests:,}", "agree: 0 mismatches"):
         assert wanted in page.text
 
 
@@ -119,8 +119,8 @@ def test_page_escapes_what_it_is_told(sequence):
 def test_table_fits_a_terminal_and_says_the_figures(result):
     text = shown(result)
     assert max(map(len, text.splitlines())) <= 80
-    for wanted in (f"{result.hit_rate:.2%}", f"{result.lru_hit_rate:.2%}", f"{result.lru_pooled_hit_rate:.2%}", f"{result.belady_hit_rate:.2%}",
-                   f"{result.line_requests:,}", f"{result.lines_per_cycle:.3f}", "✓ RTL and golden model agree: 0 mismatches"):
+    for wanted in (f"{result.hit_rate:.2%}", f"{result.lru_hit_rate:.2%}", f"{result.lru_pooled_hit_rate:.2%}",
+                   f"{result.belady_hit_rate:.2%}", f"{result.line_requests:,}", f"{result.lines_per_cycle:.3f}", "✓ RTL and golden model agree: 0 mismatches"):
         assert wanted in text
 
 
@@ -205,7 +205,8 @@ def test_short_and_empty_results_still_draw(tmp_path):
     one_step = access_sequence(trace, accesses=1)
     misses = np.zeros((1, 4), int)
     result = synthetic_result(one_step, step_misses=misses, hit_rate=1.0, demand_misses=0, flash_reads=0, flash_read_bytes=0,
-                              resident_pages=None, flash_demand=np.zeros(1, int), miss_latency=np.zeros(24, int), hit_latency=np.eye(1, 24, 23, dtype=int)[0])
+                              resident_pages=None, flash_demand=np.zeros(1, int), miss_latency=np.zeros(24, int),
+                              hit_latency=np.eye(1, 24, 23, dtype=int)[0])
     paths = report.write(result, tmp_path / "short")
     assert len(paths) == 6
     assert result.steps == 1 and "100.00%" in shown(result)

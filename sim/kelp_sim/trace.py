@@ -81,7 +81,7 @@ class Trace:
 
     @cached_property
     def lines(self) -> np.ndarray:
-        """[queues, pages, 2, half_lines, 64] uint8: the recording's own bytes as the host writes them; K is 0, V is 1; zeros pad a token."""
+        """[queues, pages, 2, half_lines, 64] uint8: the recording's own bytes as the host writes them; K 0, V 1; zeros pad a token."""
         if self.k is None:
             raise TraceError(f"{self.path}: has no keys and values (k, v), which a replay of data needs; attn_0 and attn_1 have them")
         padded = np.zeros((2, self.queues, self.pages * self.page_tokens, self.lines_per_token * LINE_BYTES // 2), np.float16)

@@ -62,7 +62,8 @@ def html(result: ReplayResult, pictures: list[tuple[Plot, bytes]]) -> str:
     parts.append(f"<section><details><summary>report.json</summary><pre>{data}</pre></details></section>")
     body = "\n".join(parts)
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{meta}<title>{title}</title><style>{_STYLE}</style></head>\n<body><main>\n{body}\n</main></body></html>\n'
+    head = f"<head>{meta}<title>{title}</title><style>{_STYLE}</style></head>"
+    return f'<!DOCTYPE html>\n<html lang="en">{head}\n<body><main>\n{body}\n</main></body></html>\n'
 
 
 def _subtitle(result: ReplayResult) -> str:

@@ -253,8 +253,8 @@ def _resident_over_time(figure: Figure, axes, result: ReplayResult) -> None:
 
 
 PLOTS = (
-    Plot("hit_rate", "Hit rate over decode steps, head by head; on the same reads, LRU with equal shares and Belady over one pool.", hit_rate),
+    Plot("hit_rate", "Hit rate over decode steps, head by head; LRU in equal shares and Belady over one pool on the same reads.", hit_rate),
     Plot("flash", "Pages read from and written to flash over decode steps; the lines are what LRU and Belady would have read.", flash),
-    Plot("latency", "Cycles from a line request's acceptance to its answer: lines of resident pages, and of pages that were fetched.", latency),
+    Plot("latency", "Cycles from a line request's acceptance to its answer, for resident pages and for pages that were fetched.", latency),
     Plot("residency", "Where each page of each head is when the replay ends, and how the frames are divided among the heads.", residency),
 )
