@@ -150,7 +150,7 @@ class ColdScheduler(wiring.Component):
         waiting_prefetch = prefetches.bit_select(pointer, 1) & ~(raised & (self.i_raise == pointer))
         can_send, can_answer, go = Signal(), Signal(), Signal()
         m.d.comb += [
-            can_send.eq((aborts.r_rdy | demand.r_rdy | waiting_prefetch | writes.r_rdy) & ~pre_valid),
+            can_send.eq((aborts.r_rdy | demand.r_rdy | waiting_prefetch | (writes.r_rdy & ~prefetches.any())) & ~pre_valid),
             can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
         ]
         with m.If(~prefetches.bit_select(pointer, 1)):

@@ -119,7 +119,10 @@ class Flash:
                 self._scribble(entry.command)
             self._retire(entry)
         if not self.deaf(command):
-            self._at(now + self.abort_latency, self.done.append, Completion(command.index, command.attempt, ColdStatus.ABORTED))
+            self._at(now + self.abort_latency, self._complete, Completion(command.index, command.attempt, ColdStatus.ABORTED))
+
+    def _complete(self, time: float, completion: Completion) -> None:
+        self.done.append(completion)
 
     def _transfer(self, time: float, entry: _Live) -> None:
         if entry.gone:
@@ -159,10 +162,7 @@ class Flash:
         """Let everything happen that is due at ``now``."""
         while self._agenda and self._agenda[0][0] <= now:
             time, _, what, arguments = heapq.heappop(self._agenda)
-            if what == self.done.append:
-                what(*arguments)
-            else:
-                what(time, *arguments)
+            what(time, *arguments)
 
     def next_time(self) -> float | None:
         """When the next thing happens, or None: a driver that skips idle time must not skip beyond it."""
@@ -172,8 +172,8 @@ class Flash:
 class FlashPort:
     """Joins a :class:`Flash` to the ports ``command`` and ``completion`` of ``dut``, with back-pressure on both.
 
-    ``pressure`` is the part of the cycles in which a command is not accepted, or a completion that waits is not offered. Time is ``dut.now`` if it exists,
-    else cycles since :meth:`start`.
+    ``pressure`` is the part of the cycles in which a command is not accepted, or a completion that waits is not offered. ``now`` counts cycles; a bench that
+    skips time adds to it.
     """
 
     def __init__(self, dut, flash: Flash, config: Config, *, command: str = "cold_command", completion: str = "cold_completion", pressure: float = 0.0, seed: int = 0):
