@@ -87,6 +87,7 @@ class Layouts:
             "source": 3,                # PREFETCH, FILL: PrefetchSource
             "slot": 4,                  # SCAN, CLAIM: candidate slot; evictor's own token for RELEASE, FREE, RECOVER
             "mass": SCORE_BITS,         # MASS
+            "written": 1,               # RELEASE: flash was written, for the counters
             "delta": STEP_BITS,         # STEP: steps to advance
         })
 

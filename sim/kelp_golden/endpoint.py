@@ -242,7 +242,7 @@ class Endpoint:
             if outcome == DONE:
                 self.claim = self._claims[op.squeue * self.pages + op.page] = self.frames.claim(result.frame)
         elif kind == RELEASE:
-            if op.write and not op.failed:
+            if op.written and not op.failed:
                 counters["write_backs"] += 1
                 per_queue["write_backs"][op.squeue] += 1
                 claim = self._claims[op.squeue * self.pages + op.page]

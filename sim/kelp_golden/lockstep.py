@@ -132,7 +132,7 @@ class LockStep:
         self.victims += 1
         self.write_backs += dirty
         self._do(TrackerOp(Op.RELEASE, session=squeue // endpoint.config.queues, squeue=squeue, page=page, pool=pool, frame=self._claimed_frame,
-                           write=int(dirty)))
+                           written=int(dirty)))
         return True
 
     def _claim(self, squeue: int, page: int, last_step: int) -> bool:

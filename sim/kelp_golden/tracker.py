@@ -51,10 +51,10 @@ class Op:
     """One op; the fields are those of `Layouts.op`, `ld_id` stands for its origin, and `origin` is carried for the caller."""
 
     __slots__ = ("kind", "session", "squeue", "page", "kv_line", "write", "partial", "poison", "has_write", "write_slot", "ld_id", "origin", "refused",
-                 "no_memory", "miss", "pool", "frame", "failed", "miss_kind", "lost", "source", "slot", "mass", "delta")
+                 "no_memory", "miss", "pool", "frame", "failed", "miss_kind", "lost", "source", "slot", "mass", "delta", "written")
 
     def __init__(self, kind, session=0, squeue=0, page=0, kv_line=0, write=0, partial=0, poison=0, has_write=0, write_slot=0, ld_id=0, origin=None,
-                 refused=0, no_memory=0, miss=0, pool=0, frame=0, failed=0, miss_kind=0, lost=0, source=0, slot=0, mass=0, delta=0):
+                 refused=0, no_memory=0, miss=0, pool=0, frame=0, failed=0, miss_kind=0, lost=0, source=0, slot=0, mass=0, delta=0, written=0):
         self.kind = kind
         self.session = session
         self.squeue = squeue
@@ -79,6 +79,7 @@ class Op:
         self.slot = slot
         self.mass = mass
         self.delta = delta
+        self.written = written
 
     def __repr__(self):
         fields = ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__[1:] if getattr(self, name))
@@ -196,6 +197,7 @@ class Tracker:
         self.pages = config.pages
         self.half_lines = config.half_lines
         self.queues = config.queues
+        self._place_mask = (1 << config.place_bits) - 1
         self.words = {}
         self.sessions = [Session() for _ in range(config.sessions)]
         self.queue_configs = [QueueConfig() for _ in range(config.squeues)]
@@ -470,7 +472,7 @@ class Tracker:
             result.word = word._replace(state=RESIDENT)
             result.changed = 1
         else:
-            result.word = word._replace(state=COLD, place=0)
+            result.word = word._replace(state=COLD, place=self.sessions[op.session].step & self._place_mask)
             result.changed = 1
             self.pools[pool].push(op.frame)
 
