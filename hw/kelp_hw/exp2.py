@@ -38,7 +38,7 @@ class Exp2(wiring.Component):
     halving : out, 17
     """
 
-    LATENCY = 9
+    LATENCY = 10
 
     def __init__(self, *, bias: int):
         if not isinstance(bias, int) or isinstance(bias, bool) or not 0 <= bias <= 8:
@@ -79,16 +79,18 @@ class Exp2(wiring.Component):
         t = Signal(_T_BITS)
         n6, fraction6 = reg("n6", _T_BITS - 16), reg("fraction6", 8)
         m.d.comb += [t.eq(Mux(fine[_T_BITS:].any(), ~0, fine)), row.addr.eq(t[8:16]), row.en.eq(self.en)]
-        # 7: interpolation product; 8: e; 9: halved n times
-        value7, drop7, n7 = reg("value7", 17), reg("drop7", 8), reg("n7", _T_BITS - 16)
-        e, n8 = reg("e", 17), reg("n8", _T_BITS - 16)
+        # 7: table out, kept from the multiplier since a block RAM is slow to answer; 8: interpolation product; 9: e; 10: halved n times
+        row7, fraction7, n7 = reg("row7", 25), reg("fraction7", 8), reg("n7", _T_BITS - 16)
+        value8, drop8, n8 = reg("value8", 17), reg("drop8", 8), reg("n8", _T_BITS - 16)
+        e, n9 = reg("e", 17), reg("n9", _T_BITS - 16)
         drop = Signal(16)
-        m.d.comb += drop.eq(row.data[17:] * fraction6)
+        m.d.comb += drop.eq(row7[17:] * fraction7)
         with m.If(self.en):
             m.d.sync += [
                 n6.eq(t[16:]), fraction6.eq(t[:8]),
-                value7.eq(row.data[:17]), drop7.eq(drop >> 8), n7.eq(n6),
-                e.eq(value7 - drop7), n8.eq(n7),
-                self.halving.eq(e >> n8),
+                row7.eq(row.data), n7.eq(n6), fraction7.eq(fraction6),
+                value8.eq(row7[:17]), drop8.eq(drop >> 8), n8.eq(n7),
+                e.eq(value8 - drop8), n9.eq(n8),
+                self.halving.eq(e >> n9),
             ]
         return m
