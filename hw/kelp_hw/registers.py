@@ -26,7 +26,7 @@ __all__ = ["Registers", "settings_layout", "hint_line_layout"]
 def settings_layout(config: Config) -> data.StructLayout:
     """Values of the control registers that other blocks read."""
     return data.StructLayout({
-        "low_water": 16, "reserve": 16, "cold_retries": 4, "cold_timeout": 32, "starve_limit": 32, "prefetch_enable": len(PrefetchSource) - 1,
+        "low_water": 16, "high_water": 16, "reserve": 16, "cold_retries": 4, "cold_timeout": 32, "starve_limit": 32, "prefetch_enable": len(PrefetchSource) - 1,
         "pool_limit": data.ArrayLayout(24, len(POOLS)),
     })
 
@@ -106,7 +106,7 @@ class Registers(wiring.Component):
                 m.d.comb += [control.command_valid.eq(1), control.command_session.eq(s), control.command.eq(getattr(file, f"wo_s{s}_command"))]
 
         # --- settings and status --------------------------------------------------------------------------------------------
-        for name in ("low_water", "reserve", "cold_retries", "cold_timeout", "starve_limit"):
+        for name in ("low_water", "high_water", "reserve", "cold_retries", "cold_timeout", "starve_limit"):
             m.d.comb += self.settings[name].eq(getattr(file, "rw_" + name).value)
         m.d.comb += self.settings.prefetch_enable.eq(file.rw_prefetch_enable.as_value())
         for p, pool in enumerate(POOLS):

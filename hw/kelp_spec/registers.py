@@ -116,7 +116,9 @@ class RegisterMap:
         yield Register("status", 0x018, RO, A, (
             Field("ready", 0, 1, "the reset scrub is over"), Field("quiescent", 1, 1, "nothing in flight"), Field("irq", 2, 1, "interrupt pending"),
             Field("event_overflow", 3, 1, "events were lost since the last clear")), "state of the endpoint")
-        yield Register("low_water", 0x020, RW, C, _whole(16, "frames", 2), "eviction keeps this many frames of each used pool free")
+        yield Register("low_water", 0x020, RW, C, _whole(16, "frames", 2), "frames of each used pool that prefetch leaves free")
+        yield Register("high_water", 0x068, RW, C, _whole(16, "frames", 4),
+                       "eviction keeps max(low_water, high_water) frames of each used pool free; prefetch may take those above low_water")
         yield Register("reserve", 0x028, RW, C, _whole(16, "frames", 4), "frames of a pool that pins may never take")
         yield Register("cold_retries", 0x030, RW, C, _whole(4, "", 2), "tries after a failed or lost cold command")
         yield Register("cold_timeout", 0x038, RW, C, _whole(32, "cycles", 1 << 20), "a cold command without completion counts as failed")
