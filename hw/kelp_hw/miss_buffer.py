@@ -16,6 +16,7 @@ from .layouts import POOL_BITS, TIME_BITS, Layouts
 from .miss_grants import MissGrants
 from .park_lists import ParkLists
 from .pipeline import ORPHAN_TOKEN, RESERVE
+from .pools import count_bits
 from .sram import Sram
 
 __all__ = ["MissBuffer"]
@@ -40,13 +41,13 @@ class MissBuffer(wiring.Component):
     ----------
     config : Config
     margin : int
-        Free ids and park places that `ready` promises: as many as ops can pass M0 before their effect is counted here.
+        Park places that `ready` promises: as many as requests can pass M0 before the first of them is counted here, which takes six cycles.
 
     Members
     -------
     i_result, i_result_valid : in, result
     o_miss_free : out, stream of miss ids
-        M3 takes one with each MISSED.
+        M3 uses one with each MISSED, in this order.
     ready : out
     pool_free : in, four counts, in frames
     o_op : out, stream of op
@@ -58,11 +59,13 @@ class MissBuffer(wiring.Component):
         No entry is alive and no op is waiting.
     quiet : out
         Nothing here will change but by time, a free frame or the cold tier.
+    starving : out
+        An entry waits for a frame, and no entry that waits can have one.
     """
 
     def __init__(self, *, config: Config, margin: int = RESERVE):
-        if not isinstance(margin, int) or isinstance(margin, bool) or not 1 <= margin <= min(config.misses, config.parked):
-            raise ValueError(f"margin = {margin!r} is refused; legal: 1 … {min(config.misses, config.parked)}, the smaller of misses and parked")
+        if not isinstance(margin, int) or isinstance(margin, bool) or not 1 <= margin <= config.parked:
+            raise ValueError(f"margin = {margin!r} is refused; legal: 1 … {config.parked} (parked)")
         c = self.config = config
         self.margin = margin
         layouts = self.layouts = Layouts(config)
@@ -70,14 +73,14 @@ class MissBuffer(wiring.Component):
             "i_result": In(layouts.result), "i_result_valid": In(1),
             "o_miss_free": Out(stream.Signature(c.miss_bits)),
             "ready": Out(1),
-            "pool_free": In(c.frame_bits + 1).array(len(POOLS)),
+            "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
             "o_op": Out(stream.Signature(layouts.op)),
             "sector_address": In(c.miss_bits), "sector_data": Out(layouts.sector),
             "o_fetch": Out(layouts.fetch), "o_fetch_valid": Out(1),
             "o_raise": Out(c.miss_bits), "o_raise_valid": Out(1),
             "i_fetched": In(stream.Signature(layouts.fetched)),
             "now": In(TIME_BITS), "starve_limit": In(TIME_BITS),
-            "idle": Out(1), "quiet": Out(1),
+            "idle": Out(1), "quiet": Out(1), "starving": Out(1),
         })
 
     def elaborate(self, platform):
@@ -96,6 +99,8 @@ class MissBuffer(wiring.Component):
         m.submodules.sectors = sectors = Sram(depth=c.misses, shape=self.layouts.sector)
         # Entries ready to be filled; each at most once, one more place because a buffered FIFO is full for a cycle while a word moves to its output.
         m.submodules.landed = landed = SyncFIFOBuffered(width=done_layout.size, depth=c.misses + 1)
+
+        m.d.comb += self.starving.eq(~grants.idle & grants.quiet)
 
         # What M3 decided.
         r, decided = self.i_result, self.i_result.op
@@ -122,8 +127,7 @@ class MissBuffer(wiring.Component):
             grants.i_valid.eq(created & demand), grants.i.miss.eq(r.miss), grants.i.pool.eq(r.pool), grants.i.session.eq(decided.session),
             grants.i.squeue.eq(decided.squeue), grants.i.page.eq(decided.page), grants.i.kind.eq(row.kind),
             grants.i_outcome.eq(r.outcome), grants.i_outcome_valid.eq(self.i_result_valid & (decided.kind == Op.GRANT)),
-            *(count.eq(given_count) for count, given_count in zip(grants.pool_free, self.pool_free, strict=True)),
-            grants.now.eq(self.now), grants.starve_limit.eq(self.starve_limit),
+            grants.pool_free.eq(self.pool_free), grants.now.eq(self.now), grants.starve_limit.eq(self.starve_limit),
 
             self.o_fetch_valid.eq(Mux(created, ~demand, given & (decided.miss_kind == MissKind.DEMAND))),
             self.o_fetch.miss.eq(Mux(created, r.miss, decided.miss)), self.o_fetch.squeue.eq(decided.squeue), self.o_fetch.page.eq(decided.page),
@@ -209,20 +213,20 @@ class MissBuffer(wiring.Component):
         with m.If(free_output):
             m.d.sync += [self.o_op.valid.eq(grants.o_op.valid | op_valid), self.o_op.payload.eq(Mux(grants.o_op.valid, grants.o_op.payload, op))]
 
-        just_decided = Signal()
+        just_decided, alive = Signal(), Signal(range(c.misses + 1))
         m.d.sync += just_decided.eq(self.i_result_valid)
         draining = retried | (replays == c.page_lines)
         m.d.comb += [
-            self.ready.eq((ids.level >= self.margin) & (lists.level >= self.margin) & ~draining),
-            self.idle.eq((ids.level == c.misses) & ~self.o_op.valid & ~self.i_result_valid & ~just_decided),
+            self.ready.eq((lists.level >= self.margin) & ~draining),
+            self.idle.eq((alive == 0) & ~self.o_op.valid & ~self.i_result_valid & ~just_decided),
             self.quiet.eq(resting & grants.quiet & ~self.o_op.valid & ~self.i_fetched.valid & ~self.i_result_valid & ~just_decided),
         ]
 
-        # Ids taken by M3 whose MISSED has not come here yet.
-        taken, wrong_id, wrong_flip = Signal(4), Signal(), Signal()
+        # M3 may have taken more ids than it has used, never fewer.
+        wrong_id, wrong_flip = Signal(), Signal()
         m.d.sync += [
-            taken.eq(taken + (self.o_miss_free.ready & self.o_miss_free.valid) - created),
-            wrong_id.eq((self.o_miss_free.ready & ~self.o_miss_free.valid) | (taken > RESERVE)),
+            alive.eq(alive + created - (flipped & ids.i_valid)),
+            wrong_id.eq(created & (alive + ids.level == c.misses)),
             wrong_flip.eq(flipped & (decided.miss != done.miss)),
         ]
         m.d.comb += [

@@ -12,6 +12,7 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Op, Outcome
 
 from .layouts import POOL_BITS, TIME_BITS, Layouts
+from .pools import count_bits
 from .sram import Sram
 
 __all__ = ["MissGrants"]
@@ -53,7 +54,7 @@ class MissGrants(wiring.Component):
         super().__init__({
             "i": In(self.waiting), "i_valid": In(1),
             "i_outcome": In(4), "i_outcome_valid": In(1),
-            "pool_free": In(c.frame_bits + 1).array(len(POOLS)),
+            "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
             "now": In(TIME_BITS), "starve_limit": In(TIME_BITS),
             "o_op": Out(stream.Signature(layouts.op)),
             "idle": Out(1), "quiet": Out(1),
