@@ -113,11 +113,11 @@ class Config:
     @property
     def pool_base_line(self) -> tuple[int, ...]:
         """DRAM line address of each pool's first frame."""
-        return tuple(sum(n * s for n, s in zip(self.frames[:p], self.frame_lines)) for p in range(len(POOLS)))
+        return tuple(sum(n * s for n, s in zip(self.frames[:p], self.frame_lines, strict=False)) for p in range(len(POOLS)))
 
     @property
     def dram_lines(self) -> int:
-        return sum(n * s for n, s in zip(self.frames, self.frame_lines))
+        return sum(n * s for n, s in zip(self.frames, self.frame_lines, strict=True))
 
     @property
     def cold_slot_sectors(self) -> int:

@@ -29,7 +29,7 @@ class M2SRwD(IntEnum):
 
 
 class M2SBIRsp(IntEnum):
-    I = 0  # noqa: E741  (the field's own name)
+    I = 0
     S = 1
     E = 2
     I_BLK = 4
