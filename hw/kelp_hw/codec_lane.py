@@ -5,7 +5,7 @@
 from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
 from kelp_spec.formats import HostType
 
-__all__ = ["RigidPipeline", "host_exponent", "host_fraction", "is_all_ones"]
+__all__ = ["RigidPipeline", "host_exponent", "host_fraction", "is_all_ones", "largest_of_4"]
 
 
 class RigidPipeline:
@@ -60,3 +60,9 @@ def host_fraction(code: Value, host_type: Value) -> Value:
 def is_all_ones(exponent: Value, host_type: Value) -> Value:
     """Whether an exponent field is that of Inf and NaN."""
     return exponent[0:5].all() & ((host_type == HostType.FP16) | exponent[5:8].all())
+
+
+def largest_of_4(a: Value, b: Value, c: Value, d: Value) -> Value:
+    """The largest of four, one comparison deep: the winners' comparison is chosen among four made beforehand."""
+    ab, cd = a > b, c > d
+    return Mux(Mux(ab, Mux(cd, a > c, a > d), Mux(cd, b > c, b > d)), Mux(ab, a, b), Mux(cd, c, d))

