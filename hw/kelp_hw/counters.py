@@ -14,7 +14,7 @@ from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 
 from .sram import Sram
 
-__all__ = ["TotalCounters", "QueueCounters", "QUEUE_COUNTER_BITS", "TOTAL_BITS"]
+__all__ = ["TotalCounters", "QueueCounters", "QUEUE_COUNTER_BITS", "TOTAL_BITS", "queue_event_layout"]
 
 TOTAL_BITS = 48
 QUEUE_COUNTER_BITS = 32
@@ -23,8 +23,10 @@ QUEUE_COUNTER_BITS = 32
 class TotalCounters(wiring.Component):
     """Counts pulses, one bit per entry of `kelp_spec.registers.COUNTERS`, any number at once, every cycle.
 
-    Each counter gathers pulses in a few flops; a pointer visits the counters in turn and adds the gathered pulses to a 48-bit word in memory. A read is therefore up to
-    `rows` cycles behind the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after `rows` + 2 cycles at most (it is captured when the pointer passes).
+    Each counter gathers pulses in a few flops; a pointer visits the counters in turn and adds the gathered pulses to a 48-bit word in memory. A read is
+    therefore up to
+    `rows` cycles behind the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after `rows` + 2 cycles at most (it is captured
+    when the pointer passes).
     """
 
     def __init__(self):
@@ -72,6 +74,15 @@ class TotalCounters(wiring.Component):
         return m
 
 
+def queue_event_layout(config: Config) -> data.StructLayout:
+    """Counters of one queue to bump by one: a bit per counter kept."""
+    return data.StructLayout({"squeue": config.squeue_bits, "bump": len(_queue_counters(config))})
+
+
+def _queue_counters(config: Config) -> tuple[str, ...]:
+    return tuple(name for name, _ in (QUEUE_COUNTERS if config.wide_counters else QUEUE_COUNTERS[:4]))
+
+
 class QueueCounters(wiring.Component):
     """Counters of each (session, queue): entries of `QUEUE_COUNTERS`, the first four when `config.wide_counters` is off. 32 bits, wrapping.
 
@@ -85,8 +96,8 @@ class QueueCounters(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = config
-        self.names = tuple(name for name, _ in (QUEUE_COUNTERS if config.wide_counters else QUEUE_COUNTERS[:4]))
-        self.event = data.StructLayout({"squeue": config.squeue_bits, "bump": len(self.names)})
+        self.names = _queue_counters(config)
+        self.event = queue_event_layout(config)
         super().__init__({
             "i": In(self.event), "i_valid": In(1),
             "i_useful": In(config.squeue_bits), "i_useful_valid": In(1),

@@ -8,7 +8,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.messages import DevLoad, S2MDRS, S2MNDR
+from kelp_spec.messages import S2MDRS, S2MNDR, DevLoad
 from kelp_spec.metadata import Answer
 
 from .layouts import MESSAGES, TIME_BITS, Layouts

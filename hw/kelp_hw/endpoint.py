@@ -3,13 +3,31 @@
 
 from __future__ import annotations
 
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_spec.config import Config
+from kelp_spec.config import POOLS, Config
+from kelp_spec.metadata import Event, Op, Outcome
 
-from .axi import AxiSignature
+from .cold_scheduler import ColdScheduler
+from .datapath import DataPath, axi_signature
+from .egress import Egress
+from .ema import EmaEngine
+from .eviction import Eviction
+from .frame_table import FrameTable
+from .hints import HintAbsorber
+from .ingress import Ingress
 from .layouts import MESSAGES, TIME_BITS, Layouts
+from .miss_buffer import MissBuffer
+from .phase import PhaseDetector
+from .pipeline import RESERVE
+from .prefetch import Prefetcher
+from .queue_config import QueueConfig
+from .registers import Registers
+from .telemetry import Telemetry
+from .tracker import Tracker
 
 __all__ = ["Endpoint", "endpoint_signature"]
 
@@ -17,11 +35,14 @@ __all__ = ["Endpoint", "endpoint_signature"]
 def endpoint_signature(config: Config) -> dict:
     """The endpoint's ports.
 
-    M2S and S2M channels carry one message per transfer (kelp_spec.messages). `axi` is the memory port, one 64-byte line per transaction. `cold_command` and `cold_completion` are the cold
+    M2S and S2M channels carry one message per transfer (kelp_spec.messages). `axi` is the memory port, one 64-byte line per transaction. `cold_command` and
+    `cold_completion` are the cold
     tier; its DMA reaches the same memory by a port of its own. `ready` rises when the reset scrub is over; M2S is not accepted before.
 
-    Verification ports (spec §9), to be left alone in hardware: `skip` cycles are added to the time base at each clock edge; `lockstep` makes engines take turns (evictions and prefetches wait
-    until the request before them is answered); `quiescent` says that nothing will change until an input does or a cold-tier deadline passes; `commit_*` are valid-only records, in
+    Verification ports (spec §9), to be left alone in hardware: `skip` cycles are added to the time base at each clock edge; `lockstep` makes engines take
+    turns (evictions and prefetches wait
+    until the request before them is answered); `quiescent` says that nothing will change until an input does or a cold-tier deadline passes; `commit_*` are
+    valid-only records, in
     one cycle in the order commit_frame (when `commit_hot`), commit_result, commit_frame (otherwise), commit_score.
     """
     layouts = Layouts(config)
@@ -32,7 +53,7 @@ def endpoint_signature(config: Config) -> dict:
         "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
         "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
         "s2m_bisnp": Out(stream.Signature(MESSAGES["S2MBISnp"])),
-        "axi": Out(AxiSignature(address_bits=config.dram_line_bits + 6, id_bits=(config.line_slots - 1).bit_length() + 1)),
+        "axi": Out(axi_signature(config)),
         "cold_command": Out(stream.Signature(layouts.cold_command)),
         "cold_completion": In(stream.Signature(layouts.cold_completion)),
         "ready": Out(1),
@@ -50,6 +71,8 @@ def endpoint_signature(config: Config) -> dict:
 class Endpoint(wiring.Component):
     """See :func:`endpoint_signature` for the ports and docs/design.md for the structure.
 
+    Throughput: one request a cycle (docs/design.md §1). Latency of a hit beyond the memory's own: at most 20 cycles.
+
     Parameters
     ----------
     config : Config
@@ -58,3 +81,185 @@ class Endpoint(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         super().__init__(endpoint_signature(config))
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        s = m.submodules
+        s.ingress = ingress = Ingress(config=c)
+        s.tracker = tracker = Tracker(config=c)
+        s.frame_table = frame_table = FrameTable(config=c)
+        s.data_queue = data_queue = DataQueue(config=c)
+        s.data_path = data_path = DataPath(config=c)
+        s.egress = egress = Egress(config=c)
+        s.miss_buffer = miss_buffer = MissBuffer(config=c)
+        s.cold = cold = ColdScheduler(config=c)
+        s.eviction = eviction = Eviction(config=c)
+        s.ema = ema = EmaEngine(config=c)
+        s.prefetcher = prefetcher = Prefetcher(config=c)
+        s.windows = windows = QueueConfig(config=c, fields=("window",))
+        s.hints = hints = HintAbsorber(config=c)
+        s.phase = phase = PhaseDetector(config=c)
+        s.telemetry = telemetry = Telemetry(config=c)
+        s.registers = registers = Registers(config=c, event_sources=4)
+        settings = registers.settings
+
+        # --- time ---------------------------------------------------------------------------------------------------------
+        m.d.sync += self.now.eq(self.now + 1 + self.skip)
+        for block in (ingress, egress, miss_buffer, cold, registers):
+            m.d.comb += block.now.eq(self.now)
+
+        # --- requests in, answers out ---------------------------------------------------------------------------------------
+        connect(m, flipped(self.m2s_req), ingress.m2s_req)
+        connect(m, flipped(self.m2s_rwd), ingress.m2s_rwd)
+        connect(m, ingress.o_request, tracker.i_request)
+        connect(m, data_path.o_write_slot, ingress.i_write_slot)
+        connect(m, ingress.o_side, registers.i)
+        connect(m, ingress.o_spec, prefetcher.i_spec)
+        connect(m, data_path.o, egress.i)
+        connect(m, registers.o, egress.i_side)
+        connect(m, egress.s2m_drs, flipped(self.s2m_drs))
+        connect(m, egress.s2m_ndr, flipped(self.s2m_ndr))
+        connect(m, data_path.axi, flipped(self.axi))
+        m.d.comb += [
+            self.m2s_birsp.ready.eq(1),            # no BISnp is ever sent (HDM-H), so nothing is owed an answer
+            ingress.enable.eq(self.ready), data_path.i_write.eq(ingress.o_write), data_path.i_write_valid.eq(ingress.o_write_valid),
+            self.ready.eq(tracker.ready & frame_table.ready & registers.cleared & eviction.ready), self.irq.eq(registers.irq),
+        ]
+
+        # --- M3 and the frame stage -----------------------------------------------------------------------------------------
+        # A prefetch or an eviction waits its turn in lock-step; the rules are those of the golden model's LockStep.
+        busy = ~ingress.idle | ~tracker.idle | ~frame_table.idle | ~data_queue.idle | ~miss_buffer.idle
+        recent = Signal(4)   # an op between two blocks shows in neither's `idle` for a cycle or two
+        m.d.sync += recent.eq(Cat(busy, recent))
+        prefetch_hold = Signal()
+        m.d.comb += [
+            prefetch_hold.eq(self.lockstep & (busy | recent.any())),
+            eviction.hold.eq(self.lockstep & (eviction.evicting | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving))),
+        ]
+        connect(m, miss_buffer.o_op, tracker.i_miss)
+        connect(m, registers.o_control, tracker.i_control)
+        connect(m, hints.o_op, tracker.i_hint)
+        connect(m, eviction.o_op, tracker.i_evict)
+        connect(m, miss_buffer.o_miss_free, tracker.i_miss_free)
+        m.d.comb += [
+            tracker.i_prefetch.p.eq(prefetcher.o_op.p), tracker.i_prefetch.valid.eq(prefetcher.o_op.valid & ~prefetch_hold),
+            prefetcher.o_op.ready.eq(tracker.i_prefetch.ready & ~prefetch_hold),
+            tracker.data_ready.eq(data_queue.ready), tracker.miss_ready.eq(miss_buffer.ready), tracker.score_ready.eq(ema.ready),
+            tracker.queue_ready.eq(eviction.queue_ready), tracker.event_ready.eq(1),
+            tracker.descriptor.eq(registers.descriptor), tracker.low_water.eq(settings.low_water), tracker.reserve.eq(settings.reserve),
+            tracker.ecc_flip.eq(0),
+            frame_table.i.eq(tracker.o_frame_op), frame_table.i_valid.eq(tracker.o_frame_op_valid),
+            miss_buffer.sector_address.eq(frame_table.sector_address), frame_table.sector_data.eq(miss_buffer.sector_data),
+            data_queue.i.eq(frame_table.o), data_queue.i_valid.eq(frame_table.o_valid),
+        ]
+        connect(m, data_queue.o, data_path.i)
+        for p in range(len(POOLS)):
+            m.d.comb += [tracker.pool_limit[p].eq(settings.pool_limit[p]), miss_buffer.pool_free[p].eq(tracker.pool_free[p]),
+                         registers.pool_used[p].eq(tracker.pool_used[p])]
+        for block in (tracker, eviction, ema, windows):
+            write, valid = (block.write, block.write_valid) if block is windows else (block.config_write, block.config_write_valid)
+            m.d.comb += [write.eq(registers.config_write), valid.eq(registers.config_write_valid)]
+        m.d.comb += registers.config_ready.eq(eviction.config_ready)
+        for block in (miss_buffer, eviction, prefetcher, telemetry, registers):
+            m.d.comb += [block.i_result.eq(tracker.o_result), block.i_result_valid.eq(tracker.o_result_valid)]
+        for block in (eviction, prefetcher, hints, registers):
+            m.d.comb += block.sessions.eq(tracker.sessions)
+
+        # --- misses and the cold tier ---------------------------------------------------------------------------------------
+        m.d.comb += [
+            cold.i_fetch.eq(miss_buffer.o_fetch), cold.i_fetch_valid.eq(miss_buffer.o_fetch_valid),
+            cold.i_raise.eq(miss_buffer.o_raise), cold.i_raise_valid.eq(miss_buffer.o_raise_valid),
+            cold.timeout.eq(settings.cold_timeout), cold.retries.eq(settings.cold_retries), miss_buffer.starve_limit.eq(settings.starve_limit),
+        ]
+        connect(m, cold.o_fetched, miss_buffer.i_fetched)
+        connect(m, eviction.o_write_back, cold.i_write_back)
+        connect(m, cold.o_written_back, eviction.i_written_back)
+        connect(m, cold.o_command, flipped(self.cold_command))
+        connect(m, flipped(self.cold_completion), cold.i_completion)
+
+        # --- scores and eviction --------------------------------------------------------------------------------------------
+        connect(m, data_path.o_flushed, eviction.i_flushed)
+        m.d.comb += [
+            ema.i.eq(tracker.o_score), ema.i_valid.eq(tracker.o_score_valid),
+            eviction.i_scan.eq(ema.o_scan), eviction.i_scan_valid.eq(ema.o_scan_valid),
+            eviction.i_claim.eq(frame_table.o_claim), eviction.i_claim_valid.eq(frame_table.o_claim_valid),
+            eviction.low_water.eq(Mux(settings.high_water > settings.low_water, settings.high_water, settings.low_water)),
+            eviction.resident_squeue.eq(registers.resident_squeue), registers.resident_lines.eq(eviction.resident_lines),
+        ]
+        for p in range(len(POOLS)):
+            m.d.comb += [eviction.pool_free[p].eq(tracker.pool_free[p]), eviction.pool_used[p].eq(tracker.pool_used[p])]
+
+        # --- prefetch, hints, phase -----------------------------------------------------------------------------------------
+        connect(m, registers.o_hint, hints.i)
+        connect(m, hints.o_prefetch, prefetcher.i_hint)
+        m.d.comb += [
+            prefetcher.i_usage.eq(frame_table.o_usage), prefetcher.i_usage_valid.eq(frame_table.o_usage_valid),
+            prefetcher.i_late.eq(telemetry.o_late), prefetcher.i_late_valid.eq(telemetry.o_late_valid), prefetcher.enable.eq(settings.prefetch_enable),
+            windows.read_en.eq(1), windows.read_squeue.eq(prefetcher.window_squeue), prefetcher.window.eq(windows.o.window),
+            phase.i_hot.session.eq(tracker.o_hot.session), phase.i_hot.write.eq(tracker.o_hot.write), phase.i_hot_valid.eq(tracker.o_hot_valid),
+            phase.i_op.session.eq(tracker.o_result.op.session), phase.i_op.write.eq(tracker.o_result.op.write),
+            phase.i_op_valid.eq(tracker.o_result_valid & ((tracker.o_result.op.kind == Op.READ) | (tracker.o_result.op.kind == Op.WRITE)) &
+                                (tracker.o_result.outcome != Outcome.REFUSED) & ~tracker.o_result.op.no_memory),
+            *(phase.open[k].eq(tracker.sessions[k].open) for k in range(c.sessions)), registers.decode.eq(phase.decode),
+        ]
+
+        # --- telemetry ------------------------------------------------------------------------------------------------------
+        m.d.comb += [
+            telemetry.i_hot.eq(tracker.o_hot), telemetry.i_hot_valid.eq(tracker.o_hot_valid),
+            telemetry.i_usage.eq(frame_table.o_usage), telemetry.i_usage_valid.eq(frame_table.o_usage_valid), telemetry.i_prefetch.eq(prefetcher.pulses),
+            telemetry.swept.eq(eviction.swept), telemetry.hint_line.eq(hints.line_taken), telemetry.hint_update.eq(hints.mass_taken),
+            telemetry.score_corrected.eq(ema.corrected), telemetry.score_uncorrected.eq(ema.uncorrected),
+            registers.pulses.eq(telemetry.pulses), registers.i_queue.eq(telemetry.o_queue), registers.i_queue_valid.eq(telemetry.o_queue_valid),
+            registers.i_useful.eq(telemetry.o_useful), registers.i_useful_valid.eq(telemetry.o_useful_valid),
+            registers.i_latency.eq(egress.o_latency), registers.i_latency_valid.eq(egress.o_latency_valid),
+            registers.i_event[0].eq(telemetry.o_event), registers.i_event_valid[0].eq(telemetry.o_event_valid),
+            registers.i_event[1].eq(hints.o_event), registers.i_event_valid[1].eq(hints.o_event_valid),
+            registers.i_event[2].eq(eviction.o_event), registers.i_event_valid[2].eq(eviction.o_event_valid),
+            registers.i_event[3].code.eq(Event.UNCORRECTED), registers.i_event[3].squeue.eq(ema.o_commit.squeue),
+            registers.i_event[3].page.eq(ema.o_commit.page),
+            registers.i_event_valid[3].eq(ema.uncorrected),
+            registers.ready.eq(self.ready), registers.quiescent.eq(self.quiescent),
+        ]
+
+        # --- verification ---------------------------------------------------------------------------------------------------
+        # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one, both are of the same op.
+        result, result_valid = Signal.like(self.commit_result), Signal()
+        hot = [Signal(name=f"hot_{k}") for k in range(2)]
+        m.d.sync += [result.eq(tracker.o_result), result_valid.eq(tracker.o_result_valid), hot[0].eq(tracker.o_frame_op_hot), hot[1].eq(hot[0])]
+        m.d.comb += [
+            self.commit_result.eq(result), self.commit_result_valid.eq(result_valid),
+            self.commit_frame.eq(frame_table.o_commit), self.commit_frame_valid.eq(frame_table.o_commit_valid), self.commit_hot.eq(hot[1]),
+            self.commit_score.eq(ema.o_commit), self.commit_score_valid.eq(ema.o_commit_valid),
+            self.quiescent.eq(self.ready & Cat(
+                ingress.idle, tracker.idle, frame_table.idle, data_queue.idle, data_path.idle, egress.idle, miss_buffer.quiet, cold.quiet, eviction.quiet,
+                ema.idle, prefetcher.idle | prefetch_hold, hints.idle, telemetry.idle, registers.idle).all()),
+        ]
+        return m
+
+
+class DataQueue(wiring.Component):
+    """Data ops between the frame stage, which cannot wait, and the data path, which can; `ready` promises RESERVE free places.
+
+    Latency: 1 cycle; throughput: 1 op a cycle.
+
+    Parameters
+    ----------
+    config : Config
+    """
+
+    DEPTH = 2 * RESERVE
+
+    def __init__(self, *, config: Config):
+        self.layout = Layouts(config).data_op
+        super().__init__({"i": In(self.layout), "i_valid": In(1), "o": Out(stream.Signature(self.layout)), "ready": Out(1), "idle": Out(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.fifo = fifo = SyncFIFO(width=self.layout.size, depth=self.DEPTH)
+        m.d.comb += [
+            fifo.w_data.eq(self.i), fifo.w_en.eq(self.i_valid), Assert(~self.i_valid | fifo.w_rdy),
+            self.o.valid.eq(fifo.r_rdy), self.o.p.eq(fifo.r_data), fifo.r_en.eq(self.o.ready),
+            self.ready.eq(fifo.level <= self.DEPTH - RESERVE), self.idle.eq(~fifo.r_rdy & ~self.i_valid),
+        ]
+        return m

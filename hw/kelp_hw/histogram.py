@@ -18,7 +18,8 @@ _ROWS = 64   # two halves of 32: hits, then misses
 class LatencyHistogram(wiring.Component):
     """Counts latencies by power of two: bin b holds 2^b … 2^(b+1)−1 cycles, bin 0 also 0.
 
-    One event a cycle. Counts are 32 bits and saturate. Reading takes the event port's spare read slots: `read_data` is the count of `read_row` (b, or 32 + b for misses)
+    One event a cycle. Counts are 32 bits and saturate. Reading takes the event port's spare read slots: `read_data` is the count of `read_row` (b, or 32 + b
+    for misses)
     one cycle after a cycle in which `read_grant` is high.
 
     Parameters

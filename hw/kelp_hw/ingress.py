@@ -31,7 +31,8 @@ def write_layout(config: Config) -> data.StructLayout:
 class Ingress(wiring.Component):
     """Takes one M2S message a cycle, RwD before Req, and sends it where its address says.
 
-    KV accesses, refused ones and those without memory go to `o_request` in order of acceptance; hint and register accesses to `o_side`; MemSpecRd to `o_spec`, dropped
+    KV accesses, refused ones and those without memory go to `o_request` in order of acceptance; hint and register accesses to `o_side`; MemSpecRd to
+    `o_spec`, dropped
     (and `spec_dropped` pulsed) when that is full. A RwD message that needs a write slot waits for one on `i_write_slot`, and Req messages go on meanwhile.
     Outputs are registered: latency 1 cycle, throughput 1 message a cycle.
 

@@ -68,7 +68,8 @@ class Layouts:
 
         #: `has_write`: a write slot is held until the data path has consumed the op.
         #: `kv_line` = kv · half_lines + line; `refused` ≠ 0 (an Event code) when ingress already knows that it is outside the map.
-        self.request = S({"write": 1, "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "session": c.session_bits, "queue": c.queue_bits,
+        self.request = S({"write": 1, "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "session": c.session_bits,
+                          "queue": c.queue_bits,
                           "squeue": c.squeue_bits, "page": c.page_bits, "kv_line": c.line_bits, "refused": 5, "no_memory": 1, "origin": self.origin})
 
         #: One op. `kind` is kelp_spec.metadata.Op; fields not named by the op's row are ignored.

@@ -21,7 +21,8 @@ def register_layout(register: Register) -> data.Layout:
 class RegisterFile(wiring.Component):
     """One 64-bit register access at a time: writes merge under `mask` in the cycle of `write`; `read_data` follows `index` two cycles later.
 
-    Writable registers are members `rw_<name>` (outputs); read-only ones are inputs `ro_<name>`; write-only ones pulse `wo_<name>_strobe` with `wo_<name>`. `allowed` says whether `ld_id` may
+    Writable registers are members `rw_<name>` (outputs); read-only ones are inputs `ro_<name>`; write-only ones pulse `wo_<name>_strobe` with `wo_<name>`.
+    `allowed` says whether `ld_id` may
     touch the register at `index`; a write that is not allowed changes nothing. Offsets that are not `known` read zero and ignore writes.
 
     Parameters

@@ -26,7 +26,8 @@ __all__ = ["Registers", "settings_layout", "hint_line_layout"]
 def settings_layout(config: Config) -> data.StructLayout:
     """Values of the control registers that other blocks read."""
     return data.StructLayout({
-        "low_water": 16, "high_water": 16, "reserve": 16, "cold_retries": 4, "cold_timeout": 32, "starve_limit": 32, "prefetch_enable": len(PrefetchSource) - 1,
+        "low_water": 16, "high_water": 16, "reserve": 16, "cold_retries": 4, "cold_timeout": 32, "starve_limit": 32,
+        "prefetch_enable": len(PrefetchSource) - 1,
         "pool_limit": data.ArrayLayout(24, len(POOLS)),
     })
 
@@ -127,7 +128,8 @@ class Registers(wiring.Component):
         for s in range(c.sessions):
             state, word = getattr(file, f"ro_s{s}_state"), getattr(file, f"ro_s{s}_page_word")
             m.d.comb += [
-                state.open.eq(self.sessions[s].open & ~self.sessions[s].closing), state.busy.eq((control.busy & (control.busy_session == s)) | self.sessions[s].closing),
+                state.open.eq(self.sessions[s].open & ~self.sessions[s].closing),
+                state.busy.eq((control.busy & (control.busy_session == s)) | self.sessions[s].closing),
                 state.refused.eq(control.refused[s]), state.decode.eq(self.decode[s]), state.step.eq(self.sessions[s].step),
             ]
             # The word belongs to the session that asked: another owner must not read it.
@@ -156,7 +158,8 @@ class Registers(wiring.Component):
         with m.If(control.o_op.valid):
             m.d.comb += [self.o_control.p.eq(control.o_op.p), self.o_control.valid.eq(1), control.o_op.ready.eq(self.o_control.ready)]
         with m.Elif(due.any()):
-            m.d.comb += [self.o_control.valid.eq(1), self.o_control.p.kind.eq(Op.STEP), self.o_control.p.session.eq(step_session), self.o_control.p.delta.eq(1)]
+            m.d.comb += [self.o_control.valid.eq(1), self.o_control.p.kind.eq(Op.STEP), self.o_control.p.session.eq(step_session),
+                         self.o_control.p.delta.eq(1)]
             with m.If(self.o_control.ready):
                 m.d.sync += due.bit_select(step_session, 1).eq(0)
 
@@ -170,7 +173,8 @@ class Registers(wiring.Component):
         m.d.comb += [
             self.cleared.eq(~clear), totals.clear.eq(clear), queues.clear.eq(clear), histogram.clear.eq(clear),
             totals.pulses.eq(self.pulses), queues.i.eq(self.i_queue), queues.i_valid.eq(self.i_queue_valid), queues.i_useful.eq(self.i_useful),
-            queues.i_useful_valid.eq(self.i_useful_valid), histogram.i.eq(self.i_latency), histogram.i_valid.eq(self.i_latency_valid), events.now.eq(self.now),
+            queues.i_useful_valid.eq(self.i_useful_valid), histogram.i.eq(self.i_latency), histogram.i_valid.eq(self.i_latency_valid),
+            events.now.eq(self.now),
         ]
         for k in range(self.event_sources):
             m.d.comb += [events.i[k].eq(self.i_event[k]), events.i_valid[k].eq(self.i_event_valid[k])]
@@ -268,7 +272,7 @@ class Registers(wiring.Component):
                 m.d.sync += wait.eq(wait + 1)
                 with m.If(file.known & ~file.allowed):
                     m.d.sync += touched.eq(1)
-                with m.If((wait == Mux(file.is_external, self._EXTERNAL_WAIT, 2))):
+                with m.If(wait == Mux(file.is_external, self._EXTERNAL_WAIT, 2)):
                     m.d.sync += [line.word_select(word, 64).eq(file.read_data), wait.eq(0), word.eq(word + 1)]
                     with m.If(word == 7):
                         m.d.comb += refused.eq(touched)

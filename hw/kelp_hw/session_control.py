@@ -26,8 +26,10 @@ def config_write_layout(config: Config) -> data.StructLayout:
 class SessionControl(wiring.Component):
     """Carries out one session command at a time; `busy` while it does.
 
-    OPEN checks the descriptor, writes every queue's configuration (one a cycle while `config_ready`), then sends an OPEN op with `descriptor`. It is refused (`refused`, an event) when the
-    session is open or still closing, by any LD-ID but 0, or with a descriptor outside the configuration. CLOSE, ADVANCE and PEEK become ops; APPLY repeats the walk for one queue or all.
+    OPEN checks the descriptor, writes every queue's configuration (one a cycle while `config_ready`), then sends an OPEN op with `descriptor`. It is refused
+    (`refused`, an event) when the
+    session is open or still closing, by any LD-ID but 0, or with a descriptor outside the configuration. CLOSE, ADVANCE and PEEK become ops; APPLY repeats
+    the walk for one queue or all.
     A command ends when its op has passed M3.
 
     Parameters
@@ -64,7 +66,8 @@ class SessionControl(wiring.Component):
 
         shape = Signal.like(self.shape[0])
         formats, queue, policy, recency, budget = (Signal.like(x[0]) for x in (self.formats, self.queue, self.policy, self.recency, self.budget))
-        for held, given in ((shape, self.shape), (formats, self.formats), (queue, self.queue), (policy, self.policy), (recency, self.recency), (budget, self.budget)):
+        for held, given in ((shape, self.shape), (formats, self.formats), (queue, self.queue), (policy, self.policy), (recency, self.recency), (budget,
+                                                                                                                                                self.budget)):
             m.d.comb += held.as_value().eq(Array(given[s].as_value() for s in range(c.sessions))[session])
         is_open = self.open.bit_select(session, 1)
         is_closing = self.closing.bit_select(session, 1)
@@ -99,14 +102,16 @@ class SessionControl(wiring.Component):
         q = self.config_write.queue_config
         m.d.comb += [
             self.config_write.squeue.eq(squeue),
-            q.alpha.eq(policy.alpha), q.mass_shift.eq(policy.mass_shift), q.score_source.eq(policy.score_source), q.window.eq(policy.window), q.policy.eq(policy.policy),
+            q.alpha.eq(policy.alpha), q.mass_shift.eq(policy.mass_shift), q.score_source.eq(policy.score_source), q.window.eq(policy.window),
+            q.policy.eq(policy.policy),
             q.tau_m.eq(recency.tau_m), q.tau_sh.eq(recency.tau_sh), q.idle_m.eq(recency.idle_m), q.idle_sh.eq(recency.idle_sh),
             q.budget.eq(Mux(budget.value >> c.dram_line_bits, ~0, budget.value)),
             q.format_k.eq(format_k[own_range]), q.format_v.eq(format_v[own_range]), q.pool.eq(pools[own_range]),
         ]
         d = self.descriptor
         m.d.comb += [
-            d.open.eq(1), d.closing.eq(0), d.ld_id.eq(shape.owner), d.host_type.eq(shape.host_type), d.used_queues.eq(used_queues), d.used_lines.eq(shape.used_lines),
+            d.open.eq(1), d.closing.eq(0), d.ld_id.eq(shape.owner), d.host_type.eq(shape.host_type), d.used_queues.eq(used_queues),
+            d.used_lines.eq(shape.used_lines),
             d.k_only.eq(shape.k_only), d.used_pages.eq(shape.used_pages), d.kv_heads.eq(shape.kv_heads), d.step.eq(0),
         ]
 
@@ -122,7 +127,8 @@ class SessionControl(wiring.Component):
         with m.FSM():
             with m.State("IDLE"):
                 with m.If(self.command_valid):
-                    m.d.sync += [command.eq(self.command.command), argument.eq(self.command.argument), session.eq(self.command_session), ld_id.eq(self.command_ld_id), wait.eq(0)]
+                    m.d.sync += [command.eq(self.command.command), argument.eq(self.command.argument), session.eq(self.command_session),
+                                 ld_id.eq(self.command_ld_id), wait.eq(0)]
                     m.next = "CHECK"
             with m.State("CHECK"):
                 # Two cycles for the registered product and limits, then one verdict.

@@ -11,7 +11,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Event, MissKind, Op, Outcome, PageState, PrefetchSource
 from kelp_spec.registers import COUNTERS
 
-from .counters import QueueCounters
+from .counters import queue_event_layout
 from .layouts import Layouts
 from .prefetch import pulses_layout
 from .sram import Sram
@@ -25,7 +25,8 @@ EVICTED_SOON = 16   #: steps within which a miss counts against the eviction bef
 class Telemetry(wiring.Component):
     """One result, one hot request and one usage report a cycle; outputs follow two cycles later, one for each counter and event.
 
-    A page word that becomes COLD keeps the low bits of the session's step in `place`: a miss that finds them less than 16 steps old counts as evicted too soon. A demand that first
+    A page word that becomes COLD keeps the low bits of the session's step in `place`: a miss that finds them less than 16 steps old counts as evicted too
+    soon. A demand that first
     meets a prefetch while it is fetching counts as late, once.
 
     Parameters
@@ -36,7 +37,7 @@ class Telemetry(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = Layouts(config)
-        self.queue_event = QueueCounters(config=config).event
+        self.queue_event = queue_event_layout(config)
         super().__init__({
             "i_result": In(layouts.result), "i_result_valid": In(1),
             "i_hot": In(hot_layout(config)), "i_hot_valid": In(1),
@@ -153,7 +154,8 @@ class Telemetry(wiring.Component):
             m.d.comb += code.eq(Event.CORRECTED)
         m.d.sync += [
             self.o_event_valid.eq(valid & (code != Event.NONE)),
-            self.o_event.code.eq(code), self.o_event.ld_id.eq(Mux(demand, op.origin.ld_id, 0)), self.o_event.squeue.eq(op.squeue), self.o_event.page.eq(op.page),
+            self.o_event.code.eq(code), self.o_event.ld_id.eq(Mux(demand, op.origin.ld_id, 0)), self.o_event.squeue.eq(op.squeue),
+            self.o_event.page.eq(op.page),
             self.o_event.argument.eq(Mux(demand, op.origin.tag, op.frame)),
         ]
         m.d.comb += self.idle.eq(~valid & ~self.i_result_valid & ~hot_valid & ~self.i_hot_valid & (corrected_left == 0) & (uncorrected_left == 0) &

@@ -41,7 +41,8 @@ COUNTERS: tuple[tuple[str, str], ...] = (
 QUEUE_COUNTERS: tuple[tuple[str, str], ...] = (
     ("hits", "accesses that found the page resident"), ("misses", "accesses that did not"), ("evictions", "pages made cold"),
     ("prefetch_useful", "prefetched pages demanded while resident"),
-    ("allocations", "pages allocated"), ("write_backs", "dirty pages written"), ("prefetch_issued", "prefetches taken"), ("evicted_missed", "misses within 16 steps of eviction"),
+    ("allocations", "pages allocated"), ("write_backs", "dirty pages written"), ("prefetch_issued", "prefetches taken"), ("evicted_missed",
+                                                                                                                          "misses within 16 steps of eviction"),
 )
 
 
@@ -151,27 +152,37 @@ class RegisterMap:
         queue_counters = QUEUE_COUNTERS if c.wide_counters else QUEUE_COUNTERS[:4]
         return (
             Register(p + "shape", base + 0x00, RW, C, (
-                Field("layers", 0, 10, "", 1), Field("kv_heads", 10, 10, "", 1), Field("used_lines", 20, 10, "host lines of a page's K half = tokens per page × lines per token", c.half_lines),
+                Field("layers", 0, 10, "", 1), Field("kv_heads", 10, 10, "", 1), Field("used_lines", 20, 10,
+                                                                                       "host lines of a page's K half = tokens per page × lines per token",
+                                                                                       c.half_lines),
                 Field("host_type", 30, 1, "0 fp16, 1 bf16"), Field("k_only", 31, 1, "V lines do not exist"), Field("used_pages", 32, 14, "", c.pages),
                 Field("owner", 46, 4, "LD-ID")), "model descriptor; taken by OPEN"),
             Register(p + "formats", base + 0x08, RW, C, tuple(f for r in range(LAYER_RANGES) for f in (
                 Field(f"last_layer_{r}", 16 * r, 10, "", 1023), Field(f"format_k_{r}", 16 * r + 10, 3, ""), Field(f"format_v_{r}", 16 * r + 13, 3, ""))),
                 "stored formats by layer: the first range whose last_layer is not below the layer; taken by OPEN"),
-            Register(p + "command", base + 0x10, WO, S, (Field("command", 0, 4, "SessionCommand; OPEN and CLOSE need LD-ID 0"), Field("argument", 16, 24, "ADVANCE: steps")), "session command"),
+            Register(p + "command", base + 0x10, WO, S, (Field("command", 0, 4, "SessionCommand; OPEN and CLOSE need LD-ID 0"), Field("argument", 16, 24,
+                                                                                                                                      "ADVANCE: steps")),
+                                                                                                                                      "session command"),
             Register(p + "state", base + 0x18, RO, S, (
                 Field("open", 0, 1), Field("busy", 1, 1, "opening, closing or a command under way"), Field("refused", 2, 1, "the last command was refused"),
                 Field("decode", 3, 1, "phase: decode"), Field("step", 8, 24)), "state of the session"),
             Register(p + "auto_step", base + 0x20, RW, S, _whole(24, "accesses", 0), "observed score: the step advances every so many accesses; 0 off"),
             Register(p + "queue", base + 0x28, RW, S, (Field("queue", 0, 10), Field("page", 16, 14)), "selects a queue (and a page for PEEK)"),
             Register(p + "policy", base + 0x30, RW, S, (
-                Field("alpha", 0, 9, "α · 256, 1 … 256", 26), Field("mass_shift", 12, 4, "k of x = mass << k"), Field("score_source", 16, 2, "0 none, 1 pushed, 2 observed"),
-                Field("window", 20, 6, "RoPE window in pages; 0 off"), Field("policy", 32, 8, "policy switches; 0 is the plain formula")), "queue parameters, taken by APPLY"),
+                Field("alpha", 0, 9, "α · 256, 1 … 256", 26), Field("mass_shift", 12, 4, "k of x = mass << k"), Field("score_source", 16, 2,
+                                                                                                                      "0 none, 1 pushed, 2 observed"),
+                Field("window", 20, 6, "RoPE window in pages; 0 off"), Field("policy", 32, 8, "policy switches; 0 is the plain formula")),
+                "queue parameters, taken by APPLY"),
             Register(p + "recency", base + 0x38, RW, S, (
-                Field("tau_m", 0, 16, "m in 2^15 … 2^16−1", 48409), Field("tau_sh", 16, 5, "sh + 1: 0 … 16", 10), Field("idle_m", 24, 16, "m of −65536·log2(1 − α)", 40504), Field("idle_sh", 40, 5, "sh + 4: 0 … 19", 6)),
+                Field("tau_m", 0, 16, "m in 2^15 … 2^16−1", 48409), Field("tau_sh", 16, 5, "sh + 1: 0 … 16", 10), Field("idle_m", 24, 16,
+                                                                                                                        "m of −65536·log2(1 − α)", 40504),
+                                                                                                                        Field("idle_sh", 40, 5,
+                                                                                                                              "sh + 4: 0 … 19", 6)),
                 "decay constants, taken by APPLY"),
             Register(p + "budget", base + 0x40, RW, C, _whole(32, "DRAM lines (64 B)"), "residency budget, taken by APPLY"),
             Register(p + "page_word", base + 0x48, RO, S, (Field("state", 0, 3), Field("format_k", 3, 3), Field("format_v", 6, 3), Field("pinned", 9, 1),
                      Field("place", 10, 24), Field("last_step", 34, 24)), "page word of the last PEEK"),
             Register(p + "resident", base + 0x50, RO, S, _whole(32, "DRAM lines"), "resident lines of the selected queue"),
-            *(Register(f"{p}queue_{name}", base + 0x80 + 8 * i, RO, S, _whole(32), doc + " (selected queue)") for i, (name, doc) in enumerate(queue_counters)),
+            *(Register(f"{p}queue_{name}", base + 0x80 + 8 * i, RO, S, _whole(32), doc + " (selected queue)") for i, (name,
+                                                                                                                      doc) in enumerate(queue_counters)),
         )
