@@ -30,7 +30,7 @@ class DataHead(wiring.Component):
     from the fill that the op at the head awaits, the same. Throughput one op per cycle.
 
     A **partial write** leaves H0 as a read, with the one *lock*: its answer is turned round into the write path's merge, and the result comes back to H0 as a
-    store. Until then ops on the same DRAM line wait at H0, and so do other partial writes and flushes.
+    store. Until then ops on the same line slot or scale slot wait at H0, and so do other partial writes and flushes.
 
     A line that memory answered with an error is answered as poison.
 
@@ -102,7 +102,8 @@ class DataHead(wiring.Component):
         is_write = (head.kind == DataOp.WRITE) & ~head.partial
         is_partial = (head.kind == DataOp.WRITE) & head.partial
         is_flush = head.kind == DataOp.FLUSH
-        locked = lock_valid & (lock.line_slot == head.line_slot)
+        # On the lock's scale line too: the op attached last releases a slot, and must not do so before the lock has stored its scale.
+        locked = lock_valid & ((lock.line_slot == head.line_slot) | (lock.scaled & head.scaled & (lock.scale_slot == head.scale_slot)))
         filled = Signal()
         answers = Signal()  # H1 is free for an answer
         able = Signal()

@@ -255,11 +255,11 @@ class Traffic:
 
 
 @functools.cache
-def build(config_name: str):
-    """The compiled data path of a configuration."""
+def build(config_name: str, waves: bool = False):
+    """The compiled data path of a configuration; with `waves`, its runs leave ``datapath.vcd`` in the current directory."""
     driver = Path(__file__).with_name("datapath_driver.cpp")
     verilog = runner.to_verilog(DataPath(config=named(config_name)))
-    library = runner.verilate_model(verilog, [driver], name=f"datapath-{config_name}", opt="-O2", verilator_args=["--output-split", "0"])
+    library = runner.verilate_model(verilog, [driver], name=f"datapath-{config_name}", opt="-O2", waves=waves, verilator_args=["--output-split", "0"])
     function = ctypes.CDLL(str(library)).datapath_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")
     function.argtypes = [np.ctypeslib.ndpointer(_STEP, flags="C_CONTIGUOUS"), ctypes.c_uint64, ctypes.POINTER(_Options), *[array] * 7,
@@ -267,9 +267,9 @@ def build(config_name: str):
     return function
 
 
-def run(traffic: Traffic, memory: Memory = Memory(), *, limit: int | None = None) -> Run:
+def run(traffic: Traffic, memory: Memory = Memory(), *, limit: int | None = None, waves: bool = False) -> Run:
     """Send `traffic` through the RTL, check every answer, flush report and memory line, and return the figures."""
-    function = build(traffic.config.name)
+    function = build(traffic.config.name, waves)
     steps = np.zeros(len(traffic.steps), _STEP)
     for n, step in enumerate(traffic.steps):
         steps[n] = step

@@ -15,6 +15,9 @@
 
 #include "Vtop.h"
 #include "verilated.h"
+#if VM_TRACE
+#include "verilated_vcd_c.h"
+#endif
 
 namespace {
 
@@ -89,6 +92,12 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     context->randReset(2);
     context->randSeed(static_cast<int>(o.seed & 0x7fffffff) | 1);
     auto top = std::make_unique<Vtop>(context.get());
+#if VM_TRACE
+    context->traceEverOn(true);
+    VerilatedVcdC trace;
+    top->trace(&trace, 99);
+    trace.open("datapath.vcd");
+#endif
     Random random{o.seed * 2 + 1};
     *figures = Figures{};
 
@@ -290,6 +299,9 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             figures->writes++;
         }
         figures->reads = ars;
+#if VM_TRACE
+        trace.dump(cycle);
+#endif
         top->clk = 1;
         top->eval();
         top->clk = 0;
