@@ -27,7 +27,7 @@ class EvictionLayouts(Layouts):
     candidate : layout
         A place in a sweep's list.
     look : layout
-        What the queue state knows of a squeue: `listed` = it has a resident page.
+        What the queue state knows of a squeue: `listed` = it has a listed page; its recency constant.
     root : layout
         The queue of a pool with the largest excess; `excess` 0 when none is over its budget.
     config_write : layout
@@ -40,6 +40,6 @@ class EvictionLayouts(Layouts):
         S = data.StructLayout
         self.scanned = S({"page": c.page_bits, "slot": 4, "tag": 1, "eligible": 1, "last_step": STEP_BITS, "score": SCORE_BITS})
         self.candidate = S({"kind": CLASS_BITS, "priority": SCORE_BITS, "page": c.page_bits, "last_step": STEP_BITS})
-        self.look = S({"listed": 1, "pool": POOL_BITS, "newest": c.page_bits, "newest_valid": 1})
+        self.look = S({"listed": 1, "pool": POOL_BITS, "newest": c.page_bits, "newest_valid": 1, "tau_m": 16, "tau_sh": 5})
         self.root = S({"squeue": c.squeue_bits, "excess": c.dram_line_bits})
         self.config_write = S({"squeue": c.squeue_bits, "queue_config": self.queue_config})

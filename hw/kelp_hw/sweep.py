@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""One sweep: SCAN a queue's listed pages and keep the best candidates (spec §7, docs/design.md §6)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.lib import data, fifo, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import STEP_BITS, Op, PageState
+
+from .candidates import CandidateList
+from .eviction_layouts import EvictionLayouts
+from .priority import PriorityUnit
+from .residency_map import word_pages
+
+__all__ = ["Sweep"]
+
+
+class Sweep(wiring.Component):
+    """Walks the residency map of one squeue, SCANs each listed page in ascending order, and lists the best of what comes back.
+
+    `start` (with `squeue`, `look`, and `step`, the step of the squeue's session in every cycle from then on) empties the list and begins; `busy` until every SCAN has been listed.
+    Class and age refer to the step as it is when M3 decides the first SCAN, and to the newest page at that moment: an allocation that M3 decided since `start` counts,
+    earlier ones are in `look`. `op.slot` of the SCANs is the number of the sweep modulo 16.
+
+    Throughput: one SCAN per cycle when the path takes them; a word of the map without pages costs a cycle. A sweep of R pages in W words takes at most
+    W + R + `OVERHEAD` cycles beside the latency of the path from `o_op` to `i_scan`.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    start, squeue, look, step : in
+    busy : out
+    o_op : out, stream of op
+    i_result, i_result_valid : in, result
+    i_scan, i_scan_valid : in, scanned
+        Those with `tag` are not a sweep's.
+    read_valid … word : the residency map's read port
+    best, best_valid : out, candidate; take, clear : in
+        The list. `clear` empties it while not `busy`.
+    swept_step : out
+        The step that classes refer to.
+    """
+
+    OVERHEAD = 10 + PriorityUnit.LATENCY
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        layouts = self.layouts = EvictionLayouts(config)
+        self.word_pages = word_pages(config)
+        self.words = config.pages // self.word_pages
+        super().__init__({
+            "start": In(1), "squeue": In(config.squeue_bits), "look": In(layouts.look), "step": In(STEP_BITS), "busy": Out(1),
+            "o_op": Out(stream.Signature(layouts.op)), "i_result": In(layouts.result), "i_result_valid": In(1),
+            "i_scan": In(layouts.scanned), "i_scan_valid": In(1),
+            "read_valid": Out(1), "read_squeue": Out(config.squeue_bits), "read_index": Out(range(max(2, self.words))), "read_ready": In(1),
+            "word": In(self.word_pages),
+            "best": Out(layouts.candidate), "best_valid": Out(1), "take": In(1), "clear": In(1), "swept_step": Out(STEP_BITS),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        squeue, look = Signal(c.squeue_bits), Signal(self.layouts.look)
+        number = Signal(4)
+
+        # --- words of the map, one per cycle; those with pages wait in a short queue ---
+        index_bits = max(1, (self.words - 1).bit_length())
+        waiting = data.StructLayout({"index": index_bits, "bits": self.word_pages})
+        m.submodules.waiting = queue = fifo.SyncFIFO(width=waiting.size, depth=4)
+        index, reading, read_index, walking = Signal(index_bits), Signal(), Signal(index_bits), Signal()
+        entry = Signal(waiting)
+        m.d.comb += [
+            # Two may be on their way when the queue says that it has places.
+            self.read_valid.eq(walking & (queue.level < 3)), self.read_squeue.eq(squeue), self.read_index.eq(index),
+            entry.index.eq(read_index), entry.bits.eq(self.word), queue.w_data.eq(entry), queue.w_en.eq(reading & self.word.any()),
+            Assert(~queue.w_en | queue.w_rdy),
+        ]
+        m.d.sync += [reading.eq(self.read_valid & self.read_ready), read_index.eq(index)]
+        with m.If(self.read_valid & self.read_ready):
+            m.d.sync += index.eq(index + 1)
+            with m.If(index == self.words - 1):
+                m.d.sync += walking.eq(0)
+
+        # --- pages of a word, lowest first: one bit is split off per cycle, its position is worked out in the next ---
+        word, word_index = Signal(self.word_pages), Signal(index_bits)
+        lowest = Signal(self.word_pages)
+        split, split_index, split_valid = Signal(self.word_pages), Signal(index_bits), Signal()
+        head = Signal(waiting)
+        position = Signal((self.word_pages - 1).bit_length())
+        out_valid = self.o_op.valid
+        advance = Signal()
+        m.d.comb += [
+            head.eq(queue.r_data), lowest.eq(word & -word), advance.eq(~out_valid | self.o_op.ready),
+            *(position[b].eq(Cat(split[k] for k in range(self.word_pages) if k >> b & 1).any()) for b in range(len(position))),
+        ]
+        with m.If(advance):
+            m.d.sync += [
+                split.eq(lowest), split_index.eq(word_index), split_valid.eq(word.any()), word.eq(word ^ lowest),
+                out_valid.eq(split_valid), self.o_op.payload.page.eq(Cat(position, split_index)),
+            ]
+            # The last bit leaves now or left before.
+            with m.If((word ^ lowest) == 0):
+                m.d.comb += queue.r_en.eq(1)
+                with m.If(queue.r_rdy):
+                    m.d.sync += [word.eq(head.bits), word_index.eq(head.index)]
+        op = self.o_op.payload
+        m.d.comb += [op.kind.eq(Op.SCAN), op.squeue.eq(squeue), op.slot.eq(number)]
+
+        # --- what was sent and what came back ---
+        sent, listed = Signal(c.page_bits + 1), Signal(c.page_bits + 1)
+        with m.If(out_valid & self.o_op.ready):
+            m.d.sync += sent.eq(sent + 1)
+
+        # --- the moment of the first SCAN at M3: step and newest page hold from then on ---
+        r = self.i_result
+        watching = Signal()
+        allocation = Signal()
+        m.d.comb += allocation.eq(
+            (r.op.kind == Op.WRITE) & r.changed & (r.op.squeue == squeue)
+            & ((r.old.state == PageState.ABSENT) | (r.old.state == PageState.LOST))
+            & ((r.word.state == PageState.RESIDENT) | (r.word.state == PageState.FETCHING)))
+        with m.If(watching):
+            m.d.sync += self.swept_step.eq(self.step)
+            with m.If(self.i_result_valid & allocation):
+                m.d.sync += [look.newest.eq(r.op.page), look.newest_valid.eq(1)]
+            with m.If(self.i_result_valid & (r.op.kind == Op.SCAN)):
+                m.d.sync += watching.eq(0)
+
+        # --- priority and list ---
+        m.submodules.priority = priority = PriorityUnit(config=c)
+        m.submodules.list = candidates = CandidateList(config=c)
+        mine = Signal()
+        m.d.comb += [
+            mine.eq(self.i_scan_valid & ~self.i_scan.tag),
+            priority.i.eq(self.i_scan), priority.i_valid.eq(mine), priority.step.eq(self.swept_step),
+            priority.newest.eq(look.newest), priority.newest_valid.eq(look.newest_valid),
+            priority.recency_m.eq(look.tau_m), priority.recency_sh.eq(look.tau_sh),
+            candidates.i.eq(priority.o), candidates.i_valid.eq(priority.o_valid & priority.o_eligible),
+            candidates.take.eq(self.take), candidates.clear.eq(self.clear | self.start),
+            self.best.eq(candidates.best), self.best_valid.eq(candidates.best_valid),
+        ]
+        with m.If(priority.o_valid):
+            m.d.sync += listed.eq(listed + 1)
+
+        # --- a sweep ---
+        walked = Signal()
+        m.d.comb += walked.eq(~walking & ~reading & ~queue.r_rdy & ~word.any() & ~split_valid & ~out_valid)
+        with m.If(self.start):
+            m.d.sync += [
+                squeue.eq(self.squeue), look.eq(self.look), index.eq(0), walking.eq(1), sent.eq(0), listed.eq(0), watching.eq(1),
+                self.busy.eq(1), number.eq(Mux(self.busy, number, number + 1)),
+            ]
+        with m.Elif(self.busy & walked & (sent == listed)):
+            m.d.sync += [self.busy.eq(0), watching.eq(0)]
+        m.d.sync += [
+            Assert(~(self.start & self.busy)), Assert(~mine | self.busy, "a scan came back outside its sweep"), Assert(listed <= sent),
+            Assert(~mine | ~watching, "a scan came back before its result"),
+        ]
+        return m
