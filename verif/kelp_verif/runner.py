@@ -184,6 +184,7 @@ def verilate_model(
     name: str,
     top: str = "top",
     sources: Iterable[Path | str] = (),
+    headers: Mapping[str, str] | None = None,
     verilator_args: Sequence[str] = (),
     cflags: Sequence[str] = (),
     opt: str = _MODEL_OPT,
@@ -195,7 +196,7 @@ def verilate_model(
     name ``___05F``: ``i__valid`` is ``top.i___05Fvalid``. The C++ should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look
     at ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. With ``waves`` the model can write VCD
     (``VM_TRACE`` is 1). The model and the C++ are cached apart, so that a change of the driver alone costs one compilation of it;
-    every ``*.h`` beside a C++ source counts as part of it.
+    every ``*.h`` beside a C++ source counts as part of it. ``headers`` are generated ones, file name → text, that the C++ may include.
     """
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
     args = [*_VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
@@ -206,6 +207,7 @@ def verilate_model(
     driver_key = _digest(
         *(f.read_text(encoding="utf-8") for f in drivers),
         *(header.read_text(encoding="utf-8") for f in drivers for header in sorted(f.parent.glob("*.h"))),
+        json.dumps(headers or {}, sort_keys=True),
     )
     library = model_dir / f"lib{name}-{driver_key}.so"
     with tools.lock(model_dir.with_name(f"{model_dir.name}.lock")):
@@ -222,8 +224,11 @@ def verilate_model(
                 _call(["make", "-j", str(_MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"], cwd=model_dir, log=log, append=True)
             tools.write_if_changed(model_dir / "built", key)
         include = tools.verilator_root() / "include"
+        generated = model_dir / f"headers-{driver_key}"
+        for file, text in (headers or {}).items():
+            tools.write_if_changed(generated / file, text)
         scratch = model_dir / f".{library.name}.{os.getpid()}"
-        command = ["g++", "-shared", opt, *flags, f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", f"-I{model_dir}"]
+        command = ["g++", "-shared", opt, *flags, f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", f"-I{model_dir}", f"-I{generated}"]
         command += [f"-I{include}", f"-I{include / 'vltstd'}", *map(str, drivers), "libVtop.a", "libverilated.a", "-pthread", "-latomic"]
         _call([*command, "-o", str(scratch)], cwd=model_dir, log=log, append=True)
         os.replace(scratch, library)
