@@ -218,7 +218,7 @@ def test_short_and_empty_results_still_draw(tmp_path):
         (dict(hit_rate=95.0), "hit_rate = 95.0 is refused; legal: 0 … 1"),
         (dict(residency=25), "residency = 25 is refused"),
         (dict(hit_rate=float("nan")), "hit_rate = nan is refused"),
-        (dict(cycles=0), "cycles = 0 is refused; legal: above 0"),
+        (dict(cycles=-1), r"cycles = -1 is refused; legal: 0 \(no clock\) and up"),
         (dict(step_misses=np.zeros((3, 4))), r"step_misses has shape \(3, 4\); legal: \(96, 4\)"),
         (dict(residency_map=np.zeros((42, 3))), r"residency_map has shape \(42, 3\); legal: \(42, 4\)"),
         (dict(flash_demand=np.zeros((96, 4))), r"flash_demand has shape \(96, 4\); legal: \(96,\)"),

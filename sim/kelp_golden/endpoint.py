@@ -26,6 +26,7 @@ READ, WRITE, REPLAY, FILL, FLIP, CLAIM, RELEASE, SCRUB, RECOVER, PREFETCH = (
     int(o) for o in (Op.READ, Op.WRITE, Op.REPLAY, Op.FILL, Op.FLIP, Op.CLAIM, Op.RELEASE, Op.SCRUB, Op.RECOVER, Op.PREFETCH))
 HIT, ALLOCATED, MISSED, PARKED, DONE, VOID, ORPHAN, ZERO, REFUSED = (
     int(o) for o in (Outcome.HIT, Outcome.ALLOCATED, Outcome.MISSED, Outcome.PARKED, Outcome.DONE, Outcome.VOID, Outcome.ORPHAN, Outcome.ZERO, Outcome.REFUSED))
+RESIDENT = int(PageState.RESIDENT)
 _NOWHERE = (int(PageState.ABSENT), int(PageState.LOST))
 EVICTED_SOON = 16   #: steps within which a miss counts against the eviction that caused it
 
@@ -40,25 +41,14 @@ class QueuePolicy:
         self.window, self.policy, self.budget = window, policy, budget
 
 
-class _Column:
-    """One field of every page word, for code that wants flat sequences."""
-
-    __slots__ = ("_words", "_field")
-
-    def __init__(self, words, field):
-        self._words, self._field = words, field
-
-    def __getitem__(self, index):
-        word = self._words.get(index)
-        return word[self._field] if word is not None else 0
-
-
 class Words:
-    """Page words and scores as the evictor reads them."""
+    """Page words and scores as the evictor reads them: flat arrays by squeue · pages + page, kept in step with the tracker's words."""
 
-    def __init__(self, tracker: Tracker, scores):
-        self.state, self.last_step, self.pinned = _Column(tracker.words, 0), _Column(tracker.words, 4), _Column(tracker.words, 5)
-        self.score = scores
+    __slots__ = ("state", "last_step", "pinned", "score")
+
+    def __init__(self, page_words: int):
+        self.state, self.pinned = array("B", bytes(page_words)), array("B", bytes(page_words))
+        self.last_step, self.score = array("I", bytes(4 * page_words)), array("H", bytes(2 * page_words))
 
 
 class Endpoint:
@@ -84,8 +74,8 @@ class Endpoint:
         self.tracker = Tracker(config)
         self.frames = FrameTable(config)
         self.queues = QueueState(config)
-        self.scores = array("H", bytes(2 * config.page_words))
-        self.words = Words(self.tracker, self.scores)
+        self.words = Words(config.page_words)
+        self.scores = self.words.score
         self.lines = Lines()
         self.policies = [QueuePolicy() for _ in range(config.squeues)]
         self.counters = {name: 0 for name, _ in COUNTERS}
@@ -114,8 +104,11 @@ class Endpoint:
         result = self.tracker.step(op, fault=fault, descriptor=descriptor)
         kind = op.kind
         old, word = result.old, result.word
-        if result.changed and old[0] != word[0]:
-            self.queues.observe(op.squeue, op.page, old[0], word[0], kind <= 2, kind == WRITE)
+        if result.changed:
+            at, words = op.squeue * self.pages + op.page, self.words
+            words.state[at], words.last_step[at], words.pinned[at] = word[0], word[4], word[5]
+            if old[0] != word[0] or result.uncorrected:
+                self.queues.observe(op.squeue, op.page, old[0], word[0], kind <= 2, kind == WRITE)
         if result.score and kind != Op.SCAN:
             self._score(op, result)
         if kind <= 2:
@@ -123,6 +116,21 @@ class Endpoint:
         else:
             self._other(op, result)
         return result
+
+    def read_again(self, squeue: int, page: int, lines: int, count: int) -> bool:
+        """`count` more READs of a page that this step has touched, of the lines in the bit set `lines`: sound hits, which change nothing but their counter.
+
+        False, and nothing done, where one of them would be anything else. It is :meth:`apply` of each, at once.
+        """
+        word = self.tracker.words.get(squeue * self.pages + page)
+        session = self.tracker.sessions[squeue // self.config.queues]
+        if word is None or word[0] != RESIDENT or word[4] != session.step or not session.open or session.closing:
+            return False
+        frame = self.frames.frames[word[1]]
+        if frame.valid & lines != lines or frame.poison & lines or frame.source and not frame.used:
+            return False
+        self.counters["reads"] += count
+        return True
 
     def _score(self, op, result):
         at = op.squeue * self.pages + op.page

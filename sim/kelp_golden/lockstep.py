@@ -34,11 +34,11 @@ class LockStep:
     evict_target : int
         Frames of each used pool that eviction keeps free (register `high_water`).
     enable : iterable of PrefetchSource
-    log : callable
-        Called with each Result, in order.
+    log : callable, optional
+        Called with each Result, in order. SCANs, which change nothing, are carried out only where there is a log.
     """
 
-    def __init__(self, endpoint: Endpoint, *, evict_target: int, enable=(), log: Callable[[Result], None] = lambda result: None):
+    def __init__(self, endpoint: Endpoint, *, evict_target: int, enable=(), log: Callable[[Result], None] | None = None):
         self.endpoint, self.evict_target, self.log = endpoint, evict_target, log
         tracker = endpoint.tracker
         self.prefetcher = Prefetcher(endpoint.config, tracker.sessions, enable=enable)
@@ -80,7 +80,8 @@ class LockStep:
         result = self.endpoint.apply(op, **given)
         if result.changed:
             self.evictor.observe(result.word.state, result.word.pinned, op.kind == Op.RELEASE)
-        self.log(result)
+        if self.log is not None:
+            self.log(result)
         return result
 
     def _serve(self, miss: int, op: TrackerOp | None, *, lost: bool = False) -> None:
@@ -141,5 +142,5 @@ class LockStep:
         return result.outcome == Outcome.DONE
 
     def _swept(self, squeue: int, number: int, pages: list[int]) -> None:
-        for page in pages:
+        for page in pages if self.log is not None else ():
             self._do(TrackerOp(Op.SCAN, session=squeue // self.endpoint.config.queues, squeue=squeue, page=page, slot=number))

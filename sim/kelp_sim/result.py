@@ -62,7 +62,7 @@ class ReplayResult:
     flash_write_bytes: int
 
     # Speed.
-    cycles: int
+    cycles: int                     #: 0: the engine has no clock
     lines_per_second: float         #: line requests per second of wall-clock time of the simulation
 
     # Per step and queue (head).
@@ -84,9 +84,11 @@ class ReplayResult:
         for name in ("residency", "hit_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} = {getattr(self, name)} is refused; legal: 0 … 1")
-        for name in ("accesses", "line_requests", "cycles", "kv_heads"):
+        for name in ("accesses", "line_requests", "kv_heads"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} = {getattr(self, name)} is refused; legal: above 0")
+        if self.cycles < 0:
+            raise ValueError(f"cycles = {self.cycles} is refused; legal: 0 (no clock) and up")
         if set(self.references) != set(REFERENCES):
             raise ValueError(f"references = {sorted(self.references)} are refused; legal: {sorted(REFERENCES)}")
         steps, queues = np.shape(self.step_accesses)
@@ -138,4 +140,4 @@ class ReplayResult:
 
     @property
     def lines_per_cycle(self) -> float:
-        return self.line_requests / self.cycles
+        return self.line_requests / self.cycles if self.cycles else 0.0

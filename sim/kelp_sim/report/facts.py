@@ -59,8 +59,10 @@ def sections(result: ReplayResult) -> list[Section]:
             Row("bytes read / written", f"{_bytes(result.flash_read_bytes)} / {_bytes(result.flash_write_bytes)}"),
         ]),
         Section("Speed", [
-            Row("cycles", f"{result.cycles:,}", "1 ns each for the cold tier"),
-            Row("lines per cycle", f"{result.lines_per_cycle:.3f}", "closed loop: layer after layer"),
+            *([
+                Row("cycles", f"{result.cycles:,}", "1 ns each for the cold tier"),
+                Row("lines per cycle", f"{result.lines_per_cycle:.3f}", "closed loop: layer after layer"),
+            ] if result.cycles else []),
             Row("lines per second", f"{result.lines_per_second:,.0f}", "of this simulation, wall clock"),
         ]),
         Section("What ran", [
