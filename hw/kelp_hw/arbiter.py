@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""M0: which request and which background op enter the tracker pipeline in a cycle (docs/design.md §1)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import Op
+
+from .layouts import Layouts
+
+__all__ = ["BACKGROUND", "Arbiter", "credits_layout"]
+
+#: Background streams, first to last.
+BACKGROUND = ("miss", "control", "hint", "evict", "prefetch")
+
+_SESSION_OPS = (Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
+_FRAME_OPS = (Op.FILL, Op.REPLAY, Op.FLIP, Op.CLAIM, Op.RELEASE, Op.FREE, Op.SCRUB, Op.RECOVER, Op.PEEK)
+_QUEUE_OPS = (Op.FLIP, Op.CLAIM, Op.RELEASE, Op.SCRUB)
+_SCORE_OPS = (Op.SCAN, Op.MASS)
+_MISS_OPS = (Op.PREFETCH,)
+_WORDLESS = (Op.GRANT, Op.FREE, *_SESSION_OPS)
+
+#: The fields that ops of a stream use; the others are zero in the pipeline, which keeps the multiplexer small.
+_ORIGIN = ("kv_line", "write", "partial", "poison", "has_write", "write_slot", "origin")
+_FIELDS = {
+    "miss": (*_ORIGIN, "session", "squeue", "page", "miss", "pool", "frame", "failed", "miss_kind", "lost", "source", "slot"),
+    "control": ("session", "squeue", "page", "delta"),
+    "hint": ("session", "squeue", "page", "mass", "delta"),
+    "evict": ("session", "squeue", "page", "pool", "frame", "failed", "slot", "delta", "written"),
+    "prefetch": ("session", "squeue", "page", "source"),
+}
+_REQUEST = (*_ORIGIN, "session", "squeue", "page", "refused", "no_memory")
+
+
+def credits_layout() -> data.StructLayout:
+    """Each: at least RESERVE places free, or (`miss_id`) one more free miss id than ops on their way that may take one."""
+    return data.StructLayout(dict.fromkeys(("data", "miss", "miss_id", "score", "queue", "event"), 1))
+
+
+class Arbiter(wiring.Component):
+    """Admits at most one request and one op a cycle, each only with the credits that cover its worst case. Combinational but for the fairness counter.
+
+    A `hot` request needs only the frame stage, so an op that does not use that stage enters with it; every other request and every other op takes the
+    cycle alone. A request goes first, unless a background op that could have gone has waited `PATIENCE` cycles. Among the background streams the
+    first in `BACKGROUND` that could go does. `hold` admits nothing.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i_request, i_miss, i_control, i_hint, i_evict, i_prefetch : streams in
+    hot, hold, credits : in
+    o_hot : out
+        The request enters by the hot lane.
+    o_valid, o_op : out
+        What enters the tracker lane.
+    o_reads, o_takes, o_session, o_frame_peek : out
+        The op looks at a page word; may take a miss id; changes a session; is a PEEK of a frame (one from the evictor).
+    o_queue : out
+        Queue within the session, of a request.
+    """
+
+    PATIENCE = 7
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        layouts = self.layouts = Layouts(config)
+        super().__init__({
+            "i_request": In(stream.Signature(layouts.request)),
+            **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
+            "hot": In(1), "hold": In(1), "credits": In(credits_layout()),
+            "o_hot": Out(1), "o_valid": Out(1), "o_op": Out(layouts.op), "o_queue": Out(config.queue_bits),
+            "o_reads": Out(1), "o_takes": Out(1), "o_session": Out(1), "o_frame_peek": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        request, credits = self.i_request.p, self.credits
+
+        def one_of(kind, ops):
+            found = Signal()
+            with m.Switch(kind):
+                with m.Case(*ops):
+                    m.d.comb += found.eq(1)
+            return found
+
+        # Which background op would go, and whether it needs the frame stage.
+        streams = [getattr(self, f"i_{name}") for name in BACKGROUND]
+        able, uses_frame = Signal(len(streams)), Signal(len(streams))
+        for i, s in enumerate(streams):
+            kind = s.p.kind
+            m.d.comb += [
+                uses_frame[i].eq(one_of(kind, _FRAME_OPS)),
+                able[i].eq(s.valid & credits.event & (credits.data | ~uses_frame[i]) & (credits.queue | ~one_of(kind, _QUEUE_OPS)) &
+                           (credits.score | ~one_of(kind, _SCORE_OPS)) & (credits.miss_id & credits.miss | ~one_of(kind, _MISS_OPS))),
+            ]
+        pick = Signal(len(streams))
+        m.d.comb += pick.eq(able & (~able + 1))
+        any_able, pick_frame = Signal(), Signal()
+        m.d.comb += [any_able.eq(able.any() & ~self.hold), pick_frame.eq((pick & uses_frame).any())]
+
+        waited = Signal(range(self.PATIENCE + 1))
+        urgent = Signal()
+        m.d.comb += urgent.eq(any_able & (waited == self.PATIENCE))
+        all_credits = Signal()
+        m.d.comb += all_credits.eq(credits.as_value().all())
+
+        # A hot request yields only to an urgent op that needs the frame stage, a cold one to any urgent op.
+        cold_able, background = Signal(), Signal()
+        m.d.comb += [
+            self.o_hot.eq(self.i_request.valid & self.hot & credits.data & ~self.hold & ~(urgent & pick_frame)),
+            cold_able.eq(self.i_request.valid & ~self.hot & all_credits & ~self.hold & ~urgent),
+            background.eq(any_able & ~cold_able & ~(self.o_hot & pick_frame)),
+            self.i_request.ready.eq(self.o_hot | cold_able),
+            Cat(s.ready for s in streams).eq(Mux(background, pick, 0)),
+        ]
+        with m.If(background | ~any_able):
+            m.d.sync += waited.eq(0)
+        with m.Elif(~urgent):
+            m.d.sync += waited.eq(waited + 1)
+
+        # The op that enters. Its request part belongs to the request of the cycle, if there is one, also when that is hot and goes beside the op.
+        op = self.o_op
+        request_part, miss_part = Signal(), Signal()
+        m.d.comb += [request_part.eq(~(background & pick_frame)), miss_part.eq(background & pick_frame & pick[0])]
+        for field in op.shape().members:
+            if field in _ORIGIN:
+                terms = [(request_part, request), (miss_part, self.i_miss.p)]
+            else:
+                terms = [(cold_able, request)] if field in _REQUEST else []
+                terms += [(~cold_able & pick[i], s.p) for i, s in enumerate(streams) if field in _FIELDS[BACKGROUND[i]]]
+            m.d.comb += Value.cast(op[field]).eq(_select(terms, field))
+        kinds = [(~cold_able & p, s.p.kind) for p, s in zip(pick, streams, strict=True)]
+        m.d.comb += op.kind.eq(_select([(cold_able, Mux(request.write, Op.WRITE, Op.READ)), *kinds]))
+
+        wordless, session_op, takes = (Signal(len(streams)) for _ in range(3))
+        for i, s in enumerate(streams):
+            m.d.comb += [
+                wordless[i].eq(one_of(s.p.kind, _WORDLESS)), session_op[i].eq(one_of(s.p.kind, _SESSION_OPS)), takes[i].eq(one_of(s.p.kind, _MISS_OPS)),
+            ]
+        m.d.comb += [
+            self.o_valid.eq(cold_able | background),
+            self.o_queue.eq(request.queue),
+            self.o_reads.eq(Mux(background, ~(pick & wordless).any(), cold_able & (request.refused == 0) & ~request.no_memory)),
+            self.o_takes.eq(Mux(background, (pick & takes).any(), cold_able)),
+            self.o_session.eq(background & (pick & session_op).any()),
+            self.o_frame_peek.eq(background & pick[BACKGROUND.index("evict")]),
+            Assert((pick & (pick - 1)) == 0),
+            Assert(~(self.o_hot & self.o_valid & (cold_able | pick_frame))),
+        ]
+        return m
+
+
+def _select(terms, field=None) -> Value:
+    """OR of the values whose condition, one at most, is set."""
+    selected = Const(0)
+    for condition, value in terms:
+        selected = selected | Mux(condition, Value.cast(value if field is None else value[field]), 0)
+    return selected

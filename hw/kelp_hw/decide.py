@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""M3: what one op does, given its page word, its session and its pool (docs/design.md §3)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import Answer, Event, MissKind, Op, Outcome, PageState, ScoreEvent
+
+from .layouts import Layouts
+
+__all__ = ["Decide", "context_layout", "strobes_layout"]
+
+
+def context_layout(config: Config) -> data.StructLayout:
+    """What M3 knows of an op besides its word.
+
+    `valid`; `event`: the op is a request and refused; `is_open`, `usable` (open and not closing), `step`: its session; `format_k`, `format_v`: its queue's;
+    `frame_peek`: PEEK is of a frame; `can_*`, `frame`: its pool (`kelp_hw.pools`); `miss`, `empty`: the next free miss id, and whether no request is
+    parked on `op.miss` (`kelp_hw.miss_ids`); `corrected`, `uncorrected`: of the word.
+    """
+    return data.StructLayout({
+        "valid": 1, "event": 5, "is_open": 1, "usable": 1, "step": 24, "format_k": 3, "format_v": 3, "pool": 2, "frame_peek": 1,
+        "can_pop": 1, "can_take": 1, "can_prefetch": 1, "can_pin": 1, "frame": config.frame_bits, "miss": config.miss_bits, "empty": 1,
+        "corrected": 1, "uncorrected": 1,
+    })
+
+
+def strobes_layout() -> data.StructLayout:
+    """What an op does to the registers at M3: pools, miss ids, sessions, hot pages; `write`: the page word is written."""
+    return data.StructLayout(dict.fromkeys((
+        "write", "pop", "push", "wait", "unwait", "pin", "unpin", "take", "parked", "park", "unpark", "open", "close", "closed", "step", "keep", "drop",
+        "drop_session"), 1))
+
+
+class Decide(wiring.Component):
+    """The op table of docs/design.md §3. Combinational.
+
+    `result.op` is the op with `refused` replaced by the Event of a refusal (READ, WRITE, PIN, OPEN). `result.old` is the word as the op found it: LOST with
+    everything else zero when it was uncorrectable. `result.first`: the op is an access. `result.frame`: the frame that the op took, gave back, or uses.
+    `frame_op_valid` is set for every request and for every op that takes the cycle at M0, whatever its outcome. `score_valid`: see docs/design.md §7.
+
+    `failed` GRANT, REPLAY and FLIP belong to an entry that gets no frame: GRANT ends its wait, REPLAY answers poison or Cmp, FLIP makes the page COLD
+    again, or LOST when a write was dropped.
+
+    PIN and UNPIN of an ABSENT or LOST page, of a page pinned or unpinned already, and in a session that is not usable change nothing. A pin counts until
+    UNPIN, SCRUB or the loss of the word.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    op, word, context : in
+    result, strobes, frame_op, frame_op_valid, score, score_valid : out
+        `frame_op` lacks what depends on the session's shape (`used_lines`, `k_only`, `host_type`).
+    """
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        self.layouts = layouts = Layouts(config)
+        super().__init__({
+            "op": In(layouts.op), "word": In(layouts.page_word), "context": In(context_layout(config)),
+            "result": Out(layouts.result), "strobes": Out(strobes_layout()),
+            "frame_op": Out(layouts.frame_op), "frame_op_valid": Out(1),
+            "score": Out(layouts.score_event), "score_valid": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        op, x, result, strobes, frame_op, score = self.op, self.context, self.result, self.strobes, self.frame_op, self.score
+
+        # An uncorrectable word is LOST before the op looks at it.
+        old, new = Signal(self.layouts.page_word), Signal(self.layouts.page_word)
+        m.d.comb += old.eq(self.word)
+        with m.If(x.uncorrected):
+            m.d.comb += [old.eq(0), old.state.eq(PageState.LOST)]
+        state = {s: Signal(name=s.name.lower()) for s in PageState}
+        m.d.comb += [flag.eq(old.state == s) for s, flag in state.items()]
+        here = state[PageState.RESIDENT] | state[PageState.WRITING_BACK]
+        nowhere = state[PageState.ABSENT] | state[PageState.LOST]
+        changed, touched, demand = Signal(), Signal(), Signal()
+        m.d.comb += [touched.eq(old.last_step != x.step), demand.eq((op.kind == Op.READ) | (op.kind == Op.WRITE) | (op.kind == Op.REPLAY))]
+
+        frame_from = Signal(2)
+        word_frame, op_frame, pool_frame = 0, 1, 2
+        m.d.comb += [
+            new.eq(old),
+            result.op.eq(op), result.old.eq(old), result.word.eq(new), result.changed.eq(changed | x.uncorrected),
+            result.corrected.eq(x.corrected), result.uncorrected.eq(x.uncorrected),
+            result.pool.eq(x.pool), result.miss.eq(op.miss),
+            frame_op.kind.eq(op.kind), frame_op.outcome.eq(result.outcome), frame_op.frame.eq(result.frame), frame_op.pool.eq(x.pool),
+            frame_op.squeue.eq(op.squeue), frame_op.page.eq(op.page), frame_op.kv_line.eq(op.kv_line),
+            # A page whose word was lost while it was fetched no longer knows its formats; they are still the queue's.
+            frame_op.format_k.eq(Mux(nowhere, x.format_k, old.format_k)), frame_op.format_v.eq(Mux(nowhere, x.format_v, old.format_v)),
+            frame_op.write.eq(op.write & demand), frame_op.has_write.eq(op.has_write & demand), frame_op.write_slot.eq(op.write_slot),
+            frame_op.partial.eq(op.partial), frame_op.poison.eq(op.poison),
+            frame_op.origin.eq(op.origin), frame_op.source.eq(op.source), frame_op.miss.eq(op.miss), frame_op.slot.eq(op.slot),
+            score.squeue.eq(op.squeue), score.page.eq(op.page), score.gap.eq(x.step - old.last_step), score.mass.eq(op.mass), score.slot.eq(op.slot),
+            score.scan.eq(old),
+            strobes.write.eq(x.valid & (changed | x.corrected | x.uncorrected)),
+        ]
+        with m.Switch(frame_from):
+            with m.Case(word_frame):
+                m.d.comb += result.frame.eq(old.place)
+            with m.Case(op_frame):
+                m.d.comb += result.frame.eq(op.frame)
+            with m.Default():
+                m.d.comb += result.frame.eq(x.frame)
+
+        def outcome(value):
+            return result.outcome.eq(value)
+
+        def scored(kind):
+            return [score.kind.eq(kind), self.score_valid.eq(1)]
+
+        def fetch():
+            """The page waits under a new miss entry."""
+            return [strobes.take.eq(1), changed.eq(1), new.state.eq(PageState.FETCHING), new.place.eq(x.miss), result.miss.eq(x.miss), outcome(Outcome.MISSED)]
+
+        with m.If(x.valid):
+            with m.Switch(op.kind):
+                with m.Case(Op.READ, Op.WRITE):
+                    m.d.comb += self.frame_op_valid.eq(1)
+                    with m.If(x.event != Event.NONE):
+                        m.d.comb += [
+                            outcome(Outcome.REFUSED), result.op.refused.eq(x.event),
+                            frame_op.answer.eq(Mux(op.write | op.no_memory | (x.event == Event.UNKNOWN_OPCODE), Answer.CMP, Answer.NXM)),
+                        ]
+                    with m.Elif(op.no_memory):
+                        m.d.comb += frame_op.answer.eq(Answer.CMP)
+                    with m.Else():
+                        self._demand(m, state, here, old, new, changed, touched, fetch, outcome, scored, frame_from, pool_frame)
+                with m.Case(Op.GRANT):
+                    m.d.comb += [result.pool.eq(op.pool), frame_from.eq(pool_frame)]
+                    with m.If(op.failed | x.can_pop):
+                        m.d.comb += [strobes.unwait.eq(1), strobes.pop.eq(~op.failed)]
+                    with m.Else():
+                        m.d.comb += outcome(Outcome.RETRY)
+                with m.Case(Op.FILL):
+                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(1), frame_op.init.eq(1), frame_op.lost.eq(op.lost),
+                                 frame_op.failed.eq(op.failed)]
+                with m.Case(Op.REPLAY):
+                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(~op.failed), strobes.unpark.eq(1)]
+                    with m.If(op.failed):
+                        m.d.comb += frame_op.answer.eq(Mux(op.write, Answer.CMP, Answer.POISON))
+                with m.Case(Op.FLIP):
+                    under = state[PageState.FETCHING] & (old.place == op.miss)
+                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1)]
+                    with m.If(~x.empty):
+                        m.d.comb += outcome(Outcome.RETRY)
+                    with m.Elif(~under):
+                        m.d.comb += [outcome(Mux(op.failed, Outcome.VOID, Outcome.ORPHAN)), frame_op.use.eq(~op.failed)]
+                    with m.Elif(~op.failed):
+                        m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT), new.place.eq(op.frame)]
+                    with m.Elif(op.lost | (op.miss_kind == MissKind.ALLOCATE)):
+                        m.d.comb += [changed.eq(1), new.eq(0), new.state.eq(PageState.LOST), strobes.unpin.eq(old.pinned)]
+                    with m.Else():
+                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(0)]
+                with m.Case(Op.SCAN):
+                    m.d.comb += scored(ScoreEvent.SCAN)
+                with m.Case(Op.CLAIM):
+                    m.d.comb += self.frame_op_valid.eq(1)
+                    with m.If(state[PageState.RESIDENT] & ~old.pinned & (old.last_step == op.delta)):
+                        m.d.comb += [changed.eq(1), new.state.eq(PageState.WRITING_BACK), frame_op.use.eq(1), strobes.drop.eq(1)]
+                    with m.Else():
+                        m.d.comb += outcome(Outcome.VOID)
+                with m.Case(Op.RELEASE):
+                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(1), frame_op.failed.eq(op.failed)]
+                    with m.If(~state[PageState.WRITING_BACK]):
+                        m.d.comb += outcome(Outcome.VOID)
+                    with m.Elif(op.failed):
+                        m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT)]
+                    with m.Else():
+                        # The step stays in the word, so that a miss soon after can be counted against this eviction.
+                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(x.step), strobes.push.eq(1)]
+                with m.Case(Op.FREE):
+                    m.d.comb += [result.pool.eq(op.pool), frame_op.pool.eq(op.pool), frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(1),
+                                 strobes.push.eq(1)]
+                with m.Case(Op.PREFETCH):
+                    m.d.comb += frame_from.eq(pool_frame)
+                    with m.If(x.usable & state[PageState.COLD] & x.can_prefetch):
+                        m.d.comb += [fetch(), strobes.pop.eq(1)]
+                    with m.Else():
+                        m.d.comb += outcome(Outcome.DROPPED)
+                with m.Case(Op.MASS):
+                    with m.If(x.usable & ~nowhere):
+                        m.d.comb += scored(ScoreEvent.MASS)
+                    with m.Else():
+                        m.d.comb += outcome(Outcome.VOID)
+                with m.Case(Op.PIN):
+                    with m.If(~x.usable | nowhere):
+                        m.d.comb += outcome(Outcome.VOID)
+                    with m.Elif(~old.pinned):
+                        with m.If(x.can_pin):
+                            m.d.comb += [changed.eq(1), new.pinned.eq(1), strobes.pin.eq(1)]
+                        with m.Else():
+                            m.d.comb += [outcome(Outcome.REFUSED), result.op.refused.eq(Event.PIN_REFUSED)]
+                with m.Case(Op.UNPIN):
+                    with m.If(~x.usable | nowhere):
+                        m.d.comb += outcome(Outcome.VOID)
+                    with m.Elif(old.pinned):
+                        m.d.comb += [changed.eq(1), new.pinned.eq(0), strobes.unpin.eq(1)]
+                with m.Case(Op.STEP):
+                    m.d.comb += [strobes.step.eq(x.is_open), strobes.drop_session.eq(1), outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))]
+                with m.Case(Op.OPEN):
+                    m.d.comb += strobes.open.eq(~x.is_open)
+                    with m.If(x.is_open):
+                        m.d.comb += [outcome(Outcome.REFUSED), result.op.refused.eq(Event.OPEN_REFUSED)]
+                with m.Case(Op.CLOSE):
+                    m.d.comb += [strobes.close.eq(x.is_open), strobes.drop_session.eq(1), outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))]
+                with m.Case(Op.CLOSED):
+                    m.d.comb += strobes.closed.eq(1)
+                with m.Case(Op.SCRUB):
+                    m.d.comb += self.frame_op_valid.eq(1)
+                    with m.If(state[PageState.FETCHING] | state[PageState.WRITING_BACK]):
+                        m.d.comb += outcome(Outcome.RETRY)
+                    with m.Elif(~state[PageState.ABSENT]):
+                        m.d.comb += [changed.eq(1), new.eq(0), strobes.unpin.eq(old.pinned), strobes.drop.eq(1), frame_op.use.eq(state[PageState.RESIDENT])]
+                with m.Case(Op.PEEK):
+                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(x.frame_peek)]
+                with m.Case(Op.RECOVER):
+                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1)]
+                    with m.If(state[PageState.FETCHING]):
+                        m.d.comb += outcome(Outcome.RETRY)
+                    with m.Elif(here & (old.place == op.frame)):
+                        m.d.comb += outcome(Outcome.VOID)
+                    with m.Else():
+                        m.d.comb += [outcome(Outcome.ORPHAN), frame_op.use.eq(1)]
+            with m.If(x.uncorrected):
+                # The word is gone: so is its pin, as far as it can still be read, and its place among the hot pages.
+                m.d.comb += [strobes.unpin.eq(self.word.pinned), strobes.drop.eq(1), strobes.keep.eq(0)]
+        m.d.comb += [
+            Assert(strobes.pop + strobes.push <= 1),
+            Assert(~(x.valid & x.corrected & x.uncorrected)),
+        ]
+        return m
+
+    def _demand(self, m, state, here, old, new, changed, touched, fetch, outcome, scored, frame_from, pool_frame):
+        """A request that is not refused, by the state of its page."""
+        op, x, result, strobes, frame_op = self.op, self.context, self.result, self.strobes, self.frame_op
+        with m.If(here | state[PageState.FETCHING] | state[PageState.COLD]):
+            m.d.comb += [result.first.eq(touched), new.last_step.eq(x.step)]
+            with m.If(touched):
+                m.d.comb += scored(ScoreEvent.TOUCH)
+        with m.If(here):
+            m.d.comb += [outcome(Outcome.HIT), frame_op.use.eq(1), changed.eq(touched | state[PageState.WRITING_BACK]), new.state.eq(PageState.RESIDENT),
+                         strobes.keep.eq(1)]
+        with m.Elif(state[PageState.FETCHING]):
+            m.d.comb += [outcome(Outcome.PARKED), changed.eq(touched), strobes.park.eq(1), result.miss.eq(old.place)]
+        with m.Elif(state[PageState.COLD]):
+            m.d.comb += [fetch(), strobes.wait.eq(1), strobes.parked.eq(1)]
+        with m.Elif(op.write):
+            m.d.comb += [
+                changed.eq(1), result.first.eq(1), scored(ScoreEvent.INIT),
+                new.format_k.eq(x.format_k), new.format_v.eq(x.format_v), new.last_step.eq(x.step), frame_from.eq(pool_frame),
+            ]
+            with m.If(x.can_take):
+                m.d.comb += [
+                    outcome(Outcome.ALLOCATED), strobes.pop.eq(1), new.state.eq(PageState.RESIDENT), new.place.eq(x.frame), strobes.keep.eq(1),
+                    frame_op.use.eq(1), frame_op.init.eq(1), frame_op.lost.eq(state[PageState.LOST]),
+                ]
+            with m.Else():
+                m.d.comb += [fetch(), strobes.wait.eq(1), strobes.parked.eq(1)]
+        with m.Elif(state[PageState.LOST]):
+            m.d.comb += [outcome(Outcome.POISON), frame_op.answer.eq(Answer.POISON)]
+        with m.Else():
+            m.d.comb += [outcome(Outcome.ZERO), frame_op.answer.eq(Answer.ZEROS)]

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Hot pages: recently used resident pages held in registers (docs/design.md §1, two lanes)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+
+from .layouts import POOL_BITS, Layouts
+
+__all__ = ["HotPages"]
+
+
+class HotPages(wiring.Component):
+    """Pages that are resident and already touched in their session's step, with their frame, pool and formats; `config.hot_pages` of them.
+
+    Looked up at M0 (`hit` in the same cycle, `entry` in the next), changed at M3: `keep` enters the op's page if it is not there, in place of the entry
+    that has been there longest; `drop` removes it; `drop_session` removes a session's pages.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    look : in, page
+    hit : out, same cycle
+    entry : out, one cycle later
+        Frame, pool and formats of `look`, when `hit`.
+    page, session, keep, drop : in
+    new : in
+        Frame, pool and formats of `page`, with `keep`.
+    drop_session : in
+    """
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        layouts = Layouts(config)
+        self.page_layout = layouts.page
+        self.entry_layout = data.StructLayout({"frame": config.frame_bits, "pool": POOL_BITS, "format_k": 3, "format_v": 3})
+        super().__init__({
+            "look": In(layouts.page), "hit": Out(1), "entry": Out(self.entry_layout),
+            "page": In(layouts.page), "session": In(config.session_bits), "keep": In(1), "new": In(self.entry_layout), "drop": In(1), "drop_session": In(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        n = self.config.hot_pages
+        valid = Signal(n)
+        pages = [Signal(self.page_layout, name=f"page_{i}") for i in range(n)]
+        sessions = [Signal(self.config.session_bits, name=f"session_{i}") for i in range(n)]
+        entries = [Signal(self.entry_layout, name=f"entry_{i}") for i in range(n)]
+
+        same, looked, found = Signal(n), Signal(n), Signal(n)
+        m.d.comb += [same.eq(Cat(valid[i] & (pages[i].as_value() == self.look.as_value()) for i in range(n))), self.hit.eq(same.any())]
+        m.d.sync += looked.eq(same)
+        chosen = 0
+        for i in range(n):
+            chosen = chosen | Mux(looked[i], entries[i].as_value(), 0)
+        m.d.comb += self.entry.eq(chosen)
+
+        m.d.comb += found.eq(Cat(valid[i] & (pages[i].as_value() == self.page.as_value()) for i in range(n)))
+        oldest = Signal(range(n))
+        enter = Signal()
+        m.d.comb += enter.eq(self.keep & ~found.any())
+        with m.If(self.drop):
+            m.d.sync += valid.eq(valid & ~found)
+        with m.If(self.drop_session):
+            m.d.sync += valid.eq(valid & ~Cat(s == self.session for s in sessions))
+        # A look-up of the cycle in which its entry is replaced reads the entry's data a cycle later: they are replaced a cycle later, too.
+        entered, place, new = Signal(), Signal(range(n)), Signal(self.entry_layout)
+        m.d.sync += [entered.eq(enter), place.eq(oldest), new.eq(self.new)]
+        with m.If(enter):
+            m.d.sync += oldest.eq(oldest + 1)
+        for i in range(n):
+            with m.If(enter & (oldest == i)):
+                m.d.sync += [valid[i].eq(1), pages[i].eq(self.page), sessions[i].eq(self.session)]
+            with m.If(entered & (place == i)):
+                m.d.sync += entries[i].eq(new)
+        m.d.comb += [
+            Assert(self.keep + self.drop + self.drop_session <= 1),
+            Assert((looked & (looked - 1)) == 0),
+        ]
+        return m

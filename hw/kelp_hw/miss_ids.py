@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Miss entries as M3 sees them: free ids at hand, and how many requests wait on each entry (docs/design.md §3)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Assert, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+
+__all__ = ["MissIds"]
+
+
+class MissIds(wiring.Component):
+    """A few free miss ids in registers, refilled from the miss buffer, and the number of parked requests of every entry.
+
+    `level` ids are at hand and `id` is the next, so an op that was admitted against `level` finds one. `take` and `park` take effect in the next cycle,
+    `park`, `unpark` and `empty` are exact for every op of earlier cycles.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i : stream of free miss ids
+        The miss buffer's, in the order in which they are to be taken.
+    level, id, take : out, out, in
+    parked : in
+        With `take`: the new entry begins with one parked request.
+    park, park_id : in
+        One more request waits on the entry.
+    unpark, select : in
+        One request fewer on entry `select`.
+    empty : out
+        No request waits on entry `select`.
+    """
+
+    DEPTH = 4   #: one more than the ops between M0 and M3
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        super().__init__({
+            "i": In(stream.Signature(config.miss_bits)),
+            "level": Out(range(self.DEPTH + 1)), "id": Out(config.miss_bits), "take": In(1), "parked": In(1),
+            "park": In(1), "park_id": In(config.miss_bits),
+            "unpark": In(1), "select": In(config.miss_bits), "empty": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        ids = [Signal(c.miss_bits, name=f"id_{i}") for i in range(self.DEPTH)]
+        # Shifts towards 0, so that `id` is a register: M3 writes it into a page word late in its cycle.
+        taken_in = Signal()
+        end = Signal(range(self.DEPTH + 1))
+        m.d.comb += [
+            self.i.ready.eq(self.level != self.DEPTH),
+            taken_in.eq(self.i.valid & self.i.ready),
+            self.id.eq(ids[0]),
+            end.eq(self.level - self.take),
+        ]
+        with m.If(self.take):
+            m.d.sync += [ids[i].eq(ids[i + 1]) for i in range(self.DEPTH - 1)]
+        with m.If(taken_in):
+            with m.Switch(end):
+                for i in range(self.DEPTH):
+                    with m.Case(i):
+                        m.d.sync += ids[i].eq(self.i.payload)
+        m.d.sync += self.level.eq(end + taken_in)
+        m.d.comb += Assert(~self.take | (self.level != 0))
+
+        # The counters are a cycle behind M3; `empty` looks at the op that is on its way into them.
+        counts = Array(Signal(range(c.parked + 1), name=f"parked_{i}") for i in range(c.misses))
+        start, more, less, entry = Signal(), Signal(), Signal(), Signal(c.miss_bits)
+        m.d.sync += [
+            start.eq(self.take), more.eq(Mux(self.take, self.parked, self.park)), less.eq(self.unpark),
+            entry.eq(Mux(self.take, self.id, Mux(self.unpark, self.select, self.park_id))),
+        ]
+        for i, count in enumerate(counts):
+            with m.If(entry == i):
+                with m.If(start):
+                    m.d.sync += count.eq(more)
+                with m.Elif(more):
+                    m.d.sync += count.eq(count + 1)
+                with m.Elif(less):
+                    m.d.sync += count.eq(count - 1)
+        count = Signal(range(c.parked + 1))
+        m.d.comb += [
+            count.eq(counts[self.select]),
+            self.empty.eq(Mux((entry == self.select) & (start | more | less), ~more & (start | (count == 1)), count == 0)),
+            Assert(~(self.take & (self.park | self.unpark)) & ~(self.park & self.unpark)),
+            Assert(~self.unpark | ~self.empty, "a parked request is replayed that was never parked"),
+        ]
+        return m

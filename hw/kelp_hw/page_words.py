@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Page words: metadata SRAM, SECDED, forwarding and the reset scrub (spec §4, docs/design.md §1, §2)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+
+from .layouts import Layouts
+from .secded import Secded
+from .sram import Sram
+
+__all__ = ["PageWords"]
+
+
+class PageWords(wiring.Component):
+    """Reads a page word at M0, hands it over at M3 and takes the op's new one there; one op per cycle, rigid.
+
+    Cycle t (M0): `look` and `look_valid`. Cycle t + 3 (M3): `word` (repaired) with `corrected`, `uncorrected`; `new` with `write` in the same
+    cycle replaces it. An op sees the words of all earlier ops, also of the one just before it. `word` of an uncorrectable error is as it was read.
+
+    The SRAM is banked by the low page bits, as far as needed to scrub within `SCRUB_CYCLES`; all banks are scrubbed together after reset,
+    then `ready` rises. The write port is used one cycle after M3.
+
+    `flip` is for verification: what it holds is XORed into every code word on its way to the SRAM. Tied to zero it costs nothing.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    look, look_valid : in
+    word, corrected, uncorrected : out
+    new, write : in
+    flip : in
+    ready : out
+    """
+
+    SCRUB_CYCLES = 700_000
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        self.layouts = layouts = Layouts(config)
+        self.banks = 1
+        while config.page_words // self.banks > self.SCRUB_CYCLES and self.banks < config.pages:
+            self.banks *= 2
+        self.code = Secded(layouts.page_word.size)
+        super().__init__({
+            "look": In(layouts.page), "look_valid": In(1),
+            "word": Out(layouts.page_word), "corrected": Out(1), "uncorrected": Out(1),
+            "new": In(layouts.page_word), "write": In(1),
+            "flip": In(self.code.code_bits),
+            "ready": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c, code, page, word = self.config, self.code, self.layouts.page, self.layouts.page_word
+        bank_bits = (self.banks - 1).bit_length()
+        rows = c.page_words // self.banks
+        banks = []
+        for b in range(self.banks):
+            m.submodules[f"bank_{b}"] = bank = Sram(depth=rows, shape=code.code_bits)
+            banks.append(bank)
+
+        def row(p):
+            return Cat(p.page, p.squeue)[bank_bits:]
+
+        # The op's page and whether it looked at a word, stage by stage; F1 is the cycle after M3, in which the SRAM is written.
+        at = {stage: Signal(page, name=f"page_{stage}") for stage in ("m1", "m2", "m3", "f1")}
+        valid = {stage: Signal(name=f"valid_{stage}") for stage in ("m1", "m2")}
+        m.d.sync += [
+            at["m1"].eq(self.look), at["m2"].eq(at["m1"]), at["m3"].eq(at["m2"]), at["f1"].eq(at["m3"]),
+            valid["m1"].eq(self.look_valid), valid["m2"].eq(valid["m1"]),
+        ]
+        f1_word, f1_write = Signal(word), Signal()
+        m.d.sync += [f1_word.eq(self.new), f1_write.eq(self.write)]
+
+        # M0, M1: the SRAM. Of the ops before this one, the SRAM's answer lacks those that are at M3 or F1 now; those behind will be forwarded at M2.
+        for bank in banks:
+            m.d.comb += [bank.read_en.eq(self.look_valid), bank.read_address.eq(row(self.look))]
+        raw = Array(bank.read_data for bank in banks)[at["m1"].page[:bank_bits]] if bank_bits else banks[0].read_data
+
+        def same(a, b):
+            return at[a].as_value() == at[b].as_value()
+
+        code_m2, early, early_hit, next_to = Signal(code.layout), Signal(word), Signal(), Signal()
+        from_m3, from_f1 = Signal(), Signal()
+        m.d.comb += [from_m3.eq(same("m1", "m3") & self.write), from_f1.eq(same("m1", "f1") & f1_write)]
+        m.d.sync += [
+            code_m2.eq(raw),
+            early.eq(Mux(from_m3, self.new, f1_word)),
+            early_hit.eq(from_m3 | from_f1),
+            next_to.eq(same("m1", "m2")),
+        ]
+
+        # M2: repair, or take the word of the op at M3 or of one that was there when this op was at M1.
+        fixed, single, double = code.repair(code_m2, code.syndrome(code_m2))
+        forward = Signal()
+        m.d.comb += forward.eq(next_to & self.write)
+        m.d.sync += [
+            self.word.eq(Mux(forward, self.new, Mux(early_hit, early, fixed))),
+            self.corrected.eq(single & ~forward & ~early_hit & valid["m2"]),
+            self.uncorrected.eq(double & ~forward & ~early_hit & valid["m2"]),
+        ]
+
+        # F1: the SRAM's write port, which the scrub has until `ready`.
+        scrub = Signal(range(rows))
+        with m.If(~self.ready):
+            m.d.sync += scrub.eq(scrub + 1)
+            with m.If(scrub == rows - 1):
+                m.d.sync += self.ready.eq(1)
+        for b, bank in enumerate(banks):
+            here = at["f1"].page[:bank_bits] == b if bank_bits else 1
+            m.d.comb += [
+                bank.write_en.eq(~self.ready | (f1_write & here)),
+                bank.write_address.eq(Mux(self.ready, row(at["f1"]), scrub)),
+                bank.write_data.eq(Mux(self.ready, code.encode(f1_word) ^ self.flip, 0)),
+            ]
+        return m

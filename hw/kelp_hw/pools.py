@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Free frames, waiting miss entries and pins of the four pools (docs/design.md §3)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Assert, Module, Mux, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import POOLS, Config
+
+from .layouts import POOL_BITS
+from .sram import Sram
+
+__all__ = ["FreeFrames", "Pools", "count_bits"]
+
+
+def count_bits(config: Config) -> int:
+    """Width of a number of frames of one pool."""
+    return max(config.frames).bit_length()
+
+
+class FreeFrames(wiring.Component):
+    """Frame ids of one pool: never-used ids ascending first, then freed ids in the order in which they came back.
+
+    `frame` is the id that `pop` takes, valid in every cycle in which `free` > 0; the next one follows a cycle later. A frame pushed in one cycle can be
+    popped in the next. One pop and one push per cycle. `free` = limit − used counts; `limit` bounds the number of frames in use, not their ids, and
+    changes only while `used` is 0.
+
+    Parameters
+    ----------
+    first : int
+        Id of the pool's first frame.
+    frames : int
+        Frames in the pool, 1 and up.
+    frame_bits : int
+        Width of a frame id.
+
+    Members
+    -------
+    limit : in
+        Frames that may be in use, at most `frames`.
+    pop : in; frame : out
+    push, push_frame : in
+    free, used : out
+    """
+
+    def __init__(self, *, first: int, frames: int, frame_bits: int):
+        if not isinstance(frames, int) or frames < 1:
+            raise ValueError(f"frames = {frames!r} is refused; legal: 1 and up")
+        if not 0 <= first <= (1 << frame_bits) - frames:
+            raise ValueError(f"first = {first!r} is refused; legal: 0 … {(1 << frame_bits) - frames} with {frames} frames of {frame_bits} bits")
+        self.first = first
+        self.frames = frames
+        self.frame_bits = frame_bits
+        bits = frames.bit_length()
+        super().__init__({
+            "limit": In(bits), "pop": In(1), "frame": Out(frame_bits), "push": In(1), "push_frame": In(frame_bits), "free": Out(bits), "used": Out(bits),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        bits = self.frames.bit_length()
+        fresh = Signal(bits)                                # ids never used so far are first + fresh …
+        fresh_frame = Signal(self.frame_bits, init=self.first)
+        has_fresh = Signal()
+        m.d.comb += has_fresh.eq(fresh < self.limit)
+
+        # Freed ids: a ring whose oldest element is also in `head`. The memory shows the one behind it, which moves into `head` with a pop; a push
+        # that meets it is seen at once, because reads are transparent.
+        m.submodules.ring = ring = Sram(depth=self.frames, shape=self.frame_bits)
+        head = Signal(self.frame_bits)
+        count = Signal(bits)
+        oldest, second, third, end = (Signal(range(self.frames), name=name) for name in ("oldest", "second", "third", "end"))
+        pop_freed = Signal()
+
+        def after(pointer):
+            return Mux(pointer == self.frames - 1, 0, pointer + 1)
+
+        m.d.comb += [
+            self.frame.eq(Mux(has_fresh, fresh_frame, head)),
+            pop_freed.eq(self.pop & ~has_fresh),
+            ring.read_en.eq(1),
+            second.eq(after(oldest)),
+            third.eq(after(second)),
+            ring.read_address.eq(Mux(pop_freed, third, second)),
+            ring.write_en.eq(self.push), ring.write_address.eq(end), ring.write_data.eq(self.push_frame),
+        ]
+        with m.If(self.pop & has_fresh):
+            m.d.sync += [fresh.eq(fresh + 1), fresh_frame.eq(fresh_frame + 1)]
+        with m.If(self.push):
+            m.d.sync += end.eq(after(end))
+        with m.If(pop_freed):
+            m.d.sync += [oldest.eq(second), head.eq(ring.read_data)]
+        with m.If(self.push & (count == pop_freed)):
+            m.d.sync += head.eq(self.push_frame)
+        m.d.sync += [
+            count.eq(count + self.push - pop_freed),
+            self.used.eq(self.used + self.pop - self.push),
+        ]
+        m.d.comb += [
+            self.free.eq(self.limit - self.used),
+            Assert(~self.pop | (self.free != 0)),
+            Assert(~self.push | (self.used != 0)),
+            Assert(~pop_freed | (count != 0)),
+        ]
+        return m
+
+
+class Pools(wiring.Component):
+    """The four pools as M3 sees them: one op per cycle works on the pool `select`.
+
+    `frame` and the `can_*` answers are combinational from registers and `select`, and reflect every op of earlier cycles.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    limit : in
+        Frames that each pool may use.
+    low_water, reserve : in
+        Frames that prefetch leaves free; frames that pins leave unpinned.
+    select : in
+    frame : out
+        What `pop` takes.
+    can_pop, can_take, can_prefetch, can_pin : out
+        free > 0; free > waiting; free > waiting + low_water; pins + reserve < limit.
+    pop, push, push_frame : in
+    wait, unwait : in
+        A miss entry begins, ends waiting for a frame.
+    pin, unpin : in
+        `unpin` of a pool without pins does nothing: the pin of a word that could not be corrected is counted as it was read.
+    free, used : out, of each pool
+    """
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        bits = count_bits(config)
+        super().__init__({
+            "limit": In(data.ArrayLayout(bits, len(POOLS))), "low_water": In(bits), "reserve": In(bits),
+            "select": In(POOL_BITS), "frame": Out(config.frame_bits),
+            "can_pop": Out(1), "can_take": Out(1), "can_prefetch": Out(1), "can_pin": Out(1),
+            "pop": In(1), "push": In(1), "push_frame": In(config.frame_bits), "wait": In(1), "unwait": In(1), "pin": In(1), "unpin": In(1),
+            "free": Out(data.ArrayLayout(bits, len(POOLS))), "used": Out(data.ArrayLayout(bits, len(POOLS))),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        bits = count_bits(c)
+        frames, can_pop, can_take, can_prefetch, can_pin = [], [], [], [], []
+        for p, name in enumerate(POOLS):
+            m.submodules[name] = pool = FreeFrames(first=c.pool_first_frame[p], frames=c.frames[p], frame_bits=c.frame_bits)
+            here = self.select == p
+            waiting = Signal(range(c.misses + 1), name=f"waiting_{name}")
+            pins = Signal(bits, name=f"pins_{name}")        # a PIN beyond the limit is refused
+            m.d.comb += [
+                pool.limit.eq(self.limit[p]),
+                pool.pop.eq(self.pop & here), pool.push.eq(self.push & here), pool.push_frame.eq(self.push_frame),
+                self.free[p].eq(pool.free), self.used[p].eq(pool.used),
+            ]
+            with m.If(here):
+                m.d.sync += [
+                    waiting.eq(waiting + self.wait - self.unwait),
+                    pins.eq(pins + self.pin - (self.unpin & (pins != 0))),
+                ]
+                m.d.comb += Assert(~self.unwait | (waiting != 0))
+            taken = Signal(max(bits, len(waiting)) + 1, name=f"taken_{name}")
+            m.d.comb += taken.eq(pool.used + waiting)
+            frames.append(pool.frame)
+            can_pop.append(pool.free != 0)
+            can_take.append(taken < self.limit[p])
+            can_prefetch.append(taken + self.low_water < self.limit[p])
+            can_pin.append(pins + self.reserve < self.limit[p])
+        m.d.comb += [
+            self.frame.eq(Array(frames)[self.select]),
+            self.can_pop.eq(Array(can_pop)[self.select]),
+            self.can_take.eq(Array(can_take)[self.select]),
+            self.can_prefetch.eq(Array(can_prefetch)[self.select]),
+            self.can_pin.eq(Array(can_pin)[self.select]),
+        ]
+        return m
