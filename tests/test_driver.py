@@ -7,12 +7,12 @@ import time
 
 import numpy as np
 import pytest
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import wiring
 
 from kelp_hw.endpoint import endpoint_signature
 from kelp_spec.config import named
-from kelp_spec.messages import M2SReq, S2MDRS
+from kelp_spec.messages import S2MDRS, M2SReq
 from kelp_spec.metadata import ColdOp, ColdStatus, Op
 from kelp_verif.driver import Driver, DriverError, Failure, FlashTiming, MemoryTiming, Pressure
 from kelp_verif.program import PARTIAL, POISON, READ, SETTLE, SPEC_READ, WRITE, Program, Response
@@ -22,10 +22,11 @@ COLD = 1 << 30  #: address bit that sends an access of the stand-in through the 
 
 
 class StandIn(wiring.Component):
-    """Serves one request at a time: line = low address bits. With COLD a read fetches the line from lba = line first and a write puts it there afterwards.
+    """Serves one request at a time: line = low address bits. With COLD a read fetches the line from lba = line first and a write puts it there
+    afterwards.
 
-    The LD-ID chooses what goes wrong: 8 answers twice, 9 under another tag, 10 on the wrong channel, 11 never, 12 breaks an Assert, 13 changes an offer, 14 leaves the memory,
-    15 answers another LD-ID.
+    The LD-ID chooses what goes wrong: 8 answers twice, 9 under another tag, 10 on the wrong channel, 11 never, 12 breaks an Assert, 13 changes
+    an offer, 14 leaves the memory, 15 answers another LD-ID.
     """
 
     def __init__(self, *, config):
