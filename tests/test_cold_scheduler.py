@@ -16,7 +16,8 @@ def bench(config, test, **params):
 
 
 def test_requests_are_answered_once_in_spite_of_the_flash():
-    tests = ["every_request_is_answered_once", "demand_goes_before_prefetch_before_write_back", "as_many_fetches_in_flight_as_misses", "a_flash_that_never_answers"]
+    tests = ["every_request_is_answered_once", "demand_goes_before_prefetch_before_write_back", "as_many_fetches_in_flight_as_misses",
+             "a_flash_that_never_answers", "an_abort_counts_from_its_acceptance"]
     records = bench("unit", tests, cycles=30_000).records
     assert records["answers"] > 150 and records["failed"] > 0 and records["aborts"] > 10
 

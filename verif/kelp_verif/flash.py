@@ -113,16 +113,16 @@ class Flash:
             del table[key]
 
     def _abort(self, now: int, command: Command) -> None:
+        self._at(now + self.abort_latency, self._aborted, command, self.deaf(command))
+
+    def _aborted(self, time: float, command: Command, deaf: bool) -> None:
         entry = self.live.get(command.index)
         if entry and entry.command.attempt == command.attempt:
             if entry.command.op == ColdOp.READ and self.rng.random() < 0.5:
                 self._scribble(entry.command)
             self._retire(entry)
-        if not self.deaf(command):
-            self._at(now + self.abort_latency, self._complete, Completion(command.index, command.attempt, ColdStatus.ABORTED))
-
-    def _complete(self, time: float, completion: Completion) -> None:
-        self.done.append(completion)
+        if not deaf:
+            self.done.append(Completion(command.index, command.attempt, ColdStatus.ABORTED))
 
     def _transfer(self, time: float, entry: _Live) -> None:
         if entry.gone:
@@ -172,13 +172,14 @@ class Flash:
 class FlashPort:
     """Joins a :class:`Flash` to the ports ``command`` and ``completion`` of ``dut``, with back-pressure on both.
 
-    ``pressure`` is the part of the cycles in which a command is not accepted, or a completion that waits is not offered. ``now`` counts cycles; a bench that
-    skips time adds to it.
+    ``pressure`` is the part of the cycles in which a command is not accepted, or a completion that waits is not offered. With ``shuffle``, completions that wait
+    overtake each other. ``now`` counts cycles; a bench that skips time adds to it.
     """
 
-    def __init__(self, dut, flash: Flash, config: Config, *, command: str = "cold_command", completion: str = "cold_completion", pressure: float = 0.0, seed: int = 0):
+    def __init__(self, dut, flash: Flash, config: Config, *, command: str = "cold_command", completion: str = "cold_completion", pressure: float = 0.0,
+                 shuffle: bool = False, seed: int = 0):
         layouts = Layouts(config)
-        self.dut, self.flash, self.pressure = dut, flash, pressure
+        self.dut, self.flash, self.pressure, self.shuffle = dut, flash, pressure, shuffle
         self.rng = random.Random(seed)
         self.command, self.completion = Packing(layouts.cold_command), Packing(layouts.cold_completion)
         self.command_valid, self.command_ready, self.command_payload = (getattr(dut, f"{command}__{part}") for part in ("valid", "ready", "payload"))
@@ -202,6 +203,8 @@ class FlashPort:
         """At the beginning of a cycle."""
         self.flash.advance(self.now)
         if self.offered is None and self.flash.done and self.rng.random() >= self.pressure:
+            if self.shuffle:
+                self.flash.done.rotate(self.rng.randrange(len(self.flash.done)))
             self.offered = c = self.flash.done.popleft()
             self.completion_payload.value = self.completion.pack(**{"id.index": c.index, "id.attempt": c.attempt, "status": c.status, "sector.valid": c.valid,
                                                                     "sector.poison": c.poison})
