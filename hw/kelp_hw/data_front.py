@@ -35,8 +35,8 @@ class DataFront(wiring.Component):
         Whose look-up ports `line_*` and `scale_*` mirror.
     """
 
-    #: Read requests waiting for AR, for lines and for scales.
-    QUEUED = 4
+    #: Read requests waiting for AR, for lines and for scales each. Streams that walk in step ask for all their scale lines at once.
+    QUEUED = 16
 
     def __init__(self, *, config: Config, axi: AxiSignature, lines: SlotTable, scales: SlotTable):
         self.config = config

@@ -67,9 +67,10 @@ class LineSlots(wiring.Component):
 
     def __init__(self, *, config: Config, position_bits: int):
         n = config.line_slots
-        # A slot can be written back and confirmed in half of the buffer's allocations even when each cycle takes one.
+        # With one allocation per cycle, 128 slots and a memory of 64 cycles, a slot is written back and confirmed just before its turn comes again; less
+        # time for that means more for combining.
         self.table = SlotTable(slots=n, frame_bits=config.frame_bits, offset_bits=config.offset_bits, address_bits=config.dram_line_bits,
-                               position_bits=position_bits, lead=n * 3 // 4)
+                               position_bits=position_bits, lead=n * 9 // 16)
         self.slots = n
         bits = self.table.slot_bits
         super().__init__({

@@ -93,7 +93,7 @@ class SlotTable(wiring.Component):
         filled = Signal(n)     # that read's data is there
         dirty = Signal(n)      # stored to since its last write-back
         writing = Signal(n)    # write-back without response yet
-        complete = Signal(n)   # nothing more can be combined into it
+        complete = Signal(n)   # to be written: nothing more can be combined into it, or it has waited long
         aged = Signal(n)       # soon to be reallocated
         seen = Signal(n)       # dirty when the patrol came by
 
@@ -200,9 +200,9 @@ class SlotTable(wiring.Component):
         with m.If(hand_moves):
             m.d.sync += hand.eq(hand + 1)
         m.d.sync += [
-            complete.eq(((complete & ~taken) | Mux(self.store_complete, stored, 0)) & ~allocated),
-            aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0) | (patrols & seen & dirty)) & ~allocated),
-            seen.eq(((seen & ~patrols) | (patrols & dirty)) & ~allocated),
+            complete.eq(((complete | (patrols & seen & dirty)) & ~taken) | Mux(self.store_complete, stored, 0)),
+            seen.eq((seen & ~patrols & ~taken) | (patrols & dirty & ~taken)),
+            aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0)) & ~allocated),
         ]
         to_write = Signal(n)   # of the flush under way: still to be written
         due = Signal(n)

@@ -151,9 +151,11 @@ class Traffic:
         return {"frame": page.frame, "base": page.base, "offset": at.offset, "part": at.part, "scaled": int(fmt.scale_bytes > 0),
                 "scale_offset": at.scale_offset, "scale_byte": at.scale_byte, "format": fmt, "host_type": page.host_type}
 
-    def read(self, page: Page, kv: int, line: int) -> None:
+    def read(self, page: Page, kv: int, line: int, *, error: bool = False) -> None:
+        """`error`: memory will say so, and the answer is poison."""
         tag = self._op(DataOp.READ, False, 1, answer=Answer.DATA, **self._place(page, kv, line))
-        self.expected.append((Answer.DATA, 0, tag, (*self.stored[page.frame, kv, line], page.host_type, page.format_of(kv))))
+        known = (*self.stored[page.frame, kv, line], page.host_type, page.format_of(kv))
+        self.expected.append((Answer.POISON, 1, tag, None) if error else (Answer.DATA, 0, tag, known))
 
     def write(self, page: Page, kv: int, line: int, data: np.ndarray, stored: tuple | None = None) -> None:
         """`stored` is what the data encode to, when that has been computed in a batch."""
