@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Signal
 from amaranth.lib import data, fifo, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -21,9 +21,9 @@ __all__ = ["Sweep"]
 class Sweep(wiring.Component):
     """Walks the residency map of one squeue, SCANs each listed page in ascending order, and lists the best of what comes back.
 
-    `start` (with `squeue`, `look`, and `step`, the step of the squeue's session in every cycle from then on) empties the list and begins; `busy` until every SCAN has been listed.
-    Class and age refer to the step as it is when M3 decides the first SCAN, and to the newest page at that moment: an allocation that M3 decided since `start` counts,
-    earlier ones are in `look`. `op.slot` of the SCANs is the number of the sweep modulo 16.
+    `watch` names the squeue; `start`, later, begins with what the queue state then knows of it (`look`): the list is emptied, `busy` until every SCAN has been
+    listed. Class and age refer to the session's step (`step`, in every cycle from `watch` on) and to the queue's newest page as they are when M3 decides the
+    first SCAN: an allocation since `watch` overrides `look`. `op.slot` of the SCANs is the number of the sweep modulo 16.
 
     Throughput: one SCAN per cycle when the path takes them; a word of the map without pages costs a cycle. A sweep of R pages in W words takes at most
     W + R + `OVERHEAD` cycles beside the latency of the path from `o_op` to `i_scan`.
@@ -34,7 +34,8 @@ class Sweep(wiring.Component):
 
     Members
     -------
-    start, squeue, look, step : in
+    watch, squeue : in
+    start, look, step : in
     busy : out
     o_op : out, stream of op
     i_result, i_result_valid : in, result
@@ -55,7 +56,7 @@ class Sweep(wiring.Component):
         self.word_pages = word_pages(config)
         self.words = config.pages // self.word_pages
         super().__init__({
-            "start": In(1), "squeue": In(config.squeue_bits), "look": In(layouts.look), "step": In(STEP_BITS), "busy": Out(1),
+            "watch": In(1), "squeue": In(config.squeue_bits), "start": In(1), "look": In(layouts.look), "step": In(STEP_BITS), "busy": Out(1),
             "o_op": Out(stream.Signature(layouts.op)), "i_result": In(layouts.result), "i_result_valid": In(1),
             "i_scan": In(layouts.scanned), "i_scan_valid": In(1),
             "read_valid": Out(1), "read_squeue": Out(config.squeue_bits), "read_index": Out(range(max(2, self.words))), "read_ready": In(1),
@@ -119,7 +120,7 @@ class Sweep(wiring.Component):
 
         # --- the moment of the first SCAN at M3: step and newest page hold from then on ---
         r = self.i_result
-        watching = Signal()
+        watching, overridden = Signal(), Signal()
         allocation = Signal()
         m.d.comb += allocation.eq(
             (r.op.kind == Op.WRITE) & r.changed & (r.op.squeue == squeue)
@@ -128,7 +129,7 @@ class Sweep(wiring.Component):
         with m.If(watching):
             m.d.sync += self.swept_step.eq(self.step)
             with m.If(self.i_result_valid & allocation):
-                m.d.sync += [look.newest.eq(r.op.page), look.newest_valid.eq(1)]
+                m.d.sync += [look.newest.eq(r.op.page), look.newest_valid.eq(1), overridden.eq(1)]
             with m.If(self.i_result_valid & (r.op.kind == Op.SCAN)):
                 m.d.sync += watching.eq(0)
 
@@ -151,15 +152,20 @@ class Sweep(wiring.Component):
         # --- a sweep ---
         walked = Signal()
         m.d.comb += walked.eq(~walking & ~reading & ~queue.r_rdy & ~word.any() & ~split_valid & ~out_valid)
-        with m.If(self.start):
+        with m.If(self.watch):
+            m.d.sync += [squeue.eq(self.squeue), watching.eq(1), overridden.eq(0)]
+        with m.Elif(self.start):
             m.d.sync += [
-                squeue.eq(self.squeue), look.eq(self.look), index.eq(0), walking.eq(1), sent.eq(0), listed.eq(0), watching.eq(1),
-                self.busy.eq(1), number.eq(Mux(self.busy, number, number + 1)),
+                index.eq(0), walking.eq(1), sent.eq(0), listed.eq(0), self.busy.eq(1), number.eq(number + 1),
+                look.tau_m.eq(self.look.tau_m), look.tau_sh.eq(self.look.tau_sh),
             ]
+            with m.If(~overridden & ~(self.i_result_valid & allocation)):
+                m.d.sync += [look.newest.eq(self.look.newest), look.newest_valid.eq(self.look.newest_valid)]
         with m.Elif(self.busy & walked & (sent == listed)):
             m.d.sync += [self.busy.eq(0), watching.eq(0)]
         m.d.sync += [
-            Assert(~(self.start & self.busy)), Assert(~mine | self.busy, "a scan came back outside its sweep"), Assert(listed <= sent),
+            Assert(~(self.start & self.busy)), Assert(~self.start | watching), Assert(listed <= sent),
+            Assert(~mine | self.busy, "a scan came back outside its sweep"),
             Assert(~mine | ~watching, "a scan came back before its result"),
         ]
         return m

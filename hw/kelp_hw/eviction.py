@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Eviction engine: queue state, sweep, evictor, evictions under way, orphans and closer, on one stream of ops (docs/design.md §6)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from kelp_spec.config import POOLS, Config
+
+from .closer import Closer
+from .eviction_layouts import EvictionLayouts
+from .eviction_slots import EvictionSlots
+from .evictor import Evictor
+from .flush import flush_layout
+from .orphans import Orphans
+from .pipeline import WRITE_BACKS
+from .pools import count_bits
+from .queue_state import QueueState
+from .sweep import Sweep
+
+__all__ = ["Eviction"]
+
+
+class Eviction(wiring.Component):
+    """Keeps free frames above the low-water mark, closes sessions, recovers frames of lost words.
+
+    Its ops leave in this order of priority: RELEASE, FREE, CLAIM, SCAN, PEEK and RECOVER, SCRUB and CLOSED; one per cycle, one cycle after their source
+    offered them.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i_result, i_result_valid : in, result
+    queue_ready : out
+        Credit for ops that may change which pages are resident.
+    config_write, config_write_valid : in; config_ready : out
+    sessions : in
+        As M3 has them in the cycle in which `i_result` shows an op: after that op.
+    i_scan, i_scan_valid : in, scanned (EMA engine)
+    i_claim, i_claim_valid : in, claim; i_owner, i_owner_valid : in, frame_owner (frame table)
+    i_flushed : in, stream (data path)
+    pool_free, pool_used, low_water : in
+    o_write_back : out, stream; i_written_back : in, stream (cold scheduler)
+    o_op : out, stream of op
+    hold : in; evicting : out
+        While `hold`, no new victim is looked for; `evicting` from a granted CLAIM to its RELEASE.
+    resident_squeue : in; resident_lines : out
+    swept : out
+        Pulse per sweep.
+    o_event, o_event_valid : out
+    ready : out
+        The reset scrub is over.
+    idle : out; quiet : out
+        Nothing is under way; nothing is, except what waits for the flash (for some cycles, so that it may be trusted at once).
+    """
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        layouts = EvictionLayouts(config)
+        counts = data.ArrayLayout(count_bits(config), len(POOLS))
+        super().__init__({
+            "i_result": In(layouts.result), "i_result_valid": In(1), "queue_ready": Out(1),
+            "config_write": In(layouts.config_write), "config_write_valid": In(1), "config_ready": Out(1),
+            "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
+            "i_scan": In(layouts.scanned), "i_scan_valid": In(1), "i_claim": In(layouts.claim), "i_claim_valid": In(1),
+            "i_owner": In(layouts.frame_owner), "i_owner_valid": In(1),
+            "i_flushed": In(stream.Signature(flush_layout(config))),
+            "pool_free": In(counts), "pool_used": In(counts), "low_water": In(16),
+            "o_write_back": Out(stream.Signature(layouts.write_back)), "i_written_back": In(stream.Signature(layouts.written_back)),
+            "o_op": Out(stream.Signature(layouts.op)), "hold": In(1), "evicting": Out(1),
+            "resident_squeue": In(config.squeue_bits), "resident_lines": Out(32),
+            "swept": Out(1), "o_event": Out(layouts.event), "o_event_valid": Out(1), "ready": Out(1), "idle": Out(1), "quiet": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        m.submodules.queues = queues = QueueState(config=c)
+        m.submodules.sweep = sweep = Sweep(config=c)
+        m.submodules.evictor = evictor = Evictor(config=c)
+        m.submodules.slots = slots = EvictionSlots(config=c)
+        m.submodules.orphans = orphans = Orphans(config=c)
+        m.submodules.closer = closer = Closer(config=c)
+
+        for block in (queues, sweep, evictor, slots, orphans, closer):
+            m.d.comb += [block.i_result.eq(self.i_result), block.i_result_valid.eq(self.i_result_valid)]
+        m.d.comb += [
+            # outside
+            self.queue_ready.eq(queues.ready), self.config_ready.eq(1), self.ready.eq(queues.initialised),
+            queues.config_write.eq(self.config_write), queues.config_write_valid.eq(self.config_write_valid),
+            queues.resident_squeue.eq(self.resident_squeue), self.resident_lines.eq(queues.resident_lines),
+            sweep.i_scan.eq(self.i_scan), sweep.i_scan_valid.eq(self.i_scan_valid), slots.i_claim.eq(self.i_claim), slots.i_claim_valid.eq(self.i_claim_valid),
+            orphans.i_owner.eq(self.i_owner), orphans.i_owner_valid.eq(self.i_owner_valid),
+            evictor.pool_free.eq(self.pool_free), evictor.pool_used.eq(self.pool_used), evictor.low_water.eq(self.low_water), evictor.hold.eq(self.hold),
+            evictor.sessions.eq(self.sessions), closer.sessions.eq(self.sessions),
+            self.swept.eq(sweep.start), self.evicting.eq(~slots.idle),
+            # evictor and queue state
+            *(getattr(evictor, name).eq(getattr(queues, name)) for name in ("roots", "requester", "entered", "done", "refreshing", "look_done", "look")),
+            queues.look_valid.eq(evictor.look_valid), queues.look_squeue.eq(evictor.look_squeue),
+            # evictor and sweep
+            sweep.squeue.eq(evictor.squeue), sweep.watch.eq(evictor.watch), sweep.start.eq(evictor.start), sweep.look.eq(evictor.sweep_look),
+            sweep.step.eq(evictor.step), sweep.take.eq(evictor.take), evictor.sweep_busy.eq(sweep.busy),
+            *(getattr(evictor, name).eq(getattr(sweep, name)) for name in ("best", "best_valid", "swept_step")),
+            # sweep and residency map
+            *(getattr(queues, name).eq(getattr(sweep, name)) for name in ("read_valid", "read_squeue", "read_index")),
+            sweep.read_ready.eq(queues.read_ready), sweep.word.eq(queues.word),
+            # evictor and slots
+            *(getattr(evictor, name).eq(getattr(slots, name)) for name in ("free_slot", "has_free", "under_way")),
+            slots.squeue.eq(evictor.squeue), slots.page.eq(evictor.page), evictor.working.eq(slots.working),
+            slots.other_squeue.eq(orphans.squeue), slots.other_page.eq(orphans.page), orphans.working.eq(slots.other_working),
+        ]
+        connect(m, slots.o_write_back, flipped(self.o_write_back))
+        connect(m, flipped(self.i_written_back), slots.i_written_back)
+
+        # Whose flush it was says its token.
+        own = Signal()
+        m.d.comb += [
+            own.eq(self.i_flushed.payload.token < WRITE_BACKS),
+            slots.i_flushed.eq(self.i_flushed.payload.token), slots.i_flushed_valid.eq(self.i_flushed.valid & own),
+            orphans.i_flushed.payload.eq(self.i_flushed.payload), orphans.i_flushed.valid.eq(self.i_flushed.valid & ~own),
+            self.i_flushed.ready.eq(own | orphans.i_flushed.ready),
+        ]
+
+        # An op that is offered stays, whatever comes after it: hence the register.
+        sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, closer.o_op)
+        take = Signal()
+        m.d.comb += take.eq(~self.o_op.valid | self.o_op.ready)
+        with m.If(take):
+            m.d.sync += self.o_op.valid.eq(Cat(source.valid for source in sources).any())
+            for k, source in enumerate(sources):
+                with m.If(source.valid) if k == 0 else m.Elif(source.valid):
+                    m.d.comb += source.ready.eq(1)
+                    m.d.sync += self.o_op.payload.eq(source.payload)
+
+        # --- events, one at a time ---
+        m.d.comb += [self.o_event_valid.eq(evictor.o_event_valid | orphans.o_event_valid), self.o_event.eq(orphans.o_event)]
+        with m.If(evictor.o_event_valid):
+            m.d.comb += self.o_event.eq(evictor.o_event)
+        with m.Else():
+            m.d.comb += orphans.event_taken.eq(1)
+
+        calm, still = Signal(), Signal(8)
+        m.d.comb += [
+            calm.eq(queues.idle & ~sweep.busy & ~evictor.busy & slots.quiet & orphans.idle & closer.idle & ~self.o_op.valid & ~self.i_result_valid),
+            self.quiet.eq(calm & still.all()), self.idle.eq(self.quiet & slots.idle),
+        ]
+        m.d.sync += still.eq(Cat(calm, still))
+        return m
