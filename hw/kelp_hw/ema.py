@@ -57,9 +57,10 @@ class EmaStep(wiring.Component):
 class EmaEngine(wiring.Component):
     """Owns the score SRAM, SECDED over each score, and executes score events in order.
 
-    INIT writes the score of one touch from zero, TOUCH folds the idle steps and takes an EMA step with x = 65535, MASS takes one with x = `mass`,
-    SCAN reads. TOUCH counts only for queues whose source is OBSERVED, MASS only for PUSHED. A corrected score is written back, SCANs' too; an
-    uncorrectable one counts as 0. INIT looks at nothing that was there, and every other event comes after one: there is no scrub.
+    INIT writes the score of one touch from zero, TOUCH folds the idle steps and takes an EMA step with x = 65535, MASS takes one with
+    x = min(65535, `mass` << the queue's gain), SCAN reads. TOUCH counts only for queues whose source is OBSERVED, MASS only for PUSHED. A corrected score
+    is written back, SCANs' too; an uncorrectable one counts as 0. INIT looks at nothing that was there, and every other event comes after one: there is
+    no scrub.
 
     Throughput: one event per cycle on distinct pages; an event on a page whose previous update is not written yet waits for it (`HAZARD` cycles at most).
     Latency: `LATENCY` cycles from `i` to `o_commit` and the write when nothing waits, `SCAN_LATENCY` to `o_scan`.
@@ -134,7 +135,7 @@ class EmaEngine(wiring.Component):
         # --- front, held while a page waits: configuration, x, the fold's factor ---
         front = Signal()
         a0, a0_valid = Signal(event, reset_less=True), Signal()
-        m.submodules.settings = settings = QueueConfig(config=c, fields=("alpha", "score_source", "idle_m", "idle_sh"))
+        m.submodules.settings = settings = QueueConfig(config=c, fields=("alpha", "mass_shift", "score_source", "idle_m", "idle_sh"))
         m.d.comb += [
             queue.r_en.eq(front), settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid),
             settings.read_en.eq(front), settings.read_squeue.eq(a0.squeue),
@@ -143,7 +144,7 @@ class EmaEngine(wiring.Component):
         with m.If(front):
             m.d.sync += [a0.eq(queue.r_data), a0_valid.eq(queue.r_rdy), a1.eq(a0), a1_valid.eq(a0_valid)]
 
-        step = data.StructLayout({"event": event, "x": SCORE_BITS, "alpha": 9, "fold": 1})
+        step = data.StructLayout({"event": event, "x": SCORE_BITS, "gain": 4, "over": 1, "alpha": 9, "fold": 1})
         a2 = Signal(step)
         counts = Signal()
         touch = a1.kind == ScoreEvent.TOUCH
@@ -156,7 +157,7 @@ class EmaEngine(wiring.Component):
                 m.d.comb += counts.eq(1)
         m.d.comb += [
             a2.event.eq(a1), a2.fold.eq(touch & (a1.argument[:STEP_BITS] != 0)),
-            a2.x.eq(Mux(a1.kind == ScoreEvent.MASS, a1.argument, 65535)),
+            a2.x.eq(Mux(a1.kind == ScoreEvent.MASS, a1.argument, 65535)), a2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, settings.o.mass_shift, 0)),
             # A SCAN's score must come back as it was when it is written at all.
             a2.alpha.eq(Mux(a1.kind == ScoreEvent.SCAN, 0, settings.o.alpha)),
         ]
@@ -190,7 +191,15 @@ class EmaEngine(wiring.Component):
         ]
         m.d.sync += [back[0].eq(b0), back_valid.eq(Cat(b0_valid & ~held, back_valid))]
         m.d.sync += [back[k].eq(back[k - 1]) for k in range(1, len(back))]
-        b3, b4, b5, b9 = back[2], back[3], back[4], back[8]
+        b1, b2, b3, b4, b5, b9 = back[0], back[1], back[2], back[3], back[4], back[8]
+
+        # b2 … b4: x << gain in two steps, then saturated; x itself is not needed before b5.
+        low, high = Signal(SCORE_BITS + 3), Signal(SCORE_BITS + 12)
+        m.d.comb += [low.eq(b1.x << b1.gain[:2]), high.eq(b2.x << (b2.gain[2:] << 2))]
+        m.d.sync += [
+            b2.x.eq(low), b2.over.eq(low[SCORE_BITS:].any()), b3.x.eq(high), b3.over.eq(b2.over | high[SCORE_BITS:].any()),
+            b4.x.eq(Mux(b3.over, 65535, b3.x)),
+        ]
 
         # b1: code word out. b2: held. b3: its syndrome.
         raw2, raw3, syndrome3 = Signal(code.code_bits, reset_less=True), Signal(code.code_bits, reset_less=True), Signal(code.check_bits, reset_less=True)

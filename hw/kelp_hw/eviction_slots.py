@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, enum, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -138,6 +138,8 @@ class EvictionSlots(wiring.Component):
         token = offer(self.o_write_back, _State.WRITE, {"squeue": squeue, "page": page, "frame": frame})
         m.d.comb += [load.addr.eq(token), self.o_write_back.payload.sector.eq(load.data), self.o_write_back.payload.token.eq(token)]
         slot = offer(self.o_op, _State.RELEASE, {"squeue": squeue, "page": page, "frame": frame, "failed": Array(failed), "pool": pool})
+        # M3 keeps the session's step in the word of an evicted page.
+        m.d.comb += self.o_op.payload.session.eq(sum((self.o_op.payload.squeue >= k * c.queues for k in range(1, c.sessions)), start=Const(0)))
         m.d.comb += [self.o_op.payload.kind.eq(Op.RELEASE), self.o_op.payload.slot.eq(slot), self.i_written_back.ready.eq(1)]
 
         free = Signal(WRITE_BACKS)

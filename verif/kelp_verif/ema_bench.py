@@ -57,9 +57,11 @@ class TB:
         alpha = rng.choice([1, 26, 128, 255, 256, rng.randint(1, 256), rng.randint(257, 511)])
         m, sh = idle_constants(min(alpha, 256)) if rng.random() < 0.8 else (rng.randrange(1 << 16), rng.randint(-IDLE_BIAS, 27))
         source = rng.choice([ScoreSource.OBSERVED, ScoreSource.OBSERVED, ScoreSource.PUSHED, ScoreSource.NONE])
-        self.settings[squeue] = (alpha, m, sh, source)
+        gain = rng.choice([0, 3, 15, rng.randrange(16)])
+        self.settings[squeue] = (alpha, m, sh, source, gain)
         self.dut.config_write.value = self.write.pack(squeue=squeue, **{"queue_config.alpha": alpha, "queue_config.idle_m": m,
-                                                                        "queue_config.idle_sh": sh + IDLE_BIAS, "queue_config.score_source": source})
+                                                                        "queue_config.idle_sh": sh + IDLE_BIAS, "queue_config.score_source": source,
+                                                                        "queue_config.mass_shift": gain})
         self.dut.config_write_valid.value = 1
 
     def make(self, squeue, page, kind=None):
@@ -76,7 +78,7 @@ class TB:
 
     def expect(self, values, word):
         page = values["squeue"], values["page"]
-        alpha, m, sh, source = self.settings[values["squeue"]]
+        alpha, m, sh, source, gain = self.settings[values["squeue"]]
         s = self.score.get(page, 0)
         kind = values["kind"]
         if kind == INIT:
@@ -88,7 +90,7 @@ class TB:
         elif kind == MASS:
             if source != ScoreSource.PUSHED:
                 return
-            s = arithmetic.mass(s, values["mass"], 0, alpha)
+            s = arithmetic.mass(s, values["mass"], gain, alpha)
         else:
             eligible = word["scan.state"] == PageState.RESIDENT and not word["scan.pinned"]
             self.scans.append({"page": page[1], "slot": values["slot"], "tag": values["scan_tag"], "eligible": int(eligible),
