@@ -62,7 +62,7 @@ class Prefetcher(wiring.Component):
     enable : bit of source code − 1: the source is switched on
     window_squeue, window : read port of the queue configuration; `window` follows the address by one cycle
     o_op : stream of PREFETCH ops
-    pulses : counts (`pulses_layout`)
+    pulses : counts (`pulses_layout`), up to two cycles behind; they follow `idle` by as much
     access_lost, previous_lost : pulses: an access that found its source's memory full
     credit : each source's credit in effect
     idle : nothing is queued, under way, or waiting for M3
@@ -135,13 +135,13 @@ class Prefetcher(wiring.Component):
 
         # --- one candidate a cycle ----------------------------------------------------------------------------------------------
         picked, picked_valid = Signal(candidate_layout(c)), Signal()
-        judged, judged_valid = Signal(candidate_layout(c)), Signal()
         room = Signal()
         patience = Signal(range(HINT_PATIENCE + 1))
         spec_turn = Signal()
         hint_wants = Signal()
+        # A cycle old, and as if a candidate had been picked in it: a slot may stay free, but none is ever missing.
+        m.d.sync += room.eq(queue.count + picked_valid + 1 < queue.slots)
         m.d.comb += [
-            room.eq(queue.count + picked_valid + judged_valid < queue.slots),
             hint_wants.eq(self.i_hint.valid & (room | (patience == HINT_PATIENCE))),
             self.i_spec.ready.eq(~hint_wants | spec_turn),
             self.i_hint.ready.eq(hint_wants & ~(self.i_spec.valid & spec_turn)),
@@ -187,8 +187,7 @@ class Prefetcher(wiring.Component):
             m.d.comb += reason.eq(DropReason.THROTTLED)
         passes = Signal()
         m.d.comb += passes.eq(throttle.offer_valid & throttle.allow)
-        m.d.sync += [judged_valid.eq(passes), judged.eq(picked)]
-        m.d.comb += [queue.i.eq(judged), queue.i_valid.eq(judged_valid), queue.cancel.eq(~live)]
+        m.d.comb += [queue.i.eq(picked), queue.i_valid.eq(passes), queue.cancel.eq(~live)]
 
         # --- ops ------------------------------------------------------------------------------------------------------------------
         flying = Signal(range(_FLYING_MAX + 1))
@@ -201,15 +200,16 @@ class Prefetcher(wiring.Component):
         m.d.sync += flying.eq(flying + leaves - (taken | refused))
 
         # --- feedback and counts ----------------------------------------------------------------------------------------------------
-        quiet, idle = Signal(), Signal()
+        quiet, idle, settle = Signal(), Signal(), Signal()
         m.d.comb += [
-            quiet.eq(from_access.idle & ~picked_valid & ~judged_valid & (queue.count == 0) & ~queue.o.valid & (flying == 0) &
+            quiet.eq(from_access.idle & ~picked_valid & (queue.count == 0) & ~queue.o.valid & (flying == 0) &
                      ~self.i_hint.valid & ~self.i_spec.valid & ~accessed & ~taken & ~refused),
             from_previous.quiet.eq(quiet), idle.eq(quiet & from_previous.idle), self.idle.eq(idle & ~self.i_result_valid),
             throttle.issued.eq(source), throttle.issued_valid.eq(taken),
             throttle.useful.eq(self.i_usage.source), throttle.useful_valid.eq(self.i_usage_valid & self.i_usage.useful),
-            throttle.settle.eq(idle | from_access.start | from_previous.start), self.credit.eq(throttle.credit),
+            throttle.settle.eq(settle), self.credit.eq(throttle.credit),
         ]
+        m.d.sync += settle.eq(idle | from_access.start | from_previous.start)      # in time: the first candidate is judged two cycles after the start
 
         def pulse(target, code, valid):
             m.d.sync += target.eq(Cat(valid & (code == k) for k in range(1, SOURCES)))
@@ -222,15 +222,18 @@ class Prefetcher(wiring.Component):
         pulse(pulses.late, self.i_late, self.i_late_valid)
         for why in (DropReason.OUTSIDE, DropReason.DISABLED, DropReason.THROTTLED):
             pulse(pulses.dropped[why], picked.source, picked_valid & ~passes & (reason == why))
+        drop, drop_valid = Signal.like(queue.o_drop), Signal()       # the queue's compare is long enough for a cycle of its own
+        cancel, cancel_valid = Signal(3), Signal()
+        m.d.sync += [drop.eq(queue.o_drop), drop_valid.eq(queue.o_drop_valid), cancel.eq(queue.o_cancel), cancel_valid.eq(queue.o_cancel_valid)]
         for why in (DropReason.DUPLICATE, DropReason.FULL):
-            pulse(pulses.dropped[why], queue.o_drop.source, queue.o_drop_valid & (queue.o_drop.reason == why))
+            pulse(pulses.dropped[why], drop.source, drop_valid & (drop.reason == why))
         # A dead one is pushed out only while nothing leaves the queue, so never in the cycle in which another's turn comes.
-        pushed_out = queue.o_drop_valid & (queue.o_drop.reason == DropReason.CANCELLED)
-        pulse(pulses.dropped[DropReason.CANCELLED], Mux(pushed_out, queue.o_drop.source, queue.o_cancel), pushed_out | queue.o_cancel_valid)
+        pushed_out = drop_valid & (drop.reason == DropReason.CANCELLED)
+        pulse(pulses.dropped[DropReason.CANCELLED], Mux(pushed_out, drop.source, cancel), pushed_out | cancel_valid)
         pulse(pulses.dropped[DropReason.REFUSED], source, refused)
 
         m.d.comb += [
-            Assert(~(pushed_out & queue.o_cancel_valid)),
+            Assert(~(pushed_out & cancel_valid)),
             Assert(~(taken | refused) | flying.any()),
             Assert((accessed + stepped + taken + refused) <= 1),
             Assert(~self.o_op.valid | (self.o_op.p.squeue < c.squeues)),

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import reduce
+from operator import or_
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -42,14 +44,14 @@ def drop_layout() -> data.StructLayout:
 class PrefetchQueue(wiring.Component):
     """Keeps the nearest candidates and hands them out nearest first, first come first served among equals.
 
-    A sorted shift register: takes one candidate a cycle, always, and gives one a cycle. Latency: 2 cycles from `i` to `o`.
+    A sorted shift register: takes one candidate a cycle, always, and gives one a cycle. Latency: 3 cycles from `i` to `o`.
 
     A candidate for a page that is queued, or waiting on `o`, is merged with it: the nearer of the two keeps its place in the order (equal:
     the older), the other one counts as dropped (DUPLICATE). When all `slots` are taken and none leaves, the farthest candidate, the new one
     included, is dropped (FULL). A candidate whose session is in `cancel` dies, keeps its slot until its turn comes, and then counts as
     dropped (CANCELLED) instead of leaving; on `o` it is past cancelling.
 
-    Every candidate taken leaves on `o` once or is reported once, on `o_drop` (in the cycle in which a candidate comes in) or on
+    Every candidate taken leaves on `o` once or is reported once, on `o_drop` (in the cycle after one that brought a candidate) or on
     `o_cancel` (in the cycle in which a dead one's turn comes).
 
     Parameters
@@ -64,7 +66,7 @@ class PrefetchQueue(wiring.Component):
     cancel : bit s: session s is not open
     o_drop, o_drop_valid : valid-only `drop_layout`, at most one for each candidate that comes in
     o_cancel, o_cancel_valid : valid-only source of a cancelled candidate
-    count : slots taken
+    count : slots taken, and one for a candidate on its way in
     """
 
     def __init__(self, *, config: Config):
@@ -81,13 +83,18 @@ class PrefetchQueue(wiring.Component):
             "o_cancel": Out(3), "o_cancel_valid": Out(1),
             "count": Out(range(self.slots + 1)),
         })
+        # State that proofs look at (kelp_verif.prefetch_spec).
+        self.new = Signal(self.candidate)    # on its way in
+        self.new_valid = Signal()
+        self.held = [Signal(self.candidate, name=f"slot_{k}") for k in range(self.slots)]
+        self.valid = Signal(self.slots)      # the low `count` bits
+        self.dead = Signal(self.slots)       # cancelled
+        self.merged = Signal()               # the new one is superfluous
 
     def elaborate(self, platform):
         m = Module()
-        n, new = self.slots, self.i
-        held = [Signal(self.candidate, name=f"slot_{k}") for k in range(n)]
-        valid = Signal(n)      # the low `count` bits
-        dead = Signal(n)       # cancelled
+        n, new, new_valid = self.slots, self.new, self.new_valid
+        held, valid, dead, merged = self.held, self.valid, self.dead, self.merged
 
         def cancelled(candidate):
             return self.cancel.bit_select(candidate.session, 1) if self.config.sessions > 1 else self.cancel[0]
@@ -95,86 +102,86 @@ class PrefetchQueue(wiring.Component):
         def same_page(a, b):
             return (a.squeue == b.squeue) & (a.page == b.page)
 
+        def farther(a, b):
+            return a.distance > b.distance
+
         # The head leaves its slot when `o` is free, or when it is dead.
         leave = Signal()
         o_free = ~self.o.valid | self.o.ready
         m.d.comb += leave.eq(valid[0] & (o_free | dead[0]))
 
-        # Where the new one would go: before the first slot that is empty or holds a farther one. `after[k]` is monotonic.
-        after = Signal(n)
-        twin = Signal(n)
-        for k in range(n):
-            m.d.comb += [
-                after[k].eq(~valid[k] | (held[k].distance > new.distance)),
-                twin[k].eq(valid[k] & ~dead[k] & same_page(held[k], new)),
-            ]
-        # A twin that is at least as near makes the new one superfluous; so does one that leaves now or waits on `o`.
-        merged = Signal()
-        m.d.comb += merged.eq((twin & ~after).any() | (leave & twin[0]) | (self.o.valid & same_page(self.o.p, new)))
-
-        # Slots as they are without a head that leaves, then with the new one put in.
-        def shifted(bits):
-            return Mux(leave, Cat(bits[1:], 0), bits)
-
-        base_after = Signal(n)
-        base_twin, base_valid, base_dead = Signal(n), Signal(n), Signal(n)
+        # The new one was compared with every slot while it came in; the answers moved with the slots. It goes before the first slot that
+        # is empty or holds a farther one (`after` is monotonic).
+        same, far, same_o = Signal(n), Signal(n), Signal()      # compared
+        after, twin, dies = Signal(n), Signal(n), Signal(n)
+        earlier = Signal(n + 1)                                 # bit k: a twin in a slot below k
+        on_o, any_twin = Signal(), Signal()
         m.d.comb += [
-            base_after.eq(Mux(leave, Cat(after[1:], 1), after)), base_twin.eq(shifted(twin)), base_valid.eq(shifted(valid)),
-            base_dead.eq(shifted(dead | Cat(cancelled(slot) for slot in held))),
+            after.eq(~valid | far), twin.eq(valid & ~dead & same), on_o.eq(self.o.valid & same_o), any_twin.eq(twin.any()),
+            earlier.eq(Cat(0, *(twin[:k].any() for k in range(1, n + 1)))), dies.eq(valid & (dead | Cat(cancelled(slot) for slot in held))),
+            # A twin that is at least as near makes the new one superfluous; so does one that leaves now or waits on `o`.
+            merged.eq((twin & ~after).any() | (leave & twin[0]) | on_o),
         ]
+
+        # What lies behind the new one moves up, as far as the farther twin that it replaces. A twin below its place is one that it merges
+        # with, so `earlier` stops it as well, in fewer levels than `merged` would.
+        after_here, earlier_here = Signal(n), Signal(n)
+        m.d.comb += [after_here.eq(Mux(leave, Cat(after[1:], 1), after)), earlier_here.eq(Mux(leave, earlier[1:], earlier[:n]))]
         insert = Signal()
-        m.d.comb += insert.eq(self.i_valid & ~merged)
-        place, push = Signal(n), Signal(n)     # slot k takes the new one; slot k takes what slot k − 1 held
+        m.d.comb += insert.eq(new_valid & ~on_o)
         for k in range(n):
-            before = base_after[k - 1] if k else 0
-            # What lies behind the new one moves up, as far as the farther twin that it replaces.
-            m.d.comb += [
-                place[k].eq(insert & base_after[k] & ~before),
-                push[k].eq(insert & before & ~base_twin[:k].any()),
-            ]
-        for k in range(n):
-            stay = held[k + 1] if k + 1 < n else held[k]
-            with m.If(place[k]):
-                m.d.sync += [held[k].eq(new), valid[k].eq(1), dead[k].eq(cancelled(new))]
-            with m.Elif(push[k]):
-                m.d.sync += [held[k].eq(Mux(leave, held[k], held[k - 1]) if k else 0), valid[k].eq(base_valid[k - 1] if k else 0),
-                             dead[k].eq(base_dead[k - 1] if k else 0)]
-            with m.Else():
-                m.d.sync += [held[k].eq(Mux(leave, stay, held[k])), valid[k].eq(base_valid[k]), dead[k].eq(base_dead[k])]
+            below = after_here[k - 1] if k else Const(0)
+            place = insert & ~earlier_here[k] & after_here[k] & ~below
+            push = insert & ~earlier_here[k] & below
 
-        # What falls off the end, or finds no place.
-        replaces = base_twin.any()
-        full = base_valid.all()
-        farthest = held[n - 1]
-        m.d.comb += [
-            self.o_drop_valid.eq(self.i_valid & (merged | replaces | full)),
-            self.o_drop.source.eq(new.source), self.o_drop.reason.eq(DropReason.DUPLICATE),
-        ]
-        with m.If(~merged):
-            with m.If(replaces):
-                for k in range(n):
-                    with m.If(twin[k]):
-                        m.d.comb += self.o_drop.source.eq(held[k].source)
-            with m.Else():
-                m.d.comb += self.o_drop.reason.eq(DropReason.FULL)
-                with m.If(base_after[n - 1]):
-                    m.d.comb += self.o_drop.source.eq(farthest.source)
-                    with m.If(dead[n - 1]):
-                        m.d.comb += self.o_drop.reason.eq(DropReason.CANCELLED)
+            def take(slot, slot_dead, k=k):
+                m.d.sync += [held[k].eq(slot), dead[k].eq(slot_dead), same[k].eq(same_page(slot, self.i)), far[k].eq(farther(slot, self.i))]
 
+            take(held[k], dies[k])
+            with m.If(place):
+                take(new, cancelled(new))
+            with m.Elif(push & ~leave):
+                take(held[max(k - 1, 0)], dies[max(k - 1, 0)])
+            with m.Elif(leave & ~push):
+                take(held[min(k + 1, n - 1)], dies[k + 1] if k + 1 < n else 0)
+        m.d.sync += [new.eq(self.i), new_valid.eq(self.i_valid), same_o.eq(same_page(self.o.p, self.i))]
         with m.If(o_free):
             m.d.sync += self.o.valid.eq(leave & ~dead[0])
             with m.If(leave & ~dead[0]):
-                m.d.sync += self.o.p.eq(held[0])
-        m.d.comb += [self.o_cancel_valid.eq(leave & dead[0]), self.o_cancel.eq(held[0].source)]
+                m.d.sync += [self.o.p.eq(held[0]), same_o.eq(same_page(held[0], self.i))]
 
-        entered, left = Signal(), Signal()
-        m.d.comb += [entered.eq(insert & ~replaces & ~full), left.eq(leave)]
-        m.d.sync += self.count.eq(self.count + entered - left)
+        taken = Signal(range(n + 1))          # slots
+        enters = Signal()
+        m.d.comb += [enters.eq(insert & ~any_twin & (leave | ~valid[n - 1])), self.count.eq(taken + new_valid)]
+        with m.If(enters & ~leave):
+            m.d.sync += [valid.eq(Cat(1, valid)), taken.eq(taken + 1)]
+        with m.If(leave & ~enters):
+            m.d.sync += [valid.eq(valid[1:]), taken.eq(taken - 1)]
 
+        # What falls off the end, or finds no place.
+        full = valid[n - 1] & ~leave
+        m.d.comb += [
+            self.o_drop_valid.eq(new_valid & (on_o | any_twin | full)),
+            self.o_drop.source.eq(new.source), self.o_drop.reason.eq(DropReason.DUPLICATE),
+            self.o_cancel_valid.eq(leave & dead[0]), self.o_cancel.eq(held[0].source),
+        ]
+        with m.If(any_twin & ~merged):
+            # One twin at most, so the sources can be or-ed.
+            m.d.comb += self.o_drop.source.eq(reduce(or_, (held[k].source & twin[k].replicate(3) for k in range(n))))
+        with m.Elif(~merged):
+            m.d.comb += self.o_drop.reason.eq(DropReason.FULL)
+            with m.If(after[n - 1]):
+                m.d.comb += self.o_drop.source.eq(held[n - 1].source)
+                with m.If(dead[n - 1]):
+                    m.d.comb += self.o_drop.reason.eq(DropReason.CANCELLED)
+
+        m.d.comb += [Assert(taken <= n), Assert(~(new_valid & self.o.valid) | (same_o == same_page(self.o.p, new)))]
         for k in range(n):
-            m.d.comb += Assert(valid[k] == (self.count > k))
+            m.d.comb += [
+                Assert(valid[k] == (taken > k)), Assert(valid[k] | ~dead[k]),
+                Assert(~(new_valid & valid[k]) | ((same[k] == same_page(held[k], new)) & (far[k] == farther(held[k], new)))),
+                Assert(~(new_valid & earlier[k] & twin[k])),
+            ]
             if k:
-                m.d.comb += [Assert(~valid[k] | (held[k - 1].distance <= held[k].distance)),
-                             Assert(twin[:k].any() + twin[k] <= 1)]
+                m.d.comb += Assert(~valid[k] | (held[k - 1].distance <= held[k].distance))
         return m

@@ -231,16 +231,20 @@ class PreviousSource(wiring.Component):
             with m.If(waits[s]):
                 m.d.comb += first.eq(s)
         ahead_valid = Signal()                       # the memory's output is an entry of the walk
-        stale = Signal()
+        out_valid, stale = Signal(), Signal()        # on `o`, unless it was overwritten meanwhile
         move, stop = Signal(), Signal()
         m.d.comb += [
-            stale.eq(ahead_valid & (read.data.age != old)),
-            move.eq(~ahead_valid | stale | ~self.o.valid | self.o.ready),
+            self.o.valid.eq(out_valid & ~stale),
+            move.eq(~self.o.valid | self.o.ready),
             stop.eq(waits.bit_select(session, 1) | ~self.live.bit_select(session, 1)),
-            read.addr.eq(session * size + at), read.en.eq(walking & move),
+            read.addr.eq(session * size + at), read.en.eq(move),
         ]
-        with m.If(self.o.ready):
-            m.d.sync += self.o.valid.eq(0)
+        with m.If(move):
+            m.d.sync += [
+                out_valid.eq(ahead_valid & ~stop), stale.eq(read.data.age != old),
+                self.o.p.session.eq(session), self.o.p.squeue.eq(read.data.squeue), self.o.p.page.eq(read.data.page),
+                self.o.p.source.eq(PrefetchSource.PREVIOUS), self.o.p.distance.eq(1),
+            ]
         with m.If(~walking):
             with m.If(waits.any() & self.quiet):
                 m.d.comb += self.start.eq(1)
@@ -251,20 +255,13 @@ class PreviousSource(wiring.Component):
         with m.Elif(stop):
             m.d.sync += [walking.eq(0), ahead_valid.eq(0)]
         with m.Elif(move):
-            m.d.sync += [ahead_valid.eq(left != 0), at.eq(at + 1), left.eq(Mux(left == 0, 0, left - 1))]
-            with m.If(left == 0):
-                m.d.sync += walking.eq(0)
-            with m.If(ahead_valid & ~stale):
-                m.d.sync += [
-                    self.o.valid.eq(1), self.o.p.session.eq(session), self.o.p.squeue.eq(read.data.squeue), self.o.p.page.eq(read.data.page),
-                    self.o.p.source.eq(PrefetchSource.PREVIOUS), self.o.p.distance.eq(1),
-                ]
+            m.d.sync += [ahead_valid.eq(left != 0), at.eq(at + 1), left.eq(Mux(left == 0, 0, left - 1)), walking.eq(left != 0)]
         for s in range(c.sessions):
             with m.If(~self.live[s]):
                 m.d.sync += [fill[s].eq(0), waits[s].eq(0)]
         m.d.comb += [
-            self.lost.eq(overwrites | (walking & ~stop & move & stale)),
-            self.idle.eq(~self.i_valid & ~self.step_valid & ~waits.any() & ~walking & ~self.o.valid),
+            self.lost.eq(overwrites | (out_valid & stale)),
+            self.idle.eq(~self.i_valid & ~self.step_valid & ~waits.any() & ~walking & ~out_valid),
             Assert(~ahead_valid | walking),
         ]
         return m
