@@ -7,7 +7,9 @@ lines are computed here and compared. A flipped bit is the one fact that the end
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +22,8 @@ from .eviction import SweepAudit
 from .lines import POISONED, ZEROS
 from .tracker import ABSENT_WORD, Word
 from .tracker import Op as TrackerOp
+
+_SETTLED = 128   #: commits after which a page that became resident is certain to be swept: the residency map follows M3 by a few cycles
 
 __all__ = ["Audit", "Expected", "FrameRecord", "Mismatch", "ResultRecord", "ScoreRecord"]
 
@@ -106,26 +110,35 @@ class Audit:
         session → tracker.Session that an OPEN of it takes.
     requests : callable
         tag → (request index, data bytes, byte enable) of the request in flight under it, called once at its M3 op.
+    on_step : callable, optional
+        Called with the session before its step advances.
 
     Attributes
     ----------
     mismatches : list[Mismatch]
         The first `keep`; `count` counts all.
-    expected : dict[int, Expected]
-        By request index.
     """
 
-    def __init__(self, config: Config, endpoint: Endpoint, descriptors: dict, requests, *, keep: int = 100):
+    def __init__(self, config: Config, endpoint: Endpoint, descriptors: dict, requests, *, keep: int = 100,
+                 on_step: Callable[[int], None] | None = None):
         self.config, self.endpoint, self.descriptors, self.requests, self.keep = config, endpoint, descriptors, requests, keep
+        self.on_step = on_step
         self.mismatches: list[Mismatch] = []
         self.count = 0
-        self.expected: dict[int, Expected] = {}
         self.victims = 0
+        self._kinds, self._versions = bytearray(), array("q")   # expected answers, by request index
         self._in_flight: dict[int, tuple] = {}     # tag → (index, data, byte enable)
         self._scores: deque = deque()
         self._sweeps = SweepAudit(config, endpoint.queues, lambda squeue: endpoint.policies[squeue].tau)
         self._seen = 0
+        self._listed: dict[tuple[int, int], int] = {}      # (squeue, page) → commit that made it resident
+        self._sweep = (-1, -1)                             # squeue, number
+        self._to_scan: dict[tuple[int, int], int] = {}     # pages that the sweep under way must not leave out, with that commit
         endpoint.on_score = lambda *score: self._scores.append(score)
+
+    def begin(self, requests: int) -> None:
+        """So many requests come next; their indices count from 0 again. Those of before must have been answered and compared."""
+        self._kinds, self._versions = bytearray(requests), array("q", bytes(8 * requests))
 
     def _wrong(self, what, device, golden):
         self.count += 1
@@ -147,7 +160,13 @@ class Audit:
         fault = 2 if record.uncorrected else 1 if record.corrected else 0
         if kind == Op.SCAN:
             self._scan(op, fault)
+        elif kind == Op.CLAIM:
+            self._swept()
+        elif kind == Op.STEP and self.on_step is not None:
+            self.on_step(op.session)
         golden = endpoint.apply(op, fault=fault, descriptor=self.descriptors.get(op.session) if kind == Op.OPEN else None)
+        if golden.changed and golden.word.state == PageState.RESIDENT != golden.old.state:
+            self._listed[op.squeue, op.page] = self._seen
         if record.outcome != golden.outcome:
             self._wrong(f"outcome of {op}", Outcome(record.outcome).name, Outcome(golden.outcome).name)
         if golden.reads and record.word != golden.word:
@@ -170,6 +189,24 @@ class Audit:
             endpoint.tracker.return_miss(op.miss)
         if request is not None:
             self._expect(op, golden, request[0])
+
+    def hot_read(self, tag: int, squeue: int, page: int, kv_line: int, frame: int, entry: tuple) -> None:
+        """A READ of the hot lane, which changes nothing: :meth:`frame` in short for the many that are as they should be."""
+        endpoint = self.endpoint
+        word = endpoint.tracker.words.get(squeue * endpoint.pages + page, ABSENT_WORD)
+        session = endpoint.tracker.sessions[squeue // self.config.queues]
+        f = endpoint.frames.frames[frame]
+        held = (f.in_use, f.dirty, f.redirty, f.used, f.source, f.squeue, f.page, f.valid, f.poison)
+        sound = f.valid >> kv_line & 1 and not f.poison >> kv_line & 1 and not (f.source and not f.used)
+        usable = session.open and not session.closing and page < session.used_pages and kv_line % self.config.half_lines < session.used_lines
+        if word[0] == PageState.RESIDENT and word[1] == frame and word[4] == session.step and sound and usable and held == entry and not session.k_only:
+            self._seen += 1
+            endpoint.counters["reads"] += 1
+            index = self.requests(tag)[0]
+            self._kinds[index] = Answer.DATA
+            self._versions[index] = endpoint.lines.current((squeue * endpoint.pages + page) * self.config.page_lines + kv_line)
+        else:
+            self.frame(FrameRecord(True, int(Op.READ), int(Outcome.HIT), 1, 0, 0, 0, 0, tag, frame, squeue, page, kv_line, entry))
 
     def frame(self, record: FrameRecord) -> None:
         """What the frame stage made of an op: the hot lane's own ops, or the one whose `result` was fed before."""
@@ -202,46 +239,50 @@ class Audit:
 
     def finish(self) -> None:
         """After the last record: everything that the golden model did must have been committed."""
+        self._swept()
         if self._scores:
             self._wrong("scores never written", 0, len(self._scores))
 
     # --- answers --------------------------------------------------------------------------------------------------------
-    def answers(self, index: np.ndarray, kind: np.ndarray, poison: np.ndarray, data: np.ndarray) -> int:
-        """Compare the host's answers, in arrays: request index, kind (Answer.DATA, NXM or CMP), poison flag, uint16[n, 32] data (for reads).
+    def answers(self, kind: np.ndarray, poison: np.ndarray, data: np.ndarray) -> int:
+        """Compare the host's answers to the requests since `begin`: kind (Answer.DATA, NXM or CMP), poison flag, uint16[n, 32] data (of reads).
 
         Returns the number of unequal answers.
         """
-        wanted_kind = np.zeros(len(index), np.int64)
-        wanted_poison = np.zeros(len(index), bool)
-        versions = np.full(len(index), ZEROS, np.int64)
-        for k, i in enumerate(index.tolist()):
-            e = self.expected.get(i)
-            if e is None:
-                self._wrong(f"answer to request {i}", int(kind[k]), "no op was committed for it")
-                continue
-            wanted_kind[k], wanted_poison[k], versions[k] = e.kind, e.poison, e.version
+        wanted_kind = np.frombuffer(self._kinds, np.uint8)
+        versions = np.frombuffer(self._versions, np.int64)
+        wanted_poison = versions == POISONED
         read = wanted_kind == Answer.DATA
-        golden = self.endpoint.lines.resolve(np.where(read, versions, ZEROS))
+        golden = self.endpoint.lines.resolve(np.where(read & ~wanted_poison, versions, ZEROS))
         bad = (wanted_kind != kind) | (wanted_poison != poison) | (read & (golden != data).any(axis=1))
-        for k in np.flatnonzero(bad)[: self.keep].tolist():
-            self._wrong(f"answer to request {int(index[k])}", (Answer(int(kind[k])).name, bool(poison[k]), data[k].tobytes().hex()),
-                        (Answer(int(wanted_kind[k])).name, bool(wanted_poison[k]), golden[k].tobytes().hex()))
+        for i in np.flatnonzero(bad)[: self.keep].tolist():
+            self._wrong(f"answer to request {i}", (Answer(int(kind[i])).name, bool(poison[i]), data[i].tobytes().hex()),
+                        (Answer(int(wanted_kind[i])).name, bool(wanted_poison[i]), golden[i].tobytes().hex()))
         self.count += max(0, int(bad.sum()) - self.keep)
         return int(bad.sum())
 
     def _expect(self, op, golden, index):
-        outcome = golden.outcome
         if golden.answer:
-            kind = Answer.CMP if golden.answer == Answer.CMP else Answer.NXM if golden.answer == Answer.NXM else Answer.DATA
-            self.expected[index] = Expected(kind, ZEROS, golden.answer == Answer.POISON)
-        elif outcome not in (Outcome.MISSED, Outcome.PARKED):
-            if op.write:
-                self.expected[index] = Expected(Answer.CMP)
-            else:
-                version = self.endpoint.version
-                self.expected[index] = Expected(Answer.DATA, ZEROS if version == POISONED else version, version == POISONED)
+            self._kinds[index] = Answer.CMP if golden.answer == Answer.CMP else Answer.NXM if golden.answer == Answer.NXM else Answer.DATA
+            self._versions[index] = POISONED if golden.answer == Answer.POISON else ZEROS
+        elif golden.outcome not in (Outcome.MISSED, Outcome.PARKED):
+            self._kinds[index] = Answer.CMP if op.write else Answer.DATA
+            self._versions[index] = ZEROS if op.write else self.endpoint.version
+
+    def _swept(self):
+        """A sweep is over: every page that was resident when it began, and is as it was, has been scanned."""
+        for page, since in self._to_scan.items():
+            if self._listed.get(page) == since and page[1] in self.endpoint.queues.listed[page[0]]:
+                self._wrong(f"sweep of squeue {page[0]}", f"page {page[1]} left out", "scanned")
+        self._to_scan.clear()
 
     def _scan(self, op, fault):
+        if self._sweep != (op.squeue, op.slot):
+            self._swept()
+            self._sweep = op.squeue, op.slot
+            pages = ((op.squeue, page) for page in self.endpoint.queues.listed[op.squeue])
+            self._to_scan = {page: since for page in pages if (since := self._listed[page]) + _SETTLED < self._seen}
+        self._to_scan.pop((op.squeue, op.page), None)
         word = self.endpoint.tracker.words.get(op.squeue * self.config.pages + op.page, ABSENT_WORD)
         if fault == 2:
             word = word._replace(state=int(PageState.LOST), pinned=0)
@@ -252,5 +293,3 @@ class Audit:
     def _tell(self, wrong):
         if wrong:
             self._wrong("eviction", wrong, "")
-
-

@@ -21,7 +21,7 @@ from .tracker import QueueConfig, Session
 
 __all__ = ["LayerFormats", "Setup"]
 
-SESSION = 0   #: the session that is opened; its owner is LD-ID 0, which may also write control registers
+SESSION = 0  #: the session that is opened; its owner is LD-ID 0, which may also write control registers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +70,23 @@ class Setup:
         need("used_pages", self.used_pages, 1 <= self.used_pages <= c.pages, f"1 … {c.pages} pages of a queue")
         need("formats", len(self.formats), 1 <= len(self.formats) <= LAYER_RANGES, f"1 … {LAYER_RANGES} ranges of layers")
         ends = [r.last_layer for r in self.formats]
-        need("formats", ends, ends == sorted(set(ends)) and ends[-1] >= self.layers - 1, f"ascending ranges that reach layer {self.layers - 1}")
+        need(
+            "formats",
+            ends,
+            ends == sorted(set(ends)) and ends[-1] >= self.layers - 1,
+            f"ascending ranges that reach layer {self.layers - 1}",
+        )
         need("window", self.window, 0 <= self.window <= 63, "0 … 63 pages")
         need("mass_shift", self.mass_shift, 0 <= self.mass_shift <= 15, "0 … 15")
         for pool, name in enumerate(POOLS):
             need(f"frames of pool {name}", self.limits[pool], 0 <= self.limits[pool] <= c.frames[pool], f"0 … {c.frames[pool]}")
             keep = max(self.low_water, self.high_water, 1)
-            need(f"frames of pool {name}", self.limits[pool], pool not in self.pools or self.limits[pool] > keep, f"more than the {keep} that eviction keeps free")
+            need(
+                f"frames of pool {name}",
+                self.limits[pool],
+                pool not in self.pools or self.limits[pool] > keep,
+                f"more than the {keep} that eviction keeps free",
+            )
         recency_constants(self.tau)
         idle_constants(self.alpha)
 
@@ -102,7 +112,13 @@ class Setup:
     @property
     def descriptor(self) -> Session:
         """The session's registers as OPEN makes them."""
-        return Session(host_type=int(self.host_type), used_queues=self.queues, used_lines=self.used_lines, used_pages=self.used_pages, kv_heads=self.kv_heads)
+        return Session(
+            host_type=int(self.host_type),
+            used_queues=self.queues,
+            used_lines=self.used_lines,
+            used_pages=self.used_pages,
+            kv_heads=self.kv_heads,
+        )
 
     def endpoint(self) -> Endpoint:
         """A golden endpoint that has been told all this; its session is not open yet."""
@@ -111,8 +127,15 @@ class Setup:
         endpoint.tracker.low_water = self.low_water
         for queue, pool in enumerate(self.pools):
             formats = self.formats_of(queue)
-            policy = QueuePolicy(alpha=self.alpha, mass_shift=self.mass_shift, source=int(self.source), tau=recency_constants(self.tau),
-                                 idle=idle_constants(self.alpha), window=self.window, budget=self.budgets[pool])
+            policy = QueuePolicy(
+                alpha=self.alpha,
+                mass_shift=self.mass_shift,
+                source=int(self.source),
+                tau=recency_constants(self.tau),
+                idle=idle_constants(self.alpha),
+                window=self.window,
+                budget=self.budgets[pool],
+            )
             endpoint.configure(SESSION * self.config.queues + queue, QueueConfig(int(formats.k), int(formats.v), pool), policy)
         return endpoint
 
@@ -135,8 +158,16 @@ class Setup:
         write("prefetch_enable", **{s.name.lower(): int(s in self.prefetch) for s in PrefetchSource if s})
         for pool, limit in zip(POOLS, self.limits, strict=True):
             write(f"pool_limit_{pool}", value=limit)
-        write(prefix + "shape", layers=self.layers, kv_heads=self.kv_heads, used_lines=self.used_lines, host_type=int(self.host_type), k_only=0,
-              used_pages=self.used_pages, owner=0)
+        write(
+            prefix + "shape",
+            layers=self.layers,
+            kv_heads=self.kv_heads,
+            used_lines=self.used_lines,
+            host_type=int(self.host_type),
+            k_only=0,
+            used_pages=self.used_pages,
+            owner=0,
+        )
         ranges = {}
         for r in range(LAYER_RANGES):
             formats = self.formats[min(r, len(self.formats) - 1)]

@@ -22,7 +22,7 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Op, PageState, PrefetchSource, ScoreSource
 
-from .accesses import LINE_REQUEST, AccessSequence, access_sequence
+from .accesses import AccessSequence, access_sequence
 from .reference import references
 from .result import PageResidency, ReplayResult
 from .trace import LINE_BYTES, Trace, TraceError
@@ -124,8 +124,21 @@ def plan(
     sequence.share(capacity)
     if budget not in BUDGETS:
         raise ValueError(f"budget = {budget!r} is refused; legal: {', '.join(BUDGETS)}")
-    sizes = dict(config=config, layers=trace.layers, kv_heads=trace.kv_heads, used_lines=trace.half_lines, used_pages=sequence.final_pages, formats=tuple(formats),
-                 tau=tau, alpha=alpha, source=source, prefetch=frozenset(prefetch), window=window, low_water=low_water, high_water=high_water)
+    sizes = dict(
+        config=config,
+        layers=trace.layers,
+        kv_heads=trace.kv_heads,
+        used_lines=trace.half_lines,
+        used_pages=sequence.final_pages,
+        formats=tuple(formats),
+        tau=tau,
+        alpha=alpha,
+        source=source,
+        prefetch=frozenset(prefetch),
+        window=window,
+        low_water=low_water,
+        high_water=high_water,
+    )
     try:
         # Pools follow from the formats; their frames from the pools.
         pools = Setup(**sizes, limits=config.frames, budgets=(0,) * len(POOLS)).pools
@@ -155,8 +168,14 @@ class Meter:
     def _mark(self):
         c, q, n = self.endpoint.counters, self.endpoint.queue_counters, self.queues
         prefetched = sum(c[f"prefetch_issued_{s.name.lower()}"] for s in PrefetchSource if s)
-        return (q["misses"][:n], [q["hits"][i] + q["misses"][i] + q["allocations"][i] for i in range(n)], c["fetches"] - prefetched, prefetched, c["write_backs"],
-                [len(pages) for pages in self.endpoint.queues.listed[:n]])
+        return (
+            q["misses"][:n],
+            [q["hits"][i] + q["misses"][i] + q["allocations"][i] for i in range(n)],
+            c["fetches"] - prefetched,
+            prefetched,
+            c["write_backs"],
+            [len(pages) for pages in self.endpoint.queues.listed[:n]],
+        )
 
     def _differences(self, column: int) -> np.ndarray:
         return np.diff(np.array([m[column] for m in self._marks]), axis=0)
@@ -164,8 +183,14 @@ class Meter:
     def columns(self) -> dict:
         """The per-step fields of a ReplayResult."""
         demand, prefetch, write_back = (self._differences(c) for c in (2, 3, 4))
-        return dict(step_misses=self._differences(0), step_accesses=self._differences(1), flash_demand=demand, flash_prefetch=prefetch, flash_write_back=write_back,
-                    resident_pages=np.array([m[5] for m in self._marks[1:]]))
+        return dict(
+            step_misses=self._differences(0),
+            step_accesses=self._differences(1),
+            flash_demand=demand,
+            flash_prefetch=prefetch,
+            flash_write_back=write_back,
+            resident_pages=np.array([m[5] for m in self._marks[1:]]),
+        )
 
     def residency_map(self, pages: int) -> np.ndarray:
         """[pages, queues] of PageResidency as things stand."""
@@ -202,16 +227,37 @@ def summarise(
     """A result from an engine's counters (`counters`: the totals of the replay without its history) and its meter."""
     sequence = done.sequence
     return ReplayResult(
-        trace=done.trace.name, engine=engine, command=command, config=done.setup.config.name, config_hash=done.setup.config.digest, policy=done.policy, seed=done.seed,
-        residency=done.residency, capacity=done.capacity, kv_heads=sequence.kv_heads, formats=done.formats,
-        accesses=len(sequence), lockstep_accesses=lockstep_accesses, line_requests=line_requests, mismatches=mismatches, mismatch_examples=tuple(examples),
+        trace=done.trace.name,
+        engine=engine,
+        command=command,
+        config=done.setup.config.name,
+        config_hash=done.setup.config.digest,
+        policy=done.policy,
+        seed=done.seed,
+        residency=done.residency,
+        capacity=done.capacity,
+        kv_heads=sequence.kv_heads,
+        formats=done.formats,
+        accesses=len(sequence),
+        lockstep_accesses=lockstep_accesses,
+        line_requests=line_requests,
+        mismatches=mismatches,
+        mismatch_examples=tuple(examples),
         lockstep=lockstep or {},
-        hit_rate=1 - counters["misses"] / counters["accesses"], demand_misses=counters["misses"], victims=counters["evictions"], write_backs=counters["write_backs"],
-        prefetches=sum(counters[f"prefetch_issued_{s.name.lower()}"] for s in PrefetchSource if s), flash_reads=counters["fetches"],
-        flash_read_bytes=flash_bytes[0], flash_write_bytes=flash_bytes[1],
-        cycles=cycles, lines_per_second=line_requests / seconds,
-        **meter.columns(), residency_map=meter.residency_map(sequence.final_pages),
-        hit_latency=np.asarray(latency[0]), miss_latency=np.asarray(latency[1]),
+        hit_rate=1 - counters["misses"] / counters["accesses"],
+        demand_misses=counters["misses"],
+        victims=counters["evictions"],
+        write_backs=counters["write_backs"],
+        prefetches=sum(counters[f"prefetch_issued_{s.name.lower()}"] for s in PrefetchSource if s),
+        flash_reads=counters["fetches"],
+        flash_read_bytes=flash_bytes[0],
+        flash_write_bytes=flash_bytes[1],
+        cycles=cycles,
+        lines_per_second=line_requests / seconds,
+        **meter.columns(),
+        residency_map=meter.residency_map(sequence.final_pages),
+        hit_latency=np.asarray(latency[0]),
+        miss_latency=np.asarray(latency[1]),
         references=references(sequence, done.capacity, on_start=on_start),
     )
 
@@ -226,9 +272,9 @@ class GoldenRun:
     endpoint: Endpoint
     lockstep: LockStep
     meter: Meter
-    counters: dict[str, int]     #: of the replay, without the history
-    page_reads: list[int]        #: pages fetched, by queue
-    page_writes: list[int]       #: pages written back, by queue
+    counters: dict[str, int]  #: of the replay, without the history
+    page_reads: list[int]  #: pages fetched, by queue
+    page_writes: list[int]  #: pages written back, by queue
     mismatches: int
     examples: tuple[str, ...]
     seconds: float
@@ -253,7 +299,7 @@ def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> 
     meter = Meter(endpoint, setup.queues)
     meter.begin()
     before, queues_before = dict(endpoint.counters), {name: list(values) for name, values in endpoint.queue_counters.items()}
-    answers: list[tuple[int, int, int, int]] = []     # queue, page, kv_line, version
+    answers: list[tuple[int, int, int, int]] = []  # queue, page, kv_line, version
 
     per_token = done.trace.lines_per_token
     newest, written = sequence.newest.tolist(), (sequence.written_tokens * per_token).tolist()
@@ -269,7 +315,9 @@ def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> 
             if newest[access]:
                 for kv in (0, 1):
                     for line in range(lines - per_token, lines):
-                        request(TrackerOp(Op.WRITE, 0, queue, page, kv * half + line, 1, origin=data and data.origin(queue, page, kv, line)))
+                        request(
+                            TrackerOp(Op.WRITE, 0, queue, page, kv * half + line, 1, origin=data and data.origin(queue, page, kv, line))
+                        )
             else:
                 answer = request(TrackerOp(Op.READ, 0, queue, page))
                 answers.append((queue, page, 0, -9 if answer.poison else answer.version))
@@ -283,11 +331,22 @@ def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> 
             progress(starts[step + 1])
     seconds = time.perf_counter() - began
     counters = {name: value - before[name] for name, value in endpoint.counters.items()}
-    per_queue = {name: [b - a for a, b in zip(queues_before[name], values, strict=True)] for name, values in endpoint.queue_counters.items()}
+    per_queue = {
+        name: [b - a for a, b in zip(queues_before[name], values, strict=True)] for name, values in endpoint.queue_counters.items()
+    }
     reads = [m + p for m, p in zip(per_queue["misses"], per_queue["prefetch_issued"], strict=True)]
     wrong, examples = data.compare(endpoint, answers) if data else (0, ())
-    return GoldenRun(endpoint=endpoint, lockstep=engine, meter=meter, counters=counters, page_reads=reads, page_writes=per_queue["write_backs"],
-                     mismatches=wrong, examples=examples, seconds=seconds)
+    return GoldenRun(
+        endpoint=endpoint,
+        lockstep=engine,
+        meter=meter,
+        counters=counters,
+        page_reads=reads,
+        page_writes=per_queue["write_backs"],
+        mismatches=wrong,
+        examples=examples,
+        seconds=seconds,
+    )
 
 
 class _Data:
@@ -319,14 +378,30 @@ class _Data:
             payload, scale = codec.encode(np.ascontiguousarray(raw[fmt == f]), setup.host_type, Format(f))
             wanted[fmt == f] = codec.decode(payload, scale, setup.host_type, Format(f))
         bad = (got != wanted).any(axis=1) | (version < 0)
-        examples = tuple(f"queue {queue[i]} page {page[i]} line {kv_line[i]}: {got[i].tobytes().hex()} for {wanted[i].tobytes().hex()}" for i in np.flatnonzero(bad)[:5])
+        examples = tuple(
+            f"queue {queue[i]} page {page[i]} line {kv_line[i]}: {got[i].tobytes().hex()} for {wanted[i].tobytes().hex()}"
+            for i in np.flatnonzero(bad)[:5]
+        )
         return int(bad.sum()), examples
 
 
-def golden(done: Plan, *, command: str, progress: Callable[[int], None] | None = None, on_start: Callable[[str], None] | None = None) -> ReplayResult:
+def golden(
+    done: Plan, *, command: str, progress: Callable[[int], None] | None = None, on_start: Callable[[str], None] | None = None
+) -> ReplayResult:
     """Replay with the golden engine."""
     run = run_golden(done, progress=progress)
     bytes_of = [(-(-done.setup.stored_lines(q) * LINE_BYTES // _SECTOR) + 1) * _SECTOR for q in range(done.setup.queues)]
     moved = tuple(sum(n * size for n, size in zip(pages, bytes_of, strict=False)) for pages in (run.page_reads, run.page_writes))
-    return summarise(done, engine="golden", command=command, meter=run.meter, counters=run.counters, mismatches=run.mismatches, examples=run.examples,
-                     line_requests=done.sequence.line_reads + done.sequence.line_writes, seconds=run.seconds, flash_bytes=moved, on_start=on_start)
+    return summarise(
+        done,
+        engine="golden",
+        command=command,
+        meter=run.meter,
+        counters=run.counters,
+        mismatches=run.mismatches,
+        examples=run.examples,
+        line_requests=done.sequence.line_reads + done.sequence.line_writes,
+        seconds=run.seconds,
+        flash_bytes=moved,
+        on_start=on_start,
+    )

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Free-running replay: the golden model judges the commit stream while the device goes on."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from kelp_golden.audit import Audit, FrameRecord, ResultRecord, ScoreRecord
+from kelp_golden.endpoint import Endpoint
+from kelp_golden.setup import SESSION
+from kelp_golden.tracker import Op as TrackerOp
+from kelp_golden.tracker import Word
+from kelp_spec.metadata import Op, ScoreEvent
+
+from ..program import Response
+from ..program import Result as Answers
+from ..records import Commits
+from .job import EVERY, EXAMPLES, KINDS, Device, Job, Replay
+from .rows import OPS, device_ops, wide_integers
+
+__all__ = ["free_running"]
+
+_BACKLOG = 16  # looks at the commit stream that wait for the golden model before the simulation waits too
+
+
+class _Judge:
+    """The golden model beside a free-running device: takes commit records and answers in order."""
+
+    _OP = (
+        "kind",
+        "session",
+        "squeue",
+        "page",
+        "kv_line",
+        "write",
+        "partial",
+        "poison",
+        "has_write",
+        "write_slot",
+        "origin.ld_id",
+        "origin.tag",
+        "refused",
+        "no_memory",
+        "miss",
+        "pool",
+        "frame",
+        "failed",
+        "miss_kind",
+        "lost",
+        "source",
+        "slot",
+        "mass",
+        "delta",
+        "written",
+    )
+    _WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
+    _RESULT = (
+        "outcome",
+        *(f"old.{f}" for f in _WORD),
+        *(f"word.{f}" for f in _WORD),
+        "changed",
+        "first",
+        "frame",
+        "pool",
+        "miss",
+        "corrected",
+        "uncorrected",
+    )
+    _FRAME = ("kind", "outcome", "use", "write", "partial", "poison", "answer", "origin.tag", "frame", "squeue", "page", "kv_line")
+    _ENTRY = ("in_use", "dirty", "redirty", "used", "source", "squeue", "page", "valid", "poison")
+
+    def __init__(self, session: Device, on_step: Callable[[], None]):
+        self.session, self.job, self.found = session, session.job, session.found
+        self.golden = self.job.setup.endpoint()
+        self.audit = Audit(
+            self.job.setup.config,
+            self.golden,
+            {SESSION: self.job.setup.descriptor},
+            self._request,
+            keep=EXAMPLES,
+            on_step=lambda session: on_step(),
+        )
+        self._first = self._next = self._end = 0
+        self._bytes = self.job.lines.tobytes()
+        self._lost = False
+
+    def begin(self, first: int, end: int) -> None:
+        """The job's requests first … end − 1 come next."""
+        self._first, self._next, self._end = first, first, end
+        part = slice(first, end)
+        self._wanted = list(
+            zip(
+                self.job.write[part].tolist(),
+                self.job.queue[part].tolist(),
+                self.job.page[part].tolist(),
+                self.job.kv_line[part].tolist(),
+                strict=True,
+            )
+        )
+        self._rows = self.job.row[part].tolist()
+        self.audit.begin(end - first)
+
+    def _request(self, tag: int):
+        # Requests are decided in the order in which they were accepted, which is the program's.
+        at = self._next - self._first
+        self._next += 1
+        if not self._wanted[at][0]:
+            return at, None, None
+        row = self._rows[at] * 64
+        return at, self._bytes[row : row + 64], -1
+
+    def _lose(self, error: Exception) -> None:
+        # The golden model met something that cannot be, given what was committed so far: what follows would tell nothing.
+        self._lost = True
+        self.found.add(f"commit stream: the golden model cannot follow: {type(error).__name__}: {error}")
+
+    def take(self, commits: Commits, replaying: bool) -> None:
+        """Records of the commit stream."""
+        if self._lost:
+            return
+        types, index = self.session.stream(commits, replaying)
+        if replaying:
+            self.session.count(commits)
+        self._check_order(commits, types, index)
+        try:
+            self._take(commits, types, index)
+        except (KeyError, IndexError, ValueError, RuntimeError, StopIteration, AttributeError, TypeError) as error:
+            self._lose(error)
+
+    def _check_order(self, commits, types, index) -> None:
+        """Each demand op is the request that is due, whatever the device calls it."""
+        rows, _ = device_ops(commits, types, index)
+        rows = rows[np.isin(rows[:, 0], (Op.READ, Op.WRITE))]
+        seen = rows[:, [0, OPS.index("op.squeue"), OPS.index("op.page"), OPS.index("op.kv_line")]]
+        part = slice(self._next, self._next + len(seen))
+        write = self.job.write[part].astype(np.int64)
+        due = np.stack([np.where(write, Op.WRITE, Op.READ), self.job.queue[part], self.job.page[part], self.job.kv_line[part]], axis=1)
+        wrong = np.flatnonzero((seen[: len(due)] != due).any(axis=1))
+        if len(wrong) or len(due) < len(seen):
+            at = int(wrong[0]) if len(wrong) else len(due)
+            self.found.add(
+                f"request {self._next + at}: op {seen[at].tolist()} was committed, {due[at].tolist() if at < len(due) else None} was due",
+                max(1, len(wrong)),
+            )
+
+    def _take(self, commits, types, index) -> None:
+        results, frames, scores = commits.result, commits.frame, commits.score
+        ops = list(zip(*(results[f"op.{f}"].tolist() for f in self._OP), strict=True))
+        decided = list(zip(*(results[f].tolist() for f in self._RESULT), strict=True))
+        framed = list(zip(*(frames[f"op.{f}"].tolist() for f in self._FRAME), strict=True))
+        entries = list(zip(*(wide_integers(frames[f"entry.{f}"]).tolist() for f in self._ENTRY), strict=True))
+        scored = list(zip(*(scores[f].tolist() for f in ("kind", "squeue", "page", "score")), strict=True))
+        hot = frames.hot.tolist()
+        audit, read = self.audit, int(Op.READ)
+        for of, at in zip(types.tolist(), index.tolist(), strict=True):
+            if of == 1:
+                f = framed[at]
+                if hot[at] and f[0] == read:
+                    audit.hot_read(f[7], f[9], f[10], f[11], f[8], entries[at])
+                else:
+                    audit.frame(FrameRecord(hot[at], *f, entries[at]))
+            elif of == 0:
+                o, d = ops[at], decided[at]
+                # `origin` is the caller's own in a golden op: the tag goes along in the record.
+                op = TrackerOp(*o[:11], None, *o[12:])
+                audit.result(ResultRecord(op, o[11], d[0], Word(*d[1:7]), Word(*d[7:13]), *d[13:]))
+            elif scored[at][0] != ScoreEvent.SCAN:
+                audit.score(ScoreRecord(*scored[at]))
+
+    def answers(self, answers: Answers, at: np.ndarray, replaying: bool) -> None:
+        """The answers to the requests since `begin`; `at`: where among them the line requests are."""
+        if self._lost:
+            return
+        if self._next != self._end:
+            self.found.add(
+                f"commit stream: {self._next - self._first} of {self._end - self._first} requests were committed",
+                abs(self._end - self._next),
+            )
+        data = self.session.data(answers, replaying)
+        response = answers.response[at]
+        self.audit.answers(KINDS[response], response == Response.POISON, data[at])
+
+    def finish(self) -> None:
+        """All records and answers have come."""
+        if not self._lost:
+            self.audit.finish()
+        self.found.count += self.audit.count
+        self.found.examples[:0] = map(str, self.audit.mismatches[: EXAMPLES - len(self.found.examples)])
+
+
+def free_running(
+    job: Job, *, progress: Callable[[int], None] | None = None, on_begin: Callable[[Endpoint], None], on_step: Callable[[], None]
+) -> Replay:
+    """Replay at full speed.
+
+    `progress` hears the line requests answered, history included; `on_begin` gets the golden endpoint when the history is over, `on_step` is
+    told whenever a step of the replay has ended. The golden model works in a thread of its own while the simulation goes on.
+    """
+    session = Device(job)
+    driver = session.driver
+    begun = [False]
+
+    def step_ended():
+        # The first advance begins step 0; what ended before it is the history.
+        if begun[0]:
+            on_step()
+        begun[0] = True
+
+    judge = _Judge(session, step_ended)
+    with ThreadPoolExecutor(1) as pool:
+        waiting: deque = deque()
+
+        def judged(task, *arguments):
+            waiting.append(pool.submit(task, *arguments))
+            while len(waiting) > _BACKLOG:
+                waiting.popleft().result()
+
+        def settle():
+            driver.settle()
+            judged(judge.take, driver.take_commits(), replaying)
+            while waiting:
+                waiting.popleft().result()
+
+        replaying = False
+        for first, end in job.chunks():
+            if first == job.history:
+                settle()
+                on_begin(judge.golden)
+                session.begin()
+                replaying = True
+            program, at = job.program(first, end)
+            judged(judge.begin, first, end)
+
+            def look(done, cycle, first=first, end=end, replaying=replaying):
+                judged(judge.take, driver.take_commits(), replaying)
+                if progress is not None:
+                    progress(first + min(done, end - first))
+
+            answers = driver.run(program, progress=look, every=EVERY)
+            judged(judge.take, driver.take_commits(), replaying)
+            judged(judge.answers, answers, at, replaying)
+        settle()
+        on_step()
+        judge.finish()
+    return session.finish(judge.golden, {})
