@@ -93,7 +93,7 @@ def planted(old, new):
 @pytest.mark.prove
 @pytest.mark.quick
 def test_queue_contract_is_proved():
-    result = prove(PrefetchQueueContract(), depth=3)
+    result = prove(PrefetchQueueContract(), depth=2)
     assert result.passed, result
 
 
