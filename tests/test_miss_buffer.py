@@ -2,8 +2,14 @@
 
 """The miss buffer, its park lists and free lists."""
 
+import pytest
+
+from kelp_hw.free_list import FreeList
 from kelp_hw.miss_buffer import MissBuffer
+from kelp_hw.park_lists import ParkLists
 from kelp_spec.config import named
+from kelp_verif.formal import prove
+from kelp_verif.miss_specs import FreeListContract, ParkListsContract
 from kelp_verif.runner import run_cocotb
 
 
@@ -12,3 +18,38 @@ def test_every_miss_comes_home():
     seen = records["seen"]
     for what in ("DEMAND", "ALLOCATE", "PREFETCH", "GRANT", "FILL", "REPLAY", "FLIP", "FLIP retry", "raised", "orphan"):
         assert seen.get(what, 0) > 5, f"{what} was not exercised: {seen}"
+
+
+@pytest.mark.prove
+@pytest.mark.quick
+@pytest.mark.parametrize("first", [0, 1])
+def test_no_id_has_two_owners(first):
+    """Bounded: the ids in the FIFO's memory are out of an induction's sight."""
+    assert prove(FreeListContract(first=first), depth=14, mode="bmc").passed
+    assert prove(FreeListContract(first=first), depth=14, mode="cover").passed
+
+
+@pytest.mark.prove
+@pytest.mark.quick
+def test_an_id_returned_twice_is_caught():
+    assert prove(FreeListContract(planted=True), depth=14, mode="bmc").status == "FAIL"
+
+
+@pytest.mark.prove
+def test_parked_requests_leave_once_and_in_order():
+    assert prove(ParkListsContract(), depth=16, mode="bmc").passed
+    assert prove(ParkListsContract(), depth=16, mode="cover").passed
+
+
+@pytest.mark.prove
+def test_a_list_that_forgets_its_new_life_is_caught():
+    assert prove(ParkListsContract(planted=True), depth=16, mode="bmc").status == "FAIL"
+
+
+def test_bad_parameters_are_refused():
+    with pytest.raises(ValueError, match="margin = 33 is refused; legal: 1 … 32"):
+        MissBuffer(config=named("unit"), margin=33)
+    with pytest.raises(ValueError, match="count = 0 is refused"):
+        FreeList(count=0)
+    with pytest.raises(ValueError, match="nodes = True is refused"):
+        ParkLists(lists=2, nodes=True, shape=4)

@@ -204,7 +204,7 @@ class MissBuffer(wiring.Component):
                         m.d.sync += retried.eq(1)
                         m.next = "REPLAY"
                     with m.Else():
-                        m.d.comb += [landed.r_en.eq(1), ids.i_valid.eq(1)]
+                        m.d.comb += [landed.r_en.eq(1), ids.i_valid.eq(1), lists.visit_end.eq(1)]
                         m.next = "REST"
 
         # GRANT first: it starts 25 µs of waiting, a replay ends them.

@@ -39,8 +39,8 @@ class ParkLists(wiring.Component):
         `create` begins a list's life, `park` appends `data`. Valid-only: `level` must have been looked at.
     level : out
         Free nodes; it counts an append two cycles later.
-    visit, visit_start : in
-        The list to read and a strobe that begins its visit. The list before must be empty. `visit` must hold during the visit.
+    visit, visit_start, visit_end : in
+        The list to read, and strobes that begin and end its visit; `visit` must hold from the one to the other. Only an empty list may be left.
     o : out, stream of `shape`
         The visited list, oldest first.
     empty : out
@@ -58,7 +58,7 @@ class ParkLists(wiring.Component):
         super().__init__({
             "i": In(self.append), "i_valid": In(1),
             "level": Out(range(nodes + 1)),
-            "visit": In(self.list_bits), "visit_start": In(1),
+            "visit": In(self.list_bits), "visit_start": In(1), "visit_end": In(1),
             "o": Out(stream.Signature(shape)),
             "empty": Out(1),
         })
@@ -110,14 +110,14 @@ class ParkLists(wiring.Component):
             free.i.eq(cursor), free.i_valid.eq(take),
         ]
         m.d.sync += [opening.eq(self.visit_start), cursor.eq(ahead)]
-        with m.If(self.visit_start):
-            m.d.sync += open_.eq(0)
-        with m.Elif(opening):
+        with m.If(opening):
             m.d.sync += open_.eq(1)
+        with m.If(self.visit_end):
+            m.d.sync += open_.eq(0)
 
         wrong_visit, wrong_create = Signal(), Signal()
         m.d.sync += [
-            wrong_visit.eq(self.visit_start & self.o.valid),
+            wrong_visit.eq((self.visit_end & self.o.valid) | (self.visit_start & (opening | open_))),
             wrong_create.eq(self.i_valid & self.i.create & (self.i.list > created)),
         ]
         m.d.comb += [

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Contracts of the miss path's lists, for sby: no id with two owners; nothing lost, duplicated or reordered within a list."""
+
+from amaranth.asserts import AnyConst, AnySeq
+from amaranth.hdl import Array, Assert, Assume, Cover, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In
+
+from kelp_hw.free_list import FreeList
+from kelp_hw.park_lists import ParkLists
+
+__all__ = ["FreeListContract", "ParkListsContract"]
+
+
+class FreeListContract(wiring.Component):
+    """Whoever holds an id may return it at any time; no id is handed out while somebody holds it, and `level` counts the others.
+
+    ``planted`` returns every id twice, as a free list would that forgot to advance.
+    """
+
+    def __init__(self, *, count: int = 2, first: int = 0, planted: bool = False):
+        self.count, self.first, self.planted = count, first, planted
+        super().__init__({"take": In(1), "give": In(1), "id": In(range(first + count))})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.free = free = FreeList(count=self.count, first=self.first)
+        held = Signal(self.first + self.count)
+        twice, last = Signal(), Signal.like(self.id)
+        taken = free.o.valid & free.o.ready
+        m.d.sync += [twice.eq(self.give & ~twice), last.eq(self.id)]
+        m.d.comb += [
+            free.o.ready.eq(self.take),
+            free.i_valid.eq(self.give | (twice if self.planted else 0)), free.i.eq(Mux(self.give, self.id, last)),
+            Assume(~self.give | held.bit_select(self.id, 1)),
+            Assert(free.level == self.count - sum(held[i] for i in range(len(held)))),
+            Assert(~free.o.valid | ~held.bit_select(free.o.payload, 1)),
+            Assert(~free.o.valid | ((free.o.payload >= self.first) & (free.o.payload < self.first + self.count))),
+        ]
+        with m.If(self.give):
+            m.d.sync += held.bit_select(self.id, 1).eq(0)
+        with m.If(taken):
+            m.d.sync += held.bit_select(free.o.payload, 1).eq(1)
+        # An id comes round again.
+        again, returned = Signal(), Signal(len(held))
+        with m.If(self.give):
+            m.d.sync += returned.bit_select(self.id, 1).eq(1)
+        m.d.comb += [again.eq(taken & returned.bit_select(free.o.payload, 1)), Cover(again)]
+        return m
+
+
+class ParkListsContract(wiring.Component):
+    """Lists live, are read and live again in any legal pattern. One append of a chosen list is followed: it is read after exactly those before it, with
+    its data, before the list calls itself empty; no list yields more than it was given.
+
+    ``planted`` forgets that a list's later life begins anew.
+    """
+
+    def __init__(self, *, lists: int = 2, nodes: int = 3, planted: bool = False):
+        self.lists, self.nodes, self.planted = lists, nodes, planted
+        self.width = 2
+        list_shape = range(lists)
+        super().__init__({"i_valid": In(1), "list": In(list_shape), "create": In(1), "park": In(1), "data": In(self.width),
+                          "start": In(1), "visit_next": In(list_shape), "end": In(1), "ready": In(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.dut = dut = ParkLists(lists=self.lists, nodes=self.nodes, shape=self.width)
+        alive, lived = Signal(self.lists), Signal(self.lists)
+        visiting, visit = Signal(), Signal(range(self.lists))
+        chosen = AnyConst(range(self.lists))
+        mine = self.i_valid & (self.list == chosen)
+        first_life = ~lived.bit_select(self.list, 1)
+        m.d.comb += [
+            dut.i_valid.eq(self.i_valid), dut.i.list.eq(self.list), dut.i.park.eq(self.park), dut.i.data.eq(self.data),
+            dut.i.create.eq(self.create & (first_life if self.planted else 1)),
+            dut.visit.eq(Mux(self.start, self.visit_next, visit)), dut.visit_start.eq(self.start), dut.o.ready.eq(self.ready),
+            # The miss buffer's side of the bargain.
+            Assume(chosen < self.lists), Assume(self.list < self.lists), Assume(self.visit_next < self.lists),
+            Assume(~self.i_valid | (self.create != alive.bit_select(self.list, 1))),
+            Assume(~self.i_valid | self.create | self.park),
+            Assume(~(self.i_valid & self.create & first_life) | (self.list == sum(lived[i] for i in range(self.lists)))),
+            Assume(~(self.i_valid & self.park) | (dut.level >= 2)),
+            Assume(~self.start | (~visiting & alive.bit_select(self.visit_next, 1))),
+        ]
+        with m.If(self.i_valid & self.create):
+            m.d.sync += [alive.bit_select(self.list, 1).eq(1), lived.bit_select(self.list, 1).eq(1)]
+        with m.If(self.start):
+            m.d.sync += [visiting.eq(1), visit.eq(self.visit_next)]
+
+        # What each list owes: all of it, and of the chosen one that which has had two cycles to show.
+        reads = dut.o.valid & dut.o.ready
+        read_mine = reads & (visit == chosen)
+        owing = Array(Signal(4, name=f"owed_{i}") for i in range(self.lists))
+        for i, count in enumerate(owing):
+            m.d.sync += count.eq(count + (self.i_valid & self.park & (self.list == i)) - (reads & (visit == i)))
+        owed, parked_1, parked_2 = owing[chosen], Signal(), Signal()
+        m.d.sync += [parked_1.eq(mine & self.park), parked_2.eq(parked_1)]
+        m.d.comb += [
+            Assert(~reads | visiting),
+            Assert(~read_mine | (owed != 0)),
+            Assert(~(dut.empty & visiting & (visit == chosen)) | (owed == parked_1 + parked_2)),
+        ]
+        # A life ends when M3 says that nothing is parked: the list is empty and nothing is on its way.
+        with m.If(self.end & visiting & dut.empty & (owing[visit] == 0) & ~(self.i_valid & (self.list == visit))):
+            m.d.comb += dut.visit_end.eq(1)
+            m.d.sync += [visiting.eq(0), alive.bit_select(visit, 1).eq(0)]
+
+        follow, before, value = Signal(), Signal(4), Signal(self.width)
+        with m.If(~follow & AnySeq(1) & mine & self.park):
+            m.d.sync += [follow.eq(1), before.eq(owed - read_mine), value.eq(self.data)]
+        with m.Elif(follow & read_mine):
+            m.d.sync += before.eq(before - 1)
+            with m.If(before == 0):
+                m.d.sync += follow.eq(0)
+                m.d.comb += Assert(dut.o.payload == value)
+        again = Signal()
+        with m.If(mine & self.create & lived.bit_select(chosen, 1)):
+            m.d.sync += again.eq(1)
+        m.d.comb += Cover(again & follow & read_mine & (before == 0))
+        return m
