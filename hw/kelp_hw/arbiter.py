@@ -42,11 +42,12 @@ def credits_layout() -> data.StructLayout:
 
 
 class Arbiter(wiring.Component):
-    """Admits at most one request and one op a cycle, each only with the credits that cover its worst case. Combinational but for the fairness counter.
+    """Admits at most one request and one op a cycle, each only with the credits that cover its worst case. Combinational but for `claim`.
 
     A `hot` request needs only the frame stage, so an op that does not use that stage enters with it; every other request and every other op takes the
-    cycle alone. A request goes first, unless a background op that could have gone has waited `PATIENCE` cycles. Among the background streams the
-    first in `BACKGROUND` that could go does. `hold` admits nothing.
+    cycle alone. A request goes first, unless background ops have had less than one in eight of the cycles in which they could have gone; what they had
+    beyond that counts for up to `SURPLUS` cycles, so none waits longer than `PATIENCE` + `SURPLUS` for requests. Among the background streams the first
+    in `BACKGROUND` that could go does. `hold` admits nothing.
 
     Parameters
     ----------
@@ -67,6 +68,7 @@ class Arbiter(wiring.Component):
     """
 
     PATIENCE = 7
+    SURPLUS = 16   #: first lines of 16 page-sequential streams pass in one burst
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -105,9 +107,11 @@ class Arbiter(wiring.Component):
         any_able, pick_frame = Signal(), Signal()
         m.d.comb += [any_able.eq(able.any() & ~self.hold), pick_frame.eq((pick & uses_frame).any())]
 
-        waited = Signal(range(self.PATIENCE + 1))
+        # Background's claim to one slot in eight. It rises with every cycle lost and falls by seven with one won, not below -SURPLUS: what was won in
+        # quiet cycles lets a burst of requests through.
+        claim = Signal(range(-self.SURPLUS, self.PATIENCE + 1))
         urgent = Signal()
-        m.d.comb += urgent.eq(any_able & (waited == self.PATIENCE))
+        m.d.comb += urgent.eq(any_able & (claim == self.PATIENCE))
         all_credits = Signal()
         m.d.comb += all_credits.eq(credits.as_value().all())
 
@@ -120,10 +124,10 @@ class Arbiter(wiring.Component):
             self.i_request.ready.eq(self.o_hot | cold_able),
             Cat(s.ready for s in streams).eq(Mux(background, pick, 0)),
         ]
-        with m.If(background | ~any_able):
-            m.d.sync += waited.eq(0)
-        with m.Elif(~urgent):
-            m.d.sync += waited.eq(waited + 1)
+        with m.If(background):
+            m.d.sync += claim.eq(Mux(claim < self.PATIENCE - self.SURPLUS, -self.SURPLUS, claim - self.PATIENCE))
+        with m.Elif(any_able & ~urgent):
+            m.d.sync += claim.eq(claim + 1)
 
         # The op that enters. Its request part belongs to the request of the cycle, if there is one, also when that is hot and goes beside the op.
         op = self.o_op
@@ -151,6 +155,8 @@ class Arbiter(wiring.Component):
             self.o_takes.eq(Mux(background, (pick & takes).any(), cold_able)),
             self.o_session.eq(background & (pick & session_op).any()),
             self.o_frame_peek.eq(background & pick[BACKGROUND.index("evict")]),
+        ]
+        m.d.sync += [
             Assert((pick & (pick - 1)) == 0),
             Assert(~(self.o_hot & self.o_valid & (cold_able | pick_frame))),
         ]

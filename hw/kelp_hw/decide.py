@@ -234,7 +234,7 @@ class Decide(wiring.Component):
             with m.If(x.uncorrected):
                 # The word is gone: so is its pin, as far as it can still be read, and its place among the hot pages.
                 m.d.comb += [strobes.unpin.eq(self.word.pinned), strobes.drop.eq(1), strobes.keep.eq(0)]
-        m.d.comb += [
+        m.d.sync += [
             Assert(strobes.pop + strobes.push <= 1),
             Assert(~(x.valid & x.corrected & x.uncorrected)),
         ]

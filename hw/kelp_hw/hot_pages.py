@@ -80,7 +80,7 @@ class HotPages(wiring.Component):
                 m.d.sync += [valid[i].eq(1), pages[i].eq(self.page), sessions[i].eq(self.session)]
             with m.If(entered & (place == i)):
                 m.d.sync += entries[i].eq(new)
-        m.d.comb += [
+        m.d.sync += [
             Assert(self.keep + self.drop + self.drop_session <= 1),
             Assert((looked & (looked - 1)) == 0),
         ]

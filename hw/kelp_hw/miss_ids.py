@@ -31,6 +31,8 @@ class MissIds(wiring.Component):
         With `take`: the new entry begins with one parked request.
     park, park_id : in
         One more request waits on the entry.
+    look : in
+        The entry that `select` will name in the next cycle.
     unpark, select : in
         One request fewer on entry `select`.
     empty : out
@@ -45,7 +47,7 @@ class MissIds(wiring.Component):
             "i": In(stream.Signature(config.miss_bits)),
             "level": Out(range(self.DEPTH + 1)), "id": Out(config.miss_bits), "take": In(1), "parked": In(1),
             "park": In(1), "park_id": In(config.miss_bits),
-            "unpark": In(1), "select": In(config.miss_bits), "empty": Out(1),
+            "look": In(config.miss_bits), "unpark": In(1), "select": In(config.miss_bits), "empty": Out(1),
         })
 
     def elaborate(self, platform):
@@ -69,28 +71,31 @@ class MissIds(wiring.Component):
                     with m.Case(i):
                         m.d.sync += ids[i].eq(self.i.payload)
         m.d.sync += self.level.eq(end + taken_in)
-        m.d.comb += Assert(~self.take | (self.level != 0))
+        m.d.sync += Assert(~self.take | (self.level != 0))
 
-        # The counters are a cycle behind M3; `empty` looks at the op that is on its way into them.
-        counts = Array(Signal(range(c.parked + 1), name=f"parked_{i}") for i in range(c.misses))
-        start, more, less, entry = Signal(), Signal(), Signal(), Signal(c.miss_bits)
+        counts = [Signal(range(c.parked + 1), name=f"parked_{i}") for i in range(c.misses)]
+        for i, count in enumerate(counts):
+            with m.If(self.take & (self.id == i)):
+                m.d.sync += count.eq(self.parked)
+            with m.If(self.park & (self.park_id == i)):
+                m.d.sync += count.eq(count + 1)
+            with m.If(self.unpark & (self.select == i)):
+                m.d.sync += count.eq(count - 1)
+
+        # Entry `select` is looked up a cycle early, without the op that is at M3 then; that one is allowed for when it is known.
+        more, less, entry = Signal(), Signal(), Signal(c.miss_bits)
+        none, one, select = Signal(), Signal(), Signal(c.miss_bits)
         m.d.sync += [
-            start.eq(self.take), more.eq(Mux(self.take, self.parked, self.park)), less.eq(self.unpark),
+            none.eq(Array(count == 0 for count in counts)[self.look]), one.eq(Array(count == 1 for count in counts)[self.look]),
+            select.eq(self.look), more.eq(Mux(self.take, self.parked, self.park)), less.eq(self.unpark),
             entry.eq(Mux(self.take, self.id, Mux(self.unpark, self.select, self.park_id))),
         ]
-        for i, count in enumerate(counts):
-            with m.If(entry == i):
-                with m.If(start):
-                    m.d.sync += count.eq(more)
-                with m.Elif(more):
-                    m.d.sync += count.eq(count + 1)
-                with m.Elif(less):
-                    m.d.sync += count.eq(count - 1)
-        count = Signal(range(c.parked + 1))
         m.d.comb += [
-            count.eq(counts[self.select]),
-            self.empty.eq(Mux((entry == self.select) & (start | more | less), ~more & (start | (count == 1)), count == 0)),
+            self.empty.eq(Mux((more | less) & (entry == self.select), less & one, none)),
+        ]
+        m.d.sync += [
             Assert(~(self.take & (self.park | self.unpark)) & ~(self.park & self.unpark)),
             Assert(~self.unpark | ~self.empty, "a parked request is replayed that was never parked"),
+            Assert(~self.unpark | (select == self.select)),
         ]
         return m

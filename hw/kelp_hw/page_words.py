@@ -19,8 +19,8 @@ __all__ = ["PageWords"]
 class PageWords(wiring.Component):
     """Reads a page word at M0, hands it over at M3 and takes the op's new one there; one op per cycle, rigid.
 
-    Cycle t (M0): `look` and `look_valid`. Cycle t + 3 (M3): `word` (repaired) with `corrected`, `uncorrected`; `new` with `write` in the same
-    cycle replaces it. An op sees the words of all earlier ops, also of the one just before it. `word` of an uncorrectable error is as it was read.
+    Cycle t (M0): `look` and `look_valid`. Cycle t + 3 (M3): `word` (repaired) with `corrected`, `uncorrected`; `new`, the word after the op, in the
+    same cycle, with `write` when it must be stored. An op sees the words of all earlier ops, also of the one just before it. `word` of an uncorrectable error is as it was read.
 
     The SRAM is banked by the low page bits, as far as needed to scrub within `SCRUB_CYCLES`; all banks are scrubbed together after reset,
     then `ready` rises. The write port is used one cycle after M3.
@@ -72,10 +72,10 @@ class PageWords(wiring.Component):
 
         # The op's page and whether it looked at a word, stage by stage; F1 is the cycle after M3, in which the SRAM is written.
         at = {stage: Signal(page, name=f"page_{stage}") for stage in ("m1", "m2", "m3", "f1")}
-        valid = {stage: Signal(name=f"valid_{stage}") for stage in ("m1", "m2")}
+        valid = {stage: Signal(name=f"valid_{stage}") for stage in ("m1", "m2", "m3", "f1")}
         m.d.sync += [
             at["m1"].eq(self.look), at["m2"].eq(at["m1"]), at["m3"].eq(at["m2"]), at["f1"].eq(at["m3"]),
-            valid["m1"].eq(self.look_valid), valid["m2"].eq(valid["m1"]),
+            valid["m1"].eq(self.look_valid), valid["m2"].eq(valid["m1"]), valid["m3"].eq(valid["m2"]), valid["f1"].eq(valid["m3"]),
         ]
         f1_word, f1_write = Signal(word), Signal()
         m.d.sync += [f1_word.eq(self.new), f1_write.eq(self.write)]
@@ -85,23 +85,20 @@ class PageWords(wiring.Component):
             m.d.comb += [bank.read_en.eq(self.look_valid), bank.read_address.eq(row(self.look))]
         raw = Array(bank.read_data for bank in banks)[at["m1"].page[:bank_bits]] if bank_bits else banks[0].read_data
 
-        def same(a, b):
-            return at[a].as_value() == at[b].as_value()
+        def follows(a, b):
+            return valid[b] & (at[a].as_value() == at[b].as_value())
 
-        code_m2, early, early_hit, next_to = Signal(code.layout), Signal(word), Signal(), Signal()
-        from_m3, from_f1 = Signal(), Signal()
-        m.d.comb += [from_m3.eq(same("m1", "m3") & self.write), from_f1.eq(same("m1", "f1") & f1_write)]
+        # `new` is the word after its op whether that changed it or not, so forwarding need not wait for the decision.
+        code_m2, early, early_hit, forward = Signal(code.layout), Signal(word), Signal(), Signal()
         m.d.sync += [
             code_m2.eq(raw),
-            early.eq(Mux(from_m3, self.new, f1_word)),
-            early_hit.eq(from_m3 | from_f1),
-            next_to.eq(same("m1", "m2")),
+            early.eq(Mux(follows("m1", "m3"), self.new, f1_word)),
+            early_hit.eq(follows("m1", "m3") | follows("m1", "f1")),
+            forward.eq(follows("m1", "m2")),
         ]
 
         # M2: repair, or take the word of the op at M3 or of one that was there when this op was at M1.
         fixed, single, double = code.repair(code_m2, code.syndrome(code_m2))
-        forward = Signal()
-        m.d.comb += forward.eq(next_to & self.write)
         m.d.sync += [
             self.word.eq(Mux(forward, self.new, Mux(early_hit, early, fixed))),
             self.corrected.eq(single & ~forward & ~early_hit & valid["m2"]),

@@ -100,6 +100,8 @@ class FreeFrames(wiring.Component):
         ]
         m.d.comb += [
             self.free.eq(self.limit - self.used),
+        ]
+        m.d.sync += [
             Assert(~self.pop | (self.free != 0)),
             Assert(~self.push | (self.used != 0)),
             Assert(~pop_freed | (count != 0)),
@@ -155,25 +157,33 @@ class Pools(wiring.Component):
             m.submodules[name] = pool = FreeFrames(first=c.pool_first_frame[p], frames=c.frames[p], frame_bits=c.frame_bits)
             here = self.select == p
             waiting = Signal(range(c.misses + 1), name=f"waiting_{name}")
-            pins = Signal(bits, name=f"pins_{name}")        # a PIN beyond the limit is refused
+            taken = Signal(max(bits, len(waiting)) + 1, name=f"taken_{name}")   # used + waiting
+            pins = Signal(bits, name=f"pins_{name}")                            # a PIN beyond the limit is refused
+            # Registers change seldom; the sums with them need not be in the way of M3.
+            prefetch_limit, pin_limit = Signal(bits, name=f"prefetch_limit_{name}"), Signal(bits, name=f"pin_limit_{name}")
+            limit = self.limit[p]
+            m.d.sync += [
+                prefetch_limit.eq(Mux(limit > self.low_water, limit - self.low_water, 0)),
+                pin_limit.eq(Mux(limit > self.reserve, limit - self.reserve, 0)),
+            ]
             m.d.comb += [
-                pool.limit.eq(self.limit[p]),
+                pool.limit.eq(limit),
                 pool.pop.eq(self.pop & here), pool.push.eq(self.push & here), pool.push_frame.eq(self.push_frame),
                 self.free[p].eq(pool.free), self.used[p].eq(pool.used),
             ]
+            m.d.sync += Assert(taken == pool.used + waiting)
             with m.If(here):
                 m.d.sync += [
                     waiting.eq(waiting + self.wait - self.unwait),
+                    taken.eq(taken + (self.wait | self.pop) - (self.unwait | self.push)),
                     pins.eq(pins + self.pin - (self.unpin & (pins != 0))),
                 ]
-                m.d.comb += Assert(~self.unwait | (waiting != 0))
-            taken = Signal(max(bits, len(waiting)) + 1, name=f"taken_{name}")
-            m.d.comb += taken.eq(pool.used + waiting)
+                m.d.sync += Assert((~self.unwait | (waiting != 0)) & ~(self.wait & self.pop) & ~(self.unwait & self.push))
             frames.append(pool.frame)
-            can_pop.append(pool.free != 0)
-            can_take.append(taken < self.limit[p])
-            can_prefetch.append(taken + self.low_water < self.limit[p])
-            can_pin.append(pins + self.reserve < self.limit[p])
+            can_pop.append(pool.used < limit)
+            can_take.append(taken < limit)
+            can_prefetch.append(taken < prefetch_limit)
+            can_pin.append(pins < pin_limit)
         m.d.comb += [
             self.frame.eq(Array(frames)[self.select]),
             self.can_pop.eq(Array(can_pop)[self.select]),

@@ -47,14 +47,14 @@ class Sessions(wiring.Component):
             with m.If(self.select == s):
                 with m.If(self.open):
                     m.d.sync += [session.eq(self.descriptor), session.open.eq(1), session.closing.eq(0)]
-                    m.d.comb += Assert(~session.open)
+                    m.d.sync += Assert(~session.open)
                 with m.If(self.close):
                     m.d.sync += session.closing.eq(1)
                 with m.If(self.closed):
                     m.d.sync += [session.open.eq(0), session.closing.eq(0)]
                 with m.If(self.step):
                     m.d.sync += session.step.eq(session.step + self.delta)
-        m.d.comb += Assert(self.open + self.close + self.closed + self.step <= 1)
+        m.d.sync += Assert(self.open + self.close + self.closed + self.step <= 1)
         return m
 
 

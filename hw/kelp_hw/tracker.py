@@ -177,7 +177,7 @@ class Tracker(wiring.Component):
             x.can_pop.eq(pools.can_pop), x.can_take.eq(pools.can_take), x.can_prefetch.eq(pools.can_prefetch), x.can_pin.eq(pools.can_pin),
             x.frame.eq(pools.frame), x.miss.eq(miss_ids.id), x.empty.eq(miss_ids.empty), x.corrected.eq(words.corrected), x.uncorrected.eq(words.uncorrected),
             pools.limit.eq(self.pool_limit), pools.low_water.eq(self.low_water), pools.reserve.eq(self.reserve), pools.select.eq(queue3.pool),
-            pools.push_frame.eq(op3.frame), miss_ids.park_id.eq(words.word.place), miss_ids.select.eq(op3.miss),
+            pools.push_frame.eq(op3.frame), miss_ids.park_id.eq(words.word.place), miss_ids.look.eq(op2.miss), miss_ids.select.eq(op3.miss),
             sessions.select.eq(op3.session), sessions.delta.eq(op3.delta), sessions.descriptor.eq(self.descriptor),
             hot_pages.page.squeue.eq(op3.squeue), hot_pages.page.page.eq(op3.page), hot_pages.session.eq(op3.session),
             hot_pages.new.frame.eq(result.word.place), hot_pages.new.format_k.eq(result.word.format_k), hot_pages.new.format_v.eq(result.word.format_v),
@@ -204,7 +204,7 @@ class Tracker(wiring.Component):
                 frame_op.use.eq(1), frame_op.init.eq(0), frame_op.write.eq(op3.write), frame_op.has_write.eq(op3.has_write),
                 frame_op.pool.eq(hot3.pool), frame_op.source.eq(0), frame_op.slot.eq(0),
             ]
-        m.d.comb += Assert(~(m3.hot & decide.frame_op_valid))
+        m.d.sync += Assert(~(m3.hot & decide.frame_op_valid))
 
         # --- F1: everyone else --------------------------------------------------------------------------------------------
         m.d.sync += [

@@ -58,6 +58,7 @@ class TB:
         self.entered = deque()                # (cycle of the handshake, request or None, op or None)
         self.expected = deque()               # (cycle, result or None, hot or None, free, used)
         self.planted = {}                     # page → (cycle from which it can be read, bits)
+        self.looked = {}                      # page → cycle in which the last op that looked at its word entered
         self.flip_at = {}                     # cycle → mask
         self.seen = {"hot": 0, "faults": [0, 0, 0], "outcomes": {}}
         self.taken = dict.fromkeys(("request", *BACKGROUND), 0)
@@ -189,13 +190,16 @@ class TB:
         golden = self.golden
         key = op.squeue * self.config.pages + op.page
         since, bits = self.planted.get(key, (0, ()))
-        fault = len(bits) if sees_word and bits and since <= entered else 0
+        # A word that an op in the pipeline holds is taken from there, not from the SRAM.
+        fault = len(bits) if sees_word and bits and since <= entered and self.looked.get(key, -4) <= entered - 4 else 0
         before = golden.word(op.squeue, op.page)
         result = golden.step(op, fault=fault, descriptor=self.descriptor if op.kind == K.OPEN else None)
         if not result.reads:
             assert not (result.corrected or result.uncorrected)
         else:
             self.seen["faults"][fault] += 1
+            if sees_word:
+                self.looked[key] = entered
             if result.changed or result.corrected:
                 # The code word is written two cycles from now, and can be read then.
                 bits = ()
@@ -325,7 +329,7 @@ class Engines:
         self.p = {"request": 0.9, "miss": 0.6, "control": 0.05, "hint": 0.3, "evict": 0.5, "prefetch": 0.2}
         self.focus = [(0, 0)] * 4
         self.credits = dict.fromkeys(("data", "miss", "score", "queue", "event", "free"), 1.0)
-        self.squeues = list(range(c.squeues))
+        self.places = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
         tb.want_request = self.request
         tb.want = {"miss": self.miss, "control": self.control, "hint": self.hint, "evict": self.evict, "prefetch": self.prefetch}
         tb.after, tb.credit = self.after, self.credit
@@ -344,7 +348,7 @@ class Engines:
         rng = self.rng
         if rng.random() < 0.75:
             return rng.choice(self.focus)
-        where = rng.choice(self.squeues), rng.randrange(self.config.pages)
+        where = rng.choice(self.places)
         if rng.random() < 0.2:
             self.focus[rng.randrange(len(self.focus))] = where
         return where
@@ -385,6 +389,8 @@ class Engines:
         i, e = rng.choice(idle)
         op = self.op(K.GRANT, e["squeue"], e["page"], miss=i, pool=e["pool"], frame=e["frame"] or 0, miss_kind=e["kind"], lost=e["lost"])
         if e["frame"] is None and not e["failed"]:
+            if not self.golden.pools[e["pool"]].free and rng.random() < 0.95:
+                return None   # a GRANT in vain only now and then
             op.failed = int(rng.random() < 0.03)
         elif not e["filled"]:
             op.kind, op.failed, op.source = K.FILL, int(rng.random() < 0.1), rng.randrange(6)
@@ -458,7 +464,7 @@ class Engines:
             if ("recover", orphan) not in self.busy and not any(claim[:2] == (squeue, page) for claim in self.claims):
                 self.busy.add(("recover", orphan))
                 return self.op(K.RECOVER, squeue, page, frame=frame, slot=9)
-        if self.closing is not None:
+        if self.closing is not None and rng.random() < 0.6:
             return self.close()
         squeue, page = self.page()
         if choice < 0.75 and (resident := [k for k, w in self.golden.words.items() if w.state == PageState.RESIDENT and not w.pinned]):
@@ -544,33 +550,137 @@ class Engines:
             self.busy.discard("control")
 
 
+async def start(dut, config, **options) -> TB:
+    """A bench on a tracker out of reset, its queues configured at random."""
+    tb = TB(dut, config, **options)
+    tb.golden.low_water, tb.golden.reserve = 1, 2
+    await tb.reset()
+    tb.scrub_cycles = await tb.scrubbed()
+    for squeue in range(config.squeues):
+        await tb.configure(squeue, QueueConfig(tb.rng.randrange(5), tb.rng.randrange(5), tb.rng.randrange(len(POOLS))))
+    return tb
+
+
 @cocotb.test(timeout_time=400, timeout_unit="us")
 async def random_ops(dut):
     """Everything at once, in phases of different pressure; credits come and go."""
     params = bench_params()
     config = named("unit").with_(**params.get("changes", {}))
     rng = random.Random(cocotb.RANDOM_SEED)
-    tb = TB(dut, config, limits=[rng.randint(4, n) for n in config.frames], flips=params.get("flips", 0))
-    tb.golden.low_water, tb.golden.reserve = 1, 2
-    await tb.reset()
-    await tb.scrubbed()
-    for squeue in range(config.squeues):
-        await tb.configure(squeue, QueueConfig(rng.randrange(5), rng.randrange(5), rng.randrange(len(POOLS))))
+    tb = await start(dut, config, limits=[rng.randint(4, n) for n in config.frames], flips=params.get("flips", 0))
     engines = Engines(tb)
+    if params.get("narrow"):
+        # One or two pages: every op meets others on its page in the pipeline.
+        engines.places = rng.sample(engines.places, params["narrow"])
+        engines.focus = [rng.choice(engines.places)] * 2
     for s in range(config.sessions):
         tb.want, wants = dict.fromkeys(tb.want, lambda: None), tb.want
         tb.want_request = lambda: None
         await tb.open(s, engines.descriptor(s))
         tb.want, tb.want_request = wants, engines.request
     busy = {"control": (0, 0.02, 0.1), "evict": (0.3, 0.6, 1.0), "miss": (0.3, 1.0)}
-    for phase in range(params.get("phases", 10)):
+    for phase in range(params["phases"]):
         for name in engines.p:
             engines.p[name] = rng.choice(busy.get(name, (0.05, 0.3, 1.0)))
         for name in engines.credits:
             engines.credits[name] = rng.choice((0.5, 0.95, 1.0, 1.0))
         if phase % 3 == 0:
             engines.p["request"] = 1.0
-        for _ in range(params.get("cycles", 400)):
+        for _ in range(400):
             await tb.step()
     record(outcomes={f"{kind} {outcome}": n for (kind, outcome), n in tb.seen["outcomes"].items()}, hot=tb.seen["hot"], faults=tb.seen["faults"],
-           taken=tb.taken)
+           taken=tb.taken, scrub_cycles=tb.scrub_cycles)
+
+
+async def measure(tb, requests, least):
+    """(requests, background ops) per cycle while `requests` are sent as fast as they go and SCANs press from behind."""
+    rng, config = tb.rng, tb.config
+    todo = iter(requests)
+    more = [next(todo)]
+
+    def request():
+        op, more[0] = more[0], next(todo, None)
+        return op
+
+    def scan():
+        return Op(K.SCAN, squeue=rng.randrange(config.queues), page=rng.randrange(config.pages))
+
+    tb.want_request = lambda: request() if more[0] is not None else None
+    tb.want["evict"] = scan
+    begin, before = tb.cycle, dict(tb.taken)
+    while more[0] is not None:
+        await tb.step()
+    cycles = tb.cycle - begin
+    assert cycles >= least
+    sent = {name: (tb.taken[name] - before[name]) / cycles for name in tb.taken}
+    tb.want["evict"] = tb.want_request = lambda: None
+    await tb.drain()
+    return sent["request"], sent["evict"], cycles
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def rates(dut):
+    """Requests per cycle with background ops waiting all the time: page-sequential and page-random, 8 lines per page."""
+    config = named(bench_params()["config"])
+    tb = await start(dut, config)
+    for squeue in range(config.squeues):
+        tb.golden.queue_configs[squeue].pool = squeue % len(POOLS)
+        await tb.configure(squeue, tb.golden.queue_configs[squeue])
+    # What was in the SRAM at power-up is gone.
+    await tb.ops(*(Op(K.PEEK, squeue=tb.rng.randrange(config.squeues), page=tb.rng.randrange(config.pages)) for _ in range(200)))
+    assert tb.seen["faults"][1:] == [0, 0]
+    lines = 4
+    await tb.open(0, Session(used_queues=config.queues, used_lines=lines, used_pages=config.pages, ld_id=1))
+    streams, pages = [s * config.queues // 16 for s in range(16)], config.pages
+
+    def sequential(write):
+        for page in range(pages):
+            for line in range(2 * lines):
+                for squeue in streams:
+                    kv_line = line % lines + line // lines * config.half_lines
+                    yield Op(K.WRITE if write else K.READ, squeue=squeue, page=page, kv_line=kv_line, write=write, has_write=write, ld_id=1)
+
+    def scattered(count):
+        places = [(q, p) for q in streams for p in range(pages)]
+        for _ in range(count):
+            squeue, page = tb.rng.choice(places)
+            yield Op(K.READ, squeue=squeue, page=page, kv_line=tb.rng.randrange(lines), ld_id=1)
+
+    figures = {}
+    figures["sequential_write"] = await measure(tb, sequential(1), 4000)
+    await tb.ops(Op(K.STEP, delta=1))
+    figures["sequential_read"] = await measure(tb, (op for _ in range(3) for op in sequential(0)), 10_000)
+    figures["random_read"] = await measure(tb, scattered(10_000), 10_000)
+    record(**figures)
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
+async def reset_forgets(dut):
+    """Reset under traffic: page words, sessions and pools are as at the beginning, and nothing comes out any more."""
+    config = named("unit")
+    tb = await start(dut, config)
+    engines = Engines(tb)
+    for attempt in range(3):
+        tb.want, wants, tb.want_request = dict.fromkeys(tb.want, lambda: None), tb.want, lambda: None
+        for s in range(config.sessions):
+            await tb.open(s, engines.descriptor(s))
+        tb.want, tb.want_request = wants, engines.request
+        for _ in range(300):
+            await tb.step()
+        assert tb.golden.words
+        if attempt == 2:
+            break
+        tb = TB(dut, config)
+        tb.golden.low_water, tb.golden.reserve = 1, 2
+        dut.rst.value = 1
+        for payload, valid, _ in tb.ports.values():
+            payload.value = valid.value = 0
+        dut.i_miss_free__valid.value = 0
+        dut.ecc_flip.value = 0
+        await RisingEdge(dut.clk)
+        dut.rst.value = 0
+        assert await tb.scrubbed() == config.page_words
+        for squeue in range(config.squeues):
+            await tb.configure(squeue, QueueConfig(1, 2, squeue % len(POOLS)))
+        await tb.ops(*(Op(K.PEEK, session=q // config.queues, squeue=q, page=p) for q in range(config.squeues) for p in range(config.pages)))
+        engines = Engines(tb)
