@@ -137,6 +137,22 @@ def test_flushes_overlap_with_traffic_of_other_frames():
     assert result.answered[-1] - result.accepted[0] < 100
 
 
+@pytest.mark.parametrize("fmt", [Format.FP8_E5M2, Format.INT8])
+def test_flush_is_done_under_reads_of_stored_lines(fmt):
+    """Reads of lines just written take the store's read port in every cycle; write-back must come through all the same."""
+    t = Traffic(LARGE, 1)
+    hot, cold = t.page(0, fmt), t.page(1, fmt)
+    for page in (hot, cold):
+        for line in range(0, 16, 2):   # halves of DRAM lines, which wait for the other half
+            t.write(page, 0, line, random_lines(t.rng, 1)[0])
+    t.flush(cold, 1)
+    for n in range(3000):
+        t.read(hot, 0, n % 8 * 2)
+    t.check_memory(cold)
+    result = run(t)
+    assert result.flushed[0] - result.accepted[0] < 500
+
+
 def test_refused_writes_give_their_slots_back():
     t = Traffic(SMALL, 1)
     page = t.page(0, Format.INT8)

@@ -57,7 +57,7 @@ class DataHead(wiring.Component):
             "line_read_en": Out(1), "line_hold": Out(1), "line": In(LINE_BITS), "line_error": In(1),
             "scale_select": Out(config.scale_slots), "scale_slot": Out(scale_bits), "scale_filled": In(1), "scale_byte": Out(6), "scale_wide": Out(1),
             "scale_read_en": Out(1), "scale_hold": Out(1), "scale": In(SCALE_BITS), "scale_error": In(1),
-            "line_mark": Out(1), "scale_mark": Out(1),
+            "line_mark": Out(1), "scale_mark": Out(1), "refuse": In(1),
             "line_store_en": Out(1), "line_store_slot": Out(line_bits), "line_store_quarters": Out(QUARTERS), "line_store_data": Out(LINE_BITS),
             "scale_store_en": Out(1), "scale_store_slot": Out(scale_bits), "scale_store_byte": Out(6), "scale_store_wide": Out(1),
             "scale_store_scale": Out(SCALE_BITS),
@@ -105,12 +105,14 @@ class DataHead(wiring.Component):
         # On the lock's scale line too: the op attached last releases a slot, and must not do so before the lock has stored its scale.
         locked = lock_valid & ((lock.line_slot == head.line_slot) | (lock.scaled & head.scaled & (lock.scale_slot == head.scale_slot)))
         filled = Signal()
+        can_read = Signal()
         answers = Signal()  # H1 is free for an answer
         able = Signal()
         m.d.comb += [
             filled.eq((~head.wait_line | self.line_filled) & (~head.wait_scale | self.scale_filled)),
             answers.eq(~h1_valid | h1_moves),
-            able.eq(Mux(is_read, filled & ~locked, Mux(is_partial, filled & ~lock_valid, Mux(is_write, self.write_ready & ~locked, 1)))),
+            can_read.eq(filled & ~self.refuse),
+            able.eq(Mux(is_read, can_read & ~locked, Mux(is_partial, can_read & ~lock_valid, Mux(is_write, self.write_ready & ~locked, 1)))),
             go.eq(head_valid & ~back & Mux(is_flush, self.o_flush.ready & ~lock_valid, able & answers)),
             self.o_flush.valid.eq(head_valid & ~back & is_flush & ~lock_valid),
             self.o_flush.p.frame.eq(head.frame), self.o_flush.p.token.eq(head.token),

@@ -122,6 +122,7 @@ class DataPath(wiring.Component):
             *(table.release_position.eq(head.release_position) for table in (lines.table, scales.table)),
             head.line_filled.eq(lines.table.head_filled), head.line.eq(lines.line), head.line_error.eq(lines.error),
             head.scale_filled.eq(scales.table.head_filled), head.scale.eq(scales.scale), head.scale_error.eq(scales.error),
+            head.refuse.eq(lines.refuse | scales.refuse),
             head.write_ready.eq(writes.ready), writes.consume.eq(head.write_consume), writes.read_en.eq(head.write_read_en),
             writes.read_slot.eq(head.write_slot), head.write_result.eq(writes.o_result),
             writes.merge.eq(head.merge), writes.merge_op.eq(head.merge_op), writes.merge_fresh.eq(head.merge_fresh), writes.merge_line.eq(head.merge_line),

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, memory, wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS, Format
 
 from .slot_table import SlotTable
-from .sram import Sram
+from .wide_memory import WideMemory
 
 __all__ = ["LineSlots", "QUARTERS", "aligned_payload", "placed_payload", "quarters_of"]
 
@@ -55,8 +55,9 @@ class LineSlots(wiring.Component):
     **Cover.** A line that all ops ahead of it together store needs no read: `wait` tells whether the op in the look-up stage has to await the fill, given
     `quarters` (what it touches), `reads` and `stores`.
     **Head.** `read_en` reads the slot in `read_slot` (one-hot in `table.head_select`); one cycle later `line` is what the slot holds and `error` tells that a
-    quarter in use came with an error response; both hold until the next `read_en`, provided that `hold` is set meanwhile. `store_*` writes quarters; it
-    follows the head's `table.store_en`, which has set the masks by `stored_quarters`, by one cycle.
+    quarter in use came with an error response; both hold until the next `read_en`, provided that `hold` is set meanwhile. There must be no `read_en` under
+    `refuse`, which lets write-back at the store once in 16 cycles. `store_*` writes quarters; it follows the head's `table.store_en`, which has set the
+    masks by `head_quarters`, by one cycle.
     **Write-back.** `out_take` (only with `out_ready`) reads the slot offered; one cycle later `out_data` and `out_quarters` stand for one cycle.
 
     Parameters
@@ -79,7 +80,7 @@ class LineSlots(wiring.Component):
             "head_quarters": In(QUARTERS), "full": Out(1),
             "read_en": In(1), "read_slot": In(bits), "hold": In(1), "line": Out(LINE_BITS), "error": Out(1),
             "store_en": In(1), "store_slot": In(bits), "store_quarters": In(QUARTERS), "store_data": In(LINE_BITS),
-            "out_ready": Out(1), "out_take": In(1), "out_data": Out(LINE_BITS), "out_quarters": Out(QUARTERS),
+            "out_ready": Out(1), "refuse": Out(1), "out_take": In(1), "out_data": Out(LINE_BITS), "out_quarters": Out(QUARTERS),
         })
 
     def elaborate(self, platform):
@@ -109,31 +110,35 @@ class LineSlots(wiring.Component):
             ]
 
         # --- the two copies -------------------------------------------------------------------------------------------------------
-        m.submodules.fill = fill = Sram(depth=n, shape=data.StructLayout({"data": LINE_BITS, "error": 1}))
-        m.submodules.store = store = memory.Memory(shape=LINE_BITS, depth=n, init=())
-        store_write = store.write_port(granularity=_QUARTER_BITS)
-        store_read = store.read_port(transparent_for=(store_write,))
+        m.submodules.fill = fill = WideMemory(depth=n, shape=data.StructLayout({"data": LINE_BITS, "error": 1}))
+        m.submodules.store = store = WideMemory(depth=n, shape=LINE_BITS, granularity=_QUARTER_BITS)
         m.d.comb += [
             fill.write_en.eq(self.fill_en), fill.write_address.eq(self.fill_slot), fill.write_data.data.eq(self.fill_data),
             fill.write_data.error.eq(self.fill_error), fill.read_en.eq(self.read_en), fill.read_address.eq(self.read_slot),
-            store_write.addr.eq(self.store_slot), store_write.data.eq(self.store_data),
-            store_write.en.eq(Mux(self.store_en, self.store_quarters, 0)),
+            store.write_address.eq(self.store_slot), store.write_data.eq(self.store_data),
+            store.write_en.eq(Mux(self.store_en, self.store_quarters, 0)),
         ]
 
         # The store's one read port: the head takes it for what is newer there, write-back otherwise.
         wants = Signal()
         held = Signal(QUARTERS)
         used = Signal(QUARTERS)
+        starved = Signal(4)  # cycles that a due line has waited for the port
+        with m.If(~table.out_valid | self.out_ready):
+            m.d.sync += starved.eq(0)
+        with m.Elif(~self.refuse):
+            m.d.sync += starved.eq(starved + 1)
         m.d.comb += wants.eq(self.read_en & (head_newer & self.head_quarters).any())
         with m.If(self.read_en):
             m.d.sync += [held.eq(head_newer), used.eq(self.head_quarters)]
         m.d.comb += [
             self.out_ready.eq(~wants & ~(self.hold & (held & used).any())),
-            store_read.en.eq(wants | self.out_take),
-            store_read.addr.eq(Mux(wants, self.read_slot, table.out_slot)),
+            self.refuse.eq(starved.all()),
+            store.read_en.eq(wants | self.out_take),
+            store.read_address.eq(Mux(wants, self.read_slot, table.out_slot)),
             table.out_take.eq(self.out_take),
-            self.out_data.eq(store_read.data),
-            self.line.eq(Cat(Mux(held[q], store_read.data.word_select(q, _QUARTER_BITS), fill.read_data.data.word_select(q, _QUARTER_BITS))
+            self.out_data.eq(store.read_data),
+            self.line.eq(Cat(Mux(held[q], store.read_data.word_select(q, _QUARTER_BITS), fill.read_data.data.word_select(q, _QUARTER_BITS))
                              for q in range(QUARTERS))),
             self.error.eq(fill.read_data.error & (used & ~held).any()),
         ]
@@ -143,6 +148,7 @@ class LineSlots(wiring.Component):
             m.d.sync += self.out_quarters.eq(Cat((newer[q] & out_select).any() for q in range(QUARTERS)))
 
         m.d.sync += [
+            Assert(~(self.read_en & self.refuse), "the head reads although refused"),
             Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
             Assert(~self.read_en | (table.head_filled | ((head_newer & self.head_quarters) == self.head_quarters)), "the head reads what is not there"),
         ]

@@ -43,7 +43,7 @@ class ScaleSlots(wiring.Component):
             "head_slot": In(bits), "head_byte": In(6), "head_wide": In(1),
             "read_en": In(1), "hold": In(1), "scale": Out(SCALE_BITS), "error": Out(1),
             "store_en": In(1), "store_slot": In(bits), "store_byte": In(6), "store_wide": In(1), "store_scale": In(SCALE_BITS),
-            "out_ready": Out(1), "out_take": In(1), "out_data": Out(LINE_BITS), "out_bytes": Out(LINE_BYTES),
+            "out_ready": Out(1), "refuse": Out(1), "out_take": In(1), "out_data": Out(LINE_BITS), "out_bytes": Out(LINE_BYTES),
         })
 
     def elaborate(self, platform):
@@ -82,12 +82,18 @@ class ScaleSlots(wiring.Component):
         held = Signal()
         byte = Signal(6)
         wide = Signal()
+        starved = Signal(4)  # cycles that a due line has waited for the port
+        with m.If(~table.out_valid | self.out_ready):
+            m.d.sync += starved.eq(0)
+        with m.Elif(~self.refuse):
+            m.d.sync += starved.eq(starved + 1)
         m.d.comb += wants.eq(self.read_en & head_newer)
         with m.If(self.read_en):
             m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide)]
         pair = Signal(SCALE_BITS)
         m.d.comb += [
             self.out_ready.eq(~wants & ~(self.hold & held)),
+            self.refuse.eq(starved.all()),
             store_read.en.eq(wants | self.out_take),
             store_read.addr.eq(Mux(wants, self.head_slot, table.out_slot)),
             table.out_take.eq(self.out_take),
@@ -100,6 +106,7 @@ class ScaleSlots(wiring.Component):
             m.d.sync += self.out_bytes.eq(newer.read_mask)
 
         m.d.sync += [
+            Assert(~(self.read_en & self.refuse), "the head reads although refused"),
             Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
             Assert(~self.read_en | table.head_filled | head_newer, "the head reads a scale that is not there"),
             Assert(~(self.store_en & self.store_wide & self.store_byte[0]), "a two-byte scale is stored at an odd byte"),

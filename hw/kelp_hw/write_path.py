@@ -12,7 +12,7 @@ from kelp_spec.config import Config
 from kelp_spec.formats import FORMAT_BITS, LINE_BITS, SCALE_BITS
 
 from .quantise import Quantiser
-from .sram import Sram
+from .wide_memory import WideMemory
 from .write_store import WriteStore
 
 __all__ = ["WritePath"]
@@ -94,7 +94,7 @@ class WritePath(wiring.Component):
             quantiser.o.ready.eq(1),
         ]
 
-        m.submodules.results = results = Sram(depth=c.write_slots, shape=self.result_layout)
+        m.submodules.results = results = WideMemory(depth=c.write_slots, shape=self.result_layout)
         done = quantiser.o.p
         m.d.comb += [
             results.write_en.eq(quantiser.o.valid), results.write_address.eq(done.meta.write_slot),

@@ -12,7 +12,7 @@ from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES
 
 from .ingress import write_layout
-from .sram import Sram
+from .wide_memory import WideMemory
 
 __all__ = ["WriteStore"]
 
@@ -43,7 +43,7 @@ class WriteStore(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         n, bits = self.config.write_slots, self.config.write_slot_bits
-        m.submodules.rows = rows = Sram(depth=n, shape=self.row_layout)
+        m.submodules.rows = rows = WideMemory(depth=n, shape=self.row_layout)
         m.d.comb += [
             rows.write_en.eq(self.i_valid), rows.write_address.eq(self.i.slot),
             rows.write_data.data.eq(self.i.data), rows.write_data.byte_enable.eq(self.i.byte_enable),

@@ -93,13 +93,14 @@ def random_lines(rng: np.random.Generator, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Run:
-    """Figures of a run. Cycles: of each op's acceptance, each answer, each AR, each R; `memory` holds the lines that READ_MEMORY steps saw."""
+    """Figures of a run. Cycles: of each op's acceptance, each answer, AR, R, flush report; `memory` holds the lines that READ_MEMORY steps saw."""
 
     figures: dict[str, int]
     accepted: np.ndarray
     answered: np.ndarray
     asked: np.ndarray
     returned: np.ndarray
+    flushed: np.ndarray
     memory: list[bytes]
 
     @property
@@ -261,10 +262,10 @@ def build(config_name: str, waves: bool = False):
     """The compiled data path of a configuration; with `waves`, its runs leave ``datapath.vcd`` in the current directory."""
     driver = Path(__file__).with_name("datapath_driver.cpp")
     verilog = runner.to_verilog(DataPath(config=named(config_name)))
-    library = runner.verilate_model(verilog, [driver], name=f"datapath-{config_name}", opt="-O2", waves=waves, verilator_args=["--output-split", "0"])
+    library = runner.verilate_model(verilog, [driver], name=f"datapath-{config_name}", opt="-O1", waves=waves, verilator_args=["--output-split", "0"])
     function = ctypes.CDLL(str(library)).datapath_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")
-    function.argtypes = [np.ctypeslib.ndpointer(_STEP, flags="C_CONTIGUOUS"), ctypes.c_uint64, ctypes.POINTER(_Options), *[array] * 7,
+    function.argtypes = [np.ctypeslib.ndpointer(_STEP, flags="C_CONTIGUOUS"), ctypes.c_uint64, ctypes.POINTER(_Options), *[array] * 8,
                          ctypes.POINTER(_Figures)]
     return function
 
@@ -283,10 +284,11 @@ def run(traffic: Traffic, memory: Memory = Memory(), *, limit: int | None = None
                        write_slot_first=traffic.packing.fields["write_slot"][0], write_slot_bits=traffic.config.write_slot_bits,
                        id_bits=axi.id_bits, address_bits=axi.address_bits, seed=traffic.seed, limit=limit or 5000 + 200 * ops)
     answers = np.zeros((ops, answer_words), np.uint32)
-    accepted, answered, asked, returned, flushed = (np.zeros(2 * ops + 16, np.uint32) for _ in range(5))
+    accepted, answered, asked, returned, flushed, flushed_at = (np.zeros(2 * ops + 16, np.uint32) for _ in range(6))
     reads = np.zeros((len(traffic.checks) + 1, 16), np.uint32)
     figures = _Figures()
-    code = function(steps, len(steps), ctypes.byref(options), answers.reshape(-1), accepted, answered, asked, returned, flushed, reads.reshape(-1),
+    code = function(steps, len(steps), ctypes.byref(options), answers.reshape(-1), accepted, answered, asked, returned, flushed, flushed_at,
+                    reads.reshape(-1),
                     ctypes.byref(figures))
     what = {1: "out of time", 2: "an assertion of the RTL failed", 3: "the block broke a rule of its ports"}.get(code)
     result = {name: int(getattr(figures, name)) for name in _FIGURES}
@@ -298,7 +300,7 @@ def run(traffic: Traffic, memory: Memory = Memory(), *, limit: int | None = None
         bad = [k for k in range(LINE_BYTES) if known[k] and seen[k] != content[k]]
         assert not bad, f"seed {traffic.seed}: frame {frame}, DRAM line {line} in memory differs at bytes {bad}"
     return Run(result, accepted[:ops], answered[:result["answers"]], asked[:result["reads"]], returned[:result["reads"]],
-               [row.tobytes() for row in reads[:len(traffic.checks)]])
+               flushed_at[:result["flushes"]], [row.tobytes() for row in reads[:len(traffic.checks)]])
 
 
 def _compare(traffic: Traffic, answers: np.ndarray, packing: Packing) -> None:

@@ -83,9 +83,9 @@ struct Figures {
 };
 
 // Returns 0, or: 1 out of time, 2 an RTL assertion, 3 the memory port broke AXI4 or the block's own contract (`where` says which check).
-// answers: answer_words each. Cycle arrays: one entry per op accepted, answer given, AR, R.
+// answers: answer_words each. Cycle arrays: one entry per op accepted, answer given, AR, R, flush reported.
 int datapath_run(const Step *steps, uint64_t count, const Options *options, uint32_t *answers, uint32_t *accepted, uint32_t *answered, uint32_t *asked,
-                 uint32_t *returned, uint32_t *flushed, Line *memory_reads, Figures *figures) {
+                 uint32_t *returned, uint32_t *flushed, uint32_t *flushed_at, Line *memory_reads, Figures *figures) {
     const Options &o = *options;
     auto context = std::make_unique<VerilatedContext>();
     context->fatalOnError(false);
@@ -243,6 +243,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         if (top->o_flushed___05Fvalid && top->o_flushed___05Fready) {
             uint64_t payload = 0;
             std::memcpy(&payload, &top->o_flushed___05Fpayload, sizeof top->o_flushed___05Fpayload);
+            flushed_at[figures->flushes] = static_cast<uint32_t>(cycle);
             flushed[figures->flushes++] = static_cast<uint32_t>(payload);
         }
         if (r_now >= 0 && top->axi___05Fr___05Fready) {
