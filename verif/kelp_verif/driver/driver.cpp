@@ -264,7 +264,14 @@ void kelp_sizes(uint64_t *sizes) {
     sizes[2] = sizeof(kelp::Program);
 }
 
-Simulation *kelp_new(const kelp::Settings *settings, uint64_t seed, const char *waves) { return new Simulation(*settings, seed, waves); }
+// Null when there is no memory for it.
+Simulation *kelp_new(const kelp::Settings *settings, uint64_t seed, const char *waves) {
+    try {
+        return new Simulation(*settings, seed, waves);
+    } catch (const std::exception &) {
+        return nullptr;
+    }
+}
 void kelp_delete(Simulation *s) { delete s; }
 void kelp_configure(Simulation *s, const kelp::Settings *settings) { s->settings = *settings; }
 void kelp_lockstep(Simulation *s, int on) { s->top().lockstep = on; }
