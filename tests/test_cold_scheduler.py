@@ -12,7 +12,8 @@ from kelp_verif.runner import run_cocotb
 
 
 def bench(config, test, **params):
-    return run_cocotb(ColdScheduler(config=named(config)), bench="kelp_verif.cold_scheduler_bench", test=test, params={"config": config, **params}, timeout_s=100)
+    params["config"] = config
+    return run_cocotb(ColdScheduler(config=named(config)), bench="kelp_verif.cold_scheduler_bench", test=test, params=params, timeout_s=100)
 
 
 def test_requests_are_answered_once_in_spite_of_the_flash():

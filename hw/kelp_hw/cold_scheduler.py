@@ -14,7 +14,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import ColdOp, ColdStatus
 
 from .layouts import TIME_BITS, Layouts
-from .page_address import frame_base, pool_of_frame
+from .page_address import frame_base, pool_of_frame, times
 from .pipeline import WRITE_BACKS
 from .sram import Sram
 
@@ -44,17 +44,19 @@ class _Act(IntEnum):
 class ColdScheduler(wiring.Component):
     """Turns fetches and write-backs into commands and answers each exactly once.
 
-    Order: ABORT, demand, prefetch, write-back. A fetch that is raised before its command has left joins the demand. Every miss entry and `WRITE_BACKS` write-backs may be
-    in flight at once. A completion with FAILED, or a timeout, is tried again `retries` times before the fetch or write-back has failed.
+    Order: ABORT, demand, prefetch, write-back. A fetch that is raised before its command has left joins the demand. Every miss entry and
+    `WRITE_BACKS` write-backs may be in flight at once. A completion with FAILED, or a timeout, is tried again `retries` times before the
+    fetch or write-back has failed.
 
-    The port's contract: the tier accepts every command in bounded time (it has room for `misses` + `WRITE_BACKS` commands and as many ABORTs) and completes it at
-    most once. A command that has no completion `timeout` cycles after it was sent is aborted. From the completion (ABORTED) of an ABORT on, or `timeout` cycles
-    after its acceptance at the latest, the tier moves no data for that id, and neither a retry nor the frame's next use begins before. Completions that nobody waits
-    for are ignored; each try of an entry flips the id's attempt bit, so that a late one is not taken for its successor's.
+    The port's contract: the tier accepts every command in bounded time (it has room for `misses` + `WRITE_BACKS` commands and as many
+    ABORTs) and completes it at most once. A command that has no completion `timeout` cycles after it was sent is aborted. From the
+    completion (ABORTED) of an ABORT on, or `timeout` cycles after its acceptance at the latest, the tier moves no data for that id, and
+    neither a retry nor the frame's next use begins before. Completions that nobody waits for are ignored; each try of an entry flips the
+    id's attempt bit, so that a late one is not taken for its successor's.
 
-    One engine looks at one entry every two cycles: completions and commands in turn, and whenever neither is due, the next entry's deadline. So a completion is taken
-    within a few cycles, and a timeout is noticed at most 2 · (`misses` + `WRITE_BACKS`) cycles late when nothing else happens, at no cost per entry.
-    Latency from `i_fetch` to `o_command`: 6 cycles.
+    One engine looks at one entry every two cycles: completions and commands in turn, and whenever neither is due, the next entry's
+    deadline. So a completion is taken within a few cycles, and a timeout is noticed at most 2 · (`misses` + `WRITE_BACKS`) cycles late when
+    nothing else happens, at no cost per entry. Latency from `i_fetch` to `o_command`: 6 cycles.
 
     Parameters
     ----------
@@ -266,8 +268,8 @@ class ColdScheduler(wiring.Component):
         with m.If(~self.o_command.valid | self.o_command.ready):
             m.d.sync += [
                 self.o_command.valid.eq(pre_valid), command.op.eq(pre.op), command.id.eq(pre.id),
-                command.lba.eq(Cat(pre.where.page, pre.where.squeue) * c.cold_slot_sectors),
-                command.line.eq(frame_base(c, pool, pre.where.frame)), command.lines.eq(Array(c.frame_lines)[pool]),
+                command.lba.eq(times(Cat(pre.where.page, pre.where.squeue), c.cold_slot_sectors)),
+                command.line.eq(sum(frame_base(c, pool, pre.where.frame))), command.lines.eq(Array(c.frame_lines)[pool]),
                 command.sector.eq(sectors.read_data),
             ]
             with m.If(pre_valid):

@@ -20,8 +20,9 @@ __all__ = ["FrameTable"]
 class FrameTable(wiring.Component):
     """Executes frame ops in order, one per cycle, and tells the data path what to do.
 
-    Latency: two cycles from `i` to every output; throughput: one op per cycle, also on one frame in successive cycles (forwarded); never stalls, so
-    whoever drives `i` has reserved the data path's place. After reset `ready` rises once every entry is zero, `config.total_frames` cycles later.
+    Latency: two cycles from `i` to every output; throughput: one op per cycle, also on one frame in successive cycles (forwarded); never
+    stalls, so whoever drives `i` has reserved the data path's place. After reset `ready` rises once every entry is zero,
+    `config.total_frames` cycles later.
 
     What an op with `use` does to its frame's entry, and the data op it emits (spec §3, §4; docs/design.md §3, §4):
 
@@ -29,16 +30,16 @@ class FrameTable(wiring.Component):
     |---|---|---|
     | any with `init` | starts anew: owner, source, in use; valid and poison all ones (`lost` or `failed`), else from `sector_data` (FILL), else zeros | |
     | READ, REPLAY of a read | `used` | READ; ANSWER poison or zeros for a poisoned or never-written line |
-    | WRITE, REPLAY of a write | `used`, `dirty`, `redirty`, line valid; line poisoned by `poison`, healed by a full write | WRITE (`fresh`: merge into zeros); ANSWER Cmp when `poison` |
+    | WRITE, REPLAY of one | `used`, `dirty`, `redirty`, line valid; poisoned by `poison`, healed by a full write | WRITE (`fresh`: into zeros); ANSWER Cmp |
     | CLAIM, outcome DONE | `redirty` cleared | FLUSH, `o_claim` |
     | RELEASE, DONE, not failed | no longer in use | |
     | RELEASE, VOID, not failed | `dirty` := `redirty`, if the frame still has the op's owner | |
     | SCRUB, RECOVER, DONE or ORPHAN; FLIP, ORPHAN | no longer in use | FLUSH |
     | PEEK | | `o_owner` |
 
-    Without `use` the entry is not touched. `answer` other than NONE always becomes an ANSWER; `has_write` rides along, so that the data path frees the write slot.
-    The first READ or WRITE on an unused prefetched frame reports it useful, its end without one useless; a REPLAY counts it as used silently, since M3 has
-    called it late.
+    Without `use` the entry is not touched. `answer` other than NONE always becomes an ANSWER; `has_write` rides along, so that the data
+    path frees the write slot. The first READ or WRITE on an unused prefetched frame reports it useful, its end without one useless; a
+    REPLAY counts it as used silently, since M3 has called it late.
 
     Parameters
     ----------

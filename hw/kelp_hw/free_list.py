@@ -13,11 +13,12 @@ __all__ = ["FreeList"]
 
 
 class FreeList(wiring.Component):
-    """Hands out the ids `first` … `first` + `count` − 1, each once in ascending order, then those returned, oldest first. No id has two owners.
+    """Hands out the ids `first` … `first` + `count` − 1, each once in ascending order, then those returned, oldest first. No id has two
+    owners.
 
-    Throughput: one id out and one back per cycle. A returned id can be taken two cycles later at the earliest; `level` counts it in the next cycle.
-    `i` is valid-only: whoever returns an id owns it, so there is always room. An id below `first` may be returned in exchange for one that is kept for good.
-    Reset makes every id free, without a walk over memory.
+    Throughput: one id out and one back per cycle. A returned id can be taken two cycles later at the earliest; `level` counts it in the
+    next cycle. `i` is valid-only: whoever returns an id owns it, so there is always room. An id below `first` may be returned in exchange
+    for one that is kept for good. Reset makes every id free, without a walk over memory.
 
     Parameters
     ----------

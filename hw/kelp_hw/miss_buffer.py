@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Miss buffer: every page that is being fetched or waits for a frame, the requests parked on it, and the ops that bring it home (docs/design.md §5)."""
+"""Miss buffer: every page that is being fetched or waits for a frame, the requests parked on it, and the ops that bring it home
+(docs/design.md §5)."""
 
 from __future__ import annotations
 
@@ -25,17 +26,20 @@ __all__ = ["MissBuffer"]
 class MissBuffer(wiring.Component):
     """Watches what M3 decides and answers with GRANT, FILL, REPLAY and FLIP until no request is parked and no page fetching.
 
-    An entry lives from the MISSED that takes its id to the FLIP that is DONE (or ORPHAN: its page was lost meanwhile, the frame is flushed under `ORPHAN_TOKEN`):
+    An entry lives from the MISSED that takes its id to the FLIP that is DONE (or ORPHAN: its page was lost meanwhile, the frame is flushed
+    under `ORPHAN_TOKEN`):
 
-    - DEMAND: GRANT → `o_fetch` → `i_fetched` → FILL → REPLAY of each parked request in order → FLIP; RETRY of the FLIP means that more have parked, which are replayed
-      before the next FLIP. PREFETCH starts with its frame at `o_fetch`; each request that parks raises it (`o_raise`). ALLOCATE skips the fetch.
-    - An entry that gets no frame in `starve_limit` cycles: GRANT with `failed`, then REPLAY with `failed` (answered with poison or, for a write that is thereby dropped,
-      Cmp), then FLIP with `failed`, and with `lost` when a write was dropped or the page was lost before.
+    - DEMAND: GRANT → `o_fetch` → `i_fetched` → FILL → REPLAY of each parked request in order → FLIP; RETRY of the FLIP means that more have
+      parked, which are replayed before the next FLIP. PREFETCH starts with its frame at `o_fetch`; each request that parks raises it
+      (`o_raise`). ALLOCATE skips the fetch.
+    - An entry that gets no frame in `starve_limit` cycles: GRANT with `failed`, then REPLAY with `failed` (answered with poison or, for a
+      write that is thereby dropped, Cmp), then FLIP with `failed`, and with `lost` when a write was dropped or the page was lost before.
 
-    While an entry is drained that has had a page's worth of replays or a RETRY, `ready` is low, so that requests cannot park faster than they leave.
+    While an entry is drained that has had a page's worth of replays or a RETRY, `ready` is low, so that requests cannot park faster than
+    they leave.
 
-    Throughput: one op per cycle; a visit costs its replays and about twelve cycles (the pipeline's latency is waited for once per FLIP). Latency from `i_fetched` to FILL:
-    4 cycles.
+    Throughput: one op per cycle; a visit costs its replays and about twelve cycles (the pipeline's latency is waited for once per FLIP).
+    Latency from `i_fetched` to FILL: 4 cycles.
 
     Parameters
     ----------
@@ -97,7 +101,8 @@ class MissBuffer(wiring.Component):
         m.submodules.rows = rows = Sram(depth=c.misses, shape=row_layout)
         m.submodules.frames = frames = Sram(depth=c.misses, shape=c.frame_bits)
         m.submodules.sectors = sectors = Sram(depth=c.misses, shape=self.layouts.sector)
-        # Entries ready to be filled; each at most once, one more place because a buffered FIFO is full for a cycle while a word moves to its output.
+        # Entries ready to be filled; each at most once, one more place because a buffered FIFO is full for a cycle while a word moves to
+        # its output.
         m.submodules.landed = landed = SyncFIFOBuffered(width=done_layout.size, depth=c.misses + 1)
 
         m.d.comb += self.starving.eq(~grants.idle & grants.quiet)

@@ -21,10 +21,12 @@ __all__ = ["MissGrants"]
 class MissGrants(wiring.Component):
     """Asks for frames, oldest miss first within a pool, pools in turn: one GRANT at a time, and only for a pool that has a frame.
 
-    An entry that heads its pool's line when `starve_limit` cycles have passed since its miss, and for which there is still no frame, gets a GRANT with `failed`: M3 then
-    only stops counting it as waiting. Those behind it are older than the limit by then or soon, so a dead pool empties itself.
+    An entry that heads its pool's line when `starve_limit` cycles have passed since its miss, and for which there is still no frame, gets a
+    GRANT with `failed`: M3 then only stops counting it as waiting. Those behind it are older than the limit by then or soon, so a dead pool
+    empties itself.
 
-    Latency: three cycles from an entry at the head of a pool with frames to `o_op`; throughput: a GRANT each eight cycles or so, the pipeline's latency included.
+    Latency: three cycles from an entry at the head of a pool with frames to `o_op`; throughput: a GRANT each eight cycles or so, the
+    pipeline's latency included.
 
     Parameters
     ----------

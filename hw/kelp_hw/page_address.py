@@ -7,12 +7,12 @@ from amaranth.hdl import Array, Const, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_spec.config import POOLS, Config
+from kelp_spec.config import Config
 from kelp_spec.formats import ELEMENTS, FORMAT_BITS, LINE_BYTES, Format
 
 from .layouts import POOL_BITS
 
-__all__ = ["PageAddress", "frame_base", "pool_of_frame"]
+__all__ = ["PageAddress", "frame_base", "pool_of_frame", "times"]
 
 
 def _by_format(format_, value, width):
@@ -26,11 +26,20 @@ def pool_of_frame(config: Config, frame):
     return sum(((frame >= first)[0] for first in config.pool_first_frame[1:]), Const(0, 1))[:POOL_BITS]
 
 
+def times(value, constant: int):
+    """`value` · `constant` by shifts and adds: a multiplier block would be the slowest thing in the stage."""
+    return sum((value << bit for bit in range(constant.bit_length()) if constant >> bit & 1), Const(0, 1))
+
+
 def frame_base(config: Config, pool, frame):
-    """First DRAM line of `frame`, which lies in `pool`. Multiplications are by constants: shifts and adds."""
-    bases = [base + (frame - first)[:config.frame_bits] * lines
+    """Two numbers whose sum, modulo the DRAM lines' width, is the first DRAM line of `frame`, which lies in `pool`."""
+    width = config.dram_line_bits
+    tops = [1 << lines.bit_length() - 1 for lines in config.frame_lines]
+    start = [(base - first * lines) % (1 << width)
              for base, first, lines in zip(config.pool_base_line, config.pool_first_frame, config.frame_lines, strict=True)]
-    return Array(b[:config.dram_line_bits] for b in bases)[pool]
+    high = Array(times(frame, top) for top in tops)[pool] + Array(Const(k, width) for k in start)[pool]
+    low = Array(times(frame, lines - top) for lines, top in zip(config.frame_lines, tops, strict=True))[pool]
+    return high, low
 
 
 class PageAddress(wiring.Component):
@@ -53,7 +62,8 @@ class PageAddress(wiring.Component):
     def __init__(self, *, config: Config):
         c = self.config = config
         super().__init__({
-            "frame": In(c.frame_bits), "pool": In(POOL_BITS), "kv_line": In(c.line_bits), "used_lines": In(c.half_line_bits + 1), "k_only": In(1),
+            "frame": In(c.frame_bits), "pool": In(POOL_BITS), "kv_line": In(c.line_bits), "used_lines": In(c.half_line_bits + 1), "k_only":
+            In(1),
             "format_k": In(FORMAT_BITS), "format_v": In(FORMAT_BITS),
             "base": Out(c.dram_line_bits), "offset": Out(c.offset_bits), "part": Out(2),
             "scaled": Out(1), "scale_offset": Out(c.offset_bits), "scale_byte": Out(6), "format": Out(FORMAT_BITS),
@@ -88,10 +98,9 @@ class PageAddress(wiring.Component):
         ]
 
         scale_base, byte = Signal(width), Signal(byte_bits + 1)
-        frame, pool = Signal.like(self.frame), Signal.like(self.pool)
+        high, low = Signal(c.dram_line_bits), Signal(c.dram_line_bits)
         m.d.sync += [
-            frame.eq(self.frame),
-            pool.eq(self.pool),
+            *(part.eq(value) for part, value in zip((high, low), frame_base(c, self.pool, self.frame), strict=True)),
             self.format.eq(format_),
             self.offset.eq(Mux(v, v_base, 0) + (line >> _by_format(format_, shift, 2))),
             self.part.eq(line & ((1 << _by_format(format_, shift, 2)) - 1)),
@@ -100,7 +109,7 @@ class PageAddress(wiring.Component):
             byte.eq(Mux(v, v_start, 0) + (line << (_by_format(format_, lambda x: x.scale_bytes, 2) >> 1))),
         ]
         m.d.comb += [
-            self.base.eq(frame_base(c, pool, frame)),
+            self.base.eq(high + low),
             self.scale_offset.eq(scale_base + byte[6:]),
             self.scale_byte.eq(byte[:6]),
         ]

@@ -17,10 +17,10 @@ __all__ = ["ParkLists"]
 class ParkLists(wiring.Component):
     """Appends to any list, reads one list at a time; nothing is lost, duplicated or reordered within a list.
 
-    A list is *created* (by the first append or by one without data), appended to, and read in a *visit*; once it is empty it may be created again. Every list always
-    owns one empty node, its tail: an append fills the tail and links a new one behind it, so data and link are one write, and a node that is read is never
-    written again. Lists must be created for the first time in ascending order (that is the order in which `FreeList` hands out miss ids), which
-    tells a list's first life from the later ones without a reset walk.
+    A list is *created* (by the first append or by one without data), appended to, and read in a *visit*; once it is empty it may be created
+    again. Every list always owns one empty node, its tail: an append fills the tail and links a new one behind it, so data and link are one
+    write, and a node that is read is never written again. Lists must be created for the first time in ascending order (that is the order in
+    which `FreeList` hands out miss ids), which tells a list's first life from the later ones without a reset walk.
 
     Throughput: one append and one read per cycle. An append can be read three cycles later, if its list is being visited.
 
@@ -40,7 +40,8 @@ class ParkLists(wiring.Component):
     level : out
         Free nodes; it counts an append two cycles later.
     visit, visit_start, visit_end : in
-        The list to read, and strobes that begin and end its visit; `visit` must hold from the one to the other. Only an empty list may be left.
+        The list to read, and strobes that begin and end its visit; `visit` must hold from the one to the other. Only an empty list may be
+        left.
     o : out, stream of `shape`
         The visited list, oldest first.
     empty : out
@@ -75,7 +76,8 @@ class ParkLists(wiring.Component):
         m.submodules.head = head = Sram(depth=self.lists, shape=self.node_bits)
         m.d.comb += self.level.eq(free.level)
 
-        # Append: look up the tail, then fill it and link the new one. Successive appends to one list see each other's tail through the transparent read.
+        # Append: look up the tail, then fill it and link the new one. Successive appends to one list see each other's tail through the
+        # transparent read.
         created = Signal(range(self.lists + 1))
         late, late_valid, late_first = Signal(self.append), Signal(), Signal()
         first = self.i.create & (self.i.list == created)

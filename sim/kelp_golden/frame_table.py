@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Golden frame table: what the device knows of each frame, and what each op does to it (spec §3, §4; docs/design.md §4).
 
-Plain Python; a set of lines is an int with one bit per line. The methods are what an endpoint model calls; :meth:`FrameTable.step` takes one op
-in the form in which it enters the frame stage.
+Plain Python; a set of lines is an int with one bit per line. The methods are what an endpoint model calls; :meth:`FrameTable.step` takes
+one op in the form in which it enters the frame stage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Frame:
 
 
 class LineAccess(NamedTuple):
-    """What a request on a frame comes to. `fresh`: the partial write merges into zeros. `useful`: it is the first demand on a prefetched page."""
+    """What a request on a frame comes to. `fresh`: the partial write merges into zeros. `useful`: it is the first demand on a prefetched
+    page."""
 
     kind: DataOp
     answer: Answer

@@ -72,7 +72,8 @@ class TB:
         """Byte address and length of a frame."""
         c = self.config
         pool = max(p for p in range(4) if frame >= c.pool_first_frame[p])
-        return (c.pool_base_line[pool] + (frame - c.pool_first_frame[pool]) * c.frame_lines[pool]) * LINE_BYTES, c.frame_lines[pool] * LINE_BYTES
+        line = c.pool_base_line[pool] + (frame - c.pool_first_frame[pool]) * c.frame_lines[pool]
+        return line * LINE_BYTES, c.frame_lines[pool] * LINE_BYTES
 
     def lba(self, request):
         return (request["squeue"] * self.config.pages + request["page"]) * self.config.cold_slot_sectors
@@ -112,7 +113,8 @@ class TB:
         dut, rng = self.dut, self.rng
         dut.now.value = self.now & 0xffffffff
         dut.i_fetch_valid.value, dut.i_raise_valid.value = int(fetch is not None), int(raise_ is not None)
-        dut.i_fetch.value = self.fetch.pack(**{k: fetch[k] for k in ("miss", "squeue", "page", "frame", "demand")}) if fetch else rng.getrandbits(self.fetch.width)
+        fields = ("miss", "squeue", "page", "frame", "demand")
+        dut.i_fetch.value = self.fetch.pack(**{k: fetch[k] for k in fields}) if fetch else rng.getrandbits(self.fetch.width)
         dut.i_raise.value = raise_ if raise_ is not None else 0
         if write:
             assert self.offer is None
@@ -282,7 +284,8 @@ async def a_flash_that_never_answers(dut):
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def an_abort_counts_from_its_acceptance(dut):
-    """The port stalls for longer than the timeout just as an ABORT is offered; the tier stops its DMA soon after it has the ABORT, but never says so."""
+    """The port stalls for longer than the timeout just as an ABORT is offered; the tier stops its DMA soon after it has the ABORT, but
+    never says so."""
     tb = await start(dut, timeout=200, retries=0, abort_latency=150, silent=lambda _: True, deaf=lambda _: True)
     await tb.cycle(fetch=tb.new_fetch(True))
     while not tb.commands:

@@ -2,11 +2,12 @@
 
 """A cold tier: flash with its own DMA, as the cold-tier port of the endpoint sees it (spec §8, docs/design.md §5).
 
-:class:`Flash` is plain Python that is told the time; :class:`FlashPort` joins one to a command and a completion stream in cocotb. A command takes
-``latency`` cycles in the medium, each on its own, then its page and sector cross a link of ``bytes_per_cycle`` one page after another, and then the DMA and the
-completion happen. With ``jitter`` the medium answers out of order.
+:class:`Flash` is plain Python that is told the time; :class:`FlashPort` joins one to a command and a completion stream in cocotb. A command
+takes ``latency`` cycles in the medium, each on its own, then its page and sector cross a link of ``bytes_per_cycle`` one page after
+another, and then the DMA and the completion happen. With ``jitter`` the medium answers out of order.
 
-The model holds the hardware to the port's contract: it raises :class:`ContractError` on an id, an LBA or a DRAM line that two live commands share.
+The model holds the hardware to the port's contract: it raises :class:`ContractError` on an id, an LBA or a DRAM line that two live
+commands share.
 """
 
 import heapq
@@ -64,8 +65,8 @@ class _Live:
 class Flash:
     """``memory`` has ``read(address, length)`` and ``write(address, bytes)`` in bytes, like cocotbext-axi's AxiRam; None moves no data.
 
-    ``fails(command)`` and ``silent(command)`` say, once per READ or WRITE, whether it completes with FAILED, or never. ``deaf(command)`` says of an ABORT that it
-    works but is never answered. ``pages`` maps an LBA to (bytes, valid, poison).
+    ``fails(command)`` and ``silent(command)`` say, once per READ or WRITE, whether it completes with FAILED, or never. ``deaf(command)``
+    says of an ABORT that it works but is never answered. ``pages`` maps an LBA to (bytes, valid, poison).
     """
 
     memory: object = None
@@ -172,8 +173,8 @@ class Flash:
 class FlashPort:
     """Joins a :class:`Flash` to the ports ``command`` and ``completion`` of ``dut``, with back-pressure on both.
 
-    ``pressure`` is the part of the cycles in which a command is not accepted, or a completion that waits is not offered. With ``shuffle``, completions that wait
-    overtake each other. ``now`` counts cycles; a bench that skips time adds to it.
+    ``pressure`` is the part of the cycles in which a command is not accepted, or a completion that waits is not offered. With ``shuffle``,
+    completions that wait overtake each other. ``now`` counts cycles; a bench that skips time adds to it.
     """
 
     def __init__(self, dut, flash: Flash, config: Config, *, command: str = "cold_command", completion: str = "cold_completion", pressure: float = 0.0,
@@ -182,8 +183,9 @@ class FlashPort:
         self.dut, self.flash, self.pressure, self.shuffle = dut, flash, pressure, shuffle
         self.rng = random.Random(seed)
         self.command, self.completion = Packing(layouts.cold_command), Packing(layouts.cold_completion)
-        self.command_valid, self.command_ready, self.command_payload = (getattr(dut, f"{command}__{part}") for part in ("valid", "ready", "payload"))
-        self.completion_valid, self.completion_ready, self.completion_payload = (getattr(dut, f"{completion}__{part}") for part in ("valid", "ready", "payload"))
+        parts = ("valid", "ready", "payload")
+        self.command_valid, self.command_ready, self.command_payload = (getattr(dut, f"{command}__{part}") for part in parts)
+        self.completion_valid, self.completion_ready, self.completion_payload = (getattr(dut, f"{completion}__{part}") for part in parts)
         self.offered: Completion | None = None
         self.accepted = 0
         self.now = 0

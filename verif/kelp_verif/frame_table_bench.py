@@ -92,9 +92,10 @@ class TB:
             op.kind, op.outcome = rng.choice([Op.READ, Op.WRITE, Op.REPLAY]), Outcome.HIT
         else:
             op.kind = rng.choice([Op.CLAIM, Op.CLAIM, Op.RELEASE, Op.RELEASE, Op.SCRUB, Op.FLIP, Op.RECOVER, Op.PEEK, Op.SCAN, Op.GRANT])
-            op.outcome = {Op.CLAIM: [Outcome.DONE, Outcome.VOID], Op.RELEASE: [Outcome.DONE, Outcome.VOID, Outcome.VOID], Op.SCRUB: [Outcome.DONE, Outcome.RETRY],
-                          Op.FLIP: [Outcome.DONE, Outcome.RETRY, Outcome.ORPHAN], Op.RECOVER: [Outcome.ORPHAN, Outcome.VOID]}.get(op.kind, [Outcome.DONE])
-            op.outcome = rng.choice(op.outcome)
+            outcomes = {Op.CLAIM: (Outcome.DONE, Outcome.VOID), Op.RELEASE: (Outcome.DONE, Outcome.VOID, Outcome.VOID),
+                        Op.SCRUB: (Outcome.DONE, Outcome.RETRY), Op.FLIP: (Outcome.DONE, Outcome.RETRY, Outcome.ORPHAN),
+                        Op.RECOVER: (Outcome.ORPHAN, Outcome.VOID)}
+            op.outcome = rng.choice(outcomes.get(op.kind, (Outcome.DONE,)))
             op.failed = rng.random() < 0.2
             op.use = op.kind not in (Op.SCAN, Op.GRANT)
             if op.kind == Op.RELEASE and op.outcome == Outcome.VOID and rng.random() < 0.3:
@@ -171,7 +172,8 @@ class TB:
             op, extra = item
             pool = max(p for p in range(4) if op.frame >= self.config.pool_first_frame[p])
             dut.i.value = self.op.pack(kind=op.kind, outcome=op.outcome, use=op.use, frame=op.frame, pool=pool, squeue=op.squeue, page=op.page,
-                                       kv_line=op.kv_line, write=op.write, partial=op.partial, poison=op.poison, answer=op.answer, init=op.init,
+                                       kv_line=op.kv_line, write=op.write, partial=op.partial, poison=op.poison, answer=op.answer,
+                                       init=op.init,
                                        lost=op.lost, failed=op.failed, source=op.source, **extra)
         else:
             dut.i.value = self.rng.getrandbits(self.op.width)

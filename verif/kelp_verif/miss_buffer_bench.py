@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Miss buffer between a model of the tracker pipeline (what M3 decides, four cycles after an op enters) and a cold tier that answers in any order."""
+"""Miss buffer between a model of the tracker pipeline (what M3 decides, four cycles after an op enters) and a cold tier that answers in
+any order."""
 
 import random
 from collections import Counter, deque
@@ -203,7 +204,8 @@ class TB:
         rng, c = self.rng, self.config
         write = kind == Op.WRITE
         op = dict.fromkeys(self.op.fields, 0)
-        return op | {"kind": kind, "session": page[0] // c.queues, "squeue": page[0], "page": page[1], "kv_line": rng.randrange(c.page_lines), "write": int(write),
+        return op | {"kind": kind, "session": page[0] // c.queues, "squeue": page[0], "page": page[1], "kv_line":
+        rng.randrange(c.page_lines), "write": int(write),
                      "partial": int(write and rng.random() < 0.3), "poison": int(write and rng.random() < 0.1), "has_write": int(write),
                      "write_slot": rng.randrange(c.write_slots), "origin.tag": rng.getrandbits(16), "origin.ld_id": rng.randrange(16),
                      "origin.start": rng.getrandbits(20), "source": rng.choice(list(PrefetchSource)[1:]) if kind == Op.PREFETCH else 0}
@@ -232,7 +234,8 @@ class TB:
             entry = self.misses[miss]
             lines = self.config.page_lines
             entry.failed, entry.sector = rng.random() < self.fail_rate, (rng.getrandbits(lines), rng.getrandbits(lines))
-            dut.i_fetched__payload.value = self.fetched.pack(miss=miss, failed=entry.failed, **{"sector.valid": entry.sector[0], "sector.poison": entry.sector[1]})
+            sector = {"sector.valid": entry.sector[0], "sector.poison": entry.sector[1]}
+            dut.i_fetched__payload.value = self.fetched.pack(miss=miss, failed=entry.failed, **sector)
         dut.i_fetched__valid.value = int(self.offered is not None)
         await ReadOnly()
 
@@ -272,7 +275,8 @@ class TB:
         assert (dut.o_fetch_valid.value == 1) == (wanted and op["kind"] in (Op.GRANT, Op.PREFETCH)), f"{op['kind'].name} {decided}"
         if dut.o_fetch_valid.value == 1:
             demand = int(entry.kind == MissKind.DEMAND)
-            assert self.fetch.unpack(dut.o_fetch.value) == {"miss": miss, "squeue": entry.page[0], "page": entry.page[1], "frame": entry.frame, "demand": demand}
+            page = {"squeue": entry.page[0], "page": entry.page[1]}
+            assert self.fetch.unpack(dut.o_fetch.value) == page | {"miss": miss, "frame": entry.frame, "demand": demand}
             self.answers.append(miss)
         raises = decided["outcome"] == Outcome.PARKED
         assert (dut.o_raise_valid.value == 1) == raises

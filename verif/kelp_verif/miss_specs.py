@@ -51,8 +51,8 @@ class FreeListContract(wiring.Component):
 
 
 class ParkListsContract(wiring.Component):
-    """Lists live, are read and live again in any legal pattern. One append of a chosen list is followed: it is read after exactly those before it, with
-    its data, before the list calls itself empty; no list yields more than it was given.
+    """Lists live, are read and live again in any legal pattern. One append of a chosen list is followed: it is read after exactly those
+    before it, with its data, before the list calls itself empty; no list yields more than it was given.
 
     ``planted`` forgets that a list's later life begins anew.
     """
