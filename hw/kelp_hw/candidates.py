@@ -66,7 +66,8 @@ class CandidateList(wiring.Component):
         with m.If(self.clear):
             m.d.sync += valid.eq(0)
 
-        m.d.comb += [self.best.eq(places[0]), self.best_valid.eq(valid[0]), Assert(~(self.i_valid & self.take))]
+        m.d.comb += [self.best.eq(places[0]), self.best_valid.eq(valid[0])]
+        m.d.sync += Assert(~(self.i_valid & self.take))
         for k in range(keep - 1):
-            m.d.comb += Assert(~valid[k + 1] | (valid[k] & (key(places[k]) <= key(places[k + 1]))), "the list is not sorted")
+            m.d.sync += Assert(~valid[k + 1] | (valid[k] & (key(places[k]) <= key(places[k + 1]))), "the list is not sorted")
         return m

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Assert, Const, Module, Signal
+from amaranth.hdl import Array, Assert, Cat, Const, Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -17,8 +17,8 @@ __all__ = ["Closer"]
 
 class Closer(wiring.Component):
     """One session at a time, the first that is closing after the last one closed: SCRUB of pages 0 … used − 1 of queues 0 … used − 1 in order, up to
-    `IN_FLIGHT` ops and frames not yet freed at once. A page that is being fetched or written back answers RETRY: those in flight are let in, and the walk
-    goes on from that page after `WAIT` cycles (a SCRUB of an ABSENT page does nothing). Then CLOSED.
+    `IN_FLIGHT` ops and frames not yet freed at once. A page that is being fetched or written back answers RETRY; the walk goes on, since that page may wait for
+    the very frames that later pages hold, and after `WAIT` cycles another begins at the first such page (a SCRUB of an ABSENT page does nothing). Then CLOSED.
 
     Throughput: one page per cycle when the path takes them and no frame is to be freed.
 
@@ -76,7 +76,7 @@ class Closer(wiring.Component):
         offered = Signal()
         with m.FSM():
             with m.State("IDLE"):
-                m.d.comb += self.idle.eq(~ours.closing)
+                m.d.comb += self.idle.eq(~Cat(self.sessions[k].closing for k in range(c.sessions)).any())
                 with m.If(ours.closing):
                     m.d.sync += [
                         squeue.eq(base[session]), page.eq(0), again.eq(0),
@@ -91,7 +91,7 @@ class Closer(wiring.Component):
                         m.d.sync += session.eq(0)
             with m.State("WALK"):
                 # Once offered, an op stays.
-                m.d.comb += self.o_op.valid.eq(offered | (~again & (load < self.IN_FLIGHT)))
+                m.d.comb += self.o_op.valid.eq(offered | (load < self.IN_FLIGHT))
                 m.d.sync += offered.eq(self.o_op.valid & ~self.o_op.ready)
                 with m.If(self.o_op.valid & self.o_op.ready):
                     m.d.comb += taken.eq(1)
@@ -100,8 +100,6 @@ class Closer(wiring.Component):
                         m.d.sync += [page.eq(0), squeue.eq(squeue + 1)]
                         with m.If(squeue == last_squeue):
                             m.next = "DRAIN"
-                with m.Elif(again & ~offered):
-                    m.next = "DRAIN"
             with m.State("DRAIN"):
                 m.d.sync += wait.eq(self.WAIT)
                 with m.If(in_flight == 0):

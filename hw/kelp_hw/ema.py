@@ -48,9 +48,7 @@ class EmaStep(wiring.Component):
             product.eq(difference * alpha), s2.eq(s1),
             self.o.eq(total),
         ]
-        checked = Signal(signed(SCORE_BITS + 3), reset_less=True)
-        m.d.sync += checked.eq(total)
-        m.d.comb += Assert((checked >= 0) & (checked <= 65535), "a score left 0 … 65535")
+        m.d.sync += Assert((total >= 0) & (total <= 65535), "a score left 0 … 65535")
         return m
 
 
@@ -128,7 +126,7 @@ class EmaEngine(wiring.Component):
             with m.Default():
                 m.d.comb += pushed.argument.eq(scanned)
         m.d.comb += [queue.w_data.eq(pushed), queue.w_en.eq(self.i_valid & (self.i.kind != ScoreEvent.NONE))]
-        m.d.comb += Assert(~queue.w_en | queue.w_rdy, "a score event came without credit")
+        m.d.sync += Assert(~queue.w_en | queue.w_rdy, "a score event came without credit")
         # One place for what comes while `ready` itself is on its way.
         m.d.sync += self.ready.eq(queue.level < self.DEPTH - RESERVE - 1)
 

@@ -117,8 +117,8 @@ class Evictor(wiring.Component):
         m.d.comb += [op.kind.eq(Op.CLAIM), op.squeue.eq(squeue), op.page.eq(claim_page), op.delta.eq(claim_step), op.slot.eq(claim_slot)]
 
         wait, awaited, looked = Signal(range(self.SETTLE + 1)), Signal(QueueState.COUNT_BITS), Signal()
-        fresh = Signal()
-        m.d.comb += self.busy.eq(1)
+        fresh, absorbed = Signal(), Signal(QueueState.COUNT_BITS)
+        m.d.comb += [absorbed.eq(self.done - awaited), self.busy.eq(1)]
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.busy.eq(need.any() & self.has_free & ~self.hold)
@@ -132,7 +132,8 @@ class Evictor(wiring.Component):
                 with m.If(wait == 0):
                     m.next = "ABSORB"
             with m.State("ABSORB"):
-                with m.If((self.done == awaited) & ~self.refreshing):
+                # `done` may have gone past: it is the sign of the difference that counts.
+                with m.If(~absorbed[-1] & ~self.refreshing):
                     m.next = "CHOOSE"
                     with m.If(looked):
                         m.next = "LOOK"

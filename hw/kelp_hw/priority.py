@@ -87,5 +87,5 @@ class PriorityUnit(wiring.Component):
         m.d.comb += self.o_valid.eq(valid[-1])
         steady = Signal(STEP_BITS)
         m.d.sync += steady.eq(self.step)
-        m.d.comb += Assert(~valid.any() | (steady == self.step), "the step changed under a sweep")
+        m.d.sync += Assert(~valid.any() | (steady == self.step), "the step changed under a sweep")
         return m

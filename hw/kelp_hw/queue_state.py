@@ -24,7 +24,7 @@ class QueueState(wiring.Component):
     """Follows the results of M3. A page is *listed* while its word is RESIDENT; the residency map says which are, and what changes there is counted.
 
     Nothing here is on a request's path: results that matter become events in a queue; each costs about `2·log2(squeues) + 8` cycles. `ready` says that RESERVE
-    more may come, beside those that evictions cause by themselves (at most `OWN`). `entered` and `done` count events modulo 64, so that the evictor can wait
+    more may come, beside those that evictions cause by themselves (at most `OWN`). `entered` and `done` count events modulo 128, so that the evictor can wait
     until all that had come is absorbed.
 
     A configuration write changes the budget at once; the excess of all queues is then worked out anew in the background (`refreshing`).
@@ -57,7 +57,7 @@ class QueueState(wiring.Component):
     #: Events beyond M0's credit: one CLAIM (the evictor waits for it), and a cancellation and a failed write-back for each eviction under way.
     OWN = 1 + 2 * WRITE_BACKS
     DEPTH = 32
-    COUNT_BITS = 6
+    COUNT_BITS = 7   # twice DEPTH and more, so that the difference of two counts has a sign
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -102,7 +102,8 @@ class QueueState(wiring.Component):
             m.d.sync += requester[r.pool].eq(r.op.squeue)
 
         m.submodules.events = events = fifo.SyncFIFO(width=event.size, depth=self.DEPTH)
-        m.d.comb += [events.w_en.eq(came_valid), events.w_data.eq(came), Assert(~came_valid | events.w_rdy, "a queue event came without credit")]
+        m.d.comb += [events.w_en.eq(came_valid), events.w_data.eq(came)]
+        m.d.sync += Assert(~came_valid | events.w_rdy, "a queue event came without credit")
         # Two places for what comes while `ready` is on its way.
         m.d.sync += self.ready.eq(events.level < self.DEPTH - RESERVE - self.OWN - 2)
         with m.If(came_valid):
@@ -177,8 +178,9 @@ class QueueState(wiring.Component):
                 m.next = "MULTIPLY"
                 with m.If(is_event):
                     changed = listed.was != value
-                    m.d.comb += [
-                        records.write_en.eq(1), Assert(~changed | value | (found.count != 0), "a queue lists fewer pages than none"),
+                    m.d.comb += records.write_en.eq(1)
+                    m.d.sync += [
+                        Assert(~changed | value | (found.count != 0), "a queue lists fewer pages than none"),
                         Assert(~changed | ~value | (found.count != c.pages), "a queue lists more pages than it has"),
                     ]
                     with m.If(changed):
@@ -204,7 +206,7 @@ class QueueState(wiring.Component):
                 m.next = "SUBTRACT"
             with m.State("SUBTRACT"):
                 m.d.sync += tree.excess.eq(Mux(resident > budget, resident - budget, 0))
-                m.d.comb += Assert(resident < 1 << c.dram_line_bits)
+                m.d.sync += Assert(resident < 1 << c.dram_line_bits)
                 m.next = "START"
                 with m.If(~is_event & ~is_refresh):
                     m.d.sync += self.resident_lines.eq(resident)

@@ -80,9 +80,8 @@ class Sweep(wiring.Component):
             # Two may be on their way when the queue says that it has places.
             self.read_valid.eq(walking & (queue.level < 3)), self.read_squeue.eq(squeue), self.read_index.eq(index),
             entry.index.eq(read_index), entry.bits.eq(self.word), queue.w_data.eq(entry), queue.w_en.eq(reading & self.word.any()),
-            Assert(~queue.w_en | queue.w_rdy),
         ]
-        m.d.sync += [reading.eq(self.read_valid & self.read_ready), read_index.eq(index)]
+        m.d.sync += [Assert(~queue.w_en | queue.w_rdy), reading.eq(self.read_valid & self.read_ready), read_index.eq(index)]
         with m.If(self.read_valid & self.read_ready):
             m.d.sync += index.eq(index + 1)
             with m.If(index == self.words - 1):
