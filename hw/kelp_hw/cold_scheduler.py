@@ -149,13 +149,22 @@ class ColdScheduler(wiring.Component):
         pre_valid = Signal()
         prefer_send = Signal()
         choice, chosen, chosen_again = Signal(2), Signal(index_shape), Signal()
-        waiting_prefetch = prefetches.bit_select(pointer, 1) & ~(raised & (self.i_raise == pointer))
         can_send, can_answer, go = Signal(), Signal(), Signal()
+        # The next prefetch, found ahead of time: the one at the pointer, unless it is raised just now.
+        found, any_prefetch, raised_here, waiting_prefetch = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            can_send.eq((aborts.r_rdy | demand.r_rdy | waiting_prefetch | (writes.r_rdy & ~prefetches.any())) & ~pre_valid),
+            raised_here.eq(self.i_raise_valid & (self.i_raise == pointer)),
+            waiting_prefetch.eq(found & ~raised_here),
+            can_send.eq((aborts.r_rdy | demand.r_rdy | waiting_prefetch | (writes.r_rdy & ~any_prefetch)) & ~pre_valid),
             can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
         ]
-        with m.If(~prefetches.bit_select(pointer, 1)):
+        m.d.sync += any_prefetch.eq(prefetches.any())
+        with m.If(found):
+            with m.If(raised_here):
+                m.d.sync += found.eq(0)
+        with m.Elif(prefetches.bit_select(pointer, 1) & ~raised_here):
+            m.d.sync += found.eq(1)
+        with m.Else():
             m.d.sync += pointer.eq(Mux(pointer == c.misses - 1, 0, pointer + 1))
 
         id_ = self.i_completion.payload.id
@@ -170,7 +179,7 @@ class ColdScheduler(wiring.Component):
                     m.d.comb += [Cat(chosen, chosen_again).eq(demand.r_data), demand.r_en.eq(1)]
                 with m.Elif(waiting_prefetch):
                     m.d.comb += chosen.eq(pointer)
-                    m.d.sync += prefetches.bit_select(pointer, 1).eq(0)
+                    m.d.sync += [prefetches.bit_select(pointer, 1).eq(0), found.eq(0)]
                 with m.Else():
                     m.d.comb += [Cat(chosen, chosen_again).eq(writes.r_data), writes.r_en.eq(1)]
             with m.Elif(can_answer):
@@ -285,6 +294,7 @@ class ColdScheduler(wiring.Component):
             self.idle.eq(self.quiet & ~active.any() & ~busy_writes.any()),
         ]
 
+        m.d.comb += Assert(~found | prefetches.bit_select(pointer, 1))
         twice, unlined = Signal(), Signal()
         m.d.sync += [
             twice.eq(self.i_fetch_valid & (active.bit_select(self.i_fetch.miss, 1) | prefetches.bit_select(self.i_fetch.miss, 1)
