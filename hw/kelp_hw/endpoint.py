@@ -233,7 +233,7 @@ class Endpoint(wiring.Component):
             self.commit_score.eq(ema.o_commit), self.commit_score_valid.eq(ema.o_commit_valid),
             self.quiescent.eq(self.ready & Cat(
                 ingress.idle, tracker.idle, frame_table.idle, data_queue.idle, data_path.idle, egress.idle, miss_buffer.quiet, cold.quiet, eviction.quiet,
-                ema.idle, prefetcher.idle | prefetch_hold, hints.idle, telemetry.idle, registers.idle).all()),
+                ema.idle, prefetcher.idle | (self.lockstep & ~miss_buffer.idle), hints.idle, telemetry.idle, registers.idle).all()),
         ]
         return m
 
