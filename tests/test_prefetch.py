@@ -12,6 +12,7 @@ from kelp_hw import prefetch_queue
 from kelp_hw.prefetch import Prefetcher
 from kelp_hw.prefetch_queue import PrefetchQueue
 from kelp_hw.prefetch_sources import AccessSource, PreviousSource
+from kelp_hw.throttle import Throttle as RtlThrottle
 from kelp_spec.config import named
 from kelp_spec.metadata import PrefetchSource
 from kelp_verif.formal import prove
@@ -49,6 +50,17 @@ def test_golden_throttle_halves_and_recovers():
 def test_queue_agrees_with_a_sorted_list():
     seen = run_cocotb(PrefetchQueue(config=named("unit")), bench=BENCH, test="queue_against_list", params={"config": "unit", "cycles": 12_000}).records["seen"]
     assert all(seen[name] > 50 for name in ("DUPLICATE", "FULL", "CANCELLED", "CANCEL", "LEFT")), seen
+
+
+def test_throttle_agrees_with_golden():
+    assert run_cocotb(RtlThrottle(), bench=BENCH, test="throttle_against_model", params={"cycles": 20_000}).records["throttled"] > 100
+
+
+def test_previous_step_is_offered_in_order():
+    config = named("trace")
+    records = run_cocotb(PreviousSource(config=config, entries=32), bench=BENCH, test="previous_against_lists",
+                         params={"config": "trace", "entries": 16, "cycles": 12_000}).records
+    assert records["offered"] > 200 and records["overwritten"] > 5 and records["overflows"] > 100, records
 
 
 def test_lockstep_order_equals_golden():

@@ -216,11 +216,6 @@ class PreviousSource(wiring.Component):
                 m.d.comb += overwrites.eq(1)
             with m.Else():
                 m.d.sync += fill[here].eq(fill[here] + 1)
-        with m.If(self.step_valid & (fill[self.step] != 0)):
-            m.d.sync += [
-                noted[self.step].eq(fill[self.step]), noted_end[self.step].eq(head[self.step]), waits.bit_select(self.step, 1).eq(1),
-                fill[self.step].eq(0), age[self.step].eq(age[self.step] + 1),
-            ]
 
         # The walk: `at` runs over the noted entries; one is read ahead, one is on `o`.
         walking = Signal()
@@ -256,6 +251,12 @@ class PreviousSource(wiring.Component):
             m.d.sync += [walking.eq(0), ahead_valid.eq(0)]
         with m.Elif(move):
             m.d.sync += [ahead_valid.eq(left != 0), at.eq(at + 1), left.eq(Mux(left == 0, 0, left - 1)), walking.eq(left != 0)]
+        # After the walk's own updates: a step in the cycle in which a walk of its session begins ends that walk and asks for the next.
+        with m.If(self.step_valid & (fill[self.step] != 0)):
+            m.d.sync += [
+                noted[self.step].eq(fill[self.step]), noted_end[self.step].eq(head[self.step]), waits.bit_select(self.step, 1).eq(1),
+                fill[self.step].eq(0), age[self.step].eq(age[self.step] + 1),
+            ]
         for s in range(c.sessions):
             with m.If(~self.live[s]):
                 m.d.sync += [fill[s].eq(0), waits[s].eq(0)]

@@ -9,10 +9,11 @@ import cocotb
 from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_golden.prefetch import Candidate, Prefetcher
+from kelp_golden.prefetch import Candidate, Prefetcher, Throttle
 from kelp_hw.layouts import Layouts
 from kelp_hw.prefetch import pulses_layout
 from kelp_hw.prefetch_queue import DropReason, candidate_layout, drop_layout
+from kelp_hw.prefetch_sources import access_layout
 from kelp_spec.config import named
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 from kelp_verif.hints_bench import Session, pack_sessions
@@ -110,6 +111,127 @@ async def queue_against_list(dut):
     record(seen=dict(seen))
 
 
+# --- the throttle and the previous step -------------------------------------------------------------------------------------------
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def throttle_against_model(dut):
+    """Offers, issues, uses and settling in any mixture of one cycle."""
+    rng = random.Random(cocotb.RANDOM_SEED)
+    model = {s: Throttle() for s in SOURCES}
+    start(dut)
+    for name in ("offer", "issued", "useful"):
+        getattr(dut, name).value = getattr(dut, f"{name}_valid").value = 0
+    dut.settle.value = 0
+    await RisingEdge(dut.clk)
+    await RisingEdge(dut.clk)
+    dut.rst.value = 0
+    p_useful, refused = 0.5, 0
+    for n in range(bench_params()["cycles"]):
+        if n % 3000 == 0:
+            p_useful = rng.choice([0.02, 0.2, 0.5, 0.8])
+        source = {name: rng.choice(SOURCES) for name in ("offer", "issued", "useful")}
+        valid = {"offer": rng.random() < 0.6, "issued": rng.random() < 0.9, "useful": rng.random() < p_useful}
+        for name in source:
+            getattr(dut, name).value, getattr(dut, f"{name}_valid").value = int(source[name]), int(valid[name])
+        if n < 512:
+            # The use in the last cycle of a period counts for the next one: with 63 more it is enough.
+            source["issued"] = source["useful"] = PrefetchSource.WINDOW
+            valid["issued"], valid["useful"] = True, 255 <= n < 319
+        settle = rng.random() < 0.3
+        dut.settle.value = int(settle)
+        await ReadOnly()
+        credit = int(dut.credit.value)
+        assert [credit >> 7 * s & 127 for s in SOURCES] == [model[s].credit for s in SOURCES], n
+        if valid["offer"]:
+            allowed = model[source["offer"]].offer()
+            assert (dut.allow.value == 1) == allowed, n
+            refused += not allowed
+        if settle:
+            for throttle in model.values():
+                throttle.settle()
+        if valid["issued"]:
+            model[source["issued"]].issue()
+        if valid["useful"]:
+            model[source["useful"]].use()
+        await RisingEdge(dut.clk)
+    record(throttled=refused)
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def previous_against_lists(dut):
+    """A walk offers what its step accessed last, in order; what new accesses have overwritten is left out and counted, nothing else is."""
+    config, size = named(bench_params()["config"]), bench_params()["entries"]
+    rng = random.Random(cocotb.RANDOM_SEED)
+    access, candidate = Packing(access_layout(config)), Packing(candidate_layout(config))
+    start(dut)
+    dut.i_valid.value = dut.i.value = dut.step_valid.value = dut.step.value = dut.quiet.value = dut.o__ready.value = 0
+    dut.live.value = (1 << config.sessions) - 1
+    await RisingEdge(dut.clk)
+    await RisingEdge(dut.clk)
+    dut.rst.value = 0
+    rings = [deque(maxlen=size) for _ in range(config.sessions)]
+    noted = {}                                  # session → what its ended step accessed; in the order of arrival
+    fresh = [0] * config.sessions               # accesses since then
+    walk, walker = deque(), None
+    at = length = silent = serial = offered = overwritten = overflows = 0
+    for n in range(bench_params()["cycles"]):
+        if n % 150 == 0:
+            p_access, p_step, p_ready = rng.choice([0.05, 0.3, 0.9]), rng.choice([0.005, 0.05]), rng.choice([0.1, 0.6, 1.0])
+        session = rng.randrange(config.sessions)
+        event = None
+        if rng.random() < p_step and not (walk and session == walker):
+            event = "step"
+        elif rng.random() < p_access:
+            event = "access"
+            serial += 1
+            squeue, page = session * config.queues + serial // config.pages % config.queues, serial % config.pages
+            dut.i.value = access.pack(session=session, squeue=squeue, page=page)
+        dut.i_valid.value, dut.step_valid.value, dut.step.value = int(event == "access"), int(event == "step"), session
+        # Only between walks, so that what is on `o` is of the walk that we know of.
+        quiet, ready = not walk and rng.random() < 0.3, int(rng.random() < p_ready)
+        dut.quiet.value, dut.o__ready.value = int(quiet), ready
+        await ReadOnly()
+        overflow = event == "access" and len(rings[session]) == size
+        lost = dut.lost.value == 1
+        if walk and dut.o__valid.value == 0 and lost and not overflow:
+            walk.popleft()
+            at += 1
+            overwritten += 1
+            assert fresh[walker] > size - length + at - 2, "an entry that is still there was left out"
+        elif dut.o__valid.value == 1 and ready:
+            c = candidate.unpack(dut.o__payload.value)
+            assert walk, "an offer without a walk"
+            # A loss that coincides with an overflow shows as one pulse.
+            while (c["squeue"], c["page"]) != walk[0]:
+                walk.popleft()
+                at += 1
+                overwritten += 1
+                assert fresh[walker] > size - length + at - 2, "an entry that is still there was left out"
+            walk.popleft()
+            at += 1
+            assert (c["session"], c["source"], c["distance"]) == (walker, PrefetchSource.PREVIOUS, 1)
+            offered += 1
+        assert lost or not overflow
+        overflows += overflow
+        if dut.start.value == 1:
+            walker = min(noted)
+            walk = noted.pop(walker)
+            at, length = 0, len(walk)
+            if event == "step" and session == walker and rings[session]:
+                walk.clear()        # ended before it began
+        if event == "access":
+            rings[session].append((squeue, page))
+            fresh[session] += 1
+        elif event == "step" and rings[session]:
+            noted[session], rings[session], fresh[session] = rings[session], deque(maxlen=size), 0
+        silent = 0 if dut.o__valid.value == 1 or dut.start.value == 1 else silent + 1
+        if walk and silent > size + 8:
+            at, overwritten = at + len(walk), overwritten + len(walk)       # the last ones, in cycles of overflow
+            walk.clear()
+            assert fresh[walker] > size - length + at - 2, "an entry that is still there was left out"
+        await RisingEdge(dut.clk)
+    record(offered=offered, overwritten=overwritten, overflows=overflows)
+
+
 # --- the prefetcher -------------------------------------------------------------------------------------------------------------
 class TB:
     """Stands for the tracker (ops in, results out), the frame stage, the queue configuration and the stream sources."""
@@ -120,7 +242,7 @@ class TB:
         self.result, self.usage, self.page, self.op = (Packing(x) for x in (layouts.result, layouts.usage, layouts.page, layouts.op))
         self.pulses = Packing(pulses_layout())
         rng = self.rng
-        self.sessions = [Session(ld_id=s, used_queues=config.queues - rng.randrange(2), used_pages=rng.randint(max(2, config.pages // 2), config.pages),
+        self.sessions = [Session(ld_id=s, used_queues=config.queues - rng.randrange(2), used_pages=rng.randint(max(2, config.pages // 2), config.pages - 1),
                                  kv_heads=rng.choice([1, 2])) for s in range(config.sessions)]
         self.windows = [rng.choice([0, 1, 2, 3, 5, 63]) for _ in range(config.squeues)]
         self.results, self.flying = deque(), deque()      # results to send; ops on their way to M3, with the cycle of their result
