@@ -3,9 +3,10 @@
 """What the quantiser and the dequantiser share: a pipeline that moves as a whole, and how a host element splits."""
 
 from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
+
 from kelp_spec.formats import HostType
 
-__all__ = ["RigidPipeline", "host_exponent", "host_fraction", "is_all_ones", "largest_of_4"]
+__all__ = ["RigidPipeline", "at_least", "gated", "host_exponent", "host_fraction", "is_all_ones", "largest_of_4"]
 
 
 class RigidPipeline:
@@ -64,5 +65,15 @@ def is_all_ones(exponent: Value, host_type: Value) -> Value:
 
 def largest_of_4(a: Value, b: Value, c: Value, d: Value) -> Value:
     """The largest of four, one comparison deep: the winners' comparison is chosen among four made beforehand."""
-    ab, cd = a > b, c > d
-    return Mux(Mux(ab, Mux(cd, a > c, a > d), Mux(cd, b > c, b > d)), Mux(ab, a, b), Mux(cd, c, d))
+    ab, cd = at_least(a, b), at_least(c, d)
+    return Mux(Mux(ab, Mux(cd, at_least(a, c), at_least(a, d)), Mux(cd, at_least(b, c), at_least(b, d))), Mux(ab, a, b), Mux(cd, c, d))
+
+
+def at_least(a: Value, b: Value) -> Value:
+    """a >= b, for numbers of an odd width: the bit below makes it even, and the answer the end of a carry chain of two bits a cell."""
+    return Cat(C(1, 1), a) > Cat(C(0, 1), b)
+
+
+def gated(value: Value, enable: Value) -> Value:
+    """``value`` or zeros. A Mux with zero would become a register's synchronous reset, whose net has to wait for the enable's."""
+    return value & enable.replicate(len(value))

@@ -11,9 +11,14 @@ bits 15…8, which its elements do not reach any more.
 """
 
 from amaranth.hdl import C, Cat, Mux, Value
+
 from kelp_spec.formats import HostType
 
-__all__ = ["absolute", "coarsely_rotated", "finely_rotated", "fp8_parts", "host_code", "leading_zeros", "multiplied"]
+from .codec_lane import gated
+
+__all__ = ["BASE_BITS", "absolute", "fp8_parts", "host_code", "leading_zeros", "multiplied", "rotated"]
+
+BASE_BITS = 9   #: of the host's exponent field while it may still be too large
 
 
 def absolute(q: Value) -> Value:
@@ -50,20 +55,25 @@ def leading_zeros(bits: Value) -> Value:
     return count
 
 
-def coarsely_rotated(magnitude: Value, places: Value) -> Value:
-    """The ring, turned by the multiple of four in ``places`` (4 bits)."""
+def rotated(magnitude: Value, places: Value) -> Value:
+    """The ring, turned to the left by ``places``."""
     ring = Cat(C(0, 4), magnitude, C(0, 4))
-    ring = Mux(places[3], ring.rotate_left(8), ring)
-    return Mux(places[2], ring.rotate_left(4), ring)
+    for bit, distance in ((3, 8), (2, 4), (1, 2), (0, 1)):
+        ring = Mux(places[bit], ring.rotate_left(distance), ring)
+    return ring
 
 
-def finely_rotated(ring: Value, places: Value) -> Value:
-    """The ring, turned by the rest of ``places`` (2 bits)."""
-    ring = Mux(places[1], ring.rotate_left(2), ring)
-    return Mux(places[0], ring.rotate_left(1), ring)
+def host_code(
+    host_type: Value, sign: Value, field: Value, ring: Value, deep: Value, special: Value, clamps: Value, void: Value
+) -> Value:
+    """The host element, but for rounding.
 
-
-def host_code(host_type: Value, sign: Value, field: Value, fraction: Value, up: Value) -> Value:
-    """The host element. ``up`` rounds, which it only does in results whose upper fraction bits are zero."""
-    rounded = Cat((fraction[0:7] + up)[0:7], fraction[7:10])
-    return Mux(host_type == HostType.BF16, Cat(fraction[3:10], field[0:8], sign), Cat(rounded, field[0:5], sign))
+    ``field`` is the exponent field of a normal result. ``deep`` says that what is in the upper half of the ring fell off the lower end.
+    ``clamps`` asks for the largest finite value where ``field`` is too large; ``special`` makes fp8's Inf or NaN, ``void`` a NaN of zeros.
+    """
+    bf16 = host_type == HostType.BF16
+    hidden = ring[11] & ~deep
+    over = clamps & hidden & (field[8] | field[0:8].all())
+    exponent = (gated(field[0:8], hidden) | (special | over | void).replicate(8)) & Cat(~over, C(127, 7))
+    fraction = Cat(ring[1:8], gated(ring[8:10], ~deep), (ring[10] & ~deep) | void) | over.replicate(10)
+    return Mux(bf16, Cat(fraction[3:10], exponent, sign), Cat(fraction, exponent[0:5], sign))
