@@ -4,6 +4,7 @@
 
 import numpy as np
 import pytest
+
 from kelp_golden.codec import decode, encode
 from kelp_hw.dequantise import Dequantiser
 from kelp_hw.quantise import Quantiser

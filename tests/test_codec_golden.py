@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
+
 from kelp_golden.codec import decode, encode
 from kelp_spec.formats import Format, HostType, data_lines, scale_lines, stored_page_lines
 from kelp_verif.codec_cases import all_codes, all_stored, below_maximum, block_maximum, mixed_lines

@@ -5,11 +5,21 @@
 from amaranth.hdl import C, Cat, Module, Mux, Shape, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
+
 from kelp_spec.formats import ELEMENTS, FORMAT_BITS, LINE_BITS, SCALE_BITS, SCALE_NAN, Format, HostType
 
-from .codec_lane import RigidPipeline, host_exponent, host_fraction, is_all_ones, largest_of_4
+from .codec_lane import RigidPipeline, at_least, gated, host_exponent, host_fraction, is_all_ones, largest_of_4
 from .quantise_lane import (
-    INT4_SHIFT, INT8_SHIFT, REACH_BITS, byte_parts, distance_of, first_quotient_bit, fp8_field, other_quotient_bits, rounded_byte, shift_of,
+    INT4_SHIFT,
+    INT8_SHIFT,
+    REACH_BITS,
+    byte_parts,
+    distance_of,
+    first_quotient_bit,
+    fp8_field,
+    other_quotient_bits,
+    rounded_byte,
+    shift_of,
     shifted,
 )
 
@@ -57,12 +67,12 @@ class Quantiser(wiring.Component):
         m = Module()
         pipe = RigidPipeline(m, self.i, self.o, self.latency)
         i, o = self.i.payload, self.o.payload
-        line = pipe.carry(0, 5, i.line, "line")
+        line = pipe.carry(0, 7, i.line, "line")
         host_type = pipe.carry(0, 3, i.host_type, "host_type")
         format_code = pipe.carry(0, 7, i.format, "format")
         meta = pipe.carry(0, 7, Value.cast(i.meta), "meta")
         # One bit per format, ready when a stage begins: each of them steers 32 lanes.
-        fmt = {k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format} for k in range(2, 7)}
+        fmt = {k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format} for k in range(2, 8)}
         is_fp8 = {k: pipe.register(k - 1, (format_code[k - 1] == Format.FP8_E4M3) | (format_code[k - 1] == Format.FP8_E5M2), "is_fp8_")
                   for k in (3, 4)}
 
@@ -70,7 +80,8 @@ class Quantiser(wiring.Component):
         amax = [line[0].word_select(n, 16)[0:15] for n in range(ELEMENTS)]
         for k in (0, 1):
             amax = [pipe.register(k, largest_of_4(*amax[n : n + 4]), f"amax_{n // 4}_") for n in range(0, len(amax), 4)]
-        block = _Block(pipe, amax, host_type[2], fmt[2])
+        # A bit of its own: the lanes' host type has hundreds of loads.
+        block = _Block(pipe, amax, pipe.register(1, host_type[1] == HostType.FP16, "is_fp16_"), fmt[2])
 
         bytes_, nibbles = [], []
         for n in range(ELEMENTS):
@@ -80,14 +91,16 @@ class Quantiser(wiring.Component):
             hidden = exponent.any()
             exponent3 = pipe.register(2, exponent | ~hidden, f"exponent_{n}_")
             significand = pipe.carry(3, 4, pipe.register(2, Cat(fraction, hidden), f"significand_{n}_"), f"significand_{n}_")[4]
-            nan = pipe.carry(3, 6, pipe.register(2, is_all_ones(exponent, host_type[2]) & fraction.any(), f"nan_{n}_"), f"nan_{n}_")
+            top, rest_of_nan = pipe.register(2, is_all_ones(exponent, host_type[2]), f"top_{n}_"), pipe.register(2, fraction.any(), f"some_{n}_")
+            nan = pipe.carry(4, 6, pipe.register(3, top & rest_of_nan, f"nan_{n}_"), f"nan_{n}_")
             # Stage 3: how far to shift.
             distance3 = distance_of(block.reach, exponent3)
             distance = pipe.register(3, distance3, f"distance_{n}_")
-            shift = pipe.register(3, shift_of(distance3, block.lift[3], is_fp8[3], fmt[3][Format.FP8_E5M2]), f"shift_{n}_")
+            shift, rise = (pipe.register(3, part, f"{name}_{n}_") for part, name in zip(
+                shift_of(distance3, block.lift, is_fp8[3], fmt[3][Format.FP8_E5M2]), ("shift", "rise"), strict=True))
             # Stage 4: shift.
             value, guard, lost = (pipe.register(4, part, f"{name}_{n}_") for part, name in zip(
-                shifted(significand, shift, block.lift[4]), ("value", "guard", "lost"), strict=True))
+                shifted(significand, shift, rise), ("value", "guard", "lost"), strict=True))
             field, over = (pipe.register(4, part, f"{name}_{n}_") for part, name in zip(
                 fp8_field(distance, significand[10], fmt[4][Format.FP8_E5M2], is_fp8[4]), ("field", "over"), strict=True))
             # Stage 5: prepare rounding, or begin to divide.
@@ -101,15 +114,14 @@ class Quantiser(wiring.Component):
             bytes_.append(rounded_byte(sign6, body, up, clamp, nan[6], fmt[6]))
             inexact6 = pipe.register(5, inexact, f"inexact_{n}_")
             q = Cat(other_quotient_bits(rest, inexact6, block.step[6], block.step3), at_least_4)
-            q7 = pipe.register(6, Mux(fmt[6][Format.INT4] & ~block.nan, q, 0), f"q_{n}_")
+            q7 = pipe.register(6, gated(q, fmt[6][Format.INT4] & ~block.nan), f"q_{n}_")
             # Stage 7: the sign of int4.
             nibbles.append(Mux(pipe.register(6, sign6, f"sign_{n}_"), (-q7)[0:4], q7))
 
-        # What is not the line's format is zero before it meets the others.
-        raw = pipe.carry(6, 7, pipe.register(5, Mux(fmt[5][Format.RAW16], line[5], 0), "raw"), "raw")[7]
+        # What is not the line's format is zero when it meets the others.
         one_byte = ~(fmt[6][Format.RAW16] | fmt[6][Format.INT4] | block.nan)
-        eight = pipe.register(6, Mux(one_byte, Cat(*bytes_), 0), "bytes")
-        pipe.load(7, o.payload, raw | eight | Cat(*nibbles))
+        eight = pipe.register(6, gated(Cat(*bytes_), one_byte), "bytes")
+        pipe.load(7, o.payload, gated(line[7], fmt[7][Format.RAW16]) | eight | Cat(*nibbles))
         pipe.load(7, o.scale, block.scale)
         pipe.load(7, o.format, format_code[7])
         pipe.load(7, Value.cast(o.meta), meta[7])
@@ -122,32 +134,32 @@ class _Block:
     Attributes
     ----------
     reach : REACH_BITS, stage 3
-    lift : 1, by stage (3, 4); see :mod:`.quantise_lane`
+    lift : 1, stage 3; see :func:`.quantise_lane.shift_of`
     step : 5, by stage (5, 6); the int4 scale in 64ths of the power of two in the largest element
     step3 : 6, stage 6; three times that
     nan : 1, stage 6; the payload is void
     scale : 16, stage 7
     """
 
-    def __init__(self, pipe, candidates, host_type, fmt):
+    def __init__(self, pipe, candidates, is_fp16, fmt):
         # Stage 2: both candidates' answers are computed while the two are compared.
-        second_wins = candidates[1] > candidates[0]
-        of_both = [_reach(amax, host_type, fmt) for amax in candidates]
-        self.reach, lift3, zeros = (pipe.register(2, Mux(second_wins, second, first), name) for first, second, name in zip(
+        second_wins = at_least(candidates[1], candidates[0])
+        of_both = [_reach(amax, ~is_fp16, fmt) for amax in candidates]
+        self.reach, self.lift, zeros = (pipe.register(2, Mux(second_wins, second, first), name) for first, second, name in zip(
             *of_both, ("reach", "lift", "zeros"), strict=True))
         amax = pipe.register(2, Mux(second_wins, candidates[1], candidates[0]), "amax")
-        self.lift = pipe.carry(3, 4, lift3, "lift")
 
         # Stage 3: the significand of int4's largest element, normalised; the exponent of the scale, for int4 that of the steps below 16.
-        bf16 = pipe.register(2, host_type == HostType.BF16, "block_bf16_")
+        bf16 = pipe.register(2, ~is_fp16, "block_bf16_")
         int4, int8 = (pipe.carry(3, 7, pipe.register(2, fmt[f], f"block_{f.label}_"), f"block_{f.label}_") for f in (Format.INT4, Format.INT8))
         exponent, fraction = host_exponent(amax, bf16), host_fraction(amax, bf16)
-        subnormal, top = ~exponent.any(), is_all_ones(exponent, bf16)
-        small, below = subnormal & ~bf16, bf16 & ~exponent[1:8].any()
-        normal = (fraction << Mux(small, zeros, 0))[0:10]
+        subnormal, top, below = ~exponent.any(), is_all_ones(exponent, bf16), bf16 & ~exponent[1:8].any()
+        normal = (fraction << zeros)[0:10]
         fraction4 = pipe.register(3, Cat(normal[0:4].any(), normal[4:10]), "fraction")
-        log2 = Mux(small, 1 - zeros, Mux(below & int4[3], _LEAST_BF16, Mux(top & ~int4[3], exponent & 0xFE, exponent)))
-        log2, bias = pipe.register(3, log2[0:8], "log2_"), pipe.register(3, Mux(bf16, 0, 127 - 15) - Mux(int4[3], 3, 0), "bias")
+        # `reach` is the block's exponent and the shift; int4's scale is three exponents below the block's.
+        bias = Mux(int4[3], *(Mux(bf16, *(C(host - below_block - shift, 8) for host in (0, 127 - 15)))
+                              for below_block, shift in ((3, INT4_SHIFT), (0, INT8_SHIFT))))
+        exponent4 = pipe.register(3, (self.reach[0:8] + bias)[0:8], "exponent")
         void = pipe.carry(4, 7, pipe.register(3, (int4[3] | int8[3]) & top & fraction.any(), "void"), "void")
         zero = pipe.carry(4, 7, pipe.register(3, subnormal & ~fraction.any(), "zero"), "zero")[7]
         below4, least4 = pipe.register(3, below, "below"), pipe.register(3, bf16 & (exponent == _LEAST_BF16), "least")
@@ -161,7 +173,7 @@ class _Block:
         self.step = pipe.carry(5, 7, pipe.register(4, step, "step"), "step")
         self.step3 = pipe.register(5, (self.step[5] + (self.step[5] << 1))[0:6], "step3_")
         self.nan = void[6]
-        exponent7 = pipe.carry(5, 7, pipe.register(4, (log2 + bias)[0:8], "exponent"), "exponent")[7]
+        exponent7 = pipe.carry(4, 7, exponent4, "exponent")[7]
 
         # Stage 7.
         carry = self.step[7][4]
@@ -170,21 +182,21 @@ class _Block:
         self.scale = Mux(void[7], SCALE_NAN, Mux((int4[7] | int8[7]) & ~zero, value, 0))
 
 
-def _reach(amax, host_type, fmt):
-    """``reach``, ``lift``, and how many places an fp16 subnormal lies below a normal value; of one candidate in stage 2."""
-    bf16, int4, e5m2 = host_type == HostType.BF16, fmt[Format.INT4], fmt[Format.FP8_E5M2]
+def _reach(amax, bf16, fmt):
+    """``reach``, ``lift``, and how many places an fp16 subnormal lies below a normal value (else 0); of one candidate in stage 2."""
+    int4, e5m2 = fmt[Format.INT4], fmt[Format.FP8_E5M2]
     scaled = int4 | fmt[Format.INT8]
-    exponent = host_exponent(amax, host_type)
+    exponent = host_exponent(amax, bf16)
     zeros = C(10, 4)
     for bit in range(10):
         zeros = Mux(amax[bit], 10 - bit, zeros)
     shift = Mux(int4, INT4_SHIFT, INT8_SHIFT)
     # The special cases are ready before the sum is.
     small, below = ~bf16 & ~amax[10:15].any(), bf16 & int4 & ~amax[8:15].any()
-    fp8 = Mux(bf16, *(Mux(e5m2, *(C(_LEAST_NORMAL[host, f] - 2, REACH_BITS) for f in (Format.FP8_E5M2, Format.FP8_E4M3)))
+    fp8 = Mux(bf16, *(Mux(e5m2, *(C(_LEAST_NORMAL[host, f] - 1, REACH_BITS) for f in (Format.FP8_E5M2, Format.FP8_E4M3)))
                       for host in (HostType.BF16, HostType.FP16)))
     # Inf counts as the largest finite value; int4 has the same scale and the same q for the power of two above it.
     largest = Mux(bf16, 254 + INT8_SHIFT, 30 + INT8_SHIFT)
-    special = Mux(scaled, Mux(small, (shift + 1 - zeros)[0:REACH_BITS], Mux(below, _LEAST_BF16 + INT4_SHIFT, largest)), fp8)
-    is_special = ~scaled | small | below | (~int4 & is_all_ones(exponent, host_type))
-    return Mux(is_special, special, exponent + shift)[0:REACH_BITS], scaled & small & (zeros > shift), zeros
+    special = Mux(scaled, Mux(small, (shift + 1 - zeros + C(0, REACH_BITS))[0:REACH_BITS], Mux(below, _LEAST_BF16 + INT4_SHIFT, largest)), fp8)
+    is_special = ~scaled | small | below | (~int4 & is_all_ones(exponent, bf16))
+    return Mux(is_special, special, exponent + shift)[0:REACH_BITS], scaled & small & (zeros > shift), gated(zeros, small)

@@ -11,12 +11,15 @@ int4      INT4_SHIFT + the same; it is then divided by the scale
 fp8       E4M3_SHIFT or E5M2_SHIFT, and one more for each exponent below the least normal one
 ========  =========================================================================
 
-The shared half gives ``reach``: that sum without the element's exponent, or for fp8 the least normal exponent less two, which makes the
-fp8 exponent field the complement of the distance.
+The shared half gives ``reach``: that sum without the element's exponent, or for fp8 the least normal exponent less one, which makes the
+fp8 exponent field of a normal result the negative of the distance.
 """
 
 from amaranth.hdl import C, Cat, Mux, Value
+
 from kelp_spec.formats import Format
+
+from .codec_lane import gated
 
 __all__ = [
     "E4M3_SHIFT", "E5M2_SHIFT", "INT4_SHIFT", "INT8_SHIFT", "REACH_BITS", "byte_parts", "distance_of", "first_quotient_bit", "fp8_field",
@@ -35,27 +38,27 @@ def distance_of(reach: Value, exponent: Value) -> Value:
     return (reach - (exponent | ~exponent.any()))[0:REACH_BITS]
 
 
-def shift_of(distance: Value, lift: Value, is_fp8: Value, is_e5m2: Value) -> Value:
-    """How far to shift, 4 bits; 15 shifts everything out. With ``lift`` (a block of small subnormals) it is what is left modulo 16."""
-    # fp8: -2 and below is a normal result, -1 the first subnormal exponent.
-    negative = distance[8]
-    normal = negative & ~distance[0:8].all()
-    far = ~negative & (distance[3:8].any() | distance[1:3].all())
-    plain = Mux(is_e5m2, E5M2_SHIFT, E4M3_SHIFT)
-    fp8 = Mux(normal, plain, Mux(far, 15, (distance[0:4] + plain + 2)[0:4]))
-    whole = Mux(~lift & distance[4:9].any(), 15, distance[0:4])
-    return Mux(is_fp8, fp8, whole)
+def shift_of(distance: Value, lift: Value, is_fp8: Value, is_e5m2: Value) -> tuple[Value, Value]:
+    """How far to shift, 4 bits, where 15 shifts everything out; and whether bit 3 of it means eight places up instead of down.
+
+    ``lift`` is for the blocks whose largest element is a small fp16 subnormal: their distances are negative.
+    """
+    # fp8: below zero the result is normal, from zero on the shift is 8 or 9 more than the distance.
+    normal = is_fp8 & distance[8]
+    subnormal = Mux(is_e5m2, Cat((distance[0:3] + 1)[0:3] | distance[0:3].all().replicate(3), C(1, 1)), Cat(distance[0:3], C(1, 1)))
+    far = Mux(is_fp8, distance[3:8].any(), ~lift & distance[4:9].any())
+    shift = Mux(normal, Mux(is_e5m2, E5M2_SHIFT, E4M3_SHIFT), Mux(is_fp8, subnormal, distance[0:4]) | far.replicate(4))
+    return Cat(shift[0:3], shift[3] & ~lift), shift[3] & lift
 
 
-def shifted(significand: Value, shift: Value, lift: Value) -> tuple[Value, Value, Value]:
+def shifted(significand: Value, shift: Value, up: Value) -> tuple[Value, Value, Value]:
     """The significand shifted right: eight bits, the bit below them, and whether anything is lost below that.
 
-    With ``lift``, bit 3 of ``shift`` means eight places up: only blocks whose largest element is a small fp16 subnormal need that, and
-    then no element has bits where they would be lost.
+    With ``up`` it is shifted eight places up first; then no element of the block has bits where they would be lost.
     """
     window = Cat(C(0, 1), significand, C(0, 4))
-    coarse = Mux(shift[3], Mux(lift, Cat(C(0, 8), window[0:8]), Cat(window[8:16], C(0, 8))), window)
-    lost = shift[3] & ~lift & window[0:8].any()
+    coarse = gated(window[0:8], up) << 8 | Mux(shift[3], window[8:16], gated(window, ~up))
+    lost = shift[3] & window[0:8].any()
     for bit, places in ((2, 4), (1, 2), (0, 1)):
         lost = lost | (shift[bit] & coarse[0:places].any())
         coarse = Mux(shift[bit], coarse[places:], coarse)
@@ -65,9 +68,9 @@ def shifted(significand: Value, shift: Value, lift: Value) -> tuple[Value, Value
 def fp8_field(distance: Value, hidden: Value, is_e5m2: Value, is_fp8: Value) -> tuple[Value, Value]:
     """The exponent field in place (bits 2…6 of the code), and whether it is beyond the format."""
     normal = is_fp8 & hidden & distance[8]
-    field = ~distance[0:5]
-    placed = Mux(normal, Mux(is_e5m2, field, Cat(C(0, 1), field[0:4])), 0)
-    return placed, normal & ~Mux(is_e5m2, distance[5:8].all(), distance[4:8].all())
+    field = -distance
+    placed = gated(Mux(is_e5m2, field[0:5], Cat(C(0, 1), field[0:4])), normal)
+    return placed, normal & Mux(is_e5m2, field[5:8].any(), field[4:8].any())
 
 
 def byte_parts(field: Value, over: Value, nan: Value, value: Value, guard: Value, lost: Value, fmt: dict) -> tuple[Value, ...]:

@@ -11,9 +11,9 @@ import cocotb
 import numpy as np
 from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
+
 from kelp_golden.codec import decode, encode
 from kelp_spec.formats import LINE_BYTES, Format, HostType
-
 from kelp_verif.codec_cases import mixed_lines, mixed_stored
 from kelp_verif.codec_model import pack_lines, pack_stored, unpack_lines, unpack_stored
 from kelp_verif.runner import bench_params, record

@@ -5,6 +5,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+
 from kelp_spec.formats import ELEMENTS, LINE_BYTES, Format, HostType
 
 __all__ = ["CHUNK", "all_codes", "all_stored", "below_maximum", "block_maximum", "mixed_lines", "mixed_stored"]

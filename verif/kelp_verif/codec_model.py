@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
 from kelp_spec.formats import ELEMENTS, LINE_BYTES
 
 from . import runner

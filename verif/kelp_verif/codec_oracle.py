@@ -8,6 +8,7 @@ no saturation, so values are clamped first); in lines with NaN the NaN is put in
 
 import ml_dtypes
 import numpy as np
+
 from kelp_spec.formats import ELEMENTS, Format, HostType
 
 __all__ = ["oracle_decode", "oracle_encode"]
