@@ -63,7 +63,7 @@ def test_reset_forgets():
 def test_rates_at_640_queues():
     config = named("ulx3s")
     records = run_cocotb(hw.Tracker(config=config), bench=BENCH, test="rates", params={"config": config.name}).records
-    for name in ("sequential_write", "sequential_read"):
+    for name in ("sequential_write", "sequential_read", "single_stream_read"):
         requests, background, _ = records[name]
         assert requests == 1 and background >= 1 / 8
     requests, background, cycles = records["random_read"]

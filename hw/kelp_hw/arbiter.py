@@ -57,12 +57,14 @@ class Arbiter(wiring.Component):
     -------
     i_request, i_miss, i_control, i_hint, i_evict, i_prefetch : streams in
     hot, hold, credits : in
+    good : in
+        The request goes to memory, as far as its own fields tell; only then it looks at a page word.
     o_hot : out
         The request enters by the hot lane.
     o_valid, o_op : out
         What enters the tracker lane.
-    o_reads, o_takes, o_session, o_frame_peek : out
-        The op looks at a page word; may take a miss id; changes a session; is a PEEK of a frame (one from the evictor).
+    o_reads, o_takes, o_session, o_frame_peek, o_background : out
+        The op looks at a page word; may take a miss id; changes a session; is a PEEK of a frame (one from the evictor); is no request.
     o_queue : out
         Queue within the session, of a request.
     """
@@ -76,9 +78,9 @@ class Arbiter(wiring.Component):
         super().__init__({
             "i_request": In(stream.Signature(layouts.request)),
             **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
-            "hot": In(1), "hold": In(1), "credits": In(credits_layout()),
+            "hot": In(1), "good": In(1), "hold": In(1), "credits": In(credits_layout()),
             "o_hot": Out(1), "o_valid": Out(1), "o_op": Out(layouts.op), "o_queue": Out(config.queue_bits),
-            "o_reads": Out(1), "o_takes": Out(1), "o_session": Out(1), "o_frame_peek": Out(1),
+            "o_reads": Out(1), "o_takes": Out(1), "o_session": Out(1), "o_frame_peek": Out(1), "o_background": Out(1),
         })
 
     def elaborate(self, platform):
@@ -116,11 +118,14 @@ class Arbiter(wiring.Component):
         m.d.comb += all_credits.eq(credits.as_value().all())
 
         # A hot request yields only to an urgent op that needs the frame stage, a cold one to any urgent op.
-        cold_able, background = Signal(), Signal()
+        # `hot` comes late: everything else is ready when it arrives.
+        cold_able, background, hot_able, able_if_cold = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            self.o_hot.eq(self.i_request.valid & self.hot & credits.data & ~self.hold & ~(urgent & pick_frame)),
-            cold_able.eq(self.i_request.valid & ~self.hot & all_credits & ~self.hold & ~urgent),
-            background.eq(any_able & ~cold_able & ~(self.o_hot & pick_frame)),
+            hot_able.eq(self.i_request.valid & credits.data & ~self.hold & ~(urgent & pick_frame)),
+            able_if_cold.eq(self.i_request.valid & all_credits & ~self.hold & ~urgent),
+            self.o_hot.eq(self.hot & hot_able),
+            cold_able.eq(~self.hot & able_if_cold),
+            background.eq(any_able & Mux(self.hot, ~(hot_able & pick_frame), ~able_if_cold)),
             self.i_request.ready.eq(self.o_hot | cold_able),
             Cat(s.ready for s in streams).eq(Mux(background, pick, 0)),
         ]
@@ -151,7 +156,8 @@ class Arbiter(wiring.Component):
         m.d.comb += [
             self.o_valid.eq(cold_able | background),
             self.o_queue.eq(request.queue),
-            self.o_reads.eq(Mux(background, ~(pick & wordless).any(), cold_able & (request.refused == 0) & ~request.no_memory)),
+            self.o_reads.eq(Mux(background, ~(pick & wordless).any(), cold_able & self.good)),
+            self.o_background.eq(background),
             self.o_takes.eq(Mux(background, (pick & takes).any(), cold_able)),
             self.o_session.eq(background & (pick & session_op).any()),
             self.o_frame_peek.eq(background & pick[BACKGROUND.index("evict")]),

@@ -17,10 +17,11 @@ __all__ = ["PageWords"]
 
 
 class PageWords(wiring.Component):
-    """Reads a page word at M0, hands it over at M3 and takes the op's new one there; one op per cycle, rigid.
+    """Reads a page word at MA, hands it over at M3 and takes the op's new one there; one op per cycle, rigid.
 
-    Cycle t (M0): `look` and `look_valid`. Cycle t + 3 (M3): `word` (repaired) with `corrected`, `uncorrected`; `new`, the word after the op, in the
-    same cycle, with `write` when it must be stored. An op sees the words of all earlier ops, also of the one just before it. `word` of an uncorrectable error is as it was read.
+    Cycle t (MA): `look` and `look_valid`. Cycle t + 3 (M3): `word` (repaired) with `corrected`, `uncorrected`; `new`, the word after the op, in the
+    same cycle, with `write` when it must be stored. An op sees the words of all earlier ops, also of the one just before it. `word` of an
+    uncorrectable error is as it was read.
 
     The SRAM is banked by the low page bits, as far as needed to scrub within `SCRUB_CYCLES`; all banks are scrubbed together after reset,
     then `ready` rises. The write port is used one cycle after M3.
@@ -80,7 +81,7 @@ class PageWords(wiring.Component):
         f1_word, f1_write = Signal(word), Signal()
         m.d.sync += [f1_word.eq(self.new), f1_write.eq(self.write)]
 
-        # M0, M1: the SRAM. Of the ops before this one, the SRAM's answer lacks those that are at M3 or F1 now; those behind will be forwarded at M2.
+        # MA, M1: the SRAM. Of the ops before this one, the SRAM's answer lacks those that are at M3 or F1 now; those behind will be forwarded at M2.
         for bank in banks:
             m.d.comb += [bank.read_en.eq(self.look_valid), bank.read_address.eq(row(self.look))]
         raw = Array(bank.read_data for bank in banks)[at["m1"].page[:bank_bits]] if bank_bits else banks[0].read_data

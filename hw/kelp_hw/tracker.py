@@ -31,10 +31,10 @@ def hot_layout(config: Config) -> data.StructLayout:
 class Tracker(wiring.Component):
     """Takes requests and background ops, decides one op (and one hot request before it) per cycle, and tells everyone.
 
-    The pipeline M0, M1, M2, M3 never stalls. `o_frame_op` is valid in the third cycle after the cycle of a request's handshake (M3, combinational);
+    The pipeline M0, MA, M1, M2, M3 never stalls. `o_frame_op` is valid in the fourth cycle after the cycle of a request's handshake (M3, combinational);
     `o_result`, `o_hot`, `o_score` of the same cycle's ops follow one cycle later. Throughput: one request per cycle, 7 of 8 cycles when background ops need the
     port all the time; with page-sequential requests every background op that does not use the frame stage finds a cycle (§1). Ops that change a
-    session enter alone, three cycles before the next.
+    session enter alone, four cycles before the next.
 
     Nothing is accepted before `ready`, which rises when every page word is ABSENT. Refused requests become ANSWER frame ops; `o_result.op.refused` says why.
     A page word with one flipped bit is corrected, one with two becomes LOST.
@@ -114,40 +114,47 @@ class Tracker(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i_miss_free), miss_ids.i)
 
         # What a stage knows of its op besides the op itself.
-        about = data.StructLayout({"valid": 1, "hot": 1, "reads": 1, "takes": 1, "session": 1, "frame_peek": 1, "queue": c.queue_bits,
+        about = data.StructLayout({"valid": 1, "hot": 1, "reads": 1, "blocks": 1, "takes": 1, "session": 1, "frame_peek": 1, "queue": c.queue_bits,
                                    "hot_page": layouts.page, "hot_session": c.session_bits})
-        m1, m2, m3 = (Signal(about, name=f"m{i}") for i in (1, 2, 3))
-        op1, op2, op3 = (Signal(layouts.op, name=f"op{i}") for i in (1, 2, 3))
+        stages = ma, m1, m2, m3 = [Signal(about, name=name) for name in ("ma", "m1", "m2", "m3")]
+        ops = opa, op1, op2, op3 = [Signal(layouts.op, name=f"op{name}") for name in ("a", "1", "2", "3")]
 
-        # A page that an op in the pipeline looks at is not hot: the op may change it.
-        in_flight = Signal()
-        m.d.comb += in_flight.eq(Cat(a.valid & a.reads & (o.squeue == request.squeue) & (o.page == request.page)
-                                     for a, o in ((m1, op1), (m2, op2), (m3, op3))).any())
+        # A hot page may lose its place by an op in the pipeline that looks at its word: by any background op, and by a request that finds the word beyond
+        # repair. A request that follows another op on its page within three cycles is given that op's word and finds nothing new.
+        same, blocks = Signal(4), Signal(4)
+        m.d.comb += [
+            same.eq(Cat(a.valid & a.reads & (o.squeue == request.squeue) & (o.page == request.page) for a, o in zip(stages, ops, strict=True))),
+            blocks.eq(Cat(a.blocks for a in stages)),
+        ]
         mine = Signal(layouts.session)
-        good = Signal()
         m.d.comb += [
             mine.eq(session(request.session)),
-            good.eq((request.refused == 0) & ~request.no_memory & (request.origin.ld_id == mine.ld_id) &
-                    (request.kv_line[:c.half_line_bits] < mine.used_lines) & ~(request.kv_line[c.half_line_bits] & mine.k_only)),
+            arbiter.good.eq((request.refused == 0) & ~request.no_memory & (request.origin.ld_id == mine.ld_id) &
+                            (request.kv_line[:c.half_line_bits] < mine.used_lines) & ~(request.kv_line[c.half_line_bits] & mine.k_only)),
             hot_pages.look.squeue.eq(request.squeue), hot_pages.look.page.eq(request.page),
-            arbiter.hot.eq(hot_pages.hit & good & ~in_flight),
-            arbiter.hold.eq(~self.ready | Cat(a.valid & a.session for a in (m1, m2, m3)).any()),
+            arbiter.hot.eq(hot_pages.hit & arbiter.good & ~(same & blocks).any()),
+            arbiter.hold.eq(~self.ready | Cat(a.valid & a.session for a in stages).any()),
             arbiter.credits.data.eq(self.data_ready), arbiter.credits.miss.eq(self.miss_ready), arbiter.credits.score.eq(self.score_ready),
             arbiter.credits.queue.eq(self.queue_ready), arbiter.credits.event.eq(self.event_ready),
-            arbiter.credits.miss_id.eq(miss_ids.level > sum(((a.valid & a.takes) for a in (m1, m2, m3)), start=0)),
-            words.look.squeue.eq(arbiter.o_op.squeue), words.look.page.eq(arbiter.o_op.page), words.look_valid.eq(arbiter.o_valid & arbiter.o_reads),
-            queues.read_en.eq(1), queues.read_address.eq(arbiter.o_op.squeue),
+            arbiter.credits.miss_id.eq(miss_ids.level > sum(((a.valid & a.takes) for a in stages), start=0)),
             queues.write_en.eq(self.config_write_valid), queues.write_address.eq(self.config_write.squeue),
             *(queues.write_data[f].eq(self.config_write.queue_config[f]) for f in queue_layout.members),
         ]
         m.d.sync += [
-            op1.eq(arbiter.o_op), m1.valid.eq(arbiter.o_valid), m1.hot.eq(arbiter.o_hot), m1.reads.eq(arbiter.o_reads), m1.takes.eq(arbiter.o_takes),
-            m1.session.eq(arbiter.o_session), m1.frame_peek.eq(arbiter.o_frame_peek), m1.queue.eq(arbiter.o_queue),
-            m1.hot_page.squeue.eq(request.squeue), m1.hot_page.page.eq(request.page), m1.hot_session.eq(request.session),
+            opa.eq(arbiter.o_op), ma.valid.eq(arbiter.o_valid), ma.hot.eq(arbiter.o_hot), ma.reads.eq(arbiter.o_reads), ma.takes.eq(arbiter.o_takes),
+            ma.blocks.eq(arbiter.o_background | (same == 0b1000)),
+            ma.session.eq(arbiter.o_session), ma.frame_peek.eq(arbiter.o_frame_peek), ma.queue.eq(arbiter.o_queue),
+            ma.hot_page.squeue.eq(request.squeue), ma.hot_page.page.eq(request.page), ma.hot_session.eq(request.session),
         ]
 
-        # --- M1: hot entry and queue configuration come out; M2: the op is judged by its session --------------------------
-        hot2, hot3 = Signal(hot_pages.entry_layout), Signal(hot_pages.entry_layout)
+        # --- MA: addresses leave registers, the hot entry comes out -----------------------------------------------------------
+        m.d.comb += [
+            words.look.squeue.eq(opa.squeue), words.look.page.eq(opa.page), words.look_valid.eq(ma.valid & ma.reads),
+            queues.read_en.eq(1), queues.read_address.eq(opa.squeue),
+        ]
+
+        # --- M1: page word and queue configuration come out; M2: the word is repaired, the op is judged by its session ---------
+        hot1, hot2, hot3 = (Signal(hot_pages.entry_layout, name=f"hot{i}") for i in (1, 2, 3))
         queue2, session2 = Signal(queue_layout), Signal(layouts.session)
         shape_layout = data.StructLayout({name: layouts.session[name].shape for name in ("used_lines", "k_only", "host_type")})
         shape1, shape2, shape3 = (Signal(shape_layout, name=f"shape{i}") for i in (1, 2, 3))   # of the session whose request goes to the frame stage
@@ -161,8 +168,8 @@ class Tracker(wiring.Component):
         m.d.comb += [shape1[name].eq(shaping[name]) for name in shape_layout.members]
         own_pool2 = (op2.kind == Op.GRANT) | (op2.kind == Op.FREE)
         m.d.sync += [
-            op2.eq(op1), m2.eq(m1), op3.eq(op2), m3.eq(m2),
-            hot2.eq(hot_pages.entry), hot3.eq(hot2),
+            op1.eq(opa), m1.eq(ma), op2.eq(op1), m2.eq(m1), op3.eq(op2), m3.eq(m2),
+            hot1.eq(hot_pages.entry), hot2.eq(hot1), hot3.eq(hot2),
             queue2.eq(queues.read_data), queue3.eq(queue2), queue3.pool.eq(Mux(own_pool2, op2.pool, queue2.pool)),
             session2.eq(session(op1.session)), session3.eq(session2), shape2.eq(shape1), shape3.eq(shape2),
             event3.eq(check.event),
@@ -186,7 +193,7 @@ class Tracker(wiring.Component):
                 (pools, ("pop", "push", "wait", "unwait", "pin", "unpin")), (miss_ids, ("take", "parked", "park", "unpark")),
                 (sessions, ("open", "close", "closed", "step")), (hot_pages, ("keep", "drop", "drop_session"))) for name in names),
             self.sessions.eq(sessions.sessions), self.pool_free.eq(pools.free), self.pool_used.eq(pools.used), self.ready.eq(words.ready),
-            self.idle.eq(~Cat(a.valid | a.hot for a in (m1, m2, m3)).any() & ~self.o_result_valid & ~self.o_hot_valid),
+            self.idle.eq(~Cat(a.valid | a.hot for a in stages).any() & ~self.o_result_valid & ~self.o_hot_valid),
         ]
 
         # The frame stage: the hot request's op, or the tracker lane's, never both.

@@ -239,7 +239,7 @@ class Tracker:
     def step(self, op: Op, *, fault: int = 0, descriptor: Session | None = None) -> Result:
         """Decide one op. `fault`: 1 when the page word it read had a single flipped bit, 2 when it could not be corrected."""
         kind = op.kind
-        if self._reads[kind] and not (kind <= 2 and (op.refused or op.no_memory)):
+        if self._reads[kind] if kind > 2 else self._goes_to_memory(op):
             key = op.squeue * self.pages + op.page
             old = self.words.get(key, ABSENT_WORD)
             if fault:
@@ -284,6 +284,18 @@ class Tracker:
 
     def _nothing(self, op, result, word, key):
         pass
+
+    def _goes_to_memory(self, op):
+        """Whether a request looks at a page word: its own fields say so, whatever becomes of it."""
+        if op.refused or op.no_memory:
+            return False
+        session = self.sessions[op.session]
+        line = op.kv_line
+        if line >= self.half_lines:
+            if session.k_only:
+                return False
+            line -= self.half_lines
+        return line < session.used_lines and op.ld_id == session.ld_id
 
     # --- demand ---------------------------------------------------------------------------------------------------------
     def _refusal(self, op, session):

@@ -162,7 +162,7 @@ class TB:
     def _check_m3(self, now):
         dut = self.dut
         valid, hot = int(dut.o_frame_op_valid.value), int(dut.o_frame_op_hot.value)
-        if not self.entered or self.entered[0][0] != now - 3:
+        if not self.entered or self.entered[0][0] != now - 4:
             assert not valid, f"cycle {now}: frame op out of nothing"
             return
         entered, request, op = self.entered.popleft()
@@ -650,6 +650,10 @@ async def rates(dut):
     figures["sequential_write"] = await measure(tb, sequential(1), 4000)
     await tb.ops(Op(K.STEP, delta=1))
     figures["sequential_read"] = await measure(tb, (op for _ in range(3) for op in sequential(0)), 10_000)
+    await tb.ops(Op(K.STEP, delta=1))
+    alone = (Op(K.READ, squeue=q, page=p, kv_line=line % lines + line // lines * config.half_lines, ld_id=1)
+             for q in streams for p in range(pages) for line in range(2 * lines))
+    figures["single_stream_read"] = await measure(tb, alone, 4000)
     figures["random_read"] = await measure(tb, scattered(10_000), 10_000)
     record(**figures)
 
