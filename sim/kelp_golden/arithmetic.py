@@ -89,9 +89,17 @@ def touch(s, gap, a, m, sh):
 
     A gap of 0 counts as 1.
     """
-    if _is_array(gap):
-        return ema(fold(s, np.maximum(np.asarray(gap, np.int64) - 1, 0), m, sh), _TOP, a)
-    return ema(fold(s, gap - 1 if gap else 0, m, sh), _TOP, a)
+    if type(gap) is int:
+        if gap > 1:
+            s = s * _kept(gap - 1, m, sh) >> 16
+        return s + ((_TOP - s) * (a if a < 256 else 256) + 128 >> 8)
+    return ema(fold(s, np.maximum(np.asarray(gap, np.int64) - 1, 0), m, sh), _TOP, a)
+
+
+@functools.lru_cache(1 << 16)
+def _kept(idle: int, m: int, sh: int) -> int:
+    """What `fold` leaves of 65536 after `idle` steps."""
+    return min(_TOP, halving(exponent(idle, m, sh)))
 
 
 def mass(s, pushed, k, a):

@@ -39,7 +39,7 @@ class LockStep:
     """
 
     def __init__(self, endpoint: Endpoint, *, evict_target: int, enable=(), log: Callable[[Result], None] | None = None):
-        self.endpoint, self.evict_target, self.log = endpoint, evict_target, log
+        self.endpoint, self.evict_target, self.log = endpoint, max(1, evict_target), log
         tracker = endpoint.tracker
         self.prefetcher = Prefetcher(endpoint.config, tracker.sessions, enable=enable)
         self.evictor = Evictor(endpoint.config, endpoint.queues, endpoint.words, step=lambda s: tracker.sessions[s].step,
@@ -63,7 +63,7 @@ class LockStep:
                 self._serve(result.miss, op, lost=result.old.state == PageState.LOST)
             version = self.endpoint.version
             answer = Expected(Answer.CMP) if op.write else Expected(Answer.DATA, ZEROS if version == POISONED else version, version == POISONED)
-        if result.first and result.outcome in _ACCESSED:
+        if result.first and self.prefetcher.enable and result.outcome in _ACCESSED:
             window = self.endpoint.policies[op.squeue].window
             self._prefetch(self.prefetcher.access(op.session, op.squeue, op.page, window))
         self._evict_to_target()
@@ -117,8 +117,11 @@ class LockStep:
                 self._serve(result.miss, None)
 
     def _evict_to_target(self) -> None:
-        while self._evict_one():
-            pass
+        for pool in self.endpoint.tracker.pools:
+            if pool.used and pool.limit - pool.used < self.evict_target:
+                while self._evict_one():
+                    pass
+                return
 
     def _evict_one(self) -> bool:
         endpoint, pools = self.endpoint, self.endpoint.tracker.pools

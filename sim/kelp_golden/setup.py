@@ -37,7 +37,8 @@ class LayerFormats:
 class Setup:
     """One session on one device. A value outside its range is a ValueError that names it.
 
-    `limits`, `low_water` and `high_water` are frames, `budgets` DRAM lines of one queue, by pool; `tau` is in steps, `alpha` in units of 1/256.
+    `limits`, `low_water` and `high_water` are frames, `budgets` DRAM lines of one queue, by pool; `tau` is in steps, `alpha` in units of
+    1/256.
     """
 
     config: Config
@@ -186,8 +187,8 @@ class Setup:
                 write(prefix + "command", command=SessionCommand.APPLY_QUEUE)
         return writes
 
-    def advance(self, steps: int = 1) -> tuple[int, int]:
-        """The register write that advances the session's step."""
-        register = RegisterMap(self.config).by_name[f"s{SESSION}_command"]
-        low = {f.name: f.low for f in register.fields}
-        return register.offset, SessionCommand.ADVANCE << low["command"] | steps << low["argument"]
+    def advance(self, steps: int = 1) -> tuple[str, int]:
+        """The register write (name, value) that advances the session's step."""
+        name = f"s{SESSION}_command"
+        low = {f.name: f.low for f in RegisterMap(self.config).by_name[name].fields}
+        return name, SessionCommand.ADVANCE << low["command"] | steps << low["argument"]

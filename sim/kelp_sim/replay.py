@@ -51,7 +51,9 @@ class Plan:
     def policy(self) -> str:
         """Policy and what it was given, for people."""
         s = self.setup
-        return f"policy 0, τ {s.tau:g}, α {s.alpha}/256, {s.source.name.lower()}, {'equal budgets' if self.budget == 'equal' else 'no budgets'}"
+        parts = [f"policy 0, τ {s.tau:g}", f"α {s.alpha}/256", s.source.name.lower(), "equal budgets" if self.budget == "equal" else "no budgets"]
+        prefetch = "+".join(sorted(source.name.lower() for source in s.prefetch))
+        return ", ".join([*parts, *([f"prefetch {prefetch}"] if prefetch else [])])
 
     @cached_property
     def requests(self) -> np.ndarray:
@@ -92,7 +94,7 @@ class Plan:
 
 
 def capacity_shares(capacity: int, pools: Sequence[int]) -> tuple[int, ...]:
-    """Frames of each pool: `capacity` in proportion to the queues it holds (`pools`: the pool of each queue), what is left over to the largest remainders."""
+    """Frames of each pool: `capacity` in proportion to the queues it holds (`pools`: each queue's pool), the rest to the largest remainders."""
     held = np.bincount(pools, minlength=len(POOLS))
     whole, rest = np.divmod(capacity * held, len(pools))
     for pool in np.argsort(-rest, kind="stable")[: capacity - int(whole.sum())]:
@@ -118,7 +120,7 @@ def plan(
     high_water: int = 4,
     seed: int = 1,
 ) -> Plan:
-    """Everything that a replay is, checked: a TraceError where the recording cannot be used, a ValueError for a choice outside its range."""
+    """Everything that a replay is, checked: TraceError where the recording cannot be used, ValueError for a choice outside its range."""
     sequence = access_sequence(trace, first_step=first_step, accesses=accesses)
     capacity = sequence.capacity(residency)
     sequence.share(capacity)
@@ -153,7 +155,7 @@ def plan(
 
 @dataclass
 class Meter:
-    """Figures of a replay step by step, read from a golden endpoint's own counters: `begin` after the history, `end_step` after each step."""
+    """Figures of a replay step by step, from a golden endpoint's own counters: `begin` after the history, `end_step` after each step."""
 
     endpoint: Endpoint
     queues: int
@@ -283,8 +285,9 @@ class GoldenRun:
 def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> GoldenRun:
     """Carry out a plan with the golden endpoint, every line request of it; `progress` hears the accesses done, once a step.
 
-    Requests go in order, one at a time. Of an access, what may change anything is a request of its own; reads of further lines of a page that the access has
-    just touched are hits that change nothing, and are taken together. Where the recording has keys and values, each answer is compared with them.
+    Requests go in order, one at a time. Of an access, what may change anything is a request of its own; reads of further lines of a page
+    that the access has just touched are hits that change nothing, and are taken together. Where the recording has keys and values, each
+    answer is compared with them.
     """
     setup, sequence = done.setup, done.sequence
     endpoint = setup.endpoint()

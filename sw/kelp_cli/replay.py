@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,13 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from .output import UserError, console, write_json
 
-__all__ = ["FORMATS", "Engine", "parse_formats", "parse_sources", "progress_bar", "register", "replay_rtl"]
+__all__ = ["FORMATS", "Engine", "lockstep_counts", "make_plan", "parse_formats", "parse_sources", "progress_bar", "register", "run_rtl"]
 
 #: Stored formats where none are asked for: three of the five, one pool.
 FORMATS = ("0-2:int8,int4", "3-:fp8_e4m3,int4")
 
 
-class Engine(str, Enum):
+class Engine(StrEnum):
     """Who replays."""
 
     RTL = "rtl"
@@ -34,24 +34,38 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def replay(
         trace: Annotated[Path, typer.Argument(help="A recording, such as data/traces/attn_0.npz.", show_default=False)],
-        engine: Annotated[Engine, typer.Option(help="The generated RTL in Verilator, checked by the golden model; or the golden model alone.")] = Engine.RTL,
+        engine: Annotated[
+            Engine, typer.Option(help="The generated RTL in Verilator, checked by the golden model; or the golden model alone.")
+        ] = Engine.RTL,
         config: Annotated[str, typer.Option(help="Named configuration (kelp config lists them).")] = "trace",
         residency: Annotated[float, typer.Option(help="Frames, as a share of the pages at the end.")] = 0.25,
-        lockstep: Annotated[bool, typer.Option("--lockstep/--free-running", help="RTL: one request at a time, every op equal; or full speed, every op judged.")] = False,
-        accesses: Annotated[int | None, typer.Option(help="Replay whole steps that hold so many accesses; all by default.", show_default=False)] = None,
+        lockstep: Annotated[
+            bool,
+            typer.Option("--lockstep/--free-running", help="RTL: one request at a time, every op equal; or full speed, every op judged."),
+        ] = False,
+        accesses: Annotated[
+            int | None, typer.Option(help="Replay whole steps that hold so many accesses; all by default.", show_default=False)
+        ] = None,
         first_step: Annotated[int, typer.Option(help="Begin here, where a page opens; what was written before is the history.")] = 0,
-        formats: Annotated[list[str] | None, typer.Option(help="Stored formats K,V (or one for both), for all layers or FIRST-LAST:K,V; repeat for ranges.")] = None,
+        formats: Annotated[
+            list[str] | None,
+            typer.Option(help="Stored formats K,V (or one for both), for all layers or FIRST-LAST:K,V; repeat for ranges."),
+        ] = None,
         policy: Annotated[int, typer.Option(help="Eviction policy; 0 is the plain formula (1 − score) · recency.", min=0, max=0)] = 0,
         tau: Annotated[float, typer.Option(help="Policy 0: recency time constant in steps.")] = 1000.0,
         alpha: Annotated[int, typer.Option(help="Policy 0: EMA weight in 1/256.")] = 26,
-        budget: Annotated[str, typer.Option(help="equal: each queue its share of the frames; none: the queue that asks gives way.")] = "equal",
+        budget: Annotated[
+            str, typer.Option(help="equal: each queue its share of the frames; none: the queue that asks gives way.")
+        ] = "equal",
         prefetch: Annotated[str, typer.Option(help="Sources to switch on: window, layer_ahead, previous; comma between.")] = "",
         window: Annotated[int, typer.Option(help="Pages each side that the window source fetches.")] = 1,
         seed: Annotated[int, typer.Option(help="Seeds the model's initial values and the host's first tag.")] = 1,
         waves: Annotated[Path | None, typer.Option(help="RTL: write waves to this .vcd file (slow, large: use --accesses).")] = None,
         json: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file (- is stdout).")] = None,
         report: Annotated[Path | None, typer.Option(help="Also write table, plots and page into this directory.")] = None,
-        plant: Annotated[str | None, typer.Option(help="RTL: a self-test of the comparison: plant a wrong victim, drop a commit, or flip a data bit.")] = None,
+        plant: Annotated[
+            str | None, typer.Option(help="RTL: a self-test of the comparison: plant a wrong victim, drop a commit, or flip a data bit.")
+        ] = None,
     ) -> None:
         """Replay a recorded trace, compare every line and decision with the golden model, and report; exit 1 on a mismatch.
 
@@ -65,16 +79,26 @@ def register(app: typer.Typer) -> None:
             raise UserError("--lockstep, --waves and --plant are for --engine rtl")
         if waves is not None and waves.suffix != ".vcd":
             raise UserError(f"--waves {waves}: the file must end in .vcd")
-        chosen = _plan(
-            trace, named(config), residency=residency, accesses=accesses, first_step=first_step, formats=formats or FORMATS, prefetch=prefetch,
-            window=window, tau=tau, alpha=alpha, budget=budget, seed=seed,
+        chosen = make_plan(
+            trace,
+            named(config),
+            residency=residency,
+            accesses=accesses,
+            first_step=first_step,
+            formats=formats or FORMATS,
+            prefetch=prefetch,
+            window=window,
+            tau=tau,
+            alpha=alpha,
+            budget=budget,
+            seed=seed,
         )
         command = "kelp " + shlex.join(sys.argv[1:])
         with progress_bar() as bar:
             if engine is Engine.GOLDEN:
                 result = _golden(chosen, command, bar)
             else:
-                result = replay_rtl(chosen, command, bar, lockstep=lockstep, plant=plant, waves=waves)
+                result = _rtl(chosen, command, bar, lockstep=lockstep, plant=plant, waves=waves)
         if json is not None:
             write_json(json, "report", reports.as_json(result))
         if report is not None:
@@ -123,14 +147,17 @@ def parse_sources(text: str) -> frozenset:
     return frozenset(legal[name] for name in names)
 
 
-def _plan(trace, config, *, formats, prefetch, window, **choices):
+def make_plan(trace: Path, config, *, formats, prefetch: str, window: int, **choices):
+    """A plan from what the command line says; UserError where it cannot be."""
     from kelp_sim.replay import plan
     from kelp_sim.trace import read
 
     sources = parse_sources(prefetch)
     try:
-        return plan(read(trace), config, formats=parse_formats(formats), prefetch=sources, window=window if "window" in prefetch else 0, **choices)
-    except ValueError as error:   # TraceError among them: each is one line that names what is wrong
+        return plan(
+            read(trace), config, formats=parse_formats(formats), prefetch=sources, window=window if "window" in prefetch else 0, **choices
+        )
+    except ValueError as error:  # TraceError among them: each is one line that names what is wrong
         raise UserError(str(error)) from None
 
 
@@ -140,7 +167,14 @@ def _plan(trace, config, *, formats, prefetch, window, **choices):
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Progress]:
     """On stderr, so that a pipe sees results alone."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
         yield bar
 
@@ -166,21 +200,42 @@ def _job(chosen, *, plant=None, waves=None):
 
     requests = chosen.requests
     return Job(
-        setup=chosen.setup, write=requests["write"], queue=requests["queue"], page=requests["page"], kv=requests["kv"], line=requests["line"],
-        row=chosen.row, step=chosen.step, lines=chosen.lines, seed=chosen.seed, plant=plant, waves=waves,
+        setup=chosen.setup,
+        write=requests["write"],
+        queue=requests["queue"],
+        page=requests["page"],
+        kv=requests["kv"],
+        line=requests["line"],
+        row=chosen.row,
+        step=chosen.step,
+        lines=chosen.lines,
+        seed=chosen.seed,
+        plant=plant,
+        waves=waves,
     )
 
 
-def replay_rtl(chosen, command: str, bar: Progress, *, lockstep: bool = False, plant: str | None = None, waves: Path | None = None):
+def _rtl(chosen, command: str, bar: Progress, *, lockstep: bool = False, plant: str | None = None, waves: Path | None = None):
     """One RTL replay as a result."""
     from kelp_sim.replay import summarise
 
     replay, meter = run_rtl(chosen, bar, lockstep=lockstep, plant=plant, waves=waves)
     accesses = len(chosen.sequence) if lockstep else 0
     return summarise(
-        chosen, engine="rtl", command=command, meter=meter, counters=replay.counters, mismatches=replay.mismatches, examples=replay.examples,
-        line_requests=replay.requests, lockstep_accesses=accesses, lockstep=lockstep_counts(replay) if lockstep else {}, seconds=replay.seconds,
-        cycles=replay.cycles, flash_bytes=(replay.flash_read_bytes, replay.flash_write_bytes), latency=(replay.hit_latency, replay.miss_latency),
+        chosen,
+        engine="rtl",
+        command=command,
+        meter=meter,
+        counters=replay.counters,
+        mismatches=replay.mismatches,
+        examples=replay.examples,
+        line_requests=replay.requests,
+        lockstep_accesses=accesses,
+        lockstep=lockstep_counts(replay) if lockstep else {},
+        seconds=replay.seconds,
+        cycles=replay.cycles,
+        flash_bytes=(replay.flash_read_bytes, replay.flash_write_bytes),
+        latency=(replay.hit_latency, replay.miss_latency),
         on_start=_references(bar),
     )
 

@@ -46,7 +46,7 @@ def sections(result: ReplayResult) -> list[Section]:
         ]),
         Section("Hit rate on the same reads", [
             Row("Belady pooled", _percent(result.belady_hit_rate), "knows the future: the bound"),
-            Row(f"KELP ({result.policy})", _percent(result.hit_rate), "from the engine's counters"),
+            Row("KELP", _percent(result.hit_rate), f"{result.policy}; from the engine's counters"),
             Row("LRU pooled", _percent(result.lru_pooled_hit_rate), "one pool for all heads"),
             Row("LRU per queue", _percent(result.lru_hit_rate), "equal shares"),
         ]),

@@ -70,7 +70,7 @@ class Job:
         return found
 
     def program(self, first: int, end: int) -> tuple[Program, np.ndarray]:
-        """The requests as the driver takes them, each step begun with the register write that advances it; where among them the line requests are.
+        """The requests as the driver takes them, each step begun by the register write that advances it; which of them are line requests.
 
         A layer's requests are one group: they are issued when the layer before has been answered.
         """
@@ -131,9 +131,9 @@ class Findings:
 class Device:
     """A driver that has been programmed, and what its registers said when the replay began."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, **timing):
         self.job, self.found = job, Findings()
-        self.driver = Driver(job.setup.config, seed=job.seed, in_order=True, record_hot_reads=True, waves=job.waves)
+        self.driver = Driver(job.setup.config, seed=job.seed, in_order=True, record_hot_reads=True, waves=job.waves, **timing)
         for name, value in job.setup.registers():
             self.driver.write64(name, value)
         state = self.driver.read_fields(f"s{SESSION}_state")

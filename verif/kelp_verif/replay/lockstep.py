@@ -14,11 +14,16 @@ from kelp_golden.setup import SESSION
 from kelp_golden.tracker import Op as TrackerOp
 from kelp_spec.metadata import Answer, Op, ScoreEvent
 
+from ..driver import FlashTiming, MemoryTiming
 from ..program import Response
 from .job import CHUNK, EVERY, EXAMPLES, KINDS, Device, Findings, Job, Replay
 from .rows import ENTRY, OPS, SCORES, describe, device_entries, device_ops, device_scores, golden_op, mask_ops
 
 __all__ = ["lockstep"]
+
+# What is waited for in lock-step is time alone; the shorter, the sooner the next request.
+_MEMORY = MemoryTiming(latency=4, write_latency=2)
+_FLASH = FlashTiming(latency=100, write_latency=100)
 
 
 class _Twin:
@@ -95,7 +100,7 @@ def lockstep(
     job: Job, *, progress: Callable[[int], None] | None = None, on_begin: Callable[[Endpoint], None], on_step: Callable[[], None]
 ) -> Replay:
     """Replay one request at a time, each when the device is quiescent; the arguments are those of :func:`free_running`."""
-    session = Device(job)
+    session = Device(job, memory=_MEMORY, flash=_FLASH)
     driver, found = session.driver, session.found
     twin = _Twin(job)
     for first, end in job.chunks(CHUNK // 4):

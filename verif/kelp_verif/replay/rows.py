@@ -61,7 +61,7 @@ _COUNTS = {
     Op.FILL: (*_PAGE, "miss", "frame", "failed", "miss_kind", "lost", "source"),
     Op.REPLAY: (*_PAGE, "kv_line", "write", "partial", "poison", "miss", "frame", "failed"),
     Op.FLIP: (*_PAGE, "miss", "frame", "failed"),
-    Op.SCAN: (*_PAGE, "slot"),
+    Op.SCAN: _PAGE,
     Op.CLAIM: (*_PAGE, "delta"),
     Op.RELEASE: (*_PAGE, "frame", "failed", "written"),
     Op.FREE: ("pool", "frame"),
