@@ -29,9 +29,10 @@ def assert_encodes(lines, host_type, fmt):
     for reference in (encode, oracle_encode):
         want_payload, want_scale = reference(lines, host_type, fmt)
         bad = np.flatnonzero((payload[:, : fmt.payload_bytes] != want_payload).any(axis=1) | (scale != want_scale))
-        assert not len(bad), (
-            f"{reference.__name__}: {len(bad)} of {len(lines)} lines differ, first {[hex(code) for code in lines[bad[0]]]}: "
-            f"RTL {payload[bad[0], : fmt.payload_bytes]} scale {scale[bad[0]]:#x}, want {want_payload[bad[0]]} scale {want_scale[bad[0]]:#x}")
+        at = bad[:1]
+        assert not len(bad), f"{reference.__name__}: {len(bad)} of {len(lines)} lines differ, first {lines[at]}: " + (
+            f"RTL {payload[at, : fmt.payload_bytes]}, scale {scale[at]}; want {want_payload[at]}, scale {want_scale[at]}"
+        )
     assert not payload[:, fmt.payload_bytes :].any(), "bits above the payload are not zero"
 
 
@@ -82,9 +83,10 @@ def test_every_stored_element_under_every_scale_in_every_lane(fmt, host_type):
     for reference in (decode, oracle_decode):
         want = reference(payload, scale, host_type, fmt)
         bad = np.argwhere(lines != want)
-        assert not len(bad), (
-            f"{reference.__name__}: {len(bad)} elements differ, first in lane {bad[0, 1]} of {payload[bad[0, 0]]}, scale "
-            f"{scale[bad[0, 0]]:#x}: RTL {lines[tuple(bad[0])]:#06x}, want {want[tuple(bad[0])]:#06x}")
+        line, lane = bad[0] if len(bad) else (0, 0)
+        assert not len(bad), f"{reference.__name__}: {len(bad)} elements differ, first in lane {lane}, scale {scale[line]:#x}: " + (
+            f"RTL {lines[line, lane]:#06x}, want {want[line, lane]:#06x}, payload {payload[line]}"
+        )
 
 
 @pytest.mark.parametrize("valid, ready", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (0.6, 0.6)])

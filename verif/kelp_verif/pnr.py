@@ -51,8 +51,8 @@ class PnrResult:
     directory: Path
 
     def __str__(self) -> str:
-        return (f"{self.name}: {self.fmax:.1f} MHz (goal {self.goal_mhz:g}, LFE5U-85F speed {self.speed}, seed {self.seed}), "
-                f"{self.comb} LUT4, {self.ff} FF, {self.ebr} EBR, {self.dsp} DSP")
+        size = f"{self.comb} LUT4, {self.ff} FF, {self.ebr} EBR, {self.dsp} DSP"
+        return f"{self.name}: {self.fmax:.1f} MHz (goal {self.goal_mhz:g}, LFE5U-85F speed {self.speed}, seed {self.seed}), {size}"
 
 
 def place_and_route(
