@@ -86,20 +86,22 @@ class FrameTable(wiring.Component):
         f1, f1_valid = Signal(self.layouts.frame_op), Signal()
         m.d.sync += [f1.eq(self.i), f1_valid.eq(self.i_valid)]
 
-        # F1: the entry is out; the only younger write that it has not seen is the one of F2. A fill starts it anew.
+        # F1: the entry is out, or a fill starts it anew. The one write that it has not seen is of the op in F2, whose result follows into F2 beside it:
+        # block RAM is slow to answer.
         f2, f2_valid = Signal(self.layouts.frame_op), Signal()
-        entry, after = Signal(entry_layout), Signal(entry_layout)
+        read, entry, after, before, again = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout), Signal(entry_layout), Signal()
         m.d.sync += [
-            f2.eq(f1), f2_valid.eq(f1_valid),
-            entry.eq(Mux(f2_valid & f2.use & (f2.frame == f1.frame), after, table.read_data)),
+            f2.eq(f1), f2_valid.eq(f1_valid), read.eq(table.read_data), before.eq(after),
+            again.eq(f2_valid & f2.use & ~f1.init & (f2.frame == f1.frame)),
         ]
+        m.d.comb += entry.eq(Mux(again, before, read))
         with m.If(f1.init):
             ruined = f1.lost | f1.failed
             from_sector = f1.kind == Op.FILL
             m.d.sync += [
-                entry.eq(0), entry.in_use.eq(1), entry.source.eq(f1.source), entry.squeue.eq(f1.squeue), entry.page.eq(f1.page),
-                entry.valid.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.valid, 0))),
-                entry.poison.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.poison, 0))),
+                read.eq(0), read.in_use.eq(1), read.source.eq(f1.source), read.squeue.eq(f1.squeue), read.page.eq(f1.page),
+                read.valid.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.valid, 0))),
+                read.poison.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.poison, 0))),
             ]
         m.d.comb += [getattr(place, name).eq(f1[name]) for name in ("frame", "pool", "kv_line", "used_lines", "k_only", "format_k", "format_v")]
 
