@@ -15,9 +15,9 @@ from kelp_cli import main, output
 from kelp_cli.output import UserError
 
 
-def kelp(*arguments, **env):
+def kelp(*arguments, timeout=240, **env):
     command = [str(Path(sys.executable).parent / "kelp"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=os.environ | env, check=False, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", env=os.environ | env, check=False, timeout=timeout)
 
 
 def test_help_names_every_command():

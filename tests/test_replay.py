@@ -222,3 +222,36 @@ def test_what_is_the_users_to_mend_is_one_line(small, tmp_path, arguments, fault
     assert done.returncode != 0
     assert fault in done.stderr and "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+# --- RTL --------------------------------------------------------------------------------------------------------------------------------
+
+RTL = ("--residency", "0.5", "--formats", "0-0:int8,int4", "--formats", "1-:raw16", "--prefetch", "layer_ahead,previous")
+
+
+@pytest.fixture(scope="module")
+def longer(tmp_path_factory):
+    """A recording whose pages fill two pools."""
+    keys = contents(layers=3, prefill_tokens=32, steps=24, tokens=56, head_dim=64)
+    return save(tmp_path_factory.mktemp("trace") / "longer.npz", keys)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("mode", ["--lockstep", "--free-running"])
+def test_rtl_agrees_with_the_golden_model(longer, tmp_path, mode):
+    done = kelp("replay", str(longer), mode, *RTL, "--json", str(tmp_path / "r.json"), timeout=1500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert (found["engine"], found["mismatches"], found["mismatch_examples"]) == ("rtl", 0, [])
+    assert found["victims"] > 50 and found["write_backs"] > 20 and found["prefetches"] > 10 and found["cycles"] > found["line_requests"] / 2
+    assert (found["lockstep_accesses"] == found["accesses"]) == (mode == "--lockstep")
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(("mode", "plant"), [("--lockstep", "victim"), *(("--free-running", plant) for plant in ("victim", "commit", "bit"))])
+def test_a_planted_fault_is_found(longer, tmp_path, mode, plant):
+    done = kelp("replay", str(longer), mode, *RTL, "--plant", plant, "--json", str(tmp_path / "r.json"), timeout=1500)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert found["mismatches"] > 0 and found["mismatch_examples"]

@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
         from . import replay
 
         command = shlex.join(["kelp", *sys.argv[1:]])
+        output.mkdir(parents=True, exist_ok=True)   # before the minutes that come, if it cannot be
         whole, part = (
             replay.make_plan(trace, named("trace"), accesses=count, seed=seed, **CHOICES) for count in (accesses, lockstep_accesses)
         )
