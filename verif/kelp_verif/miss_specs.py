@@ -57,9 +57,9 @@ class ParkListsContract(wiring.Component):
     ``planted`` forgets that a list's later life begins anew.
     """
 
-    def __init__(self, *, lists: int = 2, nodes: int = 3, planted: bool = False):
+    def __init__(self, *, lists: int = 2, nodes: int = 2, planted: bool = False):
         self.lists, self.nodes, self.planted = lists, nodes, planted
-        self.width = 2
+        self.width = 1
         list_shape = range(lists)
         super().__init__({"i_valid": In(1), "list": In(list_shape), "create": In(1), "park": In(1), "data": In(self.width),
                           "start": In(1), "visit_next": In(list_shape), "end": In(1), "ready": In(1)})
