@@ -86,6 +86,8 @@ class EvictionSlots(wiring.Component):
         store, load = sectors.write_port(), sectors.read_port(domain="comb")
         m.d.comb += [store.en.eq(self.i_claim_valid), store.addr.eq(self.i_claim.slot), store.data.eq(self.i_claim.sector)]
 
+        started = Signal()   # before the first clock edge inputs mean nothing
+        m.d.sync += started.eq(1)
         r = self.i_result
         for k in slots:
             mine = self.i_result_valid & (r.op.slot == k)
@@ -119,7 +121,8 @@ class EvictionSlots(wiring.Component):
                     with m.If(cooling[k] == 0):
                         m.d.sync += state[k].eq(_State.FREE)
             with m.If(self.i_flushed_valid & (self.i_flushed == k)):
-                m.d.sync += [flushed[k].eq(1), Assert((state[k] == _State.CLAIMED) | (state[k] == _State.FLUSHING), "a flush that no eviction asked for")]
+                expected = (state[k] == _State.CLAIMED) | (state[k] == _State.FLUSHING)
+                m.d.sync += [flushed[k].eq(1), Assert(~started | expected, "a flush that no eviction asked for")]
 
         def offer(port, wanted_state, fields):
             """One slot in `wanted_state` at a time on a stream, its choice held until it is taken."""
@@ -137,7 +140,8 @@ class EvictionSlots(wiring.Component):
 
         token = offer(self.o_write_back, _State.WRITE, {"squeue": squeue, "page": page, "frame": frame})
         m.d.comb += [load.addr.eq(token), self.o_write_back.payload.sector.eq(load.data), self.o_write_back.payload.token.eq(token)]
-        slot = offer(self.o_op, _State.RELEASE, {"squeue": squeue, "page": page, "frame": frame, "failed": Array(failed), "pool": pool})
+        released = {"squeue": squeue, "page": page, "frame": frame, "failed": Array(failed), "written": Array(dirty), "pool": pool}
+        slot = offer(self.o_op, _State.RELEASE, released)
         # M3 keeps the session's step in the word of an evicted page.
         m.d.comb += self.o_op.payload.session.eq(sum((self.o_op.payload.squeue >= k * c.queues for k in range(1, c.sessions)), start=Const(0)))
         m.d.comb += [self.o_op.payload.kind.eq(Op.RELEASE), self.o_op.payload.slot.eq(slot), self.i_written_back.ready.eq(1)]
@@ -156,8 +160,8 @@ class EvictionSlots(wiring.Component):
             counted = [(~free[k] & (pool[k] == p)) for k in slots]
             m.d.comb += self.under_way[p].eq(counted[0] + counted[1] + counted[2] + counted[3])
         m.d.sync += [
-            *(Assert(~(self.i_claim_valid & (self.i_claim.slot == k)) | (state[k] == _State.CLAIMED)) for k in slots),
-            *(Assert(~(self.i_written_back.valid & (self.i_written_back.payload.token == k)) | (state[k] == _State.WRITING)) for k in slots),
+            *(Assert(~started | ~(self.i_claim_valid & (self.i_claim.slot == k)) | (state[k] == _State.CLAIMED)) for k in slots),
+            *(Assert(~started | ~(self.i_written_back.valid & (self.i_written_back.payload.token == k)) | (state[k] == _State.WRITING)) for k in slots),
             *(Assert(free[j] | free[k] | (squeue[j] != squeue[k]) | (page[j] != page[k]), "two evictions of one page") for j in slots for k in range(j)),
         ]
         return m

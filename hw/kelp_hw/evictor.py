@@ -107,7 +107,8 @@ class Evictor(wiring.Component):
         old_list, usable, eligible = Signal(), Signal(), Signal()
         m.d.comb += [
             usable.eq(old_list & self.best_valid & ~outlived & ~closing & ((self.best.kind == 0) | (self.swept_step == step))),
-            eligible.eq(self.look.listed & (self.look.pool == pool) & ~closing),
+            # Also of a session that is closing: its own fetches may wait for these frames.
+            eligible.eq(self.look.listed & (self.look.pool == pool)),
             self.look_squeue.eq(squeue), self.squeue.eq(squeue), self.sweep_look.eq(self.look), self.page.eq(self.best.page),
             # The sweep is given the step of its own session as M3 has it now; `step` above is a cycle late.
             self.step.eq(sessions[session].step),

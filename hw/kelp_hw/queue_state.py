@@ -141,11 +141,13 @@ class QueueState(wiring.Component):
         resident = Signal(c.dram_line_bits + 1)
         m.d.comb += [found.eq(records.read_data), after.eq(found), tree.pool.eq(settings.o.pool), tree.squeue.eq(squeue)]
         frame_lines = Array([Const(n) for n in c.frame_lines])
+        started = Signal()   # before the first clock edge inputs mean nothing
+        m.d.sync += started.eq(1)
 
         with m.FSM(init="CLEAR"):
             with m.State("CLEAR"):
                 m.d.comb += records.write_en.eq(1)
-                m.d.sync += [squeue.eq(squeue + 1), Assert(~self.i_result_valid)]
+                m.d.sync += [squeue.eq(squeue + 1), Assert(~started | ~self.i_result_valid)]
                 with m.If(squeue == c.squeues - 1):
                     m.next = "CLEARED"
             with m.State("CLEARED"):

@@ -162,9 +162,11 @@ class Sweep(wiring.Component):
                 m.d.sync += [look.newest.eq(self.look.newest), look.newest_valid.eq(self.look.newest_valid)]
         with m.Elif(self.busy & walked & (sent == listed)):
             m.d.sync += [self.busy.eq(0), watching.eq(0)]
+        started = Signal()   # before the first clock edge inputs mean nothing
         m.d.sync += [
-            Assert(~(self.start & self.busy)), Assert(~self.start | watching), Assert(listed <= sent),
-            Assert(~mine | self.busy, "a scan came back outside its sweep"),
-            Assert(~mine | ~watching, "a scan came back before its result"),
+            started.eq(1),
+            Assert(~started | ~(self.start & self.busy)), Assert(~started | ~self.start | watching), Assert(listed <= sent),
+            Assert(~started | ~mine | self.busy, "a scan came back outside its sweep"),
+            Assert(~started | ~mine | ~watching, "a scan came back before its result"),
         ]
         return m

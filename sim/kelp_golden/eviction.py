@@ -116,7 +116,7 @@ class Evictor:
     recency : callable
         squeue → (m, sh) of its recency constant.
     closing : callable
-        session → whether it is being closed; queues of such a session are not swept.
+        session → whether it is being closed; such a session's list is not used again.
     on_sweep : callable or None
         Told of every sweep: squeue, number modulo 16, listed pages in ascending order (the SCANs it issues).
     """
@@ -169,7 +169,7 @@ class Evictor:
                 if page is not None:
                     return self._found(pool, page)
         while True:
-            if queues.pool[squeue] == pool and queues.listed[squeue] and not self.closing(squeue // config.queues):
+            if queues.pool[squeue] == pool and queues.listed[squeue]:
                 self.sweep(squeue)
                 page = self._take(claim, working)
                 if page is not None:
