@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Tidies the Verilog that Yosys writes, where a linter would stop: unfinished cases and logical operators on vectors."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["default_cases", "distinct_instances", "initial_constants", "reduce_not"]
+
+
+def default_cases(verilog: str) -> str:
+    """An empty default for every case that has none: all signals were assigned before it."""
+    out: list[str] = []
+    open_cases: list[bool] = []
+    for line in verilog.split("\n"):
+        text = line.strip()
+        if text.startswith("casez "):
+            open_cases.append(False)
+        elif text.startswith("default:") and open_cases:
+            open_cases[-1] = True
+        elif text == "endcase" and not open_cases.pop():
+            out.append(line.replace("endcase", "  default: ;"))
+        out.append(line)
+    return "\n".join(out)
+
+
+def reduce_not(verilog: str) -> str:
+    """``! x`` of a vector, written as the reduction that it is."""
+    return re.sub(r"(?<= = )! ", "~| ", verilog)
+
+
+def initial_constants(verilog: str) -> str:
+    """``always @* x = constant;`` as ``initial``: the block reads nothing, so it would never run."""
+    constant = r"(?:\d+'[hbd][0-9a-fA-Fx_]+|\{[ ,0-9'hbdxa-fA-F]*\})"
+    return re.sub(r"(?m)^  always @\*\n(    [^;\n]* = " + constant + r";)$", r"  initial\n\1", verilog)
+
+
+def distinct_instances(verilog: str, top: str) -> str:
+    """Instances called ``u_<name>``, so that no signal further down hides one."""
+    return re.sub(r"(?m)^(  \\" + re.escape(top) + r"\.\S+  )(\w+)( \($)", r"\1u_\2\3", verilog)
