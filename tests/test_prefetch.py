@@ -66,7 +66,7 @@ def test_previous_step_is_offered_in_order():
 def test_lockstep_order_equals_golden():
     previous = 32
     result = run_cocotb(Prefetcher(config=named("unit"), previous=previous), bench=BENCH, test="lockstep",
-                        params={"config": "unit", "triggers": 3000, "previous": previous})
+                        params={"config": "unit", "triggers": 2200, "previous": previous})
     assert result.records["ops"] > 1500 and result.records["throttled"] > 50, result.records
 
 

@@ -127,7 +127,7 @@ async def throttle_against_model(dut):
     p_useful, refused = 0.5, 0
     for n in range(bench_params()["cycles"]):
         if n % 3000 == 0:
-            p_useful = rng.choice([0.02, 0.2, 0.5, 0.8])
+            p_useful = (0.02, 0.5, 0.2, 0.8)[n // 3000 % 4]
         source = {name: rng.choice(SOURCES) for name in ("offer", "issued", "useful")}
         valid = {"offer": rng.random() < 0.6, "issued": rng.random() < 0.9, "useful": rng.random() < p_useful}
         for name in source:
