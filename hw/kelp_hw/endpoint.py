@@ -184,6 +184,7 @@ class Endpoint(wiring.Component):
             ema.i.eq(tracker.o_score), ema.i_valid.eq(tracker.o_score_valid),
             eviction.i_scan.eq(ema.o_scan), eviction.i_scan_valid.eq(ema.o_scan_valid),
             eviction.i_claim.eq(frame_table.o_claim), eviction.i_claim_valid.eq(frame_table.o_claim_valid),
+            eviction.i_owner.eq(frame_table.o_owner), eviction.i_owner_valid.eq(frame_table.o_owner_valid),
             eviction.low_water.eq(Mux(settings.high_water > settings.low_water, settings.high_water, settings.low_water)),
             eviction.resident_squeue.eq(registers.resident_squeue), registers.resident_lines.eq(eviction.resident_lines),
         ]
@@ -224,6 +225,8 @@ class Endpoint(wiring.Component):
 
         # --- verification ---------------------------------------------------------------------------------------------------
         # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one, both are of the same op.
+        calm, still = Signal(), Signal(4)
+        m.d.sync += still.eq(Cat(calm, still))
         result, result_valid = Signal.like(self.commit_result), Signal()
         hot = [Signal(name=f"hot_{k}") for k in range(2)]
         m.d.sync += [result.eq(tracker.o_result), result_valid.eq(tracker.o_result_valid), hot[0].eq(tracker.o_frame_op_hot), hot[1].eq(hot[0])]
@@ -231,7 +234,9 @@ class Endpoint(wiring.Component):
             self.commit_result.eq(result), self.commit_result_valid.eq(result_valid),
             self.commit_frame.eq(frame_table.o_commit), self.commit_frame_valid.eq(frame_table.o_commit_valid), self.commit_hot.eq(hot[1]),
             self.commit_score.eq(ema.o_commit), self.commit_score_valid.eq(ema.o_commit_valid),
-            self.quiescent.eq(self.ready & Cat(
+            # An op between two blocks shows in neither's `idle` for a cycle or two.
+            self.quiescent.eq(calm & still.all()),
+            calm.eq(self.ready & Cat(
                 ingress.idle, tracker.idle, frame_table.idle, data_queue.idle, data_path.idle, egress.idle, miss_buffer.quiet, cold.quiet, eviction.quiet,
                 ema.idle, prefetcher.idle | (self.lockstep & ~miss_buffer.idle), hints.idle, telemetry.idle, registers.idle).all()),
         ]
