@@ -14,6 +14,7 @@ from kelp_spec.metadata import Answer, MissKind, Op, Outcome, PageState, Prefetc
 from .audit import Expected
 from .endpoint import Endpoint
 from .eviction import Evictor
+from .hints import HintAbsorber
 from .lines import POISONED, ZEROS
 from .prefetch import Candidate, Prefetcher
 from .tracker import Op as TrackerOp
@@ -44,6 +45,7 @@ class LockStep:
         self.prefetcher = Prefetcher(endpoint.config, tracker.sessions, enable=enable)
         self.evictor = Evictor(endpoint.config, endpoint.queues, endpoint.words, step=lambda s: tracker.sessions[s].step,
                                recency=lambda q: endpoint.policies[q].tau, closing=lambda s: bool(tracker.sessions[s].closing), on_sweep=self._swept)
+        self.hints = HintAbsorber(endpoint.config)
         self.victims = self.write_backs = self.prefetches = 0
         endpoint.on_usage = lambda source, useful: self.prefetcher.usage(PrefetchSource(source), useful)
         endpoint.on_late = lambda source: self.prefetcher.met_late(PrefetchSource(source))
@@ -73,6 +75,24 @@ class LockStep:
         """The session's step advances, and what it accessed before may be prefetched."""
         self._do(TrackerOp(Op.STEP, session=session, delta=delta))
         self._prefetch(self.prefetcher.step(session))
+        self._evict_to_target()
+
+    def hint(self, line: bytes, ld_id: int = 0) -> None:
+        """A hint line, with everything it causes."""
+        counters = self.endpoint.counters
+        counters["hint_lines"] += 1
+        prefetch = []
+        for op in self.hints.absorb(line, ld_id, self.endpoint.tracker.sessions):
+            kind = getattr(op, "kind", None)
+            if kind == Op.STEP:
+                self.step(op.session)
+            elif kind == Op.PREFETCH:
+                prefetch.append((op.squeue, op.page))
+            elif kind is not None:
+                counters["hint_updates"] += kind == Op.MASS
+                self._do(TrackerOp(kind, session=op.session, squeue=op.squeue, page=op.page, mass=op.mass))
+        if prefetch:
+            self._prefetch(self.prefetcher.hint(prefetch))
         self._evict_to_target()
 
     # --- engines --------------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from kelp_golden.setup import LayerFormats, Setup
 from kelp_golden.tracker import Op as TrackerOp
 from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import Format
+from kelp_spec.hints import ENTRIES, SEQUENCE_BITS, mass_lines, pack
 from kelp_spec.metadata import Op, PageState, PrefetchSource, ScoreSource
 
 from .accesses import AccessSequence, access_sequence
@@ -82,6 +83,24 @@ class Plan:
         return self.trace.lines.reshape(-1, LINE_BYTES)
 
     @cached_property
+    def hints(self) -> tuple[tuple[bytes, ...], ...]:
+        """[steps]: the hint lines that the host pushes when a step is over: the attention mass of every page written so far, queue after queue."""
+        s = self.sequence
+        if self.setup.source != ScoreSource.PUSHED:
+            return ((),) * s.steps
+        mass = self.trace.mass.reshape(self.trace.queues, self.trace.steps, self.trace.pages)
+        steps, sequence = [], 0
+        for step in range(s.steps):
+            lines = []
+            for queue in range(s.queues):
+                masses = mass[queue, s.first_step + step, : int(s.newest_page(step)) + 1].tolist()
+                packed = mass_lines(session=0, queue=queue, first_page=0, masses=masses, sequence=sequence)
+                lines += [pack(line, self.setup.config) for line in packed]
+                sequence = (sequence + -(-len(masses) // ENTRIES)) % (1 << SEQUENCE_BITS)
+            steps.append(tuple(lines))
+        return tuple(steps)
+
+    @cached_property
     def formats(self) -> dict[str, str]:
         """Where → stored format, for people."""
         found, first = {}, 0
@@ -115,6 +134,7 @@ def plan(
     tau: float = 1000,
     alpha: int = 26,
     source: ScoreSource = ScoreSource.OBSERVED,
+    mass_shift: int = 0,
     budget: str = "equal",
     low_water: int = 1,
     high_water: int = 4,
@@ -135,7 +155,7 @@ def plan(
         formats=tuple(formats),
         tau=tau,
         alpha=alpha,
-        source=source,
+        source=source, mass_shift=mass_shift,
         prefetch=frozenset(prefetch),
         window=window,
         low_water=low_water,
@@ -329,6 +349,8 @@ def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> 
                 for kv_line in (b for b in range(rest.bit_length()) if rest >> b & 1):
                     answer = request(TrackerOp(Op.READ, 0, queue, page, kv_line))
                     answers.append((queue, page, kv_line, -9 if answer.poison else answer.version))
+        for line in done.hints[step] if step + 1 < sequence.steps else ():
+            engine.hint(line)
         meter.end_step()
         if progress is not None:
             progress(starts[step + 1])

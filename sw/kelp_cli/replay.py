@@ -272,7 +272,7 @@ def run_rtl(chosen, bar: Progress, *, lockstep: bool, plant: str | None = None, 
         job = _job(chosen, plant=plant, waves=waves)
         engine = replay.lockstep if lockstep else replay.free_running
         done = engine(job, progress=progress, on_begin=begin, on_step=lambda: meters[0].end_step())
-    except TraceError as error:
+    except (TraceError, replay.ReplayError) as error:
         raise UserError(str(error)) from None
     except DriverError as error:
         raise UserError(f"the RTL replay stopped: {error}") from None

@@ -9,7 +9,7 @@ Both take a :class:`Job`: plain arrays, so that nothing here knows what a record
 """
 
 from .free import free_running
-from .job import PLANTS, Job, Replay
+from .job import PLANTS, Job, Replay, ReplayError
 from .lockstep import lockstep
 
-__all__ = ["PLANTS", "Job", "Replay", "free_running", "lockstep"]
+__all__ = ["PLANTS", "Job", "Replay", "ReplayError", "free_running", "lockstep"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 
 from kelp_golden.endpoint import Endpoint
 from kelp_golden.setup import SESSION, Setup
+from kelp_spec.address import AddressMap
 from kelp_spec.metadata import Answer, Op, Outcome, PrefetchSource
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS, RegisterMap
 
@@ -20,7 +22,7 @@ from ..program import PARTIAL, READ, WRITE, Program, Response
 from ..program import Result as Answers
 from ..records import Commits
 
-__all__ = ["CHUNK", "EVERY", "EXAMPLES", "KINDS", "PLANTS", "Device", "Findings", "Job", "Replay"]
+__all__ = ["CHUNK", "EVERY", "EXAMPLES", "KINDS", "PLANTS", "Device", "Findings", "Job", "Replay", "ReplayError"]
 
 #: Faults put into what the device reported, to show that the comparison sees them: another victim, a commit record left out, a data bit
 #: turned over.
@@ -46,6 +48,7 @@ class Job:
     row: np.ndarray  #: of `lines`: what a write sends
     step: np.ndarray  #: −1 in the history
     lines: np.ndarray  #: uint8 [rows, 64]
+    hints: Sequence[Sequence[bytes]] = ()  #: by step: hint lines that the host writes when it is over
     seed: int = 1
     plant: str | None = None  #: one of PLANTS
     waves: Path | None = None
@@ -70,31 +73,47 @@ class Job:
         return found
 
     def program(self, first: int, end: int) -> tuple[Program, np.ndarray]:
-        """The requests as the driver takes them, each step begun by the register write that advances it; which of them are line requests.
+        """The requests as the driver takes them, and which of them are line requests.
 
-        A layer's requests are one group: they are issued when the layer before has been answered.
+        A step begins with the hint lines of the step before, then the register write that advances the session's step. A layer's requests are
+        one group: they are issued when the layer before has been answered.
         """
         c, part = self.setup.config, slice(first, end)
         write, step, queue = self.write[part], self.step[part].astype(np.int64), self.queue[part].astype(np.int64)
         address = (((queue << c.page_bits | self.page[part]) << 1 | self.kv[part]) << c.half_line_bits | self.line[part]) << 6
-        group = np.where(step < 0, -1, step * (self.setup.layers + 1) + 1 + queue // self.setup.kv_heads)
-        begins = np.flatnonzero(np.diff(step, prepend=step[0] - (step[0] >= 0)))
+        groups = self.setup.layers + 2
+        group = np.where(step < 0, -1, step * groups + 2 + queue // self.setup.kv_heads)
         name, value = self.setup.advance()
         offset = RegisterMap(c).by_name[name].offset
-        window = (2 << c.aperture_bits) + offset // 64 * 64
         row = np.zeros(8, "<u8")
         row[offset % 64 // 8] = value
-        enable = np.full(end - first, (1 << 64) - 1, np.uint64)
+        # What is put in before the requests at these places: (opcode, address, group, row of data, byte enable).
+        places, extra, rows = [], [], [row.tobytes()]
+        for at in np.flatnonzero(np.diff(step, prepend=step[0] - (step[0] >= 0))).tolist():
+            begun = int(step[at])
+            for line in self.hints_after(begun - 1):
+                places.append(at)
+                extra.append((WRITE, AddressMap(c).hint_base, begun * groups, len(self.lines) + len(rows), (1 << 64) - 1))
+                rows.append(line)
+            places.append(at)
+            extra.append((PARTIAL, AddressMap(c).register_base + offset // 64 * 64, begun * groups + 1, len(self.lines), 0xFF << offset % 64))
+        columns = list(zip(*extra, strict=True)) or [()] * 5
+
+        def put(array, column, dtype):
+            return np.insert(array.astype(dtype), places, np.array(columns[column], dtype))
+
         program = Program(
-            opcode=np.insert(np.where(write, WRITE, READ), begins, PARTIAL),
-            address=np.insert(address.astype(np.uint64), begins, np.uint64(window)),
-            group=np.insert(group, begins, step[begins] * (self.setup.layers + 1)),
-            data=np.concatenate([self.lines, row.view(np.uint8)[None]]),
-            data_index=np.insert(np.where(write, self.row[part], -1), begins, len(self.lines)),
-            byte_enable=np.insert(enable, begins, np.uint64(0xFF << offset % 64)),
+            opcode=put(np.where(write, WRITE, READ), 0, np.uint8),
+            address=put(address, 1, np.uint64),
+            group=put(group, 2, np.int64),
+            data=np.concatenate([self.lines, np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 64)]),
+            data_index=put(np.where(write, self.row[part], -1), 3, np.int64),
+            byte_enable=put(np.full(end - first, (1 << 64) - 1, np.uint64), 4, np.uint64),
         )
-        kv = np.insert(np.ones(end - first, bool), begins, False)
-        return program, np.flatnonzero(kv)
+        return program, np.flatnonzero(np.insert(np.ones(end - first, bool), places, False))
+
+    def hints_after(self, step: int) -> Sequence[bytes]:
+        return self.hints[step] if 0 <= step < len(self.hints) else ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -114,6 +133,10 @@ class Replay:
     flash_write_bytes: int
     golden: Endpoint
     ops: dict[str, int]  #: ops decided in the replay, by name
+
+
+class ReplayError(RuntimeError):
+    """A replay could not be carried out; the message is one line."""
 
 
 class Findings:
@@ -138,7 +161,7 @@ class Device:
             self.driver.write64(name, value)
         state = self.driver.read_fields(f"s{SESSION}_state")
         if not state["open"] or state["refused"]:
-            raise ValueError(f"the device refused the session: {state}")
+            raise ReplayError(f"the device refused the session: {state}")
         self._planted = job.plant is None
 
     def begin(self) -> None:
@@ -196,7 +219,7 @@ class Device:
         latency = self.driver.latency_histograms()
         totals = self.registers(golden, also)
         if not self._planted:
-            raise ValueError(f"plant = {self.job.plant!r}: the replay gave no occasion for it")
+            raise ReplayError(f"plant = {self.job.plant!r}: the replay gave no occasion for it")
         self.driver.close()
         job, found = self.job, self.found
         return Replay(

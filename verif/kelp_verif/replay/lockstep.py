@@ -61,6 +61,8 @@ class _Twin:
         for write, queue, page, kv_line, row, step in zip(*(c[part].tolist() for c in columns), strict=True):
             if step != self._step:
                 if self._step >= 0:
+                    for line in job.hints_after(self._step):
+                        self.lockstep.hint(line)
                     on_step()
                 self._step = step
                 self.lockstep.step(SESSION)
@@ -149,4 +151,4 @@ def lockstep(
             found.add(f"answer to request {first + i}: device {device}, golden {golden}", 0)
         found.count += int(bad.sum())
     on_step()
-    return session.finish(twin.golden, {"sweeps": twin.lockstep.evictor.sweeps})
+    return session.finish(twin.golden, {"sweeps": twin.lockstep.evictor.sweeps, **{name: twin.golden.counters[name] for name in ("hint_lines", "hint_updates")}})
