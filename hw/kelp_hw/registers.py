@@ -122,8 +122,10 @@ class Registers(wiring.Component):
             file.ro_status.event_overflow.eq(events.overflow), file.ro_event_count.value.eq(events.count),
             events.clear.eq(file.wo_event_clear_strobe & file.wo_event_clear.value), events.irq_enable.eq(file.rw_irq_enable.value), self.irq.eq(events.irq),
         ]
-        peek = Signal(self.layouts.page_word)
-        with m.If(self.i_result_valid & (self.i_result.op.kind == Op.PEEK)):
+        # The evictor's PEEKs, which look for a frame's owner, carry its token.
+        peek, peeked = Signal(self.layouts.page_word), Signal()
+        m.d.comb += peeked.eq(self.i_result_valid & (self.i_result.op.kind == Op.PEEK) & (self.i_result.op.slot == 0))
+        with m.If(peeked):
             m.d.sync += peek.eq(self.i_result.word)
         for s in range(c.sessions):
             state, word = getattr(file, f"ro_s{s}_state"), getattr(file, f"ro_s{s}_page_word")
@@ -134,7 +136,7 @@ class Registers(wiring.Component):
             ]
             # The word belongs to the session that asked: another owner must not read it.
             asked = Signal(name=f"asked_{s}")
-            with m.If(self.i_result_valid & (self.i_result.op.kind == Op.PEEK)):
+            with m.If(peeked):
                 m.d.sync += asked.eq(self.i_result.op.session == s)
             with m.If(asked):
                 m.d.comb += [getattr(word, f).eq(getattr(peek, f)) for f in ("state", "format_k", "format_v", "pinned", "place", "last_step")]
