@@ -30,6 +30,7 @@ import numpy as np
 from amaranth.hdl import Shape
 from amaranth.lib import data
 
+from kelp_hw.pipeline import WRITE_BACKS
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import Config
 from kelp_spec.formats import Format, HostType
@@ -184,7 +185,8 @@ _FAILURES = {"failed": 1, "never": 2, "late": 3}
 def ports_header(component, config: Config) -> str:
     """C++ constants of every payload of `component`'s ports: the place of each field, and the sizes and encodings that the driver needs."""
     lines = ["// Generated from the endpoint's signature; to be included after bits.h.", "#pragma once", ""]
-    lines += ["namespace kelp::sizes {", f"constexpr uint64_t dram_lines = {config.dram_lines};", "}", ""]
+    lines += ["namespace kelp::sizes {", f"constexpr uint64_t dram_lines = {config.dram_lines};"]
+    lines += [f"constexpr int64_t deadline_cycles = {2 * (config.misses + WRITE_BACKS) + 16};", "}", ""]
     codes = [
         *M2SReq,
         *M2SRwD,
@@ -299,7 +301,8 @@ class Driver:
     record_hot_reads : bool
         Log the hot lane's READ commits too, which change nothing.
     max_skip : int
-        Longest jump over cycles in which everything waits for the cold tier; 0: none. A deadline inside the endpoint is noticed that much late at most.
+        Longest jump over cycles in which everything waits for the cold tier; 0: none. A deadline inside the endpoint may be noticed that much
+        late: choose less than the cold tier's timeout.
     stall_limit : int
         Evaluated cycles without any transfer on any port after which a run has failed.
     waves : path
@@ -319,7 +322,7 @@ class Driver:
         outstanding: int = 8192,
         in_order: bool = False,
         record_hot_reads: bool = False,
-        max_skip: int = 4096,
+        max_skip: int = 1 << 15,
         stall_limit: int = 100_000,
         waves: Path | str | None = None,
         component=None,

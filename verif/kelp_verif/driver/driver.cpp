@@ -40,6 +40,7 @@ class Simulation {
     uint32_t last_now_ = 0;
     bool settled_ = false;
     uint64_t last_progress_ = 0; // in evaluated cycles
+    int64_t dwell_until_ = 0;    // no jump before this evaluated cycle
     int64_t commits_ = 0;
 
   public:
@@ -127,9 +128,9 @@ class Simulation {
     }
 
     // Where nothing happens before the tier completes a command, the time at which to go on; 0 otherwise. A deadline of the endpoint's own may
-    // lie on the way: a jump passes it by `max_skip` at most.
+    // lie on the way: a jump passes it by `max_skip` at most, and where it did not end at a completion, the endpoint has time to look for deadlines before the next.
     uint64_t jump() {
-        if (!settings.max_skip || !top_->quiescent || !flash.waiting() || !flash.quiet() || !memory.idle() || !host.blocked()) return 0;
+        if (!settings.max_skip || counts.evaluated < dwell_until_ || !top_->quiescent || !flash.waiting() || !flash.quiet() || !memory.idle() || !host.blocked()) return 0;
         const uint64_t furthest = time_ + settings.max_skip;
         const uint64_t to = flash.next_due() < furthest ? flash.next_due() : furthest;
         return to > time_ + 1 ? to : 0;
@@ -161,8 +162,10 @@ class Simulation {
         last_now_ = now;
         time_ += passed;
         counts.simulated += passed;
-        // A jump that ends at a completion is progress: it cannot be repeated for ever.
-        if (to && flash.next_due() <= to) last_progress_ = counts.evaluated;
+        if (to && flash.next_due() <= to)
+            last_progress_ = counts.evaluated;  // such a jump cannot be repeated for ever
+        else if (to)
+            dwell_until_ = counts.evaluated + sizes::deadline_cycles;
         if (counts.evaluated - static_cast<int64_t>(last_progress_) > settings.stall_limit)
             fail("nothing has moved for %lld cycles; %lld requests wait for an answer, the endpoint is %squiescent", (long long)settings.stall_limit, (long long)host.waiting(),
                  t.quiescent ? "" : "not ");
