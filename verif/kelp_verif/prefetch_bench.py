@@ -130,12 +130,12 @@ async def throttle_against_model(dut):
             p_useful = (0.02, 0.5, 0.2, 0.8)[n // 3000 % 4]
         source = {name: rng.choice(SOURCES) for name in ("offer", "issued", "useful")}
         valid = {"offer": rng.random() < 0.6, "issued": rng.random() < 0.9, "useful": rng.random() < p_useful}
-        for name in source:
-            getattr(dut, name).value, getattr(dut, f"{name}_valid").value = int(source[name]), int(valid[name])
         if n < 512:
             # The use in the last cycle of a period counts for the next one: with 63 more it is enough.
             source["issued"] = source["useful"] = PrefetchSource.WINDOW
             valid["issued"], valid["useful"] = True, 255 <= n < 319
+        for name in source:
+            getattr(dut, name).value, getattr(dut, f"{name}_valid").value = int(source[name]), int(valid[name])
         settle = rng.random() < 0.3
         dut.settle.value = int(settle)
         await ReadOnly()
