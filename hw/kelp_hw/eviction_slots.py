@@ -143,7 +143,9 @@ class EvictionSlots(wiring.Component):
         released = {"squeue": squeue, "page": page, "frame": frame, "failed": Array(failed), "written": Array(dirty), "pool": pool}
         slot = offer(self.o_op, _State.RELEASE, released)
         # M3 keeps the session's step in the word of an evicted page.
-        m.d.comb += self.o_op.payload.session.eq(sum((self.o_op.payload.squeue >= k * c.queues for k in range(1, c.sessions)), start=Const(0)))
+        # Its session is worked out beside the op, not from it: a payload that depends on itself is a loop to whoever takes it as one vector.
+        releasing = Signal(c.squeue_bits)
+        m.d.comb += [releasing.eq(squeue[slot]), self.o_op.payload.session.eq(sum((releasing >= k * c.queues for k in range(1, c.sessions)), start=Const(0)))]
         m.d.comb += [self.o_op.payload.kind.eq(Op.RELEASE), self.o_op.payload.slot.eq(slot), self.i_written_back.ready.eq(1)]
 
         free = Signal(WRITE_BACKS)

@@ -10,7 +10,7 @@ from amaranth.lib import data, wiring
 
 from kelp_spec.config import Config
 
-from .endpoint import Endpoint
+from .endpoint import endpoint_signature
 
 __all__ = ["Port", "endpoint_ports", "ports_markdown"]
 
@@ -27,9 +27,9 @@ class Port:
 
 def endpoint_ports(config: Config) -> list[Port]:
     """Ports in the order of the signature, clock and reset first."""
-    component = Endpoint(config=config)
+    signature = wiring.Signature(endpoint_signature(config))
     ports = [Port("clk", "input", 1, ()), Port("rst", "input", 1, ())]
-    for path, member, _ in component.signature.flatten(component):
+    for path, member, _ in signature.flatten(signature.create()):
         shape = member.shape
         ports.append(Port("__".join(map(str, path)), "input" if member.flow is wiring.In else "output", Shape.cast(shape).width, tuple(_fields(shape))))
     return ports

@@ -22,7 +22,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
 
     import kelp_hw
     from kelp_hw.endpoint import Endpoint
-    from kelp_hw.export.clean import default_cases, distinct_instances, initial_constants, reduce_not
+    from kelp_hw.export.clean import default_cases, distinct_instances, drop_true_asserts, initial_constants, reduce_not
     from kelp_hw.export.widths import explicit_widths
     from kelp_hw.export.wrapper import core_file, smoke_bench, wrapper
     from kelp_hw.ports import endpoint_ports
@@ -34,7 +34,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     top = "kelp_endpoint"
     text = explicit_widths(rtlil.convert(Endpoint(config=config), name=top, emit_src=False))
     text = settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
-    text = distinct_instances(initial_constants(reduce_not(default_cases(text))), top)
+    text = distinct_instances(drop_true_asserts(initial_constants(reduce_not(default_cases(text)))), top)
     head = f"// SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1\n// KELP endpoint, configuration {config.name} ({config.digest}). Generated; do not edit.\n"
     if not external_macros:
         text += "\n" + (Path(kelp_hw.__file__).parent / "macros" / "kelp_sram.v").read_text(encoding="utf-8")

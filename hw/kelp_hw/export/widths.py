@@ -75,7 +75,11 @@ def _cell(lines: list[str], module: _Module) -> list[str]:
         ports["A"] = _fit(ports["A"], a_width, y_width, both, module)
         a_width = y_width
     else:
-        # A right shift needs the bits that its result drops.
+        # A right shift needs the bits that its result drops, but no zeros above them, which Yosys would strip again.
+        parts = _parts(ports["A"], module)
+        while not signed["A"] and len(parts) > 1 and parts[0][1] is None and not int(parts[0][0], 2) and a_width - parts[0][2] >= y_width:
+            a_width -= parts.pop(0)[2]
+        ports["A"] = _join(parts, module)
         module.fresh += 1
         name = f"\\explicit${module.fresh}"
         module.widths[name] = a_width
