@@ -2,18 +2,19 @@
 
 """What the quantiser and the dequantiser share: a pipeline that moves as a whole, and how a host element splits."""
 
-from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
+from amaranth.hdl import Assert, C, Cat, Module, Mux, Shape, Signal, Value
 
-from kelp_spec.formats import HostType
+from kelp_spec.formats import Format, HostType
 
 __all__ = ["RigidPipeline", "at_least", "gated", "host_exponent", "host_fraction", "is_all_ones", "largest_of_4"]
 
 
 class RigidPipeline:
-    """Valid bits and enables of ``stages`` registers between two streams.
+    """Valid bits and registers of ``stages`` stages between two streams.
 
     It stands still as a whole while ``o`` is valid and not ready, so ``i.ready`` is one gate away from ``o`` however long the pipeline is, and
-    a full-rate stream has no bubbles. A register whose stage holds nothing keeps its value.
+    a full-rate stream has no bubbles. All registers share that one enable: gating each stage by its valid bit as well would put a second
+    long net into the path from ``o.ready``.
 
     Stage 0 is the line at ``i``; stage ``stages`` is the line in the registers of ``o``.
     """
@@ -21,24 +22,23 @@ class RigidPipeline:
     def __init__(self, m: Module, i, o, stages: int):
         self._m = m
         self._moves = Signal(name="moves")
-        self.valid = [i.valid, *(Signal(name=f"valid{k}") for k in range(1, stages)), o.valid]
-        #: Stage k moves into stage k + 1.
-        self.step = [Signal(name=f"step{k}") for k in range(stages)]
+        valid = [i.valid, *(Signal(name=f"valid{k}") for k in range(1, stages)), o.valid]
         m.d.comb += [self._moves.eq(o.ready | ~o.valid), i.ready.eq(self._moves)]
-        m.d.comb += [step.eq(self._moves & valid) for step, valid in zip(self.step, self.valid, strict=False)]
         with m.If(self._moves):
-            m.d.sync += [later.eq(earlier) for earlier, later in zip(self.valid, self.valid[1:], strict=False)]
+            m.d.sync += [later.eq(earlier) for earlier, later in zip(valid, valid[1:], strict=False)]
+        with m.If(i.valid):
+            m.d.sync += Assert(i.payload.format <= max(Format))
+
+    def load(self, register: Value, value: Value) -> None:
+        """One stage on, ``register`` has ``value``."""
+        with self._m.If(self._moves):
+            self._m.d.sync += register.eq(value)
 
     def register(self, k: int, value: Value, name: str) -> Signal:
         """``value`` of the line in stage k, as it is known in stage k + 1."""
         register = Signal(Shape.cast(value.shape()), name=f"{name}{k + 1}", reset_less=True)
-        self.load(k, register, value)
+        self.load(register, value)
         return register
-
-    def load(self, k: int, register: Value, value: Value) -> None:
-        """As :meth:`register`, into a register that exists."""
-        with self._m.If(self.step[k]):
-            self._m.d.sync += register.eq(value)
 
     def carry(self, first: int, last: int, value: Value, name: str) -> dict[int, Value]:
         """``value`` of the line in stage ``first`` as it is known in every stage from ``first`` to ``last``."""

@@ -28,7 +28,8 @@ class Dequantiser(wiring.Component):
     """Restores host lines from RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 to FP16 or BF16, mixed line by line.
 
     Latency 5 cycles, throughput one line per cycle. The pipeline moves as a whole (:class:`.codec_lane.RigidPipeline`).
-    Every payload and every scale has the answer that docs/arithmetic.md gives it, also those that the quantiser never writes.
+    Every payload and every scale has the answer that docs/arithmetic.md gives it, also those that the quantiser never writes; a ``format``
+    beyond the last fails an assertion.
 
     Parameters
     ----------
@@ -70,7 +71,8 @@ class Dequantiser(wiring.Component):
             # Stage 0: sign, magnitude, and the exponent that an fp8 element has of its own.
             byte, nibble = i.payload.word_select(n, 8), i.payload.word_select(n, 4)
             significand, own, is_special = fp8_parts(byte[0:7], is_e5m2)
-            of_byte = pipe.register(0, Mux(is_int8, absolute(byte), significand), f"of_byte_{n}_")
+            low, high = gated(absolute(byte)[0:4], is_int8), Mux(is_int8, absolute(byte)[4:8], significand)
+            of_byte = pipe.register(0, Cat(low, high), f"of_byte_{n}_")
             of_nibble = pipe.register(0, multiplied(absolute(nibble), once, thrice), f"of_nibble_{n}_")
             own1, special1 = pipe.register(0, own, f"own_{n}_"), pipe.register(0, is_special, f"special_{n}_")
             sign1 = pipe.register(0, Mux(is_int4, nibble[3], byte[7]), f"sign_{n}_")
@@ -91,8 +93,8 @@ class Dequantiser(wiring.Component):
             # Stage 4: round. Only what is far below the normal range has something to round, and it has few bits.
             codes.append(Cat((code[0:7] + up)[0:7], code[7:16]))
 
-        pipe.load(4, o.line, Mux(is_raw, raw, Cat(*codes)))
-        pipe.load(4, Value.cast(o.meta), meta)
+        pipe.load(o.line, Mux(is_raw, raw, Cat(*codes)))
+        pipe.load(Value.cast(o.meta), meta)
         return m
 
 
@@ -129,7 +131,7 @@ class _Block:
         stop = below | field_is(operator.eq, 1) | (is_e5m2 & fp16) | void
         self.stops = pipe.register(0, Cat(*(field_is(operator.eq, 8 - bit) for bit in range(7)), stop), "stops")
         gone = void | field_is(operator.le, -11)
-        self.turn = pipe.register(0, Mux(gone, 16 - 12, gated((exponent + rebias - 1)[0:4], below)), "turn")
+        self.turn = pipe.register(0, gated((exponent + rebias - 1)[0:4], below & ~gone) | gated(C(16 - 12, 4), gone), "turn")
         self.deep = pipe.carry(1, 3, pipe.register(0, gone | field_is(operator.le, -3), "deep"), "deep")[3]
         self.void = pipe.carry(1, 3, pipe.register(0, void, "void"), "void")
         self.clamps = pipe.carry(1, 3, pipe.register(0, is_scaled & ~void, "clamps"), "clamps")[3]

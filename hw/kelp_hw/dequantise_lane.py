@@ -35,7 +35,7 @@ def multiplied(q: Value, once: Value, thrice: Value) -> Value:
 
 
 def fp8_parts(code: Value, is_e5m2: Value) -> tuple[Value, Value, Value]:
-    """Of seven bits of magnitude: the significand in eight bits, the exponent counted from the subnormals', and whether it is Inf or NaN.
+    """Of seven bits of magnitude: the upper four bits of the significand, the exponent counted from the subnormals', and whether it is Inf or NaN.
 
     A NaN's significand is 1.1, Inf's is 1.0, as those of the host's are.
     """
@@ -44,7 +44,7 @@ def fp8_parts(code: Value, is_e5m2: Value) -> tuple[Value, Value, Value]:
     special = Mux(is_e5m2, field.all(), code.all())
     nan = special & fraction.any()
     hidden = field.any()
-    return Cat(C(0, 4), fraction[0:2] & (~nan).replicate(2), fraction[2] | nan, hidden), field | ~hidden, special
+    return Cat(fraction[0:2] & (~nan).replicate(2), fraction[2] | nan, hidden), field | ~hidden, special
 
 
 def leading_zeros(bits: Value) -> Value:

@@ -40,7 +40,7 @@ class Quantiser(wiring.Component):
     """Stores host lines: RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 from FP16 and BF16, mixed line by line.
 
     Latency 8 cycles, throughput one line per cycle. The pipeline moves as a whole (:class:`.codec_lane.RigidPipeline`).
-    Every 16-bit pattern is a legal element with the answer that docs/arithmetic.md gives it; there is no error to report.
+    Every 16-bit pattern is a legal element with the answer that docs/arithmetic.md gives it; a ``format`` beyond the last fails an assertion.
 
     Parameters
     ----------
@@ -121,10 +121,10 @@ class Quantiser(wiring.Component):
         # What is not the line's format is zero when it meets the others.
         one_byte = ~(fmt[6][Format.RAW16] | fmt[6][Format.INT4] | block.nan)
         eight = pipe.register(6, gated(Cat(*bytes_), one_byte), "bytes")
-        pipe.load(7, o.payload, gated(line[7], fmt[7][Format.RAW16]) | eight | Cat(*nibbles))
-        pipe.load(7, o.scale, block.scale)
-        pipe.load(7, o.format, format_code[7])
-        pipe.load(7, Value.cast(o.meta), meta[7])
+        pipe.load(o.payload, gated(line[7], fmt[7][Format.RAW16]) | eight | Cat(*nibbles))
+        pipe.load(o.scale, block.scale)
+        pipe.load(o.format, format_code[7])
+        pipe.load(Value.cast(o.meta), meta[7])
         return m
 
 

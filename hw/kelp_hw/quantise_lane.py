@@ -34,8 +34,8 @@ REACH_BITS = 9
 
 
 def distance_of(reach: Value, exponent: Value) -> Value:
-    """``reach`` - exponent modulo 512, a subnormal's exponent counting as that of the least normal value."""
-    return (reach - (exponent | ~exponent.any()))[0:REACH_BITS]
+    """``reach`` - exponent modulo 512; a subnormal has the exponent of the least normal value."""
+    return (reach - exponent)[0:REACH_BITS]
 
 
 def shift_of(distance: Value, lift: Value, is_fp8: Value, is_e5m2: Value) -> tuple[Value, Value]:
