@@ -46,6 +46,10 @@ def test_hazards_on_one_page(narrow):
         random_ops(changes={"parked": 64}, phases=15, narrow=narrow, flips=flips)
 
 
+def test_hazards_at_every_distance():
+    run_cocotb(hw.Tracker(config=named("unit").with_(parked=64)), bench=BENCH, test="spaced_ops", params={"sequences": 400})
+
+
 def test_banked_page_words(monkeypatch):
     monkeypatch.setattr(PageWords, "SCRUB_CYCLES", 16)
     assert random_ops(changes={"parked": 64}, phases=10)["scrub_cycles"] == 16

@@ -438,7 +438,7 @@ class Engines:
         if not self.wants("hint"):
             return None
         squeue, page = self.page()
-        kind = rng.choice((K.MASS, K.MASS, K.PIN, K.UNPIN, K.UNPIN, K.STEP if rng.random() < 0.1 else K.MASS))
+        kind = rng.choice((K.MASS, K.PIN, K.PIN, K.UNPIN, K.STEP if rng.random() < 0.1 else K.MASS))
         return self.op(kind, squeue, page, mass=rng.getrandbits(16), delta=1 if kind == K.STEP else 0)
 
     def prefetch(self):
@@ -553,7 +553,7 @@ class Engines:
 async def start(dut, config, **options) -> TB:
     """A bench on a tracker out of reset, its queues configured at random."""
     tb = TB(dut, config, **options)
-    tb.golden.low_water, tb.golden.reserve = 1, 2
+    tb.golden.low_water, tb.golden.reserve = 1, 3
     await tb.reset()
     tb.scrub_cycles = await tb.scrubbed()
     for squeue in range(config.squeues):
@@ -590,6 +590,53 @@ async def random_ops(dut):
             await tb.step()
     record(outcomes={f"{kind} {outcome}": n for (kind, outcome), n in tb.seen["outcomes"].items()}, hot=tb.seen["hot"], faults=tb.seen["faults"],
            taken=tb.taken, scrub_cycles=tb.scrub_cycles)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def spaced_ops(dut):
+    """A page touched for the first time in a step, then a few ops on it one to six cycles apart, most words written with flipped bits."""
+    config = named("unit")
+    tb = await start(dut, config, flips=0.7)
+    rng = tb.rng
+    await tb.open(0, Session(used_queues=config.queues, used_lines=config.half_lines, used_pages=config.pages, ld_id=1))
+    freed = deque()
+
+    def after(op, r, before):
+        if r.uncorrected and before.state == PageState.RESIDENT:
+            freed.append((r.pool or tb.golden.queue_configs[op.squeue].pool, before.place))
+        elif op.kind == K.SCRUB and r.use:
+            freed.append((r.pool, r.frame))
+
+    tb.after = after
+    where = {"squeue": 1, "page": 2}
+    for _ in range(bench_params()["sequences"]):
+        write = {"write": 1, "has_write": 1, "ld_id": 1}
+        await tb.ops(Op(K.STEP, delta=1))
+        todo = deque([("request", rng.choice((Op(K.WRITE, **where, **write), Op(K.READ, **where, ld_id=1))), 1)])
+        for _ in range(4):
+            stream, op = rng.choices((("request", Op(K.READ, **where, ld_id=1)), ("request", Op(K.READ, **where, ld_id=2)), ("evict", Op(K.SCAN, **where)),
+                                      ("hint", Op(K.PIN, **where)), ("hint", Op(K.UNPIN, **where))), (6, 1, 1, 1, 1))[0]
+            todo.append((stream, op, rng.randint(1, 6)))
+        while todo:
+            stream, op, gap = todo.popleft()
+            for _ in range(gap - 1):
+                await tb.step()
+            if stream == "request":
+                tb.want_request = lambda op=op: op
+            else:
+                tb.want[stream] = lambda op=op: op
+            await tb.step()
+            tb.want_request = tb.want[stream] = lambda: None
+            while stream in tb.held:
+                await tb.step()
+        await tb.drain()
+        if rng.random() < 0.3:
+            await tb.ops(Op(K.SCRUB, **where), stream="evict")
+        while freed:
+            pool, frame = freed.popleft()
+            await tb.ops(Op(K.FREE, pool=pool, frame=frame), stream="evict")
+    assert tb.seen["hot"] and min(tb.seen["faults"])
+    record(hot=tb.seen["hot"], faults=tb.seen["faults"])
 
 
 async def measure(tb, requests, least):
@@ -675,7 +722,7 @@ async def reset_forgets(dut):
         if attempt == 2:
             break
         tb = TB(dut, config)
-        tb.golden.low_water, tb.golden.reserve = 1, 2
+        tb.golden.low_water, tb.golden.reserve = 1, 3
         dut.rst.value = 1
         for payload, valid, _ in tb.ports.values():
             payload.value = valid.value = 0
