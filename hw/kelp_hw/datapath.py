@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Value
+from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -60,6 +60,9 @@ class DataPath(wiring.Component):
     axi : AxiSignature
     idle : nothing is queued, under way or dirty
     """
+
+    #: Cycles without an op after which everything dirty is written.
+    DRAIN_AFTER = 32
 
     def __init__(self, *, config: Config):
         if not isinstance(config, Config):
@@ -163,6 +166,14 @@ class DataPath(wiring.Component):
             m.d.comb += [table.flush_frame.eq(flush.frame), table.flush_capture.eq(flush.capture), table.flush_invalidate.eq(flush.invalidate)]
         m.d.comb += flush.pending.eq(lines.table.flush_pending | scales.table.flush_pending)
 
-        m.d.comb += self.idle.eq(front.idle & ~order.r_rdy & (order.level == 0) & head.idle & writes.store.idle & out.idle & flush.idle
-                                 & lines.table.idle & scales.table.idle & ~self.i.valid)
+        # Without ops there is nothing to combine with.
+        resting = Signal()
+        rest = Signal(range(self.DRAIN_AFTER + 1))
+        m.d.comb += resting.eq(~self.i.valid & front.idle & (order.level == 0) & head.idle)
+        with m.If(~resting):
+            m.d.sync += rest.eq(0)
+        with m.Elif(rest != self.DRAIN_AFTER):
+            m.d.sync += rest.eq(rest + 1)
+        m.d.comb += [table.drain.eq(rest == self.DRAIN_AFTER) for table in (lines.table, scales.table)]
+        m.d.comb += self.idle.eq(resting & writes.store.idle & out.idle & flush.idle & lines.table.idle & scales.table.idle)
         return m

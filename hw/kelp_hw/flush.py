@@ -34,8 +34,8 @@ class FlushUnit(wiring.Component):
     frame, capture, invalidate, pending : the flush ports of both slot tables; `pending` is the OR of theirs
     """
 
-    #: Flushes that may wait behind the one at work.
-    QUEUED = 4
+    #: Flushes at work and waiting: as many as there are tokens.
+    QUEUED = 16
 
     def __init__(self, *, config: Config):
         self.layout = flush_layout(config)

@@ -39,7 +39,7 @@ class SlotTable(wiring.Component):
     **Use.** A slot is busy from `fire` until the op that was attached last is released: `position`, a number that is unique among the attached ops,
     comes back in `release_position`. Busy, filling, dirty and writing slots are never reallocated.
     **Write-back.** A stored-to slot is due when its content is complete, when it will be reallocated within `lead` allocations, when the patrol
-    has seen it dirty twice (within 2·PATROL_PERIOD cycles), or when its frame is flushed. `out_*` offers the due slots, one per cycle.
+    has seen it dirty twice (within 2·PATROL_PERIOD cycles), when its frame is flushed, or under `drain`. `out_*` offers the due slots, one per cycle.
     **Flush.** `flush_capture` notes what has to reach memory of `flush_frame`, which must have been stable for a cycle; when `flush_pending` falls,
     `flush_invalidate` forgets the frame's slots, except those to which later ops have been attached meanwhile.
 
@@ -78,6 +78,7 @@ class SlotTable(wiring.Component):
             # write-back
             "out_valid": Out(1), "out_slot": Out(slot_bits), "out_address": Out(address_bits), "out_take": In(1),
             # flush
+            "drain": In(1),
             "flush_frame": In(frame_bits), "flush_capture": In(1), "flush_invalidate": In(1), "flush_pending": Out(1),
             "idle": Out(1),
         })
@@ -209,7 +210,7 @@ class SlotTable(wiring.Component):
         out_ahead = Signal(n)
         out_picked = Signal(n)
         m.d.comb += [
-            due.eq(dirty & ~writing & (complete | aged | to_write) & ~Mux(self.out_valid, out, 0)),
+            due.eq(dirty & ~writing & (complete | aged | to_write | self.drain.replicate(n)) & ~Mux(self.out_valid, out, 0)),
             out_picked.eq(first_from(due, out_ahead)),
             address_read.addr.eq(self.out_slot),
             self.out_address.eq(address_read.data),
