@@ -34,7 +34,8 @@ def test_lints_alone_under_wall(written):
 
 @pytest.mark.timeout(900)
 def test_smoke_bench_passes(written):
-    built = verilator(written, "--binary", "--timing", "-Wno-fatal", *WAIVED, "-j", "2", "-CFLAGS", "-O1", "-MAKEFLAGS", "CFG_CXXFLAGS_PCH_I=-include",
+    built = verilator(written, "--binary", "--timing", "-Wno-fatal", *WAIVED, "-j", "2", "-CFLAGS", "-O1 -std=c++20 -fcoroutines", "-MAKEFLAGS",
+                      "CFG_CXXFLAGS_PCH_I=-include",
                       "--top-module", "kelp_endpoint_smoke", "kelp_endpoint.v", "kelp_endpoint_wrapper.sv", "kelp_endpoint_smoke.sv")
     assert built.returncode == 0, built.stderr[-3000:]
     ran = subprocess.run([written / "obj_dir" / "Vkelp_endpoint_smoke"], capture_output=True, text=True, timeout=300)

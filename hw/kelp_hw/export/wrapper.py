@@ -41,8 +41,9 @@ def wrapper(config: Config) -> str:
     ports, wires, connections = [], [], []
     for p in endpoint_ports(config):
         if p.name.startswith(_VERIFICATION):
-            value = f"{p.bits}'h0" if p.direction == "input" else ""
-            connections.append(f"        .{p.name}({value})")
+            if p.direction == "output":
+                wires.append(f"    wire [{p.bits - 1}:0] unused_{p.name};")
+            connections.append(f"        .{p.name}({f'unused_{p.name}' if p.direction == 'output' else f'{p.bits}{chr(39)}h0'})")
             continue
         flat = _flat(p)
         for name, _, bits in flat:
