@@ -52,7 +52,12 @@ class Plan:
     def policy(self) -> str:
         """Policy and what it was given, for people."""
         s = self.setup
-        parts = [f"policy 0, τ {s.tau:g}", f"α {s.alpha}/256", s.source.name.lower(), "equal budgets" if self.budget == "equal" else "no budgets"]
+        parts = [
+            f"policy 0, τ {s.tau:g}",
+            f"α {s.alpha}/256",
+            s.source.name.lower(),
+            "equal budgets" if self.budget == "equal" else "no budgets",
+        ]
         prefetch = "+".join(sorted(source.name.lower() for source in s.prefetch))
         return ", ".join([*parts, *([f"prefetch {prefetch}"] if prefetch else [])])
 
@@ -155,7 +160,8 @@ def plan(
         formats=tuple(formats),
         tau=tau,
         alpha=alpha,
-        source=source, mass_shift=mass_shift,
+        source=source,
+        mass_shift=mass_shift,
         prefetch=frozenset(prefetch),
         window=window,
         low_water=low_water,

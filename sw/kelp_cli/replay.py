@@ -30,6 +30,13 @@ class Engine(StrEnum):
     GOLDEN = "golden"
 
 
+class Source(StrEnum):
+    """Where scores come from."""
+
+    OBSERVED = "observed"
+    PUSHED = "pushed"
+
+
 def register(app: typer.Typer) -> None:
     @app.command()
     def replay(
@@ -54,6 +61,10 @@ def register(app: typer.Typer) -> None:
         policy: Annotated[int, typer.Option(help="Eviction policy; 0 is the plain formula (1 − score) · recency.", min=0, max=0)] = 0,
         tau: Annotated[float, typer.Option(help="Policy 0: recency time constant in steps.")] = 1000.0,
         alpha: Annotated[int, typer.Option(help="Policy 0: EMA weight in 1/256.")] = 26,
+        source: Annotated[
+            Source, typer.Option(help="Policy 0: scores from accesses, or from the attention mass that the host pushes after each step.")
+        ] = Source.OBSERVED,
+        mass_shift: Annotated[int, typer.Option(help="Pushed scores: x = mass · 2^this.")] = 0,
         budget: Annotated[
             str, typer.Option(help="equal: each queue its share of the frames; none: the queue that asks gives way.")
         ] = "equal",
@@ -90,6 +101,8 @@ def register(app: typer.Typer) -> None:
             window=window,
             tau=tau,
             alpha=alpha,
+            source=source,
+            mass_shift=mass_shift,
             budget=budget,
             seed=seed,
         )
@@ -147,12 +160,14 @@ def parse_sources(text: str) -> frozenset:
     return frozenset(legal[name] for name in names)
 
 
-def make_plan(trace: Path, config, *, formats, prefetch: str, window: int, **choices):
+def make_plan(trace: Path, config, *, formats, prefetch: str, window: int, source: Source = Source.OBSERVED, **choices):
     """A plan from what the command line says; UserError where it cannot be."""
     from kelp_sim.replay import plan
     from kelp_sim.trace import read
+    from kelp_spec.metadata import ScoreSource
 
     sources = parse_sources(prefetch)
+    choices["source"] = ScoreSource[source.name]
     try:
         return plan(
             read(trace), config, formats=parse_formats(formats), prefetch=sources, window=window if "window" in prefetch else 0, **choices
@@ -209,6 +224,7 @@ def _job(chosen, *, plant=None, waves=None):
         row=chosen.row,
         step=chosen.step,
         lines=chosen.lines,
+        hints=chosen.hints,
         seed=chosen.seed,
         plant=plant,
         waves=waves,

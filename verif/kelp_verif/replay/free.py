@@ -11,6 +11,7 @@ import numpy as np
 
 from kelp_golden.audit import Audit, FrameRecord, ResultRecord, ScoreRecord
 from kelp_golden.endpoint import Endpoint
+from kelp_golden.hints import HintAbsorber
 from kelp_golden.setup import SESSION
 from kelp_golden.tracker import Op as TrackerOp
 from kelp_golden.tracker import Word
@@ -24,6 +25,7 @@ from .rows import OPS, device_ops, wide_integers
 
 __all__ = ["free_running"]
 
+_MASS = [OPS.index(f"op.{name}") for name in ("squeue", "page", "mass")]
 _BACKLOG = 16  # looks at the commit stream that wait for the golden model before the simulation waits too
 
 
@@ -87,6 +89,7 @@ class _Judge:
         self._first = self._next = self._end = 0
         self._bytes = self.job.lines.tobytes()
         self._lost = False
+        self._absorber, self._masses = HintAbsorber(self.job.setup.config), deque()  # page masses pushed and not yet committed
 
     def begin(self, first: int, end: int) -> None:
         """The job's requests first … end − 1 come next."""
@@ -102,6 +105,12 @@ class _Judge:
             )
         )
         self._rows = self.job.row[part].tolist()
+        for step in np.unique(self.job.step[part]).tolist():
+            for line in self.job.hints_after(step - 1):
+                self.golden.counters["hint_lines"] += 1
+                masses = self._absorber.absorb(line, 0, self.golden.tracker.sessions)
+                self.golden.counters["hint_updates"] += len(masses)
+                self._masses.extend((op.squeue, op.page, op.mass) for op in masses)
         self.audit.begin(end - first)
 
     def _request(self, tag: int):
@@ -134,6 +143,10 @@ class _Judge:
     def _check_order(self, commits, types, index) -> None:
         """Each demand op is the request that is due, whatever the device calls it."""
         rows, _ = device_ops(commits, types, index)
+        for pushed in rows[rows[:, 0] == Op.MASS][:, _MASS].tolist():
+            due = self._masses.popleft() if self._masses else None
+            if tuple(pushed) != due:
+                self.found.add(f"mass of (squeue, page) {pushed[:2]}: {pushed[2]} was committed, {due} was due")
         rows = rows[np.isin(rows[:, 0], (Op.READ, Op.WRITE))]
         seen = rows[:, [0, OPS.index("op.squeue"), OPS.index("op.page"), OPS.index("op.kv_line")]]
         part = slice(self._next, self._next + len(seen))
@@ -188,6 +201,8 @@ class _Judge:
         """All records and answers have come."""
         if not self._lost:
             self.audit.finish()
+        if self._masses:
+            self.found.add(f"{len(self._masses)} pushed masses were never committed", len(self._masses))
         self.found.count += self.audit.count
         self.found.examples[:0] = map(str, self.audit.mismatches[: EXAMPLES - len(self.found.examples)])
 
@@ -246,4 +261,4 @@ def free_running(
         settle()
         on_step()
         judge.finish()
-    return session.finish(judge.golden, {})
+    return session.finish(judge.golden, {name: judge.golden.counters[name] for name in ("hint_lines", "hint_updates")})

@@ -96,7 +96,9 @@ class Job:
                 extra.append((WRITE, AddressMap(c).hint_base, begun * groups, len(self.lines) + len(rows), (1 << 64) - 1))
                 rows.append(line)
             places.append(at)
-            extra.append((PARTIAL, AddressMap(c).register_base + offset // 64 * 64, begun * groups + 1, len(self.lines), 0xFF << offset % 64))
+            extra.append(
+                (PARTIAL, AddressMap(c).register_base + offset // 64 * 64, begun * groups + 1, len(self.lines), 0xFF << offset % 64)
+            )
         columns = list(zip(*extra, strict=True)) or [()] * 5
 
         def put(array, column, dtype):
@@ -183,9 +185,9 @@ class Device:
             if self.job.plant == "victim" and len(done):
                 commits.result["op.page"][done[0]] ^= 1
                 self._planted = True
-            elif self.job.plant == "commit" and len(commits.result):
-                keep = np.ones(len(types), bool)
-                keep[np.flatnonzero(types == 0)[len(commits.result) // 2]] = False
+            elif self.job.plant == "commit" and commits.result["changed"].any():
+                changed = np.flatnonzero(commits.result["changed"])
+                keep = (types != 0) | (index != changed[len(changed) // 2])
                 types, index, self._planted = types[keep], index[keep], True
         return types, index
 

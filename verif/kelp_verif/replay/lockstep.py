@@ -151,4 +151,7 @@ def lockstep(
             found.add(f"answer to request {first + i}: device {device}, golden {golden}", 0)
         found.count += int(bad.sum())
     on_step()
-    return session.finish(twin.golden, {"sweeps": twin.lockstep.evictor.sweeps, **{name: twin.golden.counters[name] for name in ("hint_lines", "hint_updates")}})
+    return session.finish(
+        twin.golden,
+        {"sweeps": twin.lockstep.evictor.sweeps, **{name: twin.golden.counters[name] for name in ("hint_lines", "hint_updates")}},
+    )
