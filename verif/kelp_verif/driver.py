@@ -21,7 +21,9 @@ import ctypes
 import functools
 import hashlib
 import itertools
+import os
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,11 +244,23 @@ def _endpoint_library(config, waves):
     for path in (*sources, Path(__file__), Path(runner.__file__)):
         state.update(path.read_bytes())
     note = tools.build_root() / "model" / f"endpoint-{config.name}-{state.hexdigest()[:12]}.library"
+    if max(path.stat().st_mtime for path in sources) >= _process_start():
+        # What is loaded may be older than what has been read just now: build what is loaded.
+        return _build(kelp_hw.endpoint.Endpoint(config=config), config, waves)
     with tools.lock(note.with_suffix(".lock")):
         if not note.is_file() or not Path(note.read_text(encoding="utf-8")).is_file():
             library = _build(kelp_hw.endpoint.Endpoint(config=config), config, waves)
             tools.write_if_changed(note, str(library))
     return Path(note.read_text(encoding="utf-8"))
+
+
+def _process_start() -> float:
+    """When this process began, on the clock of files; 0 where the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+    except FileNotFoundError:
+        return 0.0
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 @functools.cache
