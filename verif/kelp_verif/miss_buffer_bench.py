@@ -51,6 +51,7 @@ class TB:
         self.answer_rate = 0.05     # chance that the tier answers in a cycle
         self.fail_rate = 0.1
         self.tier_answers = True
+        self.retry_rate = 0.0       # chance that a GRANT finds its frame gone, as when a limit is lowered
 
     async def reset(self, *, starve_limit=1 << 30):
         dut = self.dut
@@ -137,7 +138,7 @@ class TB:
         if op["failed"]:
             assert self.now - entry.since >= self.starve_limit, "given up too early"
             entry.starved = entry.landed = True
-        elif not self.free[entry.pool]:
+        elif not self.free[entry.pool] or self.rng.random() < self.retry_rate:
             self.seen["GRANT retry"] += 1
             return {"outcome": Outcome.RETRY}
         else:
@@ -195,8 +196,8 @@ class TB:
         state, place = self.pages.get(page, (None, 0))
         if state == PageState.RESIDENT:
             self.free[self.pool_of(page)].append(place)
-            self.pages[page] = (rng.choice([PageState.COLD, PageState.COLD, PageState.ABSENT, PageState.LOST]), 0)
-        elif state == PageState.FETCHING and rng.random() < 0.05:
+            self.pages[page] = (rng.choice([PageState.COLD, PageState.ABSENT, PageState.ABSENT, PageState.LOST]), 0)
+        elif state == PageState.FETCHING and rng.random() < 0.2:
             self.pages[page] = (PageState.LOST, 0)
 
     # --- one cycle ------------------------------------------------------------------------------------------------------------
@@ -305,6 +306,9 @@ async def random_traffic(tb, cycles):
         if n % 400 == 0:
             tb.op_ready, load, stir = rng.choice([1.0, 0.6, 0.3]), rng.choice([1.0, 0.5, 0.2]), rng.choice([0.02, 0.2])
             few = rng.sample(pages, rng.choice([2, 8, 24]))
+            tb.retry_rate, tb.answer_rate = rng.choice([0.0, 0.3]), rng.choice([0.05, 0.3, 1.0])
+        if n % 40 == 0:
+            tb.tier_answers = rng.random() < 0.5    # so that answers come in bursts
         if waiting is None and rng.random() < load:
             waiting = tb.new_op(rng.choice([Op.READ, Op.READ, Op.WRITE, Op.PREFETCH]), rng.choice(few))
         if await tb.cycle(waiting):
@@ -318,7 +322,7 @@ async def every_request_is_replayed_once_in_order(dut):
     tb = await start(dut, frames=[5] * 4)
     await tb.reset()
     await random_traffic(tb, bench_params()["cycles"])
-    tb.op_ready = 1.0
+    tb.op_ready, tb.retry_rate, tb.tier_answers = 1.0, 0.0, True
     while any(tb.waiting):
         await tb.cycle()
         tb.disturb()
@@ -334,6 +338,7 @@ async def reset_under_traffic(dut):
         await random_traffic(tb, tb.rng.randrange(50, 600))
     await tb.reset()
     await random_traffic(tb, 300)
+    tb.tier_answers = True
     while any(tb.waiting):
         await tb.cycle()
         tb.disturb()
@@ -384,6 +389,33 @@ async def a_flooded_page_still_comes_home(dut):
         # A page's worth of replays, then what was parked by then, at one op in eight cycles; twice over to be safe.
         assert tb.cycles - began < 2 * 8 * (tb.config.page_lines + tb.config.parked + 50)
     assert tb.served == tb.parked > tb.config.page_lines
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def sectors_arrive_while_another_is_cleared(dut):
+    """An entry without a fetch clears its sector just as a burst of completions brings others'."""
+    tb = await start(dut, frames=[8, 0, 8, 8])
+    await tb.reset()
+    tb.fail_rate, tb.answer_rate = 0.0, 1.0
+    frame = tb.config.pool_first_frame[1]
+    for _ in range(40):
+        tb.tier_answers = False
+        tb.pages = {(1, 0): (PageState.ABSENT, 0)}
+        for page in [(0, page) for page in range(8)]:
+            while not await tb.cycle(tb.new_op(Op.READ, page)):
+                pass
+        while len(tb.answers) < 8:
+            await tb.cycle()
+        while not await tb.cycle(tb.new_op(Op.WRITE, (1, 0))):
+            pass
+        while not tb.waiting[1]:
+            await tb.cycle()
+        tb.free[1] = [frame]
+        for _ in range(tb.rng.randrange(20)):
+            await tb.cycle()
+        tb.tier_answers = True
+        await tb.drain(300)
+        tb.free[0] = list(range(8))
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
