@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from test_cli import kelp
 
 from kelp_cli.demo import LOCKSTEP_NEEDS
+from test_cli import kelp
 
 KEYS = """trace config config_hash policy seed residency accesses lockstep_accesses line_requests mismatches hit_rate lru_hit_rate
 lru_pooled_hit_rate belady_hit_rate demand_misses flash_reads_per_access cycles lines_per_cycle lines_per_second""".split()

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_cli import kelp
-from trace_files import contents, save
 
 from kelp_golden.audit import Audit, ResultRecord, ScoreRecord
 from kelp_golden.lockstep import LockStep
@@ -19,6 +17,8 @@ from kelp_sim.trace import TraceError, read
 from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.metadata import Answer, Op, Outcome, PageState, PrefetchSource
+from test_cli import kelp
+from trace_files import contents, save
 
 TRACE = named("trace")
 TWO_POOLS = (LayerFormats(last_layer=0, k=Format.INT8, v=Format.INT4), LayerFormats(last_layer=1023, k=Format.RAW16, v=Format.RAW16))
@@ -192,7 +192,8 @@ def test_a_recording_that_does_not_fit_is_refused(small):
 
 
 def test_golden_replay_from_the_command_line(small, tmp_path):
-    done = kelp("replay", str(small), "--engine", "golden", "--residency", "0.5", "--formats", "0-0:int8,int4", "--formats", "1-:raw16", "--json", str(tmp_path / "r.json"),
+    done = kelp("replay", str(small), "--engine", "golden", "--residency", "0.5", "--formats", "0-0:int8,int4", "--formats", "1-:raw16", "--json",
+                str(tmp_path / "r.json"),
                 "--report", str(tmp_path / "report"))
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))

@@ -48,7 +48,8 @@ def _all(configs: list[Config]) -> Table:
     for column in ("name", "sessions × queues × pages", "lines per page", "frames", "DRAM", "digest"):
         table.add_column(column, justify="left" if column in ("name", "digest") else "right", no_wrap=column in ("name", "digest"))
     for c in configs:
-        table.add_row(c.name, f"{c.sessions} × {c.queues} × {c.pages}", str(c.page_lines), f"{c.total_frames:,}", f"{c.dram_lines * 64 / 2**20:,.2f} MiB", c.digest)
+        table.add_row(c.name, f"{c.sessions} × {c.queues} × {c.pages}", str(c.page_lines), f"{c.total_frames:,}", f"{c.dram_lines * 64 / 2**20:,.2f} MiB",
+                      c.digest)
     return table
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 from amaranth.hdl import Shape
-from amaranth.lib import data
+from amaranth.lib import data, wiring
 
 from kelp_hw.pipeline import WRITE_BACKS
 from kelp_spec.address import AddressMap, KvAddress
@@ -346,9 +346,9 @@ class Driver:
         if waves is not None and Path(waves).suffix != ".vcd":
             raise ValueError(f"waves = {str(waves)!r} is refused; legal: a file that ends in .vcd")
         if component is None:
-            from kelp_hw.endpoint import Endpoint
+            from kelp_hw.endpoint import endpoint_signature
 
-            component, library = Endpoint(config=config), _endpoint_library(config, waves is not None)
+            component, library = wiring.Signature(endpoint_signature(config)).create(), _endpoint_library(config, waves is not None)
         else:
             library = _build(component, config, waves is not None)
         self.config = config

@@ -211,7 +211,8 @@ def verilate_model(
     name ``___05F``: ``i__valid`` is ``top.i___05Fvalid``. The C++ should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look
     at ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. With ``waves`` the model can write VCD
     (``VM_TRACE`` is 1). The model and the C++ are cached apart, so that a change of the driver alone costs one compilation of it;
-    every ``*.h`` beside a C++ source counts as part of it. ``opt`` is for the model alone. ``headers`` are generated ones, file name → text, that the C++ may include.
+    every ``*.h`` beside a C++ source counts as part of it. ``opt`` is for the model alone. ``headers`` are generated ones, file name → text,
+    that the C++ may include.
     """
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
     args = [*_VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
