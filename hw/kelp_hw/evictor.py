@@ -22,7 +22,7 @@ __all__ = ["Evictor"]
 class Evictor(wiring.Component):
     """One choice at a time, by the rules of docs/design.md §6; each is a function of M3's decisions so far.
 
-    Time: a choice from the list takes about 40 cycles, of them 30 to let the queue state absorb the last eviction; a new queue costs a sweep besides.
+    Time: a choice from the list takes about 60 cycles, of them 45 to let the queue state absorb the last eviction; a new queue costs a sweep besides.
     A queue that is passed over costs about 8 cycles.
 
     Parameters

@@ -19,7 +19,7 @@ __all__ = ["ExcessTree"]
 class ExcessTree(wiring.Component):
     """Four binary trees (one per pool) of maxima in one memory: a node holds the largest excess of the squeues below it and who has it, the lower of equals.
 
-    `start` writes one squeue's leaf and walks to the root: two cycles per level, `CYCLES` in all, while `busy`. The roots stand in registers. After reset
+    `start` writes one squeue's leaf and walks to the root: three cycles per level, `CYCLES` in all, while `busy`. The roots stand in registers. After reset
     the block clears its memory, busy meanwhile.
 
     Parameters
@@ -38,7 +38,7 @@ class ExcessTree(wiring.Component):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
         self.levels = config.squeue_bits
-        self.CYCLES = 2 * self.levels + 1
+        self.CYCLES = 3 * self.levels + 1
         super().__init__({
             "start": In(1), "pool": In(POOL_BITS), "squeue": In(config.squeue_bits), "excess": In(config.dram_line_bits),
             "busy": Out(1), "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))),
@@ -54,7 +54,7 @@ class ExcessTree(wiring.Component):
 
         pool, node, best = Signal(POOL_BITS), Signal(node_bits), Signal(root)
         sibling = Signal(root)
-        m.d.comb += [sibling.eq(nodes.read_data), nodes.read_address.eq(Cat(node ^ 1, pool))]
+        m.d.comb += [nodes.read_address.eq(Cat(node ^ 1, pool))]
         clear = Signal(range(nodes.depth))
 
         with m.FSM(init="CLEAR"):
@@ -77,7 +77,12 @@ class ExcessTree(wiring.Component):
                     m.d.sync += roots[pool].eq(best)
                     m.next = "IDLE"
                 with m.Else():
-                    m.next = "COMPARE"
+                    m.next = "FETCH"
+            with m.State("FETCH"):
+                # A block RAM is slow to answer; the comparison gets a cycle of its own.
+                m.d.comb += self.busy.eq(1)
+                m.d.sync += sibling.eq(nodes.read_data)
+                m.next = "COMPARE"
             with m.State("COMPARE"):
                 m.d.comb += self.busy.eq(1)
                 # The left child has the lower squeues and wins ties.

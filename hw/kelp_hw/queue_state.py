@@ -23,7 +23,7 @@ __all__ = ["QueueState"]
 class QueueState(wiring.Component):
     """Follows the results of M3. A page is *listed* while its word is RESIDENT; the residency map says which are, and what changes there is counted.
 
-    Nothing here is on a request's path: results that matter become events in a queue; each costs about `2·log2(squeues) + 8` cycles. `ready` says that RESERVE
+    Nothing here is on a request's path: results that matter become events in a queue; each costs about `3·log2(squeues) + 10` cycles. `ready` says that RESERVE
     more may come, beside those that evictions cause by themselves (at most `OWN`). `entered` and `done` count events modulo 128, so that the evictor can wait
     until all that had come is absorbed.
 
@@ -126,7 +126,7 @@ class QueueState(wiring.Component):
         ]
 
         # --- one task at a time: an event, a look, a queue to refresh, the registers' read-out ---
-        is_event, is_look, is_refresh = Signal(), Signal(), Signal()
+        is_event, is_look, is_refresh, changed = Signal(), Signal(), Signal(), Signal()
         taken = Signal(event)
         m.d.comb += taken.eq(events.r_data)
         refresh_next, refresh_left = Signal(range(c.squeues)), Signal(range(c.squeues + 1))
@@ -174,12 +174,15 @@ class QueueState(wiring.Component):
                     m.next = "READ"
             with m.State("READ"):
                 m.d.comb += [records.read_en.eq(1), settings.read_en.eq(1), listed.update.eq(is_event)]
+                m.next = "WAS"
+            with m.State("WAS"):
+                # The bit comes out of a memory and through a wide multiplexer; counting waits a cycle for it.
+                m.d.sync += changed.eq(listed.was != value)
                 m.next = "COUNT"
             with m.State("COUNT"):
                 m.d.sync += [lines.eq(frame_lines[settings.o.pool]), budget.eq(settings.o.budget), count.eq(after.count)]
                 m.next = "MULTIPLY"
                 with m.If(is_event):
-                    changed = listed.was != value
                     m.d.comb += records.write_en.eq(1)
                     m.d.sync += [
                         Assert(~changed | value | (found.count != 0), "a queue lists fewer pages than none"),
