@@ -90,8 +90,8 @@ def endpoint_rows(config_name: str = "64x64") -> Iterator[Row]:
 def miss_rows(config_name: str = "64x64") -> Iterator[Row]:
     """A storm of one line per cold page from a tier of 14 bytes/cycle and 25 000 cycles, with hits in between.
 
-    Frames are clean before the storm (everything has been evicted once), so that the tier's bandwidth is the fetches' alone. A storm request every 600 hits asks for
-    slightly more than the tier gives; the 16 pages that are hit belong to the current step and stay.
+    Frames are clean before the storm (everything has been evicted once), so that the tier's bandwidth is the fetches' alone. A storm request
+    every 600 hits asks for slightly more than the tier gives; the 16 pages that are hit belong to the current step and stay.
     """
     config = named(config_name)
     driver = Driver(config, memory=MemoryTiming(latency=MEMORY_LATENCY, write_latency=MEMORY_LATENCY), flash=FlashTiming())
