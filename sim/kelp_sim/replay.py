@@ -28,7 +28,7 @@ from .reference import references
 from .result import PageResidency, ReplayResult
 from .trace import LINE_BYTES, Trace, TraceError
 
-__all__ = ["BUDGETS", "Meter", "Plan", "capacity_shares", "golden", "plan", "summarise"]
+__all__ = ["BUDGETS", "GoldenRun", "Meter", "Plan", "capacity_shares", "golden", "plan", "run_golden", "summarise"]
 
 #: Who gives way when a pool runs short: queues above an equal share of its frames, or (no budgets) the queue that asks.
 BUDGETS = ("equal", "none")
