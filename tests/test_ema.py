@@ -31,6 +31,16 @@ def test_score_stays_in_range_and_moves_towards_x(s, x, a):
     assert after == s + ((x - s) * min(a, 256) + 128) // 256
 
 
+def test_score_stays_in_range_for_every_score_input_and_alpha():
+    """Exhaustive: the step depends on x - s and a alone, and the least and the largest s that go with a difference are the worst."""
+    d = np.arange(-65535, 65536)
+    least, most = np.maximum(0, -d), np.minimum(65535, 65535 - d)
+    for a in range(257):
+        for s in (least, most):
+            after = arithmetic.ema(s, s + d, a)
+            assert after.min() >= 0 and after.max() <= 65535, a
+
+
 def test_arrays_and_integers_agree():
     rng = np.random.default_rng(1)
     n = 2000

@@ -32,6 +32,12 @@ def test_decay_is_monotonic_and_within_2_1_lsb(tau):
     assert np.abs(d - np.minimum(65535, 65536 * -np.expm1(-ages / tau))).max() <= 2.1 + 0.4
 
 
+def test_halving_never_rises():
+    """Exhaustive over every exponent."""
+    h = arithmetic.halving(np.arange(1 << 21))
+    assert h[0] == 65536 and h[-1] == 0 and (np.diff(h) <= 0).all() and (h[2:] < 65536).all()
+
+
 def test_age_wraps():
     assert arithmetic.age(3, (1 << 24) - 2) == 5
 

@@ -12,8 +12,6 @@ from kelp_hw.queue_config import QueueConfig
 from kelp_hw.queue_state import QueueState
 from kelp_spec.config import named
 from kelp_spec.metadata import PageState
-from kelp_verif.eviction_specs import RootIsLargest
-from kelp_verif.formal import prove
 from kelp_verif.runner import run_cocotb
 
 WIDE = named("unit").with_(pages=256)      # several words of the map per queue
@@ -54,12 +52,3 @@ def test_golden_root_is_the_largest_excess():
 def test_unknown_field_is_refused():
     with pytest.raises(ValueError, match="'tau' is refused; legal: alpha"):
         QueueConfig(config=named("unit"), fields=("tau",))
-
-
-@pytest.mark.prove
-def test_root_is_the_largest():
-    """Two squeues: the scrub takes 16 cycles, an update 5."""
-    config = named("unit").with_(sessions=2, queues=1)
-    assert prove(RootIsLargest(config), depth=31, mode="bmc", timeout_s=300).passed
-    assert prove(RootIsLargest(config), depth=31, mode="cover", timeout_s=300).passed
-    assert prove(RootIsLargest(config, planted=True), depth=31, mode="bmc", timeout_s=300).status == "FAIL"

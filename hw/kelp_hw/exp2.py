@@ -22,7 +22,7 @@ class Exp2(wiring.Component):
     """Recency and idle decay share this pipeline; whoever uses it carries its own valid and payload beside it.
 
     t = min(⌊steps · mantissa · 2^−(shift − bias)⌋, 2^21 − 1); n = t >> 16; i = (t >> 8) & 255; e = T[i] − ((T[i] − T[i+1]) · (t & 255) >> 8);
-    `halving` = e >> n, 0 … 65536 (65536 only at t = 0).
+    `halving` = e >> n, 0 … 65536.
 
     Latency: `LATENCY` cycles; throughput: one per cycle. While `en` is low every stage holds. No error cases: every input has a value.
 
