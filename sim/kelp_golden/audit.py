@@ -190,23 +190,29 @@ class Audit:
         if request is not None:
             self._expect(op, golden, request[0])
 
-    def hot_read(self, tag: int, squeue: int, page: int, kv_line: int, frame: int, entry: tuple) -> None:
-        """A READ of the hot lane, which changes nothing: :meth:`frame` in short for the many that are as they should be."""
-        endpoint = self.endpoint
-        word = endpoint.tracker.words.get(squeue * endpoint.pages + page, ABSENT_WORD)
+    def hot_reads(self, first: int, squeue: int, page: int, kv_lines: list[int], frame: int, entry: tuple) -> bool:
+        """READs of one page that came by the hot lane with nothing between them: :meth:`frame` of each in short. `first` is the first one's request.
+
+        True when all are as they should be: hits that change nothing. Otherwise nothing is done; feed them to :meth:`frame` one by one.
+        """
+        endpoint, count = self.endpoint, len(kv_lines)
         session = endpoint.tracker.sessions[squeue // self.config.queues]
         f = endpoint.frames.frames[frame]
+        lines = 0
+        for line in kv_lines:
+            lines |= 1 << line
         held = (f.in_use, f.dirty, f.redirty, f.used, f.source, f.squeue, f.page, f.valid, f.poison)
-        sound = f.valid >> kv_line & 1 and not f.poison >> kv_line & 1 and not (f.source and not f.used)
-        usable = session.open and not session.closing and page < session.used_pages and kv_line % self.config.half_lines < session.used_lines
-        if word[0] == PageState.RESIDENT and word[1] == frame and word[4] == session.step and sound and usable and held == entry and not session.k_only:
-            self._seen += 1
-            endpoint.counters["reads"] += 1
-            index = self.requests(tag)[0]
-            self._kinds[index] = Answer.DATA
-            self._versions[index] = endpoint.lines.current((squeue * endpoint.pages + page) * self.config.page_lines + kv_line)
-        else:
-            self.frame(FrameRecord(True, int(Op.READ), int(Outcome.HIT), 1, 0, 0, 0, 0, tag, frame, squeue, page, kv_line, entry))
+        usable = page < session.used_pages and squeue % self.config.queues < session.used_queues and not session.k_only
+        usable = usable and max(line % self.config.half_lines for line in kv_lines) < session.used_lines
+        if held != entry or not usable or first + count > len(self._kinds) or endpoint.tracker.word(squeue, page).place != frame:
+            return False
+        if not endpoint.read_again(squeue, page, lines, count):
+            return False
+        self._seen += count
+        base, current = (squeue * endpoint.pages + page) * self.config.page_lines, endpoint.lines.current
+        self._kinds[first : first + count] = bytes((Answer.DATA,)) * count
+        self._versions[first : first + count] = array("q", [current(base + line) for line in kv_lines])
+        return True
 
     def frame(self, record: FrameRecord) -> None:
         """What the frame stage made of an op: the hot lane's own ops, or the one whose `result` was fed before."""

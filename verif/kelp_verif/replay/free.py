@@ -167,22 +167,38 @@ class _Judge:
         framed = list(zip(*(frames[f"op.{f}"].tolist() for f in self._FRAME), strict=True))
         entries = list(zip(*(wide_integers(frames[f"entry.{f}"]).tolist() for f in self._ENTRY), strict=True))
         scored = list(zip(*(scores[f].tolist() for f in ("kind", "squeue", "page", "score")), strict=True))
-        hot = frames.hot.tolist()
-        audit, read = self.audit, int(Op.READ)
-        for of, at in zip(types.tolist(), index.tolist(), strict=True):
-            if of == 1:
-                f = framed[at]
-                if hot[at] and f[0] == read:
-                    audit.hot_read(f[7], f[9], f[10], f[11], f[8], entries[at])
-                else:
-                    audit.frame(FrameRecord(hot[at], *f, entries[at]))
-            elif of == 0:
-                o, d = ops[at], decided[at]
+        hot, audit, read = frames.hot.tolist(), self.audit, int(Op.READ)
+        order = list(zip(types.tolist(), index.tolist(), strict=True))
+        at = 0
+        while at < len(order):
+            of, i = order[at]
+            at += 1
+            if of == 0:
+                o, d = ops[i], decided[i]
                 # `origin` is the caller's own in a golden op: the tag goes along in the record.
                 op = TrackerOp(*o[:11], None, *o[12:])
                 audit.result(ResultRecord(op, o[11], d[0], Word(*d[1:7]), Word(*d[7:13]), *d[13:]))
-            elif scored[at][0] != ScoreEvent.SCAN:
-                audit.score(ScoreRecord(*scored[at]))
+            elif of == 2:
+                if scored[i][0] != ScoreEvent.SCAN:
+                    audit.score(ScoreRecord(*scored[i]))
+            elif not (hot[i] and framed[i][0] == read):
+                audit.frame(FrameRecord(hot[i], *framed[i], entries[i]))
+            else:
+                # Reads of the same page by the hot lane, one after another: most of all traffic, so they are judged together.
+                kind, entry, run = framed[i][:7] + framed[i][8:11], entries[i], [i]
+                while at < len(order):
+                    of, k = order[at]
+                    if of != 1 or not hot[k] or framed[k][:7] + framed[k][8:11] != kind or entries[k] != entry:
+                        break
+                    run.append(k)
+                    at += 1
+                if audit.hot_reads(
+                    self._next - self._first, framed[i][9], framed[i][10], [framed[k][11] for k in run], framed[i][8], entry
+                ):
+                    self._next += len(run)
+                else:
+                    for k in run:
+                        audit.frame(FrameRecord(True, *framed[k], entries[k]))
 
     def answers(self, answers: Answers, at: np.ndarray, replaying: bool) -> None:
         """The answers to the requests since `begin`; `at`: where among them the line requests are."""
