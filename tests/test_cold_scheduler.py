@@ -13,7 +13,7 @@ from kelp_verif.runner import run_cocotb
 
 def bench(config, test, **params):
     params["config"] = config
-    return run_cocotb(ColdScheduler(config=named(config)), bench="kelp_verif.cold_scheduler_bench", test=test, params=params, timeout_s=100)
+    return run_cocotb(ColdScheduler(config=named(config)), bench="kelp_verif.cold_scheduler_bench", test=test, params=params, timeout_s=280)
 
 
 def test_requests_are_answered_once_in_spite_of_the_flash():

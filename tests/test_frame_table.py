@@ -19,7 +19,7 @@ from kelp_verif.runner import run_cocotb
 @pytest.mark.parametrize(("config", "cycles"), [("unit", 12_000), ("trace", 3_000)])
 def test_frame_table_is_its_golden_model(config, cycles):
     params = {"config": config, "cycles": cycles}
-    result = run_cocotb(FrameTable(config=named(config)), bench="kelp_verif.frame_table_bench", params=params, timeout_s=100)
+    result = run_cocotb(FrameTable(config=named(config)), bench="kelp_verif.frame_table_bench", params=params, timeout_s=280)
     assert result.records["forwarded"] > cycles // 20
     seen = set(result.records["seen"])
     assert seen >= {"useful", "useless"}

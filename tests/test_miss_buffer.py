@@ -15,7 +15,7 @@ from kelp_verif.runner import run_cocotb
 
 def test_every_miss_comes_home():
     params = {"config": "unit", "cycles": 20_000}
-    seen = run_cocotb(MissBuffer(config=named("unit")), bench="kelp_verif.miss_buffer_bench", params=params, timeout_s=100).records["seen"]
+    seen = run_cocotb(MissBuffer(config=named("unit")), bench="kelp_verif.miss_buffer_bench", params=params, timeout_s=280).records["seen"]
     for what in ("DEMAND", "ALLOCATE", "PREFETCH", "GRANT", "FILL", "REPLAY", "FLIP", "FLIP retry", "GRANT retry", "raised", "orphan"):
         assert seen.get(what, 0) > 5, f"{what} was not exercised: {seen}"
 
@@ -44,13 +44,13 @@ def test_an_id_returned_twice_is_caught():
 def test_parked_requests_leave_once_and_in_order():
     """Bounded: long enough for a list's second life to be read, which the cover shows."""
     assert prove(ParkListsContract(), depth=10, mode="cover", engine=ENGINE).passed
-    assert prove(ParkListsContract(), depth=10, mode="bmc", engine=ENGINE, timeout_s=1000).passed
+    assert prove(ParkListsContract(), depth=10, mode="bmc", engine=ENGINE, timeout_s=2800).passed
 
 
 @pytest.mark.prove
 @pytest.mark.timeout(1200)
 def test_a_list_that_forgets_its_new_life_is_caught():
-    assert prove(ParkListsContract(planted=True), depth=10, mode="bmc", engine=ENGINE, timeout_s=1000).status == "FAIL"
+    assert prove(ParkListsContract(planted=True), depth=10, mode="bmc", engine=ENGINE, timeout_s=2800).status == "FAIL"
 
 
 def test_bad_parameters_are_refused():
