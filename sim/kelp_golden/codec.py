@@ -11,6 +11,7 @@ Whatever depends on one code alone (an fp8 code, a scale and a stored element) i
 import functools
 
 import numpy as np
+
 from kelp_spec.formats import ELEMENTS, INT4_MANTISSA_BITS, SCALE_NAN, Format, HostType
 
 __all__ = ["decode", "encode"]
