@@ -157,7 +157,8 @@ def test_registers_of_others():
     d.write64("s1_command", d.pack("s1_command", command=SessionCommand.CLOSE), ld_id=5)
     assert d.read64("low_water") == before
     assert d.read_fields("s1_state", ld_id=5)["open"] == 1  # its own; the close was not its to give
-    assert codes(d) == [Event.REGISTER_REFUSED] * 2
+    # The last is of the read of `state`: the owner may not see the registers beside it in that line.
+    assert codes(d) == [Event.REGISTER_REFUSED, Event.OPEN_REFUSED, Event.REGISTER_REFUSED]
     assert serves(d)
 
 
