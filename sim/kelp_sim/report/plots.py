@@ -84,7 +84,7 @@ def hit_rate(result: ReplayResult) -> Figure:
     curves = [
         ("Belady pooled", result.references["Belady pooled"].misses, dict(color=_BELADY, linewidth=1.3)),
         ("LRU per queue", result.references["LRU per queue"].misses, dict(color=_LRU, linewidth=1.3)),
-        (f"KELP ({result.policy.partition(",")[0]})", result.step_misses, dict(color=_KELP, linewidth=1.9)),
+        ("KELP (" + result.policy.partition(",")[0] + ")", result.step_misses, dict(color=_KELP, linewidth=1.9)),
     ]
     columns = min(4, len(shown))
     rows = -(-len(shown) // columns)
