@@ -192,7 +192,7 @@ class FrameTable(wiring.Component):
                 Assert(~demand | owner),
                 Assert(~(f2.use & ((kind == Op.CLAIM) | (kind == Op.RELEASE)) & (outcome == Outcome.DONE)) | owner),
                 # A frame is filled only when nobody has it, and what was clean at its claim is dirty only by later writes.
-                Assert(~(entry.in_use & entry.redirty) | entry.dirty),
+                Assert(~(f2.use & entry.in_use & entry.redirty) | entry.dirty),
                 Assert(~(demand & write) | f2.has_write),
             ]
         taken = Signal()
