@@ -208,8 +208,9 @@ class Meter:
     def _differences(self, column: int) -> np.ndarray:
         return np.diff(np.array([m[column] for m in self._marks]), axis=0)
 
-    def columns(self) -> dict:
-        """The per-step fields of a ReplayResult."""
+    def columns(self, steps: int) -> dict:
+        """The per-step fields of a ReplayResult; steps that a comparison did not live to see are empty."""
+        self._marks += [self._marks[-1]] * (steps + 1 - len(self._marks))
         demand, prefetch, write_back = (self._differences(c) for c in (2, 3, 4))
         return dict(
             step_misses=self._differences(0),
@@ -282,7 +283,7 @@ def summarise(
         flash_write_bytes=flash_bytes[1],
         cycles=cycles,
         lines_per_second=line_requests / seconds,
-        **meter.columns(),
+        **meter.columns(sequence.steps),
         residency_map=meter.residency_map(sequence.final_pages),
         hit_latency=np.asarray(latency[0]),
         miss_latency=np.asarray(latency[1]),
