@@ -54,9 +54,9 @@ class DataHead(wiring.Component):
         super().__init__({
             "i": In(stream.Signature(order)),
             "line_select": Out(config.line_slots), "line_slot": Out(line_bits), "line_filled": In(1), "line_quarters": Out(QUARTERS),
-            "line_reads_soon": Out(1), "line_read_en": Out(1), "line_hold": Out(1), "line": In(LINE_BITS), "line_error": In(1),
+            "line_read_en": Out(1), "line_hold": Out(1), "line": In(LINE_BITS), "line_error": In(1),
             "scale_select": Out(config.scale_slots), "scale_slot": Out(scale_bits), "scale_filled": In(1), "scale_byte": Out(6), "scale_wide": Out(1),
-            "scale_reads_soon": Out(1), "scale_read_en": Out(1), "scale": In(SCALE_BITS), "scale_error": In(1),
+            "scale_read_en": Out(1), "scale_hold": Out(1), "scale": In(SCALE_BITS), "scale_error": In(1),
             "line_mark": Out(1), "scale_mark": Out(1), "refuse": In(1),
             "line_store_en": Out(1), "line_store_slot": Out(line_bits), "line_store_quarters": Out(QUARTERS), "line_store_data": Out(LINE_BITS),
             "scale_store_en": Out(1), "scale_store_slot": Out(scale_bits), "scale_store_byte": Out(6), "scale_store_wide": Out(1),
@@ -129,8 +129,6 @@ class DataHead(wiring.Component):
             self.scale_select.eq(Mux(back, lock_scale, head_scale)), self.scale_slot.eq(op.scale_slot),
             self.scale_byte.eq(op.scale_byte), self.scale_wide.eq(op.format == Format.INT4),
             self.line_mark.eq(store), self.scale_mark.eq(store & op.scaled),
-            self.line_reads_soon.eq(head_valid & ~back & ~self.refuse & (is_read | (is_partial & ~head.fresh))),
-            self.scale_reads_soon.eq(self.line_reads_soon & head.scaled),
             self.line_read_en.eq(reads), self.scale_read_en.eq(reads & head.scaled),
             self.write_consume.eq(go & is_write), self.write_read_en.eq(store), self.write_slot.eq(op.write_slot),
         ]
@@ -166,8 +164,8 @@ class DataHead(wiring.Component):
         h2_valid = Signal()
         m.d.comb += [
             h1_moves.eq(~h2_valid | dequantiser.i.ready),
-            # Whether it moves on in this cycle comes too late for write-back's choice.
-            self.line_hold.eq(h1_valid & h1_reads),
+            self.line_hold.eq(h1_valid & h1_reads & ~h1_moves),
+            self.scale_hold.eq(h1_valid & h1_reads & h1_op.scaled & ~h1_moves),
         ]
         with m.If(answers):
             m.d.sync += [h1_valid.eq(go & ~is_flush), h1_op.eq(head), h1_reads.eq(reads)]

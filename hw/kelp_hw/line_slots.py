@@ -55,9 +55,8 @@ class LineSlots(wiring.Component):
     **Cover.** A line that all ops ahead of it together store needs no read: `wait` tells whether the op in the look-up stage has to await the fill, given
     `quarters` (what it touches), `reads` and `stores`.
     **Head.** `read_en` reads the slot in `read_slot` (one-hot in `table.head_select`); one cycle later `line` is what the slot holds and `error` tells that a
-    quarter in use came with an error response; both hold until the next `read_en`, provided that `hold` is set meanwhile. `reads_soon` announces that the op
-    at the head reads, this cycle or later, so that write-back need not wait for the head's decision. There must be no `read_en` under `refuse`, which lets
-    write-back at the store once in 16 cycles. `store_*` writes quarters; it follows the head's `table.store_en`, which has set the
+    quarter in use came with an error response; both hold until the next `read_en`, provided that `hold` is set meanwhile. There must be no `read_en` under
+    `refuse`, which lets write-back at the store once in 16 cycles. `store_*` writes quarters; it follows the head's `table.store_en`, which has set the
     masks by `head_quarters`, by one cycle.
     **Write-back.** `out_take` (only with `out_ready`) reads the slot offered; one cycle later `out_data` and `out_quarters` stand for one cycle.
 
@@ -79,7 +78,7 @@ class LineSlots(wiring.Component):
             "quarters": In(QUARTERS), "reads": In(1), "stores": In(1), "wait": Out(1),
             "fill_en": In(1), "fill_slot": In(bits), "fill_data": In(LINE_BITS), "fill_error": In(1),
             "head_quarters": In(QUARTERS), "full": Out(1),
-            "reads_soon": In(1), "read_en": In(1), "read_slot": In(bits), "hold": In(1), "line": Out(LINE_BITS), "error": Out(1),
+            "read_en": In(1), "read_slot": In(bits), "hold": In(1), "line": Out(LINE_BITS), "error": Out(1),
             "store_en": In(1), "store_slot": In(bits), "store_quarters": In(QUARTERS), "store_data": In(LINE_BITS),
             "out_ready": Out(1), "refuse": Out(1), "out_take": In(1), "out_data": Out(LINE_BITS), "out_quarters": Out(QUARTERS),
         })
@@ -129,13 +128,13 @@ class LineSlots(wiring.Component):
             m.d.sync += starved.eq(0)
         with m.Elif(~self.refuse):
             m.d.sync += starved.eq(starved + 1)
-        m.d.comb += wants.eq(self.reads_soon & (head_newer & self.head_quarters).any())
+        m.d.comb += wants.eq(self.read_en & (head_newer & self.head_quarters).any())
         with m.If(self.read_en):
             m.d.sync += [held.eq(head_newer), used.eq(self.head_quarters)]
         m.d.comb += [
             self.out_ready.eq(~wants & ~(self.hold & (held & used).any())),
             self.refuse.eq(starved.all()),
-            store.read_en.eq((wants & self.read_en) | self.out_take),
+            store.read_en.eq(wants | self.out_take),
             store.read_address.eq(Mux(wants, self.read_slot, table.out_slot)),
             table.out_take.eq(self.out_take),
             self.out_data.eq(store.read_data),
@@ -149,7 +148,6 @@ class LineSlots(wiring.Component):
             m.d.sync += self.out_quarters.eq(Cat((newer[q] & out_select).any() for q in range(QUARTERS)))
 
         m.d.sync += [
-            Assert(~self.read_en | self.reads_soon, "the head reads without notice"),
             Assert(~(self.read_en & self.refuse), "the head reads although refused"),
             Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
             Assert(~self.read_en | (table.head_filled | ((head_newer & self.head_quarters) == self.head_quarters)), "the head reads what is not there"),

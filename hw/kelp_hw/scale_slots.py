@@ -12,6 +12,7 @@ from kelp_spec.formats import LINE_BITS, LINE_BYTES, SCALE_BITS
 
 from .byte_mask import ByteMask
 from .slot_table import SlotTable
+from .sram import Sram
 
 __all__ = ["ScaleSlots"]
 
@@ -21,8 +22,6 @@ class ScaleSlots(wiring.Component):
 
     As :class:`.line_slots.LineSlots`, with these differences: its grain is the byte; a read always awaits the fill, even of a scale that an op ahead stores,
     because a scale line serves 32 or 64 lines and one needless read among them costs less than a second mask.
-
-    `reads_soon` announces that the op at the head reads, this cycle or later; `scale` and `error` hold from one cycle after `read_en` until the next.
 
     A scale is one byte at `byte`, or two (`wide`) at an even `byte`.
 
@@ -42,7 +41,7 @@ class ScaleSlots(wiring.Component):
             "reads": In(1),
             "fill_en": In(1), "fill_slot": In(bits), "fill_data": In(LINE_BITS), "fill_error": In(1),
             "head_slot": In(bits), "head_byte": In(6), "head_wide": In(1),
-            "reads_soon": In(1), "read_en": In(1), "scale": Out(SCALE_BITS), "error": Out(1),
+            "read_en": In(1), "hold": In(1), "scale": Out(SCALE_BITS), "error": Out(1),
             "store_en": In(1), "store_slot": In(bits), "store_byte": In(6), "store_wide": In(1), "store_scale": In(SCALE_BITS),
             "out_ready": Out(1), "refuse": Out(1), "out_take": In(1), "out_data": Out(LINE_BITS), "out_bytes": Out(LINE_BYTES),
         })
@@ -67,57 +66,46 @@ class ScaleSlots(wiring.Component):
             newer.read_slot.eq(table.out_slot),
         ]
 
-        # Distributed RAM behind an address register: what is selected of a line is a few bits, so a register for whole lines would be waste.
-        m.submodules.fill = fill = memory.Memory(shape=data.StructLayout({"data": LINE_BITS, "error": 1}), depth=self.slots, init=())
+        m.submodules.fill = fill = Sram(depth=self.slots, shape=data.StructLayout({"data": LINE_BITS, "error": 1}))
         m.submodules.store = store = memory.Memory(shape=LINE_BITS, depth=self.slots, init=())
-        fill_write, fill_read = fill.write_port(), fill.read_port(domain="comb")
-        store_write, store_read = store.write_port(granularity=8), store.read_port(domain="comb")
+        store_write = store.write_port(granularity=8)
+        store_read = store.read_port(transparent_for=(store_write,))
         m.d.comb += [
-            fill_write.en.eq(self.fill_en), fill_write.addr.eq(self.fill_slot),
-            fill_write.data.data.eq(self.fill_data), fill_write.data.error.eq(self.fill_error),
+            fill.write_en.eq(self.fill_en), fill.write_address.eq(self.fill_slot), fill.write_data.data.eq(self.fill_data),
+            fill.write_data.error.eq(self.fill_error), fill.read_en.eq(self.read_en), fill.read_address.eq(self.head_slot),
             store_write.addr.eq(self.store_slot),
             store_write.data.eq(Mux(self.store_wide, self.store_scale, self.store_scale[0:8].replicate(2)).replicate(LINE_BYTES // 2)),
             store_write.en.eq(Mux(self.store_en, bytes_of(self.store_byte, self.store_wide), 0)),
         ]
 
         wants = Signal()
-        starved = Signal(4)  # cycles that a due line has waited for the port
         held = Signal()
         byte = Signal(6)
         wide = Signal()
-        first = Signal()     # the memories show what was asked for in the cycle before; later they may not
+        starved = Signal(4)  # cycles that a due line has waited for the port
         with m.If(~table.out_valid | self.out_ready):
             m.d.sync += starved.eq(0)
         with m.Elif(~self.refuse):
             m.d.sync += starved.eq(starved + 1)
+        m.d.comb += wants.eq(self.read_en & head_newer)
         with m.If(self.read_en):
-            m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide), fill_read.addr.eq(self.head_slot)]
-        with m.If(wants):
-            m.d.sync += store_read.addr.eq(self.head_slot)
-        with m.Elif(self.out_take):
-            m.d.sync += store_read.addr.eq(table.out_slot)
+            m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide)]
         pair = Signal(SCALE_BITS)
-        scale, kept_scale = Signal(SCALE_BITS), Signal(SCALE_BITS)
-        error, kept_error = Signal(), Signal()
         m.d.comb += [
-            wants.eq(self.reads_soon & head_newer),
+            self.out_ready.eq(~wants & ~(self.hold & held)),
             self.refuse.eq(starved.all()),
-            self.out_ready.eq(~wants),
+            store_read.en.eq(wants | self.out_take),
+            store_read.addr.eq(Mux(wants, self.head_slot, table.out_slot)),
             table.out_take.eq(self.out_take),
             self.out_data.eq(store_read.data),
-            pair.eq(Mux(held, store_read.data.word_select(byte[1:], SCALE_BITS), fill_read.data.data.word_select(byte[1:], SCALE_BITS))),
-            scale.eq(Mux(wide, pair, pair.word_select(byte[0], 8))),
-            error.eq(fill_read.data.error & ~held),
-            self.scale.eq(Mux(first, scale, kept_scale)), self.error.eq(Mux(first, error, kept_error)),
+            pair.eq(Mux(held, store_read.data.word_select(byte[1:], SCALE_BITS), fill.read_data.data.word_select(byte[1:], SCALE_BITS))),
+            self.scale.eq(Mux(wide, pair, pair.word_select(byte[0], 8))),
+            self.error.eq(fill.read_data.error & ~held),
         ]
-        m.d.sync += first.eq(self.read_en)
-        with m.If(first):
-            m.d.sync += [kept_scale.eq(scale), kept_error.eq(error)]
         with m.If(self.out_take):
             m.d.sync += self.out_bytes.eq(newer.read_mask)
 
         m.d.sync += [
-            Assert(~self.read_en | self.reads_soon, "the head reads without notice"),
             Assert(~(self.read_en & self.refuse), "the head reads although refused"),
             Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
             Assert(~self.read_en | table.head_filled | head_newer, "the head reads a scale that is not there"),
