@@ -25,7 +25,7 @@ class FreeFrames(wiring.Component):
 
     `frame` is the id that `pop` takes, valid in every cycle in which `free` > 0; the next one follows a cycle later. A frame pushed in one cycle can be
     popped in the next. One pop and one push per cycle. `free` = limit − used counts; `limit` bounds the number of frames in use, not their ids, and
-    changes only while `used` is 0, at least two cycles before a pop.
+    changes only while `used` is 0.
 
     Parameters
     ----------
@@ -63,53 +63,50 @@ class FreeFrames(wiring.Component):
         bits = self.frames.bit_length()
         fresh = Signal(bits)                                # ids never used so far are first + fresh …
         fresh_frame = Signal(self.frame_bits, init=self.first)
-        has_fresh, pop_fresh, pop_freed = Signal(), Signal(), Signal()
-        m.d.comb += [pop_fresh.eq(self.pop & has_fresh), pop_freed.eq(self.pop & ~has_fresh)]
-        m.d.sync += has_fresh.eq(_below(fresh, self.limit, pop_fresh, 0))
+        has_fresh = Signal()
+        m.d.comb += has_fresh.eq(fresh < self.limit)
 
-        # Freed ids: a ring whose two oldest elements are also in registers; the memory shows the third. A pop reaches ring and registers a cycle late
-        # (`popped`), because it comes late in M3's cycle and the memory is far away; until then the second element stands in for the first. A push
-        # that is soon due goes to the registers as well; one that is the third is seen at once, because reads are transparent.
+        # Freed ids: a ring whose oldest element is also in `head`. The memory shows the one behind it, which moves into `head` with a pop; a push
+        # that meets it is seen at once, because reads are transparent.
         m.submodules.ring = ring = Sram(depth=self.frames, shape=self.frame_bits)
-        head, second, popped = Signal(self.frame_bits), Signal(self.frame_bits), Signal()
-        count, left = Signal(bits), Signal(bits)            # elements, and those left when `popped` has taken effect
-        third, fourth, end = (Signal(range(self.frames), init=n % self.frames, name=name) for name, n in (("third", 2), ("fourth", 3), ("end", 0)))
+        head = Signal(self.frame_bits)
+        count = Signal(bits)
+        oldest, second, third, end = (Signal(range(self.frames), name=name) for name in ("oldest", "second", "third", "end"))
+        pop_freed = Signal()
 
         def after(pointer):
             return Mux(pointer == self.frames - 1, 0, pointer + 1)
 
         m.d.comb += [
-            self.frame.eq(Mux(has_fresh, fresh_frame, Mux(popped, second, head))),
-            left.eq(count - popped),
-            ring.read_en.eq(1), ring.read_address.eq(Mux(popped, fourth, third)),
+            self.frame.eq(Mux(has_fresh, fresh_frame, head)),
+            pop_freed.eq(self.pop & ~has_fresh),
+            ring.read_en.eq(1),
+            second.eq(after(oldest)),
+            third.eq(after(second)),
+            ring.read_address.eq(Mux(pop_freed, third, second)),
             ring.write_en.eq(self.push), ring.write_address.eq(end), ring.write_data.eq(self.push_frame),
         ]
-        m.d.sync += [
-            popped.eq(pop_freed),
-            head.eq(Mux(self.push & (left == 0), self.push_frame, Mux(popped, second, head))),
-            second.eq(Mux(self.push & (left == 1), self.push_frame, Mux(popped, ring.read_data, second))),
-            count.eq(left + self.push),
-            self.used.eq(self.used + self.pop - self.push),
-        ]
-        with m.If(popped):
-            m.d.sync += [third.eq(fourth), fourth.eq(after(fourth))]
-        with m.If(pop_fresh):
+        with m.If(self.pop & has_fresh):
             m.d.sync += [fresh.eq(fresh + 1), fresh_frame.eq(fresh_frame + 1)]
         with m.If(self.push):
             m.d.sync += end.eq(after(end))
-        m.d.comb += self.free.eq(self.limit - self.used)
+        with m.If(pop_freed):
+            m.d.sync += [oldest.eq(second), head.eq(ring.read_data)]
+        with m.If(self.push & (count == pop_freed)):
+            m.d.sync += head.eq(self.push_frame)
+        m.d.sync += [
+            count.eq(count + self.push - pop_freed),
+            self.used.eq(self.used + self.pop - self.push),
+        ]
+        m.d.comb += [
+            self.free.eq(self.limit - self.used),
+        ]
         m.d.sync += [
             Assert(~self.pop | (self.free != 0)),
             Assert(~self.push | (self.used != 0)),
-            Assert(~pop_freed | (left != 0)),
+            Assert(~pop_freed | (count != 0)),
         ]
         return m
-
-
-def _below(count, limit, up, down):
-    """What `count` < `limit` will be in the next cycle, for a register. `up` and `down`, one at most, move the count and come late."""
-    below = count < limit
-    return Mux(up, below & (count + 1 != limit), Mux(down, below | (count == limit), below))
 
 
 class Pools(wiring.Component):
@@ -175,15 +172,6 @@ class Pools(wiring.Component):
                 self.free[p].eq(pool.free), self.used[p].eq(pool.used),
             ]
             m.d.sync += Assert(taken == pool.used + waiting)
-            more = here & (self.wait | (self.pop & ~self.unwait))
-            less = here & ((self.unwait & ~self.pop) | self.push)
-            flags = [Signal(name=f"{flag}_{name}") for flag in ("can_pop", "can_take", "can_prefetch", "can_pin")]
-            m.d.sync += [
-                flags[0].eq(_below(pool.used, limit, pool.pop, pool.push)),
-                flags[1].eq(_below(taken, limit, more, less)),
-                flags[2].eq(_below(taken, prefetch_limit, more, less)),
-                flags[3].eq(_below(pins, pin_limit, here & self.pin, here & self.unpin & (pins != 0))),
-            ]
             with m.If(here):
                 m.d.sync += [
                     waiting.eq(waiting + self.wait - self.unwait),
@@ -192,8 +180,10 @@ class Pools(wiring.Component):
                 ]
                 m.d.sync += Assert((~self.unwait | (waiting != 0)) & ~(self.wait & self.pop) & ~(self.unwait & self.push))
             frames.append(pool.frame)
-            for answers, flag in zip((can_pop, can_take, can_prefetch, can_pin), flags, strict=True):
-                answers.append(flag)
+            can_pop.append(pool.used < limit)
+            can_take.append(taken < limit)
+            can_prefetch.append(taken < prefetch_limit)
+            can_pin.append(pins < pin_limit)
         m.d.comb += [
             self.frame.eq(Array(frames)[self.select]),
             self.can_pop.eq(Array(can_pop)[self.select]),
