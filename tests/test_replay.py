@@ -133,7 +133,7 @@ def test_golden_engine_counts_every_request_and_returns_every_line(small):
     assert (run.mismatches, run.examples) == (0, ())
     assert run.counters["accesses"] == len(chosen.sequence) == run.counters["hits"] + run.counters["misses"] + run.counters["allocations"]
     assert (run.counters["reads"], run.counters["writes"]) == (chosen.sequence.line_reads, chosen.sequence.line_writes)
-    columns = run.meter.columns(len(run.meter._marks) - 1)
+    columns = run.meter.columns(chosen.sequence.steps)
     assert (columns["step_accesses"] == chosen.sequence.counts()).all()
     assert columns["step_misses"].sum() == run.counters["misses"]
     assert columns["flash_demand"].sum() + columns["flash_prefetch"].sum() == run.counters["fetches"]
