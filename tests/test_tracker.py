@@ -30,13 +30,15 @@ def random_ops(seed=None, changes=None, **params):
 
 
 def test_random_ops_agree_with_golden():
-    met, faults = set(), [0, 0, 0]
-    for flips in (0, 0, 0.03, 0.1):
-        records = random_ops(changes={"parked": 64}, phases=25, flips=flips)
+    # Fixed seeds, because what is met is demanded below; the other tests draw theirs.
+    met, faults, hot = set(), [0, 0, 0], 0
+    for seed, flips in enumerate((0, 0, 0.03, 0.1), 1):
+        records = random_ops(seed=seed, changes={"parked": 64}, phases=40, flips=flips)
         met |= set(records["outcomes"])
         faults = [a + b for a, b in zip(faults, records["faults"], strict=True)]
-        assert records["hot"] > 100 and all(records["taken"].values())
-    assert min(faults) > 0
+        hot += records["hot"]
+        assert all(records["taken"].values())
+    assert min(faults) > 0 and hot > 400
     assert {f"{kind} {outcome}" for kind, outcomes in ROWS.items() for outcome in outcomes.split()} <= met
 
 
