@@ -26,7 +26,10 @@ class RigidPipeline:
         m.d.comb += [self._moves.eq(o.ready | ~o.valid), i.ready.eq(self._moves)]
         with m.If(self._moves):
             m.d.sync += [later.eq(earlier) for earlier, later in zip(valid, valid[1:], strict=False)]
-        with m.If(i.valid):
+        # Before the first clock the inputs are whatever power-up made them.
+        started = Signal()
+        m.d.sync += started.eq(1)
+        with m.If(i.valid & started):
             m.d.sync += Assert(i.payload.format <= max(Format))
 
     def load(self, register: Value, value: Value) -> None:
