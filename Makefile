@@ -4,6 +4,7 @@
 CONFIG ?= trace
 RECORDING ?= data/traces/attn_0.npz
 WORKERS ?= 2
+ROUNDS ?= 5
 ARGS ?=
 
 STAMP := .venv/kelp-stamp
@@ -11,7 +12,7 @@ KELP := .venv/bin/kelp
 PYTEST := .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench prove lockstep-full lint verilog doctor lock clean distclean
+.PHONY: help setup demo test soak bench prove lockstep-full lint verilog doctor lock clean distclean
 
 help: ## this list
 	@echo "KELP: make TARGET"
@@ -27,6 +28,9 @@ demo: $(STAMP) ## replay a recorded attention trace through the RTL, compare bit
 
 test: $(STAMP) ## every test but the slow ones and the long proofs (ARGS="-k codec" selects)
 	$(PYTEST) -n $(WORKERS) --dist worksteal --durations=10 $(ARGS)
+
+soak: $(STAMP) ## every bench with ROUNDS=5 fresh seeds instead of its fixed one, and the slow tests
+	@for round in $$(seq $(ROUNDS)); do KELP_SEED=fresh $(PYTEST) -n $(WORKERS) --dist worksteal -m "not prove" $(ARGS) || exit 1; done
 
 bench: $(STAMP) ## measure every figure of the specification into build/bench.json
 	$(KELP) bench $(ARGS)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What every test gets: reproducible hypothesis examples without a database, and proofs left out unless asked for."""
+"""What every test gets: reproducible hypothesis examples without a database, and proofs left out unless asked for and told in a table."""
 
 import os
 
@@ -24,6 +24,18 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line for each proof that ran: kind, depth, result, covers, planted bugs."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports if getattr(report, "when", None) == "call"]
+    rows = [value for report in reports for name, value in report.user_properties if name == "proof"]
+    if rows:
+        from kelp_verif.proofs import table
+
+        terminalreporter.section("proofs")
+        for line in table(rows):
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

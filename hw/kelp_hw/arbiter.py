@@ -82,6 +82,8 @@ class Arbiter(wiring.Component):
             "o_hot": Out(1), "o_valid": Out(1), "o_op": Out(layouts.op), "o_queue": Out(config.queue_bits),
             "o_reads": Out(1), "o_takes": Out(1), "o_session": Out(1), "o_frame_peek": Out(1), "o_background": Out(1),
         })
+        # Background's claim to one slot in eight; proofs look at it (kelp_verif.arbiter_spec).
+        self.claim = Signal(range(-self.SURPLUS, self.PATIENCE + 1))
 
     def elaborate(self, platform):
         m = Module()
@@ -109,9 +111,9 @@ class Arbiter(wiring.Component):
         any_able, pick_frame = Signal(), Signal()
         m.d.comb += [any_able.eq(able.any() & ~self.hold), pick_frame.eq((pick & uses_frame).any())]
 
-        # Background's claim to one slot in eight. It rises with every cycle lost and falls by seven with one won, not below -SURPLUS: what was won in
-        # quiet cycles lets a burst of requests through.
-        claim = Signal(range(-self.SURPLUS, self.PATIENCE + 1))
+        # The claim rises with every cycle lost and falls by seven with one won, not below -SURPLUS: what was won in quiet cycles lets a burst of requests
+        # through.
+        claim = self.claim
         urgent = Signal()
         m.d.comb += urgent.eq(any_able & (claim == self.PATIENCE))
         all_credits = Signal()

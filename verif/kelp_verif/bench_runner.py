@@ -5,9 +5,9 @@
 import random
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
+from kelp_verif.clocking import start_clock
 from kelp_verif.runner import bench_params, record
 
 ITEMS = 200
@@ -20,7 +20,7 @@ async def adds_step(dut):
     dut.rst.value = 1
     dut.i__valid.value = 0
     dut.o__ready.value = 0
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    await start_clock(dut)
     for _ in range(2):
         await RisingEdge(dut.clk)
     dut.rst.value = 0
@@ -51,7 +51,7 @@ async def adds_step(dut):
 @cocotb.test(timeout_time=100, timeout_unit="us")
 async def flips_a_stored_bit(dut):
     """On an SRAM macro: a value deposited into the array is what a read returns."""
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    await start_clock(dut)
     dut.read_en.value = 0
     dut.write_en.value = 1
     dut.write_address.value = 3

@@ -9,11 +9,11 @@ import random
 
 import cocotb
 import numpy as np
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.codec import decode, encode
 from kelp_spec.formats import LINE_BYTES, Format, HostType
+from kelp_verif.clocking import start_clock
 from kelp_verif.codec_cases import mixed_lines, mixed_stored
 from kelp_verif.codec_model import pack_lines, pack_stored, unpack_lines, unpack_stored
 from kelp_verif.runner import bench_params, record
@@ -61,7 +61,7 @@ class TB:
     async def start(self):
         self.dut.i__valid.value = 0
         self.dut.o__ready.value = 0
-        cocotb.start_soon(Clock(self.dut.clk, 10, unit="ns").start())
+        await start_clock(self.dut)
         await self.reset()
 
     async def reset(self):

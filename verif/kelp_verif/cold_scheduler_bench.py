@@ -5,13 +5,13 @@
 import random
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.layouts import Layouts
 from kelp_hw.pipeline import WRITE_BACKS
 from kelp_spec.config import Config, named
 from kelp_spec.metadata import ColdOp
+from kelp_verif.clocking import start_clock
 from kelp_verif.flash import LINE_BYTES, SECTOR_BYTES, Flash, FlashPort
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
@@ -190,7 +190,7 @@ class TB:
 
 async def start(dut, *, timeout=1 << 31, retries=0, **flash) -> TB:
     tb = TB(dut, named(bench_params()["config"]), **flash)
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    await start_clock(dut)
     await tb.reset(timeout=timeout, retries=retries)
     return tb
 

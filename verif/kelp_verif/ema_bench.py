@@ -6,7 +6,6 @@ import random
 from collections import deque
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden import arithmetic
@@ -17,6 +16,7 @@ from kelp_hw.secded import Secded
 from kelp_spec.config import Config
 from kelp_spec.metadata import PageState, ScoreEvent, ScoreSource
 from kelp_spec.scores import IDLE_BIAS, idle_constants
+from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
@@ -41,8 +41,7 @@ class TB:
 
     async def start(self):
         dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
-        dut.rst.value = 1
+        await start_clock(dut)
         dut.i_valid.value = dut.config_write_valid.value = dut.i.value = dut.config_write.value = 0
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
@@ -52,11 +51,12 @@ class TB:
             await self.tick()
         dut.config_write_valid.value = 0
 
-    def configure(self, squeue):
+    def configure(self, squeue, source=None):
+        """Random settings, but for the score source if it is given."""
         rng = self.rng
         alpha = rng.choice([1, 26, 128, 255, 256, rng.randint(1, 256), rng.randint(257, 511)])
         m, sh = idle_constants(min(alpha, 256)) if rng.random() < 0.8 else (rng.randrange(1 << 16), rng.randint(-IDLE_BIAS, 27))
-        source = rng.choice([ScoreSource.OBSERVED, ScoreSource.OBSERVED, ScoreSource.PUSHED, ScoreSource.NONE])
+        source = source or rng.choice([ScoreSource.OBSERVED, ScoreSource.OBSERVED, ScoreSource.PUSHED, ScoreSource.NONE])
         gain = rng.choice([0, 3, 15, rng.randrange(16)])
         self.settings[squeue] = (alpha, m, sh, source, gain)
         self.dut.config_write.value = self.write.pack(squeue=squeue, **{"queue_config.alpha": alpha, "queue_config.idle_m": m,
@@ -188,7 +188,10 @@ async def flipped_bits(dut):
     words = dut
     for part in bench_params()["memory"]:
         words = getattr(words, part)
-    pushed = next(q for q in range(c.squeues) if tb.settings[q][3] == ScoreSource.PUSHED)
+    pushed = 0
+    tb.configure(pushed, source=ScoreSource.PUSHED)
+    await tb.tick()
+    dut.config_write_valid.value = 0
     corrected = uncorrected = 0
     for n in range(60):
         page = pushed, rng.randrange(c.pages)

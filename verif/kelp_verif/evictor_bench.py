@@ -11,7 +11,6 @@ from array import array
 from collections import deque
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_golden import tracker
@@ -23,6 +22,7 @@ from kelp_hw.pools import count_bits
 from kelp_spec.config import Config
 from kelp_spec.metadata import Event, MissKind, Op, Outcome, PageState
 from kelp_spec.scores import RECENCY_BIAS, recency_constants
+from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
@@ -83,7 +83,7 @@ class TB:
         dut.low_water.value = self.tracker.low_water
         # Asserts look at the inputs from the first edge on.
         await Timer(1, "ns")
-        cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+        await start_clock(dut)
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
         dut.rst.value = 0

@@ -5,7 +5,6 @@
 import random
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.frame_table import FrameOp, FrameTable
@@ -14,6 +13,7 @@ from kelp_spec.config import Config, named
 from kelp_spec.formats import Format
 from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import Answer, DataOp, Op, Outcome
+from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
@@ -200,7 +200,7 @@ class TB:
 async def random_ops(dut):
     config = named(bench_params()["config"])
     tb = TB(dut, config)
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    await start_clock(dut)
     await tb.reset()
     frames = sorted({tb.rng.randrange(config.total_frames) for _ in range(6)} | {0, config.total_frames - 1})
     ops = 0
@@ -217,7 +217,7 @@ async def random_ops(dut):
 async def reset_frees_every_frame(dut):
     config = named(bench_params()["config"])
     tb = TB(dut, config)
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    await start_clock(dut)
     await tb.reset()
     frames = range(min(config.total_frames, 64))
     for _ in range(200):

@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.hints import HintAbsorber, HintEvent, HintOp
@@ -15,6 +14,7 @@ from kelp_hw.registers import hint_line_layout
 from kelp_spec.config import Config, named
 from kelp_spec.hints import ENTRIES, HintKind, HintLine, mass_lines, pack
 from kelp_spec.metadata import Event, Op
+from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
@@ -57,8 +57,7 @@ class TB:
 
     async def reset(self):
         dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
-        dut.rst.value = 1
+        await start_clock(dut)
         dut.i__valid.value = dut.i__payload.value = dut.o_op__ready.value = dut.o_prefetch__ready.value = 0
         dut.sessions.value = pack_sessions(self.config, self.sessions)
         await RisingEdge(dut.clk)

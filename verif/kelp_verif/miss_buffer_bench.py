@@ -7,7 +7,6 @@ import random
 from collections import Counter, deque
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.layouts import Layouts
@@ -15,6 +14,7 @@ from kelp_hw.pipeline import ORPHAN_TOKEN
 from kelp_hw.pools import count_bits
 from kelp_spec.config import POOLS, Config, named
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState, PrefetchSource
+from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
@@ -302,7 +302,7 @@ class TB:
 
 async def start(dut, **arguments) -> TB:
     tb = TB(dut, named(bench_params()["config"]), **arguments)
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
+    await start_clock(dut)
     return tb
 
 

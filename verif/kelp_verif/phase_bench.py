@@ -5,12 +5,12 @@
 import random
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import NextTimeStep, ReadOnly, RisingEdge
 
 from kelp_golden.phase import PhaseDetector
 from kelp_hw.phase import phase_request_layout
 from kelp_spec.config import named
+from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
@@ -21,8 +21,7 @@ async def two_lanes(dut):
     rng = random.Random(cocotb.RANDOM_SEED)
     packing = Packing(phase_request_layout(config))
     golden = [PhaseDetector(window) for _ in range(config.sessions)]
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
-    dut.rst.value = 1
+    await start_clock(dut)
     dut.i_hot_valid.value = dut.i_op_valid.value = dut.i_hot.value = dut.i_op.value = 0
     is_open = (1 << config.sessions) - 1
     dut.open.value = is_open

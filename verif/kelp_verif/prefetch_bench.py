@@ -6,7 +6,6 @@ import random
 from collections import Counter, deque
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.prefetch import Candidate, Prefetcher, Throttle
@@ -16,17 +15,12 @@ from kelp_hw.prefetch_queue import DropReason, candidate_layout, drop_layout
 from kelp_hw.prefetch_sources import access_layout
 from kelp_spec.config import named
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
+from kelp_verif.clocking import start_clock
 from kelp_verif.hints_bench import Session, pack_sessions
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
 SOURCES = [s for s in PrefetchSource if s]
-
-
-def start(dut):
-    """Clock, and every input at rest in reset."""
-    cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
-    dut.rst.value = 1
 
 
 # --- the queue ----------------------------------------------------------------------------------------------------------------
@@ -73,7 +67,7 @@ async def queue_against_list(dut):
     rng = random.Random(cocotb.RANDOM_SEED)
     packing, drops = Packing(candidate_layout(config)), Packing(drop_layout())
     model = SortedList(config.prefetch_slots)
-    start(dut)
+    await start_clock(dut)
     dut.i_valid.value = dut.i.value = dut.o__ready.value = dut.cancel.value = 0
     await RisingEdge(dut.clk)
     await RisingEdge(dut.clk)
@@ -117,7 +111,7 @@ async def throttle_against_model(dut):
     """Offers, issues, uses and settling in any mixture of one cycle."""
     rng = random.Random(cocotb.RANDOM_SEED)
     model = {s: Throttle() for s in SOURCES}
-    start(dut)
+    await start_clock(dut)
     for name in ("offer", "issued", "useful"):
         getattr(dut, name).value = getattr(dut, f"{name}_valid").value = 0
     dut.settle.value = 0
@@ -162,7 +156,7 @@ async def previous_against_lists(dut):
     config, size = named(bench_params()["config"]), bench_params()["entries"]
     rng = random.Random(cocotb.RANDOM_SEED)
     access, candidate = Packing(access_layout(config)), Packing(candidate_layout(config))
-    start(dut)
+    await start_clock(dut)
     dut.i_valid.value = dut.i.value = dut.step_valid.value = dut.step.value = dut.quiet.value = dut.o__ready.value = 0
     dut.live.value = (1 << config.sessions) - 1
     await RisingEdge(dut.clk)
@@ -256,7 +250,7 @@ class TB:
 
     async def reset(self):
         dut = self.dut
-        start(dut)
+        await start_clock(dut)
         for port in (dut.i_result, dut.i_result_valid, dut.i_usage, dut.i_usage_valid, dut.i_late, dut.i_late_valid, dut.i_hint__valid, dut.i_hint__payload,
                      dut.i_spec__valid, dut.i_spec__payload, dut.window, dut.o_op__ready):
             port.value = 0

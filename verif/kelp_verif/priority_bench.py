@@ -6,7 +6,6 @@ import random
 from collections import deque
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden import arithmetic
@@ -15,6 +14,7 @@ from kelp_hw.eviction_layouts import EvictionLayouts
 from kelp_hw.priority import PriorityUnit
 from kelp_spec.config import named
 from kelp_spec.scores import RECENCY_BIAS, recency_constants
+from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
@@ -30,8 +30,7 @@ class TB:
         self.cycle = self.outputs = 0
 
     async def start(self):
-        cocotb.start_soon(Clock(self.dut.clk, 10, unit="ns").start())
-        self.dut.rst.value = 1
+        await start_clock(self.dut)
         self.dut.i_valid.value = 0
         self.constants(0, None, 48409, 9)
         await RisingEdge(self.dut.clk)

@@ -5,7 +5,6 @@
 import random
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.eviction import QueueState
@@ -13,6 +12,7 @@ from kelp_hw.eviction_layouts import EvictionLayouts
 from kelp_hw.pipeline import RESERVE
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, PageState
+from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
@@ -48,8 +48,7 @@ class TB:
 
     async def start(self):
         dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
-        dut.rst.value = 1
+        await start_clock(dut)
         for port in (dut.i_result_valid, dut.config_write_valid, dut.look_valid, dut.read_valid, dut.resident_squeue, dut.look_squeue):
             port.value = 0
         await RisingEdge(dut.clk)

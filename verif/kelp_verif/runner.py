@@ -132,8 +132,9 @@ def run_cocotb(
     test
         Name or names of single cocotb tests in it; all of them by default.
     seed
-        Seeds Verilator's initial values and cocotb, which derives each test's ``cocotb.RANDOM_SEED`` from it; ``$KELP_SEED`` or a fresh
-        one by default. Printed always.
+        Seeds Verilator's initial values and cocotb, which derives each test's ``cocotb.RANDOM_SEED`` from it. By default ``$KELP_SEED``, of
+        which ``fresh`` stands for a new one each time (``make soak``); without it one that follows from the bench, its tests and their
+        parameters alone, so that `make test` says the same of the same sources twice. Printed always.
     params
         Anything JSON can carry, returned by :func:`bench_params` in the bench.
     waves
@@ -151,6 +152,8 @@ def run_cocotb(
     Raises :class:`AssertionError` naming the failed tests, the seed and the run directory; a failing RTL ``Assert`` is one such failure.
     """
     verilog = component if isinstance(component, str) else to_verilog(component)
+    # Everything is random until the first edge of start_clock(), 1 ns after the start, has seen the reset.
+    verilog = verilog.replace(" assert (", " if ($time > 1) assert (")
     ports = _ports_of(verilog, "top")
     name = name or (bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__)
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
@@ -176,9 +179,18 @@ def run_cocotb(
             _build_bench(build_dir, [build_dir / "top.v", *files], args, waves)
             tools.write_if_changed(stamp, key)
     if seed is None:
-        seed = int(os.environ.get("KELP_SEED", random.SystemRandom().randrange(1, 2**31)))
+        seed = _default_seed(bench, test, params)
     print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")
     return _run_bench(build_dir, bench, test, seed, dict(params or {}), waves, dict(env or {}), timeout_s)
+
+
+def _default_seed(bench, test, params) -> int:
+    wanted = os.environ.get("KELP_SEED")
+    if wanted == "fresh":
+        return random.SystemRandom().randrange(1, 2**31)
+    if wanted is not None:
+        return int(wanted)
+    return 1 + int(_digest(bench, str(test), json.dumps(params, sort_keys=True, default=str))[:7], 16)
 
 
 def bench_params() -> dict:

@@ -11,7 +11,6 @@ import random
 from collections import deque
 
 import cocotb
-from cocotb.clock import Clock
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.tracker import Op, QueueConfig, Session, Tracker
@@ -23,6 +22,7 @@ from kelp_hw.tracker import hot_layout
 from kelp_spec.config import POOLS, Config, named
 from kelp_spec.metadata import Event, MissKind, Outcome, PageState, ScoreEvent
 from kelp_spec.metadata import Op as K
+from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
@@ -66,8 +66,7 @@ class TB:
 
     async def reset(self):
         dut = self.dut
-        cocotb.start_soon(Clock(dut.clk, 10, unit="ns").start())
-        dut.rst.value = 1
+        await start_clock(dut)
         for payload, valid, _ in self.ports.values():
             payload.value = valid.value = 0
         for name in ("data", "miss", "score", "queue", "event"):
