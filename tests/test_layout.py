@@ -25,6 +25,12 @@ ALLOWED = {
     "sw/kelp_cli": {"kelp_spec", "kelp_hw", "kelp_golden", "kelp_sim", "kelp_verif", "kelp_fpga", "cxl_kv"},
 }
 OURS = {Path(root).name for root in ALLOWED}
+# Back ends of the host library: each is imported when a URL asks for it, so it may bring in what it drives (spec §2).
+ALLOWED_IN_FILE = {
+    "sw/cxl_kv/backends/golden.py": {"kelp_golden"},
+    "sw/cxl_kv/backends/golden_engine.py": {"kelp_golden"},
+    "sw/cxl_kv/backends/rtl.py": {"kelp_verif"},
+}
 
 # What must stay usable where the hardware tools are not installed.
 WITHOUT_RTL_TOOLS = ("hw/kelp_spec", "sim/kelp_golden", "sim/kelp_sim", "sw/cxl_kv")
@@ -68,7 +74,9 @@ def violations(text, root):
 def test_imports_go_one_way(root):
     found = []
     for path in sorted((ROOT / root).rglob("*.py")):
-        found += [f"{path.relative_to(ROOT)}:{line}: imports {name}" for line, name in violations(path.read_text(encoding="utf-8"), root)]
+        extra = ALLOWED_IN_FILE.get(str(path.relative_to(ROOT)), set())
+        wrong = [(line, name) for line, name in violations(path.read_text(encoding="utf-8"), root) if name not in extra]
+        found += [f"{path.relative_to(ROOT)}:{line}: imports {name}" for line, name in wrong]
     assert not found, "\n".join(found)
 
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""What only LD-ID 0 may do, on behalf of all requesters of one core: open and close sessions, read the event log (spec §3, §9)."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import Event
+from kelp_spec.registers import EVENT_RECORDS, SessionCommand
+
+from .errors import DeviceFullError, OpenRefusedError, TransportError
+from .registers import Registers, unpack
+from .transport import Core
+
+__all__ = ["Control"]
+
+_KEPT = 4096          #: event records kept for requesters that have not asked yet
+_CLOSE_TIMEOUT = 120  #: seconds until a session that stays busy is given up
+
+
+class Control:
+    """The control plane of one core. Every method wants `core.exclusive()` held."""
+
+    def __init__(self, core: Core):
+        self.core = weakref.proxy(core)
+        self.config: Config = core.config
+        proxy = self.core
+        self.registers = Registers(core.config, lambda addresses: proxy.load(addresses, 0).lines,
+                                   lambda addresses, lines, enable: proxy.store(addresses, lines, enable, 0))
+        self._events: deque[dict] = deque(maxlen=_KEPT)
+        self._next = 0                        # number of the next record
+        self._seen: dict[int, int] = {}       # id of a requester → number of the first record it has not seen
+
+    @classmethod
+    def of(cls, core: Core) -> Control:
+        """The core's only one."""
+        with core.lock:
+            if not hasattr(core, "control"):
+                core.control = cls(core)
+            return core.control
+
+    # --- sessions -------------------------------------------------------------------------------------------------------------
+    def open_session(self, request: dict, owner: int) -> int:
+        """Open the first free session for LD-ID `owner`; its number.
+
+        `request`: register values `shape` (its owner field is replaced), `formats`, `policy`, `recency`, `auto_step`, and `budgets`, pairs of a value and the
+        list of queues that it is for; the first pair is for all queues.
+        """
+        registers, config = self.registers, self.config
+        for session in range(config.sessions):
+            state = registers.fields(f"s{session}_state")
+            if not state["open"] and not state["busy"]:
+                break
+        else:
+            raise DeviceFullError(f"all {config.sessions} sessions of configuration {config.name!r} are open; close one, or use a configuration with more")
+        p = f"s{session}_"
+        shape = unpack(registers.register(p + "shape"), request["shape"]) | {"owner": owner}
+        budgets = request["budgets"]
+        registers.write_many([
+            (p + "shape", registers.pack(p + "shape", **shape)), (p + "formats", request["formats"]), (p + "policy", request["policy"]),
+            (p + "recency", request["recency"]), (p + "auto_step", request["auto_step"]), (p + "budget", budgets[0][0]),
+            (p + "command", registers.pack(p + "command", command=SessionCommand.OPEN)),
+        ])
+        state = registers.fields(p + "state")
+        if state["refused"] or not state["open"]:
+            holds = f"configuration {config.name!r} holds {config.queues} queues of {config.pages} pages of {config.half_lines} lines"
+            raise OpenRefusedError(f"session {session}: the device refused {shape}; {holds}")
+        for value, queues in budgets[1:]:
+            writes = [(p + "budget", value)]
+            for queue in queues:
+                writes += [(p + "queue", registers.pack(p + "queue", queue=queue)),
+                           (p + "command", registers.pack(p + "command", command=SessionCommand.APPLY_QUEUE))]
+            registers.write_many(writes)
+        return session
+
+    def close_session(self, session: int) -> None:
+        """Close and wait until it may be opened again."""
+        p, registers = f"s{session}_", self.registers
+        registers.write(p + "command", command=SessionCommand.CLOSE)
+        deadline = time.monotonic() + _CLOSE_TIMEOUT
+        while registers.fields(p + "state")["busy"]:
+            if time.monotonic() > deadline:
+                raise TransportError(f"session {session} is still closing after {_CLOSE_TIMEOUT} s")
+
+    # --- events ---------------------------------------------------------------------------------------------------------------
+    def attach(self, requester) -> None:
+        """A requester that sees the events from now on."""
+        self._seen[id(requester)] = self._next
+
+    def mark(self) -> int:
+        """Number of the next record, once all of before have been read."""
+        self._drain()
+        return self._next
+
+    def events_of(self, requester, owned: dict[int, int]) -> list[dict]:
+        """Records that `requester` has not seen; one with another LD-ID than 0 sees those of its `owned` sessions, from the number on that it owns them."""
+        self._drain()
+        first = self._seen[id(requester)]
+        self._seen[id(requester)] = self._next
+        news = [e for e in self._events if e["number"] >= first]
+        return [e for e in news if requester.ld_id == 0 or e["number"] >= owned.get(e["session"], self._next)]
+
+    def forget(self, requester) -> None:
+        self._seen.pop(id(requester), None)
+
+    def _drain(self):
+        registers, queues = self.registers, self.config.queues
+        count = registers.read("event_count")
+        if not count:
+            return
+        count = min(count, EVENT_RECORDS)
+        values = registers.read_many([f"event_{what}{i}" for i in range(count) for what in ("", "time_")] + ["status"])
+        overflow = unpack(registers.register("status"), values.pop())["event_overflow"]
+        registers.write("event_clear", 1)
+        for i in range(count):
+            record = unpack(registers.register(f"event_{i}"), values[2 * i])
+            session, queue = divmod(record["squeue"], queues)
+            self._append(code=Event(record["code"]).name, ld_id=record["ld_id"], session=session, queue=queue, page=record["page"],
+                         argument=record["argument"], time=values[2 * i + 1])
+        if overflow:
+            self._append(code="OVERFLOW", ld_id=0, session=0, queue=0, page=0, argument=0, time=values[-1])
+
+    def _append(self, **record):
+        self._events.append({"number": self._next, **record})
+        self._next += 1

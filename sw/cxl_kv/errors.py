@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Everything that `cxl_kv` raises: one tree under :class:`CxlKvError`.
+
+An error that concerns stored keys or values carries the place as attributes: `session`, `layer`, `head`, `page` (None where it does not apply), and says them
+in its message. No call returns data after one of these.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ConnectionLostError", "CxlKvError", "DeviceFullError", "FlashError", "HintRefusedError", "NotMappedError", "OpenRefusedError", "PoisonError",
+           "SessionClosedError", "TransportError", "UnsupportedError"]
+
+
+class CxlKvError(Exception):
+    """Base of all errors of this package."""
+
+
+class _PlaceError(CxlKvError):
+    """An error at a place in a session."""
+
+    def __init__(self, message: str, *, session: int | None = None, layer: int | None = None, head: int | None = None, page: int | None = None):
+        place = ", ".join(f"{name} {value}" for name, value in (("session", session), ("layer", layer), ("head", head), ("page", page)) if value is not None)
+        super().__init__(f"{place}: {message}" if place else message)
+        self.message, self.session, self.layer, self.head, self.page = message, session, layer, head, page
+
+    def __reduce__(self):
+        return _rebuild, (type(self), self.message, self.session, self.layer, self.head, self.page)
+
+
+def _rebuild(kind, message, session, layer, head, page):
+    return kind(message, session=session, layer=layer, head=head, page=page)
+
+
+class PoisonError(_PlaceError):
+    """A line was answered with poison: its content is lost. Write the page anew, or recompute what it held."""
+
+
+class FlashError(PoisonError):
+    """Poison because the page could not be fetched from the cold tier (event FETCH_FAILED). The cold copy may have survived a passing fault."""
+
+
+class DeviceFullError(PoisonError):
+    """A page found no frame within `starve_limit` (event STARVED), or there is no room for another session. Writes to that page are lost."""
+
+
+class NotMappedError(_PlaceError):
+    """A line outside the map: beyond the session's shape, or in a session that is another owner's (MemData-NXM)."""
+
+
+class SessionClosedError(NotMappedError):
+    """The session is closed."""
+
+
+class OpenRefusedError(CxlKvError):
+    """The device refused to open a session; the message names the descriptor."""
+
+
+class HintRefusedError(CxlKvError, ValueError):
+    """A hint was refused before it was sent; the message names the field and the legal range."""
+
+
+class UnsupportedError(CxlKvError):
+    """This back end cannot do that; the message says which can."""
+
+
+class TransportError(CxlKvError):
+    """The way to the device failed (a broken frame, a bus error, a simulation that ended). What was in flight may or may not have happened."""
+
+
+class ConnectionLostError(TransportError):
+    """The server is gone or closed the connection."""

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Where a session's keys and values lie in the address map, as whole arrays; and 16-bit host types for NumPy, which has no bfloat16 of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kelp_spec.config import Config
+from kelp_spec.formats import ELEMENTS, LINE_BYTES, HostType
+
+from .shape import ModelShape
+
+__all__ = ["Layout", "bf16_to_float32", "float32_to_bf16", "to_bits"]
+
+
+def float32_to_bf16(x) -> np.ndarray:
+    """float32 → bfloat16 bit patterns, uint16: round to nearest even, NaN stays NaN."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+    return np.where(np.isnan(x), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
+def bf16_to_float32(bits) -> np.ndarray:
+    """bfloat16 bit patterns, uint16 → float32, exactly."""
+    return (np.ascontiguousarray(bits, np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bits(array, host_type: HostType, name: str) -> np.ndarray:
+    """Elements as uint16 bit patterns; ValueError for what is not the session's type.
+
+    Taken as they are: any two-byte type (uint16, bfloat16 of another package), float16 only where the session is fp16.
+    """
+    array = np.asarray(array)
+    if array.dtype.itemsize != 2 or array.dtype == np.float16 and host_type != HostType.FP16:
+        legal = "float16 or uint16 bit patterns" if host_type == HostType.FP16 else "uint16 bit patterns or a bfloat16 type (cxl_kv.float32_to_bf16 makes them)"
+        raise ValueError(f"{name} of dtype {array.dtype} is refused; this session takes {legal}")
+    return np.ascontiguousarray(array).view(np.uint16)
+
+
+class Layout:
+    """Addresses of one session's lines.
+
+    Parameters
+    ----------
+    config : Config
+    session : int
+    shape : ModelShape
+    """
+
+    def __init__(self, config: Config, session: int, shape: ModelShape):
+        self.config, self.session, self.shape = config, session, shape
+        self.page_tokens = shape.page_tokens_in(config)
+        self.token_lines = shape.token_lines
+
+    def addresses(self, layers: np.ndarray, heads: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """uint64[layers, heads, halves, positions, token_lines]."""
+        c = self.config
+        queue = layers[:, None] * self.shape.kv_heads + heads[None, :]
+        page, slot = np.divmod(positions, self.page_tokens)
+        line = slot[:, None] * self.token_lines + np.arange(self.token_lines)
+        in_queue = (page << c.line_bits)[:, None] + line
+        halves = np.arange(self.shape.halves) << c.half_line_bits
+        x = ((self.session << c.queue_bits) + queue << c.page_bits + c.line_bits)[:, :, None, None, None] + halves[:, None, None] + in_queue
+        return (x << 6).astype(np.uint64)
+
+    def place(self, address: int) -> dict[str, int]:
+        """session, layer, head and page of a line."""
+        c = self.config
+        x = int(address) >> 6 + c.line_bits
+        page, x = x & c.pages - 1, x >> c.page_bits
+        layer, head = divmod(x & (1 << c.queue_bits) - 1, self.shape.kv_heads)
+        return dict(session=self.session, layer=layer, head=head, page=page)
+
+    def to_lines(self, k: np.ndarray, v: np.ndarray | None) -> np.ndarray:
+        """uint16[layers, heads, positions, head_dim] of K and V → uint8[n, 64] in the order of :meth:`addresses`; padded with zeros to whole lines."""
+        shape = (*k.shape[:2], self.shape.halves, k.shape[2], self.token_lines * ELEMENTS)
+        if self.shape.halves == 1 and self.shape.head_dim == shape[-1]:
+            return np.ascontiguousarray(k).view(np.uint8).reshape(-1, LINE_BYTES)
+        rows = np.empty(shape, np.uint16) if self.shape.head_dim == shape[-1] else np.zeros(shape, np.uint16)
+        rows[:, :, 0, :, :self.shape.head_dim] = k
+        if v is not None:
+            rows[:, :, 1, :, :self.shape.head_dim] = v
+        return rows.view(np.uint8).reshape(-1, LINE_BYTES)
+
+    def from_lines(self, lines: np.ndarray, layers: int, heads: int, positions: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The way back; K and V are views of `lines`."""
+        rows = lines.view(np.uint16).reshape(layers, heads, self.shape.halves, positions, -1)[..., :self.shape.head_dim]
+        return rows[:, :, 0], rows[:, :, 1] if self.shape.halves == 2 else None

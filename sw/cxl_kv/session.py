@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""A session: one sequence's keys and values by (layer, head, positions)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kelp_spec.formats import HostType
+from kelp_spec.metadata import PageState
+from kelp_spec.registers import SessionCommand
+
+from .errors import DeviceFullError, FlashError, NotMappedError, PoisonError, SessionClosedError, UnsupportedError
+from .hints import Hints
+from .layout import Layout, to_bits
+from .policy import Policy
+from .shape import ModelShape
+from .transport import Status
+
+__all__ = ["Session"]
+
+
+class Session:
+    """One sequence's KV cache on a device; :meth:`cxl_kv.Device.open_session` makes one. A context manager that closes it.
+
+    Arrays are [kv_heads, positions, head_dim] for one layer and [layers, kv_heads, positions, head_dim] for several. In a session of fp16
+    they are float16; in one of bf16, uint16 bit patterns (or any two-byte type to write; `read(dtype=…)` views them as one).
+
+    Attributes
+    ----------
+    number : int
+        The device's number of the session.
+    shape : ModelShape
+    page_tokens, max_tokens, pages : int
+        Tokens per page; positions that may be used; pages of each queue.
+    hints : Hints
+        Attention masses, prefetch, pin, release.
+    """
+
+    def __init__(self, device, number: int, shape: ModelShape, *, max_tokens: int, policy: Policy):
+        self.device, self.number, self.shape, self.max_tokens, self.policy = device, number, shape, max_tokens, policy
+        self.layout = Layout(device.config, number, shape)
+        self.page_tokens = self.layout.page_tokens
+        self.pages = -(-max_tokens // self.page_tokens)
+        self.hints = Hints(self)
+        self.closed = False
+
+    # --- data -----------------------------------------------------------------------------------------------------------------
+    def write(self, layer, k, v=None, *, start: int | None = None, positions: Iterable[int] | None = None, heads=None) -> None:
+        """Write keys and values.
+
+        Parameters
+        ----------
+        layer : int or sequence of int
+        k, v : array
+            [heads, n, head_dim], with the layers in front where `layer` is a sequence. `v` is None exactly for K-only shapes.
+        start, positions
+            Positions start … start + n − 1, or n positions in any order; 0 when neither is given. Repeated positions: the last one stays.
+        heads : int or sequence of int, optional
+            KV heads; all when left out.
+
+        Raises
+        ------
+        ValueError
+            Shape, dtype or position does not fit.
+        DeviceFullError
+            A page got no frame; what was written to it is lost. It names the page.
+        SessionClosedError, TransportError
+        """
+        self._usable()
+        layers, one = self._layers(layer)
+        heads = self._heads(heads)
+        if (v is None) != self.shape.k_only:
+            raise ValueError("v is missing" if v is None else "v is refused: this session stores keys alone")
+        k, v = ((None if x is None else to_bits(x, self.shape.dtype, name)) for x, name in ((k, "k"), (v, "v")))
+        if one:
+            k, v = k[None], None if v is None else v[None]
+        count = k.shape[2] if k.ndim == 4 else -1
+        expected = (len(layers), len(heads), count, self.shape.head_dim)
+        for name, x in (("k", k), ("v", v)):
+            if x is not None and x.shape != expected:
+                raise ValueError(f"{name} of shape {list(x.shape[one:])} is refused; legal: {list(expected[one:-2])} + [positions, {self.shape.head_dim}]")
+        positions = self._positions(positions, 0 if start is None else start, count)
+        if not count:
+            return
+        addresses = self.layout.addresses(layers, heads, positions).reshape(-1)
+        lines = self.layout.to_lines(k, v)
+        order = _page_order(addresses)
+        if order is not None:
+            addresses, lines = addresses[order], lines[order]
+        self.device.transport.store(addresses, lines)
+        self._check_written()
+
+    def read(self, layer, *, start: int = 0, stop: int | None = None, positions: Iterable[int] | None = None, heads=None, dtype=None):
+        """Read keys and values.
+
+        Parameters
+        ----------
+        layer : int or sequence of int
+        start, stop, positions
+            Positions start … stop − 1, or those listed. What was never written reads as zeros.
+        heads : int or sequence of int, optional
+        dtype : dtype, optional
+            A two-byte type to view the elements as; float16 for fp16 sessions and uint16 for bf16 when left out.
+
+        Returns
+        -------
+        (k, v)
+            [heads, n, head_dim] each, with the layers in front where `layer` is a sequence; v is None for K-only shapes. They share one
+            buffer, which belongs to the caller.
+
+        Raises
+        ------
+        PoisonError, FlashError, DeviceFullError
+            A line's content is lost; it names the page. Nothing is returned.
+        NotMappedError, SessionClosedError, TransportError
+        """
+        self._usable()
+        layers, one = self._layers(layer)
+        heads = self._heads(heads)
+        if positions is None and stop is None:
+            raise ValueError("stop is missing: read(layer, start=…, stop=…) or read(layer, positions=…)")
+        positions = self._positions(positions, start, 0 if stop is None else stop - start)
+        addresses = self.layout.addresses(layers, heads, positions).reshape(-1)
+        order = _page_order(addresses)
+        lines, status = self.device.transport.load(addresses if order is None else addresses[order])
+        if order is not None:
+            sorted_lines, sorted_status = lines, status
+            lines, status = np.empty_like(sorted_lines), np.empty_like(sorted_status)
+            lines[order], status[order] = sorted_lines, sorted_status
+        if status.any():
+            self._fail(addresses, status)
+        dtype = np.dtype(dtype or (np.float16 if self.shape.dtype == HostType.FP16 else np.uint16))
+        k, v = (None if x is None else x.view(dtype) for x in self.layout.from_lines(lines, len(layers), len(heads), len(positions)))
+        return (k[0], None if v is None else v[0]) if one else (k, v)
+
+    def view(self, layer: int, head: int, page: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """The device's own memory of one page, without a copy: (k, v), uint16[page_tokens, head_dim], live and writable.
+
+        Only where the device is mapped plain memory (`dax:`). Unlike :meth:`read`, touching a view of memory that is gone ends the process with SIGBUS.
+        """
+        self._usable()
+        if not 0 <= page < self.pages:
+            raise ValueError(f"page = {page} is refused; legal: 0 … {self.pages - 1}")
+        c, tokens = self.device.config, self.page_tokens
+        first = int(self.layout.addresses(self._layers(layer)[0], self._heads(head), np.array([page * tokens]))[0, 0, 0, 0, 0])
+        size = tokens * self.layout.token_lines * 64
+        halves = [self.device.transport.view(first + half * c.half_lines * 64, size) for half in range(self.shape.halves)]
+        if halves[0] is None:
+            raise UnsupportedError("view() needs a device that is mapped plain memory (dax:); read() works everywhere")
+        halves = [h.view(np.uint16).reshape(tokens, -1)[:, :self.shape.head_dim] for h in halves]
+        return halves[0], halves[1] if len(halves) == 2 else None
+
+    # --- steps and policy -----------------------------------------------------------------------------------------------------
+    def advance(self, steps: int = 1) -> None:
+        """The session's step advances: one decode step is over."""
+        self._usable()
+        self.device.registers.write(self._name("command"), command=SessionCommand.ADVANCE, argument=steps)
+
+    @property
+    def step(self) -> int:
+        """The device's step counter of this session, modulo 2^24."""
+        return self.state()["step"]
+
+    def state(self) -> dict[str, int]:
+        """Fields of the register `state`: open, busy, refused, decode, step."""
+        return self.device.registers.fields(self._name("state"))
+
+    def set_policy(self, policy: Policy, *, layer: int | None = None, head: int | None = None) -> None:
+        """Change the policy of every queue, or of one layer's or one head's queues. Budgets are the control plane's (LD-ID 0)."""
+        self._usable()
+        if policy.budget_bytes != self.policy.budget_bytes and self.device.ld_id:
+            raise UnsupportedError("budget_bytes is the control plane's to change; open a session with less, or ask who runs the server")
+        r = self.device.registers
+        with self.device.transport.exclusive():
+            writes = [(self._name("policy"), r.pack(self._name("policy"), **policy.policy_fields)),
+                      (self._name("recency"), r.pack(self._name("recency"), **policy.recency_fields)),
+                      (self._name("auto_step"), policy.auto_step)]
+            if not self.device.ld_id:
+                writes.append((self._name("budget"), policy.budget_lines))
+            if layer is None and head is None:
+                writes.append((self._name("command"), r.pack(self._name("command"), command=SessionCommand.APPLY_ALL)))
+                self.policy = policy
+            else:
+                for one in self._layers(layer)[0] if layer is not None else range(self.shape.layers):
+                    for h in self._heads(head):
+                        writes += [(self._name("queue"), r.pack(self._name("queue"), queue=int(one) * self.shape.kv_heads + int(h))),
+                                   (self._name("command"), r.pack(self._name("command"), command=SessionCommand.APPLY_QUEUE))]
+            r.write_many(writes)
+
+    # --- telemetry ------------------------------------------------------------------------------------------------------------
+    def telemetry(self) -> dict[str, np.ndarray]:
+        """Per queue, int64[layers, kv_heads]: `hits`, `misses`, `evictions`, `prefetch_useful`, `resident_bytes`, and where the configuration keeps them
+        `allocations`, `write_backs`, `prefetch_issued`, `evicted_missed`. Sums over an axis give a layer's or a head's."""
+        self._usable()
+        r = self.device.registers
+        prefix = self._name("queue_")
+        names = [name for name in r.by_name if name.startswith(prefix)]
+        out = {name.removeprefix(prefix): np.zeros((self.shape.layers, self.shape.kv_heads), np.int64) for name in names}
+        out["resident_bytes"] = np.zeros((self.shape.layers, self.shape.kv_heads), np.int64)
+        with self.device.transport.exclusive():
+            for queue in range(self.shape.queues):
+                r.write(self._name("queue"), queue=queue)
+                values = r.read_many([*names, self._name("resident")])
+                for column, value in zip([*(name.removeprefix(prefix) for name in names), "resident_bytes"], values, strict=True):
+                    out[column].flat[queue] = value * 64 if column == "resident_bytes" else value
+        return out
+
+    def page_state(self, layer: int, head: int, page: int) -> dict:
+        """A page's word: `state` (PageState), `pinned`, `last_step`, `format_k`, `format_v`, `place`."""
+        self._usable()
+        r = self.device.registers
+        with self.device.transport.exclusive():
+            r.write_many([(self._name("queue"), r.pack(self._name("queue"), queue=int(layer) * self.shape.kv_heads + int(head), page=page)),
+                          (self._name("command"), r.pack(self._name("command"), command=SessionCommand.PEEK))])
+            word = r.fields(self._name("page_word"))
+        return word | {"state": PageState(word["state"])}
+
+    # --- end ------------------------------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        """Close the session; its pages are scrubbed and its frames free when this returns. Harmless a second time."""
+        if not self.closed:
+            self.closed = True
+            self.device.transport.close_session(self.number)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def __repr__(self):
+        size = f"{self.shape.layers} layers × {self.shape.kv_heads} heads × {self.max_tokens} tokens"
+        return f"<cxl_kv.Session {self.number}: {size}{' (closed)' if self.closed else ''}>"
+
+    # --- checks ---------------------------------------------------------------------------------------------------------------
+    def _name(self, register: str) -> str:
+        return f"s{self.number}_{register}"
+
+    def _usable(self):
+        if self.closed:
+            raise SessionClosedError("the session was closed", session=self.number)
+
+    def _layers(self, layer) -> tuple[np.ndarray, bool]:
+        return _indices(layer, self.shape.layers, "layer"), np.ndim(layer) == 0
+
+    def _heads(self, heads) -> np.ndarray:
+        return np.arange(self.shape.kv_heads) if heads is None else _indices(heads, self.shape.kv_heads, "head")
+
+    def _positions(self, positions, start, count) -> np.ndarray:
+        if positions is None:
+            positions = np.arange(start, start + max(0, count))
+        else:
+            positions = np.asarray(list(positions) if not isinstance(positions, np.ndarray) else positions, np.int64).reshape(-1)
+            if count and len(positions) != count:
+                raise ValueError(f"{len(positions)} positions for {count} tokens are refused")
+        if len(positions) and not (0 <= positions.min() and positions.max() < self.max_tokens):
+            bad = positions[(positions < 0) | (positions >= self.max_tokens)][0]
+            raise ValueError(f"position {bad} is refused; session {self.number} holds 0 … {self.max_tokens - 1}")
+        return positions
+
+    def _check_written(self):
+        for event in self.device.poll():
+            if event["session"] == self.number and event["code"] in ("STARVED", "CLOSED_SESSION"):
+                layer, head = divmod(event["queue"], self.shape.kv_heads)
+                if event["code"] == "CLOSED_SESSION":
+                    raise SessionClosedError("the session is closed on the device; nothing was stored", session=self.number)
+                lost = "the device is full: the page found no frame, and what was written to it is lost; release pages or close a session"
+                raise DeviceFullError(lost, session=self.number, layer=layer, head=head, page=event["page"])
+
+    def _fail(self, addresses, status):
+        first = int(np.flatnonzero(status)[0])
+        place = self.layout.place(addresses[first])
+        if status[first] == Status.NOT_MAPPED:
+            if not self.state()["open"]:
+                raise SessionClosedError("the session is closed on the device, or another owner's", **place)
+            raise NotMappedError("the device maps no such line for this session", **place)
+        why = self.device.explain(self.number, place["layer"] * self.shape.kv_heads + place["head"], place["page"])
+        if why == "FETCH_FAILED":
+            raise FlashError("the page could not be read from the cold tier; write it anew or recompute it", **place)
+        if why == "STARVED":
+            raise DeviceFullError("the device is full: the page found no frame, and its content is lost", **place)
+        raise PoisonError("the device answered with poison; write the page anew or recompute it", **place)
+
+
+def _indices(value, limit: int, name: str) -> np.ndarray:
+    array = np.atleast_1d(np.asarray(value))
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array) or array.min() < 0 or array.max() >= limit:
+        raise ValueError(f"{name} = {value!r} is refused; legal: 0 … {limit - 1}, or a sequence of them")
+    return array.astype(np.int64)
+
+
+def _page_order(addresses: np.ndarray) -> np.ndarray | None:
+    """An order in which pages come one after another, K and V together, equal addresses in theirs; None where it is so already."""
+    if (addresses[1:] >= addresses[:-1]).all():
+        return None
+    return np.argsort(addresses, kind="stable")

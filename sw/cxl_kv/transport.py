@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""How the library reaches a device: 64-byte loads and stores on the address map of `kelp_spec.address`, and nothing else (spec §3).
+
+A :class:`Core` is a device in this process; it takes the requester's LD-ID with every access. A :class:`Transport` is one requester's way to a core, here
+(:class:`LocalTransport`) or across a socket (`cxl_kv.remote`). A host with the region mapped would implement `load` and `store` as moves.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from kelp_spec.config import Config
+from kelp_spec.formats import LINE_BYTES, Format
+
+__all__ = ["ALL_BYTES", "Core", "Loaded", "LocalTransport", "Status", "Transport", "as_addresses", "as_lines"]
+
+ALL_BYTES = (1 << 64) - 1   #: byte enables of a whole line
+
+
+class Status(IntEnum):
+    """How a load of one line was answered."""
+
+    DATA = 0
+    POISON = 1      #: the line's content is lost; its bytes read as zeros
+    NOT_MAPPED = 2  #: outside the map, closed, or another owner's
+
+
+class Loaded(NamedTuple):
+    """Answers to a load: uint8[n, 64] and Status, uint8[n]."""
+
+    lines: np.ndarray
+    status: np.ndarray
+
+
+def as_addresses(addresses) -> np.ndarray:
+    """uint64[n], each a multiple of 64; ValueError otherwise."""
+    array = np.ascontiguousarray(addresses, np.uint64).reshape(-1)
+    if (array & np.uint64(LINE_BYTES - 1)).any():
+        raise ValueError(f"address {int(array[np.flatnonzero(array & np.uint64(63))[0]]):#x} is refused; legal: multiples of {LINE_BYTES}")
+    return array
+
+
+def as_lines(lines, count: int) -> np.ndarray:
+    """uint8[count, 64]; ValueError when there are other than `count` lines."""
+    array = np.ascontiguousarray(lines).view(np.uint8).reshape(-1, LINE_BYTES)
+    if len(array) != count:
+        raise ValueError(f"{len(array)} lines for {count} addresses are refused")
+    return array
+
+
+class Core(ABC):
+    """A device in this process. Its methods may be called under `lock` only; the lock is reentrant."""
+
+    config: Config
+    formats: frozenset[Format] = frozenset(Format)   #: stored formats that it has
+    hints: bool = True                               #: whether hint lines and policies mean anything to it
+    persistent: bool = False                         #: whether its contents outlive the process
+
+    def __init__(self):
+        self.lock = threading.RLock()
+
+    @abstractmethod
+    def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
+        """Loads in any order: as :meth:`Transport.load`."""
+
+    @abstractmethod
+    def store(self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int) -> None:
+        """Stores; those to hints and registers in order. Done when it returns."""
+
+    def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:  # noqa: B027 - a hint that a core may ignore
+        """MemSpecRd of lines: prefetch candidates without an answer."""
+
+    def exclusive(self) -> AbstractContextManager:
+        """Nobody else touches the device meanwhile."""
+        return self.lock
+
+    def view(self, offset: int, size: int) -> np.ndarray | None:
+        """The device's own bytes, uint8[size], writable and live, from `offset` of the KV aperture on; None where there is no such mapping."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - not every core holds something
+        """Let go of what the core holds."""
+
+
+class Transport(ABC):
+    """One requester's loads and stores.
+
+    Attributes
+    ----------
+    config : Config
+        Sizes of the device.
+    ld_id : int
+        Who asks. 0 reaches the control registers; any other reaches its own sessions alone.
+    formats, hints, persistent
+        As of :class:`Core`.
+    """
+
+    config: Config
+    ld_id: int
+    formats: frozenset[Format]
+    hints: bool
+    persistent: bool = False
+
+    @abstractmethod
+    def load(self, addresses) -> Loaded:
+        """Load lines, uint64[n] byte addresses; every earlier store of this transport is seen."""
+
+    @abstractmethod
+    def store(self, addresses, lines, byte_enable=None) -> None:
+        """Store uint8[n, 64]; `byte_enable` uint64[n], bit i for byte i, None for whole lines. Any later load sees it."""
+
+    @abstractmethod
+    def spec_read(self, addresses) -> None:
+        """Speculative reads: the pages may be fetched, nothing is answered."""
+
+    @abstractmethod
+    def open_session(self, request: dict) -> int:
+        """Open a session for this requester (`cxl_kv.control.open_session` says what a request holds); its number."""
+
+    @abstractmethod
+    def close_session(self, session: int) -> None:
+        """Close it and wait until its pages are scrubbed."""
+
+    @abstractmethod
+    def events(self) -> list[dict]:
+        """Event records not seen by this transport yet; a requester other than LD-ID 0 gets those of its own sessions."""
+
+    def exclusive(self) -> AbstractContextManager:
+        """A stretch of accesses that no other requester's control sequence interrupts."""
+        raise NotImplementedError
+
+    def view(self, offset: int, size: int) -> np.ndarray | None:
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Sessions opened through this transport are closed, then the transport."""
+
+
+class LocalTransport(Transport):
+    """A requester in the core's own process. The last transport to close closes the core (`shared` keeps it)."""
+
+    def __init__(self, core: Core, ld_id: int = 0, *, shared: bool = False):
+        from .control import Control
+
+        if not 0 <= ld_id <= 15:
+            raise ValueError(f"ld_id = {ld_id!r} is refused; legal: 0 … 15")
+        self.core, self.ld_id, self.config, self.shared = core, ld_id, core.config, shared
+        self.formats, self.hints, self.persistent = core.formats, core.hints, core.persistent
+        self._control = Control.of(core)
+        self._owned: dict[int, int] = {}   # session → first event record that is about it under this owner
+        with core.lock:
+            self._control.attach(self)
+        self._closed = False
+
+    def _usable(self):
+        if self._closed:
+            from .errors import TransportError
+
+            raise TransportError("the device was closed; open it again")
+
+    def load(self, addresses) -> Loaded:
+        addresses = as_addresses(addresses)
+        with self.core.lock:
+            self._usable()
+            return self.core.load(addresses, self.ld_id)
+
+    def store(self, addresses, lines, byte_enable=None) -> None:
+        addresses = as_addresses(addresses)
+        lines = as_lines(lines, len(addresses))
+        if byte_enable is not None:
+            byte_enable = np.ascontiguousarray(np.broadcast_to(np.asarray(byte_enable, np.uint64), addresses.shape))
+        with self.core.lock:
+            self._usable()
+            self.core.store(addresses, lines, byte_enable, self.ld_id)
+
+    def spec_read(self, addresses) -> None:
+        addresses = as_addresses(addresses)
+        with self.core.lock:
+            self._usable()
+            self.core.spec_read(addresses, self.ld_id)
+
+    def open_session(self, request: dict) -> int:
+        with self.core.exclusive():
+            self._usable()
+            session = self._control.open_session(request, self.ld_id)
+            self._owned[session] = self._control.mark()
+            return session
+
+    def close_session(self, session: int) -> None:
+        with self.core.exclusive():
+            self._usable()
+            self._control.close_session(session)
+            self._owned.pop(session, None)
+
+    def events(self) -> list[dict]:
+        with self.core.exclusive():
+            self._usable()
+            return self._control.events_of(self, self._owned)
+
+    def exclusive(self):
+        return self.core.exclusive()
+
+    def view(self, offset, size):
+        self._usable()
+        return self.core.view(offset, size)
+
+    def close(self) -> None:
+        with self.core.lock:
+            if self._closed:
+                return
+            for session in sorted(self._owned) if not self.persistent else ():
+                self.close_session(session)
+            self._closed = True
+            self._control.forget(self)
+            if not self.shared:
+                self.core.close()
