@@ -22,6 +22,7 @@ from kelp_spec.formats import Format, HostType
 from .batch import Batch, Completion
 from .device import Device
 from .errors import (
+    BusError,
     ConnectionLostError,
     CxlKvError,
     DeviceFullError,
@@ -42,9 +43,9 @@ from .shape import PRESETS, LayerFormats, ModelShape, preset
 from .transport import LocalTransport, Status, Transport
 
 __all__ = [
-    "PRESETS", "Batch", "Completion", "ConnectionLostError", "CxlKvError", "Device", "DeviceFullError", "FlashError", "Format", "HintRefusedError", "Hints",
-    "HostType", "LayerFormats", "ModelShape", "NotMappedError", "OpenRefusedError", "PoisonError", "Policy", "Session", "SessionClosedError", "Status",
-    "Transport", "TransportError", "UnsupportedError", "bf16_to_float32", "float32_to_bf16", "open", "preset",
+    "Batch", "BusError", "Completion", "ConnectionLostError", "CxlKvError", "Device", "DeviceFullError", "FlashError", "Format", "HintRefusedError",
+    "Hints", "HostType", "LayerFormats", "ModelShape", "NotMappedError", "OpenRefusedError", "PRESETS", "PoisonError", "Policy", "Session",
+    "SessionClosedError", "Status", "Transport", "TransportError", "UnsupportedError", "bf16_to_float32", "float32_to_bf16", "open", "preset",
 ]
 
 

@@ -96,12 +96,15 @@ class Control:
         return self._next
 
     def events_of(self, requester, owned: dict[int, int]) -> list[dict]:
-        """Records that `requester` has not seen; one with another LD-ID than 0 sees those of its `owned` sessions, from the number on that it owns them."""
+        """Records that `requester` has not seen. One with another LD-ID than 0 sees what happened to its `owned` sessions, from the number on that it owns
+        them, and nothing that another LD-ID did."""
         self._drain()
         first = self._seen[id(requester)]
         self._seen[id(requester)] = self._next
         news = [e for e in self._events if e["number"] >= first]
-        return [e for e in news if requester.ld_id == 0 or e["number"] >= owned.get(e["session"], self._next)]
+        if requester.ld_id == 0:
+            return news
+        return [e for e in news if e["ld_id"] in (0, requester.ld_id) and e["number"] >= owned.get(e["session"], self._next)]
 
     def forget(self, requester) -> None:
         self._seen.pop(id(requester), None)

@@ -7,8 +7,10 @@ in its message. No call returns data after one of these.
 
 from __future__ import annotations
 
-__all__ = ["ConnectionLostError", "CxlKvError", "DeviceFullError", "FlashError", "HintRefusedError", "NotMappedError", "OpenRefusedError", "PoisonError",
-           "SessionClosedError", "TransportError", "UnsupportedError"]
+__all__ = [
+    "BusError", "ConnectionLostError", "CxlKvError", "DeviceFullError", "FlashError", "HintRefusedError", "NotMappedError", "OpenRefusedError",
+    "PoisonError", "SessionClosedError", "TransportError", "UnsupportedError",
+]
 
 
 class CxlKvError(Exception):
@@ -37,6 +39,16 @@ class PoisonError(_PlaceError):
 
 class FlashError(PoisonError):
     """Poison because the page could not be fetched from the cold tier (event FETCH_FAILED). The cold copy may have survived a passing fault."""
+
+
+class BusError(PoisonError):
+    """Mapped memory could not be reached (SIGBUS): truncated, unplugged or bad."""
+
+    address: int | None = None   #: of the line, in the KV aperture
+
+    def at(self, address: int) -> BusError:
+        self.address = address
+        return self
 
 
 class DeviceFullError(PoisonError):

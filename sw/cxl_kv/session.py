@@ -11,7 +11,7 @@ from kelp_spec.formats import HostType
 from kelp_spec.metadata import PageState
 from kelp_spec.registers import SessionCommand
 
-from .errors import DeviceFullError, FlashError, NotMappedError, PoisonError, SessionClosedError, UnsupportedError
+from .errors import BusError, DeviceFullError, FlashError, NotMappedError, PoisonError, SessionClosedError, UnsupportedError
 from .hints import Hints
 from .layout import Layout, to_bits
 from .policy import Policy
@@ -89,7 +89,10 @@ class Session:
         order = _page_order(addresses)
         if order is not None:
             addresses, lines = addresses[order], lines[order]
-        self.device.transport.store(addresses, lines)
+        try:
+            self.device.transport.store(addresses, lines)
+        except BusError as error:
+            raise BusError(error.message, **self.layout.place(error.address)) from None
         self._check_written()
 
     def read(self, layer, *, start: int = 0, stop: int | None = None, positions: Iterable[int] | None = None, heads=None, dtype=None):
@@ -276,6 +279,8 @@ class Session:
             if not self.state()["open"]:
                 raise SessionClosedError("the session is closed on the device, or another owner's", **place)
             raise NotMappedError("the device maps no such line for this session", **place)
+        if not self.device.transport.hints:
+            raise BusError("the memory behind this line is gone (SIGBUS); nothing is known about what it held", **place)
         why = self.device.explain(self.number, place["layer"] * self.shape.kv_heads + place["head"], place["page"])
         if why == "FETCH_FAILED":
             raise FlashError("the page could not be read from the cold tier; write it anew or recompute it", **place)

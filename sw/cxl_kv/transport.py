@@ -199,6 +199,10 @@ class LocalTransport(Transport):
             self._control.close_session(session)
             self._owned.pop(session, None)
 
+    def owns(self, session) -> bool:
+        """Whether this transport opened it."""
+        return session in self._owned
+
     def events(self) -> list[dict]:
         with self.core.exclusive():
             self._usable()

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Copies in and out of mapped memory that may be gone: where a plain move would end the process with SIGBUS, these say which line it was.
+
+The kernel does the move (`process_vm_readv` on this very process), so a page that cannot be reached is an error code. It finds pages that were truncated away,
+unplugged, or known to be bad (hwpoison); a load that *discovers* an uncorrectable error inside the kernel's own copy may still be fatal to the machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+import numpy as np
+
+from ..errors import TransportError
+
+__all__ = ["move"]
+
+_PAGE = 4096
+_MOST = 1024   #: IOV_MAX
+_IOVEC = np.dtype([("base", np.uint64), ("length", np.uint64)])
+
+_libc = ctypes.CDLL(None, use_errno=True)
+for _name in ("process_vm_readv", "process_vm_writev"):
+    getattr(_libc, _name).restype = ctypes.c_ssize_t
+    getattr(_libc, _name).argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+
+
+def move(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: bool) -> np.ndarray:
+    """Move lines between mapped memory and a buffer.
+
+    Parameters
+    ----------
+    base : int
+        Address of the mapping.
+    offsets : uint64[n]
+        Of each line from `base`.
+    buffer : uint8[n, 64]
+        Contiguous; source of a write, destination of a read.
+
+    Returns
+    -------
+    bool[n]
+        Lines that could not be reached; a read leaves their bytes alone.
+    """
+    n = len(offsets)
+    bad = np.zeros(n, bool)
+    function = _libc.process_vm_writev if write else _libc.process_vm_readv
+    edges = np.flatnonzero(np.append(True, offsets[1:] != offsets[:-1] + np.uint64(64)))   # first lines of runs
+    at = 0
+    while at < n:
+        # As many runs as one call takes, the first of them from line `at` on.
+        first = int(np.searchsorted(edges, at, side="right")) - 1
+        starts = edges[first:first + _MOST].copy()
+        starts[0] = at
+        end = int(edges[first + _MOST]) if first + _MOST < len(edges) else n
+        remote = np.empty(len(starts), _IOVEC)
+        remote["base"] = offsets[starts] + np.uint64(base)
+        remote["length"] = np.diff(np.append(starts, end)) * 64
+        local = np.array([(buffer.ctypes.data + 64 * at, 64 * (end - at))], _IOVEC)
+        done = function(os.getpid(), local.ctypes.data, 1, remote.ctypes.data, len(remote), 0)
+        if done < 0:
+            code = ctypes.get_errno()
+            if code != errno.EFAULT:
+                raise TransportError(f"the kernel refuses to move mapped memory: {os.strerror(code)}")
+            done = 0
+        at += done // 64
+        if at < end:
+            # This line's page cannot be reached: go on behind it.
+            page = offsets[at] // np.uint64(_PAGE)
+            while at < end and offsets[at] // np.uint64(_PAGE) == page:
+                bad[at] = True
+                at += 1
+    return bad

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""`unix:/path` and `tcp://host:port` — a device behind `kelp serve`, shared with other clients.
+
+A client is a tenant of its own: the server gives it an LD-ID, and the device lets that LD-ID reach its own sessions alone. `?admin=1` asks for LD-ID 0, which
+the server grants on a unix socket to the user that runs it. A broken connection ends the transport; the server then closes the sessions it had opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+import numpy as np
+
+from kelp_spec.config import Config
+from kelp_spec.formats import LINE_BYTES, Format
+
+from .. import errors
+from ..transport import ALL_BYTES, Loaded, Transport, as_addresses, as_lines
+from ..url import split
+from ..wire import MOST_LINES, Op, Reply, from_json, receive, send, to_json
+
+__all__ = ["RemoteTransport", "connect"]
+
+
+def connect(url: str, timeout: float) -> socket.socket:
+    """A connected socket for a `unix:` or `tcp:` URL; ConnectionLostError when nobody listens."""
+    scheme, rest, _ = split(url)
+    host, _, port = rest.removeprefix("//").rpartition(":")
+    if scheme == "tcp" and not (host and port.isdigit()):
+        raise ValueError(f"{url!r} is refused; legal: tcp://host:port")
+    connection = None
+    try:
+        if scheme == "tcp":
+            connection = socket.create_connection((host.strip("[]"), int(port)), timeout)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(timeout)
+            connection.connect(rest)
+    except OSError as error:
+        if connection is not None:
+            connection.close()
+        raise errors.ConnectionLostError(f"{url}: nobody serves there ({error.strerror or error}); start one with: kelp serve --listen {url}") from None
+    return connection
+
+
+class RemoteTransport(Transport):
+    """One connection. Thread-safe: one request at a time.
+
+    Options in the URL: `admin` (0 or 1), `timeout` (seconds for a reply; 600).
+    """
+
+    def __init__(self, url: str):
+        _, _, options = split(url)
+        self._timeout = float(options.pop("timeout", "600"))
+        admin = bool(int(options.pop("admin", "0")))
+        if options:
+            raise ValueError(f"option {next(iter(options))!r} of {url!r} is unknown; legal: admin, timeout")
+        self.url = url
+        self._lock = threading.RLock()
+        self._number = self._locked = 0
+        self._broken: str | None = None
+        self._connection = connect(url, self._timeout)
+        try:
+            hello = from_json(self._ask(Op.HELLO, to_json({"admin": admin})))
+        except BaseException:
+            self._connection.close()
+            raise
+        self.config = Config(**{**hello["config"], "frames": tuple(hello["config"]["frames"])})
+        self.ld_id, self.hints, self.persistent = hello["ld_id"], hello["hints"], hello["persistent"]
+        self.formats = frozenset(Format(f) for f in hello["formats"])
+
+    def _ask(self, op: Op, *parts) -> bytearray:
+        with self._lock:
+            if self._broken:
+                raise errors.ConnectionLostError(self._broken)
+            self._number = self._number + 1 & 0xFFFFFFFF
+            try:
+                send(self._connection, op, self._number, *parts)
+                code, number, payload = receive(self._connection)
+                if number != self._number:
+                    raise errors.TransportError(f"reply {number} to request {self._number}")
+            except errors.TransportError as error:
+                self._break(f"{self.url}: {error}; what was in flight may or may not have happened, and this connection's sessions are closed")
+                raise type(error)(self._broken) from None
+            except BaseException:
+                # Interrupted half-way: the stream is out of step, so it ends here.
+                self._break(f"{self.url}: the connection was interrupted within a request")
+                raise
+        if code == Reply.OK:
+            return payload
+        reply = from_json(payload)
+        kind = getattr(errors, reply["error"], errors.TransportError)
+        if not (isinstance(kind, type) and issubclass(kind, errors.CxlKvError)):
+            kind = errors.TransportError
+        raise kind(reply["message"])
+
+    def _break(self, why):
+        self._broken = why
+        with contextlib.suppress(OSError):
+            self._connection.close()
+
+    # --- accesses -------------------------------------------------------------------------------------------------------------
+    def load(self, addresses) -> Loaded:
+        addresses = as_addresses(addresses)
+        lines, status = np.empty((len(addresses), LINE_BYTES), np.uint8), np.empty(len(addresses), np.uint8)
+        for first in range(0, len(addresses), MOST_LINES):
+            part = addresses[first:first + MOST_LINES]
+            payload = np.frombuffer(self._ask(Op.LOAD, part), np.uint8)
+            if len(payload) != len(part) * (LINE_BYTES + 1):
+                self._break(f"{self.url}: {len(payload)} bytes for {len(part)} lines")
+                raise errors.TransportError(self._broken)
+            lines[first:first + len(part)] = payload[:len(part) * LINE_BYTES].reshape(-1, LINE_BYTES)
+            status[first:first + len(part)] = payload[len(part) * LINE_BYTES:]
+        return Loaded(lines, status)
+
+    def store(self, addresses, lines, byte_enable=None) -> None:
+        addresses = as_addresses(addresses)
+        lines = as_lines(lines, len(addresses))
+        if byte_enable is not None:
+            byte_enable = np.ascontiguousarray(np.broadcast_to(np.asarray(byte_enable, np.uint64), addresses.shape))
+            if (byte_enable == ALL_BYTES).all():
+                byte_enable = None
+        for first in range(0, len(addresses), MOST_LINES):
+            cut = slice(first, first + MOST_LINES)
+            part = addresses[cut]
+            head = np.array([len(part), byte_enable is not None], np.uint32)
+            self._ask(Op.STORE, head, part, lines[cut], *(() if byte_enable is None else (byte_enable[cut],)))
+
+    def spec_read(self, addresses) -> None:
+        addresses = as_addresses(addresses)
+        for first in range(0, len(addresses), MOST_LINES):
+            self._ask(Op.SPEC_READ, addresses[first:first + MOST_LINES])
+
+    # --- control --------------------------------------------------------------------------------------------------------------
+    def open_session(self, request: dict) -> int:
+        return from_json(self._ask(Op.OPEN, to_json(request)))["session"]
+
+    def close_session(self, session: int) -> None:
+        self._ask(Op.CLOSE, to_json({"session": session}))
+
+    def events(self) -> list[dict]:
+        return from_json(self._ask(Op.EVENTS))
+
+    @contextlib.contextmanager
+    def exclusive(self):
+        with self._lock:
+            if not self._locked:
+                self._ask(Op.LOCK)
+            self._locked += 1
+            try:
+                yield
+            finally:
+                self._locked -= 1
+                if not self._locked and not self._broken:
+                    self._ask(Op.UNLOCK)
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._broken:
+                self._break("the device was closed; open it again")

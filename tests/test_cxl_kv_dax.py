@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Mapped plain memory: the same calls, persistence and its limits, several processes, and memory that goes away under the mapping."""
+
+import multiprocessing
+import os
+import signal
+
+import numpy as np
+import pytest
+
+import cxl_kv
+from cxl_kv.backends.dax import ALIGNMENT, mapped_bytes
+from kelp_spec.config import named
+
+SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "memory")
+
+
+def opened(path, create=True):
+    return cxl_kv.open(f"dax:{path}?config=unit" + ("&create=1" if create else ""))
+
+
+def tensors(tokens, seed=1):
+    return np.random.default_rng(seed).standard_normal((2, 2, 2, tokens, 32)).astype(np.float16)
+
+
+def test_what_was_written_is_read_and_seen_without_a_copy(path):
+    with opened(path) as device:
+        assert os.path.getsize(path) == mapped_bytes(named("unit")) and not os.path.getsize(path) % ALIGNMENT
+        session = device.open_session(SHAPE)
+        k, v = tensors(session.max_tokens)
+        session.write([0, 1], k, v)
+        got_k, got_v = session.read([0, 1], stop=session.max_tokens)
+        assert (got_k == k).all() and (got_v == v).all()
+        seen_k, seen_v = session.view(1, 0, 3)
+        assert (seen_k.view(np.float16) == k[1, 0, 12:16]).all() and (seen_v.view(np.float16) == v[1, 0, 12:16]).all()
+        seen_v[2] = 0x3C00
+        assert (session.read(1, positions=[14], heads=0)[1] == 1.0).all()
+        session.advance(5)
+        assert session.step == 5
+        for fmt in ("int8", "fp8_e4m3"):
+            with pytest.raises(cxl_kv.UnsupportedError, match=f"format {fmt}.*raw16; golden:"):
+                device.open_session(SHAPE.with_(formats=fmt))
+        with pytest.raises(cxl_kv.UnsupportedError, match="no hints"):
+            session.hints.push_mass(0, 0, [0.5])
+
+
+def test_a_session_begins_empty_whatever_lies_there(path):
+    with opened(path) as device:
+        session = device.open_session(SHAPE)
+        k, v = tensors(session.max_tokens)
+        session.write([0, 1], k, v)
+        session.close()
+        again = device.open_session(SHAPE)
+        assert again.number == session.number and not again.read([0, 1], stop=32)[0].any()
+        again.write(0, k[0, :, :1], v[0, :, :1])
+        assert not again.read(0, start=1, stop=32)[0].any() and not again.view(1, 1, 0)[0].any()
+
+
+def test_layouts_are_told_apart(path):
+    with pytest.raises(cxl_kv.TransportError, match="create=1 makes a file"):
+        opened(path, create=False)
+    opened(path).close()
+    opened(path, create=False).close()
+    with open(path, "r+b") as file:
+        file.truncate(64 << 20)
+    with pytest.raises(cxl_kv.TransportError, match="laid out under another configuration"):
+        cxl_kv.open(f"dax:{path}?config=trace")
+    with open(path, "r+b") as file:
+        file.write(bytes(64))
+    with pytest.raises(cxl_kv.TransportError, match="no KELP layout"):
+        opened(path, create=False)
+    with open(path, "r+b") as file:
+        file.truncate(ALIGNMENT)
+    with pytest.raises(cxl_kv.TransportError, match=f"needs {mapped_bytes(named('unit'))}"):
+        opened(path, create=False)
+
+
+def test_memory_that_goes_away_is_an_error_and_not_a_signal(path):
+    """The file is cut behind the first pages: what is left is read, the rest is named."""
+    device = opened(path)
+    sessions = [device.open_session(SHAPE) for _ in range(2)]
+    k, v = tensors(32)
+    for session in sessions:
+        session.write([0, 1], k, v)
+    keep = mapped_bytes(named("unit")) - ALIGNMENT + (1 << named("unit").aperture_bits) // 2   # all of session 0, nothing of session 1
+    os.truncate(path, keep)
+    assert (sessions[0].read([0, 1], stop=32)[0] == k).all()
+    with pytest.raises(cxl_kv.BusError, match="session 1, layer 0, head 0, page 0") as caught:
+        sessions[1].read([0, 1], stop=32)
+    assert (caught.value.session, caught.value.layer, caught.value.page) == (1, 0, 0)
+    with pytest.raises(cxl_kv.BusError, match="session 1, layer 1, head 0, page 2"):
+        sessions[1].write(1, k[1, :, 8:12], v[1, :, 8:12], start=8)
+    os.truncate(path, 0)
+    with pytest.raises(cxl_kv.TransportError, match="truncated"):
+        sessions[0].read(0, stop=1)
+    device.close()
+
+
+def _hold(path, ready, seed):
+    device = opened(path, create=False)
+    session = device.open_session(SHAPE)
+    session.write([0, 1], *tensors(32, seed))
+    ready.put(session.number)
+    signal.pause()
+
+
+def test_processes_share_a_mapping_and_a_killed_one_makes_room(path):
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Queue()
+    with opened(path) as device:
+        child = spawn.Process(target=_hold, args=(path, ready, 7))
+        child.start()
+        taken = ready.get(timeout=60)
+        mine = device.open_session(SHAPE)
+        assert mine.number != taken
+        k, v = tensors(32, 3)
+        mine.write([0, 1], k, v)
+        with pytest.raises(cxl_kv.DeviceFullError, match="2 sessions"):
+            device.open_session(SHAPE)
+        # The other process's lines are not to be had by address either.
+        foreign = np.array([taken << named("unit").aperture_bits - 1], np.uint64)
+        assert device.transport.load(foreign).status.tolist() == [cxl_kv.Status.NOT_MAPPED]
+        device.transport.store(foreign, np.full((1, 64), 9, np.uint8))
+        os.kill(child.pid, signal.SIGKILL)
+        child.join(60)
+        after = device.open_session(SHAPE)
+        assert after.number == taken and not after.read([0, 1], stop=32)[0].any()
+        assert (mine.read([0, 1], stop=32)[1] == v).all()
