@@ -101,7 +101,7 @@ def test_tenants_cannot_reach_each_other(served):
             mine.set_policy(cxl_kv.Policy(budget_bytes=1 << 20))
         assert (theirs.read([0, 1], stop=32)[0] == k).all() and theirs.step == 0
         # What the first one tried is no event of the second one's.
-        assert not second.events() and not first.events()
+        assert not second.events() and {e["code"] for e in first.events()} <= {"REGISTER_REFUSED"}
 
 
 def test_a_tenant_is_not_evicted_within_its_quota(tmp_path):
