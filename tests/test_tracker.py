@@ -31,16 +31,19 @@ def random_ops(seed=None, changes=None, **params):
 
 
 def test_random_ops_agree_with_golden():
-    # Fixed seeds, because what is met is demanded below; the other tests draw theirs.
+    # Fixed seeds, because what is met is demanded below; as many as it takes, up to eight.
     met, faults, hot = set(), [0, 0, 0], 0
-    for seed, flips in enumerate((0, 0, 0.03, 0.1), 1):
+    wanted = {f"{kind} {outcome}" for kind, outcomes in ROWS.items() for outcome in outcomes.split()}
+    for seed, flips in enumerate((0, 0, 0.03, 0.1) * 2, 1):
         records = random_ops(seed=seed, changes={"parked": 64}, phases=40, flips=flips)
         met |= set(records["outcomes"])
         faults = [a + b for a, b in zip(faults, records["faults"], strict=True)]
         hot += records["hot"]
         assert all(records["taken"].values())
+        if wanted <= met and seed >= 4:
+            break
     assert min(faults) > 0 and hot > 400
-    assert {f"{kind} {outcome}" for kind, outcomes in ROWS.items() for outcome in outcomes.split()} <= met
+    assert wanted <= met, wanted - met
 
 
 @pytest.mark.parametrize("narrow", [1, 2])

@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome, PageState
 
-from .eviction_layouts import SCRUB_TOKEN, EvictionLayouts
+from .eviction_layouts import EvictionLayouts
 
 __all__ = ["Closer"]
 
@@ -62,7 +62,7 @@ class Closer(wiring.Component):
         orphan, again, again_squeue, again_page = Signal(), Signal(), Signal(c.squeue_bits), Signal(c.page_bits)
         m.d.comb += [
             scrubbed.eq(self.i_result_valid & (r.op.kind == Op.SCRUB)),
-            freed.eq(self.i_result_valid & (r.op.kind == Op.FREE) & (r.op.slot == SCRUB_TOKEN)),
+            freed.eq(self.i_result_valid & (r.op.kind == Op.FREE) & (r.op.slot == self.layouts.scrub_token)),
             orphan.eq(scrubbed & (r.outcome != Outcome.RETRY) & (r.old.state == PageState.RESIDENT)),
             load.eq(in_flight + frames),
         ]
@@ -71,7 +71,7 @@ class Closer(wiring.Component):
             m.d.sync += [again.eq(1), again_squeue.eq(r.op.squeue), again_page.eq(r.op.page)]
 
         op = self.o_op.payload
-        m.d.comb += [op.session.eq(session), op.squeue.eq(squeue), op.page.eq(page), op.slot.eq(SCRUB_TOKEN), op.kind.eq(Op.SCRUB)]
+        m.d.comb += [op.session.eq(session), op.squeue.eq(squeue), op.page.eq(page), op.slot.eq(self.layouts.scrub_token), op.kind.eq(Op.SCRUB)]
         wait = Signal(range(self.WAIT + 1))
         offered = Signal()
         with m.FSM():

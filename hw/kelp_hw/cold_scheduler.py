@@ -15,7 +15,6 @@ from kelp_spec.metadata import ColdOp, ColdStatus
 
 from .layouts import TIME_BITS, Layouts
 from .page_address import frame_base, pool_of_frame, times
-from .pipeline import WRITE_BACKS
 from .sram import Sram
 
 __all__ = ["ColdScheduler", "TRY_BITS"]
@@ -45,17 +44,17 @@ class ColdScheduler(wiring.Component):
     """Turns fetches and write-backs into commands and answers each exactly once.
 
     Order: ABORT, demand, prefetch, write-back. A fetch that is raised before its command has left joins the demand. Every miss entry and
-    `WRITE_BACKS` write-backs may be in flight at once. A completion with FAILED, or a timeout, is tried again `retries` times before the
-    fetch or write-back has failed.
+    `write_backs` write-backs, each under a token of its own, may be in flight at once. A completion with FAILED, or a timeout, is tried
+    again `retries` times before the fetch or write-back has failed.
 
-    The port's contract: the tier accepts every command in bounded time (it has room for `misses` + `WRITE_BACKS` commands and as many
+    The port's contract: the tier accepts every command in bounded time (it has room for `misses` + `write_backs` commands and as many
     ABORTs) and completes it at most once. A command that has no completion `timeout` cycles after it was sent is aborted. From the
     completion (ABORTED) of an ABORT on, or `timeout` cycles after its acceptance at the latest, the tier moves no data for that id, and
     neither a retry nor the frame's next use begins before. Completions that nobody waits for are ignored; each try of an entry flips the
     id's attempt bit, so that a late one is not taken for its successor's.
 
     One engine looks at one entry every three cycles: completions and commands in turn, and whenever neither is due, the next entry's
-    deadline. So a completion is taken within a few cycles, and a timeout is noticed at most 3 · (`misses` + `WRITE_BACKS`) cycles late when
+    deadline. So a completion is taken within a few cycles, and a timeout is noticed at most 3 · (`misses` + `write_backs`) cycles late when
     nothing else happens, at no cost per entry. Latency from `i_fetch` to `o_command`: 7 cycles.
 
     Parameters
@@ -84,7 +83,7 @@ class ColdScheduler(wiring.Component):
     def __init__(self, *, config: Config):
         c = self.config = config
         layouts = self.layouts = Layouts(config)
-        self.entries = c.misses + WRITE_BACKS
+        self.entries = c.misses + c.write_backs
         super().__init__({
             "i_fetch": In(layouts.fetch), "i_fetch_valid": In(1),
             "i_raise": In(c.miss_bits), "i_raise_valid": In(1),
@@ -109,10 +108,10 @@ class ColdScheduler(wiring.Component):
 
         m.submodules.where = where = Sram(depth=entries, shape=where_layout)
         m.submodules.states = states = Sram(depth=entries, shape=state_layout)
-        m.submodules.sectors = sectors = Sram(depth=WRITE_BACKS, shape=self.layouts.sector)
+        m.submodules.sectors = sectors = Sram(depth=c.write_backs, shape=self.layouts.sector)
         # Lines of entries that wait to be sent, each entry at most once in each; one place more, see FreeList.
         m.submodules.demand = demand = SyncFIFOBuffered(width=turn_layout.size, depth=c.misses + 1)
-        m.submodules.writes = writes = SyncFIFOBuffered(width=turn_layout.size, depth=WRITE_BACKS + 1)
+        m.submodules.writes = writes = SyncFIFOBuffered(width=turn_layout.size, depth=c.write_backs + 1)
         m.submodules.aborts = aborts = SyncFIFOBuffered(width=turn_layout.size, depth=entries + 1)
         # Prefetches wait as one bit each, because a raised one leaves from the middle.
         prefetches = Signal(c.misses)
@@ -121,23 +120,19 @@ class ColdScheduler(wiring.Component):
         # --- requests ---------------------------------------------------------------------------------------------------------
         raised = Signal()
         m.d.comb += raised.eq(self.i_raise_valid & prefetches.bit_select(self.i_raise, 1))
-        busy_writes, write_slot, write_free = Signal(WRITE_BACKS), Signal(range(WRITE_BACKS)), Signal()
-        tokens = Array(Signal(4, name=f"token_{w}") for w in range(WRITE_BACKS))
-        for w in reversed(range(WRITE_BACKS)):
-            with m.If(~busy_writes[w]):
-                m.d.comb += [write_slot.eq(w), write_free.eq(1)]
+        busy_writes = Signal(c.write_backs)
         push_again = Signal()      # the engine puts an entry back into line
         new_write = self.i_write_back.valid & self.i_write_back.ready
         wb = self.i_write_back.payload
         m.d.comb += [
-            self.i_write_back.ready.eq(write_free & ~self.i_fetch_valid & ~push_again),
+            self.i_write_back.ready.eq(~self.i_fetch_valid & ~push_again),
             where.write_en.eq(self.i_fetch_valid | new_write),
-            where.write_address.eq(Mux(self.i_fetch_valid, self.i_fetch.miss, c.misses + write_slot)),
+            where.write_address.eq(Mux(self.i_fetch_valid, self.i_fetch.miss, c.misses + wb.token)),
             *(where.write_data[name].eq(Mux(self.i_fetch_valid, self.i_fetch[name], wb[name])) for name in ("squeue", "page", "frame")),
-            sectors.write_en.eq(new_write), sectors.write_address.eq(write_slot), sectors.write_data.eq(wb.sector),
+            sectors.write_en.eq(new_write), sectors.write_address.eq(wb.token), sectors.write_data.eq(wb.sector),
         ]
         with m.If(new_write):
-            m.d.sync += [busy_writes.bit_select(write_slot, 1).eq(1), tokens[write_slot].eq(wb.token)]
+            m.d.sync += busy_writes.bit_select(wb.token, 1).eq(1)
         with m.If(self.i_fetch_valid & ~self.i_fetch.demand):
             m.d.sync += prefetches.bit_select(self.i_fetch.miss, 1).eq(1)
         with m.If(raised):
@@ -187,7 +182,7 @@ class ColdScheduler(wiring.Component):
                 m.d.sync += scan.eq(Mux(scan == entries - 1, 0, scan + 1))
         with m.If(go):
             m.d.sync += [looking.eq(1), act.eq(choice), index.eq(chosen), again.eq(chosen_again), prefer_send.eq(choice == _Act.COMPLETE)]
-        write_index = Signal(range(WRITE_BACKS))
+        write_index = Signal(c.write_back_bits)
         m.d.comb += [
             states.read_en.eq(go), states.read_address.eq(chosen),
             where.read_en.eq(go), where.read_address.eq(chosen),
@@ -247,7 +242,7 @@ class ColdScheduler(wiring.Component):
             demand.w_en.eq(new_demand | (push_again & ~is_write)),
             put_demand.index.eq(Mux(raised, self.i_raise, Mux(new_demand, self.i_fetch.miss, index))), put_demand.again.eq(~new_demand),
             writes.w_en.eq(new_write | (push_again & is_write)),
-            put_write.index.eq(Mux(push_again, index, c.misses + write_slot)), put_write.again.eq(push_again),
+            put_write.index.eq(Mux(push_again, index, c.misses + wb.token)), put_write.again.eq(push_again),
             aborts.w_data.eq(index),
         ]
 
@@ -260,7 +255,7 @@ class ColdScheduler(wiring.Component):
             m.d.sync += active.bit_select(index, 1).eq(0)
             with m.If(is_write):
                 m.d.sync += [
-                    self.o_written_back.valid.eq(1), self.o_written_back.payload.token.eq(tokens[write_index]), self.o_written_back.payload.failed.eq(failed),
+                    self.o_written_back.valid.eq(1), self.o_written_back.payload.token.eq(write_index), self.o_written_back.payload.failed.eq(failed),
                     busy_writes.bit_select(write_index, 1).eq(0),
                 ]
             with m.Else():
@@ -293,13 +288,15 @@ class ColdScheduler(wiring.Component):
         m.d.comb += [
             self.quiet.eq(~Cat((looking | acting) & (act != _Act.SCAN), prefetches.any(), demand.level != 0, writes.level != 0, aborts.level != 0, pre_valid,
                                self.o_command.valid, self.o_fetched.valid, self.o_written_back.valid, self.i_completion.valid, self.i_fetch_valid,
-                               self.i_write_back.valid & write_free).any()),
+                               self.i_write_back.valid).any()),
             self.idle.eq(self.quiet & ~active.any() & ~busy_writes.any()),
         ]
 
         m.d.comb += Assert(~found | prefetches.bit_select(pointer, 1))
-        twice, unlined = Signal(), Signal()
+        twice, unlined, started = Signal(), Signal(), Signal()   # before the first clock edge inputs mean nothing
+        m.d.sync += started.eq(1)
         m.d.sync += [
+            Assert(~started | ~new_write | ~busy_writes.bit_select(wb.token, 1), "two write-backs under one token"),
             twice.eq(self.i_fetch_valid & (active.bit_select(self.i_fetch.miss, 1) | prefetches.bit_select(self.i_fetch.miss, 1)
                                            | (self.i_raise_valid & raised))),
             unlined.eq((demand.w_en & ~demand.w_rdy) | (writes.w_en & ~writes.w_rdy) | (aborts.w_en & ~aborts.w_rdy)),

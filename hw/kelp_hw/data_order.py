@@ -23,5 +23,6 @@ def order_layout(config: Config) -> data.StructLayout:
     return data.StructLayout({
         "kind": 2, "answer": 3, "line_slot": (c.line_slots - 1).bit_length(), "scale_slot": (c.scale_slots - 1).bit_length(),
         "wait_line": 1, "wait_scale": 1, "part": 2, "scaled": 1, "scale_byte": 6, "format": 3, "host_type": 1, "partial": 1, "fresh": 1,
-        "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "frame": c.frame_bits, "token": 4, "origin": Layouts(config).origin,
+        "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "frame": c.frame_bits,
+        "token": Layouts(config).token_bits, "origin": Layouts(config).origin,
     })

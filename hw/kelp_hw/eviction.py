@@ -15,7 +15,6 @@ from .eviction_slots import EvictionSlots
 from .evictor import Evictor
 from .flush import flush_layout
 from .orphans import Orphans
-from .pipeline import WRITE_BACKS
 from .pools import count_bits
 from .queue_state import QueueState
 from .sweep import Sweep
@@ -120,7 +119,7 @@ class Eviction(wiring.Component):
         # Whose flush it was says its token.
         own = Signal()
         m.d.comb += [
-            own.eq(self.i_flushed.payload.token < WRITE_BACKS),
+            own.eq(self.i_flushed.payload.token < c.write_backs),
             slots.i_flushed.eq(self.i_flushed.payload.token), slots.i_flushed_valid.eq(self.i_flushed.valid & own),
             orphans.i_flushed.payload.eq(self.i_flushed.payload), orphans.i_flushed.valid.eq(self.i_flushed.valid & ~own),
             self.i_flushed.ready.eq(own | orphans.i_flushed.ready),

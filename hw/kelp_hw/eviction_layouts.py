@@ -10,10 +10,8 @@ from kelp_spec.metadata import SCORE_BITS, STEP_BITS
 
 from .layouts import POOL_BITS, Layouts
 
-__all__ = ["EvictionLayouts", "SCRUB_TOKEN", "RECOVER_TOKEN", "CLASS_BITS"]
+__all__ = ["EvictionLayouts", "CLASS_BITS"]
 
-SCRUB_TOKEN = 8      #: `slot` of the closer's SCRUBs, and so of the FREEs that follow them
-RECOVER_TOKEN = 9    #: `slot` of RECOVER and of the PEEKs before it
 CLASS_BITS = 2       #: 0 ordinary, 1 touched in the sweep's step, 2 the queue's newest page
 
 

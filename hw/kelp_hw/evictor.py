@@ -12,7 +12,6 @@ from kelp_spec.metadata import Event, Op, Outcome, PageState
 
 from .eviction_layouts import EvictionLayouts
 from .layouts import POOL_BITS
-from .pipeline import WRITE_BACKS
 from .pools import count_bits
 from .queue_state import QueueState
 
@@ -57,11 +56,11 @@ class Evictor(wiring.Component):
             "pool_free": In(counts), "pool_used": In(counts), "low_water": In(16), "hold": In(1),
             "sessions": In(data.ArrayLayout(layouts.session, config.sessions)), "i_result": In(layouts.result), "i_result_valid": In(1),
             "roots": In(data.ArrayLayout(layouts.root, len(POOLS))), "requester": In(data.ArrayLayout(config.squeue_bits, len(POOLS))),
-            "entered": In(QueueState.COUNT_BITS), "done": In(QueueState.COUNT_BITS), "refreshing": In(1),
+            "entered": In(QueueState.count_bits(config)), "done": In(QueueState.count_bits(config)), "refreshing": In(1),
             "look_valid": Out(1), "look_squeue": Out(config.squeue_bits), "look_done": In(1), "look": In(layouts.look),
             "squeue": Out(config.squeue_bits), "watch": Out(1), "start": Out(1), "sweep_look": Out(layouts.look), "step": Out(layouts.session["step"].shape),
             "sweep_busy": In(1), "best": In(layouts.candidate), "best_valid": In(1), "take": Out(1), "swept_step": In(layouts.session["step"].shape),
-            "free_slot": In(range(WRITE_BACKS)), "has_free": In(1), "under_way": In(data.ArrayLayout(range(WRITE_BACKS + 1), len(POOLS))),
+            "free_slot": In(config.write_back_bits), "has_free": In(1), "under_way": In(data.ArrayLayout(range(config.write_backs + 1), len(POOLS))),
             "page": Out(config.page_bits), "working": In(1),
             "o_op": Out(stream.Signature(layouts.op)), "o_event": Out(layouts.event), "o_event_valid": Out(1), "busy": Out(1),
         })
@@ -117,8 +116,8 @@ class Evictor(wiring.Component):
         claim_page, claim_step, claim_slot = Signal(c.page_bits), Signal.like(self.step), Signal.like(self.free_slot)
         m.d.comb += [op.kind.eq(Op.CLAIM), op.squeue.eq(squeue), op.page.eq(claim_page), op.delta.eq(claim_step), op.slot.eq(claim_slot)]
 
-        wait, awaited, looked = Signal(range(self.SETTLE + 1)), Signal(QueueState.COUNT_BITS), Signal()
-        fresh, absorbed = Signal(), Signal(QueueState.COUNT_BITS)
+        wait, awaited, looked = Signal(range(self.SETTLE + 1)), Signal.like(self.entered), Signal()
+        fresh, absorbed = Signal(), Signal.like(self.entered)
         m.d.comb += [absorbed.eq(self.done - awaited), self.busy.eq(1)]
         with m.FSM():
             with m.State("IDLE"):

@@ -10,12 +10,14 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 
+from .layouts import Layouts
+
 __all__ = ["FlushUnit", "flush_layout"]
 
 
 def flush_layout(config: Config) -> data.StructLayout:
     """A frame to be flushed, and its requester's name for that."""
-    return data.StructLayout({"frame": config.frame_bits, "token": 4})
+    return data.StructLayout({"frame": config.frame_bits, "token": Layouts(config).token_bits})
 
 
 class FlushUnit(wiring.Component):
@@ -34,7 +36,7 @@ class FlushUnit(wiring.Component):
     frame, capture, invalidate, pending : the flush ports of both slot tables; `pending` is the OR of theirs
     """
 
-    #: Flushes at work and waiting: as many as there are tokens.
+    #: Flushes at work and waiting; the head waits for a place.
     QUEUED = 16
 
     def __init__(self, *, config: Config):

@@ -13,8 +13,6 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.messages import FIELDS
 from kelp_spec.metadata import LAYER_RANGES, SCORE_BITS, STEP_BITS, frame_entry_fields, page_word_fields
 
-from .pipeline import WRITE_BACKS
-
 __all__ = ["Layouts", "MESSAGES", "TIME_BITS", "POOL_BITS"]
 
 TIME_BITS = 32   #: the time base `now`; latencies and deadlines are differences modulo 2^32
@@ -64,6 +62,12 @@ class Layouts:
         self.page = S({"squeue": c.squeue_bits, "page": c.page_bits})
         self.page_word = S(dict(page_word_fields(c)))
         self.frame_entry = S(dict(frame_entry_fields(c)))
+        #: A flush's token says whose it was: 0 … write_backs − 1 are evictions, above them those that end in FREE.
+        self.token_bits = max(4, c.write_back_bits + 1)
+        self.scrub_token = 1 << (self.token_bits - 1)      #: the closer's
+        self.recover_token = self.scrub_token + 1          #: of a lost page word's frame
+        self.orphan_token = self.scrub_token + 2           #: of a frame whose page went away while it was fetched
+
         self.origin = S({"tag": 16, "ld_id": 4, "start": 20, "missed": 1})
 
         #: `has_write`: a write slot is held until the data path has consumed the op.
@@ -86,7 +90,7 @@ class Layouts:
             "miss_kind": 2,             # FILL: ALLOCATE starts empty (or lost), DEMAND/PREFETCH from `sector`
             "lost": 1,                  # FILL: page was LOST: every line starts valid and poisoned; failed FLIP: a write was dropped
             "source": 3,                # PREFETCH, FILL: PrefetchSource
-            "slot": 4,                  # SCAN, CLAIM: candidate slot; evictor's own token for RELEASE, FREE, RECOVER
+            "slot": self.token_bits,    # SCAN: number of the sweep modulo 16; CLAIM … RECOVER: token of the flush
             "mass": SCORE_BITS,         # MASS
             "written": 1,               # RELEASE: flash was written, for the counters
             "delta": STEP_BITS,         # STEP: steps to advance
@@ -104,21 +108,21 @@ class Layouts:
                            "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
                            "answer": 3,          # kelp_spec.metadata.Answer when no memory is needed
                            "init": 1,            # start the entry anew: owner, source; valid/poison from sector, zeros or (lost) all ones
-                           "lost": 1, "failed": 1, "source": 3, "miss": c.miss_bits, "slot": 4})
+                           "lost": 1, "failed": 1, "source": 3, "miss": c.miss_bits, "slot": self.token_bits})
 
         #: A stored page's validity and poison, one bit per host line, K lines first.
         self.sector = S({"valid": c.page_lines, "poison": c.page_lines})
 
         #: Frame stage reports: a CLAIM's frame as it was claimed; a PEEK of a frame; a prefetch that proved useful (or useless); every frame op with the
         #: entry after it (`entry` is defined when `op.use`).
-        self.claim = S({"slot": 4, "frame": c.frame_bits, "dirty": 1, "sector": self.sector})
-        self.frame_owner = S({"slot": 4, "frame": c.frame_bits, "in_use": 1, "squeue": c.squeue_bits, "page": c.page_bits})
+        self.claim = S({"slot": self.token_bits, "frame": c.frame_bits, "dirty": 1, "sector": self.sector})
+        self.frame_owner = S({"slot": self.token_bits, "frame": c.frame_bits, "in_use": 1, "squeue": c.squeue_bits, "page": c.page_bits})
         self.usage = S({"source": 3, "squeue": c.squeue_bits, "useful": 1, "useless": 1})
         self.frame_commit = S({"op": self.frame_op, "entry": self.frame_entry})
 
         #: Cold tier (design §5). `index` of a command id is the miss id of a READ and `misses` + w of write-back w; `line` and `lines` are DRAM lines.
         #: `sector` counts in a WRITE command and in the completion of a READ.
-        self.cold_id = S({"index": (c.misses + WRITE_BACKS - 1).bit_length(), "attempt": 1})
+        self.cold_id = S({"index": (c.misses + c.write_backs - 1).bit_length(), "attempt": 1})
         self.cold_command = S({"op": 2, "id": self.cold_id, "lba": (c.page_words * c.cold_slot_sectors - 1).bit_length(),
                                "line": c.dram_line_bits, "lines": (max(c.frame_lines)).bit_length(), "sector": self.sector})
         self.cold_completion = S({"id": self.cold_id, "status": 2, "sector": self.sector})
@@ -126,8 +130,8 @@ class Layouts:
         #: Miss buffer ↔ scheduler, evictor ↔ scheduler. `token` is the evictor's own and comes back.
         self.fetch = S({"miss": c.miss_bits, "squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits, "demand": 1})
         self.fetched = S({"miss": c.miss_bits, "failed": 1, "sector": self.sector})
-        self.write_back = S({"token": 4, "squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits, "sector": self.sector})
-        self.written_back = S({"token": 4, "failed": 1})
+        self.write_back = S({"token": c.write_back_bits, "squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits, "sector": self.sector})
+        self.written_back = S({"token": c.write_back_bits, "failed": 1})
 
         #: Data path input, executed in order. Offsets are DRAM lines within the frame; `base` is the frame's first DRAM line.
         self.data_op = S({"kind": 2, "answer": 3, "frame": c.frame_bits, "base": c.dram_line_bits,
@@ -137,7 +141,7 @@ class Layouts:
                           "partial": 1, "fresh": 1,                                     # partial write of a never-written line merges into zeros
                           "poison": 1,                                                  # answer carries poison (a poisoned line merged by a partial write)
                           "has_write": 1, "write_slot": c.write_slot_bits,                  # ANSWER frees the slot too
-                          "token": 4,                  # FLUSH: echoed by `flushed`
+                          "token": self.token_bits,    # FLUSH: echoed by `flushed`
                           "origin": self.origin})
 
         #: What the data path answers; `data` counts only for Answer.DATA.

@@ -16,7 +16,7 @@ from .free_list import FreeList
 from .layouts import POOL_BITS, TIME_BITS, Layouts
 from .miss_grants import MissGrants
 from .park_lists import ParkLists
-from .pipeline import ORPHAN_TOKEN, RESERVE
+from .pipeline import RESERVE
 from .pools import count_bits
 from .sram import Sram
 
@@ -27,7 +27,7 @@ class MissBuffer(wiring.Component):
     """Watches what M3 decides and answers with GRANT, FILL, REPLAY and FLIP until no request is parked and no page fetching.
 
     An entry lives from the MISSED that takes its id to the FLIP that is DONE (or ORPHAN: its page was lost meanwhile, the frame is flushed
-    under `ORPHAN_TOKEN`):
+    under `orphan_token`):
 
     - DEMAND: GRANT → `o_fetch` → `i_fetched` → FILL → REPLAY of each parked request in order → FLIP; RETRY of the FLIP means that more have
       parked, which are replayed before the next FLIP. PREFETCH starts with its frame at `o_fetch`; each request that parks raises it
@@ -164,7 +164,7 @@ class MissBuffer(wiring.Component):
         m.d.comb += [
             rows.read_address.eq(done.miss), frames.read_address.eq(done.miss), lists.visit.eq(done.miss),
             op.session.eq(entry.session), op.squeue.eq(entry.squeue), op.page.eq(entry.page), op.pool.eq(entry.pool), op.miss.eq(done.miss),
-            op.frame.eq(frames.read_data), op.miss_kind.eq(entry.kind), op.source.eq(entry.source), op.slot.eq(ORPHAN_TOKEN),
+            op.frame.eq(frames.read_data), op.miss_kind.eq(entry.kind), op.source.eq(entry.source), op.slot.eq(self.layouts.orphan_token),
             op.failed.eq(done.failed | done.starved),
             ids.i.eq(done.miss),
         ]

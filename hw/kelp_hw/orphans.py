@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome
 
-from .eviction_layouts import RECOVER_TOKEN, EvictionLayouts
+from .eviction_layouts import EvictionLayouts
 from .flush import flush_layout
 from .layouts import POOL_BITS
 
@@ -102,7 +102,8 @@ class Orphans(wiring.Component):
         wait = Signal(range(self.WAIT + 1))
         op = self.o_op.payload
         m.d.comb += [
-            op.kind.eq(Op.PEEK), op.squeue.eq(at.squeue), op.page.eq(at.page), op.frame.eq(frame), op.slot.eq(RECOVER_TOKEN), op.pool.eq(pool_of(frame)),
+            op.kind.eq(Op.PEEK), op.squeue.eq(at.squeue), op.page.eq(at.page), op.frame.eq(frame), op.slot.eq(self.layouts.recover_token),
+            op.pool.eq(pool_of(frame)),
             self.o_event.code.eq(Event.FRAME_RECOVERED), self.o_event.squeue.eq(at.squeue), self.o_event.page.eq(at.page),
         ]
         with m.FSM():
@@ -123,7 +124,7 @@ class Orphans(wiring.Component):
                 with m.If(self.o_op.ready):
                     m.next = "OWNER"
             with m.State("OWNER"):
-                with m.If(self.i_owner_valid & (self.i_owner.slot == RECOVER_TOKEN)):
+                with m.If(self.i_owner_valid & (self.i_owner.slot == self.layouts.recover_token)):
                     m.d.sync += Assert(self.i_owner.frame == frame)
                     m.next = "NEXT"
                     with m.If(self.i_owner.in_use & (self.i_owner.squeue == at.squeue) & (self.i_owner.page == at.page)):

@@ -12,7 +12,7 @@ from kelp_spec.metadata import Op, PageState
 
 from .eviction_layouts import EvictionLayouts
 from .excess_tree import ExcessTree
-from .pipeline import RESERVE, WRITE_BACKS
+from .pipeline import RESERVE
 from .queue_config import QueueConfig
 from .residency_map import ResidencyMap
 from .sram import Sram
@@ -24,7 +24,7 @@ class QueueState(wiring.Component):
     """Follows the results of M3. A page is *listed* while its word is RESIDENT; the residency map says which are, and what changes there is counted.
 
     Nothing here is on a request's path: results that matter become events in a queue; each costs about `3·log2(squeues) + 10` cycles. `ready` says that RESERVE
-    more may come, beside those that evictions cause by themselves (at most `OWN`). `entered` and `done` count events modulo 128, so that the evictor can wait
+    more may come, beside those that evictions cause by themselves. `entered` and `done` count events modulo `count_bits` bits, so that the evictor can wait
     until all that had come is absorbed.
 
     A configuration write changes the budget at once; the excess of all queues is then worked out anew in the background (`refreshing`).
@@ -54,10 +54,21 @@ class QueueState(wiring.Component):
     idle : out
     """
 
-    #: Events beyond M0's credit: one CLAIM (the evictor waits for it), and a cancellation and a failed write-back for each eviction under way.
-    OWN = 1 + 2 * WRITE_BACKS
-    DEPTH = 32
-    COUNT_BITS = 7   # twice DEPTH and more, so that the difference of two counts has a sign
+    @staticmethod
+    def unforeseen(config: Config) -> int:
+        """Events beyond M0's credit: one CLAIM (the evictor waits for it), and a cancellation and a failed write-back for each eviction under way;
+        and two that come while `ready` is on its way."""
+        return 1 + 2 * config.write_backs + 2
+
+    @classmethod
+    def depth(cls, config: Config) -> int:
+        """Places for events; enough that the credit is rarely withheld."""
+        return 1 << (2 * RESERVE + cls.unforeseen(config) - 1).bit_length()
+
+    @classmethod
+    def count_bits(cls, config: Config) -> int:
+        """Of `entered` and `done`: twice the depth and more, so that the difference of two counts has a sign."""
+        return cls.depth(config).bit_length() + 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -67,7 +78,7 @@ class QueueState(wiring.Component):
             "i_result": In(layouts.result), "i_result_valid": In(1), "ready": Out(1),
             "config_write": In(layouts.config_write), "config_write_valid": In(1),
             "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))), "requester": Out(data.ArrayLayout(config.squeue_bits, len(POOLS))),
-            "entered": Out(self.COUNT_BITS), "done": Out(self.COUNT_BITS), "refreshing": Out(1),
+            "entered": Out(self.count_bits(config)), "done": Out(self.count_bits(config)), "refreshing": Out(1),
             "look_valid": In(1), "look_squeue": In(config.squeue_bits), "look_done": Out(1), "look": Out(layouts.look),
             **{name: self.map.signature.members[name] for name in ("read_valid", "read_squeue", "read_index", "read_ready", "word")},
             "resident_squeue": In(config.squeue_bits), "resident_lines": Out(32),
@@ -101,11 +112,10 @@ class QueueState(wiring.Component):
         with m.If(self.i_result_valid & needs_frame):
             m.d.sync += requester[r.pool].eq(r.op.squeue)
 
-        m.submodules.events = events = fifo.SyncFIFO(width=event.size, depth=self.DEPTH)
+        m.submodules.events = events = fifo.SyncFIFO(width=event.size, depth=self.depth(c))
         m.d.comb += [events.w_en.eq(came_valid), events.w_data.eq(came)]
         m.d.sync += Assert(~came_valid | events.w_rdy, "a queue event came without credit")
-        # Two places for what comes while `ready` is on its way.
-        m.d.sync += self.ready.eq(events.level < self.DEPTH - RESERVE - self.OWN - 2)
+        m.d.sync += self.ready.eq(events.level < self.depth(c) - RESERVE - self.unforeseen(c))
         with m.If(came_valid):
             m.d.sync += self.entered.eq(self.entered + 1)
 

@@ -146,8 +146,6 @@ class Telemetry(wiring.Component):
             m.d.comb += code.eq(Event.WRITE_BACK_FAILED)
         with m.Elif((op.kind == Op.GRANT) & op.failed):
             m.d.comb += code.eq(Event.STARVED)
-        with m.Elif((op.kind == Op.RECOVER) & (outcome == Outcome.ORPHAN)):
-            m.d.comb += code.eq(Event.FRAME_RECOVERED)
         with m.Elif(demand & op.poison):
             m.d.comb += code.eq(Event.POISON_RECEIVED)
         with m.Elif(r.corrected):

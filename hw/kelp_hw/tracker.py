@@ -120,7 +120,7 @@ class Tracker(wiring.Component):
         ops = opa, op1, op2, op3 = [Signal(layouts.op, name=f"op{name}") for name in ("a", "1", "2", "3")]
 
         # A hot page may lose its place by an op in the pipeline that looks at its word: by any background op, and by a request that finds the word beyond
-        # repair. A request that follows another op on its page within three cycles is given that op's word and finds nothing new.
+        # repair; so does one on a hot page that may not take the hot lane. A request that follows another op on its page within three cycles is given that op's word and finds nothing new.
         same, blocks = Signal(4), Signal(4)
         m.d.comb += [
             same.eq(Cat(a.valid & a.reads & (o.squeue == request.squeue) & (o.page == request.page) for a, o in zip(stages, ops, strict=True))),
@@ -132,7 +132,7 @@ class Tracker(wiring.Component):
             arbiter.good.eq((request.refused == 0) & ~request.no_memory & (request.origin.ld_id == mine.ld_id) &
                             (request.kv_line[:c.half_line_bits] < mine.used_lines) & ~(request.kv_line[c.half_line_bits] & mine.k_only)),
             hot_pages.look.squeue.eq(request.squeue), hot_pages.look.page.eq(request.page),
-            arbiter.hot.eq(hot_pages.hit & arbiter.good & ~(same & blocks).any()),
+            arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),   # poison is an event, which takes a result
             arbiter.hold.eq(~self.ready | Cat(a.valid & a.session for a in stages).any()),
             arbiter.credits.data.eq(self.data_ready), arbiter.credits.miss.eq(self.miss_ready), arbiter.credits.score.eq(self.score_ready),
             arbiter.credits.queue.eq(self.queue_ready), arbiter.credits.event.eq(self.event_ready),
@@ -142,7 +142,7 @@ class Tracker(wiring.Component):
         ]
         m.d.sync += [
             opa.eq(arbiter.o_op), ma.valid.eq(arbiter.o_valid), ma.hot.eq(arbiter.o_hot), ma.reads.eq(arbiter.o_reads), ma.takes.eq(arbiter.o_takes),
-            ma.blocks.eq(arbiter.o_background | (same == 0b1000)),
+            ma.blocks.eq(arbiter.o_background | (same == 0b1000) | hot_pages.hit),
             ma.session.eq(arbiter.o_session), ma.frame_peek.eq(arbiter.o_frame_peek), ma.queue.eq(arbiter.o_queue),
             ma.hot_page.squeue.eq(request.squeue), ma.hot_page.page.eq(request.page), ma.hot_session.eq(request.session),
         ]

@@ -40,6 +40,7 @@ class Config:
     frames: tuple[int, int, int, int] = (1024, 1024, 1024, 1024)  #: frames in the pools raw16, fp8, int8, int4
     misses: int = 64             #: miss-table entries = fetches in flight
     parked: int = 1024           #: requests parked on fetching pages
+    write_backs: int = 16        #: evictions under way, and so pages on their way to flash; bandwidth × latency of the flash's writes
     line_slots: int = 128        #: DRAM data lines in flight or held for combining
     scale_slots: int = 64        #: DRAM scale lines in flight or held for combining
     write_slots: int = 512       #: 64-byte write payloads accepted and not yet stored
@@ -72,6 +73,7 @@ class Config:
         # M3 is promised eight free places before a request may enter (kelp_hw.pipeline.RESERVE); as many again make the miss path a path.
         span("misses", 16, 1024, True)
         span("parked", 16, 16384, True)
+        span("write_backs", 2, 64, True)
         span("line_slots", 8, 256, True)
         span("scale_slots", 4, 128, True)
         span("write_slots", 8, 1024, True)
@@ -176,6 +178,10 @@ class Config:
         return _log2(self.write_slots)
 
     @property
+    def write_back_bits(self) -> int:
+        return _log2(self.write_backs)
+
+    @property
     def place_bits(self) -> int:
         """The page word's `place` field: a frame when resident, a miss-table entry when fetching."""
         return max(self.frame_bits, self.miss_bits)
@@ -195,16 +201,16 @@ class Config:
         return replace(self, **changes)
 
 
-_BIG = dict(misses=256, parked=4096, line_slots=128, scale_slots=64, write_slots=512, hot_pages=32, half_lines=64)
+_BIG = dict(misses=256, parked=4096, write_backs=64, line_slots=128, scale_slots=64, write_slots=512, hot_pages=32, half_lines=64)
 
 #: Named configurations. `unit` is for proofs, `trace` fits the recordings, `ulx3s` an ECP5-85F, `llama70b` one 128K-token
 #: sequence of Llama-3-70B; `64x64` and `640x8192` are the two ends of the scaling benchmark.
 NAMED: dict[str, Config] = {c.name: c for c in (
-    Config(name="unit", sessions=2, queues=4, pages=8, half_lines=4, frames=(8, 8, 8, 8), misses=16, parked=32, line_slots=16, scale_slots=8,
+    Config(name="unit", sessions=2, queues=4, pages=8, half_lines=4, frames=(8, 8, 8, 8), misses=16, parked=32, write_backs=4, line_slots=16, scale_slots=8,
            write_slots=16, hot_pages=4, hint_lines=4, prefetch_slots=8, candidates=4),
     Config(name="trace", sessions=2, queues=16, pages=128, half_lines=16, frames=(2048, 2048, 2048, 2048), misses=64, parked=2048,
            line_slots=128, scale_slots=64, write_slots=512, hot_pages=32),
-    Config(name="ulx3s", sessions=1, queues=640, pages=32, half_lines=16, frames=(1024, 512, 512, 1024), misses=16, parked=128,
+    Config(name="ulx3s", sessions=1, queues=640, pages=32, half_lines=16, frames=(1024, 512, 512, 1024), misses=16, parked=128, write_backs=4,
            line_slots=32, scale_slots=16, write_slots=64, hot_pages=16, hint_lines=4, prefetch_slots=16, candidates=4, wide_counters=False),
     Config(name="llama70b", sessions=1, queues=640, pages=8192, frames=(262144, 262144, 262144, 262144), **_BIG),
     Config(name="64x64", sessions=1, queues=64, pages=64, frames=(1024, 256, 256, 256), **_BIG),

@@ -22,7 +22,8 @@ __all__ = ["endpoint_rows", "miss_rows", "scale_row"]
 MEMORY_LATENCY = 64     #: cycles from AR to R: the bar's memory
 STREAMS = 16            #: interleaved page-sequential streams
 SECTOR_BYTES = 512      #: validity and poison, beside the page in its cold slot
-_CLEANING = 12         #: passes over all pages, in random order, until nothing dirty is evicted
+_CLEANING = 12          #: passes over all pages, in random order, until nothing dirty is evicted
+_STORM_HITS = 600       #: hits between two requests of the storm, a little fewer than the cycles of a page on the tier's link
 _WARM = 400             #: requests at either end that are not measured: pipelines fill and drain
 
 
@@ -89,44 +90,63 @@ def endpoint_rows(config_name: str = "64x64") -> Iterator[Row]:
 
 
 def miss_rows(config_name: str = "64x64") -> Iterator[Row]:
-    """A storm of one line per cold page from a tier of 14 bytes/cycle and 25 000 cycles, with hits in between.
+    """A storm of one line per cold page from a tier of 14 bytes/cycle and 25 000 cycles, with hits on 16 streams in between.
 
-    Frames are clean before the storm (everything has been evicted once), so that the tier's bandwidth is the fetches' alone. A storm request
-    every 600 hits asks for slightly more than the tier gives; the 16 pages that are hit belong to the current step and stay.
+    A request of the storm every `_STORM_HITS` hits asks for slightly more than the tier gives. `clean`: every frame equals its cold copy, so that
+    the tier's bandwidth is the fetches' alone. `dirty`: the storm writes, and every frame was written before, so that each fetch costs a write-back
+    too, and the storm asks half as often; eviction keeps as many frames free as it can have on their way to the flash.
     """
     config = named(config_name)
     driver = Driver(config, memory=MemoryTiming(latency=MEMORY_LATENCY, write_latency=MEMORY_LATENCY), flash=FlashTiming())
-    driver.write_registers({"pool_limit_raw16": 384, "low_water": 2, "high_water": 8})
+    driver.write_registers({"pool_limit_raw16": 384, "low_water": 2, "high_water": config.write_backs})
     driver.open_session(0, layers=1, kv_heads=config.queues)
-    pages = _lines(driver, 24, 32).reshape(768, -1)      # twice as many pages as frames
-    driver.run(Program.writes(pages[:, 0], np.random.default_rng(1).integers(0, 256, (len(pages), 64), np.uint8)))
+    pages = _lines(driver, 24, 32)      # [queue, page, line]: twice as many pages as frames
+    lines = pages.reshape(768, -1)
+    rng = np.random.default_rng(1)
+    driver.run(Program.writes(lines[:, 0], rng.integers(0, 256, (len(lines), 64), np.uint8)))
     order = np.random.default_rng(2)
     for _ in range(_CLEANING):
         driver.session_command(0, SessionCommand.ADVANCE, 1)
-        cleaned = driver.run(Program.reads(order.permutation(pages[:, 0])))
+        cleaned = driver.run(Program.reads(order.permutation(lines[:, 0])))
         driver.settle()
         if not cleaned.counts["flash_writes"]:
             break
-    driver.session_command(0, SessionCommand.ADVANCE, 1)
-    states = np.array([driver.page_word(0, q, p)["state"] for q in range(24) for p in range(32)])
-    hot, cold = pages[states == PageState.RESIDENT][:16], pages[states == PageState.COLD][:240, 0]
+    for name, hits in (("clean", _STORM_HITS), ("dirty", 2 * _STORM_HITS)):
+        driver.session_command(0, SessionCommand.ADVANCE, 1)
+        states = np.array([[driver.page_word(0, q, p)["state"] for p in range(32)] for q in range(24)])
+        resident = pages[states == PageState.RESIDENT][:, 0]
+        if name == "dirty":
+            driver.run(Program.writes(resident, rng.integers(0, 256, (len(resident), 64), np.uint8)))
+            driver.session_command(0, SessionCommand.ADVANCE, 1)
+        hot = np.array([pages[q, np.flatnonzero(states[q] == PageState.RESIDENT)[0]] for q in range(STREAMS)])
+        opcode = READ if name == "clean" else WRITE
+        fraction, answered, cycles = _storm(driver, opcode, pages[states == PageState.COLD][:240, 0], hot, hits)
+        suffix = "" if name == "clean" else ".dirty"
+        yield Row(f"misspath{suffix}.tier_bandwidth_fraction", fraction, "fraction", "≥ 0.9", config.name, cycles)
+        yield Row(f"misspath{suffix}.hit_lines_per_cycle", answered, "lines/cycle", "≥ 0.9", config.name, cycles)
+    driver.close()
+
+
+def _storm(driver: Driver, opcode: int, cold: np.ndarray, hot: np.ndarray, between: int) -> tuple[float, float, int]:
+    """One read or write of each `cold` page's line, `between` hits after each. Returns the share of the tier's bandwidth that was used while there was
+    something to fetch, the hits answered in each cycle that no storm answer took, and the cycles."""
     driver.run(Program.reads(hot[:, 0]))
     driver.settle()
-    hits = np.resize(hot[:, 0], (len(cold), 600))
-    address = np.concatenate([cold[:, None], hits], axis=1).reshape(-1)
-    result = driver.run(Program.reads(address))
-    driver.close()
-    is_storm = np.tile(np.arange(601) == 0, len(cold))
+    address = np.concatenate([cold[:, None], np.resize(hot[:, 0], (len(cold), between))], axis=1).reshape(-1)
+    is_storm = np.tile(np.arange(between + 1) == 0, len(cold))
+    data = np.zeros((len(cold) if opcode == WRITE else 0, LINE_BYTES), np.uint8)
+    result = driver.run(Program(opcode=np.where(is_storm, opcode, READ), address=address, data=data))
     landed = np.sort(result.response_cycle[is_storm])
     # The last page lands when the last request has long been accepted: the link is judged while there is something to answer.
     first, last = int(landed[0]), int(result.accept_cycle.max())
     inside = landed[(landed >= first) & (landed <= last)]
-    page_bytes = config.frame_lines[0] * LINE_BYTES + SECTOR_BYTES
     cycles = int(inside[-1] - first)
-    fraction = (len(inside) - 1) * page_bytes / (FlashTiming().bytes_per_cycle * cycles)
-    yield Row("misspath.tier_bandwidth_fraction", fraction, "fraction", "≥ 0.9", config.name, cycles)
+    page_bytes = driver.config.frame_lines[0] * LINE_BYTES + SECTOR_BYTES
+    # At most one write-back for each fetch counts: the two alternate on the link, and the rest belongs to the time after the storm.
+    moved = (len(inside) - 1) * page_bytes * (1 + min(1, result.counts["flash_writes"] / result.counts["flash_reads"]))
     answered = (~is_storm & (result.response_cycle >= first) & (result.response_cycle <= inside[-1])).sum()
-    yield Row("misspath.hit_lines_per_cycle", float(answered) / (cycles - len(inside)), "lines/cycle", "≥ 0.9", config.name, cycles)
+    driver.settle()
+    return moved / (FlashTiming().bytes_per_cycle * cycles), float(answered) / (cycles - len(inside)), cycles
 
 
 def scale_row(config_name: str) -> Row:

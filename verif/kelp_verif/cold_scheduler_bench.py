@@ -8,7 +8,6 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.layouts import Layouts
-from kelp_hw.pipeline import WRITE_BACKS
 from kelp_spec.config import Config, named
 from kelp_spec.metadata import ColdOp
 from kelp_verif.clocking import start_clock
@@ -100,7 +99,7 @@ class TB:
         return request
 
     def new_write(self):
-        token = self.rng.choice([t for t in range(16) if t not in self.writing])
+        token = self.rng.choice([t for t in range(self.config.write_backs) if t not in self.writing])
         lines = self.config.page_lines
         request = self.request() | {"token": token, "sector.valid": self.rng.getrandbits(lines), "sector.poison": self.rng.getrandbits(lines)}
         address, length = self.place(request["frame"])
@@ -204,7 +203,7 @@ async def mixed_traffic(tb, cycles, ready):
         raise_ = None
         if fetch is None and rng.random() < 0.2:
             raise_ = rng.choice(sorted(tb.unread or tb.fetching) or range(tb.config.misses))
-        write = tb.new_write() if tb.offer is None and len(tb.writing) < 8 and rng.random() < 0.05 and len(tb.free_frames) > 8 else None
+        write = tb.new_write() if tb.offer is None and len(tb.writing) < tb.config.write_backs and rng.random() < 0.05 and len(tb.free_frames) > 8 else None
         await tb.cycle(fetch=fetch, raise_=raise_, write=write, ready=ready)
 
 
@@ -232,7 +231,7 @@ async def every_request_is_answered_once(dut):
 async def demand_goes_before_prefetch_before_write_back(dut):
     tb = await start(dut, latency=100)
     tb.port.pressure = 1.0
-    while len(tb.writing) < WRITE_BACKS:
+    while len(tb.writing) < tb.config.write_backs:
         await tb.cycle(write=tb.new_write())
     for _ in range(20):
         await tb.cycle()
@@ -253,7 +252,7 @@ async def demand_goes_before_prefetch_before_write_back(dut):
     assert kinds[:2] == ["write", "write"]
     assert kinds[2:] == sorted(kinds[2:], key=["demand", "prefetch", "write"].index), " ".join(kinds)
     assert {c.index for c in tb.commands[2:5]} == set(raised)
-    assert len(kinds) == tb.config.misses + WRITE_BACKS
+    assert len(kinds) == tb.config.misses + tb.config.write_backs
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
@@ -261,11 +260,11 @@ async def as_many_fetches_in_flight_as_misses(dut):
     tb = await start(dut, latency=2000)
     while tb.free_misses:
         await tb.cycle(fetch=tb.new_fetch(True))
-    for _ in range(WRITE_BACKS):
+    for _ in range(tb.config.write_backs):
         await tb.cycle(write=tb.new_write())
     for _ in range(8 * tb.config.misses):
         await tb.cycle()
-    assert len(tb.flash.live) == tb.config.misses + WRITE_BACKS
+    assert len(tb.flash.live) == tb.config.misses + tb.config.write_backs
     await tb.drain(20_000)
     assert not any(bad for _, bad in tb.answers)
 
@@ -278,7 +277,7 @@ async def a_flash_that_never_answers(dut):
         await tb.cycle(fetch=tb.new_fetch(True))
         await tb.cycle(write=tb.new_write())
     # Each try: its own timeout and that of its ABORT, each noticed a turn of the scan later at most.
-    await tb.drain(2 * 2 * (300 + 3 * (tb.config.misses + WRITE_BACKS)) + 200)
+    await tb.drain(2 * 2 * (300 + 3 * (tb.config.misses + tb.config.write_backs)) + 200)
     assert len(tb.answers) == 8 and all(bad and request["tries"] == 2 for request, bad in tb.answers)
 
 
@@ -299,7 +298,7 @@ async def an_abort_counts_from_its_acceptance(dut):
     accepted = tb.cycles
     while not tb.answers:
         await tb.cycle()
-    assert 200 <= tb.cycles - accepted < 200 + 3 * (tb.config.misses + WRITE_BACKS) + 20
+    assert 200 <= tb.cycles - accepted < 200 + 3 * (tb.config.misses + tb.config.write_backs) + 20
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")

@@ -32,7 +32,6 @@ import numpy as np
 from amaranth.hdl import Shape
 from amaranth.lib import data, wiring
 
-from kelp_hw.pipeline import WRITE_BACKS
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import Config
 from kelp_spec.formats import Format, HostType
@@ -188,7 +187,7 @@ def ports_header(component, config: Config) -> str:
     """C++ constants of every payload of `component`'s ports: the place of each field, and the sizes and encodings that the driver needs."""
     lines = ["// Generated from the endpoint's signature; to be included after bits.h.", "#pragma once", ""]
     lines += ["namespace kelp::sizes {", f"constexpr uint64_t dram_lines = {config.dram_lines};"]
-    lines += [f"constexpr int64_t deadline_cycles = {2 * (config.misses + WRITE_BACKS) + 16};", "}", ""]
+    lines += [f"constexpr int64_t deadline_cycles = {2 * (config.misses + config.write_backs) + 16};", "}", ""]
     codes = [
         *M2SReq,
         *M2SRwD,

@@ -10,7 +10,6 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.layouts import Layouts
-from kelp_hw.pipeline import ORPHAN_TOKEN
 from kelp_hw.pools import count_bits
 from kelp_spec.config import POOLS, Config, named
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState, PrefetchSource
@@ -40,6 +39,7 @@ class TB:
         self.dut, self.config = dut, config
         self.rng = random.Random(cocotb.RANDOM_SEED)
         layouts = Layouts(config)
+        self.orphan_token = layouts.orphan_token
         self.result, self.op = Packing(layouts.result), Packing(layouts.op)
         self.fetch, self.fetched, self.sector = Packing(layouts.fetch), Packing(layouts.fetched), Packing(layouts.sector)
         self.frames = frames or list(config.frames)
@@ -178,7 +178,7 @@ class TB:
         if state != PageState.FETCHING or place != op["miss"]:
             self.seen["orphan"] += 1
             if not entry.starved:
-                assert op["slot"] == ORPHAN_TOKEN, str(op)
+                assert op["slot"] == self.orphan_token, str(op)
                 self.free[entry.pool].append(entry.frame)
             return {"outcome": Outcome.VOID if entry.starved else Outcome.ORPHAN}
         if entry.starved:
