@@ -113,9 +113,10 @@ class Registers(wiring.Component):
         for p, pool in enumerate(POOLS):
             limit = Signal(24, init=c.frames[p], name=f"limit_{pool}")
             wanted = getattr(file, f"rw_pool_limit_{pool}").value
-            # A pool in use keeps its limit; the new one is taken once the pool is empty.
+            # A pool in use keeps its limit; the new one is taken once the pool is empty. The one pop that may come in that very cycle finds
+            # a frame under any limit, because none is 0.
             with m.If(self.pool_used[p] == 0):
-                m.d.sync += limit.eq(Mux(wanted > c.frames[p], c.frames[p], wanted))
+                m.d.sync += limit.eq(Mux(wanted > c.frames[p], c.frames[p], Mux(wanted == 0, 1, wanted)))
             m.d.comb += [self.settings.pool_limit[p].eq(limit), getattr(file, f"ro_pool_used_{pool}").value.eq(self.pool_used[p])]
         m.d.comb += [
             file.ro_status.ready.eq(self.ready), file.ro_status.quiescent.eq(self.quiescent), file.ro_status.irq.eq(events.irq),
@@ -242,11 +243,11 @@ class Registers(wiring.Component):
         ]
         for b in range(8):
             m.d.comb += file.mask[8 * b:8 * b + 8].eq(lane_enable[b].replicate(8))
-        touched = Signal()
+        touched, served = Signal(), Signal()
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.idle.eq(~self.i.valid & ~control.busy & ~due.any() & totals.idle & queues.idle & events.idle)
-                m.d.sync += [word.eq(0), wait.eq(0), touched.eq(0)]
+                m.d.sync += [word.eq(0), wait.eq(0), touched.eq(0), served.eq(0)]
                 with m.If(self.i.valid):
                     with m.If(side.hint):
                         m.next = "HINT"
@@ -272,12 +273,13 @@ class Registers(wiring.Component):
                     m.next = "ANSWER"
             with m.State("READ"):
                 m.d.sync += wait.eq(wait + 1)
-                with m.If(file.known & ~file.allowed):
-                    m.d.sync += touched.eq(1)
+                with m.If(file.known):
+                    m.d.sync += [touched.eq(touched | ~file.allowed), served.eq(served | file.allowed)]
                 with m.If(wait == Mux(file.is_external, self._EXTERNAL_WAIT, 2)):
                     m.d.sync += [line.word_select(word, 64).eq(file.read_data), wait.eq(0), word.eq(word + 1)]
                     with m.If(word == 7):
-                        m.d.comb += refused.eq(touched)
+                        # Whoever may read some of a line is not to blame for what else is in it; one that polls its own state least of all.
+                        m.d.comb += refused.eq(touched & ~served)
                         m.next = "ANSWER"
             with m.State("ANSWER"):
                 m.d.comb += self.o.valid.eq(1)

@@ -29,7 +29,7 @@ class SessionControl(wiring.Component):
     OPEN checks the descriptor, writes every queue's configuration (one a cycle while `config_ready`), then sends an OPEN op with `descriptor`. It is refused
     (`refused`, an event) when the
     session is open or still closing, by any LD-ID but 0, or with a descriptor outside the configuration. CLOSE, ADVANCE and PEEK become ops; APPLY repeats
-    the walk for one queue or all.
+    the walk for one queue or all, with the shape and the formats that the session was opened with.
     A command ends when its op has passed M3.
 
     Parameters
@@ -64,11 +64,19 @@ class SessionControl(wiring.Component):
         c = self.config
         command, argument, session, ld_id = Signal(4), Signal(24), Signal(c.session_bits), Signal(4)
 
-        shape = Signal.like(self.shape[0])
-        formats, queue, policy, recency, budget = (Signal.like(x[0]) for x in (self.formats, self.queue, self.policy, self.recency, self.budget))
-        for held, given in ((shape, self.shape), (formats, self.formats), (queue, self.queue), (policy, self.policy), (recency, self.recency), (budget,
-                                                                                                                                                self.budget)):
+        def of_session(given):
+            held = Signal.like(given[0])
             m.d.comb += held.as_value().eq(Array(given[s].as_value() for s in range(c.sessions))[session])
+            return held
+
+        # The pages of an open session keep the shape and the formats that they were opened with, whatever the registers say by now.
+        opened_shape, opened_formats = Signal.like(self.shape), Signal.like(self.formats)
+        opening = Signal()
+        m.d.comb += opening.eq(command == SessionCommand.OPEN)
+        shape, formats = Signal.like(self.shape[0]), Signal.like(self.formats[0])
+        for held, given, kept in ((shape, self.shape, opened_shape), (formats, self.formats, opened_formats)):
+            m.d.comb += held.as_value().eq(Mux(opening, of_session(given).as_value(), of_session(kept).as_value()))
+        queue, policy, recency, budget = (of_session(given) for given in (self.queue, self.policy, self.recency, self.budget))
         is_open = self.open.bit_select(session, 1)
         is_closing = self.closing.bit_select(session, 1)
 
@@ -140,6 +148,9 @@ class SessionControl(wiring.Component):
                     with m.Switch(command):
                         with m.Case(SessionCommand.OPEN):
                             with m.If(privileged & legal & ~is_open & ~is_closing):
+                                for s in range(c.sessions):
+                                    with m.If(session == s):
+                                        m.d.sync += [opened_shape[s].eq(shape), opened_formats[s].eq(formats)]
                                 m.next = "POOLS"
                         with m.Case(SessionCommand.CLOSE):
                             with m.If(privileged & is_open & ~is_closing):

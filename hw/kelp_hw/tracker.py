@@ -120,7 +120,8 @@ class Tracker(wiring.Component):
         ops = opa, op1, op2, op3 = [Signal(layouts.op, name=f"op{name}") for name in ("a", "1", "2", "3")]
 
         # A hot page may lose its place by an op in the pipeline that looks at its word: by any background op, and by a request that finds the word beyond
-        # repair; so does one on a hot page that may not take the hot lane. A request that follows another op on its page within three cycles is given that op's word and finds nothing new.
+        # repair; so does one on a hot page that may not take the hot lane. A request that follows another op on its page within three cycles is given
+        # that op's word and finds nothing new.
         same, blocks = Signal(4), Signal(4)
         m.d.comb += [
             same.eq(Cat(a.valid & a.reads & (o.squeue == request.squeue) & (o.page == request.page) for a, o in zip(stages, ops, strict=True))),

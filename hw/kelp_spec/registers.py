@@ -129,7 +129,8 @@ class RegisterMap:
         yield Register("irq_enable", 0x058, RW, C, _whole(32, "bit = event code"), "events that raise irq")
         yield Register("event_count", 0x060, RO, C, _whole(8), "records in the event log")
         for p, pool in enumerate(POOLS):
-            yield Register(f"pool_limit_{pool}", 0x080 + 8 * p, RW, C, _whole(24, "frames", c.frames[p]), "frames in use at most; changed only while none is")
+            yield Register(f"pool_limit_{pool}", 0x080 + 8 * p, RW, C, _whole(24, "frames", c.frames[p]),
+                           "frames in use at most, 0 meaning 1; changed only while none is")
             yield Register(f"pool_used_{pool}", 0x0A0 + 8 * p, RO, C, _whole(24, "frames"), "frames in use")
         for i in range(EVENT_RECORDS):
             yield Register(f"event_{i}", 0x100 + 16 * i, RO, C, (Field("code", 0, 8, "kelp_spec.metadata.Event"), Field("ld_id", 8, 4, ""),

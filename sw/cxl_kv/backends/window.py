@@ -111,7 +111,7 @@ class RegisterWindow:
 
     def load(self, line: int, ld_id: int) -> bytes:
         """The 64 bytes of line `line` of the window."""
-        out, refused = bytearray(64), False
+        out, refused, served = bytearray(64), False, False
         for word in range(8):
             register = self._by_index.get(8 * line + word)
             if register is None:
@@ -119,8 +119,9 @@ class RegisterWindow:
             if not self._allowed(register, ld_id):
                 refused = True
                 continue
+            served = True
             out[8 * word:8 * word + 8] = (self._value(register) & self._masks[register.name]).to_bytes(8, "little")
-        if refused:
+        if refused and not served:
             self.events.log(Event.REGISTER_REFUSED, ld_id=ld_id, argument=8 * line + 7)
         return bytes(out)
 
