@@ -10,8 +10,8 @@ import pytest
 
 from kelp_golden.audit import Audit, ResultRecord, ScoreRecord
 from kelp_golden.lockstep import LockStep
+from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats
-from kelp_golden.tracker import Op as TrackerOp
 from kelp_sim.replay import capacity_shares, plan, run_golden
 from kelp_sim.trace import TraceError, read
 from kelp_spec.config import named

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from kelp_golden.tracker import Op, QueueConfig, Session, Tracker
+from kelp_golden.ops import Op, QueueConfig, Session
+from kelp_golden.tracker import Tracker
 from kelp_hw import tracker as hw
 from kelp_hw.arbiter import Arbiter
 from kelp_hw.page_words import PageWords

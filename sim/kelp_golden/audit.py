@@ -20,8 +20,8 @@ from kelp_spec.metadata import Answer, Op, Outcome, PageState, ScoreEvent
 from .endpoint import Endpoint
 from .eviction import SweepAudit
 from .lines import POISONED, ZEROS
-from .tracker import ABSENT_WORD, Word
-from .tracker import Op as TrackerOp
+from .ops import ABSENT_WORD, Word
+from .ops import Op as TrackerOp
 
 _SETTLED = 128   #: commits after which a page that became resident is certain to be swept: the residency map follows M3 by a few cycles
 
@@ -107,7 +107,7 @@ class Audit:
     endpoint : Endpoint
         Configured as the device was (`configure`, limits, low water).
     descriptors : dict
-        session → tracker.Session that an OPEN of it takes.
+        session → ops.Session that an OPEN of it takes.
     requests : callable
         tag → (request index, data bytes, byte enable) of the request in flight under it, called once at its M3 op.
     on_step : callable, optional

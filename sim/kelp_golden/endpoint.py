@@ -17,8 +17,9 @@ from . import arithmetic
 from .eviction import QueueState
 from .frame_table import FrameTable
 from .lines import POISONED, ZEROS, Lines
-from .tracker import Op as TrackerOp
-from .tracker import QueueConfig, Result, Session, Tracker
+from .ops import Op as TrackerOp
+from .ops import QueueConfig, Result, Session
+from .tracker import Tracker
 
 __all__ = ["Endpoint", "QueuePolicy", "Words"]
 

@@ -16,9 +16,9 @@ from .endpoint import Endpoint
 from .eviction import Evictor
 from .hints import HintAbsorber
 from .lines import POISONED, ZEROS
+from .ops import Op as TrackerOp
+from .ops import Result, Session
 from .prefetch import Candidate, Prefetcher
-from .tracker import Op as TrackerOp
-from .tracker import Result, Session
 
 __all__ = ["LockStep"]
 

@@ -17,7 +17,7 @@ from kelp_spec.registers import RegisterMap, SessionCommand
 from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS, idle_constants, recency_constants
 
 from .endpoint import Endpoint, QueuePolicy
-from .tracker import QueueConfig, Session
+from .ops import QueueConfig, Session
 
 __all__ = ["LayerFormats", "Setup"]
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from kelp_golden.endpoint import Endpoint
 from kelp_golden.lockstep import LockStep
+from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats, Setup
-from kelp_golden.tracker import Op as TrackerOp
 from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import Format
 from kelp_spec.hints import ENTRIES, SEQUENCE_BITS, mass_lines, pack

@@ -13,9 +13,10 @@ from collections import deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
-from kelp_golden import tracker
+from kelp_golden import ops
 from kelp_golden.eviction import Evictor, QueueState, SweepAudit
-from kelp_golden.tracker import QueueConfig, Session, Tracker
+from kelp_golden.ops import QueueConfig, Session
+from kelp_golden.tracker import Tracker
 from kelp_hw.eviction_layouts import EvictionLayouts
 from kelp_hw.flush import flush_layout
 from kelp_hw.pools import count_bits
@@ -29,7 +30,7 @@ from kelp_verif.runner import bench_params, record
 RESIDENT = PageState.RESIDENT
 
 
-class TrackerOp(tracker.Op):
+class TrackerOp(ops.Op):
     """An op, and what this bench knows about it: an OPEN's descriptor, the cycle before which a retry is not worth it."""
 
     descriptor = None

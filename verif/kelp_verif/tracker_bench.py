@@ -13,7 +13,8 @@ from collections import deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_golden.tracker import Op, QueueConfig, Session, Tracker
+from kelp_golden.ops import Op, QueueConfig, Session
+from kelp_golden.tracker import Tracker
 from kelp_hw.arbiter import BACKGROUND
 from kelp_hw.layouts import Layouts
 from kelp_hw.pools import count_bits

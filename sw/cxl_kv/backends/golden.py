@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from kelp_golden.endpoint import Endpoint, QueuePolicy
+from kelp_golden.ops import Op as TrackerOp
+from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.phase import PhaseDetector
-from kelp_golden.tracker import Op as TrackerOp
-from kelp_golden.tracker import QueueConfig, Session
 from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, Region
 from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import LINE_BYTES

@@ -10,7 +10,7 @@ import numpy as np
 from kelp_golden.codec import decode, encode
 from kelp_golden.lines import Lines
 from kelp_golden.lockstep import LockStep
-from kelp_golden.tracker import Op as TrackerOp
+from kelp_golden.ops import Op as TrackerOp
 from kelp_spec.formats import ELEMENTS, LINE_BYTES, Format
 from kelp_spec.metadata import Event, MissKind, Op, PageState, PrefetchSource
 

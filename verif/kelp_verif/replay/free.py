@@ -12,9 +12,9 @@ import numpy as np
 from kelp_golden.audit import Audit, FrameRecord, ResultRecord, ScoreRecord
 from kelp_golden.endpoint import Endpoint
 from kelp_golden.hints import HintAbsorber
+from kelp_golden.ops import Op as TrackerOp
+from kelp_golden.ops import Word
 from kelp_golden.setup import SESSION
-from kelp_golden.tracker import Op as TrackerOp
-from kelp_golden.tracker import Word
 from kelp_spec.metadata import Op, ScoreEvent
 
 from ..program import Response

@@ -10,8 +10,8 @@ import numpy as np
 from kelp_golden.endpoint import Endpoint
 from kelp_golden.lines import POISONED, ZEROS
 from kelp_golden.lockstep import LockStep
+from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import SESSION
-from kelp_golden.tracker import Op as TrackerOp
 from kelp_spec.metadata import Answer, Op, ScoreEvent
 
 from ..driver import FlashTiming, MemoryTiming

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kelp_golden.tracker import Result
+from kelp_golden.ops import Result
 from kelp_spec.metadata import Op, Outcome
 
 from ..records import Commits
