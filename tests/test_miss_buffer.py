@@ -9,7 +9,7 @@ from kelp_hw.miss_buffer import MissBuffer
 from kelp_hw.park_lists import ParkLists
 from kelp_spec.config import named
 from kelp_verif.formal import prove
-from kelp_verif.miss_specs import FreeListContract, ParkListsContract
+from kelp_verif.miss_specs import ParkListsContract
 from kelp_verif.runner import run_cocotb
 
 
@@ -22,21 +22,6 @@ def test_every_miss_comes_home():
 
 # Small memories as registers: the solver is much slower on arrays.
 ENGINE = "smtbmc --nomem --stbv z3"
-
-
-@pytest.mark.prove
-@pytest.mark.quick
-@pytest.mark.parametrize("first", [0, 1])
-def test_no_id_has_two_owners(first):
-    """Bounded: what the FIFO's memory holds is out of an induction's sight. Long enough for an id to come round twice."""
-    assert prove(FreeListContract(first=first), depth=12, mode="bmc", engine=ENGINE).passed
-    assert prove(FreeListContract(first=first), depth=12, mode="cover", engine=ENGINE).passed
-
-
-@pytest.mark.prove
-@pytest.mark.quick
-def test_an_id_returned_twice_is_caught():
-    assert prove(FreeListContract(planted=True), depth=12, mode="bmc", engine=ENGINE).status == "FAIL"
 
 
 @pytest.mark.prove

@@ -2,22 +2,18 @@
 
 """Prefetch: queue, throttle, sources, and the whole prefetcher."""
 
-from pathlib import Path
 
 import pytest
 
 from kelp_golden.prefetch import Candidate, Throttle
 from kelp_golden.prefetch import Prefetcher as GoldenPrefetcher
-from kelp_hw import prefetch_queue
 from kelp_hw.prefetch import Prefetcher
 from kelp_hw.prefetch_queue import PrefetchQueue
 from kelp_hw.prefetch_sources import AccessSource, PreviousSource
 from kelp_hw.throttle import Throttle as RtlThrottle
 from kelp_spec.config import named
 from kelp_spec.metadata import PrefetchSource
-from kelp_verif.formal import prove
 from kelp_verif.hints_bench import Session
-from kelp_verif.prefetch_spec import PrefetchQueueContract
 from kelp_verif.runner import run_cocotb
 
 BENCH = "kelp_verif.prefetch_bench"
@@ -91,39 +87,3 @@ def test_accepts_one_candidate_a_cycle_at_640_queues():
 def test_bad_parameters_are_refused(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
         make()
-
-
-def planted(old, new):
-    """The queue with one line broken."""
-    text = Path(prefetch_queue.__file__).read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times"
-    module = {"__name__": "planted_queue", "__file__": "planted_queue.py"}
-    exec(compile(text.replace(old, new), "planted_queue.py", "exec"), module)
-    return module["PrefetchQueue"]
-
-
-@pytest.mark.prove
-@pytest.mark.quick
-def test_queue_contract_is_proved():
-    result = prove(PrefetchQueueContract(), depth=2)
-    assert result.passed, result
-
-
-@pytest.mark.prove
-@pytest.mark.quick
-def test_queue_contract_covers():
-    result = prove(PrefetchQueueContract(), depth=10, mode="cover")
-    assert result.passed, result
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize(("old", "new"), [
-    ("Mux(leave, earlier[1:], earlier[:n])", "earlier[:n]"),                    # a page that leaves comes in again
-    ("return a.distance > b.distance", "return a.distance >= b.distance"),      # last come, first served
-    ("push = insert & ~earlier_here[k] & below", "push = insert & below"),      # moves past the twin that it replaces
-    ("(on_o | any_twin | full)", "(on_o | any_twin)"),                          # a drop is not told
-    ("self.o.valid.eq(leave & ~dead[0])", "self.o.valid.eq(leave)"),            # a cancelled one leaves
-])
-def test_queue_contract_catches(old, new):
-    result = prove(PrefetchQueueContract(planted(old, new)), depth=8, mode="bmc", name="PlantedQueue")
-    assert result.status == "FAIL" and result.trace.is_file(), result

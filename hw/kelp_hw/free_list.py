@@ -47,12 +47,14 @@ class FreeList(wiring.Component):
             "o": Out(stream.Signature(self.id_bits)),
             "level": Out(range(count + 1), init=count),
         })
+        # State that proofs look at (kelp_verif.pool_specs): ids from here on were never handed out.
+        self.never_used = Signal(range(first + count + 1), init=first)
 
     def elaborate(self, platform):
         m = Module()
         # One more than the ids: a buffered FIFO is full for a cycle while its last word moves to the output.
         m.submodules.returned = returned = SyncFIFOBuffered(width=self.id_bits, depth=self.count + 1)
-        never_used = Signal(range(self.first + self.count + 1), init=self.first)
+        never_used = self.never_used
         fresh = never_used != self.first + self.count
         take = self.o.valid & self.o.ready
         m.d.comb += [

@@ -57,21 +57,24 @@ class FreeFrames(wiring.Component):
         super().__init__({
             "limit": In(bits), "pop": In(1), "frame": Out(frame_bits), "push": In(1), "push_frame": In(frame_bits), "free": Out(bits), "used": Out(bits),
         })
+        # State that proofs look at (kelp_verif.pool_specs).
+        self.fresh = Signal(bits)       # ids never used so far are first + fresh …
+        self.fresh_frame = Signal(frame_bits, init=first)
+        self.count = Signal(bits)       # freed ids
+        self.head = Signal(frame_bits)  # the oldest of them
+        self.oldest, self.end = Signal(range(frames), name="oldest"), Signal(range(frames), name="end")
 
     def elaborate(self, platform):
         m = Module()
-        bits = self.frames.bit_length()
-        fresh = Signal(bits)                                # ids never used so far are first + fresh …
-        fresh_frame = Signal(self.frame_bits, init=self.first)
+        fresh, count, oldest, end = self.fresh, self.count, self.oldest, self.end
+        fresh_frame, head = self.fresh_frame, self.head
         has_fresh = Signal()
         m.d.comb += has_fresh.eq(fresh < self.limit)
 
         # Freed ids: a ring whose oldest element is also in `head`. The memory shows the one behind it, which moves into `head` with a pop; a push
         # that meets it is seen at once, because reads are transparent.
         m.submodules.ring = ring = Sram(depth=self.frames, shape=self.frame_bits)
-        head = Signal(self.frame_bits)
-        count = Signal(bits)
-        oldest, second, third, end = (Signal(range(self.frames), name=name) for name in ("oldest", "second", "third", "end"))
+        second, third = (Signal(range(self.frames), name=name) for name in ("second", "third"))
         pop_freed = Signal()
 
         def after(pointer):
@@ -147,6 +150,10 @@ class Pools(wiring.Component):
             "pop": In(1), "push": In(1), "push_frame": In(config.frame_bits), "wait": In(1), "unwait": In(1), "pin": In(1), "unpin": In(1),
             "free": Out(data.ArrayLayout(bits, len(POOLS))), "used": Out(data.ArrayLayout(bits, len(POOLS))),
         })
+        # State that proofs look at (kelp_verif.pool_specs).
+        self.waiting = [Signal(range(config.misses + 1), name=f"waiting_{name}") for name in POOLS]
+        self.taken = [Signal(max(bits, len(self.waiting[0])) + 1, name=f"taken_{name}") for name in POOLS]   # used + waiting
+        self.pins = [Signal(bits, name=f"pins_{name}") for name in POOLS]                                     # a PIN beyond the limit is refused
 
     def elaborate(self, platform):
         m = Module()
@@ -156,9 +163,7 @@ class Pools(wiring.Component):
         for p, name in enumerate(POOLS):
             m.submodules[name] = pool = FreeFrames(first=c.pool_first_frame[p], frames=c.frames[p], frame_bits=c.frame_bits)
             here = self.select == p
-            waiting = Signal(range(c.misses + 1), name=f"waiting_{name}")
-            taken = Signal(max(bits, len(waiting)) + 1, name=f"taken_{name}")   # used + waiting
-            pins = Signal(bits, name=f"pins_{name}")                            # a PIN beyond the limit is refused
+            waiting, taken, pins = self.waiting[p], self.taken[p], self.pins[p]
             # Registers change seldom; the sums with them need not be in the way of M3.
             prefetch_limit, pin_limit = Signal(bits, name=f"prefetch_limit_{name}"), Signal(bits, name=f"pin_limit_{name}")
             limit = self.limit[p]

@@ -39,6 +39,9 @@ class WriteStore(wiring.Component):
             "free_en": In(1), "free_slot": In(bits),
             "idle": Out(1),
         })
+        # State that proofs look at (kelp_verif.pool_specs): slots never handed out, slots out.
+        self.unused = Signal(range(config.write_slots + 1), init=config.write_slots)
+        self.held = Signal(range(config.write_slots + 1))
 
     def elaborate(self, platform):
         m = Module()
@@ -52,7 +55,7 @@ class WriteStore(wiring.Component):
 
         # Slots never used yet come first, so that the list needs no filling after reset.
         m.submodules.free = free = SyncFIFOBuffered(width=bits, depth=n)
-        unused = Signal(range(n + 1), init=n)
+        unused = self.unused
         taken = Signal()
         m.d.comb += [
             self.o_slot.valid.eq((unused != 0) | free.r_rdy),
@@ -64,7 +67,7 @@ class WriteStore(wiring.Component):
         with m.If((unused != 0) & taken):
             m.d.sync += unused.eq(unused - 1)
 
-        held = Signal(range(n + 1))
+        held = self.held
         m.d.sync += held.eq(held + taken - self.free_en)
         m.d.comb += self.idle.eq(held == 0)
         m.d.sync += [

@@ -8,13 +8,18 @@ ports are free, which means that the solver tries every value in every cycle; so
 :class:`ProofResult`. It never raises because a property is false, so that a test can demand that a planted bug be caught::
 
     assert prove(FIFOContract(), depth=12).passed
-    result = prove(FIFOContract(planted="drop"), depth=12, mode="bmc")
+    result = prove(FIFOContract(mutant(FIFO, "level + 1", "level + 2")), depth=12, mode="bmc")
     assert result.status == "FAIL" and result.trace.is_file()
+
+The list of all proofs is :mod:`kelp_verif.proofs`.
 """
 
 import hashlib
+import inspect
 import re
+import resource
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +31,7 @@ from amaranth.lib import wiring
 from . import tools
 from .runner import macro_sources
 
-__all__ = ["ProofResult", "prove"]
+__all__ = ["ProofResult", "mutant", "prove"]
 
 _MODES = ("prove", "bmc", "cover")
 _STATUSES = ("PASS", "FAIL", "UNKNOWN", "TIMEOUT")
@@ -41,7 +46,7 @@ append {append}
 [script]
 {macros}
 read_rtlil top.il
-prep -top top
+prep -flatten -top top
 [files]
 top.il
 {files}
@@ -55,7 +60,7 @@ class ProofResult:
     ``status`` is ``PASS`` (mode ``prove``: holds in every reachable state; ``bmc``: holds for ``depth`` cycles; ``cover``: every Cover was
     reached), ``FAIL`` (a counterexample, or a Cover that cannot be reached, in ``depth`` cycles), ``UNKNOWN`` (induction does not close at
     this depth, no counterexample known) or ``TIMEOUT``. ``traces`` are VCD files: the counterexample, or one witness per Cover;
-    ``reasons`` names each Assert that failed or Cover that was not reached.
+    ``reasons`` names each Assert that failed or Cover that was not reached. ``cpu_seconds`` tell more than ``seconds`` on a busy machine.
     """
 
     name: str
@@ -63,6 +68,7 @@ class ProofResult:
     depth: int
     status: str
     seconds: float
+    cpu_seconds: float
     log: Path
     traces: tuple[Path, ...]
     reasons: tuple[str, ...]
@@ -81,6 +87,26 @@ class ProofResult:
         if self.status == "FAIL":
             lines += [f"trace {trace}" for trace in self.traces]
         return "\n  ".join(lines)
+
+
+def mutant(cls: type, old: str, new: str) -> type:
+    """`cls` with one piece of its source replaced: a planted bug. A ValueError when `old` does not stand in it exactly once."""
+    text = vars(cls).get("_source") or inspect.getsource(cls)
+    if (found := text.count(old)) != 1:
+        raise ValueError(f"{cls.__name__}: {old!r} occurs {found} times in its source; a planted bug replaces what occurs once")
+    module = sys.modules[cls.__module__]
+    # The rest of its module as it is, so that layouts and helpers are the very same.
+    space = dict(vars(module))
+    text = text.replace(old, new)
+    exec(compile(text, f"{Path(module.__file__).stem}_mutant.py", "exec"), space)
+    space[cls.__name__]._source = text      # for a mutant of the mutant
+    return space[cls.__name__]
+
+
+def _children_cpu() -> float:
+    """CPU seconds of every process that this one has started and that has ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 class _Top(Elaboratable):
@@ -167,11 +193,11 @@ def prove(
         (directory / "top.il").write_text(design, encoding="utf-8")
         (directory / "proof.sby").write_text(script, encoding="utf-8")
         log = directory / "sby.log"
-        started = time.monotonic()
+        started, used = time.monotonic(), _children_cpu()
         with open(log, "w", encoding="utf-8") as output:
             command = [tools.find("sby"), "-f", "proof.sby"]
             subprocess.run(command, cwd=directory, env=tools.tool_env(), stdout=output, stderr=subprocess.STDOUT, check=False)
-        seconds = time.monotonic() - started
+        seconds, cpu_seconds = time.monotonic() - started, _children_cpu() - used
         text = log.read_text(encoding="utf-8")
         status = re.search(r"DONE \((\w+), rc=\d+\)\s*$", text)
         if status is None or status[1] not in _STATUSES:
@@ -179,6 +205,6 @@ def prove(
         # The induction's trace starts in a state that may be unreachable: it is a hint, not a counterexample.
         traces = [path for path in sorted((directory / "proof").glob("engine_*/trace*.vcd")) if "induct" not in path.name]
         reasons = re.findall(r"summary:\s+(failed assertion .*|unreached cover .*)$", text, re.MULTILINE)
-    result = ProofResult(name, mode, depth, status[1], seconds, log, tuple(traces), tuple(reasons))
+    result = ProofResult(name, mode, depth, status[1], seconds, cpu_seconds, log, tuple(traces), tuple(reasons))
     print(result)
     return result

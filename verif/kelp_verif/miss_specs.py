@@ -7,47 +7,9 @@ from amaranth.hdl import Array, Assert, Assume, Cover, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In
 
-from kelp_hw.free_list import FreeList
 from kelp_hw.park_lists import ParkLists
 
-__all__ = ["FreeListContract", "ParkListsContract"]
-
-
-class FreeListContract(wiring.Component):
-    """Whoever holds an id may return it at any time; no id is handed out while somebody holds it, and `level` counts the others.
-
-    ``planted`` returns every id twice, as a free list would that forgot to advance.
-    """
-
-    def __init__(self, *, count: int = 2, first: int = 0, planted: bool = False):
-        self.count, self.first, self.planted = count, first, planted
-        super().__init__({"take": In(1), "give": In(1), "id": In(range(first + count))})
-
-    def elaborate(self, platform):
-        m = Module()
-        m.submodules.free = free = FreeList(count=self.count, first=self.first)
-        held = Signal(self.first + self.count)
-        twice, last = Signal(), Signal.like(self.id)
-        taken = free.o.valid & free.o.ready
-        m.d.sync += [twice.eq(self.give & ~twice), last.eq(self.id)]
-        m.d.comb += [
-            free.o.ready.eq(self.take),
-            free.i_valid.eq(self.give | (twice if self.planted else 0)), free.i.eq(Mux(self.give, self.id, last)),
-            Assume(~self.give | held.bit_select(self.id, 1)),
-            Assert(free.level == self.count - sum(held[i] for i in range(len(held)))),
-            Assert(~free.o.valid | ~held.bit_select(free.o.payload, 1)),
-            Assert(~free.o.valid | ((free.o.payload >= self.first) & (free.o.payload < self.first + self.count))),
-        ]
-        with m.If(self.give):
-            m.d.sync += held.bit_select(self.id, 1).eq(0)
-        with m.If(taken):
-            m.d.sync += held.bit_select(free.o.payload, 1).eq(1)
-        # An id comes round again.
-        again, returned = Signal(), Signal(len(held))
-        with m.If(self.give):
-            m.d.sync += returned.bit_select(self.id, 1).eq(1)
-        m.d.comb += [again.eq(taken & returned.bit_select(free.o.payload, 1)), Cover(again)]
-        return m
+__all__ = ["ParkListsContract"]
 
 
 class ParkListsContract(wiring.Component):

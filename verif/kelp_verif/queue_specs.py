@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Contracts of everything that queues, for the solver: in order, nothing lost, nothing twice. All of them by induction."""
+
+from amaranth.hdl import Assert, Cover, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In
+
+from kelp_hw.endpoint import DataQueue
+from kelp_hw.pipeline import RESERVE
+from kelp_spec.config import Config
+
+from .inside import Follow, open_up
+
+__all__ = ["DataQueueContract", "FifoContract", "SMALL"]
+
+#: The least of everything that a Config may have.
+SMALL = Config(name="proof", sessions=2, queues=2, pages=4, half_lines=4, frames=(4, 4, 4, 4), misses=16, parked=16, line_slots=8, scale_slots=4,
+               write_slots=8, hot_pages=2, hint_lines=2, prefetch_slots=4, candidates=2)
+
+
+class FifoContract(wiring.Component):
+    """A FIFO of amaranth.lib, on which most queues here stand: in order, and a word that waits is offered after a cycle at the latest."""
+
+    def __init__(self, fifo=SyncFIFO, *, depth: int = 4):
+        self.fifo = fifo(width=2, depth=depth)
+        super().__init__({"valid": In(1), "data": In(2), "ready": In(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.fifo = fifo = self.fifo
+        m.d.comb += [fifo.w_en.eq(self.valid), fifo.w_data.eq(self.data), fifo.r_en.eq(self.ready)]
+        leaves = fifo.r_rdy & fifo.r_en
+        f = Follow(m, arrives=fifo.w_en & fifo.w_rdy, word_in=fifo.w_data, leaves=leaves, word_out=fifo.r_data, most=fifo.depth)
+        f.is_in(m, fifo)
+        waited = Signal()
+        m.d.sync += waited.eq((f.owed != 0) & ~leaves)
+        m.d.comb += [Assert(~waited | fifo.r_rdy), Cover(f.on & (f.ahead == 2) & (f.word == 3)), Cover(f.leaving & ~fifo.w_rdy)]
+        return m
+
+
+class DataQueueContract(wiring.Component):
+    """The queue between M3 and the data path as M0 uses it: ops come for which there was credit `lag` cycles before. It never overflows, an op
+    goes straight on when nothing waits, an offer stays, and everything leaves once and in order."""
+
+    LAG = RESERVE - 1   #: the most that the promise covers; it is six from M0's look to `i`
+
+    def __init__(self, queue=DataQueue, *, lag: int = LAG):
+        self.queue, self.lag = queue(config=SMALL), lag
+        super().__init__({"enter": In(1), "token": In(4), "frame": In(2), "ready": In(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.queue = q = self.queue
+        fifo = open_up(q).fifo
+        coming = Signal(self.lag)
+        m.d.sync += coming.eq((coming << 1) | (self.enter & q.ready))
+        m.d.comb += [q.i_valid.eq(coming[-1]), q.i.token.eq(self.token), q.i.frame.eq(self.frame), q.o.ready.eq(self.ready)]
+        f = Follow(m, arrives=q.i_valid, word_in=q.i, leaves=q.o.valid & q.o.ready, word_out=q.o.p, most=q.DEPTH)
+        f.is_in(m, fifo)
+        # What is on its way has a place.
+        ahead = 0
+        for bit in coming:
+            ahead = ahead + bit
+        m.d.comb += Assert(fifo.level + ahead <= q.DEPTH)
+        held, offer = Signal(), Signal.like(q.o.p.as_value())
+        m.d.sync += [held.eq(q.o.valid & ~q.o.ready), offer.eq(q.o.p)]
+        m.d.comb += [
+            Assert(q.o.valid | (~q.i_valid & (f.owed == 0))), Assert(~held | (q.o.valid & (q.o.p.as_value() == offer))),
+            Cover(fifo.level == q.DEPTH), Cover(f.leaving & q.i_valid & (fifo.level == 0)),
+        ]
+        return m
