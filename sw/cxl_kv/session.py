@@ -45,6 +45,7 @@ class Session:
         self.pages = -(-max_tokens // self.page_tokens)
         self.hints = Hints(self)
         self.closed = False
+        self._counted_before = self._queue_counters() if device.transport.hints else {}
 
     # --- data -----------------------------------------------------------------------------------------------------------------
     def write(self, layer, k, v=None, *, start: int | None = None, positions: Iterable[int] | None = None, heads=None) -> None:
@@ -195,8 +196,13 @@ class Session:
     # --- telemetry ------------------------------------------------------------------------------------------------------------
     def telemetry(self) -> dict[str, np.ndarray]:
         """Per queue, int64[layers, kv_heads]: `hits`, `misses`, `evictions`, `prefetch_useful`, `resident_bytes`, and where the configuration keeps them
-        `allocations`, `write_backs`, `prefetch_issued`, `evicted_missed`. Sums over an axis give a layer's or a head's."""
+        `allocations`, `write_backs`, `prefetch_issued`, `evicted_missed`; counted since the session was opened. Sums over an axis give a layer's or a
+        head's."""
         self._usable()
+        return {name: x - self._counted_before.get(name, 0) if name != "resident_bytes" else x for name, x in self._queue_counters().items()}
+
+    def _queue_counters(self) -> dict[str, np.ndarray]:
+        """As the device counts them: over every session that had this number before, too."""
         r = self.device.registers
         prefix = self._name("queue_")
         names = [name for name in r.by_name if name.startswith(prefix)]

@@ -219,7 +219,7 @@ class LocalTransport(Transport):
         with self.core.lock:
             if self._closed:
                 return
-            for session in sorted(self._owned) if not self.persistent else ():
+            for session in sorted(self._owned):
                 self.close_session(session)
             self._closed = True
             self._control.forget(self)
