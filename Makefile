@@ -4,6 +4,7 @@
 CONFIG ?= trace
 RECORDING ?= data/traces/attn_0.npz
 WORKERS ?= 2
+ENGINES ?= hf
 ROUNDS ?= 5
 ARGS ?=
 
@@ -12,7 +13,7 @@ KELP := .venv/bin/kelp
 PYTEST := .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench prove lockstep-full lint verilog doctor lock clean distclean
+.PHONY: help setup demo test soak bench prove lockstep-full test-engines lint verilog doctor lock clean distclean
 
 help: ## this list
 	@echo "KELP: make TARGET"
@@ -40,6 +41,9 @@ prove: $(STAMP) ## all formal proofs: queues, arbiters, free list, miss table, a
 
 lockstep-full: $(STAMP) ## RTL against golden model, decision by decision, over a whole recording (long)
 	$(KELP) replay $(RECORDING) --engine rtl --lockstep $(ARGS)
+
+test-engines: $(STAMP) ## the inference engines' own classes on top of cxl_kv, each in an environment of its own (ENGINES="hf" selects)
+	for engine in $(ENGINES); do sh scripts/engines $$engine $(ARGS) || exit 1; done
 
 lint: $(STAMP) ## ruff over all Python
 	.venv/bin/ruff check .
