@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The host bridge: CXL.mem messages and the board's registers over any stream of bytes, each delivered exactly once."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from kelp_hw.layouts import MESSAGES
+from kelp_spec.messages import M2SReq
+
+from .framing import Deframer, Framer
+from .link_receiver import LinkReceiver
+from .link_sender import LinkSender
+from .protocol import BOARD_REPLY, BOARD_REQUEST, TO_DEVICE, Kind
+
+__all__ = ["HostBridge"]
+
+_BOARD_REQUEST = data.StructLayout(dict(BOARD_REQUEST))
+_BOARD_REPLY = data.StructLayout(dict(BOARD_REPLY))
+
+
+class HostBridge(wiring.Component):
+    """Between a line of bytes (UART, Ethernet, …) and the endpoint's channels. kelp_fpga.protocol has the frames, kelp_fpga.host_link the protocol.
+
+    A request waits in the bridge while the endpoint does not take it; an answer is kept until the host acknowledges it, and at `WINDOW` of them the
+    bridge takes no more. After a SYNC with a new nonce the answers still owed to the host before are taken and dropped.
+
+    Latency: a request leaves two cycles and its bytes after its frame's last byte. Throughput: that of the line.
+
+    Parameters
+    ----------
+    patience : int
+        Cycles that an acknowledgement waits for an answer to carry it; about two bytes of the line.
+
+    Members
+    -------
+    i, o : stream(8)
+        The line.
+    m2s_req, m2s_rwd, s2m_drs, s2m_ndr
+        The endpoint's channels.
+    device_reset : In
+        The endpoint is being reset and owes no more answers.
+    board_address, board_data, board_write : Out
+        A register of the board is read (and written when `board_write`); `board_read_data` is sampled in that cycle, marked by `board_valid`.
+    synced : Out
+        A host has connected.
+    heard : Out
+        A good frame has come.
+    """
+
+    def __init__(self, *, patience: int = 512):
+        self.patience = patience
+        super().__init__({
+            "i": In(stream.Signature(8)), "o": Out(stream.Signature(8)),
+            "m2s_req": Out(stream.Signature(MESSAGES["M2SReq"])), "m2s_rwd": Out(stream.Signature(MESSAGES["M2SRwD"])),
+            "s2m_drs": In(stream.Signature(MESSAGES["S2MDRS"])), "s2m_ndr": In(stream.Signature(MESSAGES["S2MNDR"])),
+            "device_reset": In(1),
+            "board_address": Out(7), "board_data": Out(32), "board_write": Out(1), "board_valid": Out(1), "board_read_data": In(32),
+            "synced": Out(1), "heard": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.deframer = deframer = Deframer()
+        m.submodules.framer = framer = Framer()
+        m.submodules.receiver = receiver = LinkReceiver()
+        m.submodules.sender = sender = LinkSender(patience=self.patience)
+        connect(m, flipped(self.i), deframer.i)
+        connect(m, sender.o, framer.i)
+        connect(m, framer.o, flipped(self.o))
+        draining, nonce = Signal(), Signal(32)
+        m.d.comb += [
+            receiver.byte.eq(deframer.byte), receiver.byte_valid.eq(deframer.byte_valid), receiver.end.eq(deframer.end), receiver.good.eq(deframer.good),
+            receiver.enable.eq(self.synced), sender.enable.eq(self.synced), sender.expected.eq(receiver.expected), sender.nonce.eq(nonce),
+            *(getattr(sender, name).eq(getattr(receiver, name)) for name in ("ack", "ack_valid", "polled", "owed", "urgent")),
+            self.heard.eq(receiver.sync | receiver.ack_valid),
+        ]
+
+        # --- a host connects ------------------------------------------------------------------------------------------------------
+        # A request that stands at the endpoint's door goes in first: what is offered is not taken back. Then all is forgotten, then the endpoint answers.
+        owed, asked, answered, cleared = Signal(24), Signal(), Signal(2), Signal()    # `owed`: answers that the endpoint still owes
+        m.d.sync += owed.eq(owed + asked - answered)
+        with m.If(self.device_reset):
+            m.d.sync += owed.eq(0)
+        with m.If(draining & ~cleared & ~receiver.o.valid):
+            m.d.comb += [receiver.clear.eq(1), sender.clear.eq(1)]
+            m.d.sync += cleared.eq(1)
+        with m.If(draining & cleared & (owed == 0)):
+            m.d.sync += [draining.eq(0), self.synced.eq(1)]
+            m.d.comb += sender.greet.eq(1)
+        with m.If(receiver.sync):
+            with m.If((receiver.nonce != nonce) | ~(self.synced | draining)):
+                m.d.sync += [nonce.eq(receiver.nonce), draining.eq(1), cleared.eq(0), self.synced.eq(0)]
+                m.d.comb += sender.greet.eq(0)
+            with m.Elif(self.synced):
+                m.d.comb += sender.greet.eq(1)     # its answer was lost
+
+        # --- requests ---------------------------------------------------------------------------------------------------------------
+        message, kind = receiver.o.p.payload, receiver.o.p.kind
+
+        def view(shape, code):
+            return data.View(shape, message[len(message) - 8 * TO_DEVICE[code]:][:shape.size])
+
+        req, rwd, board = view(MESSAGES["M2SReq"], Kind.REQ), view(MESSAGES["M2SRwD"], Kind.RWD), view(_BOARD_REQUEST, Kind.BOARD)
+        for port, payload, code in ((self.m2s_req, req, Kind.REQ), (self.m2s_rwd, rwd, Kind.RWD)):
+            m.d.comb += [Value.cast(port.payload).eq(Value.cast(payload)), port.valid.eq(receiver.o.valid & (kind == code))]
+            with m.If(port.valid & port.ready):
+                m.d.comb += [receiver.o.ready.eq(1), asked.eq(1 if code == Kind.RWD else payload.opcode != M2SReq.MEM_SPEC_RD)]
+
+        # --- answers: the board's, then data, then completions ------------------------------------------------------------------
+        board_pending, board_reply = Signal(), Signal(_BOARD_REPLY)
+        m.d.comb += [self.board_address.eq(board.address), self.board_data.eq(board.data)]
+        with m.If(receiver.o.valid & (kind == Kind.BOARD) & (draining | ~board_pending)):
+            m.d.comb += [self.board_valid.eq(1), self.board_write.eq(board.write), receiver.o.ready.eq(1)]
+            m.d.sync += [board_pending.eq(1), board_reply.tag.eq(board.tag), board_reply.data.eq(self.board_read_data)]
+        with m.If(draining):
+            m.d.comb += [self.s2m_drs.ready.eq(1), self.s2m_ndr.ready.eq(1)]
+            m.d.sync += board_pending.eq(0)
+        with m.Elif(board_pending):
+            m.d.comb += [sender.i.valid.eq(1), sender.i.p.kind.eq(Kind.BOARD), sender.i.p.payload.eq(Value.cast(board_reply))]
+            with m.If(sender.i.ready):
+                m.d.sync += board_pending.eq(0)
+        with m.Elif(self.s2m_drs.valid):
+            m.d.comb += [sender.i.valid.eq(1), sender.i.p.kind.eq(Kind.RWD), sender.i.p.payload.eq(Value.cast(self.s2m_drs.payload)),
+                         self.s2m_drs.ready.eq(sender.i.ready)]
+        with m.Else():
+            m.d.comb += [sender.i.valid.eq(self.s2m_ndr.valid), sender.i.p.kind.eq(Kind.REQ),
+                         sender.i.p.payload.eq(Value.cast(self.s2m_ndr.payload)), self.s2m_ndr.ready.eq(sender.i.ready)]
+        m.d.comb += answered.eq((self.s2m_drs.valid & self.s2m_drs.ready) + (self.s2m_ndr.valid & self.s2m_ndr.ready))
+        return m
