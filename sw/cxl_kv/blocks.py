@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Opaque blocks by key on a device: what engines that move whole KV chunks as bytes need (LMCache, vLLM, SGLang).
+
+A block takes whole pages of one session, stored raw16, so that its bytes come back as they went in; which of them are in DRAM is the device's business.
+The index lives in this process: it goes with it, and so do the blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
+
+import numpy as np
+
+from kelp_spec.formats import ELEMENTS, LINE_BYTES
+
+from .errors import CxlKvError, PoisonError
+from .policy import Policy
+from .shape import ModelShape
+
+__all__ = ["BlockStore"]
+
+
+class BlockStore:
+    """Blocks of up to `block_bytes` under hashable keys. Thread-safe; a context manager that closes its session.
+
+    Parameters
+    ----------
+    device : cxl_kv.Device
+    block_bytes : int
+        Of the largest block; every block takes pages for so much.
+    blocks : int, optional
+        Blocks at most; what the configuration's pages hold when left out.
+    policy : Policy
+        Of the session. Blocks are read whole, so observed scores serve well.
+
+    Attributes
+    ----------
+    capacity : int
+        Blocks at most.
+    evicted : int
+        Blocks that were dropped for others (least recently used first; pinned ones stay).
+    lost : int
+        Blocks that were dropped because a line of theirs was poisoned.
+    """
+
+    def __init__(self, device, block_bytes: int, *, blocks: int | None = None, policy: Policy = Policy(auto_step=256)):
+        if block_bytes < 1:
+            raise ValueError(f"block_bytes = {block_bytes} is refused; legal: 1 and up")
+        c = device.config
+        self.device, self.block_bytes = device, block_bytes
+        self.page_bytes = c.page_lines * LINE_BYTES
+        self._pages_each = -(-block_bytes // self.page_bytes)
+        most = c.queues * c.pages // self._pages_each
+        if not most:
+            raise ValueError(f"block_bytes = {block_bytes} is refused; configuration {c.name!r} holds {c.queues * c.pages * self.page_bytes} bytes a session")
+        self.capacity = most if blocks is None else blocks
+        if not 1 <= self.capacity <= most:
+            raise ValueError(f"blocks = {blocks} is refused; legal: 1 … {most}")
+        # One line a token: a position is a line, and a half of a page is as many positions as it has lines.
+        shape = ModelShape(layers=1, kv_heads=c.queues, head_dim=ELEMENTS, page_tokens=c.half_lines)
+        self.session = device.open_session(shape, policy=policy)
+        self._index: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()   # key → (place, bytes), least recently used first
+        self._pins: dict[Hashable, int] = {}
+        self._free = list(range(self.capacity - 1, -1, -1))
+        self._lock = threading.RLock()
+        self.evicted = self.lost = 0
+
+    # --- addresses ------------------------------------------------------------------------------------------------------------
+    def _addresses(self, place: int, size: int) -> np.ndarray:
+        """Of the lines of a block of `size` bytes; page by page, one queue after another."""
+        c = self.device.config
+        lines = np.arange(-(-size // LINE_BYTES))
+        page = place * self._pages_each + lines // c.page_lines
+        queue, page = page % c.queues, page // c.queues
+        x = ((self.session.number << c.queue_bits) + queue << c.page_bits) + page << c.line_bits
+        return (x + lines % c.page_lines << 6).astype(np.uint64)
+
+    # --- blocks ---------------------------------------------------------------------------------------------------------------
+    def put(self, key: Hashable, data) -> bool:
+        """Store bytes-like `data` under `key`, in place of what was there. False, and nothing stored, when every block is pinned.
+
+        Raises ValueError for more than `block_bytes`, DeviceFullError when the device had no frame: the block is then not there.
+        """
+        data = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+        if data.nbytes > self.block_bytes:
+            raise ValueError(f"a block of {data.nbytes} bytes is refused; legal: {self.block_bytes} at most")
+        with self._lock:
+            if key in self._index:
+                place, _ = self._index[key]
+            else:
+                if not self._free and not self._make_room():
+                    return False
+                place = self._free.pop()
+            padded = np.zeros(-(-data.nbytes // LINE_BYTES) * LINE_BYTES, np.uint8)
+            padded[:data.nbytes] = data
+            try:
+                self.device.transport.store(self._addresses(place, data.nbytes), padded.reshape(-1, LINE_BYTES))
+                self.session._check_written()
+            except CxlKvError:
+                self._index.pop(key, None)
+                self._free.append(place)
+                raise
+            self._index[key] = (place, data.nbytes)
+            self._index.move_to_end(key)
+            return True
+
+    def get(self, key: Hashable) -> np.ndarray | None:
+        """The block's bytes, uint8[n]; None when it is not there. PoisonError when a line of it is lost: the block is then dropped."""
+        with self._lock:
+            if key not in self._index:
+                return None
+            place, size = self._index[key]
+            self._index.move_to_end(key)
+            addresses = self._addresses(place, size)
+            lines, status = self.device.transport.load(addresses)
+            if status.any():
+                self.lost += 1
+                self.delete(key)
+                try:
+                    self.session._fail(addresses, status)
+                except PoisonError as error:
+                    raise type(error)(f"block {key!r} is lost: {error.message}", session=error.session, layer=error.layer, head=error.head,
+                                      page=error.page) from None
+            return lines.reshape(-1)[:size]
+
+    def contains(self, key: Hashable) -> bool:
+        with self._lock:
+            return key in self._index
+
+    __contains__ = contains
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def keys(self) -> list:
+        """Every key, least recently used first."""
+        with self._lock:
+            return list(self._index)
+
+    def touch(self, keys: Iterable[Hashable]) -> None:
+        """As if they had just been used."""
+        with self._lock:
+            for key in keys:
+                if key in self._index:
+                    self._index.move_to_end(key)
+
+    def delete(self, key: Hashable) -> bool:
+        """Forget a block, pinned or not; whether it was there."""
+        with self._lock:
+            if key not in self._index:
+                return False
+            self._free.append(self._index.pop(key)[0])
+            self._pins.pop(key, None)
+            return True
+
+    def pin(self, key: Hashable) -> bool:
+        """Keep a block until as many `unpin`s; whether it was there."""
+        with self._lock:
+            if key in self._index:
+                self._pins[key] = self._pins.get(key, 0) + 1
+            return key in self._index
+
+    def unpin(self, key: Hashable) -> bool:
+        with self._lock:
+            count = self._pins.get(key, 0)
+            if count > 1:
+                self._pins[key] = count - 1
+            else:
+                self._pins.pop(key, None)
+            return count > 0
+
+    def prefetch(self, keys: Iterable[Hashable]) -> None:
+        """Ask the device to bring blocks into DRAM, by speculative reads of their pages."""
+        c = self.device.config
+        with self._lock:
+            wanted = [self._addresses(*self._index[key])[::c.page_lines] for key in keys if key in self._index]
+        if wanted:
+            self.device.transport.spec_read(np.concatenate(wanted))
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks."""
+        with self._lock:
+            return sum(size for _, size in self._index.values())
+
+    def _make_room(self) -> bool:
+        for key in self._index:
+            if key not in self._pins:
+                self.delete(key)
+                self.evicted += 1
+                return True
+        return False
+
+    def close(self) -> None:
+        """Forget every block and close the session."""
+        with self._lock:
+            self._index.clear()
+            self.session.close()
+
+    def __enter__(self) -> BlockStore:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()

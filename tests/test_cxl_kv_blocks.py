@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Opaque blocks: bytes in, the same bytes out, under pressure, pins and poison, on every kind of device."""
+
+import numpy as np
+import pytest
+
+import cxl_kv
+from cxl_kv.blocks import BlockStore
+
+
+@pytest.fixture(params=["golden:unit", "dax:{}/memory?config=unit&create=1"])
+def device(request, tmp_path):
+    with cxl_kv.open(request.param.format(tmp_path)) as opened:
+        yield opened
+
+
+def block(seed, size):
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+@pytest.mark.parametrize("size", [1, 64, 1000, 1500])
+def test_blocks_come_back_as_they_went_in(device, size):
+    with BlockStore(device, size) as store:
+        n = store.capacity
+        assert n == 4 * 8 // -(-size // 512)
+        for i in range(n):
+            assert store.put(i, block(i, size))
+        for i in np.random.default_rng(1).permutation(n).tolist():
+            assert (store.get(i) == block(i, size)).all()
+        assert store.put(0, block(99, size)[: size // 2].tobytes()) and (store.get(0) == block(99, size)[: size // 2]).all()
+        assert len(store) == n and store.get("nothing") is None and store.used_bytes == n * size - size + size // 2
+
+
+def test_the_least_recently_used_gives_way_and_pinned_ones_stay(device):
+    with BlockStore(device, 512, blocks=3) as store:
+        for i in range(3):
+            store.put(i, block(i, 512))
+        store.get(0)
+        store.pin(1)
+        store.put(3, block(3, 512))
+        assert store.keys() == [1, 0, 3] and store.evicted == 1
+        store.pin(0)
+        store.pin(3)
+        assert not store.put(4, block(4, 512)) and store.keys() == [1, 0, 3]
+        store.unpin(3)
+        assert store.put(4, block(4, 512)) and store.keys() == [1, 0, 4]
+        assert store.delete(1) and not store.delete(1) and store.put(5, block(5, 512))
+        assert (store.get(0) == block(0, 512)).all() and (store.get(5) == block(5, 512)).all()
+
+
+def test_a_poisoned_block_is_dropped_and_named():
+    with cxl_kv.open("golden:unit") as device, BlockStore(device, 512) as store:
+        for i in range(32):
+            store.put(i, block(i, 512))
+        device.transport.core.fail_fetches()
+        with pytest.raises(cxl_kv.FlashError, match="block 0 is lost"):
+            store.get(0)
+        assert 0 not in store and store.lost == 1 and store.get(0) is None
+        assert all((store.get(i) == block(i, 512)).all() for i in range(1, 32))
+        assert store.put(0, block(7, 512)) and (store.get(0) == block(7, 512)).all()
+
+
+def test_blocks_can_be_fetched_ahead():
+    with cxl_kv.open("golden:unit") as device, BlockStore(device, 512) as store:
+        device.configure(prefetch=["spec_read"], low_water=1, high_water=2)
+        for i in range(32):
+            store.put(i, block(i, 512))
+        store.prefetch([0, "nothing"])
+        assert device.counters()["prefetch_issued_spec_read"] == 1
+
+
+def test_senseless_sizes_are_refused(device):
+    for arguments, problem in (((0,), "block_bytes = 0"), ((1 << 20,), "holds 16384 bytes")):
+        with pytest.raises(ValueError, match=problem):
+            BlockStore(device, *arguments)
+    with pytest.raises(ValueError, match="blocks = 33"):
+        BlockStore(device, 512, blocks=33)
+    with BlockStore(device, 512) as store, pytest.raises(ValueError, match="513 bytes"):
+        store.put(1, bytes(513))
