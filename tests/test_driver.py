@@ -405,6 +405,14 @@ def test_waves(tmp_path):
     d.close()
     text = (tmp_path / "run.vcd").read_text()
     assert "s2m_drs__valid" in text and text.count("\n#") > 300
+    d = driver(waves=tmp_path / "later.vcd", dumping=False)
+    d.run(Program.reads(at(range(3))))
+    d.dump(True)
+    from_here = d.counts()["evaluated"]
+    d.run(Program.reads(at(range(3))))
+    cycles = d.counts()["evaluated"] - from_here
+    d.close()
+    assert cycles <= (tmp_path / "later.vcd").read_text().count("\n#") <= 2 * cycles + 2
     with pytest.raises(ValueError, match=".vcd"):
         driver(waves=tmp_path / "run.fst")
 

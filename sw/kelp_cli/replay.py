@@ -71,7 +71,9 @@ def register(app: typer.Typer) -> None:
         prefetch: Annotated[str, typer.Option(help="Sources to switch on: window, layer_ahead, previous; comma between.")] = "",
         window: Annotated[int, typer.Option(help="Pages each side that the window source fetches.")] = 1,
         seed: Annotated[int, typer.Option(help="Seeds the model's initial values and the host's first tag.")] = 1,
-        waves: Annotated[Path | None, typer.Option(help="RTL: write waves to this .vcd file (slow, large: use --accesses).")] = None,
+        waves: Annotated[
+            Path | None, typer.Option(help="RTL: write waves of the replay, without its history, to this .vcd file (slow, large: use --accesses).")
+        ] = None,
         json: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file (- is stdout).")] = None,
         report: Annotated[Path | None, typer.Option(help="Also write table, plots and page into this directory.")] = None,
         plant: Annotated[

@@ -271,6 +271,7 @@ def _library(path: str) -> ctypes.CDLL:
         ("new", pointer, pointer, u64, ctypes.c_char_p),
         ("delete", None, pointer),
         ("configure", None, pointer, pointer),
+        ("dumping", None, pointer, i32),
         ("lockstep", None, pointer, i32),
         ("plant", None, pointer, u32, u64, u32, u64),
         ("error", ctypes.c_char_p, pointer),
@@ -320,6 +321,8 @@ class Driver:
         Evaluated cycles without any transfer on any port after which a run has failed.
     waves : path
         Write VCD there, in a build of its own.
+    dumping : bool
+        Into the waves from the reset on; else from :meth:`dump` on.
     component
         Something else with the endpoint's signature.
     """
@@ -338,6 +341,7 @@ class Driver:
         max_skip: int = 1 << 15,
         stall_limit: int = 100_000,
         waves: Path | str | None = None,
+        dumping: bool = True,
         component=None,
     ):
         if not 1 <= outstanding <= 65535:
@@ -364,6 +368,7 @@ class Driver:
         self._simulation = self._call.kelp_new(ctypes.byref(self._settings), seed, str(waves).encode() if waves is not None else None)
         if not self._simulation:
             raise MemoryError(f"no room for the {config.dram_lines * 64} bytes of memory of configuration {config.name!r}")
+        self.dump(dumping)
         self._program = None
         self._broken = False
         self.configure(memory=memory, flash=flash, pressure=pressure)
@@ -371,6 +376,10 @@ class Driver:
 
     def __del__(self):
         self.close()
+
+    def dump(self, on: bool) -> None:
+        """Whether cycles go into the waves, if there are any, from now on."""
+        self._call.kelp_dumping(self._simulation, on)
 
     def close(self) -> None:
         """End the simulation and close its waves."""

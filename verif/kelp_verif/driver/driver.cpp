@@ -51,6 +51,7 @@ class Simulation {
     Flash flash{settings, counts, random, memory};
     Host host{settings, counts, random};
     Log logs[3];                 // result, frame, score
+    bool dumping = true;         // into the waves, if any
     std::string error;
     std::string assertion;
 
@@ -81,7 +82,7 @@ class Simulation {
   private:
     void dump(bool high) {
 #if VM_TRACE
-        if (waves_) waves_->dump(2 * ticks_ + high);
+        if (waves_ && dumping) waves_->dump(2 * ticks_ + high);
 #else
         (void)high;
 #endif
@@ -277,6 +278,7 @@ Simulation *kelp_new(const kelp::Settings *settings, uint64_t seed, const char *
 }
 void kelp_delete(Simulation *s) { delete s; }
 void kelp_configure(Simulation *s, const kelp::Settings *settings) { s->settings = *settings; }
+void kelp_dumping(Simulation *s, int on) { s->dumping = on; }
 void kelp_lockstep(Simulation *s, int on) { s->top().lockstep = on; }
 void kelp_plant(Simulation *s, uint32_t op, uint64_t index, uint32_t kind, uint64_t cycles) { s->flash.plant(op, index, static_cast<kelp::Plant>(kind), cycles); }
 

@@ -158,7 +158,7 @@ class Device:
 
     def __init__(self, job: Job, **timing):
         self.job, self.found = job, Findings()
-        self.driver = Driver(job.setup.config, seed=job.seed, in_order=True, record_hot_reads=True, waves=job.waves, **timing)
+        self.driver = Driver(job.setup.config, seed=job.seed, in_order=True, record_hot_reads=True, waves=job.waves, dumping=False, **timing)
         for name, value in job.setup.registers():
             self.driver.write64(name, value)
         state = self.driver.read_fields(f"s{SESSION}_state")
@@ -167,7 +167,8 @@ class Device:
         self._planted = job.plant is None
 
     def begin(self) -> None:
-        """The history is written."""
+        """The history is written; what follows is the replay, in the waves too."""
+        self.driver.dump(True)
         self._counters, self._latency = self.driver.counters(), self.driver.latency_histograms()
         self._counts, self._time, self._ops = self.driver.counts(), self.driver.time, {}
         self._began = time.perf_counter()
