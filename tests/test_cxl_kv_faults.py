@@ -77,6 +77,7 @@ def test_a_full_device_says_which_page_was_lost(device):
         session.read(1, start=8, stop=9, heads=1)
     assert {"NO_VICTIM", "STARVED"} <= {e["code"] for e in device.events()}
     assert (session.read(0, stop=16)[0] == k[0, :, :16]).all()
+    device.configure(starve_limit=1 << 24)            # longer than flash takes to write a page back
     session.hints.release(0, 0, [0])
     quiet(device)
     session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)
