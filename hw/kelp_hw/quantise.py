@@ -39,7 +39,7 @@ _LEAST_NORMAL = {
 class Quantiser(wiring.Component):
     """Stores host lines: RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 from FP16 and BF16, mixed line by line.
 
-    Latency 8 cycles, throughput one line per cycle. The pipeline moves as a whole (:class:`.codec_lane.RigidPipeline`).
+    Latency 9 cycles, throughput one line per cycle. The pipeline moves as a whole (:class:`.codec_lane.RigidPipeline`).
     Every 16-bit pattern is a legal element with the answer that docs/arithmetic.md gives it; a ``format`` beyond the last fails an assertion.
 
     Parameters
@@ -53,7 +53,7 @@ class Quantiser(wiring.Component):
     o : stream of ``payload`` 512 (the stored bits lie lowest, zeros above), ``scale`` 16 (0 for formats without), ``format`` 3, ``meta``
     """
 
-    latency = 8      #: cycles from a line's acceptance to its first cycle at ``o``
+    latency = 9      #: cycles from a line's acceptance to its first cycle at ``o``
     throughput = 1   #: lines per cycle
 
     def __init__(self, *, meta_shape):
@@ -67,14 +67,13 @@ class Quantiser(wiring.Component):
         m = Module()
         pipe = RigidPipeline(m, self.i, self.o, self.latency)
         i, o = self.i.payload, self.o.payload
-        line = pipe.carry(0, 7, i.line, "line")
+        line = pipe.carry(0, 8, i.line, "line")
         host_type = pipe.carry(0, 3, i.host_type, "host_type")
-        format_code = pipe.carry(0, 7, i.format, "format")
-        meta = pipe.carry(0, 7, Value.cast(i.meta), "meta")
+        format_code = pipe.carry(0, 8, i.format, "format")
+        meta = pipe.carry(0, 8, Value.cast(i.meta), "meta")
         # One bit per format, ready when a stage begins: each of them steers 32 lanes.
-        fmt = {k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format} for k in range(2, 8)}
-        is_fp8 = {k: pipe.register(k - 1, (format_code[k - 1] == Format.FP8_E4M3) | (format_code[k - 1] == Format.FP8_E5M2), "is_fp8_")
-                  for k in (3, 4)}
+        fmt = {k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format} for k in range(2, 9)}
+        is_fp8 = pipe.register(3, (format_code[3] == Format.FP8_E4M3) | (format_code[3] == Format.FP8_E5M2), "is_fp8_")
 
         # Stages 0 and 1: the two largest magnitudes that are left of 32. Codes without their sign are ordered as the magnitudes are.
         amax = [line[0].word_select(n, 16)[0:15] for n in range(ELEMENTS)]
@@ -90,41 +89,41 @@ class Quantiser(wiring.Component):
             exponent, fraction = host_exponent(element, host_type[2]), host_fraction(element, host_type[2])
             hidden = exponent.any()
             exponent3 = pipe.register(2, exponent | ~hidden, f"exponent_{n}_")
-            significand = pipe.carry(3, 4, pipe.register(2, Cat(fraction, hidden), f"significand_{n}_"), f"significand_{n}_")[4]
+            significand = pipe.carry(3, 5, pipe.register(2, Cat(fraction, hidden), f"significand_{n}_"), f"significand_{n}_")
             top, rest_of_nan = pipe.register(2, is_all_ones(exponent, host_type[2]), f"top_{n}_"), pipe.register(2, fraction.any(), f"some_{n}_")
-            nan = pipe.carry(4, 6, pipe.register(3, top & rest_of_nan, f"nan_{n}_"), f"nan_{n}_")
-            # Stage 3: how far to shift.
-            distance3 = distance_of(block.reach, exponent3)
-            distance = pipe.register(3, distance3, f"distance_{n}_")
-            shift, rise = (pipe.register(3, part, f"{name}_{n}_") for part, name in zip(
-                shift_of(distance3, block.lift, is_fp8[3], fmt[3][Format.FP8_E5M2]), ("shift", "rise"), strict=True))
-            # Stage 4: shift.
-            value, guard, lost = (pipe.register(4, part, f"{name}_{n}_") for part, name in zip(
-                shifted(significand, shift, rise), ("value", "guard", "lost"), strict=True))
-            field, over = (pipe.register(4, part, f"{name}_{n}_") for part, name in zip(
-                fp8_field(distance, significand[10], fmt[4][Format.FP8_E5M2], is_fp8[4]), ("field", "over"), strict=True))
-            # Stage 5: prepare rounding, or begin to divide.
-            sign5, inexact = line[5].word_select(n, 16)[15], guard | lost
-            body, up, clamp = (pipe.register(5, part, f"{name}_{n}_") for part, name in zip(
-                byte_parts(field, over, nan[5], value, guard, lost, fmt[5]), ("body", "up", "clamp"), strict=True))
-            at_least_4, rest = (pipe.register(5, part, f"{name}_{n}_") for part, name in zip(
-                first_quotient_bit(value, block.step[5]), ("at_least_4_", "rest"), strict=True))
-            # Stage 6: round, or divide on.
-            sign6 = pipe.register(5, sign5, f"sign_{n}_")
-            bytes_.append(rounded_byte(sign6, body, up, clamp, nan[6], fmt[6]))
-            inexact6 = pipe.register(5, inexact, f"inexact_{n}_")
-            q = Cat(other_quotient_bits(rest, inexact6, block.step[6], block.step3), at_least_4)
-            q7 = pipe.register(6, gated(q, fmt[6][Format.INT4] & ~block.nan), f"q_{n}_")
-            # Stage 7: the sign of int4.
-            nibbles.append(Mux(pipe.register(6, sign6, f"sign_{n}_"), (-q7)[0:4], q7))
+            nan = pipe.carry(4, 7, pipe.register(3, top & rest_of_nan, f"nan_{n}_"), f"nan_{n}_")
+            # Stage 3: how far from the block's exponent. The block's answer has the way to all lanes before it, so nothing else is done here.
+            distance = pipe.register(3, distance_of(block.reach, exponent3), f"distance_{n}_")
+            # Stage 4: how far to shift.
+            shift, rise = (pipe.register(4, part, f"{name}_{n}_") for part, name in zip(
+                shift_of(distance, block.lift, is_fp8, fmt[4][Format.FP8_E5M2]), ("shift", "rise"), strict=True))
+            field, over = (pipe.carry(5, 6, pipe.register(4, part, f"{name}_{n}_"), f"{name}_{n}_")[6] for part, name in zip(
+                fp8_field(distance, significand[4][10], fmt[4][Format.FP8_E5M2], is_fp8), ("field", "over"), strict=True))
+            # Stage 5: shift.
+            value, guard, lost = (pipe.register(5, part, f"{name}_{n}_") for part, name in zip(
+                shifted(significand[5], shift, rise), ("value", "guard", "lost"), strict=True))
+            # Stage 6: prepare rounding, or begin to divide.
+            sign6, inexact = line[6].word_select(n, 16)[15], guard | lost
+            body, up, clamp = (pipe.register(6, part, f"{name}_{n}_") for part, name in zip(
+                byte_parts(field, over, nan[6], value, guard, lost, fmt[6]), ("body", "up", "clamp"), strict=True))
+            at_least_4, rest = (pipe.register(6, part, f"{name}_{n}_") for part, name in zip(
+                first_quotient_bit(value, block.step[6]), ("at_least_4_", "rest"), strict=True))
+            # Stage 7: round, or divide on.
+            sign7 = pipe.register(6, sign6, f"sign_{n}_")
+            bytes_.append(rounded_byte(sign7, body, up, clamp, nan[7], fmt[7]))
+            inexact7 = pipe.register(6, inexact, f"inexact_{n}_")
+            q = Cat(other_quotient_bits(rest, inexact7, block.step[7], block.step3), at_least_4)
+            q8 = pipe.register(7, gated(q, fmt[7][Format.INT4] & ~block.nan), f"q_{n}_")
+            # Stage 8: the sign of int4.
+            nibbles.append(Mux(pipe.register(7, sign7, f"sign_{n}_"), (-q8)[0:4], q8))
 
         # What is not the line's format is zero when it meets the others.
-        one_byte = ~(fmt[6][Format.RAW16] | fmt[6][Format.INT4] | block.nan)
-        eight = pipe.register(6, gated(Cat(*bytes_), one_byte), "bytes")
-        pipe.load(o.payload, gated(line[7], fmt[7][Format.RAW16]) | eight | Cat(*nibbles))
+        one_byte = ~(fmt[7][Format.RAW16] | fmt[7][Format.INT4] | block.nan)
+        eight = pipe.register(7, gated(Cat(*bytes_), one_byte), "bytes")
+        pipe.load(o.payload, gated(line[8], fmt[8][Format.RAW16]) | eight | Cat(*nibbles))
         pipe.load(o.scale, block.scale)
-        pipe.load(o.format, format_code[7])
-        pipe.load(Value.cast(o.meta), meta[7])
+        pipe.load(o.format, format_code[8])
+        pipe.load(Value.cast(o.meta), meta[8])
         return m
 
 
@@ -134,24 +133,25 @@ class _Block:
     Attributes
     ----------
     reach : REACH_BITS, stage 3
-    lift : 1, stage 3; see :func:`.quantise_lane.shift_of`
-    step : 5, by stage (5, 6); the int4 scale in 64ths of the power of two in the largest element
-    step3 : 6, stage 6; three times that
-    nan : 1, stage 6; the payload is void
-    scale : 16, stage 7
+    lift : 1, stage 4; see :func:`.quantise_lane.shift_of`
+    step : 5, by stage (6, 7); the int4 scale in 64ths of the power of two in the largest element
+    step3 : 6, stage 7; three times that
+    nan : 1, stage 7; the payload is void
+    scale : 16, stage 8
     """
 
     def __init__(self, pipe, candidates, is_fp16, fmt):
         # Stage 2: both candidates' answers are computed while the two are compared.
         second_wins = at_least(candidates[1], candidates[0])
         of_both = [_reach(amax, ~is_fp16, fmt) for amax in candidates]
-        self.reach, self.lift, zeros = (pipe.register(2, Mux(second_wins, second, first), name) for first, second, name in zip(
+        self.reach, lift, zeros = (pipe.register(2, Mux(second_wins, second, first), name) for first, second, name in zip(
             *of_both, ("reach", "lift", "zeros"), strict=True))
+        self.lift = pipe.register(3, lift, "lift")
         amax = pipe.register(2, Mux(second_wins, candidates[1], candidates[0]), "amax")
 
         # Stage 3: the significand of int4's largest element, normalised; the exponent of the scale, for int4 that of the steps below 16.
         bf16 = pipe.register(2, ~is_fp16, "block_bf16_")
-        int4, int8 = (pipe.carry(3, 7, pipe.register(2, fmt[f], f"block_{f.label}_"), f"block_{f.label}_") for f in (Format.INT4, Format.INT8))
+        int4, int8 = (pipe.carry(3, 8, pipe.register(2, fmt[f], f"block_{f.label}_"), f"block_{f.label}_") for f in (Format.INT4, Format.INT8))
         exponent, fraction = host_exponent(amax, bf16), host_fraction(amax, bf16)
         subnormal, top, below = ~exponent.any(), is_all_ones(exponent, bf16), bf16 & ~exponent[1:8].any()
         normal = (fraction << zeros)[0:10]
@@ -160,8 +160,8 @@ class _Block:
         bias = Mux(int4[3], *(Mux(bf16, *(C(host - below_block - shift, 8) for host in (0, 127 - 15)))
                               for below_block, shift in ((3, INT4_SHIFT), (0, INT8_SHIFT))))
         exponent4 = pipe.register(3, (self.reach[0:8] + bias)[0:8], "exponent")
-        void = pipe.carry(4, 7, pipe.register(3, (int4[3] | int8[3]) & top & fraction.any(), "void"), "void")
-        zero = pipe.carry(4, 7, pipe.register(3, subnormal & ~fraction.any(), "zero"), "zero")[7]
+        void = pipe.carry(4, 8, pipe.register(3, (int4[3] | int8[3]) & top & fraction.any(), "void"), "void")
+        zero = pipe.carry(4, 8, pipe.register(3, subnormal & ~fraction.any(), "zero"), "zero")[8]
         below4, least4 = pipe.register(3, below, "below"), pipe.register(3, bf16 & (exponent == _LEAST_BF16), "least")
 
         # Stage 4: the first step that is large enough; a largest element of exactly seven steps asks for no more.
@@ -170,16 +170,16 @@ class _Block:
             needed = Mux(fraction4 > 2 * (7 * step - 64), larger, needed)
         # The least exponent of bf16 has no steps below 16 (S = 2^-127), and the exponents below, counted as it, need no more.
         step = Mux(below4 | (least4 & (needed < 16)), 16, needed)[0:5]
-        self.step = pipe.carry(5, 7, pipe.register(4, step, "step"), "step")
-        self.step3 = pipe.register(5, (self.step[5] + (self.step[5] << 1))[0:6], "step3_")
-        self.nan = void[6]
-        exponent7 = pipe.carry(4, 7, exponent4, "exponent")[7]
+        self.step = pipe.carry(5, 8, pipe.register(4, step, "step"), "step")
+        self.step3 = pipe.register(6, (self.step[6] + (self.step[6] << 1))[0:6], "step3_")
+        self.nan = void[7]
+        exponent8 = pipe.carry(4, 8, exponent4, "exponent")[8]
 
-        # Stage 7.
-        carry = self.step[7][4]
-        mantissa = Mux(carry, self.step[7][1:4], self.step[7][0:3])
-        value = Cat((exponent7 + (int4[7] & carry))[0:8], Mux(int4[7], mantissa, 0), C(0, SCALE_BITS - 11))
-        self.scale = Mux(void[7], SCALE_NAN, Mux((int4[7] | int8[7]) & ~zero, value, 0))
+        # Stage 8.
+        carry = self.step[8][4]
+        mantissa = Mux(carry, self.step[8][1:4], self.step[8][0:3])
+        value = Cat((exponent8 + (int4[8] & carry))[0:8], Mux(int4[8], mantissa, 0), C(0, SCALE_BITS - 11))
+        self.scale = Mux(void[8], SCALE_NAN, Mux((int4[8] | int8[8]) & ~zero, value, 0))
 
 
 def _reach(amax, bf16, fmt):
@@ -187,9 +187,15 @@ def _reach(amax, bf16, fmt):
     int4, e5m2 = fmt[Format.INT4], fmt[Format.FP8_E5M2]
     scaled = int4 | fmt[Format.INT8]
     exponent = host_exponent(amax, bf16)
-    zeros = C(10, 4)
-    for bit in range(10):
-        zeros = Mux(amax[bit], 10 - bit, zeros)
+    def of_zeros(answer, bits):
+        """`answer` of the number of places that an fp16 subnormal lies below a normal value; a constant for each, so that nothing is left to add."""
+        value = C(answer(10), bits)
+        for bit in range(10):
+            value = Mux(amax[bit], C(answer(10 - bit), bits), value)
+        return value
+
+    zeros = of_zeros(lambda n: n, 4)
+    subnormal = Mux(int4, *(of_zeros(lambda n, shift=shift: (shift + 1 - n) % (1 << REACH_BITS), REACH_BITS) for shift in (INT4_SHIFT, INT8_SHIFT)))
     shift = Mux(int4, INT4_SHIFT, INT8_SHIFT)
     # The special cases are ready before the sum is.
     small, below = ~bf16 & ~amax[10:15].any(), bf16 & int4 & ~amax[8:15].any()
@@ -197,6 +203,6 @@ def _reach(amax, bf16, fmt):
                       for host in (HostType.BF16, HostType.FP16)))
     # Inf counts as the largest finite value; int4 has the same scale and the same q for the power of two above it.
     largest = Mux(bf16, 254 + INT8_SHIFT, 30 + INT8_SHIFT)
-    special = Mux(scaled, Mux(small, (shift + 1 - zeros + C(0, REACH_BITS))[0:REACH_BITS], Mux(below, _LEAST_BF16 + INT4_SHIFT, largest)), fp8)
+    special = Mux(scaled, Mux(small, subnormal, Mux(below, _LEAST_BF16 + INT4_SHIFT, largest)), fp8)
     is_special = ~scaled | small | below | (~int4 & is_all_ones(exponent, bf16))
     return Mux(is_special, special, exponent + shift)[0:REACH_BITS], scaled & small & (zeros > shift), gated(zeros, small)
