@@ -2,6 +2,7 @@
 
 """kelp size, kelp top and the metrics: figures that can be checked by hand, and clear words for bad input."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -41,6 +42,12 @@ def test_bad_sizes_are_refused():
         assert problem in kelp("size", *arguments, code=1)
     assert "nobody serves there" in kelp("top", "unix:/nowhere.sock", "--once", code=1)
     assert "interval = 0" in kelp("top", "--interval", "0", code=1)
+
+
+def test_a_bench_that_needs_another_environment_says_which():
+    if importlib.util.find_spec("transformers"):
+        pytest.skip("this environment has transformers")
+    assert ".venv.hf/bin/kelp bench --only hf" in kelp("bench", "--only", "hf", code=1)
 
 
 @pytest.fixture

@@ -11,22 +11,23 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from .output import console
+from .output import UserError, console
 
 __all__ = ["register"]
 
-_GROUPS = ("metadata", "codec", "blocks", "endpoint", "miss", "scale", "replay")
+_GROUPS = ("metadata", "codec", "blocks", "endpoint", "miss", "scale", "replay", "host")
+_ELSEWHERE = ("hf",)   # needs the packages of another environment: named groups only
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def bench(
-        only: Annotated[list[str] | None, typer.Option(help=f"Groups to run, of {', '.join(_GROUPS)}; all when left out.")] = None,
+        only: Annotated[list[str] | None, typer.Option(help=f"Groups to run, of {', '.join(_GROUPS)}; all when left out. hf: in .venv.hf alone.")] = None,
         output: Annotated[Path, typer.Option("-o", help="Where the rows go, as JSON.")] = Path("build/bench.json"),
     ) -> None:
         """Measure cycles, rates and ratios in RTL; write build/bench.json and print the table."""
         wanted = only or list(_GROUPS)
-        unknown = [g for g in wanted if g not in _GROUPS]
+        unknown = [g for g in wanted if g not in _GROUPS + _ELSEWHERE]
         if unknown:
             raise typer.BadParameter(f"{unknown[0]!r} is no group; legal: {', '.join(_GROUPS)}")
         rows = []
@@ -62,9 +63,20 @@ def _rows(group: str):
         small = bench_endpoint.scale_row("64x64")
         large = bench_endpoint.scale_row("640x8192")
         return [small, replace(large, goal=f"≤ {1.05 * small.value:.4f}")]
+    if group in ("host", "hf"):
+        from . import bench_host
+
+        return _host_rows(bench_host, group)
     from .bench_replay import replay_rows
 
     return list(replay_rows())
+
+
+def _host_rows(bench_host, group):
+    try:
+        return list(bench_host.host_rows() if group == "host" else bench_host.hf_rows())
+    except ModuleNotFoundError as error:
+        raise UserError(f"group {group} needs the package {error.name!r}: make test-engines, then .venv.hf/bin/kelp bench --only {group}") from None
 
 
 def _show(rows) -> None:
