@@ -111,6 +111,7 @@ class Policy:
     bits = 0
     oracle = False
     prefetches = False
+    writes_through = False    #: a page written while no frame can be had exists all the same, on flash (else its allocation is still to come)
 
     def __init__(self, pool: Pool):
         self.pool = pool
@@ -258,6 +259,7 @@ def run(
             continue
         if pool.used >= pool.frames and not evict(pool, policy, now):
             outcome.bypasses += 1
+            pool.known[key] |= policy.writes_through
             continue
         pool.resident[key] = pool.known[key] = True
         pool.touched[key] = step

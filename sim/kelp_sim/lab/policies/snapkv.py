@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""`snapkv`: a vote of the last observation window. A page's votes are its mass in the last 16 steps, smoothed over its neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .lfu import Scored
+
+__all__ = ["SnapKv"]
+
+
+class SnapKv(Scored):
+    id = "snapkv"
+    bits = 16 * 8
+    WINDOW = 16
+
+    def __init__(self, pool):
+        super().__init__(pool)
+        self.votes = np.zeros((self.WINDOW, len(pool.known)), np.int64)
+        self.sum = np.zeros(len(pool.known), np.int64)
+        self.step = -1
+
+    def seen(self, now, missed):
+        if now.step != self.step:
+            self.step = now.step
+            row = self.votes[now.step % self.WINDOW]
+            self.sum -= row
+            row[:] = 0
+        self.votes[now.step % self.WINDOW, now.key] += now.mass
+        self.sum[now.key] += now.mass
+
+    def value(self, keys, now):
+        last = len(self.sum) - 1
+        return 2 * self.sum[keys] + self.sum[np.maximum(keys - 1, 0)] + self.sum[np.minimum(keys + 1, last)]

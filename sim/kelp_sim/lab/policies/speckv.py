@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""`speckv`: LRU that fetches the pages around each page last read (CXL-SpecKV-like speculation; the published ±W window with W = 1)."""
+
+from __future__ import annotations
+
+from .freekv import FreeKv
+
+__all__ = ["SpecKv"]
+
+
+class SpecKv(FreeKv):
+    id = "speckv"
+    WINDOW = 1
+
+    def prefetch(self, now):
+        pages = self.pool.pages
+        for key in super().prefetch(now):
+            page = key % pages
+            for other in range(max(0, page - self.WINDOW), min(pages - 1, page + self.WINDOW) + 1):
+                yield key - page + other

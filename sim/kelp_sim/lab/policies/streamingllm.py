@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""`streamingllm`: attention sinks and a window. The oldest page that is no sink gives way; the first page of a queue never does while another is left."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .lfu import Scored
+
+__all__ = ["StreamingLlm"]
+
+
+class StreamingLlm(Scored):
+    id = "streamingllm"
+    bits = 0
+    SINKS = 1    #: pages of 16 tokens; the paper keeps four tokens
+
+    def value(self, keys, now):
+        page = keys % self.pool.pages
+        return np.where(page < self.SINKS, np.int64(1) << 40, page)

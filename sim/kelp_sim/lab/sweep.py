@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Runs many cells: on all cores through joblib, or on a Dask cluster; a finished row is kept at once, so that a killed sweep goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .cells import Cell, row
+
+__all__ = ["ClusterError", "sweep"]
+
+
+class ClusterError(RuntimeError):
+    """The cluster that was named cannot be used."""
+
+
+def sweep(
+    wanted: Sequence[Cell],
+    *,
+    jobs: int = 1,
+    cluster: str | None = None,
+    store: Path | None = None,
+    progress: Callable[[Cell, bool], None] | None = None,
+) -> list[dict]:
+    """Rows of ``wanted`` in its order. ``store``: a file of one finished row a line, read first; rows of other sources or traces do not count.
+
+    ``progress`` hears each cell when it is done, and whether it was found in the store. ``jobs`` −1: all cores.
+    """
+    found = _stored(store)
+    rows: dict[Cell, dict] = {}
+    for cell in wanted:
+        if cell.key in found:
+            rows[cell] = found[cell.key]
+            if progress is not None:
+                progress(cell, True)
+    left = [cell for cell in wanted if cell not in rows]
+    with contextlib.ExitStack() as stack:
+        file = None
+        if store is not None and left:
+            store.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(store.open("a", encoding="utf-8"))
+        for cell, done in _run(left, jobs, cluster, stack):
+            rows[cell] = done
+            if file is not None:
+                file.write(json.dumps({"key": cell.key, "row": done}) + "\n")
+                file.flush()
+            if progress is not None:
+                progress(cell, False)
+    return [rows[cell] for cell in wanted]
+
+
+def _stored(store: Path | None) -> dict[str, dict]:
+    if store is None or not store.exists():
+        return {}
+    found = {}
+    for line in store.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):    # a kill may have cut the last line short
+            entry = json.loads(line)
+            found[entry["key"]] = entry["row"]
+    return found
+
+
+def _pair(cell: Cell) -> tuple[Cell, dict]:
+    return cell, row(cell)
+
+
+def _run(left: Sequence[Cell], jobs: int, cluster: str | None, stack: contextlib.ExitStack):
+    if not left:
+        return
+    if cluster is None and (jobs == 1 or len(left) == 1):
+        yield from map(_pair, left)
+        return
+    if cluster is None:
+        import joblib
+
+        yield from joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(joblib.delayed(_pair)(cell) for cell in left)
+        return
+    import joblib
+
+    try:
+        from dask.distributed import Client
+    except ModuleNotFoundError:
+        raise ClusterError("--cluster needs the package 'distributed': pip install -e '.[cluster]'") from None
+    try:
+        client = stack.enter_context(Client(cluster, timeout="10s"))
+    except (OSError, TimeoutError, ValueError) as error:
+        raise ClusterError(f"no Dask scheduler answers at {cluster}: {error}") from error
+    stack.enter_context(joblib.parallel_config(backend="dask", client=client))
+    yield from joblib.Parallel()(joblib.delayed(_pair)(cell) for cell in left)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""``kelp lab``: what a policy is worth on recorded traces."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import UserError, console, write_json
+
+__all__ = ["register"]
+
+#: What is run where nothing is asked for: the ladder from LRU to Belady.
+LADDER = ("lru", "ema", "kelp-noprefetch", "kelp", "belady")
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def lab(
+        traces: Annotated[list[Path], typer.Argument(metavar="TRACE…", help="Recordings, such as data/traces/attn_0.npz.", show_default=False)],
+        residency: Annotated[str, typer.Option(help="Frames as shares of the pages at the end; comma between.")] = "0.125,0.25,0.5",
+        policy: Annotated[
+            list[str] | None, typer.Option(help="A policy id, several with commas, 'all', or FILE.py:Class; repeat for more.", show_default=False)
+        ] = None,
+        reads: Annotated[str, typer.Option(help="Read rule: recorded, or quest (bounds from the recording's q and k).")] = "recorded",
+        accesses: Annotated[int | None, typer.Option(help="Only so many accesses, in whole steps.", show_default=False)] = None,
+        jobs: Annotated[int, typer.Option(help="Processes; -1 is all cores.")] = -1,
+        cluster: Annotated[str | None, typer.Option(help="A Dask scheduler, tcp://HOST:PORT, instead of this machine's cores.", show_default=False)] = None,
+        store: Annotated[Path, typer.Option(help="Finished rows; a sweep that was killed goes on from there.")] = Path("build/lab/rows.jsonl"),
+        fresh: Annotated[bool, typer.Option("--fresh", help="Do not look into the store.")] = False,
+        json: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file (- is stdout).")] = None,
+        csv_file: Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this file.")] = None,
+        html: Annotated[Path | None, typer.Option(help="Also write one page with plots to this file.")] = None,
+    ) -> None:
+        """Replay recordings under policies and report hits, flash reads and the gap to Belady.
+
+        Pooled LRU, pooled Belady and LRU per queue always run: the gap and the flash reads are measured against them. docs/lab.md states the
+        rules, the policies and how to write one.
+        """
+        from kelp_sim.lab import cells, gaps
+        from kelp_sim.lab.engine import PolicyError
+        from kelp_sim.lab.policies import IDS, load
+        from kelp_sim.lab.reads import timeline
+        from kelp_sim.lab.sweep import ClusterError, sweep
+        from kelp_sim.trace import TraceError
+
+        try:
+            shares = [float(text) for text in residency.split(",")]
+        except ValueError:
+            raise UserError(f"--residency {residency!r} is not numbers with commas between, such as 0.125,0.25") from None
+        names = [name for text in policy or LADDER for name in (IDS if text == "all" else text.split(","))]
+        try:
+            for name in names:
+                load(name)
+            for path in traces:
+                line = timeline(path, reads, accesses)
+                for share in shares:
+                    line.sequence.share(line.sequence.capacity(share))
+            wanted = cells.cells(traces, shares, dict.fromkeys(names), rule=reads, accesses=accesses)
+            rows = _sweep(sweep, wanted, jobs=jobs, cluster=cluster, store=None if fresh else store)
+        except (TraceError, ClusterError, PolicyError, ValueError) as error:
+            raise UserError(str(error)) from None
+        entries = gaps.summary(rows)
+        if json is not None:
+            write_json(json, "lab", {"rule": reads, "rows": rows, "summary": entries, "losses": gaps.losses(rows)})
+        if csv_file is not None:
+            csv_file.parent.mkdir(parents=True, exist_ok=True)
+            csv_file.write_text(_csv(rows), encoding="utf-8")
+        if html is not None:
+            from kelp_sim.lab.page import page
+
+            html.parent.mkdir(parents=True, exist_ok=True)
+            html.write_text(page(rows, entries, gaps.losses(rows)), encoding="utf-8")
+        if json is None or str(json) != "-":
+            console.print(_table(entries, len(traces)))
+
+
+def _sweep(sweep, wanted, **choices):
+    from .replay import progress_bar
+
+    with progress_bar() as bar:
+        task = bar.add_task("policies", total=len(wanted))
+
+        def heard(cell, stored):
+            bar.update(task, advance=1, description=f"{cell.policy} {cell.scope} {cell.residency:g}" + (" (stored)" if stored else ""))
+
+        return sweep(wanted, progress=heard, **choices)
+
+
+def _csv(rows: list[dict]) -> str:
+    text = io.StringIO()
+    fields = list(rows[0])
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(row | {"queue_hit_rates": " ".join(f"{rate:.6f}" for rate in row["queue_hit_rates"])})
+    return text.getvalue()
+
+
+def _table(entries: list[dict], traces: int):
+    from rich.table import Table
+
+    shares = list(dict.fromkeys(e["residency"] for e in entries))
+    table = Table("policy", "scope", *(f"{share:.1%}: hit · flash · gap" for share in shares), title_justify="left")
+    table.title = f"{traces} trace{'s' * (traces != 1)}; flash reads relative to LRU per queue; gap: 0 pooled LRU, 1 pooled Belady"
+    for policy, scope in dict.fromkeys((e["policy"], e["scope"]) for e in entries):
+        figures = {e["residency"]: e for e in entries if (e["policy"], e["scope"]) == (policy, scope)}
+        table.add_row(policy, scope, *(_figures(figures[share]) for share in shares))
+    return table
+
+
+def _figures(entry: dict) -> str:
+    flash, gap = entry["flash_against_lru_per_head"], entry["gap"]
+    return f"{entry['hit_rate']:.2%} · {'–' if flash is None else f'{flash:.2f}'} · {'–' if gap is None else f'{gap:+.2f}'}"
