@@ -27,6 +27,9 @@ class QueueState(wiring.Component):
     more may come, beside those that evictions cause by themselves. `entered` and `done` count events modulo `count_bits` bits, so that the evictor can wait
     until all that had come is absorbed.
 
+    The excess of a queue whose eviction was cancelled (or failed) counts as 0 until another page of it comes or goes, so that the evictor does not ask for
+    pages that are in use again and again.
+
     A configuration write changes the budget at once; the excess of all queues is then worked out anew in the background (`refreshing`).
 
     Parameters
@@ -88,7 +91,7 @@ class QueueState(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c = self.config
-        event = data.StructLayout({"squeue": c.squeue_bits, "page": c.page_bits, "listed": 1, "newest": 1})
+        event = data.StructLayout({"squeue": c.squeue_bits, "page": c.page_bits, "listed": 1, "newest": 1, "cancelled": 1})
 
         # --- what of a result matters ---
         r = self.i_result
@@ -106,7 +109,8 @@ class QueueState(wiring.Component):
             allocates.eq(needs_frame & (r.op.kind == Op.WRITE) & (r.old.state != PageState.COLD)),
             came_next.eq(self.i_result_valid & ((r.changed & (was_listed != is_listed)) | r.uncorrected | allocates)),
         ]
-        m.d.sync += [came.squeue.eq(r.op.squeue), came.page.eq(r.op.page), came.listed.eq(is_listed), came.newest.eq(allocates), came_valid.eq(came_next)]
+        m.d.sync += [came.squeue.eq(r.op.squeue), came.page.eq(r.op.page), came.listed.eq(is_listed), came.newest.eq(allocates), came_valid.eq(came_next),
+                     came.cancelled.eq((r.old.state == PageState.WRITING_BACK) & ~r.uncorrected)]
         requester = Array([Signal(c.squeue_bits, name=f"requester{p}") for p in range(len(POOLS))])
         m.d.comb += [self.requester[p].eq(requester[p]) for p in range(len(POOLS))]
         with m.If(self.i_result_valid & needs_frame):
@@ -120,12 +124,12 @@ class QueueState(wiring.Component):
             m.d.sync += self.entered.eq(self.entered + 1)
 
         # --- memories ---
-        record = data.StructLayout({"count": c.page_bits + 1, "newest": c.page_bits, "newest_valid": 1})
+        record = data.StructLayout({"count": c.page_bits + 1, "newest": c.page_bits, "newest_valid": 1, "in_use": 1})
         m.submodules.records = records = Sram(depth=c.squeues, shape=record)
         m.submodules.settings = settings = QueueConfig(config=c, fields=("pool", "budget", "tau_m", "tau_sh"))
         m.submodules.tree = tree = ExcessTree(config=c)
         m.submodules.map = listed = self.map
-        squeue, page, value, newest = Signal(c.squeue_bits), Signal(c.page_bits), Signal(), Signal()
+        squeue, page, value, newest, cancelled = Signal(c.squeue_bits), Signal(c.page_bits), Signal(), Signal(), Signal()
         m.d.comb += [
             self.roots.eq(tree.roots),
             settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid), settings.read_squeue.eq(squeue),
@@ -147,7 +151,7 @@ class QueueState(wiring.Component):
 
         found, after = Signal(record), Signal(record)
         lines, budget = Signal(range(max(c.frame_lines) + 1)), Signal(c.dram_line_bits)
-        count = Signal(c.page_bits + 1)
+        count, in_use = Signal(c.page_bits + 1), Signal()
         resident = Signal(c.dram_line_bits + 1)
         m.d.comb += [found.eq(records.read_data), after.eq(found), tree.pool.eq(settings.o.pool), tree.squeue.eq(squeue)]
         frame_lines = Array([Const(n) for n in c.frame_lines])
@@ -165,7 +169,8 @@ class QueueState(wiring.Component):
                     m.d.sync += self.initialised.eq(1)
                     m.next = "IDLE"
             with m.State("IDLE"):
-                m.d.sync += [page.eq(taken.page), value.eq(taken.listed), newest.eq(taken.newest), is_event.eq(0), is_look.eq(0), is_refresh.eq(0)]
+                m.d.sync += [page.eq(taken.page), value.eq(taken.listed), newest.eq(taken.newest), cancelled.eq(taken.cancelled),
+                             is_event.eq(0), is_look.eq(0), is_refresh.eq(0)]
                 with m.If(events.r_rdy):
                     m.d.comb += events.r_en.eq(1)
                     m.d.sync += [squeue.eq(taken.squeue), is_event.eq(1)]
@@ -190,7 +195,7 @@ class QueueState(wiring.Component):
                 m.d.sync += changed.eq(listed.was != value)
                 m.next = "COUNT"
             with m.State("COUNT"):
-                m.d.sync += [lines.eq(frame_lines[settings.o.pool]), budget.eq(settings.o.budget), count.eq(after.count)]
+                m.d.sync += [lines.eq(frame_lines[settings.o.pool]), budget.eq(settings.o.budget), count.eq(after.count), in_use.eq(after.in_use)]
                 m.next = "MULTIPLY"
                 with m.If(is_event):
                     m.d.comb += records.write_en.eq(1)
@@ -199,7 +204,7 @@ class QueueState(wiring.Component):
                         Assert(~changed | ~value | (found.count != c.pages), "a queue lists more pages than it has"),
                     ]
                     with m.If(changed):
-                        m.d.comb += after.count.eq(Mux(value, found.count + 1, found.count - 1))
+                        m.d.comb += [after.count.eq(Mux(value, found.count + 1, found.count - 1)), after.in_use.eq(cancelled & value)]
                     with m.Else():
                         m.d.sync += self.done.eq(self.done + 1)
                         m.next = "IDLE"
@@ -220,7 +225,7 @@ class QueueState(wiring.Component):
                 m.d.sync += resident.eq(count * lines)
                 m.next = "SUBTRACT"
             with m.State("SUBTRACT"):
-                m.d.sync += tree.excess.eq(Mux(resident > budget, resident - budget, 0))
+                m.d.sync += tree.excess.eq(Mux((resident > budget) & ~in_use, resident - budget, 0))
                 m.d.sync += Assert(resident < 1 << c.dram_line_bits)
                 m.next = "START"
                 with m.If(~is_event & ~is_refresh):

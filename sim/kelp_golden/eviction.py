@@ -45,6 +45,7 @@ class QueueState:
         self.budget = [0] * config.squeues
         self.excess = [0] * config.squeues
         self.requester = [0] * len(POOLS)
+        self._in_use = [False] * config.squeues   # an eviction was cancelled: the excess counts as 0
         self._lines = config.frame_lines
         self._heaps: list[list[tuple[int, int]]] = [[] for _ in POOLS]
 
@@ -67,6 +68,8 @@ class QueueState:
                 pages.add(page)
             else:
                 pages.remove(page)
+            # An eviction was cancelled or failed: others are asked before this queue, until another page of it comes or goes.
+            self._in_use[squeue] = old == PageState.WRITING_BACK and new == _RESIDENT
             self._update(squeue)
 
     def resident_lines(self, squeue: int) -> int:
@@ -83,7 +86,7 @@ class QueueState:
         return 0, 0
 
     def _update(self, squeue: int) -> None:
-        excess = max(0, self.resident_lines(squeue) - self.budget[squeue])
+        excess = 0 if self._in_use[squeue] else max(0, self.resident_lines(squeue) - self.budget[squeue])
         if excess != self.excess[squeue]:
             self.excess[squeue] = excess
             if excess:
