@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""`kelp lab`: its rows and files, a user's own policy, a sweep that goes on where it was killed, and bad input."""
+
+import csv
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kelp_cli.main import build_app
+from kelp_cli.output import UserError
+from kelp_sim.lab import sweep as sweeping
+from kelp_sim.lab.cells import cells, row
+from trace_files import contents, save
+
+FIELDS = {
+    "trace", "residency", "policy", "scope", "accesses", "hit_rate", "demand_misses", "flash_reads_per_access", "prefetch_issued", "prefetch_useful",
+    "prefetch_late", "queue_hit_rates", "metadata_bits_per_page",
+}
+
+MRU = '''
+from kelp_sim.lab import Policy
+
+
+class Mru(Policy):
+    """The page accessed last gives way."""
+
+    bits = 24
+
+    def __init__(self, pool):
+        super().__init__(pool)
+        self.order = {}
+
+    def admitted(self, key, now):
+        self.order[key] = None
+
+    def hit(self, key, now):
+        del self.order[key]
+        self.order[key] = None
+
+    def victim(self, now):
+        return next((key for key in reversed(self.order) if self.pool.is_open(key, now)), None)
+
+    def evicted(self, key, now):
+        del self.order[key]
+'''
+
+
+@pytest.fixture
+def traces(tmp_path):
+    return [save(tmp_path / f"{name}.npz", contents(seed=seed, with_kv=False)) for seed, name in enumerate("ab")]
+
+
+def lab(*arguments):
+    return CliRunner().invoke(build_app(), ["lab", *map(str, arguments)])
+
+
+def test_rows_and_files(traces, tmp_path):
+    found = lab(*traces, "--residency", "0.5,0.75", "--policy", "lru,kelp", "--jobs", 1, "--store", tmp_path / "rows.jsonl",
+                "--json", tmp_path / "o.json", "--csv", tmp_path / "o.csv", "--html", tmp_path / "o.html")
+    assert found.exit_code == 0, found.output
+    report = json.loads((tmp_path / "o.json").read_text())
+    assert report["schema"] == "kelp.lab" and all(set(r) >= FIELDS for r in report["rows"])
+    assert {r["scope"] for r in report["rows"] if r["policy"] == "kelp"} == {"pooled"}
+    assert len(report["rows"]) == 2 * 2 * 4    # traces, residencies; LRU in two scopes, kelp and Belady in one
+    lines = list(csv.DictReader((tmp_path / "o.csv").read_text().splitlines()))
+    assert [float(line["hit_rate"]) for line in lines] == [r["hit_rate"] for r in report["rows"]]
+    page = (tmp_path / "o.html").read_text()
+    assert page.count("data:image/png;base64") == 3 and "href=" not in page and page.count("src=") == 3
+
+
+def test_a_policy_of_ones_own(traces, tmp_path):
+    file = tmp_path / "my.py"
+    file.write_text(MRU)
+    found = lab(traces[0], "--residency", "0.5", "--policy", f"{file}:Mru", "--jobs", 1, "--fresh", "--json", tmp_path / "o.json")
+    assert found.exit_code == 0, found.output
+    rows = json.loads((tmp_path / "o.json").read_text())["rows"]
+    own = [r for r in rows if r["policy"].endswith(":Mru")]
+    assert {r["scope"] for r in own} == {"per-head", "pooled"}
+    assert own[0]["demand_misses"] != next(r for r in rows if r["policy"] == "lru" and r["scope"] == own[0]["scope"])["demand_misses"]
+
+
+def test_a_killed_sweep_goes_on(traces, tmp_path, monkeypatch):
+    wanted = cells(traces, [0.5], ["fifo"])
+    store = tmp_path / "rows.jsonl"
+    done = []
+
+    def killed(cell):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(cell)
+        return cell, row(cell)
+
+    monkeypatch.setattr(sweeping, "_pair", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sweeping.sweep(wanted, store=store)
+    monkeypatch.undo()
+    with store.open("a") as file:
+        file.write('{"key": "cut sho')
+    heard = []
+    rows = sweeping.sweep(wanted, store=store, progress=lambda cell, stored: heard.append(stored))
+    assert heard.count(True) == 3 and len(rows) == len(wanted)
+    again = sweeping.sweep(wanted)
+    assert [r["demand_misses"] for r in rows] == [r["demand_misses"] for r in again]
+
+
+def test_cores_agree_with_one(traces):
+    wanted = cells(traces, [0.5], ["kelp"])
+    one, two = sweeping.sweep(wanted), sweeping.sweep(wanted, jobs=2)
+    assert [{**r, "seconds": 0} for r in one] == [{**r, "seconds": 0} for r in two]
+
+
+@pytest.mark.parametrize("arguments,fault", [
+    (["--policy", "lur"], "policy 'lur' is refused; legal: lru fifo"),
+    (["--policy", "nowhere.py:P"], "no such file nowhere.py"),
+    (["--residency", "half"], "--residency 'half' is not numbers"),
+    (["--residency", "0"], "residency = 0.0 is refused"),
+    (["--residency", "0.001"], "capacity = 0 frames is refused"),
+    (["--reads", "quest"], "has no queries and keys"),
+    (["--reads", "best"], "read rule 'best' is refused"),
+])
+def test_bad_input_is_one_line(traces, arguments, fault):
+    found = lab(traces[0], "--fresh", "--jobs", 1, *arguments)
+    assert isinstance(found.exception, UserError) and fault in str(found.exception)
+
+
+def test_a_trace_that_is_none(tmp_path):
+    found = lab(tmp_path / "none.npz", "--fresh")
+    assert isinstance(found.exception, UserError) and "no such trace" in str(found.exception)
