@@ -17,6 +17,8 @@ from .write_store import WriteStore
 
 __all__ = ["WritePath"]
 
+_SCALE_USED = 11   #: bits of a scale code that are not always zero: int4's exponent and mantissa
+
 
 class WritePath(wiring.Component):
     """One quantiser for both kinds of writes; its results wait by write slot until the head stores them.
@@ -94,12 +96,15 @@ class WritePath(wiring.Component):
             quantiser.o.ready.eq(1),
         ]
 
-        m.submodules.results = results = WideMemory(depth=c.write_slots, shape=self.result_layout)
+        # Bits that are always zero are not stored: synthesis gives their read register a reset of its own, and then finds no block RAM that fits.
+        stored = data.StructLayout({"payload": LINE_BITS, "scale": _SCALE_USED})
+        m.submodules.results = results = WideMemory(depth=c.write_slots, shape=stored)
         done = quantiser.o.p
         m.d.comb += [
             results.write_en.eq(quantiser.o.valid), results.write_address.eq(done.meta.write_slot),
             results.write_data.payload.eq(done.payload), results.write_data.scale.eq(done.scale),
-            results.read_en.eq(self.read_en), results.read_address.eq(self.read_slot), self.o_result.eq(results.read_data),
+            results.read_en.eq(self.read_en), results.read_address.eq(self.read_slot),
+            self.o_result.payload.eq(results.read_data.payload), self.o_result.scale.eq(results.read_data.scale),
             self.merge_done.eq(quantiser.o.valid & done.meta.partial),
         ]
         waiting = Signal(range(c.write_slots + 1))
