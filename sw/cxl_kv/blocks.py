@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class BlockStore:
         Blocks at most; what the configuration's pages hold when left out.
     policy : Policy
         Of the session. Blocks are read whole, so observed scores serve well.
+    on_drop : callable, optional
+        Called with (key, bytes) of a block that was dropped for another, or because it was lost.
 
     Attributes
     ----------
@@ -45,11 +47,12 @@ class BlockStore:
         Blocks that were dropped because a line of theirs was poisoned.
     """
 
-    def __init__(self, device, block_bytes: int, *, blocks: int | None = None, policy: Policy = Policy(auto_step=256)):
+    def __init__(self, device, block_bytes: int, *, blocks: int | None = None, policy: Policy = Policy(auto_step=256),
+                 on_drop: Callable[[Hashable, int], None] | None = None):
         if block_bytes < 1:
             raise ValueError(f"block_bytes = {block_bytes} is refused; legal: 1 and up")
         c = device.config
-        self.device, self.block_bytes = device, block_bytes
+        self.device, self.block_bytes, self.on_drop = device, block_bytes, on_drop
         self.page_bytes = c.page_lines * LINE_BYTES
         self._pages_each = -(-block_bytes // self.page_bytes)
         most = c.queues * c.pages // self._pages_each
@@ -117,7 +120,7 @@ class BlockStore:
             lines, status = self.device.transport.load(addresses)
             if status.any():
                 self.lost += 1
-                self.delete(key)
+                self._drop(key)
                 try:
                     self.session._fail(addresses, status)
                 except PoisonError as error:
@@ -162,7 +165,13 @@ class BlockStore:
                 self._pins[key] = self._pins.get(key, 0) + 1
             return key in self._index
 
+    def pinned(self, key: Hashable) -> bool:
+        """Whether a block is pinned."""
+        with self._lock:
+            return key in self._pins
+
     def unpin(self, key: Hashable) -> bool:
+        """Take back one `pin`; whether there was one."""
         with self._lock:
             count = self._pins.get(key, 0)
             if count > 1:
@@ -188,10 +197,21 @@ class BlockStore:
     def _make_room(self) -> bool:
         for key in self._index:
             if key not in self._pins:
-                self.delete(key)
+                self._drop(key)
                 self.evicted += 1
                 return True
         return False
+
+    def _drop(self, key):
+        size = self._index[key][1]
+        self.delete(key)
+        if self.on_drop is not None:
+            self.on_drop(key, size)
+
+    def size_of(self, key: Hashable) -> int:
+        """Bytes of a block; 0 when it is not there."""
+        with self._lock:
+            return self._index[key][1] if key in self._index else 0
 
     def close(self) -> None:
         """Forget every block and close the session."""

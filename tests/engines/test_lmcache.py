@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""LMCache's own classes on a KELP device: its plug-in factory, its memory objects, its event descriptors; and its own DAX adapter on the same calls."""
+
+import asyncio
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import OrderedDict
+
+import pytest
+import torch
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
+from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_class
+from lmcache.v1.memory_allocators.host_memory_allocator import HostMemoryAllocator
+from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+from lmcache.v1.platform.event_notifier import consume_fd
+from lmcache.v1.storage_backend import storage_plugin_launcher
+from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
+
+from cxl_kv.server import Server
+from cxl_kv.url import make_core
+
+SHAPE = torch.Size([2, 4, 16, 64])      # K and V, layers, tokens, heads · head_dim
+CHUNK = SHAPE.numel() * 2
+
+
+def adapter_of(url="golden:trace", **params):
+    config = get_l2_adapter_config_class("plugin").from_dict(
+        {"type": "plugin", "module_path": "cxl_kv.connectors.lmcache", "class_name": "CxlL2Adapter",
+         "adapter_params": {"url": url, "block_bytes": CHUNK, **params}})
+    return create_l2_adapter(config)
+
+
+def dax_of(path, slots):
+    path.write_bytes(b"")
+    os.truncate(path, slots * CHUNK)
+    size = {"device_path": str(path), "max_dax_size_gb": slots * CHUNK / 2**30}
+    return create_l2_adapter(get_l2_adapter_config_class("dax").from_dict({"type": "dax", "slot_bytes": CHUNK, **size}))
+
+
+def key_of(number, salt=""):
+    return ObjectKey(ObjectKey.IntHash2Bytes(number), "model", 0, cache_salt=salt)
+
+
+def object_of(seed=None):
+    data = torch.zeros(SHAPE, dtype=torch.bfloat16)
+    if seed is not None:
+        data = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    meta = MemoryObjMetadata(SHAPE, torch.bfloat16, 0, CHUNK, 1, fmt=MemoryFormat.KV_2LTD, shapes=[SHAPE], dtypes=[torch.bfloat16])
+    return TensorMemoryObj(data.view(torch.uint8).reshape(-1), meta, None)
+
+
+def wait(fd):
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    assert poll.poll(30_000), "the event descriptor was never signalled"
+    consume_fd(fd)
+
+
+def store(adapter, keys, objects):
+    task = adapter.submit_store_task(keys, objects)
+    results = {}
+    while task not in results:
+        wait(adapter.get_store_event_fd())
+        results.update(adapter.pop_completed_store_tasks())
+    return results[task]
+
+
+def found(adapter, keys):
+    task = adapter.submit_lookup_and_lock_task(keys, {})
+    wait(adapter.get_lookup_and_lock_event_fd())
+    bits = adapter.query_lookup_and_lock_result(task)
+    assert adapter.query_lookup_and_lock_result(task) is None
+    return [bits.test(i) for i in range(len(keys))]
+
+
+def load(adapter, keys):
+    objects = [object_of() for _ in keys]
+    task = adapter.submit_load_task(keys, objects)
+    wait(adapter.get_load_event_fd())
+    bits = adapter.query_load_result(task)
+    return [bits.test(i) for i in range(len(keys))], objects
+
+
+def same(obj, seed):
+    return torch.equal(obj.raw_data, object_of(seed).raw_data)
+
+
+@pytest.fixture
+def adapter():
+    made = adapter_of()
+    yield made
+    made.close()
+
+
+def test_objects_come_back_as_they_went_in(adapter):
+    assert len({adapter.get_store_event_fd(), adapter.get_lookup_and_lock_event_fd(), adapter.get_load_event_fd()}) == 3
+    keys = [key_of(i) for i in range(12)]
+    result = store(adapter, keys, [object_of(i) for i in range(12)])
+    assert result.is_successful() and result.bytes_transferred() == 12 * CHUNK
+    assert found(adapter, [*keys, key_of(99)]) == [True] * 12 + [False]
+    ok, objects = load(adapter, keys[::-1])
+    assert all(ok) and all(same(obj, 11 - i) for i, obj in enumerate(objects))
+    assert load(adapter, [key_of(99)])[0] == [False]
+    status = adapter.report_status()
+    assert status["is_healthy"] and status["stored_object_count"] == 12
+    page = adapter.list_l2_keys(page_size=5)
+    assert len(page.entries) == 5 and len(adapter.list_l2_keys(cursor=page.next_page_token).entries) == 7
+
+
+def test_salts_are_tenants(adapter):
+    """The same content of two tenants is two objects, counted apart; a stranger finds neither."""
+    store(adapter, [key_of(1, "anna"), key_of(1, "ben")], [object_of(1), object_of(2)])
+    ok, (anna, ben) = load(adapter, [key_of(1, "anna"), key_of(1, "ben")])
+    assert all(ok) and same(anna, 1) and same(ben, 2)
+    assert found(adapter, [key_of(1), key_of(1, "eve")]) == [False, False]
+    assert dict(adapter.get_usage().bytes_by_cache_salt) == {"anna": CHUNK, "ben": CHUNK}
+    adapter.delete([key_of(1, "ben")])
+    assert dict(adapter.get_usage().bytes_by_cache_salt) == {"anna": CHUNK} and found(adapter, [key_of(1, "ben")]) == [False]
+
+
+def test_locked_objects_outlive_pressure():
+    adapter = adapter_of(blocks=4)
+    try:
+        store(adapter, [key_of(i) for i in range(4)], [object_of(i) for i in range(4)])
+        assert all(found(adapter, [key_of(0), key_of(1)]))
+        adapter.delete([key_of(0)])
+        assert store(adapter, [key_of(i) for i in range(4, 8)], [object_of(i) for i in range(4, 8)]).is_successful()
+        ok, objects = load(adapter, [key_of(0), key_of(1), key_of(2), key_of(7)])
+        assert ok == [True, True, False, True] and same(objects[0], 0) and same(objects[3], 7)
+        assert adapter.get_usage().usage_fraction == 1.0
+        assert all(found(adapter, [key_of(6), key_of(7)])) and not store(adapter, [key_of(9)], [object_of(9)]).is_successful()
+        adapter.submit_unlock([key_of(0)])
+        assert store(adapter, [key_of(9)], [object_of(9)]).is_successful() and found(adapter, [key_of(0)]) == [False]
+    finally:
+        adapter.close()
+
+
+def test_poison_is_a_failed_load_and_no_data():
+    adapter = adapter_of("golden:trace?frames=16,16,16,16")
+    try:
+        keys = [key_of(i) for i in range(4)]
+        store(adapter, keys, [object_of(i) for i in range(4)])
+        adapter.device.transport.core.fail_fetches()
+        ok, objects = load(adapter, keys)
+        assert ok == [False, True, True, True] and not objects[0].raw_data.any() and all(same(objects[i], i) for i in (1, 2, 3))
+        assert found(adapter, keys) == [False, True, True, True] and adapter.get_usage().total_bytes_used == 3 * CHUNK
+        assert store(adapter, keys[:1], [object_of(7)]).is_successful() and same(load(adapter, keys[:1])[1][0], 7)
+    finally:
+        adapter.close()
+
+
+def test_bad_parameters_are_named():
+    for params, problem in (({"blocks": 10**9}, "blocks"), ({"colour": 1}, "colour"), ({"block_bytes": "many"}, "many"), ({"url": "golden:x"}, "unknown")):
+        with pytest.raises(ValueError, match=problem):
+            adapter_of(**params)
+
+
+# --- storage plug-in --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugin():
+    config = LMCacheEngineConfig.from_defaults(storage_plugins=["cxlkv"], extra_config={
+        "storage_plugin.cxlkv.module_path": "cxl_kv.connectors.lmcache", "storage_plugin.cxlkv.class_name": "CxlStoragePlugin",
+        "cxlkv.url": "golden:trace?frames=16,16,16,16", "cxlkv.block_bytes": CHUNK, "cxlkv.blocks": 6})
+    loop = asyncio.new_event_loop()
+    cpu = LocalCPUBackend(config, memory_allocator=HostMemoryAllocator(1 << 24))
+    backends = OrderedDict()
+    storage_plugin_launcher(config, None, loop, cpu, "cpu", backends)
+    yield backends["cxlkv"]
+    backends["cxlkv"].close()
+    loop.close()
+
+
+def engine_key(number):
+    return CacheEngineKey("model", 1, 0, number, torch.bfloat16)
+
+
+def test_the_storage_plugin_keeps_chunks(plugin):
+    done = []
+    keys = [engine_key(i) for i in range(5)]
+    plugin.batched_submit_put_task(keys, [object_of(i) for i in range(5)], on_complete_callback=done.append)
+    assert done == keys and plugin.contains(keys[0]) and not plugin.exists_in_put_tasks(keys[0])
+    for i in (4, 0, 2):
+        got = plugin.get_blocking(keys[i])
+        assert torch.equal(got.tensor, object_of(i).tensor) and got.metadata.fmt == MemoryFormat.KV_2LTD
+    assert plugin.contains(keys[1], pin=True) and not plugin.remove(keys[1], force=False)
+    plugin.batched_submit_put_task([engine_key(i) for i in range(10, 14)], [object_of(i) for i in range(10, 14)])
+    assert plugin.contains(keys[1]) and not plugin.contains(keys[3])
+    assert plugin.unpin(keys[1]) and plugin.remove(keys[1]) and plugin.get_blocking(keys[1]) is None
+    plugin.device.transport.core.fail_fetches(20)
+    assert plugin.get_blocking(engine_key(10)) is None and not plugin.contains(engine_key(10))
+
+
+# --- beside LMCache's own DAX adapter ---------------------------------------------------------------------------------------------
+
+
+def measured(adapter, count):
+    """Bytes a second of puts and of gets, a batch of eight at a time."""
+    batches = [range(i, min(i + 8, count)) for i in range(0, count, 8)]
+    objects = {i: object_of(i) for i in range(count)}
+    started = time.perf_counter()
+    for batch in batches:
+        assert store(adapter, [key_of(i) for i in batch], [objects[i] for i in batch]).is_successful()
+    put = count * CHUNK / (time.perf_counter() - started)
+    seconds, hits = 0.0, 0
+    for batch in batches:
+        places = [object_of() for _ in batch]
+        started = time.perf_counter()
+        task = adapter.submit_load_task([key_of(i) for i in batch], places)
+        wait(adapter.get_load_event_fd())
+        bits = adapter.query_load_result(task)
+        seconds += time.perf_counter() - started
+        for i, place in zip(batch, places, strict=True):
+            if bits.test(i - batch[0]):
+                assert same(place, i)
+                hits += 1
+    return put, hits * CHUNK / seconds, hits / count
+
+
+def test_beside_the_dax_adapter(tmp_path, record_property):
+    """Throughput on a file in memory; a figure, not a bar. Both keep all that fits."""
+    count, rows = 64, {}
+    ours = adapter_of(f"dax:{tmp_path}/ours?config=trace&create=1", blocks=count)
+    theirs = dax_of(tmp_path / "theirs", count)
+    golden = adapter_of(blocks=count)
+    try:
+        for name, adapter in (("dax of LMCache", theirs), ("cxl_kv dax:", ours), ("cxl_kv golden:", golden)):
+            rows[name] = measured(adapter, count)
+    finally:
+        for adapter in (ours, theirs, golden):
+            adapter.close()
+    for name, (put, get, hits) in rows.items():
+        print(f"{name}: put {put / 1e9:.3f} GB/s, get {get / 1e9:.3f} GB/s, {hits:.0%} found")
+        record_property(name, (put, get))
+        assert hits == 1.0
+
+
+def test_under_pressure_ours_makes_room_and_theirs_refuses(tmp_path):
+    """Twice as many objects as places. LMCache's eviction is its controller's; without it, its DAX adapter refuses what does not fit."""
+    results = {}
+    for name, adapter in (("ours", adapter_of(f"dax:{tmp_path}/ours?config=trace&create=1", blocks=8)), ("theirs", dax_of(tmp_path / "theirs", 8))):
+        try:
+            stored = [store(adapter, [key_of(i)], [object_of(i)]).is_successful() for i in range(16)]
+            ok, objects = load(adapter, [key_of(i) for i in range(16)])
+            assert all(same(obj, i) for i, obj in enumerate(objects) if ok[i])
+            results[name] = (sum(stored), [i for i in range(16) if ok[i]])
+        finally:
+            adapter.close()
+    assert results["ours"] == (16, list(range(8, 16)))
+    assert len(results["theirs"][1]) <= 8
+
+
+def test_after_kill_9_of_the_server_loads_fail_and_stores_too(tmp_path):
+    url = f"unix:{tmp_path}/kelp.sock"
+    server = subprocess.Popen([sys.executable, "-c", f"""
+from cxl_kv.server import Server; from cxl_kv.url import make_core; import time
+server = Server(make_core("golden:trace")); server.listen({url!r}); print("up", flush=True); time.sleep(600)"""], stdout=subprocess.PIPE, text=True)
+    assert server.stdout.readline() == "up\n"
+    adapter = adapter_of(url)
+    try:
+        store(adapter, [key_of(1)], [object_of(1)])
+        assert same(load(adapter, [key_of(1)])[1][0], 1)
+        server.kill()
+        server.wait()
+        ok, objects = load(adapter, [key_of(1)])
+        assert ok == [False] and not objects[0].raw_data.any() and not store(adapter, [key_of(2)], [object_of(2)]).is_successful()
+    finally:
+        server.stdout.close()
+        adapter.close()
+
+
+def test_two_processes_behind_one_server_share_no_object():
+    """The tenants of two engines: the device keeps their sessions apart."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder, Server(make_core("golden:trace")) as served:
+        url = served.listen(f"unix:{folder}/kelp.sock")
+        first, second = adapter_of(url), adapter_of(url)
+        try:
+            store(first, [key_of(1)], [object_of(1)])
+            assert found(second, [key_of(1)]) == [False] and same(load(first, [key_of(1)])[1][0], 1)
+            assert first.device.ld_id != second.device.ld_id
+        finally:
+            first.close()
+            second.close()
