@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Several AXI4 managers on one memory."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Cat, Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_hw.axi import AxiSignature
+
+__all__ = ["AxiArbiter"]
+
+
+class AxiArbiter(wiring.Component):
+    """Transactions of `managers` taken in turns, one line each; the memory sees each id with the manager's number above it.
+
+    One cycle for each choice, and one more until the next: a transaction every other cycle in each direction, more than a memory of this board takes.
+
+    Parameters
+    ----------
+    managers, address_bits, id_bits : int
+
+    Members
+    -------
+    i_0 … : In(AxiSignature)
+    o : Out(AxiSignature)
+        `id_bits` and as many as it takes to tell the managers apart.
+    """
+
+    def __init__(self, *, managers: int, address_bits: int, id_bits: int):
+        if not 2 <= managers <= 8:
+            raise ValueError(f"managers = {managers!r} is refused; legal: 2 … 8")
+        self.managers, self.id_bits = managers, id_bits
+        self.select_bits = (managers - 1).bit_length()
+        side = AxiSignature(address_bits=address_bits, id_bits=id_bits)
+        super().__init__({**{f"i_{n}": In(side) for n in range(managers)},
+                          "o": Out(AxiSignature(address_bits=address_bits, id_bits=id_bits + self.select_bits))})
+
+    def elaborate(self, platform):
+        m = Module()
+        ports = [getattr(self, f"i_{n}") for n in range(self.managers)]
+        self._addresses(m, "ar", [port.ar for port in ports], self.o.ar, ())
+        self._addresses(m, "aw", [port.aw for port in ports], self.o.aw, [port.w for port in ports])
+        for name in ("r", "b"):
+            answer = getattr(self.o, name)
+            select = answer.p.id[self.id_bits:]
+            ready = Array(getattr(port, name).ready for port in ports)
+            m.d.comb += answer.ready.eq(ready[select])
+            for n, port in enumerate(ports):
+                channel = getattr(port, name)
+                m.d.comb += [channel.valid.eq(answer.valid & (select == n)), channel.p.id.eq(answer.p.id[:self.id_bits]),
+                             *(channel.p[field].eq(answer.p[field]) for field in answer.p.shape().members if field != "id")]
+        return m
+
+    def _addresses(self, m, name, inputs, output, data):
+        """Choose one input, hold the choice until its address (and its data) are taken."""
+        chosen, busy, sent = Signal(range(self.managers), name=f"{name}_chosen"), Signal(name=f"{name}_busy"), Signal(2, name=f"{name}_sent")
+        valid, payload = Array(i.valid for i in inputs), Array(i.payload for i in inputs)
+        taken = Signal(2, name=f"{name}_taken")
+        m.d.comb += taken[0].eq(output.valid & output.ready)
+        with m.If(~busy):
+            for offset in reversed(range(1, self.managers + 1)):
+                for last in range(self.managers):
+                    candidate = (last + offset) % self.managers
+                    with m.If((chosen == last) & inputs[candidate].valid):
+                        m.d.sync += [chosen.eq(candidate), busy.eq(1)]
+        with m.Else():
+            m.d.sync += sent.eq(sent | taken)
+            with m.If((sent | taken) == (3 if data else 1)):
+                m.d.sync += [busy.eq(0), sent.eq(0)]
+        m.d.comb += [output.valid.eq(busy & ~sent[0] & valid[chosen]), output.p.id.eq(Cat(payload[chosen].id, chosen)),
+                     *(output.p[field].eq(payload[chosen][field]) for field in ("addr", "len", "size", "burst"))]
+        for n, i in enumerate(inputs):
+            m.d.comb += i.ready.eq(taken[0] & (chosen == n))
+        if data:
+            w = self.o.w
+            m.d.comb += [w.valid.eq(busy & ~sent[1] & Array(d.valid for d in data)[chosen]), taken[1].eq(w.valid & w.ready)]
+            for n, d in enumerate(data):
+                m.d.comb += d.ready.eq(taken[1] & (chosen == n))
+                with m.If(chosen == n):
+                    m.d.comb += w.payload.eq(d.payload)

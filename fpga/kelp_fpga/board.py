@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""What is on a board, whatever the board is called: endpoint, memory, cold tier, self-test, bridge, UART, LEDs."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, ClockDomain, ClockSignal, Const, DomainRenamer, Module, Mux, ResetSignal, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+
+from kelp_hw.datapath import axi_signature
+from kelp_hw.endpoint import Endpoint
+from kelp_spec.config import Config
+
+from .axi_arbiter import AxiArbiter
+from .board_registers import IDENT, BoardRegister, Control, Status
+from .bridge import HostBridge
+from .cold_store import ColdStore
+from .memory_test import MemoryTest
+from .sdram import Sdram
+from .sdram_core import SdramPins
+from .uart import UartReceiver, UartTransmitter
+
+__all__ = ["Board", "SDRAM_LINES"]
+
+SDRAM_LINES = 1 << 19        #: of 64 bytes: 32 MB
+_RESET_CYCLES = 255          #: longer than any line of the memory is under way
+_ADDRESS_BITS = 25
+
+
+class Board(wiring.Component):
+    """One clock. `sync` is never reset but by power-up; the endpoint and what hangs on it are in the domain `device`, which CONTROL.RESET resets as well.
+
+    The memory's first `config.dram_lines` lines are the endpoint's frames, the rest is the cold tier.
+
+    Parameters
+    ----------
+    config : Config
+        Its frames and at least one cold page must fit into 32 MB.
+    hz : int
+        Clock.
+    divisor : int
+        Clock cycles per bit of the UART.
+
+    Members
+    -------
+    rx, tx : the UART's wires
+    sdram : Out(SdramPins)
+    leds : Out(8)
+        From 0 on: memory initialised; endpoint ready; a host is connected; line traffic; a request is under way; self-test running (slow blink);
+        self-test passed; self-test failed.
+    """
+
+    def __init__(self, *, config: Config, hz: int, divisor: int):
+        self.config, self.hz, self.divisor = config, int(hz), divisor
+        self.cold_first = -(-config.dram_lines // 64) * 64
+        if self.cold_first + config.cold_slot_sectors * 8 > SDRAM_LINES:
+            raise ValueError(f"configuration {config.name!r}: dram_lines = {config.dram_lines} is refused; the board has {SDRAM_LINES}, cold tier included")
+        super().__init__({"rx": In(1, init=1), "tx": Out(1, init=1), "sdram": Out(SdramPins()), "leds": Out(8)})
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        port = axi_signature(c)
+        in_device = DomainRenamer("device")
+        m.domains.device = ClockDomain()
+        s = m.submodules
+        s.receiver = receiver = UartReceiver(divisor=self.divisor)
+        s.transmitter = transmitter = UartTransmitter(divisor=self.divisor)
+        s.bridge = bridge = HostBridge(patience=20 * self.divisor)
+        endpoint = Endpoint(config=c)
+        arbiter = AxiArbiter(managers=3, address_bits=_ADDRESS_BITS, id_bits=port.id_bits)
+        sdram = Sdram(hz=self.hz, address_bits=_ADDRESS_BITS, id_bits=port.id_bits + arbiter.select_bits, core_domain="board")
+        cold = ColdStore(config=c, first_line=self.cold_first, lines=SDRAM_LINES - self.cold_first, address_bits=_ADDRESS_BITS)
+        test = MemoryTest(address_bits=_ADDRESS_BITS)
+        s.endpoint, s.arbiter, s.cold, s.test = in_device(endpoint), in_device(arbiter), in_device(cold), in_device(test)
+        s.sdram = DomainRenamer({"sync": "device", "board": "sync"})(sdram)
+
+        # --- reset ------------------------------------------------------------------------------------------------------------------
+        # Power-up holds everything for a moment as well: configuration leaves block RAM's first cycles to chance on some boards.
+        resetting = Signal(range(_RESET_CYCLES + 1), init=_RESET_CYCLES)
+        with m.If(resetting != 0):
+            m.d.sync += resetting.eq(resetting - 1)
+        m.d.comb += [ClockSignal("device").eq(ClockSignal()), ResetSignal("device").eq(ResetSignal() | (resetting != 0)),
+                     bridge.device_reset.eq(resetting != 0)]
+
+        # --- the line, the endpoint -------------------------------------------------------------------------------------------------
+        m.d.comb += [receiver.rx.eq(self.rx), self.tx.eq(transmitter.tx)]
+        connect(m, receiver.o, bridge.i)
+        connect(m, bridge.o, transmitter.i)
+        for name in ("m2s_req", "m2s_rwd", "s2m_drs", "s2m_ndr"):
+            ours, theirs = getattr(bridge, name), getattr(endpoint, name)
+            connect(m, ours, theirs)
+        m.d.comb += endpoint.s2m_bisnp.ready.eq(1)
+        connect(m, endpoint.cold_command, cold.command)
+        connect(m, cold.completion, endpoint.cold_completion)
+
+        # --- memory -----------------------------------------------------------------------------------------------------------------
+        for n, manager in enumerate((endpoint, cold, test)):
+            self._join(m, manager.axi, getattr(arbiter, f"i_{n}"))
+        connect(m, arbiter.o, sdram.axi)
+        connect(m, sdram.pins, flipped(self.sdram))
+
+        # --- registers --------------------------------------------------------------------------------------------------------------
+        time, scratch, lockstep = Signal(32), Signal(32), Signal()
+        first, count, fetches, stores = Signal(19), Signal(20, init=SDRAM_LINES), Signal(32), Signal(32)
+        status, values = Signal(32), {}
+        m.d.sync += [time.eq(time + 1), fetches.eq(Mux(resetting != 0, 0, fetches + cold.reads)), stores.eq(Mux(resetting != 0, 0, stores + cold.writes))]
+        m.d.comb += [
+            endpoint.lockstep.eq(lockstep), test.first.eq(first), test.count.eq(count),
+            status[Status.MEMORY].eq(sdram.ready), status[Status.READY].eq(endpoint.ready & (resetting == 0)), status[Status.QUIESCENT].eq(endpoint.quiescent),
+            status[Status.IRQ].eq(endpoint.irq), status[Status.TESTING].eq(test.busy), status[Status.TESTED].eq(test.done),
+            status[Status.PASSED].eq(test.done & (test.result == 0)),
+        ]
+        values |= {
+            BoardRegister.IDENT: Const(IDENT, 32), BoardRegister.DIGEST: Const(int(c.digest[:8], 16), 32), BoardRegister.CLOCK: Const(self.hz, 32),
+            BoardRegister.STATUS: status, BoardRegister.CONTROL: lockstep << Control.LOCKSTEP, BoardRegister.SCRATCH: scratch,
+            BoardRegister.LINES: Const(SDRAM_LINES, 32), BoardRegister.COLD_FIRST: Const(self.cold_first, 32),
+            BoardRegister.COLD_LINES: Const(SDRAM_LINES - self.cold_first, 32), BoardRegister.FETCHES: fetches, BoardRegister.STORES: stores,
+            BoardRegister.TEST_FIRST: first, BoardRegister.TEST_LINES: count, BoardRegister.TEST_RESULT: test.result, BoardRegister.TEST_DETAIL: test.detail,
+            BoardRegister.TIME: time,
+        }
+        with m.Switch(bridge.board_address):
+            for register, value in values.items():
+                with m.Case(register):
+                    m.d.comb += bridge.board_read_data.eq(value)
+        data = bridge.board_data
+        with m.If(bridge.board_write):
+            with m.Switch(bridge.board_address):
+                with m.Case(BoardRegister.SCRATCH):
+                    m.d.sync += scratch.eq(data)
+                with m.Case(BoardRegister.TEST_FIRST):
+                    m.d.sync += first.eq(data)
+                with m.Case(BoardRegister.TEST_LINES):
+                    m.d.sync += count.eq(data)
+                with m.Case(BoardRegister.CONTROL):
+                    m.d.sync += lockstep.eq(data[Control.LOCKSTEP])
+                    m.d.comb += test.start.eq(data[Control.TEST])
+                    with m.If(data[Control.RESET]):
+                        m.d.sync += resetting.eq(_RESET_CYCLES)
+
+        # --- LEDs -------------------------------------------------------------------------------------------------------------------
+        shown = Signal(range(max(2, self.hz // 20)))       # a frame lights its LED for a twentieth of a second
+        with m.If(bridge.heard):
+            m.d.sync += shown.eq(~0)
+        with m.Elif(shown != 0):
+            m.d.sync += shown.eq(shown - 1)
+        m.d.sync += self.leds.eq(Cat(
+            sdram.ready, endpoint.ready, bridge.synced, shown != 0, ~endpoint.quiescent, test.busy & time[23],
+            test.done & (test.result == 0), test.done & (test.result != 0)))
+        return m
+
+    @staticmethod
+    def _join(m, manager, port):
+        """A manager whose ids and addresses are shorter than the port's."""
+        for name in ("ar", "aw"):
+            ours, theirs = getattr(manager, name), getattr(port, name)
+            m.d.comb += [theirs.valid.eq(ours.valid), ours.ready.eq(theirs.ready),
+                         *(theirs.p[field].eq(ours.p[field]) for field in ("id", "addr", "len", "size", "burst"))]
+        connect(m, manager.w, port.w)
+        for name in ("r", "b"):
+            ours, theirs = getattr(manager, name), getattr(port, name)
+            m.d.comb += [ours.valid.eq(theirs.valid), theirs.ready.eq(ours.ready),
+                         *(ours.p[field].eq(theirs.p[field]) for field in theirs.p.shape().members)]
