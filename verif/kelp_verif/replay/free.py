@@ -21,7 +21,7 @@ from ..program import Response
 from ..program import Result as Answers
 from ..records import Commits
 from .job import EVERY, EXAMPLES, KINDS, Device, Job, Replay
-from .rows import OPS, device_ops, wide_integers
+from .rows import ENTRY_FIELDS, OPS, WORD, device_ops, wide_integers
 
 __all__ = ["free_running"]
 
@@ -32,48 +32,15 @@ _BACKLOG = 16  # looks at the commit stream that wait for the golden model befor
 class _Judge:
     """The golden model beside a free-running device: takes commit records and answers in order."""
 
+    #: In the order of the golden op's arguments.
     _OP = (
-        "kind",
-        "session",
-        "squeue",
-        "page",
-        "kv_line",
-        "write",
-        "partial",
-        "poison",
-        "has_write",
-        "write_slot",
-        "origin.ld_id",
-        "origin.tag",
-        "refused",
-        "no_memory",
-        "miss",
-        "pool",
-        "frame",
-        "failed",
-        "miss_kind",
-        "lost",
-        "source",
-        "slot",
-        "mass",
-        "delta",
-        "written",
+        *"kind session squeue page kv_line write partial poison has_write write_slot origin.ld_id origin.tag refused no_memory".split(),
+        *"miss pool frame failed miss_kind lost source slot mass delta written".split(),
     )
-    _WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
     _RESULT = (
-        "outcome",
-        *(f"old.{f}" for f in _WORD),
-        *(f"word.{f}" for f in _WORD),
-        "changed",
-        "first",
-        "frame",
-        "pool",
-        "miss",
-        "corrected",
-        "uncorrected",
+        "outcome", *(f"old.{f}" for f in WORD), *(f"word.{f}" for f in WORD), "changed", "first", "frame", "pool", "miss", "corrected", "uncorrected",
     )
     _FRAME = ("kind", "outcome", "use", "write", "partial", "poison", "answer", "origin.tag", "frame", "squeue", "page", "kv_line")
-    _ENTRY = ("in_use", "dirty", "redirty", "used", "source", "squeue", "page", "valid", "poison")
 
     def __init__(self, session: Device, on_step: Callable[[], None]):
         self.session, self.job, self.found = session, session.job, session.found
@@ -165,7 +132,7 @@ class _Judge:
         ops = list(zip(*(results[f"op.{f}"].tolist() for f in self._OP), strict=True))
         decided = list(zip(*(results[f].tolist() for f in self._RESULT), strict=True))
         framed = list(zip(*(frames[f"op.{f}"].tolist() for f in self._FRAME), strict=True))
-        entries = list(zip(*(wide_integers(frames[f"entry.{f}"]).tolist() for f in self._ENTRY), strict=True))
+        entries = list(zip(*(wide_integers(frames[f"entry.{f}"]).tolist() for f in ENTRY_FIELDS), strict=True))
         scored = list(zip(*(scores[f].tolist() for f in ("kind", "squeue", "page", "score")), strict=True))
         hot, audit, read = frames.hot.tolist(), self.audit, int(Op.READ)
         order = list(zip(types.tolist(), index.tolist(), strict=True))

@@ -14,29 +14,13 @@ from kelp_spec.metadata import Op, Outcome
 
 from ..records import Commits
 
-__all__ = ["ENTRY", "OPS", "SCORES", "describe", "device_entries", "device_ops", "device_scores", "golden_op", "mask_ops"]
+__all__ = ["ENTRY", "ENTRY_FIELDS", "OPS", "SCORES", "WORD", "describe", "device_entries", "device_ops", "device_scores", "golden_op", "mask_ops"]
 
-_WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
-_ARGUMENTS = (
-    "session",
-    "squeue",
-    "page",
-    "kv_line",
-    "write",
-    "partial",
-    "poison",
-    "miss",
-    "pool",
-    "frame",
-    "failed",
-    "miss_kind",
-    "lost",
-    "source",
-    "slot",
-    "mass",
-    "delta",
-    "written",
-)
+#: Fields of a page word and of a frame entry, as commit records name them.
+WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
+ENTRY_FIELDS = ("in_use", "dirty", "redirty", "used", "source", "squeue", "page", "valid", "poison")
+
+_ARGUMENTS = tuple("session squeue page kv_line write partial poison miss pool frame failed miss_kind lost source slot mass delta written".split())
 _TAKEN = ("changed", "first", "frame", "miss")
 
 #: Columns of an op's row.
@@ -45,11 +29,11 @@ OPS = (
     "outcome",
     *(f"op.{name}" for name in _ARGUMENTS),
     *_TAKEN,
-    *(f"old.{name}" for name in _WORD),
-    *(f"word.{name}" for name in _WORD),
+    *(f"old.{name}" for name in WORD),
+    *(f"word.{name}" for name in WORD),
 )
 #: Columns of a frame entry's row: the op that used it, then the entry after it.
-ENTRY = ("kind", "frame", "in_use", "dirty", "redirty", "used", "source", "squeue", "page", "valid", "poison")
+ENTRY = ("kind", "frame", *ENTRY_FIELDS)
 #: Columns of a score's row.
 SCORES = ("event", "squeue", "page", "score")
 
