@@ -112,6 +112,7 @@ class Eviction(wiring.Component):
             *(getattr(evictor, name).eq(getattr(slots, name)) for name in ("free_slot", "has_free", "under_way")),
             slots.squeue.eq(evictor.squeue), slots.page.eq(evictor.page), evictor.working.eq(slots.working),
             slots.other_squeue.eq(orphans.squeue), slots.other_page.eq(orphans.page), orphans.working.eq(slots.other_working),
+            slots.scrub_squeue.eq(closer.o_op.payload.squeue), slots.scrub_page.eq(closer.o_op.payload.page),
         ]
         connect(m, slots.o_write_back, flipped(self.o_write_back))
         connect(m, flipped(self.i_written_back), slots.i_written_back)
@@ -127,12 +128,14 @@ class Eviction(wiring.Component):
 
         # An op that is offered stays, whatever comes after it: hence the register.
         sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, closer.o_op)
+        # A page whose eviction was cancelled may still be on its way to flash: its frame is nobody else's before that is over.
+        wants = [source.valid & ~slots.scrub_working if source is closer.o_op else source.valid for source in sources]
         take = Signal()
         m.d.comb += take.eq(~self.o_op.valid | self.o_op.ready)
         with m.If(take):
-            m.d.sync += self.o_op.valid.eq(Cat(source.valid for source in sources).any())
-            for k, source in enumerate(sources):
-                with m.If(source.valid) if k == 0 else m.Elif(source.valid):
+            m.d.sync += self.o_op.valid.eq(Cat(wants).any())
+            for k, (source, want) in enumerate(zip(sources, wants, strict=True)):
+                with m.If(want) if k == 0 else m.Elif(want):
                     m.d.comb += source.ready.eq(1)
                     m.d.sync += self.o_op.payload.eq(source.payload)
 

@@ -41,8 +41,8 @@ class EvictionSlots(wiring.Component):
         Where the next CLAIM goes; follows a CLAIM by two cycles.
     under_way : out, per pool
         Evictions whose frame the pool does not count as free yet.
-    squeue, page : in; working : out; other_squeue, other_page : in; other_working : out
-        Whether an eviction works on that page; asked by two.
+    squeue, page : in; working : out; other_squeue, other_page : in; other_working : out; scrub_squeue, scrub_page : in; scrub_working : out
+        Whether an eviction works on that page; asked by three.
     idle : out; quiet : out
         Quiet when all that is under way waits for the flash.
     """
@@ -61,7 +61,8 @@ class EvictionSlots(wiring.Component):
             "free_slot": Out(token), "has_free": Out(1),
             "under_way": Out(data.ArrayLayout(range(config.write_backs + 1), len(POOLS))),
             "squeue": In(config.squeue_bits), "page": In(config.page_bits), "working": Out(1),
-            "other_squeue": In(config.squeue_bits), "other_page": In(config.page_bits), "other_working": Out(1), "idle": Out(1), "quiet": Out(1),
+            "other_squeue": In(config.squeue_bits), "other_page": In(config.page_bits), "other_working": Out(1),
+            "scrub_squeue": In(config.squeue_bits), "scrub_page": In(config.page_bits), "scrub_working": Out(1), "idle": Out(1), "quiet": Out(1),
         })
 
     def elaborate(self, platform):
@@ -102,7 +103,8 @@ class EvictionSlots(wiring.Component):
             return Cat(busy[k] & (pages[k].squeue == squeue) & (pages[k].page == page) for k in slots).any()
 
         m.d.comb += [
-            self.working.eq(working_on(self.squeue, self.page)), self.other_working.eq(working_on(self.other_squeue, self.other_page)), self.idle.eq(busy == 0),
+            self.working.eq(working_on(self.squeue, self.page)), self.other_working.eq(working_on(self.other_squeue, self.other_page)),
+            self.scrub_working.eq(working_on(self.scrub_squeue, self.scrub_page)), self.idle.eq(busy == 0),
         ]
         for p in range(len(POOLS)):
             m.d.sync += self.under_way[p].eq(self.under_way[p] + (claimed & (r.pool == p)) - (freed & (gone.pool == p)))
