@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`kelp`: two-rate access frequency, a profile over distance, the order of the step, and prefetch out of what LRU would have read.
+"""`kelp`: two-rate access frequency, a profile over distance, the order of the step, a second opinion, and prefetch out of what LRU would have read.
 
 Integer throughout; the pseudocode for hardware is docs/lab.md, "The policy `kelp`". :mod:`..fast_kelp` is the compiled form, equal in every decision.
 """
@@ -31,15 +31,23 @@ class Constants:
     alpha_fast: int = 56
     alpha_slow: int = 8
     alpha_profile: int = 4
+    alpha_recent: int = 8
     weight_fast: int = 12
     weight_slow: int = 16
-    weight_profile: int = 16
+    weight_profile: int = 16   #: first opinion: the profile here and one page on
     weight_next: int = 8
+    second_profile: int = 4    #: second opinion: less of the profile, and how recent the last access is
+    second_next: int = 2
+    second_recent: int = 4
     near_most: int = 216       #: factor of a page whose turn in this step is over, when nothing misses
     near_least: int = 128
     near_shift: int = 7        #: it falls by miss rate >> this
     margin_shift: int = 1      #: a prefetch must be worth the marginal page << this
     credit_most: int = 256
+    explore: int = 16          #: of disputed evictions one in so many goes to the opinion that is not followed
+    duel_most: int = 1024
+    first_regret: int = 3      #: what a miss of a page that the first opinion alone gave away counts
+    second_regret: int = 4     #: and the second
 
 
 @functools.cache
@@ -51,17 +59,18 @@ def folds(alpha: int) -> np.ndarray:
 
 
 class Kelp(Policy):
-    """State per page: fast and slow frequency, step of the last access. Per queue and distance: the profile. Per pool: four registers, one ring."""
+    """State per page: fast and slow frequency, step of the last access, who gave it away. Per queue and distance: the profile. Per pool: a ring."""
 
     id = "kelp"
     scopes = ("pooled",)
-    bits = 16 + 16 + 24 + 16 + 12    # fast, slow, last_step; the profile has as many entries as there are pages
+    bits = 16 + 16 + 24 + 2 + 16 + 12    # fast, slow, last_step, given_by; the profile has as many entries as there are pages
     prefetches = True
 
     def __init__(self, pool: Pool, constants: Constants = Constants()):
         super().__init__(pool)
         c = self.constants = constants
-        self.fold_fast, self.fold_slow, self.fold_profile = folds(c.alpha_fast), folds(c.alpha_slow), folds(c.alpha_profile)
+        self.fold_fast, self.fold_slow = folds(c.alpha_fast), folds(c.alpha_slow)
+        self.fold_profile, self.fold_recent = folds(c.alpha_profile), folds(c.alpha_recent)
         keys = pool.all_queues * pool.pages
         self.fast, self.slow = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
         self.last = np.full(keys, -1, np.int64)
@@ -69,6 +78,8 @@ class Kelp(Policy):
         self.profile_step = np.zeros((pool.all_queues, pool.pages + 1), np.int64)
         self.marginal = self.miss_rate = self.credit = 0
         self.missed = False
+        self.given_by = np.zeros(keys, np.int8)    # 1, 2: the opinion that alone gave this page away
+        self.duel = self.disputed = 0              # above 0: the second opinion is followed
         # The LRU shadow: pages by (step, octile) of their last access; those at `boundary` and after fill the pool.
         self.ring: dict[int, int] = {}
         self.boundary = self.inside = 0
@@ -97,8 +108,8 @@ class Kelp(Policy):
         self.slow[key] += (TOP - int(self.slow[key])) * c.alpha_slow + 128 >> 8
         self.last[key] = step
 
-    def values(self, keys: np.ndarray, now: Access, over: np.ndarray) -> np.ndarray:
-        """What ``keys`` are worth at their next turn; ``over``: their turn in this step is over, so that it counts as idle."""
+    def values(self, keys: np.ndarray, now: Access, over: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What ``keys`` are worth at their next turn, in both opinions; ``over``: their turn in this step has passed, so that it counts as idle."""
         c, pages = self.constants, self.pool.pages
         idle = np.minimum(now.step - self.last[keys] - 1 + over, FOLDED)
         queue, distance = keys // pages, now.newest - keys % pages
@@ -107,8 +118,11 @@ class Kelp(Policy):
             kept = self.fold_profile[np.minimum(now.step - self.profile_step[queue, at], FOLDED)]
             return self.profile[queue, at] * kept >> 16
 
-        value = c.weight_fast * (self.fast[keys] * self.fold_fast[idle] >> 16) + c.weight_slow * (self.slow[keys] * self.fold_slow[idle] >> 16)
-        return value + c.weight_profile * profile(distance) + c.weight_next * profile(distance + 1) >> 4
+        common = c.weight_fast * (self.fast[keys] * self.fold_fast[idle] >> 16) + c.weight_slow * (self.slow[keys] * self.fold_slow[idle] >> 16)
+        here, ahead = profile(distance), profile(distance + 1)
+        first = common + c.weight_profile * here + c.weight_next * ahead
+        second = common + c.second_profile * here + c.second_next * ahead + c.second_recent * self.fold_recent[idle]
+        return first >> 4, second >> 4
 
     @property
     def near(self) -> int:
@@ -120,11 +134,16 @@ class Kelp(Policy):
         if not len(keys):
             return None
         over = keys < now.key
-        value = self.values(keys, now, over)
-        value = np.where(over, value * self.near >> 8, value)
-        best = int(np.argmin(value))
-        self.lowest = int(value[best])
-        return int(keys[best])
+        values = [np.where(over, value * self.near >> 8, value) for value in self.values(keys, now, over)]
+        choices = [int(np.argmin(value)) for value in values]
+        follow, self.tag = int(self.duel > 0), 0
+        if choices[0] != choices[1]:
+            self.disputed += 1
+            if self.disputed % self.constants.explore == 0:
+                follow = 1 - follow
+            self.tag = follow + 1
+        self.lowest = int(values[follow][choices[follow]])
+        return int(keys[choices[follow]])
 
     # --- accesses ---------------------------------------------------------------------------------------------------------------
 
@@ -134,7 +153,16 @@ class Kelp(Policy):
         known = bool(pool.known[key])
         if missed and not pool.in_flight[key]:
             self.credit = max(-self.constants.credit_most, self.credit - 1)
+            self._regret(int(self.given_by[key]))
         self.allocation, self.missed = not known, missed
+
+    def _regret(self, given_by: int) -> None:
+        """A page that one opinion alone gave away is missed: as much against it as it had turns, so the one that is not followed counts for more."""
+        c, seldom = self.constants, self.constants.explore - 1
+        if given_by == 1:
+            self.duel = min(c.duel_most, self.duel + c.first_regret * (1 if self.duel <= 0 else seldom))
+        elif given_by == 2:
+            self.duel = max(-c.duel_most, self.duel - c.second_regret * (1 if self.duel > 0 else seldom))
 
     def hit(self, key: int, now: Access) -> None:
         self._done(now)
@@ -148,6 +176,7 @@ class Kelp(Policy):
         self._touch(now.key, now.step, newest=now.newest, allocation=self.allocation)
 
     def evicted(self, key: int, now: Access) -> None:
+        self.given_by[key] = self.tag
         if not self.prefetching:
             self.marginal += self.lowest - self.marginal >> 3
 
@@ -162,7 +191,7 @@ class Kelp(Policy):
         queue = 0 if wraps else layer * pool.kv_heads
         keys = np.arange(queue * pool.pages, (queue + pool.kv_heads) * pool.pages)
         keys = keys[pool.known[keys] & ~pool.resident[keys]]
-        worth = self.values(keys, now, np.full(len(keys), int(wraps)))
+        worth = self.values(keys, now, np.full(len(keys), int(wraps)))[int(self.duel > 0)]
         floor = self.marginal << c.margin_shift
         self.prefetching = True
         for key in keys[worth >= floor].tolist():
@@ -173,6 +202,7 @@ class Kelp(Policy):
 
     def fetched(self, key: int) -> None:
         self.credit -= 1
+        self._regret(int(self.given_by[key]))
 
     # --- what pooled LRU would have read ----------------------------------------------------------------------------------------
 
