@@ -45,6 +45,9 @@ lockstep-full: $(STAMP) ## RTL against golden model, decision by decision, over 
 test-engines: $(STAMP) ## the inference engines' own classes on top of cxl_kv, each in an environment of its own (ENGINES="hf" selects)
 	for engine in $(ENGINES); do sh scripts/engines $$engine $(ARGS) || exit 1; done
 
+fpga-sim: $(STAMP) ## the board's top on its SDRAM chip in Verilator: self-test and replay over the UART, into build/fpga/sim.json (long)
+	$(KELP) fpga proof $(ARGS)
+
 lint: $(STAMP) ## ruff over all Python
 	.venv/bin/ruff check .
 

@@ -8,10 +8,11 @@ import time
 
 import numpy as np
 
-from kelp_spec.config import NAMED, Config
+from kelp_spec.config import Config
 from kelp_spec.messages import FIELDS, S2MDRS, M2SReq, M2SRwD
 
 from .board_registers import IDENT, BoardRegister, Control, Status
+from .configs import BOARD_CONFIGS
 from .host_link import HostLink
 from .protocol import BOARD_REPLY, BOARD_REQUEST, Kind, pack, unpack
 
@@ -38,7 +39,7 @@ class Host:
     patience : float
         Seconds of silence after which the board is given up.
     config : Config, optional
-        What the board was built from; by default the named configuration whose digest it shows.
+        What the board was built from; by default the one of `BOARD_CONFIGS` whose digest it shows.
     """
 
     def __init__(self, port, *, timeout: float = 0.25, patience: float = 10.0, config: Config | None = None):
@@ -49,9 +50,10 @@ class Host:
         if self.board(BoardRegister.IDENT) != IDENT:
             raise BoardError("the board answers, but is none of ours: load a bitstream with `kelp fpga program`")
         digest = f"{self.board(BoardRegister.DIGEST):08x}"
-        known = [c for c in ([config] if config else NAMED.values()) if c.digest.startswith(digest)]
+        known = [c for c in ([config] if config else BOARD_CONFIGS.values()) if c.digest.startswith(digest)]
         if not known:
-            raise BoardError(f"the board was built from a configuration with digest {digest}…; none of {', '.join(NAMED)} has it: give the right sources")
+            names = ", ".join(BOARD_CONFIGS)
+            raise BoardError(f"the board was built from a configuration with digest {digest}…; none of {names} has it: use the sources it was built from")
         self.config = known[0]
 
     # --- the line ---------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Configurations that boards are built from. Plain Python."""
+
+from __future__ import annotations
+
+from kelp_spec.config import NAMED, Config, ConfigError
+
+__all__ = ["BOARD_CONFIGS", "board_config"]
+
+#: `board_small`: the engines of `unit` with pages as the recordings have them; quick to simulate, and enough for a 45F.
+BOARD_CONFIGS: dict[str, Config] = {c.name: c for c in (
+    NAMED["ulx3s"],
+    NAMED["unit"],
+    Config(name="board_small", sessions=1, queues=16, pages=32, half_lines=16, frames=(64, 64, 64, 64), misses=16, parked=32, write_backs=4, line_slots=16,
+           scale_slots=8, write_slots=16, hot_pages=4, hint_lines=4, prefetch_slots=8, candidates=4, wide_counters=False),
+)}
+
+
+def board_config(name: str) -> Config:
+    """The configuration called `name`; a ConfigError that lists the names otherwise."""
+    if name not in BOARD_CONFIGS:
+        raise ConfigError(f"configuration {name!r} is none for boards; known: {', '.join(BOARD_CONFIGS)}")
+    return BOARD_CONFIGS[name]

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""`serial:/dev/ttyUSB0` — a board as a device of cxl_kv: the library's loads and stores become CXL.mem requests over the bridge.
+
+Options in the URL: `baud` (3000000), `timeout` (seconds of silence before something counts as lost; 0.25), `patience` (seconds of silence before the board is
+given up; 10), `reset` (1: start the endpoint anew, the default; 0: keep what it holds).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cxl_kv.errors import ConnectionLostError
+from cxl_kv.transport import Core, Loaded, Status
+from kelp_spec.address import Region
+
+from .host import BoardError, Host
+from .host_link import LinkError
+from .serial_port import PortError, SerialPort
+
+__all__ = ["SerialCore"]
+
+
+class SerialCore(Core):
+    """One board. ConnectionLostError when it does not answer.
+
+    Parameters
+    ----------
+    path : str
+        Of the port.
+    options : dict
+        Of the URL; those that are known are taken out.
+    """
+
+    def __init__(self, path: str, options: dict[str, str] | None = None):
+        super().__init__()
+        options = {} if options is None else options
+        baud = int(options.pop("baud", "3000000"))
+        timeout, patience = float(options.pop("timeout", "0.25")), float(options.pop("patience", "10"))
+        reset = bool(int(options.pop("reset", "1")))
+        self.host = self._guarded(lambda: Host(SerialPort(path, baud), timeout=timeout, patience=patience))
+        self.config = self.host.config
+        self._guarded(lambda: self.host.reset(seconds=patience) if reset else self.host.wait("ready", patience))
+
+    @staticmethod
+    def _guarded(do):
+        try:
+            return do()
+        except (BoardError, LinkError, PortError) as error:
+            raise ConnectionLostError(str(error)) from None
+
+    def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
+        lines, poison, nxm = self._guarded(lambda: self.host.read(addresses, ld_id=ld_id))
+        return Loaded(lines, np.where(nxm, Status.NOT_MAPPED, np.where(poison, Status.POISON, Status.DATA)).astype(np.uint8))
+
+    def store(self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int) -> None:
+        # Registers and hints take effect one after another, and after what was stored before them; KV lines go at the line's full rate.
+        side = addresses >> np.uint64(self.config.aperture_bits) != Region.KV
+        for part in np.split(np.arange(len(addresses)), np.flatnonzero(np.diff(side)) + 1):
+            if len(part):
+                enable = None if byte_enable is None else byte_enable[part]
+                ordered = bool(side[part[0]])
+                self._guarded(lambda p=part, e=enable, o=ordered: self.host.write(addresses[p], lines[p], e, ld_id=ld_id, ordered=o))
+
+    def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:
+        self._guarded(lambda: self.host.spec_read(addresses, ld_id=ld_id))
+
+    def close(self) -> None:
+        self.host.close()

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Board tops up to the synthesis script: pins, clock and constraints; and what the serial port and the command say when things are not there."""
+
+import os
+import pty
+
+import pytest
+from amaranth.hdl import Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_fpga.configs import BOARD_CONFIGS, board_config
+from kelp_fpga.sdram_core import SdramPins
+from kelp_fpga.serial_port import PortError, SerialPort
+from kelp_fpga.ulx3s import Ulx3s, Ulx3sPlatform, pll_dividers
+from kelp_spec.config import ConfigError
+from test_cli import kelp
+
+
+class Stub(wiring.Component):
+    """The board's ports and none of its contents: pins are what is looked at here."""
+
+    hz = 80_000_000
+
+    def __init__(self):
+        super().__init__({"rx": In(1, init=1), "tx": Out(1, init=1), "sdram": Out(SdramPins()), "leds": Out(8)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.sync += [self.tx.eq(self.rx), self.leds.eq(self.leds + self.sdram.dq_i), self.sdram.dq_o.eq(self.sdram.dq_i), self.sdram.cs_n.eq(self.rx)]
+        return m
+
+
+def test_ulx3s_has_every_pin_and_its_clock():
+    plan = Ulx3sPlatform().build(Ulx3s(Stub()), do_build=False)
+    constraints, netlist = (next(str(text) for name, text in plan.files.items() if name.endswith(end)) for end in (".lpf", ".il"))
+    for pin in ("sdram_0__a", "sdram_0__dq", "sdram_0__ba", "sdram_0__dqm", "sdram_0__clk", "sdram_0__cs", "uart_0__rx", "uart_0__tx", "led_7"):
+        assert f'"{pin}' in constraints, pin
+    assert "80000000" in constraints.replace("80.0 MHZ", "80000000 HZ") and "EHXPLLL" in netlist and "ODDRX1F" in netlist
+
+
+@pytest.mark.parametrize("mhz, made", [(80, 80), (125, 125), (100, 100), (62.5, 62.5)])
+def test_pll_makes_the_clock(mhz, made):
+    reference, feedback, output = pll_dividers(int(mhz * 1e6))
+    assert 25 / reference * feedback == made and 400 <= made * output <= 800 and 25 / reference >= 3.125
+
+
+def test_pll_refuses_what_it_cannot_make():
+    with pytest.raises(ValueError, match="hz = 77777777 is refused"):
+        pll_dividers(77_777_777)
+
+
+def test_board_configurations_are_known_by_digest():
+    digests = {c.digest[:8] for c in BOARD_CONFIGS.values()}
+    assert len(digests) == len(BOARD_CONFIGS)
+    with pytest.raises(ConfigError, match="known: ulx3s"):
+        board_config("llama70b")
+
+
+def test_a_port_that_is_not_there():
+    with pytest.raises(PortError, match="plugged in"):
+        SerialPort("/dev/kelp-no-such-port")
+    with pytest.raises(ValueError, match="baud = 12345"):
+        SerialPort("/dev/null", 12345)
+    with pytest.raises(PortError, match="no serial port"):
+        SerialPort("/dev/null")
+
+
+def test_the_command_says_when_no_board_answers():
+    done = kelp("fpga", "selftest", "--port", "/dev/kelp-no-such-port")
+    assert done.returncode == 1 and "plugged in" in done.stderr and "Traceback" not in done.stderr
+    master, slave = pty.openpty()
+    try:
+        done = kelp("fpga", "selftest", "--port", os.ttyname(slave), "--patience", "1")
+        assert done.returncode == 1 and "no answer from the board" in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+    finally:
+        os.close(master)
+        os.close(slave)
