@@ -12,6 +12,7 @@ from kelp_sim.accesses import access_sequence
 from kelp_sim.lab import Policy, Timeline, run
 from kelp_sim.lab.cells import replay
 from kelp_sim.lab.engine import PolicyError
+from kelp_sim.lab.fast_lists import LISTS, run_list
 from kelp_sim.lab.policies import IDS, load
 from kelp_sim.lab.reads import timeline
 from kelp_sim.trace import read
@@ -60,6 +61,16 @@ def test_a_compiled_policy_decides_like_the_plain_one(part, name, residency):
     assert (plain.missed == fast.missed).all()
     assert [getattr(plain, f) for f in ("bypasses", "issued", "useful", "late")] == [getattr(fast, f) for f in ("bypasses", "issued", "useful", "late")]
     assert plain.victims and (plain.issued > 0 or name != "kelp")
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("name", LISTS)
+def test_a_compiled_list_decides_like_the_plain_one(part, small, name, pooled):
+    for line, capacity in ((part, part.sequence.capacity(0.15)), (part, part.sequence.capacity(0.3)), (timeline(small), 17)):
+        plain = run(line, load(name), capacity=capacity, pooled=pooled, record=True)
+        fast = run_list(line, name, capacity=capacity, pooled=pooled, record=True)
+        assert plain.victims == fast.victims and plain.victims
+        assert (plain.missed == fast.missed).all() and plain.bypasses == fast.bypasses
 
 
 @pytest.mark.parametrize("seed", range(4))

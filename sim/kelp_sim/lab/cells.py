@@ -13,6 +13,7 @@ import numpy as np
 
 from . import engine
 from .engine import Outcome, Timeline
+from .fast_lists import LISTS, run_list
 from .policies import load
 from .reads import timeline
 
@@ -65,11 +66,13 @@ def _timeline(path: str, rule: str, accesses: int | None) -> Timeline:
 
 
 def replay(line: Timeline, policy: str, *, capacity: int, pooled: bool) -> Outcome:
-    """The compiled form where there is one, else the plain one; they decide alike (tests/test_lab_fast.py)."""
+    """The compiled form where there is one, else the plain one; they decide alike (tests/test_lab_policies.py)."""
     if policy in ("kelp", "kelp-noprefetch") and pooled:
         from .fast_kelp import run_kelp
 
         return run_kelp(line, capacity=capacity, prefetch=policy == "kelp")
+    if policy in LISTS:
+        return run_list(line, policy, capacity=capacity, pooled=pooled)
     return engine.run(line, load(policy), capacity=capacity, pooled=pooled)
 
 
