@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""``kelp trace``: check, import and replay traces of blocks; check recordings."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import UserError, console
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    trace = typer.Typer(help="Check recordings; import, check and replay block traces.", no_args_is_help=True)
+    app.add_typer(trace, name="trace")
+
+    @trace.command()
+    def check(files: Annotated[list[Path], typer.Argument(metavar="FILE…", show_default=False)]) -> None:
+        """Check recordings (kelp-attention-1) and block traces (kelp-blocks-1) against their formats; exit 1 at the first fault."""
+        from kelp_sim.accesses import access_sequence
+        from kelp_sim.trace import TraceError, read
+
+        for path in files:
+            try:
+                if _is_blocks(path):
+                    found = _read_blocks(path)
+                    console.print(f"{path}: {len(found.block):,} references to {found.blocks:,} blocks, {int(found.request[-1]) + 1:,} requests")
+                else:
+                    recording = read(path)
+                    console.print(f"{path}: {recording.queues} queues, {recording.pages} pages, {len(access_sequence(recording)):,} accesses")
+            except TraceError as error:
+                raise UserError(str(error)) from None
+
+    @trace.command("import")
+    def import_(
+        source: Annotated[str, typer.Argument(help="mooncake, lmcache (lookup JSONL) or oracle (libCacheSim oracleGeneral).", show_default=False)],
+        file: Annotated[Path, typer.Argument(show_default=False)],
+        output: Annotated[Path, typer.Option("-o", help="The block trace to write, .npz.", show_default=False)],
+    ) -> None:
+        """Turn another tool's trace into a block trace (kelp-blocks-1, docs/lab.md)."""
+        from kelp_sim.lab.blocks import IMPORTERS
+        from kelp_sim.trace import TraceError
+
+        if source not in IMPORTERS:
+            raise UserError(f"source {source!r} is refused; legal: {', '.join(IMPORTERS)}")
+        if output.suffix != ".npz":
+            raise UserError(f"-o {output}: the file must end in .npz")
+        try:
+            found = IMPORTERS[source](file)
+        except TraceError as error:
+            raise UserError(str(error)) from None
+        found.write(output)
+        console.print(f"{output}: {len(found.block):,} references to {found.blocks:,} blocks")
+
+    @trace.command()
+    def blocks(
+        file: Annotated[Path, typer.Argument(help="A block trace.", show_default=False)],
+        frames: Annotated[str, typer.Option(help="Cache sizes in blocks; comma between.")] = "1000,10000,30000,50000",
+        policy: Annotated[str, typer.Option(help="Policies that need no queues; comma between.")] = "lru,s3fifo,belady",
+    ) -> None:
+        """Hit rates of a block trace in a cache that starts empty."""
+        from rich.table import Table
+
+        from kelp_sim.lab.policies import load
+        from kelp_sim.lab.stream import run_keys
+        from kelp_sim.trace import TraceError
+
+        try:
+            sizes = [int(size) for size in frames.split(",")]
+            if min(sizes) < 10:
+                raise ValueError
+        except ValueError:
+            raise UserError(f"--frames {frames!r} is not whole numbers of at least 10 with commas between") from None
+        try:
+            found, makes = _read_blocks(file), {name: load(name) for name in policy.split(",")}
+        except (TraceError, ValueError) as error:
+            raise UserError(str(error)) from None
+        table = Table("policy", *(f"{size:,} blocks" for size in sizes))
+        for name, make in makes.items():
+            if name not in _STREAM:
+                raise UserError(f"policy {name!r} needs queues and steps, which a block trace has not; legal here: {', '.join(_STREAM)}")
+            table.add_row(name, *(f"{1 - run_keys(found.block, make, size).mean():.1%}" for size in sizes))
+        table.add_row("infinite", f"{1 - found.blocks / len(found.block):.1%}")
+        console.print(table)
+
+
+_STREAM = ("lru", "fifo", "clock", "lfu", "arc", "s3fifo", "sieve", "wtinylfu", "belady")
+
+
+def _is_blocks(path: Path) -> bool:
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "block.npy" in archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _read_blocks(path: Path):
+    from kelp_sim.lab.blocks import read_blocks
+
+    return read_blocks(path)
