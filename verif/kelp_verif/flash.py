@@ -102,7 +102,7 @@ class Flash:
             return
         for what, table, key in (("id", self.live, command.index), ("LBA", self.lbas, command.lba), ("DRAM line", self.frames, command.line)):
             if key in table:
-                raise ContractError(f"{command}: {what} {key} already has a live command")
+                raise ContractError(f"{command}: {what} {key} belongs to {self.live[table[key] if table is not self.live else key].command}")
         entry = _Live(command, self.fails(command))
         self.live[command.index], self.lbas[command.lba], self.frames[command.line] = entry, command.index, command.index
         if not self.silent(command):
