@@ -36,7 +36,7 @@ soak: $(STAMP) ## every bench with ROUNDS=5 fresh seeds instead of its fixed one
 bench: $(STAMP) ## measure every figure of the specification into build/bench.json
 	$(KELP) bench $(ARGS)
 
-prove: $(STAMP) ## all formal proofs: queues, arbiters, free list, miss table, arithmetic bounds
+prove: $(STAMP) ## all formal proofs (queues, arbiters, free lists, miss table, arithmetic), and a table of them
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m prove $(ARGS)
 
 lockstep-full: $(STAMP) ## RTL against golden model, decision by decision, over a whole recording (long)

@@ -144,3 +144,5 @@ def test_bad_arguments_name_themselves():
         prove(Saturating(), depth=2, mode="live")
     with pytest.raises(ValueError, match="depth 0"):
         prove(Saturating(), depth=0)
+    with pytest.raises(ValueError, match="skip 2"):
+        prove(Saturating(), depth=2, mode="bmc", skip=2)

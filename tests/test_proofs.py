@@ -67,3 +67,10 @@ def test_table_tells_what_failed():
     lines = table([{**row, "part": "holds"}, {**row, "part": "covers", "good": False, "depth": 7}, {**row, "part": "catches"},
                    {**row, "part": "catches", "good": False}])
     assert len(lines) == 2 and lines[1].split() == [PROOFS[0].name, "induction", "2", "PASS", "NO", "1", "of", "2", "4.0"]
+
+
+def test_documented(repo_root):
+    text = (repo_root / "docs" / "formal.md").read_text(encoding="utf-8")
+    for proof in PROOFS:
+        row = next((line for line in text.splitlines() if line.startswith("|") and f"`{proof.name}`" in line), "")
+        assert f"{'induction' if proof.mode == 'prove' else 'bounded'}, {proof.depth} " in row, f"docs/formal.md has no right row for {proof.name}: {row!r}"

@@ -39,12 +39,14 @@ class CandidateList(wiring.Component):
             "clear": In(1), "take": In(1), "i": In(layouts.candidate), "i_valid": In(1),
             "best": Out(layouts.candidate), "best_valid": Out(1),
         })
+        # State that proofs look at (kelp_verif.order_specs).
+        self.places = [Signal(layouts.candidate, name=f"place{k}", reset_less=True) for k in range(config.candidates)]
+        self.valid = Signal(config.candidates)
 
     def elaborate(self, platform):
         m = Module()
         keep = self.config.candidates
-        places = [Signal(self.layouts.candidate, name=f"place{k}", reset_less=True) for k in range(keep)]
-        valid = Signal(keep)
+        places, valid = self.places, self.valid
 
         def key(candidate):
             return Cat(~candidate.priority, candidate.kind)

@@ -47,6 +47,8 @@ class Egress(wiring.Component):
             "o_latency_valid": Out(1),
             "idle": Out(1),
         })
+        # State that proofs look at (kelp_verif.turn_specs).
+        self.side_turn = Signal()
 
     def elaborate(self, platform):
         m = Module()
@@ -56,7 +58,7 @@ class Egress(wiring.Component):
 
         completion = self.i.p.answer == Answer.CMP
         # The side may use a channel when the data path does not, and every second time when both want it.
-        side_turn = Signal()
+        side_turn = self.side_turn
         want_drs, want_ndr = self.i.valid & ~completion, self.i.valid & completion
         side_drs, side_ndr = self.i_side.valid & ~self.i_side.p.write, self.i_side.valid & self.i_side.p.write
         pick_side_drs = Signal()
@@ -67,8 +69,9 @@ class Egress(wiring.Component):
             self.i.ready.eq(Mux(completion, ndr_free & ~pick_side_ndr, drs_free & ~pick_side_drs)),
             self.i_side.ready.eq(Mux(self.i_side.p.write, ndr_free & pick_side_ndr, drs_free & pick_side_drs)),
         ]
-        with m.If(self.i_side.valid):
-            m.d.sync += side_turn.eq(Mux(self.i_side.ready, 0, 1))
+        # A turn is lost to the data path's answer, not to a channel that stands still: else a slow link would see the side's answers alone.
+        with m.If(self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)):
+            m.d.sync += side_turn.eq(~self.i_side.ready)
 
         with m.If(drs_free):
             m.d.sync += drs.valid.eq(want_drs | side_drs)

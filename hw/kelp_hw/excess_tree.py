@@ -43,6 +43,9 @@ class ExcessTree(wiring.Component):
             "start": In(1), "pool": In(POOL_BITS), "squeue": In(config.squeue_bits), "excess": In(config.dram_line_bits),
             "busy": Out(1), "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))),
         })
+        # State that proofs look at (kelp_verif.order_specs): the walk is at `node` of a pool's tree, whose value is `best`.
+        self.walk_pool, self.node = Signal(POOL_BITS), Signal(self.levels + 1)
+        self.best, self.sibling = Signal(layouts.root), Signal(layouts.root)
 
     def elaborate(self, platform):
         m = Module()
@@ -52,12 +55,11 @@ class ExcessTree(wiring.Component):
         roots = Array([Signal(root, name=f"root{p}") for p in range(len(POOLS))])
         m.d.comb += [self.roots[p].eq(roots[p]) for p in range(len(POOLS))]
 
-        pool, node, best = Signal(POOL_BITS), Signal(node_bits), Signal(root)
-        sibling = Signal(root)
+        pool, node, best, sibling = self.walk_pool, self.node, self.best, self.sibling
         m.d.comb += [nodes.read_address.eq(Cat(node ^ 1, pool))]
         clear = Signal(range(nodes.depth))
 
-        with m.FSM(init="CLEAR"):
+        with m.FSM(init="CLEAR") as self.fsm:
             with m.State("CLEAR"):
                 m.d.comb += [self.busy.eq(1), nodes.write_en.eq(1), nodes.write_address.eq(clear)]
                 m.d.sync += clear.eq(clear + 1)

@@ -49,11 +49,14 @@ class MissIds(wiring.Component):
             "park": In(1), "park_id": In(config.miss_bits),
             "look": In(config.miss_bits), "unpark": In(1), "select": In(config.miss_bits), "empty": Out(1),
         })
+        # State that proofs look at (kelp_verif.grant_specs): the ids at hand, the next one first, and how many requests wait on each entry.
+        self.ids = [Signal(config.miss_bits, name=f"id_{i}") for i in range(self.DEPTH)]
+        self.counts = [Signal(range(config.parked + 1), name=f"parked_{i}") for i in range(config.misses)]
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
-        ids = [Signal(c.miss_bits, name=f"id_{i}") for i in range(self.DEPTH)]
+        ids, counts = self.ids, self.counts
         # Shifts towards 0, so that `id` is a register: M3 writes it into a page word late in its cycle.
         taken_in = Signal()
         end = Signal(range(self.DEPTH + 1))
@@ -73,7 +76,6 @@ class MissIds(wiring.Component):
         m.d.sync += self.level.eq(end + taken_in)
         m.d.sync += Assert(~self.take | (self.level != 0))
 
-        counts = [Signal(range(c.parked + 1), name=f"parked_{i}") for i in range(c.misses)]
         for i, count in enumerate(counts):
             with m.If(self.take & (self.id == i)):
                 m.d.sync += count.eq(self.parked)

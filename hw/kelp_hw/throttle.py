@@ -45,10 +45,12 @@ class Throttle(wiring.Component):
             "settle": In(1),
             "credit": Out(data.ArrayLayout(CREDIT_MAX.bit_length(), SOURCES), init=[CREDIT_MAX] * SOURCES),
         })
+        # State that proofs look at (kelp_verif.arithmetic_specs): candidates offered, modulo the group.
+        self.position = Array(Signal(range(CREDIT_MAX), name=f"position_{s}") for s in range(SOURCES))
 
     def elaborate(self, platform):
         m = Module()
-        position = Array(Signal(range(CREDIT_MAX), name=f"position_{s}") for s in range(SOURCES))
+        position = self.position
         m.d.comb += self.allow.eq(position[self.offer] < self.credit[self.offer])
         for s in range(1, SOURCES):
             earned = Signal(range(CREDIT_MAX + 1), init=CREDIT_MAX, name=f"earned_{s}")

@@ -47,6 +47,9 @@ class WriteOut(wiring.Component):
             "w": Out(stream.Signature(axi.write)),
             "idle": Out(1),
         })
+        # State that proofs look at (kelp_verif.turn_specs): a line was addressed in the cycle before, and where it goes; whose turn it is.
+        self.read, self.of_scales, self.scales_next = Signal(), Signal(), Signal()
+        self.address = Signal(axi.address)
 
     def elaborate(self, platform):
         m = Module()
@@ -54,16 +57,13 @@ class WriteOut(wiring.Component):
         m.submodules.lines = lines = SyncFIFO(width=self.w.p.shape().size, depth=self.QUEUED)
 
         space = Signal()
-        read = Signal()        # a line was addressed in the cycle before
-        of_scales = Signal()
-        scales_next = Signal()
+        read, of_scales, scales_next, address = self.read, self.of_scales, self.scales_next, self.address
         m.d.comb += [
             # One line may be between a buffer and the queues.
             space.eq((addresses.level < self.QUEUED - 1) & (lines.level < self.QUEUED - 1)),
             self.take_scales.eq(space & self.scales_due & (scales_next | ~self.lines_due)),
             self.take_lines.eq(space & self.lines_due & ~self.take_scales),
         ]
-        address = Signal(self.aw.p.shape())
         m.d.sync += [
             read.eq(self.take_lines | self.take_scales),
             of_scales.eq(self.take_scales),

@@ -41,7 +41,7 @@ mode {mode}
 depth {depth}
 timeout {timeout}
 append {append}
-[engines]
+{options}[engines]
 {engine}
 [script]
 {macros}
@@ -136,6 +136,7 @@ def prove(
     free_reset: bool = False,
     timeout_s: float = 600,
     append: int = 0,
+    skip: int = 0,
 ) -> ProofResult:
     """Prove the ``Assert`` statements inside ``component``, or reach its ``Cover`` statements.
 
@@ -157,9 +158,13 @@ def prove(
         After this many seconds the result is ``TIMEOUT``.
     append
         Cycles shown after the one that fails.
+    skip
+        Mode ``bmc`` only: do not look at the first cycles. Quicker, where a bug is known to need more of them than that.
     """
     if mode not in _MODES:
         raise ValueError(f"mode {mode!r}: one of {', '.join(_MODES)}")
+    if skip and (mode != "bmc" or not 0 < skip < depth):
+        raise ValueError(f"skip {skip}: in mode 'bmc' only, and less than the depth")
     if depth < 1:
         raise ValueError(f"depth {depth}: at least 1")
     name = name or type(component).__name__
@@ -179,6 +184,7 @@ def prove(
         depth=depth,
         timeout=max(1, round(timeout_s)),
         append=append,
+        options=f"skip {skip}\n" if skip else "",
         engine=engine,
         macros="\n".join(f"read_verilog {model.name}" for model in models),
         files="\n".join(map(str, models)),

@@ -15,20 +15,17 @@ __all__ = ["ParkListsContract"]
 class ParkListsContract(wiring.Component):
     """Lists live, are read and live again in any legal pattern. One append of a chosen list is followed: it is read after exactly those
     before it, with its data, before the list calls itself empty; no list yields more than it was given.
-
-    ``planted`` forgets that a list's later life begins anew.
     """
 
-    def __init__(self, *, lists: int = 2, nodes: int = 2, planted: bool = False):
-        self.lists, self.nodes, self.planted = lists, nodes, planted
-        self.width = 1
+    def __init__(self, block=ParkLists, *, lists: int = 2, nodes: int = 2):
+        self.block, self.lists, self.nodes, self.width = block(lists=lists, nodes=nodes, shape=1), lists, nodes, 1
         list_shape = range(lists)
         super().__init__({"i_valid": In(1), "list": In(list_shape), "create": In(1), "park": In(1), "data": In(self.width),
                           "start": In(1), "visit_next": In(list_shape), "end": In(1), "ready": In(1)})
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.dut = dut = ParkLists(lists=self.lists, nodes=self.nodes, shape=self.width)
+        m.submodules.dut = dut = self.block
         alive, lived = Signal(self.lists), Signal(self.lists)
         visiting, visit = Signal(), Signal(range(self.lists))
         chosen = AnyConst(range(self.lists))
@@ -36,7 +33,7 @@ class ParkListsContract(wiring.Component):
         first_life = ~lived.bit_select(self.list, 1)
         m.d.comb += [
             dut.i_valid.eq(self.i_valid), dut.i.list.eq(self.list), dut.i.park.eq(self.park), dut.i.data.eq(self.data),
-            dut.i.create.eq(self.create & (first_life if self.planted else 1)),
+            dut.i.create.eq(self.create),
             dut.visit.eq(Mux(self.start, self.visit_next, visit)), dut.visit_start.eq(self.start), dut.o.ready.eq(self.ready),
             # The miss buffer's side of the bargain.
             Assume(chosen < self.lists), Assume(self.list < self.lists), Assume(self.visit_next < self.lists),

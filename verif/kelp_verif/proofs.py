@@ -6,22 +6,39 @@ docs/formal.md says in words what every row means. `make prove` runs all of them
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 
 from kelp_hw.arbiter import Arbiter
+from kelp_hw.candidates import CandidateList
+from kelp_hw.decide import Decide
+from kelp_hw.egress import Egress
+from kelp_hw.ema import EmaStep
 from kelp_hw.endpoint import DataQueue
+from kelp_hw.excess_tree import ExcessTree
 from kelp_hw.free_list import FreeList
+from kelp_hw.miss_grants import MissGrants
+from kelp_hw.miss_ids import MissIds
+from kelp_hw.park_lists import ParkLists
 from kelp_hw.pools import FreeFrames, Pools
 from kelp_hw.prefetch_queue import PrefetchQueue
+from kelp_hw.throttle import Throttle
+from kelp_hw.write_out import WriteOut
 from kelp_hw.write_store import WriteStore
 
 from .arbiter_spec import ArbiterContract
+from .arithmetic_specs import EmaStepContract, ThrottleContract
 from .formal import ProofResult, mutant, prove
+from .grant_specs import MissGrantsContract, MissIdsContract
+from .miss_specs import ParkListsContract
+from .order_specs import CandidatesContract, ExcessTreeContract
+from .owner_spec import FrameOwnerContract
 from .pool_specs import FreeFramesContract, FreeListContract, PoolsContract, WriteSlotsContract
 from .prefetch_spec import PrefetchQueueContract
 from .queue_specs import DataQueueContract, FifoContract
+from .turn_specs import EgressContract, WriteOutContract
 
 __all__ = ["PROOFS", "Proof", "table"]
 
@@ -40,50 +57,81 @@ class Proof:
     depth: int = 2
     cover: int                  #: cycles within which every cover is reached
     bugs: tuple[tuple[str, str], ...]
-    bug_depth: int = 12
+    bug_depth: int = 12         #: cycles within which every bug shows,
+    bug_skip: int = 0           #: and within which none does
+    bug_spec: Callable | None = None    #: where a bug shows sooner than in `spec`
     quick: bool = True          #: runs in `make test` too
     engine: str = REGISTERS
-    timeout_s: int = field(default=240)
+    timeout_s: int = 240
 
     def holds(self) -> ProofResult:
-        return self._run(self.block, self.mode, self.depth, "")
+        return self._run(self.spec(self.block), self.mode, self.depth, "")
 
     def covers(self) -> ProofResult:
-        return self._run(self.block, "cover", self.cover, "")
+        return self._run(self.spec(self.block), "cover", self.cover, "")
 
     def catches(self, old: str, new: str) -> ProofResult:
-        return self._run(mutant(self.block, old, new), "bmc", self.bug_depth, "-planted")
+        spec = (self.bug_spec or self.spec)(mutant(self.block, old, new))
+        return self._run(spec, "bmc", self.bug_depth, "-planted", self.bug_skip)
 
-    def _run(self, block, mode, depth, suffix):
-        return prove(self.spec(block), depth=depth, mode=mode, name=f"{self.name}{suffix}", engine=self.engine, timeout_s=self.timeout_s)
+    def _run(self, spec, mode, depth, suffix, skip=0):
+        return prove(spec, depth=depth, mode=mode, name=f"{self.name}{suffix}", engine=self.engine, timeout_s=self.timeout_s, skip=skip)
 
 
 PROOFS = (
+    # Queues.
     Proof(name="fifo", block=SyncFIFO, spec=FifoContract, cover=10, bugs=(
         ("produce.eq(_incr(produce, self.depth))", "produce.eq(_incr(produce, self.depth - 1))"), ("with m.If(do_write & ~do_read):", "with m.If(do_write):"))),
-    Proof(name="fifo_buffered", block=SyncFIFOBuffered, spec=FifoContract, cover=10, bugs=(
+    Proof(name="fifo_buffered", block=SyncFIFOBuffered, spec=FifoContract, cover=10, quick=False, bugs=(
         ("inner_level != inner_depth", "1"), ("~self.r_rdy | self.r_en", "1"))),
     Proof(name="data_queue", block=DataQueue, spec=DataQueueContract, cover=30, bug_depth=20, bugs=(
         ("self.i_valid & ~fifo.r_rdy & self.o.ready", "self.i_valid & self.o.ready"), ("self.i_valid & ~direct", "self.i_valid"),
         ("self.DEPTH - RESERVE", "self.DEPTH - RESERVE + 1"))),
-    Proof(name="prefetch_queue", block=PrefetchQueue, spec=PrefetchQueueContract, cover=10, bug_depth=8, engine="smtbmc z3", bugs=(
+    Proof(name="prefetch_queue", block=PrefetchQueue, spec=PrefetchQueueContract, cover=10, bug_depth=8, engine="smtbmc z3", quick=False, bugs=(
         ("Mux(leave, earlier[1:], earlier[:n])", "earlier[:n]"),                    # a page that leaves comes in again
         ("return a.distance > b.distance", "return a.distance >= b.distance"),      # last come, first served
         ("push = insert & ~earlier_here[k] & below", "push = insert & below"),      # moves past the twin that it replaces
         ("(on_o | any_twin | full)", "(on_o | any_twin)"),                          # a drop is not told
         ("self.o.valid.eq(leave & ~dead[0])", "self.o.valid.eq(leave)"))),          # a cancelled one leaves
+    # Arbiters.
     Proof(name="arbiter", block=Arbiter, spec=ArbiterContract, cover=30, bug_depth=30, bugs=(
         ("(credits.data | ~uses_frame[i]) & ", ""), ("claim - self.PATIENCE", "claim - self.PATIENCE - 1"), ("any_able & (claim == self.PATIENCE)", "0"),
         ("able & (~able + 1)", "able"), ("~(hot_able & pick_frame)", "1"))),
+    Proof(name="egress", block=Egress, spec=EgressContract, cover=8, bug_depth=8, bug_skip=2, quick=False, bugs=(
+        ("self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)", "self.i_side.valid"),     # a channel that stands still costs a turn
+        ("drs_free & ~pick_side_drs)", "drs_free)"))),
+    Proof(name="write_out", block=WriteOut, spec=WriteOutContract, cover=24, bug_depth=20, engine="smtbmc z3", quick=False, bugs=(
+        ("space & self.lines_due & ~self.take_scales", "space & self.lines_due"), ("scales_next.eq(self.take_lines)", "scales_next.eq(1)"))),
+    # Free lists and pools.
     Proof(name="free_list", block=FreeList, spec=FreeListContract, cover=16, bugs=(
         ("returned.r_en.eq(take & ~fresh)", "returned.r_en.eq(take & ~fresh & ~self.i_valid)"), ("self.level + self.i_valid - take", "self.level - take"))),
     Proof(name="free_frames", block=FreeFrames, spec=FreeFramesContract, cover=16, bugs=(
         ("self.push & (count == pop_freed)", "self.push & (count == 0)"), ("Mux(pop_freed, third, second)", "second"),
         ("self.pop & ~has_fresh", "self.pop"))),
-    Proof(name="pools", block=Pools, spec=PoolsContract, depth=3, cover=12, bugs=(
+    Proof(name="pools", block=Pools, spec=PoolsContract, depth=3, cover=12, quick=False, bugs=(
         ("self.pop & here", "self.pop"), ("(self.wait | self.pop)", "self.pop"), ("pins < pin_limit", "pins <= pin_limit"))),
-    Proof(name="write_slots", block=WriteStore, spec=WriteSlotsContract, cover=20, bugs=(
+    Proof(name="write_slots", block=WriteStore, spec=WriteSlotsContract, cover=20, quick=False, bugs=(
         ("(unused == 0) & self.o_slot.ready", "self.o_slot.ready"), ("held + taken - self.free_en", "held + taken"))),
+    Proof(name="frame_owner", block=Decide, spec=FrameOwnerContract, cover=9, bug_depth=9, engine="smtbmc --stbv z3", quick=False, bugs=(
+        ("with m.If(~state[PageState.WRITING_BACK]):", "with m.If(state[PageState.COLD]):"),      # a page touched since its CLAIM loses its frame
+        ("with m.Elif(here & (old.place == op.frame)):", "with m.Elif(0):"))),                      # RECOVER takes a frame that is in use
+    # The miss table.
+    Proof(name="miss_ids", block=MissIds, spec=MissIdsContract, cover=14, bugs=(
+        ("less & one, none", "less, none"), ("end.eq(self.level - self.take)", "end.eq(self.level)"), ("self.level != self.DEPTH", "1"))),
+    Proof(name="miss_grants", block=MissGrants, spec=MissGrantsContract, cover=28, bug_depth=10, bug_skip=6, quick=False, bugs=(
+        ("pop.eq(self.i_outcome == Outcome.DONE)", "pop.eq(1)"), ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"))),
+    Proof(name="park_lists", block=ParkLists, spec=ParkListsContract, mode="bmc", depth=10, cover=10, bug_depth=10, quick=False, timeout_s=1800, bugs=(
+        ("head.write_en.eq(late_valid & late.create)", "head.write_en.eq(late_valid & late_first)"),)),    # a list's second life begins as its first
+    # What is best, and arithmetic.
+    Proof(name="candidates", block=CandidateList, spec=CandidatesContract, cover=10, bugs=(
+        ("key(self.i) < key(places[k])", "key(self.i) <= key(places[k])"), ("valid.eq(valid >> 1)", "valid.eq(valid)"))),
+    Proof(name="excess_tree", block=ExcessTree, spec=ExcessTreeContract, cover=70, bug_spec=partial(ExcessTreeContract, cleared=True), bug_depth=8,
+          quick=False, bugs=(
+        ("with m.If(node == 1):", "with m.If(node <= 3):"),)),                   # a walk that ends below the root
+    Proof(name="throttle", block=Throttle, spec=ThrottleContract, cover=8, quick=False, bugs=(
+        ("position[s].eq(position[s] + 1)", "position[s].eq(position[s] + 2)"),)),
+    Proof(name="ema_step", block=EmaStep, spec=EmaStepContract, mode="bmc", depth=4, cover=5, bug_depth=4, quick=False, bugs=(
+        ("Mux(self.a[8], 256, self.a)", "self.a"), ("(product + 128) >> 8", "(product + 256) >> 8"))),
 )
 
 

@@ -17,7 +17,7 @@ __all__ = ["DataQueueContract", "FifoContract", "SMALL"]
 
 #: The least of everything that a Config may have.
 SMALL = Config(name="proof", sessions=2, queues=2, pages=4, half_lines=4, frames=(4, 4, 4, 4), misses=16, parked=16, line_slots=8, scale_slots=4,
-               write_slots=8, hot_pages=2, hint_lines=2, prefetch_slots=4, candidates=2)
+               write_backs=2, write_slots=8, hot_pages=2, hint_lines=2, prefetch_slots=4, candidates=2)
 
 
 class FifoContract(wiring.Component):
