@@ -4,7 +4,7 @@
 CONFIG ?= trace
 RECORDING ?= data/traces/attn_0.npz
 WORKERS ?= 2
-ENGINES ?= hf lmcache vllm
+ENGINES ?= hf lmcache vllm sglang
 ROUNDS ?= 5
 ARGS ?=
 
