@@ -102,5 +102,5 @@ def test_bad_input_is_one_line(arguments, fault):
 def test_published_hit_rates_of_the_conversation_trace():
     found = IMPORTERS["mooncake"](Path(os.environ["KELP_TRACES"]) / "mooncake_conversation.jsonl")
     assert found.blocks == 182_790
-    rates = [round(100 * (1 - run_keys(found.block, load("lru"), frames).mean()), 1) for frames in (1000, 10_000, 30_000, 50_000)]
-    assert rates == [4.5, 21.1, 32.6, 35.5]
+    rates = [100 * (1 - run_keys(found.block, load("lru"), frames).mean()) for frames in (1000, 10_000, 30_000, 50_000)]
+    assert rates == pytest.approx([4.5, 21.1, 32.6, 35.5], abs=0.051)

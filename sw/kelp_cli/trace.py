@@ -55,6 +55,46 @@ def register(app: typer.Typer) -> None:
         console.print(f"{output}: {len(found.block):,} references to {found.blocks:,} blocks")
 
     @trace.command()
+    def record(
+        model: Annotated[str, typer.Argument(help="A Hugging Face causal model: a folder or a name.", show_default=False)],
+        text: Annotated[Path, typer.Option(help="The text to decode.", show_default=False)],
+        output: Annotated[Path, typer.Option("-o", help="The recording to write, .npz.", show_default=False)],
+        tokens: Annotated[int, typer.Option(help="Tokens of the text, prefill included.")] = 2048,
+        prefill: Annotated[int, typer.Option(help="Tokens before the first step; whole pages.")] = 512,
+        page_tokens: Annotated[int, typer.Option(help="Tokens of a page.")] = 16,
+        top_p: Annotated[float, typer.Option(help="Read rule: pages until this share of the mass.")] = 0.9,
+        max_pages: Annotated[int, typer.Option(help="Read rule: at most so many, and the page being written.")] = 16,
+        lines: Annotated[bool, typer.Option("--lines", help="Keys, values and queries too.")] = False,
+    ) -> None:
+        """Record a model's attention on a text (kelp-attention-1). Needs torch and transformers: .venv.hf, make test-engines ENGINES=hf."""
+        from kelp_sim.lab.recorder import RecorderError
+        from kelp_sim.lab.recorder import record as run
+
+        from .replay import progress_bar
+
+        if output.suffix != ".npz":
+            raise UserError(f"-o {output}: the file must end in .npz")
+        try:
+            import torch
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+        except ModuleNotFoundError as error:
+            raise UserError(f"kelp trace record needs the package {error.name!r}: make test-engines ENGINES=hf, then .venv.hf/bin/kelp") from None
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            loaded = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
+            ids = AutoTokenizer.from_pretrained(model)(text.read_text(encoding="utf-8"), verbose=False)["input_ids"][:tokens]
+        except (OSError, ValueError, UnicodeDecodeError) as error:
+            raise UserError(f"{model} or {text} cannot be read: {str(error).splitlines()[0]}") from None
+        with progress_bar() as bar:
+            task = bar.add_task(f"recording {text.name}", total=max(1, len(ids) - prefill))
+            try:
+                run(loaded, ids, output, prefill=prefill, page_tokens=page_tokens, top_p=top_p, max_pages=max_pages, lines=lines,
+                    progress=lambda done, _: bar.update(task, completed=done))
+            except RecorderError as error:
+                raise UserError(str(error)) from None
+        console.print(f"{output}: {len(ids) - prefill} steps recorded on {device}")
+
+    @trace.command()
     def blocks(
         file: Annotated[Path, typer.Argument(help="A block trace.", show_default=False)],
         frames: Annotated[str, typer.Option(help="Cache sizes in blocks; comma between.")] = "1000,10000,30000,50000",

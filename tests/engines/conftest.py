@@ -4,6 +4,6 @@
 
 import importlib.util
 
-NEEDS = {"test_hf.py": "transformers", "test_lmcache.py": "lmcache", "test_vllm.py": "vllm", "test_sglang.py": "sglang"}
+NEEDS = {"test_hf.py": "transformers", "test_recorder.py": "transformers", "test_lmcache.py": "lmcache", "test_vllm.py": "vllm", "test_sglang.py": "sglang"}
 
 collect_ignore = [name for name, package in NEEDS.items() if importlib.util.find_spec(package) is None]
