@@ -2,6 +2,7 @@
 
 """Board tops up to the synthesis script: pins, clock and constraints; and what the serial port and the command say when things are not there."""
 
+import json
 import os
 import pty
 
@@ -10,6 +11,7 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from kelp_fpga.build import BuildError, build
 from kelp_fpga.configs import BOARD_CONFIGS, board_config
 from kelp_fpga.sdram_core import SdramPins
 from kelp_fpga.serial_port import PortError, SerialPort
@@ -77,3 +79,19 @@ def test_the_command_says_when_no_board_answers():
     finally:
         os.close(master)
         os.close(slave)
+
+
+@pytest.mark.slow
+def test_the_flow_ends_in_a_bitstream_and_a_report(tmp_path):
+    figures = build("ulx3s_85f", BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000, top=lambda config, hz, baud: (Ulx3sPlatform(), Ulx3s(Stub())))
+    assert figures["fmax_mhz"] > 80 and 0 < figures["luts"] < 200 and figures["luts_total"] > 80_000 and (tmp_path / "top.bit").stat().st_size > 10_000
+    assert figures["critical_path"]["ns"] > 0 and figures == json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+
+
+def test_the_flow_says_what_is_missing(tmp_path):
+    with pytest.raises(BuildError, match="board 'nexys' is unknown; known: ulx3s_85f"):
+        build("nexys", BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000)
+    done = kelp("fpga", "program", "--seed", "999")
+    assert done.returncode == 1 and "Traceback" not in done.stderr and ("no such bitstream" in done.stderr or "openFPGALoader" in done.stderr)
+    done = kelp("fpga", "report", "--board", "none")
+    assert done.returncode == 1 and "nothing was built for none" in done.stderr

@@ -3,6 +3,7 @@
 """``kelp fpga``: a board on a cable, or the same board in simulation."""
 
 import contextlib
+import json as json_module
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -110,6 +111,51 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(0 if passed else 1)
 
     @fpga.command()
+    def build(
+        board: Annotated[str, typer.Option(help="Which board: ulx3s_85f.")] = "ulx3s_85f",
+        config: Annotated[str, typer.Option(help="What to build: ulx3s, board_small or unit.")] = "ulx3s",
+        mhz: Annotated[float, typer.Option(help="The board's clock.")] = 80.0,
+        seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
+    ) -> None:
+        """Synthesise, place and route a board's top into build/fpga/BOARD/SEED and report; exit 1 when its timing is not met. Takes long for `ulx3s`."""
+        from kelp_fpga import build as flow
+        from kelp_fpga.configs import board_config
+
+        with console.status(f"building {board}, configuration {config}, seed {seed}"):
+            try:
+                figures = flow.build(board, board_config(config), directory=_directory(board, seed), hz=round(mhz * 1e6), seed=seed)
+            except (flow.BuildError, ValueError) as error:
+                raise UserError(str(error)) from None
+        _show(figures)
+        raise typer.Exit(0 if figures["fmax_mhz"] >= figures["target_mhz"] else 1)
+
+    @fpga.command()
+    def report(board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f") -> None:
+        """The figures of every seed built so far, and the slowest of them, which counts."""
+        found = sorted(_directory(board, 1).parent.glob("*/report.json"))
+        if not found:
+            raise UserError(f"nothing was built for {board}: kelp fpga build --board {board}")
+        seeds = [json_module.loads(path.read_text(encoding="utf-8")) for path in found]
+        table = Table("seed", "config", "fmax_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")
+        for figures in seeds:
+            table.add_row(*(str(figures[name]) for name in ("seed", "config", "fmax_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")))
+        console.print(table)
+        console.print(f"fmax_mhz over {len(seeds)} seeds: {min(figures['fmax_mhz'] for figures in seeds)}")
+
+    @fpga.command()
+    def program(
+        board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f",
+        seed: Annotated[int, typer.Option(help="Which build.")] = 1,
+    ) -> None:
+        """Load the bitstream into the board, until power goes."""
+        from kelp_fpga import build as flow
+
+        try:
+            flow.program(board, _directory(board, seed) / "top.bit")
+        except flow.BuildError as error:
+            raise UserError(str(error)) from None
+
+    @fpga.command()
     def axi(
         config: Annotated[str, typer.Option(help="Named configuration (kelp config lists them).")] = "trace",
         output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write into.")] = Path("build/axi"),
@@ -132,6 +178,12 @@ def register(app: typer.Typer) -> None:
             rows.append(f"| `{port}` | {PORT_DOCS[what]} |")
         (output / "ports.md").write_text("| port | what |\n|---|---|\n" + "\n".join(rows) + "\n", encoding="utf-8")
         console.print(f"written: {output}/kelp_axi_endpoint.v, {output}/ports.md")
+
+
+def _directory(board: str, seed: int) -> Path:
+    from kelp_verif.tools import build_root
+
+    return build_root() / "fpga" / board / f"seed{seed}"
 
 
 @contextlib.contextmanager
