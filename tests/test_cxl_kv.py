@@ -45,9 +45,9 @@ def stored(bits, fmt, host_type):
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("label", FORMATS)
 def test_what_was_written_is_read(device, label, dtype):
-    """Four times as many pages as frames: most go to the cold tier and come back."""
+    """Twice as many pages as frames: most go to the cold tier and come back."""
     shape = small(formats=label, dtype=dtype)
-    with device.open_session(shape) as session:
+    with device.open_session(shape, max_tokens=16) as session:
         k, v = tensors(shape, session.max_tokens)
         session.write([0, 1], k, v)
         session.advance()
