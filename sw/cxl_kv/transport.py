@@ -18,6 +18,8 @@ import numpy as np
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format
 
+from .errors import TransportError
+
 __all__ = ["ALL_BYTES", "Core", "Loaded", "LocalTransport", "Status", "Transport", "as_addresses", "as_lines"]
 
 ALL_BYTES = (1 << 64) - 1   #: byte enables of a whole line
@@ -161,8 +163,6 @@ class LocalTransport(Transport):
 
     def _usable(self):
         if self._closed:
-            from .errors import TransportError
-
             raise TransportError("the device was closed; open it again")
 
     def load(self, addresses) -> Loaded:
@@ -219,8 +219,11 @@ class LocalTransport(Transport):
         with self.core.lock:
             if self._closed:
                 return
-            for session in sorted(self._owned):
-                self.close_session(session)
+            try:
+                for session in sorted(self._owned):
+                    self.close_session(session)
+            except TransportError:
+                pass   # the core is gone, and its sessions with it
             self._closed = True
             self._control.forget(self)
             if not self.shared:
