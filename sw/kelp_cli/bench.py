@@ -15,7 +15,7 @@ from .output import UserError, console
 
 __all__ = ["register"]
 
-_GROUPS = ("metadata", "codec", "blocks", "endpoint", "miss", "scale", "replay", "host")
+_GROUPS = ("metadata", "codec", "blocks", "endpoint", "miss", "scale", "replay", "lab", "host")
 _ELSEWHERE = ("hf",)   # needs the packages of another environment: named groups only
 
 
@@ -63,6 +63,10 @@ def _rows(group: str):
         small = bench_endpoint.scale_row("64x64")
         large = bench_endpoint.scale_row("640x8192")
         return [small, replace(large, goal=f"≤ {1.05 * small.value:.4f}")]
+    if group == "lab":
+        from .bench_lab import lab_rows
+
+        return list(lab_rows())
     if group in ("host", "hf"):
         from . import bench_host
 

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Trains a small Llama-format model on text found on any machine, for the recorder: the Python standard library's sources and the manual pages.
+
+``python -m kelp_sim.lab.train -o DIR [--minutes 120] [--seed 1] [--layers 6] [--heads 8] [--kv-heads 2] [--hidden 256] [--context 1024]``
+
+On a GPU when there is one. Stops at the time given; DIR then holds config.json, model.safetensors (fp16) and tokenizer.json, which
+``AutoModelForCausalLM.from_pretrained`` loads. Needs torch, transformers and tokenizers (`.venv.hf`). Files named with ``--hold-out`` are not trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import random
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+__all__ = ["main", "texts"]
+
+
+def texts(hold_out: set[str]) -> list[str]:
+    """Every standard-library source and manual page, without those whose file name is in ``hold_out``; in a fixed order."""
+    found = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
+    found = [p for p in found if "site-packages" not in p.parts and "dist-packages" not in p.parts]
+    pages = sorted(Path("/usr/share/man").glob("man[1-8]/*"))
+    kept = []
+    for path in found + pages:
+        if path.name in hold_out:
+            continue
+        try:
+            data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        except (OSError, gzip.BadGzipFile):
+            continue
+        text = data.decode("utf-8", errors="ignore")
+        if len(text) > 500:
+            kept.append(text)
+    return kept
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kelp_sim.lab.train", description=__doc__.partition("\n")[0])
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("--seed", type=int, default=1)
+    for name, default in (("layers", 6), ("heads", 8), ("kv-heads", 2), ("hidden", 256), ("vocabulary", 4096), ("context", 1024), ("batch", 8)):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="N")
+    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--hold-out", nargs="*", default=[], metavar="NAME")
+    chosen = parser.parse_args(arguments)
+    if chosen.hidden % chosen.heads or chosen.heads % chosen.kv_heads:
+        print(f"train: hidden {chosen.hidden}, heads {chosen.heads}, KV heads {chosen.kv_heads}: each must divide the one before", file=sys.stderr)
+        return 1
+    try:
+        import numpy as np
+        import torch
+        from tokenizers import ByteLevelBPETokenizer
+        from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    except ModuleNotFoundError as error:
+        print(f"train: needs the package {error.name!r}: make test-engines ENGINES=hf, then use .venv.hf/bin/python", file=sys.stderr)
+        return 1
+
+    random.seed(chosen.seed)
+    torch.manual_seed(chosen.seed)
+    corpus = texts(set(chosen.hold_out))
+    random.shuffle(corpus)
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(corpus[:1500], vocab_size=chosen.vocabulary, special_tokens=["<|end|>"], show_progress=False)
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    bpe.save(str(chosen.output / "tokenizer.json"))
+    PreTrainedTokenizerFast(tokenizer_file=str(chosen.output / "tokenizer.json"), eos_token="<|end|>").save_pretrained(chosen.output)
+    stream = np.concatenate([np.array([*e.ids, 0], np.int32) for e in bpe.encode_batch(corpus)])
+    print(f"{len(corpus)} texts, {len(stream):,} tokens", flush=True)
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=chosen.vocabulary, hidden_size=chosen.hidden, intermediate_size=chosen.hidden * 8 // 3 // 32 * 32, num_hidden_layers=chosen.layers,
+        num_attention_heads=chosen.heads, num_key_value_heads=chosen.kv_heads, max_position_embeddings=4096, tie_word_embeddings=True,
+        bos_token_id=0, eos_token_id=0,
+    )).to(device)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=chosen.rate, betas=(0.9, 0.95), weight_decay=0.1)
+    began, last, step = time.monotonic(), 0.0, 0
+    while (spent := (time.monotonic() - began) / 60) < chosen.minutes:
+        share = spent / chosen.minutes    # a short warm-up, then down to a tenth along a cosine of time
+        rate = chosen.rate * min(1, (step + 1) / 100) * (0.1 + 0.45 * (1 + np.cos(np.pi * share)))
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+        at = [random.randrange(len(stream) - chosen.context) for _ in range(chosen.batch)]
+        batch = torch.as_tensor(np.stack([stream[a : a + chosen.context] for a in at]), device=device, dtype=torch.long)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = model(batch, labels=batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        step += 1
+        if spent - last > 0.25 or step == 1:
+            last = spent
+            print(f"{spent:6.1f} of {chosen.minutes:g} minutes, step {step}, loss {loss.item():.3f}", flush=True)
+    model.to(torch.float16).save_pretrained(chosen.output)
+    print(f"{chosen.output}: {sum(p.numel() for p in model.parameters()):,} parameters after {step} steps of {chosen.batch * chosen.context:,} tokens")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
