@@ -26,10 +26,11 @@ def register(app: typer.Typer) -> None:
             try:
                 if _is_blocks(path):
                     found = _read_blocks(path)
-                    console.print(f"{path}: {len(found.block):,} references to {found.blocks:,} blocks, {int(found.request[-1]) + 1:,} requests")
+                    requests = int(found.request[-1]) + 1
+                    console.print(f"{path}: {len(found.block):,} references to {found.blocks:,} blocks, {requests:,} requests", soft_wrap=True)
                 else:
                     recording = read(path)
-                    console.print(f"{path}: {recording.queues} queues, {recording.pages} pages, {len(access_sequence(recording)):,} accesses")
+                    console.print(f"{path}: {recording.queues} queues, {recording.pages} pages, {len(access_sequence(recording)):,} accesses", soft_wrap=True)
             except TraceError as error:
                 raise UserError(str(error)) from None
 
@@ -52,7 +53,7 @@ def register(app: typer.Typer) -> None:
         except TraceError as error:
             raise UserError(str(error)) from None
         found.write(output)
-        console.print(f"{output}: {len(found.block):,} references to {found.blocks:,} blocks")
+        console.print(f"{output}: {len(found.block):,} references to {found.blocks:,} blocks", soft_wrap=True)
 
     @trace.command()
     def record(
@@ -92,7 +93,7 @@ def register(app: typer.Typer) -> None:
                     progress=lambda done, _: bar.update(task, completed=done))
             except RecorderError as error:
                 raise UserError(str(error)) from None
-        console.print(f"{output}: {len(ids) - prefill} steps recorded on {device}")
+        console.print(f"{output}: {len(ids) - prefill} steps recorded on {device}", soft_wrap=True)
 
     @trace.command()
     def blocks(
