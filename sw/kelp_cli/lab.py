@@ -104,14 +104,18 @@ def _table(entries: list[dict], traces: int):
     from rich.table import Table
 
     shares = list(dict.fromkeys(e["residency"] for e in entries))
-    table = Table("policy", "scope", *(f"{share:.1%}: hit · flash · gap" for share in shares), title_justify="left")
-    table.title = f"{traces} trace{'s' * (traces != 1)}; flash reads relative to LRU per queue; gap: 0 pooled LRU, 1 pooled Belady"
+    heads = (f"{share:.1%} resident" for share in shares)
+    table = Table("policy", "scope", *heads, title_justify="left", caption_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table.title = f"{traces} trace{'s' * (traces != 1)}: hit rate, flash reads, gap"
+    table.caption = "flash reads relative to LRU per queue; gap: 0 is LRU over one pool, 1 is Belady over one pool"
     for policy, scope in dict.fromkeys((e["policy"], e["scope"]) for e in entries):
         figures = {e["residency"]: e for e in entries if (e["policy"], e["scope"]) == (policy, scope)}
         table.add_row(policy, scope, *(_figures(figures[share]) for share in shares))
+    for column in table.columns:
+        column.no_wrap = True
     return table
 
 
 def _figures(entry: dict) -> str:
     flash, gap = entry["flash_against_lru_per_head"], entry["gap"]
-    return f"{entry['hit_rate']:.2%} · {'–' if flash is None else f'{flash:.2f}'} · {'–' if gap is None else f'{gap:+.2f}'}"
+    return f"{entry['hit_rate']:.2%} {'–' if flash is None else f'{flash:.2f}'} {'–' if gap is None else f'{gap:+.2f}'}"

@@ -85,6 +85,7 @@ def _ladder(entries, shares):
         for at, rate in enumerate(rates):
             panel.text(rate, at, f" {rate:.2f}", va="center", fontsize=7)
         panel.tick_params(labelsize=8)
+        panel.locator_params(axis="x", nbins=5)
         panel.set_title(f"{share:.1%} resident: hit rate, %", fontsize=10)
     figure.tight_layout()
     return figure
@@ -125,6 +126,7 @@ def _maps(rows, shares):
         panel.axis("on")
         shown = panel.imshow(100 * rates, vmin=40, vmax=100, cmap="viridis", aspect="auto")
         panel.set_title(name, fontsize=9)
+        panel.set_xticks(range(rates.shape[1]))
         panel.set_xlabel("KV head", fontsize=7)
         panel.set_ylabel("layer", fontsize=7)
         panel.tick_params(labelsize=6)
