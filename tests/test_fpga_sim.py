@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The whole board in simulation, by the commands and the library that a real one is used with. Slow: the model is built first."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cxl_kv.transport import LocalTransport, Status
+from kelp_fpga.board import Board
+from kelp_fpga.board_registers import BoardRegister
+from kelp_fpga.configs import board_config
+from kelp_fpga.serial_core import SerialCore
+from kelp_spec.address import AddressMap, KvAddress
+from kelp_verif.fpga.sim_board import SimBoard
+from test_cli import kelp
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+
+_OPTIONS = {"timeout": "5", "patience": "300"}
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    with SimBoard(Board(config=board_config("board_small"), hz=80_000_000, divisor=4)) as board:
+        yield board
+    assert not board.violations and not board.framing_errors and board.error is None
+
+
+def test_the_library_reads_back_what_it_wrote(simulated):
+    """Through `serial:`'s core: a session, full and partial lines, an unmapped address."""
+    core = SerialCore(simulated.port, dict(_OPTIONS))
+    transport = LocalTransport(core, 0)
+    config = transport.config
+    assert config.name == "board_small" and core.host.board(BoardRegister.IDENT) == 0x4B454C50
+    session = transport.open_session({
+        "shape": _shape(config), "formats": 0, "policy": 0, "recency": 0, "auto_step": 0, "budgets": [[0x7FFFFFFF, []]]})
+    rng = np.random.default_rng(1)
+    addresses = np.array([AddressMap(config).encode(KvAddress(session, 1, page, kv, line)) for page in (0, 3) for kv in (0, 1) for line in (0, 15)], np.uint64)
+    lines = rng.integers(0, 256, (len(addresses), 64), np.uint8)
+    transport.store(addresses, lines)
+    transport.store(addresses[:1], np.full((1, 64), 7, np.uint8), np.array([0xFF], np.uint64))
+    lines[0, :8] = 7
+    got = transport.load(addresses)
+    assert (got.lines == lines).all() and (got.status == Status.DATA).all()
+    assert transport.load(np.array([1 << 45], np.uint64)).status.tolist() == [Status.NOT_MAPPED]
+    transport.close()
+
+
+def _shape(config):
+    from cxl_kv.registers import Registers
+
+    pack = Registers(config, None, None).pack
+    return pack("s0_shape", layers=2, kv_heads=2, used_lines=16, host_type=0, k_only=0, used_pages=8)
+
+
+def test_selftest_by_its_command(simulated):
+    done = kelp("fpga", "selftest", "--port", simulated.port, "--timeout", "5", "--patience", "300", "--lines", "40", "--json", "-", timeout=1000)
+    result = json.loads(done.stdout[:done.stdout.rindex("}") + 1])
+    assert done.returncode == 0 and result["passed"] and result["loopback"] and result["memory"] == "passed"
+
+
+def test_proof(tmp_path):
+    """`make fpga-sim`: at least 1024 lines of a real recording, 16 misses and 8 write-backs, every line equal to the golden model's."""
+    done = kelp("fpga", "proof", "--json", str(tmp_path / "sim.json"), timeout=2800)
+    result = json.loads((tmp_path / "sim.json").read_text(encoding="utf-8"))
+    assert done.returncode == 0 and result["passed"] and result["replay"]["lines"] >= 1024 and result["replay"]["mismatches"] == 0
+    assert result["replay"]["counters"]["misses"] >= 16 and result["replay"]["counters"]["write_backs"] >= 8 and not result["sdram_violations"]
