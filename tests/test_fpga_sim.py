@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
+from cxl_kv.backends.serial import SerialCore
 from cxl_kv.transport import LocalTransport, Status
 from kelp_fpga.board import Board
 from kelp_fpga.board_registers import BoardRegister
 from kelp_fpga.configs import board_config
-from kelp_fpga.serial_core import SerialCore
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_verif.fpga.sim_board import SimBoard
 from test_cli import kelp

@@ -19,7 +19,7 @@ ALLOWED = {
     "hw/kelp_hw": {"kelp_spec"},
     "sim/kelp_golden": {"kelp_spec"},
     "sim/kelp_sim": {"kelp_spec", "kelp_golden"},
-    "verif/kelp_verif": {"kelp_spec", "kelp_hw", "kelp_golden"},
+    "verif/kelp_verif": {"kelp_spec", "kelp_hw", "kelp_golden", "kelp_fpga"},     # it tests the boards' blocks too
     "fpga/kelp_fpga": {"kelp_spec", "kelp_hw"},
     "sw/cxl_kv": {"kelp_spec"},
     "sw/kelp_cli": {"kelp_spec", "kelp_hw", "kelp_golden", "kelp_sim", "kelp_verif", "kelp_fpga", "cxl_kv"},
@@ -30,6 +30,7 @@ ALLOWED_IN_FILE = {
     "sw/cxl_kv/backends/golden.py": {"kelp_golden"},
     "sw/cxl_kv/backends/golden_engine.py": {"kelp_golden"},
     "sw/cxl_kv/backends/rtl.py": {"kelp_verif"},
+    "sw/cxl_kv/backends/serial.py": {"kelp_fpga"},
 }
 
 # What must stay usable where the hardware tools are not installed.

@@ -47,11 +47,8 @@ def config_of(name: str, options: dict[str, str]) -> Config:
 
 
 def make_core(url: str) -> Core:
-    """The device of a `golden:`, `rtl:` or `dax:` URL, in this process. The back end's package is imported here, and not before."""
+    """The device of a `golden:`, `rtl:`, `serial:` or `dax:` URL, in this process. The back end's package is imported here, and not before."""
     scheme, rest, options = split(url)
-    if scheme == "serial":
-        why = "it needs the UART bridge of the FPGA top (fpga/kelp_fpga) and its frame format"
-        raise UnsupportedError(f"{url}: the board bridge is not there yet: {why}; golden: and rtl: take the same calls today")
     if scheme == "golden":
         from .backends.golden import GoldenCore
 
@@ -66,6 +63,12 @@ def make_core(url: str) -> Core:
             core = RtlCore(config, lockstep=lockstep, seed=seed)
         except ModuleNotFoundError as error:
             raise UnsupportedError(f"{url} needs the RTL simulation, and the package {error.name!r} is not installed: make setup") from error
+    elif scheme == "serial":
+        try:
+            from .backends.serial import SerialCore
+        except ModuleNotFoundError as error:
+            raise UnsupportedError(f"{url} needs the package {error.name!r}, which is not installed: make setup") from error
+        core = SerialCore(rest, options)
     elif scheme == "dax":
         from .backends.dax import DaxCore
 

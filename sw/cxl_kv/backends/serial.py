@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from cxl_kv.errors import ConnectionLostError
-from cxl_kv.transport import Core, Loaded, Status
+from kelp_fpga.host import BoardError, Host
+from kelp_fpga.host_link import LinkError
+from kelp_fpga.serial_port import PortError, SerialPort
 from kelp_spec.address import Region
 
-from .host import BoardError, Host
-from .host_link import LinkError
-from .serial_port import PortError, SerialPort
+from ..errors import ConnectionLostError
+from ..transport import Core, Loaded, Status
 
 __all__ = ["SerialCore"]
 
