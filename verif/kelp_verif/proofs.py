@@ -13,6 +13,7 @@ from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 
 from kelp_hw.arbiter import Arbiter
 from kelp_hw.candidates import CandidateList
+from kelp_hw.cold_scheduler import ColdScheduler
 from kelp_hw.decide import Decide
 from kelp_hw.egress import Egress
 from kelp_hw.ema import EmaStep
@@ -30,6 +31,7 @@ from kelp_hw.write_store import WriteStore
 
 from .arbiter_spec import ArbiterContract
 from .arithmetic_specs import EmaStepContract, ThrottleContract
+from .cold_spec import ColdSchedulerContract
 from .formal import ProofResult, mutant, prove
 from .grant_specs import MissGrantsContract, MissIdsContract
 from .miss_specs import ParkListsContract
@@ -122,6 +124,8 @@ PROOFS = (
         ("pop.eq(self.i_outcome == Outcome.DONE)", "pop.eq(1)"), ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"))),
     Proof(name="park_lists", block=ParkLists, spec=ParkListsContract, mode="bmc", depth=10, cover=10, bug_depth=10, quick=False, timeout_s=1800, bugs=(
         ("head.write_en.eq(late_valid & late.create)", "head.write_en.eq(late_valid & late_first)"),)),    # a list's second life begins as its first
+    Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=14, cover=14, bug_depth=15, bug_skip=10, quick=False,
+          timeout_s=1200, bugs=(("self.o_fetched.payload.failed.eq(failed)", "self.o_fetched.payload.failed.eq(0)"),)),
     # What is best, and arithmetic.
     Proof(name="candidates", block=CandidateList, spec=CandidatesContract, cover=10, bugs=(
         ("key(self.i) < key(places[k])", "key(self.i) <= key(places[k])"), ("valid.eq(valid >> 1)", "valid.eq(valid)"))),
