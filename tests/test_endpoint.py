@@ -18,6 +18,7 @@ EASY = {"req": 0.9, "rwd": 0.7, "ready": 1.0, "pages": 4, "dwell": 400, "sequent
 ROUGH = {"req": 0.6, "rwd": 0.5, "ready": 0.5, "pages": 5, "dwell": 150, "hint": 0.1}
 STORM = {"req": 0.8, "rwd": 0.4, "ready": 0.7, "pages": 40, "dwell": 100}
 AHEAD = {"req": 0.15, "rwd": 0.05, "ready": 0.8, "pages": 3, "dwell": 60, "hint": 0.4, "spec_read": 0.5}
+LOUD = {"req": 0.7, "rwd": 0.6, "ready": 0.8, "pages": 4, "dwell": 300, "poison": 0.1, "odd": 0.1, "loud": True}
 FAULTY = {"once": 0.08, "for_good": 0.05, "silent": 0.3, "deaf": 0.3}
 FLIPS = {"single": 2, "double": 2, "wild_single": 1, "wild_double": 1, "advance": 1}
 LIFE = {"reopen": 4, "advance": 2, "peer": 1}
@@ -41,11 +42,11 @@ def run():
 
 def test_traffic(run):
     """Back-pressure of every kind; pages come and go between the pools and the flash."""
-    run([EASY, ROUGH, STORM, AHEAD], 5000, at_least={
+    run([EASY, ROUGH, STORM, AHEAD, LOUD], 5000, at_least={
         "hit": 100, "miss": 40, "park": 200, "allocate": 10, "allocate_waits": 3, "read_absent": 30, "hit_writing_back": 3, "cancelled_write_back": 3,
         "cold_write_backs": 40, "cold_fetches": 40, "evicted_missed": 10, "flip_retry": 1, "prefetch": 5, "useful": 1, "late": 1, "useless": 1,
         "hint_mass": 5, "hint_prefetch": 5, "hint_pin": 2, "hint_release": 5, "mass": 5, "pin": 2, "unpin": 5, "step": 10, "spec_read": 50, "no_victim": 1,
-        "out_of_map": 1, "foreign_ld": 1, "unknown_opcode": 1, "read_poison": 1, "formats": 3, "exact_logs": 2})
+        "out_of_map": 8, "foreign_ld": 8, "unknown_opcode": 8, "read_poison": 20, "formats": 3, "exact_logs": 2})
 
 
 def test_faults(run):
@@ -79,6 +80,6 @@ def test_everything_at_once(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mix", [EASY, ROUGH, STORM, AHEAD], ids=["easy", "rough", "storm", "ahead"])
+@pytest.mark.parametrize("mix", [EASY, ROUGH, STORM, AHEAD, LOUD], ids=["easy", "rough", "storm", "ahead", "loud"])
 def test_soak(run, mix):
     run([mix] * 4, 40_000, faults=FAULTY, actions=LIFE | FLIPS)

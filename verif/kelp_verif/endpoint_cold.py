@@ -98,7 +98,7 @@ class ColdWatch:
         else:
             self.transfers[c.index] = transfer = self._new(c)
         if c.op == ColdOp.WRITE:
-            transfer.snapshot = {line: transfer.page.content(line) for line in range(self.config.page_lines)}
+            transfer.snapshot = {line: self.model.may_hold(transfer.page, line) for line in range(self.config.page_lines)}
 
     def _new(self, c: Command) -> _Transfer:
         config, rng = self.config, self.rng

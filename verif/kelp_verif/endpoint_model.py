@@ -334,6 +334,15 @@ class Model:
             if r is upto:
                 return
 
+    def may_hold(self, page: Page, line: int) -> tuple:
+        """What the line holds if some of the requests without an answer, the oldest ones, have reached it."""
+        held = content = page.content(line)
+        for r in page.pending.get(line, ()):
+            if r.is_write:
+                content = tuple(dict.fromkeys(self.written(r, before) for before in content))
+                held = _union(held, content)
+        return held
+
     @staticmethod
     def written(r: Request, before):
         if r.poison:

@@ -237,9 +237,9 @@ class TB:
             for cycle, what in self.history:
                 if isinstance(what, int):
                     f = self.result.unpack(what)
-                    page = f"page {f['op.squeue']}.{f['op.page']}: {PageState(f['old.state']).name} to {PageState(f['word.state']).name}"
+                    page = f"page {f['op.squeue']}.{f['op.page']}: {_name(PageState, f['old.state'])} to {_name(PageState, f['word.state'])}"
                     rest = {name: f[name] for name in ("frame", "miss", "op.kv_line", "op.slot", "op.write", "op.failed", "op.origin.tag", "word.place")}
-                    what = f"{Op(f['op.kind']).name} {Outcome(f['outcome']).name} {page} {rest}"
+                    what = f"{_name(Op, f['op.kind'])} {_name(Outcome, f['outcome'])} {page} {rest}"
                 print(cycle, what, file=out)
 
     async def every_cycle(self) -> None:
@@ -383,3 +383,8 @@ class TB:
             "replay": total(Op.REPLAY), "fill_failed": total(Op.FILL, failed=1), "mass": total(Op.MASS, Outcome.DONE), "pin": total(Op.PIN, Outcome.DONE),
             "pin_refused": total(Op.PIN, Outcome.REFUSED), "unpin": total(Op.UNPIN, Outcome.DONE), "step": total(Op.STEP, Outcome.DONE),
         }
+
+
+def _name(kind, value: int) -> str:
+    """An op that looks at no page carries whatever the word's register holds."""
+    return kind(value).name if value in kind._value2member_map_ else str(value)

@@ -34,6 +34,7 @@ class Mix:
     spec_read: float = 0.05
     odd: float = 0.02           #: outside the map, foreign, unknown, malformed …
     prefetch: int = 31          #: sources switched on
+    loud: bool = False          #: raises more events than the log holds
 
 
 def pace(rng: random.Random, level: float) -> Iterator[bool]:
@@ -79,7 +80,7 @@ class Traffic:
 
     def next(self, rwd: bool) -> Request | None:
         mix, rng = self.mix, self.rng
-        if self.budget > self.kept and rng.random() < mix.odd:
+        if (mix.loud or self.budget > self.kept) and rng.random() < mix.odd:
             self.budget -= 1
             return self.odd(rwd)
         if rwd and rng.random() < mix.hint:
@@ -96,7 +97,7 @@ class Traffic:
             if rng.random() < 0.03:
                 return Request(False, rng.choice((M2SReq.MEM_INV, M2SReq.MEM_INV_NT, M2SReq.MEM_CLN_EVCT)), address, ld_id)
             return Request(False, rng.choice((M2SReq.MEM_RD, M2SReq.MEM_RD, M2SReq.MEM_RD_DATA)), address, ld_id)
-        poison = self.budget > self.kept and rng.random() < mix.poison
+        poison = (mix.loud or self.budget > self.kept) and rng.random() < mix.poison
         self.budget -= poison
         partial = rng.random() < mix.partial
         return Request(True, M2SRwD.MEM_WR_PTL if partial else M2SRwD.MEM_WR, address, ld_id, self.data(), self.enable() if partial else
