@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The cold-tier scheduler's contract, for the solver: every fetch and write-back is answered once, and demand goes before prefetch before write-back."""
+"""The cold-tier scheduler's contract, for the solver: every fetch and write-back is answered once, and demand goes before prefetch and write-back."""
 
 from amaranth.asserts import AnyConst, AnySeq
 from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal, Value
@@ -20,14 +20,11 @@ class ColdSchedulerContract(wiring.Component):
 
     Of a miss and of a write-back, any one each: its command goes out only when it was asked for, once, and once more after a FAILED that may be
     retried; its answer comes after a completion, once, and says how that ended. A command of a prefetch or a write-back is not chosen when a demand
-    has waited for `LATE` cycles, nor one of a write-back when a prefetch has for `LATE_PREFETCH`. Bounded: the lines' contents are out of an
-    induction's sight.
+    has waited for `LATE` cycles. Bounded: the lines' contents are out of an induction's sight.
     """
 
     #: From `i_fetch` to where the choice is made, and from there to `o_command`.
     LATE = 2 + 4
-    #: The finder looks at one entry a cycle.
-    LATE_PREFETCH = LATE + SMALL.misses + 2
 
     def __init__(self, block=ColdScheduler):
         self.block = block(config=SMALL)
@@ -114,10 +111,10 @@ class ColdSchedulerContract(wiring.Component):
             ]
 
         # Order.
-        waits, waits_prefetch = Signal(5), Signal(6)
+        waits = Signal(5)
         sent, demand = Signal(), Signal()
         with m.If(d.i_fetch_valid & (d.i_fetch.miss == mine)):
-            m.d.sync += [sent.eq(0), demand.eq(d.i_fetch.demand), waits.eq(0), waits_prefetch.eq(0)]
+            m.d.sync += [sent.eq(0), demand.eq(d.i_fetch.demand), waits.eq(0)]
         with m.Else():
             here = offers & (command.p.id.index == mine)
             with m.If(d.i_raise_valid & (d.i_raise == mine)):
@@ -125,7 +122,7 @@ class ColdSchedulerContract(wiring.Component):
             with m.If(here):
                 m.d.sync += sent.eq(1)
             with m.If(asked.bit_select(mine, 1) & ~sent & ~here):
-                m.d.sync += [waits.eq(waits + (demand & (waits != 31))), waits_prefetch.eq(waits_prefetch + (waits_prefetch != 63))]
+                m.d.sync += waits.eq(waits + (demand & (waits != 31)))
         lower, prefetch_goes = Signal(SMALL.misses), Signal()
         with m.If(d.i_fetch_valid):
             m.d.sync += lower.bit_select(d.i_fetch.miss, 1).eq(~d.i_fetch.demand)
@@ -136,7 +133,6 @@ class ColdSchedulerContract(wiring.Component):
         late = asked.bit_select(mine, 1) & ~sent & demand & (waits >= self.LATE)
         m.d.comb += [
             Assert(~((write_goes | prefetch_goes) & late)),
-            Assert(~(write_goes & asked.bit_select(mine, 1) & ~sent & (waits_prefetch >= self.LATE_PREFETCH))),
             Cover(late & offers & (command.p.op == ColdOp.READ)), Cover(prefetch_goes & written.any()),
         ]
         return m

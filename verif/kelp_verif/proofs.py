@@ -124,7 +124,7 @@ PROOFS = (
         ("pop.eq(self.i_outcome == Outcome.DONE)", "pop.eq(1)"), ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"))),
     Proof(name="park_lists", block=ParkLists, spec=ParkListsContract, mode="bmc", depth=10, cover=10, bug_depth=10, quick=False, timeout_s=1800, bugs=(
         ("head.write_en.eq(late_valid & late.create)", "head.write_en.eq(late_valid & late_first)"),)),    # a list's second life begins as its first
-    Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=14, cover=14, bug_depth=15, bug_skip=10, quick=False,
+    Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=13, cover=14, bug_depth=15, bug_skip=10, quick=False,
           timeout_s=1200, bugs=(("self.o_fetched.payload.failed.eq(failed)", "self.o_fetched.payload.failed.eq(0)"),)),
     # What is best, and arithmetic.
     Proof(name="candidates", block=CandidateList, spec=CandidatesContract, cover=10, bugs=(
