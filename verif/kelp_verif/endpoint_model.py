@@ -293,10 +293,16 @@ class Model:
         # A page whose word is lost while it is fetched no longer knows of the requests parked on it (docs/decisions.md).
         assert order[0] is r or r.unsure or page.doubt, f"{r}: answered before {order[0]}, which is to the same line"
         order.remove(r)
-        if not nxm:
+        pending = page.pending[line]
+        ahead = pending[:pending.index(r)] if r in pending else []
+        if r.unsure and not drs and any(q.is_write for q in ahead):
+            pending.remove(r)       # its Cmp overtook theirs, so it was refused
+        elif not nxm and not (r.unsure and not drs and ahead):
             self.take_effect(r)
             if drs:
                 self.check(r, page, line, content)
+            while pending and id(pending[0]) not in self.outstanding:
+                self.take_effect(pending[0])
         if page.ending is not None:
             page.ending.discard(id(r))
             self.end_doubt(page)
