@@ -363,6 +363,7 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
             "TOPLEVEL_LANG": "verilog",
             "COCOTB_TEST_MODULES": bench,
             "COCOTB_RANDOM_SEED": str(seed),
+            "PYTHONHASHSEED": "0",     # the order of a set is part of what a seed repeats
             "COCOTB_RESULTS_FILE": str(results),
             "COCOTB_TRUST_INERTIAL_WRITES": "1",
             "COCOTB_ANSI_OUTPUT": "0",
