@@ -4,6 +4,7 @@
 
 import multiprocessing
 import os
+import resource
 import signal
 
 import numpy as np
@@ -32,6 +33,7 @@ def tensors(tokens, seed=1):
 def test_what_was_written_is_read_and_seen_without_a_copy(path):
     with opened(path) as device:
         assert os.path.getsize(path) == mapped_bytes(named("unit")) and not os.path.getsize(path) % ALIGNMENT
+        assert not device.transport.core.view(0, 64).ctypes.data % ALIGNMENT, "header and aperture are whole 2 MiB from a mapping at a multiple of 2 MiB"
         session = device.open_session(SHAPE)
         k, v = tensors(session.max_tokens)
         session.write([0, 1], k, v)
@@ -79,6 +81,24 @@ def test_layouts_are_told_apart(path):
         file.truncate(ALIGNMENT)
     with pytest.raises(cxl_kv.TransportError, match=f"needs {mapped_bytes(named('unit'))}"):
         opened(path, create=False)
+
+
+def test_a_full_file_system_is_an_error_when_the_file_is_made(path):
+    """No room for all of it, or not allowed to take it: nothing is made that would fail later, and what was there stays."""
+    huge = "dax:{}?create=1&config=trace&queues=640&pages=8192&half_lines=64&sessions=16"   # 1 TiB
+    with pytest.raises(cxl_kv.DeviceFullError, match="No space left"):
+        cxl_kv.open(huge.format(path))
+    assert os.path.getsize(path) == 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ALIGNMENT, limits[1]))
+    try:
+        with pytest.raises(cxl_kv.DeviceFullError, match="File too large.*smaller configuration"):
+            opened(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.path.getsize(path) == 0
+    opened(path).close()
+    assert os.stat(path).st_blocks * 512 >= mapped_bytes(named("unit")), "the file has its memory from the start"
 
 
 def test_memory_that_goes_away_is_an_error_and_not_a_signal(path):

@@ -72,11 +72,11 @@ class BlockStore:
 
     # --- addresses ------------------------------------------------------------------------------------------------------------
     def _addresses(self, place: int, size: int) -> np.ndarray:
-        """Of the lines of a block of `size` bytes; page by page, one queue after another."""
+        """Of the lines of a block of `size` bytes. A device gets one queue after another, page by page; plain memory gets them as they lie."""
         c = self.device.config
         lines = np.arange(-(-size // LINE_BYTES))
         page = place * self._pages_each + lines // c.page_lines
-        queue, page = page % c.queues, page // c.queues
+        queue, page = (page % c.queues, page // c.queues) if self.device.transport.hints else (page // c.pages, page % c.pages)
         x = ((self.session.number << c.queue_bits) + queue << c.page_bits) + page << c.line_bits
         return (x + lines % c.page_lines << 6).astype(np.uint64)
 

@@ -9,8 +9,8 @@ Several processes share one mapping; `flock` keeps them apart while they open an
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import mmap
 import os
 import secrets
 import stat
@@ -23,15 +23,15 @@ from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format
 from kelp_spec.registers import SessionCommand
 
-from ..errors import BusError, TransportError, UnsupportedError
+from ..errors import BusError, DeviceFullError, TransportError, UnsupportedError
 from ..registers import unpack
 from ..transport import ALL_BYTES, Core, Loaded, Status
 from .guarded import move
+from .mapping import ALIGNMENT, mapped
 from .window import RegisterWindow, session_command
 
 __all__ = ["ALIGNMENT", "DaxCore", "mapped_bytes"]
 
-ALIGNMENT = 1 << 21   #: of a devdax mapping's length
 _MAGIC = int.from_bytes(b"KELPDAX1", "little")
 _SESSION = np.dtype([("open", "<u8"), ("process", "<u8"), ("started", "<u8"), ("token", "<u8"), ("shape", "<u8"), ("formats", "<u8"), ("step", "<u8"),
                      ("spare", "<u8")])
@@ -74,15 +74,14 @@ class DaxCore(Core):
         try:
             has = _size(self._file)
             if has < size and create and stat.S_ISREG(os.fstat(self._file).st_mode):
-                os.ftruncate(self._file, size)
+                self._make_room(size)
                 has = size
             if has < size:
                 raise TransportError(f"{path} has {has} bytes; configuration {config.name!r} needs {size} (header and aperture, in whole 2 MiB)")
-            self._map = mmap.mmap(self._file, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            self._bytes = mapped(self._file, size)
         except BaseException:
             os.close(self._file)
             raise
-        self._bytes = np.frombuffer(self._map, np.uint8)
         self._base = self._bytes.ctypes.data
         self._kv, header = _header_bytes(config), self._bytes
         self._last_of_header = np.array([self._kv - LINE_BYTES], np.uint64)
@@ -93,6 +92,19 @@ class DaxCore(Core):
         self.window = RegisterWindow(config, command=self._command, read=self._read_register, written=lambda name, value: None, owner=self._owner)
         with self.exclusive():
             self._check_layout(create)
+
+    def _make_room(self, size):
+        """All of the file's memory at once: a hole that finds no room later would be a SIGBUS."""
+        had, free = os.fstat(self._file), os.fstatvfs(self._file)
+        try:
+            if free.f_bavail * free.f_frsize < size - had.st_blocks * 512:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.posix_fallocate(self._file, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise
+            os.ftruncate(self._file, had.st_size)
+            raise DeviceFullError(f"{self.path}: no room for {size} bytes ({error.strerror}); free some, or name a smaller configuration") from None
 
     def _check_layout(self, create):
         digest = int(self.config.digest, 16)
@@ -175,38 +187,55 @@ class DaxCore(Core):
         which = np.flatnonzero(allowed)
         if not len(which):
             return
-        self._first_writes(np.unique(number[which]))
-        data = np.ascontiguousarray(lines[which])
-        if byte_enable is not None and (byte_enable[which] != ALL_BYTES).any():
+        whole = byte_enable is None or (byte_enable[which] == ALL_BYTES).all()
+        fresh = self._empty_first(number[which], offset[which] if whole else None)
+        data = np.ascontiguousarray(lines if len(which) == len(lines) else lines[which])
+        if not whole:
             old = np.zeros_like(data)
             self._reach(offset[which], self._move(offset[which], old, write=False))
             keep = ~np.unpackbits(np.ascontiguousarray(byte_enable[which]).view(np.uint8).reshape(-1, 8), axis=1, bitorder="little").astype(bool)
             data = np.where(keep, old, data)
         self._reach(offset[which], self._move(offset[which], data, write=True))
+        self._mark_written(fresh)
 
     def _reach(self, offsets, bad):
         if bad.any():
             raise BusError("the memory behind this line is gone (SIGBUS); nothing is known about what it held").at(int(offsets[np.flatnonzero(bad)[0]]))
 
-    def _first_writes(self, numbers):
-        """Pages written for the first time: emptied of what lay there before, then marked."""
+    def _empty_first(self, numbers, offsets) -> np.ndarray:
+        """Of the pages `numbers` of a store's lines, those never written before. They are emptied of what lay there, but for pages of which the
+        store's `offsets` (None: not even whole lines) are every line that the session may read."""
         c = self.config
-        fresh = numbers[self._written_bits[numbers >> 3] >> (numbers & 7) & 1 == 0]
-        if not len(fresh):
-            return
-        squeue, page = fresh // c.pages, fresh % c.pages
-        session, queue = squeue // c.queues, squeue % c.queues
-        first = ((session << c.queue_bits | queue) << c.page_bits | page) << c.line_bits + 6
-        offsets = (first[:, None] + np.arange(0, c.page_lines * LINE_BYTES, LINE_BYTES)).reshape(-1).astype(np.uint64)
-        self._reach(offsets, self._move(offsets, np.zeros((len(offsets), LINE_BYTES), np.uint8), write=True))
-        with self.exclusive():
-            np.bitwise_or.at(self._written_bits, fresh >> 3, (1 << (fresh & 7)).astype(np.uint8))
+        never = self._written_bits[numbers >> 3] >> (numbers & 7) & 1 == 0
+        if not never.any():
+            return numbers[:0]
+        fresh, counts = np.unique(numbers[never], return_counts=True)
+        session, queue, page = fresh // c.pages // c.queues, fresh // c.pages % c.queues, fresh % c.pages
+        partly = np.ones(len(fresh), bool)
+        if offsets is not None and len(np.unique(offsets)) == len(offsets):
+            partly = counts < np.array([self._readable_lines(s) for s in range(c.sessions)])[session]
+        first = ((session[partly] << c.queue_bits | queue[partly]) << c.page_bits | page[partly]) << c.line_bits + 6
+        stale = (first[:, None] + np.arange(0, c.page_lines * LINE_BYTES, LINE_BYTES)).reshape(-1).astype(np.uint64)
+        if len(stale):
+            self._reach(stale, self._move(stale, np.zeros((len(stale), LINE_BYTES), np.uint8), write=True))
+        return fresh
+
+    def _readable_lines(self, session) -> int:
+        """Lines of one page, by the session's descriptor."""
+        shape = unpack(self.window.registers.by_name["s0_shape"], int(self._table[session]["shape"]))
+        return shape["used_lines"] * (1 if shape["k_only"] else 2)
+
+    def _mark_written(self, fresh):
+        if len(fresh):
+            # Bytes of the table may hold pages of two processes' sessions.
+            with self.exclusive():
+                np.bitwise_or.at(self._written_bits, fresh >> 3, (1 << (fresh & 7)).astype(np.uint8))
 
     def view(self, offset: int, size: int) -> np.ndarray:
         c = self.config
         x = offset >> 6 + c.line_bits
         squeue = (x >> c.page_bits + c.queue_bits) * c.queues + (x >> c.page_bits & (1 << c.queue_bits) - 1)
-        self._first_writes(np.array([squeue * c.pages + (x & c.pages - 1)]))
+        self._mark_written(self._empty_first(np.array([squeue * c.pages + (x & c.pages - 1)]), None))
         return self._bytes[self._kv + offset:][:size]
 
     def _mine(self, entry) -> bool:
@@ -273,7 +302,7 @@ class DaxCore(Core):
         os.close(self._file)
         self._file = -1
         # The mapping goes with the last array that looks at it.
-        self._head = self._table = self._written_bits = self._bytes = self._map = None
+        self._head = self._table = self._written_bits = self._bytes = None
 
     def _end_sessions(self):
         for session in range(self.config.sessions):

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Copies in and out of mapped memory that may be gone: where a plain move would end the process with SIGBUS, these say which line it was.
 
-The kernel does the move (`process_vm_readv` on this very process), so a page that cannot be reached is an error code. It finds pages that were truncated away,
-unplugged, or known to be bad (hwpoison); a load that *discovers* an uncorrectable error inside the kernel's own copy may still be fatal to the machine.
+Where `cxl_kv.native` was built, its loads and stores are this process's own, a line at a time, and SIGBUS is caught. Otherwise the kernel does the move
+(`process_vm_readv` on this very process), so that a page that cannot be reached is an error code: it finds pages that were truncated away, unplugged, or known
+to be bad (hwpoison), promises no width, and a load that *discovers* an uncorrectable error inside the kernel's own copy may still be fatal to the machine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 
 import numpy as np
 
+from .. import native
 from ..errors import TransportError
 
 __all__ = ["move"]
@@ -42,8 +44,15 @@ def move(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: bool) -> 
     Returns
     -------
     bool[n]
-        Lines that could not be reached; a read leaves their bytes alone.
+        Lines that could not be reached; of their bytes nothing is known after a read.
     """
+    if native.library() is not None:
+        offsets, lines = np.ascontiguousarray(offsets, np.uint64), np.ascontiguousarray(buffer)
+        return native.store_lines(base, offsets, lines) if write else native.load_lines(base, offsets, buffer)
+    return _by_kernel(base, offsets, buffer, write=write)
+
+
+def _by_kernel(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: bool) -> np.ndarray:
     n = len(offsets)
     bad = np.zeros(n, bool)
     function = _libc.process_vm_writev if write else _libc.process_vm_readv
