@@ -482,6 +482,36 @@ def test_everything_pinned_starves_and_recovers():
     assert (d.run(Program.reads(first), settle=True).data == data).all() and serves(d)
 
 
+def test_a_session_begins_with_counters_of_zero():
+    """Whoever opens a session reads nothing of what its predecessor did, while another goes on counting."""
+    d = endpoint()
+    d.open_session(1, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    own, other = page_addresses(d, PAGES), page_addresses(d, PAGES, session=1, lines=[0])
+
+    def counted(session):
+        rows = []
+        for queue in range(UNIT.queues):
+            d.write_registers({f"s{session}_queue": queue})
+            rows.append([d.read64(f"s{session}_queue_{name}") for name in ("hits", "misses", "evictions")])
+        return np.array(rows)
+
+    d.run(Program.writes(own, random_lines(len(own))), settle=True)
+    d.run(Program.writes(other, random_lines(len(other))), settle=True)
+    for session in range(2):
+        d.session_command(session, SessionCommand.ADVANCE, 1)
+    d.run(Program.reads(own), settle=True)
+    before, beside = counted(0), counted(1)
+    assert (before[:, 1:] > 0).all() and (beside[:, 2] > 0).all()
+    d.close_session(0)
+    d.settle()
+    kept = counted(1)
+    d.open_session(0, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    assert not counted(0).any() and (counted(1) == kept).all()
+    d.session_command(1, SessionCommand.ADVANCE, 1)
+    d.run(Program.reads(other), settle=True)
+    assert (counted(1)[:, 1] > kept[:, 1]).all() and not counted(0).any() and serves(d)
+
+
 def test_lines_that_were_never_written():
     """They read as zeros, allocate nothing, and show nothing of who had the frame before; through the cold tier too."""
     d = endpoint()

@@ -86,7 +86,8 @@ def _queue_counters(config: Config) -> tuple[str, ...]:
 class QueueCounters(wiring.Component):
     """Counters of each (session, queue): entries of `QUEUE_COUNTERS`, the first four when `config.wide_counters` is off. 32 bits, wrapping.
 
-    `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and taken in cycles without `i`.
+    `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and taken in cycles without `i`. `wipe` is held until a cycle with
+    `wipe_ready`, in which there is none of these: the counters of `wipe_squeue` are then 0.
     Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`.
 
     Parameters
@@ -102,6 +103,7 @@ class QueueCounters(wiring.Component):
             "i": In(self.event), "i_valid": In(1),
             "i_useful": In(config.squeue_bits), "i_useful_valid": In(1),
             "clear": In(1),                         #: held for `squeues` cycles or more
+            "wipe": In(1), "wipe_squeue": In(config.squeue_bits), "wipe_ready": Out(1),
             "read_squeue": In(config.squeue_bits),
             "read_grant": Out(1),
             "read_data": Out(data.ArrayLayout(QUEUE_COUNTER_BITS, len(self.names))),
@@ -141,6 +143,10 @@ class QueueCounters(wiring.Component):
             m.d.comb += counted[i].eq(old[i] + s1.bump[i])
         m.d.comb += [sram.write_en.eq(v1), sram.write_address.eq(s1.squeue), sram.write_data.eq(counted)]
         m.d.comb += [self.read_data.eq(old), self.idle.eq(~v1 & ~fifo.r_rdy & ~self.i_valid)]
+
+        m.d.comb += self.wipe_ready.eq(~v1 & ~self.i_valid & ~fifo.r_rdy & ~self.clear)
+        with m.If(self.wipe & self.wipe_ready):
+            m.d.comb += [sram.write_en.eq(1), sram.write_address.eq(self.wipe_squeue), sram.write_data.eq(0)]
 
         sweep = Signal(range(c.squeues))
         with m.If(self.clear):

@@ -99,7 +99,9 @@ class Registers(wiring.Component):
                 m.d.comb += getattr(control, part)[s].eq(getattr(file, f"rw_s{s}_{part}"))
         m.d.comb += [
             file.owner.eq(owner),
-            control.command_ld_id.eq(file.ld_id), control.config_ready.eq(self.config_ready),
+            control.command_ld_id.eq(file.ld_id), control.config_ready.eq(self.config_ready & (~control.opening | queues.wipe_ready)),
+            # A session begins with counters of 0: its owner may not read what another's did.
+            queues.wipe_squeue.eq(control.config_write.squeue), queues.wipe.eq(control.opening & self.config_ready),
             self.config_write.eq(control.config_write), self.config_write_valid.eq(control.config_write_valid), self.descriptor.eq(control.descriptor),
         ]
         for s in range(c.sessions):

@@ -26,10 +26,9 @@ def config_write_layout(config: Config) -> data.StructLayout:
 class SessionControl(wiring.Component):
     """Carries out one session command at a time; `busy` while it does.
 
-    OPEN checks the descriptor, writes every queue's configuration (one a cycle while `config_ready`), then sends an OPEN op with `descriptor`. It is refused
-    (`refused`, an event) when the
-    session is open or still closing, by any LD-ID but 0, or with a descriptor outside the configuration. CLOSE, ADVANCE and PEEK become ops; APPLY repeats
-    the walk for one queue or all, with the shape and the formats that the session was opened with.
+    OPEN checks the descriptor, writes every queue's configuration (one a cycle while `config_ready`, with `opening`), then sends an OPEN op with `descriptor`.
+    It is refused (`refused`, an event) when the session is open or still closing, by any LD-ID but 0, or with a descriptor outside the configuration.
+    CLOSE, ADVANCE and PEEK become ops; APPLY repeats the walk for one queue or all, with the shape and the formats that the session was opened with.
     A command ends when its op has passed M3.
 
     Parameters
@@ -52,7 +51,7 @@ class SessionControl(wiring.Component):
             "shape": In(per_session("shape")), "formats": In(per_session("formats")), "queue": In(per_session("queue")), "policy": In(per_session("policy")),
             "recency": In(per_session("recency")), "budget": In(per_session("budget")),
             "open": In(config.sessions), "closing": In(config.sessions), "owner": In(data.ArrayLayout(4, config.sessions)),
-            "config_write": Out(config_write_layout(config)), "config_write_valid": Out(1), "config_ready": In(1),
+            "config_write": Out(config_write_layout(config)), "config_write_valid": Out(1), "config_ready": In(1), "opening": Out(1),
             "descriptor": Out(layouts.session),
             "o_op": Out(stream.Signature(layouts.op)),
             "busy": Out(1), "busy_session": Out(config.session_bits), "refused": Out(config.sessions),
@@ -181,6 +180,7 @@ class SessionControl(wiring.Component):
                 with m.If(bad_format):
                     m.next = "REFUSE"
                 with m.Else():
+                    m.d.comb += self.opening.eq(opening)
                     wanted = (command != SessionCommand.APPLY_QUEUE) | (squeue == selected)
                     m.d.comb += self.config_write_valid.eq(wanted & self.config_ready)
                     with m.If(~wanted | self.config_ready):

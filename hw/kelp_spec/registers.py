@@ -184,6 +184,6 @@ class RegisterMap:
             Register(p + "page_word", base + 0x48, RO, S, (Field("state", 0, 3), Field("format_k", 3, 3), Field("format_v", 6, 3), Field("pinned", 9, 1),
                      Field("place", 10, 24), Field("last_step", 34, 24)), "page word of the last PEEK"),
             Register(p + "resident", base + 0x50, RO, S, _whole(32, "DRAM lines"), "resident lines of the selected queue"),
-            *(Register(f"{p}queue_{name}", base + 0x80 + 8 * i, RO, S, _whole(32), doc + " (selected queue)") for i, (name,
+            *(Register(f"{p}queue_{name}", base + 0x80 + 8 * i, RO, S, _whole(32), doc + " since OPEN (selected queue)") for i, (name,
                                                                                                                       doc) in enumerate(queue_counters)),
         )

@@ -114,9 +114,18 @@ class Endpoint:
             self._score(op, result)
         if kind <= 2:
             self._demand(op, result)
+        elif kind == Op.OPEN:
+            self._open(op, result)
         else:
             self._other(op, result)
         return result
+
+    def _open(self, op, result):
+        """A session begins with queue counters of 0: its owner may not read what another's did."""
+        if result.outcome == DONE:
+            first = op.session * self.config.queues
+            for counts in self.queue_counters.values():
+                counts[first:first + self.config.queues] = [0] * self.config.queues
 
     def read_again(self, squeue: int, page: int, lines: int, count: int) -> bool:
         """`count` more READs of a page that this step has touched, of the lines in the bit set `lines`: sound hits, which change nothing but their counter.
