@@ -21,6 +21,8 @@ from .shape import ModelShape
 
 __all__ = ["BlockStore"]
 
+_TOGETHER = 1 << 22   #: bytes that one load or store of several blocks moves at most, or one block
+
 
 class BlockStore:
     """Blocks of up to `block_bytes` under hashable keys. Thread-safe; a context manager that closes its session.
@@ -75,8 +77,11 @@ class BlockStore:
         """Of the lines of a block of `size` bytes. A device gets one queue after another, page by page; plain memory gets them as they lie."""
         c = self.device.config
         lines = np.arange(-(-size // LINE_BYTES))
+        if not self.device.transport.hints:
+            first = (self.session.number << c.queue_bits + c.page_bits + c.line_bits) + place * self._pages_each * c.page_lines
+            return (first + lines << 6).astype(np.uint64)
         page = place * self._pages_each + lines // c.page_lines
-        queue, page = (page % c.queues, page // c.queues) if self.device.transport.hints else (page // c.pages, page % c.pages)
+        queue, page = page % c.queues, page // c.queues
         x = ((self.session.number << c.queue_bits) + queue << c.page_bits) + page << c.line_bits
         return (x + lines % c.page_lines << 6).astype(np.uint64)
 
@@ -86,47 +91,114 @@ class BlockStore:
 
         Raises ValueError for more than `block_bytes`, DeviceFullError when the device had no frame: the block is then not there.
         """
-        data = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else np.ascontiguousarray(data).view(np.uint8).reshape(-1)
-        if data.nbytes > self.block_bytes:
-            raise ValueError(f"a block of {data.nbytes} bytes is refused; legal: {self.block_bytes} at most")
+        done = self.put_many([(key, data)])[0]
+        if isinstance(done, Exception):
+            raise done
+        return done
+
+    def put_many(self, items: Iterable[tuple[Hashable, object]]) -> list[bool | Exception]:
+        """Several `put`s by as few stores as may be: of each, in order, what `put` would return or raise."""
+        results: list[bool | Exception] = []
+        placed: list[tuple[int, Hashable, int, np.ndarray, np.ndarray]] = []     # result, key, place, addresses, bytes
         with self._lock:
-            if key in self._index:
-                place, _ = self._index[key]
-            else:
-                if not self._free and not self._make_room():
-                    return False
-                place = self._free.pop()
-            padded = np.zeros(-(-data.nbytes // LINE_BYTES) * LINE_BYTES, np.uint8)
-            padded[:data.nbytes] = data
-            try:
-                self.device.transport.store(self._addresses(place, data.nbytes), padded.reshape(-1, LINE_BYTES))
-                self.session._check_written()
-            except CxlKvError:
-                self._index.pop(key, None)
-                self._free.append(place)
-                raise
-            self._index[key] = (place, data.nbytes)
-            self._index.move_to_end(key)
-            return True
+            for key, data in items:
+                results.append(True)
+                data = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+                if data.nbytes > self.block_bytes:
+                    results[-1] = ValueError(f"a block of {data.nbytes} bytes is refused; legal: {self.block_bytes} at most")
+                    continue
+                if key in self._index:
+                    place, _ = self._index[key]
+                elif self._free or self._make_room():
+                    place = self._free.pop()
+                else:
+                    results[-1] = False
+                    continue
+                self._index[key] = (place, data.nbytes)
+                self._index.move_to_end(key)
+                placed.append((len(results) - 1, key, place, self._addresses(place, data.nbytes), data))
+                if sum(len(p[4]) for p in placed) >= _TOGETHER:
+                    self._store(placed, results)
+                    placed = []
+            self._store(placed, results)
+        return results
+
+    def _store(self, placed, results) -> None:
+        if not placed:
+            return
+        ends = np.cumsum([len(p[3]) for p in placed])
+        lines = np.empty((int(ends[-1]), LINE_BYTES), np.uint8)
+        for end, (_, _, _, addresses, data) in zip(ends, placed, strict=True):
+            flat = lines[end - len(addresses):end].reshape(-1)
+            flat[:data.nbytes], flat[data.nbytes:] = data, 0
+        try:
+            self.device.transport.store(np.concatenate([p[3] for p in placed]), lines)
+            self.session._check_written()
+        except CxlKvError as error:
+            if len(placed) == 1:
+                number, key, _, _, _ = placed[0]
+                results[number] = error
+                if key in self._index:
+                    self._free.append(self._index.pop(key)[0])
+                    self._pins.pop(key, None)
+                return
+            for one in placed:     # whose fault it was, one by one
+                if one[1] in self._index and self._index[one[1]][0] == one[2]:
+                    self._store([one], results)
 
     def get(self, key: Hashable) -> np.ndarray | None:
         """The block's bytes, uint8[n]; None when it is not there. PoisonError when a line of it is lost: the block is then dropped."""
+        got = self.get_many([key])[0]
+        if isinstance(got, Exception):
+            raise got
+        return got
+
+    def get_many(self, keys: Iterable[Hashable]) -> list[np.ndarray | Exception | None]:
+        """Several `get`s by as few loads as may be: of each, in order, what `get` would return or raise."""
+        results: list[np.ndarray | Exception | None] = []
+        wanted: list[tuple[int, Hashable, int, np.ndarray]] = []     # result, key, bytes, addresses
         with self._lock:
-            if key not in self._index:
-                return None
-            place, size = self._index[key]
-            self._index.move_to_end(key)
-            addresses = self._addresses(place, size)
-            lines, status = self.device.transport.load(addresses)
-            if status.any():
-                self.lost += 1
+            for key in keys:
+                results.append(None)
+                if key not in self._index:
+                    continue
+                place, size = self._index[key]
+                self._index.move_to_end(key)
+                wanted.append((len(results) - 1, key, size, self._addresses(place, size)))
+                if sum(w[2] for w in wanted) >= _TOGETHER:
+                    self._load(wanted, results)
+                    wanted = []
+            self._load(wanted, results)
+        return results
+
+    def _load(self, wanted, results) -> None:
+        if not wanted:
+            return
+        try:
+            lines, status = self.device.transport.load(np.concatenate([w[3] for w in wanted]))
+        except CxlKvError as error:
+            for number, _, _, _ in wanted:
+                results[number] = error
+            return
+        at, lost = 0, []
+        for number, key, size, addresses in wanted:
+            part = slice(at, at + len(addresses))
+            at = part.stop
+            if status[part].any():
+                lost.append((number, key, addresses, status[part]))
+            else:
+                results[number] = lines[part].reshape(-1)[:size]
+        for number, key, addresses, answers in lost:
+            self.lost += 1
+            if key in self._index:
                 self._drop(key)
-                try:
-                    self.session._fail(addresses, status)
-                except PoisonError as error:
-                    raise type(error)(f"block {key!r} is lost: {error.message}", session=error.session, layer=error.layer, head=error.head,
-                                      page=error.page) from None
-            return lines.reshape(-1)[:size]
+            try:
+                self.session._fail(addresses, answers)
+            except PoisonError as error:
+                results[number] = type(error)(f"block {key!r} is lost: {error.message}", session=error.session, layer=error.layer, head=error.head,
+                                              page=error.page)
+            except CxlKvError as error:
+                results[number] = error
 
     def contains(self, key: Hashable) -> bool:
         with self._lock:

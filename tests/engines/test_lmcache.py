@@ -3,6 +3,7 @@
 """LMCache's own classes on a KELP device: its plug-in factory, its memory objects, its event descriptors; and its own DAX adapter on the same calls."""
 
 import asyncio
+import multiprocessing
 import os
 import select
 import subprocess
@@ -37,9 +38,10 @@ def adapter_of(url="golden:trace", **params):
     return create_l2_adapter(config)
 
 
-def dax_of(path, slots):
-    path.write_bytes(b"")
-    os.truncate(path, slots * CHUNK)
+def dax_of(path, slots, fresh=True):
+    if fresh:
+        path.write_bytes(b"")
+        os.truncate(path, slots * CHUNK)
     size = {"device_path": str(path), "max_dax_size_gb": slots * CHUNK / 2**30}
     return create_l2_adapter(get_l2_adapter_config_class("dax").from_dict({"type": "dax", "slot_bytes": CHUNK, **size}))
 
@@ -202,45 +204,79 @@ def test_the_storage_plugin_keeps_chunks(plugin):
 # --- beside LMCache's own DAX adapter ---------------------------------------------------------------------------------------------
 
 
-def measured(adapter, count):
-    """Bytes a second of puts and of gets, a batch of eight at a time."""
-    batches = [range(i, min(i + 8, count)) for i in range(0, count, 8)]
-    objects = {i: object_of(i) for i in range(count)}
-    started = time.perf_counter()
+def measured(adapter, first, count):
+    """Bytes a second of puts and of gets of objects `first` …, a batch of eight at a time, and the share that was found."""
+    batches = [range(i, min(i + 8, first + count)) for i in range(first, first + count, 8)]
+    put = get = 0.0
+    hits = 0
     for batch in batches:
-        assert store(adapter, [key_of(i) for i in batch], [objects[i] for i in batch]).is_successful()
-    put = count * CHUNK / (time.perf_counter() - started)
-    seconds, hits = 0.0, 0
+        objects = [object_of(i) for i in batch]
+        started = time.perf_counter()
+        assert store(adapter, [key_of(i) for i in batch], objects).is_successful()
+        put += time.perf_counter() - started
     for batch in batches:
         places = [object_of() for _ in batch]
         started = time.perf_counter()
         task = adapter.submit_load_task([key_of(i) for i in batch], places)
         wait(adapter.get_load_event_fd())
         bits = adapter.query_load_result(task)
-        seconds += time.perf_counter() - started
+        get += time.perf_counter() - started
         for i, place in zip(batch, places, strict=True):
             if bits.test(i - batch[0]):
                 assert same(place, i)
                 hits += 1
-    return put, hits * CHUNK / seconds, hits / count
+    return count * CHUNK / put, hits * CHUNK / get, hits / count
 
 
 def test_beside_the_dax_adapter(tmp_path, record_property):
-    """Throughput on a file in memory; a figure, not a bar. Both keep all that fits."""
-    count, rows = 64, {}
-    ours = adapter_of(f"dax:{tmp_path}/ours?config=trace&create=1", blocks=count)
-    theirs = dax_of(tmp_path / "theirs", count)
+    """Throughput on files in one folder; figures, not bars. Rounds take turns, and each row is its best one: the machine may be busy. Both keep all."""
+    count, rounds = 64, 4
+    rows = {}
+    ours = adapter_of(f"dax:{tmp_path}/ours?config=trace&create=1", blocks=count * rounds)
+    theirs = dax_of(tmp_path / "theirs", count * rounds)
     golden = adapter_of(blocks=count)
     try:
-        for name, adapter in (("dax of LMCache", theirs), ("cxl_kv dax:", ours), ("cxl_kv golden:", golden)):
-            rows[name] = measured(adapter, count)
+        for turn in range(rounds):
+            for name, adapter in (("dax of LMCache", theirs), ("cxl_kv dax:", ours), *([("cxl_kv golden:", golden)] if turn == 0 else [])):
+                row = measured(adapter, count * turn, count)
+                assert row[2] == 1.0
+                rows[name] = tuple(map(max, row, rows.get(name, row)))
     finally:
         for adapter in (ours, theirs, golden):
             adapter.close()
     for name, (put, get, hits) in rows.items():
         print(f"{name}: put {put / 1e9:.3f} GB/s, get {get / 1e9:.3f} GB/s, {hits:.0%} found")
         record_property(name, (put, get))
-        assert hits == 1.0
+
+
+def _keep(folder, ready):
+    """A process that stores into both kinds of file, and is killed."""
+    from pathlib import Path
+
+    adapters = [adapter_of(f"dax:{folder}/ours?config=trace&create=1", blocks=8), dax_of(Path(folder) / "theirs", 8)]
+    ready.put([store(adapter, [key_of(i) for i in range(4)], [object_of(i) for i in range(4)]).is_successful() for adapter in adapters])
+    time.sleep(600)
+
+
+def test_after_kill_9_both_begin_anew_on_their_files(tmp_path):
+    """Neither finds what the killed process had stored, for both keep their index in the process; both store and load again, and nothing wrong is loaded."""
+    spawn = multiprocessing.get_context("spawn")
+    ready = spawn.Queue()
+    child = spawn.Process(target=_keep, args=(str(tmp_path), ready))
+    child.start()
+    assert ready.get(timeout=200) == [True, True]
+    child.kill()
+    child.join(60)
+    size = os.path.getsize(tmp_path / "theirs")
+    for adapter in (adapter_of(f"dax:{tmp_path}/ours?config=trace", blocks=8), dax_of(tmp_path / "theirs", size // CHUNK, fresh=False)):
+        try:
+            keys = [key_of(i) for i in range(4)]
+            assert found(adapter, keys) == [False] * 4 and load(adapter, keys)[0] == [False] * 4
+            assert store(adapter, keys[:2], [object_of(50), object_of(51)]).is_successful()
+            ok, objects = load(adapter, keys)
+            assert ok == [True, True, False, False] and same(objects[0], 50) and same(objects[1], 51)
+        finally:
+            adapter.close()
 
 
 def test_under_pressure_ours_makes_room_and_theirs_refuses(tmp_path):

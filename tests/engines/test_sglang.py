@@ -98,8 +98,23 @@ def test_prefixes_end_where_a_pool_says_so(storage):
     result = storage.batch_exists_v2(keys, [indexer, window])
     assert result.kv_hit_pages == 3 and result.restorable_prefix_pages == [3] and result.extra_pool_hit_pages[PoolName.INDEXER] == 4
     assert storage.batch_exists_v2(["nothing"]).kv_hit_pages == 0
-    with pytest.raises(ValueError, match="block_groups"):
-        storage.batch_exists_v2(keys, [PoolTransfer(PoolName.SWA, hit_policy=PoolHitPolicy.BLOCK_GROUPS)])
+
+
+def test_groups_of_compressed_blocks_tell_what_they_cover_and_gate_nothing(storage):
+    """Two keys for every block of three pages: five keys there are two whole groups, six pages; the prefix stays what the KV pages say."""
+    pool = Pool()
+    for name in (PoolName.KV, PoolName.INDEXER):
+        storage.register_mem_host_pool_v2(pool, name)
+    keys, groups = [f"k{i}" for i in range(9)], [f"g{i}" for i in range(6)]
+    storage.batch_set_v2([PoolTransfer(PoolName.KV, indices(*range(8)), keys=keys[:8]), PoolTransfer(PoolName.INDEXER, indices(*range(5)), keys=groups[:5])])
+    blocks = PoolTransfer(PoolName.INDEXER, keys=groups, hit_policy=PoolHitPolicy.BLOCK_GROUPS, block_pages=3, group_pages=2)
+    result = storage.batch_exists_v2(keys, [blocks])
+    assert (result.kv_hit_pages, result.extra_pool_hit_pages, result.restorable_prefix_pages) == (8, {PoolName.KV: 8, PoolName.INDEXER: 6}, list(range(1, 9)))
+    storage.store.delete(storage._key("g1", PoolName.INDEXER))
+    result = storage.batch_exists_v2(keys, [blocks])
+    assert result.kv_hit_pages == 8 and PoolName.INDEXER not in result.extra_pool_hit_pages
+    with pytest.raises(ValueError, match="block_pages = 0"):
+        storage.batch_exists_v2(keys, [PoolTransfer(PoolName.INDEXER, hit_policy=PoolHitPolicy.BLOCK_GROUPS)])
 
 
 def test_poison_ends_the_prefix(storage):

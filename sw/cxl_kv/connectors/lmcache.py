@@ -110,20 +110,15 @@ class CxlL2Adapter(L2AdapterInterface):
 
     def _store(self, task, keys, objects):
         done, sizes, ok = [], [], True
-        for key, obj in zip(keys, objects, strict=True):
-            data = _bytes_of(obj)
-            try:
-                known = key in self.store
-                if not known and not self.store.put(key, data):
-                    ok = False
-                    continue
-            except (cxl_kv.CxlKvError, ValueError) as error:
-                _LOG.warning("an object was not stored: %s", error)
-                ok = False
-                continue
-            if not known:
+        fresh = {key: _bytes_of(obj) for key, obj in zip(keys, objects, strict=True) if key not in self.store}
+        for (key, data), stored in zip(fresh.items(), self.store.put_many(fresh.items()), strict=True):
+            if stored is True:
                 done.append(key)
                 sizes.append(len(data))
+                continue
+            ok = False
+            if stored is not False:
+                _LOG.warning("an object was not stored: %s", stored)
         if done:
             self._notify_keys_stored(done, sizes)
         with self._lock:
@@ -159,15 +154,14 @@ class CxlL2Adapter(L2AdapterInterface):
 
     def _load(self, task, keys, objects):
         bits, read = Bitmap(len(keys)), []
-        for i, (key, obj) in enumerate(zip(keys, objects, strict=True)):
-            try:
-                data, place = self.store.get(key), _bytes_of(obj)
-                if data is None or len(data) != len(place):
-                    continue
-                place[:] = data
-            except cxl_kv.CxlKvError as error:
-                _LOG.warning("an object was not loaded: %s", error)
+        for i, (key, obj, data) in enumerate(zip(keys, objects, self.store.get_many(keys), strict=True)):
+            if isinstance(data, Exception):
+                _LOG.warning("an object was not loaded: %s", data)
                 continue
+            place = _bytes_of(obj)
+            if data is None or len(data) != len(place):
+                continue
+            place[:] = data
             bits.set(i)
             read.append(key)
         if read:

@@ -139,7 +139,8 @@ class CxlHiCacheStorage(HiCacheStorage):
         return {t.name: self._write(t.name, self.registered_pools[t.name], t.keys or [], t.host_indices) for t in transfers}
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: list[PoolTransfer] | None = None, extra_info=None) -> PoolTransferResult:
-        """The longest prefix whose KV pages are all there and which every pool allows by its policy."""
+        """The longest prefix whose KV pages are all there and which every pool allows by its policy; a pool of key groups tells what it covers, and allows
+        everything."""
 
         def there(i, pool=PoolName.KV):
             return self._key(keys[i], pool) in self.store
@@ -157,11 +158,22 @@ class CxlHiCacheStorage(HiCacheStorage):
                 trailing = max(1, len(t.keys or ()))
                 allowed = [n for n in range(1, whole + 1) if all(there(i, t.name) for i in range(max(0, n - trailing), n))]
             else:
-                raise ValueError(f"hit policy {PoolHitPolicy(t.hit_policy).value} of pool {t.name} is not supported; legal: all_pages, trailing_pages")
+                covered = self._covered_by_groups(t)
+                if covered:
+                    hits[t.name] = covered
+                continue
             if len(allowed):
                 hits[t.name] = max(allowed)
             legal = [n for n in legal if n in set(allowed)]
         return PoolTransferResult(legal[-1] if legal else 0, hits, legal)
+
+    def _covered_by_groups(self, t: PoolTransfer) -> int:
+        """BLOCK_GROUPS: pages that the leading whole groups of the pool's own keys cover, `group_pages` keys for each block of `block_pages` pages."""
+        if t.block_pages < 1 or t.group_pages < 1:
+            raise ValueError(f"pool {t.name}: block_pages = {t.block_pages}, group_pages = {t.group_pages} are refused; legal: 1 and up")
+        keys = t.keys or []
+        there = next((i for i, key in enumerate(keys) if self._key(key, t.name) not in self.store), len(keys))
+        return there // t.group_pages * t.block_pages
 
     def clear(self) -> None:
         for key in self.store.keys():
