@@ -57,6 +57,8 @@ def test_what_was_written_is_read(device, label, dtype):
         telemetry = session.telemetry()
         assert telemetry["evictions"].sum() > 0 and telemetry["misses"].sum() > 0
         assert telemetry["allocations"].tolist() == [[session.pages] * 2] * 2
+        layers, whole = session.telemetry(by="layer"), session.telemetry(by="session")
+        assert (layers["hits"] == telemetry["hits"].sum(axis=1)).all() and whole["resident_bytes"] == telemetry["resident_bytes"].sum()
         assert telemetry["resident_bytes"].sum() == sum(p["used"] * p["frame_bytes"] for p in device.pools().values())
     assert sum(p["used"] for p in device.pools().values()) == 0
 
@@ -229,6 +231,7 @@ def test_in_lockstep_the_rtl_counts_as_the_golden_model():
         (lambda s, x: s.read(0, stop=1, heads=[0, 2]), r"head = \[0, 2\]"),
         (lambda s, x: s.view(0, 0, 0), "dax"),
         (lambda s, x: s.device.configure(waterline=3), "waterline"),
+        (lambda s, x: s.telemetry(by="token"), "by = 'token'"),
         (lambda s, x: s.device.open_session(small(kv_heads=3)), "queues"),
         (lambda s, x: s.device.open_session(small(head_dim=4096)), "head_dim up to 128"),
         (lambda s, x: s.device.open_session(small(), max_tokens=33), "max_tokens = 33"),

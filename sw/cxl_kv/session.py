@@ -20,6 +20,8 @@ from .transport import Status
 
 __all__ = ["Session"]
 
+_SUMMED = {"head": (), "layer": (1,), "session": (0, 1)}   #: axes of [layers, kv_heads] that telemetry sums over
+
 
 class Session:
     """One sequence's KV cache on a device; :meth:`cxl_kv.Device.open_session` makes one. A context manager that closes it.
@@ -194,12 +196,20 @@ class Session:
             r.write_many(writes)
 
     # --- telemetry ------------------------------------------------------------------------------------------------------------
-    def telemetry(self) -> dict[str, np.ndarray]:
-        """Per queue, int64[layers, kv_heads]: `hits`, `misses`, `evictions`, `prefetch_useful`, `resident_bytes`, and where the configuration keeps them
-        `allocations`, `write_backs`, `prefetch_issued`, `evicted_missed`; counted since the session was opened. Sums over an axis give a layer's or a
-        head's."""
+    def telemetry(self, by: str = "head") -> dict[str, np.ndarray]:
+        """`hits`, `misses`, `evictions`, `prefetch_useful`, `resident_bytes`, and where the configuration keeps them `allocations`, `write_backs`,
+        `prefetch_issued`, `evicted_missed`; counted since the session was opened.
+
+        Parameters
+        ----------
+        by : str
+            ``"head"``: of each queue, int64[layers, kv_heads]; ``"layer"``: int64[layers]; ``"session"``: int64[].
+        """
         self._usable()
-        return {name: x - self._counted_before.get(name, 0) if name != "resident_bytes" else x for name, x in self._queue_counters().items()}
+        if by not in _SUMMED:
+            raise ValueError(f"by = {by!r} is refused; legal: {', '.join(_SUMMED)}")
+        counts = {name: x - self._counted_before.get(name, 0) if name != "resident_bytes" else x for name, x in self._queue_counters().items()}
+        return {name: x.sum(axis=_SUMMED[by]) for name, x in counts.items()}
 
     def _queue_counters(self) -> dict[str, np.ndarray]:
         """As the device counts them: over every session that had this number before, too."""

@@ -14,6 +14,7 @@ from .transport import Core
 __all__ = ["config_of", "make_core", "split"]
 
 DEFAULT_CONFIG = "trace"
+_HOW = "with pip, pip install 'kelp-cxl[rtl]'; in a checkout, make setup"
 
 
 def split(url: str) -> tuple[str, str, dict[str, str]]:
@@ -62,12 +63,12 @@ def make_core(url: str) -> Core:
             _nothing_left(url, options)
             core = RtlCore(config, lockstep=lockstep, seed=seed)
         except ModuleNotFoundError as error:
-            raise UnsupportedError(f"{url} needs the RTL simulation, and the package {error.name!r} is not installed: make setup") from error
+            raise UnsupportedError(f"{url} needs the RTL simulation, and {error.name!r} is not installed: {_HOW}") from error
     elif scheme == "serial":
         try:
             from .backends.serial import SerialCore
         except ModuleNotFoundError as error:
-            raise UnsupportedError(f"{url} needs the package {error.name!r}, which is not installed: make setup") from error
+            raise UnsupportedError(f"{url} needs {error.name!r}, which is not installed: {_HOW}") from error
         core = SerialCore(rest, options)
     elif scheme == "dax":
         from .backends.dax import DaxCore

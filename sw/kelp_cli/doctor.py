@@ -149,12 +149,17 @@ def _packages() -> list[Check]:
         requirements = importlib.metadata.requires("kelp-cxl") or []
     except importlib.metadata.PackageNotFoundError:
         return [Check("kelp-cxl", "missing", "", "this very command", "make setup")]
-    # Extras are for those who asked for them.
-    names = [re.match(r"[\w.-]+", requirement)[0] for requirement in requirements if not re.search(r"\bextra\s*==", requirement)]
+    names = _wanted(requirements)
     found = [_package(name, pins.get(_canonical(name))) for name in names]
     fine = sum(check.status == "ok" for check in found)
     summary = Check("Python packages", "ok", f"{fine} as pinned" if pins else f"{fine} installed", "everything", "")
     return [*([summary] if fine else []), *(check for check in found if check.status != "ok")]
+
+
+def _wanted(requirements: list[str]) -> list[str]:
+    """Names of what a checkout works with: the base's and the extra `dev`'s. Other extras are for those who asked for them."""
+    extras = [(requirement, re.search(r"\bextra\s*==\s*.([\w-]+)", requirement)) for requirement in requirements]
+    return [re.match(r"[\w.-]+", requirement)[0] for requirement, extra in extras if extra is None or extra[1] == "dev"]
 
 
 def _package(name: str, pin: str | None) -> Check:
