@@ -2,7 +2,6 @@
 
 """Prefetch: queue, throttle, sources, and the whole prefetcher."""
 
-
 import pytest
 
 from kelp_golden.prefetch import Candidate, Throttle
@@ -17,6 +16,7 @@ from kelp_verif.hints_bench import Session
 from kelp_verif.runner import run_cocotb
 
 BENCH = "kelp_verif.prefetch_bench"
+PARTS = "kelp_verif.prefetch_parts_bench"
 
 
 def test_golden_order_is_nearest_first():
@@ -44,17 +44,17 @@ def test_golden_throttle_halves_and_recovers():
 
 
 def test_queue_agrees_with_a_sorted_list():
-    seen = run_cocotb(PrefetchQueue(config=named("unit")), bench=BENCH, test="queue_against_list", params={"config": "unit", "cycles": 12_000}).records["seen"]
+    seen = run_cocotb(PrefetchQueue(config=named("unit")), bench=PARTS, test="queue_against_list", params={"config": "unit", "cycles": 12_000}).records["seen"]
     assert all(seen[name] > 50 for name in ("DUPLICATE", "FULL", "CANCELLED", "CANCEL", "LEFT")), seen
 
 
 def test_throttle_agrees_with_golden():
-    assert run_cocotb(RtlThrottle(), bench=BENCH, test="throttle_against_model", params={"cycles": 20_000}).records["throttled"] > 100
+    assert run_cocotb(RtlThrottle(), bench=PARTS, test="throttle_against_model", params={"cycles": 20_000}).records["throttled"] > 100
 
 
 def test_previous_step_is_offered_in_order():
     config = named("trace")
-    records = run_cocotb(PreviousSource(config=config, entries=32), bench=BENCH, test="previous_against_lists",
+    records = run_cocotb(PreviousSource(config=config, entries=32), bench=PARTS, test="previous_against_lists",
                          params={"config": "trace", "entries": 16, "cycles": 12_000}).records
     assert records["offered"] > 200 and records["overwritten"] > 5 and records["overflows"] > 100, records
 
