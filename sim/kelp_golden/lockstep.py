@@ -115,6 +115,9 @@ class LockStep:
         else:
             while endpoint.tracker.pools[pool].free == 0 and self._evict_one():
                 pass
+            if endpoint.tracker.pools[pool].free == 0:
+                self._give_up(kind, op, pool, where, lost)
+                return
             frame = self._do(TrackerOp(Op.GRANT, pool=pool, **where)).frame
         self._do(TrackerOp(Op.FILL, frame=frame, miss_kind=kind, lost=int(lost), source=source, **where))
         if op is not None:
@@ -125,6 +128,15 @@ class LockStep:
         endpoint.tracker.return_miss(miss)
         if op is not None:
             endpoint.version = answered
+
+    def _give_up(self, kind, op, pool, where, lost) -> None:
+        """Nothing can be evicted, so the entry starves: its request is answered without memory, and a write is thereby dropped (docs/decisions.md)."""
+        self._do(TrackerOp(Op.GRANT, pool=pool, failed=1, **where))
+        self._do(TrackerOp(Op.REPLAY, kv_line=op.kv_line, write=op.write, partial=op.partial, poison=op.poison, ld_id=op.ld_id, origin=op.origin, failed=1,
+                           **where))
+        self._do(TrackerOp(Op.FLIP, miss_kind=kind, failed=1, lost=int(lost or op.write), **where))
+        self.endpoint.tracker.return_miss(where["miss"])
+        self.endpoint.version = POISONED
 
     def _prefetch(self, candidates: list[Candidate]) -> None:
         for c in candidates:
