@@ -34,7 +34,8 @@ def test_what_gets_no_frame_is_given_up_by_both():
         """One line, by both; the answers are equal."""
         nonlocal starved
         data = rng.integers(0, 256, (1, 64), np.uint8)
-        expected = engine.request(TrackerOp(Op.WRITE if write else Op.READ, 0, queue, page, kv_line, int(write), origin=(data.tobytes(), -1) if write else None))
+        origin = (data.tobytes(), -1) if write else None
+        expected = engine.request(TrackerOp(Op.WRITE if write else Op.READ, 0, queue, page, kv_line, int(write), origin=origin))
         address = np.array([d.address(0, queue, page, 0, kv_line)], np.uint64)
         result = d.run(Program.writes(address, data) if write else Program.reads(address), lockstep=True)
         kind = Response.CMP if expected.kind == Answer.CMP else Response.POISON if expected.poison else Response.DATA
