@@ -150,6 +150,18 @@ def test_a_published_curve_fits_an_open_loop():
     assert (base, factor, saturating) == pytest.approx((10, 200, 0.5), rel=0.01) and worst < 0.01
 
 
+def test_one_session_alone(inputs):
+    # 128K at an eighth: 8192 pages of 8 KB a layer over 320 GB/s, 3.12 % of them from 70 GB/s of flash; one read in a thousand takes 1 ms.
+    scenario = inputs.serving.scenarios["long-128k"]
+    link, missed = 8192 * 8192 / (5 * 63.776e6) + 220e-6, 8192 * (1 - 0.9688)
+    flash, slow = missed * 8192 / 70e6, 1 - 0.999**missed
+    by_hand = 80 * (8.75 / 80 + (1 - slow) * max(link, flash + 0.025) + slow * (flash + 1))
+    assert serving.unloaded_ms(inputs, scenario, 0.125) == pytest.approx(by_hand)
+    assert by_hand == pytest.approx(serving.percentiles(inputs, "long-128k")["p50_ms"], rel=0.05)
+    share = serving.read_share_for(inputs, scenario, 60)
+    assert serving.unloaded_ms(inputs, scenario, share) == pytest.approx(60, abs=0.05) and serving.read_share_for(inputs, scenario, 8) is None
+
+
 TEXT = DEFAULTS.read_text(encoding="utf-8")
 
 
