@@ -49,6 +49,35 @@ def test_lru_and_belady_are_the_references(part, name, pooled):
     assert found.bypasses == wanted.bypasses
 
 
+@pytest.mark.parametrize("pooled", [True, False])
+def test_lfu_is_counted_by_hand(small, pooled):
+    """LFU written again in the plainest way: counts of accesses, kept when a page goes; the least counted page that may go gives way, ties to the lower key."""
+    line, frames = timeline(small), 17
+    sequence = line.sequence
+    queues = sequence.queues
+    share = frames // queues
+    count = dict.fromkeys(range(queues * sequence.final_pages), 0)
+    resident = {q * sequence.final_pages + p for q in range(queues) for p in sequence.initial_pages(frames)}
+    known = {q * sequence.final_pages + p for q in range(queues) for p in range(sequence.history_pages)}
+    touched, missed = {}, []
+    for step, key in zip(sequence.step.tolist(), line.keys.tolist(), strict=True):
+        newest = sequence.newest_page(step)
+        missed.append(key not in resident and key in known)
+        if key not in resident:
+            mine = [k for k in resident if pooled or k // sequence.final_pages == key // sequence.final_pages]
+            room = len(mine) < (frames if pooled else share)
+            may_go = [k for k in mine if touched.get(k) != step and k % sequence.final_pages != newest]
+            if not room and may_go:
+                resident.remove(min(may_go, key=lambda k: (count[k], k)))
+            if room or may_go:
+                resident.add(key)
+                known.add(key)
+        count[key] += 1
+        touched[key] = step
+    found = run(line, load("lfu"), capacity=frames, pooled=pooled)
+    assert found.missed.tolist() == missed and any(missed)
+
+
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("residency", [0.15, 0.25])
 def test_a_compiled_policy_decides_like_the_plain_one(part, name, residency):
