@@ -264,9 +264,10 @@ def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
             server.kill()
             server.wait()
         for _ in range(2):
-            with pytest.raises(cxl_kv.ConnectionLostError, match="kelp.sock"):
-                session.read([0, 1], stop=32)
-        with pytest.raises(cxl_kv.ConnectionLostError):
+            with pytest.raises(cxl_kv.ConnectionLostError, match="session 0, layer 1, head 0, page 2: .*kelp.sock") as caught:
+                session.read(1, start=8, stop=32)
+            assert (caught.value.session, caught.value.layer, caught.value.head, caught.value.page) == (0, 1, 0, 2)
+        with pytest.raises(cxl_kv.ConnectionLostError, match="session 0, layer 0, head 0, page 0"):
             session.write([0, 1], k, v)
         server.wait(30)
         server.stdout.close()

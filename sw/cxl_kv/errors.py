@@ -75,8 +75,9 @@ class UnsupportedError(CxlKvError):
     """This back end cannot do that; the message says which can."""
 
 
-class TransportError(CxlKvError):
-    """The way to the device failed (a broken frame, a bus error, a simulation that ended). What was in flight may or may not have happened."""
+class TransportError(_PlaceError):
+    """The way to the device failed (a broken frame, a bus error, a simulation that ended). What was in flight may or may not have happened; a read or write
+    names the first page that it was about."""
 
 
 class ConnectionLostError(TransportError):

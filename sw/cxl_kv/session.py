@@ -11,7 +11,7 @@ from kelp_spec.formats import HostType
 from kelp_spec.metadata import PageState
 from kelp_spec.registers import SessionCommand
 
-from .errors import BusError, DeviceFullError, FlashError, NotMappedError, PoisonError, SessionClosedError, UnsupportedError
+from .errors import BusError, DeviceFullError, FlashError, NotMappedError, PoisonError, SessionClosedError, TransportError, UnsupportedError
 from .hints import Hints
 from .layout import Layout, to_bits
 from .policy import Policy
@@ -96,6 +96,8 @@ class Session:
             self.device.transport.store(addresses, lines)
         except BusError as error:
             raise BusError(error.message, **self.layout.place(error.address)) from None
+        except TransportError as error:
+            raise type(error)(error.message, **self.layout.place(addresses[0])) from None
         self._check_written()
 
     def read(self, layer, *, start: int = 0, stop: int | None = None, positions: Iterable[int] | None = None, heads=None, dtype=None):
@@ -130,7 +132,12 @@ class Session:
         positions = self._positions(positions, start, 0 if stop is None else stop - start)
         addresses = self.layout.addresses(layers, heads, positions).reshape(-1)
         order = _page_order(addresses)
-        lines, status = self.device.transport.load(addresses if order is None else addresses[order])
+        try:
+            lines, status = self.device.transport.load(addresses if order is None else addresses[order])
+        except TransportError as error:
+            if not len(addresses):
+                raise
+            raise type(error)(error.message, **self.layout.place(addresses[0])) from None
         if order is not None:
             sorted_lines, sorted_status = lines, status
             lines, status = np.empty_like(sorted_lines), np.empty_like(sorted_status)
