@@ -11,7 +11,7 @@ import os
 import pytest
 
 NEEDS = {
-    "test_hf.py": "transformers", "test_recorder.py": "transformers", "test_lmcache.py": "lmcache", "test_vllm.py": "vllm",
+    "test_hf.py": "transformers", "test_hf_train.py": "transformers", "test_recorder.py": "transformers", "test_lmcache.py": "lmcache", "test_vllm.py": "vllm",
     "test_vllm_connector.py": "vllm", "test_sglang.py": "sglang",
 }
 

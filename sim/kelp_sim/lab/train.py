@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Trains a small Llama-format model on text found on any machine, for the recorder: the Python standard library's sources and the manual pages.
 
-``python -m kelp_sim.lab.train -o DIR [--minutes 120] [--seed 1] [--layers 6] [--heads 8] [--kv-heads 2] [--hidden 256] [--context 1024]``
+``python -m kelp_sim.lab.train -o DIR [--minutes 120 | --steps N] [--seed 1] [--layers 6] [--heads 8] [--kv-heads 2] [--hidden 256] [--context 1024]``
 
-On a GPU when there is one. Stops at the time given; DIR then holds config.json, model.safetensors (fp16) and tokenizer.json, which
-``AutoModelForCausalLM.from_pretrained`` loads. Needs torch, transformers and tokenizers (`.venv.hf`). Files named with ``--hold-out`` are not trained on.
+On a GPU when there is one. Stops at the time given, or after so many steps, which is repeatable on one machine. DIR then holds config.json,
+model.safetensors (fp16) and tokenizer.json, which ``AutoModelForCausalLM.from_pretrained`` loads. Needs torch, transformers and tokenizers (`.venv.hf`).
+Files named with ``--hold-out`` are not trained on.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kelp_sim.lab.train", description=__doc__.partition("\n")[0])
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR")
     parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("--steps", type=int, default=None, help="instead of a time", metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     for name, default in (("layers", 6), ("heads", 8), ("kv-heads", 2), ("hidden", 256), ("vocabulary", 4096), ("context", 1024), ("batch", 8)):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N")
@@ -51,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.hidden % chosen.heads or chosen.heads % chosen.kv_heads:
         print(f"train: hidden {chosen.hidden}, heads {chosen.heads}, KV heads {chosen.kv_heads}: each must divide the one before", file=sys.stderr)
+        return 1
+    if chosen.minutes <= 0 or (chosen.steps is not None and chosen.steps < 1):
+        print(f"train: minutes {chosen.minutes:g}, steps {chosen.steps}: legal: above 0", file=sys.stderr)
         return 1
     try:
         import numpy as np
@@ -81,8 +86,12 @@ def main(arguments: list[str] | None = None) -> int:
     )).to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=chosen.rate, betas=(0.9, 0.95), weight_decay=0.1)
     began, last, step = time.monotonic(), 0.0, 0
-    while (spent := (time.monotonic() - began) / 60) < chosen.minutes:
-        share = spent / chosen.minutes    # a short warm-up, then down to a tenth along a cosine of time
+    while True:
+        spent = (time.monotonic() - began) / 60
+        share = spent / chosen.minutes if chosen.steps is None else step / chosen.steps
+        if share >= 1:
+            break
+        # A short warm-up, then down to a tenth along a cosine of what is done.
         rate = chosen.rate * min(1, (step + 1) / 100) * (0.1 + 0.45 * (1 + np.cos(np.pi * share)))
         for group in optimiser.param_groups:
             group["lr"] = rate
@@ -97,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         step += 1
         if spent - last > 0.25 or step == 1:
             last = spent
-            print(f"{spent:6.1f} of {chosen.minutes:g} minutes, step {step}, loss {loss.item():.3f}", flush=True)
+            print(f"{spent:6.1f} minutes, {share:.0%}, step {step}, loss {loss.item():.3f}", flush=True)
     model.to(torch.float16).save_pretrained(chosen.output)
     print(f"{chosen.output}: {sum(p.numel() for p in model.parameters()):,} parameters after {step} steps of {chosen.batch * chosen.context:,} tokens")
     return 0
