@@ -21,6 +21,7 @@ import numpy as np
 from kelp_spec.formats import LINE_BYTES
 
 from .errors import ConnectionLostError, CxlKvError, NotMappedError, TransportError, UnsupportedError
+from .tenancy import TenantTransport
 from .transport import Core, LocalTransport
 from .url import split
 from .wire import Op, Reply, from_json, receive, send, to_json
@@ -40,7 +41,7 @@ class Server:
     core : Core
         Closed by :meth:`close`.
     budget_bytes : int, optional
-        DRAM per queue that a tenant may keep before its pages are the first to go, whatever it asks for.
+        DRAM per queue that a tenant may keep before its pages are the first to go, whatever it asks for, and that it may pin.
     """
 
     def __init__(self, core: Core, *, budget_bytes: int | None = None):
@@ -181,7 +182,7 @@ class _Client:
         if admin and not (self.local and _same_user(self.connection)):
             raise UnsupportedError("admin is refused: it is granted on a unix socket, to the user that runs the server")
         ld_id = 0 if admin else self.server.take_ld_id()
-        self.transport = LocalTransport(core, ld_id, shared=True)
+        self.transport = TenantTransport(core, ld_id, limited=self.server.budget_bytes is not None) if ld_id else LocalTransport(core, shared=True)
         return ld_id, [to_json({"config": asdict(core.config), "ld_id": ld_id, "formats": sorted(int(f) for f in core.formats), "hints": core.hints,
                                 "persistent": core.persistent})]
 
