@@ -3,6 +3,7 @@
 """kelp size, kelp top and the metrics: figures that can be checked by hand, and clear words for bad input."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -48,6 +49,16 @@ def test_a_bench_that_needs_another_environment_says_which():
     if importlib.util.find_spec("transformers"):
         pytest.skip("this environment has transformers")
     assert ".venv.hf/bin/kelp bench --only hf" in kelp("bench", "--only", "hf", code=1)
+
+
+def test_a_bench_keeps_the_rows_of_other_groups(tmp_path):
+    rows = tmp_path / "bench.json"
+    rows.write_text(json.dumps([{"name": "old", "command": "kelp bench --only metadata"}, {"name": "hf.x", "command": "kelp bench --only hf"}]))
+    kelp("bench", "--only", "metadata", "-o", str(rows))
+    names = [row["name"] for row in json.loads(rows.read_text())]
+    assert names[0] == "hf.x" and "old" not in names and len(names) > 1
+    rows.write_text("{")
+    assert "holds no rows" in kelp("bench", "--only", "metadata", "-o", str(rows), code=1)
 
 
 @pytest.fixture

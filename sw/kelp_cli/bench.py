@@ -39,9 +39,20 @@ def register(app: typer.Typer) -> None:
                 progress.advance(task)
         _show([row for row, _ in rows])
         output.parent.mkdir(parents=True, exist_ok=True)
-        listed = [{**asdict(r), "met": r.met, "command": command} for r, command in rows]
+        listed = _others(output, {command for _, command in rows}) + [{**asdict(r), "met": r.met, "command": command} for r, command in rows]
         output.write_text(json.dumps(listed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        console.print(f"{len(rows)} rows in {output}")
+        console.print(f"{len(rows)} rows measured, {len(listed)} in {output}")
+
+
+def _others(output: Path, measured: set[str]) -> list[dict]:
+    """Rows of an earlier run, of groups that were not measured now: groups may need different environments."""
+    try:
+        rows = json.loads(output.read_text(encoding="utf-8"))
+        return [row for row in rows if row["command"] not in measured]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{output} holds no rows of kelp bench; name another file with -o, or remove it") from None
 
 
 def _rows(group: str):
