@@ -141,6 +141,8 @@ class Registers(wiring.Component):
             asked = Signal(name=f"asked_{s}")
             with m.If(peeked):
                 m.d.sync += asked.eq(self.i_result.op.session == s)
+            with m.If(~self.sessions[s].open):
+                m.d.sync += asked.eq(0)      # nor the session's next owner
             with m.If(asked):
                 m.d.comb += [getattr(word, f).eq(getattr(peek, f)) for f in ("state", "format_k", "format_v", "pinned", "place", "last_step")]
 
@@ -198,6 +200,9 @@ class Registers(wiring.Component):
         m.d.comb += session.eq((index - SESSION_BASE // 8) >> session_shift)
         squeue = Signal(c.squeue_bits)
         m.d.sync += squeue.eq(session * c.queues + Mux(select[session] < c.queues, select[session], 0))
+        # OPEN has wiped the counters of the queues in use; the others may hold what an owner before did.
+        in_use = Signal()
+        m.d.sync += in_use.eq(select[session] < Array(s.used_queues for s in self.sessions)[session])
         bins = Signal(6)
         m.d.comb += bins.eq(Mux(index[5], index[:5] + 32, index[:5]))
         histogram_row = Signal(64)
@@ -219,7 +224,7 @@ class Registers(wiring.Component):
             with m.If(offset < 0x80 // 8):
                 m.d.comb += file.external_data.eq(self.resident_lines)
             with m.Else():
-                m.d.comb += file.external_data.eq(Array(queue_row[i] for i in range(len(queues.names)))[(offset - 0x80 // 8)[:3]])
+                m.d.comb += file.external_data.eq(Mux(in_use, Array(queue_row[i] for i in range(len(queues.names)))[(offset - 0x80 // 8)[:3]], 0))
         with m.Elif(index >= 0x800 // 8):
             m.d.comb += file.external_data.eq(histogram_row)
         with m.Elif(index >= 0x400 // 8):

@@ -29,6 +29,7 @@ class SessionControl(wiring.Component):
     OPEN checks the descriptor, writes every queue's configuration (one a cycle while `config_ready`, with `opening`), then sends an OPEN op with `descriptor`.
     It is refused (`refused`, an event) when the session is open or still closing, by any LD-ID but 0, or with a descriptor outside the configuration.
     CLOSE, ADVANCE and PEEK become ops; APPLY repeats the walk for one queue or all, with the shape and the formats that the session was opened with.
+    PEEK and APPLY of a queue that the session does not use are refused.
     A command ends when its op has passed M3.
 
     Parameters
@@ -85,6 +86,9 @@ class SessionControl(wiring.Component):
         legal = Signal()
         m.d.sync += legal.eq((used_queues != 0) & (used_queues <= c.queues) & (shape.used_lines != 0) & (shape.used_lines <= c.half_lines) &
                              (shape.used_pages != 0) & (shape.used_pages <= c.pages))
+        # A queue that the session does not use may be another session's.
+        selects_own = Signal()
+        m.d.sync += selects_own.eq(queue.queue < used_queues)
         range_index = Signal(range(LAYER_RANGES))
         stored = Signal(c.half_line_bits + 4)
         pools = Array(Signal(2, name=f"pool_{r}") for r in range(LAYER_RANGES))
@@ -155,10 +159,10 @@ class SessionControl(wiring.Component):
                             with m.If(privileged & is_open & ~is_closing):
                                 m.next = "SEND"
                         with m.Case(SessionCommand.APPLY_QUEUE, SessionCommand.APPLY_ALL):
-                            with m.If(is_open & (policy.alpha != 0) & (policy.alpha <= 256)):
+                            with m.If(is_open & (policy.alpha != 0) & (policy.alpha <= 256) & ((command == SessionCommand.APPLY_ALL) | selects_own)):
                                 m.next = "POOLS"
                         with m.Case(SessionCommand.ADVANCE, SessionCommand.PEEK):
-                            with m.If(is_open):
+                            with m.If(is_open & ((command == SessionCommand.ADVANCE) | selects_own)):
                                 m.next = "SEND"
                     m.d.sync += wait.eq(0)
             with m.State("POOLS"):
