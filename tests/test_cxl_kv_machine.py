@@ -30,6 +30,7 @@ from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
 from kelp_golden.codec import decode, encode
 from kelp_spec.formats import HostType
+from processes import forked
 from serial_board import SerialBoard
 
 pytestmark = pytest.mark.timeout(1800)
@@ -96,20 +97,12 @@ class Machine(RuleBasedStateMachine):
         self.open_now = 0
 
     def start_server(self):
-        read, write = os.pipe()
-        self.server_pid = os.fork()
-        if not self.server_pid:
-            try:
-                server = Server(make_core(self.url.format(folder=self.folder)))
-                server.listen(self.address)
-                os.write(write, b"up")
-                while True:
-                    signal.pause()
-            finally:
-                os._exit(1)
-        os.close(write)
-        assert os.read(read, 2) == b"up", "the server did not start"
-        os.close(read)
+        def serve():
+            server = Server(make_core(self.url.format(folder=self.folder)))
+            server.listen(self.address)
+            return server
+
+        self.server_pid = forked(serve)
         self.core = SimpleNamespace(hints=not self.url.startswith("dax"))
         self.devices = [self.stack.enter_context(cxl_kv.open(self.address)) for _ in range(2)]
 
@@ -292,23 +285,16 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def a_client_is_killed(self):
         """A process of its own, by SIGKILL, within a request and with a session open; then its session is free again."""
-        read, write = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                connection = connect(self.address, 30)
-                wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
-                wire.receive(connection)
-                wire.send(connection, wire.Op.OPEN, 2, wire.to_json(_SMALLEST))
-                wire.receive(connection)
-                connection.sendall(b"KVC1\x03")
-                os.write(write, b"up")
-                signal.pause()
-            finally:
-                os._exit(1)
-        os.close(write)
-        assert os.read(read, 2) == b"up"
-        os.close(read)
+        def begin():
+            connection = connect(self.address, 30)
+            wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
+            wire.receive(connection)
+            wire.send(connection, wire.Op.OPEN, 2, wire.to_json(_SMALLEST))
+            wire.receive(connection)
+            connection.sendall(b"KVC1\x03")
+            return connection
+
+        pid = forked(begin)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         self.wait_for_clients()
