@@ -51,6 +51,20 @@ def watch(tmp_path, neighbour):
     return seen
 
 
+def test_counters_begin_at_zero_for_the_next_owner(tmp_path):
+    """By the registers themselves, after another tenant had the same session number."""
+    with Server(make_core("golden:unit")) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        with cxl_kv.open(url) as first:
+            with first.open_session(SHAPE) as session:
+                session.write([0, 1], *tensors(1))
+                assert first.registers.read(f"s{session.number}_queue_evictions")
+        with cxl_kv.open(url) as second, second.open_session(SHAPE) as again:
+            assert again.number == session.number
+            names = [name for name in second.registers.by_name if name.startswith(f"s{again.number}_queue_")]
+            assert len(names) > 4 and not any(second.registers.read(name) for name in names)
+
+
 def nobody(device, state, step):
     pass
 
