@@ -8,6 +8,7 @@ import pytest
 import cxl_kv
 from cxl_kv.server import Server
 from cxl_kv.url import make_core
+from kelp_spec.registers import SessionCommand
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 PAGES = 4 * 2            # that the watcher writes: two of each queue
@@ -100,3 +101,31 @@ def test_a_neighbour_changes_nothing_that_a_tenant_can_see(tmp_path):
                 differ = {key: (a[key], b[key]) for key in a if a[key] != b[key]}
                 assert not differ, f"step {step}: {name} {differ}"
             assert a == b, f"step {step}: {name}"
+
+
+@pytest.mark.parametrize("url", ["golden:unit", "rtl:unit"])
+def test_a_session_cannot_name_another_ones_queue(url):
+    """PEEK and APPLY of a queue beyond the session's own are refused, counters beyond it are 0, and a page word is gone with the session that asked for it."""
+    with cxl_kv.open(url) as device:
+        registers = device.registers
+        c = device.config
+        small = cxl_kv.ModelShape(layers=1, kv_heads=2, head_dim=32)
+        with device.open_session(small) as mine, device.open_session(SHAPE) as theirs:
+            theirs.write([0, 1], *tensors(2))
+            me = f"s{mine.number}_"
+
+            def peek(queue):
+                registers.write(me + "queue", queue=queue, page=0)
+                registers.write(me + "command", command=SessionCommand.PEEK)
+                return registers.fields(me + "state")["refused"], registers.read(me + "page_word")
+
+            mine.write(0, *(x[0, :2] for x in tensors(3)))
+            refused, own = peek(0)
+            assert not refused and own
+            for queue in (2, c.queues, c.queues + theirs.number * c.queues):
+                assert peek(queue) == (1, own), queue
+                registers.write(me + "command", command=SessionCommand.APPLY_QUEUE)
+                assert registers.fields(me + "state")["refused"]
+                assert not any(registers.read_many([name for name in registers.by_name if name.startswith(me + "queue_")]))
+        with device.open_session(small) as again:
+            assert again.number == mine.number and registers.read(me + "page_word") == 0

@@ -239,7 +239,7 @@ class GoldenCore(Core):
             return endpoint.queues.resident_lines(squeue)
         if part == "page_word":
             return self._peeked[1] if self._peeked and self._peeked[0] == session else 0
-        return endpoint.queue_counters[part.removeprefix("queue_")][squeue]
+        return endpoint.queue_counters[part.removeprefix("queue_")][squeue] if selected["queue"] < regs.used_queues else 0
 
     def _command(self, session: int, code: int, argument: int, ld_id: int) -> bool:
         command, regs = session_command(code), self.endpoint.tracker.sessions[session]
@@ -252,12 +252,17 @@ class GoldenCore(Core):
                 return False
             self.engine.close(session)
             self._limits()
+            if self._peeked and self._peeked[0] == session:
+                self._peeked = None     # the next owner must not read it
         elif command is SessionCommand.ADVANCE:
             self.engine.step(session, argument & (1 << STEP_BITS) - 1)
-        elif command in (SessionCommand.APPLY_ALL, SessionCommand.APPLY_QUEUE):
-            return self._apply(session, only=self.window.fields(f"s{session}_queue")["queue"] if command is SessionCommand.APPLY_QUEUE else None)
+        elif command is SessionCommand.APPLY_ALL:
+            return self._apply(session)
+        elif (at := self.window.fields(f"s{session}_queue"))["queue"] >= regs.used_queues:
+            return False        # it may be another session's
+        elif command is SessionCommand.APPLY_QUEUE:
+            return self._apply(session, only=at["queue"])
         elif command is SessionCommand.PEEK:
-            at = self.window.fields(f"s{session}_queue")
             word = self.endpoint.tracker.word(session * self.config.queues + at["queue"], at["page"] % self.config.pages)
             self._peeked = session, (word.state | word.format_k << 3 | word.format_v << 6 | word.pinned << 9 | word.place << 10 | word.last_step << 34)
         else:
