@@ -20,6 +20,7 @@ from kelp_hw.ema import EmaStep
 from kelp_hw.endpoint import DataQueue
 from kelp_hw.excess_tree import ExcessTree
 from kelp_hw.free_list import FreeList
+from kelp_hw.miss_buffer import MissBuffer
 from kelp_hw.miss_grants import MissGrants
 from kelp_hw.miss_ids import MissIds
 from kelp_hw.park_lists import ParkLists
@@ -34,6 +35,7 @@ from .arithmetic_specs import EmaStepContract, ThrottleContract
 from .cold_spec import ColdSchedulerContract
 from .formal import ProofResult, mutant, prove
 from .grant_specs import MissGrantsContract, MissIdsContract
+from .miss_buffer_spec import MissBufferContract
 from .miss_specs import ParkListsContract
 from .order_specs import CandidatesContract, ExcessTreeContract
 from .owner_spec import FrameOwnerContract
@@ -124,6 +126,13 @@ PROOFS = (
         ("pop.eq(self.i_outcome == Outcome.DONE)", "pop.eq(1)"), ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"))),
     Proof(name="park_lists", block=ParkLists, spec=ParkListsContract, mode="bmc", depth=10, cover=10, bug_depth=10, quick=False, timeout_s=1800, bugs=(
         ("head.write_en.eq(late_valid & late.create)", "head.write_en.eq(late_valid & late_first)"),)),    # a list's second life begins as its first
+    Proof(name="miss_buffer", block=MissBuffer, spec=partial(MissBufferContract, prompt=True), mode="bmc", depth=15, cover=15, bug_depth=15, bug_skip=6,
+          quick=False, timeout_s=1800, bugs=(
+        ("arrival.failed.eq(~at_once & self.i_fetched.payload.failed)", "arrival.failed.eq(0)"),       # a failed fetch fills a page as if it had come
+        ("row.lost.eq(r.old.state == PageState.LOST)", "row.lost.eq(0)"))),                             # what a page lost reads as zeros
+    Proof(name="miss_buffer_two", block=MissBuffer, spec=partial(MissBufferContract, alive=2), mode="bmc", depth=11, cover=11, bug_depth=12, bug_skip=6,
+          quick=False, timeout_s=1800, bugs=(
+        ("rows.read_address.eq(done.miss)", "rows.read_address.eq(0)"),)),                              # one entry's requests go to another's page
     Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=13, cover=14, bug_depth=15, bug_skip=10, quick=False,
           timeout_s=1200, bugs=(("self.o_fetched.payload.failed.eq(failed)", "self.o_fetched.payload.failed.eq(0)"),)),
     # What is best, and arithmetic.
