@@ -11,6 +11,7 @@ from kelp_spec.config import Config
 from kelp_spec.formats import FORMAT_BITS, LINE_BITS, SCALE_BITS, Format
 from kelp_spec.metadata import Answer, DataOp
 
+from .answer_queue import AnswerQueue
 from .data_order import POSITION_BITS, order_layout
 from .dequantise import Dequantiser
 from .flush import flush_layout
@@ -26,7 +27,8 @@ class DataHead(wiring.Component):
     """Takes ops in order from `i`, each when its fills and its quantised data are there, and answers them in order on `o`.
 
     H0 decides, marks the slots and addresses the buffers; H1 has their data, and stores; H2 holds the aligned payload; then the dequantiser,
-    through which every answer goes, so that order needs no bookkeeping. Latency to `o`: from `i` 3 cycles and the dequantiser's when all data are there;
+    through which every answer goes, so that order needs no bookkeeping. From H1 on nothing ever stands still: H0 starts no more answers than there are places
+    at the end. Latency to `o`: from `i` 3 cycles and the dequantiser's when all data are there;
     from the fill that the op at the head awaits, the same. Throughput one op per cycle.
 
     A **partial write** leaves H0 as a read, with the one *lock*: its answer is turned round into the write path's merge, and the result comes back to H0 as a
@@ -45,6 +47,9 @@ class DataHead(wiring.Component):
     free_en, free_slot : write slots done with
     """
 
+    #: Answers between H0 and `o`, at most: those in the pipeline, and as many waiting for their channel.
+    ANSWERS = 16
+
     def __init__(self, *, config: Config):
         self.config = config
         self.layouts = layouts = Layouts(config)
@@ -53,17 +58,19 @@ class DataHead(wiring.Component):
         write = WritePath.full_write_layout(config)
         super().__init__({
             "i": In(stream.Signature(order)),
-            "line_select": Out(config.line_slots), "line_slot": Out(line_bits), "line_filled": In(1), "line_quarters": Out(QUARTERS),
-            "line_read_en": Out(1), "line_hold": Out(1), "line": In(LINE_BITS), "line_error": In(1),
-            "scale_select": Out(config.scale_slots), "scale_slot": Out(scale_bits), "scale_filled": In(1), "scale_byte": Out(6), "scale_wide": Out(1),
-            "scale_read_en": Out(1), "scale_hold": Out(1), "scale": In(SCALE_BITS), "scale_error": In(1),
+            "line_select": Out(config.line_slots), "line_read_select": Out(config.line_slots), "line_read_slot": Out(line_bits),
+            "line_read_quarters": Out(QUARTERS), "line_may_read": Out(1), "line_slot": Out(line_bits), "line_filled": In(1), "line_quarters": Out(QUARTERS),
+            "line_read_en": Out(1), "line": In(LINE_BITS), "line_error": In(1),
+            "scale_select": Out(config.scale_slots), "scale_read_select": Out(config.scale_slots), "scale_may_read": Out(1), "scale_slot": Out(scale_bits),
+            "scale_filled": In(1), "scale_byte": Out(6), "scale_wide": Out(1),
+            "scale_read_en": Out(1), "scale": In(SCALE_BITS), "scale_error": In(1),
             "line_mark": Out(1), "scale_mark": Out(1), "refuse": In(1),
             "line_store_en": Out(1), "line_store_slot": Out(line_bits), "line_store_quarters": Out(QUARTERS), "line_store_data": Out(LINE_BITS),
             "scale_store_en": Out(1), "scale_store_slot": Out(scale_bits), "scale_store_byte": Out(6), "scale_store_wide": Out(1),
             "scale_store_scale": Out(SCALE_BITS),
             "line_release_en": Out(1), "scale_release_en": Out(1), "release_line": Out(line_bits), "release_scale": Out(scale_bits),
             "release_position": Out(POSITION_BITS),
-            "write_ready": In(1), "write_consume": Out(1), "write_read_en": Out(1), "write_slot": Out(config.write_slot_bits),
+            "write_ready": In(1), "write_consume": Out(1), "write_slot": Out(config.write_slot_bits),
             "write_result": In(data.StructLayout({"payload": LINE_BITS, "scale": SCALE_BITS})),
             "merge": Out(1), "merge_op": Out(write), "merge_fresh": Out(1), "merge_line": Out(LINE_BITS), "merged": In(1), "merge_done": In(1),
             "free_en": Out(1), "free_slot": Out(config.write_slot_bits),
@@ -97,7 +104,6 @@ class DataHead(wiring.Component):
             m.d.sync += position.eq(position + 1)
 
         # --- H0 ---------------------------------------------------------------------------------------------------------------------
-        h1_valid, h1_moves = Signal(), Signal()
         is_read = head.kind == DataOp.READ
         is_write = (head.kind == DataOp.WRITE) & ~head.partial
         is_partial = (head.kind == DataOp.WRITE) & head.partial
@@ -106,20 +112,19 @@ class DataHead(wiring.Component):
         locked = lock_valid & ((lock.line_slot == head.line_slot) | (lock.scaled & head.scaled & (lock.scale_slot == head.scale_slot)))
         filled = Signal()
         can_read = Signal()
-        answers = Signal()  # H1 is free for an answer
+        room = Signal()     # for one more answer; known a cycle ahead, so that H0 does not hear of what stands still at the far end in the same cycle
         able = Signal()
         m.d.comb += [
             filled.eq((~head.wait_line | self.line_filled) & (~head.wait_scale | self.scale_filled)),
-            answers.eq(~h1_valid | h1_moves),
             can_read.eq(filled & ~self.refuse),
             able.eq(Mux(is_read, can_read & ~locked, Mux(is_partial, can_read & ~lock_valid, Mux(is_write, self.write_ready & ~locked, 1)))),
-            go.eq(head_valid & ~back & Mux(is_flush, self.o_flush.ready & ~lock_valid, able & answers)),
+            go.eq(head_valid & ~back & Mux(is_flush, self.o_flush.ready & ~lock_valid, able & room)),
             self.o_flush.valid.eq(head_valid & ~back & is_flush & ~lock_valid),
             self.o_flush.p.frame.eq(head.frame), self.o_flush.p.token.eq(head.token),
         ]
         op = Signal(self.order)
         store = Signal()    # a quantised line goes to its slot
-        reads = Signal()
+        reads, may_read = Signal(), Signal()
         m.d.comb += [
             op.eq(Mux(back, lock, head)),
             store.eq(back | (go & is_write)),
@@ -130,7 +135,12 @@ class DataHead(wiring.Component):
             self.scale_byte.eq(op.scale_byte), self.scale_wide.eq(op.format == Format.INT4),
             self.line_mark.eq(store), self.scale_mark.eq(store & op.scaled),
             self.line_read_en.eq(reads), self.scale_read_en.eq(reads & head.scaled),
-            self.write_consume.eq(go & is_write), self.write_read_en.eq(store), self.write_slot.eq(op.write_slot),
+            # What a read needs beside the locks: known earlier, and addressed without the partial write that comes back.
+            may_read.eq(head_valid & ~back & room & filled & (is_read | (is_partial & ~head.fresh))),
+            self.line_may_read.eq(may_read), self.scale_may_read.eq(may_read & head.scaled),
+            self.line_read_select.eq(head_line), self.line_read_slot.eq(head.line_slot), self.line_read_quarters.eq(quarters_of(head.format, head.part)),
+            self.scale_read_select.eq(head_scale),
+            self.write_consume.eq(go & is_write), self.write_slot.eq(op.write_slot),
         ]
         with m.If(go & is_partial):
             m.d.sync += [lock_valid.eq(1), lock.eq(head), lock_line.eq(head_line), lock_scale.eq(head_scale), lock_position.eq(position)]
@@ -160,50 +170,46 @@ class DataHead(wiring.Component):
         meta_layout = data.StructLayout({"answer": 3, "poison": 1, "partial": 1, "origin": self.layouts.origin})
         m.submodules.dequantiser = dequantiser = Dequantiser(meta_shape=meta_layout)
         h1_op = Signal(self.order)
-        h1_reads = Signal()
+        h1_valid, h1_reads = Signal(), Signal()
         h2_valid = Signal()
-        m.d.comb += [
-            h1_moves.eq(~h2_valid | dequantiser.i.ready),
-            self.line_hold.eq(h1_valid & h1_reads & ~h1_moves),
-            self.scale_hold.eq(h1_valid & h1_reads & h1_op.scaled & ~h1_moves),
-        ]
-        with m.If(answers):
-            m.d.sync += [h1_valid.eq(go & ~is_flush), h1_op.eq(head), h1_reads.eq(reads)]
+        m.d.sync += [h1_valid.eq(go & ~is_flush), h1_op.eq(head), h1_reads.eq(reads)]
         h2 = Signal(dequantiser.i.p.shape())
         error = Signal()
         m.d.comb += [
             error.eq(h1_reads & (self.line_error | (h1_op.scaled & self.scale_error))),
             dequantiser.i.valid.eq(h2_valid), dequantiser.i.p.eq(h2),
         ]
-        with m.If(h1_moves):
-            m.d.sync += [
-                h2_valid.eq(h1_valid),
-                h2.payload.eq(aligned_payload(self.line, h1_op.format, h1_op.part)), h2.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
-                h2.format.eq(h1_op.format), h2.host_type.eq(h1_op.host_type),
-                h2.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
-                h2.meta.poison.eq(h1_op.poison | (error & ~h1_op.partial)),
-                h2.meta.partial.eq((h1_op.kind == DataOp.WRITE) & h1_op.partial), h2.meta.origin.eq(h1_op.origin),
-            ]
+        m.d.sync += [
+            h2_valid.eq(h1_valid),
+            h2.payload.eq(aligned_payload(self.line, h1_op.format, h1_op.part)), h2.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
+            h2.format.eq(h1_op.format), h2.host_type.eq(h1_op.host_type),
+            h2.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
+            h2.meta.poison.eq(h1_op.poison | (error & ~h1_op.partial)),
+            h2.meta.partial.eq((h1_op.kind == DataOp.WRITE) & h1_op.partial), h2.meta.origin.eq(h1_op.origin),
+        ]
 
         # --- out: a partial write is merged before it is answered -----------------------------------------------------------------------
         merged = Signal()
-        done = dequantiser.o.p
+        m.submodules.answers = answers = AnswerQueue(depth=self.ANSWERS, shape=dequantiser.o_layout)
+        m.d.comb += [answers.i.eq(dequantiser.o.p), answers.i_valid.eq(dequantiser.o.valid), dequantiser.o.ready.eq(1)]
+        done = answers.o.p
         m.d.comb += [
-            self.merge.eq(dequantiser.o.valid & done.meta.partial & ~merged),
+            self.merge.eq(answers.o.valid & done.meta.partial & ~merged),
             self.merge_op.write_slot.eq(lock.write_slot), self.merge_op.format.eq(lock.format), self.merge_op.host_type.eq(lock.host_type),
             self.merge_fresh.eq(lock.fresh), self.merge_line.eq(done.line),
-            self.o.valid.eq(dequantiser.o.valid & (~done.meta.partial | merged)),
+            self.o.valid.eq(answers.o.valid & (~done.meta.partial | merged)),
             self.o.p.answer.eq(done.meta.answer), self.o.p.poison.eq(done.meta.poison), self.o.p.data.eq(done.line),
             self.o.p.origin.eq(done.meta.origin),
-            dequantiser.o.ready.eq(self.o.ready & (~done.meta.partial | merged)),
+            answers.o.ready.eq(self.o.ready & (~done.meta.partial | merged)),
         ]
         with m.If(self.merged):
             m.d.sync += merged.eq(1)
         with m.If(self.o.valid & self.o.ready):
             m.d.sync += merged.eq(0)
 
-        busy = Signal(range(64))   # answers between H0 and `o`
+        busy = Signal(range(self.ANSWERS + 1))   # answers between H0 and `o`
         m.d.sync += busy.eq(busy + (go & ~is_flush) - (self.o.valid & self.o.ready))
+        m.d.sync += room.eq(busy < self.ANSWERS - 1)   # at most one more leaves H0 before this is looked at
         m.d.comb += self.idle.eq(~head_valid & ~lock_valid & (busy == 0))
         m.d.sync += [
             Assert(~self.merge | lock_valid, "a partial write without a lock"),

@@ -54,10 +54,10 @@ class LineSlots(wiring.Component):
 
     **Cover.** A line that all ops ahead of it together store needs no read: `wait` tells whether the op in the look-up stage has to await the fill, given
     `quarters` (what it touches), `reads` and `stores`.
-    **Head.** `read_en` reads the slot in `read_slot` (one-hot in `table.head_select`); one cycle later `line` is what the slot holds and `error` tells that a
-    quarter in use came with an error response; both hold until the next `read_en`, provided that `hold` is set meanwhile. There must be no `read_en` under
-    `refuse`, which lets write-back at the store once in 16 cycles. `store_*` writes quarters; it follows the head's `table.store_en`, which has set the
-    masks by `head_quarters`, by one cycle.
+    **Head.** `read_slot` (one-hot in `table.read_select`) is read in every cycle; one cycle later `line` is what the slot held, as far as `read_quarters` go,
+    and `error` tells that a quarter of them came with an error response. `may_read` keeps write-back from the store; it comes with every `read_en`, which says
+    that the line counts. There must be no `read_en` under `refuse`, which lets write-back at the store once in 16 cycles. `store_*` writes quarters; it follows
+    the head's `table.store_en`, which has set the masks by `head_quarters`, by one cycle.
     **Write-back.** `out_take` (only with `out_ready`) reads the slot offered; one cycle later `out_data` and `out_quarters` stand for one cycle.
 
     Parameters
@@ -78,7 +78,7 @@ class LineSlots(wiring.Component):
             "quarters": In(QUARTERS), "reads": In(1), "stores": In(1), "wait": Out(1),
             "fill_en": In(1), "fill_slot": In(bits), "fill_data": In(LINE_BITS), "fill_error": In(1),
             "head_quarters": In(QUARTERS), "full": Out(1),
-            "read_en": In(1), "read_slot": In(bits), "hold": In(1), "line": Out(LINE_BITS), "error": Out(1),
+            "may_read": In(1), "read_en": In(1), "read_slot": In(bits), "read_quarters": In(QUARTERS), "line": Out(LINE_BITS), "error": Out(1),
             "store_en": In(1), "store_slot": In(bits), "store_quarters": In(QUARTERS), "store_data": In(LINE_BITS),
             "out_ready": Out(1), "refuse": Out(1), "out_take": In(1), "out_data": Out(LINE_BITS), "out_quarters": Out(QUARTERS),
         })
@@ -94,11 +94,11 @@ class LineSlots(wiring.Component):
         covered = Signal()
         head_newer = Signal(QUARTERS)
         m.d.comb += [
-            covered.eq(Cat(~self.quarters[q] | (table.hit & (cover[q] & table.select).any()) for q in range(QUARTERS)).all()),
+            covered.eq(Cat(~self.quarters[q] | (cover[q] & table.match).any() for q in range(QUARTERS)).all()),
             self.wait.eq(self.reads & ~covered),
             table.want_fill.eq(self.wait),
-            head_newer.eq(Cat((newer[q] & table.head_select).any() for q in range(QUARTERS))),
-            self.full.eq((head_newer | self.head_quarters).all()),
+            head_newer.eq(Cat((newer[q] & table.read_select).any() for q in range(QUARTERS))),
+            self.full.eq(Cat(self.head_quarters[q] | (newer[q] & table.head_select).any() for q in range(QUARTERS)).all()),
         ]
         attached = Mux(table.fire, table.select, 0)
         allocated = Mux(table.allocate, table.select, 0)
@@ -110,11 +110,11 @@ class LineSlots(wiring.Component):
             ]
 
         # --- the two copies -------------------------------------------------------------------------------------------------------
-        m.submodules.fill = fill = WideMemory(depth=n, shape=data.StructLayout({"data": LINE_BITS, "error": 1}))
+        m.submodules.fill = fill = WideMemory(depth=n, shape=data.StructLayout({"data": LINE_BITS, "error": 1}), apart=True)
         m.submodules.store = store = WideMemory(depth=n, shape=LINE_BITS, granularity=_QUARTER_BITS)
         m.d.comb += [
             fill.write_en.eq(self.fill_en), fill.write_address.eq(self.fill_slot), fill.write_data.data.eq(self.fill_data),
-            fill.write_data.error.eq(self.fill_error), fill.read_en.eq(self.read_en), fill.read_address.eq(self.read_slot),
+            fill.write_data.error.eq(self.fill_error), fill.read_en.eq(1), fill.read_address.eq(self.read_slot),
             store.write_address.eq(self.store_slot), store.write_data.eq(self.store_data),
             store.write_en.eq(Mux(self.store_en, self.store_quarters, 0)),
         ]
@@ -128,13 +128,13 @@ class LineSlots(wiring.Component):
             m.d.sync += starved.eq(0)
         with m.Elif(~self.refuse):
             m.d.sync += starved.eq(starved + 1)
-        m.d.comb += wants.eq(self.read_en & (head_newer & self.head_quarters).any())
-        with m.If(self.read_en):
-            m.d.sync += [held.eq(head_newer), used.eq(self.head_quarters)]
+        # Whether the head does read comes too late to ask.
+        m.d.comb += wants.eq(self.may_read & ~self.refuse & (head_newer & self.read_quarters).any())
+        m.d.sync += [held.eq(head_newer), used.eq(self.read_quarters)]
         m.d.comb += [
-            self.out_ready.eq(~wants & ~(self.hold & (held & used).any())),
+            self.out_ready.eq(~wants),
             self.refuse.eq(starved.all()),
-            store.read_en.eq(wants | self.out_take),
+            store.read_en.eq(1),
             store.read_address.eq(Mux(wants, self.read_slot, table.out_slot)),
             table.out_take.eq(self.out_take),
             self.out_data.eq(store.read_data),
@@ -144,12 +144,12 @@ class LineSlots(wiring.Component):
         ]
         out_select = Signal(n)
         m.d.comb += out_select.eq(Cat(table.out_slot == i for i in range(n)))
-        with m.If(self.out_take):
-            m.d.sync += self.out_quarters.eq(Cat((newer[q] & out_select).any() for q in range(QUARTERS)))
+        m.d.sync += self.out_quarters.eq(Cat((newer[q] & out_select).any() for q in range(QUARTERS)))
 
         m.d.sync += [
             Assert(~(self.read_en & self.refuse), "the head reads although refused"),
+            Assert(~self.read_en | self.may_read, "the head reads unannounced"),
             Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
-            Assert(~self.read_en | (table.head_filled | ((head_newer & self.head_quarters) == self.head_quarters)), "the head reads what is not there"),
+            Assert(~self.read_en | (table.head_filled | ((head_newer & self.read_quarters) == self.read_quarters)), "the head reads what is not there"),
         ]
         return m

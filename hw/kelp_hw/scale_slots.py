@@ -12,7 +12,7 @@ from kelp_spec.formats import LINE_BITS, LINE_BYTES, SCALE_BITS
 
 from .byte_mask import ByteMask
 from .slot_table import SlotTable
-from .sram import Sram
+from .wide_memory import WideMemory
 
 __all__ = ["ScaleSlots"]
 
@@ -41,7 +41,7 @@ class ScaleSlots(wiring.Component):
             "reads": In(1),
             "fill_en": In(1), "fill_slot": In(bits), "fill_data": In(LINE_BITS), "fill_error": In(1),
             "head_slot": In(bits), "head_byte": In(6), "head_wide": In(1),
-            "read_en": In(1), "hold": In(1), "scale": Out(SCALE_BITS), "error": Out(1),
+            "may_read": In(1), "read_en": In(1), "scale": Out(SCALE_BITS), "error": Out(1),
             "store_en": In(1), "store_slot": In(bits), "store_byte": In(6), "store_wide": In(1), "store_scale": In(SCALE_BITS),
             "out_ready": Out(1), "refuse": Out(1), "out_take": In(1), "out_data": Out(LINE_BITS), "out_bytes": Out(LINE_BYTES),
         })
@@ -66,13 +66,13 @@ class ScaleSlots(wiring.Component):
             newer.read_slot.eq(table.out_slot),
         ]
 
-        m.submodules.fill = fill = Sram(depth=self.slots, shape=data.StructLayout({"data": LINE_BITS, "error": 1}))
+        m.submodules.fill = fill = WideMemory(depth=self.slots, shape=data.StructLayout({"data": LINE_BITS, "error": 1}), apart=True)
         m.submodules.store = store = memory.Memory(shape=LINE_BITS, depth=self.slots, init=())
         store_write = store.write_port(granularity=8)
         store_read = store.read_port(transparent_for=(store_write,))
         m.d.comb += [
             fill.write_en.eq(self.fill_en), fill.write_address.eq(self.fill_slot), fill.write_data.data.eq(self.fill_data),
-            fill.write_data.error.eq(self.fill_error), fill.read_en.eq(self.read_en), fill.read_address.eq(self.head_slot),
+            fill.write_data.error.eq(self.fill_error), fill.read_en.eq(1), fill.read_address.eq(self.head_slot),
             store_write.addr.eq(self.store_slot),
             store_write.data.eq(Mux(self.store_wide, self.store_scale, self.store_scale[0:8].replicate(2)).replicate(LINE_BYTES // 2)),
             store_write.en.eq(Mux(self.store_en, bytes_of(self.store_byte, self.store_wide), 0)),
@@ -87,14 +87,14 @@ class ScaleSlots(wiring.Component):
             m.d.sync += starved.eq(0)
         with m.Elif(~self.refuse):
             m.d.sync += starved.eq(starved + 1)
-        m.d.comb += wants.eq(self.read_en & head_newer)
-        with m.If(self.read_en):
-            m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide)]
+        # Which copy is newer comes too late to ask, and whether the head does read: scale lines are seldom written.
+        m.d.comb += wants.eq(self.may_read & ~self.refuse)
+        m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide)]
         pair = Signal(SCALE_BITS)
         m.d.comb += [
-            self.out_ready.eq(~wants & ~(self.hold & held)),
+            self.out_ready.eq(~wants),
             self.refuse.eq(starved.all()),
-            store_read.en.eq(wants | self.out_take),
+            store_read.en.eq(1),
             store_read.addr.eq(Mux(wants, self.head_slot, table.out_slot)),
             table.out_take.eq(self.out_take),
             self.out_data.eq(store_read.data),
@@ -102,11 +102,11 @@ class ScaleSlots(wiring.Component):
             self.scale.eq(Mux(wide, pair, pair.word_select(byte[0], 8))),
             self.error.eq(fill.read_data.error & ~held),
         ]
-        with m.If(self.out_take):
-            m.d.sync += self.out_bytes.eq(newer.read_mask)
+        m.d.sync += self.out_bytes.eq(newer.read_mask)
 
         m.d.sync += [
             Assert(~(self.read_en & self.refuse), "the head reads although refused"),
+            Assert(~self.read_en | self.may_read, "the head reads unannounced"),
             Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
             Assert(~self.read_en | table.head_filled | head_newer, "the head reads a scale that is not there"),
             Assert(~(self.store_en & self.store_wide & self.store_byte[0]), "a two-byte scale is stored at an odd byte"),

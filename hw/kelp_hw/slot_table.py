@@ -33,7 +33,7 @@ def first_from(vector: Value, ahead: Value) -> Value:
 class SlotTable(wiring.Component):
     """Tags and states of `slots` slots: a fully associative look-up, an allocator, the order of write-back, and flushing.
 
-    **Look-up.** `look_tag` is compared with every tag in the cycle of `look_en`; in the cycles that follow, `hit`, `slot`, `select` and `available`
+    **Look-up.** `look_tag` is compared with every tag in the cycle of `look_en`; in the cycles that follow, `hit`, `match`, `slot`, `select` and `available`
     stand for it until the next `look_en`. `fire` (only with `use` and `available`) attaches the op to that slot, or allocates it; look-ups may follow
     each other every cycle. Allocation is cyclic, so a slot's line stays for combining about as long as `slots` allocations.
     **Use.** A slot is busy from `fire` until the op that was attached last is released: `position`, a number that is unique among the attached ops,
@@ -69,9 +69,9 @@ class SlotTable(wiring.Component):
             # look-up
             "look_en": In(1), "look_tag": In(self.tag_layout),
             "use": In(1), "fire": In(1), "want_fill": In(1), "address": In(address_bits), "position": In(position_bits),
-            "hit": Out(1), "available": Out(1), "slot": Out(slot_bits), "select": Out(slots), "allocate": Out(1), "request_fill": Out(1),
-            # head: `head_select` is one-hot or zero
-            "head_select": In(slots), "head_filled": Out(1), "store_en": In(1), "store_complete": In(1),
+            "hit": Out(1), "match": Out(slots), "available": Out(1), "slot": Out(slot_bits), "select": Out(slots), "allocate": Out(1), "request_fill": Out(1),
+            # head: both selects are one-hot or zero
+            "read_select": In(slots), "head_filled": Out(1), "head_select": In(slots), "store_en": In(1), "store_complete": In(1),
             "release_en": In(1), "release_slot": In(slot_bits), "release_position": In(position_bits),
             # memory
             "fill_done": In(1), "fill_slot": In(slot_bits), "written": In(1), "written_slot": In(slot_bits),
@@ -99,22 +99,21 @@ class SlotTable(wiring.Component):
         seen = Signal(n)       # dirty when the patrol came by
 
         # --- look-up ------------------------------------------------------------------------------------------------------------
-        looked = Signal(n)
+        # Both are known at the end of the cycle of `look_en`; in those that follow, the op's slot is on the way of everything.
+        looked, hit = self.match, self.hit
         tag = Signal(self.tag_layout)
         victim_valid = Signal()
         victim = Signal(n)
         victim_slot = Signal(bits)
         allocated = Signal(n)
         attached = Signal(n)
-        match = Signal(n)
+        forgotten = Signal(n)
         m.d.comb += [
-            match.eq(looked & valid),
-            self.hit.eq(match.any()),
             self.available.eq(self.hit | victim_valid),
-            self.select.eq(Mux(self.hit, match, victim)),
-            self.slot.eq(Mux(self.hit, encode(match, bits), victim_slot)),
-            self.allocate.eq(self.fire & ~self.hit),
-            self.request_fill.eq(self.want_fill & ~(match & (filling | filled)).any()),
+            self.select.eq(Mux(hit, looked, victim)),
+            self.slot.eq(Mux(hit, encode(looked, bits), victim_slot)),
+            self.allocate.eq(self.fire & ~hit),
+            self.request_fill.eq(self.want_fill & ~(looked & (filling | filled)).any()),
             attached.eq(Mux(self.fire, self.select, 0)),
             allocated.eq(Mux(self.allocate, victim, 0)),
         ]
@@ -122,9 +121,14 @@ class SlotTable(wiring.Component):
             same = Signal()
             m.d.comb += same.eq(Value.cast(tag) == Value.cast(self.look_tag))
             equal = Signal(n)
-            m.d.comb += equal.eq(Cat(Value.cast(t) == Value.cast(self.look_tag) for t in tags) & valid)
-            # The op before may give a slot another tag in this very cycle.
-            m.d.sync += [tag.eq(self.look_tag), looked.eq((equal & ~allocated) | Mux(same, allocated, 0))]
+            m.d.comb += equal.eq(Cat(Value.cast(t) == Value.cast(self.look_tag) for t in tags) & valid & ~forgotten)
+            # The op before may give a slot another tag in this very cycle. (It comes late whether it does.)
+            m.d.sync += [
+                tag.eq(self.look_tag), looked.eq((equal & ~allocated) | Mux(same, allocated, 0)),
+                hit.eq(Mux(self.allocate, (equal & ~victim).any() | same, equal.any())),
+            ]
+        with m.Else():
+            m.d.sync += [looked.eq(looked & ~forgotten), hit.eq((looked & ~forgotten).any())]
         for i in range(n):
             with m.If(allocated[i]):
                 m.d.sync += tags[i].eq(tag)
@@ -150,7 +154,7 @@ class SlotTable(wiring.Component):
             # What the op in the look-up stage hits, or takes, is about to be busy.
             candidates.eq(free & ~Mux(self.use, looked, 0) & ~Mux(victim_valid, victim, 0)),
             picked.eq(first_from(candidates, ahead)),
-            used_victim.eq(self.fire & (self.select & victim).any()),
+            used_victim.eq(self.fire & (~hit | (looked & victim).any())),
         ]
         pick_slot = Signal(bits)
         with m.If(~victim_valid | used_victim):
@@ -160,14 +164,13 @@ class SlotTable(wiring.Component):
                              ahead.eq(~(picked | (picked - 1)))]
 
         # --- what happens to a slot ---------------------------------------------------------------------------------------------
-        m.d.comb += [last_read.addr.eq(self.release_slot), self.head_filled.eq((self.head_select & filled).any())]
+        m.d.comb += [last_read.addr.eq(self.release_slot), self.head_filled.eq((self.read_select & filled).any())]
         release = Signal(n)
         fill = Signal(n)
         written = Signal(n)
         stored = Signal(n)
         out = Signal(n)
         taken = Signal(n)
-        forgotten = Signal(n)
         m.d.comb += [
             release.eq(Mux(self.release_en & (last_read.data == self.release_position), one_hot(self.release_slot, n), 0)),
             fill.eq(Mux(self.fill_done, one_hot(self.fill_slot, n), 0)),
@@ -235,7 +238,8 @@ class SlotTable(wiring.Component):
 
         # --- invariants -----------------------------------------------------------------------------------------------------------
         m.d.sync += [
-            Assert((match & (match - 1)) == 0, "two slots hold one line"),
+            Assert((looked & (looked - 1)) == 0, "two slots hold one line"),
+            Assert((hit == looked.any()) & ((looked & ~valid) == 0), "a look-up's result is out of date"),
             Assert(~self.fire | (self.use & self.available), "an op takes a slot that is not there"),
             Assert(~self.allocate | ~(victim & (busy | filling | dirty | writing)).any(), "a slot in use is reallocated"),
             Assert(~(Mux(self.request_fill, attached, 0) & (filling | filled) & ~allocated).any(), "a slot is filled twice"),

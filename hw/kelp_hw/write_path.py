@@ -26,7 +26,7 @@ class WritePath(wiring.Component):
     **Full writes** come on `i` in order and are consumed by the head in that order: `ready` says that the oldest one not yet `consume`d is quantised.
     **Partial writes**, one at a time: `merge` (held until `merged`) takes `merge_line`, the line as it was (`merge_fresh`: zeros), puts the enabled bytes
     of write slot `merge_slot` over it, and quantises it; `merge_done` pulses when its result is there. They go before full writes.
-    **Result.** `read_en` with `read_slot` → `o_result` one cycle later, for one cycle at least.
+    **Result.** `read_slot` → `o_result` one cycle later, for that cycle.
 
     Latency of a full write from `i` to `ready`: 3 cycles and the quantiser's. Throughput one line per cycle.
 
@@ -53,7 +53,7 @@ class WritePath(wiring.Component):
             "i": In(stream.Signature(self.i_layout)),
             "ready": Out(1), "consume": In(1),
             "merge": In(1), "merge_op": In(self.i_layout), "merge_fresh": In(1), "merge_line": In(LINE_BITS), "merged": Out(1), "merge_done": Out(1),
-            "read_en": In(1), "read_slot": In(bits), "o_result": Out(self.result_layout),
+            "read_slot": In(bits), "o_result": Out(self.result_layout),
         })
 
     def elaborate(self, platform):
@@ -98,12 +98,12 @@ class WritePath(wiring.Component):
 
         # Bits that are always zero are not stored: synthesis gives their read register a reset of its own, and then finds no block RAM that fits.
         stored = data.StructLayout({"payload": LINE_BITS, "scale": _SCALE_USED})
-        m.submodules.results = results = WideMemory(depth=c.write_slots, shape=stored)
+        m.submodules.results = results = WideMemory(depth=c.write_slots, shape=stored, apart=True)
         done = quantiser.o.p
         m.d.comb += [
             results.write_en.eq(quantiser.o.valid), results.write_address.eq(done.meta.write_slot),
             results.write_data.payload.eq(done.payload), results.write_data.scale.eq(done.scale),
-            results.read_en.eq(self.read_en), results.read_address.eq(self.read_slot),
+            results.read_en.eq(1), results.read_address.eq(self.read_slot),
             self.o_result.payload.eq(results.read_data.payload), self.o_result.scale.eq(results.read_data.scale),
             self.merge_done.eq(quantiser.o.valid & done.meta.partial),
         ]

@@ -46,7 +46,7 @@ class WriteStore(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         n, bits = self.config.write_slots, self.config.write_slot_bits
-        m.submodules.rows = rows = WideMemory(depth=n, shape=self.row_layout)
+        m.submodules.rows = rows = WideMemory(depth=n, shape=self.row_layout, apart=True)
         m.d.comb += [
             rows.write_en.eq(self.i_valid), rows.write_address.eq(self.i.slot),
             rows.write_data.data.eq(self.i.data), rows.write_data.byte_enable.eq(self.i.byte_enable),

@@ -211,7 +211,7 @@ NAMED: dict[str, Config] = {c.name: c for c in (
     Config(name="trace", sessions=2, queues=16, pages=128, half_lines=16, frames=(2048, 2048, 2048, 2048), misses=64, parked=2048,
            line_slots=128, scale_slots=64, write_slots=512, hot_pages=32),
     Config(name="ulx3s", sessions=1, queues=640, pages=32, half_lines=16, frames=(1024, 512, 512, 1024), misses=16, parked=128, write_backs=4,
-           line_slots=32, scale_slots=16, write_slots=64, hot_pages=16, hint_lines=4, prefetch_slots=16, candidates=4, wide_counters=False),
+           line_slots=16, scale_slots=8, write_slots=16, hot_pages=16, hint_lines=4, prefetch_slots=8, candidates=4, wide_counters=False),
     Config(name="llama70b", sessions=1, queues=640, pages=8192, frames=(262144, 262144, 262144, 262144), **_BIG),
     Config(name="64x64", sessions=1, queues=64, pages=64, frames=(1024, 256, 256, 256), **_BIG),
     Config(name="640x8192", sessions=1, queues=640, pages=8192, frames=(65536, 256, 256, 256), **_BIG),
