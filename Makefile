@@ -6,6 +6,7 @@ RECORDING ?= data/traces/attn_0.npz
 WORKERS ?= 2
 ENGINES ?= hf lmcache vllm sglang
 ROUNDS ?= 5
+BOARD ?= ulx3s_85f
 ARGS ?=
 
 STAMP := .venv/kelp-stamp
@@ -13,7 +14,7 @@ KELP := .venv/bin/kelp
 PYTEST := .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench prove lockstep-full test-engines lint verilog doctor lock clean distclean
+.PHONY: help setup demo test soak bench prove lockstep-full test-engines fpga fpga-blocks fpga-sim lint verilog doctor lock clean distclean
 
 help: ## this list
 	@echo "KELP: make TARGET"
@@ -47,6 +48,12 @@ test-engines: $(STAMP) ## the inference engines' own classes on top of cxl_kv, e
 
 fpga-sim: $(STAMP) ## the board's top on its SDRAM chip in Verilator: self-test and replay over the UART, into build/fpga/sim.json (long)
 	$(KELP) fpga proof $(ARGS)
+
+fpga: $(STAMP) ## synthesise, place, route and pack a board's top (BOARD=ulx3s_85f) into build/fpga/BOARD (very long; goes on where it was broken off)
+	$(KELP) fpga build --board $(BOARD) $(ARGS)
+
+fpga-blocks: $(STAMP) ## place and route each block of the endpoint alone (very long; ARGS="--only tracker" selects)
+	$(KELP) fpga blocks --board $(BOARD) $(ARGS)
 
 lint: $(STAMP) ## ruff over all Python
 	.venv/bin/ruff check .

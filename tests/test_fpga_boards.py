@@ -86,6 +86,13 @@ def test_the_flow_ends_in_a_bitstream_and_a_report(tmp_path):
     figures = build("ulx3s_85f", BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000, top=lambda config, hz, baud: (Ulx3sPlatform(), Ulx3s(Stub())))
     assert figures["fmax_mhz"] > 80 and 0 < figures["luts"] < 200 and figures["luts_total"] > 80_000 and (tmp_path / "top.bit").stat().st_size > 10_000
     assert figures["critical_path"]["ns"] > 0 and figures == json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    # Broken off behind the placement, it goes on from there.
+    (tmp_path / "routing.done").unlink()
+    (tmp_path / "top.bit").unlink()
+    made = {name: (tmp_path / name).stat().st_mtime_ns for name in ("top.json", "placed.json", "top.config")}
+    again = build("ulx3s_85f", BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000, top=lambda config, hz, baud: (Ulx3sPlatform(), Ulx3s(Stub())))
+    assert again == figures and (tmp_path / "top.bit").is_file()
+    assert {name for name, time in made.items() if (tmp_path / name).stat().st_mtime_ns != time} == {"top.config"}
 
 
 def test_the_flow_says_what_is_missing(tmp_path):

@@ -64,8 +64,10 @@ class LinkSender(wiring.Component):
 
         # --- messages in --------------------------------------------------------------------------------------------------------
         shift, left = Signal(8 * _LONGEST), Signal(range(_LONGEST + 1))
+        free = Signal()     # a place, known a cycle ahead: the endpoint's answers hang on it
+        m.d.sync += free.eq((left == 0) & ((fill - base)[:8] < WINDOW))
         m.d.comb += [
-            self.i.ready.eq(self.enable & (left == 0) & ((fill - base)[:8] < WINDOW)),
+            self.i.ready.eq(self.enable & free & (left == 0)),
             slots.write_en.eq(left != 0), slots.write_data.eq(shift[:8]),
             slots.write_address.eq(Cat(Cat(_LONGEST - left, Const(0, 7))[:7], fill[:slot_bits])),
         ]

@@ -38,7 +38,7 @@ class Ulx3s(Elaboratable):
     def elaborate(self, platform):
         m = Module()
         board = self.board
-        clock, locked = Signal(), Signal()
+        clock, locked = Signal(name="board_clock"), Signal(name="locked")   # the clock constraint goes by the name
         m.domains.sync = ClockDomain()
         m.submodules.clock = oscillator = io.Buffer("i", platform.request("clk25", dir="-"))
         reference, feedback, output = self.dividers

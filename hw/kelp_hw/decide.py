@@ -36,6 +36,11 @@ def strobes_layout() -> data.StructLayout:
         "drop_session"), 1))
 
 
+#: Ops that name a frame themselves, and ops that take their pool's next one; a write that allocates takes it, too, and all others mean the word's.
+_OP_FRAME = (Op.FILL, Op.REPLAY, Op.FLIP, Op.RELEASE, Op.FREE, Op.PEEK, Op.RECOVER)
+_POOL_FRAME = (Op.GRANT, Op.PREFETCH)
+
+
 class Decide(wiring.Component):
     """The op table of docs/design.md §3. Combinational.
 
@@ -86,8 +91,13 @@ class Decide(wiring.Component):
         changed, touched, demand = Signal(), Signal(), Signal()
         m.d.comb += [touched.eq(old.last_step != x.step), demand.eq((op.kind == Op.READ) | (op.kind == Op.WRITE) | (op.kind == Op.REPLAY))]
 
-        frame_from = Signal(2)
-        word_frame, op_frame, pool_frame = 0, 1, 2
+        # Whose frame it is, is asked apart from what becomes of the op: the frame table is addressed with it in this cycle.
+        op_frame, pool_frame, asked = Signal(), Signal(), Signal()
+        with m.Switch(op.kind):
+            for flag, kinds in ((op_frame, _OP_FRAME), (pool_frame, _POOL_FRAME), (asked, (Op.READ, Op.WRITE))):
+                with m.Case(*kinds):
+                    m.d.comb += flag.eq(1)
+        allocates = asked & (x.event == Event.NONE) & ~op.no_memory & op.write
         m.d.comb += [
             new.eq(old),
             result.op.eq(op), result.old.eq(old), result.word.eq(new), result.changed.eq(changed | x.uncorrected),
@@ -104,13 +114,7 @@ class Decide(wiring.Component):
             score.scan.eq(old),
             strobes.write.eq(x.valid & (changed | x.corrected | x.uncorrected)),
         ]
-        with m.Switch(frame_from):
-            with m.Case(word_frame):
-                m.d.comb += result.frame.eq(old.place)
-            with m.Case(op_frame):
-                m.d.comb += result.frame.eq(op.frame)
-            with m.Default():
-                m.d.comb += result.frame.eq(x.frame)
+        m.d.comb += result.frame.eq(Mux(op_frame, op.frame, Mux(pool_frame | (allocates & nowhere), x.frame, old.place)))
 
         def outcome(value):
             return result.outcome.eq(value)
@@ -134,23 +138,23 @@ class Decide(wiring.Component):
                     with m.Elif(op.no_memory):
                         m.d.comb += frame_op.answer.eq(Answer.CMP)
                     with m.Else():
-                        self._demand(m, state, here, old, new, changed, touched, fetch, outcome, scored, frame_from, pool_frame)
+                        self._demand(m, state, here, old, new, changed, touched, fetch, outcome, scored)
                 with m.Case(Op.GRANT):
-                    m.d.comb += [result.pool.eq(op.pool), frame_from.eq(pool_frame)]
+                    m.d.comb += result.pool.eq(op.pool)
                     with m.If(op.failed | x.can_pop):
                         m.d.comb += [strobes.unwait.eq(1), strobes.pop.eq(~op.failed)]
                     with m.Else():
                         m.d.comb += outcome(Outcome.RETRY)
                 with m.Case(Op.FILL):
-                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(1), frame_op.init.eq(1), frame_op.lost.eq(op.lost),
+                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(1), frame_op.init.eq(1), frame_op.lost.eq(op.lost),
                                  frame_op.failed.eq(op.failed)]
                 with m.Case(Op.REPLAY):
-                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(~op.failed), strobes.unpark.eq(1)]
+                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(~op.failed), strobes.unpark.eq(1)]
                     with m.If(op.failed):
                         m.d.comb += frame_op.answer.eq(Mux(op.write, Answer.CMP, Answer.POISON))
                 with m.Case(Op.FLIP):
                     under = state[PageState.FETCHING] & (old.place == op.miss)
-                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1)]
+                    m.d.comb += [self.frame_op_valid.eq(1)]
                     with m.If(~x.empty):
                         m.d.comb += outcome(Outcome.RETRY)
                     with m.Elif(~under):
@@ -170,7 +174,7 @@ class Decide(wiring.Component):
                     with m.Else():
                         m.d.comb += outcome(Outcome.VOID)
                 with m.Case(Op.RELEASE):
-                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(1), frame_op.failed.eq(op.failed)]
+                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(1), frame_op.failed.eq(op.failed)]
                     with m.If(~state[PageState.WRITING_BACK]):
                         m.d.comb += outcome(Outcome.VOID)
                     with m.Elif(op.failed):
@@ -179,10 +183,9 @@ class Decide(wiring.Component):
                         # The step stays in the word, so that a miss soon after can be counted against this eviction.
                         m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(x.step), strobes.push.eq(1)]
                 with m.Case(Op.FREE):
-                    m.d.comb += [result.pool.eq(op.pool), frame_op.pool.eq(op.pool), frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(1),
+                    m.d.comb += [result.pool.eq(op.pool), frame_op.pool.eq(op.pool), self.frame_op_valid.eq(1), frame_op.use.eq(1),
                                  strobes.push.eq(1)]
                 with m.Case(Op.PREFETCH):
-                    m.d.comb += frame_from.eq(pool_frame)
                     with m.If(x.usable & state[PageState.COLD] & x.can_prefetch):
                         m.d.comb += [fetch(), strobes.pop.eq(1)]
                     with m.Else():
@@ -222,9 +225,9 @@ class Decide(wiring.Component):
                     with m.Elif(~state[PageState.ABSENT]):
                         m.d.comb += [changed.eq(1), new.eq(0), strobes.unpin.eq(old.pinned), strobes.drop.eq(1), frame_op.use.eq(state[PageState.RESIDENT])]
                 with m.Case(Op.PEEK):
-                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1), frame_op.use.eq(x.frame_peek)]
+                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(x.frame_peek)]
                 with m.Case(Op.RECOVER):
-                    m.d.comb += [frame_from.eq(op_frame), self.frame_op_valid.eq(1)]
+                    m.d.comb += [self.frame_op_valid.eq(1)]
                     with m.If(state[PageState.FETCHING]):
                         m.d.comb += outcome(Outcome.RETRY)
                     with m.Elif(here & (old.place == op.frame)):
@@ -240,7 +243,7 @@ class Decide(wiring.Component):
         ]
         return m
 
-    def _demand(self, m, state, here, old, new, changed, touched, fetch, outcome, scored, frame_from, pool_frame):
+    def _demand(self, m, state, here, old, new, changed, touched, fetch, outcome, scored):
         """A request that is not refused, by the state of its page."""
         op, x, result, strobes, frame_op = self.op, self.context, self.result, self.strobes, self.frame_op
         with m.If(here | state[PageState.FETCHING] | state[PageState.COLD]):
@@ -257,7 +260,7 @@ class Decide(wiring.Component):
         with m.Elif(op.write):
             m.d.comb += [
                 changed.eq(1), result.first.eq(1), scored(ScoreEvent.INIT),
-                new.format_k.eq(x.format_k), new.format_v.eq(x.format_v), new.last_step.eq(x.step), frame_from.eq(pool_frame),
+                new.format_k.eq(x.format_k), new.format_v.eq(x.format_v), new.last_step.eq(x.step),
             ]
             with m.If(x.can_take):
                 m.d.comb += [

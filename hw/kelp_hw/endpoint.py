@@ -26,6 +26,7 @@ from .pipeline import RESERVE
 from .prefetch import Prefetcher
 from .queue_config import QueueConfig
 from .registers import Registers
+from .skid import Skid
 from .telemetry import Telemetry
 from .tracker import Tracker
 
@@ -104,6 +105,11 @@ class Endpoint(wiring.Component):
         s.registers = registers = Registers(config=c, event_sources=4)
         settings = registers.settings
 
+        # Between engines and M0 stand registers: who is picked in a cycle is no engine's business in that cycle. None of this is on a hit's path.
+        op, page = Layouts(c).op, Layouts(c).page
+        to_m0 = s.op_miss, s.op_hint, s.op_evict, s.op_prefetch, s.spec = [Skid(shape) for shape in (op, op, op, op, page)]
+        s.hinted = Skid(page)
+
         # --- time ---------------------------------------------------------------------------------------------------------
         m.d.sync += self.now.eq(self.now + 1 + self.skip)
         for block in (ingress, egress, miss_buffer, cold, registers):
@@ -115,7 +121,6 @@ class Endpoint(wiring.Component):
         connect(m, ingress.o_request, tracker.i_request)
         connect(m, data_path.o_write_slot, ingress.i_write_slot)
         connect(m, ingress.o_side, registers.i)
-        connect(m, ingress.o_spec, prefetcher.i_spec)
         connect(m, data_path.o, egress.i)
         connect(m, registers.o, egress.i_side)
         connect(m, egress.s2m_drs, flipped(self.s2m_drs))
@@ -129,7 +134,7 @@ class Endpoint(wiring.Component):
 
         # --- M3 and the frame stage -----------------------------------------------------------------------------------------
         # A prefetch or an eviction waits its turn in lock-step; the rules are those of the golden model's LockStep.
-        busy = ~ingress.idle | ~tracker.idle | ~frame_table.idle | ~data_queue.idle | ~miss_buffer.idle
+        busy = ~ingress.idle | ~tracker.idle | ~frame_table.idle | ~data_queue.idle | ~miss_buffer.idle | ~Cat(skid.idle for skid in to_m0).all()
         recent = Signal(4)   # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
         prefetch_hold = Signal()
@@ -137,14 +142,17 @@ class Endpoint(wiring.Component):
             prefetch_hold.eq(self.lockstep & (busy | recent.any())),
             eviction.hold.eq(self.lockstep & (eviction.evicting | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving))),
         ]
-        connect(m, miss_buffer.o_op, tracker.i_miss)
+        for engine, skid, entry in ((miss_buffer.o_op, s.op_miss, tracker.i_miss), (hints.o_op, s.op_hint, tracker.i_hint),
+                                    (eviction.o_op, s.op_evict, tracker.i_evict), (ingress.o_spec, s.spec, prefetcher.i_spec),
+                                    (hints.o_prefetch, s.hinted, prefetcher.i_hint)):
+            connect(m, engine, skid.i)
+            connect(m, skid.o, entry)
+        connect(m, s.op_prefetch.o, tracker.i_prefetch)
         connect(m, registers.o_control, tracker.i_control)
-        connect(m, hints.o_op, tracker.i_hint)
-        connect(m, eviction.o_op, tracker.i_evict)
         connect(m, miss_buffer.o_miss_free, tracker.i_miss_free)
         m.d.comb += [
-            tracker.i_prefetch.p.eq(prefetcher.o_op.p), tracker.i_prefetch.valid.eq(prefetcher.o_op.valid & ~prefetch_hold),
-            prefetcher.o_op.ready.eq(tracker.i_prefetch.ready & ~prefetch_hold),
+            s.op_prefetch.i.p.eq(prefetcher.o_op.p), s.op_prefetch.i.valid.eq(prefetcher.o_op.valid & ~prefetch_hold),
+            prefetcher.o_op.ready.eq(s.op_prefetch.i.ready & ~prefetch_hold),
             tracker.data_ready.eq(data_queue.ready), tracker.miss_ready.eq(miss_buffer.ready), tracker.score_ready.eq(ema.ready),
             tracker.queue_ready.eq(eviction.queue_ready), tracker.event_ready.eq(1),
             tracker.descriptor.eq(registers.descriptor), tracker.low_water.eq(settings.low_water), tracker.reserve.eq(settings.reserve),
@@ -167,9 +175,11 @@ class Endpoint(wiring.Component):
             m.d.comb += block.sessions.eq(tracker.sessions)
 
         # --- misses and the cold tier ---------------------------------------------------------------------------------------
-        m.d.comb += [
+        m.d.sync += [
             cold.i_fetch.eq(miss_buffer.o_fetch), cold.i_fetch_valid.eq(miss_buffer.o_fetch_valid),
             cold.i_raise.eq(miss_buffer.o_raise), cold.i_raise_valid.eq(miss_buffer.o_raise_valid),
+        ]
+        m.d.comb += [
             cold.timeout.eq(settings.cold_timeout), cold.retries.eq(settings.cold_retries), miss_buffer.starve_limit.eq(settings.starve_limit),
         ]
         connect(m, cold.o_fetched, miss_buffer.i_fetched)
@@ -193,7 +203,6 @@ class Endpoint(wiring.Component):
 
         # --- prefetch, hints, phase -----------------------------------------------------------------------------------------
         connect(m, registers.o_hint, hints.i)
-        connect(m, hints.o_prefetch, prefetcher.i_hint)
         m.d.comb += [
             prefetcher.i_usage.eq(frame_table.o_usage), prefetcher.i_usage_valid.eq(frame_table.o_usage_valid),
             prefetcher.i_late.eq(telemetry.o_late), prefetcher.i_late_valid.eq(telemetry.o_late_valid), prefetcher.enable.eq(settings.prefetch_enable),
@@ -237,7 +246,8 @@ class Endpoint(wiring.Component):
             # An op between two blocks shows in neither's `idle` for a cycle or two.
             self.quiescent.eq(calm & still.all()),
             calm.eq(self.ready & Cat(
-                ingress.idle, tracker.idle, frame_table.idle, data_queue.idle, data_path.idle, egress.idle, miss_buffer.quiet, cold.quiet, eviction.quiet,
+                *(skid.idle for skid in (*to_m0, s.hinted)), ingress.idle, tracker.idle, frame_table.idle, data_queue.idle, data_path.idle, egress.idle,
+                miss_buffer.quiet, cold.quiet, eviction.quiet,
                 ema.idle, prefetcher.idle | (self.lockstep & ~miss_buffer.idle), hints.idle, telemetry.idle, registers.idle).all()),
         ]
         return m

@@ -47,6 +47,11 @@ class Ingress(wiring.Component):
         layouts = Layouts(config)
         self.config = config
         self.layouts = layouts
+        offset_bits = config.line_bits + config.page_bits + config.queue_bits + config.session_bits
+        self._where = data.StructLayout({
+            "kv_line": config.line_bits, "page": config.page_bits, "queue": config.queue_bits, "session": config.session_bits, "squeue": config.squeue_bits,
+            "line_offset": offset_bits, "in_kv": 1, "in_hint": 1, "in_register": 1,
+        })
         super().__init__({
             "m2s_req": In(stream.Signature(MESSAGES["M2SReq"])),
             "m2s_rwd": In(stream.Signature(MESSAGES["M2SRwD"])),
@@ -67,32 +72,29 @@ class Ingress(wiring.Component):
         c = self.config
         req, rwd = self.m2s_req.p, self.m2s_rwd.p
 
-        # One address decoder for the message that would be taken: RwD whenever it can be.
+        # Each channel's address is taken apart by itself: which of the two messages is taken is known last.
         take_rwd = Signal()
-        address = Signal(46)
-        m.d.comb += address.eq(Mux(take_rwd, rwd.address, req.address))
 
-        shift = 0
+        def decode(address, name):
+            place = data.StructLayout({"kv_line": c.line_bits, "page": c.page_bits, "queue": c.queue_bits, "session": c.session_bits})
+            at = Signal(self._where, name=name)
+            shift = place.size
+            line_offset, above = address[:shift], address[shift:]
+            fields = place(line_offset)
+            queue, session = fields.queue, fields.session
+            m.d.comb += [
+                *(at[field].eq(fields[field]) for field in place.members), at.line_offset.eq(line_offset),
+                at.in_kv.eq((above == Region.KV) & (queue < c.queues) & (session < c.sessions)),
+                at.in_hint.eq((above == Region.HINT) & (line_offset < HINT_BYTES // 64)),
+                at.in_register.eq((above == Region.REGISTER) & (line_offset < REGISTER_BYTES // 64)),
+                at.squeue.eq(session * c.queues + queue),
+            ]
+            return at, above
 
-        def cut(bits):
-            nonlocal shift
-            part = address[shift:shift + bits]
-            shift += bits
-            return part
-
-        kv_line, page, queue, session = cut(c.line_bits), cut(c.page_bits), cut(c.queue_bits), cut(c.session_bits)
-        above = address[shift:]
-        in_kv = Signal()
-        in_hint = Signal()
-        in_register = Signal()
-        line_offset = address[:shift]
-        m.d.comb += [
-            in_kv.eq((above == Region.KV) & (queue < c.queues) & (session < c.sessions)),
-            in_hint.eq((above == Region.HINT) & (line_offset < HINT_BYTES // 64)),
-            in_register.eq((above == Region.REGISTER) & (line_offset < REGISTER_BYTES // 64)),
-        ]
-        squeue = Signal(c.squeue_bits)
-        m.d.comb += squeue.eq(session * c.queues + queue)
+        of_rwd, rwd_above = decode(rwd.address, "of_rwd")
+        of_req, req_above = decode(req.address, "of_req")
+        at = Signal(self._where)
+        m.d.comb += at.eq(Mux(take_rwd, of_rwd, of_req))
 
         # What the message is.
         opcode_write = (rwd.opcode == M2SRwD.MEM_WR) | (rwd.opcode == M2SRwD.MEM_WR_PTL)
@@ -106,8 +108,6 @@ class Ingress(wiring.Component):
         side_free = ~self.o_side.valid | self.o_side.ready
         spec_free = ~self.o_spec.valid | self.o_spec.ready
 
-        # RwD is judged on its own address, so that its wait does not depend on which one the shared decoder looks at.
-        rwd_above = rwd.address[shift:]
         rwd_kv = rwd_above == Region.KV
         rwd_side = (rwd_above == Region.HINT) | (rwd_above == Region.REGISTER)
         needs_slot = opcode_write & rwd_kv
@@ -115,7 +115,6 @@ class Ingress(wiring.Component):
         m.d.comb += can_rwd.eq(self.enable & Mux(opcode_write & rwd_side, side_free & request_free, request_free & (~needs_slot | self.i_write_slot.valid)))
         m.d.comb += take_rwd.eq(self.m2s_rwd.valid & can_rwd)
 
-        req_above = req.address[shift:]
         req_side = (req_above == Region.HINT) | (req_above == Region.REGISTER)
         can_req = Signal()
         m.d.comb += can_req.eq(self.enable & ~take_rwd & Mux(opcode_read & req_side, side_free & request_free, opcode_spec | request_free))
@@ -126,17 +125,16 @@ class Ingress(wiring.Component):
             self.m2s_req.ready.eq(can_req),
         ]
 
-        to_side = Mux(take_rwd, opcode_write, take_req & opcode_read) & (in_hint | in_register)
-        to_spec = ~take_rwd & take_req & opcode_spec & in_kv
+        to_side = Mux(take_rwd, opcode_write & (of_rwd.in_hint | of_rwd.in_register), take_req & opcode_read & (of_req.in_hint | of_req.in_register))
+        to_spec = ~take_rwd & take_req & opcode_spec & of_req.in_kv
         to_request = (take_rwd | take_req) & ~to_side & ~(~take_rwd & opcode_spec)
-        take_slot = take_rwd & opcode_write & in_kv
+        take_slot = take_rwd & opcode_write & of_rwd.in_kv
+
+        def refusal(known, in_kv):
+            return Mux(~known, Event.UNKNOWN_OPCODE, Mux(in_kv, Event.NONE, Event.OUT_OF_MAP))
 
         refused = Signal(5)
-        known = Mux(take_rwd, opcode_write, opcode_read | opcode_none)
-        with m.If(~known):
-            m.d.comb += refused.eq(Event.UNKNOWN_OPCODE)
-        with m.Elif(~in_kv):
-            m.d.comb += refused.eq(Event.OUT_OF_MAP)
+        m.d.comb += refused.eq(Mux(take_rwd, refusal(opcode_write, of_rwd.in_kv), refusal(opcode_read | opcode_none, of_req.in_kv)))
 
         with m.If(self.o_request.ready):
             m.d.sync += self.o_request.valid.eq(0)
@@ -149,11 +147,7 @@ class Ingress(wiring.Component):
                 r.poison.eq(take_rwd & rwd.poison),
                 r.has_write.eq(take_slot),
                 r.write_slot.eq(self.i_write_slot.p),
-                r.session.eq(session),
-                r.queue.eq(queue),
-                r.squeue.eq(squeue),
-                r.page.eq(page),
-                r.kv_line.eq(kv_line),
+                *(r[field].eq(at[field]) for field in ("session", "queue", "squeue", "page", "kv_line")),
                 r.refused.eq(refused),
                 r.no_memory.eq(Mux(take_rwd, ~opcode_write, ~opcode_read)),
                 r.origin.tag.eq(Mux(take_rwd, rwd.tag, req.tag)),
@@ -177,9 +171,9 @@ class Ingress(wiring.Component):
             s = self.o_side.p
             m.d.sync += [
                 self.o_side.valid.eq(1),
-                s.hint.eq(in_hint),
+                s.hint.eq(at.in_hint),
                 s.write.eq(take_rwd),
-                s.offset.eq(line_offset),
+                s.offset.eq(at.line_offset),
                 s.byte_enable.eq(Mux(partial, rwd.byte_enable, ~0)),
                 s.data.eq(rwd.data),
                 s.ld_id.eq(Mux(take_rwd, rwd.ld_id, req.ld_id)),
@@ -194,8 +188,8 @@ class Ingress(wiring.Component):
             with m.If(spec_free):
                 m.d.sync += [
                     self.o_spec.valid.eq(1),
-                    self.o_spec.p.squeue.eq(squeue),
-                    self.o_spec.p.page.eq(page),
+                    self.o_spec.p.squeue.eq(of_req.squeue),
+                    self.o_spec.p.page.eq(of_req.page),
                 ]
 
         m.d.comb += self.idle.eq(~self.o_request.valid & ~self.o_side.valid & ~self.o_spec.valid & ~self.m2s_req.valid & ~self.m2s_rwd.valid)

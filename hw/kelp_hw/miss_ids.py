@@ -39,7 +39,7 @@ class MissIds(wiring.Component):
         No request waits on entry `select`.
     """
 
-    DEPTH = 5   #: one more than the ops between M0 and M3
+    DEPTH = 6   #: two more than the ops between M0 and M3: M0's credit is a cycle old
 
     def __init__(self, *, config: Config):
         self.config = config

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Const, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -19,7 +19,8 @@ def register_layout(register: Register) -> data.Layout:
 
 
 class RegisterFile(wiring.Component):
-    """One 64-bit register access at a time: writes merge under `mask` in the cycle of `write`; `read_data` follows `index` two cycles later.
+    """One 64-bit register access at a time: writes merge under `mask` in the cycle of `write`; `read_data` follows `index` three cycles later.
+    `known`, `allowed` and `is_external` follow `index` by one cycle, and so does `write`, while `index` holds.
 
     Writable registers are members `rw_<name>` (outputs); read-only ones are inputs `ro_<name>`; write-only ones pulse `wo_<name>_strobe` with `wo_<name>`.
     `allowed` says whether `ld_id` may
@@ -61,44 +62,53 @@ class RegisterFile(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         control = self.ld_id == 0
-        read = Signal(64)
-        external = Signal()
         write = Signal()
         m.d.comb += write.eq(self.write & self.allowed)
+        # Which register it is, is known a cycle after `index`.
+        here = {r.name: Signal(name=f"here_{r.name}") for r in self.map.registers}
+        known, allowed, external = Signal(), Signal(), Signal()
+        m.d.sync += [flag.eq(0) for flag in here.values()]
+        m.d.sync += [self.known.eq(known), self.allowed.eq(allowed), self.is_external.eq(external)]
         with m.Switch(self.index):
             for r in self.map.registers:
                 with m.Case(r.offset >> 3):
-                    m.d.comb += self.known.eq(1)
+                    m.d.sync += here[r.name].eq(1)
+                    m.d.comb += known.eq(1)
                     if r.scope is Scope.ALL:
-                        m.d.comb += self.allowed.eq(1)
+                        m.d.comb += allowed.eq(1)
                     elif r.scope is Scope.CONTROL:
-                        m.d.comb += self.allowed.eq(control)
+                        m.d.comb += allowed.eq(control)
                     else:
                         session = int(r.name[1:r.name.index("_")])
-                        m.d.comb += self.allowed.eq(control | (self.ld_id == self.owner[session]))
+                        m.d.comb += allowed.eq(control | (self.ld_id == self.owner[session]))
                     if r.name in self.external:
                         m.d.comb += external.eq(1)
-                    elif r.access is Access.RW:
-                        held = getattr(self, "rw_" + r.name)
-                        used = _used_mask(r)
-                        m.d.comb += read.eq(held.as_value() & used)
-                        merged = Mux(write, (held.as_value() & ~self.mask) | (self.write_data & self.mask), held.as_value()) & used
-                        m.d.sync += held.as_value().eq(merged)
-                    elif r.access is Access.WO:
-                        m.d.comb += [
-                            getattr(self, "wo_" + r.name).as_value().eq(self.write_data & self.mask),
-                            getattr(self, f"wo_{r.name}_strobe").eq(write),
-                        ]
-                    elif _constant(r):
-                        m.d.comb += read.eq(r.reset)
-                    else:
-                        m.d.comb += read.eq(getattr(self, "ro_" + r.name).as_value() & _used_mask(r))
+        read = Const(0, 64)
+        for r in self.map.registers:
+            if r.name in self.external:
+                continue
+            of_this = 0
+            if r.access is Access.RW:
+                held = getattr(self, "rw_" + r.name)
+                used = _used_mask(r)
+                of_this = held.as_value() & used
+                with m.If(here[r.name] & write):
+                    m.d.sync += held.as_value().eq(((held.as_value() & ~self.mask) | (self.write_data & self.mask)) & used)
+            elif r.access is Access.WO:
+                m.d.comb += [
+                    getattr(self, "wo_" + r.name).as_value().eq(self.write_data & self.mask),
+                    getattr(self, f"wo_{r.name}_strobe").eq(here[r.name] & write),
+                ]
+            elif _constant(r):
+                of_this = r.reset
+            else:
+                of_this = getattr(self, "ro_" + r.name).as_value() & _used_mask(r)
+            read = read | Mux(here[r.name], of_this, 0)
         chosen = Signal(64)
         was_external = Signal()
         was_allowed = Signal()
-        m.d.comb += self.is_external.eq(external)
         m.d.sync += [
-            chosen.eq(read), was_external.eq(external), was_allowed.eq(self.allowed),
+            chosen.eq(read), was_external.eq(self.is_external), was_allowed.eq(self.allowed),
             self.read_data.eq(Mux(was_allowed, Mux(was_external, self.external_data, chosen), 0)),
         ]
         return m

@@ -250,11 +250,11 @@ class Registers(wiring.Component):
         ]
         for b in range(8):
             m.d.comb += file.mask[8 * b:8 * b + 8].eq(lane_enable[b].replicate(8))
-        touched, served = Signal(), Signal()
+        touched, served, decoded = Signal(), Signal(), Signal()
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.idle.eq(~self.i.valid & ~control.busy & ~due.any() & totals.idle & queues.idle & events.idle)
-                m.d.sync += [word.eq(0), wait.eq(0), touched.eq(0), served.eq(0)]
+                m.d.sync += [word.eq(0), wait.eq(0), touched.eq(0), served.eq(0), decoded.eq(0)]
                 with m.If(self.i.valid):
                     with m.If(side.hint):
                         m.next = "HINT"
@@ -267,8 +267,10 @@ class Registers(wiring.Component):
                 with m.If(~side.write | self.o_hint.ready):
                     m.next = "ANSWER"
             with m.State("WRITE"):
-                # A command may be running still: its registers must not change under it.
-                with m.If(~control.busy):
+                # A command may be running still: its registers must not change under it. Which register comes next is known a cycle later.
+                m.d.sync += decoded.eq(1)
+                with m.If(~control.busy & decoded):
+                    m.d.sync += decoded.eq(0)
                     m.d.comb += file.write.eq(lane_enable.any() & ~side.poison)
                     with m.If(lane_enable.any() & file.known & (~file.allowed | side.poison)):
                         m.d.comb += refused.eq(1)
@@ -282,7 +284,7 @@ class Registers(wiring.Component):
                 m.d.sync += wait.eq(wait + 1)
                 with m.If(file.known):
                     m.d.sync += [touched.eq(touched | ~file.allowed), served.eq(served | file.allowed)]
-                with m.If(wait == Mux(file.is_external, self._EXTERNAL_WAIT, 2)):
+                with m.If(wait == Mux(file.is_external, self._EXTERNAL_WAIT, 3)):
                     m.d.sync += [line.word_select(word, 64).eq(file.read_data), wait.eq(0), word.eq(word + 1)]
                     with m.If(word == 7):
                         # Whoever may read some of a line is not to blame for what else is in it; one that polls its own state least of all.
@@ -291,6 +293,9 @@ class Registers(wiring.Component):
             with m.State("ANSWER"):
                 m.d.comb += self.o.valid.eq(1)
                 with m.If(self.o.ready):
-                    m.d.comb += self.i.ready.eq(1)
-                    m.next = "IDLE"
+                    m.next = "DONE"
+            with m.State("DONE"):
+                # A cycle of its own: requests behind this one do not wait for the channel of its answer within a cycle.
+                m.d.comb += self.i.ready.eq(1)
+                m.next = "IDLE"
         return m

@@ -127,6 +127,8 @@ class Tracker(wiring.Component):
             same.eq(Cat(a.valid & a.reads & (o.squeue == request.squeue) & (o.page == request.page) for a, o in zip(stages, ops, strict=True))),
             blocks.eq(Cat(a.blocks for a in stages)),
         ]
+        miss_id_credit, on_their_way = Signal(), Signal(3)
+        m.d.comb += on_their_way.eq(sum(((a.valid & a.takes) for a in stages), start=0))
         mine = Signal(layouts.session)
         m.d.comb += [
             mine.eq(session(request.session)),
@@ -137,10 +139,12 @@ class Tracker(wiring.Component):
             arbiter.hold.eq(~self.ready | Cat(a.valid & a.session for a in stages).any()),
             arbiter.credits.data.eq(self.data_ready), arbiter.credits.miss.eq(self.miss_ready), arbiter.credits.score.eq(self.score_ready),
             arbiter.credits.queue.eq(self.queue_ready), arbiter.credits.event.eq(self.event_ready),
-            arbiter.credits.miss_id.eq(miss_ids.level > sum(((a.valid & a.takes) for a in stages), start=0)),
+            arbiter.credits.miss_id.eq(miss_id_credit),
             queues.write_en.eq(self.config_write_valid), queues.write_address.eq(self.config_write.squeue),
             *(queues.write_data[f].eq(self.config_write.queue_config[f]) for f in queue_layout.members),
         ]
+        # One id for each op on its way that may take one, and for the one that enters in this cycle.
+        m.d.sync += miss_id_credit.eq(Mux(arbiter.o_valid & arbiter.o_takes, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way))
         m.d.sync += [
             opa.eq(arbiter.o_op), ma.valid.eq(arbiter.o_valid), ma.hot.eq(arbiter.o_hot), ma.reads.eq(arbiter.o_reads), ma.takes.eq(arbiter.o_takes),
             ma.blocks.eq(arbiter.o_background | (same == 0b1000) | hot_pages.hit),

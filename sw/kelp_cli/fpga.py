@@ -143,6 +143,76 @@ def register(app: typer.Typer) -> None:
         console.print(f"fmax_mhz over {len(seeds)} seeds: {min(figures['fmax_mhz'] for figures in seeds)}")
 
     @fpga.command()
+    def estimate(
+        board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f",
+        seed: Annotated[int, typer.Option(help="Which build.")] = 1,
+        netlist: Annotated[Path | None, typer.Option(help="Another netlist that synth_ecp5 wrote as JSON.", show_default=False)] = None,
+        top: Annotated[str, typer.Option(help="Its top module.")] = "top",
+        only: Annotated[str, typer.Option(help="Ends to show: a regular expression.")] = "",
+        paths: Annotated[int, typer.Option(help="Groups of ends to show; the slowest path net by net.")] = 20,
+    ) -> None:
+        """Estimate a synthesised design's slow paths, before anything is placed, and list its block RAMs."""
+        from kelp_fpga.estimate import Netlist
+
+        path = netlist or _directory(board, seed) / "top.json"
+        try:
+            design = Netlist(path, top)
+            slow = design.slowest(only)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{path}: no netlist ({error}); kelp fpga build --board {board} makes one first") from None
+        table = Table("ns", "MHz", "ends", "pin", "group")
+        for end in slow[:paths]:
+            table.add_row(f"{end.ns:.2f}", f"{1000 / end.ns:.1f}", str(end.ends), end.pin, end.end)
+        console.print(table)
+        for arrival, loads, name in slow[0].nets if slow else ():
+            console.print(f"{arrival:8.2f} ns, {loads:4} loads  {name}", markup=False, highlight=False)
+        memories = design.memories()
+        held = ", ".join(f"{count} {name}" for name, count in memories.most_common())
+        console.print(f"block RAMs: {sum(memories.values())}: {held}", markup=False, highlight=False)
+
+    @fpga.command()
+    def blocks(
+        board: Annotated[str, typer.Option(help="Which board: ulx3s_85f.")] = "ulx3s_85f",
+        config: Annotated[str, typer.Option(help="What to build: ulx3s, board_small or unit.")] = "ulx3s",
+        only: Annotated[list[str] | None, typer.Option(help="Block to place and route; all of them by default.", show_default=False)] = None,
+        seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
+    ) -> None:
+        """Place and route each block of the endpoint alone, and add it to build/fpga/BOARD/blocks.json. Takes long; what was done before is not done again."""
+        from importlib import import_module
+
+        from kelp_fpga.build import BLOCKS, TARGETS
+        from kelp_fpga.configs import board_config
+        from kelp_verif.pnr import place_and_route
+        from kelp_verif.tools import ToolError
+
+        if board not in TARGETS:
+            raise UserError(f"board {board!r} is unknown; known: {', '.join(TARGETS)}")
+        wanted = only or list(BLOCKS)
+        if unknown := [name for name in wanted if name not in BLOCKS]:
+            raise UserError(f"--only {unknown[0]} is unknown; known: {', '.join(BLOCKS)}")
+        target, path = TARGETS[board], _directory(board, seed).parent / "blocks.json"
+        found = json_module.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        table = Table("block", "fmax_mhz", "luts", "ffs", "ebr", "dsp", "critical path")
+        for name in wanted:
+            module, _, cls = BLOCKS[name].partition(":")
+            with console.status(f"placing and routing {name}, configuration {config}, seed {seed}"):
+                try:
+                    block = getattr(import_module(module), cls)(config=board_config(config))
+                    result = place_and_route(block, name=f"{name}-{config}", speed=target.speed, goal_mhz=target.target_mhz, seed=seed)
+                except (ToolError, ValueError) as error:
+                    raise UserError(str(error)) from None
+            timing = json_module.loads((result.directory / "report.json").read_text(encoding="utf-8"))
+            paths = [path["path"] for path in timing["critical_paths"] if path["from"] == path["to"]]
+            steps = max(paths, key=lambda steps: sum(step["delay"] for step in steps))
+            found[name] = {"config": config, "seed": seed, "fmax_mhz": round(result.fmax, 2), "target_mhz": target.target_mhz, "luts": result.comb,
+                           "ffs": result.ff, "ebr": result.ebr, "dsp": result.dsp, "critical_path": f"{steps[0]['from']['cell']} … {steps[-1]['to']['cell']}"}
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json_module.dumps(found, indent=2) + "\n", encoding="utf-8")
+            table.add_row(name, *(str(found[name][figure]) for figure in ("fmax_mhz", "luts", "ffs", "ebr", "dsp", "critical_path")))
+        console.print(table)
+        raise typer.Exit(0 if all(found[name]["fmax_mhz"] >= target.target_mhz for name in wanted) else 1)
+
+    @fpga.command()
     def program(
         board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f",
         seed: Annotated[int, typer.Option(help="Which build.")] = 1,

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Registers between blocks: what goes in comes out, in order, at full rate, and nothing looks through."""
+
+import random
+
+import pytest
+from amaranth.sim import Simulator
+
+from kelp_hw.answer_queue import AnswerQueue
+from kelp_hw.skid import Skid
+
+
+def through_skid(seed, *, idle, stall, count=400):
+    """Items received and the cycles that it took; checks that `ready` and `valid` do not follow an input within a cycle."""
+    rng, dut, received, cycles = random.Random(seed), Skid(16), [], 0
+
+    async def bench(ctx):
+        nonlocal cycles
+        sent = 0
+        while len(received) < count:
+            before = ctx.get(dut.i.ready), ctx.get(dut.o.valid), ctx.get(dut.o.p)
+            valid, ready = sent < count and rng.random() >= idle, rng.random() >= stall
+            ctx.set(dut.i.valid, valid)
+            ctx.set(dut.i.p, sent if valid else rng.getrandbits(16))
+            ctx.set(dut.o.ready, ready)
+            assert before == (ctx.get(dut.i.ready), ctx.get(dut.o.valid), ctx.get(dut.o.p)), "an input is seen through"
+            assert ctx.get(dut.idle) == (sent == len(received))
+            if ready and before[1]:
+                received.append(before[2])
+            sent += bool(valid and before[0])
+            await ctx.tick()
+            cycles += 1
+
+    sim = Simulator(dut)
+    sim.add_clock(1e-6)
+    sim.add_testbench(bench)
+    sim.run()
+    return received, cycles
+
+
+@pytest.mark.parametrize(("idle", "stall"), [(0, 0), (0.5, 0), (0, 0.5), (0.3, 0.3)])
+def test_a_skid_passes_everything_on_in_order(idle, stall):
+    received, cycles = through_skid(1, idle=idle, stall=stall)
+    assert received == list(range(400))
+    assert cycles == 401 or idle or stall, "one item a cycle, one cycle late"
+
+
+@pytest.mark.parametrize("stall", [0, 0.3, 0.9])
+def test_an_answer_queue_waits_for_its_channel_alone(stall):
+    rng, dut, received, waited = random.Random(2), AnswerQueue(depth=4, shape=16), [], 0
+
+    async def bench(ctx):
+        nonlocal waited
+        sent = 0
+        while len(received) < 300:
+            held = sent - len(received)
+            valid, ready = sent < 300 and held < 4 and rng.random() < 0.8, rng.random() >= stall
+            ctx.set(dut.i_valid, valid)
+            ctx.set(dut.i, sent if valid else rng.getrandbits(16))
+            ctx.set(dut.o.ready, ready)
+            assert ctx.get(dut.o.valid) == (held > 0 or valid), "what comes is there at once"
+            if ctx.get(dut.o.valid) and ready:
+                received.append(ctx.get(dut.o.p))
+            sent += valid
+            waited = max(waited, sent - len(received))
+            await ctx.tick()
+
+    sim = Simulator(dut)
+    sim.add_clock(1e-6)
+    sim.add_testbench(bench)
+    sim.run()
+    assert received == list(range(300)) and waited == (4 if stall else 0)
+
+
+def test_sizes_are_checked():
+    with pytest.raises(ValueError, match="depth = 12 is refused"):
+        AnswerQueue(depth=12, shape=8)
