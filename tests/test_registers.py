@@ -20,7 +20,7 @@ def rare(seen, *wanted, least=2):
 
 
 def test_every_line_is_what_the_map_says_to_whom_it_says_so():
-    seen = run("random_accesses", accesses=350)["accesses"]
+    seen = run("random_accesses", accesses=700)["accesses"]
     assert rare(seen, "read", "write refused", "read refused", "write of some bytes", "read by an owner", "unknown line", "record", "clear", "hint", "log full",
                 "irq", "reset of an access") == {}
 

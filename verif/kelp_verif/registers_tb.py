@@ -141,10 +141,11 @@ class TB:
     def look(self):
         dut = self.dut
         if dut.o__valid.value == 1 and dut.o__ready.value == 1:
-            assert self.offer is not None and dut.i__ready.value == 1 and self.got is None, "an answer to nothing"
-            self.got, self.offer = self.answer.unpack(dut.o__payload.value), None
-        else:
-            assert self.offer is None or dut.i__ready.value == 0, "an access leaves without its answer"
+            assert self.offer is not None and self.got is None, "an answer to nothing"
+            self.got = self.answer.unpack(dut.o__payload.value)
+        if self.offer is not None and dut.i__ready.value == 1:
+            assert self.got is not None, "an access leaves without its answer"
+            self.offer = None
         if dut.o_hint__valid.value == 1 and dut.o_hint__ready.value == 1:
             self.hints.append(self.hint.unpack(dut.o_hint__payload.value))
         if dut.o_control__valid.value == 1 and dut.o_control__ready.value == 1:
@@ -183,7 +184,7 @@ class TB:
         tag = self.rng.getrandbits(16)
         self.offer = {"hint": hint, "write": write, "offset": offset, "byte_enable": byte_enable, "data": data, "ld_id": ld_id, "tag": tag, "poison": poison}
         self.got, begun = None, self.cycles
-        while self.got is None:
+        while self.got is None or self.offer is not None:
             await self.cycle()
             assert self.cycles - begun < LINE_LIMIT, f"no answer to {self.offer}"
         got = self.got
