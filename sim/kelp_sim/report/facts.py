@@ -39,7 +39,8 @@ def sections(result: ReplayResult) -> list[Section]:
     per_step = result.flash_reads / result.steps
     return [
         Section("Agreement with the golden model", [
-            Row("accesses" if result.lockstep_accesses == result.accesses else "accesses, free-running", f"{result.accesses:,}", f"{result.steps:,} steps × {result.queues} heads"),
+            Row("accesses" if result.lockstep_accesses == result.accesses else "accesses, free-running", f"{result.accesses:,}",
+                f"{result.steps:,} steps × {result.queues} heads"),
             Row("accesses, lock-step", f"{result.lockstep_accesses:,}", lockstep),
             Row("line requests", f"{result.line_requests:,}", "64 bytes each"),
             Row("mismatches", f"{result.mismatches:,}", "unequal lines, decisions and counters"),
