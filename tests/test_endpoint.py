@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The whole endpoint under constrained-random traffic: kelp_verif.endpoint_bench with several mixes (spec §3, §4; issue 2, item 5 and "Bad input")."""
+"""The whole endpoint under constrained-random traffic: kelp_verif.endpoint_bench with several mixes (spec §3, §4)."""
 
 import dataclasses
 import os
