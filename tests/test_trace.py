@@ -87,27 +87,29 @@ def read_padding(bits):
     ],
 )
 def test_a_wrong_recording_is_refused_in_one_line(tmp_path, keys, fault):
-    refused(save(tmp_path / "bad.npz", keys), fault)
+    assert fault in refusal(save(tmp_path / "bad.npz", keys))
 
 
-def refused(path, fault):
+def refusal(path):
+    """The one line that reading the file ends with; it begins with the file's name."""
     with pytest.raises(TraceError) as caught:
         read(path)
     message = str(caught.value)
-    assert message.startswith(f"{path}: ") and fault in message and "\n" not in message
+    assert message.startswith(f"{path}: ") and "\n" not in message
+    return message
 
 
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path):
-    refused(tmp_path / "none.npz", "no such trace")
-    refused(tmp_path, "is a directory")
+    assert "no such trace" in refusal(tmp_path / "none.npz")
+    assert "is a directory" in refusal(tmp_path)
     empty = tmp_path / "empty.npz"
     empty.touch()
-    refused(empty, "is not an .npz (zip) file")
+    assert "is not an .npz (zip) file" in refusal(empty)
     text = tmp_path / "text.npz"
     text.write_text("step,layer,head\n", encoding="utf-8")
-    refused(text, "is not an .npz (zip) file")
+    assert "is not an .npz (zip) file" in refusal(text)
     np.save(tmp_path / "array.npy", np.arange(4))
-    refused(tmp_path / "array.npy", "is not an .npz (zip) file")
+    assert "is not an .npz (zip) file" in refusal(tmp_path / "array.npy")
 
 
 def test_a_truncated_recording_is_refused_at_any_length(tmp_path):
@@ -115,7 +117,7 @@ def test_a_truncated_recording_is_refused_at_any_length(tmp_path):
     cut = tmp_path / "cut.npz"
     for length in range(4, len(whole), 97):
         cut.write_bytes(whole[:length])
-        refused(cut, "is truncated")
+        assert "is truncated" in refusal(cut)
 
 
 def test_a_flipped_byte_never_escapes_as_another_exception(tmp_path):
