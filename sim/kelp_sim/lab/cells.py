@@ -28,6 +28,7 @@ class Cell:
     residency: float
     policy: str
     scope: str    #: "pooled" or "per-head"
+    first_step: int = 0
 
     @property
     def key(self) -> str:
@@ -35,12 +36,12 @@ class Cell:
         return hashlib.sha256(f"{asdict(self)}{_digest(self.trace)}{_sources(self.policy)}".encode()).hexdigest()[:24]
 
 
-def cells(traces, residencies, policies, *, rule: str = "recorded", accesses: int | None = None) -> list[Cell]:
+def cells(traces, residencies, policies, *, rule: str = "recorded", accesses: int | None = None, first_step: int = 0) -> list[Cell]:
     """The grid, references first: pooled LRU and Belady, without which there is no gap, and LRU per queue, to which flash reads are relative."""
     wanted = [("lru", "per-head"), ("lru", "pooled"), ("belady", "pooled")]
     for name in policies:
         wanted += [(name, scope) for scope in load(name).scopes if (name, scope) not in wanted]
-    return [Cell(str(t), rule, accesses, r, p, s) for p, s in wanted for r in residencies for t in traces]
+    return [Cell(str(t), rule, accesses, r, p, s, first_step) for p, s in wanted for r in residencies for t in traces]
 
 
 @functools.lru_cache(64)
@@ -61,8 +62,8 @@ def _sources(policy: str) -> str:
 
 
 @functools.lru_cache(8)
-def _timeline(path: str, rule: str, accesses: int | None) -> Timeline:
-    return timeline(path, rule, accesses)
+def _timeline(path: str, rule: str, accesses: int | None, first_step: int) -> Timeline:
+    return timeline(path, rule, accesses, first_step)
 
 
 def replay(line: Timeline, policy: str, *, capacity: int, pooled: bool) -> Outcome:
@@ -78,7 +79,7 @@ def replay(line: Timeline, policy: str, *, capacity: int, pooled: bool) -> Outco
 
 def row(cell: Cell) -> dict:
     """Replay and report. Rates are fractions; a first allocation is an access and neither hit nor miss is charged for it."""
-    line = _timeline(cell.trace, cell.rule, cell.accesses)
+    line = _timeline(cell.trace, cell.rule, cell.accesses, cell.first_step)
     sequence = line.sequence
     began = time.perf_counter()
     outcome = replay(line, cell.policy, capacity=sequence.capacity(cell.residency), pooled=cell.scope == "pooled")
