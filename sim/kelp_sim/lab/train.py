@@ -4,7 +4,8 @@
 ``python -m kelp_sim.lab.train -o DIR [--minutes 120 | --steps N] [--seed 1] [--layers 6] [--heads 8] [--kv-heads 2] [--hidden 256] [--context 1024]``
 
 On a GPU when there is one. Stops at the time given, or after so many steps, which is repeatable on one machine. DIR then holds config.json,
-model.safetensors (fp16) and tokenizer.json, which ``AutoModelForCausalLM.from_pretrained`` loads; the model is written every ten minutes too. Needs torch, transformers and tokenizers (`.venv.hf`).
+model.safetensors (fp16) and tokenizer.json, which ``AutoModelForCausalLM.from_pretrained`` loads; the model is written every ten minutes too. Needs
+torch, transformers and tokenizers (`.venv.hf`).
 Files named with ``--hold-out`` are not trained on.
 """
 
