@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from .fpga_selftest import selftest as run_selftest
 from .output import UserError, console, write_json
 from .replay import FORMATS, parse_formats, progress_bar
 
@@ -38,9 +39,9 @@ def register(app: typer.Typer) -> None:
         lines: Annotated[int | None, typer.Option(help="Lines to test; all of the memory by default.", show_default=False)] = None,
         json: _Json = None,
     ) -> None:
-        """Run the board's self-test and show its result; exit 1 when anything fails. The endpoint is reset afterwards."""
+        """Run the board's self-test (memory, endpoint, codecs, ECC) and show its result; exit 1 when anything fails. The endpoint is reset by it."""
         with _board(port, baud, timeout, patience) as host:
-            result = _selftest(host, first, lines)
+            result = run_selftest(host, first, lines)
         if json is not None:
             write_json(json, "fpga-selftest", result)
         _show(result)
@@ -98,7 +99,7 @@ def register(app: typer.Typer) -> None:
         """The board without a board: the simulated top, pins and all, through self-test and replay over its UART (make fpga-sim)."""
         with _simulation(config, divisor, 80.0, seed) as board:
             with _board(board.port, 3_000_000, 5.0, 600.0) as host:
-                test = _selftest(host, 0, test_lines)
+                test = run_selftest(host, 0, test_lines)
                 played = _replay(host, trace, lines, prefill_pages, residency, FORMATS, lockstep)
         counters = played["counters"]
         enough = counters["misses"] >= 16 and counters["write_backs"] >= 8 and played["lines"] >= min(lines, 1024)
@@ -291,33 +292,6 @@ def _board(port, baud, timeout, patience):
     finally:
         if host is not None:
             host.close()
-
-
-def _selftest(host, first, lines) -> dict:
-    from kelp_fpga.board_registers import BoardRegister, Control
-
-    total = host.board(BoardRegister.LINES)
-    count = total - first if lines is None else lines
-    if not (0 <= first and 1 <= count and first + count <= total):
-        raise UserError(f"--first {first} --lines {count} is refused; the board has {total} lines")
-    host.wait("memory", 30)
-    # The bridge there and back: every bit of a register, both ways.
-    patterns = [1 << n for n in range(32)] + [0x7E7E7E7E, 0x7D7D7D7D, 0xFFFFFFFF, 0]
-    loop = True
-    for pattern in patterns:
-        host.board(BoardRegister.SCRATCH, pattern)
-        loop &= host.board(BoardRegister.SCRATCH) == pattern
-    host.board(BoardRegister.TEST_FIRST, first)
-    host.board(BoardRegister.TEST_LINES, count)
-    host.board(BoardRegister.CONTROL, 1 << Control.TEST)
-    # 430 cycles a line, or ten times as long where somebody simulates.
-    host.wait("tested", 60 + count / 100)
-    outcome, detail = host.board(BoardRegister.TEST_RESULT), host.board(BoardRegister.TEST_DETAIL)
-    host.reset()
-    link = host.link
-    return {"passed": loop and outcome == 0, "config": host.config.name, "clock_hz": host.board(BoardRegister.CLOCK), "loopback": loop,
-            "memory_lines": count, "memory": "passed" if outcome == 0 else f"line {detail} is wrong",
-            "frames_bad": link.bad, "frames_resent": link.resent, "polls": link.polls}
 
 
 def _replay(host, trace, lines, prefill_pages, residency, formats, lockstep) -> dict:
