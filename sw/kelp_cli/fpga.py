@@ -22,6 +22,7 @@ _Port = Annotated[str, typer.Option(help="The board's serial port, such as /dev/
 _Baud = Annotated[int, typer.Option(help="Bits per second, as the bitstream was built for.")]
 _Timeout = Annotated[float, typer.Option(help="Seconds of silence before something counts as lost; more for a simulation.")]
 _Patience = Annotated[float, typer.Option(help="Seconds of silence before the board is given up.")]
+_Board = Annotated[str, typer.Option(help="Which board: ulx3s_85f, ecpix5_85f, butterstick or versa_ecp5_5g.")]
 _Json = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file (- is stdout).")]
 
 
@@ -113,39 +114,55 @@ def register(app: typer.Typer) -> None:
 
     @fpga.command()
     def build(
-        board: Annotated[str, typer.Option(help="Which board: ulx3s_85f.")] = "ulx3s_85f",
-        config: Annotated[str, typer.Option(help="What to build: ulx3s, board_small or unit.")] = "ulx3s",
+        board: _Board = "ulx3s_85f",
+        config: Annotated[str | None, typer.Option(help="What to build; by default what the board holds.", show_default=False)] = None,
         mhz: Annotated[float, typer.Option(help="The board's clock.")] = 80.0,
         seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
+        size: Annotated[bool, typer.Option("--size", help="Only synthesise and pack: what of the device is taken, in minutes.")] = False,
+        json: _Json = None,
     ) -> None:
-        """Synthesise, place and route a board's top into build/fpga/BOARD/SEED and report; exit 1 when its timing is not met. Takes long for `ulx3s`."""
+        """Synthesise, place and route a board's top into build/fpga/BOARD and report; exit 1 when its timing is not met. Takes long for an 85F."""
         from kelp_fpga import build as flow
         from kelp_fpga.configs import board_config
 
-        with console.status(f"building {board}, configuration {config}, seed {seed}"):
-            try:
-                figures = flow.build(board, board_config(config), directory=_directory(board, seed), hz=round(mhz * 1e6), seed=seed)
-            except (flow.BuildError, ValueError) as error:
-                raise UserError(str(error)) from None
+        if board not in flow.TARGETS:
+            raise UserError(f"board {board!r} is unknown; known: {', '.join(flow.TARGETS)}")
+        target, directory = flow.TARGETS[board], _directory(board, seed)
+        try:
+            chosen, hz = board_config(config or target.config), round(mhz * 1e6)
+            with console.status(f"{'sizing' if size else 'building'} {board}, configuration {chosen.name}, seed {seed}"):
+                if size:
+                    figures = flow.size(board, chosen, directory=directory.with_name(f"size-{chosen.name}"), hz=hz)
+                else:
+                    figures = flow.build(board, chosen, directory=directory, hz=hz, seed=seed)
+                    flow.summary(directory.parent)
+        except (flow.BuildError, ValueError) as error:
+            raise UserError(str(error)) from None
+        if json is not None:
+            write_json(json, "fpga-build", figures)
         _show(figures)
-        raise typer.Exit(0 if figures["fmax_mhz"] >= figures["target_mhz"] else 1)
+        raise typer.Exit(0 if size or figures["fmax_mhz"] >= figures["target_mhz"] else 1)
 
     @fpga.command()
-    def report(board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f") -> None:
-        """The figures of every seed built so far, and the slowest of them, which counts."""
-        found = sorted(_directory(board, 1).parent.glob("*/report.json"))
-        if not found:
+    def report(board: _Board = "ulx3s_85f") -> None:
+        """The figures of every seed built so far, and the slowest of them, which counts; also in build/fpga/BOARD/report.json."""
+        from kelp_fpga import build as flow
+
+        directory = _directory(board, 1).parent
+        slowest = flow.summary(directory)
+        if slowest is None:
             raise UserError(f"nothing was built for {board}: kelp fpga build --board {board}")
-        seeds = [json_module.loads(path.read_text(encoding="utf-8")) for path in found]
-        table = Table("seed", "config", "fmax_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")
-        for figures in seeds:
-            table.add_row(*(str(figures[name]) for name in ("seed", "config", "fmax_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")))
+        names = ("seed", "config", "fmax_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")
+        table = Table(*names)
+        for path in sorted(directory.glob("seed*/report.json")):
+            figures = json_module.loads(path.read_text(encoding="utf-8"))
+            table.add_row(*(str(figures[name]) for name in names))
         console.print(table)
-        console.print(f"fmax_mhz over {len(seeds)} seeds: {min(figures['fmax_mhz'] for figures in seeds)}")
+        console.print(f"fmax_mhz over {len(slowest['seeds'])} seeds: {slowest['fmax_mhz']}")
 
     @fpga.command()
     def estimate(
-        board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f",
+        board: _Board = "ulx3s_85f",
         seed: Annotated[int, typer.Option(help="Which build.")] = 1,
         netlist: Annotated[Path | None, typer.Option(help="Another netlist that synth_ecp5 wrote as JSON.", show_default=False)] = None,
         top: Annotated[str, typer.Option(help="Its top module.")] = "top",
@@ -173,7 +190,7 @@ def register(app: typer.Typer) -> None:
 
     @fpga.command()
     def blocks(
-        board: Annotated[str, typer.Option(help="Which board: ulx3s_85f.")] = "ulx3s_85f",
+        board: _Board = "ulx3s_85f",
         config: Annotated[str, typer.Option(help="What to build: ulx3s, board_small or unit.")] = "ulx3s",
         only: Annotated[list[str] | None, typer.Option(help="Block to place and route; all of them by default.", show_default=False)] = None,
         seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
@@ -215,7 +232,7 @@ def register(app: typer.Typer) -> None:
 
     @fpga.command()
     def program(
-        board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f",
+        board: _Board = "ulx3s_85f",
         seed: Annotated[int, typer.Option(help="Which build.")] = 1,
     ) -> None:
         """Load the bitstream into the board, until power goes."""
