@@ -104,7 +104,7 @@ def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_0
     command[command.index("--log") + 1] = "pack.tim"
     run.do("pack", command, "packed.json")
     counted = {what: (int(used), int(total)) for what, used, total in
-               re.findall(r"(\w+): +(\d+)/ *(\d+) ", (directory / "pack.log").read_text(encoding="utf-8", errors="replace"))}
+               re.findall(r"(\w+): +(\d+)/ *(\d+) ", (directory / "pack.tim").read_text(encoding="utf-8", errors="replace"))}
     figures = {"board": name, "config": config.name}
     for theirs, ours in _COUNTED.items():
         figures[ours], figures[f"{ours}_total"] = counted[theirs]
