@@ -173,8 +173,10 @@ def run(
     pooled: bool,
     record: bool = False,
     accesses: int | None = None,
+    prefetch: bool = True,
 ) -> Outcome:
-    """Replay ``timeline`` (its first ``accesses``) with one policy for all queues, or one for each with an equal share."""
+    """Replay ``timeline`` (its first ``accesses``) with one policy for all queues, or one for each with an equal share; without ``prefetch``
+    none is asked for its prefetches."""
     sequence = timeline.sequence
     share = sequence.share(capacity)
     groups = [range(sequence.queues)] if pooled else [range(q, q + 1) for q in range(sequence.queues)]
@@ -224,7 +226,7 @@ def run(
             flying.clear()
             issued = 0
             for pool, policy in zip(pools, policies, strict=True):
-                if not policy.prefetches:
+                if not (prefetch and policy.prefetches):
                     continue
                 for wanted in policy.prefetch(now):
                     if issued == limit:
