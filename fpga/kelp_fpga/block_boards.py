@@ -21,16 +21,19 @@ from amaranth_boards.versa_ecp5_5g import VersaECP55GPlatform
 from .board import Board
 from .ecp5_clock import ecp5_clock, pll_dividers
 
-__all__ = ["BLOCK_BOARDS", "BlockBoard", "BlockTop", "VccIo"]
+__all__ = ["BLOCK_BOARDS", "BlockBoard", "BlockTop", "VccIo", "outputs", "single_leds"]
 
 
 @dataclass(frozen=True)
 class BlockBoard:
-    """`oscillator`: name and Hz of the clock; `leds`: (platform, module, the eight LEDs' values)."""
+    """`oscillator`: name and Hz of the clock; `leds`: (platform, module, board); `clock`: as :func:`.ecp5_clock.ecp5_clock`; `dividers`: (Hz, oscillator),
+    refuses what `clock` cannot make."""
 
     platform: Callable
     oscillator: tuple[str, int]
     leds: Callable
+    clock: Callable = ecp5_clock
+    dividers: Callable = pll_dividers
 
 
 class BlockTop(Elaboratable):
@@ -38,13 +41,13 @@ class BlockTop(Elaboratable):
 
     def __init__(self, kind: BlockBoard, board: Board):
         self.kind, self.board = kind, board
-        pll_dividers(board.hz, kind.oscillator[1])
+        kind.dividers(board.hz, kind.oscillator[1])
 
     def elaborate(self, platform):
         m = Module()
         name, oscillator = self.kind.oscillator
         m.submodules.clock = source = io.Buffer("i", platform.request(name, dir="-"))
-        ecp5_clock(m, platform, source.i, hz=self.board.hz, oscillator=oscillator)
+        self.kind.clock(m, platform, source.i, hz=self.board.hz, oscillator=oscillator)
         m.submodules.board = board = self.board
         uart = platform.request("uart", dir={"rx": "-", "tx": "-"})
         m.submodules.rx = rx = io.Buffer("i", uart.rx)
@@ -76,20 +79,22 @@ class VccIo(Elaboratable):
         return m
 
 
-def _outputs(m, ports, values) -> None:
+def outputs(m, ports, values) -> None:
+    """Each port shows its value."""
     for n, (port, value) in enumerate(zip(ports, values, strict=True)):
         m.submodules[f"led_{n}"] = buffer = io.Buffer("o", port)
         m.d.comb += buffer.o.eq(value)
 
 
-def _single_leds(platform, m, board) -> None:
-    _outputs(m, [platform.request("led", n, dir="-") for n in range(8)], board.leds)
+def single_leds(platform, m, board) -> None:
+    """Eight LEDs."""
+    outputs(m, [platform.request("led", n, dir="-") for n in range(8)], board.leds)
 
 
 def _rgb_leds(platform, m, board) -> None:
     """Two of the eight in each of four coloured LEDs: the first green, the second blue; so 7, failed, is the last one's blue."""
     colours = [platform.request("rgb_led", n, dir={"r": "-", "g": "-", "b": "-"}) for n in range(4)]
-    _outputs(m, [getattr(colour, part) for colour in colours for part in "gb"], board.leds)
+    outputs(m, [getattr(colour, part) for colour in colours for part in "gb"], board.leds)
     for n, colour in enumerate(colours):
         m.submodules[f"red_{n}"] = buffer = io.Buffer("o", colour.r)
         m.d.comb += buffer.o.eq(0)
@@ -99,7 +104,7 @@ def _shared_leds(platform, m, board) -> None:
     """Seven anodes, cathodes shared by colour: the first seven of the eight in green, in red when the self-test has failed. And the connectors' supply."""
     row = platform.request("rgb_leds_muxed", dir={"leds": "-", "r": "-", "g": "-", "b": "-"})
     failed = board.leds[7]
-    _outputs(m, [row.leds, row.r, row.g, row.b], [Cat(board.leds[:7]) | failed.replicate(7), ~failed, failed, Const(1)])
+    outputs(m, [row.leds, row.r, row.g, row.b], [Cat(board.leds[:7]) | failed.replicate(7), ~failed, failed, Const(1)])
     m.submodules.vccio = VccIo(board.hz)
 
 
@@ -112,5 +117,5 @@ def _butterstick():
 BLOCK_BOARDS: dict[str, BlockBoard] = {
     "ecpix5_85f": BlockBoard(ECPIX585Platform, ("clk100", 100_000_000), _rgb_leds),
     "butterstick": BlockBoard(_butterstick, ("clk30", 30_000_000), _shared_leds),
-    "versa_ecp5_5g": BlockBoard(VersaECP55GPlatform, ("clk100", 100_000_000), _single_leds),
+    "versa_ecp5_5g": BlockBoard(VersaECP55GPlatform, ("clk100", 100_000_000), single_leds),
 }

@@ -45,6 +45,8 @@ class Board(wiring.Component):
         Clock cycles per bit of the UART.
     block_lines : int or None
         Lines of memory in block RAM, a power of two, for a board without a memory chip of ours; None is the SDRAM.
+    ultra : bool
+        These lines are in UltraRAM.
 
     Members
     -------
@@ -56,8 +58,8 @@ class Board(wiring.Component):
         self-test passed; self-test failed.
     """
 
-    def __init__(self, *, config: Config, hz: int, divisor: int, block_lines: int | None = None):
-        self.config, self.hz, self.divisor, self.block_lines = config, int(hz), divisor, block_lines
+    def __init__(self, *, config: Config, hz: int, divisor: int, block_lines: int | None = None, ultra: bool = False):
+        self.config, self.hz, self.divisor, self.block_lines, self.ultra = config, int(hz), divisor, block_lines, ultra
         self.lines = SDRAM_LINES if block_lines is None else block_lines
         self.cold_first = -(-config.dram_lines // 64) * 64
         if self.cold_first + config.cold_slot_sectors * 8 > self.lines:
@@ -90,7 +92,7 @@ class Board(wiring.Component):
             m.d.comb += memory_ready.eq(sdram.ready)
             memory = sdram.axi
         else:
-            store = BlockStore(lines=self.block_lines, address_bits=_ADDRESS_BITS, id_bits=ids)
+            store = BlockStore(lines=self.block_lines, address_bits=_ADDRESS_BITS, id_bits=ids, ultra=self.ultra)
             s.store = in_device(store)
             m.d.comb += memory_ready.eq(1)
             memory = store.axi

@@ -244,6 +244,32 @@ def register(app: typer.Typer) -> None:
             raise UserError(str(error)) from None
 
     @fpga.command()
+    def vivado(
+        board: Annotated[str, typer.Option(help="Which board: arty_a7_100t or vcu118.")],
+        config: Annotated[str | None, typer.Option(help="What to build; by default what the board is meant to hold.", show_default=False)] = None,
+        mhz: Annotated[float, typer.Option(help="The board's clock.")] = 80.0,
+        output: Annotated[Path | None, typer.Option("-o", "--output", help="Directory; build/vivado/BOARD by default.", show_default=False)] = None,
+    ) -> None:
+        """Write a Vivado project for a board: Verilog, constraints, and a script that builds the bitstream."""
+        from kelp_fpga.configs import board_config
+        from kelp_fpga.xilinx_boards import XILINX_BOARDS, project
+        from kelp_verif.tools import build_root
+
+        if board not in XILINX_BOARDS:
+            raise UserError(f"board {board!r} is unknown; known: {', '.join(XILINX_BOARDS)}")
+        directory = output or build_root() / "vivado" / board
+        if directory.exists() and not directory.is_dir():
+            raise UserError(f"{directory} is a file; -o wants a directory")
+        try:
+            with console.status(f"generating {board}"):
+                files = project(board, board_config(config or XILINX_BOARDS[board][1]), directory=directory, hz=round(mhz * 1e6))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        for file in files:
+            console.print(f"{file}  {file.stat().st_size / 1024:,.0f} KiB")
+        console.print(f"next, where Vivado is: cd {directory} && vivado -mode batch -source top.tcl")
+
+    @fpga.command()
     def axi(
         config: Annotated[str, typer.Option(help="Named configuration (kelp config lists them).")] = "trace",
         output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write into.")] = Path("build/axi"),
