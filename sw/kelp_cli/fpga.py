@@ -113,6 +113,38 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(0 if passed else 1)
 
     @fpga.command()
+    def netlist(
+        config: Annotated[str, typer.Option(help="What to build: unit, board_small or ulx3s_block.")] = "unit",
+        block_lines: Annotated[int, typer.Option(help="Lines of memory, in block RAM.")] = 512,
+        test_lines: Annotated[int, typer.Option(help="Lines that the memory test goes over.")] = 64,
+        divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
+        seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
+        json: Annotated[Path, typer.Option("--json", help="Where the result goes.")] = Path("build/fpga/netlist.json"),
+    ) -> None:
+        """The self-test after synthesis: the board's top as ECP5 cells, in simulation, by its UART (make fpga-netlist). Synthesis takes minutes."""
+        from kelp_fpga.board import Board
+        from kelp_fpga.configs import board_config
+        from kelp_verif.fpga.netlist import CELLS, netlist
+        from kelp_verif.fpga.sim_board import SimBoard
+        from kelp_verif.fpga.sim_top import BoardWithChip
+        from kelp_verif.tools import ToolError
+
+        try:
+            top = Board(config=board_config(config), hz=80_000_000, divisor=divisor, block_lines=block_lines)
+            with console.status(f"synthesising {config} and building its simulation"):
+                verilog, cells = netlist(BoardWithChip(top), name=f"board-{config}")
+                simulated = SimBoard(top, seed=seed, verilog=verilog, sources=[CELLS], name=f"netlist-{config}", verilator_args=[f"-I{CELLS.parent}"])
+        except (ToolError, ValueError) as error:
+            raise UserError(str(error)) from None
+        with simulated as board, _board(board.port, 3_000_000, 5.0, 600.0) as host:
+            test = run_selftest(host, 0, test_lines)
+        result = {"config": config, "passed": test["passed"], "selftest": test, "cells": cells, "cycles": board.cycles,
+                  "cycles_per_second": round(board.cycles / board.seconds)}
+        write_json(json, "fpga-netlist", result)
+        _show(test | {"cells": ", ".join(f"{count} {kind}" for kind, count in sorted(cells.items())), "cycles": board.cycles})
+        raise typer.Exit(0 if test["passed"] else 1)
+
+    @fpga.command()
     def build(
         board: _Board = "ulx3s_85f",
         config: Annotated[str | None, typer.Option(help="What to build; by default what the board holds.", show_default=False)] = None,
