@@ -92,3 +92,11 @@ def test_prefetch_off_asks_for_nothing(part, name):
     same = {"kelp": "kelp-noprefetch", "speckv": "lru"}[name]
     assert with_it.issued > 0 == without.issued
     assert without.missed.tolist() == replay(part, same, capacity=capacity, pooled=True).missed.tolist()
+
+
+def test_the_constants_of_kelp_are_parameters(part):
+    capacity, changed = part.sequence.capacity(0.25), {"alpha_fast": 20, "weight_slow": 4, "margin_shift": 0}
+    plain = run(part, maker("kelp", changed), capacity=capacity, pooled=True)
+    fast = replay(part, "kelp", capacity=capacity, pooled=True, parameters=changed)
+    assert plain.missed.tolist() == fast.missed.tolist() and (plain.issued, plain.useful) == (fast.issued, fast.useful)
+    assert fast.missed.tolist() != replay(part, "kelp", capacity=capacity, pooled=True).missed.tolist()
