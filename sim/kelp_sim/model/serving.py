@@ -314,7 +314,7 @@ def findings(inputs: Inputs) -> list[Finding]:
         found.append(
             finding(
                 "percentiles",
-                f"{name}, P99.9 against P50, at any load",
+                f"{name}, P99.9 against P50, users who arrive at random",
                 "×",
                 f"{claims[3] / claims[0]:.1f}",
                 spread,
