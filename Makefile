@@ -14,7 +14,7 @@ KELP := .venv/bin/kelp
 PYTEST := .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench prove lockstep-full test-engines fpga fpga-blocks fpga-sim lint verilog doctor lock clean distclean
+.PHONY: help setup demo test soak bench prove lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor lock clean distclean
 
 help: ## this list
 	@echo "KELP: make TARGET"
@@ -48,6 +48,9 @@ test-engines: $(STAMP) ## the inference engines' own classes on top of cxl_kv, e
 
 fpga-sim: $(STAMP) ## the board's top on its SDRAM chip in Verilator: self-test and replay over the UART, into build/fpga/sim.json (long)
 	$(KELP) fpga proof $(ARGS)
+
+fpga-netlist: $(STAMP) ## the self-test again, on the top as ECP5 cells: what synthesis made of it, into build/fpga/netlist.json (minutes)
+	$(KELP) fpga netlist $(ARGS)
 
 fpga: $(STAMP) ## synthesise, place, route and pack a board's top (BOARD=ulx3s_85f) into build/fpga/BOARD (very long; goes on where it was broken off)
 	$(KELP) fpga build --board $(BOARD) $(ARGS)

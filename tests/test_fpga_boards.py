@@ -11,11 +11,13 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_fpga.build import BuildError, build
+from kelp_fpga.block_boards import BLOCK_BOARDS, BlockTop
+from kelp_fpga.build import TARGETS, BuildError, build, program, size, summary
 from kelp_fpga.configs import BOARD_CONFIGS, board_config
+from kelp_fpga.ecp5_clock import pll_dividers
 from kelp_fpga.sdram_core import SdramPins
 from kelp_fpga.serial_port import PortError, SerialPort
-from kelp_fpga.ulx3s import Ulx3s, Ulx3sPlatform, pll_dividers
+from kelp_fpga.ulx3s import Ulx3s, Ulx3sPlatform
 from kelp_spec.config import ConfigError
 from test_cli import kelp
 
@@ -40,6 +42,24 @@ def test_ulx3s_has_every_pin_and_its_clock():
     for pin in ("sdram_0__a", "sdram_0__dq", "sdram_0__ba", "sdram_0__dqm", "sdram_0__clk", "sdram_0__cs", "uart_0__rx", "uart_0__tx", "led_7"):
         assert f'"{pin}' in constraints, pin
     assert "80000000" in constraints.replace("80.0 MHZ", "80000000 HZ") and "EHXPLLL" in netlist and "ODDRX1F" in netlist
+
+
+@pytest.mark.parametrize("name", BLOCK_BOARDS)
+def test_block_boards_have_their_pins_and_their_clock(name):
+    kind = BLOCK_BOARDS[name]
+    plan = kind.platform().build(BlockTop(kind, Stub()), do_build=False)
+    constraints, netlist = (next(str(text) for file, text in plan.files.items() if file.endswith(end)) for end in (".lpf", ".il"))
+    places = [line.split('"')[3] for line in constraints.splitlines() if line.startswith("LOCATE")]
+    assert "uart_0__rx" in constraints and "uart_0__tx" in constraints and len(set(places)) == len(places) >= 11
+    assert "FREQUENCY" in constraints and "80000000" in constraints and "EHXPLLL" in netlist
+    reference, feedback, _ = pll_dividers(80_000_000, kind.oscillator[1])
+    assert kind.oscillator[1] / reference * feedback == 80e6
+
+
+def test_every_target_has_a_configuration_that_its_board_holds():
+    for name, target in TARGETS.items():
+        platform, top = target.top(board_config(target.config), 80_000_000, 3_000_000)
+        assert top.board.config.name == target.config and top.board.cold_first < top.board.lines and platform.device.startswith("LFE5"), name
 
 
 @pytest.mark.parametrize("mhz, made", [(80, 80), (125, 125), (100, 100), (62.5, 62.5)])
@@ -97,8 +117,59 @@ def test_the_flow_ends_in_a_bitstream_and_a_report(tmp_path):
 
 def test_the_flow_says_what_is_missing(tmp_path):
     with pytest.raises(BuildError, match="board 'nexys' is unknown; known: ulx3s_85f"):
+        program("nexys", tmp_path)
+    with pytest.raises(BuildError, match="board 'nexys' is unknown; known: ulx3s_85f"):
         build("nexys", BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000)
     done = kelp("fpga", "program", "--seed", "999")
     assert done.returncode == 1 and "Traceback" not in done.stderr and ("no such bitstream" in done.stderr or "openFPGALoader" in done.stderr)
+    done = kelp("fpga", "build", "--board", "nexys")
+    assert done.returncode == 1 and "board 'nexys' is unknown" in done.stderr and "Traceback" not in done.stderr
     done = kelp("fpga", "report", "--board", "none")
     assert done.returncode == 1 and "nothing was built for none" in done.stderr
+
+
+@pytest.fixture
+def loader(tmp_path, monkeypatch):
+    """A loader that ends as told, in front of every other."""
+    def make(script):
+        path = tmp_path / "bin" / "openfpgaloader-cli"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+    return make
+
+
+def test_program_says_why_nothing_was_programmed(tmp_path, loader, monkeypatch):
+    bitstream = tmp_path / "top.bit"
+    bitstream.write_bytes(b"bits")
+    loader("echo no device found >&2; exit 1")
+    with pytest.raises(BuildError, match="no board answers") as error:
+        program("ulx3s_85f", bitstream)
+    assert "no device found" in str(error.value)
+    loader("echo x: error while loading shared libraries: libusb-1.0.so.0 >&2; exit 127")
+    with pytest.raises(BuildError, match="does not start: apt-get install libusb"):
+        program("ulx3s_85f", bitstream)
+    loader('echo "$@" > ' + str(tmp_path / "asked"))
+    program("versa_ecp5_5g", bitstream)
+    assert (tmp_path / "asked").read_text(encoding="utf-8").split() == ["-c", "ft2232", "-m", str(bitstream)]
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    with pytest.raises(BuildError, match="no openFPGALoader"):
+        program("ulx3s_85f", bitstream)
+
+
+def test_the_slowest_seed_counts(tmp_path):
+    assert summary(tmp_path) is None
+    for seed, fmax in ((1, 90.0), (2, 81.5), (3, 88.0)):
+        (tmp_path / f"seed{seed}").mkdir()
+        (tmp_path / f"seed{seed}" / "report.json").write_text(json.dumps({"seed": seed, "fmax_mhz": fmax}), encoding="utf-8")
+    assert summary(tmp_path) == {"seed": 2, "fmax_mhz": 81.5, "seeds": {"1": 90.0, "2": 81.5, "3": 88.0}}
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["seed"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BLOCK_BOARDS)
+def test_the_tools_take_every_boards_pins(name, tmp_path):
+    kind = BLOCK_BOARDS[name]
+    figures = size(name, BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000, top=lambda config, hz, baud: (kind.platform(), BlockTop(kind, Stub())))
+    assert 0 < figures["luts"] < 300 and figures["luts_total"] > 40_000 and figures == json.loads((tmp_path / "size.json").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@
 import pytest
 
 from kelp_fpga.axi_arbiter import AxiArbiter
-from kelp_fpga.block_store import BlockStore
+from kelp_fpga.block_store import LINE_RAM, BlockStore
 from kelp_fpga.board import Board
 from kelp_fpga.cold_store import ColdStore
 from kelp_spec.config import named
@@ -13,8 +13,10 @@ from kelp_verif.fpga.memory_top import MemorySide
 from kelp_verif.runner import run_cocotb
 
 
-def test_cold_tier_and_memory_test():
-    result = run_cocotb(MemorySide(named("unit")), bench="kelp_verif.cold_store_bench", params={"config": "unit"}, timeout_s=200)
+@pytest.mark.parametrize("ultra", [False, True], ids=["block RAM", "UltraRAM"])
+def test_cold_tier_and_memory_test(ultra):
+    result = run_cocotb(MemorySide(named("unit"), ultra=ultra), bench="kelp_verif.cold_store_bench", params={"config": "unit"},
+                        sources=[LINE_RAM] if ultra else [], timeout_s=200)
     assert len(result.tests) == 3
 
 

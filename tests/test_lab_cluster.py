@@ -3,6 +3,7 @@
 """A sweep on a Dask cluster of this machine (`pip install -e '.[cluster]'`), and what is said where there is none."""
 
 import json
+import threading
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from kelp_cli.main import build_app
 from kelp_cli.output import UserError
 from kelp_sim.lab import sweep as sweeping
-from kelp_sim.lab.cells import cells
+from kelp_sim.lab.cells import cells, row
 from trace_files import contents, save
 
 
@@ -35,6 +36,42 @@ def test_a_cluster_agrees_with_this_process(trace, tmp_path, address):
     there = sweeping.sweep(wanted, cluster=address, store=tmp_path / "rows.jsonl", progress=lambda cell, stored: heard.append(stored))
     assert [{**r, "seconds": 0} for r in here] == [{**r, "seconds": 0} for r in there]
     assert heard == [False] * len(wanted) and len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(wanted)
+
+
+HEARD, IN_TIME = threading.Event(), []
+
+
+def held_back(cell):
+    """In a worker: Belady's row is not finished before another one was heard of (the workers are threads of this process)."""
+    if cell.policy == "belady":
+        IN_TIME.append(HEARD.wait(20))
+    return cell, row(cell)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_row_is_kept_as_soon_as_it_is_finished(trace, address, monkeypatch):
+    monkeypatch.setattr(sweeping, "_pair", held_back)
+    rows = sweeping.sweep(cells([trace], [0.5], ["fifo"]), cluster=address, progress=lambda cell, stored: HEARD.set())
+    assert len(rows) == 5 and IN_TIME == [True]
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_sweep_that_was_killed_on_a_cluster_goes_on(trace, tmp_path, address):
+    wanted = cells([trace], [0.5, 0.75], ["ema", "speckv"], settings={"alpha": [26, 64], "window": [1, 2]})
+    heard = []
+
+    def killed(cell, stored):
+        heard.append(stored)
+        if len(heard) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweeping.sweep(wanted, cluster=address, store=tmp_path / "rows.jsonl", progress=killed)
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 3
+    again = []
+    rows = sweeping.sweep(wanted, cluster=address, store=tmp_path / "rows.jsonl", progress=lambda cell, stored: again.append(stored))
+    assert again.count(True) == 3 and len(again) == len(wanted)
+    assert [{**r, "seconds": 0} for r in rows] == [{**r, "seconds": 0} for r in sweeping.sweep(wanted)]
 
 
 @pytest.mark.filterwarnings("default")

@@ -1,31 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The lab's policies: against the references, against each other's compiled forms, against the future, and against their contract."""
+"""The lab's policies: against the references, against the future, and against their contract."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kelp_golden.lockstep import LockStep
 from kelp_sim import reference
 from kelp_sim.accesses import access_sequence
 from kelp_sim.lab import Policy, Timeline, run
 from kelp_sim.lab.cells import replay
 from kelp_sim.lab.engine import PolicyError
-from kelp_sim.lab.fast_lists import LISTS, run_list
 from kelp_sim.lab.policies import IDS, load
 from kelp_sim.lab.reads import timeline
-from kelp_sim.replay import plan, run_golden
 from kelp_sim.trace import read
-from kelp_spec.config import named
-from kelp_spec.metadata import PrefetchSource
-from kelp_spec.policy import Policy as SpecPolicy
 from trace_files import contents, save
 
 RECORDING = Path(__file__).parent.parent / "data" / "traces" / "attn_0.npz"
 CAPACITY = 30
-COMPILED = ("kelp", "kelp-noprefetch")
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +47,8 @@ def test_lru_and_belady_are_the_references(part, name, pooled):
     assert found.bypasses == wanted.bypasses
 
 
-@pytest.mark.parametrize("pooled", [True, False])
-def test_lfu_is_counted_by_hand(small, pooled):
+def lfu_by_hand(line, frames, pooled):
     """LFU written again in the plainest way: counts of accesses, kept when a page goes; the least counted page that may go gives way, ties to the lower key."""
-    line, frames = timeline(small), 17
     sequence = line.sequence
     queues = sequence.queues
     share = frames // queues
@@ -79,93 +70,43 @@ def test_lfu_is_counted_by_hand(small, pooled):
                 known.add(key)
         count[key] += 1
         touched[key] = step
-    found = run(line, load("lfu"), capacity=frames, pooled=pooled)
-    assert found.missed.tolist() == missed and any(missed)
-
-
-@pytest.mark.parametrize("name", COMPILED)
-@pytest.mark.parametrize("residency", [0.15, 0.25])
-def test_a_compiled_policy_decides_like_the_plain_one(part, name, residency):
-    from kelp_sim.lab.fast_kelp import run_kelp
-
-    capacity = part.sequence.capacity(residency)
-    plain = run(part, load(name), capacity=capacity, pooled=True, record=True)
-    fast = run_kelp(part, capacity=capacity, prefetch=name == "kelp", record=True)
-    assert plain.victims == fast.victims
-    assert (plain.missed == fast.missed).all()
-    assert [getattr(plain, f) for f in ("bypasses", "issued", "useful", "late")] == [getattr(fast, f) for f in ("bypasses", "issued", "useful", "late")]
-    assert plain.victims and (plain.issued > 0) == (name == "kelp")
+    return missed
 
 
 @pytest.mark.parametrize("pooled", [True, False])
-@pytest.mark.parametrize("name", LISTS)
-def test_a_compiled_list_decides_like_the_plain_one(part, small, name, pooled):
-    for line, capacity in ((part, part.sequence.capacity(0.15)), (part, part.sequence.capacity(0.3)), (timeline(small), 17)):
-        plain = run(line, load(name), capacity=capacity, pooled=pooled, record=True)
-        fast = run_list(line, name, capacity=capacity, pooled=pooled, record=True)
-        assert plain.victims == fast.victims and plain.victims
-        assert (plain.missed == fast.missed).all() and plain.bypasses == fast.bypasses
+def test_lfu_is_counted_by_hand(small, pooled):
+    line = timeline(small)
+    by_hand = lfu_by_hand(line, 17, pooled)
+    assert run(line, load("lfu"), capacity=17, pooled=pooled).missed.tolist() == by_hand and any(by_hand)
+    assert replay(line, "lfu", capacity=17, pooled=pooled).missed.tolist() == by_hand
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_compiled_kelp_on_made_up_reads(tmp_path, seed):
-    from kelp_sim.lab.fast_kelp import run_kelp
+class Forgets(load("lfu")):
+    """A count is lost with the frame."""
 
-    line = timeline(save(tmp_path / "t.npz", contents(seed=seed, with_kv=False, steps=400, tokens=416)))
-    capacity = line.sequence.queues * 20
-    plain, fast = run(line, load("kelp"), capacity=capacity, pooled=True, record=True), run_kelp(line, capacity=capacity, record=True)
-    assert plain.victims == fast.victims and (plain.missed == fast.missed).all() and plain.issued == fast.issued
+    def evicted(self, key, now):
+        self.count[key] = 0
 
 
-@pytest.fixture
-def golden_kelp(monkeypatch):
-    """Golden lock-step under `kelp`: ((misses, prefetches, useful ones, pages fetched), victims in order as (queue, page), those of the history among them)."""
-    victims, claim = [], LockStep._claim
+class CountsHits(load("lfu")):
+    """A miss is not counted."""
 
-    def watched(engine, squeue, page, last_step, given_by):
-        victims.append((squeue, page))
-        return claim(engine, squeue, page, last_step, given_by)
-
-    monkeypatch.setattr(LockStep, "_claim", watched)
-
-    def replayed(trace, *, prefetch=True, **choice):
-        sources = [PrefetchSource.POLICY] * prefetch
-        done = plan(trace, named("trace").with_(frames=(2048,) * 4), policy=SpecPolicy.KELP, prefetch=sources, low_water=0, high_water=1, **choice)
-        found = run_golden(done)
-        assert not found.mismatches
-        c = found.counters
-        return (c["misses"], c["prefetch_issued_policy"], c["prefetch_useful_policy"], c["fetches"]), victims
-
-    return replayed
+    def seen(self, now, missed):
+        self.count[now.key] += not missed
 
 
-def lab_kelp(trace, *, residency, accesses=None, first_step=0, prefetch=True):
-    """The same of the compiled form."""
-    from kelp_sim.lab.fast_kelp import run_kelp
+class CountsTwice(load("lfu")):
+    """One page in seven is counted twice."""
 
-    line = Timeline.of(access_sequence(trace, first_step=first_step, accesses=accesses))
-    found = run_kelp(line, capacity=line.sequence.capacity(residency), prefetch=prefetch, record=True)
-    return (found.misses, found.issued, found.useful, found.flash_reads), [divmod(key, line.sequence.final_pages) for _, key in found.victims]
+    def seen(self, now, missed):
+        self.count[now.key] += 2 if now.key % 7 == 0 else 1
 
 
-@pytest.mark.parametrize("residency,accesses,first_step,prefetch", [
-    (0.25, 6_000, 768, True), (0.25, 6_000, 768, False), (0.5, 12_000, 0, True), (0.3, 5_000, 1024, True)])
-def test_the_compiled_kelp_is_golden_lock_step(golden_kelp, residency, accesses, first_step, prefetch):
-    trace = read(RECORDING)
-    choice = dict(residency=residency, accesses=accesses, first_step=first_step, prefetch=prefetch)
-    counts, victims = golden_kelp(trace, **choice)
-    assert (counts, victims) == lab_kelp(trace, **choice)
-    assert counts[0] > 200 and len(victims) > 500 and (counts[1] > 0) == prefetch
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("residency", [0.125, 0.25, 0.5])
-@pytest.mark.parametrize("name", ["attn_0", "attn_2"])
-def test_the_compiled_kelp_is_golden_lock_step_over_whole_recordings(golden_kelp, name, residency):
-    trace = read(RECORDING.with_name(f"{name}.npz"))
-    counts, victims = golden_kelp(trace, residency=residency)
-    assert (counts, victims) == lab_kelp(trace, residency=residency)
-    assert counts[0] > 500
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("faulty", [Forgets, CountsHits, CountsTwice])
+def test_a_fault_in_the_count_is_found(small, pooled, faulty):
+    line = timeline(small)
+    assert run(line, faulty, capacity=17, pooled=pooled).missed.tolist() != lfu_by_hand(line, 17, pooled)
 
 
 def with_another_future(path, step):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, ClockDomain, ClockSignal, Const, DomainRenamer, Module, Mux, ResetSignal, Signal
+from amaranth.hdl import Cat, ClockDomain, ClockSignal, Const, DomainRenamer, Module, Mux, ResetSignal, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -12,12 +12,15 @@ from kelp_hw.endpoint import Endpoint
 from kelp_spec.config import Config
 
 from .axi_arbiter import AxiArbiter
+from .block_store import BlockStore
 from .board_registers import IDENT, BoardRegister, Control, Status
 from .bridge import HostBridge
 from .cold_store import ColdStore
 from .memory_test import MemoryTest
 from .sdram import Sdram
 from .sdram_core import SdramPins
+from .self_test import SelfTest
+from .self_test_program import program
 from .uart import UartReceiver, UartTransmitter
 
 __all__ = ["Board", "SDRAM_LINES"]
@@ -35,27 +38,34 @@ class Board(wiring.Component):
     Parameters
     ----------
     config : Config
-        Its frames and at least one cold page must fit into 32 MB.
+        Its frames and at least one cold page must fit into the memory.
     hz : int
         Clock.
     divisor : int
         Clock cycles per bit of the UART.
+    block_lines : int or None
+        Lines of memory in block RAM, a power of two, for a board without a memory chip of ours; None is the SDRAM.
+    ultra : bool
+        These lines are in UltraRAM.
 
     Members
     -------
     rx, tx : the UART's wires
     sdram : Out(SdramPins)
+        Not there with `block_lines`.
     leds : Out(8)
         From 0 on: memory initialised; endpoint ready; a host is connected; line traffic; a request is under way; self-test running (slow blink);
         self-test passed; self-test failed.
     """
 
-    def __init__(self, *, config: Config, hz: int, divisor: int):
-        self.config, self.hz, self.divisor = config, int(hz), divisor
+    def __init__(self, *, config: Config, hz: int, divisor: int, block_lines: int | None = None, ultra: bool = False):
+        self.config, self.hz, self.divisor, self.block_lines, self.ultra = config, int(hz), divisor, block_lines, ultra
+        self.lines = SDRAM_LINES if block_lines is None else block_lines
         self.cold_first = -(-config.dram_lines // 64) * 64
-        if self.cold_first + config.cold_slot_sectors * 8 > SDRAM_LINES:
-            raise ValueError(f"configuration {config.name!r}: dram_lines = {config.dram_lines} is refused; the board has {SDRAM_LINES}, cold tier included")
-        super().__init__({"rx": In(1, init=1), "tx": Out(1, init=1), "sdram": Out(SdramPins()), "leds": Out(8)})
+        if self.cold_first + config.cold_slot_sectors * 8 > self.lines:
+            raise ValueError(f"configuration {config.name!r}: dram_lines = {config.dram_lines} is refused; the board has {self.lines}, cold tier included")
+        self.program = program(config)
+        super().__init__({"rx": In(1, init=1), "tx": Out(1, init=1), "leds": Out(8)} | ({"sdram": Out(SdramPins())} if block_lines is None else {}))
 
     def elaborate(self, platform):
         m = Module()
@@ -69,11 +79,23 @@ class Board(wiring.Component):
         s.bridge = bridge = HostBridge(patience=20 * self.divisor)
         endpoint = Endpoint(config=c)
         arbiter = AxiArbiter(managers=3, address_bits=_ADDRESS_BITS, id_bits=port.id_bits)
-        sdram = Sdram(hz=self.hz, address_bits=_ADDRESS_BITS, id_bits=port.id_bits + arbiter.select_bits, core_domain="board")
-        cold = ColdStore(config=c, first_line=self.cold_first, lines=SDRAM_LINES - self.cold_first, address_bits=_ADDRESS_BITS)
+        ids = port.id_bits + arbiter.select_bits
+        cold = ColdStore(config=c, first_line=self.cold_first, lines=self.lines - self.cold_first, address_bits=_ADDRESS_BITS)
         test = MemoryTest(address_bits=_ADDRESS_BITS)
         s.endpoint, s.arbiter, s.cold, s.test = in_device(endpoint), in_device(arbiter), in_device(cold), in_device(test)
-        s.sdram = DomainRenamer({"sync": "device", "board": "sync"})(sdram)
+        s.self_test = self_test = SelfTest(program=self.program)
+        memory_ready = Signal()
+        if self.block_lines is None:
+            sdram = Sdram(hz=self.hz, address_bits=_ADDRESS_BITS, id_bits=ids, core_domain="board")
+            s.sdram = DomainRenamer({"sync": "device", "board": "sync"})(sdram)
+            connect(m, sdram.pins, flipped(self.sdram))
+            m.d.comb += memory_ready.eq(sdram.ready)
+            memory = sdram.axi
+        else:
+            store = BlockStore(lines=self.block_lines, address_bits=_ADDRESS_BITS, id_bits=ids, ultra=self.ultra)
+            s.store = in_device(store)
+            m.d.comb += memory_ready.eq(1)
+            memory = store.axi
 
         # --- reset ------------------------------------------------------------------------------------------------------------------
         # Power-up holds everything for a moment as well: configuration leaves block RAM's first cycles to chance on some boards.
@@ -94,30 +116,45 @@ class Board(wiring.Component):
         connect(m, endpoint.cold_command, cold.command)
         connect(m, cold.completion, endpoint.cold_completion)
 
+        # --- self-test --------------------------------------------------------------------------------------------------------------
+        connect(m, self_test.o, bridge.inject)
+        m.d.comb += [
+            bridge.hold.eq(self_test.busy), bridge.take_drs.eq(self_test.drs.ready), bridge.take_ndr.eq(self_test.ndr.ready), self_test.owed.eq(bridge.owed),
+            *(getattr(self_test, name).valid.eq(getattr(endpoint, f"s2m_{name}").valid) for name in ("drs", "ndr")),
+            *(Value.cast(getattr(self_test, name).payload).eq(Value.cast(getattr(endpoint, f"s2m_{name}").payload)) for name in ("drs", "ndr")),
+            self_test.memory_ready.eq(memory_ready), self_test.ready.eq(endpoint.ready & (resetting == 0)), self_test.quiescent.eq(endpoint.quiescent),
+            endpoint.ecc_flip.eq(self_test.flip),
+            test.start.eq(self_test.march), self_test.march_done.eq(test.done), self_test.march_wrong.eq(test.result != 0),
+        ]
+        with m.If(self_test.reset):
+            m.d.sync += resetting.eq(_RESET_CYCLES)
+        detail = Signal(19)
+        with m.If(test.done):
+            m.d.sync += detail.eq(test.detail)
+
         # --- memory -----------------------------------------------------------------------------------------------------------------
         for n, manager in enumerate((endpoint, cold, test)):
             self._join(m, manager.axi, getattr(arbiter, f"i_{n}"))
-        connect(m, arbiter.o, sdram.axi)
-        connect(m, sdram.pins, flipped(self.sdram))
+        connect(m, arbiter.o, memory)
 
         # --- registers --------------------------------------------------------------------------------------------------------------
         time, scratch, lockstep = Signal(32), Signal(32), Signal()
-        first, count, fetches, stores = Signal(19), Signal(20, init=SDRAM_LINES), Signal(32), Signal(32)
+        first, count, fetches, stores = Signal(19), Signal(20, init=self.lines), Signal(32), Signal(32)
         status, values = Signal(32), {}
         m.d.sync += [time.eq(time + 1), fetches.eq(Mux(resetting != 0, 0, fetches + cold.reads)), stores.eq(Mux(resetting != 0, 0, stores + cold.writes))]
         m.d.comb += [
             endpoint.lockstep.eq(lockstep), test.first.eq(first), test.count.eq(count),
-            status[Status.MEMORY].eq(sdram.ready), status[Status.READY].eq(endpoint.ready & (resetting == 0)), status[Status.QUIESCENT].eq(endpoint.quiescent),
-            status[Status.IRQ].eq(endpoint.irq), status[Status.TESTING].eq(test.busy), status[Status.TESTED].eq(test.done),
-            status[Status.PASSED].eq(test.done & (test.result == 0)),
+            status[Status.MEMORY].eq(memory_ready), status[Status.READY].eq(endpoint.ready & (resetting == 0)), status[Status.QUIESCENT].eq(endpoint.quiescent),
+            status[Status.IRQ].eq(endpoint.irq), status[Status.TESTING].eq(self_test.busy), status[Status.TESTED].eq(self_test.done),
+            status[Status.PASSED].eq(self_test.passed),
         ]
         values |= {
             BoardRegister.IDENT: Const(IDENT, 32), BoardRegister.DIGEST: Const(int(c.digest[:8], 16), 32), BoardRegister.CLOCK: Const(self.hz, 32),
             BoardRegister.STATUS: status, BoardRegister.CONTROL: lockstep << Control.LOCKSTEP, BoardRegister.SCRATCH: scratch,
-            BoardRegister.LINES: Const(SDRAM_LINES, 32), BoardRegister.COLD_FIRST: Const(self.cold_first, 32),
-            BoardRegister.COLD_LINES: Const(SDRAM_LINES - self.cold_first, 32), BoardRegister.FETCHES: fetches, BoardRegister.STORES: stores,
-            BoardRegister.TEST_FIRST: first, BoardRegister.TEST_LINES: count, BoardRegister.TEST_RESULT: test.result, BoardRegister.TEST_DETAIL: test.detail,
-            BoardRegister.TIME: time,
+            BoardRegister.LINES: Const(self.lines, 32), BoardRegister.COLD_FIRST: Const(self.cold_first, 32),
+            BoardRegister.COLD_LINES: Const(self.lines - self.cold_first, 32), BoardRegister.FETCHES: fetches, BoardRegister.STORES: stores,
+            BoardRegister.TEST_FIRST: first, BoardRegister.TEST_LINES: count, BoardRegister.TEST_RESULT: Value.cast(self_test.result),
+            BoardRegister.TEST_DETAIL: detail, BoardRegister.TIME: time, BoardRegister.TEST_CHECK: self_test.check,
         }
         with m.Switch(bridge.board_address):
             for register, value in values.items():
@@ -134,7 +171,7 @@ class Board(wiring.Component):
                     m.d.sync += count.eq(data)
                 with m.Case(BoardRegister.CONTROL):
                     m.d.sync += lockstep.eq(data[Control.LOCKSTEP])
-                    m.d.comb += test.start.eq(data[Control.TEST])
+                    m.d.comb += self_test.start.eq(data[Control.TEST])
                     with m.If(data[Control.RESET]):
                         m.d.sync += resetting.eq(_RESET_CYCLES)
 
@@ -145,8 +182,8 @@ class Board(wiring.Component):
         with m.Elif(shown != 0):
             m.d.sync += shown.eq(shown - 1)
         m.d.sync += self.leds.eq(Cat(
-            sdram.ready, endpoint.ready, bridge.synced, shown != 0, ~endpoint.quiescent, test.busy & time[23],
-            test.done & (test.result == 0), test.done & (test.result != 0)))
+            memory_ready, endpoint.ready, bridge.synced, shown != 0, ~endpoint.quiescent, self_test.busy & time[23],
+            self_test.passed, self_test.done & ~self_test.passed))
         return m
 
     @staticmethod

@@ -19,33 +19,33 @@ class BoardRegister(IntEnum):
     STATUS = 3         #: :class:`Status`
     CONTROL = 4        #: :class:`Control`
     SCRATCH = 5        #: whatever was written
-    LINES = 6          #: lines of the board's memory
+    LINES = 6          #: lines of the board's memory (the SDRAM's, or block RAM's)
     COLD_FIRST = 7     #: first line of the cold tier's region
     COLD_LINES = 8     #: its lines
     FETCHES = 9        #: pages read from the cold tier since reset
     STORES = 10        #: pages written to it
     TEST_FIRST = 11    #: first line that the memory test touches; all of the memory after power-up
     TEST_LINES = 12    #: how many
-    TEST_RESULT = 13   #: :class:`kelp_fpga.self_test.Result`
-    TEST_DETAIL = 14   #: the first line that was wrong, or the signature
+    TEST_RESULT = 13   #: two bits for each :class:`kelp_fpga.self_test_program.Part`: a :class:`kelp_fpga.self_test_program.State`
+    TEST_DETAIL = 14   #: the first line of memory that was wrong
     TIME = 15          #: clock cycles, modulo 2^32
+    TEST_CHECK = 16    #: 256 and the number of the first check of the endpoint that failed, or 0
 
 
 class Status(IntEnum):
     """Bits of STATUS."""
 
-    MEMORY = 0       #: the SDRAM is initialised
+    MEMORY = 0       #: the memory is initialised
     READY = 1        #: the endpoint takes requests
     QUIESCENT = 2    #: nothing will change in it until it is asked something
     IRQ = 3
     TESTING = 4
     TESTED = 5       #: the self-test has ended since reset
-    PASSED = 6
-
+    PASSED = 6       #: every part of it
 
 class Control(IntEnum):
     """Bits of CONTROL."""
 
     RESET = 0        #: the endpoint, its cold tier and its memory port start anew; falls by itself
-    TEST = 1         #: run the self-test; falls by itself. It overwrites the memory that it tests: RESET afterwards
+    TEST = 1         #: run the self-test; falls by itself. It overwrites the memory that it tests, and resets as RESET does, before and after
     LOCKSTEP = 2     #: the endpoint's engines take turns, as the golden model's do

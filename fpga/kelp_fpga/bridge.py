@@ -11,11 +11,11 @@ from kelp_hw.layouts import MESSAGES
 from kelp_spec.messages import M2SReq
 
 from .framing import Deframer, Framer
-from .link_receiver import LinkReceiver
+from .link_receiver import LinkReceiver, injected
 from .link_sender import LinkSender
 from .protocol import BOARD_REPLY, BOARD_REQUEST, TO_DEVICE, Kind
 
-__all__ = ["HostBridge"]
+__all__ = ["HostBridge", "injected"]
 
 _BOARD_REQUEST = data.StructLayout(dict(BOARD_REQUEST))
 _BOARD_REPLY = data.StructLayout(dict(BOARD_REPLY))
@@ -42,6 +42,11 @@ class HostBridge(wiring.Component):
         The endpoint's channels.
     device_reset : In
         The endpoint is being reset and owes no more answers.
+    hold : In
+        The device tests itself: the host reaches the board's registers alone, its requests and a new connection wait. `inject` are the test's requests, and the
+        endpoint's answers are taken with `take_drs` and `take_ndr` where they come in.
+    owed : Out
+        The endpoint owes answers.
     board_address, board_data, board_write : Out
         A register of the board is read (and written when `board_write`); `board_read_data` is sampled in that cycle, marked by `board_valid`.
     synced : Out
@@ -56,7 +61,7 @@ class HostBridge(wiring.Component):
             "i": In(stream.Signature(8)), "o": Out(stream.Signature(8)),
             "m2s_req": Out(stream.Signature(MESSAGES["M2SReq"])), "m2s_rwd": Out(stream.Signature(MESSAGES["M2SRwD"])),
             "s2m_drs": In(stream.Signature(MESSAGES["S2MDRS"])), "s2m_ndr": In(stream.Signature(MESSAGES["S2MNDR"])),
-            "device_reset": In(1),
+            "device_reset": In(1), "hold": In(1), "inject": In(stream.Signature(injected)), "take_drs": In(1), "take_ndr": In(1), "owed": Out(1),
             "board_address": Out(7), "board_data": Out(32), "board_write": Out(1), "board_valid": Out(1), "board_read_data": In(32),
             "synced": Out(1), "heard": Out(1),
         })
@@ -70,24 +75,26 @@ class HostBridge(wiring.Component):
         connect(m, flipped(self.i), deframer.i)
         connect(m, sender.o, framer.i)
         connect(m, framer.o, flipped(self.o))
+        connect(m, flipped(self.inject), receiver.inject)
         draining, nonce = Signal(), Signal(32)
         m.d.comb += [
             receiver.byte.eq(deframer.byte), receiver.byte_valid.eq(deframer.byte_valid), receiver.end.eq(deframer.end), receiver.good.eq(deframer.good),
             receiver.enable.eq(self.synced), sender.enable.eq(self.synced), sender.expected.eq(receiver.expected), sender.nonce.eq(nonce),
             *(getattr(sender, name).eq(getattr(receiver, name)) for name in ("ack", "ack_valid", "polled", "owed", "urgent")),
-            self.heard.eq(receiver.sync | receiver.ack_valid),
+            self.heard.eq(receiver.sync | receiver.ack_valid), receiver.hold.eq(self.hold),
         ]
 
         # --- a host connects ------------------------------------------------------------------------------------------------------
         # A request that stands at the endpoint's door goes in first: what is offered is not taken back. Then all is forgotten, then the endpoint answers.
         owed, asked, answered, cleared = Signal(24), Signal(), Signal(2), Signal()    # `owed`: answers that the endpoint still owes
         m.d.sync += owed.eq(owed + asked - answered)
+        m.d.comb += self.owed.eq(owed.any())
         with m.If(self.device_reset):
             m.d.sync += owed.eq(0)
-        with m.If(draining & ~cleared & ~receiver.o.valid):
+        with m.If(draining & ~cleared & ~receiver.o.valid & ~self.hold):
             m.d.comb += [receiver.clear.eq(1), sender.clear.eq(1)]
             m.d.sync += cleared.eq(1)
-        with m.If(draining & cleared & (owed == 0)):
+        with m.If(draining & cleared & (owed == 0) & ~self.hold):
             m.d.sync += [draining.eq(0), self.synced.eq(1)]
             m.d.comb += sender.greet.eq(1)
         with m.If(receiver.sync):
@@ -115,17 +122,20 @@ class HostBridge(wiring.Component):
         with m.If(receiver.o.valid & (kind == Kind.BOARD) & (draining | ~board_pending)):
             m.d.comb += [self.board_valid.eq(1), self.board_write.eq(board.write), receiver.o.ready.eq(1)]
             m.d.sync += [board_pending.eq(1), board_reply.tag.eq(board.tag), board_reply.data.eq(self.board_read_data)]
+        with m.If(self.hold):
+            m.d.comb += [self.s2m_drs.ready.eq(self.take_drs), self.s2m_ndr.ready.eq(self.take_ndr)]
         with m.If(draining):
-            m.d.comb += [self.s2m_drs.ready.eq(1), self.s2m_ndr.ready.eq(1)]
+            with m.If(~self.hold):
+                m.d.comb += [self.s2m_drs.ready.eq(1), self.s2m_ndr.ready.eq(1)]
             m.d.sync += board_pending.eq(0)
         with m.Elif(board_pending):
             m.d.comb += [sender.i.valid.eq(1), sender.i.p.kind.eq(Kind.BOARD), sender.i.p.payload.eq(Value.cast(board_reply))]
             with m.If(sender.i.ready):
                 m.d.sync += board_pending.eq(0)
-        with m.Elif(self.s2m_drs.valid):
+        with m.Elif(self.s2m_drs.valid & ~self.hold):
             m.d.comb += [sender.i.valid.eq(1), sender.i.p.kind.eq(Kind.RWD), sender.i.p.payload.eq(Value.cast(self.s2m_drs.payload)),
                          self.s2m_drs.ready.eq(sender.i.ready)]
-        with m.Else():
+        with m.Elif(~self.hold):
             m.d.comb += [sender.i.valid.eq(self.s2m_ndr.valid), sender.i.p.kind.eq(Kind.REQ),
                          sender.i.p.payload.eq(Value.cast(self.s2m_ndr.payload)), self.s2m_ndr.ready.eq(sender.i.ready)]
         m.d.comb += answered.eq((self.s2m_drs.valid & self.s2m_drs.ready) + (self.s2m_ndr.valid & self.s2m_ndr.ready))

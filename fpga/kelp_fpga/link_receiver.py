@@ -11,13 +11,16 @@ from kelp_hw.sram import Sram
 
 from .protocol import OVERHEAD, POLL, TO_DEVICE, WINDOW, Kind
 
-__all__ = ["LinkReceiver", "received"]
+__all__ = ["LinkReceiver", "injected", "received"]
 
 _LONGEST = max(TO_DEVICE.values())
 _SLOT = 128     #: bytes of memory per frame
 
 #: A message: its kind, and its payload in the upper bytes of `payload` (`Kind.RWD` fills it).
 received = data.StructLayout({"kind": 4, "payload": 8 * _LONGEST})
+
+#: A byte of a message that the device makes itself; `kind` is of the whole.
+injected = data.StructLayout({"byte": 8, "kind": 4, "last": 1})
 
 
 class LinkReceiver(wiring.Component):
@@ -30,6 +33,10 @@ class LinkReceiver(wiring.Component):
     byte, byte_valid, end, good : In
         From :class:`.framing.Deframer`.
     o : Out stream(received)
+    hold : In
+        Of what the host sent only messages of `Kind.BOARD` leave; behind another one they wait with it.
+    inject : In stream(injected)
+        Messages of the device's own, out of the same register; begun between two of the host's. While `hold`.
     clear : In
         Forget every frame and count from 0 again.
     enable : In
@@ -51,6 +58,7 @@ class LinkReceiver(wiring.Component):
     def __init__(self):
         super().__init__({
             "byte": In(8), "byte_valid": In(1), "end": In(1), "good": In(1), "o": Out(stream.Signature(received)), "clear": In(1), "enable": In(1),
+            "hold": In(1), "inject": In(stream.Signature(injected)),
             "expected": Out(8), "ack": Out(8), "ack_valid": Out(1), "owed": Out(1), "urgent": Out(1), "polled": Out(1), "sync": Out(1), "nonce": Out(32),
         })
 
@@ -114,15 +122,23 @@ class LinkReceiver(wiring.Component):
                 with m.Case(code):
                     m.d.comb += size.eq(Const(length, len(size)))
         m.d.comb += [slots.read_en.eq(1), slots.read_address.eq(Cat(Cat(place, Const(0, 7))[:7], taken[:slot_bits]))]
-        with m.If(here):
-            m.d.sync += self.o.p.payload.eq(Cat(self.o.p.payload[8:], slots.read_data))
+        inside, own = Signal(), Signal()    # a message of the device's own is being made; is the one that leaves
+        with m.If(here | (self.inject.valid & self.inject.ready)):
+            m.d.sync += self.o.p.payload.eq(Cat(self.o.p.payload[8:], Mux(here, slots.read_data, self.inject.p.byte)))
+        m.d.comb += self.inject.ready.eq(self.hold & ~self.o.valid & ~here & (place == 0))
         with m.If(self.o.valid):
             with m.If(self.o.ready):
-                m.d.sync += [self.o.valid.eq(0), taken.eq(taken + 1)]
-        with m.Elif((taken != self.expected) | here):
+                m.d.sync += [self.o.valid.eq(0), taken.eq(taken + ~own), own.eq(0)]
+        with m.Elif(inside | (self.inject.valid & self.inject.ready)):
+            with m.If(self.inject.valid):
+                m.d.sync += [self.o.p.kind.eq(self.inject.p.kind), inside.eq(~self.inject.p.last), own.eq(1), self.o.valid.eq(self.inject.p.last)]
+        with m.Elif(((taken != self.expected) & ~(self.hold & (slot_kind != Kind.BOARD))) | here):
             m.d.sync += [self.o.p.kind.eq(slot_kind), here.eq(place != size), place.eq(Mux(place == size, 0, place + 1))]
             with m.If(place == size):
                 m.d.sync += self.o.valid.eq(1)
+        with m.If(own & ~self.hold):
+            # Nobody waits for its answer any more, and the device is being reset.
+            m.d.sync += [self.o.valid.eq(0), own.eq(0), inside.eq(0)]
         with m.If(self.clear):
-            m.d.sync += [self.expected.eq(0), taken.eq(0), self.o.valid.eq(0), here.eq(0), place.eq(0), missing_told.eq(0)]
+            m.d.sync += [self.expected.eq(0), taken.eq(0), self.o.valid.eq(0), here.eq(0), place.eq(0), missing_told.eq(0), own.eq(0)]
         return m

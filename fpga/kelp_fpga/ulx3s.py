@@ -3,54 +3,31 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import ClockDomain, ClockSignal, Elaboratable, Instance, Module, Signal
+from amaranth.hdl import Elaboratable, Module
 from amaranth.lib import io
-from amaranth.lib.cdc import ResetSynchronizer
 from amaranth_boards.ulx3s import ULX3S_85F_Platform
 
 from .board import Board
+from .ecp5_clock import ecp5_clock, pll_dividers
 
-__all__ = ["Ulx3s", "Ulx3sPlatform", "pll_dividers"]
+__all__ = ["Ulx3s", "Ulx3sPlatform"]
 
 Ulx3sPlatform = ULX3S_85F_Platform
 _OSCILLATOR = 25_000_000
-
-
-def pll_dividers(hz: int) -> tuple[int, int, int]:
-    """(CLKI_DIV, CLKFB_DIV, CLKOP_DIV) of an ECP5 PLL that makes `hz` of the board's 25 MHz, its VCO nearest 600 MHz; ValueError when there are none."""
-    found = []
-    for reference in range(1, 9):                       # phase detector at 3.125 … 400 MHz
-        feedback, rest = divmod(hz * reference, _OSCILLATOR)
-        if rest or not 1 <= feedback <= 80:
-            continue
-        found += [(abs(hz * output - 600_000_000), (reference, feedback, output)) for output in range(1, 129) if 400e6 <= hz * output <= 800e6]
-    if not found:
-        raise ValueError(f"hz = {hz} is refused; legal: multiples of 3125000, 5000000 or 25 MHz over another whole number up to 8")
-    return min(found)[1]
 
 
 class Ulx3s(Elaboratable):
     """:class:`.board.Board` on the board's pins. The SDRAM's clock is ours, inverted by an output register so that it leaves the pad as the data do."""
 
     def __init__(self, board: Board):
-        self.board, self.dividers = board, pll_dividers(board.hz)
+        self.board = board
+        pll_dividers(board.hz, _OSCILLATOR)      # refuses what cannot be made before anything is built
 
     def elaborate(self, platform):
         m = Module()
         board = self.board
-        clock, locked = Signal(name="board_clock"), Signal(name="locked")   # the clock constraint goes by the name
-        m.domains.sync = ClockDomain()
         m.submodules.clock = oscillator = io.Buffer("i", platform.request("clk25", dir="-"))
-        reference, feedback, output = self.dividers
-        m.submodules.pll = Instance(
-            "EHXPLLL", p_CLKI_DIV=reference, p_CLKFB_DIV=feedback, p_CLKOP_DIV=output, p_CLKOP_ENABLE="ENABLED", p_CLKOP_CPHASE=output // 2,
-            p_FEEDBK_PATH="CLKOP", a_FREQUENCY_PIN_CLKI="25", a_FREQUENCY_PIN_CLKOP=f"{board.hz / 1e6:g}", a_ICP_CURRENT="12", a_LPF_RESISTOR="8",
-            i_CLKI=oscillator.i, i_CLKFB=clock, i_RST=0, i_STDBY=0, i_PHASESEL0=0, i_PHASESEL1=0, i_PHASEDIR=0, i_PHASESTEP=0, i_PHASELOADREG=0,
-            i_PLLWAKESYNC=0, i_ENCLKOP=0, o_CLKOP=clock, o_LOCK=locked,
-        )
-        m.d.comb += ClockSignal().eq(clock)
-        platform.add_clock_constraint(clock, board.hz)
-        m.submodules.reset = ResetSynchronizer(~locked)
+        ecp5_clock(m, platform, oscillator.i, hz=board.hz, oscillator=_OSCILLATOR)
         m.submodules.board = board
 
         uart = platform.request("uart", dir={"rx": "-", "tx": "-", "rts": "-", "dtr": "-"})

@@ -72,6 +72,9 @@ def endpoint_signature(config: Config) -> dict:
 class Endpoint(wiring.Component):
     """See :func:`endpoint_signature` for the ports and docs/design.md for the structure.
 
+    `ecc_flip`, no port, is for a board's self-test: its bits are XORed into the low bits of every page word's code word on its way to the SRAM. Whoever does
+    not drive it gets zero, and no logic.
+
     Throughput: one request a cycle (docs/design.md §1). Latency of a hit beyond the memory's own: at most 20 cycles.
 
     Parameters
@@ -81,6 +84,7 @@ class Endpoint(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = config
+        self.ecc_flip = Signal(2)
         super().__init__(endpoint_signature(config))
 
     def elaborate(self, platform):
@@ -156,7 +160,7 @@ class Endpoint(wiring.Component):
             tracker.data_ready.eq(data_queue.ready), tracker.miss_ready.eq(miss_buffer.ready), tracker.score_ready.eq(ema.ready),
             tracker.queue_ready.eq(eviction.queue_ready), tracker.event_ready.eq(1),
             tracker.descriptor.eq(registers.descriptor), tracker.low_water.eq(settings.low_water), tracker.reserve.eq(settings.reserve),
-            tracker.ecc_flip.eq(0),
+            tracker.ecc_flip.eq(self.ecc_flip),
             frame_table.i.eq(tracker.o_frame_op), frame_table.i_valid.eq(tracker.o_frame_op_valid),
             miss_buffer.sector_address.eq(frame_table.sector_address), frame_table.sector_data.eq(miss_buffer.sector_data),
             data_queue.i.eq(frame_table.o), data_queue.i_valid.eq(frame_table.o_valid),

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from .fpga_selftest import selftest as run_selftest
 from .output import UserError, console, write_json
 from .replay import FORMATS, parse_formats, progress_bar
 
@@ -21,6 +22,7 @@ _Port = Annotated[str, typer.Option(help="The board's serial port, such as /dev/
 _Baud = Annotated[int, typer.Option(help="Bits per second, as the bitstream was built for.")]
 _Timeout = Annotated[float, typer.Option(help="Seconds of silence before something counts as lost; more for a simulation.")]
 _Patience = Annotated[float, typer.Option(help="Seconds of silence before the board is given up.")]
+_Board = Annotated[str, typer.Option(help="Which board: ulx3s_85f, ecpix5_85f, butterstick or versa_ecp5_5g.")]
 _Json = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file (- is stdout).")]
 
 
@@ -38,9 +40,9 @@ def register(app: typer.Typer) -> None:
         lines: Annotated[int | None, typer.Option(help="Lines to test; all of the memory by default.", show_default=False)] = None,
         json: _Json = None,
     ) -> None:
-        """Run the board's self-test and show its result; exit 1 when anything fails. The endpoint is reset afterwards."""
+        """Run the board's self-test (memory, endpoint, codecs, ECC) and show its result; exit 1 when anything fails. The endpoint is reset by it."""
         with _board(port, baud, timeout, patience) as host:
-            result = _selftest(host, first, lines)
+            result = run_selftest(host, first, lines)
         if json is not None:
             write_json(json, "fpga-selftest", result)
         _show(result)
@@ -98,7 +100,7 @@ def register(app: typer.Typer) -> None:
         """The board without a board: the simulated top, pins and all, through self-test and replay over its UART (make fpga-sim)."""
         with _simulation(config, divisor, 80.0, seed) as board:
             with _board(board.port, 3_000_000, 5.0, 600.0) as host:
-                test = _selftest(host, 0, test_lines)
+                test = run_selftest(host, 0, test_lines)
                 played = _replay(host, trace, lines, prefill_pages, residency, FORMATS, lockstep)
         counters = played["counters"]
         enough = counters["misses"] >= 16 and counters["write_backs"] >= 8 and played["lines"] >= min(lines, 1024)
@@ -111,40 +113,88 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(0 if passed else 1)
 
     @fpga.command()
+    def netlist(
+        config: Annotated[str, typer.Option(help="What to build: unit, board_small or ulx3s_block.")] = "unit",
+        block_lines: Annotated[int, typer.Option(help="Lines of memory, in block RAM.")] = 512,
+        test_lines: Annotated[int, typer.Option(help="Lines that the memory test goes over.")] = 64,
+        divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
+        seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
+        json: Annotated[Path, typer.Option("--json", help="Where the result goes.")] = Path("build/fpga/netlist.json"),
+    ) -> None:
+        """The self-test after synthesis: the board's top as ECP5 cells, in simulation, by its UART (make fpga-netlist). Synthesis takes minutes."""
+        from kelp_fpga.board import Board
+        from kelp_fpga.configs import board_config
+        from kelp_verif.fpga.netlist import CELLS, netlist
+        from kelp_verif.fpga.sim_board import SimBoard
+        from kelp_verif.fpga.sim_top import BoardWithChip
+        from kelp_verif.tools import ToolError
+
+        try:
+            top = Board(config=board_config(config), hz=80_000_000, divisor=divisor, block_lines=block_lines)
+            with console.status(f"synthesising {config} and building its simulation"):
+                verilog, cells = netlist(BoardWithChip(top), name=f"board-{config}")
+                simulated = SimBoard(top, seed=seed, verilog=verilog, sources=[CELLS], name=f"netlist-{config}", verilator_args=[f"-I{CELLS.parent}"])
+        except (ToolError, ValueError) as error:
+            raise UserError(str(error)) from None
+        with simulated as board, _board(board.port, 3_000_000, 5.0, 600.0) as host:
+            test = run_selftest(host, 0, test_lines)
+        result = {"config": config, "passed": test["passed"], "selftest": test, "cells": cells, "cycles": board.cycles,
+                  "cycles_per_second": round(board.cycles / board.seconds)}
+        write_json(json, "fpga-netlist", result)
+        _show(test | {"cells": ", ".join(f"{count} {kind}" for kind, count in sorted(cells.items())), "cycles": board.cycles})
+        raise typer.Exit(0 if test["passed"] else 1)
+
+    @fpga.command()
     def build(
-        board: Annotated[str, typer.Option(help="Which board: ulx3s_85f.")] = "ulx3s_85f",
-        config: Annotated[str, typer.Option(help="What to build: ulx3s, board_small or unit.")] = "ulx3s",
+        board: _Board = "ulx3s_85f",
+        config: Annotated[str | None, typer.Option(help="What to build; by default what the board holds.", show_default=False)] = None,
         mhz: Annotated[float, typer.Option(help="The board's clock.")] = 80.0,
         seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
+        size: Annotated[bool, typer.Option("--size", help="Only synthesise and pack: what of the device is taken, in minutes.")] = False,
+        json: _Json = None,
     ) -> None:
-        """Synthesise, place and route a board's top into build/fpga/BOARD/SEED and report; exit 1 when its timing is not met. Takes long for `ulx3s`."""
+        """Synthesise, place and route a board's top into build/fpga/BOARD and report; exit 1 when its timing is not met. Takes long for an 85F."""
         from kelp_fpga import build as flow
         from kelp_fpga.configs import board_config
 
-        with console.status(f"building {board}, configuration {config}, seed {seed}"):
-            try:
-                figures = flow.build(board, board_config(config), directory=_directory(board, seed), hz=round(mhz * 1e6), seed=seed)
-            except (flow.BuildError, ValueError) as error:
-                raise UserError(str(error)) from None
+        if board not in flow.TARGETS:
+            raise UserError(f"board {board!r} is unknown; known: {', '.join(flow.TARGETS)}")
+        target, directory = flow.TARGETS[board], _directory(board, seed)
+        try:
+            chosen, hz = board_config(config or target.config), round(mhz * 1e6)
+            with console.status(f"{'sizing' if size else 'building'} {board}, configuration {chosen.name}, seed {seed}"):
+                if size:
+                    figures = flow.size(board, chosen, directory=directory.with_name(f"size-{chosen.name}"), hz=hz)
+                else:
+                    figures = flow.build(board, chosen, directory=directory, hz=hz, seed=seed)
+                    flow.summary(directory.parent)
+        except (flow.BuildError, ValueError) as error:
+            raise UserError(str(error)) from None
+        if json is not None:
+            write_json(json, "fpga-build", figures)
         _show(figures)
-        raise typer.Exit(0 if figures["fmax_mhz"] >= figures["target_mhz"] else 1)
+        raise typer.Exit(0 if size or figures["fmax_mhz"] >= figures["target_mhz"] else 1)
 
     @fpga.command()
-    def report(board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f") -> None:
-        """The figures of every seed built so far, and the slowest of them, which counts."""
-        found = sorted(_directory(board, 1).parent.glob("*/report.json"))
-        if not found:
+    def report(board: _Board = "ulx3s_85f") -> None:
+        """The figures of every seed built so far, and the slowest of them, which counts; also in build/fpga/BOARD/report.json."""
+        from kelp_fpga import build as flow
+
+        directory = _directory(board, 1).parent
+        slowest = flow.summary(directory)
+        if slowest is None:
             raise UserError(f"nothing was built for {board}: kelp fpga build --board {board}")
-        seeds = [json_module.loads(path.read_text(encoding="utf-8")) for path in found]
-        table = Table("seed", "config", "fmax_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")
-        for figures in seeds:
-            table.add_row(*(str(figures[name]) for name in ("seed", "config", "fmax_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")))
+        names = ("seed", "config", "fmax_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")
+        table = Table(*names)
+        for path in sorted(directory.glob("seed*/report.json")):
+            figures = json_module.loads(path.read_text(encoding="utf-8"))
+            table.add_row(*(str(figures[name]) for name in names))
         console.print(table)
-        console.print(f"fmax_mhz over {len(seeds)} seeds: {min(figures['fmax_mhz'] for figures in seeds)}")
+        console.print(f"fmax_mhz over {len(slowest['seeds'])} seeds: {slowest['fmax_mhz']}")
 
     @fpga.command()
     def estimate(
-        board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f",
+        board: _Board = "ulx3s_85f",
         seed: Annotated[int, typer.Option(help="Which build.")] = 1,
         netlist: Annotated[Path | None, typer.Option(help="Another netlist that synth_ecp5 wrote as JSON.", show_default=False)] = None,
         top: Annotated[str, typer.Option(help="Its top module.")] = "top",
@@ -172,7 +222,7 @@ def register(app: typer.Typer) -> None:
 
     @fpga.command()
     def blocks(
-        board: Annotated[str, typer.Option(help="Which board: ulx3s_85f.")] = "ulx3s_85f",
+        board: _Board = "ulx3s_85f",
         config: Annotated[str, typer.Option(help="What to build: ulx3s, board_small or unit.")] = "ulx3s",
         only: Annotated[list[str] | None, typer.Option(help="Block to place and route; all of them by default.", show_default=False)] = None,
         seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
@@ -214,7 +264,7 @@ def register(app: typer.Typer) -> None:
 
     @fpga.command()
     def program(
-        board: Annotated[str, typer.Option(help="Which board.")] = "ulx3s_85f",
+        board: _Board = "ulx3s_85f",
         seed: Annotated[int, typer.Option(help="Which build.")] = 1,
     ) -> None:
         """Load the bitstream into the board, until power goes."""
@@ -224,6 +274,32 @@ def register(app: typer.Typer) -> None:
             flow.program(board, _directory(board, seed) / "top.bit")
         except flow.BuildError as error:
             raise UserError(str(error)) from None
+
+    @fpga.command()
+    def vivado(
+        board: Annotated[str, typer.Option(help="Which board: arty_a7_100t or vcu118.")],
+        config: Annotated[str | None, typer.Option(help="What to build; by default what the board is meant to hold.", show_default=False)] = None,
+        mhz: Annotated[float, typer.Option(help="The board's clock.")] = 80.0,
+        output: Annotated[Path | None, typer.Option("-o", "--output", help="Directory; build/vivado/BOARD by default.", show_default=False)] = None,
+    ) -> None:
+        """Write a Vivado project for a board: Verilog, constraints, and a script that builds the bitstream."""
+        from kelp_fpga.configs import board_config
+        from kelp_fpga.xilinx_boards import XILINX_BOARDS, project
+        from kelp_verif.tools import build_root
+
+        if board not in XILINX_BOARDS:
+            raise UserError(f"board {board!r} is unknown; known: {', '.join(XILINX_BOARDS)}")
+        directory = output or build_root() / "vivado" / board
+        if directory.exists() and not directory.is_dir():
+            raise UserError(f"{directory} is a file; -o wants a directory")
+        try:
+            with console.status(f"generating {board}"):
+                files = project(board, board_config(config or XILINX_BOARDS[board][1]), directory=directory, hz=round(mhz * 1e6))
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        for file in files:
+            console.print(f"{file}  {file.stat().st_size / 1024:,.0f} KiB")
+        console.print(f"next, where Vivado is: cd {directory} && vivado -mode batch -source top.tcl")
 
     @fpga.command()
     def axi(
@@ -291,33 +367,6 @@ def _board(port, baud, timeout, patience):
     finally:
         if host is not None:
             host.close()
-
-
-def _selftest(host, first, lines) -> dict:
-    from kelp_fpga.board_registers import BoardRegister, Control
-
-    total = host.board(BoardRegister.LINES)
-    count = total - first if lines is None else lines
-    if not (0 <= first and 1 <= count and first + count <= total):
-        raise UserError(f"--first {first} --lines {count} is refused; the board has {total} lines")
-    host.wait("memory", 30)
-    # The bridge there and back: every bit of a register, both ways.
-    patterns = [1 << n for n in range(32)] + [0x7E7E7E7E, 0x7D7D7D7D, 0xFFFFFFFF, 0]
-    loop = True
-    for pattern in patterns:
-        host.board(BoardRegister.SCRATCH, pattern)
-        loop &= host.board(BoardRegister.SCRATCH) == pattern
-    host.board(BoardRegister.TEST_FIRST, first)
-    host.board(BoardRegister.TEST_LINES, count)
-    host.board(BoardRegister.CONTROL, 1 << Control.TEST)
-    # 430 cycles a line, or ten times as long where somebody simulates.
-    host.wait("tested", 60 + count / 100)
-    outcome, detail = host.board(BoardRegister.TEST_RESULT), host.board(BoardRegister.TEST_DETAIL)
-    host.reset()
-    link = host.link
-    return {"passed": loop and outcome == 0, "config": host.config.name, "clock_hz": host.board(BoardRegister.CLOCK), "loopback": loop,
-            "memory_lines": count, "memory": "passed" if outcome == 0 else f"line {detail} is wrong",
-            "frames_bad": link.bad, "frames_resent": link.resent, "polls": link.polls}
 
 
 def _replay(host, trace, lines, prefill_pages, residency, formats, lockstep) -> dict:

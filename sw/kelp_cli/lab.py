@@ -25,6 +25,9 @@ def register(app: typer.Typer) -> None:
         policy: Annotated[
             list[str] | None, typer.Option(help="A policy id, several with commas, 'all', or FILE.py:Class; repeat for more.", show_default=False)
         ] = None,
+        settings: Annotated[
+            list[str] | None, typer.Option("--set", help="[POLICY.]PARAMETER=V1[,V2…]: an axis of the sweep; repeat for more.", show_default=False)
+        ] = None,
         reads: Annotated[str, typer.Option(help="Read rule: recorded, or quest (bounds from the recording's q and k).")] = "recorded",
         accesses: Annotated[int | None, typer.Option(help="Only so many accesses, in whole steps.", show_default=False)] = None,
         first_step: Annotated[int, typer.Option(help="Begin here, where a page opens; what was written before is the history.")] = 0,
@@ -56,11 +59,12 @@ def register(app: typer.Typer) -> None:
         try:
             for name in names:
                 load(name)
+            axes = _axes(settings or [])
             for path in traces:
                 line = timeline(path, reads, accesses, first_step)
                 for share in shares:
                     line.sequence.share(line.sequence.capacity(share))
-            wanted = cells.cells(traces, shares, dict.fromkeys(names), rule=reads, accesses=accesses, first_step=first_step)
+            wanted = cells.cells(traces, shares, dict.fromkeys(names), rule=reads, accesses=accesses, first_step=first_step, settings=axes)
             rows = _sweep(sweep, wanted, jobs=jobs, cluster=cluster, store=None if fresh else store)
         except (TraceError, ClusterError, PolicyError, ValueError) as error:
             raise UserError(str(error)) from None
@@ -79,6 +83,27 @@ def register(app: typer.Typer) -> None:
             console.print(_table(entries, len(traces)))
 
 
+def _axes(settings: list[str]) -> dict[str, list[float]]:
+    """``ema.tau=500,1000`` → {"ema.tau": [500, 1000]}."""
+    found = {}
+    for text in settings:
+        name, equals, values = text.partition("=")
+        try:
+            found[name] = list(dict.fromkeys(_number(value) for value in values.split(",")))
+        except ValueError:
+            equals = ""
+        if not (equals and name):
+            raise UserError(f"--set {text!r} is refused; legal: a parameter and numbers with commas between, such as tau=500,1000 or ema.tau=500,1000")
+    return found
+
+
+def _number(text: str) -> float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
 def _sweep(sweep, wanted, **choices):
     from .replay import progress_bar
 
@@ -86,7 +111,8 @@ def _sweep(sweep, wanted, **choices):
         task = bar.add_task("policies", total=len(wanted))
 
         def heard(cell, stored):
-            bar.update(task, advance=1, description=f"{cell.policy} {cell.scope} {cell.residency:g}" + (" (stored)" if stored else ""))
+            parameters = "".join(f" {name}={value:g}" for name, value in cell.parameters)
+            bar.update(task, advance=1, description=f"{cell.policy}{parameters} {cell.scope} {cell.residency:g}" + (" (stored)" if stored else ""))
 
         return sweep(wanted, progress=heard, **choices)
 
@@ -97,20 +123,23 @@ def _csv(rows: list[dict]) -> str:
     writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow(row | {"queue_hit_rates": " ".join(f"{rate:.6f}" for rate in row["queue_hit_rates"])})
+        parameters = " ".join(f"{name}={value:g}" for name, value in row["parameters"].items())
+        writer.writerow(row | {"parameters": parameters, "queue_hit_rates": " ".join(f"{rate:.6f}" for rate in row["queue_hit_rates"])})
     return text.getvalue()
 
 
 def _table(entries: list[dict], traces: int):
     from rich.table import Table
 
+    from kelp_sim.lab.gaps import name_of
+
     shares = list(dict.fromkeys(e["residency"] for e in entries))
     heads = (f"{share:.1%} resident" for share in shares)
     table = Table("policy", "scope", *heads, title_justify="left", caption_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.title = f"{traces} trace{'s' * (traces != 1)}: hit rate, flash reads, gap"
     table.caption = "flash reads relative to LRU per queue; gap: 0 is LRU over one pool, 1 is Belady over one pool"
-    for policy, scope in dict.fromkeys((e["policy"], e["scope"]) for e in entries):
-        figures = {e["residency"]: e for e in entries if (e["policy"], e["scope"]) == (policy, scope)}
+    for policy, scope in dict.fromkeys((name_of(e), e["scope"]) for e in entries):
+        figures = {e["residency"]: e for e in entries if (name_of(e), e["scope"]) == (policy, scope)}
         table.add_row(policy, scope, *(_figures(figures[share]) for share in shares))
     for column in table.columns:
         column.no_wrap = True

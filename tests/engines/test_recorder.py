@@ -2,6 +2,8 @@
 
 """The recorder on small models built from a config: what was recorded against their attention in full (in `.venv.hf`, docs/lab.md)."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -37,7 +39,10 @@ def test_mass_is_the_models_own_attention(tmp_path, name):
     assert (found.layers, found.q_heads, found.kv_heads, found.head_dim, found.steps, found.pages) == (3, 4, 2, 8, 44, 8)
     model.set_attn_implementation("eager")
     with torch.inference_mode():
-        full = model(torch.as_tensor(tokens)[None], output_attentions=True).attentions
+        whole = model(torch.as_tensor(tokens)[None], output_attentions=True)
+    full = whole.attentions
+    loss = torch.nn.functional.cross_entropy(whole.logits[0, 16:-1], torch.as_tensor(tokens[17:]))
+    assert json.loads(str(np.load(tmp_path / "t.npz")["meta"]))["cross_entropy"] == pytest.approx(float(loss), abs=1e-3)
     for layer, attention in enumerate(full):
         rows = attention[0, :, 16:].reshape(2, 2, 44, 60).mean(1)    # queries of a KV head's group together
         pages = torch.nn.functional.pad(rows, (0, 4)).unflatten(-1, (8, 8)).sum(-1).numpy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,11 +14,13 @@ import numpy as np
 
 from . import engine
 from .engine import Outcome, Timeline
+from .fast_adaptive import ADAPTIVE, run_adaptive
 from .fast_lists import LISTS, run_list
-from .policies import load
+from .fast_scored import SCORED, run_scored
+from .policies import arguments, load, maker, parameters_of
 from .reads import timeline
 
-__all__ = ["Cell", "cells", "replay", "row"]
+__all__ = ["Cell", "cells", "compiled", "replay", "row"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Cell:
     residency: float
     policy: str
     scope: str    #: "pooled" or "per-head"
+    parameters: tuple[tuple[str, float], ...] = ()    #: those that were set, by name
     first_step: int = 0
 
     @property
@@ -36,12 +40,33 @@ class Cell:
         return hashlib.sha256(f"{asdict(self)}{_digest(self.trace)}{_sources(self.policy)}".encode()).hexdigest()[:24]
 
 
-def cells(traces, residencies, policies, *, rule: str = "recorded", accesses: int | None = None, first_step: int = 0) -> list[Cell]:
-    """The grid, references first: pooled LRU and Belady, without which there is no gap, and LRU per queue, to which flash reads are relative."""
-    wanted = [("lru", "per-head"), ("lru", "pooled"), ("belady", "pooled")]
+def cells(
+    traces, residencies, policies, *, rule: str = "recorded", accesses: int | None = None, first_step: int = 0, settings: dict | None = None
+) -> list[Cell]:
+    """The grid, references first: pooled LRU and Belady, without which there is no gap, and LRU per queue, to which flash reads are relative.
+
+    ``settings``: a parameter, or POLICY.PARAMETER, → its values; every policy that has it runs with every combination of them. ValueError where none has it.
+    """
+    wanted = [("lru", "per-head", ()), ("lru", "pooled", ()), ("belady", "pooled", ())]
+    used = set()
     for name in policies:
-        wanted += [(name, scope) for scope in load(name).scopes if (name, scope) not in wanted]
-    return [Cell(str(t), rule, accesses, r, p, s, first_step) for p, s in wanted for r in residencies for t in traces]
+        legal = parameters_of(load(name))
+        axes = {}
+        for setting, values in (settings or {}).items():
+            of, _, parameter = setting.rpartition(".")
+            if of == name or (not of and parameter in legal):
+                used.add(setting)
+                axes[parameter] = values
+        for values in itertools.product(*axes.values()):
+            chosen = tuple(zip(axes, values, strict=True))
+            arguments(name, dict(chosen))
+            wanted += [(name, scope, chosen) for scope in load(name).scopes if (name, scope, chosen) not in wanted]
+    for setting in settings or {}:
+        if setting not in used:
+            has = {name: ", ".join(f"{n} ({v})" for n, v in parameters_of(load(name)).items()) for name in policies}
+            legal = "; ".join(f"{name}: {text}" for name, text in has.items() if text)
+            raise ValueError(f"parameter {setting!r} belongs to none of the policies chosen; legal: {legal or 'none of them has any'}")
+    return [Cell(str(t), rule, accesses, r, *w, first_step) for w in wanted for r in residencies for t in traces]
 
 
 @functools.lru_cache(64)
@@ -66,36 +91,50 @@ def _timeline(path: str, rule: str, accesses: int | None, first_step: int) -> Ti
     return timeline(path, rule, accesses, first_step)
 
 
-def replay(line: Timeline, policy: str, *, capacity: int, pooled: bool) -> Outcome:
-    """The compiled form where there is one, else the plain one; they decide alike (tests/test_lab_policies.py)."""
-    if policy in ("kelp", "kelp-noprefetch") and pooled:
+def compiled(policy: str, *, pooled: bool) -> bool:
+    """Whether :func:`replay` takes a compiled form."""
+    return policy in (*LISTS, *ADAPTIVE, *SCORED) or (pooled and policy in _KELP)
+
+
+_KELP = ("kelp", "kelp-noprefetch")
+
+
+def replay(line: Timeline, policy: str, *, capacity: int, pooled: bool, parameters: dict | None = None, prefetch: bool = True) -> Outcome:
+    """The compiled form where there is one, else the plain one; they decide alike (tests/test_lab_compiled.py). ``prefetch`` False: it may ask for nothing."""
+    if parameters and compiled(policy, pooled=pooled):
+        maker(policy, parameters)(engine.Pool(line.sequence, range(line.sequence.queues), capacity))    # says what is wrong with them
+    if policy in _KELP and pooled:
         from .fast_kelp import run_kelp
 
-        return run_kelp(line, capacity=capacity, prefetch=policy == "kelp")
-    if policy in LISTS:
-        return run_list(line, policy, capacity=capacity, pooled=pooled)
-    return engine.run(line, load(policy), capacity=capacity, pooled=pooled)
+        return run_kelp(line, capacity=capacity, prefetch=prefetch and policy == "kelp", **arguments(policy, parameters))
+    for ids, form in ((LISTS, run_list), (ADAPTIVE, run_adaptive), (SCORED, run_scored)):
+        if policy in ids:
+            return form(line, policy, capacity=capacity, pooled=pooled, parameters=parameters)
+    return engine.run(line, maker(policy, parameters), capacity=capacity, pooled=pooled, prefetch=prefetch)
 
 
 def row(cell: Cell) -> dict:
     """Replay and report. Rates are fractions; a first allocation is an access and neither hit nor miss is charged for it."""
     line = _timeline(cell.trace, cell.rule, cell.accesses, cell.first_step)
-    sequence = line.sequence
+    sequence, policy, parameters = line.sequence, load(cell.policy), dict(cell.parameters)
+    choices = {"capacity": sequence.capacity(cell.residency), "pooled": cell.scope == "pooled", "parameters": parameters}
     began = time.perf_counter()
-    outcome = replay(line, cell.policy, capacity=sequence.capacity(cell.residency), pooled=cell.scope == "pooled")
+    outcome = replay(line, cell.policy, **choices)
     seconds = time.perf_counter() - began
+    without = replay(line, cell.policy, **choices, prefetch=False).misses if policy.prefetches else outcome.misses
     count = np.bincount(sequence.queue, minlength=sequence.queues)
     missed = np.bincount(sequence.queue[outcome.missed], minlength=sequence.queues)
-    policy = load(cell.policy)
     return {
         "trace": Path(cell.trace).stem,
         "rule": cell.rule,
         "residency": cell.residency,
         "policy": cell.policy,
+        "parameters": parameters,
         "scope": cell.scope,
         "accesses": len(sequence),
         "hit_rate": 1 - outcome.misses / len(sequence),
         "demand_misses": outcome.misses,
+        "demand_misses_without_prefetch": without,
         "flash_reads": outcome.flash_reads,
         "flash_reads_per_access": outcome.flash_reads / len(sequence),
         "prefetch_issued": outcome.issued,

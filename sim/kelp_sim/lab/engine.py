@@ -147,8 +147,11 @@ class Policy:
         """Keys to fetch, best first, at the first access of a layer; resident ones and ones that do not exist are passed over."""
         return ()
 
+    def after(self, now: Access) -> None:
+        """``now`` and its evictions are over."""
+
     def ahead(self, now: Access) -> Iterable[int]:
-        """Keys to fetch once ``now`` and its evictions are over, asked for one at a time: each takes a frame, and evictions follow, which may hit it."""
+        """Keys to fetch then, asked for one at a time: each takes a frame, and evictions follow, which may hit it."""
         return ()
 
     def fetched(self, key: int) -> None:
@@ -183,20 +186,23 @@ def run(
     pooled: bool,
     record: bool = False,
     accesses: int | None = None,
+    prefetch: bool = True,
 ) -> Outcome:
-    """Replay ``timeline`` (its first ``accesses``) with one policy for all queues, or one for each with an equal share."""
-    return _Replay(timeline, make, capacity=capacity, pooled=pooled, record=record, count=len(timeline.keys) if accesses is None else accesses).outcome
+    """Replay ``timeline`` (its first ``accesses``) with one policy for all queues, or one for each with an equal share; without ``prefetch``
+    none is asked for its prefetches."""
+    count = len(timeline.keys) if accesses is None else accesses
+    return _Replay(timeline, make, capacity=capacity, pooled=pooled, record=record, count=count, prefetch=prefetch).outcome
 
 
 class _Replay:
     """One replay; it is over when it is made."""
 
-    def __init__(self, timeline: Timeline, make, *, capacity: int, pooled: bool, record: bool, count: int):
+    def __init__(self, timeline: Timeline, make, *, capacity: int, pooled: bool, record: bool, count: int, prefetch: bool):
         self.sequence = sequence = timeline.sequence
         share, every = sequence.share(capacity), range(sequence.queues)
         self.pools = [Pool(sequence, q, capacity if pooled else share) for q in ([every] if pooled else [range(q, q + 1) for q in every])]
         self.policies = [make(pool) for pool in self.pools]
-        self.pooled, self.record = pooled, record
+        self.record, self.prefetch = record, prefetch
         self.outcome = Outcome(missed=np.zeros(count, bool))
         self.limit = PREFETCH_PER_HEAD * sequence.kv_heads
         self.unused: set[int] = set()                  # prefetched and not accessed since
@@ -235,7 +241,7 @@ class _Replay:
         self.flying.clear()
         self.issued = 0
         for pool, policy in zip(self.pools, self.policies, strict=True):
-            if policy.prefetches:
+            if self.prefetch and policy.prefetches:
                 self._fetch(pool, policy, now, policy.prefetch(now))
 
     def _fetch(self, pool: Pool, policy: Policy, now: Access, keys: Iterable[int]) -> None:
@@ -299,5 +305,7 @@ class _Replay:
             pool.used += 1
             policy.admitted(key, now)
         self._keep_reserve(pool, policy, now)
-        self._fetch(pool, policy, now, policy.ahead(now))
+        policy.after(now)
+        if self.prefetch and policy.prefetches:
+            self._fetch(pool, policy, now, policy.ahead(now))
         return missed

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`kelp` compiled: docs/policy.md in one loop with arithmetic of its own, equal decision for decision to :mod:`.policies.kelp` and to golden lock-step.
-
-:class:`Constants` also takes what the device is not: other numbers, ideas left out, and the choice over the whole pool that no hardware makes (docs/lab.md).
-"""
+"""`kelp` compiled: docs/policy.md in one loop with arithmetic of its own, equal decision for decision to :mod:`.policies.kelp` and to golden lock-step."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import namedtuple
-from typing import NamedTuple
 
 import numba
 import numpy as np
@@ -15,45 +12,12 @@ import numpy as np
 from kelp_spec import policy as spec
 
 from .engine import Outcome, Timeline
+from .policies.kelp import Constants
 
-__all__ = ["Constants", "run_kelp"]
-
-
-class Constants(NamedTuple):
-    """Numbers of the policy, as hardware has them unless told otherwise; none of them knows a layer, a head or a trace."""
-
-    alpha_fast: int = spec.ALPHA_FAST
-    alpha_slow: int = spec.ALPHA_SLOW
-    fast_bits: int = spec.FAST_BITS
-    slow_bits: int = spec.SLOW_BITS
-    weight_fast: int = spec.WEIGHT_FAST
-    weight_slow: int = 1
-    folded: int = spec.FOLDED
-    weight_profile: int = 1 << spec.PROFILE_SHIFT    #: of one count, in the first opinion
-    weight_next: int = 0                             #: of a count one page farther from the newest
-    profile_bits: int = spec.PROFILE_BITS
-    epoch_bits: int = spec.EPOCH_BITS
-    epoch_shift: int = spec.EPOCH_SHIFT
-    turn: int = 1                                    #: a page whose turn in this step is over counts that turn as idle
-    near_most: int = spec.NEAR_MOST
-    near_least: int = spec.NEAR_LEAST
-    near_shift: int = spec.NEAR_SHIFT
-    miss_rate_shift: int = spec.MISS_RATE_SHIFT
-    marginal_shift: int = spec.MARGINAL_SHIFT
-    margin: int = 1 << spec.MARGIN_SHIFT
-    credit_most: int = spec.CREDIT_MOST
-    explore: int = spec.EXPLORE                      #: 0: the first opinion alone
-    duel_most: int = spec.DUEL_MOST
-    first_regret: int = spec.FIRST_REGRET
-    second_regret: int = spec.SECOND_REGRET
-    sweeps: int = spec.SWEEPS                        #: 0: the best page of the whole pool, over all queues
-    sweeps_most: int = spec.SWEEPS_MOST
-    shadow_steps: int = spec.SHADOW_STEPS
-    octile_bits: int = spec.OCTILE_BITS
-    wanted: int = spec.WANTED
-    reserve: int = 1                                 #: frames kept free; 0: a page gives way before another takes its frame
+__all__ = ["run_kelp"]
 
 
+_Numbers = namedtuple("_Numbers", [f.name for f in dataclasses.fields(Constants)])
 _State = namedtuple("_State", "resident known unused fast slow last given_by counts epochs newest offers ring fold_fast fold_slow pool")
 # Numbers of the pool, in `pool`:
 USED, MISS_RATE, MARGINAL, CREDIT, DUEL, DISPUTED, REQUESTER, TURN_STEP, TURN_KEY, BOUNDARY, INSIDE, SHADOW_NOW, SWEPT = range(13)
@@ -63,9 +27,9 @@ KIND, VALUE, KEY, NEXT_KIND, NEXT_VALUE, OTHER_VALUE, OTHER_KEY = range(7)
 _TOP = 1 << 40     #: an offer is this minus a value
 
 
-def _folds(alpha: int, bits: int, folded: int) -> np.ndarray:
-    """2^bits · (1 − α/256)^n for n = 0 … folded, rounded half up, in exact integers."""
-    return np.array([((1 << bits + 1) * (256 - alpha) ** n + 256**n) // (2 * 256**n) for n in range(folded + 1)], np.int64)
+def _folds(alpha: int, bits: int) -> np.ndarray:
+    """2^bits · (1 − α/256)^n for n = 0 … FOLDED, rounded half up, in exact integers."""
+    return np.array([((1 << bits + 1) * (256 - alpha) ** n + 256**n) // (2 * 256**n) for n in range(spec.FOLDED + 1)], np.int64)
 
 
 @numba.njit(cache=True)
@@ -77,7 +41,7 @@ def _count(s, c, at, step):
 def _values(s, c, pages, key, step):
     """First and second opinion of a page, before the factor, and whether its turn in this step is over."""
     over = s.pool[TURN_STEP] == step and key < s.pool[TURN_KEY]
-    idle = min(max(step - s.last[key], 1) - 1 + (over and c.turn), c.folded)
+    idle = min(max(step - s.last[key], 1) - 1 + (over and c.turn), spec.FOLDED)
     common = c.weight_fast * (s.fast[key] * s.fold_fast[idle] >> c.fast_bits) + c.weight_slow * (s.slow[key] * s.fold_slow[idle] >> c.slow_bits)
     queue, page = key // pages, key % pages
     at = queue * (pages + 1) + s.newest[queue] - page
@@ -185,24 +149,24 @@ def _read(s, c, given_by):
 def _shadow(s, c, step, last, octile, frames):
     """Whether LRU over the whole pool would miss a page whose last access was in step ``last``; −1 for a new one."""
     pool, ring, missed = s.pool, s.ring, False
-    if step - pool[SHADOW_NOW] >= c.shadow_steps:
+    if step - pool[SHADOW_NOW] >= spec.SHADOW_STEPS:
         ring[:] = 0
-        pool[INSIDE], pool[BOUNDARY], pool[SHADOW_NOW] = 0, step << c.octile_bits, step
+        pool[INSIDE], pool[BOUNDARY], pool[SHADOW_NOW] = 0, step << spec.OCTILE_BITS, step
     while pool[SHADOW_NOW] < step:
         pool[SHADOW_NOW] += 1
-        for part in range(1 << c.octile_bits):
-            old = (pool[SHADOW_NOW] - c.shadow_steps << c.octile_bits) + part
+        for part in range(1 << spec.OCTILE_BITS):
+            old = (pool[SHADOW_NOW] - spec.SHADOW_STEPS << spec.OCTILE_BITS) + part
             if pool[BOUNDARY] <= old:
                 pool[INSIDE] -= ring[old % len(ring)]
                 pool[BOUNDARY] = old + 1
             ring[old % len(ring)] = 0
-    if last >= 0 and step - last < c.shadow_steps:
-        at = (last << c.octile_bits) + octile
+    if last >= 0 and step - last < spec.SHADOW_STEPS:
+        at = (last << spec.OCTILE_BITS) + octile
         missed = at + 1 < pool[BOUNDARY]
         if ring[at % len(ring)]:
             ring[at % len(ring)] -= 1
             pool[INSIDE] -= at >= pool[BOUNDARY]
-    at = (step << c.octile_bits) + octile
+    at = (step << spec.OCTILE_BITS) + octile
     ring[at % len(ring)] += 1
     pool[INSIDE] += at >= pool[BOUNDARY]
     while pool[INSIDE] > frames:
@@ -225,7 +189,7 @@ def _learn(s, c, shape, step, queue, key, missed):
         at = queue * (pages + 1) + page
         s.counts[at] = 0
     else:
-        idle = min(max(step - last, 1) - 1, c.folded)
+        idle = min(max(step - last, 1) - 1, spec.FOLDED)
         s.fast[key] = s.fast[key] * s.fold_fast[idle] >> c.fast_bits
         s.slow[key] = s.slow[key] * s.fold_slow[idle] >> c.slow_bits
         at = queue * (pages + 1) + s.newest[queue] - page
@@ -235,7 +199,7 @@ def _learn(s, c, shape, step, queue, key, missed):
     s.slow[key] += ((1 << c.slow_bits) - 1 - s.slow[key]) * c.alpha_slow + 128 >> 8
     pool[TURN_STEP], pool[TURN_KEY], s.last[key] = step, key, step
     groups = 0
-    while 1 << groups + c.octile_bits < queues:
+    while 1 << groups + spec.OCTILE_BITS < queues:
         groups += 1
     if _shadow(s, c, step, last, queue >> groups, frames):
         pool[CREDIT] = min(c.credit_most, pool[CREDIT] + 1)
@@ -285,7 +249,7 @@ def _replay(steps, queue_of, page_of, shape, s, c, prefetch, history, victims):
                 following = (queue + kv_heads) % queues
                 if not prefetch or following == queue or pool[CREDIT] <= 0:
                     break
-                floor = pool[MARGINAL] * c.margin
+                floor = pool[MARGINAL] << c.margin_shift
                 for other in range(following * pages, following * pages + s.newest[following] + 1):
                     if not s.resident[other] and want < c.wanted:
                         first, second, _ = _values(s, c, pages, other, step)
@@ -304,7 +268,7 @@ def _replay(steps, queue_of, page_of, shape, s, c, prefetch, history, victims):
 
 def run_kelp(timeline: Timeline, *, capacity: int, constants: Constants = Constants(), prefetch: bool = True, record: bool = False) -> Outcome:
     """Replay under `kelp`, pooled."""
-    t, c = timeline.sequence, constants
+    t, c = timeline.sequence, _Numbers(*dataclasses.astuple(constants))
     queues, pages = t.queues, t.final_pages
     keys, history = queues * pages, t.history_pages * queues
 
@@ -314,7 +278,7 @@ def run_kelp(timeline: Timeline, *, capacity: int, constants: Constants = Consta
     profile = queues * (pages + 1)
     state = _State(
         *(zeros(keys, bool) for _ in range(3)), *(zeros(keys) for _ in range(4)), zeros(profile), zeros(profile), np.full(queues, -1), zeros(queues),
-        zeros(c.shadow_steps << c.octile_bits), _folds(c.alpha_fast, c.fast_bits, c.folded), _folds(c.alpha_slow, c.slow_bits, c.folded), zeros(SWEPT + 1))
+        zeros(spec.SHADOW_STEPS << spec.OCTILE_BITS), _folds(c.alpha_fast, c.fast_bits), _folds(c.alpha_slow, c.slow_bits), zeros(SWEPT + 1))
     first = np.arange(history)
     steps, queue, page = (np.concatenate([a, b]).astype(np.int64) for a, b in (
         (first * 0, t.step + 1), (first % queues, t.queue), (first // queues, t.page)))

@@ -8,7 +8,7 @@ import numpy as np
 
 from .engine import Outcome, Timeline
 
-__all__ = ["LISTS", "run_list"]
+__all__ = ["LISTS", "columns", "outcome_of", "run_list"]
 
 #: Ids that have this form.
 LISTS = ("lru", "fifo", "clock", "sieve")
@@ -101,14 +101,24 @@ def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initia
     return evictions, bypasses
 
 
-def run_list(timeline: Timeline, policy: str, *, capacity: int, pooled: bool, record: bool = False) -> Outcome:
-    """Replay under one of :data:`LISTS`."""
+def columns(timeline: Timeline) -> tuple[np.ndarray, ...]:
+    """Step, queue, key and page being written of every access, as the compiled loops take them."""
+    s = timeline.sequence
+    return tuple(np.ascontiguousarray(a, np.int64) for a in (s.step, s.queue, timeline.keys, s.newest_page(s.step)))
+
+
+def outcome_of(loop, timeline: Timeline, kind: int, capacity: int, pooled: bool, more: tuple = (), record: bool = False) -> Outcome:
+    """What a compiled ``loop`` of one ``kind`` of policy does; ``more``: what it takes beside the accesses and the pools."""
     s = timeline.sequence
     missed = np.zeros(len(s), np.bool_)
     victims = np.empty((len(s) if record else 0, 2), np.int64)
-    columns = (np.ascontiguousarray(a, np.int64) for a in (s.step, s.queue, timeline.keys, s.newest_page(s.step)))
-    evictions, bypasses = _replay(
-        LISTS.index(policy), *columns, s.final_pages, 1 if pooled else s.queues, capacity if pooled else s.share(capacity),
-        s.initial_pages(capacity).start, s.history_pages, missed, victims,
+    pools, frames = (1, capacity) if pooled else (s.queues, s.share(capacity))
+    evictions, bypasses = loop(
+        kind, *columns(timeline), s.final_pages, pools, frames, s.initial_pages(capacity).start, s.history_pages, *more, missed, victims
     )
     return Outcome(missed, bypasses, victims=[tuple(v) for v in victims[:evictions].tolist()] if record else [])
+
+
+def run_list(timeline: Timeline, policy: str, *, capacity: int, pooled: bool, parameters: dict | None = None, record: bool = False) -> Outcome:
+    """Replay under one of :data:`LISTS`, which have no parameters."""
+    return outcome_of(_replay, timeline, LISTS.index(policy), capacity, pooled, record=record)

@@ -14,6 +14,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from .gaps import name_of
+
 __all__ = ["page"]
 
 _GAP = "0 is LRU over one pool, 1 is Belady over one pool"
@@ -41,10 +43,11 @@ def page(rows: list[dict], entries: list[dict], losses: list[dict]) -> str:
         "<h2>The ladder</h2>", _section(_figure(_ladder, entries, shares)),
         "<h2>Misses against residency</h2>", _section(_figure(_curves, entries, shares)),
         "<h2>Every policy</h2>", _section(_table(entries)),
+        "<h2>Document by document</h2>", _section(_documents(entries)),
         "<h2>Hit rate of each queue (layer, KV head)</h2>", _section(_figure(_maps, rows, shares)),
         "<h2>Prefetch: was it used?</h2>", _section(_prefetch(entries)),
         "<h2>What it costs</h2>", _section(_costs(entries)),
-        "<h2>Where kelp loses to LRU per queue</h2>", _section(_losses(losses)),
+        "<h2>Where a queue loses to LRU per queue</h2>", _section(_losses(losses)),
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{"".join(parts)}</main></body></html>\n'
@@ -52,11 +55,11 @@ def page(rows: list[dict], entries: list[dict], losses: list[dict]) -> str:
 
 def _count(rows):
     first = rows[0]
-    return sum(r["accesses"] for r in rows if (r["policy"], r["scope"], r["residency"]) == (first["policy"], first["scope"], first["residency"]))
+    return sum(r["accesses"] for r in rows if all(r[f] == first[f] for f in ("policy", "parameters", "scope", "residency")))
 
 
 def _name(entry) -> str:
-    return f"{entry['policy']} ({entry['scope']})"
+    return f"{name_of(entry)} ({entry['scope']})"
 
 
 def _section(body: str) -> str:
@@ -93,12 +96,12 @@ def _ladder(entries, shares):
 
 def _curves(entries, shares):
     figure, panel = plt.subplots(figsize=(9, 4.5))
-    for policy, scope in dict.fromkeys((e["policy"], e["scope"]) for e in entries):
-        own = {e["residency"]: 100 * (1 - e["hit_rate"]) for e in entries if (e["policy"], e["scope"]) == (policy, scope)}
-        ours = policy.startswith("kelp")
+    for name, scope in dict.fromkeys((_name(e), e["scope"]) for e in entries):
+        own = {e["residency"]: 100 * (1 - e["hit_rate"]) for e in entries if _name(e) == name}
+        ours = name.startswith("kelp")
         at = sorted(shares)
         panel.plot([100 * s for s in at], [max(1e-3, own[s]) for s in at], marker="o", lw=2.4 if ours else 1,
-                   ls="-" if scope == "pooled" else "--", label=f"{policy} ({scope})")
+                   ls="-" if scope == "pooled" else "--", label=name)
     panel.set_yscale("log")
     panel.set_xlabel("resident at the end, % of all pages")
     panel.set_ylabel("misses, % of accesses")
@@ -111,14 +114,14 @@ def _maps(rows, shares):
     """Queue hit rates, mean over traces, layers × heads, for the pooled policies at the least residency."""
     share = min(shares)
     pooled = [r for r in rows if r["residency"] == share and r["scope"] == "pooled"]
-    names = list(dict.fromkeys(r["policy"] for r in pooled))
+    names = list(dict.fromkeys(name_of(r) for r in pooled))
     across = min(6, len(names))
     down = -(-len(names) // across)
     figure, panels = plt.subplots(down, across, figsize=(2.2 * across, 2.6 * down), squeeze=False)
     for panel in panels.flat:
         panel.axis("off")
     for panel, name in zip(panels.flat, names, strict=False):
-        own = [r for r in pooled if r["policy"] == name]
+        own = [r for r in pooled if name_of(r) == name]
         if len({(len(r["queue_hit_rates"]), r["kv_heads"]) for r in own}) > 1:
             panel.set_title(f"{name}: traces of several shapes", fontsize=8)
             continue
@@ -145,20 +148,37 @@ def _html_table(head, body) -> str:
 def _table(entries) -> str:
     body = []
     for e in entries:
-        gap = "–" if e["gap"] is None else f"{e['gap']:+.3f}"
         interval = "–" if e["gap_interval"] is None else "{:+.2f} … {:+.2f}".format(*e["gap_interval"])
         flash = e["flash_against_lru_pooled"]
-        body.append((_name(e), f"{e['residency']:.1%}", f"{e['hit_rate']:.2%}", gap, interval, "–" if flash is None else f"{flash:.2f}",
+        body.append((_name(e), f"{e['residency']:.1%}", f"{e['hit_rate']:.2%}", _gap(e["gap"]), interval, "–" if flash is None else f"{flash:.2f}",
                      "told the future" if e["oracle"] else ""))
     return _html_table(("policy", "resident", "hit rate", "gap", "95 % over documents", "flash reads / pooled LRU's", ""), body)
 
 
+def _gap(value) -> str:
+    return "–" if value is None else f"{value:+.3f}"
+
+
+def _documents(entries) -> str:
+    """The gap on each document, and over the others without it."""
+    traces = list(entries[0]["gap_by_trace"])
+    body = []
+    for e in entries:
+        if e["oracle"]:
+            continue
+        alone, without = e["gap_by_trace"], e["gap_leaving_out"]
+        body.append((_name(e), f"{e['residency']:.1%}", *(_gap(alone[t]) + (f" ({_gap(without[t])})" if without else "") for t in traces)))
+    under = "Gap on each document; in brackets over the others, without it." if len(traces) > 1 else "Gap."
+    return f'<p class="under">{under}</p>' + _html_table(("policy", "resident", *traces), body)
+
+
 def _prefetch(entries) -> str:
     body = [
-        (_name(e), f"{e['residency']:.1%}", f"{e['prefetch_issued']:,}", f"{e['prefetch_useful'] / e['prefetch_issued']:.1%}", f"{e['prefetch_late']:,}")
+        (_name(e), f"{e['residency']:.1%}", f"{e['prefetch_issued']:,}", f"{e['prefetch_useful'] / e['prefetch_issued']:.1%}", f"{e['prefetch_late']:,}",
+         _gap(e["gap"]), _gap(e["gap_without_prefetch"]))
         for e in entries if e["prefetch_issued"]
     ]
-    return _html_table(("policy", "resident", "issued", "used", "late"), body) if body else "No policy here prefetches."
+    return _html_table(("policy", "resident", "issued", "used", "late", "gap", "gap, prefetch off"), body) if body else "No policy here prefetches."
 
 
 def _costs(entries) -> str:
@@ -168,6 +188,6 @@ def _costs(entries) -> str:
 
 def _losses(losses) -> str:
     if not losses:
-        return "Nowhere by more than 0.1 point, or kelp was not run."
-    body = [(f["trace"], f"{f['residency']:.1%}", f["queue"], f"{f['hit_rate']:.2%}", f"{f['lru_per_head']:.2%}") for f in losses[:40]]
-    return _html_table(("trace", "resident", "queue", "kelp", "LRU per queue"), body)
+        return "Nowhere by more than 0.1 point, or neither kelp nor a policy of one's own was run."
+    body = [(f["policy"], f["trace"], f"{f['residency']:.1%}", f["queue"], f"{f['hit_rate']:.2%}", f"{f['lru_per_head']:.2%}") for f in losses[:40]]
+    return _html_table(("policy", "trace", "resident", "queue", "hit rate", "LRU per queue"), body)

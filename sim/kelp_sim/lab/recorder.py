@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Records the attention of any Hugging Face causal model as a ``kelp-attention-1`` file, through transformers' attention interface.
 
-The text is teacher-forced: one prefill, then one decode step a token. In a decode step the model's own attention runs as it is (SDPA), and beside it each
-layer's one row of probabilities is summed over pages and averaged over the group's query heads; a full attention matrix is never made. Needs torch and
-transformers (the environment `.venv.hf`, `make test-engines ENGINES=hf`); nothing else of this project does.
+The text is teacher-forced: one prefill, then one decode step a token, :data:`STEPS` of them in one pass, since each attends to what is before it alone. The
+model's own attention runs as it is (SDPA), and beside it each layer's rows of probabilities, one a step, are summed over pages and averaged over the group's
+query heads; a full attention matrix is never made. Needs torch and transformers (the environment `.venv.hf`, `make test-engines ENGINES=hf`); nothing
+else of this project does.
 
 Read rule: largest mass first until ``top_p`` of it, at most ``max_pages``, and always the page being written.
 """
@@ -18,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["RecorderError", "chosen_pages", "record"]
+__all__ = ["STEPS", "RecorderError", "chosen_pages", "record"]
 
+STEPS = 32    #: decode steps of one pass
 _NAME = "kelp_recorder"
 
 
@@ -29,12 +31,12 @@ class RecorderError(ValueError):
 
 @dataclass
 class _Tape:
-    """What the attention function leaves of one decode step, layer by layer; off during prefill."""
+    """What the attention function leaves of one pass, layer by layer; off during prefill."""
 
     page_tokens: int
     on: bool = False
-    mass: list = field(default_factory=list)       # [kv_heads, pages] float32
-    queries: list = field(default_factory=list)    # [q_heads, head_dim]
+    mass: list = field(default_factory=list)       # [kv_heads, steps, pages] float32
+    queries: list = field(default_factory=list)    # [q_heads, steps, head_dim]
 
 
 def chosen_pages(mass: np.ndarray, newest: int, *, top_p: float, max_pages: int) -> np.ndarray:
@@ -58,17 +60,19 @@ def _taped(model, tape: _Tape) -> Iterator[None]:
 
     def attend(module, query, key, value, attention_mask, scaling=None, **rest):
         if tape.on:
-            heads, group = key.shape[1], query.shape[1] // key.shape[1]
-            row = query[0, :, -1].float().reshape(heads, group, -1)
+            heads, steps, count = key.shape[1], query.shape[2], key.shape[2]
+            rows = query[0].float().unflatten(0, (heads, -1))
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            scores = row @ key[0].float().transpose(1, 2) * scale    # [kv_heads, group, tokens]
+            scores = rows @ key[0].float().transpose(1, 2)[:, None] * scale    # [kv_heads, group, steps, tokens]
+            later = torch.arange(count, device=key.device) > torch.arange(count - steps, count, device=key.device)[:, None]
+            scores = scores.masked_fill(later, -torch.inf)
             if attention_mask is not None:
-                mask = attention_mask[0, 0, -1, : key.shape[2]]
+                mask = attention_mask[0, 0, -steps:, :count]
                 scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.float()
             share = scores.softmax(-1).mean(1)
             padding = -share.shape[-1] % tape.page_tokens
             tape.mass.append(torch.nn.functional.pad(share, (0, padding)).unflatten(-1, (-1, tape.page_tokens)).sum(-1).cpu().numpy())
-            tape.queries.append(query[0, :, -1].to(torch.float16).cpu().numpy())
+            tape.queries.append(query[0].to(torch.float16).cpu().numpy())
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
 
     AttentionInterface.register(_NAME, attend)
@@ -118,11 +122,11 @@ def record(
     with torch.inference_mode(), _taped(model, tape):
         model(text[:, :prefill], past_key_values=cache, use_cache=True)
         tape.on = True
-        for step in range(steps):
-            at = prefill + step
-            logits = model(text[:, at : at + 1], past_key_values=cache, use_cache=True).logits[0, -1]
-            if at + 1 < count:
-                loss -= float(torch.log_softmax(logits.float(), -1)[text[0, at + 1]])
+        for step in range(0, steps, STEPS):
+            at, end = prefill + step, min(prefill + step + STEPS, count)
+            logits = model(text[:, at:end], past_key_values=cache, use_cache=True).logits[0]
+            following = text[0, at + 1 : end + 1]
+            loss -= float(torch.log_softmax(logits[: len(following)].float(), -1).gather(1, following[:, None]).sum())
             if mass is None:
                 if not tape.mass:
                     raise RecorderError(f"{type(model).__name__} does not call the attention interface: it cannot be recorded")
@@ -130,14 +134,14 @@ def record(
                 if len(shapes) > 1:
                     raise RecorderError(f"layers of several shapes ({sorted(shapes)} KV heads) are not recorded")
                 mass = np.zeros((len(tape.mass), tape.mass[0].shape[0], steps, pages), np.float32)
-                queries = np.zeros((len(tape.mass), *tape.queries[0].shape[:1], steps, tape.queries[0].shape[1]), np.float16)
+                queries = np.zeros((len(tape.mass), tape.queries[0].shape[0], steps, tape.queries[0].shape[2]), np.float16)
             for layer, (m, q) in enumerate(zip(tape.mass, tape.queries, strict=True)):
-                mass[layer, :, step, : m.shape[-1]] = m
-                queries[layer, :, step] = q
+                mass[layer, :, step : step + end - at, : m.shape[-1]] = m
+                queries[layer, :, step : step + end - at] = q
             tape.mass.clear()
             tape.queries.clear()
             if progress is not None:
-                progress(step + 1, steps)
+                progress(end - prefill, steps)
     reads = np.zeros(mass.shape, bool)
     for step in range(steps):
         reads[:, :, step] = chosen_pages(mass[:, :, step], (prefill + step) // page_tokens, top_p=top_p, max_pages=max_pages)

@@ -5,7 +5,7 @@
 
     python -m kelp_sim.lab.study {ablation,hardware,sensitivity} TRACE… [--residency 0.125,0.25,0.5] [--reads recorded|quest]
 
-Each line is one variant of :class:`.fast_kelp.Constants`: gap and flash reads against pooled LRU at each residency, over all traces together. After the
+Each line is one variant of :class:`.policies.kelp.Constants`: gap and flash reads against pooled LRU at each residency, over all traces together. After the
 sensitivity table: leave-one-out, each trace judged with the constants that are best (sum of the gaps) on the others.
 """
 
@@ -19,7 +19,8 @@ import numpy as np
 from .. import reference
 from .cells import replay
 from .engine import Timeline
-from .fast_kelp import Constants, run_kelp
+from .fast_kelp import run_kelp
+from .policies.kelp import Constants
 from .reads import RULES, timeline
 
 __all__ = ["TABLES", "main"]
@@ -58,7 +59,6 @@ TABLES: dict[str, dict[str, dict | str]] = {
         "frequencies of 16 + 16 bits": _WIDE,
         "profile counts of 10 bits": dict(profile_bits=10),
         "a third of the profile one page ahead": dict(weight_profile=43, weight_next=21),
-        "an LRU shadow of 64 steps": dict(shadow_steps=64),
         "all of these undone": _WIDE | dict(reserve=0, sweeps=0, profile_bits=10, weight_profile=43 << 6, weight_next=21 << 6),
     },
     "sensitivity": {
@@ -69,7 +69,7 @@ TABLES: dict[str, dict[str, dict | str]] = {
         "profile halved": dict(weight_profile=32), "profile doubled": dict(weight_profile=128),
         "profile halves in 32 steps": dict(epoch_shift=5), "profile halves in 128 steps": dict(epoch_shift=7),
         "factor from 192": dict(near_most=192), "factor from 240": dict(near_most=240),
-        "prefetch at the marginal value": dict(margin=1), "prefetch at four times": dict(margin=4),
+        "prefetch at the marginal value": dict(margin_shift=0), "prefetch at four times": dict(margin_shift=2),
         "one in 4 to the other opinion": dict(explore=4), "one in 16 to the other opinion": dict(explore=16),
         "regrets 1 and 4": dict(first_regret=1), "regrets 4 and 4": dict(first_regret=4),
     },

@@ -89,4 +89,4 @@ def _run(left: Sequence[Cell], jobs: int, cluster: str | None, stack: contextlib
     except (OSError, TimeoutError, ValueError) as error:
         raise ClusterError(f"no Dask scheduler answers at {cluster}: {error}") from error
     stack.enter_context(joblib.parallel_config(backend="dask", client=client))
-    yield from joblib.Parallel()(joblib.delayed(_pair)(cell) for cell in left)
+    yield from joblib.Parallel(return_as="generator_unordered")(joblib.delayed(_pair)(cell) for cell in left)

@@ -4,13 +4,15 @@
 ``python -m kelp_sim.lab.train -o DIR [--minutes 120 | --steps N] [--seed 1] [--layers 6] [--heads 8] [--kv-heads 2] [--hidden 256] [--context 1024]``
 
 On a GPU when there is one. Stops at the time given, or after so many steps, which is repeatable on one machine. DIR then holds config.json,
-model.safetensors (fp16) and tokenizer.json, which ``AutoModelForCausalLM.from_pretrained`` loads. Needs torch, transformers and tokenizers (`.venv.hf`).
+model.safetensors (fp16) and tokenizer.json, which ``AutoModelForCausalLM.from_pretrained`` loads; the model is written every ten minutes too. Needs
+torch, transformers and tokenizers (`.venv.hf`).
 Files named with ``--hold-out`` are not trained on.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gzip
 import random
 import sys
@@ -19,6 +21,9 @@ import time
 from pathlib import Path
 
 __all__ = ["main", "texts"]
+
+#: Minutes between two writes of a model in training, and texts tokenised at a time: an encoding takes a hundred times the memory of its numbers.
+_WRITE, _TEXTS = 10, 200
 
 
 def texts(hold_out: set[str]) -> list[str]:
@@ -49,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, default in (("layers", 6), ("heads", 8), ("kv-heads", 2), ("hidden", 256), ("vocabulary", 4096), ("context", 1024), ("batch", 8)):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N")
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--bf16", action="store_true", help="train in bf16 on a CPU too: quicker where it has instructions for it")
     parser.add_argument("--hold-out", nargs="*", default=[], metavar="NAME")
     chosen = parser.parse_args(arguments)
     if chosen.hidden % chosen.heads or chosen.heads % chosen.kv_heads:
@@ -75,7 +81,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen.output.mkdir(parents=True, exist_ok=True)
     bpe.save(str(chosen.output / "tokenizer.json"))
     PreTrainedTokenizerFast(tokenizer_file=str(chosen.output / "tokenizer.json"), eos_token="<|end|>").save_pretrained(chosen.output)
-    stream = np.concatenate([np.array([*e.ids, 0], np.int32) for e in bpe.encode_batch(corpus)])
+    stream = np.concatenate([
+        np.array([*e.ids, 0], np.int32) for at in range(0, len(corpus), _TEXTS) for e in bpe.encode_batch(corpus[at : at + _TEXTS])
+    ])
     print(f"{len(corpus)} texts, {len(stream):,} tokens", flush=True)
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -85,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
         bos_token_id=0, eos_token_id=0,
     )).to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=chosen.rate, betas=(0.9, 0.95), weight_decay=0.1)
-    began, last, step = time.monotonic(), 0.0, 0
+    began, last, written, step = time.monotonic(), 0.0, 0.0, 0
     while True:
         spent = (time.monotonic() - began) / 60
         share = spent / chosen.minutes if chosen.steps is None else step / chosen.steps
@@ -97,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
             group["lr"] = rate
         at = [random.randrange(len(stream) - chosen.context) for _ in range(chosen.batch)]
         batch = torch.as_tensor(np.stack([stream[a : a + chosen.context] for a in at]), device=device, dtype=torch.long)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with torch.autocast(device, torch.bfloat16, enabled=chosen.bf16 or device == "cuda"):
             loss = model(batch, labels=batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -107,6 +115,9 @@ def main(arguments: list[str] | None = None) -> int:
         if spent - last > 0.25 or step == 1:
             last = spent
             print(f"{spent:6.1f} minutes, {share:.0%}, step {step}, loss {loss.item():.3f}", flush=True)
+        if spent - written > _WRITE:
+            written = spent
+            copy.deepcopy(model).to(torch.float16).save_pretrained(chosen.output)
     model.to(torch.float16).save_pretrained(chosen.output)
     print(f"{chosen.output}: {sum(p.numel() for p in model.parameters()):,} parameters after {step} steps of {chosen.batch * chosen.context:,} tokens")
     return 0

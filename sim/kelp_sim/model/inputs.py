@@ -87,6 +87,8 @@ class Endpoint:
     dram_gb: float
     dram_channels: int
     dram_mt_per_s: float
+    dram_share: float = _share()
+    free_frames: int = _zero()
     clock_ghz: float
     page_tokens: int
 
@@ -103,6 +105,7 @@ class Flash:
     capacity_tb: float
     latency_us: float = _zero()
     gb_per_s: float
+    write_gb_per_s: float
     slow_share: float = _share()
     slow_us: float = _zero()
 
@@ -169,6 +172,7 @@ class Pipeline:
 class Sensitivity:
     context: int
     read_share: float = _share()
+    leaves_dram: float = _share()
     sessions: int
     hit_rates: tuple[float, ...] = _share()
 
@@ -178,6 +182,7 @@ class Scenario:
     context: int
     read_share: float = _share()
     hit_rate: float = _share()
+    leaves_dram: float = _share()
     sessions_per_s: float
     output_tokens: int
 
@@ -187,6 +192,7 @@ class Serving:
     model: str
     weights_gb: float
     endpoints: int
+    prefill_tokens_per_s: float
     steps: int
     seed: int = _zero()
     sensitivity: Sensitivity

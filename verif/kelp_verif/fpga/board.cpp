@@ -23,7 +23,9 @@ struct Board {
     uint32_t receiving = 0;
     int64_t cycles = 0, framing_errors = 0;
 
-    explicit Board(int divisor_, uint32_t seed) : divisor(divisor_) {
+    Board(int divisor_, uint32_t seed, const char* argument) : divisor(divisor_) {
+        const char* arguments[] = {"board", argument};
+        context.commandArgs(2, arguments);
         context.fatalOnError(false);
         context.randReset(2);
         context.randSeed(seed);
@@ -83,7 +85,8 @@ struct Board {
 
 extern "C" {
 
-Board* board_new(int divisor, uint32_t seed) { return new Board(divisor, seed); }
+// `argument`: what the model asks for with $value$plusargs, or an empty string.
+Board* board_new(int divisor, uint32_t seed, const char* argument) { return new Board(divisor, seed, argument); }
 void board_free(Board* board) { delete board; }
 
 // Runs until `cycles` have passed or `out` holds `room` bytes; returns the bytes in `out`, −1 after a failed RTL Assert.

@@ -26,8 +26,8 @@ _BITS = 25
 class MemorySide(wiring.Component):
     """`axi`: a manager of the bench's. `stuck`: bit 100 of line 37 reads 1."""
 
-    def __init__(self, config: Config):
-        self.config = config
+    def __init__(self, config: Config, *, ultra: bool = False):
+        self.config, self.ultra = config, ultra
         layouts = Layouts(config)
         super().__init__({
             "axi": In(AxiSignature(address_bits=_BITS, id_bits=4)), "cold_command": In(stream.Signature(layouts.cold_command)),
@@ -38,7 +38,7 @@ class MemorySide(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.arbiter = arbiter = AxiArbiter(managers=3, address_bits=_BITS, id_bits=4)
-        m.submodules.store = store = BlockStore(lines=LINES, address_bits=_BITS, id_bits=6)
+        m.submodules.store = store = BlockStore(lines=LINES, address_bits=_BITS, id_bits=6, ultra=self.ultra)
         m.submodules.cold = cold = ColdStore(config=self.config, first_line=FIRST, lines=LINES - FIRST, address_bits=_BITS)
         m.submodules.test = test = MemoryTest(address_bits=_BITS)
         connect(m, flipped(self.axi), arbiter.i_0)

@@ -34,7 +34,9 @@ class SimBoard:
     seed : int
         Of everything that power-up leaves to chance.
     verilog : str, optional
-        The board's top as text, instead of what is generated from it: a netlist.
+        The board's top as text, instead of what is generated from it: a netlist, whose cells are in `sources`.
+    plusarg : str
+        For `$value$plusargs` in that text.
 
     Attributes
     ----------
@@ -44,19 +46,21 @@ class SimBoard:
         Why the simulation stopped by itself.
     """
 
-    def __init__(self, board: Board, *, seed: int = 1, verilog: str | None = None, sources=(), name: str | None = None):
+    def __init__(self, board: Board, *, seed: int = 1, verilog: str | None = None, sources=(), name: str | None = None, verilator_args=(),
+                 plusarg: str = ""):
         text = verilog or runner.to_verilog(BoardWithChip(board))
         name = name or f"board-{board.config.name}"
-        library = runner.verilate_model(text, [Path(__file__).with_name("board.cpp")], name=name, sources=[CHIP, *sources], opt="-O1")
+        driver = Path(__file__).with_name("board.cpp")
+        library = runner.verilate_model(text, [driver], name=name, sources=[CHIP, *sources], verilator_args=verilator_args, opt="-O1")
         self._library = lib = ctypes.CDLL(str(library))
         lib.board_new.restype = ctypes.c_void_p
-        lib.board_new.argtypes = [ctypes.c_int, ctypes.c_uint32]
+        lib.board_new.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_char_p]
         lib.board_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
         for what, kind in (("free", None), ("cycles", ctypes.c_int64), ("framing_errors", ctypes.c_int64), ("waiting", ctypes.c_int),
                            ("violation", ctypes.c_uint32), ("leds", ctypes.c_uint32)):
             function = getattr(lib, f"board_{what}")
             function.restype, function.argtypes = kind, [ctypes.c_void_p]
-        self._board, self.error, self.seconds = lib.board_new(board.divisor, seed), None, 0.0
+        self._board, self.error, self.seconds = lib.board_new(board.divisor, seed, plusarg.encode()), None, 0.0
         self._stop = threading.Event()
 
     def __enter__(self) -> SimBoard:

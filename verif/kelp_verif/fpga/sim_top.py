@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The board's top on its SDRAM chip: what is left are the UART's two wires and the LEDs."""
+"""The board's top on its SDRAM chip, if it has one: what is left are the UART's two wires and the LEDs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class BoardWithChip(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.board = board = self.board
-        pins = SdramPins().create()
-        connect(m, board.sdram, wiring.flipped(pins))
-        m.submodules.chip = chip(pins, self.violation, hz=board.hz)
+        if board.block_lines is None:
+            pins = SdramPins().create()
+            connect(m, board.sdram, wiring.flipped(pins))
+            m.submodules.chip = chip(pins, self.violation, hz=board.hz)
         m.d.comb += [board.rx.eq(self.rx), self.tx.eq(board.tx), self.leds.eq(board.leds)]
         return m

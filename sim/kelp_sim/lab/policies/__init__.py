@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The policies by id, and a user's own: ``my.py:Class`` names a class in a file, which needs a ``victim`` and no more (docs/lab.md)."""
+"""The policies by id, and a user's own: ``my.py:Class`` names a class in a file, which needs a ``victim`` and no more (docs/lab.md).
+
+A policy's parameters are what its constructor takes by name with a number as default, and the numbers of a dataclass that is a default.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from ..engine import Policy
+from ..engine import Policy, Pool
 
-__all__ = ["IDS", "load"]
+__all__ = ["IDS", "arguments", "load", "maker", "parameters_of"]
 
 _HOME = {
     "lru": "lru:Lru", "fifo": "fifo:Fifo", "clock": "clock:Clock", "lfu": "lfu:Lfu", "arc": "arc:Arc", "s3fifo": "s3fifo:S3Fifo",
@@ -45,3 +52,40 @@ def load(name: str) -> type[Policy]:
     if found.id == "?":
         found.id = attribute.lower()
     return found
+
+
+def parameters_of(policy: type[Policy]) -> dict[str, int | float]:
+    """Name → default of every parameter of ``policy``."""
+    found = {}
+    for name, default in _defaults(policy).items():
+        values = dataclasses.asdict(default) if dataclasses.is_dataclass(default) else {name: default}
+        found |= {n: v for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    return found
+
+
+def arguments(name: str, chosen: dict[str, float] | None = None) -> dict:
+    """What the constructor of policy ``name`` takes by name, with ``chosen`` parameters for their defaults; ValueError where one is none or of another kind."""
+    policy = load(name)
+    legal, chosen = parameters_of(policy), chosen or {}
+    for key, value in chosen.items():
+        if key not in legal:
+            raise ValueError(f"policy {name!r} has no parameter {key!r}; legal: {', '.join(f'{n} ({v})' for n, v in legal.items()) or 'none'}")
+        if isinstance(legal[key], int) and not isinstance(value, int):
+            raise ValueError(f"policy {name!r}: {key} = {value} is refused; legal: whole numbers")
+    found = {}
+    for key, default in _defaults(policy).items():
+        if dataclasses.is_dataclass(default):
+            found[key] = dataclasses.replace(default, **{f.name: chosen[f.name] for f in dataclasses.fields(default) if f.name in chosen})
+        else:
+            found[key] = chosen.get(key, default)
+    return found
+
+
+def maker(name: str, chosen: dict[str, float] | None = None) -> Callable[[Pool], Policy]:
+    """Makes the policy for a pool, with ``chosen`` parameters."""
+    return functools.partial(load(name), **arguments(name, chosen))
+
+
+def _defaults(policy: type[Policy]) -> dict:
+    taken = inspect.signature(policy).parameters.values()
+    return {p.name: p.default for p in taken if isinstance(p.default, (int, float)) or dataclasses.is_dataclass(p.default)}

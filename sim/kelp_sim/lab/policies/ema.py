@@ -19,12 +19,12 @@ __all__ = ["Ema"]
 class Ema(Scored):
     id = "ema"
     bits = 16 + 24
-    alpha, tau = 26, 1000
 
-    def __init__(self, pool):
+    def __init__(self, pool, alpha=26, tau=1000):
+        """The device's registers of these names: α in 1/256, τ in steps."""
         super().__init__(pool)
-        self.idle, self.recency = idle_constants(self.alpha), recency_constants(self.tau)
-        self.score = np.full(len(pool.known), arithmetic.initial(self.alpha), np.int64)    # all history was written before the first step
+        self.alpha, self.idle, self.recency = alpha, idle_constants(alpha), recency_constants(tau)
+        self.score = np.full(len(pool.known), arithmetic.initial(alpha), np.int64)    # all history was written before the first step
         self.last = np.full(len(pool.known), -1, np.int64)
 
     def seen(self, now, missed):

@@ -4,26 +4,39 @@ mass by the page's peak so far, falling by half in 64 steps. Ties: lower queue, 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from .lfu import Scored
 
-__all__ = ["Quest"]
+__all__ = ["Quest", "falls"]
+
+
+@functools.cache
+def falls(half: int) -> np.ndarray:
+    """What n steps leave of a peak that falls by half in ``half`` steps; n to 64 halvings, more count as these."""
+    if half < 1:
+        raise ValueError(f"quest: half = {half} is refused; legal: 1 or more steps")
+    return 0.5 ** (np.arange(64 * half + 1) / half)
 
 
 class Quest(Scored):
     id = "quest"
     bits = 16 + 24
-    HALF = 64
 
-    def __init__(self, pool):
+    def __init__(self, pool, half=64):
         super().__init__(pool)
+        self.falls = falls(half)
         self.peak, self.since = np.zeros(len(pool.known)), np.full(len(pool.known), -1, np.int64)
 
     def seen(self, now, missed):
         key = now.key
-        bound = self.peak[key] * 0.5 ** ((now.step - self.since[key]) / self.HALF)
+        bound = self.peak[key] * self._left(key, now)
         self.peak[key], self.since[key] = max(bound, now.mass), now.step
 
     def value(self, keys, now):
-        return self.peak[keys] * 0.5 ** ((now.step - self.since[keys]) / self.HALF)
+        return self.peak[keys] * self._left(keys, now)
+
+    def _left(self, keys, now):
+        return self.falls[np.minimum(now.step - self.since[keys], len(self.falls) - 1)]

@@ -11,15 +11,18 @@ __all__ = ["S3Fifo"]
 class S3Fifo(Policy):
     id = "s3fifo"
     bits = 2 + 1
-    PROMOTE = 2    #: accesses in the small queue that earn a place in the main one
 
-    def __init__(self, pool):
+    def __init__(self, pool, small=0.1, ghost=0.9, promote=2):
+        """Shares of the frames in the small queue and the ghosts; accesses in the small queue that earn a place in the main one."""
         super().__init__(pool)
+        if not (0 < small < 1 and ghost >= 0 and promote >= 1):
+            raise ValueError(f"s3fifo: small = {small}, ghost = {ghost}, promote = {promote} is refused; legal: between 0 and 1, from 0, from 1")
         self.small: dict[int, int] = {}    # oldest first; accesses since it came
         self.main: dict[int, int] = {}
         self.ghost: dict[int, None] = {}
-        self.small_frames = int(pool.frames * 0.1)
-        self.ghost_frames = int(pool.frames * 0.9)
+        self.small_frames = int(pool.frames * small)
+        self.ghost_frames = int(pool.frames * ghost)
+        self.promote = promote
         self.returning = self.evicting = False
 
     def seen(self, now, missed):
@@ -45,7 +48,7 @@ class S3Fifo(Policy):
         from_main = len(self.main) > self.pool.frames - self.small_frames or not self.small
         if not from_main:
             for key in list(self.small):
-                if self.small[key] >= self.PROMOTE:
+                if self.small[key] >= self.promote:
                     del self.small[key]
                     self.main[key] = 0
                 elif is_open(key, now):

@@ -13,21 +13,24 @@ __all__ = ["SnapKv"]
 class SnapKv(Scored):
     id = "snapkv"
     bits = 16 * 8
-    WINDOW = 16
 
-    def __init__(self, pool):
+    def __init__(self, pool, window=16):
+        """Steps that vote."""
         super().__init__(pool)
-        self.votes = np.zeros((self.WINDOW, len(pool.known)), np.int64)
+        if window < 1:
+            raise ValueError(f"snapkv: window = {window} is refused; legal: 1 or more steps")
+        self.window = window
+        self.votes = np.zeros((self.window, len(pool.known)), np.int64)
         self.sum = np.zeros(len(pool.known), np.int64)
         self.step = -1
 
     def seen(self, now, missed):
         if now.step != self.step:
             self.step = now.step
-            row = self.votes[now.step % self.WINDOW]
+            row = self.votes[now.step % self.window]
             self.sum -= row
             row[:] = 0
-        self.votes[now.step % self.WINDOW, now.key] += now.mass
+        self.votes[now.step % self.window, now.key] += now.mass
         self.sum[now.key] += now.mass
 
     def value(self, keys, now):

@@ -13,8 +13,12 @@ __all__ = ["StreamingLlm"]
 class StreamingLlm(Scored):
     id = "streamingllm"
     bits = 0
-    SINKS = 1    #: pages of 16 tokens; the paper keeps four tokens
+
+    def __init__(self, pool, sinks=1):
+        """Pages that stay; the paper keeps four tokens."""
+        super().__init__(pool)
+        self.sinks = sinks
 
     def value(self, keys, now):
         page = keys % self.pool.pages
-        return np.where(page < self.SINKS, np.int64(1) << 40, page)
+        return np.where(page < self.sinks, np.int64(1) << 40, page)

@@ -12,13 +12,16 @@ class WTinyLfu(Policy):
     id = "wtinylfu"
     bits = 24 + 2 + 4
 
-    def __init__(self, pool):
+    def __init__(self, pool, window=1, protected=80):
+        """Percent of the frames in the window; percent of the others in the protected segment."""
         super().__init__(pool)
+        if not (0 <= window <= 100 and 0 <= protected <= 100):
+            raise ValueError(f"wtinylfu: window = {window}, protected = {protected} is refused; legal: 0 … 100 percent")
         self.window: dict[int, None] = {}
         self.probation: dict[int, None] = {}
         self.protected: dict[int, None] = {}
-        self.window_frames = max(1, pool.frames // 100)
-        self.protected_frames = (pool.frames - self.window_frames) * 8 // 10
+        self.window_frames = max(1, pool.frames * window // 100)
+        self.protected_frames = (pool.frames - self.window_frames) * protected // 100
         self.count: dict[int, int] = {}
         self.until_aging = 10 * pool.frames
 
