@@ -13,7 +13,7 @@ from kelp_sim.lab import Timeline, run
 from kelp_sim.lab.fast_kelp import run_kelp
 from kelp_sim.lab.policies import maker
 from kelp_sim.lab.policies.kelp import Constants
-from kelp_sim.lab.study import TABLES
+from kelp_sim.lab.study import TABLES, ladder
 from kelp_sim.replay import plan, run_golden
 from kelp_sim.trace import read
 from kelp_spec.config import named
@@ -103,3 +103,12 @@ def test_what_hardware_leaves_out_means_the_same_to_both_forms(tmp_path, variant
 def test_a_constant_without_sense_is_refused():
     with pytest.raises(ValueError, match="sweeps_most = 0 of policy kelp is refused"):
         dataclasses.replace(Constants(), sweeps_most=0)
+
+
+def test_the_ladder_of_a_replay_ends_with_the_device(golden_kelp):
+    trace = read(RECORDING)
+    sequence = access_sequence(trace, accesses=3_000, first_step=768)
+    found = ladder(sequence, sequence.capacity(0.25))
+    counts, _ = golden_kelp(trace, residency=0.25, accesses=3_000, first_step=768)
+    assert found["+ prefetch: kelp"] == (counts[0], counts[3])
+    assert found["lru"][0] > found["two frequencies"][0] > found["belady"][0]

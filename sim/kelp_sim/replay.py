@@ -251,6 +251,7 @@ def summarise(
     cycles: int = 0,
     flash_bytes: tuple[int, int],
     latency: tuple[np.ndarray, np.ndarray] = (np.zeros(1, np.int64), np.zeros(1, np.int64)),
+    ladder: bool = False,
     on_start: Callable[[str], None] | None = None,
 ) -> ReplayResult:
     """A result from an engine's counters (`counters`: the totals of the replay without its history) and its meter."""
@@ -288,7 +289,14 @@ def summarise(
         hit_latency=np.asarray(latency[0]),
         miss_latency=np.asarray(latency[1]),
         references=references(sequence, done.capacity, on_start=on_start),
+        ladder=_ladder(sequence, done.capacity) if ladder else {},
     )
+
+
+def _ladder(sequence: AccessSequence, capacity: int) -> dict[str, tuple[int, int]]:
+    from .lab.study import ladder  # compiles; only where it is asked for
+
+    return ladder(sequence, capacity)
 
 
 # --- golden engine ----------------------------------------------------------------------------------------------------------------------

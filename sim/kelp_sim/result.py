@@ -79,6 +79,8 @@ class ReplayResult:
     miss_latency: np.ndarray
 
     references: Mapping[str, Reference]          #: kelp_sim.reference.references(sequence, capacity): the same reads, the same capacity
+    #: kelp_sim.lab.study.ladder: policy → (misses, flash reads) on the same reads with the same capacity, worst idea first; empty where not asked for.
+    ladder: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("residency", "hit_rate"):

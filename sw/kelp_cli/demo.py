@@ -11,11 +11,13 @@ import typer
 
 from .output import UserError, console
 
-__all__ = ["CHOICES", "LOCKSTEP_NEEDS", "combine", "register"]
+__all__ = ["CHOICES", "KELP_CHOICES", "LOCKSTEP_NEEDS", "combine", "register"]
 
 #: What is replayed. The part begins where 80 pages of each queue are written: with a quarter of the pages resident the device is neither idle
 #: nor thrashing. Layers 0–2 and 3–5 are stored in pages of two sizes, so two pools are at work.
 CHOICES = dict(residency=0.25, first_step=768, formats=("0-2:int8,int4", "3-:raw16"), prefetch="layer_ahead", window=0)
+#: Under `kelp`: one pool, so that the lab's figures are the device's, and few enough frames that it has something to prefetch.
+KELP_CHOICES = dict(residency=0.18, first_step=768, formats=("0-2:int8,int4", "3-:fp8_e4m3,int4"), prefetch=None, window=0)
 #: What the lock-step part must have met, or it has shown little.
 LOCKSTEP_NEEDS = {"misses": 200, "victims": 200, "write_backs": 50, "prefetches": 50}
 
@@ -29,18 +31,22 @@ def register(app: typer.Typer) -> None:
         ),
         accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 20_000,
         lockstep_accesses: Annotated[int, typer.Option(help="Accesses in lock-step.")] = 2_000,
+        policy: Annotated[str, typer.Option(help="Eviction policy: ema (0) or kelp (1); with kelp the report has the ladder from LRU to it.")] = "ema",
         seed: Annotated[int, typer.Option(help="Seeds the model's initial values and the host's first tag.")] = 1,
     ) -> None:
         """Watch the generated RTL serve a recorded transformer's KV reads and agree with the golden model; exit 1 if it does not."""
         from kelp_sim import report
         from kelp_spec.config import named
+        from kelp_spec.policy import Policy
 
         from . import replay
 
         command = shlex.join(["kelp", *sys.argv[1:]])
         output.mkdir(parents=True, exist_ok=True)   # before the minutes that come, if it cannot be
+        chosen = replay.parse_policy(policy)
+        choices = KELP_CHOICES if chosen == Policy.KELP else CHOICES
         whole, part = (
-            replay.make_plan(trace, named("trace"), accesses=count, seed=seed, **CHOICES) for count in (accesses, lockstep_accesses)
+            replay.make_plan(trace, named("trace"), accesses=count, seed=seed, policy=chosen, **choices) for count in (accesses, lockstep_accesses)
         )
         with replay.progress_bar() as bar:
             stepped, _ = replay.run_rtl(part, bar, lockstep=True)
@@ -60,6 +66,7 @@ def register(app: typer.Typer) -> None:
 def combine(whole, part, stepped, free, meter, command: str, *, on_start=None):
     """One result: the figures are the free-running replay's, the mismatches those of both."""
     from kelp_sim.replay import summarise
+    from kelp_spec.policy import Policy
 
     from .replay import lockstep_counts
 
@@ -74,6 +81,7 @@ def combine(whole, part, stepped, free, meter, command: str, *, on_start=None):
         line_requests=free.requests,
         lockstep_accesses=len(part.sequence),
         lockstep=lockstep_counts(stepped),
+        ladder=whole.setup.policy == Policy.KELP,
         seconds=free.seconds,
         cycles=free.cycles,
         flash_bytes=(free.flash_read_bytes, free.flash_write_bytes),

@@ -17,13 +17,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from .. import reference
+from ..accesses import AccessSequence
 from .cells import replay
-from .engine import Timeline
+from .engine import Outcome, Timeline
 from .fast_kelp import run_kelp
 from .policies.kelp import Constants
 from .reads import RULES, timeline
 
-__all__ = ["TABLES", "main"]
+__all__ = ["TABLES", "ladder", "main"]
 
 #: 12 and 16 of 28 in the common value, which is 64 times as fine.
 _WIDE = dict(fast_bits=16, slow_bits=16, weight_fast=3, weight_slow=4, weight_profile=64 << 6)
@@ -76,6 +77,20 @@ TABLES: dict[str, dict[str, dict | str]] = {
 }
 
 
+def _outcome(line: Timeline, variant: dict | str, capacity: int) -> Outcome:
+    if isinstance(variant, str):
+        return replay(line, variant, capacity=capacity, pooled=True)
+    numbers = {name: value for name, value in variant.items() if name != "prefetch"}
+    return run_kelp(line, capacity=capacity, constants=Constants(**numbers), prefetch=variant.get("prefetch", True))
+
+
+def ladder(sequence: AccessSequence, capacity: int) -> dict[str, tuple[int, int]]:
+    """(misses, flash reads) of each step of the ablation, between LRU and Belady over one pool."""
+    line = Timeline.of(sequence)
+    found = {name: _outcome(line, variant, capacity) for name, variant in (TABLES["ablation"] | {"belady": "belady"}).items()}
+    return {name: (outcome.misses, outcome.flash_reads) for name, outcome in found.items()}
+
+
 class Documents:
     """The traces, their references, and what variants miss and read on them."""
 
@@ -93,12 +108,7 @@ class Documents:
         found = np.zeros((2, *self.lru.shape), np.int64)
         for i, residency in enumerate(self.residencies):
             for j, line in enumerate(self.lines):
-                capacity = line.sequence.capacity(residency)
-                if isinstance(variant, str):
-                    outcome = replay(line, variant, capacity=capacity, pooled=True)
-                else:
-                    numbers = {name: value for name, value in variant.items() if name != "prefetch"}
-                    outcome = run_kelp(line, capacity=capacity, constants=Constants(**numbers), prefetch=variant.get("prefetch", True))
+                outcome = _outcome(line, variant, line.sequence.capacity(residency))
                 found[:, i, j] = outcome.misses, outcome.flash_reads
         return found[0], found[1]
 

@@ -51,6 +51,10 @@ def sections(result: ReplayResult) -> list[Section]:
             Row("LRU pooled", _percent(result.lru_pooled_hit_rate), "one pool for all heads"),
             Row("LRU per queue", _percent(result.lru_hit_rate), "equal shares"),
         ]),
+        *([Section("From LRU to kelp, idea by idea (kelp lab, the same reads and frames)", [
+            Row(name, _percent(1 - misses / result.accesses), f"{reads / result.accesses:.4f} flash reads per access")
+            for name, (misses, reads) in result.ladder.items()
+        ])] if result.ladder else []),
         Section("Flash", [
             Row("demand misses", f"{result.demand_misses:,}", f"{result.demand_misses / result.accesses:.4f} per access"),
             Row("prefetches", f"{result.prefetches:,}"),
@@ -103,6 +107,7 @@ def as_json(result: ReplayResult) -> dict:
         "lru_hit_rate": result.lru_hit_rate,
         "lru_pooled_hit_rate": result.lru_pooled_hit_rate,
         "belady_hit_rate": result.belady_hit_rate,
+        "ladder": {name: {"demand_misses": int(misses), "flash_reads": int(reads)} for name, (misses, reads) in result.ladder.items()},
         "references": {
             name: {"hit_rate": one.hit_rate, "misses": int(one.misses.sum()), "bypasses": one.bypasses}
             for name, one in result.references.items()
