@@ -133,10 +133,11 @@ def register(app: typer.Typer) -> None:
             top = Board(config=board_config(config), hz=80_000_000, divisor=divisor, block_lines=block_lines)
             with console.status(f"synthesising {config} and building its simulation"):
                 verilog, cells = netlist(BoardWithChip(top), name=f"board-{config}")
-                simulated = SimBoard(top, seed=seed, verilog=verilog, sources=[CELLS], name=f"netlist-{config}", verilator_args=[f"-I{CELLS.parent}"])
+                simulated = SimBoard(top, seed=seed, verilog=verilog, sources=[CELLS], name=f"netlist-{config}", verilator_args=[f"-I{CELLS.parent}"],
+                                     opt="-O0")     # a third of the time to build, for a quarter of the speed
         except (ToolError, ValueError) as error:
             raise UserError(str(error)) from None
-        with simulated as board, _board(board.port, 3_000_000, 5.0, 600.0) as host:
+        with simulated as board, _board(board.port, 3_000_000, 20.0, 600.0) as host:
             test = run_selftest(host, 0, test_lines)
         result = {"config": config, "passed": test["passed"], "selftest": test, "cells": cells, "cycles": board.cycles,
                   "cycles_per_second": round(board.cycles / board.seconds)}

@@ -27,8 +27,8 @@ def selftest(host, first: int, lines: int | None) -> dict:
     host.board(BoardRegister.TEST_FIRST, first)
     host.board(BoardRegister.TEST_LINES, count)
     host.board(BoardRegister.CONTROL, 1 << Control.TEST)
-    # 430 cycles a line and 150 000 for the rest, or far longer where somebody simulates.
-    host.wait("tested", 300 + count / 100)
+    # 430 cycles a line and 150 000 for the rest, or far longer where somebody simulates: whoever does has patience.
+    host.wait("tested", 10 * host.patience + count / 100)
     passed, result, line, check = host.status()["passed"], *map(host.board, (BoardRegister.TEST_RESULT, BoardRegister.TEST_DETAIL, BoardRegister.TEST_CHECK))
     states = {part: State(result >> 2 * part & 3) for part in Part}
     parts = {part: state.name.lower().replace("_", " ") for part, state in states.items()}
