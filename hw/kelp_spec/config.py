@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 
 from .formats import Format
 from .geometry import stored_lines
+from .policy import GIVEN_BITS
 
 __all__ = ["Config", "ConfigError", "NAMED", "named", "POOLS"]
 
@@ -183,8 +184,8 @@ class Config:
 
     @property
     def place_bits(self) -> int:
-        """The page word's `place` field: a frame when resident, a miss-table entry when fetching."""
-        return max(self.frame_bits, self.miss_bits)
+        """The page word's `place` field: a frame when resident, a miss-table entry when fetching, who gave it away and when (5 bits and more) when cold."""
+        return max(self.frame_bits, self.miss_bits, GIVEN_BITS + 5)
 
     @property
     def aperture_bits(self) -> int:

@@ -18,10 +18,10 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Answer, Op, Outcome, PageState, ScoreEvent
 
 from .endpoint import Endpoint
-from .eviction import SweepAudit
 from .lines import POISONED, ZEROS
 from .ops import ABSENT_WORD, Word
 from .ops import Op as TrackerOp
+from .sweep_audit import SweepAudit
 
 _SETTLED = 128   #: commits after which a page that became resident is certain to be swept: the residency map follows M3 by a few cycles
 
@@ -74,6 +74,7 @@ class ScoreRecord:
     squeue: int
     page: int
     score: int
+    profile: int   #: policy `kelp`: the profile entry at the page's distance
 
 
 @dataclass(slots=True)
@@ -129,7 +130,7 @@ class Audit:
         self._kinds, self._versions = bytearray(), array("q")   # expected answers, by request index
         self._in_flight: dict[int, tuple] = {}     # tag → (index, data, byte enable)
         self._scores: deque = deque()
-        self._sweeps = SweepAudit(config, endpoint.queues, lambda squeue: endpoint.policies[squeue].tau)
+        self._sweeps = SweepAudit(config, endpoint.queues, lambda squeue: endpoint.policies[squeue].tau, endpoint.kelp)
         self._seen = 0
         self._listed: dict[tuple[int, int], int] = {}      # (squeue, page) → commit that made it resident
         self._sweep = (-1, -1)                             # squeue, number
@@ -159,7 +160,8 @@ class Audit:
             op.origin = (request[1], request[2])
         fault = 2 if record.uncorrected else 1 if record.corrected else 0
         if kind == Op.SCAN:
-            self._scan(op, fault)
+            if not op.mass:      # else it looks for pages to prefetch
+                self._scan(op, fault)
         elif kind == Op.CLAIM:
             self._swept()
         elif kind == Op.STEP and self.on_step is not None:
@@ -181,7 +183,7 @@ class Audit:
         if golden.outcome in (Outcome.MISSED, Outcome.PARKED) and record.miss != golden.miss:
             self._wrong(f"miss entry of {op}", record.miss, golden.miss)
         if kind == Op.CLAIM:
-            self._tell(self._sweeps.claim(op.squeue, op.page, op.delta, golden.outcome == Outcome.DONE))
+            self._tell(self._sweeps.claim(op.squeue, op.page, op.delta, golden.outcome == Outcome.DONE, op.mass))
             self.victims += golden.outcome == Outcome.DONE
         elif kind == Op.RELEASE:
             self._tell(self._sweeps.release(op.squeue, op.page))
@@ -240,7 +242,7 @@ class Audit:
             self._wrong("score without an op", record, None)
             return
         golden = self._scores.popleft()
-        if golden != (record.kind, record.squeue, record.page, record.score):
+        if golden != (record.kind, record.squeue, record.page, record.score, record.profile):
             self._wrong("score", record, golden)
 
     def finish(self) -> None:

@@ -11,11 +11,13 @@ from array import array
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import Answer, DataOp, MissKind, Op, Outcome, PageState, PrefetchSource, ScoreEvent, ScoreSource
+from kelp_spec.policy import GIVEN_BITS, Policy
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 
 from . import arithmetic
 from .eviction import QueueState
 from .frame_table import FrameTable
+from .kelp_policy import KelpPolicy
 from .lines import POISONED, ZEROS, Lines
 from .ops import Op as TrackerOp
 from .ops import QueueConfig, Result, Session
@@ -27,7 +29,8 @@ READ, WRITE, REPLAY, FILL, FLIP, CLAIM, RELEASE, SCRUB, RECOVER, PREFETCH = (
     int(o) for o in (Op.READ, Op.WRITE, Op.REPLAY, Op.FILL, Op.FLIP, Op.CLAIM, Op.RELEASE, Op.SCRUB, Op.RECOVER, Op.PREFETCH))
 HIT, ALLOCATED, MISSED, PARKED, DONE, VOID, ORPHAN, ZERO, REFUSED = (
     int(o) for o in (Outcome.HIT, Outcome.ALLOCATED, Outcome.MISSED, Outcome.PARKED, Outcome.DONE, Outcome.VOID, Outcome.ORPHAN, Outcome.ZERO, Outcome.REFUSED))
-RESIDENT = int(PageState.RESIDENT)
+RESIDENT, COLD, FETCHING = int(PageState.RESIDENT), int(PageState.COLD), int(PageState.FETCHING)
+_ACCESSED = (HIT, ALLOCATED, MISSED, PARKED)
 _NOWHERE = (int(PageState.ABSENT), int(PageState.LOST))
 EVICTED_SOON = 16   #: steps within which a miss counts against the eviction that caused it
 
@@ -49,7 +52,7 @@ class Words:
 
     def __init__(self, page_words: int):
         self.state, self.pinned = array("B", bytes(page_words)), array("B", bytes(page_words))
-        self.last_step, self.score = array("I", bytes(4 * page_words)), array("H", bytes(2 * page_words))
+        self.last_step, self.score = array("I", bytes(4 * page_words)), array("I", bytes(4 * page_words))
 
 
 class Endpoint:
@@ -75,6 +78,7 @@ class Endpoint:
         self.tracker = Tracker(config)
         self.frames = FrameTable(config)
         self.queues = QueueState(config)
+        self.kelp = KelpPolicy(config)
         self.words = Words(config.page_words)
         self.scores = self.words.score
         self.lines = Lines()
@@ -84,7 +88,7 @@ class Endpoint:
         self.misses: list = [None] * config.misses    # (kind, squeue, page, source) of each entry
         self.cold: dict[int, tuple[int, int]] = {}    # page → (valid, poison) as flash has them
         self._claims: dict = {}                       # page → what its latest CLAIM took
-        #: Called with (ScoreEvent, squeue, page, new score) for every score written.
+        #: Called with (ScoreEvent, squeue, page, new word, profile entry) for every score written; the profile entry is 0 under policy 0.
         self.on_score = None
         #: Called with (PrefetchSource, useful) when a prefetch is settled, and with the source when a demand met it while fetching.
         self.on_usage = self.on_late = None
@@ -96,7 +100,7 @@ class Endpoint:
         """One queue's configuration, as the OPEN walk and APPLY write it."""
         self.tracker.configure(squeue, config)
         self.policies[squeue] = policy
-        self.queues.configure(squeue, config.pool, policy.budget)
+        self.queues.configure(squeue, config.pool, policy.budget, policy.policy)
 
     # --- one op ---------------------------------------------------------------------------------------------------------
     def apply(self, op: TrackerOp, *, fault: int = 0, descriptor: Session | None = None) -> Result:
@@ -126,6 +130,7 @@ class Endpoint:
             first = op.session * self.config.queues
             for counts in self.queue_counters.values():
                 counts[first:first + self.config.queues] = [0] * self.config.queues
+            self.kelp.opened(op.session)
 
     def read_again(self, squeue: int, page: int, lines: int, count: int) -> bool:
         """`count` more READs of a page that this step has touched, of the lines in the bit set `lines`: sound hits, which change nothing but their counter.
@@ -145,8 +150,17 @@ class Endpoint:
     def _score(self, op, result):
         at = op.squeue * self.pages + op.page
         policy = self.policies[op.squeue]
-        event = result.score
-        if event == ScoreEvent.INIT:
+        event, profile = result.score, 0
+        if policy.policy == Policy.KELP:
+            step, scores = self.tracker.sessions[op.session].step, self.kelp.scores
+            if event == ScoreEvent.INIT:
+                score = scores.allocate(op.session, op.squeue, op.page, step)
+            elif event == ScoreEvent.TOUCH:
+                score = scores.touch(self.scores[at], op.session, op.squeue, op.page, step, result.gap)
+            else:
+                return
+            profile = scores.profile(op.squeue, op.page)
+        elif event == ScoreEvent.INIT:
             score = arithmetic.initial(policy.alpha)
         elif event == ScoreEvent.TOUCH:
             if policy.source != ScoreSource.OBSERVED:
@@ -158,7 +172,7 @@ class Endpoint:
             return
         self.scores[at] = score
         if self.on_score is not None:
-            self.on_score(event, op.squeue, op.page, score)
+            self.on_score(event, op.squeue, op.page, score, profile)
 
     def _demand(self, op, result):
         counters, per_queue = self.counters, self.queue_counters
@@ -170,6 +184,8 @@ class Endpoint:
             return
         counters["writes" if op.write else "reads"] += 1
         if result.first:
+            if self.policies[op.squeue].policy == Policy.KELP and outcome in _ACCESSED:
+                self._learn(op, result)
             counters["accesses"] += 1
             if result.old[0] in _NOWHERE:
                 counters["allocations"] += 1
@@ -192,11 +208,20 @@ class Endpoint:
             kind = MissKind.DEMAND if result.old[0] == PageState.COLD else MissKind.ALLOCATE
             self.misses[result.miss] = (kind, op.squeue, op.page, 0)
             if kind == MissKind.DEMAND and result.first:
-                evicted = result.old.place
-                span = (1 << self.config.place_bits) - 1
+                evicted = result.old.place >> GIVEN_BITS
+                span = (1 << self.config.place_bits - GIVEN_BITS) - 1
                 if (result.word.last_step - evicted) & span < EVICTED_SOON:
                     counters["evicted_missed"] += 1
                     per_queue["evicted_missed"][op.squeue] += 1
+
+    def _learn(self, op, result):
+        """Policy `kelp` is told of an access."""
+        old, session = result.old, self.tracker.sessions[op.session]
+        new = old[0] in _NOWHERE
+        self.kelp.access(
+            op.session, op.squeue, session.step, last=None if new else old.last_step, missed=old[0] in (COLD, FETCHING),
+            given_by=old.place & (1 << GIVEN_BITS) - 1 if old[0] == COLD else None, frames=sum(pool.limit for pool in self.tracker.pools),
+            used_queues=session.used_queues, kv_heads=session.kv_heads)
 
     def _late(self, result):
         entry = self.misses[result.miss]
@@ -254,6 +279,8 @@ class Endpoint:
                 self.misses[result.miss] = (MissKind.PREFETCH, op.squeue, op.page, op.source)
                 counters["prefetch_issued_" + source] += 1
                 per_queue["prefetch_issued"][op.squeue] += 1
+                if self.policies[op.squeue].policy == Policy.KELP:
+                    self.kelp.read(result.old.place & (1 << GIVEN_BITS) - 1)
             else:
                 counters["prefetch_dropped_" + source] += 1
         elif kind == CLAIM:

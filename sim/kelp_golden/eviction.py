@@ -2,9 +2,8 @@
 
 """Who is evicted, the executable specification (spec §7; docs/design.md §6).
 
-:class:`QueueState` follows every change of a page word; :class:`Evictor` chooses a victim from it, sweeping queues as needed; :class:`SweepAudit`
-judges the SCANs and CLAIMs of a free-running endpoint in the order in which they were committed. None of them owns a page word: they read
-``words``, any object with the flat sequences ``state``, ``last_step``, ``pinned`` and ``score`` (index = squeue · pages + page).
+:class:`QueueState` follows every change of a page word; :class:`Evictor` chooses a victim from it, sweeping queues as needed. Neither owns a page word:
+they read ``words``, any object with the flat sequences ``state``, ``last_step``, ``pinned`` and ``score`` (index = squeue · pages + page).
 """
 
 import heapq
@@ -16,10 +15,12 @@ import numpy as np
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import PageState
+from kelp_spec.policy import EXPLORE, SWEEPS, SWEEPS_MOST, Policy
 
 from . import arithmetic
+from .kelp_policy import FIRST, SECOND, KelpPolicy
 
-__all__ = ["Candidate", "Evictor", "QueueState", "SweepAudit", "candidate_class"]
+__all__ = ["Candidate", "Evictor", "QueueState", "candidate_class"]
 
 _RESIDENT = int(PageState.RESIDENT)
 _NOWHERE = (int(PageState.ABSENT), int(PageState.COLD), int(PageState.LOST))
@@ -43,15 +44,16 @@ class QueueState:
         self.newest = [-1] * config.squeues
         self.pool = [0] * config.squeues
         self.budget = [0] * config.squeues
+        self.policy = [0] * config.squeues
         self.excess = [0] * config.squeues
         self.requester = [0] * len(POOLS)
         self._in_use = [False] * config.squeues   # an eviction was cancelled: the excess counts as 0
         self._lines = config.frame_lines
         self._heaps: list[list[tuple[int, int]]] = [[] for _ in POOLS]
 
-    def configure(self, squeue: int, pool: int, budget: int) -> None:
-        """The queue's pool and budget (DRAM lines), from its configuration."""
-        self.pool[squeue], self.budget[squeue] = pool, budget
+    def configure(self, squeue: int, pool: int, budget: int, policy: int = 0) -> None:
+        """The queue's pool, budget (DRAM lines) and policy, from its configuration."""
+        self.pool[squeue], self.budget[squeue], self.policy[squeue] = pool, budget, policy
         self.excess[squeue] = -1   # so that the entry is pushed again under its pool
         self._update(squeue)
 
@@ -70,7 +72,12 @@ class QueueState:
                 pages.remove(page)
             # An eviction was cancelled or failed: others are asked before this queue, until another page of it comes or goes.
             self._in_use[squeue] = old == PageState.WRITING_BACK and new == _RESIDENT
-            self._update(squeue)
+            if self.policy[squeue] == Policy.EMA or self._in_use[squeue]:
+                self._update(squeue)
+
+    def offer(self, squeue: int, excess: int) -> None:
+        """Policy `kelp`: how gladly the queue gives a page, 0 for not at all."""
+        self._set(squeue, excess)
 
     def resident_lines(self, squeue: int) -> int:
         return len(self.listed[squeue]) * self._lines[self.pool[squeue]]
@@ -86,7 +93,10 @@ class QueueState:
         return 0, 0
 
     def _update(self, squeue: int) -> None:
-        excess = 0 if self._in_use[squeue] else max(0, self.resident_lines(squeue) - self.budget[squeue])
+        own = self.policy[squeue] == Policy.EMA and not self._in_use[squeue]
+        self._set(squeue, max(0, self.resident_lines(squeue) - self.budget[squeue]) if own else 0)
+
+    def _set(self, squeue: int, excess: int) -> None:
         if excess != self.excess[squeue]:
             self.excess[squeue] = excess
             if excess:
@@ -122,6 +132,8 @@ class Evictor:
         session → whether it is being closed; such a session's list is not used again.
     on_sweep : callable or None
         Told of every sweep: squeue, number modulo 16, listed pages in ascending order (the SCANs it issues).
+    kelp : KelpPolicy
+        Of the queues whose policy is `kelp`.
     """
 
     def __init__(
@@ -134,6 +146,7 @@ class Evictor:
         recency: Callable[[int], tuple[int, int]],
         closing: Callable[[int], bool] = lambda session: False,
         on_sweep: Callable[[int, int, list[int]], None] | None = None,
+        kelp: KelpPolicy | None = None,
     ):
         self.config, self.queues, self.words = config, queues, words
         self.step, self.recency, self.closing, self.on_sweep = step, recency, closing, on_sweep
@@ -141,6 +154,7 @@ class Evictor:
         self.candidates: list[Candidate] = []    # best first
         self.swept_step = 0
         self.sweeps = 0
+        self.kelp, self.other = kelp, None       # the swept queue's best candidate in the opinion that is not followed
         self.next_pool = 0
         self.resting = [False] * len(POOLS)      # nothing could be evicted, and nothing has changed since
         self.reported = [False] * len(POOLS)     # NO_VICTIM logged since the last success
@@ -153,10 +167,10 @@ class Evictor:
                 return pool
         return None
 
-    def attempt(self, pool: int, claim: Callable[[int, int, int], bool], working: set[tuple[int, int]] = frozenset()) -> tuple[int, int] | None:
+    def attempt(self, pool: int, claim: Callable[[int, int, int, int], bool], working: set[tuple[int, int]] = frozenset()) -> tuple[int, int] | None:
         """Find a victim in ``pool`` and claim it: (squeue, page), or None when there is none and the pool rests.
 
-        ``claim(squeue, page, last_step)`` is M3's CLAIM: True when the page is WRITING_BACK now. ``working`` names the (squeue, page) on which
+        ``claim(squeue, page, last_step, given_by)`` is M3's CLAIM: True when the page is WRITING_BACK now. ``working`` names the (squeue, page) on which
         evictions are still under way. A None is to be logged as NO_VICTIM when :attr:`reported` was False before.
         """
         self.next_pool = (pool + 1) % len(POOLS)
@@ -165,8 +179,17 @@ class Evictor:
         if not excess:
             first = queues.requester[pool]
         squeue = first
+        if queues.policy[first] == Policy.KELP:
+            first = squeue = self._offered(pool, first)
+            page = self._give(pool, squeue, claim, working)
+            if page is not None:
+                return self._found(pool, page)
+            squeue = (squeue + 1) % config.squeues
+            if squeue == first:
+                self.resting[pool] = True
+                return None
         session = squeue // config.queues
-        if squeue == self.squeue and self.candidates and not self.closing(session):
+        if queues.policy[first] == Policy.EMA and squeue == self.squeue and self.candidates and not self.closing(session):
             if not self.candidates[0].kind or self.swept_step == self.step(session):
                 page = self._take(claim, working)
                 if page is not None:
@@ -174,7 +197,7 @@ class Evictor:
         while True:
             if queues.pool[squeue] == pool and queues.listed[squeue]:
                 self.sweep(squeue)
-                page = self._take(claim, working)
+                page = self._give(pool, squeue, claim, working)
                 if page is not None:
                     return self._found(pool, page)
             squeue = (squeue + 1) % config.squeues
@@ -199,9 +222,90 @@ class Evictor:
     def _take(self, claim, working) -> int | None:
         while self.candidates:
             best = self.candidates.pop(0)
-            if (self.squeue, best.page) not in working and claim(self.squeue, best.page, best.last_step):
+            if (self.squeue, best.page) not in working and claim(self.squeue, best.page, best.last_step, 0):
                 return best.page
         return None
+
+    # --- policy `kelp` ------------------------------------------------------------------------------------------------------------------
+    def refresh(self, squeue: int) -> None:
+        """Value the queue's pages anew, where its policy is `kelp` and it has any."""
+        if self.queues.policy[squeue] == Policy.KELP and self.queues.listed[squeue]:
+            self.sweep(squeue)
+            best = self.candidates[0] if self.candidates else None
+            # In the next step a page in use will be one like any other.
+            self.queues.offer(squeue, 0 if best is None else 1 if best.kind == 2 else best.priority)
+
+    def _offered(self, pool: int, squeue: int) -> int:
+        """The queue that gives. What the tree says was true when a queue was swept last, so that the one asked may turn out to have less to offer."""
+        queues, worthy = self.queues, 0
+        for _ in range(SWEEPS_MOST):
+            if queues.pool[squeue] == pool and queues.listed[squeue]:
+                self.sweep(squeue)
+            else:
+                self.squeue, self.candidates, self.other = squeue, [], None
+            self._offer(squeue, self.candidates)
+            worthy += bool(self.candidates) and not self.candidates[0].kind
+            excess, best = queues.root(pool)
+            if worthy == SWEEPS or best == squeue or excess <= 1 or queues.policy[best] != Policy.KELP:
+                break
+            squeue = best
+        if self.candidates and not self.candidates[0].kind:
+            return squeue
+        # Nothing but pages in use: then the queue that asks gives.
+        asks = queues.requester[pool]
+        if asks != squeue and queues.policy[asks] == Policy.KELP and queues.pool[asks] == pool and queues.listed[asks]:
+            self.sweep(asks)
+            self._offer(asks, self.candidates)
+            return asks
+        return squeue
+
+    def _give(self, pool: int, squeue: int, claim, working) -> int | None:
+        """Claim the swept queue's best page; under `kelp` the two opinions may differ over which that is."""
+        if self.queues.policy[squeue] == Policy.EMA:
+            return self._take(claim, working)
+        kelp, other, given_by = self.kelp, self.other, 0
+        order = list(self.candidates)
+        if order and not order[0].kind and other is not None and other.page != order[0].page:
+            kelp.disputed = (kelp.disputed + 1) % EXPLORE
+            given_by = self.swept_opinion
+            if not kelp.disputed:
+                given_by = FIRST + SECOND - given_by
+                order.insert(0, other)
+        for place, chosen in enumerate(order):
+            if (squeue, chosen.page) not in working and claim(squeue, chosen.page, chosen.last_step, 0 if place else given_by):
+                left = order[place + 1 :]
+                self.candidates = []
+                if not chosen.kind:
+                    kelp.gave(65535 - chosen.priority)
+                self._offer(squeue, left)
+                return chosen.page
+        self.candidates = []
+        self._offer(squeue, [])
+        return None
+
+    def _offer(self, squeue: int, candidates: list[Candidate]) -> None:
+        """What a queue with these candidates offers when it is asked for a page; 1 where there is nothing but pages in use."""
+        if not candidates:
+            self.queues.offer(squeue, 0)
+        else:
+            self.queues.offer(squeue, 1 if candidates[0].kind else candidates[0].priority)
+
+    def _value(self, squeue: int, pages, step: int, newest: int) -> None:
+        """Candidates of both opinions, and what the queue offers."""
+        kelp, words, base = self.kelp, self.words, squeue * self.config.pages
+        session, near = squeue // self.config.queues, kelp.near
+        self.swept_opinion = kelp.followed
+        found: dict[int, list[Candidate]] = {FIRST: [], SECOND: []}
+        for page in pages:
+            at = base + page
+            if words.state[at] == _RESIDENT and not words.pinned[at]:
+                last = words.last_step[at]
+                scan = kelp.scores.scan(words.score[at], session, squeue, page, step, step - last & arithmetic.AGE_MASK)
+                kind = candidate_class(page, last, step, newest)
+                for opinion, those in found.items():
+                    those.append(Candidate(kind, kelp.worth(scan, opinion, near) - 65535, page, last))
+        self.candidates = sorted(found[self.swept_opinion])[: self.config.candidates]
+        self.other = min((c for c in found[FIRST + SECOND - self.swept_opinion] if not c.kind), default=None)
 
     def sweep(self, squeue: int) -> None:
         """Make the list of ``squeue``'s best candidates from its page words as they are."""
@@ -213,6 +317,9 @@ class Evictor:
             self.on_sweep(squeue, self.sweeps & 15, sorted(pages))
         self.sweeps += 1
         newest, base, keep = self.queues.newest[squeue], squeue * config.pages, config.candidates
+        if self.queues.policy[squeue] == Policy.KELP:
+            self._value(squeue, pages, step, newest)
+            return
         if len(pages) >= _VECTOR and isinstance(words.state, array):
             self.candidates = self._best_of_many(base, pages, step, newest, self.recency(squeue))
             return
@@ -241,53 +348,3 @@ class Evictor:
         key = (kind << 16 | 65535 - p) << 13 | page   # 13 bits hold any page (kelp_spec.config)
         best = np.argsort(key)[: self.config.candidates]
         return [Candidate(int(kind[b]), -int(p[b]), int(page[b]), int(last[b])) for b in best]
-
-
-class SweepAudit:
-    """Judges the evictor of a free-running endpoint by its SCANs, CLAIMs and RELEASEs in commit order; every method returns None or what is wrong."""
-
-    def __init__(self, config: Config, queues: QueueState, recency: Callable[[int], tuple[int, int]]):
-        self.config, self.queues, self.recency = config, queues, recency
-        self.squeue = self.number = -1
-        self.step = self.newest = 0          # as they stood at the sweep's first SCAN
-        self.pages: list[int] = []
-        self.found: list[Candidate] = []
-        self.passed_over: set[int] = set()   # pages on which an eviction was under way since they were scanned
-        self.working: set[tuple[int, int]] = set()
-
-    def scan(self, squeue: int, page: int, number: int, state: int, last_step: int, pinned: int, score: int, step: int) -> str | None:
-        """``state`` … ``score`` are the page's own, not what the device read; ``step`` the session's now."""
-        if (squeue, number) != (self.squeue, self.number):
-            self.squeue, self.number, self.step, self.newest = squeue, number, step, self.queues.newest[squeue]
-            self.pages, self.found, self.passed_over = [], [], set()
-        if self.pages and page <= self.pages[-1]:
-            return f"SCAN of squeue {squeue} page {page} after page {self.pages[-1]} in one sweep"
-        self.pages.append(page)
-        if (squeue, page) in self.working:
-            self.passed_over.add(page)
-        if state == _RESIDENT and not pinned:
-            p = arithmetic.priority(score, arithmetic.Decay.of(*self.recency(squeue))[arithmetic.age(self.step, last_step)])
-            self.found.append(Candidate(candidate_class(page, last_step, self.step, self.newest), -p, page, last_step))
-            if len(self.found) > self.config.candidates:
-                self.found.remove(max(self.found))
-        return None
-
-    def claim(self, squeue: int, page: int, last_step: int, done: bool) -> str | None:
-        if squeue != self.squeue:
-            return f"CLAIM in squeue {squeue}, swept was {self.squeue}"
-        self.found.sort()
-        while self.found:
-            best = self.found.pop(0)
-            if (best.page, best.last_step) == (page, last_step):
-                if done:
-                    self.working.add((squeue, page))
-                return None
-            if best.page not in self.passed_over:
-                return f"CLAIM of squeue {squeue} page {page}, the best candidate is page {best.page} (class {best.kind}, priority {best.priority})"
-        return f"CLAIM of squeue {squeue} page {page}, which is no candidate"
-
-    def release(self, squeue: int, page: int) -> str | None:
-        if (squeue, page) not in self.working:
-            return f"RELEASE of squeue {squeue} page {page}, which no CLAIM took"
-        self.working.discard((squeue, page))
-        return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Lock-step mode: one request at a time, the engine idle between (spec §9).
 
-touch → (victim, when no frame is free) → fetch → answer → prefetches in order → evict to the target → quiescent. Every op is decided here
+touch → (victim, when no frame is free) → fetch → answer → prefetches in order → evict to the target → what policy `kelp` asks for → quiescent. Every op is decided here
 without a look at the device; `log` has them in the order in which stage M3 of a device in lock-step must decide them.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kelp_spec.metadata import Answer, MissKind, Op, Outcome, PageState, PrefetchSource
+from kelp_spec.policy import MARGIN_SHIFT, WANTED, Policy
 
+from .arithmetic import AGE_MASK
 from .audit import Expected
 from .endpoint import Endpoint
 from .eviction import Evictor
@@ -44,7 +46,7 @@ class LockStep:
         tracker = endpoint.tracker
         self.prefetcher = Prefetcher(endpoint.config, tracker.sessions, enable=enable)
         self.evictor = Evictor(endpoint.config, endpoint.queues, endpoint.words, step=lambda s: tracker.sessions[s].step,
-                               recency=lambda q: endpoint.policies[q].tau, closing=lambda s: bool(tracker.sessions[s].closing), on_sweep=self._swept)
+                               recency=lambda q: endpoint.policies[q].tau, closing=lambda s: bool(tracker.sessions[s].closing), on_sweep=self._swept, kelp=endpoint.kelp)
         self.hints = HintAbsorber(endpoint.config)
         self.victims = self.write_backs = self.prefetches = 0
         endpoint.on_usage = lambda source, useful: self.prefetcher.usage(PrefetchSource(source), useful)
@@ -69,6 +71,7 @@ class LockStep:
             window = self.endpoint.policies[op.squeue].window
             self._prefetch(self.prefetcher.access(op.session, op.squeue, op.page, window))
         self._evict_to_target()
+        self._turn()
         return answer
 
     def step(self, session: int, delta: int = 1) -> None:
@@ -168,12 +171,40 @@ class LockStep:
         self.victims += 1
         self.write_backs += dirty
         self._do(TrackerOp(Op.RELEASE, session=squeue // endpoint.config.queues, squeue=squeue, page=page, pool=pool, frame=self._claimed_frame,
-                           written=int(dirty)))
+                           written=int(dirty), mass=self._given_by))
         return True
 
-    def _claim(self, squeue: int, page: int, last_step: int) -> bool:
-        result = self._do(TrackerOp(Op.CLAIM, session=squeue // self.endpoint.config.queues, squeue=squeue, page=page, delta=last_step))
-        self._claimed, self._claimed_frame = self.endpoint.claim, result.frame
+    def _turn(self) -> None:
+        """Policy `kelp`, after the first access of a queue in a step: values the queue before anew, and looks ahead (docs/policy.md)."""
+        kelp, tracker = self.endpoint.kelp, self.endpoint.tracker
+        if kelp.refresh is not None:
+            (_, squeue), kelp.refresh = kelp.refresh, None
+            self.evictor.refresh(squeue)
+        if kelp.ahead is None:
+            return
+        (session, squeue), kelp.ahead = kelp.ahead, None
+        if PrefetchSource.POLICY not in self.prefetcher.enable or kelp.credit <= 0 or self.endpoint.policies[squeue].policy != Policy.KELP:
+            return
+        wanted, regs, words = [], tracker.sessions[session], self.endpoint.words
+        for page in range(self.endpoint.queues.newest[squeue] + 1):
+            if page in self.endpoint.queues.listed[squeue]:
+                continue
+            self._do(TrackerOp(Op.SCAN, session=session, squeue=squeue, page=page, mass=1))
+            word, at = tracker.word(squeue, page), squeue * self.endpoint.pages + page
+            scan = kelp.scores.scan(words.score[at], session, squeue, page, regs.step, regs.step - word.last_step & AGE_MASK)
+            if word.state == PageState.COLD and scan.value(kelp.followed) >= kelp.marginal << MARGIN_SHIFT and len(wanted) < WANTED:
+                wanted.append(page)
+        pool = tracker.pools[tracker.queue_configs[squeue].pool]
+        for page in wanted:
+            if kelp.credit <= 0 or pool.free <= tracker.low_water:
+                break
+            self._prefetch([Candidate(PrefetchSource.POLICY, session, squeue, page)])
+            self._evict_to_target()
+
+    def _claim(self, squeue: int, page: int, last_step: int, given_by: int) -> bool:
+        session = squeue // self.endpoint.config.queues
+        result = self._do(TrackerOp(Op.CLAIM, session=session, squeue=squeue, page=page, delta=last_step, mass=given_by))
+        self._claimed, self._claimed_frame, self._given_by = self.endpoint.claim, result.frame, given_by
         return result.outcome == Outcome.DONE
 
     def _swept(self, squeue: int, number: int, pages: list[int]) -> None:

@@ -13,6 +13,7 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import Format, HostType
 from kelp_spec.geometry import smallest_pool, stored_lines
 from kelp_spec.metadata import LAYER_RANGES, PrefetchSource, ScoreSource
+from kelp_spec.policy import Policy
 from kelp_spec.registers import RegisterMap, SessionCommand
 from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS, idle_constants, recency_constants
 
@@ -57,6 +58,7 @@ class Setup:
     mass_shift: int = 0
     window: int = 0
     prefetch: frozenset[PrefetchSource] = frozenset()
+    policy: Policy = Policy.EMA
     host_type: HostType = HostType.FP16
 
     def __post_init__(self) -> None:
@@ -135,6 +137,7 @@ class Setup:
                 tau=recency_constants(self.tau),
                 idle=idle_constants(self.alpha),
                 window=self.window,
+                policy=int(self.policy),
                 budget=self.budgets[pool],
             )
             endpoint.configure(SESSION * self.config.queues + queue, QueueConfig(int(formats.k), int(formats.v), pool), policy)
@@ -174,7 +177,7 @@ class Setup:
             formats = self.formats[min(r, len(self.formats) - 1)]
             ranges |= {f"last_layer_{r}": formats.last_layer, f"format_k_{r}": int(formats.k), f"format_v_{r}": int(formats.v)}
         write(prefix + "formats", **ranges)
-        write(prefix + "policy", alpha=self.alpha, mass_shift=self.mass_shift, score_source=int(self.source), window=self.window, policy=0)
+        write(prefix + "policy", alpha=self.alpha, mass_shift=self.mass_shift, score_source=int(self.source), window=self.window, policy=int(self.policy))
         write(prefix + "recency", tau_m=tau_m, tau_sh=tau_sh + RECENCY_BIAS, idle_m=idle_m, idle_sh=idle_sh + IDLE_BIAS)
         first = self.pools[0]
         write(prefix + "budget", value=self.budgets[first])

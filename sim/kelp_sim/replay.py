@@ -22,6 +22,7 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import Format
 from kelp_spec.hints import ENTRIES, SEQUENCE_BITS, mass_lines, pack
 from kelp_spec.metadata import Op, PageState, PrefetchSource, ScoreSource
+from kelp_spec.policy import Policy
 
 from .accesses import AccessSequence, access_sequence
 from .reference import references
@@ -52,12 +53,9 @@ class Plan:
     def policy(self) -> str:
         """Policy and what it was given, for people."""
         s = self.setup
-        parts = [
-            f"policy 0, τ {s.tau:g}",
-            f"α {s.alpha}/256",
-            s.source.name.lower(),
-            "equal budgets" if self.budget == "equal" else "no budgets",
-        ]
+        budgets = "equal budgets" if self.budget == "equal" else "no budgets"
+        plain = [f"policy ema, τ {s.tau:g}", f"α {s.alpha}/256", s.source.name.lower(), budgets]
+        parts = plain if s.policy == Policy.EMA else [f"policy {s.policy.name.lower()}"]
         prefetch = "+".join(sorted(source.name.lower() for source in s.prefetch))
         return ", ".join([*parts, *([f"prefetch {prefetch}"] if prefetch else [])])
 
@@ -140,6 +138,7 @@ def plan(
     alpha: int = 26,
     source: ScoreSource = ScoreSource.OBSERVED,
     mass_shift: int = 0,
+    policy: Policy = Policy.EMA,
     budget: str = "equal",
     low_water: int = 1,
     high_water: int = 4,
@@ -162,6 +161,7 @@ def plan(
         alpha=alpha,
         source=source,
         mass_shift=mass_shift,
+        policy=policy,
         prefetch=frozenset(prefetch),
         window=window,
         low_water=low_water,

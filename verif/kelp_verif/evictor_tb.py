@@ -10,7 +10,8 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_golden import ops
-from kelp_golden.eviction import Evictor, QueueState, SweepAudit
+from kelp_golden.eviction import Evictor, QueueState
+from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.tracker import Tracker
 from kelp_hw.eviction_layouts import EvictionLayouts
