@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import Answer, Event, MissKind, Op, Outcome, PageState, ScoreEvent
+from kelp_spec.policy import GIVEN_BITS
 
 from .layouts import Layouts
 
@@ -111,6 +112,7 @@ class Decide(wiring.Component):
             frame_op.partial.eq(op.partial), frame_op.poison.eq(op.poison),
             frame_op.origin.eq(op.origin), frame_op.source.eq(op.source), frame_op.miss.eq(op.miss), frame_op.slot.eq(op.slot),
             score.squeue.eq(op.squeue), score.page.eq(op.page), score.gap.eq(x.step - old.last_step), score.mass.eq(op.mass), score.slot.eq(op.slot),
+            score.session.eq(op.session), score.step.eq(x.step), score.scan_tag.eq(op.mass[0]),
             score.scan.eq(old),
             strobes.write.eq(x.valid & (changed | x.corrected | x.uncorrected)),
         ]
@@ -180,8 +182,8 @@ class Decide(wiring.Component):
                     with m.Elif(op.failed):
                         m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT)]
                     with m.Else():
-                        # The step stays in the word, so that a miss soon after can be counted against this eviction.
-                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(x.step), strobes.push.eq(1)]
+                        # Step and opinion stay in the word, so that a miss soon after can be counted against this eviction and whoever chose it.
+                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(Cat(op.mass[:GIVEN_BITS], x.step)), strobes.push.eq(1)]
                 with m.Case(Op.FREE):
                     m.d.comb += [result.pool.eq(op.pool), frame_op.pool.eq(op.pool), self.frame_op_valid.eq(1), frame_op.use.eq(1),
                                  strobes.push.eq(1)]

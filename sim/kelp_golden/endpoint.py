@@ -159,7 +159,7 @@ class Endpoint:
                 score = scores.touch(self.scores[at], op.session, op.squeue, op.page, step, result.gap)
             else:
                 return
-            profile = scores.profile(op.squeue, op.page)
+            profile = scores.profile(op.squeue, op.page, allocated=event == ScoreEvent.INIT)
         elif event == ScoreEvent.INIT:
             score = arithmetic.initial(policy.alpha)
         elif event == ScoreEvent.TOUCH:
