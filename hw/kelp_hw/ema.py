@@ -60,7 +60,7 @@ class EmaEngine(wiring.Component):
     INIT writes the score of one touch from zero, TOUCH folds the idle steps and takes an EMA step with x = 65535, MASS takes one with
     x = min(65535, `mass` << the queue's gain), SCAN reads. TOUCH counts only for queues whose source is OBSERVED, MASS only for PUSHED. A corrected score
     is written back, SCANs' too; an uncorrectable one counts as 0. INIT looks at nothing that was there, and every other event comes after one: the
-    words need no scrub. A queue's policy says what its pages' words are: a score, or the two frequencies of `kelp`, for which every TOUCH counts and MASS never;
+    words need no scrub. A queue's policy says what its pages' words are: a score, or the two frequencies of `kelp`, for which each TOUCH counts and no MASS;
     with them go the queue's profile, its newest page and the session's turn, all as of the events so far.
 
     Throughput: one event per cycle on distinct pages; an event on a page whose previous update is not written yet waits for it (`HAZARD` cycles at most).

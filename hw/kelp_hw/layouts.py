@@ -97,8 +97,8 @@ class Layouts:
             "delta": STEP_BITS,         # STEP: steps to advance
         })
 
-        #: What happened at M3, for everyone, in order. `word` is the page word after the op, `old` before (corrected).
-        self.result = S({"op": self.op, "outcome": 4, "old": self.page_word, "word": self.page_word, "changed": 1, "first": 1,
+        #: What happened at M3, for everyone, in order. `word` is the page word after the op, `old` before (corrected), `policy` the queue's.
+        self.result = S({"op": self.op, "outcome": 4, "old": self.page_word, "word": self.page_word, "changed": 1, "first": 1, "policy": 1,
                          "frame": c.frame_bits, "pool": POOL_BITS, "miss": c.miss_bits, "corrected": 1, "uncorrected": 1})
 
         #: Frame stage input. `use` false: the op passes without touching the frame table (answers, misses, SCRUB without a frame, PEEK of a word).

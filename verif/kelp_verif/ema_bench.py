@@ -26,6 +26,11 @@ from kelp_verif.runner import bench_params, record
 INIT, TOUCH, MASS, SCAN = ScoreEvent.INIT, ScoreEvent.TOUCH, ScoreEvent.MASS, ScoreEvent.SCAN
 
 
+def _open(expected, got):
+    """What is expected as None may be anything."""
+    return expected | {name: got[name] for name, value in expected.items() if value is None}
+
+
 class TB:
     """One event a cycle while `ready`, or up to RESERVE beyond it, as M0 may; every commit and scan is checked."""
 
@@ -129,12 +134,12 @@ class TB:
         await ReadOnly()
         if dut.o_scan_valid.value == 1:
             got = self.scanned.unpack(dut.o_scan.value)
-            assert self.scans and got == self.scans[0] | {k: got[k] for k, v in self.scans[0].items() if v is None}, f"scan {got}, expected {self.scans[0] if self.scans else None}"
+            assert self.scans and got == _open(self.scans[0], got), f"scan {got}, expected {self.scans[0] if self.scans else None}"
             self.scans.popleft()
         if dut.o_commit_valid.value == 1:
             got = self.commit.unpack(dut.o_commit.value)
             expected, since = self.commits.popleft()
-            assert got == expected | {k: got[k] for k, v in expected.items() if v is None}, f"commit {got}, expected {expected}"
+            assert got == _open(expected, got), f"commit {got}, expected {expected}"
             latency = self.cycle - since
             assert latency >= EmaEngine.LATENCY, f"{got} {latency}"
             self.waited = max(self.waited, latency - EmaEngine.LATENCY)

@@ -11,8 +11,8 @@ from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_golden import ops
 from kelp_golden.eviction import Evictor, QueueState
-from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.ops import QueueConfig, Session
+from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.tracker import Tracker
 from kelp_hw.eviction_layouts import EvictionLayouts
 from kelp_hw.flush import flush_layout
