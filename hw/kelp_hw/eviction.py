@@ -102,7 +102,7 @@ class Eviction(wiring.Component):
             orphans.i_owner.eq(self.i_owner), orphans.i_owner_valid.eq(self.i_owner_valid),
             evictor.pool_free.eq(self.pool_free), evictor.pool_used.eq(self.pool_used), evictor.low_water.eq(self.low_water), evictor.hold.eq(self.hold),
             evictor.sessions.eq(self.sessions), closer.sessions.eq(self.sessions),
-            self.swept.eq(sweep.start), self.evicting.eq(~slots.idle),
+            self.swept.eq(sweep.start & ~sweep.ahead), self.evicting.eq(~slots.idle),
             # evictor and queue state
             *(getattr(evictor, name).eq(getattr(queues, name)) for name in ("roots", "requester", "entered", "done", "refreshing", "look_done", "look",
                                                                             "offer_done")),
