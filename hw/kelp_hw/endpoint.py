@@ -143,7 +143,7 @@ class Endpoint(wiring.Component):
         m.d.sync += recent.eq(Cat(busy, recent))
         prefetch_hold = Signal()
         all_frames, most_frames = Signal(27), (1 << len(eviction.frames)) - 1
-        m.d.comb += all_frames.eq(sum(settings.pool_limit[p] for p in range(len(POOLS))))
+        m.d.comb += all_frames.eq(sum(Mux(tracker.pool_used[p] != 0, settings.pool_limit[p], 0) for p in range(len(POOLS))))
         m.d.comb += [
             prefetch_hold.eq(self.lockstep & (busy | recent.any())),
             eviction.hold.eq(self.lockstep & (eviction.evicting | eviction.learning | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving))),

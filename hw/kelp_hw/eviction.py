@@ -50,7 +50,7 @@ class Eviction(wiring.Component):
     hold : in; evicting, learning : out
         While `hold`, nothing new is begun; `evicting` from a granted CLAIM to its RELEASE; `learning`: an access is still to reach policy `kelp`.
     frames, prefetch_on, prefetch_water : in
-        Frames of all pools; prefetch by policy `kelp` is switched on, and the frames that it leaves free.
+        Frames of the pools in use; prefetch by policy `kelp` is switched on, and the frames that it leaves free.
     resident_squeue : in; resident_lines : out
     swept : out
         Pulse per sweep.

@@ -350,7 +350,7 @@ class LockStepTB(TB):
         kept = (words.state[:], [set(pages) for pages in queues.listed], queues.excess[:], [h[:] for h in queues._heaps])
         free, used = [p.free for p in self.tracker.pools], [p.used for p in self.tracker.pools]
 
-        def claim(squeue, page, last_step):
+        def claim(squeue, page, last_step, given_by):
             at = squeue * self.config.pages + page
             done = words.state[at] == RESIDENT and not words.pinned[at] and words.last_step[at] == last_step
             if done:
