@@ -76,7 +76,8 @@ class TB:
         dut, rng = self.dut, self.rng
         dut.rst.value = 1
         for port in ("i_result_valid", "config_write_valid", "i_scan_valid", "i_claim_valid", "i_owner_valid", "i_flushed__valid", "hold",
-                     "i_written_back__valid", "o_op__ready", "o_write_back__ready", "resident_squeue", "sessions", "pool_free", "pool_used"):
+                     "i_written_back__valid", "o_op__ready", "o_write_back__ready", "resident_squeue", "sessions", "pool_free", "pool_used",
+                     "o_prefetch__ready", "frames", "prefetch_on", "prefetch_water"):
             getattr(dut, port).value = 0
         dut.low_water.value = self.tracker.low_water
         # Asserts look at the inputs from the first edge on.
