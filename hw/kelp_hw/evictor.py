@@ -175,7 +175,7 @@ class Evictor(wiring.Component):
         ]
 
         wait, awaited, looked = Signal(range(self.SETTLE + 1)), Signal.like(self.entered), Signal()
-        fresh, absorbed = Signal(), Signal.like(self.entered)
+        fresh, absorbed, caught_up = Signal(), Signal.like(self.entered), Signal()
         m.d.comb += [absorbed.eq(self.done - awaited), self.busy.eq(1)]
         can_fetch, fetch_pool, coming, list_kelp = Signal(), Signal(POOL_BITS), Signal(), Signal()
         m.d.comb += [coming.eq(Cat(self.under_way[p] != 0 for p in pools).any()), self.ahead.eq(job == Job.AHEAD)]
@@ -207,12 +207,14 @@ class Evictor(wiring.Component):
                         m.next = "SETTLE"
             with m.State("SETTLE"):
                 # All results up to now have become events; then all of these are absorbed.
-                m.d.sync += [wait.eq(wait - 1), awaited.eq(self.entered)]
+                m.d.sync += [wait.eq(wait - 1), awaited.eq(self.entered), caught_up.eq(0)]
                 with m.If(wait == 0):
                     m.next = "ABSORB"
             with m.State("ABSORB"):
-                # `done` may have gone past: it is the sign of the difference that counts.
-                with m.If(~absorbed[-1] & ~self.refreshing):
+                # `done` may have gone past, so it is the sign of the difference that counts; and while all is refreshed, so far past that the sign turns.
+                with m.If(~absorbed[-1]):
+                    m.d.sync += caught_up.eq(1)
+                with m.If((caught_up | ~absorbed[-1]) & ~self.refreshing):
                     m.next = "LOOK"
                     with m.If(~looked & (job == Job.EVICT)):
                         m.next = "CHOOSE"
