@@ -4,6 +4,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from kelp_sim.lab import sweep as sweeping
 from kelp_sim.lab.cells import cells, row
 from trace_files import contents, save
 
+RECORDING = Path(__file__).parent.parent / "data" / "traces" / "attn_0.npz"
 FIELDS = {
     "trace", "residency", "policy", "scope", "accesses", "hit_rate", "demand_misses", "flash_reads_per_access", "prefetch_issued", "prefetch_useful",
     "prefetch_late", "queue_hit_rates", "metadata_bits_per_page",
@@ -69,6 +71,26 @@ def test_rows_and_files(traces, tmp_path):
     assert [float(line["hit_rate"]) for line in lines] == [r["hit_rate"] for r in report["rows"]]
     page = (tmp_path / "o.html").read_text()
     assert page.count("data:image/png;base64") == 3 and "href=" not in page and page.count("src=") == 3
+
+
+def test_lab_and_replay_report_the_same_kelp(tmp_path):
+    part = [RECORDING, "--residency", "0.25", "--policy", "kelp", "--accesses", 3000, "--first-step", 1024]
+    found = lab(*part, "--jobs", 1, "--fresh", "--json", tmp_path / "lab.json")
+    assert found.exit_code == 0, found.output
+    replayed = CliRunner().invoke(build_app(), ["replay", *map(str, part), "--engine", "golden", "--json", str(tmp_path / "replay.json")])
+    assert replayed.exit_code == 0, replayed.output
+    own = next(r for r in json.loads((tmp_path / "lab.json").read_text())["rows"] if r["policy"] == "kelp")
+    device = json.loads((tmp_path / "replay.json").read_text())
+    assert (own["hit_rate"], own["demand_misses"], own["flash_reads"]) == (device["hit_rate"], device["demand_misses"], device["flash_reads"])
+    assert own["demand_misses"] > 200 and "prefetch policy" in device["policy"]
+
+
+@pytest.mark.parametrize("choice,said", [
+    (["--policy", "arc"], "legal: ema or 0, kelp or 1"), (["--policy", "1", "--source", "pushed"], "kelp takes no pushed scores"),
+    (["--prefetch", "policy"], "legal: window, layer_ahead, previous, or none"), (["--policy", "kelp", "--prefetch", "all"], "previous, policy, or none")])
+def test_replay_refuses_a_choice_that_its_policy_has_not(choice, said):
+    done = CliRunner().invoke(build_app(), ["replay", str(RECORDING), "--engine", "golden", *choice])
+    assert isinstance(done.exception, UserError) and said in str(done.exception)
 
 
 def test_a_policy_of_ones_own(traces, tmp_path):

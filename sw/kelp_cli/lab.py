@@ -30,6 +30,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         reads: Annotated[str, typer.Option(help="Read rule: recorded, or quest (bounds from the recording's q and k).")] = "recorded",
         accesses: Annotated[int | None, typer.Option(help="Only so many accesses, in whole steps.", show_default=False)] = None,
+        first_step: Annotated[int, typer.Option(help="Begin here, where a page opens; what was written before is the history.")] = 0,
         jobs: Annotated[int, typer.Option(help="Processes; -1 is all cores.")] = -1,
         cluster: Annotated[str | None, typer.Option(help="A Dask scheduler, tcp://HOST:PORT, instead of this machine's cores.", show_default=False)] = None,
         store: Annotated[Path, typer.Option(help="Finished rows; a sweep that was killed goes on from there.")] = Path("build/lab/rows.jsonl"),
@@ -60,10 +61,10 @@ def register(app: typer.Typer) -> None:
                 load(name)
             axes = _axes(settings or [])
             for path in traces:
-                line = timeline(path, reads, accesses)
+                line = timeline(path, reads, accesses, first_step)
                 for share in shares:
                     line.sequence.share(line.sequence.capacity(share))
-            wanted = cells.cells(traces, shares, dict.fromkeys(names), rule=reads, accesses=accesses, settings=axes)
+            wanted = cells.cells(traces, shares, dict.fromkeys(names), rule=reads, accesses=accesses, first_step=first_step, settings=axes)
             rows = _sweep(sweep, wanted, jobs=jobs, cluster=cluster, store=None if fresh else store)
         except (TraceError, ClusterError, PolicyError, ValueError) as error:
             raise UserError(str(error)) from None

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from .output import UserError, console, write_json
 
-__all__ = ["FORMATS", "Engine", "lockstep_counts", "make_plan", "parse_formats", "parse_sources", "progress_bar", "register", "run_rtl"]
+__all__ = ["FORMATS", "Engine", "lockstep_counts", "make_plan", "parse_formats", "parse_policy", "parse_sources", "progress_bar", "register", "run_rtl"]
 
 #: Stored formats where none are asked for: three of the five, one pool.
 FORMATS = ("0-2:int8,int4", "3-:fp8_e4m3,int4")
@@ -58,7 +58,9 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(help="Stored formats K,V (or one for both), for all layers or FIRST-LAST:K,V; repeat for ranges."),
         ] = None,
-        policy: Annotated[int, typer.Option(help="Eviction policy; 0 is the plain formula (1 − score) · recency.", min=0, max=0)] = 0,
+        policy: Annotated[
+            str, typer.Option(help="Eviction policy: ema (0), the plain formula (1 − score) · recency; kelp (1), docs/policy.md.")
+        ] = "ema",
         tau: Annotated[float, typer.Option(help="Policy 0: recency time constant in steps.")] = 1000.0,
         alpha: Annotated[int, typer.Option(help="Policy 0: EMA weight in 1/256.")] = 26,
         source: Annotated[
@@ -68,7 +70,13 @@ def register(app: typer.Typer) -> None:
         budget: Annotated[
             str, typer.Option(help="equal: each queue its share of the frames; none: the queue that asks gives way.")
         ] = "equal",
-        prefetch: Annotated[str, typer.Option(help="Sources to switch on: window, layer_ahead, previous; comma between.")] = "",
+        prefetch: Annotated[
+            str | None,
+            typer.Option(
+                help="Sources to switch on: window, layer_ahead, previous, policy (kelp's own), comma between; or none.",
+                show_default="the policy's own",
+            ),
+        ] = None,
         window: Annotated[int, typer.Option(help="Pages each side that the window source fetches.")] = 1,
         seed: Annotated[int, typer.Option(help="Seeds the model's initial values and the host's first tag.")] = 1,
         waves: Annotated[
@@ -99,6 +107,7 @@ def register(app: typer.Typer) -> None:
             accesses=accesses,
             first_step=first_step,
             formats=formats or FORMATS,
+            policy=parse_policy(policy),
             prefetch=prefetch,
             window=window,
             tau=tau,
@@ -150,30 +159,52 @@ def parse_formats(texts) -> tuple:
     return tuple(found)
 
 
-def parse_sources(text: str) -> frozenset:
-    """Prefetch sources by name, commas between; those that a recording can trigger."""
-    from kelp_spec.metadata import PrefetchSource
+def parse_policy(text: str):
+    """A policy by its name or number."""
+    from kelp_spec.policy import POLICIES, Policy
 
-    legal = {s.name.lower(): s for s in (PrefetchSource.WINDOW, PrefetchSource.LAYER_AHEAD, PrefetchSource.PREVIOUS)}
+    if text in POLICIES:
+        return POLICIES[text]
+    if text in {str(int(policy)) for policy in Policy}:
+        return Policy(int(text))
+    raise UserError(f"--policy {text!r} is unknown; legal: {', '.join(f'{name} or {int(policy)}' for name, policy in POLICIES.items())}")
+
+
+def parse_sources(text: str | None, policy=None) -> frozenset:
+    """Prefetch sources by name, commas between: those that a recording can trigger under ``policy``. None: the policy's own."""
+    from kelp_spec.metadata import PrefetchSource
+    from kelp_spec.policy import Policy
+
+    own = [PrefetchSource.POLICY] if policy == Policy.KELP else []
+    if text is None:
+        return frozenset(own)
+    legal = {s.name.lower(): s for s in (PrefetchSource.WINDOW, PrefetchSource.LAYER_AHEAD, PrefetchSource.PREVIOUS, *own)}
     names = [name for name in text.split(",") if name]
+    if names == ["none"]:
+        return frozenset()
     for name in names:
         if name not in legal:
-            raise UserError(f"--prefetch {name!r} is unknown; legal: {', '.join(legal)}")
+            raise UserError(f"--prefetch {name!r} is unknown; legal: {', '.join(legal)}, or none")
     return frozenset(legal[name] for name in names)
 
 
-def make_plan(trace: Path, config, *, formats, prefetch: str, window: int, source: Source = Source.OBSERVED, **choices):
-    """A plan from what the command line says; UserError where it cannot be."""
+def make_plan(trace: Path, config, *, formats, prefetch: str | None, window: int, policy=None, source: Source = Source.OBSERVED, **choices):
+    """A plan from what the command line says; UserError where it cannot be. Under `kelp` the device keeps one frame free (docs/policy.md)."""
     from kelp_sim.replay import plan
     from kelp_sim.trace import read
-    from kelp_spec.metadata import ScoreSource
+    from kelp_spec.metadata import PrefetchSource, ScoreSource
+    from kelp_spec.policy import Policy
 
-    sources = parse_sources(prefetch)
+    policy = Policy.EMA if policy is None else policy
+    sources = parse_sources(prefetch, policy)
     choices["source"] = ScoreSource[source.name]
+    if policy == Policy.KELP:
+        if source is Source.PUSHED:
+            raise UserError("--source pushed is for --policy ema; kelp takes no pushed scores")
+        choices |= dict(low_water=0, high_water=1)
+    window = window if PrefetchSource.WINDOW in sources else 0
     try:
-        return plan(
-            read(trace), config, formats=parse_formats(formats), prefetch=sources, window=window if "window" in prefetch else 0, **choices
-        )
+        return plan(read(trace), config, formats=parse_formats(formats), prefetch=sources, window=window, policy=policy, **choices)
     except ValueError as error:  # TraceError among them: each is one line that names what is wrong
         raise UserError(str(error)) from None
 

@@ -32,6 +32,7 @@ class Cell:
     policy: str
     scope: str    #: "pooled" or "per-head"
     parameters: tuple[tuple[str, float], ...] = ()    #: those that were set, by name
+    first_step: int = 0
 
     @property
     def key(self) -> str:
@@ -39,7 +40,9 @@ class Cell:
         return hashlib.sha256(f"{asdict(self)}{_digest(self.trace)}{_sources(self.policy)}".encode()).hexdigest()[:24]
 
 
-def cells(traces, residencies, policies, *, rule: str = "recorded", accesses: int | None = None, settings: dict | None = None) -> list[Cell]:
+def cells(
+    traces, residencies, policies, *, rule: str = "recorded", accesses: int | None = None, first_step: int = 0, settings: dict | None = None
+) -> list[Cell]:
     """The grid, references first: pooled LRU and Belady, without which there is no gap, and LRU per queue, to which flash reads are relative.
 
     ``settings``: a parameter, or POLICY.PARAMETER, → its values; every policy that has it runs with every combination of them. ValueError where none has it.
@@ -63,7 +66,7 @@ def cells(traces, residencies, policies, *, rule: str = "recorded", accesses: in
             has = {name: ", ".join(f"{n} ({v})" for n, v in parameters_of(load(name)).items()) for name in policies}
             legal = "; ".join(f"{name}: {text}" for name, text in has.items() if text)
             raise ValueError(f"parameter {setting!r} belongs to none of the policies chosen; legal: {legal or 'none of them has any'}")
-    return [Cell(str(t), rule, accesses, r, *w) for w in wanted for r in residencies for t in traces]
+    return [Cell(str(t), rule, accesses, r, *w, first_step) for w in wanted for r in residencies for t in traces]
 
 
 @functools.lru_cache(64)
@@ -84,8 +87,8 @@ def _sources(policy: str) -> str:
 
 
 @functools.lru_cache(8)
-def _timeline(path: str, rule: str, accesses: int | None) -> Timeline:
-    return timeline(path, rule, accesses)
+def _timeline(path: str, rule: str, accesses: int | None, first_step: int) -> Timeline:
+    return timeline(path, rule, accesses, first_step)
 
 
 def compiled(policy: str, *, pooled: bool) -> bool:
@@ -112,7 +115,7 @@ def replay(line: Timeline, policy: str, *, capacity: int, pooled: bool, paramete
 
 def row(cell: Cell) -> dict:
     """Replay and report. Rates are fractions; a first allocation is an access and neither hit nor miss is charged for it."""
-    line = _timeline(cell.trace, cell.rule, cell.accesses)
+    line = _timeline(cell.trace, cell.rule, cell.accesses, cell.first_step)
     sequence, policy, parameters = line.sequence, load(cell.policy), dict(cell.parameters)
     choices = {"capacity": sequence.capacity(cell.residency), "pooled": cell.scope == "pooled", "parameters": parameters}
     began = time.perf_counter()

@@ -6,6 +6,9 @@ access at a time and answers two questions: which page gives way, and what to fe
 
 Prefetch: asked for at the first access of each (step, layer); each page takes a frame and a flash read at once and lands when the next layer
 begins. Until then it is in flight: an access to it is a miss (counted late), without a second flash read, and it is no victim.
+
+A policy that stands for the device (`kelp`, docs/policy.md) may ask for the device's rules: ``reserve`` frames kept free by evicting after the
+access, pages in use as a last resort, a start from its own history, and fetches after an access (:meth:`Policy.ahead`).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class PolicyError(ValueError):
 
 @dataclass(slots=True)
 class Access:
-    """One access. ``key`` = queue · pages + page names the page everywhere."""
+    """One access. ``key`` = queue · pages + page names the page everywhere. In the history ``index`` and ``step`` are −1."""
 
     index: int
     step: int
@@ -111,6 +114,9 @@ class Policy:
     bits = 0
     oracle = False
     prefetches = False
+    reserve = 0               #: frames of the pool that are kept free: evictions follow the access until so many are
+    evicts_in_use = False     #: any resident page may be its victim; it answers None only for an empty pool
+    writes_history = False    #: it starts empty, and the history is written page after page, queue by queue, under its own rules
     writes_through = False    #: a page written while no frame can be had exists all the same, on flash (else its allocation is still to come)
 
     def __init__(self, pool: Pool):
@@ -139,6 +145,13 @@ class Policy:
 
     def prefetch(self, now: Access) -> Iterable[int]:
         """Keys to fetch, best first, at the first access of a layer; resident ones and ones that do not exist are passed over."""
+        return ()
+
+    def after(self, now: Access) -> None:
+        """``now`` and its evictions are over."""
+
+    def ahead(self, now: Access) -> Iterable[int]:
+        """Keys to fetch then, asked for one at a time: each takes a frame, and evictions follow, which may hit it."""
         return ()
 
     def fetched(self, key: int) -> None:
@@ -177,94 +190,122 @@ def run(
 ) -> Outcome:
     """Replay ``timeline`` (its first ``accesses``) with one policy for all queues, or one for each with an equal share; without ``prefetch``
     none is asked for its prefetches."""
-    sequence = timeline.sequence
-    share = sequence.share(capacity)
-    groups = [range(sequence.queues)] if pooled else [range(q, q + 1) for q in range(sequence.queues)]
-    pools = [Pool(sequence, queues, capacity if pooled else share) for queues in groups]
-    policies = [make(pool) for pool in pools]
-    initial = sequence.initial_pages(capacity)
-    for pool, policy in zip(pools, policies, strict=True):
+    count = len(timeline.keys) if accesses is None else accesses
+    return _Replay(timeline, make, capacity=capacity, pooled=pooled, record=record, count=count, prefetch=prefetch).outcome
+
+
+class _Replay:
+    """One replay; it is over when it is made."""
+
+    def __init__(self, timeline: Timeline, make, *, capacity: int, pooled: bool, record: bool, count: int, prefetch: bool):
+        self.sequence = sequence = timeline.sequence
+        share, every = sequence.share(capacity), range(sequence.queues)
+        self.pools = [Pool(sequence, q, capacity if pooled else share) for q in ([every] if pooled else [range(q, q + 1) for q in every])]
+        self.policies = [make(pool) for pool in self.pools]
+        self.record, self.prefetch = record, prefetch
+        self.outcome = Outcome(missed=np.zeros(count, bool))
+        self.limit = PREFETCH_PER_HEAD * sequence.kv_heads
+        self.unused: set[int] = set()                  # prefetched and not accessed since
+        self.flying: list[tuple[Pool, int]] = []
+        self.issued = 0                                # in this layer
+        for pool, policy in zip(self.pools, self.policies, strict=True):
+            self._start(pool, policy, sequence.initial_pages(capacity))
+            if policy.oracle:
+                policy.tell(timeline)
+        layer_now = (-1, -1)
+        columns = (sequence.step, sequence.queue, sequence.page, timeline.keys, timeline.mass)
+        for index, (step, queue, page, key, mass) in enumerate(zip(*(c[:count].tolist() for c in columns), strict=True)):
+            now = Access(index, step, queue // sequence.kv_heads, queue, page, key, int(sequence.newest_page(step)), mass)
+            if (step, now.layer) != layer_now:
+                layer_now = (step, now.layer)
+                self._layer(now)
+            at = 0 if pooled else queue
+            self.outcome.missed[index] = self._access(self.pools[at], self.policies[at], now)
+
+    def _start(self, pool: Pool, policy: Policy, initial: range) -> None:
+        if policy.writes_history:
+            for page in range(pool.history_pages):
+                for queue in pool.queues:
+                    self._access(pool, policy, Access(-1, -1, queue // pool.kv_heads, queue, page, queue * pool.pages + page, page, 0))
+            return
         keys = [q * pool.pages + p for q in pool.queues for p in initial]
         pool.known[list(pool.history)] = True
         pool.resident[keys] = True
         pool.used = len(keys)
         policy.start(keys)
-        if policy.oracle:
-            policy.tell(timeline)
 
-    count = len(sequence) if accesses is None else accesses
-    outcome = Outcome(missed=np.zeros(count, bool))
-    limit = PREFETCH_PER_HEAD * sequence.kv_heads
-    unused: set[int] = set()          # prefetched and not accessed since
-    flying: list[tuple[Pool, int]] = []
-    heads, layer_now = sequence.kv_heads, (-1, -1)
-    trail = zip(
-        sequence.step[:count].tolist(), sequence.queue[:count].tolist(), sequence.page[:count].tolist(), timeline.keys[:count].tolist(),
-        timeline.mass[:count].tolist(), strict=True,
-    )
+    def _layer(self, now: Access) -> None:
+        """A layer begins: what was in flight lands, and policies may ask for more."""
+        for pool, landed in self.flying:
+            pool.in_flight[landed] = False
+        self.flying.clear()
+        self.issued = 0
+        for pool, policy in zip(self.pools, self.policies, strict=True):
+            if self.prefetch and policy.prefetches:
+                self._fetch(pool, policy, now, policy.prefetch(now))
 
-    def evict(pool: Pool, policy: Policy, now: Access) -> bool:
+    def _fetch(self, pool: Pool, policy: Policy, now: Access, keys: Iterable[int]) -> None:
+        for wanted in keys:
+            if self.issued == self.limit:
+                break
+            if not 0 <= wanted < len(pool.known) or wanted // pool.pages not in pool.queues:
+                raise PolicyError(f"policy {policy.id!r} fetches key {wanted} at access {now.index}, which its pool does not hold")
+            if pool.resident[wanted] or not pool.known[wanted]:
+                continue
+            if pool.used >= pool.frames and not self._evict(pool, policy, now):
+                break
+            pool.resident[wanted] = pool.in_flight[wanted] = True
+            pool.used += 1
+            self.flying.append((pool, wanted))
+            self.unused.add(wanted)
+            policy.fetched(wanted)
+            policy.admitted(wanted, now)
+            self.issued += 1
+            self.outcome.issued += 1
+            self._keep_reserve(pool, policy, now)
+
+    def _evict(self, pool: Pool, policy: Policy, now: Access) -> bool:
         key = policy.victim(now)
         if key is None:
             return False
-        if not pool.is_open(key, now):
+        if not (pool.resident[key] if policy.evicts_in_use else pool.is_open(key, now)):
             raise PolicyError(f"policy {policy.id!r} evicts key {key} at access {now.index}, which is not resident or is protected")
-        pool.resident[key] = False
+        pool.resident[key] = pool.in_flight[key] = False
         pool.used -= 1
-        unused.discard(key)
+        self.unused.discard(key)
         policy.evicted(key, now)
-        if record:
-            outcome.victims.append((now.index, key))
+        if self.record:
+            self.outcome.victims.append((now.index, key))
         return True
 
-    for index, (step, queue, page, key, mass) in enumerate(trail):
-        now = Access(index, step, queue // heads, queue, page, key, int(sequence.newest_page(step)), mass)
-        if (step, now.layer) != layer_now:
-            layer_now = (step, now.layer)
-            for pool, landed in flying:
-                pool.in_flight[landed] = False
-            flying.clear()
-            issued = 0
-            for pool, policy in zip(pools, policies, strict=True):
-                if not (prefetch and policy.prefetches):
-                    continue
-                for wanted in policy.prefetch(now):
-                    if issued == limit:
-                        break
-                    if not 0 <= wanted < len(pool.known) or wanted // pool.pages not in pool.queues:
-                        raise PolicyError(f"policy {policy.id!r} fetches key {wanted} at access {index}, which its pool does not hold")
-                    if pool.resident[wanted] or not pool.known[wanted]:
-                        continue
-                    if pool.used >= pool.frames and not evict(pool, policy, now):
-                        break
-                    pool.resident[wanted] = pool.in_flight[wanted] = True
-                    pool.used += 1
-                    flying.append((pool, wanted))
-                    unused.add(wanted)
-                    policy.fetched(wanted)
-                    policy.admitted(wanted, now)
-                    issued += 1
-            outcome.issued += issued
-        at = 0 if pooled else queue
-        pool, policy = pools[at], policies[at]
+    def _keep_reserve(self, pool: Pool, policy: Policy, now: Access) -> None:
+        while pool.frames - pool.used < policy.reserve and self._evict(pool, policy, now):
+            pass
+
+    def _access(self, pool: Pool, policy: Policy, now: Access) -> bool:
+        """Whether it is a miss."""
+        key, outcome = now.key, self.outcome
         held = bool(pool.resident[key])
         missed = bool(pool.known[key]) and (not held or bool(pool.in_flight[key]))
-        outcome.missed[index] = missed
         policy.seen(now, missed)
-        if key in unused:
-            unused.discard(key)
+        if key in self.unused:
+            self.unused.discard(key)
             outcome.useful += 1
             outcome.late += int(pool.in_flight[key])
         if held:
-            pool.touched[key] = step
+            pool.touched[key] = now.step
             policy.hit(key, now)
-            continue
-        if pool.used >= pool.frames and not evict(pool, policy, now):
+        elif pool.used >= pool.frames and not self._evict(pool, policy, now):
             outcome.bypasses += 1
             pool.known[key] |= policy.writes_through
-            continue
-        pool.resident[key] = pool.known[key] = True
-        pool.touched[key] = step
-        pool.used += 1
-        policy.admitted(key, now)
-    return outcome
+            return missed
+        else:
+            pool.resident[key] = pool.known[key] = True
+            pool.touched[key] = now.step
+            pool.used += 1
+            policy.admitted(key, now)
+        self._keep_reserve(pool, policy, now)
+        policy.after(now)
+        if self.prefetch and policy.prefetches:
+            self._fetch(pool, policy, now, policy.ahead(now))
+        return missed

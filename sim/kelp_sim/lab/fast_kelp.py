@@ -1,206 +1,290 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`kelp` compiled: the rules of :mod:`.engine` and the policy of :mod:`.policies.kelp` in one loop, equal decision for decision."""
+"""`kelp` compiled: docs/policy.md in one loop with arithmetic of its own, equal decision for decision to :mod:`.policies.kelp` and to golden lock-step."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import namedtuple
 
 import numba
 import numpy as np
 
-from .engine import PREFETCH_PER_HEAD, Outcome, Timeline
-from .policies.kelp import FOLDED, OCTILES, SHADOW_STEPS, TOP, Constants, folds
+from kelp_spec import policy as spec
+
+from .engine import Outcome, Timeline
+from .policies.kelp import Constants
 
 __all__ = ["run_kelp"]
 
 
-@numba.njit(cache=True)
-def _value(key, over, step, newest, pages, fast, slow, last, profile, profile_step, folded, w):
-    """Both opinions of one page."""
-    fold_fast, fold_slow, fold_profile, fold_recent = folded[0], folded[1], folded[2], folded[3]
-    idle = min(step - last[key] - 1 + over, FOLDED)
-    queue, distance = key // pages, newest - key % pages
-    a = profile[queue, distance] * fold_profile[min(step - profile_step[queue, distance], FOLDED)] >> 16
-    b = profile[queue, distance + 1] * fold_profile[min(step - profile_step[queue, distance + 1], FOLDED)] >> 16
-    common = w[0] * (fast[key] * fold_fast[idle] >> 16) + w[1] * (slow[key] * fold_slow[idle] >> 16)
-    return common + w[2] * a + w[3] * b >> 4, common + w[4] * a + w[5] * b + w[6] * fold_recent[idle] >> 4
+_Numbers = namedtuple("_Numbers", [f.name for f in dataclasses.fields(Constants)])
+_State = namedtuple("_State", "resident known unused fast slow last given_by counts epochs newest offers ring fold_fast fold_slow pool")
+# Numbers of the pool, in `pool`:
+USED, MISS_RATE, MARGINAL, CREDIT, DUEL, DISPUTED, REQUESTER, TURN_STEP, TURN_KEY, BOUNDARY, INSIDE, SHADOW_NOW, SWEPT = range(13)
+# What a sweep finds, in `found`: kind (−1: no page) and value of the best page in the opinion followed, its key, the runner-up's kind and value, the best
+# ordinary page in the other opinion.
+KIND, VALUE, KEY, NEXT_KIND, NEXT_VALUE, OTHER_VALUE, OTHER_KEY = range(7)
+_TOP = 1 << 40     #: an offer is this minus a value
+
+
+def _folds(alpha: int, bits: int) -> np.ndarray:
+    """2^bits · (1 − α/256)^n for n = 0 … FOLDED, rounded half up, in exact integers."""
+    return np.array([((1 << bits + 1) * (256 - alpha) ** n + 256**n) // (2 * 256**n) for n in range(spec.FOLDED + 1)], np.int64)
 
 
 @numba.njit(cache=True)
-def _regret(given_by, duel, explore, most, first, second):
+def _count(s, c, at, step):
+    return s.counts[at] >> (((step >> c.epoch_shift) - s.epochs[at]) & ((1 << c.epoch_bits) - 1))
+
+
+@numba.njit(cache=True)
+def _values(s, c, pages, key, step):
+    """First and second opinion of a page, before the factor, and whether its turn in this step is over."""
+    over = s.pool[TURN_STEP] == step and key < s.pool[TURN_KEY]
+    idle = min(max(step - s.last[key], 1) - 1 + (over and c.turn), spec.FOLDED)
+    common = c.weight_fast * (s.fast[key] * s.fold_fast[idle] >> c.fast_bits) + c.weight_slow * (s.slow[key] * s.fold_slow[idle] >> c.slow_bits)
+    queue, page = key // pages, key % pages
+    at = queue * (pages + 1) + s.newest[queue] - page
+    first = common + c.weight_profile * _count(s, c, at, step)
+    if c.weight_next:
+        first += c.weight_next * _count(s, c, at + 1, step)
+    return first, common, over
+
+
+@numba.njit(cache=True)
+def _sweep(s, c, pages, low, high, step, found):
+    """Look at the resident pages of queues low … high − 1."""
+    near = max(c.near_least, c.near_most - (s.pool[MISS_RATE] >> c.near_shift))
+    s.pool[SWEPT] += 1
+    found[KIND] = found[NEXT_KIND] = found[OTHER_KEY] = -1
+    for queue in range(low, high):
+        for key in range(queue * pages, queue * pages + s.newest[queue] + 1):
+            if not s.resident[key]:
+                continue
+            first, second, over = _values(s, c, pages, key, step)
+            if over:
+                first, second = first * near >> 8, second * near >> 8
+            value, other = (first, second) if s.pool[DUEL] <= 0 else (second, first)
+            kind = 2 if key == queue * pages + s.newest[queue] else 1 if s.last[key] == step else 0
+            if found[KIND] < 0 or kind < found[KIND] or (kind == found[KIND] and value < found[VALUE]):
+                found[NEXT_KIND], found[NEXT_VALUE] = found[KIND], found[VALUE]
+                found[KIND], found[VALUE], found[KEY] = kind, value, key
+            elif found[NEXT_KIND] < 0 or kind < found[NEXT_KIND] or (kind == found[NEXT_KIND] and value < found[NEXT_VALUE]):
+                found[NEXT_KIND], found[NEXT_VALUE] = kind, value
+            if kind == 0 and (found[OTHER_KEY] < 0 or other < found[OTHER_VALUE]):
+                found[OTHER_VALUE], found[OTHER_KEY] = other, key
+
+
+@numba.njit(cache=True)
+def _offer(kind, value):
+    return 0 if kind < 0 else 1 if kind > 0 else _TOP - value
+
+
+@numba.njit(cache=True)
+def _queue(s, c, pages, step, found):
+    """The queue that gives; it has been swept. -1 after a sweep of the whole pool, where the constants ask for that."""
+    if not c.sweeps:
+        _sweep(s, c, pages, 0, len(s.offers), step, found)
+        return -1
+    queue, worthy = np.argmax(s.offers), 0
+    if not s.offers[queue]:
+        queue = s.pool[REQUESTER]
+    swept = queue
+    for _ in range(c.sweeps_most):
+        swept = queue
+        _sweep(s, c, pages, swept, swept + 1, step, found)
+        s.offers[swept] = _offer(found[KIND], found[VALUE])
+        worthy += found[KIND] == 0
+        queue = np.argmax(s.offers)
+        if worthy == c.sweeps or queue == swept or s.offers[queue] <= 1:
+            break
+    asks = s.pool[REQUESTER]
+    if found[KIND] != 0 and asks != swept and s.resident[asks * pages : (asks + 1) * pages].any():
+        _sweep(s, c, pages, asks, asks + 1, step, found)
+        swept = asks
+    for _ in range(len(s.offers)):
+        if found[KIND] >= 0:
+            break
+        swept = (swept + 1) % len(s.offers)
+        _sweep(s, c, pages, swept, swept + 1, step, found)
+    return swept
+
+
+@numba.njit(cache=True)
+def _evict(s, c, pages, step, found):
+    """The page that gives way, or −1 where there is none."""
+    pool = s.pool
+    queue = _queue(s, c, pages, step, found)
+    if found[KIND] < 0:
+        return -1
+    key, value, kind, left, tag = found[KEY], found[VALUE], found[NEXT_KIND], found[NEXT_VALUE], 0
+    if found[KIND] == 0:
+        if c.explore and found[OTHER_KEY] != key:
+            pool[DISPUTED] = (pool[DISPUTED] + 1) % c.explore
+            tag = 2 if pool[DUEL] > 0 else 1
+            if not pool[DISPUTED]:
+                tag, kind, left = 3 - tag, 0, value
+                key, value = found[OTHER_KEY], found[OTHER_VALUE]
+        pool[MARGINAL] += value - pool[MARGINAL] >> c.marginal_shift
+    if queue >= 0:
+        s.offers[queue] = _offer(kind, left)
+    s.resident[key] = s.unused[key] = False
+    s.given_by[key] = tag
+    pool[USED] -= 1
+    return key
+
+
+@numba.njit(cache=True)
+def _read(s, c, given_by):
+    """A page is read from flash."""
+    pool = s.pool
+    pool[CREDIT] = max(-c.credit_most, pool[CREDIT] - 1)
     if given_by == 1:
-        return min(most, duel + first * (1 if duel <= 0 else explore - 1))
-    if given_by == 2:
-        return max(-most, duel - second * (1 if duel > 0 else explore - 1))
-    return duel
+        pool[DUEL] = min(c.duel_most, pool[DUEL] + c.first_regret * (1 if pool[DUEL] <= 0 else c.explore - 1))
+    elif given_by == 2:
+        pool[DUEL] = max(-c.duel_most, pool[DUEL] - c.second_regret * (1 if pool[DUEL] > 0 else c.explore - 1))
 
 
 @numba.njit(cache=True)
-def _replay(steps, queues, page_of, shape, initial, folded, c, prefetching):
-    all_queues, pages, kv_heads, capacity, first_token, page_tokens, history, limit = shape
-    alpha_fast, alpha_slow, alpha_profile = c[0], c[1], c[2]
-    w = c[4:11]
-    near_most, near_least, near_shift, margin_shift, credit_most = c[11], c[12], c[13], c[14], c[15]
-    explore, duel_most, first_regret, second_regret = c[16], c[17], c[18], c[19]
-    fold_fast, fold_slow, fold_profile = folded[0], folded[1], folded[2]
-    count, keys, layers = len(steps), all_queues * pages, all_queues // kv_heads
+def _shadow(s, c, step, last, octile, frames):
+    """Whether LRU over the whole pool would miss a page whose last access was in step ``last``; −1 for a new one."""
+    pool, ring, missed = s.pool, s.ring, False
+    if step - pool[SHADOW_NOW] >= spec.SHADOW_STEPS:
+        ring[:] = 0
+        pool[INSIDE], pool[BOUNDARY], pool[SHADOW_NOW] = 0, step << spec.OCTILE_BITS, step
+    while pool[SHADOW_NOW] < step:
+        pool[SHADOW_NOW] += 1
+        for part in range(1 << spec.OCTILE_BITS):
+            old = (pool[SHADOW_NOW] - spec.SHADOW_STEPS << spec.OCTILE_BITS) + part
+            if pool[BOUNDARY] <= old:
+                pool[INSIDE] -= ring[old % len(ring)]
+                pool[BOUNDARY] = old + 1
+            ring[old % len(ring)] = 0
+    if last >= 0 and step - last < spec.SHADOW_STEPS:
+        at = (last << spec.OCTILE_BITS) + octile
+        missed = at + 1 < pool[BOUNDARY]
+        if ring[at % len(ring)]:
+            ring[at % len(ring)] -= 1
+            pool[INSIDE] -= at >= pool[BOUNDARY]
+    at = (step << spec.OCTILE_BITS) + octile
+    ring[at % len(ring)] += 1
+    pool[INSIDE] += at >= pool[BOUNDARY]
+    while pool[INSIDE] > frames:
+        pool[INSIDE] -= ring[pool[BOUNDARY] % len(ring)]
+        pool[BOUNDARY] += 1
+    return missed
 
-    resident, known, flying, unused = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_), np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
-    touched = np.full(keys, -1, np.int64)
-    listed, place, used = np.empty(capacity + 1, np.int64), np.full(keys, -1, np.int64), 0
-    fast, slow, last = np.zeros(keys, np.int64), np.zeros(keys, np.int64), np.full(keys, -1, np.int64)
-    profile, profile_step = np.zeros((all_queues, pages + 1), np.int64), np.zeros((all_queues, pages + 1), np.int64)
-    marginal, miss_rate, credit, boundary, inside, duel, disputed = 0, 0, 0, 0, 0, 0, 0
-    given_by = np.zeros(keys, np.int8)
-    ring = np.zeros((steps[-1] + 2) * OCTILES, np.int64)
-    for queue in range(all_queues):
-        for page in range(history):
-            key = queue * pages + page
-            known[key] = True
-            fast[key], slow[key] = TOP * alpha_fast + 128 >> 8, TOP * alpha_slow + 128 >> 8
-            ring[queue * OCTILES // all_queues] += 1
-            inside += 1
-            while inside > capacity:
-                inside -= ring[boundary]
-                boundary += 1
-        for page in range(initial, history):
-            key = queue * pages + page
-            resident[key], listed[used], place[key] = True, key, used
-            used += 1
 
-    missed, victims = np.zeros(count, np.bool_), np.empty((2 * count, 2), np.int64)
-    evictions = bypasses = issued = useful = late = 0
-    layer_now, aloft, aloft_count = -1, np.empty(limit + 1, np.int64), 0
-    wanted = np.empty(pages * kv_heads, np.int64)
-    for index in range(count):
-        step, queue = steps[index], queues[index]
+@numba.njit(cache=True)
+def _learn(s, c, shape, step, queue, key, missed):
+    """What an access teaches, before its page has a frame."""
+    queues, pages, _, frames = shape
+    pool, new, page = s.pool, not s.known[key], key % pages
+    if not s.resident[key]:
+        pool[REQUESTER] = queue
+    last = -1 if new else s.last[key]
+    if new:
+        s.newest[queue] = page
+        s.fast[key] = s.slow[key] = 0
+        at = queue * (pages + 1) + page
+        s.counts[at] = 0
+    else:
+        idle = min(max(step - last, 1) - 1, spec.FOLDED)
+        s.fast[key] = s.fast[key] * s.fold_fast[idle] >> c.fast_bits
+        s.slow[key] = s.slow[key] * s.fold_slow[idle] >> c.slow_bits
+        at = queue * (pages + 1) + s.newest[queue] - page
+        s.counts[at] = min((1 << c.profile_bits) - 1, _count(s, c, at, step) + 1)
+    s.epochs[at] = (step >> c.epoch_shift) & ((1 << c.epoch_bits) - 1)
+    s.fast[key] += ((1 << c.fast_bits) - 1 - s.fast[key]) * c.alpha_fast + 128 >> 8
+    s.slow[key] += ((1 << c.slow_bits) - 1 - s.slow[key]) * c.alpha_slow + 128 >> 8
+    pool[TURN_STEP], pool[TURN_KEY], s.last[key] = step, key, step
+    groups = 0
+    while 1 << groups + spec.OCTILE_BITS < queues:
+        groups += 1
+    if _shadow(s, c, step, last, queue >> groups, frames):
+        pool[CREDIT] = min(c.credit_most, pool[CREDIT] + 1)
+    if missed:
+        _read(s, c, s.given_by[key])
+    pool[MISS_RATE] += ((65535 if missed else 0) - pool[MISS_RATE]) >> c.miss_rate_shift
+
+
+@numba.njit(cache=True)
+def _replay(steps, queue_of, page_of, shape, s, c, prefetch, history, victims):
+    """[accesses]: missed; evictions, pages prefetched, those of use. The first ``history`` accesses write the history, in step 0."""
+    queues, pages, kv_heads, frames = shape
+    pool, missed, found = s.pool, np.zeros(len(steps), np.bool_), np.zeros(7, np.int64)
+    evictions = issued = useful = 0
+    turn, left_behind = np.int64(-1), np.int64(-1)
+    wanted, floor = np.empty(c.wanted, np.int64), 0
+    for index in range(len(steps)):
+        step, queue = steps[index], queue_of[index]
         key = queue * pages + page_of[index]
-        newest = (first_token + step) // page_tokens
-        layer = queue // kv_heads
-        want = 0
-        if step * layers + layer != layer_now:
-            layer_now = step * layers + layer
-            for i in range(aloft_count):
-                flying[aloft[i]] = False
-            aloft_count = 0
-            if prefetching:
-                wraps = layer + 1 == layers
-                first = 0 if wraps else (layer + 1) * kv_heads * pages
-                for other in range(first, first + kv_heads * pages):
-                    if known[other] and not resident[other]:
-                        va, vb = _value(other, int(wraps), step, newest, pages, fast, slow, last, profile, profile_step, folded, w)
-                        if (va if duel <= 0 else vb) >= marginal << margin_shift:
+        missed[index] = s.known[key] and not s.resident[key]
+        _learn(s, c, shape, step, queue, key, missed[index])
+        useful += s.unused[key]
+        s.unused[key] = False
+        begins = step * queues + queue != turn
+        # The access itself, then what is wanted ahead: each takes a frame, and pages give way until the reserve is free again.
+        target, want, at = key, 0, -1
+        while True:
+            if not s.resident[target]:
+                if pool[USED] >= frames:
+                    victims[evictions] = index - history, _evict(s, c, pages, step, found)
+                    evictions += 1
+                s.resident[target] = s.known[target] = True
+                pool[USED] += 1
+            while frames - pool[USED] < c.reserve:
+                victim = _evict(s, c, pages, step, found)
+                if victim < 0:
+                    break
+                victims[evictions] = index - history, victim
+                evictions += 1
+            if at < 0:
+                if not begins:
+                    break
+                if left_behind >= 0 and s.resident[left_behind * pages : (left_behind + 1) * pages].any():
+                    _sweep(s, c, pages, left_behind, left_behind + 1, step, found)
+                    s.offers[left_behind] = 1 if found[KIND] == 2 else _TOP - found[VALUE]
+                turn, left_behind = step * queues + queue, queue
+                following = (queue + kv_heads) % queues
+                if not prefetch or following == queue or pool[CREDIT] <= 0:
+                    break
+                floor = pool[MARGINAL] << c.margin_shift
+                for other in range(following * pages, following * pages + s.newest[following] + 1):
+                    if not s.resident[other] and want < c.wanted:
+                        first, second, _ = _values(s, c, pages, other, step)
+                        if (first if pool[DUEL] <= 0 else second) >= floor:
                             wanted[want] = other
                             want += 1
-        # The prefetches of the layer, then the access itself, each taking a frame by the same choice of victim.
-        for turn in range(want + 1):
-            demand = turn == want
-            if demand:
-                if known[key]:
-                    at = (last[key] + 1) * OCTILES + queue * OCTILES // all_queues
-                    if step - last[key] < SHADOW_STEPS and at < boundary - 1:
-                        credit = min(credit_most, credit + 1)
-                    if step - last[key] < SHADOW_STEPS or at >= boundary:
-                        ring[at] -= 1
-                    if at >= boundary:
-                        inside -= 1
-                ring[(step + 1) * OCTILES + queue * OCTILES // all_queues] += 1
-                inside += 1
-                while inside > capacity:
-                    inside -= ring[boundary]
-                    boundary += 1
-                allocation = not known[key]
-                miss = known[key] and (not resident[key] or flying[key])
-                missed[index] = miss
-                if miss and not flying[key]:
-                    credit = max(-credit_most, credit - 1)
-                    duel = _regret(given_by[key], duel, explore, duel_most, first_regret, second_regret)
-                if unused[key]:
-                    unused[key] = False
-                    useful += 1
-                    late += int(flying[key])
-                target = key
-            else:
-                if credit <= 0 or aloft_count == limit:
-                    continue
-                target = wanted[turn]
-            if not resident[target]:
-                if used >= capacity:
-                    near = max(near_least, near_most - (miss_rate >> near_shift))
-                    lowest_a, victim_a, lowest_b, victim_b = np.int64(1) << 60, np.int64(-1), np.int64(1) << 60, np.int64(-1)
-                    for i in range(used):
-                        other = listed[i]
-                        if touched[other] == step or other % pages == newest or flying[other]:
-                            continue
-                        over = other < key
-                        va, vb = _value(other, int(over), step, newest, pages, fast, slow, last, profile, profile_step, folded, w)
-                        if over:
-                            va, vb = va * near >> 8, vb * near >> 8
-                        if va < lowest_a or (va == lowest_a and other < victim_a):
-                            lowest_a, victim_a = va, other
-                        if vb < lowest_b or (vb == lowest_b and other < victim_b):
-                            lowest_b, victim_b = vb, other
-                    second = duel > 0
-                    tag = 0
-                    if victim_a != victim_b:
-                        disputed += 1
-                        if disputed % explore == 0:
-                            second = not second
-                        tag = 2 if second else 1
-                    lowest, victim = (lowest_b, victim_b) if second else (lowest_a, victim_a)
-                    if victim < 0:
-                        if demand:
-                            bypasses += 1
-                            continue
-                        continue
-                    if demand:
-                        marginal += lowest - marginal >> 3
-                    resident[victim], unused[victim] = False, False
-                    given_by[victim] = tag
-                    used -= 1
-                    listed[place[victim]] = listed[used]
-                    place[listed[used]] = place[victim]
-                    victims[evictions, 0], victims[evictions, 1] = index, victim
-                    evictions += 1
-                resident[target], listed[used], place[target] = True, target, used
-                used += 1
-                if not demand:
-                    flying[target] = unused[target] = True
-                    aloft[aloft_count] = target
-                    aloft_count += 1
-                    issued += 1
-                    credit -= 1
-                    duel = _regret(given_by[target], duel, explore, duel_most, first_regret, second_regret)
-                    continue
-                known[key] = True
-            if demand:
-                touched[key] = step
-                miss_rate += ((TOP if miss else 0) - miss_rate) >> 10
-                if allocation:
-                    fast[key] = slow[key] = 0
-                else:
-                    idle = min(step - last[key] - 1, FOLDED)
-                    if idle > 0:
-                        fast[key] = fast[key] * fold_fast[idle] >> 16
-                        slow[key] = slow[key] * fold_slow[idle] >> 16
-                    d = newest - page_of[index]
-                    kept = profile[queue, d] * fold_profile[min(step - profile_step[queue, d], FOLDED)] >> 16
-                    profile[queue, d], profile_step[queue, d] = min(TOP, kept + alpha_profile * 256), step
-                fast[key] += (TOP - fast[key]) * alpha_fast + 128 >> 8
-                slow[key] += (TOP - slow[key]) * alpha_slow + 128 >> 8
-                last[key] = step
-    return missed, victims[:evictions], bypasses, issued, useful, late
+            at += 1
+            if at == want or pool[CREDIT] <= 0:
+                break
+            target = wanted[at]
+            s.unused[target] = True
+            issued += 1
+            _read(s, c, s.given_by[target])
+    return missed, evictions, issued, useful
 
 
 def run_kelp(timeline: Timeline, *, capacity: int, constants: Constants = Constants(), prefetch: bool = True, record: bool = False) -> Outcome:
     """Replay under `kelp`, pooled."""
-    s = timeline.sequence
-    shape = (s.queues, s.final_pages, s.kv_heads, capacity, s.first_token, s.page_tokens, s.history_pages, PREFETCH_PER_HEAD * s.kv_heads)
-    numbers = np.array(dataclasses.astuple(constants), np.int64)
-    folded = np.stack([folds(a) for a in numbers[:4].tolist()]).astype(np.int64)
-    columns = (a.astype(np.int64) for a in (s.step, s.queue, s.page))
-    missed, victims, *counts = _replay(*columns, shape, s.initial_pages(capacity).start, folded, numbers, prefetch)
-    outcome = Outcome(missed, *counts)
+    t, c = timeline.sequence, _Numbers(*dataclasses.astuple(constants))
+    queues, pages = t.queues, t.final_pages
+    keys, history = queues * pages, t.history_pages * queues
+
+    def zeros(count, kind=np.int64):
+        return np.zeros(count, kind)
+
+    profile = queues * (pages + 1)
+    state = _State(
+        *(zeros(keys, bool) for _ in range(3)), *(zeros(keys) for _ in range(4)), zeros(profile), zeros(profile), np.full(queues, -1), zeros(queues),
+        zeros(spec.SHADOW_STEPS << spec.OCTILE_BITS), _folds(c.alpha_fast, c.fast_bits), _folds(c.alpha_slow, c.slow_bits), zeros(SWEPT + 1))
+    first = np.arange(history)
+    steps, queue, page = (np.concatenate([a, b]).astype(np.int64) for a, b in (
+        (first * 0, t.step + 1), (first % queues, t.queue), (first // queues, t.page)))
+    victims = np.empty((2 * len(steps) + 2 * keys, 2), np.int64)
+    missed, evictions, issued, useful = _replay(steps, queue, page, (queues, pages, t.kv_heads, capacity), state, c, prefetch, history, victims)
+    outcome = Outcome(missed[history:], 0, issued, useful)
     if record:
-        outcome.victims = [tuple(v) for v in victims.tolist()]
+        outcome.victims = [(max(-1, index), key) for index, key in victims[:evictions].tolist()]
     return outcome

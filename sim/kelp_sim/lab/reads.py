@@ -45,13 +45,13 @@ def quest_reads(trace: Trace) -> np.ndarray:
     return reads
 
 
-def timeline(path: str | Path, rule: str = "recorded", accesses: int | None = None) -> Timeline:
-    """The accesses of a recording (whole steps holding at least ``accesses``; all by default); TraceError where it cannot be used."""
+def timeline(path: str | Path, rule: str = "recorded", accesses: int | None = None, first_step: int = 0) -> Timeline:
+    """The accesses of a recording from ``first_step`` on (whole steps holding at least ``accesses``; all by default); TraceError where it cannot be used."""
     trace = read(path)
     if rule not in RULES:
         raise ValueError(f"read rule {rule!r} is refused; legal: {', '.join(RULES)}")
     if rule == "quest":
         trace = dataclasses.replace(trace, reads=quest_reads(trace))
-    sequence = access_sequence(trace, accesses=accesses)
-    mass = trace.mass.reshape(trace.queues, trace.steps, trace.pages)[sequence.queue, sequence.step, sequence.page]
+    sequence = access_sequence(trace, first_step=first_step, accesses=accesses)
+    mass = trace.mass.reshape(trace.queues, trace.steps, trace.pages)[sequence.queue, first_step + sequence.step, sequence.page]
     return Timeline.of(sequence, mass)

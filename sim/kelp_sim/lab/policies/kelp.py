@@ -1,238 +1,248 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`kelp`: two-rate access frequency, a profile over distance, the order of the step, a second opinion, and prefetch out of what LRU would have read.
+"""`kelp` as the device does it (docs/policy.md): two frequencies and a profile over distance, two opinions, one pool, prefetch out of what LRU would have read.
 
-Integer throughout; the pseudocode for hardware is docs/lab.md, "The policy `kelp`". :mod:`..fast_kelp` is the compiled form, equal in every decision.
+The golden model lends its table of folds and its LRU shadow; the rest is written here for the lab. :mod:`..fast_kelp` is the compiled form, with arithmetic
+of its own, equal in every decision to this one and to golden lock-step. :class:`Constants` are hardware's unless told otherwise.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numpy as np
-
-from kelp_golden.arithmetic import exponent, halving
-from kelp_spec.scores import idle_constants
+from kelp_golden.kelp_policy import Shadow, fold_table
+from kelp_spec import policy as spec
 
 from ..engine import Access, Policy, Pool
 
-__all__ = ["Constants", "Kelp", "KelpNoPrefetch", "folds"]
+__all__ = ["Constants", "Kelp", "KelpNoPrefetch"]
 
-TOP = 65535
-OCTILES = 8            #: the LRU shadow orders the pages of one step by eighths of the queues
-SHADOW_STEPS = 256     #: steps that it remembers
-FOLDED = 2048          #: idle steps beyond this count as this many
+_TOP = 1 << 40                     #: an offer is this minus the value of the page offered
+_ORDINARY, _TOUCHED, _NEWEST = range(3)
+_EVERY = -1                        #: in place of a queue: the whole pool was swept
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Everything that was tuned; none of it knows a layer, a head or a trace. α in 1/256, weights in 1/16, near in 1/256."""
+    """None of them knows a layer, a head or a trace. Some also undo what hardware simplifies (docs/lab.md). ValueError where one makes no sense."""
 
-    alpha_fast: int = 56
-    alpha_slow: int = 8
-    alpha_profile: int = 4
-    alpha_recent: int = 8
-    weight_fast: int = 12
-    weight_slow: int = 16
-    weight_profile: int = 16   #: first opinion: the profile here and one page on
-    weight_next: int = 8
-    second_profile: int = 4    #: second opinion: less of the profile, and how recent the last access is
-    second_next: int = 2
-    second_recent: int = 4
-    near_most: int = 216       #: factor of a page whose turn in this step is over, when nothing misses
-    near_least: int = 128
-    near_shift: int = 7        #: it falls by miss rate >> this
-    margin_shift: int = 1      #: a prefetch must be worth the marginal page << this
-    credit_most: int = 256
-    explore: int = 16          #: of disputed evictions one in so many goes to the opinion that is not followed
-    duel_most: int = 1024
-    first_regret: int = 3      #: what a miss of a page that the first opinion alone gave away counts
-    second_regret: int = 4     #: and the second
+    alpha_fast: int = spec.ALPHA_FAST
+    alpha_slow: int = spec.ALPHA_SLOW
+    fast_bits: int = spec.FAST_BITS
+    slow_bits: int = spec.SLOW_BITS
+    weight_fast: int = spec.WEIGHT_FAST
+    weight_slow: int = 1
+    weight_profile: int = 1 << spec.PROFILE_SHIFT    #: of one count, in the first opinion
+    weight_next: int = 0                             #: and of one a page farther from the newest
+    profile_bits: int = spec.PROFILE_BITS
+    epoch_bits: int = spec.EPOCH_BITS
+    epoch_shift: int = spec.EPOCH_SHIFT
+    turn: int = 1                                    #: 0: a page whose turn in this step is over does not count that turn as idle
+    near_most: int = spec.NEAR_MOST
+    near_least: int = spec.NEAR_LEAST
+    near_shift: int = spec.NEAR_SHIFT
+    miss_rate_shift: int = spec.MISS_RATE_SHIFT
+    marginal_shift: int = spec.MARGINAL_SHIFT
+    margin_shift: int = spec.MARGIN_SHIFT
+    credit_most: int = spec.CREDIT_MOST
+    explore: int = spec.EXPLORE                      #: 0: the first opinion alone
+    duel_most: int = spec.DUEL_MOST
+    first_regret: int = spec.FIRST_REGRET
+    second_regret: int = spec.SECOND_REGRET
+    sweeps: int = spec.SWEEPS                        #: 0: the best page of the whole pool
+    sweeps_most: int = spec.SWEEPS_MOST
+    wanted: int = spec.WANTED
+    reserve: int = 1                                 #: frames kept free; 0: a page gives way before another takes its frame
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            least = int(name in ("sweeps_most", "wanted", "fast_bits", "slow_bits", "profile_bits"))
+            most = 256 if name.startswith("alpha") else 24 if name.endswith(("bits", "shift")) else 1 << 20
+            if not least <= value <= most:
+                raise ValueError(f"{name} = {value} of policy kelp is refused; legal: {least} … {most}")
 
 
-@functools.cache
-def folds(alpha: int) -> np.ndarray:
-    """[FOLDED + 1]: what n idle steps leave of 65536 (docs/arithmetic.md, lazy fold)."""
-    table = np.minimum(TOP, halving(exponent(np.arange(FOLDED + 1), *idle_constants(alpha))))
-    table[0] = 1 << 16
-    return table
+class Candidate(NamedTuple):
+    """Sorts as it is taken."""
+
+    kind: int      #: ordinary, touched in this step, the queue's newest page
+    value: int
+    key: int
 
 
 class Kelp(Policy):
-    """State per page: fast and slow frequency, step of the last access, who gave it away. Per queue and distance: the profile. Per pool: a ring."""
-
     id = "kelp"
     scopes = ("pooled",)
-    bits = 16 + 16 + 24 + 2 + 16 + 12    # fast, slow, last_step, given_by; the profile has as many entries as there are pages
+    bits = spec.SCORE_WORD_BITS + 24 + spec.GIVEN_BITS + spec.PROFILE_BITS + spec.EPOCH_BITS    # 24: last_step; the profile has an entry for each page
     prefetches = True
+    evicts_in_use = writes_history = True
 
     def __init__(self, pool: Pool, constants: Constants = Constants()):
         super().__init__(pool)
         c = self.constants = constants
-        self.fold_fast, self.fold_slow = folds(c.alpha_fast), folds(c.alpha_slow)
-        self.fold_profile, self.fold_recent = folds(c.alpha_profile), folds(c.alpha_recent)
-        keys = pool.all_queues * pool.pages
-        self.fast, self.slow = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
-        self.last = np.full(keys, -1, np.int64)
-        self.profile = np.zeros((pool.all_queues, pool.pages + 1), np.int64)
-        self.profile_step = np.zeros((pool.all_queues, pool.pages + 1), np.int64)
-        self.marginal = self.miss_rate = self.credit = 0
-        self.missed = False
-        self.given_by = np.zeros(keys, np.int8)    # 1, 2: the opinion that alone gave this page away
-        self.duel = self.disputed = 0              # above 0: the second opinion is followed
-        # The LRU shadow: pages by (step, octile) of their last access; those at `boundary` and after fill the pool.
-        self.ring: dict[int, int] = {}
-        self.boundary = self.inside = 0
-        for key in pool.history:
-            self._touch(key, -1, allocation=True)
-            self._enter(key, -1)
-
-    # --- scores -----------------------------------------------------------------------------------------------------------------
-
-    def _touch(self, key: int, step: int, *, newest: int = 0, allocation: bool = False) -> None:
-        c = self.constants
-        if allocation:
-            self.fast[key] = self.slow[key] = 0
-        else:
-            idle = min(step - int(self.last[key]) - 1, FOLDED)
-            if idle > 0:
-                self.fast[key] = int(self.fast[key]) * int(self.fold_fast[idle]) >> 16
-                self.slow[key] = int(self.slow[key]) * int(self.fold_slow[idle]) >> 16
-            queue, page = divmod(key, self.pool.pages)
-            distance = newest - page
-            kept = self.fold_profile[min(step - int(self.profile_step[queue, distance]), FOLDED)]
-            now = (int(self.profile[queue, distance]) * int(kept) >> 16) + c.alpha_profile * 256
-            self.profile[queue, distance] = min(TOP, now)
-            self.profile_step[queue, distance] = step
-        self.fast[key] += (TOP - int(self.fast[key])) * c.alpha_fast + 128 >> 8
-        self.slow[key] += (TOP - int(self.slow[key])) * c.alpha_slow + 128 >> 8
-        self.last[key] = step
-
-    def values(self, keys: np.ndarray, now: Access, over: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What ``keys`` are worth at their next turn, in both opinions; ``over``: their turn in this step has passed, so that it counts as idle."""
-        c, pages = self.constants, self.pool.pages
-        idle = np.minimum(now.step - self.last[keys] - 1 + over, FOLDED)
-        queue, distance = keys // pages, now.newest - keys % pages
-
-        def profile(at):
-            kept = self.fold_profile[np.minimum(now.step - self.profile_step[queue, at], FOLDED)]
-            return self.profile[queue, at] * kept >> 16
-
-        common = c.weight_fast * (self.fast[keys] * self.fold_fast[idle] >> 16) + c.weight_slow * (self.slow[keys] * self.fold_slow[idle] >> 16)
-        here, ahead = profile(distance), profile(distance + 1)
-        first = common + c.weight_profile * here + c.weight_next * ahead
-        second = common + c.second_profile * here + c.second_next * ahead + c.second_recent * self.fold_recent[idle]
-        return first >> 4, second >> 4
-
-    @property
-    def near(self) -> int:
-        c = self.constants
-        return max(c.near_least, c.near_most - (self.miss_rate >> c.near_shift))
-
-    def victim(self, now: Access) -> int | None:
-        keys = self.pool.open(now)
-        if not len(keys):
-            return None
-        over = keys < now.key
-        values = [np.where(over, value * self.near >> 8, value) for value in self.values(keys, now, over)]
-        choices = [int(np.argmin(value)) for value in values]
-        follow, self.tag = int(self.duel > 0), 0
-        if choices[0] != choices[1]:
-            self.disputed += 1
-            if self.disputed % self.constants.explore == 0:
-                follow = 1 - follow
-            self.tag = follow + 1
-        self.lowest = int(values[follow][choices[follow]])
-        return int(keys[choices[follow]])
+        self.reserve = c.reserve
+        self.fold_fast, self.fold_slow = fold_table(c.alpha_fast, c.fast_bits), fold_table(c.alpha_slow, c.slow_bits)
+        queues, keys = pool.all_queues, pool.all_queues * pool.pages
+        self.fast, self.slow, self.last, self.given_by = ([0] * keys for _ in range(4))
+        self.counts, self.epochs = ([[0] * (pool.pages + 1) for _ in range(queues)] for _ in range(2))    # by queue and distance from its newest page
+        self.newest = [-1] * queues
+        self.offers = [0] * queues    # how gladly each queue gave a page when it was asked last; 0: not at all
+        self.miss_rate = self.marginal = self.credit = self.duel = self.disputed = self.requester = 0
+        self.shadow = Shadow()
+        self.octile = max(0, (queues - 1).bit_length() - spec.OCTILE_BITS)
+        self.turn = None              # (step, key) of the latest access
+        self.left = self.entered = None    # the queue that the latest access left, the one that it came to
 
     # --- accesses ---------------------------------------------------------------------------------------------------------------
-
     def seen(self, now: Access, missed: bool) -> None:
-        self._shadow(now)
-        key, pool = now.key, self.pool
-        known = bool(pool.known[key])
-        if missed and not pool.in_flight[key]:
-            self.credit = max(-self.constants.credit_most, self.credit - 1)
-            self._regret(int(self.given_by[key]))
-        self.allocation, self.missed = not known, missed
+        c, key, queue, step, pool = self.constants, now.key, now.queue, now.step + 1, self.pool    # the device wrote its history in step 0
+        new = not pool.known[key]
+        if not pool.resident[key]:
+            self.requester = queue
+        if new:
+            self.newest[queue] = now.page
+            fast = slow = 0
+            at, count = now.page, 0    # the farthest distance that there is now starts from nothing
+        else:
+            fast, slow = self._folded(key, max(step - self.last[key], 1) - 1)
+            at = self.newest[queue] - now.page
+            count = min((1 << c.profile_bits) - 1, self._count(queue, at, step) + 1)
+        self.counts[queue][at], self.epochs[queue][at] = count, step >> c.epoch_shift & (1 << c.epoch_bits) - 1
+        self.fast[key] = fast + (((1 << c.fast_bits) - 1 - fast) * c.alpha_fast + 128 >> 8)
+        self.slow[key] = slow + (((1 << c.slow_bits) - 1 - slow) * c.alpha_slow + 128 >> 8)
+        if self.shadow.access(step, None if new else self.last[key], queue >> self.octile, pool.frames):
+            self.credit = min(c.credit_most, self.credit + 1)
+        if missed:
+            self._read(key)
+        self.miss_rate += ((65535 if missed else 0) - self.miss_rate) >> c.miss_rate_shift
+        before = self.turn and (self.turn[0], self.turn[1] // pool.pages)
+        if before != (step, queue):
+            self.left, self.entered = before and before[1], queue
+        self.turn, self.last[key] = (step, key), step
 
-    def _regret(self, given_by: int) -> None:
-        """A page that one opinion alone gave away is missed: as much against it as it had turns, so the one that is not followed counts for more."""
+    def _folded(self, key: int, idle: int) -> tuple[int, int]:
+        c, idle = self.constants, min(idle, spec.FOLDED)
+        return self.fast[key] * self.fold_fast[idle] >> c.fast_bits, self.slow[key] * self.fold_slow[idle] >> c.slow_bits
+
+    def _count(self, queue: int, distance: int, step: int) -> int:
+        c = self.constants
+        return self.counts[queue][distance] >> ((step >> c.epoch_shift) - self.epochs[queue][distance] & (1 << c.epoch_bits) - 1)
+
+    def _read(self, key: int) -> None:
+        """A page is read from flash: as much against the opinion that alone gave it away as it had turns, so the one that is not followed counts for more."""
         c, seldom = self.constants, self.constants.explore - 1
-        if given_by == 1:
+        self.credit = max(-c.credit_most, self.credit - 1)
+        if self.given_by[key] == 1:
             self.duel = min(c.duel_most, self.duel + c.first_regret * (1 if self.duel <= 0 else seldom))
-        elif given_by == 2:
+        elif self.given_by[key] == 2:
             self.duel = max(-c.duel_most, self.duel - c.second_regret * (1 if self.duel > 0 else seldom))
 
-    def hit(self, key: int, now: Access) -> None:
-        self._done(now)
+    # --- what a page is worth -----------------------------------------------------------------------------------------------------
+    def _values(self, key: int, step: int) -> tuple[int, int, bool]:
+        """First and second opinion, before the factor, and whether the page's turn in this step is over."""
+        c, (queue, page) = self.constants, divmod(key, self.pool.pages)
+        over = self.turn[0] == step and key < self.turn[1]
+        fast, slow = self._folded(key, max(step - self.last[key], 1) - 1 + (over and c.turn))
+        common, distance = c.weight_fast * fast + c.weight_slow * slow, self.newest[queue] - page
+        profile = c.weight_profile * self._count(queue, distance, step)
+        if c.weight_next:
+            profile += c.weight_next * self._count(queue, distance + 1, step)
+        return common + profile, common, over
 
-    def admitted(self, key: int, now: Access | None) -> None:
-        if now is not None and key == now.key and not self.pool.in_flight[key]:
-            self._done(now)
+    def _sweep(self, queue: int, now: Access, other: bool = False) -> list[Candidate]:
+        """The queue's resident pages, best victim first, in the opinion followed or in the other one."""
+        c, pool, step, found = self.constants, self.pool, now.step + 1, []
+        near = max(c.near_least, c.near_most - (self.miss_rate >> c.near_shift))
+        for page in range(self.newest[queue] + 1):
+            key = queue * pool.pages + page
+            if pool.resident[key]:
+                first, second, over = self._values(key, step)
+                value = second if (self.duel > 0) != other else first
+                kind = _NEWEST if page == self.newest[queue] else _TOUCHED if self.last[key] == step else _ORDINARY
+                found.append(Candidate(kind, value * near >> 8 if over else value, key))
+        return sorted(found)
 
-    def _done(self, now: Access) -> None:
-        self.miss_rate += ((TOP if self.missed else 0) - self.miss_rate) >> 10
-        self._touch(now.key, now.step, newest=now.newest, allocation=self.allocation)
+    # --- who gives way ------------------------------------------------------------------------------------------------------------
+    def _asked(self, now: Access, queue: int) -> list[Candidate]:
+        found = self._sweep(queue, now)
+        self._offer(queue, found)
+        return found
+
+    def _offer(self, queue: int, found: list[Candidate]) -> None:
+        if queue != _EVERY:
+            self.offers[queue] = 0 if not found else 1 if found[0].kind else _TOP - found[0].value
+
+    def _best(self) -> int:
+        return self.offers.index(max(self.offers))
+
+    def _queue(self, now: Access) -> tuple[int, list[Candidate]]:
+        """The queue that gives and its pages. What a queue offers was true when it was swept last, so a second one may be asked."""
+        c, queue, worthy = self.constants, self._best(), 0
+        if not c.sweeps:
+            return _EVERY, sorted(c for q in self.pool.queues for c in self._sweep(q, now))
+        if not self.offers[queue]:
+            queue = self.requester
+        for _ in range(c.sweeps_most):
+            found, swept = self._asked(now, queue), queue
+            worthy += bool(found) and found[0].kind == _ORDINARY
+            queue = self._best()
+            if worthy == c.sweeps or queue == swept or self.offers[queue] <= 1:
+                break
+        if not (found and found[0].kind == _ORDINARY) and self.requester != swept:
+            asks = self._asked(now, self.requester)      # nothing but pages in use: the queue that asks gives
+            if asks:
+                return self.requester, asks
+        for _ in self.pool.queues:
+            if found:
+                break
+            swept = (swept + 1) % self.pool.all_queues
+            found = self._sweep(swept, now)
+        return swept, found
+
+    def victim(self, now: Access) -> int | None:
+        c = self.constants
+        queue, found = self._queue(now)
+        if not found:
+            return None
+        chosen, left, self.tag = found[0], found[1:], 0
+        if chosen.kind == _ORDINARY:
+            other = min(c for q in (self.pool.queues if queue == _EVERY else [queue]) for c in self._sweep(q, now, other=True)[:1])
+            if c.explore and other.key != chosen.key:
+                self.disputed = (self.disputed + 1) % c.explore
+                self.tag = 2 if self.duel > 0 else 1
+                if not self.disputed:
+                    chosen, left, self.tag = other, found, 3 - self.tag
+            self.marginal += chosen.value - self.marginal >> c.marginal_shift
+        self._offer(queue, left)
+        return chosen.key
 
     def evicted(self, key: int, now: Access) -> None:
         self.given_by[key] = self.tag
-        if not self.prefetching:
-            self.marginal += self.lowest - self.marginal >> 3
 
-    prefetching = False
+    # --- after an access ------------------------------------------------------------------------------------------------------------
+    def after(self, now: Access) -> None:
+        """The queue left behind is valued anew: in the next step a page in use will be one like any other."""
+        found = self._sweep(self.left, now) if self.left is not None else ()
+        if found:
+            self.offers[self.left] = 1 if found[0].kind == _NEWEST else _TOP - found[0].value
+        self.left = None
 
-    # --- prefetch ---------------------------------------------------------------------------------------------------------------
-
-    def prefetch(self, now: Access):
-        c, pool = self.constants, self.pool
-        layer = now.layer + 1
-        wraps = layer == pool.layers
-        queue = 0 if wraps else layer * pool.kv_heads
-        keys = np.arange(queue * pool.pages, (queue + pool.kv_heads) * pool.pages)
-        keys = keys[pool.known[keys] & ~pool.resident[keys]]
-        worth = self.values(keys, now, np.full(len(keys), int(wraps)))[int(self.duel > 0)]
-        floor = self.marginal << c.margin_shift
-        self.prefetching = True
-        for key in keys[worth >= floor].tolist():
+    def ahead(self, now: Access):
+        """After the first access of a queue in a step: the next layer's queue is looked through."""
+        c, pool, queue, self.entered = self.constants, self.pool, self.entered, None
+        if queue is None or pool.layers == 1 or self.credit <= 0:
+            return
+        following = (queue + pool.kv_heads) % pool.all_queues
+        first, opinion, floor = following * pool.pages, int(self.duel > 0), self.marginal << c.margin_shift
+        away = (key for key in range(first, first + self.newest[following] + 1) if not pool.resident[key])
+        for key in [key for key in away if self._values(key, now.step + 1)[opinion] >= floor][: c.wanted]:
             if self.credit <= 0:
                 break
             yield key
-        self.prefetching = False
 
     def fetched(self, key: int) -> None:
-        self.credit -= 1
-        self._regret(int(self.given_by[key]))
-
-    # --- what pooled LRU would have read ----------------------------------------------------------------------------------------
-
-    def _bucket(self, key: int, step: int) -> int:
-        return (step + 1) * OCTILES + key // self.pool.pages * OCTILES // self.pool.all_queues
-
-    def _enter(self, key: int, step: int) -> None:
-        at = self._bucket(key, step)
-        self.ring[at] = self.ring.get(at, 0) + 1
-        self.inside += 1
-        while self.inside > self.pool.frames:
-            self.inside -= self.ring.get(self.boundary, 0)
-            self.boundary += 1
-
-    def _shadow(self, now: Access) -> None:
-        """Count an LRU miss as credit, then move the page to now."""
-        key = now.key
-        if self.pool.known[key]:
-            last = int(self.last[key])
-            at = self._bucket(key, last)
-            if now.step - last < SHADOW_STEPS:
-                if at < self.boundary - 1:
-                    self.credit = min(self.constants.credit_most, self.credit + 1)
-                self.ring[at] -= 1
-                if at >= self.boundary:
-                    self.inside -= 1
-            elif at >= self.boundary:
-                self.ring[at] -= 1
-                self.inside -= 1
-        self._enter(key, now.step)
+        self._read(key)
 
 
 class KelpNoPrefetch(Kelp):
