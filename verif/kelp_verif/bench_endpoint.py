@@ -142,7 +142,9 @@ def miss_rows(config_name: str = "64x64", *, policy: Policy = Policy.EMA) -> Ite
             driver.session_command(0, SessionCommand.ADVANCE, 1)
         listed = [np.flatnonzero(states[q] == PageState.RESIDENT) for q in range(24)]
         most = max(range(24), key=lambda q: len(listed[q]))
-        where = [(most, p) for p in listed[most]] if name == ".one_hot_queue" else [(q, listed[q][0]) for q in range(24)]
+        # A page of every queue that has any, then another one of each.
+        spread = [(q, p) for k in range(32) for q in range(24) for p in listed[q][k : k + 1]]
+        where = [(most, p) for p in listed[most]] if name == ".one_hot_queue" else spread
         hot = np.array([pages[at] for at in where[:STREAMS]])
         opcode = WRITE if name == ".dirty" else READ
         fraction, answered, cycles = _storm(driver, opcode, pages[states == PageState.COLD][:240, 0], hot, hits)
