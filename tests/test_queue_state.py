@@ -25,7 +25,7 @@ def run(config, test, **params):
 @pytest.mark.parametrize("config", [named("unit"), WIDE], ids=["unit", "wide"])
 def test_queue_state_is_its_golden_model(config):
     records = run(config, "random_results", rounds=25).records
-    assert records["checks"] == 25 and records["results"] > 300 and records["roots"] > 10
+    assert records["checks"] == 25 and records["results"] > 300 and records["roots"] > 10 and records["offers"] > 5
 
 
 def test_an_event_costs_one_walk_over_640_queues():

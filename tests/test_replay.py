@@ -249,6 +249,26 @@ def test_rtl_agrees_with_the_golden_model(longer, tmp_path, mode):
 
 
 @pytest.mark.timeout(1500)
+def test_kelp_is_one_policy_in_lab_golden_and_rtl(tmp_path):
+    """One trace, one residency: `kelp lab`, golden lock-step and RTL lock-step report the same hits, misses and flash reads; at full speed all is judged."""
+    path = save(tmp_path / "t.npz", contents(layers=3, prefill_tokens=48, steps=48, tokens=96))
+    assert kelp("lab", str(path), "--residency", "0.5", "--policy", "kelp", "--json", str(tmp_path / "lab.json")).returncode == 0
+    rows = json.loads((tmp_path / "lab.json").read_text(encoding="utf-8"))["rows"]
+    lab = next(r for r in rows if r["policy"] == "kelp")
+    wanted = {"accesses": lab["accesses"], "demand_misses": lab["demand_misses"], "prefetches": lab["prefetch_issued"], "hit_rate": lab["hit_rate"],
+              "flash_reads": lab["flash_reads"]}
+    assert wanted["demand_misses"] > 200 and wanted["prefetches"] > 20
+    choice = "--residency", "0.5", "--policy", "kelp", "--formats", "raw16"
+    for engine in (("--engine", "golden"), ("--lockstep",), ("--free-running",)):
+        done = kelp("replay", str(path), *engine, *choice, "--json", str(tmp_path / "r.json"), timeout=1500)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+        assert not found["mismatches"]
+        if engine != ("--free-running",):     # where prefetches take their time
+            assert {name: found[name] for name in wanted} == wanted, engine
+
+
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("mode", "plant"), [("--lockstep", "victim"), *(("--free-running", plant) for plant in ("victim", "commit", "bit"))])
 def test_a_planted_fault_is_found(longer, tmp_path, mode, plant):
     done = kelp("replay", str(longer), mode, *RTL, "--plant", plant, "--json", str(tmp_path / "r.json"), timeout=1500)

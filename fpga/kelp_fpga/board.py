@@ -16,7 +16,9 @@ from .block_store import BlockStore
 from .board_registers import IDENT, BoardRegister, Control, Status
 from .bridge import HostBridge
 from .cold_store import ColdStore
+from .configs import FIRST_LIGHT
 from .memory_test import MemoryTest
+from .no_endpoint import NoEndpoint
 from .sdram import Sdram
 from .sdram_core import SdramPins
 from .self_test import SelfTest
@@ -77,7 +79,7 @@ class Board(wiring.Component):
         s.receiver = receiver = UartReceiver(divisor=self.divisor)
         s.transmitter = transmitter = UartTransmitter(divisor=self.divisor)
         s.bridge = bridge = HostBridge(patience=20 * self.divisor)
-        endpoint = Endpoint(config=c)
+        endpoint = (NoEndpoint if c.name == FIRST_LIGHT else Endpoint)(config=c)
         arbiter = AxiArbiter(managers=3, address_bits=_ADDRESS_BITS, id_bits=port.id_bits)
         ids = port.id_bits + arbiter.select_bits
         cold = ColdStore(config=c, first_line=self.cold_first, lines=self.lines - self.cold_first, address_bits=_ADDRESS_BITS)

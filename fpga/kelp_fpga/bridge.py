@@ -8,9 +8,10 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_hw.layouts import MESSAGES
+from kelp_hw.skid import Skid
 from kelp_spec.messages import M2SReq
 
-from .framing import Deframer, Framer
+from .framing import Deframer, Framer, body_byte
 from .link_receiver import LinkReceiver, injected
 from .link_sender import LinkSender
 from .protocol import BOARD_REPLY, BOARD_REQUEST, TO_DEVICE, Kind
@@ -73,7 +74,10 @@ class HostBridge(wiring.Component):
         m.submodules.receiver = receiver = LinkReceiver()
         m.submodules.sender = sender = LinkSender(patience=self.patience)
         connect(m, flipped(self.i), deframer.i)
-        connect(m, sender.o, framer.i)
+        # Whether the framer must escape a byte hangs on the sender's memory, whose address hangs on whether the framer takes the byte: a register between.
+        m.submodules.to_framer = to_framer = Skid(body_byte)
+        connect(m, sender.o, to_framer.i)
+        connect(m, to_framer.o, framer.i)
         connect(m, framer.o, flipped(self.o))
         connect(m, flipped(self.inject), receiver.inject)
         draining, nonce = Signal(), Signal(32)

@@ -122,7 +122,7 @@ class SelfTest(wiring.Component):
         m.d.comb += answer.eq(Mux(write, WRITTEN & ~0x7F | self.ndr.p.opcode,
                                   Mux(k == _LINE, self.drs.p.opcode | Mux(self.drs.p.poison, POISON, 0), self.drs.p.data.word_select(k[:6], 8))))
 
-        m.d.comb += self.passed.eq(self.done & (self.check == 0) & Cat(result[p.name.lower()] == State.PASSED for p in Part).all())
+        m.d.comb += self.passed.eq(self.done & (self.check == 0) & Cat(result[p.name.lower()] == State.PASSED for p in self.program.parts).all())
         with m.FSM():
             with m.State("IDLE"):
                 with m.If(self.start):

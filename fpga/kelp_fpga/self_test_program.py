@@ -25,6 +25,8 @@ from kelp_spec.messages import S2MDRS, S2MNDR
 from kelp_spec.metadata import LAYER_RANGES
 from kelp_spec.registers import COUNTERS, RegisterMap, SessionCommand
 
+from .configs import FIRST_LIGHT
+
 __all__ = ["INSTRUCTION", "PART_NAMES", "POISON", "WRITTEN", "Op", "Part", "Program", "State", "Writer", "program"]
 
 POISON = 1 << 3                        #: in a read's status byte
@@ -73,6 +75,11 @@ class Program:
 
     rom: bytes
     checks: tuple[tuple[Part, str], ...]
+
+    @property
+    def parts(self) -> frozenset[Part]:
+        """What is tested with it; the memory always is."""
+        return frozenset({Part.MEMORY, *(part for part, _ in self.checks)})
 
 
 def patterns() -> np.ndarray:
@@ -162,7 +169,9 @@ class Writer:
 
 
 def program(config: Config) -> Program:
-    """The program of one configuration; ValueError when that is too small for it."""
+    """The program of one configuration; ValueError when that is too small for it. `first_light` has nothing that a program could test."""
+    if config.name == FIRST_LIGHT:
+        return Writer(config).finish()
     if config.queues < len(_QUEUES) + 1:
         raise ValueError(f"configuration {config.name!r} is refused by the self-test: queues = {config.queues}; legal: {len(_QUEUES) + 1} and up")
     w = Writer(config)

@@ -30,7 +30,7 @@ _FIELDS = {
     "miss": (*_ORIGIN, "session", "squeue", "page", "miss", "pool", "frame", "failed", "miss_kind", "lost", "source", "slot"),
     "control": ("session", "squeue", "page", "delta"),
     "hint": ("session", "squeue", "page", "mass", "delta"),
-    "evict": ("session", "squeue", "page", "pool", "frame", "failed", "slot", "delta", "written"),
+    "evict": ("session", "squeue", "page", "pool", "frame", "failed", "slot", "mass", "delta", "written"),
     "prefetch": ("session", "squeue", "page", "source"),
 }
 _REQUEST = (*_ORIGIN, "session", "squeue", "page", "refused", "no_memory")

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import Answer, Event, MissKind, Op, Outcome, PageState, ScoreEvent
+from kelp_spec.policy import GIVEN_BITS
 
 from .layouts import Layouts
 
@@ -18,12 +19,13 @@ __all__ = ["Decide", "context_layout", "strobes_layout"]
 def context_layout(config: Config) -> data.StructLayout:
     """What M3 knows of an op besides its word.
 
-    `valid`; `event`: the op is a request and refused; `is_open`, `usable` (open and not closing), `step`: its session; `format_k`, `format_v`: its queue's;
+    `valid`; `event`: the op is a request and refused; `is_open`, `usable` (open and not closing), `step`: its session; `format_k`, `format_v`,
+    `policy`: its queue's;
     `frame_peek`: PEEK is of a frame; `can_*`, `frame`: its pool (`kelp_hw.pools`); `miss`, `empty`: the next free miss id, and whether no request is
     parked on `op.miss` (`kelp_hw.miss_ids`); `corrected`, `uncorrected`: of the word.
     """
     return data.StructLayout({
-        "valid": 1, "event": 5, "is_open": 1, "usable": 1, "step": 24, "format_k": 3, "format_v": 3, "pool": 2, "frame_peek": 1,
+        "valid": 1, "event": 5, "is_open": 1, "usable": 1, "step": 24, "format_k": 3, "format_v": 3, "pool": 2, "policy": 1, "frame_peek": 1,
         "can_pop": 1, "can_take": 1, "can_prefetch": 1, "can_pin": 1, "frame": config.frame_bits, "miss": config.miss_bits, "empty": 1,
         "corrected": 1, "uncorrected": 1,
     })
@@ -102,7 +104,7 @@ class Decide(wiring.Component):
             new.eq(old),
             result.op.eq(op), result.old.eq(old), result.word.eq(new), result.changed.eq(changed | x.uncorrected),
             result.corrected.eq(x.corrected), result.uncorrected.eq(x.uncorrected),
-            result.pool.eq(x.pool), result.miss.eq(op.miss),
+            result.pool.eq(x.pool), result.policy.eq(x.policy), result.miss.eq(op.miss),
             frame_op.kind.eq(op.kind), frame_op.outcome.eq(result.outcome), frame_op.frame.eq(result.frame), frame_op.pool.eq(x.pool),
             frame_op.squeue.eq(op.squeue), frame_op.page.eq(op.page), frame_op.kv_line.eq(op.kv_line),
             # A page whose word was lost while it was fetched no longer knows its formats; they are still the queue's.
@@ -111,6 +113,7 @@ class Decide(wiring.Component):
             frame_op.partial.eq(op.partial), frame_op.poison.eq(op.poison),
             frame_op.origin.eq(op.origin), frame_op.source.eq(op.source), frame_op.miss.eq(op.miss), frame_op.slot.eq(op.slot),
             score.squeue.eq(op.squeue), score.page.eq(op.page), score.gap.eq(x.step - old.last_step), score.mass.eq(op.mass), score.slot.eq(op.slot),
+            score.session.eq(op.session), score.step.eq(x.step), score.scan_tag.eq(op.mass[0]),
             score.scan.eq(old),
             strobes.write.eq(x.valid & (changed | x.corrected | x.uncorrected)),
         ]
@@ -180,8 +183,8 @@ class Decide(wiring.Component):
                     with m.Elif(op.failed):
                         m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT)]
                     with m.Else():
-                        # The step stays in the word, so that a miss soon after can be counted against this eviction.
-                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(x.step), strobes.push.eq(1)]
+                        # Step and opinion stay in the word, so that a miss soon after can be counted against this eviction and whoever chose it.
+                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(Cat(op.mass[:GIVEN_BITS], x.step)), strobes.push.eq(1)]
                 with m.Case(Op.FREE):
                     m.d.comb += [result.pool.eq(op.pool), frame_op.pool.eq(op.pool), self.frame_op_valid.eq(1), frame_op.use.eq(1),
                                  strobes.push.eq(1)]

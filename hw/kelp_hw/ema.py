@@ -9,11 +9,13 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import SCORE_BITS, STEP_BITS, PageState, ScoreEvent, ScoreSource
+from kelp_spec.policy import EPOCH_BITS, EPOCH_SHIFT, FOLDED, PROFILE_BITS, SCORE_WORD_BITS, Policy
 from kelp_spec.scores import IDLE_BIAS
 
 from .delay import Delay
 from .eviction_layouts import EvictionLayouts
 from .exp2 import Exp2
+from .kelp_scores import Frequencies, Profile, Turns
 from .pipeline import RESERVE
 from .queue_config import QueueConfig
 from .secded import Secded
@@ -57,8 +59,9 @@ class EmaEngine(wiring.Component):
 
     INIT writes the score of one touch from zero, TOUCH folds the idle steps and takes an EMA step with x = 65535, MASS takes one with
     x = min(65535, `mass` << the queue's gain), SCAN reads. TOUCH counts only for queues whose source is OBSERVED, MASS only for PUSHED. A corrected score
-    is written back, SCANs' too; an uncorrectable one counts as 0. INIT looks at nothing that was there, and every other event comes after one: there is
-    no scrub.
+    is written back, SCANs' too; an uncorrectable one counts as 0. INIT looks at nothing that was there, and every other event comes after one: the
+    words need no scrub. A queue's policy says what its pages' words are: a score, or the two frequencies of `kelp`, for which each TOUCH counts and no MASS;
+    with them go the queue's profile, its newest page and the session's turn, all as of the events so far.
 
     Throughput: one event per cycle on distinct pages; an event on a page whose previous update is not written yet waits for it (`HAZARD` cycles at most).
     Latency: `LATENCY` cycles from `i` to `o_commit` and the write when nothing waits, `SCAN_LATENCY` to `o_scan`.
@@ -79,32 +82,35 @@ class EmaEngine(wiring.Component):
         Each score as it is written, and each SCAN's as it was read, in order.
     corrected, uncorrected : out
         Pulses, for counters and the event log; the page is that of `o_commit` in the same cycle.
+    cleared : out
+        The reset scrub of the profiles is over; no event may come before.
     idle : out
     """
 
     HAZARD = 8
     LATENCY = Exp2.LATENCY + 13
-    SCAN_LATENCY = LATENCY - 5
+    SCAN_LATENCY = LATENCY - 2
     DEPTH = 2 * RESERVE
 
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
-        self.secded = Secded(SCORE_BITS)
+        self.secded = Secded(SCORE_WORD_BITS)
         super().__init__({
             "i": In(layouts.score_event), "i_valid": In(1), "ready": Out(1),
             "config_write": In(layouts.config_write), "config_write_valid": In(1),
             "o_scan": Out(layouts.scanned), "o_scan_valid": Out(1),
             "o_commit": Out(layouts.score_commit), "o_commit_valid": Out(1),
-            "corrected": Out(1), "uncorrected": Out(1), "idle": Out(1),
+            "corrected": Out(1), "uncorrected": Out(1), "cleared": Out(1), "idle": Out(1),
         })
 
     def elaborate(self, platform):
         m = Module()
         c, code = self.config, self.secded
         # What of an event goes through the pipeline: `argument` is the idle steps, x, or what a SCAN found.
-        found = data.StructLayout({"last_step": STEP_BITS, "eligible": 1})
-        event = data.StructLayout({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "slot": 4, "tag": 1, "argument": found.size})
+        found = data.StructLayout({"last_step": STEP_BITS, "eligible": 1, "cold": 1})
+        event = data.StructLayout({"kind": 3, "session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits, "slot": 4, "tag": 1, "step": 8,
+                                   "idle": FOLDED.bit_length(), "argument": found.size})
 
         def address(e):
             return Cat(e.page, e.squeue)
@@ -116,7 +122,9 @@ class EmaEngine(wiring.Component):
         m.d.comb += [
             idle_steps.eq(Mux(self.i.gap == 0, 0, self.i.gap - 1)),
             scanned.last_step.eq(self.i.scan.last_step), scanned.eligible.eq((self.i.scan.state == PageState.RESIDENT) & ~self.i.scan.pinned),
-            *(pushed[name].eq(self.i[name]) for name in ("kind", "squeue", "page", "slot")), pushed.tag.eq(self.i.scan_tag),
+            scanned.cold.eq(self.i.scan.state == PageState.COLD),
+            *(pushed[name].eq(self.i[name]) for name in ("kind", "session", "squeue", "page", "slot", "step")), pushed.tag.eq(self.i.scan_tag),
+            pushed.idle.eq(Mux(idle_steps > FOLDED, FOLDED, idle_steps)),
         ]
         with m.Switch(self.i.kind):
             with m.Case(ScoreEvent.TOUCH):
@@ -133,31 +141,46 @@ class EmaEngine(wiring.Component):
         # --- front, held while a page waits: configuration, x, the fold's factor ---
         front = Signal()
         a0, a0_valid = Signal(event, reset_less=True), Signal()
-        m.submodules.settings = settings = QueueConfig(config=c, fields=("alpha", "mass_shift", "score_source", "idle_m", "idle_sh"))
+        m.submodules.settings = settings = QueueConfig(config=c, fields=("alpha", "mass_shift", "score_source", "policy", "idle_m", "idle_sh"))
+        m.submodules.newest = newest = Sram(depth=c.squeues, shape=c.page_bits)
         m.d.comb += [
             queue.r_en.eq(front), settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid),
             settings.read_en.eq(front), settings.read_squeue.eq(a0.squeue),
+            # An event sees the newest page as the events before it left it.
+            newest.read_en.eq(front), newest.read_address.eq(a0.squeue),
+            newest.write_en.eq(front & a0_valid & (a0.kind == ScoreEvent.INIT)), newest.write_address.eq(a0.squeue), newest.write_data.eq(a0.page),
         ]
         a1, a1_valid = Signal(event, reset_less=True), Signal()
         with m.If(front):
             m.d.sync += [a0.eq(queue.r_data), a0_valid.eq(queue.r_rdy), a1.eq(a0), a1_valid.eq(a0_valid)]
 
-        step = data.StructLayout({"event": event, "x": SCORE_BITS, "gain": 4, "over": 1, "alpha": 9, "fold": 1})
+        step = data.StructLayout({"event": event, "x": SCORE_BITS, "gain": 4, "over": 1, "alpha": 9, "fold": 1, "kelp": 1, "turned": 1,
+                                  "distance": c.page_bits})
         a2 = Signal(step)
-        counts = Signal()
+        counts, kelp = Signal(), Signal()
+        m.d.comb += kelp.eq(settings.o.policy == Policy.KELP)
         touch = a1.kind == ScoreEvent.TOUCH
         with m.Switch(a1.kind):
             with m.Case(ScoreEvent.TOUCH):
-                m.d.comb += counts.eq(settings.o.score_source == ScoreSource.OBSERVED)
+                m.d.comb += counts.eq((settings.o.score_source == ScoreSource.OBSERVED) | kelp)
             with m.Case(ScoreEvent.MASS):
-                m.d.comb += counts.eq(settings.o.score_source == ScoreSource.PUSHED)
+                m.d.comb += counts.eq((settings.o.score_source == ScoreSource.PUSHED) & ~kelp)
             with m.Default():
                 m.d.comb += counts.eq(1)
         m.d.comb += [
-            a2.event.eq(a1), a2.fold.eq(touch & (a1.argument[:STEP_BITS] != 0)),
+            *(a2.event[name].eq(a1[name]) for name, _ in event if name != "idle"), a2.fold.eq(touch & (a1.argument[:STEP_BITS] != 0)),
             a2.x.eq(Mux(a1.kind == ScoreEvent.MASS, a1.argument, 65535)), a2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, settings.o.mass_shift, 0)),
             # A SCAN's score must come back as it was when it is written at all.
             a2.alpha.eq(Mux(a1.kind == ScoreEvent.SCAN, 0, settings.o.alpha)),
+        ]
+        m.submodules.turns = turns = Turns(config=c)
+        init1, scan1 = a1.kind == ScoreEvent.INIT, a1.kind == ScoreEvent.SCAN
+        m.d.comb += [
+            *(getattr(turns, name).eq(a1[name]) for name in ("session", "squeue", "page", "step")),
+            turns.accessed.eq(front & a1_valid & kelp & (touch | init1)),
+            a2.kelp.eq(kelp), a2.turned.eq(scan1 & turns.over), a2.distance.eq(Mux(init1, a1.page, newest.read_data - a1.page)),
+            # Where its turn has passed, this step counts as idle.
+            a2.event.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
         ]
         m.submodules.exp2 = exp2 = Exp2(bias=IDLE_BIAS)
         m.submodules.wait = wait = Delay(shape=step, cycles=Exp2.LATENCY)
@@ -180,16 +203,23 @@ class EmaEngine(wiring.Component):
         back = [Signal(step, name=f"b{k}", reset_less=True) for k in range(1, 10)]
         back_valid = Signal(len(back))
         clash = Signal(len(back))
+        m.submodules.profile = profile = Profile(config=c)
+        counted = Signal(Profile.BUSY)
         held = Signal()
         # The write of the last stage is seen by a read of the same cycle; a page of any older stage is waited for. SCANs do not write (but to correct).
         m.d.comb += [
             *(clash[k].eq(back_valid[k] & (b.event.kind != ScoreEvent.SCAN) & (address(b.event) == address(b0.event))) for k, b in enumerate(back[:-1])),
-            held.eq(b0_valid & clash.any()), front.eq(~held),
+            *(counted[k].eq(back_valid[k] & b.kelp & (b.event.kind != ScoreEvent.SCAN) & (b.event.squeue == b0.event.squeue) & (b.distance == b0.distance))
+              for k, b in enumerate(back[:Profile.BUSY])),
+            held.eq(b0_valid & (clash.any() | counted.any())), front.eq(~held),
+            self.cleared.eq(profile.ready), profile.valid.eq(b0_valid & ~held & b0.kelp), profile.squeue.eq(b0.event.squeue), profile.distance.eq(b0.distance),
+            profile.epoch.eq(b0.event.step[EPOCH_SHIFT:]), profile.counts.eq(b0.event.kind == ScoreEvent.TOUCH),
+            profile.clears.eq(b0.event.kind == ScoreEvent.INIT),
             scores.read_en.eq(b0_valid), scores.read_address.eq(address(b0.event)),
         ]
         m.d.sync += [back[0].eq(b0), back_valid.eq(Cat(b0_valid & ~held, back_valid))]
         m.d.sync += [back[k].eq(back[k - 1]) for k in range(1, len(back))]
-        b1, b2, b3, b4, b5, b9 = back[0], back[1], back[2], back[3], back[4], back[8]
+        b1, b2, b3, b4, b5, b7, b9 = back[0], back[1], back[2], back[3], back[4], back[6], back[8]
 
         # b2 … b4: x << gain in two steps, then saturated; x itself is not needed before b5.
         low, high = Signal(SCORE_BITS + 3), Signal(SCORE_BITS + 12)
@@ -208,36 +238,51 @@ class EmaEngine(wiring.Component):
         # b4: corrected score
         fixed, single, double = code.repair(raw3, syndrome3)
         fresh = b3.event.kind == ScoreEvent.INIT
-        s4, single4, double4 = Signal(SCORE_BITS, reset_less=True), Signal(), Signal()
+        s4, single4, double4 = Signal(SCORE_WORD_BITS, reset_less=True), Signal(), Signal()
         m.d.sync += [
             s4.eq(Mux(fresh | double, 0, fixed)), single4.eq(back_valid[2] & single & ~fresh), double4.eq(back_valid[2] & double & ~fresh),
         ]
-        info = Signal(found)
-        m.d.comb += [
-            info.eq(b4.event.argument),
-            self.o_scan.page.eq(b4.event.page), self.o_scan.slot.eq(b4.event.slot), self.o_scan.tag.eq(b4.event.tag),
-            self.o_scan.eligible.eq(info.eligible), self.o_scan.last_step.eq(info.last_step), self.o_scan.score.eq(s4),
-            self.o_scan_valid.eq(back_valid[3] & (b4.event.kind == ScoreEvent.SCAN)),
-        ]
-
         # b5: folded
         product = Signal(2 * SCORE_BITS, reset_less=True)
-        s5 = Signal(SCORE_BITS, reset_less=True)
-        m.d.sync += [product.eq(s4 * factors[4]), s5.eq(s4)]
+        s5 = Signal(SCORE_WORD_BITS, reset_less=True)
+        m.d.sync += [product.eq(s4[:SCORE_BITS] * factors[4]), s5.eq(s4)]
 
         # b6 … b8: EMA step
         m.submodules.ema = ema = EmaStep()
         m.d.comb += [ema.s.eq(Mux(b5.fold, product[SCORE_BITS:], s5)), ema.x.eq(b5.x), ema.a.eq(b5.alpha)]
 
+        # b7: two frequencies folded and touched, as policy `kelp` has them; a SCAN's word as it was, and its profile's count
+        m.submodules.frequencies = frequencies = Frequencies()
+        s6, s7, s8 = (Signal(SCORE_WORD_BITS, name=f"s{k}", reset_less=True) for k in (6, 7, 8))
+        entries = [Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True) for k in range(3, 10)]
+        counts_of = [Signal(PROFILE_BITS, name=f"count{k}", reset_less=True) for k in range(2, 8)]
+        m.d.comb += [frequencies.idle.eq(b3.event.idle), frequencies.word.eq(s4)]
+        m.d.sync += [
+            s6.eq(s5), s7.eq(s6), s8.eq(Mux(b7.event.kind == ScoreEvent.SCAN, s7, frequencies.touched)),
+            entries[0].eq(profile.entry), *(after.eq(before) for before, after in zip(entries, entries[1:], strict=False)),
+            counts_of[0].eq(profile.count), *(after.eq(before) for before, after in zip(counts_of, counts_of[1:], strict=False)),
+        ]
+        info = Signal(found)
+        m.d.comb += [
+            info.eq(b7.event.argument),
+            self.o_scan.page.eq(b7.event.page), self.o_scan.slot.eq(b7.event.slot), self.o_scan.tag.eq(b7.event.tag),
+            self.o_scan.eligible.eq(info.eligible), self.o_scan.cold.eq(info.cold), self.o_scan.last_step.eq(info.last_step),
+            self.o_scan.score.eq(Mux(b7.kelp, frequencies.common, s7)), self.o_scan.count.eq(counts_of[-1]), self.o_scan.over.eq(b7.turned),
+            self.o_scan_valid.eq(back_valid[6] & (b7.event.kind == ScoreEvent.SCAN)),
+        ]
+
         # b9: written
-        word9, score9 = Signal(code.code_bits, reset_less=True), Signal(SCORE_BITS, reset_less=True)
+        word9, score9 = Signal(code.code_bits, reset_less=True), Signal(SCORE_WORD_BITS, reset_less=True)
+        score8 = Signal(SCORE_WORD_BITS)
         errors = Signal(2 * (len(back) - 4))
-        m.d.sync += [word9.eq(code.encode(ema.o)), score9.eq(ema.o), errors.eq(Cat(single4, double4, errors))]
+        m.d.comb += score8.eq(Mux(back[7].kelp, s8, ema.o))
+        m.d.sync += [word9.eq(code.encode(score8)), score9.eq(score8), errors.eq(Cat(single4, double4, errors))]
         single9, double9 = errors[-2], errors[-1]
         scan9 = b9.event.kind == ScoreEvent.SCAN
         m.d.comb += [
             scores.write_en.eq(back_valid[8] & (~scan9 | single9 | double9)), scores.write_address.eq(address(b9.event)), scores.write_data.eq(word9),
             *(self.o_commit[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")), self.o_commit.score.eq(score9),
+            self.o_commit.profile.eq(Mux(b9.kelp, entries[-1], 0)),
             self.o_commit_valid.eq(back_valid[8]), self.corrected.eq(single9), self.uncorrected.eq(double9),
             self.idle.eq(~(self.i_valid | queue.r_rdy | a0_valid | a1_valid | waiting.any() | b0_valid | back_valid.any())),
         ]

@@ -9,7 +9,7 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import Event, Op, Outcome
+from kelp_spec.metadata import Event, Op, Outcome, PrefetchSource
 
 from .cold_scheduler import ColdScheduler
 from .datapath import DataPath, axi_signature
@@ -133,7 +133,7 @@ class Endpoint(wiring.Component):
         m.d.comb += [
             self.m2s_birsp.ready.eq(1),            # no BISnp is ever sent (HDM-H), so nothing is owed an answer
             ingress.enable.eq(self.ready), data_path.i_write.eq(ingress.o_write), data_path.i_write_valid.eq(ingress.o_write_valid),
-            self.ready.eq(tracker.ready & frame_table.ready & registers.cleared & eviction.ready), self.irq.eq(registers.irq),
+            self.ready.eq(tracker.ready & ema.cleared & frame_table.ready & registers.cleared & eviction.ready), self.irq.eq(registers.irq),
         ]
 
         # --- M3 and the frame stage -----------------------------------------------------------------------------------------
@@ -142,9 +142,11 @@ class Endpoint(wiring.Component):
         recent = Signal(4)   # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
         prefetch_hold = Signal()
+        all_frames, most_frames = Signal(27), (1 << len(eviction.frames)) - 1
+        m.d.comb += all_frames.eq(sum(Mux(tracker.pool_used[p] != 0, settings.pool_limit[p], 0) for p in range(len(POOLS))))
         m.d.comb += [
             prefetch_hold.eq(self.lockstep & (busy | recent.any())),
-            eviction.hold.eq(self.lockstep & (eviction.evicting | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving))),
+            eviction.hold.eq(self.lockstep & (eviction.evicting | eviction.learning | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving))),
         ]
         for engine, skid, entry in ((miss_buffer.o_op, s.op_miss, tracker.i_miss), (hints.o_op, s.op_hint, tracker.i_hint),
                                     (eviction.o_op, s.op_evict, tracker.i_evict), (ingress.o_spec, s.spec, prefetcher.i_spec),
@@ -155,8 +157,12 @@ class Endpoint(wiring.Component):
         connect(m, registers.o_control, tracker.i_control)
         connect(m, miss_buffer.o_miss_free, tracker.i_miss_free)
         m.d.comb += [
-            s.op_prefetch.i.p.eq(prefetcher.o_op.p), s.op_prefetch.i.valid.eq(prefetcher.o_op.valid & ~prefetch_hold),
-            prefetcher.o_op.ready.eq(s.op_prefetch.i.ready & ~prefetch_hold),
+            s.op_prefetch.i.valid.eq(eviction.o_prefetch.valid | (prefetcher.o_op.valid & ~prefetch_hold)),
+            s.op_prefetch.i.p.eq(Mux(eviction.o_prefetch.valid, eviction.o_prefetch.p, prefetcher.o_op.p)),
+            eviction.o_prefetch.ready.eq(s.op_prefetch.i.ready),
+            prefetcher.o_op.ready.eq(s.op_prefetch.i.ready & ~prefetch_hold & ~eviction.o_prefetch.valid),
+            eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]), eviction.prefetch_water.eq(settings.low_water),
+            eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
             tracker.data_ready.eq(data_queue.ready), tracker.miss_ready.eq(miss_buffer.ready), tracker.score_ready.eq(ema.ready),
             tracker.queue_ready.eq(eviction.queue_ready), tracker.event_ready.eq(1),
             tracker.descriptor.eq(registers.descriptor), tracker.low_water.eq(settings.low_water), tracker.reserve.eq(settings.reserve),

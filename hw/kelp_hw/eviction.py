@@ -14,6 +14,7 @@ from .eviction_layouts import EvictionLayouts
 from .eviction_slots import EvictionSlots
 from .evictor import Evictor
 from .flush import flush_layout
+from .kelp_state import KelpState
 from .orphans import Orphans
 from .pools import count_bits
 from .queue_state import QueueState
@@ -45,9 +46,11 @@ class Eviction(wiring.Component):
     i_flushed : in, stream (data path)
     pool_free, pool_used, low_water : in
     o_write_back : out, stream; i_written_back : in, stream (cold scheduler)
-    o_op : out, stream of op
-    hold : in; evicting : out
-        While `hold`, no new victim is looked for; `evicting` from a granted CLAIM to its RELEASE.
+    o_op, o_prefetch : out, streams of op; o_prefetch has PREFETCHes of policy `kelp`
+    hold : in; evicting, learning : out
+        While `hold`, nothing new is begun; `evicting` from a granted CLAIM to its RELEASE; `learning`: an access is still to reach policy `kelp`.
+    frames, prefetch_on, prefetch_water : in
+        Frames of the pools in use; prefetch by policy `kelp` is switched on, and the frames that it leaves free.
     resident_squeue : in; resident_lines : out
     swept : out
         Pulse per sweep.
@@ -71,7 +74,8 @@ class Eviction(wiring.Component):
             "i_flushed": In(stream.Signature(flush_layout(config))),
             "pool_free": In(counts), "pool_used": In(counts), "low_water": In(16),
             "o_write_back": Out(stream.Signature(layouts.write_back)), "i_written_back": In(stream.Signature(layouts.written_back)),
-            "o_op": Out(stream.Signature(layouts.op)), "hold": In(1), "evicting": Out(1),
+            "o_op": Out(stream.Signature(layouts.op)), "o_prefetch": Out(stream.Signature(layouts.op)), "hold": In(1), "evicting": Out(1), "learning": Out(1),
+            "frames": In(max(config.page_words, 2).bit_length()), "prefetch_on": In(1), "prefetch_water": In(16),
             "resident_squeue": In(config.squeue_bits), "resident_lines": Out(32),
             "swept": Out(1), "o_event": Out(layouts.event), "o_event_valid": Out(1), "ready": Out(1), "idle": Out(1), "quiet": Out(1),
         })
@@ -85,8 +89,9 @@ class Eviction(wiring.Component):
         m.submodules.slots = slots = EvictionSlots(config=c)
         m.submodules.orphans = orphans = Orphans(config=c)
         m.submodules.closer = closer = Closer(config=c)
+        m.submodules.kelp = kelp = KelpState(config=c)
 
-        for block in (queues, sweep, evictor, slots, orphans, closer):
+        for block in (queues, sweep, evictor, slots, orphans, closer, kelp):
             m.d.comb += [block.i_result.eq(self.i_result), block.i_result_valid.eq(self.i_result_valid)]
         m.d.comb += [
             # outside
@@ -97,14 +102,26 @@ class Eviction(wiring.Component):
             orphans.i_owner.eq(self.i_owner), orphans.i_owner_valid.eq(self.i_owner_valid),
             evictor.pool_free.eq(self.pool_free), evictor.pool_used.eq(self.pool_used), evictor.low_water.eq(self.low_water), evictor.hold.eq(self.hold),
             evictor.sessions.eq(self.sessions), closer.sessions.eq(self.sessions),
-            self.swept.eq(sweep.start), self.evicting.eq(~slots.idle),
+            self.swept.eq(sweep.start & ~sweep.ahead), self.evicting.eq(~slots.idle),
             # evictor and queue state
-            *(getattr(evictor, name).eq(getattr(queues, name)) for name in ("roots", "requester", "entered", "done", "refreshing", "look_done", "look")),
+            *(getattr(evictor, name).eq(getattr(queues, name)) for name in ("roots", "requester", "entered", "done", "refreshing", "look_done", "look",
+                                                                            "offer_done")),
+            queues.offer_valid.eq(evictor.offer_valid), queues.offer.eq(evictor.offer),
             queues.look_valid.eq(evictor.look_valid), queues.look_squeue.eq(evictor.look_squeue),
             # evictor and sweep
             sweep.squeue.eq(evictor.squeue), sweep.watch.eq(evictor.watch), sweep.start.eq(evictor.start), sweep.look.eq(evictor.sweep_look),
             sweep.step.eq(evictor.step), sweep.take.eq(evictor.take), evictor.sweep_busy.eq(sweep.busy),
-            *(getattr(evictor, name).eq(getattr(sweep, name)) for name in ("best", "best_valid", "swept_step")),
+            *(getattr(evictor, name).eq(getattr(sweep, name)) for name in ("best", "best_valid", "swept_step", "other", "other_valid", "followed", "wanted",
+                                                                           "wanted_valid")),
+            *(getattr(sweep, name).eq(getattr(evictor, name)) for name in ("session", "ahead", "clear", "drop", "next_wanted")),
+            *(getattr(sweep, name).eq(getattr(kelp, name)) for name in ("near", "second", "marginal")),
+            # evictor and policy `kelp`
+            *(getattr(evictor, name).eq(getattr(kelp, name)) for name in ("explore", "in_credit", "refresh", "refresh_squeue", "ahead_session",
+                                                                          "ahead_squeue")),
+            evictor.ahead_wanted.eq(kelp.ahead),
+            *(getattr(kelp, name).eq(getattr(evictor, name)) for name in ("disputed", "gave", "gave_value", "refreshed", "looked")),
+            evictor.prefetch_on.eq(self.prefetch_on), evictor.prefetch_water.eq(self.prefetch_water), kelp.frames.eq(self.frames),
+            kelp.sessions.eq(self.sessions), self.learning.eq(~kelp.idle),
             # sweep and residency map
             *(getattr(queues, name).eq(getattr(sweep, name)) for name in ("read_valid", "read_squeue", "read_index")),
             sweep.read_ready.eq(queues.read_ready), sweep.word.eq(queues.word),
@@ -115,6 +132,7 @@ class Eviction(wiring.Component):
             slots.scrub_squeue.eq(closer.o_op.payload.squeue), slots.scrub_page.eq(closer.o_op.payload.page),
         ]
         connect(m, slots.o_write_back, flipped(self.o_write_back))
+        connect(m, evictor.o_prefetch, flipped(self.o_prefetch))
         connect(m, flipped(self.i_written_back), slots.i_written_back)
 
         # Whose flush it was says its token.
@@ -148,7 +166,7 @@ class Eviction(wiring.Component):
 
         calm, still = Signal(), Signal(8)
         m.d.comb += [
-            calm.eq(queues.idle & ~sweep.busy & ~evictor.busy & slots.quiet & orphans.idle & closer.idle & ~self.o_op.valid & ~self.i_result_valid),
+            calm.eq(queues.idle & ~sweep.busy & ~evictor.busy & slots.quiet & orphans.idle & closer.idle & kelp.idle & ~self.o_op.valid & ~self.i_result_valid),
             self.quiet.eq(calm & still.all()), self.idle.eq(self.quiet & slots.idle),
         ]
         m.d.sync += still.eq(Cat(calm, still))

@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Op, Outcome
+from kelp_spec.policy import GIVEN_BITS
 
 from .eviction_layouts import EvictionLayouts
 from .layouts import POOL_BITS
@@ -116,9 +117,9 @@ class EvictionSlots(wiring.Component):
             m.d.comb += [port.en.eq(writes), port.addr.eq(address), port.data.eq(value)]
             return lambda: rows.read_port(domain="comb")
 
-        begun = data.StructLayout({"where": where, "pool": POOL_BITS})
+        begun = data.StructLayout({"where": where, "pool": POOL_BITS, "given_by": GIVEN_BITS})
         beginning = Signal(begun)
-        m.d.comb += [beginning.where.squeue.eq(r.op.squeue), beginning.where.page.eq(r.op.page), beginning.pool.eq(r.pool)]
+        m.d.comb += [beginning.where.squeue.eq(r.op.squeue), beginning.where.page.eq(r.op.page), beginning.pool.eq(r.pool), beginning.given_by.eq(r.op.mass)]
         read_begun = table("begun", begun, claimed, at, beginning)
         found = data.StructLayout({"frame": c.frame_bits, "dirty": 1})
         finding = Signal(found)
@@ -158,7 +159,7 @@ class EvictionSlots(wiring.Component):
             self.o_op.valid.eq(releases.r_rdy), releases.r_en.eq(self.o_op.ready),
             op.kind.eq(Op.RELEASE), op.slot.eq(release.slot), op.failed.eq(release.failed), op.pool.eq(ending.data.pool),
             op.squeue.eq(ending.data.where.squeue), op.page.eq(ending.data.where.page), op.frame.eq(ending_frame.data.frame),
-            op.written.eq(ending_frame.data.dirty),
+            op.written.eq(ending_frame.data.dirty), op.mass.eq(ending.data.given_by),
             # M3 keeps the session's step in the word of an evicted page.
             # Worked out beside the op, not from it: a payload that depends on itself is a loop to whoever takes it as one vector.
             op.session.eq(sum((ending.data.where.squeue >= k * c.queues for k in range(1, c.sessions)), start=Const(0))),

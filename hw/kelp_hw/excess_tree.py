@@ -40,7 +40,7 @@ class ExcessTree(wiring.Component):
         self.levels = config.squeue_bits
         self.CYCLES = 3 * self.levels + 1
         super().__init__({
-            "start": In(1), "pool": In(POOL_BITS), "squeue": In(config.squeue_bits), "excess": In(config.dram_line_bits),
+            "start": In(1), "pool": In(POOL_BITS), "squeue": In(config.squeue_bits), "excess": In(layouts.root["excess"].shape),
             "busy": Out(1), "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))),
         })
         # State that proofs look at (kelp_verif.order_specs): the walk is at `node` of a pool's tree, whose value is `best`.

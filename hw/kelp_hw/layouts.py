@@ -12,6 +12,7 @@ from amaranth.lib import data
 from kelp_spec.config import POOLS, Config
 from kelp_spec.messages import FIELDS
 from kelp_spec.metadata import LAYER_RANGES, SCORE_BITS, STEP_BITS, frame_entry_fields, page_word_fields
+from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS
 
 __all__ = ["Layouts", "MESSAGES", "TIME_BITS", "POOL_BITS"]
 
@@ -91,13 +92,13 @@ class Layouts:
             "lost": 1,                  # FILL: page was LOST: every line starts valid and poisoned; failed FLIP: a write was dropped
             "source": 3,                # PREFETCH, FILL: PrefetchSource
             "slot": self.token_bits,    # SCAN: number of the sweep modulo 16; CLAIM … RECOVER: token of the flush
-            "mass": SCORE_BITS,         # MASS
+            "mass": SCORE_BITS,         # MASS; SCAN: 1 when it looks for pages to prefetch; CLAIM, RELEASE: who alone gives the page away (docs/policy.md)
             "written": 1,               # RELEASE: flash was written, for the counters
             "delta": STEP_BITS,         # STEP: steps to advance
         })
 
-        #: What happened at M3, for everyone, in order. `word` is the page word after the op, `old` before (corrected).
-        self.result = S({"op": self.op, "outcome": 4, "old": self.page_word, "word": self.page_word, "changed": 1, "first": 1,
+        #: What happened at M3, for everyone, in order. `word` is the page word after the op, `old` before (corrected), `policy` the queue's.
+        self.result = S({"op": self.op, "outcome": 4, "old": self.page_word, "word": self.page_word, "changed": 1, "first": 1, "policy": 1,
                          "frame": c.frame_bits, "pool": POOL_BITS, "miss": c.miss_bits, "corrected": 1, "uncorrected": 1})
 
         #: Frame stage input. `use` false: the op passes without touching the frame table (answers, misses, SCRUB without a frame, PEEK of a word).
@@ -147,11 +148,13 @@ class Layouts:
         #: What the data path answers; `data` counts only for Answer.DATA.
         self.answer = S({"answer": 3, "poison": 1, "data": 512, "origin": self.origin})
 
-        self.score_event = S({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "gap": STEP_BITS, "mass": SCORE_BITS,
-                              "slot": 4, "scan": self.page_word, "scan_tag": 1})
+        #: `step` is the low byte of the session's; `scan_tag`: the SCAN looks for pages to prefetch.
+        self.score_event = S({"kind": 3, "session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits, "gap": STEP_BITS, "mass": SCORE_BITS,
+                              "step": 8, "slot": 4, "scan": self.page_word, "scan_tag": 1})
 
         #: A score as it is written back (or, for SCAN, as it was read).
-        self.score_commit = S({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "score": SCORE_BITS})
+        self.score_commit = S({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "score": SCORE_WORD_BITS,
+                                "profile": PROFILE_BITS + EPOCH_BITS})
 
         #: Resident count and newest page: `delta` +1 allocate/fill, −1 evict/scrub; `lines` = DRAM lines of the frame.
         self.queue_event = S({"squeue": c.squeue_bits, "page": c.page_bits, "pool": POOL_BITS, "add": 1, "remove": 1, "newest": 1})
@@ -164,7 +167,7 @@ class Layouts:
 
         #: Per-queue configuration (written by registers and the OPEN walk).
         self.queue_config = S({"alpha": 9, "mass_shift": 4, "score_source": 2, "tau_m": 16, "tau_sh": 5, "idle_m": 16, "idle_sh": 5,
-                               "window": 6, "policy": 8, "format_k": 3, "format_v": 3, "pool": POOL_BITS, "budget": c.dram_line_bits})
+                               "window": 6, "policy": 1, "format_k": 3, "format_v": 3, "pool": POOL_BITS, "budget": c.dram_line_bits})
 
         self.miss_kind_bits = 2
         self.layer_ranges = LAYER_RANGES

@@ -197,7 +197,9 @@ class Prefetcher(wiring.Component):
             self.o_op.p.kind.eq(Op.PREFETCH), self.o_op.p.session.eq(queue.o.p.session), self.o_op.p.squeue.eq(queue.o.p.squeue),
             self.o_op.p.page.eq(queue.o.p.page), self.o_op.p.source.eq(queue.o.p.source),
         ]
-        m.d.sync += flying.eq(flying + leaves - (taken | refused))
+        # Those of policy `kelp` do not come from here.
+        own_result = (taken | refused) & (source != PrefetchSource.POLICY)
+        m.d.sync += flying.eq(flying + leaves - own_result)
 
         # --- feedback and counts ----------------------------------------------------------------------------------------------------
         quiet, idle, settle = Signal(), Signal(), Signal()
@@ -234,7 +236,7 @@ class Prefetcher(wiring.Component):
 
         m.d.comb += [
             Assert(~(pushed_out & cancel_valid)),
-            Assert(~(taken | refused) | flying.any()),
+            Assert(~own_result | flying.any()),
             Assert((accessed + stepped + taken + refused) <= 1),
             Assert(~self.o_op.valid | (self.o_op.p.squeue < c.squeues)),
         ]

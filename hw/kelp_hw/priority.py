@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import SCORE_BITS, STEP_BITS
+from kelp_spec.policy import COMMON_BITS, PROFILE_BITS, PROFILE_SHIFT
 from kelp_spec.scores import RECENCY_BIAS
 
 from .delay import Delay
@@ -17,9 +18,11 @@ from .exp2 import Exp2
 
 __all__ = ["PriorityUnit"]
 
+_VALUE_BITS = 14      #: 6 · 511 + 4095 + 64 · 127
+
 
 class PriorityUnit(wiring.Component):
-    """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16.
+    """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16; under policy `kelp` p = 65535 − value, in two opinions.
 
     Latency: `LATENCY` cycles; throughput: one page per cycle, in order, never stalls. The sweep's constants (`step` … `recency_sh`) must hold still
     while pages are inside.
@@ -33,9 +36,13 @@ class PriorityUnit(wiring.Component):
     i, i_valid : in, scanned
     step, newest, newest_valid, recency_m, recency_sh : in
         The sweep's step, the queue's newest page, its recency constant as configured.
+    kelp, second, near : in
+        The queue's policy; under it, which opinion is followed, and the factor of pages whose turn has passed (256: none), in 1/256.
     o, o_valid : out, candidate
-    o_eligible : out
-        Whether the page may be a victim at all; low pages are only counted.
+    o_eligible, o_cold : out
+        Whether the page may be a victim at all, or is on flash; low pages are only counted.
+    o_other : out
+        The priority in the opinion that is not followed.
     """
 
     LATENCY = 3 + Exp2.LATENCY
@@ -46,7 +53,8 @@ class PriorityUnit(wiring.Component):
         super().__init__({
             "i": In(layouts.scanned), "i_valid": In(1),
             "step": In(STEP_BITS), "newest": In(config.page_bits), "newest_valid": In(1), "recency_m": In(16), "recency_sh": In(5),
-            "o": Out(layouts.candidate), "o_valid": Out(1), "o_eligible": Out(1),
+            "kelp": In(1), "second": In(1), "near": In(9),
+            "o": Out(layouts.candidate), "o_valid": Out(1), "o_eligible": Out(1), "o_cold": Out(1), "o_other": Out(SCORE_BITS),
         })
 
     def elaborate(self, platform):
@@ -54,13 +62,15 @@ class PriorityUnit(wiring.Component):
         c = self.config
 
         # 1: age and class
-        carried = data.StructLayout({"page": c.page_bits, "last_step": STEP_BITS, "kind": CLASS_BITS, "eligible": 1, "unscored": SCORE_BITS})
+        carried = data.StructLayout({"page": c.page_bits, "last_step": STEP_BITS, "kind": CLASS_BITS, "eligible": 1, "cold": 1, "score": SCORE_BITS,
+                                      "count": PROFILE_BITS, "over": 1})
         age, first = Signal(STEP_BITS, reset_less=True), Signal(carried, reset_less=True)
         is_newest = Signal()
         m.d.comb += is_newest.eq(self.newest_valid & (self.i.page == self.newest))
         m.d.sync += [
             age.eq(self.step - self.i.last_step),
-            first.page.eq(self.i.page), first.last_step.eq(self.i.last_step), first.eligible.eq(self.i.eligible), first.unscored.eq(~self.i.score),
+            first.page.eq(self.i.page), first.last_step.eq(self.i.last_step), first.eligible.eq(self.i.eligible), first.score.eq(self.i.score),
+            first.cold.eq(self.i.cold), first.count.eq(self.i.count), first.over.eq(self.i.over),
             first.kind.eq(Mux(is_newest, 2, self.i.last_step == self.step)),
         ]
 
@@ -77,10 +87,23 @@ class PriorityUnit(wiring.Component):
 
         product = Signal(2 * SCORE_BITS, reset_less=True)
         m.d.sync += [
-            product.eq(last.unscored * decay), self.o.page.eq(last.page), self.o.last_step.eq(last.last_step), self.o.kind.eq(last.kind),
-            self.o_eligible.eq(last.eligible),
+            product.eq((~last.score)[:SCORE_BITS] * decay), self.o.page.eq(last.page), self.o.last_step.eq(last.last_step), self.o.kind.eq(last.kind),
+            self.o_eligible.eq(last.eligible), self.o_cold.eq(last.cold),
         ]
-        m.d.comb += self.o.priority.eq(product[SCORE_BITS:])
+
+        # Policy `kelp`: the value in both opinions; a page whose turn has passed is worth a factor less.
+        common, profiled, factor = Signal(COMMON_BITS, reset_less=True), Signal(_VALUE_BITS, reset_less=True), Signal(9, reset_less=True)
+        values = [Signal(_VALUE_BITS + 9, name=f"value{k}", reset_less=True) for k in (1, 2)]
+        m.d.comb += [common.eq(last.score), factor.eq(Mux(last.over, self.near, 256))]
+        m.d.sync += [
+            profiled.eq(wait.o.score[:COMMON_BITS] + (wait.o.count << PROFILE_SHIFT)),
+            values[0].eq(profiled * factor), values[1].eq(common * factor),
+        ]
+        followed, other = Signal(_VALUE_BITS), Signal(_VALUE_BITS)
+        m.d.comb += [
+            followed.eq(Mux(self.second, values[1], values[0])[8:]), other.eq(Mux(self.second, values[0], values[1])[8:]),
+            self.o.priority.eq(Mux(self.kelp, 65535 - followed, product[SCORE_BITS:])), self.o_other.eq(65535 - other),
+        ]
 
         valid = Signal(self.LATENCY)
         m.d.sync += valid.eq(Cat(self.i_valid, valid))

@@ -8,7 +8,7 @@ from amaranth.lib import data, fifo, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import Op, PageState
+from kelp_spec.metadata import SCORE_BITS, Op, PageState
 
 from .eviction_layouts import EvictionLayouts
 from .excess_tree import ExcessTree
@@ -32,6 +32,8 @@ class QueueState(wiring.Component):
 
     A configuration write changes the budget at once; the excess of all queues is then worked out anew in the background (`refreshing`).
 
+    A queue whose policy is `kelp` has no budget: its excess is what it offered last, and 0 when an eviction was cancelled or nothing is left.
+
     Parameters
     ----------
     config : Config
@@ -50,6 +52,8 @@ class QueueState(wiring.Component):
     look_valid, look_squeue : in; look_done, look : out
         `look_valid` is held until `look_done` comes with the answer.
     read_valid … word : the residency map's read port
+    offer_valid, offer : in; offer_done : out
+        Policy `kelp`: how gladly the squeue of `look_squeue` gives a page, which is its excess from then on; `offer_valid` is held until `offer_done`.
     resident_squeue : in; resident_lines : out
         For the registers: DRAM lines of the queue's listed pages; follows within a few hundred cycles.
     initialised : out
@@ -83,6 +87,7 @@ class QueueState(wiring.Component):
             "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))), "requester": Out(data.ArrayLayout(config.squeue_bits, len(POOLS))),
             "entered": Out(self.count_bits(config)), "done": Out(self.count_bits(config)), "refreshing": Out(1),
             "look_valid": In(1), "look_squeue": In(config.squeue_bits), "look_done": Out(1), "look": Out(layouts.look),
+            "offer_valid": In(1), "offer": In(SCORE_BITS), "offer_done": Out(1),
             **{name: self.map.signature.members[name] for name in ("read_valid", "read_squeue", "read_index", "read_ready", "word")},
             "resident_squeue": In(config.squeue_bits), "resident_lines": Out(32),
             "initialised": Out(1), "idle": Out(1),
@@ -126,7 +131,7 @@ class QueueState(wiring.Component):
         # --- memories ---
         record = data.StructLayout({"count": c.page_bits + 1, "newest": c.page_bits, "newest_valid": 1, "in_use": 1})
         m.submodules.records = records = Sram(depth=c.squeues, shape=record)
-        m.submodules.settings = settings = QueueConfig(config=c, fields=("pool", "budget", "tau_m", "tau_sh"))
+        m.submodules.settings = settings = QueueConfig(config=c, fields=("pool", "budget", "policy", "tau_m", "tau_sh"))
         m.submodules.tree = tree = ExcessTree(config=c)
         m.submodules.map = listed = self.map
         squeue, page, value, newest, cancelled = Signal(c.squeue_bits), Signal(c.page_bits), Signal(), Signal(), Signal()
@@ -140,7 +145,7 @@ class QueueState(wiring.Component):
         ]
 
         # --- one task at a time: an event, a look, a queue to refresh, the registers' read-out ---
-        is_event, is_look, is_refresh, changed = Signal(), Signal(), Signal(), Signal()
+        is_event, is_look, is_refresh, is_offer, changed = Signal(), Signal(), Signal(), Signal(), Signal()
         taken = Signal(event)
         m.d.comb += taken.eq(events.r_data)
         refresh_next, refresh_left = Signal(range(c.squeues)), Signal(range(c.squeues + 1))
@@ -170,13 +175,16 @@ class QueueState(wiring.Component):
                     m.next = "IDLE"
             with m.State("IDLE"):
                 m.d.sync += [page.eq(taken.page), value.eq(taken.listed), newest.eq(taken.newest), cancelled.eq(taken.cancelled),
-                             is_event.eq(0), is_look.eq(0), is_refresh.eq(0)]
+                             is_event.eq(0), is_look.eq(0), is_refresh.eq(0), is_offer.eq(0)]
                 with m.If(events.r_rdy):
                     m.d.comb += events.r_en.eq(1)
                     m.d.sync += [squeue.eq(taken.squeue), is_event.eq(1)]
                     m.next = "READ"
                 with m.Elif(self.look_valid & ~self.look_done):
                     m.d.sync += [squeue.eq(self.look_squeue), is_look.eq(1)]
+                    m.next = "READ"
+                with m.Elif(self.offer_valid & ~self.offer_done):
+                    m.d.sync += [squeue.eq(self.look_squeue), is_offer.eq(1)]
                     m.next = "READ"
                 with m.Elif(refresh_left != 0):
                     m.d.sync += [
@@ -205,6 +213,9 @@ class QueueState(wiring.Component):
                     ]
                     with m.If(changed):
                         m.d.comb += [after.count.eq(Mux(value, found.count + 1, found.count - 1)), after.in_use.eq(cancelled & value)]
+                        with m.If(settings.o.policy & ~after.in_use & (after.count != 0)):
+                            m.d.sync += self.done.eq(self.done + 1)
+                            m.next = "IDLE"
                     with m.Else():
                         m.d.sync += self.done.eq(self.done + 1)
                         m.next = "IDLE"
@@ -212,20 +223,23 @@ class QueueState(wiring.Component):
                         m.d.comb += [after.newest.eq(page), after.newest_valid.eq(1)]
                 with m.Elif(is_look):
                     m.next = "LOOKED"
-                with m.Elif(is_refresh & (found.count == 0)):
+                with m.Elif(is_offer):
+                    m.d.sync += tree.excess.eq(self.offer)
+                    m.next = "START"
+                with m.Elif(is_refresh & ((found.count == 0) | settings.o.policy)):
                     m.next = "IDLE"
             with m.State("LOOKED"):
                 m.d.sync += [
                     self.look_done.eq(1), self.look.listed.eq(count != 0),
                     *(self.look[name].eq(found[name]) for name in ("newest", "newest_valid")),
-                    *(self.look[name].eq(settings.o[name]) for name in ("pool", "tau_m", "tau_sh")),
+                    *(self.look[name].eq(settings.o[name]) for name in ("pool", "policy", "tau_m", "tau_sh")),
                 ]
                 m.next = "IDLE"
             with m.State("MULTIPLY"):
                 m.d.sync += resident.eq(count * lines)
                 m.next = "SUBTRACT"
             with m.State("SUBTRACT"):
-                m.d.sync += tree.excess.eq(Mux((resident > budget) & ~in_use, resident - budget, 0))
+                m.d.sync += tree.excess.eq(Mux((resident > budget) & ~in_use & ~settings.o.policy, resident - budget, 0))
                 m.d.sync += Assert(resident < 1 << c.dram_line_bits)
                 m.next = "START"
                 with m.If(~is_event & ~is_refresh):
@@ -236,13 +250,14 @@ class QueueState(wiring.Component):
                 m.next = "WALK"
             with m.State("WALK"):
                 with m.If(~tree.busy):
-                    m.d.sync += self.done.eq(self.done + is_event)
+                    m.d.sync += [self.done.eq(self.done + is_event), self.offer_done.eq(is_offer)]
                     m.next = "IDLE"
 
         m.d.comb += records.write_data.eq(Mux(self.initialised, after, 0))
-        with m.If(self.look_done):
-            m.d.sync += self.look_done.eq(0)
+        for answered in (self.look_done, self.offer_done):
+            with m.If(answered):
+                m.d.sync += answered.eq(0)
         with m.If(self.config_write_valid):
             m.d.sync += refresh_left.eq(c.squeues)
-        m.d.comb += self.idle.eq(~came_valid & ~came_next & (self.entered == self.done) & ~self.refreshing & ~self.look_valid)
+        m.d.comb += self.idle.eq(~came_valid & ~came_next & (self.entered == self.done) & ~self.refreshing & ~self.look_valid & ~self.offer_valid)
         return m

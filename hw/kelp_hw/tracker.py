@@ -47,7 +47,8 @@ class Tracker(wiring.Component):
     -------
     i_request : stream of requests
     i_miss, i_control, i_hint, i_evict, i_prefetch : streams of ops
-        In this order of priority. An op's `session` is needed for REPLAY, PREFETCH, MASS, PIN, UNPIN, STEP, OPEN, CLOSE, CLOSED. A PEEK from `i_evict` is of a
+        In this order of priority. An op's `session` is needed for REPLAY, SCAN, RELEASE, PREFETCH, MASS, PIN, UNPIN,
+        STEP, OPEN, CLOSE, CLOSED. A PEEK from `i_evict` is of a
         frame, one from `i_control` of a page word.
     i_miss_free : stream of free miss ids
         At first all of them, then each when its entry is done with.
@@ -101,7 +102,7 @@ class Tracker(wiring.Component):
         m.submodules.pools = pools = Pools(config=c)
         m.submodules.miss_ids = miss_ids = MissIds(config=c)
         m.submodules.decide = decide = Decide(config=c)
-        queue_layout = data.StructLayout({"format_k": 3, "format_v": 3, "pool": 2})
+        queue_layout = data.StructLayout({"format_k": 3, "format_v": 3, "pool": 2, "policy": 1})
         m.submodules.queues = queues = Sram(depth=c.squeues, shape=queue_layout)
 
         def session(index):
@@ -185,7 +186,7 @@ class Tracker(wiring.Component):
         m.d.comb += [
             decide.op.eq(op3), decide.word.eq(words.word), words.new.eq(result.word), words.write.eq(strobes.write), words.flip.eq(self.ecc_flip),
             x.valid.eq(m3.valid), x.event.eq(event3), x.is_open.eq(session3.open), x.usable.eq(session3.open & ~session3.closing), x.step.eq(session3.step),
-            x.format_k.eq(queue3.format_k), x.format_v.eq(queue3.format_v), x.pool.eq(queue3.pool), x.frame_peek.eq(m3.frame_peek),
+            x.format_k.eq(queue3.format_k), x.format_v.eq(queue3.format_v), x.pool.eq(queue3.pool), x.policy.eq(queue3.policy), x.frame_peek.eq(m3.frame_peek),
             x.can_pop.eq(pools.can_pop), x.can_take.eq(pools.can_take), x.can_prefetch.eq(pools.can_prefetch), x.can_pin.eq(pools.can_pin),
             x.frame.eq(pools.frame), x.miss.eq(miss_ids.id), x.empty.eq(miss_ids.empty), x.corrected.eq(words.corrected), x.uncorrected.eq(words.uncorrected),
             pools.limit.eq(self.pool_limit), pools.low_water.eq(self.low_water), pools.reserve.eq(self.reserve), pools.select.eq(queue3.pool),

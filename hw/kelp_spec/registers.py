@@ -184,7 +184,7 @@ class RegisterMap:
                 Field("mass_shift", 12, 4, "k of x = mass << k"),
                 Field("score_source", 16, 2, "0 none, 1 pushed, 2 observed"),
                 Field("window", 20, 6, "RoPE window in pages; 0 off"),
-                Field("policy", 32, 8, "policy switches; 0 is the plain formula"),
+                Field("policy", 32, 1, "0 the plain formula, 1 `kelp` (docs/policy.md)"),
             ), "queue parameters, taken by APPLY"),
             Register(p + "recency", base + 0x38, RW, S, (
                 Field("tau_m", 0, 16, "m in 2^15 … 2^16−1", 48409),

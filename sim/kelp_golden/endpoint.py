@@ -159,7 +159,7 @@ class Endpoint:
                 score = scores.touch(self.scores[at], op.session, op.squeue, op.page, step, result.gap)
             else:
                 return
-            profile = scores.profile(op.squeue, op.page)
+            profile = scores.profile(op.squeue, op.page, allocated=event == ScoreEvent.INIT)
         elif event == ScoreEvent.INIT:
             score = arithmetic.initial(policy.alpha)
         elif event == ScoreEvent.TOUCH:
@@ -220,7 +220,7 @@ class Endpoint:
         new = old[0] in _NOWHERE
         self.kelp.access(
             op.session, op.squeue, session.step, last=None if new else old.last_step, missed=old[0] in (COLD, FETCHING),
-            given_by=old.place & (1 << GIVEN_BITS) - 1 if old[0] == COLD else None, frames=sum(pool.limit for pool in self.tracker.pools),
+            given_by=old.place & (1 << GIVEN_BITS) - 1 if old[0] == COLD else None, frames=sum(pool.limit for pool in self.tracker.pools if pool.used),
             used_queues=session.used_queues, kv_heads=session.kv_heads)
 
     def _late(self, result):

@@ -54,8 +54,9 @@ class QueueState:
     def configure(self, squeue: int, pool: int, budget: int, policy: int = 0) -> None:
         """The queue's pool, budget (DRAM lines) and policy, from its configuration."""
         self.pool[squeue], self.budget[squeue], self.policy[squeue] = pool, budget, policy
-        self.excess[squeue] = -1   # so that the entry is pushed again under its pool
-        self._update(squeue)
+        if policy == Policy.EMA:
+            self.excess[squeue] = -1   # so that the entry is pushed again under its pool
+            self._update(squeue)
 
     def observe(self, squeue: int, page: int, old: int, new: int, demand: bool = False, write: bool = False) -> None:
         """A page word went from state ``old`` to ``new`` at M3; ``demand`` for READ and WRITE, ``write`` for WRITE. Also to be called, with
@@ -72,7 +73,7 @@ class QueueState:
                 pages.remove(page)
             # An eviction was cancelled or failed: others are asked before this queue, until another page of it comes or goes.
             self._in_use[squeue] = old == PageState.WRITING_BACK and new == _RESIDENT
-            if self.policy[squeue] == Policy.EMA or self._in_use[squeue]:
+            if self.policy[squeue] == Policy.EMA or self._in_use[squeue] or not pages:
                 self._update(squeue)
 
     def offer(self, squeue: int, excess: int) -> None:
@@ -181,7 +182,8 @@ class Evictor:
         squeue = first
         if queues.policy[first] == Policy.KELP:
             first = squeue = self._offered(pool, first)
-            page = self._give(pool, squeue, claim, working)
+        if queues.policy[first] == Policy.KELP:
+            page = self._give(squeue, claim, working)
             if page is not None:
                 return self._found(pool, page)
             squeue = (squeue + 1) % config.squeues
@@ -197,7 +199,7 @@ class Evictor:
         while True:
             if queues.pool[squeue] == pool and queues.listed[squeue]:
                 self.sweep(squeue)
-                page = self._give(pool, squeue, claim, working)
+                page = self._give(squeue, claim, working)
                 if page is not None:
                     return self._found(pool, page)
             squeue = (squeue + 1) % config.squeues
@@ -246,9 +248,11 @@ class Evictor:
             self._offer(squeue, self.candidates)
             worthy += bool(self.candidates) and not self.candidates[0].kind
             excess, best = queues.root(pool)
-            if worthy == SWEEPS or best == squeue or excess <= 1 or queues.policy[best] != Policy.KELP:
+            if worthy == SWEEPS or best == squeue or excess <= 1:
                 break
             squeue = best
+            if queues.policy[best] == Policy.EMA:
+                return best
         if self.candidates and not self.candidates[0].kind:
             return squeue
         # Nothing but pages in use: then the queue that asks gives.
@@ -259,7 +263,7 @@ class Evictor:
             return asks
         return squeue
 
-    def _give(self, pool: int, squeue: int, claim, working) -> int | None:
+    def _give(self, squeue: int, claim, working) -> int | None:
         """Claim the swept queue's best page; under `kelp` the two opinions may differ over which that is."""
         if self.queues.policy[squeue] == Policy.EMA:
             return self._take(claim, working)

@@ -99,9 +99,9 @@ class Scores:
         fast, slow = _folded(word, max(gap, 1) - 1 + over)
         return Scan(p.WEIGHT_FAST * fast + slow, self._count(self._at(squeue, page), step), over)
 
-    def profile(self, squeue: int, page: int) -> int:
-        """The raw profile entry at the page's distance: epoch above count."""
-        at = self._at(squeue, page)
+    def profile(self, squeue: int, page: int, *, allocated: bool) -> int:
+        """The raw profile entry, epoch above count, that the page's latest event wrote."""
+        at = squeue * self.pages + page if allocated else self._at(squeue, page)
         return self.epochs[at] << p.PROFILE_BITS | self.counts[at]
 
 

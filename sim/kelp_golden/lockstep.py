@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Lock-step mode: one request at a time, the engine idle between (spec §9).
 
-touch → (victim, when no frame is free) → fetch → answer → prefetches in order → evict to the target → what policy `kelp` asks for → quiescent. Every op is decided here
-without a look at the device; `log` has them in the order in which stage M3 of a device in lock-step must decide them.
+touch → (victim, when no frame is free) → fetch → answer → prefetches in order → evict to the target → what policy `kelp` asks for → quiescent.
+Every op is decided here without a look at the device; `log` has them in the order in which stage M3 of a device in lock-step must decide them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class LockStep:
         tracker = endpoint.tracker
         self.prefetcher = Prefetcher(endpoint.config, tracker.sessions, enable=enable)
         self.evictor = Evictor(endpoint.config, endpoint.queues, endpoint.words, step=lambda s: tracker.sessions[s].step,
-                               recency=lambda q: endpoint.policies[q].tau, closing=lambda s: bool(tracker.sessions[s].closing), on_sweep=self._swept, kelp=endpoint.kelp)
+                               recency=lambda q: endpoint.policies[q].tau, closing=lambda s: bool(tracker.sessions[s].closing), on_sweep=self._swept,
+                               kelp=endpoint.kelp)
         self.hints = HintAbsorber(endpoint.config)
         self.victims = self.write_backs = self.prefetches = 0
         endpoint.on_usage = lambda source, useful: self.prefetcher.usage(PrefetchSource(source), useful)

@@ -29,7 +29,7 @@ class Policy:
     window : int
         Pages prefetched on either side of an access, 0 … 63 (source ``window`` must be on: `Device.configure`).
     switches : int
-        Policy switches; 0 is the plain formula.
+        Policy: 0 the plain formula, 1 `kelp` (docs/policy.md).
     budget_bytes : int
         DRAM that one queue may keep before it becomes the first to give frames back. 0: the queue with most frames gives.
     auto_step : int
@@ -51,7 +51,7 @@ class Policy:
                 object.__setattr__(self, "score", ScoreSource[self.score.upper()])
             except KeyError:
                 raise ValueError(f"score = {self.score!r} is refused; legal: none, pushed, observed") from None
-        for name, low, high in (("alpha", 1 / 256, 1), ("tau", 1, 65536), ("mass_gain", 0, 15), ("window", 0, 63), ("switches", 0, 255),
+        for name, low, high in (("alpha", 1 / 256, 1), ("tau", 1, 65536), ("mass_gain", 0, 15), ("window", 0, 63), ("switches", 0, 1),
                                 ("budget_bytes", 0, (2**32 - 1) * LINE_BYTES), ("auto_step", 0, 2**24 - 1)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} = {getattr(self, name)!r} is refused; legal: {low} … {high}")

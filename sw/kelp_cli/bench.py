@@ -15,7 +15,7 @@ from .output import UserError, console
 
 __all__ = ["register"]
 
-_GROUPS = ("metadata", "codec", "blocks", "endpoint", "miss", "scale", "replay", "lab", "host")
+_GROUPS = ("metadata", "codec", "blocks", "endpoint", "kelp", "miss", "scale", "replay", "lab", "host")
 _ELSEWHERE = ("hf",)   # needs the packages of another environment: named groups only
 
 
@@ -68,6 +68,8 @@ def _rows(group: str):
 
     if group == "endpoint":
         return list(bench_endpoint.endpoint_rows())
+    if group == "kelp":
+        return list(bench_endpoint.kelp_rows())
     if group == "miss":
         return list(bench_endpoint.miss_rows())
     if group == "scale":

@@ -88,11 +88,11 @@ def metadata_rows() -> Iterator[Row]:
     """SRAM bytes per byte that they describe, check bits included, of the largest configuration (8 KB pages)."""
     from kelp_hw.layouts import Layouts
     from kelp_hw.secded import Secded
-    from kelp_spec.metadata import SCORE_BITS
+    from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS
 
     config = named("llama70b")
     layouts = Layouts(config)
-    page_bits = Secded(layouts.page_word.size).code_bits + Secded(SCORE_BITS).code_bits
+    page_bits = Secded(layouts.page_word.size).code_bits + Secded(SCORE_WORD_BITS).code_bits + PROFILE_BITS + EPOCH_BITS
     page_bytes = config.page_lines * 64
     yield Row("metadata.bytes_per_kv_byte", page_bits / 8 / page_bytes, "bytes/byte", "≤ 0.002", config.name)
     yield Row("metadata.frame_table_bytes_per_resident_byte", layouts.frame_entry.size / 8 / page_bytes, "bytes/byte", "≤ 0.005", config.name)

@@ -303,3 +303,16 @@ async def a_self_test_has_the_endpoint_to_itself(dut):
     dut.hold.value = 0
     await tb.until(lambda: tb.host.idle, 30_000)
     tb.check(asked)
+    # A host that connects meanwhile waits, too.
+    dut.hold.value = 1
+    tb.connect()
+    for _ in range(2000):
+        await tb.step()
+    assert not tb.host.up
+    dut.hold.value = 0
+    await tb.until(lambda: tb.host.up, 20_000)
+    tb.accepted.clear()
+    tb.delivered.clear()
+    asked = tb.submit(5, first=200)
+    await tb.until(lambda: tb.host.idle, 30_000)
+    tb.check(asked)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""EMA engine against the golden arithmetic: random events on few pages, so that successive ones meet; full rate on many; flipped bits."""
+"""EMA engine against the golden arithmetic, queues of both policies mixed: random events on few pages, so that successive ones meet; full rate on many;
+flipped bits."""
 
 import random
 from collections import deque
@@ -9,18 +10,25 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden import arithmetic
+from kelp_golden.kelp_policy import Scores
 from kelp_hw.ema import EmaEngine
 from kelp_hw.eviction_layouts import EvictionLayouts
 from kelp_hw.pipeline import RESERVE
 from kelp_hw.secded import Secded
 from kelp_spec.config import Config
 from kelp_spec.metadata import PageState, ScoreEvent, ScoreSource
+from kelp_spec.policy import SCORE_WORD_BITS, Policy
 from kelp_spec.scores import IDLE_BIAS, idle_constants
 from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 from kelp_verif.runner import bench_params, record
 
 INIT, TOUCH, MASS, SCAN = ScoreEvent.INIT, ScoreEvent.TOUCH, ScoreEvent.MASS, ScoreEvent.SCAN
+
+
+def _open(expected, got):
+    """What is expected as None may be anything."""
+    return expected | {name: got[name] for name, value in expected.items() if value is None}
 
 
 class TB:
@@ -35,6 +43,8 @@ class TB:
         self.commit, self.scanned = Packing(layouts.score_commit), Packing(layouts.scanned)
         self.settings = {}
         self.score = {}
+        self.kelp = Scores(self.config)
+        self.step = [self.rng.randrange(1 << 24) for _ in range(self.config.sessions)]
         self.commits, self.scans = deque(), deque()
         self.cycle = self.corrected = self.uncorrected = self.committed = self.waited = 0
         self.last_commit = 0
@@ -50,18 +60,21 @@ class TB:
             self.configure(squeue)
             await self.tick()
         dut.config_write_valid.value = 0
+        while not int(dut.cleared.value):
+            await self.tick()
 
-    def configure(self, squeue, source=None):
-        """Random settings, but for the score source if it is given."""
+    def configure(self, squeue, source=None, policy=None):
+        """Random settings, but for the score source and the policy if they are given."""
         rng = self.rng
         alpha = rng.choice([1, 26, 128, 255, 256, rng.randint(1, 256), rng.randint(257, 511)])
         m, sh = idle_constants(min(alpha, 256)) if rng.random() < 0.8 else (rng.randrange(1 << 16), rng.randint(-IDLE_BIAS, 27))
         source = source or rng.choice([ScoreSource.OBSERVED, ScoreSource.OBSERVED, ScoreSource.PUSHED, ScoreSource.NONE])
         gain = rng.choice([0, 3, 15, rng.randrange(16)])
-        self.settings[squeue] = (alpha, m, sh, source, gain)
+        policy = rng.choice(list(Policy)) if policy is None else policy
+        self.settings[squeue] = (alpha, m, sh, source, gain, policy)
         self.dut.config_write.value = self.write.pack(squeue=squeue, **{"queue_config.alpha": alpha, "queue_config.idle_m": m,
                                                                         "queue_config.idle_sh": sh + IDLE_BIAS, "queue_config.score_source": source,
-                                                                        "queue_config.mass_shift": gain})
+                                                                        "queue_config.mass_shift": gain, "queue_config.policy": policy})
         self.dut.config_write_valid.value = 1
 
     def make(self, squeue, page, kind=None):
@@ -70,7 +83,11 @@ class TB:
         if (squeue, page) not in self.score:
             kind = INIT
         kind = kind or rng.choice([TOUCH, TOUCH, MASS, MASS, SCAN, INIT])
-        values = {"kind": kind, "squeue": squeue, "page": page, "gap": rng.choice([0, 1, 2, rng.randrange(1, 1 << rng.randint(1, 24))]),
+        session = squeue // self.config.queues
+        if rng.random() < 0.2:
+            self.step[session] = self.step[session] + rng.choice([1, 1, 2, 64, 70, 256]) & (1 << 24) - 1
+        values = {"kind": kind, "session": session, "squeue": squeue, "page": page, "step": self.step[session] & 255,
+                  "gap": rng.choice([0, 1, 2, rng.randrange(1, 1 << rng.randint(1, 24))]),
                   "mass": rng.randrange(1 << rng.randint(1, 16)), "slot": rng.randrange(16), "scan_tag": rng.randrange(2)}
         word = {"scan.state": rng.choice([PageState.RESIDENT] * 3 + list(PageState)), "scan.pinned": rng.random() < 0.2, "scan.last_step": rng.getrandbits(24)}
         self.expect(values, word)
@@ -78,10 +95,23 @@ class TB:
 
     def expect(self, values, word):
         page = values["squeue"], values["page"]
-        alpha, m, sh, source, gain = self.settings[values["squeue"]]
+        alpha, m, sh, source, gain, policy = self.settings[values["squeue"]]
         s = self.score.get(page, 0)
         kind = values["kind"]
-        if kind == INIT:
+        where, found, profile = (values["session"], *page), {"count": None, "over": None}, 0
+        if policy == Policy.KELP:
+            step = self.step[values["session"]]
+            if kind == INIT:
+                s = self.kelp.allocate(*where, step)
+            elif kind == TOUCH:
+                s = self.kelp.touch(s, *where, step, values["gap"])
+            elif kind == MASS:
+                return
+            else:
+                scan = self.kelp.scan(s, *where, step, values["gap"])
+                found = {"score": scan.common, "count": scan.count, "over": int(scan.over)}
+            profile = self.kelp.profile(*page, allocated=kind == INIT)
+        elif kind == INIT:
             s = arithmetic.initial(alpha)
         elif kind == TOUCH:
             if source != ScoreSource.OBSERVED:
@@ -91,12 +121,12 @@ class TB:
             if source != ScoreSource.PUSHED:
                 return
             s = arithmetic.mass(s, values["mass"], gain, alpha)
-        else:
+        if kind == SCAN:
             eligible = word["scan.state"] == PageState.RESIDENT and not word["scan.pinned"]
             self.scans.append({"page": page[1], "slot": values["slot"], "tag": values["scan_tag"], "eligible": int(eligible),
-                               "last_step": word["scan.last_step"], "score": s})
+                               "cold": int(word["scan.state"] == PageState.COLD), "last_step": word["scan.last_step"], "score": s, **found})
         self.score[page] = s
-        self.commits.append(({"kind": int(kind), "squeue": page[0], "page": page[1], "score": s}, self.cycle))
+        self.commits.append(({"kind": int(kind), "squeue": page[0], "page": page[1], "score": s, "profile": profile if kind != SCAN else None}, self.cycle))
 
     async def tick(self):
         """Let one cycle pass and check what came out in it."""
@@ -104,12 +134,12 @@ class TB:
         await ReadOnly()
         if dut.o_scan_valid.value == 1:
             got = self.scanned.unpack(dut.o_scan.value)
-            assert self.scans and got == self.scans[0], f"scan {got}, expected {self.scans[0] if self.scans else None}"
+            assert self.scans and got == _open(self.scans[0], got), f"scan {got}, expected {self.scans[0] if self.scans else None}"
             self.scans.popleft()
         if dut.o_commit_valid.value == 1:
             got = self.commit.unpack(dut.o_commit.value)
             expected, since = self.commits.popleft()
-            assert got == expected, f"commit {got}, expected {expected}"
+            assert got == _open(expected, got), f"commit {got}, expected {expected}"
             latency = self.cycle - since
             assert latency >= EmaEngine.LATENCY, f"{got} {latency}"
             self.waited = max(self.waited, latency - EmaEngine.LATENCY)
@@ -165,7 +195,7 @@ async def full_rate(dut):
     await tb.start()
     c, rng = tb.config, tb.rng
     updates = bench_params()["cycles"]
-    squeues = [q for q in range(c.squeues) if tb.settings[q][3] == ScoreSource.OBSERVED]
+    squeues = [q for q in range(c.squeues) if tb.settings[q][3] == ScoreSource.OBSERVED or tb.settings[q][5] == Policy.KELP]
     pages = [(q, rng.randrange(c.pages)) for q in squeues]
     for page in pages:
         await tb.send(tb.make(*page))
@@ -184,12 +214,12 @@ async def flipped_bits(dut):
     tb = TB(dut)
     await tb.start()
     c, rng = tb.config, tb.rng
-    code = Secded(16)
+    code = Secded(SCORE_WORD_BITS)
     words = dut
     for part in bench_params()["memory"]:
         words = getattr(words, part)
     pushed = 0
-    tb.configure(pushed, source=ScoreSource.PUSHED)
+    tb.configure(pushed, source=ScoreSource.PUSHED, policy=Policy.EMA)
     await tb.tick()
     dut.config_write_valid.value = 0
     corrected = uncorrected = 0

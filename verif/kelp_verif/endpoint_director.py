@@ -66,7 +66,7 @@ class Director:
             p + "formats": tb.pack(p + "formats", **{name: value for r, (last, k, v) in enumerate(ranges)
                                                      for name, value in ((f"last_layer_{r}", last), (f"format_k_{r}", k), (f"format_v_{r}", v))}),
             p + "policy": tb.pack(p + "policy", alpha=alpha, mass_shift=rng.randrange(8), score_source=rng.choice(list(ScoreSource)),
-                                  window=rng.choice((0, 1, 3)), policy=0),
+                                  window=rng.choice((0, 1, 3)), policy=(self.seen["open"] + session) & 1),
             p + "recency": tb.pack(p + "recency", tau_m=tau_m, tau_sh=tau_sh + RECENCY_BIAS, idle_m=idle_m, idle_sh=idle_sh + IDLE_BIAS),
         })
         await tb.write({p + "budget": rng.choice((0, 8, 20, 1 << 20))})

@@ -33,7 +33,7 @@ class Mix:
     hint: float = 0.06
     spec_read: float = 0.05
     odd: float = 0.02           #: outside the map, foreign, unknown, malformed …
-    prefetch: int = 31          #: sources switched on
+    prefetch: int = 63          #: sources switched on
     loud: bool = False          #: raises more events than the log holds
 
 

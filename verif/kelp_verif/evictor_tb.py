@@ -11,8 +11,8 @@ from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
 from kelp_golden import ops
 from kelp_golden.eviction import Evictor, QueueState
-from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.ops import QueueConfig, Session
+from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.tracker import Tracker
 from kelp_hw.eviction_layouts import EvictionLayouts
 from kelp_hw.flush import flush_layout
@@ -76,7 +76,8 @@ class TB:
         dut, rng = self.dut, self.rng
         dut.rst.value = 1
         for port in ("i_result_valid", "config_write_valid", "i_scan_valid", "i_claim_valid", "i_owner_valid", "i_flushed__valid", "hold",
-                     "i_written_back__valid", "o_op__ready", "o_write_back__ready", "resident_squeue", "sessions", "pool_free", "pool_used"):
+                     "i_written_back__valid", "o_op__ready", "o_write_back__ready", "resident_squeue", "sessions", "pool_free", "pool_used",
+                     "o_prefetch__ready", "frames", "prefetch_on", "prefetch_water"):
             getattr(dut, port).value = 0
         dut.low_water.value = self.tracker.low_water
         # Asserts look at the inputs from the first edge on.
@@ -350,7 +351,7 @@ class LockStepTB(TB):
         kept = (words.state[:], [set(pages) for pages in queues.listed], queues.excess[:], [h[:] for h in queues._heaps])
         free, used = [p.free for p in self.tracker.pools], [p.used for p in self.tracker.pools]
 
-        def claim(squeue, page, last_step):
+        def claim(squeue, page, last_step, given_by):
             at = squeue * self.config.pages + page
             done = words.state[at] == RESIDENT and not words.pinned[at] and words.last_step[at] == last_step
             if done:

@@ -10,6 +10,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden import arithmetic
 from kelp_golden.eviction import candidate_class
+from kelp_golden.kelp_policy import FIRST, SECOND, KelpPolicy, Scan
 from kelp_hw.eviction_layouts import EvictionLayouts
 from kelp_hw.priority import PriorityUnit
 from kelp_spec.config import named
@@ -38,8 +39,11 @@ class TB:
         self.dut.rst.value = 0
 
     def constants(self, step, newest, m, sh):
+        """Policy, opinion and factor at random; policy 0 until a seed is used."""
         self.sweep = step, newest, m, sh
-        dut = self.dut
+        dut, rng = self.dut, self.rng
+        self.kelp, self.second, self.near = self.outputs > 2 and rng.randrange(2), rng.randrange(2), rng.choice([128, 216, 256, rng.randint(128, 256)])
+        dut.kelp.value, dut.second.value, dut.near.value = int(self.kelp), self.second, self.near
         dut.step.value, dut.recency_m.value, dut.recency_sh.value = step, m, sh + RECENCY_BIAS
         dut.newest_valid.value, dut.newest.value = int(newest is not None), newest or 0
 
@@ -47,8 +51,15 @@ class TB:
         step, newest, m, sh = self.sweep
         p = arithmetic.priority(score, arithmetic.decay(arithmetic.age(step, last_step), m, sh))
         kind = candidate_class(page, last_step, step, -1 if newest is None else newest)
-        self.due.append((self.cycle + PriorityUnit.LATENCY, eligible, {"kind": kind, "priority": p, "page": page, "last_step": last_step}))
-        self.dut.i.value = self.scanned.pack(page=page, last_step=last_step, score=score, eligible=eligible)
+        count, over, cold, other = self.rng.getrandbits(7), self.rng.randrange(2), self.rng.randrange(2), None
+        if self.kelp:
+            score %= 6 * 511 + 4095 + 1
+            scan = Scan(score, count, bool(over))
+            followed, unfollowed = (SECOND, FIRST) if self.second else (FIRST, SECOND)
+            p, other = (65535 - KelpPolicy.worth(scan, opinion, self.near) for opinion in (followed, unfollowed))
+        expected = {"kind": kind, "priority": p, "page": page, "last_step": last_step}
+        self.due.append((self.cycle + PriorityUnit.LATENCY, (eligible, cold, other), expected))
+        self.dut.i.value = self.scanned.pack(page=page, last_step=last_step, score=score, eligible=eligible, count=count, over=over, cold=cold)
         self.dut.i_valid.value = 1
         await self.tick()
         self.dut.i_valid.value = 0
@@ -58,8 +69,9 @@ class TB:
         valid = self.dut.o_valid.value == 1
         assert valid == bool(self.due and self.due[0][0] == self.cycle), f"cycle {self.cycle}"
         if valid:
-            _, eligible, expected = self.due.popleft()
-            assert self.dut.o_eligible.value == eligible
+            _, (eligible, cold, other), expected = self.due.popleft()
+            assert (self.dut.o_eligible.value, self.dut.o_cold.value) == (eligible, cold)
+            assert other is None or self.dut.o_other.value == other
             got = self.candidate.unpack(self.dut.o.value)
             assert got == expected, f"{got}, expected {expected} under {self.sweep}"
             self.outputs += 1

@@ -43,13 +43,14 @@ class TB:
         self.state = {}
         self.pool = {}
         self.taus = {}
-        self.cycle = self.results = self.checks = self.roots = 0
+        self.cycle = self.results = self.checks = self.roots = self.offers = 0
         self.ready = 0
 
     async def start(self):
         dut = self.dut
         await start_clock(dut)
-        for port in (dut.i_result_valid, dut.config_write_valid, dut.look_valid, dut.read_valid, dut.resident_squeue, dut.look_squeue):
+        for port in (dut.i_result_valid, dut.config_write_valid, dut.look_valid, dut.read_valid, dut.resident_squeue, dut.look_squeue, dut.offer_valid,
+                     dut.offer):
             port.value = 0
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
@@ -67,8 +68,9 @@ class TB:
         pool = self.pool[squeue]
         budget = rng.choice([0, 0, rng.randrange(min(self.config.pages, self.config.frames[pool])) * self.config.frame_lines[pool]])
         self.taus[squeue] = rng.getrandbits(16), rng.getrandbits(5)
-        self.golden.configure(squeue, pool, budget)
-        values = {"pool": pool, "budget": budget, "tau_m": self.taus[squeue][0], "tau_sh": self.taus[squeue][1]}
+        policy = squeue & 1
+        self.golden.configure(squeue, pool, budget, policy)
+        values = {"pool": pool, "budget": budget, "policy": policy, "tau_m": self.taus[squeue][0], "tau_sh": self.taus[squeue][1]}
         self.dut.config_write.value = self.write.pack(squeue=squeue, **{f"queue_config.{name}": value for name, value in values.items()})
         self.dut.config_write_valid.value = 1
         await self.tick()
@@ -124,6 +126,20 @@ class TB:
         dut.look_valid.value = 0
         return self.look.unpack(dut.look.value)
 
+    async def offer(self, squeue, excess):
+        """Policy `kelp`: what the queue gives most gladly, as the evictor says after a sweep."""
+        dut = self.dut
+        self.golden.offer(squeue, excess)
+        dut.look_squeue.value, dut.offer.value, dut.offer_valid.value = squeue, excess, 1
+        for _ in range(200):
+            await self.tick()
+            if dut.offer_done.value == 1:
+                break
+        else:
+            raise AssertionError("an offer is not taken")
+        dut.offer_valid.value = 0
+        self.offers += 1
+
     async def check(self):
         dut, c, golden = self.dut, self.config, self.golden
         await self.rest()
@@ -137,7 +153,9 @@ class TB:
             look = await self.ask(squeue)
             newest = golden.newest[squeue]
             assert look["listed"] == bool(golden.listed[squeue]) and look["pool"] == golden.pool[squeue], f"{squeue}: {look}"
-            assert (look["tau_m"], look["tau_sh"]) == self.taus[squeue]
+            assert (look["tau_m"], look["tau_sh"], look["policy"]) == (*self.taus[squeue], squeue & 1)
+            if look["policy"] and look["listed"]:
+                await self.offer(squeue, self.rng.choice([0, 1, self.rng.randrange(49152, 65536)]))
             assert look["newest_valid"] == (newest >= 0) and (newest < 0 or look["newest"] == newest), f"{squeue}: {look}, newest {newest}"
             dut.resident_squeue.value = squeue
             found = set()
@@ -177,7 +195,7 @@ async def random_results(dut):
             else:
                 await tb.tick()
         await tb.check()
-    record(results=tb.results, checks=tb.checks, roots=tb.roots)
+    record(results=tb.results, checks=tb.checks, roots=tb.roots, offers=tb.offers)
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")

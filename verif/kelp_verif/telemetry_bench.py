@@ -19,6 +19,7 @@ from kelp_hw.prefetch_queue import DropReason
 from kelp_hw.tracker import hot_layout
 from kelp_spec.config import Config, named
 from kelp_spec.metadata import STEP_BITS, Event, MissKind, Op, Outcome, PageState, PrefetchSource
+from kelp_spec.policy import GIVEN_BITS
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
@@ -135,12 +136,13 @@ class TB:
         """A result such as M3 makes: op, the word's state before, and the outcomes of docs/design.md §3 for them."""
         c, rng = self.config, self.rng
         self.step = self.step + (rng.random() < 0.05) & (1 << STEP_BITS) - 1
-        age = rng.choice([0, 15, 16, rng.randrange(1 << c.place_bits)])
+        age = rng.choice([0, 15, 16, rng.randrange(1 << c.place_bits - GIVEN_BITS)])
         kind = rng.choice([Op.READ] * 4 + [Op.WRITE] * 4 + [Op.PREFETCH] * 3 + [Op.RELEASE] * 2 + [op for op in Op if op])
         r = {"op.kind": kind, "op.squeue": rng.randrange(c.squeues), "op.page": rng.randrange(c.pages), "op.origin.ld_id": rng.getrandbits(4),
              "op.origin.tag": rng.getrandbits(16), "op.frame": rng.randrange(c.total_frames), "op.source": rng.choice(SOURCES), "op.written": 0, "op.failed": 0,
              "op.poison": 0, "op.no_memory": 0, "op.miss_kind": rng.choice(list(MissKind)), "op.refused": 0, "first": 0, "miss": rng.randrange(c.misses),
-             "outcome": Outcome.DONE, "old.state": rng.choice(list(PageState)), "old.place": self.step - age & (1 << c.place_bits) - 1,
+             "outcome": Outcome.DONE, "old.state": rng.choice(list(PageState)),
+             "old.place": (self.step - age << GIVEN_BITS | rng.randrange(3)) & (1 << c.place_bits) - 1,
              "word.last_step": self.step, "corrected": rng.random() < 0.05, "uncorrected": 0, "age": age}
         if not r["corrected"] and rng.random() < 0.03:
             r |= {"uncorrected": 1, "old.state": PageState.LOST}

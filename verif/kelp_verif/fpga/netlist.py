@@ -3,19 +3,24 @@
 """A board's top as ECP5 cells, for simulation: what synthesis made of it, and the vendor cells' models that Yosys ships.
 
 Of the cells that a bitstream has, two kinds have no model to simulate: block RAMs stay Yosys's own memories here (their ports as synthesis made them), and
-multipliers are made of LUTs and carry chains (`-nodsp`). LUTs, carry chains, registers and distributed RAM are the device's.
+multipliers are made of LUTs and carry chains (`-nodsp`). LUTs, carry chains, registers and distributed RAM are the device's. LUTs are written as the
+expression that their model is: as many modules as there are contents of LUTs would cost the simulator gigabytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 from pathlib import Path
 
 from kelp_verif import tools
 
-__all__ = ["CELLS", "netlist"]
+__all__ = ["CELLS", "lut_expressions", "netlist"]
+
+_PINS = "".join(rf"    \.{pin}\((.*)\),\n" for pin in "ABCD")
+_LUT = re.compile(r"(?m)^  LUT4 #\(\n    \.INIT\((16'h[0-9a-f]{4})\)\n  \) .*\(\n" + _PINS + r"    \.Z\((.*)\)\n  \);$")
 
 _SCRIPT = """
 read_rtlil {directory}/top.il
@@ -44,6 +49,11 @@ def _share() -> Path:
 CELLS = _share() / "cells_sim_ecp5.v"
 
 
+def lut_expressions(verilog: str) -> str:
+    """Every LUT4 as what it computes: the bit of its contents that its inputs select."""
+    return _LUT.sub(r"  assign \6 = \1 >> {\5, \4, \3, \2};", verilog)
+
+
 def netlist(component, *, name: str) -> tuple[str, dict[str, int]]:
     """The netlist's Verilog, its top called `top`, and how many cells it has of each kind. Cached by content; takes minutes."""
     from amaranth.back import rtlil
@@ -69,4 +79,4 @@ def netlist(component, *, name: str) -> tuple[str, dict[str, int]]:
                 raise tools.ToolError(f"yosys failed ({done.returncode}), log {directory / 'yosys.log'}:\n" + "\n".join(end))
             (directory / "done").write_text(key, encoding="utf-8")
     cells = json.loads((directory / "stat.json").read_text(encoding="utf-8"))["modules"]["\\top"]["num_cells_by_type"]
-    return (directory / "netlist.v").read_text(encoding="utf-8"), cells
+    return lut_expressions((directory / "netlist.v").read_text(encoding="utf-8")), cells

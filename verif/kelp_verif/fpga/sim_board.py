@@ -47,11 +47,11 @@ class SimBoard:
     """
 
     def __init__(self, board: Board, *, seed: int = 1, verilog: str | None = None, sources=(), name: str | None = None, verilator_args=(),
-                 plusarg: str = ""):
+                 plusarg: str = "", opt: str = "-O1"):
         text = verilog or runner.to_verilog(BoardWithChip(board))
         name = name or f"board-{board.config.name}"
         driver = Path(__file__).with_name("board.cpp")
-        library = runner.verilate_model(text, [driver], name=name, sources=[CHIP, *sources], verilator_args=verilator_args, opt="-O1")
+        library = runner.verilate_model(text, [driver], name=name, sources=[CHIP, *sources], verilator_args=verilator_args, opt=opt)
         self._library = lib = ctypes.CDLL(str(library))
         lib.board_new.restype = ctypes.c_void_p
         lib.board_new.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_char_p]

@@ -133,7 +133,7 @@ class _Judge:
         decided = list(zip(*(results[f].tolist() for f in self._RESULT), strict=True))
         framed = list(zip(*(frames[f"op.{f}"].tolist() for f in self._FRAME), strict=True))
         entries = list(zip(*(wide_integers(frames[f"entry.{f}"]).tolist() for f in ENTRY_FIELDS), strict=True))
-        scored = list(zip(*(scores[f].tolist() for f in ("kind", "squeue", "page", "score")), strict=True))
+        scored = list(zip(*(scores[f].tolist() for f in ("kind", "squeue", "page", "score", "profile")), strict=True))
         hot, audit, read = frames.hot.tolist(), self.audit, int(Op.READ)
         order = list(zip(types.tolist(), index.tolist(), strict=True))
         at = 0

@@ -13,6 +13,7 @@ from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import SESSION
 from kelp_spec.metadata import Answer, Op, ScoreEvent
+from kelp_spec.policy import Policy
 
 from ..driver import FlashTiming, MemoryTiming
 from ..program import Response
@@ -33,7 +34,7 @@ class _Twin:
         setup = job.setup
         self.job, self.golden = job, setup.endpoint()
         self.lockstep = LockStep(self.golden, evict_target=max(1, setup.low_water, setup.high_water), enable=setup.prefetch, log=self._log)
-        self.golden.on_score = lambda event, squeue, page, score: self.scores.append((event, squeue, page, score))
+        self.golden.on_score = lambda *score: self.scores.append(score)
         self._bytes = job.lines.tobytes()
         self._step = -1
         self._clear()
@@ -51,7 +52,10 @@ class _Twin:
                 (op.kind, result.frame, f.in_use, f.dirty, f.redirty, f.used, f.source, f.squeue, f.page, f.valid, f.poison)
             )
         if op.kind == Op.SCAN:
-            self.scores.append((ScoreEvent.SCAN, op.squeue, op.page, self.golden.scores[op.squeue * self.golden.pages + op.page]))
+            golden = self.golden
+            kelp = golden.policies[op.squeue].policy == Policy.KELP
+            profile = golden.kelp.scores.profile(op.squeue, op.page, allocated=False) if kelp else 0
+            self.scores.append((ScoreEvent.SCAN, op.squeue, op.page, golden.scores[op.squeue * golden.pages + op.page], profile))
 
     def run(self, first: int, end: int, on_step: Callable[[], None]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Requests first … end − 1: of each answer its kind (Answer), whether it is poison, and the data, uint16 [n, 32]."""

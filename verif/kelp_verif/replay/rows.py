@@ -35,7 +35,7 @@ OPS = (
 #: Columns of a frame entry's row: the op that used it, then the entry after it.
 ENTRY = ("kind", "frame", *ENTRY_FIELDS)
 #: Columns of a score's row.
-SCORES = ("event", "squeue", "page", "score")
+SCORES = ("event", "squeue", "page", "score", "profile")
 
 _PAGE = ("squeue", "page")
 _COUNTS = {
@@ -45,9 +45,9 @@ _COUNTS = {
     Op.FILL: (*_PAGE, "miss", "frame", "failed", "miss_kind", "lost", "source"),
     Op.REPLAY: (*_PAGE, "kv_line", "write", "partial", "poison", "miss", "frame", "failed"),
     Op.FLIP: (*_PAGE, "miss", "frame", "failed"),
-    Op.SCAN: _PAGE,
-    Op.CLAIM: (*_PAGE, "delta"),
-    Op.RELEASE: (*_PAGE, "frame", "failed", "written"),
+    Op.SCAN: (*_PAGE, "mass"),
+    Op.CLAIM: (*_PAGE, "delta", "mass"),
+    Op.RELEASE: (*_PAGE, "frame", "failed", "written", "mass"),
     Op.FREE: ("pool", "frame"),
     Op.PREFETCH: (*_PAGE, "source"),
     Op.MASS: (*_PAGE, "mass"),
@@ -171,7 +171,7 @@ def device_entries(commits: Commits, types: np.ndarray, index: np.ndarray) -> np
 
 def device_scores(commits: Commits, types: np.ndarray, index: np.ndarray) -> np.ndarray:
     at = index[types == 2]
-    return np.stack([commits.score[name][at] for name in ("kind", "squeue", "page", "score")], axis=1)
+    return np.stack([commits.score[name][at] for name in ("kind", "squeue", "page", "score", "profile")], axis=1)
 
 
 def wide_integers(column: np.ndarray) -> np.ndarray:

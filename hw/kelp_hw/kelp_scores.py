@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""What policy `kelp` keeps in the score engine: two frequencies of a page, a profile of its queue, the turn of its session (docs/policy.md)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.lib import data, memory, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.policy import (
+    ALPHA_FAST,
+    ALPHA_SLOW,
+    COMMON_BITS,
+    EPOCH_BITS,
+    FAST_BITS,
+    FOLDED,
+    PROFILE_BITS,
+    SCORE_WORD_BITS,
+    SLOW_BITS,
+    WEIGHT_FAST,
+)
+
+from .sram import Sram
+
+__all__ = ["Frequencies", "Profile", "Turns", "frequencies_layout", "remains"]
+
+#: A page's word: UQ0.9 and UQ0.12.
+frequencies_layout = data.StructLayout({"fast": FAST_BITS, "slow": SLOW_BITS})
+_IDLE_BITS = FOLDED.bit_length()
+
+
+def remains(alpha: int, bits: int) -> list[int]:
+    """[FOLDED + 1]: 2^bits · (1 − alpha/256)^n, rounded half up, in integers."""
+    kept, rows, whole = 256 - alpha, [], 256
+    for n in range(FOLDED + 1):
+        rows.append(((kept**n << bits + 1) + whole**n) // (2 * whole**n))
+    return rows
+
+
+class Frequencies(wiring.Component):
+    """Folds idle steps into a word's two frequencies, and adds an access.
+
+    Latency: `idle` comes a cycle before `word`; `folded` two cycles after `word`, `common` and `touched` three. One word a cycle.
+
+    Members
+    -------
+    idle : in
+        Steps without an access, at most FOLDED.
+    word : in
+    common : out
+        6 · fast + slow of the folded frequencies.
+    touched : out
+        The word after an access; of word 0, that of a new page.
+    """
+
+    LATENCY = 3    #: from `word` to `common` and `touched`
+
+    def __init__(self):
+        super().__init__({
+            "idle": In(_IDLE_BITS), "word": In(frequencies_layout), "common": Out(COMMON_BITS), "touched": Out(frequencies_layout),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        # What n steps leave needs one bit more than what it is multiplied with; that bit is n = 0.
+        factors = {}
+        for name, alpha, bits in (("fast", ALPHA_FAST, FAST_BITS), ("slow", ALPHA_SLOW, SLOW_BITS)):
+            rows = remains(alpha, bits)
+            m.submodules[f"{name}_table"] = table = memory.Memory(shape=bits + 1, depth=len(rows), init=rows)
+            port = table.read_port()
+            m.d.comb += port.addr.eq(self.idle)
+            product, part = Signal(2 * bits + 1, name=f"{name}_product", reset_less=True), getattr(self.word, name)
+            folded = Signal(bits, name=f"{name}_folded", reset_less=True)
+            m.d.sync += [product.eq(part * port.data), folded.eq(product[bits:])]
+            factors[name] = folded
+            missing, step = Signal(bits, name=f"{name}_missing"), Signal(bits + 7, name=f"{name}_step")
+            m.d.comb += missing.eq(~folded)      # all ones less what is there
+            m.d.comb += step.eq(missing * alpha + 128)
+            m.d.sync += getattr(self.touched, name).eq(folded + step[8:])
+        m.d.sync += self.common.eq(WEIGHT_FAST * factors["fast"] + factors["slow"])
+        return m
+
+
+class Profile(wiring.Component):
+    """How often each queue's pages were read at each distance from its newest one: a count that halves every 64 steps, and the epoch of its last count.
+
+    One event a cycle: its entry is read in the cycle of `valid`, `count` follows a cycle later, the entry is written another cycle later when `counts` or
+    `clears`. Whoever sends an event on an entry that is still to be written gets the old one: see `BUSY`.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    valid, squeue, distance, epoch, counts, clears : in
+        `counts`: an access; `clears`: the entry starts from nothing.
+    count : out
+        A cycle after `valid`: the count as of that epoch, before this access.
+    entry : out
+        Two cycles after `valid`: what is written, or what was read.
+    ready : out
+        The reset scrub is over, one entry a cycle; no event may come before.
+    """
+
+    BUSY = 1    #: cycles after an event in which its entry must not be read
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        self.entry_layout = data.StructLayout({"count": PROFILE_BITS, "epoch": EPOCH_BITS})
+        super().__init__({
+            "valid": In(1), "squeue": In(config.squeue_bits), "distance": In(config.page_bits), "epoch": In(EPOCH_BITS), "counts": In(1), "clears": In(1),
+            "count": Out(PROFILE_BITS), "entry": Out(self.entry_layout), "ready": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.rows = rows = Sram(depth=self.config.page_words, shape=self.entry_layout)
+        address = Cat(self.distance, self.squeue)
+        valid1, address1, epoch1, counts1, clears1 = Signal(), Signal(len(address)), Signal(EPOCH_BITS), Signal(), Signal()
+        address2, write2 = Signal(len(address)), Signal()
+        m.d.comb += [rows.read_en.eq(self.valid), rows.read_address.eq(address)]
+        m.d.sync += [
+            valid1.eq(self.valid), address1.eq(address), epoch1.eq(self.epoch), counts1.eq(self.counts), clears1.eq(self.clears),
+        ]
+        found, passed, count = rows.read_data, Signal(EPOCH_BITS), Signal(PROFILE_BITS)
+        m.d.comb += [passed.eq(epoch1 - found.epoch), count.eq(found.count >> passed), self.count.eq(count)]
+        m.d.sync += [
+            self.entry.epoch.eq(Mux(counts1 | clears1, epoch1, found.epoch)),
+            self.entry.count.eq(Mux(clears1, 0, Mux(counts1, count + ~count.all(), found.count))),
+            address2.eq(address1), write2.eq(valid1 & (counts1 | clears1)),
+        ]
+        scrub = Signal(range(rows.depth))
+        m.d.comb += [
+            rows.write_en.eq(write2 | ~self.ready), rows.write_address.eq(Mux(self.ready, address2, scrub)),
+            rows.write_data.eq(Mux(self.ready, self.entry.as_value(), 0)),
+        ]
+        with m.If(~self.ready):
+            m.d.sync += [scrub.eq(scrub + 1), self.ready.eq(scrub == rows.depth - 1)]
+        return m
+
+
+class Turns(wiring.Component):
+    """Whose turn it is in each session's step: the latest access. A page before it in (queue, page) has had its turn in this step. Combinational look-up.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    session, squeue, page, step : in
+        `step`: the low byte of the session's step.
+    accessed : in
+        This is an access: the turn is here from the next cycle on.
+    over : out
+        The page's turn has passed.
+    """
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        super().__init__({
+            "session": In(config.session_bits), "squeue": In(config.squeue_bits), "page": In(config.page_bits), "step": In(8), "accessed": In(1),
+            "over": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        place = Cat(self.page, self.squeue)
+        turns = Array([Signal(len(place) + 8, name=f"turn{k}") for k in range(self.config.sessions)])
+        turn = Signal(len(place) + 8)
+        m.d.comb += [turn.eq(turns[self.session]), self.over.eq((turn[len(place):] == self.step) & (place < turn[:len(place)]))]
+        with m.If(self.accessed):
+            m.d.sync += turns[self.session].eq(Cat(place, self.step))
+        return m
+
+
+assert frequencies_layout.size == SCORE_WORD_BITS
