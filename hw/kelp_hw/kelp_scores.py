@@ -28,6 +28,7 @@ __all__ = ["Frequencies", "Profile", "Turns", "frequencies_layout", "remains"]
 #: A page's word: UQ0.9 and UQ0.12.
 frequencies_layout = data.StructLayout({"fast": FAST_BITS, "slow": SLOW_BITS})
 _IDLE_BITS = FOLDED.bit_length()
+_SHORT = 32    #: entries of a table that needs no memory
 
 
 def remains(alpha: int, bits: int) -> list[int]:
@@ -67,12 +68,18 @@ class Frequencies(wiring.Component):
         factors = {}
         for name, alpha, bits in (("fast", ALPHA_FAST, FAST_BITS), ("slow", ALPHA_SLOW, SLOW_BITS)):
             rows = remains(alpha, bits)
-            m.submodules[f"{name}_table"] = table = memory.Memory(shape=bits + 1, depth=len(rows), init=rows)
-            port = table.read_port()
-            m.d.comb += port.addr.eq(self.idle)
+            # Where nothing is left the table need not go on: the fast one is so short that logic holds it.
+            depth = 1 << (rows.index(0) - 1).bit_length()
+            factor = Signal(bits + 1, name=f"{name}_factor")
+            if depth <= _SHORT:
+                m.d.sync += factor.eq(Mux(self.idle < depth, Array(rows[:depth])[self.idle[:depth.bit_length() - 1]], 0))
+            else:
+                m.submodules[f"{name}_table"] = table = memory.Memory(shape=bits + 1, depth=len(rows), init=rows)
+                port = table.read_port()
+                m.d.comb += [port.addr.eq(self.idle), factor.eq(port.data)]
             product, part = Signal(2 * bits + 1, name=f"{name}_product", reset_less=True), getattr(self.word, name)
             folded = Signal(bits, name=f"{name}_folded", reset_less=True)
-            m.d.sync += [product.eq(part * port.data), folded.eq(product[bits:])]
+            m.d.sync += [product.eq(part * factor), folded.eq(product[bits:])]
             factors[name] = folded
             missing, step = Signal(bits, name=f"{name}_missing"), Signal(bits + 7, name=f"{name}_step")
             m.d.comb += missing.eq(~folded)      # all ones less what is there

@@ -240,7 +240,7 @@ class Evictor:
     def _offered(self, pool: int, squeue: int) -> int:
         """The queue that gives. What the tree says was true when a queue was swept last, so that the one asked may turn out to have less to offer."""
         queues, worthy = self.queues, 0
-        for _ in range(SWEEPS_MOST):
+        for swept in range(1, SWEEPS_MOST + 1):
             if queues.pool[squeue] == pool and queues.listed[squeue]:
                 self.sweep(squeue)
             else:
@@ -248,7 +248,7 @@ class Evictor:
             self._offer(squeue, self.candidates)
             worthy += bool(self.candidates) and not self.candidates[0].kind
             excess, best = queues.root(pool)
-            if worthy == SWEEPS or best == squeue or excess <= 1:
+            if swept == SWEEPS_MOST or worthy == SWEEPS or best == squeue or excess <= 1:
                 break
             squeue = best
             if queues.policy[best] == Policy.EMA:

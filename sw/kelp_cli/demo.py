@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         ),
         accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 20_000,
         lockstep_accesses: Annotated[int, typer.Option(help="Accesses in lock-step.")] = 2_000,
-        policy: Annotated[str, typer.Option(help="Eviction policy: ema (0) or kelp (1); with kelp the report has the ladder from LRU to it.")] = "ema",
+        policy: Annotated[str, typer.Option(help="Eviction policy: ema (0) or kelp (1); with kelp the report has the ladder from LRU to it.")] = "kelp",
         seed: Annotated[int, typer.Option(help="Seeds the model's initial values and the host's first tag.")] = 1,
     ) -> None:
         """Watch the generated RTL serve a recorded transformer's KV reads and agree with the golden model; exit 1 if it does not."""
