@@ -7,7 +7,7 @@ from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal
 from amaranth.lib import wiring
 
 from kelp_hw.decide import Decide
-from kelp_spec.metadata import Op, Outcome, PageState
+from kelp_spec.metadata import Event, Op, Outcome, PageState
 
 from .inside import total
 from .queue_specs import SMALL
@@ -36,6 +36,12 @@ class FrameOwnerContract(wiring.Component):
         op, x, result, strobes = d.op, d.context, d.result, d.strobes
         for value in (op.as_value(), x.as_value()):
             m.d.comb += value.eq(AnySeq(len(value)))
+        # What the tracker decodes ahead of M3.
+        request = (op.kind == Op.READ) | (op.kind == Op.WRITE)
+        m.d.comb += [
+            Assume(x.kinds == 1 << op.kind), Assume(x.asks == (request & (x.event == Event.NONE) & ~op.no_memory)),
+            *(Assume(x.states[s] == Mux(x.uncorrected, s == PageState.LOST, d.word.state == s)) for s in PageState),
+        ]
         m.d.comb += [Assume(x.valid), Assume(~(x.corrected & x.uncorrected)), Assume(~x.can_take | x.can_pop), Assume(~x.can_prefetch | x.can_take)]
         is_op = {kind: Signal(name=f"is_{kind.name.lower()}") for kind in Op}
         m.d.comb += [flag.eq(op.kind == kind) for kind, flag in is_op.items()]
