@@ -52,13 +52,21 @@ class FrameOwnerContract(wiring.Component):
         in_pool, elsewhere, in_miss, in_flush, astray = Signal(init=1), Signal(), Signal(), Signal(), Signal()
         other = Signal(d.word.shape())
 
+        def here(value):
+            return (value.state == PageState.RESIDENT) | (value.state == PageState.WRITING_BACK)
+
         def has(value):
-            return ((value.state == PageState.RESIDENT) | (value.state == PageState.WRITING_BACK)) & (value.place == frame)
+            return here(value) & (value.place == frame)
+
+        def sound(value):
+            """Only a COLD word's place has more bits than a frame."""
+            return ~here(value) | (value.place[SMALL.frame_bits:] == 0)
 
         m.d.comb += [
             mine.eq((op.squeue == page[:len(op.squeue)]) & (op.page == page[len(op.squeue):])), holder.eq(~mine & elsewhere & AnySeq(1)),
             other.as_value().eq(AnySeq(len(other.as_value()))), d.word.eq(Mux(mine, word.as_value(), other.as_value())),
             Assume(mine | (has(other) == holder)), Assume(other.state <= PageState.LOST),
+            Assume(sound(other)), Assert(sound(word)),
         ]
         after = Signal(d.word.shape())
         m.d.comb += after.eq(Mux(strobes.write, result.word.as_value(), d.word.as_value()))
