@@ -7,7 +7,7 @@ from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal
 from amaranth.lib import wiring
 
 from kelp_hw.decide import Decide
-from kelp_spec.metadata import Op, Outcome, PageState
+from kelp_spec.metadata import Event, Op, Outcome, PageState
 
 from .inside import total
 from .queue_specs import SMALL
@@ -36,6 +36,12 @@ class FrameOwnerContract(wiring.Component):
         op, x, result, strobes = d.op, d.context, d.result, d.strobes
         for value in (op.as_value(), x.as_value()):
             m.d.comb += value.eq(AnySeq(len(value)))
+        # What the tracker decodes ahead of M3.
+        request = (op.kind == Op.READ) | (op.kind == Op.WRITE)
+        m.d.comb += [
+            Assume(x.kinds == 1 << op.kind), Assume(x.asks == (request & (x.event == Event.NONE) & ~op.no_memory)),
+            *(Assume(x.states[s] == Mux(x.uncorrected, s == PageState.LOST, d.word.state == s)) for s in PageState),
+        ]
         m.d.comb += [Assume(x.valid), Assume(~(x.corrected & x.uncorrected)), Assume(~x.can_take | x.can_pop), Assume(~x.can_prefetch | x.can_take)]
         is_op = {kind: Signal(name=f"is_{kind.name.lower()}") for kind in Op}
         m.d.comb += [flag.eq(op.kind == kind) for kind, flag in is_op.items()]
@@ -46,13 +52,21 @@ class FrameOwnerContract(wiring.Component):
         in_pool, elsewhere, in_miss, in_flush, astray = Signal(init=1), Signal(), Signal(), Signal(), Signal()
         other = Signal(d.word.shape())
 
+        def here(value):
+            return (value.state == PageState.RESIDENT) | (value.state == PageState.WRITING_BACK)
+
         def has(value):
-            return ((value.state == PageState.RESIDENT) | (value.state == PageState.WRITING_BACK)) & (value.place == frame)
+            return here(value) & (value.place == frame)
+
+        def sound(value):
+            """Only a COLD word's place has more bits than a frame."""
+            return ~here(value) | (value.place[SMALL.frame_bits:] == 0)
 
         m.d.comb += [
             mine.eq((op.squeue == page[:len(op.squeue)]) & (op.page == page[len(op.squeue):])), holder.eq(~mine & elsewhere & AnySeq(1)),
             other.as_value().eq(AnySeq(len(other.as_value()))), d.word.eq(Mux(mine, word.as_value(), other.as_value())),
             Assume(mine | (has(other) == holder)), Assume(other.state <= PageState.LOST),
+            Assume(sound(other)), Assert(sound(word)),
         ]
         after = Signal(d.word.shape())
         m.d.comb += after.eq(Mux(strobes.write, result.word.as_value(), d.word.as_value()))
