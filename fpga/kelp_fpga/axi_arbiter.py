@@ -15,7 +15,8 @@ __all__ = ["AxiArbiter"]
 class AxiArbiter(wiring.Component):
     """Transactions of `managers` taken in turns, one line each; the memory sees each id with the manager's number above it.
 
-    One cycle for each choice, and one more until the next: a transaction every other cycle in each direction, more than a memory of this board takes.
+    Addresses and data pass through registers, for both directions: no `ready` of the memory's reaches a manager in the same cycle. A transaction takes three
+    cycles in each direction, less than a memory of this board takes for it.
 
     Parameters
     ----------
@@ -54,11 +55,16 @@ class AxiArbiter(wiring.Component):
         return m
 
     def _addresses(self, m, name, inputs, output, data):
-        """Choose one input, hold the choice until its address (and its data) are taken."""
+        """Choose one input, hold the choice until its address (and its data) are in the registers and those have been taken."""
         chosen, busy, sent = Signal(range(self.managers), name=f"{name}_chosen"), Signal(name=f"{name}_busy"), Signal(2, name=f"{name}_sent")
         valid, payload = Array(i.valid for i in inputs), Array(i.payload for i in inputs)
         taken = Signal(2, name=f"{name}_taken")
-        m.d.comb += taken[0].eq(output.valid & output.ready)
+        m.d.comb += taken[0].eq(busy & ~sent[0] & ~output.valid & valid[chosen])
+        with m.If(output.ready):
+            m.d.sync += output.valid.eq(0)
+        with m.If(taken[0]):
+            m.d.sync += [output.valid.eq(1), output.p.id.eq(Cat(payload[chosen].id, chosen)),
+                         *(output.p[field].eq(payload[chosen][field]) for field in ("addr", "len", "size", "burst"))]
         with m.If(~busy):
             for offset in reversed(range(1, self.managers + 1)):
                 for last in range(self.managers):
@@ -69,14 +75,16 @@ class AxiArbiter(wiring.Component):
             m.d.sync += sent.eq(sent | taken)
             with m.If((sent | taken) == (3 if data else 1)):
                 m.d.sync += [busy.eq(0), sent.eq(0)]
-        m.d.comb += [output.valid.eq(busy & ~sent[0] & valid[chosen]), output.p.id.eq(Cat(payload[chosen].id, chosen)),
-                     *(output.p[field].eq(payload[chosen][field]) for field in ("addr", "len", "size", "burst"))]
         for n, i in enumerate(inputs):
             m.d.comb += i.ready.eq(taken[0] & (chosen == n))
         if data:
             w = self.o.w
-            m.d.comb += [w.valid.eq(busy & ~sent[1] & Array(d.valid for d in data)[chosen]), taken[1].eq(w.valid & w.ready)]
+            m.d.comb += taken[1].eq(busy & ~sent[1] & ~w.valid & Array(d.valid for d in data)[chosen])
+            with m.If(w.ready):
+                m.d.sync += w.valid.eq(0)
+            with m.If(taken[1]):
+                m.d.sync += w.valid.eq(1)
             for n, d in enumerate(data):
                 m.d.comb += d.ready.eq(taken[1] & (chosen == n))
-                with m.If(chosen == n):
-                    m.d.comb += w.payload.eq(d.payload)
+                with m.If(~w.valid & (chosen == n)):
+                    m.d.sync += w.payload.eq(d.payload)
