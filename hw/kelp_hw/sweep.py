@@ -91,10 +91,10 @@ class Sweep(wiring.Component):
         # Looking ahead: what is not listed, as far as the newest page.
         below, newest_word = Signal(self.word_pages), Signal(index_bits)
         bit_bits = (self.word_pages - 1).bit_length()
-        m.d.comb += [
-            newest_word.eq(look.newest[bit_bits:]),
-            below.eq(Mux(read_index < newest_word, ~0, Mux(read_index == newest_word, (2 << look.newest[:bit_bits]) - 1, 0))),
-        ]
+        m.d.comb += [newest_word.eq(look.newest[bit_bits:]), below.eq((2 << look.newest[:bit_bits]) - 1)]
+        if self.words > 1:
+            with m.If(read_index != newest_word):
+                m.d.comb += below.eq(Mux(read_index < newest_word, ~0, 0))
         m.d.comb += [
             # Two may be on their way when the queue says that it has places.
             self.read_valid.eq(walking & (queue.level < 3)), self.read_squeue.eq(squeue), self.read_index.eq(index),
