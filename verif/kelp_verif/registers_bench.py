@@ -73,7 +73,8 @@ async def random_accesses(dut):
         tb.seen["irq"] += tb.irq
         assert (dut.irq.value == 1) == tb.irq
         if n % 70 == 69:
-            # In the midst of an access: it is never answered, and every register starts again.
+            # In the midst of an access, or just after its answer: nothing of it is left, and every register starts again.
+            tb.got = None
             tb.offer = {"hint": 0, "write": rng.getrandbits(1), "offset": rng.choice(plain), "byte_enable": 0, "data": 0, "ld_id": 0, "tag": 7, "poison": 0}
             await settle(tb, rng.randint(1, 20))
             tb.seen["reset of an access"] += tb.offer is not None
