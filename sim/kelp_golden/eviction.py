@@ -179,30 +179,24 @@ class Evictor:
         excess, first = queues.root(pool)
         if not excess:
             first = queues.requester[pool]
-        squeue = first
+        squeue, swept = first, False
         if queues.policy[first] == Policy.KELP:
             first = squeue = self._offered(pool, first)
-        if queues.policy[first] == Policy.KELP:
-            page = self._give(squeue, claim, working)
-            if page is not None:
-                return self._found(pool, page)
-            squeue = (squeue + 1) % config.squeues
-            if squeue == first:
-                self.resting[pool] = True
-                return None
+            swept = queues.policy[first] == Policy.KELP
         session = squeue // config.queues
-        if queues.policy[first] == Policy.EMA and squeue == self.squeue and self.candidates and not self.closing(session):
+        if not swept and squeue == self.squeue and self.candidates and not self.closing(session):
             if not self.candidates[0].kind or self.swept_step == self.step(session):
                 page = self._take(claim, working)
                 if page is not None:
                     return self._found(pool, page)
         while True:
-            if queues.pool[squeue] == pool and queues.listed[squeue]:
-                self.sweep(squeue)
+            if swept or queues.pool[squeue] == pool and queues.listed[squeue]:
+                if not swept:
+                    self.sweep(squeue)
                 page = self._give(squeue, claim, working)
                 if page is not None:
                     return self._found(pool, page)
-            squeue = (squeue + 1) % config.squeues
+            swept, squeue = False, (squeue + 1) % config.squeues
             if squeue == first:
                 self.resting[pool] = True
                 return None
