@@ -16,6 +16,7 @@ from kelp_spec.metadata import Answer
 from kelp_verif.datapath_bench import ROUGH, Memory, Traffic, random_lines, run
 
 SMALL, LARGE = "unit", "64x64"   # 16 and 128 line slots; pages of 8 and of 128 host lines
+NARROW = "ulx3s"                 # 8 codec lanes: a line takes the codec four cycles
 QUICK = Memory(read_latency=6, write_latency=6)
 
 
@@ -81,6 +82,12 @@ def test_every_slot_is_reused_behind_slow_memory():
 
 def test_large_configuration_in_the_rough():
     run(mixture(5, list(Format), pages=40, hot=99, config=LARGE), ROUGH)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("memory", [QUICK, ROUGH], ids=["quick", "rough"])
+def test_mixture_through_a_narrow_codec(seed, memory):
+    run(mixture(seed, list(Format), config=NARROW), memory)
 
 
 def test_flush_then_another_master_then_read():
@@ -210,6 +217,16 @@ def test_latency(fmt):
     assert result.answered[0] - result.returned[-1] <= 3 + Dequantiser.latency
 
 
+def test_latency_through_a_narrow_codec():
+    """A line stays three cycles longer at the dequantiser than where it goes through at once."""
+    t = Traffic(NARROW, 1)
+    page = t.page(0, Format.INT4)
+    t.load(page)
+    t.read(page, 0, 5)
+    result = run(t)
+    assert result.answered[0] - result.returned[-1] <= 6 + Dequantiser.latency
+
+
 def ordered(pages, order, count, rng):
     """`count` lines: of 16 streams in turn, 1 or 8 lines a time (page-sequential), or of all pages in random order."""
     if order == "random":
@@ -220,8 +237,8 @@ def ordered(pages, order, count, rng):
     return [streams[s][n] for base in range(0, len(streams[0]), chunk) for s in range(16) for n in range(base, base + chunk)][:count]
 
 
-def paced(fmt, order, what, count=4096):
-    t = Traffic(LARGE, 1)
+def paced(fmt, order, what, count=4096, config=LARGE, memory=None):
+    t = Traffic(config, 1)
     pages = [t.page(n, fmt) for n in range(256 if order == "random" else 32)]
     if what != "write":
         for page in pages:
@@ -234,7 +251,7 @@ def paced(fmt, order, what, count=4096):
             t.write(page, kv, line, data[n % 64], stored[n % 64])
         else:
             t.read(page, kv, line)
-    return run(t)
+    return run(t, memory or Memory())
 
 
 @pytest.mark.parametrize("what", ["read", "write", "mixed"])
@@ -243,6 +260,13 @@ def paced(fmt, order, what, count=4096):
 def test_rate(fmt, order, what):
     """Memory of 64 cycles. Random lines with scales need two DRAM lines each."""
     assert paced(fmt, order, what).rate >= (0.48 if order == "random" and fmt.scale_bytes else 0.98)
+
+
+@pytest.mark.parametrize("what", ["read", "write"])
+@pytest.mark.parametrize("fmt", [Format.RAW16, Format.INT8, Format.INT4])
+def test_rate_of_a_narrow_codec(fmt, what):
+    """Eight lanes: a line in four cycles, from a memory that does not hold it up."""
+    assert 0.245 <= paced(fmt, "by eight", what, count=1024, config=NARROW, memory=QUICK).rate <= 0.25
 
 
 @pytest.mark.parametrize("order", ["by line", "by eight"])

@@ -24,20 +24,24 @@ FLIPS = {"single": 2, "double": 2, "wild_single": 1, "wild_double": 1, "advance"
 LIFE = {"reopen": 4, "advance": 2, "peer": 1}
 
 
-@pytest.fixture(scope="module")
-def run():
-    """Runs one test of the bench: phases of `cycles` cycles, one for each mix, everything else as the phase says."""
-    endpoint = FlatEndpoint(config=UNIT)
+def runner_of(config):
+    """Runs one test of the bench on an endpoint of `config`: phases of `cycles` cycles, one for each mix, everything else as the phase says."""
+    endpoint = FlatEndpoint(config=config)
 
     def run(mixes, cycles, *, test="random_traffic", at_least=None, **plan):
         demanded = {} if "KELP_SEED" in os.environ else at_least or {}      # what is certain of the fixed seeds is only likely of others
-        params = {"config": dataclasses.asdict(UNIT), "phases": [{"cycles": cycles, "mix": mix} | plan for mix in mixes], "at_least": demanded}
+        params = {"config": dataclasses.asdict(config), "phases": [{"cycles": cycles, "mix": mix} | plan for mix in mixes], "at_least": demanded}
         result = run_cocotb(endpoint, bench="kelp_verif.endpoint_bench", test=test, params=params, public=[("*tracker*words*bank_0", "memory")],
                             timeout_s=1200)
         print(f"{result.records['cycles']} cycles", result.records["coverage"])
         return result.records["coverage"]
 
     return run
+
+
+@pytest.fixture(scope="module")
+def run():
+    return runner_of(UNIT)
 
 
 def test_traffic(run):
@@ -84,3 +88,9 @@ def test_everything_at_once(run):
 @pytest.mark.parametrize("mix", [EASY, ROUGH, STORM, AHEAD, LOUD], ids=["easy", "rough", "storm", "ahead", "loud"])
 def test_soak(run, mix):
     run([mix] * 4, 40_000, faults=FAULTY, actions=LIFE | FLIPS)
+
+
+def test_everything_through_a_narrow_codec():
+    """The same with eight codec lanes: whatever goes through the data path keeps four cycles' distance."""
+    runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8))([EASY, STORM, ROUGH], 5000, faults=FAULTY, actions=LIFE | FLIPS, at_least={
+        "close": 3, "flip_1": 1, "hit": 50, "miss": 20, "cold_write_backs": 20, "formats": 3})

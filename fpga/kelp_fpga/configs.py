@@ -17,7 +17,7 @@ BOARD_CONFIGS: dict[str, Config] = {c.name: c for c in (
     NAMED["unit"],
     NAMED["ulx3s"].with_(name="ulx3s_block", frames=(8, 8, 8, 8)),
     Config(name="board_small", sessions=1, queues=16, pages=32, half_lines=16, frames=(64, 64, 64, 64), misses=16, parked=32, write_backs=4, line_slots=16,
-           scale_slots=8, write_slots=16, hot_pages=4, hint_lines=4, prefetch_slots=8, candidates=4, wide_counters=False),
+           scale_slots=8, write_slots=16, hot_pages=4, hint_lines=4, prefetch_slots=8, candidates=4, codec_lanes=8, wide_counters=False),
     NAMED["unit"].with_(name=FIRST_LIGHT, sessions=1),
 )}
 

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, C, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.formats import FORMAT_BITS, LINE_BITS, SCALE_BITS, Format
+from kelp_spec.formats import ELEMENTS, FORMAT_BITS, LINE_BITS, SCALE_BITS, Format
 from kelp_spec.metadata import Answer, DataOp
 
 from .answer_queue import AnswerQueue
@@ -114,11 +114,15 @@ class DataHead(wiring.Component):
         can_read = Signal()
         room = Signal()     # for one more answer; known a cycle ahead, so that H0 does not hear of what stands still at the far end in the same cycle
         able = Signal()
+        # Lines that go through the dequantiser in several beats leave H0 as far apart.
+        apart = Signal(ELEMENTS // c.codec_lanes - 1)
+        paced = ~apart[0] if len(apart) else C(1, 1)
+        m.d.sync += apart.eq(Mux(go & ~is_flush, ~0, apart >> 1))
         m.d.comb += [
             filled.eq((~head.wait_line | self.line_filled) & (~head.wait_scale | self.scale_filled)),
             can_read.eq(filled & ~self.refuse),
             able.eq(Mux(is_read, can_read & ~locked, Mux(is_partial, can_read & ~lock_valid, Mux(is_write, self.write_ready & ~locked, 1)))),
-            go.eq(head_valid & ~back & Mux(is_flush, self.o_flush.ready & ~lock_valid, able & room)),
+            go.eq(head_valid & ~back & Mux(is_flush, self.o_flush.ready & ~lock_valid, able & room & paced)),
             self.o_flush.valid.eq(head_valid & ~back & is_flush & ~lock_valid),
             self.o_flush.p.frame.eq(head.frame), self.o_flush.p.token.eq(head.token),
         ]
@@ -136,7 +140,7 @@ class DataHead(wiring.Component):
             self.line_mark.eq(store), self.scale_mark.eq(store & op.scaled),
             self.line_read_en.eq(reads), self.scale_read_en.eq(reads & head.scaled),
             # What a read needs beside the locks: known earlier, and addressed without the partial write that comes back.
-            may_read.eq(head_valid & ~back & room & filled & (is_read | (is_partial & ~head.fresh))),
+            may_read.eq(head_valid & ~back & room & paced & filled & (is_read | (is_partial & ~head.fresh))),
             self.line_may_read.eq(may_read), self.scale_may_read.eq(may_read & head.scaled),
             self.line_read_select.eq(head_line), self.line_read_slot.eq(head.line_slot), self.line_read_quarters.eq(quarters_of(head.format, head.part)),
             self.scale_read_select.eq(head_scale),
@@ -168,7 +172,7 @@ class DataHead(wiring.Component):
 
         # --- H1, H2: answers ----------------------------------------------------------------------------------------------------------
         meta_layout = data.StructLayout({"answer": 3, "poison": 1, "partial": 1, "origin": self.layouts.origin})
-        m.submodules.dequantiser = dequantiser = Dequantiser(meta_shape=meta_layout)
+        m.submodules.dequantiser = dequantiser = Dequantiser(meta_shape=meta_layout, lanes=c.codec_lanes)
         h1_op = Signal(self.order)
         h1_valid, h1_reads = Signal(), Signal()
         h2_valid = Signal()
@@ -179,14 +183,16 @@ class DataHead(wiring.Component):
             error.eq(h1_reads & (self.line_error | (h1_op.scaled & self.scale_error))),
             dequantiser.i.valid.eq(h2_valid), dequantiser.i.p.eq(h2),
         ]
-        m.d.sync += [
-            h2_valid.eq(h1_valid),
-            h2.payload.eq(aligned_payload(self.line, h1_op.format, h1_op.part)), h2.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
-            h2.format.eq(h1_op.format), h2.host_type.eq(h1_op.host_type),
-            h2.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
-            h2.meta.poison.eq(h1_op.poison | (error & ~h1_op.partial)),
-            h2.meta.partial.eq((h1_op.kind == DataOp.WRITE) & h1_op.partial), h2.meta.origin.eq(h1_op.origin),
-        ]
+        m.d.sync += h2_valid.eq(h1_valid | (h2_valid & ~dequantiser.i.ready))
+        with m.If(h1_valid):
+            m.d.sync += Assert(~h2_valid | dequantiser.i.ready, "a line comes before the dequantiser has taken the one before it")
+            m.d.sync += [
+                h2.payload.eq(aligned_payload(self.line, h1_op.format, h1_op.part)), h2.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
+                h2.format.eq(h1_op.format), h2.host_type.eq(h1_op.host_type),
+                h2.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
+                h2.meta.poison.eq(h1_op.poison | (error & ~h1_op.partial)),
+                h2.meta.partial.eq((h1_op.kind == DataOp.WRITE) & h1_op.partial), h2.meta.origin.eq(h1_op.origin),
+            ]
 
         # --- out: a partial write is merged before it is answered -----------------------------------------------------------------------
         merged = Signal()

@@ -10,8 +10,9 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.formats import ELEMENTS, FORMAT_BITS, INT4_MANTISSA_BITS, LINE_BITS, SCALE_BITS, SCALE_NAN, Format, HostType
 
-from .codec_lane import RigidPipeline, gated
+from .codec_lane import gated
 from .dequantise_lane import BASE_BITS, absolute, fp8_parts, host_code, leading_zeros, multiplied, rotated
+from .rigid_pipeline import RigidPipeline
 
 __all__ = ["Dequantiser"]
 
@@ -27,7 +28,8 @@ _REBIAS = {
 class Dequantiser(wiring.Component):
     """Restores host lines from RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 to FP16 or BF16, mixed line by line.
 
-    Latency 5 cycles, throughput one line per cycle. The pipeline moves as a whole (:class:`.codec_lane.RigidPipeline`).
+    Latency 5 cycles, throughput one line in ``32 // lanes`` cycles, for which it stays at ``i``. The pipeline moves as a whole
+    (:class:`.rigid_pipeline.RigidPipeline`).
     Every payload and every scale has the answer that docs/arithmetic.md gives it, also those that the quantiser never writes; a ``format``
     beyond the last fails an assertion.
 
@@ -35,6 +37,8 @@ class Dequantiser(wiring.Component):
     ----------
     meta_shape : shape-like
         Whatever has to stay beside a line; it leaves with it, unchanged.
+    lanes : int
+        Elements that go through a stage at a time: 32, 16 or 8.
 
     Members
     -------
@@ -43,11 +47,10 @@ class Dequantiser(wiring.Component):
     """
 
     latency = 5      #: cycles from a line's acceptance to its first cycle at ``o``
-    throughput = 1   #: lines per cycle
 
-    def __init__(self, *, meta_shape):
+    def __init__(self, *, meta_shape, lanes: int = ELEMENTS):
         Shape.cast(meta_shape)
-        self.meta_shape = meta_shape
+        self.meta_shape, self.lanes = meta_shape, lanes
         self.i_layout = data.StructLayout(
             {"payload": LINE_BITS, "scale": SCALE_BITS, "host_type": 1, "format": FORMAT_BITS, "meta": meta_shape})
         self.o_layout = data.StructLayout({"line": LINE_BITS, "meta": meta_shape})
@@ -55,21 +58,22 @@ class Dequantiser(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        pipe = RigidPipeline(m, self.i, self.o, self.latency)
+        pipe = RigidPipeline(m, self.i, self.o, self.latency, beats=ELEMENTS // self.lanes)
         i, o = self.i.payload, self.o.payload
         host_type = pipe.carry(0, 3, i.host_type, "host_type")[3]
         meta = pipe.carry(0, 4, Value.cast(i.meta), "meta")[4]
-        raw, is_raw = pipe.carry(0, 4, i.payload, "raw")[4], pipe.carry(0, 4, i.format == Format.RAW16, "is_raw")[4]
+        raw, is_raw = pipe.carry(0, 4, pipe.part(0, i.payload), "raw")[4], pipe.carry(0, 4, i.format == Format.RAW16, "is_raw")[4]
         block = _Block(pipe, i)
 
         is_int8, is_int4, is_e5m2 = (i.format == f for f in (Format.INT8, Format.INT4, Format.FP8_E5M2))
         is_int4_1, is_fp8_1 = pipe.register(0, is_int4, "is_int4_"), pipe.register(0, is_e5m2 | (i.format == Format.FP8_E4M3), "is_fp8_")
         m_of_scale = i.scale[8 : 8 + INT4_MANTISSA_BITS]
         once, thrice = Cat(m_of_scale, C(1, 1)), Array(C(3 * (8 + n), 6) for n in range(8))[m_of_scale]
+        bytes_, nibbles = (pipe.part(0, i.payload[0 : ELEMENTS * bits]) for bits in (8, 4))
         codes = []
-        for n in range(ELEMENTS):
+        for n in range(self.lanes):
             # Stage 0: sign, magnitude, and the exponent that an fp8 element has of its own.
-            byte, nibble = i.payload.word_select(n, 8), i.payload.word_select(n, 4)
+            byte, nibble = bytes_.word_select(n, 8), nibbles.word_select(n, 4)
             significand, own, is_special = fp8_parts(byte[0:7], is_e5m2)
             low, high = gated(absolute(byte)[0:4], is_int8), Mux(is_int8, absolute(byte)[4:8], significand)
             of_byte = pipe.register(0, Cat(low, high), f"of_byte_{n}_")
@@ -93,7 +97,9 @@ class Dequantiser(wiring.Component):
             # Stage 4: round. Only what is far below the normal range has something to round, and it has few bits.
             codes.append(Cat((code[0:7] + up)[0:7], code[7:16]))
 
-        pipe.load(o.line, Mux(is_raw, raw, Cat(*codes)))
+        elements = Mux(is_raw, raw, Cat(*codes))
+        for n in range(ELEMENTS // self.lanes):
+            pipe.load(o.line.word_select(n, len(elements)), elements, pipe.beat[4] == n)
         pipe.load(Value.cast(o.meta), meta)
         return m
 

@@ -2,13 +2,16 @@
 
 """Host lines to stored payloads and scales (spec §5, docs/arithmetic.md "Stored formats")."""
 
-from amaranth.hdl import C, Cat, Module, Mux, Shape, Value
+from functools import reduce
+from operator import or_
+
+from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.formats import ELEMENTS, FORMAT_BITS, LINE_BITS, SCALE_BITS, SCALE_NAN, Format, HostType
 
-from .codec_lane import RigidPipeline, at_least, gated, host_exponent, host_fraction, is_all_ones, largest_of_4
+from .codec_lane import at_least, gated, host_exponent, host_fraction, is_all_ones, largest
 from .quantise_lane import (
     INT4_SHIFT,
     INT8_SHIFT,
@@ -22,9 +25,12 @@ from .quantise_lane import (
     shift_of,
     shifted,
 )
+from .rigid_pipeline import RigidPipeline
 
 __all__ = ["Quantiser"]
 
+#: Stages of a line that goes through them at once.
+_STAGES = 9
 #: 64 · S / 2^⌊log2 amax⌋ of the int4 scales that can be the smallest, ascending; from 16 on the scale's exponent is one higher.
 _STEPS = (10, 11, 12, 13, 14, 15, 16, 18, 20)
 #: The least bf16 exponent field whose int4 scale depends on the fraction.
@@ -39,13 +45,16 @@ _LEAST_NORMAL = {
 class Quantiser(wiring.Component):
     """Stores host lines: RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 from FP16 and BF16, mixed line by line.
 
-    Latency 9 cycles, throughput one line per cycle. The pipeline moves as a whole (:class:`.codec_lane.RigidPipeline`).
+    With 32 lanes: latency 9 cycles, throughput one line per cycle. With fewer a line stays at ``i`` for ``32 // lanes`` cycles, in which its largest element
+    is found, and as many more go by until the last of its elements has followed. The pipeline moves as a whole (:class:`.rigid_pipeline.RigidPipeline`).
     Every 16-bit pattern is a legal element with the answer that docs/arithmetic.md gives it; a ``format`` beyond the last fails an assertion.
 
     Parameters
     ----------
     meta_shape : shape-like
         Whatever has to stay beside a line; it leaves with it, unchanged.
+    lanes : int
+        Elements that go through a stage at a time: 32, 16 or 8.
 
     Members
     -------
@@ -53,37 +62,33 @@ class Quantiser(wiring.Component):
     o : stream of ``payload`` 512 (the stored bits lie lowest, zeros above), ``scale`` 16 (0 for formats without), ``format`` 3, ``meta``
     """
 
-    latency = 9      #: cycles from a line's acceptance to its first cycle at ``o``
-    throughput = 1   #: lines per cycle
-
-    def __init__(self, *, meta_shape):
+    def __init__(self, *, meta_shape, lanes: int = ELEMENTS):
         Shape.cast(meta_shape)
-        self.meta_shape = meta_shape
+        self.meta_shape, self.lanes = meta_shape, lanes
+        self._beats = ELEMENTS // lanes
+        self.latency = _STAGES + self._beats - 1   #: cycles from a line's acceptance to its first cycle at ``o``
         self.i_layout = data.StructLayout({"line": LINE_BITS, "host_type": 1, "format": FORMAT_BITS, "meta": meta_shape})
         self.o_layout = data.StructLayout({"payload": LINE_BITS, "scale": SCALE_BITS, "format": FORMAT_BITS, "meta": meta_shape})
         super().__init__({"i": In(stream.Signature(self.i_layout)), "o": Out(stream.Signature(self.o_layout))})
 
     def elaborate(self, platform):
         m = Module()
-        pipe = RigidPipeline(m, self.i, self.o, self.latency)
+        pipe = RigidPipeline(m, self.i, self.o, _STAGES, beats=self._beats, cut=1)
         i, o = self.i.payload, self.o.payload
-        line = pipe.carry(0, 8, i.line, "line")
-        host_type = pipe.carry(0, 3, i.host_type, "host_type")
-        format_code = pipe.carry(0, 8, i.format, "format")
-        meta = pipe.carry(0, 8, Value.cast(i.meta), "meta")
-        # One bit per format, ready when a stage begins: each of them steers 32 lanes.
+        # Whole, until the largest element is known; then element by element.
+        line = pipe.carry(2, 8, pipe.register(1, pipe.part(1, pipe.accepted(i.line, "line")), "line"), "line")
+        host_type = pipe.carry(1, 3, pipe.accepted(i.host_type, "host_type"), "host_type")
+        format_code = pipe.carry(1, 8, pipe.accepted(i.format, "format"), "format")
+        meta = pipe.carry(1, 8, pipe.accepted(Value.cast(i.meta), "meta"), "meta")
+        # One bit per format, ready when a stage begins: each of them steers all lanes.
         fmt = {k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format} for k in range(2, 9)}
         is_fp8 = pipe.register(3, (format_code[3] == Format.FP8_E4M3) | (format_code[3] == Format.FP8_E5M2), "is_fp8_")
-
-        # Stages 0 and 1: the two largest magnitudes that are left of 32. Codes without their sign are ordered as the magnitudes are.
-        amax = [line[0].word_select(n, 16)[0:15] for n in range(ELEMENTS)]
-        for k in (0, 1):
-            amax = [pipe.register(k, largest_of_4(*amax[n : n + 4]), f"amax_{n // 4}_") for n in range(0, len(amax), 4)]
+        amax = _two_largest(pipe, i.line, self.lanes)
         # A bit of its own: the lanes' host type has hundreds of loads.
         block = _Block(pipe, amax, pipe.register(1, host_type[1] == HostType.FP16, "is_fp16_"), fmt[2])
 
         bytes_, nibbles = [], []
-        for n in range(ELEMENTS):
+        for n in range(self.lanes):
             # Stage 2: the parts of the element.
             element = line[2].word_select(n, 16)
             exponent, fraction = host_exponent(element, host_type[2]), host_fraction(element, host_type[2])
@@ -120,11 +125,34 @@ class Quantiser(wiring.Component):
         # What is not the line's format is zero when it meets the others.
         one_byte = ~(fmt[7][Format.RAW16] | fmt[7][Format.INT4] | block.nan)
         eight = pipe.register(7, gated(Cat(*bytes_), one_byte), "bytes")
-        pipe.load(o.payload, gated(line[8], fmt[8][Format.RAW16]) | eight | Cat(*nibbles))
+        is_raw, is_int4 = fmt[8][Format.RAW16], fmt[8][Format.INT4]
+        by_element = {16: gated(line[8], is_raw), 8: eight, 4: Cat(*nibbles)}
+        # What one beat of int4 fills is the grain: each takes what comes until the beat has come that is its own in the line's format.
+        grain = 4 * self.lanes
+        for n in range(LINE_BITS // grain):
+            here = [(bits, elements.word_select(n % (bits // 4), grain)) for bits, elements in by_element.items() if n * grain < bits * ELEMENTS]
+            own = Mux(is_raw, n // 4, Mux(is_int4, n, n // 2))
+            pipe.load(o.payload.word_select(n, grain), reduce(or_, (value for _, value in here)), pipe.beat[8] <= own)
         pipe.load(o.scale, block.scale)
         pipe.load(o.format, format_code[8])
         pipe.load(Value.cast(o.meta), meta[8])
         return m
+
+
+def _two_largest(pipe, line, lanes: int) -> list[Value]:
+    """Two magnitudes in stage 2 of which one is the line's largest. Codes without their sign are ordered as the magnitudes are."""
+    part = pipe.part(0, line)
+    four = [part.word_select(n, 16)[0:15] for n in range(lanes)]
+    amax = [pipe.register(0, largest(four[n : n + 4]), f"amax_{n // 4}_") for n in range(0, lanes, 4)]
+    half = len(amax) // 2
+    if lanes == ELEMENTS:
+        return [pipe.register(1, largest(amax[n : n + half]), f"amax_{n // half}_") for n in (0, half)]
+    # The largest so far stays, from the first beat to the last.
+    goes_on = pipe.register(0, pipe.beat[0] != 0, "goes_on")
+    so_far = [Signal(15, name=f"amax_{n}_2", reset_less=True) for n in range(2)]
+    for n, known in enumerate(so_far):
+        pipe.load(known, largest([*amax[n * half : n * half + half], gated(known, goes_on)]))
+    return so_far
 
 
 class _Block:
@@ -144,10 +172,10 @@ class _Block:
         # Stage 2: both candidates' answers are computed while the two are compared.
         second_wins = at_least(candidates[1], candidates[0])
         of_both = [_reach(amax, ~is_fp16, fmt) for amax in candidates]
-        self.reach, lift, zeros = (pipe.register(2, Mux(second_wins, second, first), name) for first, second, name in zip(
+        self.reach, lift, zeros = (pipe.first(2, Mux(second_wins, second, first), name) for first, second, name in zip(
             *of_both, ("reach", "lift", "zeros"), strict=True))
         self.lift = pipe.register(3, lift, "lift")
-        amax = pipe.register(2, Mux(second_wins, candidates[1], candidates[0]), "amax")
+        amax = pipe.first(2, Mux(second_wins, candidates[1], candidates[0]), "amax")
 
         # Stage 3: the significand of int4's largest element, normalised; the exponent of the scale, for int4 that of the steps below 16.
         bf16 = pipe.register(2, ~is_fp16, "block_bf16_")

@@ -28,7 +28,7 @@ class WritePath(wiring.Component):
     of write slot `merge_slot` over it, and quantises it; `merge_done` pulses when its result is there. They go before full writes.
     **Result.** `read_slot` → `o_result` one cycle later, for that cycle.
 
-    Latency of a full write from `i` to `ready`: 3 cycles and the quantiser's. Throughput one line per cycle.
+    Latency of a full write from `i` to `ready`: 3 cycles and the quantiser's. Throughput one line in `32 // codec_lanes` cycles.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class WritePath(wiring.Component):
         m = Module()
         c = self.config
         m.submodules.store = store = self.store
-        m.submodules.quantiser = quantiser = Quantiser(meta_shape=data.StructLayout({"partial": 1, "write_slot": c.write_slot_bits}))
+        m.submodules.quantiser = quantiser = Quantiser(meta_shape=data.StructLayout({"partial": 1, "write_slot": c.write_slot_bits}), lanes=c.codec_lanes)
         m.submodules.queue = queue = SyncFIFO(width=self.i_layout.size, depth=self.QUEUED)
         queued = self.i_layout(queue.r_data)
         m.d.comb += [queue.w_en.eq(self.i.valid), queue.w_data.eq(self.i.p), self.i.ready.eq(queue.w_rdy)]

@@ -49,6 +49,7 @@ class Config:
     hint_lines: int = 16         #: hint lines waiting to be absorbed
     prefetch_slots: int = 32     #: prefetch candidates queued
     candidates: int = 8          #: victims that one sweep keeps
+    codec_lanes: int = 32        #: elements that the codec takes per cycle; a line takes 32 / lanes cycles, so fewer suit a slow memory
     wide_counters: bool = True   #: all per-queue counters of spec §9; False keeps hits, misses, evictions, prefetch useful
 
     def __post_init__(self) -> None:
@@ -82,6 +83,7 @@ class Config:
         span("hint_lines", 2, 64, True)
         span("prefetch_slots", 4, 64, True)
         span("candidates", 1, 16)
+        span("codec_lanes", 8, 32, True)
 
     # --- derived counts -------------------------------------------------------------------------------------------------
     @property
@@ -212,7 +214,7 @@ NAMED: dict[str, Config] = {c.name: c for c in (
     Config(name="trace", sessions=2, queues=16, pages=128, half_lines=16, frames=(2048, 2048, 2048, 2048), misses=64, parked=2048,
            line_slots=128, scale_slots=64, write_slots=512, hot_pages=32),
     Config(name="ulx3s", sessions=1, queues=640, pages=32, half_lines=16, frames=(1024, 512, 512, 1024), misses=16, parked=128, write_backs=4,
-           line_slots=16, scale_slots=8, write_slots=16, hot_pages=16, hint_lines=4, prefetch_slots=8, candidates=4, wide_counters=False),
+           line_slots=16, scale_slots=8, write_slots=16, hot_pages=16, hint_lines=4, prefetch_slots=8, candidates=4, codec_lanes=8, wide_counters=False),
     Config(name="llama70b", sessions=1, queues=640, pages=8192, frames=(262144, 262144, 262144, 262144), **_BIG),
     Config(name="64x64", sessions=1, queues=64, pages=64, frames=(1024, 256, 256, 256), **_BIG),
     Config(name="640x8192", sessions=1, queues=640, pages=8192, frames=(65536, 256, 256, 256), **_BIG),

@@ -71,28 +71,29 @@ def rtl_decode(words: np.ndarray, **options) -> Run:
     return _run("Dequantiser", words, **options)
 
 
-def _run(name: str, words: np.ndarray, *, valid: float = 1.0, ready: float = 1.0, seed: int = 1) -> Run:
-    """Send every item; ``valid`` and ``ready`` are the shares of cycles in which the bench offers and takes."""
+def _run(name: str, words: np.ndarray, *, lanes: int = ELEMENTS, valid: float = 1.0, ready: float = 1.0, seed: int = 1) -> Run:
+    """Send every item through a block of ``lanes``; ``valid`` and ``ready`` are the shares of cycles in which the bench offers and takes."""
     words = np.ascontiguousarray(words, np.uint32)
     count = len(words)
     assert words.shape == (count, _WORDS)
     out = np.empty_like(words)
     accepted, given = np.empty(count, np.uint32), np.empty(count, np.uint32)
-    limit = int(100 + 4 * count / (valid * ready))
-    taken = _library(name)(words, out, count, round(valid * 256), round(ready * 256), seed, limit, accepted, given)
+    limit = int(100 + 4 * count * (ELEMENTS // lanes) / (valid * ready))
+    taken = _library(name, lanes)(words, out, count, round(valid * 256), round(ready * 256), seed, limit, accepted, given)
     problem = {-1: "an assertion of the RTL failed", -2: "an item came out that had not gone in"}.get(taken, f"{taken} of {count} items came out")
     assert taken == count, f"{name}, seed {seed}: {problem} within {limit} cycles"
     return Run(out, accepted, given)
 
 
 @functools.cache
-def _library(name: str):
+def _library(name: str, lanes: int):
     import kelp_hw.dequantise
     import kelp_hw.quantise
 
     block = {"Quantiser": kelp_hw.quantise.Quantiser, "Dequantiser": kelp_hw.dequantise.Dequantiser}[name]
     driver = Path(__file__).with_name("stream_driver.cpp")
-    library = runner.verilate_model(runner.to_verilog(block(meta_shape=META_BITS)), [driver], name=name.lower(), verilator_args=["--output-split", "0"])
+    verilog = runner.to_verilog(block(meta_shape=META_BITS, lanes=lanes))
+    library = runner.verilate_model(verilog, [driver], name=f"{name.lower()}_{lanes}", verilator_args=["--output-split", "0"])
     function = ctypes.CDLL(str(library)).stream_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")
     function.argtypes = [array, array, ctypes.c_int64, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int64, array, array]
