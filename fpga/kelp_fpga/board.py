@@ -120,11 +120,14 @@ class Board(wiring.Component):
 
         # --- self-test --------------------------------------------------------------------------------------------------------------
         connect(m, self_test.o, bridge.inject)
+        # A cycle late, which nobody sees who has to send a message first.
+        quiescent = Signal()
+        m.d.sync += quiescent.eq(endpoint.quiescent)
         m.d.comb += [
             bridge.hold.eq(self_test.busy), bridge.take_drs.eq(self_test.drs.ready), bridge.take_ndr.eq(self_test.ndr.ready), self_test.owed.eq(bridge.owed),
             *(getattr(self_test, name).valid.eq(getattr(endpoint, f"s2m_{name}").valid) for name in ("drs", "ndr")),
             *(Value.cast(getattr(self_test, name).payload).eq(Value.cast(getattr(endpoint, f"s2m_{name}").payload)) for name in ("drs", "ndr")),
-            self_test.memory_ready.eq(memory_ready), self_test.ready.eq(endpoint.ready & (resetting == 0)), self_test.quiescent.eq(endpoint.quiescent),
+            self_test.memory_ready.eq(memory_ready), self_test.ready.eq(endpoint.ready & (resetting == 0)), self_test.quiescent.eq(quiescent),
             endpoint.ecc_flip.eq(self_test.flip),
             test.start.eq(self_test.march), self_test.march_done.eq(test.done), self_test.march_wrong.eq(test.result != 0),
         ]
@@ -146,7 +149,7 @@ class Board(wiring.Component):
         m.d.sync += [time.eq(time + 1), fetches.eq(Mux(resetting != 0, 0, fetches + cold.reads)), stores.eq(Mux(resetting != 0, 0, stores + cold.writes))]
         m.d.comb += [
             endpoint.lockstep.eq(lockstep), test.first.eq(first), test.count.eq(count),
-            status[Status.MEMORY].eq(memory_ready), status[Status.READY].eq(endpoint.ready & (resetting == 0)), status[Status.QUIESCENT].eq(endpoint.quiescent),
+            status[Status.MEMORY].eq(memory_ready), status[Status.READY].eq(endpoint.ready & (resetting == 0)), status[Status.QUIESCENT].eq(quiescent),
             status[Status.IRQ].eq(endpoint.irq), status[Status.TESTING].eq(self_test.busy), status[Status.TESTED].eq(self_test.done),
             status[Status.PASSED].eq(self_test.passed),
         ]
@@ -184,7 +187,7 @@ class Board(wiring.Component):
         with m.Elif(shown != 0):
             m.d.sync += shown.eq(shown - 1)
         m.d.sync += self.leds.eq(Cat(
-            memory_ready, endpoint.ready, bridge.synced, shown != 0, ~endpoint.quiescent, self_test.busy & time[23],
+            memory_ready, endpoint.ready, bridge.synced, shown != 0, ~quiescent, self_test.busy & time[23],
             self_test.passed, self_test.done & ~self_test.passed))
         return m
 

@@ -62,6 +62,8 @@ class MemoryTest(wiring.Component):
             axi.ar.p.addr.eq(Cat(Const(0, 6), line)), axi.aw.p.addr.eq(Cat(Const(0, 6), line)), axi.ar.p.size.eq(SIZE_LINE), axi.aw.p.size.eq(SIZE_LINE),
             axi.ar.p.burst.eq(BURST_INCR), axi.aw.p.burst.eq(BURST_INCR), axi.w.p.strb.eq(~Const(0, LINE_BYTES)), axi.w.p.last.eq(1),
             axi.w.p.data.eq(Mux(background, ~pattern, pattern)),
+            # One transaction at a time, whose answer comes after its address (and data) were taken: in the state that waits for it.
+            axi.r.ready.eq(1), axi.b.ready.eq(1),
         ]
         with m.FSM():
             with m.State("IDLE"):
@@ -88,7 +90,6 @@ class MemoryTest(wiring.Component):
                 with m.If(axi.ar.ready):
                     m.next = "COMPARE"
             with m.State("COMPARE"):
-                m.d.comb += axi.r.ready.eq(1)
                 with m.If(axi.r.valid):
                     m.next = "WRITE"
                     with m.If(axi.r.p.data != Mux(wanted, ~pattern, pattern)):
@@ -100,7 +101,6 @@ class MemoryTest(wiring.Component):
                 with m.If(~writes | ((addressed | axi.aw.ready) & (stored | axi.w.ready))):
                     m.next = "WRITTEN"
             with m.State("WRITTEN"):
-                m.d.comb += axi.b.ready.eq(1)
                 with m.If(~writes | axi.b.valid):
                     m.d.sync += [left.eq(left - 1), line.eq(Mux(down, line - 1, line + 1))]
                     m.next = "LINE"

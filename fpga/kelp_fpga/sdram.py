@@ -90,7 +90,8 @@ class Sdram(wiring.Component):
             m.d.sync += gathered.eq(Cat(gathered[16:], core.read_data))
         with m.If(axi.r.valid & axi.r.ready):
             m.d.sync += held.eq(0)
-        with m.If(full & (~held | axi.r.ready)):
+        # Two lines are 32 cycles apart, so the second may find the first gone: no row of registers waits for `ready`.
+        with m.If(full & ~held):
             m.d.sync += [axi.r.p.data.eq(gathered), axi.r.p.id.eq(gathered_id), held.eq(1), full.eq(0)]
         with m.If(core.read_last):
             m.d.sync += [full.eq(1), gathered_id.eq(core.read_id)]

@@ -254,8 +254,8 @@ class EmaEngine(wiring.Component):
         # b7: two frequencies folded and touched, as policy `kelp` has them; a SCAN's word as it was, and its profile's count
         m.submodules.frequencies = frequencies = Frequencies()
         s6, s7, s8 = (Signal(SCORE_WORD_BITS, name=f"s{k}", reset_less=True) for k in (6, 7, 8))
-        entries = [Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True) for k in range(3, 10)]
-        counts_of = [Signal(PROFILE_BITS, name=f"count{k}", reset_less=True) for k in range(2, 8)]
+        entries = [Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True) for k in range(4, 10)]
+        counts_of = [Signal(PROFILE_BITS, name=f"count{k}", reset_less=True) for k in range(3, 8)]
         m.d.comb += [frequencies.idle.eq(b3.event.idle), frequencies.word.eq(s4)]
         m.d.sync += [
             s6.eq(s5), s7.eq(s6), s8.eq(Mux(b7.event.kind == ScoreEvent.SCAN, s7, frequencies.touched)),

@@ -142,8 +142,13 @@ class Endpoint(wiring.Component):
         recent = Signal(4)   # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
         prefetch_hold = Signal()
-        all_frames, most_frames = Signal(27), (1 << len(eviction.frames)) - 1
-        m.d.comb += all_frames.eq(sum(Mux(tracker.pool_used[p] != 0, settings.pool_limit[p], 0) for p in range(len(POOLS))))
+        # In two cycles: the LRU shadow, which asks, is further behind than that.
+        of_pool, most_frames = [Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))], (1 << len(eviction.frames)) - 1
+        all_frames = sum(of_pool)
+        m.d.sync += [
+            *(frames.eq(Mux(tracker.pool_used[p] != 0, settings.pool_limit[p], 0)) for p, frames in enumerate(of_pool)),
+            eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
+        ]
         m.d.comb += [
             prefetch_hold.eq(self.lockstep & (busy | recent.any())),
             eviction.hold.eq(self.lockstep & (eviction.evicting | eviction.learning | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving))),
@@ -162,7 +167,6 @@ class Endpoint(wiring.Component):
             eviction.o_prefetch.ready.eq(s.op_prefetch.i.ready),
             prefetcher.o_op.ready.eq(s.op_prefetch.i.ready & ~prefetch_hold & ~eviction.o_prefetch.valid),
             eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]), eviction.prefetch_water.eq(settings.low_water),
-            eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
             tracker.data_ready.eq(data_queue.ready), tracker.miss_ready.eq(miss_buffer.ready), tracker.score_ready.eq(ema.ready),
             tracker.queue_ready.eq(eviction.queue_ready), tracker.event_ready.eq(1),
             tracker.descriptor.eq(registers.descriptor), tracker.low_water.eq(settings.low_water), tracker.reserve.eq(settings.reserve),

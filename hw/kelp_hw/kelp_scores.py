@@ -92,7 +92,7 @@ class Frequencies(wiring.Component):
 class Profile(wiring.Component):
     """How often each queue's pages were read at each distance from its newest one: a count that halves every 64 steps, and the epoch of its last count.
 
-    One event a cycle: its entry is read in the cycle of `valid`, `count` follows a cycle later, the entry is written another cycle later when `counts` or
+    One event a cycle: its entry is read in the cycle of `valid`, `count` follows two cycles later, the entry is written another cycle later when `counts` or
     `clears`. Whoever sends an event on an entry that is still to be written gets the old one: see `BUSY`.
 
     Parameters
@@ -104,14 +104,14 @@ class Profile(wiring.Component):
     valid, squeue, distance, epoch, counts, clears : in
         `counts`: an access; `clears`: the entry starts from nothing.
     count : out
-        A cycle after `valid`: the count as of that epoch, before this access.
+        Two cycles after `valid`: the count as of that epoch, before this access.
     entry : out
-        Two cycles after `valid`: what is written, or what was read.
+        Three cycles after `valid`: what is written, or what was read.
     ready : out
         The reset scrub is over, one entry a cycle; no event may come before.
     """
 
-    BUSY = 1    #: cycles after an event in which its entry must not be read
+    BUSY = 2    #: cycles after an event in which its entry must not be read
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -125,22 +125,24 @@ class Profile(wiring.Component):
         m = Module()
         m.submodules.rows = rows = Sram(depth=self.config.page_words, shape=self.entry_layout)
         address = Cat(self.distance, self.squeue)
-        valid1, address1, epoch1, counts1, clears1 = Signal(), Signal(len(address)), Signal(EPOCH_BITS), Signal(), Signal()
-        address2, write2 = Signal(len(address)), Signal()
-        m.d.comb += [rows.read_en.eq(self.valid), rows.read_address.eq(address)]
-        m.d.sync += [
-            valid1.eq(self.valid), address1.eq(address), epoch1.eq(self.epoch), counts1.eq(self.counts), clears1.eq(self.clears),
+        event = data.StructLayout({"valid": 1, "address": len(address), "epoch": EPOCH_BITS, "counts": 1, "clears": 1})
+        e1, e2 = Signal(event), Signal(event)
+        found, passed, count = Signal(self.entry_layout), Signal(EPOCH_BITS), Signal(PROFILE_BITS)
+        address3, write3 = Signal(len(address)), Signal()
+        m.d.comb += [
+            rows.read_en.eq(self.valid), rows.read_address.eq(address),
+            passed.eq(e2.epoch - found.epoch), count.eq(found.count >> passed), self.count.eq(count),
         ]
-        found, passed, count = rows.read_data, Signal(EPOCH_BITS), Signal(PROFILE_BITS)
-        m.d.comb += [passed.eq(epoch1 - found.epoch), count.eq(found.count >> passed), self.count.eq(count)]
         m.d.sync += [
-            self.entry.epoch.eq(Mux(counts1 | clears1, epoch1, found.epoch)),
-            self.entry.count.eq(Mux(clears1, 0, Mux(counts1, count + ~count.all(), found.count))),
-            address2.eq(address1), write2.eq(valid1 & (counts1 | clears1)),
+            e1.valid.eq(self.valid), e1.address.eq(address), *(e1[name].eq(getattr(self, name)) for name in ("epoch", "counts", "clears")),
+            e2.eq(e1), found.eq(rows.read_data),
+            self.entry.epoch.eq(Mux(e2.counts | e2.clears, e2.epoch, found.epoch)),
+            self.entry.count.eq(Mux(e2.clears, 0, Mux(e2.counts, count + ~count.all(), found.count))),
+            address3.eq(e2.address), write3.eq(e2.valid & (e2.counts | e2.clears)),
         ]
         scrub = Signal(range(rows.depth))
         m.d.comb += [
-            rows.write_en.eq(write2 | ~self.ready), rows.write_address.eq(Mux(self.ready, address2, scrub)),
+            rows.write_en.eq(write3 | ~self.ready), rows.write_address.eq(Mux(self.ready, address3, scrub)),
             rows.write_data.eq(Mux(self.ready, self.entry.as_value(), 0)),
         ]
         with m.If(~self.ready):
