@@ -21,7 +21,7 @@ AHEAD = {"req": 0.15, "rwd": 0.05, "ready": 0.8, "pages": 3, "dwell": 60, "hint"
 LOUD = {"req": 0.7, "rwd": 0.6, "ready": 0.8, "pages": 4, "dwell": 300, "poison": 0.1, "odd": 0.1, "loud": True}
 FAULTY = {"once": 0.08, "for_good": 0.05, "silent": 0.3, "deaf": 0.3}
 FLIPS = {"single": 2, "double": 2, "wild_single": 1, "wild_double": 1, "advance": 1}
-LIFE = {"reopen": 4, "advance": 2, "peer": 1}
+LIFE = {"reopen": 4, "advance": 2, "peer": 2}
 
 
 def runner_of(config):

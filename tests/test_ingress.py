@@ -19,12 +19,12 @@ def run(test, block=Ingress, change=ODD, **params):
 
 
 def test_every_message_goes_where_its_opcode_and_address_say():
-    records = run(["random_messages", "one_message_a_cycle"], cycles=12_000)
+    records = run(["random_messages", "one_message_a_cycle"], cycles=24_000)
     seen = records["seen"]
     assert all(seen.get(f"{channel} opcode {code}", 0) for channel in ("req", "rwd") for code in range(16))
     wanted = ["both offered", "req passes a write", "spec dropped", "reset of a message", "beyond the configuration", "no byte", "partial", "full",
               "NONE req", "NONE rwd", "OUT_OF_MAP req", "OUT_OF_MAP rwd", "UNKNOWN_OPCODE req", "UNKNOWN_OPCODE rwd", "req to None", "req to spec",
-              "hint write", "hint read", "register write", "register read"]
+              "hint write", "hint read", "register write", "register read", "two requests held"]
     assert {what: seen.get(what, 0) for what in wanted if seen.get(what, 0) < 3} == {}
     assert records["rates"] == {"req": 1.0, "rwd": 1.0, "both": 1.0}
 

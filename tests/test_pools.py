@@ -28,6 +28,7 @@ def test_free_frames_against_a_list(frames, limit):
     async def bench(ctx):
         fresh, freed, out = deque(range(17, 17 + limit)), deque(), []
         ctx.set(dut.limit, limit)
+        await ctx.tick()
         for cycle in range(1500):
             p_pop, p_push = ((1, 0.3), (0.3, 1), (1, 1), (0.5, 0.5))[cycle // 50 % 4]
             assert ctx.get(dut.free) == limit - len(out) and ctx.get(dut.used) == len(out)
@@ -68,6 +69,7 @@ def test_free_frames_limit_may_change_while_unused():
 
         for limit in (2, 4, 1, 8):
             ctx.set(dut.limit, limit)
+            await ctx.tick()
             frames = []
             while ctx.get(dut.free):
                 frames.append(await pop())
@@ -92,7 +94,7 @@ def test_pools_against_golden():
             ctx.set(dut.limit[p], limit)
         ctx.set(dut.low_water, golden.low_water)
         ctx.set(dut.reserve, golden.reserve)
-        await ctx.tick()
+        await ctx.tick().repeat(2)
         out = [[] for _ in POOLS]
         for _ in range(2500):
             p = rng.randrange(len(POOLS))

@@ -107,7 +107,7 @@ class Arbiter(wiring.Component):
                            (credits.score | ~one_of(kind, _SCORE_OPS)) & (credits.miss_id & credits.miss | ~one_of(kind, _MISS_OPS))),
             ]
         pick = Signal(len(streams))
-        m.d.comb += pick.eq(able & (~able + 1))
+        m.d.comb += pick.eq(Cat(able[i] & ~able[:i].any() for i in range(len(streams))))
         any_able, pick_frame = Signal(), Signal()
         m.d.comb += [any_able.eq(able.any() & ~self.hold), pick_frame.eq((pick & uses_frame).any())]
 
@@ -121,13 +121,14 @@ class Arbiter(wiring.Component):
 
         # A hot request yields only to an urgent op that needs the frame stage, a cold one to any urgent op.
         # `hot` comes late: everything else is ready when it arrives.
-        cold_able, background, hot_able, able_if_cold = Signal(), Signal(), Signal(), Signal()
+        cold_able, background, hot_able, able_if_cold, takes_frame = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             hot_able.eq(self.i_request.valid & credits.data & ~self.hold & ~(urgent & pick_frame)),
             able_if_cold.eq(self.i_request.valid & all_credits & ~self.hold & ~urgent),
             self.o_hot.eq(self.hot & hot_able),
             cold_able.eq(~self.hot & able_if_cold),
             background.eq(any_able & Mux(self.hot, ~(hot_able & pick_frame), ~able_if_cold)),
+            takes_frame.eq(any_able & pick_frame & Mux(self.hot, ~hot_able, ~able_if_cold)),     # a background op with the frame stage
             self.i_request.ready.eq(self.o_hot | cold_able),
             Cat(s.ready for s in streams).eq(Mux(background, pick, 0)),
         ]
@@ -138,17 +139,17 @@ class Arbiter(wiring.Component):
 
         # The op that enters. Its request part belongs to the request of the cycle, if there is one, also when that is hot and goes beside the op.
         op = self.o_op
-        request_part, miss_part = Signal(), Signal()
-        m.d.comb += [request_part.eq(~(background & pick_frame)), miss_part.eq(background & pick_frame & pick[0])]
+        # Which background op is known before whether it goes.
         for field in op.shape().members:
             if field in _ORIGIN:
-                terms = [(request_part, request), (miss_part, self.i_miss.p)]
+                chosen = Mux(takes_frame, Mux(pick[0], Value.cast(self.i_miss.p[field]), 0), Value.cast(request[field]))
             else:
-                terms = [(cold_able, request)] if field in _REQUEST else []
-                terms += [(~cold_able & pick[i], s.p) for i, s in enumerate(streams) if field in _FIELDS[BACKGROUND[i]]]
-            m.d.comb += Value.cast(op[field]).eq(_select(terms, field))
-        kinds = [(~cold_able & p, s.p.kind) for p, s in zip(pick, streams, strict=True)]
-        m.d.comb += op.kind.eq(_select([(cold_able, Mux(request.write, Op.WRITE, Op.READ)), *kinds]))
+                behind = _select([(pick[i], s.p) for i, s in enumerate(streams) if field in _FIELDS[BACKGROUND[i]]], field)
+                chosen = Mux(cold_able, Value.cast(request[field]) if field in _REQUEST else 0, behind)
+            if field != "kind":
+                m.d.comb += Value.cast(op[field]).eq(chosen)
+        behind = _select([(p, s.p.kind) for p, s in zip(pick, streams, strict=True)])
+        m.d.comb += op.kind.eq(Mux(cold_able, Mux(request.write, Op.WRITE, Op.READ), behind))
 
         wordless, session_op, takes = (Signal(len(streams)) for _ in range(3))
         for i, s in enumerate(streams):
@@ -167,6 +168,7 @@ class Arbiter(wiring.Component):
         m.d.sync += [
             Assert((pick & (pick - 1)) == 0),
             Assert(~(self.o_hot & self.o_valid & (cold_able | pick_frame))),
+            Assert(takes_frame == (background & pick_frame)),
         ]
         return m
 

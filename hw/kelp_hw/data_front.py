@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -46,14 +46,14 @@ class DataFront(wiring.Component):
         def look(table):
             return wiring.Signature({
                 "look_en": Out(1), "look_tag": Out(table.tag_layout), "use": Out(1), "fire": Out(1), "address": Out(table.address_bits),
-                "position": Out(table.position_bits), "available": In(1), "slot": In(table.slot_bits), "request_fill": In(1),
+                "position": Out(table.position_bits), "available": In(1), "slot": In(table.slot_bits), "select": In(table.slots), "request_fill": In(1),
             })
 
         super().__init__({
             "i": In(stream.Signature(layouts.data_op)),
             "line": Out(look(lines)), "quarters": Out(QUARTERS), "reads": Out(1), "stores": Out(1), "wait": In(1),
             "scale": Out(look(scales)), "scale_reads": Out(1),
-            "o": Out(stream.Signature(order_layout(config))),
+            "o": Out(stream.Signature(order_layout(config))), "o_line": Out(lines.slots), "o_scale": Out(scales.slots),
             "o_write": Out(stream.Signature(WritePath.full_write_layout(config))),
             "ar": Out(stream.Signature(axi.address)),
             "idle": Out(1),
@@ -70,7 +70,18 @@ class DataFront(wiring.Component):
         m.d.comb += [two_free.eq(~two_valid | fire), self.i.ready.eq(~one_valid | two_free)]
         with m.If(self.i.ready):
             m.d.sync += [one_valid.eq(self.i.valid), one.eq(self.i.p)]
+        # D1 works out what D2 asks of the tables.
+        accesses, one_reads = Signal(), Signal()
+        uses_line, uses_scale, reads, full_write = Signal(), Signal(), Signal(), Signal()
+        m.d.comb += [
+            accesses.eq((one.kind == DataOp.READ) | (one.kind == DataOp.WRITE)),
+            one_reads.eq((one.kind == DataOp.READ) | ((one.kind == DataOp.WRITE) & one.partial & ~one.fresh)),
+        ]
         with m.If(two_free):
+            m.d.sync += [
+                uses_line.eq(one_valid & accesses), uses_scale.eq(one_valid & accesses & one.scaled), reads.eq(one_reads),
+                full_write.eq((one.kind == DataOp.WRITE) & ~one.partial), self.quarters.eq(quarters_of(one.format, one.part)),
+            ]
             m.d.sync += [two_valid.eq(one_valid), two.eq(one), line_address.eq(one.base + one.offset), scale_address.eq(one.base + one.scale_offset)]
 
         # D1
@@ -78,17 +89,10 @@ class DataFront(wiring.Component):
             m.d.comb += [look.look_en.eq(two_free), look.look_tag.frame.eq(one.frame), look.look_tag.offset.eq(offset)]
 
         # D2
-        read, write = two.kind == DataOp.READ, two.kind == DataOp.WRITE
-        reads = Signal()
-        full_write = Signal()
-        able = Signal()
+        able, space = Signal(), Signal()
         m.d.comb += [
-            reads.eq(read | (write & two.partial & ~two.fresh)),
-            full_write.eq(write & ~two.partial),
-            self.line.use.eq(two_valid & (read | write)),
-            self.scale.use.eq(self.line.use & two.scaled),
-            self.quarters.eq(quarters_of(two.format, two.part)),
-            self.reads.eq(reads), self.stores.eq(write), self.scale_reads.eq(reads),
+            self.line.use.eq(uses_line), self.scale.use.eq(uses_scale),
+            self.reads.eq(reads), self.stores.eq(two.kind == DataOp.WRITE), self.scale_reads.eq(reads),
             self.line.address.eq(line_address), self.scale.address.eq(scale_address),
         ]
         position = Signal(POSITION_BITS)
@@ -99,9 +103,8 @@ class DataFront(wiring.Component):
         m.submodules.line_requests = line_requests = SyncFIFO(width=c.dram_line_bits + len(self.line.slot), depth=self.QUEUED)
         m.submodules.scale_requests = scale_requests = SyncFIFO(width=c.dram_line_bits + len(self.scale.slot), depth=self.QUEUED)
         m.d.comb += [
-            able.eq(two_valid & line_requests.w_rdy & scale_requests.w_rdy
-                    & (~self.line.use | self.line.available) & (~self.scale.use | self.scale.available)),
-            # Both streams take the op in the same cycle.
+            able.eq(two_valid & space & (~self.line.use | self.line.available) & (~self.scale.use | self.scale.available)),
+            # Both streams take the op in the same cycle, and `space` has promised a place among the requests.
             self.o.valid.eq(able & (~full_write | self.o_write.ready)),
             self.o_write.valid.eq(able & full_write & self.o.ready),
             fire.eq(self.o.valid & self.o.ready),
@@ -112,12 +115,17 @@ class DataFront(wiring.Component):
             scale_requests.w_en.eq(self.scale.fire & self.scale.request_fill),
             scale_requests.w_data[:c.dram_line_bits].eq(scale_address), scale_requests.w_data[c.dram_line_bits:].eq(self.scale.slot),
             self.o_write.p.write_slot.eq(two.write_slot), self.o_write.p.format.eq(two.format), self.o_write.p.host_type.eq(two.host_type),
+            self.o_line.eq(self.line.select), self.o_scale.eq(self.scale.select),
             self.o.p.line_slot.eq(self.line.slot), self.o.p.scale_slot.eq(self.scale.slot),
             self.o.p.wait_line.eq(self.wait), self.o.p.wait_scale.eq(reads & two.scaled),
         ]
         for field in ("kind", "answer", "part", "scaled", "scale_byte", "format", "host_type", "partial", "fresh", "poison", "has_write", "write_slot",
                       "frame", "token", "origin"):
             m.d.comb += self.o.p[field].eq(two[field])
+
+        # A place for the op of this cycle and one for the next, known a cycle ahead.
+        m.d.sync += space.eq((line_requests.level <= self.QUEUED - 2) & (scale_requests.level <= self.QUEUED - 2))
+        m.d.sync += Assert(~fire | (line_requests.w_rdy & scale_requests.w_rdy))
 
         # AR: lines and scales in turn; the choice stands while AR waits.
         chosen = Signal()

@@ -17,7 +17,6 @@ from .dequantise import Dequantiser
 from .flush import flush_layout
 from .layouts import Layouts
 from .line_slots import QUARTERS, aligned_payload, placed_payload, quarters_of
-from .slot_table import one_hot
 from .write_path import WritePath
 
 __all__ = ["DataHead"]
@@ -42,6 +41,10 @@ class DataHead(wiring.Component):
 
     Members
     -------
+    i_line, i_scale : in
+        The slots of `i`, one bit each.
+    moves : out
+        `i` is at the head in the next cycle; `line_filled` and `scale_filled` are of the op at the head, from the cycle before.
     line_*, scale_* : head ports of LineSlots and ScaleSlots
     write_*, merge* : head ports of WritePath
     free_en, free_slot : write slots done with
@@ -57,7 +60,7 @@ class DataHead(wiring.Component):
         line_bits, scale_bits = order["line_slot"].width, order["scale_slot"].width
         write = WritePath.full_write_layout(config)
         super().__init__({
-            "i": In(stream.Signature(order)),
+            "i": In(stream.Signature(order)), "i_line": In(config.line_slots), "i_scale": In(config.scale_slots), "moves": Out(1),
             "line_select": Out(config.line_slots), "line_read_select": Out(config.line_slots), "line_read_slot": Out(line_bits),
             "line_read_quarters": Out(QUARTERS), "line_may_read": Out(1), "line_slot": Out(line_bits), "line_filled": In(1), "line_quarters": Out(QUARTERS),
             "line_read_en": Out(1), "line": In(LINE_BITS), "line_error": In(1),
@@ -94,20 +97,19 @@ class DataHead(wiring.Component):
         lock_position = Signal(POSITION_BITS)
         back = Signal()    # the partial write's result is there: it takes H0 before the op in `head`
         go = Signal()
-        m.d.comb += self.i.ready.eq(~head_valid | go)
+        kind, is_read, is_write, is_partial, is_flush, is_answer = self.i.p.kind, Signal(), Signal(), Signal(), Signal(), Signal()
+        m.d.comb += [self.i.ready.eq(~head_valid | go), self.moves.eq(self.i.ready)]
         with m.If(self.i.ready):
             m.d.sync += [
                 head_valid.eq(self.i.valid), head.eq(self.i.p),
-                head_line.eq(one_hot(self.i.p.line_slot, c.line_slots)), head_scale.eq(one_hot(self.i.p.scale_slot, c.scale_slots)),
+                is_read.eq(kind == DataOp.READ), is_write.eq((kind == DataOp.WRITE) & ~self.i.p.partial),
+                is_partial.eq((kind == DataOp.WRITE) & self.i.p.partial), is_flush.eq(kind == DataOp.FLUSH), is_answer.eq(kind == DataOp.ANSWER),
+                head_line.eq(self.i_line), head_scale.eq(self.i_scale),
             ]
         with m.If(go):
             m.d.sync += position.eq(position + 1)
 
         # --- H0 ---------------------------------------------------------------------------------------------------------------------
-        is_read = head.kind == DataOp.READ
-        is_write = (head.kind == DataOp.WRITE) & ~head.partial
-        is_partial = (head.kind == DataOp.WRITE) & head.partial
-        is_flush = head.kind == DataOp.FLUSH
         # On the lock's scale line too: the op attached last releases a slot, and must not do so before the lock has stored its scale.
         locked = lock_valid & ((lock.line_slot == head.line_slot) | (lock.scaled & head.scaled & (lock.scale_slot == head.scale_slot)))
         filled = Signal()
@@ -121,8 +123,8 @@ class DataHead(wiring.Component):
         m.d.comb += [
             filled.eq((~head.wait_line | self.line_filled) & (~head.wait_scale | self.scale_filled)),
             can_read.eq(filled & ~self.refuse),
-            able.eq(Mux(is_read, can_read & ~locked, Mux(is_partial, can_read & ~lock_valid, Mux(is_write, self.write_ready & ~locked, 1)))),
-            go.eq(head_valid & ~back & Mux(is_flush, self.o_flush.ready & ~lock_valid, able & room & paced)),
+            able.eq((can_read & ((is_read & ~locked) | (is_partial & ~lock_valid))) | (is_write & self.write_ready & ~locked) | is_answer),
+            go.eq(head_valid & ~back & ((is_flush & self.o_flush.ready & ~lock_valid) | (able & room & paced))),
             self.o_flush.valid.eq(head_valid & ~back & is_flush & ~lock_valid),
             self.o_flush.p.frame.eq(head.frame), self.o_flush.p.token.eq(head.token),
         ]
@@ -163,7 +165,7 @@ class DataHead(wiring.Component):
             self.scale_store_slot.eq(op.scale_slot), self.scale_store_byte.eq(op.scale_byte), wide.eq(self.scale_wide),
             self.line_release_en.eq(uses), self.scale_release_en.eq(uses & op.scaled),
             self.release_line.eq(op.line_slot), self.release_scale.eq(op.scale_slot), self.release_position.eq(Mux(back, lock_position, position)),
-            self.free_en.eq(store | (go & (head.kind == DataOp.ANSWER) & head.has_write)), self.free_slot.eq(op.write_slot),
+            self.free_en.eq(store | (go & is_answer & head.has_write)), self.free_slot.eq(op.write_slot),
         ]
         m.d.comb += [
             self.line_store_data.eq(placed_payload(self.write_result.payload, code)),
@@ -213,8 +215,8 @@ class DataHead(wiring.Component):
         with m.If(self.o.valid & self.o.ready):
             m.d.sync += merged.eq(0)
 
-        busy = Signal(range(self.ANSWERS + 1))   # answers between H0 and `o`
-        m.d.sync += busy.eq(busy + (go & ~is_flush) - (self.o.valid & self.o.ready))
+        busy, answered = Signal(range(self.ANSWERS + 1)), Signal()   # answers between H0 and `o`, and one that left a cycle ago
+        m.d.sync += [answered.eq(self.o.valid & self.o.ready), busy.eq(busy + (go & ~is_flush) - answered)]
         m.d.sync += room.eq(busy < self.ANSWERS - 1)   # at most one more leaves H0 before this is looked at
         m.d.comb += self.idle.eq(~head_valid & ~lock_valid & (busy == 0))
         m.d.sync += [

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal, Value
+from amaranth.hdl import Assert, Cat, Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -97,16 +97,20 @@ class DataPath(wiring.Component):
         connect(m, front.o_write, writes.i)
         for look, table in ((front.line, lines.table), (front.scale, scales.table)):
             m.d.comb += [getattr(table, name).eq(getattr(look, name)) for name in ("look_en", "look_tag", "use", "fire", "address", "position")]
-            m.d.comb += [getattr(look, name).eq(getattr(table, name)) for name in ("available", "slot", "request_fill")]
+            m.d.comb += [getattr(look, name).eq(getattr(table, name)) for name in ("available", "slot", "select", "request_fill")]
         m.d.comb += [
             lines.quarters.eq(front.quarters), lines.reads.eq(front.reads), lines.stores.eq(front.stores), front.wait.eq(lines.wait),
             scales.reads.eq(front.scale_reads),
         ]
-        m.submodules.order = order = SyncFIFOBuffered(width=front.o.p.shape().size, depth=ORDER_DEPTH)
+        # A memory's output is late: each op's slots lie in it as the head wants them.
+        put, get = Cat(front.o.p, front.o_line, front.o_scale), Cat(head.i.p, head.i_line, head.i_scale)
+        m.submodules.order = order = SyncFIFOBuffered(width=len(put), depth=ORDER_DEPTH)
         m.d.comb += [
-            order.w_en.eq(front.o.valid), order.w_data.eq(front.o.p), front.o.ready.eq(order.w_rdy),
-            head.i.valid.eq(order.r_rdy), Value.cast(head.i.p).eq(order.r_data), order.r_en.eq(head.i.ready),
+            order.w_en.eq(front.o.valid), order.w_data.eq(put), front.o.ready.eq(order.w_rdy),
+            head.i.valid.eq(order.r_rdy), get.eq(order.r_data), order.r_en.eq(head.i.ready),
         ]
+        for table, following in ((lines.table, head.i_line), (scales.table, head.i_scale)):
+            m.d.comb += [table.next_select.eq(following), table.head_moves.eq(head.moves)]
 
         # Head: reads, marks, stores, releases.
         m.d.comb += [
@@ -133,6 +137,9 @@ class DataPath(wiring.Component):
             writes.store.free_en.eq(head.free_en), writes.store.free_slot.eq(head.free_slot),
             writes.store.i.eq(self.i_write), writes.store.i_valid.eq(self.i_write_valid),
         ]
+        for buffer in (lines, scales):
+            there = (buffer.table.read_select & buffer.table.filled).any()
+            m.d.sync += Assert(~buffer.read_en | (buffer.table.head_filled == there), "the head was told of another slot's fill")
         connect(m, writes.store.o_slot, flipped(self.o_write_slot))
         connect(m, head.o, flipped(self.o))
 
@@ -174,6 +181,6 @@ class DataPath(wiring.Component):
             m.d.sync += rest.eq(0)
         with m.Elif(rest != self.DRAIN_AFTER):
             m.d.sync += rest.eq(rest + 1)
-        m.d.comb += [table.drain.eq(rest == self.DRAIN_AFTER) for table in (lines.table, scales.table)]
+        m.d.sync += [table.drain.eq(resting & (rest == self.DRAIN_AFTER)) for table in (lines.table, scales.table)]
         m.d.comb += self.idle.eq(resting & writes.store.idle & out.idle & flush.idle & lines.table.idle & scales.table.idle)
         return m

@@ -19,6 +19,8 @@ __all__ = ["Decide", "context_layout", "strobes_layout"]
 def context_layout(config: Config) -> data.StructLayout:
     """What M3 knows of an op besides its word.
 
+    `kinds`: bit k, the op is there and of kind k; `asks`: it is a request that is not refused and wants memory; `states`: bit s, its word's state is s, LOST
+    when the word is uncorrectable. These three are known from registers, where `op` and `word` would have to be decoded first.
     `valid`; `event`: the op is a request and refused; `is_open`, `usable` (open and not closing), `step`: its session; `format_k`, `format_v`,
     `policy`: its queue's;
     `frame_peek`: PEEK is of a frame; `can_*`, `frame`: its pool (`kelp_hw.pools`); `miss`, `empty`: the next free miss id, and whether no request is
@@ -27,7 +29,7 @@ def context_layout(config: Config) -> data.StructLayout:
     return data.StructLayout({
         "valid": 1, "event": 5, "is_open": 1, "usable": 1, "step": 24, "format_k": 3, "format_v": 3, "pool": 2, "policy": 1, "frame_peek": 1,
         "can_pop": 1, "can_take": 1, "can_prefetch": 1, "can_pin": 1, "frame": config.frame_bits, "miss": config.miss_bits, "empty": 1,
-        "corrected": 1, "uncorrected": 1,
+        "corrected": 1, "uncorrected": 1, "kinds": max(Op) + 1, "asks": 1, "states": len(PageState),
     })
 
 
@@ -86,8 +88,7 @@ class Decide(wiring.Component):
         m.d.comb += old.eq(self.word)
         with m.If(x.uncorrected):
             m.d.comb += [old.eq(0), old.state.eq(PageState.LOST)]
-        state = {s: Signal(name=s.name.lower()) for s in PageState}
-        m.d.comb += [flag.eq(old.state == s) for s, flag in state.items()]
+        state = {s: x.states[s] for s in PageState}
         here = state[PageState.RESIDENT] | state[PageState.WRITING_BACK]
         nowhere = state[PageState.ABSENT] | state[PageState.LOST]
         changed, touched, demand = Signal(), Signal(), Signal()
@@ -117,6 +118,7 @@ class Decide(wiring.Component):
             score.scan.eq(old),
             strobes.write.eq(x.valid & (changed | x.corrected | x.uncorrected)),
         ]
+        self._strobes(m, old, state, here, nowhere)
         m.d.comb += result.frame.eq(Mux(op_frame, op.frame, Mux(pool_frame | (allocates & nowhere), x.frame, old.place)))
 
         def outcome(value):
@@ -127,7 +129,7 @@ class Decide(wiring.Component):
 
         def fetch():
             """The page waits under a new miss entry."""
-            return [strobes.take.eq(1), changed.eq(1), new.state.eq(PageState.FETCHING), new.place.eq(x.miss), result.miss.eq(x.miss), outcome(Outcome.MISSED)]
+            return [changed.eq(1), new.state.eq(PageState.FETCHING), new.place.eq(x.miss), result.miss.eq(x.miss), outcome(Outcome.MISSED)]
 
         with m.If(x.valid):
             with m.Switch(op.kind):
@@ -144,15 +146,13 @@ class Decide(wiring.Component):
                         self._demand(m, state, here, old, new, changed, touched, fetch, outcome, scored)
                 with m.Case(Op.GRANT):
                     m.d.comb += result.pool.eq(op.pool)
-                    with m.If(op.failed | x.can_pop):
-                        m.d.comb += [strobes.unwait.eq(1), strobes.pop.eq(~op.failed)]
-                    with m.Else():
+                    with m.If(~op.failed & ~x.can_pop):
                         m.d.comb += outcome(Outcome.RETRY)
                 with m.Case(Op.FILL):
                     m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(1), frame_op.init.eq(1), frame_op.lost.eq(op.lost),
                                  frame_op.failed.eq(op.failed)]
                 with m.Case(Op.REPLAY):
-                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(~op.failed), strobes.unpark.eq(1)]
+                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(~op.failed)]
                     with m.If(op.failed):
                         m.d.comb += frame_op.answer.eq(Mux(op.write, Answer.CMP, Answer.POISON))
                 with m.Case(Op.FLIP):
@@ -165,7 +165,7 @@ class Decide(wiring.Component):
                     with m.Elif(~op.failed):
                         m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT), new.place.eq(op.frame)]
                     with m.Elif(op.lost | (op.miss_kind == MissKind.ALLOCATE)):
-                        m.d.comb += [changed.eq(1), new.eq(0), new.state.eq(PageState.LOST), strobes.unpin.eq(old.pinned)]
+                        m.d.comb += [changed.eq(1), new.eq(0), new.state.eq(PageState.LOST)]
                     with m.Else():
                         m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(0)]
                 with m.Case(Op.SCAN):
@@ -173,7 +173,7 @@ class Decide(wiring.Component):
                 with m.Case(Op.CLAIM):
                     m.d.comb += self.frame_op_valid.eq(1)
                     with m.If(state[PageState.RESIDENT] & ~old.pinned & (old.last_step == op.delta)):
-                        m.d.comb += [changed.eq(1), new.state.eq(PageState.WRITING_BACK), frame_op.use.eq(1), strobes.drop.eq(1)]
+                        m.d.comb += [changed.eq(1), new.state.eq(PageState.WRITING_BACK), frame_op.use.eq(1)]
                     with m.Else():
                         m.d.comb += outcome(Outcome.VOID)
                 with m.Case(Op.RELEASE):
@@ -184,13 +184,12 @@ class Decide(wiring.Component):
                         m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT)]
                     with m.Else():
                         # Step and opinion stay in the word, so that a miss soon after can be counted against this eviction and whoever chose it.
-                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(Cat(op.mass[:GIVEN_BITS], x.step)), strobes.push.eq(1)]
+                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(Cat(op.mass[:GIVEN_BITS], x.step))]
                 with m.Case(Op.FREE):
-                    m.d.comb += [result.pool.eq(op.pool), frame_op.pool.eq(op.pool), self.frame_op_valid.eq(1), frame_op.use.eq(1),
-                                 strobes.push.eq(1)]
+                    m.d.comb += [result.pool.eq(op.pool), frame_op.pool.eq(op.pool), self.frame_op_valid.eq(1), frame_op.use.eq(1)]
                 with m.Case(Op.PREFETCH):
                     with m.If(x.usable & state[PageState.COLD] & x.can_prefetch):
-                        m.d.comb += [fetch(), strobes.pop.eq(1)]
+                        m.d.comb += fetch()
                     with m.Else():
                         m.d.comb += outcome(Outcome.DROPPED)
                 with m.Case(Op.MASS):
@@ -203,30 +202,27 @@ class Decide(wiring.Component):
                         m.d.comb += outcome(Outcome.VOID)
                     with m.Elif(~old.pinned):
                         with m.If(x.can_pin):
-                            m.d.comb += [changed.eq(1), new.pinned.eq(1), strobes.pin.eq(1)]
+                            m.d.comb += [changed.eq(1), new.pinned.eq(1)]
                         with m.Else():
                             m.d.comb += [outcome(Outcome.REFUSED), result.op.refused.eq(Event.PIN_REFUSED)]
                 with m.Case(Op.UNPIN):
                     with m.If(~x.usable | nowhere):
                         m.d.comb += outcome(Outcome.VOID)
                     with m.Elif(old.pinned):
-                        m.d.comb += [changed.eq(1), new.pinned.eq(0), strobes.unpin.eq(1)]
+                        m.d.comb += [changed.eq(1), new.pinned.eq(0)]
                 with m.Case(Op.STEP):
-                    m.d.comb += [strobes.step.eq(x.is_open), strobes.drop_session.eq(1), outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))]
+                    m.d.comb += outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))
                 with m.Case(Op.OPEN):
-                    m.d.comb += strobes.open.eq(~x.is_open)
                     with m.If(x.is_open):
                         m.d.comb += [outcome(Outcome.REFUSED), result.op.refused.eq(Event.OPEN_REFUSED)]
                 with m.Case(Op.CLOSE):
-                    m.d.comb += [strobes.close.eq(x.is_open), strobes.drop_session.eq(1), outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))]
-                with m.Case(Op.CLOSED):
-                    m.d.comb += strobes.closed.eq(1)
+                    m.d.comb += outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))
                 with m.Case(Op.SCRUB):
                     m.d.comb += self.frame_op_valid.eq(1)
                     with m.If(state[PageState.FETCHING] | state[PageState.WRITING_BACK]):
                         m.d.comb += outcome(Outcome.RETRY)
                     with m.Elif(~state[PageState.ABSENT]):
-                        m.d.comb += [changed.eq(1), new.eq(0), strobes.unpin.eq(old.pinned), strobes.drop.eq(1), frame_op.use.eq(state[PageState.RESIDENT])]
+                        m.d.comb += [changed.eq(1), new.eq(0), frame_op.use.eq(state[PageState.RESIDENT])]
                 with m.Case(Op.PEEK):
                     m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(x.frame_peek)]
                 with m.Case(Op.RECOVER):
@@ -237,29 +233,55 @@ class Decide(wiring.Component):
                         m.d.comb += outcome(Outcome.VOID)
                     with m.Else():
                         m.d.comb += [outcome(Outcome.ORPHAN), frame_op.use.eq(1)]
-            with m.If(x.uncorrected):
-                # The word is gone: so is its pin, as far as it can still be read, and its place among the hot pages.
-                m.d.comb += [strobes.unpin.eq(self.word.pinned), strobes.drop.eq(1), strobes.keep.eq(0)]
         m.d.sync += [
             Assert(strobes.pop + strobes.push <= 1),
             Assert(~(x.valid & x.corrected & x.uncorrected)),
+            Assert(~x.valid | (Cat(old.state == s for s in PageState) == x.states)), Assert(x.kinds == Mux(x.valid, 1 << op.kind, 0)),
+            Assert(x.asks == (x.valid & ((op.kind == Op.READ) | (op.kind == Op.WRITE)) & (x.event == Event.NONE) & ~op.no_memory)),
         ]
         return m
 
+    def _strobes(self, m, old, state, here, nowhere):
+        """What the registers at M3 are told, each in one sum of products beside the op table: it has to reach them, and change them, in the same cycle."""
+        op, x, strobes = self.op, self.context, self.strobes
+        is_op, demand = {kind: x.kinds[kind] for kind in Op}, x.asks
+        fits, prefetch, scrub = Signal(), Signal(), Signal()
+        cold, fetching, writing_back = state[PageState.COLD], state[PageState.FETCHING], state[PageState.WRITING_BACK]
+        usable = x.usable & ~nowhere
+        m.d.comb += [
+            fits.eq(demand & op.write & nowhere & x.can_take),
+            prefetch.eq(is_op[Op.PREFETCH] & x.usable & cold & x.can_prefetch),
+            scrub.eq(is_op[Op.SCRUB] & ~(fetching | writing_back | state[PageState.ABSENT])),
+            strobes.pop.eq((is_op[Op.GRANT] & ~op.failed & x.can_pop) | fits | prefetch),
+            strobes.push.eq((is_op[Op.RELEASE] & writing_back & ~op.failed) | is_op[Op.FREE]),
+            strobes.wait.eq(demand & (cold | (op.write & nowhere & ~x.can_take))), strobes.unwait.eq(is_op[Op.GRANT] & (op.failed | x.can_pop)),
+            strobes.take.eq(strobes.wait | prefetch), strobes.parked.eq(strobes.wait),
+            strobes.park.eq(demand & fetching), strobes.unpark.eq(is_op[Op.REPLAY]),
+            strobes.pin.eq(is_op[Op.PIN] & usable & ~old.pinned & x.can_pin),
+            # A word that is gone takes its pin along, as far as that can still be read, and its place among the hot pages.
+            strobes.unpin.eq(Mux(x.uncorrected, x.valid & self.word.pinned, old.pinned & (
+                (is_op[Op.UNPIN] & usable) | scrub |
+                (is_op[Op.FLIP] & x.empty & fetching & (old.place == op.miss) & op.failed & (op.lost | (op.miss_kind == MissKind.ALLOCATE)))))),
+            strobes.keep.eq(((demand & here) | fits) & ~x.uncorrected),
+            strobes.drop.eq((is_op[Op.CLAIM] & state[PageState.RESIDENT] & ~old.pinned & (old.last_step == op.delta)) | scrub | (x.valid & x.uncorrected)),
+            strobes.drop_session.eq(is_op[Op.STEP] | is_op[Op.CLOSE]),
+            strobes.step.eq(is_op[Op.STEP] & x.is_open), strobes.open.eq(is_op[Op.OPEN] & ~x.is_open), strobes.close.eq(is_op[Op.CLOSE] & x.is_open),
+            strobes.closed.eq(is_op[Op.CLOSED]),
+        ]
+
     def _demand(self, m, state, here, old, new, changed, touched, fetch, outcome, scored):
         """A request that is not refused, by the state of its page."""
-        op, x, result, strobes, frame_op = self.op, self.context, self.result, self.strobes, self.frame_op
+        op, x, result, frame_op = self.op, self.context, self.result, self.frame_op
         with m.If(here | state[PageState.FETCHING] | state[PageState.COLD]):
             m.d.comb += [result.first.eq(touched), new.last_step.eq(x.step)]
             with m.If(touched):
                 m.d.comb += scored(ScoreEvent.TOUCH)
         with m.If(here):
-            m.d.comb += [outcome(Outcome.HIT), frame_op.use.eq(1), changed.eq(touched | state[PageState.WRITING_BACK]), new.state.eq(PageState.RESIDENT),
-                         strobes.keep.eq(1)]
+            m.d.comb += [outcome(Outcome.HIT), frame_op.use.eq(1), changed.eq(touched | state[PageState.WRITING_BACK]), new.state.eq(PageState.RESIDENT)]
         with m.Elif(state[PageState.FETCHING]):
-            m.d.comb += [outcome(Outcome.PARKED), changed.eq(touched), strobes.park.eq(1), result.miss.eq(old.place)]
+            m.d.comb += [outcome(Outcome.PARKED), changed.eq(touched), result.miss.eq(old.place)]
         with m.Elif(state[PageState.COLD]):
-            m.d.comb += [fetch(), strobes.wait.eq(1), strobes.parked.eq(1)]
+            m.d.comb += fetch()
         with m.Elif(op.write):
             m.d.comb += [
                 changed.eq(1), result.first.eq(1), scored(ScoreEvent.INIT),
@@ -267,11 +289,11 @@ class Decide(wiring.Component):
             ]
             with m.If(x.can_take):
                 m.d.comb += [
-                    outcome(Outcome.ALLOCATED), strobes.pop.eq(1), new.state.eq(PageState.RESIDENT), new.place.eq(x.frame), strobes.keep.eq(1),
+                    outcome(Outcome.ALLOCATED), new.state.eq(PageState.RESIDENT), new.place.eq(x.frame),
                     frame_op.use.eq(1), frame_op.init.eq(1), frame_op.lost.eq(state[PageState.LOST]),
                 ]
             with m.Else():
-                m.d.comb += [fetch(), strobes.wait.eq(1), strobes.parked.eq(1)]
+                m.d.comb += fetch()
         with m.Elif(state[PageState.LOST]):
             m.d.comb += [outcome(Outcome.POISON), frame_op.answer.eq(Answer.POISON)]
         with m.Else():

@@ -111,8 +111,10 @@ class Endpoint(wiring.Component):
 
         # Between engines and M0 stand registers: who is picked in a cycle is no engine's business in that cycle. None of this is on a hit's path.
         op, page = Layouts(c).op, Layouts(c).page
-        to_m0 = s.op_miss, s.op_hint, s.op_evict, s.op_prefetch, s.spec = [Skid(shape) for shape in (op, op, op, op, page)]
-        s.hinted = Skid(page)
+        # M0 picks late in its cycle, by the kinds of what is offered.
+        s.op_miss, s.op_hint, s.op_evict, s.op_prefetch = (Skid(op, late=("kind",)) for _ in range(4))
+        s.spec, s.hinted = Skid(page), Skid(page)
+        to_m0 = s.op_miss, s.op_hint, s.op_evict, s.op_prefetch, s.spec
 
         # --- time ---------------------------------------------------------------------------------------------------------
         m.d.sync += self.now.eq(self.now + 1 + self.skip)
@@ -149,8 +151,9 @@ class Endpoint(wiring.Component):
             *(frames.eq(Mux(tracker.pool_used[p] != 0, settings.pool_limit[p], 0)) for p, frames in enumerate(of_pool)),
             eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
         ]
+        # (A request that comes in the very cycle in which a prefetch leaves does not find it in lock-step: it waits until the prefetcher is idle.)
+        m.d.sync += prefetch_hold.eq(self.lockstep & (busy | recent.any()))
         m.d.comb += [
-            prefetch_hold.eq(self.lockstep & (busy | recent.any())),
             eviction.hold.eq(self.lockstep & (eviction.evicting | eviction.learning | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving))),
         ]
         for engine, skid, entry in ((miss_buffer.o_op, s.op_miss, tracker.i_miss), (hints.o_op, s.op_hint, tracker.i_hint),
@@ -167,13 +170,17 @@ class Endpoint(wiring.Component):
             eviction.o_prefetch.ready.eq(s.op_prefetch.i.ready),
             prefetcher.o_op.ready.eq(s.op_prefetch.i.ready & ~prefetch_hold & ~eviction.o_prefetch.valid),
             eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]), eviction.prefetch_water.eq(settings.low_water),
-            tracker.data_ready.eq(data_queue.ready), tracker.miss_ready.eq(miss_buffer.ready), tracker.score_ready.eq(ema.ready),
-            tracker.queue_ready.eq(eviction.queue_ready), tracker.event_ready.eq(1),
+            tracker.event_ready.eq(1),
             tracker.descriptor.eq(registers.descriptor), tracker.low_water.eq(settings.low_water), tracker.reserve.eq(settings.reserve),
             tracker.ecc_flip.eq(self.ecc_flip),
             frame_table.i.eq(tracker.o_frame_op), frame_table.i_valid.eq(tracker.o_frame_op_valid),
             miss_buffer.sector_address.eq(frame_table.sector_address), frame_table.sector_data.eq(miss_buffer.sector_data),
             data_queue.i.eq(frame_table.o), data_queue.i_valid.eq(frame_table.o_valid),
+        ]
+        # M0 hears of credits a cycle late: RESERVE places are enough for that, too.
+        m.d.sync += [
+            tracker.data_ready.eq(data_queue.ready), tracker.miss_ready.eq(miss_buffer.ready), tracker.score_ready.eq(ema.ready),
+            tracker.queue_ready.eq(eviction.queue_ready),
         ]
         connect(m, data_queue.o, data_path.i)
         for p in range(len(POOLS)):
@@ -221,11 +228,14 @@ class Endpoint(wiring.Component):
             prefetcher.i_usage.eq(frame_table.o_usage), prefetcher.i_usage_valid.eq(frame_table.o_usage_valid),
             prefetcher.i_late.eq(telemetry.o_late), prefetcher.i_late_valid.eq(telemetry.o_late_valid), prefetcher.enable.eq(settings.prefetch_enable),
             windows.read_en.eq(1), windows.read_squeue.eq(prefetcher.window_squeue), prefetcher.window.eq(windows.o.window),
+            *(phase.open[k].eq(tracker.sessions[k].open) for k in range(c.sessions)), registers.decode.eq(phase.decode),
+        ]
+
+        m.d.sync += [
             phase.i_hot.session.eq(tracker.o_hot.session), phase.i_hot.write.eq(tracker.o_hot.write), phase.i_hot_valid.eq(tracker.o_hot_valid),
             phase.i_op.session.eq(tracker.o_result.op.session), phase.i_op.write.eq(tracker.o_result.op.write),
             phase.i_op_valid.eq(tracker.o_result_valid & ((tracker.o_result.op.kind == Op.READ) | (tracker.o_result.op.kind == Op.WRITE)) &
                                 (tracker.o_result.outcome != Outcome.REFUSED) & ~tracker.o_result.op.no_memory),
-            *(phase.open[k].eq(tracker.sessions[k].open) for k in range(c.sessions)), registers.decode.eq(phase.decode),
         ]
 
         # --- telemetry ------------------------------------------------------------------------------------------------------

@@ -71,14 +71,17 @@ class EventLog(wiring.Component):
             write.en.eq(take & ~full),
             self.idle.eq(~take),
         ]
+        newest, logged = Signal.like(held[0].event.code), Signal()
+        m.d.sync += logged.eq(0)
+        with m.If(logged & self.irq_enable.bit_select(newest, 1)):
+            m.d.sync += self.irq.eq(1)
         with m.If(take):
             m.d.sync += waiting.bit_select(pick, 1).eq(0)
             with m.If(full):
                 m.d.sync += self.overflow.eq(1)
             with m.Else():
                 m.d.sync += self.count.eq(self.count + 1)
-                with m.If(self.irq_enable.bit_select(held[pick].event.code, 1)):
-                    m.d.sync += self.irq.eq(1)
+                m.d.sync += [newest.eq(held[pick].event.code), logged.eq(1)]
         for i in range(self.sources):
             with m.If(self.i_valid[i]):
                 m.d.comb += Assert(self.i[i].code != Event.NONE)
@@ -87,6 +90,6 @@ class EventLog(wiring.Component):
                 with m.Else():
                     m.d.sync += [waiting[i].eq(1), held[i].event.eq(self.i[i]), held[i].time.eq(self.now)]
         with m.If(self.clear):
-            m.d.sync += [self.count.eq(0), self.overflow.eq(0), self.irq.eq(0)]
+            m.d.sync += [self.count.eq(0), self.overflow.eq(0), self.irq.eq(0), logged.eq(0)]
         m.d.comb += Assert(self.count <= EVENT_RECORDS)
         return m

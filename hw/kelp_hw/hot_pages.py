@@ -30,6 +30,8 @@ class HotPages(wiring.Component):
     hit : out, same cycle
     entry : out, one cycle later
         Frame, pool and formats of `look`, when `hit`.
+    ahead : in, page
+        What `page` will be in the next cycle.
     page, session, keep, drop : in
     new : in
         Frame, pool and formats of `page`, with `keep`.
@@ -43,6 +45,7 @@ class HotPages(wiring.Component):
         self.entry_layout = data.StructLayout({"frame": config.frame_bits, "pool": POOL_BITS, "format_k": 3, "format_v": 3})
         super().__init__({
             "look": In(layouts.page), "hit": Out(1), "entry": Out(self.entry_layout),
+            "ahead": In(layouts.page),
             "page": In(layouts.page), "session": In(config.session_bits), "keep": In(1), "new": In(self.entry_layout), "drop": In(1), "drop_session": In(1),
         })
 
@@ -62,25 +65,30 @@ class HotPages(wiring.Component):
             chosen = chosen | Mux(looked[i], entries[i].as_value(), 0)
         m.d.comb += self.entry.eq(chosen)
 
-        m.d.comb += found.eq(Cat(valid[i] & (pages[i].as_value() == self.page.as_value()) for i in range(n)))
-        oldest = Signal(range(n))
+        # M3 says late what becomes of its page; where that page is now has been found by then, with what the op before it does allowed for.
+        oldest, entering, left = Signal(n, init=1), Signal(n), Signal(n)     # one bit each
         enter = Signal()
-        m.d.comb += enter.eq(self.keep & ~found.any())
-        with m.If(self.drop):
-            m.d.sync += valid.eq(valid & ~found)
-        with m.If(self.drop_session):
-            m.d.sync += valid.eq(valid & ~Cat(s == self.session for s in sessions))
+        m.d.comb += [
+            enter.eq(self.keep & ~found.any()), entering.eq(Mux(enter, oldest, 0)),
+            left.eq(valid & ~Mux(self.drop, found, 0) & ~Mux(self.drop_session, Cat(s == self.session for s in sessions), 0)),
+        ]
+        same_again = self.page.as_value() == self.ahead.as_value()
+        m.d.sync += [
+            valid.eq(left | entering),
+            found.eq(Cat(Mux(entering[i], same_again, left[i] & (pages[i].as_value() == self.ahead.as_value())) for i in range(n))),
+        ]
         # A look-up of the cycle in which its entry is replaced reads the entry's data a cycle later: they are replaced a cycle later, too.
-        entered, place, new = Signal(), Signal(range(n)), Signal(self.entry_layout)
-        m.d.sync += [entered.eq(enter), place.eq(oldest), new.eq(self.new)]
+        place, new = Signal(n), Signal(self.entry_layout)
+        m.d.sync += [place.eq(entering), new.eq(self.new)]
         with m.If(enter):
-            m.d.sync += oldest.eq(oldest + 1)
+            m.d.sync += oldest.eq(oldest.rotate_left(1))
         for i in range(n):
-            with m.If(enter & (oldest == i)):
-                m.d.sync += [valid[i].eq(1), pages[i].eq(self.page), sessions[i].eq(self.session)]
-            with m.If(entered & (place == i)):
+            with m.If(entering[i]):
+                m.d.sync += [pages[i].eq(self.page), sessions[i].eq(self.session)]
+            with m.If(place[i]):
                 m.d.sync += entries[i].eq(new)
         m.d.sync += [
+            Assert(~(self.keep | self.drop) | (found == Cat(valid[i] & (pages[i].as_value() == self.page.as_value()) for i in range(n)))),
             Assert(self.keep + self.drop + self.drop_session <= 1),
             Assert((looked & (looked - 1)) == 0),
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.address import HINT_BYTES, REGISTER_BYTES, Region
 from kelp_spec.config import Config
@@ -13,6 +13,7 @@ from kelp_spec.messages import M2SReq, M2SRwD
 from kelp_spec.metadata import Event
 
 from .layouts import MESSAGES, TIME_BITS, Layouts
+from .skid import Skid
 
 __all__ = ["Ingress", "side_layout", "write_layout"]
 
@@ -34,7 +35,7 @@ class Ingress(wiring.Component):
     KV accesses, refused ones and those without memory go to `o_request` in order of acceptance; hint and register accesses to `o_side`; MemSpecRd to
     `o_spec`, dropped
     (and `spec_dropped` pulsed) when that is full. A RwD message that needs a write slot waits for one on `i_write_slot`, and Req messages go on meanwhile.
-    Outputs are registered: latency 1 cycle, throughput 1 message a cycle.
+    Outputs are registered, and `o_request.ready` does not reach M2S in the same cycle: latency 1 cycle, throughput 1 message a cycle.
 
     An address outside the map or an unknown opcode leaves as a request with `refused` set; nothing is dropped but MemSpecRd.
 
@@ -104,7 +105,9 @@ class Ingress(wiring.Component):
         opcode_none = (req.opcode == M2SReq.MEM_INV) | (req.opcode == M2SReq.MEM_INV_NT) | (req.opcode == M2SReq.MEM_CLN_EVCT)
 
         # Places to put it.
-        request_free = ~self.o_request.valid | self.o_request.ready
+        # Whether there are, registers tell: the host does not hear what the tracker does in the same cycle.
+        m.submodules.requests = requests = Skid(self.layouts.request)
+        request_free = requests.i.ready
         side_free = ~self.o_side.valid | self.o_side.ready
         spec_free = ~self.o_spec.valid | self.o_spec.ready
 
@@ -136,25 +139,23 @@ class Ingress(wiring.Component):
         refused = Signal(5)
         m.d.comb += refused.eq(Mux(take_rwd, refusal(opcode_write, of_rwd.in_kv), refusal(opcode_read | opcode_none, of_req.in_kv)))
 
-        with m.If(self.o_request.ready):
-            m.d.sync += self.o_request.valid.eq(0)
-        with m.If(to_request):
-            r = self.o_request.p
-            m.d.sync += [
-                self.o_request.valid.eq(1),
-                r.write.eq(take_rwd & opcode_write),
-                r.partial.eq(take_rwd & partial),
-                r.poison.eq(take_rwd & rwd.poison),
-                r.has_write.eq(take_slot),
-                r.write_slot.eq(self.i_write_slot.p),
-                *(r[field].eq(at[field]) for field in ("session", "queue", "squeue", "page", "kv_line")),
-                r.refused.eq(refused),
-                r.no_memory.eq(Mux(take_rwd, ~opcode_write, ~opcode_read)),
-                r.origin.tag.eq(Mux(take_rwd, rwd.tag, req.tag)),
-                r.origin.ld_id.eq(Mux(take_rwd, rwd.ld_id, req.ld_id)),
-                r.origin.start.eq(self.now),
-                r.origin.missed.eq(0),
-            ]
+        r = requests.i.p
+        connect(m, requests.o, flipped(self.o_request))
+        m.d.comb += [
+            requests.i.valid.eq(to_request),
+            r.write.eq(take_rwd & opcode_write),
+            r.partial.eq(take_rwd & partial),
+            r.poison.eq(take_rwd & rwd.poison),
+            r.has_write.eq(take_slot),
+            r.write_slot.eq(self.i_write_slot.p),
+            *(r[field].eq(at[field]) for field in ("session", "queue", "squeue", "page", "kv_line")),
+            r.refused.eq(refused),
+            r.no_memory.eq(Mux(take_rwd, ~opcode_write, ~opcode_read)),
+            r.origin.tag.eq(Mux(take_rwd, rwd.tag, req.tag)),
+            r.origin.ld_id.eq(Mux(take_rwd, rwd.ld_id, req.ld_id)),
+            r.origin.start.eq(self.now),
+            r.origin.missed.eq(0),
+        ]
 
         # A slot reserved for an address whose queue or session turns out to be beyond the configuration is simply not taken.
         m.d.comb += [
@@ -168,9 +169,10 @@ class Ingress(wiring.Component):
         with m.If(self.o_side.ready):
             m.d.sync += self.o_side.valid.eq(0)
         with m.If(to_side):
+            m.d.sync += self.o_side.valid.eq(1)
+        with m.If(side_free):
             s = self.o_side.p
             m.d.sync += [
-                self.o_side.valid.eq(1),
                 s.hint.eq(at.in_hint),
                 s.write.eq(take_rwd),
                 s.offset.eq(at.line_offset),
@@ -192,7 +194,7 @@ class Ingress(wiring.Component):
                     self.o_spec.p.page.eq(of_req.page),
                 ]
 
-        m.d.comb += self.idle.eq(~self.o_request.valid & ~self.o_side.valid & ~self.o_spec.valid & ~self.m2s_req.valid & ~self.m2s_rwd.valid)
+        m.d.comb += self.idle.eq(requests.idle & ~self.o_side.valid & ~self.o_spec.valid & ~self.m2s_req.valid & ~self.m2s_rwd.valid)
 
         # Each accepted message goes to exactly one place, and never onto an unread one.
         m.d.comb += [

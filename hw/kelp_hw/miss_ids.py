@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Assert, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -59,21 +59,18 @@ class MissIds(wiring.Component):
         ids, counts = self.ids, self.counts
         # Shifts towards 0, so that `id` is a register: M3 writes it into a page word late in its cycle.
         taken_in = Signal()
-        end = Signal(range(self.DEPTH + 1))
         m.d.comb += [
             self.i.ready.eq(self.level != self.DEPTH),
             taken_in.eq(self.i.valid & self.i.ready),
             self.id.eq(ids[0]),
-            end.eq(self.level - self.take),
         ]
-        with m.If(self.take):
-            m.d.sync += [ids[i].eq(ids[i + 1]) for i in range(self.DEPTH - 1)]
-        with m.If(taken_in):
-            with m.Switch(end):
-                for i in range(self.DEPTH):
-                    with m.Case(i):
-                        m.d.sync += ids[i].eq(self.i.payload)
-        m.d.sync += self.level.eq(end + taken_in)
+        # Both ways are ready when M3 says whether it takes one.
+        last = taken_in.replicate(self.DEPTH + 1) & Cat(self.level == i for i in range(self.DEPTH + 1))
+        for i in range(self.DEPTH):
+            stays = Mux(last[i], self.i.payload, ids[i])
+            moves = Mux(last[i + 1], self.i.payload, ids[i + 1] if i + 1 < self.DEPTH else ids[i])
+            m.d.sync += ids[i].eq(Mux(self.take, moves, stays))
+        m.d.sync += self.level.eq(Mux(self.take == taken_in, self.level, Mux(self.take, self.level - 1, self.level + 1)))
         m.d.sync += Assert(~self.take | (self.level != 0))
 
         for i, count in enumerate(counts):

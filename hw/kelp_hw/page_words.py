@@ -8,6 +8,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.metadata import PageState
 
 from .layouts import Layouts
 from .secded import Secded
@@ -21,7 +22,7 @@ class PageWords(wiring.Component):
 
     Cycle t (MA): `look` and `look_valid`. Cycle t + 3 (M3): `word` (repaired) with `corrected`, `uncorrected`; `new`, the word after the op, in the
     same cycle, with `write` when it must be stored. An op sees the words of all earlier ops, also of the one just before it. `word` of an
-    uncorrectable error is as it was read.
+    uncorrectable error is as it was read. `states`: bit s, the word's state is s, LOST when it is uncorrectable.
 
     The SRAM is banked by the low page bits, as far as needed to scrub within `SCRUB_CYCLES`; all banks are scrubbed together after reset,
     then `ready` rises. The write port is used one cycle after M3.
@@ -35,7 +36,7 @@ class PageWords(wiring.Component):
     Members
     -------
     look, look_valid : in
-    word, corrected, uncorrected : out
+    word, corrected, uncorrected, states : out
     new, write : in
     flip : in
     ready : out
@@ -52,7 +53,7 @@ class PageWords(wiring.Component):
         self.code = Secded(layouts.page_word.size)
         super().__init__({
             "look": In(layouts.page), "look_valid": In(1),
-            "word": Out(layouts.page_word), "corrected": Out(1), "uncorrected": Out(1),
+            "word": Out(layouts.page_word), "corrected": Out(1), "uncorrected": Out(1), "states": Out(len(PageState)),
             "new": In(layouts.page_word), "write": In(1),
             "flip": In(self.code.code_bits),
             "ready": Out(1),
@@ -105,6 +106,9 @@ class PageWords(wiring.Component):
             self.corrected.eq(single & ~forward & ~early_hit & valid["m2"]),
             self.uncorrected.eq(double & ~forward & ~early_hit & valid["m2"]),
         ]
+        for s in PageState:
+            read = Mux(double & valid["m2"], s == PageState.LOST, word(fixed).state == s)
+            m.d.sync += self.states[s].eq(Mux(forward, self.new.state == s, Mux(early_hit, early.state == s, read)))
 
         # F1: the SRAM's write port, which the scrub has until `ready`.
         scrub = Signal(range(rows))

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Assert, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Module, Mux, Signal, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,6 +18,11 @@ __all__ = ["FreeFrames", "Pools", "count_bits"]
 def count_bits(config: Config) -> int:
     """Width of a number of frames of one pool."""
     return max(config.frames).bit_length()
+
+
+def counted(counter, up, down):
+    """The counter, one more or one less."""
+    return counter.eq(Mux(up == down, counter, (counter + Mux(up, 1, -1))[:len(counter)]))
 
 
 class FreeFrames(wiring.Component):
@@ -39,7 +44,7 @@ class FreeFrames(wiring.Component):
     Members
     -------
     limit : in
-        Frames that may be in use, at most `frames`.
+        Frames that may be in use in the next cycle, at most `frames`.
     pop : in; frame : out
     push, push_frame : in
     free, used : out
@@ -59,6 +64,9 @@ class FreeFrames(wiring.Component):
         })
         # State that proofs look at (kelp_verif.pool_specs).
         self.fresh = Signal(bits)       # ids never used so far are first + fresh …
+        # M3 says late in its cycle that it pops: `limit` comes a cycle early, so that what depends on it is known by then.
+        self.bound = Signal(bits)       # the limit
+        self.has_fresh = Signal()       # fresh < bound
         self.fresh_frame = Signal(frame_bits, init=first)
         self.count = Signal(bits)       # freed ids
         self.head = Signal(frame_bits)  # the oldest of them
@@ -68,8 +76,10 @@ class FreeFrames(wiring.Component):
         m = Module()
         fresh, count, oldest, end = self.fresh, self.count, self.oldest, self.end
         fresh_frame, head = self.fresh_frame, self.head
-        has_fresh = Signal()
-        m.d.comb += has_fresh.eq(fresh < self.limit)
+        has_fresh = self.has_fresh
+        left = Signal(signed(len(fresh) + 1))
+        m.d.comb += left.eq(self.limit - fresh)
+        m.d.sync += [self.bound.eq(self.limit), has_fresh.eq(Mux(self.pop & has_fresh, left > 1, left > 0))]
 
         # Freed ids: a ring whose oldest element is also in `head`. The memory shows the one behind it, which moves into `head` with a pop; a push
         # that meets it is seen at once, because reads are transparent.
@@ -95,14 +105,11 @@ class FreeFrames(wiring.Component):
             m.d.sync += end.eq(after(end))
         with m.If(pop_freed):
             m.d.sync += [oldest.eq(second), head.eq(ring.read_data)]
-        with m.If(self.push & (count == pop_freed)):
+        with m.If(self.push & Mux(pop_freed, count == 1, count == 0)):
             m.d.sync += head.eq(self.push_frame)
-        m.d.sync += [
-            count.eq(count + self.push - pop_freed),
-            self.used.eq(self.used + self.pop - self.push),
-        ]
+        m.d.sync += [counted(count, self.push, pop_freed), counted(self.used, self.pop, self.push)]
         m.d.comb += [
-            self.free.eq(self.limit - self.used),
+            self.free.eq(self.bound - self.used),
         ]
         m.d.sync += [
             Assert(~self.pop | (self.free != 0)),
@@ -115,7 +122,7 @@ class FreeFrames(wiring.Component):
 class Pools(wiring.Component):
     """The four pools as M3 sees them: one op per cycle works on the pool `select`.
 
-    `frame` and the `can_*` answers are combinational from registers and `select`, and reflect every op of earlier cycles.
+    `frame` and the `can_*` answers are chosen by `select` from registers, and reflect every op of earlier cycles.
 
     Parameters
     ----------
@@ -124,9 +131,9 @@ class Pools(wiring.Component):
     Members
     -------
     limit : in
-        Frames that each pool may use.
+        Frames that each pool may use in the next cycle.
     low_water, reserve : in
-        Frames that prefetch leaves free; frames that pins leave unpinned.
+        Frames that prefetch leaves free; frames that pins leave unpinned. Both count two cycles later.
     select : in
     frame : out
         What `pop` takes.
@@ -159,6 +166,14 @@ class Pools(wiring.Component):
         m = Module()
         c = self.config
         bits = count_bits(c)
+
+        def below(counter, limit, up, down, name):
+            """Whether the counter is below the limit: a register, so that M3 has it from the beginning of its cycle."""
+            room, answer = Signal(signed(max(len(counter), len(limit)) + 1), name=f"room_{name}"), Signal(name=name)
+            m.d.comb += room.eq(limit - counter)
+            m.d.sync += answer.eq(Mux(up == down, room > 0, Mux(up, room > 1, room >= 0)))
+            return answer
+
         frames, can_pop, can_take, can_prefetch, can_pin = [], [], [], [], []
         for p, name in enumerate(POOLS):
             m.submodules[name] = pool = FreeFrames(first=c.pool_first_frame[p], frames=c.frames[p], frame_bits=c.frame_bits)
@@ -177,18 +192,15 @@ class Pools(wiring.Component):
                 self.free[p].eq(pool.free), self.used[p].eq(pool.used),
             ]
             m.d.sync += Assert(taken == pool.used + waiting)
+            more, less, pin, unpin = here & (self.wait | self.pop), here & (self.unwait | self.push), here & self.pin, here & self.unpin & (pins != 0)
+            m.d.sync += [counted(waiting, here & self.wait, here & self.unwait), counted(taken, more, less), counted(pins, pin, unpin)]
             with m.If(here):
-                m.d.sync += [
-                    waiting.eq(waiting + self.wait - self.unwait),
-                    taken.eq(taken + (self.wait | self.pop) - (self.unwait | self.push)),
-                    pins.eq(pins + self.pin - (self.unpin & (pins != 0))),
-                ]
                 m.d.sync += Assert((~self.unwait | (waiting != 0)) & ~(self.wait & self.pop) & ~(self.unwait & self.push))
             frames.append(pool.frame)
-            can_pop.append(pool.used < limit)
-            can_take.append(taken < limit)
-            can_prefetch.append(taken < prefetch_limit)
-            can_pin.append(pins < pin_limit)
+            can_pop.append(below(pool.used, limit, pool.pop, pool.push, f"can_pop_{name}"))
+            can_take.append(below(taken, limit, more, less, f"can_take_{name}"))
+            can_prefetch.append(below(taken, prefetch_limit, more, less, f"can_prefetch_{name}"))
+            can_pin.append(below(pins, pin_limit, pin, unpin, f"can_pin_{name}"))
         m.d.comb += [
             self.frame.eq(Array(frames)[self.select]),
             self.can_pop.eq(Array(can_pop)[self.select]),

@@ -24,7 +24,7 @@ __all__ = ["Registers", "settings_layout", "hint_line_layout"]
 
 
 def settings_layout(config: Config) -> data.StructLayout:
-    """Values of the control registers that other blocks read."""
+    """Values of the control registers that other blocks read; `pool_limit` as it will be in the next cycle."""
     return data.StructLayout({
         "low_water": 16, "high_water": 16, "reserve": 16, "cold_retries": 4, "cold_timeout": 32, "starve_limit": 32,
         "prefetch_enable": len(PrefetchSource) - 1,
@@ -113,13 +113,13 @@ class Registers(wiring.Component):
             m.d.comb += self.settings[name].eq(getattr(file, "rw_" + name).value)
         m.d.comb += self.settings.prefetch_enable.eq(file.rw_prefetch_enable.as_value())
         for p, pool in enumerate(POOLS):
-            limit = Signal(24, init=c.frames[p], name=f"limit_{pool}")
+            limit, fitting, following = (Signal(24, init=c.frames[p], name=f"{what}_{pool}") for what in ("limit", "fitting", "following"))
             wanted = getattr(file, f"rw_pool_limit_{pool}").value
+            m.d.sync += [fitting.eq(Mux(wanted > c.frames[p], c.frames[p], Mux(wanted == 0, 1, wanted))), limit.eq(following)]
             # A pool in use keeps its limit; the new one is taken once the pool is empty. The one pop that may come in that very cycle finds
             # a frame under any limit, because none is 0.
-            with m.If(self.pool_used[p] == 0):
-                m.d.sync += limit.eq(Mux(wanted > c.frames[p], c.frames[p], Mux(wanted == 0, 1, wanted)))
-            m.d.comb += [self.settings.pool_limit[p].eq(limit), getattr(file, f"ro_pool_used_{pool}").value.eq(self.pool_used[p])]
+            m.d.comb += [following.eq(Mux(self.pool_used[p] == 0, fitting, limit)), self.settings.pool_limit[p].eq(following),
+                         getattr(file, f"ro_pool_used_{pool}").value.eq(self.pool_used[p])]
         m.d.comb += [
             file.ro_status.ready.eq(self.ready), file.ro_status.quiescent.eq(self.quiescent), file.ro_status.irq.eq(events.irq),
             file.ro_status.event_overflow.eq(events.overflow), file.ro_event_count.value.eq(events.count),
@@ -162,13 +162,19 @@ class Registers(wiring.Component):
         for s in reversed(range(c.sessions)):
             with m.If(due[s]):
                 m.d.comb += step_session.eq(s)
-        with m.If(control.o_op.valid):
-            m.d.comb += [self.o_control.p.eq(control.o_op.p), self.o_control.valid.eq(1), control.o_op.ready.eq(self.o_control.ready)]
-        with m.Elif(due.any()):
-            m.d.comb += [self.o_control.valid.eq(1), self.o_control.p.kind.eq(Op.STEP), self.o_control.p.session.eq(step_session),
-                         self.o_control.p.delta.eq(1)]
+        # M0 sees registers; who sent the op is told when M0 takes it, because `control` counts the cycles from there.
+        of_control = Signal()
+        with m.If(self.o_control.valid):
             with m.If(self.o_control.ready):
-                m.d.sync += due.bit_select(step_session, 1).eq(0)
+                m.d.sync += self.o_control.valid.eq(0)
+                with m.If(of_control):
+                    m.d.comb += control.o_op.ready.eq(1)
+                with m.Else():
+                    m.d.sync += due.bit_select(self.o_control.p.session, 1).eq(0)
+        with m.Else():
+            m.d.sync += [self.o_control.valid.eq(control.o_op.valid | due.any()), self.o_control.p.eq(control.o_op.p), of_control.eq(control.o_op.valid)]
+            with m.If(~control.o_op.valid):
+                m.d.sync += [self.o_control.p.kind.eq(Op.STEP), self.o_control.p.session.eq(step_session), self.o_control.p.delta.eq(1)]
 
         # --- telemetry ------------------------------------------------------------------------------------------------------
         # Reset empties the telemetry memories row by row; the longest of them sets the time.
@@ -241,10 +247,11 @@ class Registers(wiring.Component):
         word, wait = Signal(3), Signal(range(self._EXTERNAL_WAIT + 1))
         line = Signal(512)
         side = self.i.p
+        # A word is written in the cycle after its register is decoded: it is picked from the line meanwhile.
         lane_enable = Signal(8)
+        m.d.sync += [lane_enable.eq(side.byte_enable.word_select(word, 8)), file.write_data.eq(side.data.word_select(word, 64))]
         m.d.comb += [
-            lane_enable.eq(side.byte_enable.word_select(word, 8)),
-            file.index.eq(side.offset << 3 | word), file.ld_id.eq(side.ld_id), file.write_data.eq(side.data.word_select(word, 64)),
+            file.index.eq(side.offset << 3 | word), file.ld_id.eq(side.ld_id),
             self.o.p.tag.eq(side.tag), self.o.p.ld_id.eq(side.ld_id), self.o.p.write.eq(side.write), self.o.p.data.eq(Mux(side.write | side.hint, 0, line)),
             self.o_hint.p.data.eq(side.data), self.o_hint.p.ld_id.eq(side.ld_id), self.o_hint.p.broken.eq(~side.byte_enable.all() | side.poison),
         ]
@@ -253,7 +260,7 @@ class Registers(wiring.Component):
         touched, served, decoded = Signal(), Signal(), Signal()
         with m.FSM():
             with m.State("IDLE"):
-                m.d.comb += self.idle.eq(~self.i.valid & ~control.busy & ~due.any() & totals.idle & queues.idle & events.idle)
+                m.d.comb += self.idle.eq(~self.i.valid & ~control.busy & ~due.any() & ~self.o_control.valid & totals.idle & queues.idle & events.idle)
                 m.d.sync += [word.eq(0), wait.eq(0), touched.eq(0), served.eq(0), decoded.eq(0)]
                 with m.If(self.i.valid):
                     with m.If(side.hint):

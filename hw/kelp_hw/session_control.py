@@ -96,11 +96,10 @@ class SessionControl(wiring.Component):
         format_k = Array(k for _, k, _ in ranges)
         format_v = Array(v for _, _, v in ranges)
         m.submodules.stored = lines = _StoredLines(config=c)
-        m.d.comb += [
+        m.d.sync += [
             lines.format_k.eq(format_k[range_index]), lines.format_v.eq(format_v[range_index]),
-            lines.used_lines.eq(shape.used_lines), lines.k_only.eq(shape.k_only),
+            lines.used_lines.eq(shape.used_lines), lines.k_only.eq(shape.k_only), stored.eq(lines.lines),
         ]
-        m.d.sync += stored.eq(lines.lines)
         bad_format = Signal()
 
         layer, head, index, squeue = Signal(10), Signal(10), Signal(c.queue_bits + 1), Signal(c.squeue_bits)
@@ -166,10 +165,10 @@ class SessionControl(wiring.Component):
                                 m.next = "SEND"
                     m.d.sync += wait.eq(0)
             with m.State("POOLS"):
-                # Each range: formats in, stored lines one cycle later, then the smallest frame that holds them.
+                # Each range: formats, its sizes, their sum, then the smallest frame that holds them.
                 m.d.comb += self.busy.eq(1)
                 m.d.sync += wait.eq(wait + 1)
-                with m.If(wait == 1):
+                with m.If(wait == 3):
                     smallest = Const(0, 2)
                     for size, pool in sorted(((size, p) for p, size in enumerate(c.frame_lines)), reverse=True):
                         smallest = Mux(stored <= size, pool, smallest)
@@ -224,7 +223,7 @@ class SessionControl(wiring.Component):
 
 
 class _StoredLines(wiring.Component):
-    """DRAM lines of a stored page from its formats: the integer form of `kelp_spec.geometry.StoredPage.lines`. Combinational."""
+    """DRAM lines of a stored page from its formats, one cycle later: the integer form of `kelp_spec.geometry.StoredPage.lines`."""
 
     def __init__(self, *, config: Config):
         self.bits = config.half_line_bits
@@ -251,12 +250,17 @@ class _StoredLines(wiring.Component):
                         m.d.comb += size.eq(n * f.scale_bytes)
             return size
 
-        k, v, k_bytes, v_bytes = payload(self.format_k), payload(self.format_v), scales(self.format_k), scales(self.format_v)
+        k, v, k_bytes, v_bytes = Signal(self.bits + 1), Signal(self.bits + 1), Signal(self.bits + 3), Signal(self.bits + 3)
+        aligned, k_only = Signal(), Signal()        # V's two-byte scales are aligned
+        m.d.sync += [
+            k.eq(payload(self.format_k)), v.eq(payload(self.format_v)), k_bytes.eq(scales(self.format_k)), v_bytes.eq(scales(self.format_v)),
+            aligned.eq(self.format_v == Format.INT4), k_only.eq(self.k_only),
+        ]
         start = Signal(self.bits + 4)
         total = Signal(self.bits + 5)
         m.d.comb += [
-            start.eq(k_bytes + (k_bytes[0] & (self.format_v == Format.INT4))),        # V's two-byte scales are aligned
-            total.eq(Mux(self.k_only | (v_bytes == 0), k_bytes, start + v_bytes)),
-            self.lines.eq(k + Mux(self.k_only, 0, v) + ((total + 63) >> 6)),
+            start.eq(k_bytes + (k_bytes[0] & aligned)),
+            total.eq(Mux(k_only | (v_bytes == 0), k_bytes, start + v_bytes)),
+            self.lines.eq(k + Mux(k_only, 0, v) + ((total + 63) >> 6)),
         ]
         return m

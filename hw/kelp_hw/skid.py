@@ -15,9 +15,14 @@ class Skid(wiring.Component):
 
     Latency 1 cycle, throughput one transfer a cycle. Two places: the one at `o`, and one for the transfer that comes while `o` stands still.
 
+    With `late`, for an `o.ready` that comes late in its cycle, the two places are filled in turns and `o.p` is the choice of one: `o.ready` steers that choice,
+    and no register of the payload but those of the fields in `late`, which come straight from a register.
+
     Parameters
     ----------
     shape : shape-like
+    late : tuple of str, optional
+        Names of fields.
 
     Members
     -------
@@ -26,9 +31,9 @@ class Skid(wiring.Component):
         Nothing is held.
     """
 
-    def __init__(self, shape):
+    def __init__(self, shape, *, late: tuple[str, ...] | None = None):
         Shape.cast(shape)
-        self.shape = shape
+        self.shape, self.late = shape, late
         super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape)), "idle": Out(1)})
 
     def elaborate(self, platform):
@@ -39,8 +44,26 @@ class Skid(wiring.Component):
         with m.If(~spare_valid):
             m.d.sync += spare.eq(self.i.p)
         with m.If(moves):
-            m.d.sync += [self.o.valid.eq(spare_valid | self.i.valid), self.o.p.eq(Mux(spare_valid, Value.cast(spare), Value.cast(self.i.p))), spare_valid.eq(0)]
+            m.d.sync += [self.o.valid.eq(spare_valid | self.i.valid), spare_valid.eq(0)]
         with m.Elif(self.i.valid):
             m.d.sync += spare_valid.eq(1)
+        if self.late is None:
+            with m.If(moves):
+                m.d.sync += self.o.p.eq(Mux(spare_valid, Value.cast(spare), Value.cast(self.i.p)))
+        else:
+            places, puts, gets = [Signal(self.shape, name=f"place_{k}") for k in range(2)], Signal(), Signal()
+            for k, place in enumerate(places):
+                with m.If(~spare_valid & (puts == k)):
+                    m.d.sync += place.eq(self.i.p)
+            with m.If(self.i.valid & ~spare_valid):
+                m.d.sync += puts.eq(~puts)
+            with m.If(self.o.valid & self.o.ready):
+                m.d.sync += gets.eq(~gets)
+            m.d.comb += self.o.p.eq(Mux(gets, Value.cast(places[1]), Value.cast(places[0])))
+            for name in self.late:
+                held, waiting, coming = Signal.like(self.o.p[name], name=f"held_{name}"), spare[name], self.i.p[name]
+                with m.If(moves):
+                    m.d.sync += held.eq(Mux(spare_valid, Value.cast(waiting), Value.cast(coming)))
+                m.d.comb += self.o.p[name].eq(held)
         m.d.sync += Assert(~spare_valid | self.o.valid)
         return m

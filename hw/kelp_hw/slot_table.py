@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
@@ -23,11 +26,22 @@ def one_hot(index: Value, count: int) -> Value:
     return Cat(index == n for n in range(count))
 
 
-def first_from(vector: Value, ahead: Value) -> Value:
+def behind_first(m: Module, vector: Value) -> Value:
+    """The bits above the lowest set one: a tree of ORs, which an FPGA's tables do sooner than its carry chain."""
+    bits, reach = Signal(len(vector)), 1
+    m.d.comb += bits.eq(vector)
+    while reach < len(bits):
+        wider = Signal(len(bits))
+        m.d.comb += wider.eq(reduce(or_, (bits << k * reach for k in range(4))))
+        bits, reach = wider, 4 * reach
+    return (bits << 1)[:len(bits)]
+
+
+def first_from(m: Module, vector: Value, ahead: Value) -> Value:
     """One-hot of the first set bit of `vector` in cyclic order that begins with the bits of the mask `ahead`."""
-    above = vector & ahead
-    chosen = Mux(above.any(), above, vector)
-    return (chosen & (~chosen + 1))[:len(vector)]
+    above = Signal(len(vector))
+    m.d.comb += above.eq(vector & ahead)
+    return Mux(above.any(), above & ~behind_first(m, above), vector & ~behind_first(m, vector))
 
 
 class SlotTable(wiring.Component):
@@ -71,7 +85,8 @@ class SlotTable(wiring.Component):
             "use": In(1), "fire": In(1), "want_fill": In(1), "address": In(address_bits), "position": In(position_bits),
             "hit": Out(1), "match": Out(slots), "available": Out(1), "slot": Out(slot_bits), "select": Out(slots), "allocate": Out(1), "request_fill": Out(1),
             # head: both selects are one-hot or zero
-            "read_select": In(slots), "head_filled": Out(1), "head_select": In(slots), "store_en": In(1), "store_complete": In(1),
+            "read_select": In(slots), "next_select": In(slots), "head_moves": In(1), "head_filled": Out(1), "filled": Out(slots),
+            "head_select": In(slots), "store_en": In(1), "store_complete": In(1),
             "release_en": In(1), "release_slot": In(slot_bits), "release_position": In(position_bits),
             # memory
             "fill_done": In(1), "fill_slot": In(slot_bits), "written": In(1), "written_slot": In(slot_bits),
@@ -91,7 +106,7 @@ class SlotTable(wiring.Component):
         valid = Signal(n)      # the tag counts
         busy = Signal(n)       # an op between `fire` and release uses it
         filling = Signal(n)    # a read is to be issued or under way
-        filled = Signal(n)     # that read's data is there
+        filled = self.filled   # that read's data is there
         dirty = Signal(n)      # stored to since its last write-back
         writing = Signal(n)    # write-back without response yet
         complete = Signal(n)   # to be written: nothing more can be combined into it, or it has waited long
@@ -104,14 +119,13 @@ class SlotTable(wiring.Component):
         tag = Signal(self.tag_layout)
         victim_valid = Signal()
         victim = Signal(n)
-        victim_slot = Signal(bits)
         allocated = Signal(n)
         attached = Signal(n)
         forgotten = Signal(n)
         m.d.comb += [
             self.available.eq(self.hit | victim_valid),
             self.select.eq(Mux(hit, looked, victim)),
-            self.slot.eq(Mux(hit, encode(looked, bits), victim_slot)),
+            self.slot.eq(encode(self.select, bits)),
             self.allocate.eq(self.fire & ~hit),
             self.request_fill.eq(self.want_fill & ~(looked & (filling | filled)).any()),
             attached.eq(Mux(self.fire, self.select, 0)),
@@ -139,7 +153,7 @@ class SlotTable(wiring.Component):
         address_write, address_read = addresses.write_port(), addresses.read_port(domain="comb")
         last_write, last_read = lasts.write_port(), lasts.read_port(domain="comb")
         m.d.comb += [
-            address_write.en.eq(self.allocate), address_write.addr.eq(victim_slot), address_write.data.eq(self.address),
+            address_write.en.eq(self.allocate), address_write.addr.eq(encode(victim, bits)), address_write.data.eq(self.address),
             last_write.en.eq(self.fire), last_write.addr.eq(self.slot), last_write.data.eq(self.position),
         ]
 
@@ -153,20 +167,22 @@ class SlotTable(wiring.Component):
             free.eq(~(busy | filling | dirty | writing)),
             # What the op in the look-up stage hits, or takes, is about to be busy.
             candidates.eq(free & ~Mux(self.use, looked, 0) & ~Mux(victim_valid, victim, 0)),
-            picked.eq(first_from(candidates, ahead)),
+            picked.eq(first_from(m, candidates, ahead)),
             used_victim.eq(self.fire & (~hit | (looked & victim).any())),
         ]
-        pick_slot = Signal(bits)
+        pick_slot = encode(victim, bits)
         with m.If(~victim_valid | used_victim):
             m.d.sync += victim_valid.eq(candidates.any())
             with m.If(candidates.any()):
-                m.d.sync += [victim.eq(picked), victim_slot.eq(encode(picked, bits)), pick_slot.eq(encode(picked, bits)),
-                             ahead.eq(~(picked | (picked - 1)))]
+                m.d.sync += [victim.eq(picked), ahead.eq(behind_first(m, picked))]
 
         # --- what happens to a slot ---------------------------------------------------------------------------------------------
-        m.d.comb += [last_read.addr.eq(self.release_slot), self.head_filled.eq((self.read_select & filled).any())]
         release = Signal(n)
         fill = Signal(n)
+        # Of the op that is at the head in the next cycle: the one there now, or the one behind it. Which of them, is known late.
+        there = Signal(n)
+        m.d.comb += [last_read.addr.eq(self.release_slot), there.eq(filled | fill)]
+        m.d.sync += self.head_filled.eq(Mux(self.head_moves, (self.next_select & there).any(), (self.read_select & there).any()))
         written = Signal(n)
         stored = Signal(n)
         out = Signal(n)
@@ -214,13 +230,13 @@ class SlotTable(wiring.Component):
         out_picked = Signal(n)
         m.d.comb += [
             due.eq(dirty & ~writing & (complete | aged | to_write | self.drain.replicate(n)) & ~Mux(self.out_valid, out, 0)),
-            out_picked.eq(first_from(due, out_ahead)),
+            out_picked.eq(first_from(m, due, out_ahead)),
+            self.out_slot.eq(encode(out, bits)),
             address_read.addr.eq(self.out_slot),
             self.out_address.eq(address_read.data),
         ]
         with m.If(~self.out_valid | self.out_take):
-            m.d.sync += [self.out_valid.eq(due.any()), out.eq(out_picked), self.out_slot.eq(encode(out_picked, bits)),
-                         out_ahead.eq(~(out_picked | (out_picked - 1)))]
+            m.d.sync += [self.out_valid.eq(due.any()), out.eq(out_picked), out_ahead.eq(behind_first(m, out_picked))]
 
         # --- flush ----------------------------------------------------------------------------------------------------------------
         of_frame = Signal(n)

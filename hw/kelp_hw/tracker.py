@@ -8,7 +8,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import Op, Outcome
+from kelp_spec.metadata import Event, Op, Outcome
 
 from .arbiter import BACKGROUND, Arbiter
 from .decide import Decide
@@ -128,7 +128,7 @@ class Tracker(wiring.Component):
             same.eq(Cat(a.valid & a.reads & (o.squeue == request.squeue) & (o.page == request.page) for a, o in zip(stages, ops, strict=True))),
             blocks.eq(Cat(a.blocks for a in stages)),
         ]
-        miss_id_credit, on_their_way = Signal(), Signal(3)
+        miss_id_credit, on_their_way, hold = Signal(), Signal(3), Signal(init=1)     # `hold`: an op that changes a session is on its way
         m.d.comb += on_their_way.eq(sum(((a.valid & a.takes) for a in stages), start=0))
         mine = Signal(layouts.session)
         m.d.comb += [
@@ -137,13 +137,14 @@ class Tracker(wiring.Component):
                             (request.kv_line[:c.half_line_bits] < mine.used_lines) & ~(request.kv_line[c.half_line_bits] & mine.k_only)),
             hot_pages.look.squeue.eq(request.squeue), hot_pages.look.page.eq(request.page),
             arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),   # poison is an event, which takes a result
-            arbiter.hold.eq(~self.ready | Cat(a.valid & a.session for a in stages).any()),
+            arbiter.hold.eq(hold),
             arbiter.credits.data.eq(self.data_ready), arbiter.credits.miss.eq(self.miss_ready), arbiter.credits.score.eq(self.score_ready),
             arbiter.credits.queue.eq(self.queue_ready), arbiter.credits.event.eq(self.event_ready),
             arbiter.credits.miss_id.eq(miss_id_credit),
             queues.write_en.eq(self.config_write_valid), queues.write_address.eq(self.config_write.squeue),
             *(queues.write_data[f].eq(self.config_write.queue_config[f]) for f in queue_layout.members),
         ]
+        m.d.sync += hold.eq(~self.ready | (arbiter.o_valid & arbiter.o_session) | Cat(a.valid & a.session for a in (ma, m1, m2)).any())
         # One id for each op on its way that may take one, and for the one that enters in this cycle.
         m.d.sync += miss_id_credit.eq(Mux(arbiter.o_valid & arbiter.o_takes, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way))
         m.d.sync += [
@@ -170,6 +171,7 @@ class Tracker(wiring.Component):
             check.kv_line.eq(op2.kv_line),
         ]
         queue3, session3, event3 = Signal(queue_layout), Signal(layouts.session), Signal(5)
+        kinds3, asks3 = Signal(max(Op) + 1), Signal()
         shaping = session(Mux(m1.hot, m1.hot_session, op1.session))
         m.d.comb += [shape1[name].eq(shaping[name]) for name in shape_layout.members]
         own_pool2 = (op2.kind == Op.GRANT) | (op2.kind == Op.FREE)
@@ -179,12 +181,15 @@ class Tracker(wiring.Component):
             queue2.eq(queues.read_data), queue3.eq(queue2), queue3.pool.eq(Mux(own_pool2, op2.pool, queue2.pool)),
             session2.eq(session(op1.session)), session3.eq(session2), shape2.eq(shape1), shape3.eq(shape2),
             event3.eq(check.event),
+            *(kinds3[k].eq(m2.valid & (op2.kind == k)) for k in Op),
+            asks3.eq(m2.valid & ((op2.kind == Op.READ) | (op2.kind == Op.WRITE)) & (check.event == Event.NONE) & ~op2.no_memory),
         ]
 
         # --- M3: the decision ---------------------------------------------------------------------------------------------
         x, strobes, result = decide.context, decide.strobes, decide.result
         m.d.comb += [
             decide.op.eq(op3), decide.word.eq(words.word), words.new.eq(result.word), words.write.eq(strobes.write), words.flip.eq(self.ecc_flip),
+            x.kinds.eq(kinds3), x.asks.eq(asks3), x.states.eq(words.states),
             x.valid.eq(m3.valid), x.event.eq(event3), x.is_open.eq(session3.open), x.usable.eq(session3.open & ~session3.closing), x.step.eq(session3.step),
             x.format_k.eq(queue3.format_k), x.format_v.eq(queue3.format_v), x.pool.eq(queue3.pool), x.policy.eq(queue3.policy), x.frame_peek.eq(m3.frame_peek),
             x.can_pop.eq(pools.can_pop), x.can_take.eq(pools.can_take), x.can_prefetch.eq(pools.can_prefetch), x.can_pin.eq(pools.can_pin),
@@ -192,6 +197,7 @@ class Tracker(wiring.Component):
             pools.limit.eq(self.pool_limit), pools.low_water.eq(self.low_water), pools.reserve.eq(self.reserve), pools.select.eq(queue3.pool),
             pools.push_frame.eq(op3.frame), miss_ids.park_id.eq(words.word.place), miss_ids.look.eq(op2.miss), miss_ids.select.eq(op3.miss),
             sessions.select.eq(op3.session), sessions.delta.eq(op3.delta), sessions.descriptor.eq(self.descriptor),
+            hot_pages.ahead.squeue.eq(op2.squeue), hot_pages.ahead.page.eq(op2.page),
             hot_pages.page.squeue.eq(op3.squeue), hot_pages.page.page.eq(op3.page), hot_pages.session.eq(op3.session),
             hot_pages.new.frame.eq(result.word.place), hot_pages.new.format_k.eq(result.word.format_k), hot_pages.new.format_v.eq(result.word.format_v),
             hot_pages.new.pool.eq(queue3.pool),

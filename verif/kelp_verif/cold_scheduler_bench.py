@@ -277,7 +277,7 @@ async def a_flash_that_never_answers(dut):
         await tb.cycle(fetch=tb.new_fetch(True))
         await tb.cycle(write=tb.new_write())
     # Each try: its own timeout and that of its ABORT, each noticed a turn of the scan later at most.
-    await tb.drain(2 * 2 * (300 + 3 * (tb.config.misses + tb.config.write_backs)) + 200)
+    await tb.drain(2 * 2 * (300 + 4 * (tb.config.misses + tb.config.write_backs)) + 200)
     assert len(tb.answers) == 8 and all(bad and request["tries"] == 2 for request, bad in tb.answers)
 
 
@@ -298,7 +298,7 @@ async def an_abort_counts_from_its_acceptance(dut):
     accepted = tb.cycles
     while not tb.answers:
         await tb.cycle()
-    assert 200 <= tb.cycles - accepted < 200 + 3 * (tb.config.misses + tb.config.write_backs) + 20
+    assert 200 <= tb.cycles - accepted < 200 + 4 * (tb.config.misses + tb.config.write_backs) + 20
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")

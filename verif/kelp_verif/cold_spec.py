@@ -24,7 +24,7 @@ class ColdSchedulerContract(wiring.Component):
     """
 
     #: From `i_fetch` to where the choice is made, and from there to `o_command`.
-    LATE = 2 + 4
+    LATE = 3 + 5
 
     def __init__(self, block=ColdScheduler):
         self.block = block(config=SMALL)

@@ -23,6 +23,8 @@ NOTHING = (M2SReq.MEM_INV, M2SReq.MEM_INV_NT, M2SReq.MEM_CLN_EVCT)
 WRITES = (M2SRwD.MEM_WR, M2SRwD.MEM_WR_PTL)
 FULL = (1 << 64) - 1
 OUTPUTS = ("request", "side", "spec")
+#: Messages that an output can hold: the one it shows, and one more while that is not taken.
+PLACES = {"request": 2, "side": 1, "spec": 1}
 #: Fields of a request that say nothing when it is refused: the address that they came from is not the device's.
 PLACE = ("session", "queue", "squeue", "page", "kv_line")
 
@@ -79,7 +81,7 @@ class TB:
     def forget(self):
         """As after a reset: nothing is held, nothing is owed."""
         self.offered_req = self.offered_rwd = self.offered_slot = None
-        self.held = dict.fromkeys(OUTPUTS)
+        self.held = {name: [] for name in OUTPUTS}
 
     async def reset(self):
         dut = self.dut
@@ -149,15 +151,16 @@ class TB:
         assert dut.idle.value == (req is None and rwd is None and not any(self.held.values())), f"cycle {self.cycles}: idle with {self.held} {req} {rwd}"
         # The outputs are registers: each holds the message before, whole, until it is taken.
         for name, packing in self.out.items():
-            want = self.held[name]
+            want = self.held[name][0] if self.held[name] else None
             assert getattr(dut, f"o_{name}__valid").value == (want is not None), f"cycle {self.cycles}: o_{name} valid, expected {want}"
             if want is not None:
                 got = packing.unpack(getattr(dut, f"o_{name}__payload").value)
                 assert {f: got[f] for f in want} == want, f"cycle {self.cycles}: o_{name} {got}, expected {want}"
-        free = {name: self.held[name] is None or ready[name] for name in OUTPUTS}
+        # What takes requests in a cycle is not known in it.
+        free = {name: len(self.held[name]) < PLACES[name] or (name != "request" and ready[name]) for name in OUTPUTS}
         for name in OUTPUTS:
             if ready[name]:
-                self.held[name] = None
+                del self.held[name][:1]
         takes_rwd = rwd is not None and dut.m2s_rwd__ready.value == 1
         takes_req = req is not None and dut.m2s_req__ready.value == 1
         taken, is_write = (rwd, True) if takes_rwd else (req, False) if takes_req else (None, False)
@@ -177,7 +180,8 @@ class TB:
         self.cover(taken, is_write, where, want, dropped, req, rwd)
         if where and not dropped:
             assert free[where], f"{taken} overwrites what waits on o_{where}"
-            self.held[where] = {f: int(v) for f, v in want.items()}
+            self.held[where].append({f: int(v) for f, v in want.items()})
+            self.seen["two requests held"] += len(self.held["request"]) == 2
         if takes_rwd:
             self.offered_rwd = None
         if takes_req:

@@ -100,17 +100,19 @@ class FreeFramesContract(wiring.Component):
         m.d.sync += [limit.eq(pool.limit), begun.eq(1)]
         m.d.comb += [
             pool.limit.eq(self.limit), pool.pop.eq(self.pop), pool.push.eq(self.push), pool.push_frame.eq(self.frame),
-            Assume(pool.limit <= n), Assume((pool.limit == limit) | (pool.used == 0) | ~begun), Assume(~pool.pop | (pool.free != 0)),
-            Assert(pool.used == number), Assert(pool.free == pool.limit - number), Assert(pool.used <= pool.limit),
+            # `limit` is of the next cycle.
+            Assume(pool.limit <= n), Assume((pool.limit == limit) | ~begun | ((pool.used == 0) & (~pool.pop | (pool.limit != 0)))),
+            Assume(~pool.pop | (pool.free != 0)),
+            Assert(pool.used == number), Assert(pool.free == limit - number), Assert(pool.used <= limit), Assert(pool.bound == limit),
+            Assert(pool.has_fresh == (pool.fresh < limit)),
         ]
         # Each frame is in use, in the ring once, or was never used.
         ring = [row(m, memory, k) for k in range(n)]
         live = [Mux(pool.oldest <= k, k - pool.oldest, k + n - pool.oldest) < pool.count for k in range(n)]
         exists = (owner.chosen >= self.first) & (owner.chosen < end)
         owner.once(m, zip(live, ring, strict=True), exists & (owner.chosen >= self.first + pool.fresh), exists)
-        m.d.comb += [Assert((pool.used == 0) | (pool.limit == limit))]
         # The order, and for the induction what the ring holds.
-        fresh = pool.fresh < pool.limit
+        fresh = pool.has_fresh
         f = Follow(m, arrives=pool.push, word_in=pool.push_frame, leaves=pool.pop & ~fresh, word_out=pool.frame, most=n)
         inside = open_up(pool).ring
 
@@ -176,10 +178,10 @@ class PoolsContract(wiring.Component):
         m.d.comb += [pools.low_water.eq(self.low_water), pools.reserve.eq(self.reserve), pools.select.eq(self.select), pools.push_frame.eq(self.frame)]
         m.d.comb += [pools.limit[p].eq(self.limit) for p in range(len(POOLS))]
         # Settings stand still but for the limit of an idle endpoint, and that they follow a cycle later.
-        settings, begun = Signal(9), Signal(2)
+        settings, begun = Signal(9), Signal(3)
         now = (self.limit << 6) | (self.low_water << 3) | self.reserve
         m.d.sync += [settings.eq(now), begun.eq((begun << 1) | 1)]
-        m.d.comb += [Assume(self.limit <= 4), Assume((settings == now) | (begun == 0)), Assume((begun == 3) | (self.ops == 0))]
+        m.d.comb += [Assume(self.limit <= 4), Assume((settings == now) | (begun == 0)), Assume((begun == 7) | (self.ops == 0))]
 
         # M3's side: at most one of pop, push; of wait, pop; of unwait, push; never more back than is out.
         waiting = [Signal(5, name=f"waits_{p}") for p in range(len(POOLS))]
@@ -192,7 +194,7 @@ class PoolsContract(wiring.Component):
             m.d.comb += [
                 Assume(~(here & push) | (pool.used != 0)), Assume(~(here & unwait) | (waiting[p] != 0)), Assume(~(here & wait) | (waiting[p] < SMALL.misses)),
                 Assume(~(here & pop) | pools.can_pop), Assume(~(here & pin) | pools.can_pin),
-                Assert((pool.fresh == pool.used + pool.count) & (pool.fresh <= 4)), Assert(pool.used <= pool.limit),
+                Assert((pool.fresh == pool.used + pool.count) & (pool.fresh <= 4)), Assert(pool.used <= Mux(begun == 7, self.limit, 0)),
                 Assert(pools.waiting[p] == waiting[p]), Assert(pools.taken[p] == pool.used + waiting[p]),
             ]
             with m.If(chosen == p):
@@ -201,7 +203,7 @@ class PoolsContract(wiring.Component):
         m.d.comb += [Assume(~(pop & push)), Assume(~(wait & pop)), Assume(~(unwait & push))]
         with m.If(mine):
             m.d.sync += [used.eq(used + pop - push), pins.eq(pins + pin - (unpin & (pins != 0)))]
-            with m.If(begun == 3):
+            with m.If(begun == 7):
                 m.d.comb += [
                     Assert(pools.can_pop == (used < self.limit)), Assert(pools.can_take == (used + waits < self.limit)),
                     Assert(pools.can_prefetch == (used + waits + self.low_water < self.limit)), Assert(pools.can_pin == (pins + self.reserve < self.limit)),

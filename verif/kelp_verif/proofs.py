@@ -100,7 +100,7 @@ PROOFS = (
     # Arbiters.
     Proof(name="arbiter", block=Arbiter, spec=ArbiterContract, cover=30, bug_depth=30, bugs=(
         ("(credits.data | ~uses_frame[i]) & ", ""), ("claim - self.PATIENCE", "claim - self.PATIENCE - 1"), ("any_able & (claim == self.PATIENCE)", "0"),
-        ("able & (~able + 1)", "able"), ("~(hot_able & pick_frame)", "1"))),
+        ("able[i] & ~able[:i].any()", "able[i]"), ("~(hot_able & pick_frame)", "1"))),
     Proof(name="egress", block=Egress, spec=EgressContract, cover=8, bug_depth=8, bug_skip=2, quick=False, bugs=(
         ("self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)", "self.i_side.valid"),     # a channel that stands still costs a turn
         ("drs_free & ~pick_side_drs)", "drs_free)"))),
@@ -110,18 +110,18 @@ PROOFS = (
     Proof(name="free_list", block=FreeList, spec=FreeListContract, cover=16, bugs=(
         ("returned.r_en.eq(take & ~fresh)", "returned.r_en.eq(take & ~fresh & ~self.i_valid)"), ("self.level + self.i_valid - take", "self.level - take"))),
     Proof(name="free_frames", block=FreeFrames, spec=FreeFramesContract, cover=16, bugs=(
-        ("self.push & (count == pop_freed)", "self.push & (count == 0)"), ("Mux(pop_freed, third, second)", "second"),
+        ("Mux(pop_freed, count == 1, count == 0)", "(count == 0)"), ("Mux(pop_freed, third, second)", "second"),
         ("self.pop & ~has_fresh", "self.pop"))),
     Proof(name="pools", block=Pools, spec=PoolsContract, depth=3, cover=12, quick=False, bugs=(
-        ("self.pop & here", "self.pop"), ("(self.wait | self.pop)", "self.pop"), ("pins < pin_limit", "pins <= pin_limit"))),
+        ("self.pop & here", "self.pop"), ("(self.wait | self.pop)", "self.pop"), ("Mux(up, room > 1, room >= 0)", "(room > 0)"))),
     Proof(name="write_slots", block=WriteStore, spec=WriteSlotsContract, cover=20, quick=False, bugs=(
         ("(unused == 0) & self.o_slot.ready", "self.o_slot.ready"), ("held + taken - self.free_en", "held + taken"))),
     Proof(name="frame_owner", block=Decide, spec=FrameOwnerContract, cover=9, bug_depth=9, engine="smtbmc --stbv z3", quick=False, bugs=(
-        ("with m.If(~state[PageState.WRITING_BACK]):", "with m.If(state[PageState.COLD]):"),      # a page touched since its CLAIM loses its frame
+        ("is_op[Op.RELEASE] & writing_back", "is_op[Op.RELEASE] & ~cold"),      # a page touched since its CLAIM loses its frame
         ("with m.Elif(here & (old.place == op.frame)):", "with m.Elif(0):"))),                      # RECOVER takes a frame that is in use
     # The miss table.
     Proof(name="miss_ids", block=MissIds, spec=MissIdsContract, cover=14, bugs=(
-        ("less & one, none", "less, none"), ("end.eq(self.level - self.take)", "end.eq(self.level)"), ("self.level != self.DEPTH", "1"))),
+        ("less & one, none", "less, none"), ("Mux(self.take, moves, stays)", "stays"), ("self.level != self.DEPTH", "1"))),
     Proof(name="miss_grants", block=MissGrants, spec=MissGrantsContract, cover=28, bug_depth=10, bug_skip=6, quick=False, bugs=(
         ("pop.eq(self.i_outcome == Outcome.DONE)", "pop.eq(1)"), ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"))),
     Proof(name="park_lists", block=ParkLists, spec=ParkListsContract, mode="bmc", depth=10, cover=10, bug_depth=10, quick=False, timeout_s=1800, bugs=(
@@ -133,7 +133,7 @@ PROOFS = (
     Proof(name="miss_buffer_two", block=MissBuffer, spec=partial(MissBufferContract, alive=2), mode="bmc", depth=11, cover=11, bug_depth=12, bug_skip=6,
           quick=False, timeout_s=1800, bugs=(
         ("rows.read_address.eq(done.miss)", "rows.read_address.eq(0)"),)),                              # one entry's requests go to another's page
-    Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=13, cover=14, bug_depth=15, bug_skip=10, quick=False,
+    Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=15, cover=17, bug_depth=18, bug_skip=12, quick=False,
           timeout_s=1200, bugs=(("self.o_fetched.payload.failed.eq(failed)", "self.o_fetched.payload.failed.eq(0)"),)),
     # What is best, and arithmetic.
     Proof(name="candidates", block=CandidateList, spec=CandidatesContract, cover=10, bugs=(
