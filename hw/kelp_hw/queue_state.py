@@ -158,7 +158,8 @@ class QueueState(wiring.Component):
         lines, budget = Signal(range(max(c.frame_lines) + 1)), Signal(c.dram_line_bits)
         count, in_use = Signal(c.page_bits + 1), Signal()
         resident = Signal(c.dram_line_bits + 1)
-        m.d.comb += [found.eq(records.read_data), after.eq(found), tree.pool.eq(settings.o.pool), tree.squeue.eq(squeue)]
+        kelp = Signal()
+        m.d.comb += [after.eq(found), tree.pool.eq(settings.o.pool), tree.squeue.eq(squeue)]
         frame_lines = Array([Const(n) for n in c.frame_lines])
         started = Signal()   # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
@@ -199,8 +200,8 @@ class QueueState(wiring.Component):
                 m.d.comb += [records.read_en.eq(1), settings.read_en.eq(1), listed.update.eq(is_event)]
                 m.next = "WAS"
             with m.State("WAS"):
-                # The bit comes out of a memory and through a wide multiplexer; counting waits a cycle for it.
-                m.d.sync += changed.eq(listed.was != value)
+                # What comes out of memories, and the bit through a wide multiplexer, too: counting waits a cycle for them.
+                m.d.sync += [changed.eq(listed.was != value), found.eq(records.read_data), kelp.eq(settings.o.policy)]
                 m.next = "COUNT"
             with m.State("COUNT"):
                 m.d.sync += [lines.eq(frame_lines[settings.o.pool]), budget.eq(settings.o.budget), count.eq(after.count), in_use.eq(after.in_use)]
@@ -213,7 +214,7 @@ class QueueState(wiring.Component):
                     ]
                     with m.If(changed):
                         m.d.comb += [after.count.eq(Mux(value, found.count + 1, found.count - 1)), after.in_use.eq(cancelled & value)]
-                        with m.If(settings.o.policy & ~after.in_use & (after.count != 0)):
+                        with m.If(kelp & ~after.in_use & (after.count != 0)):
                             m.d.sync += self.done.eq(self.done + 1)
                             m.next = "IDLE"
                     with m.Else():
@@ -226,7 +227,7 @@ class QueueState(wiring.Component):
                 with m.Elif(is_offer):
                     m.d.sync += tree.excess.eq(self.offer)
                     m.next = "START"
-                with m.Elif(is_refresh & ((found.count == 0) | settings.o.policy)):
+                with m.Elif(is_refresh & ((found.count == 0) | kelp)):
                     m.next = "IDLE"
             with m.State("LOOKED"):
                 m.d.sync += [
@@ -239,7 +240,7 @@ class QueueState(wiring.Component):
                 m.d.sync += resident.eq(count * lines)
                 m.next = "SUBTRACT"
             with m.State("SUBTRACT"):
-                m.d.sync += tree.excess.eq(Mux((resident > budget) & ~in_use & ~settings.o.policy, resident - budget, 0))
+                m.d.sync += tree.excess.eq(Mux((resident > budget) & ~in_use & ~kelp, resident - budget, 0))
                 m.d.sync += Assert(resident < 1 << c.dram_line_bits)
                 m.next = "START"
                 with m.If(~is_event & ~is_refresh):

@@ -57,7 +57,7 @@ class Sweep(wiring.Component):
         The step that classes refer to.
     """
 
-    OVERHEAD = 10 + PriorityUnit.LATENCY
+    OVERHEAD = 11 + PriorityUnit.LATENCY
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -85,9 +85,9 @@ class Sweep(wiring.Component):
         # --- words of the map, one per cycle; those with pages wait in a short queue ---
         index_bits = max(1, (self.words - 1).bit_length())
         waiting = data.StructLayout({"index": index_bits, "bits": self.word_pages})
-        m.submodules.waiting = queue = fifo.SyncFIFO(width=waiting.size, depth=4)
+        m.submodules.waiting = queue = fifo.SyncFIFO(width=waiting.size, depth=8)
         index, reading, read_index, walking = Signal(index_bits), Signal(), Signal(index_bits), Signal()
-        entry, ahead = Signal(waiting), Signal()
+        entry, arrived, ahead = Signal(waiting), Signal(), Signal()
         # Looking ahead: what is not listed, as far as the newest page.
         below, newest_word = Signal(self.word_pages), Signal(index_bits)
         bit_bits = (self.word_pages - 1).bit_length()
@@ -96,10 +96,12 @@ class Sweep(wiring.Component):
             with m.If(read_index != newest_word):
                 m.d.comb += below.eq(Mux(read_index < newest_word, ~0, 0))
         m.d.comb += [
-            # Two may be on their way when the queue says that it has places.
-            self.read_valid.eq(walking & (queue.level < 3)), self.read_squeue.eq(squeue), self.read_index.eq(index),
-            entry.index.eq(read_index), entry.bits.eq(Mux(ahead, ~self.word & below, self.word)),
-            queue.w_data.eq(entry), queue.w_en.eq(reading & entry.bits.any()),
+            # Three may be on their way when the queue says that it has places.
+            self.read_valid.eq(walking & (queue.level < 5)), self.read_squeue.eq(squeue), self.read_index.eq(index),
+            queue.w_data.eq(entry), queue.w_en.eq(arrived & entry.bits.any()),
+        ]
+        m.d.sync += [
+            entry.index.eq(read_index), entry.bits.eq(Mux(ahead, ~self.word & below, self.word)), arrived.eq(reading),
         ]
         m.d.sync += [Assert(~queue.w_en | queue.w_rdy), reading.eq(self.read_valid & self.read_ready), read_index.eq(index)]
         with m.If(self.read_valid & self.read_ready):
@@ -190,7 +192,7 @@ class Sweep(wiring.Component):
 
         # --- a sweep ---
         walked = Signal()
-        m.d.comb += walked.eq(~walking & ~reading & ~queue.r_rdy & ~word.any() & ~split_valid & ~out_valid)
+        m.d.comb += walked.eq(~walking & ~reading & ~arrived & ~queue.r_rdy & ~word.any() & ~split_valid & ~out_valid)
         with m.If(self.watch):
             m.d.sync += [squeue.eq(self.squeue), watching.eq(1), overridden.eq(0), ahead.eq(self.ahead)]
         with m.Elif(self.start):
