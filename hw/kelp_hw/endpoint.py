@@ -143,9 +143,11 @@ class Endpoint(wiring.Component):
         busy = ~ingress.idle | ~tracker.idle | ~frame_table.idle | ~data_queue.idle | ~miss_buffer.idle | ~Cat(skid.idle for skid in to_m0).all()
         recent = Signal(4)   # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
-        prefetch_hold = Signal()
-        # (A request that comes in the very cycle in which a prefetch leaves does not find it in lock-step: it waits until the prefetcher is idle.)
-        m.d.sync += prefetch_hold.eq(self.lockstep & (busy | recent.any()))
+        # A register, which has to know what makes the endpoint busy in its next cycle: every op that is handed over, a prefetch too. (A request that comes in
+        # the very cycle in which a prefetch leaves does not: in lock-step it waits until the prefetcher is idle.)
+        prefetch_hold, entering = Signal(), Signal()
+        m.d.comb += entering.eq(Cat(skid.i.valid for skid in to_m0).any() | registers.o_control.valid)
+        m.d.sync += prefetch_hold.eq(self.lockstep & (busy | entering | recent.any()))
         all_frames, most_frames = Signal(27), (1 << len(eviction.frames)) - 1
         m.d.comb += all_frames.eq(sum(Mux(tracker.pool_used[p] != 0, settings.pool_limit[p], 0) for p in range(len(POOLS))))
         m.d.comb += [
