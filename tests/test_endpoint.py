@@ -69,7 +69,7 @@ def test_flipped_bits(run):
 
 def test_close_and_reopen(run):
     """Sessions close under traffic, their frames come back, and they open anew with another shape and other formats."""
-    run([STORM, ROUGH, AHEAD], 8000, actions=LIFE, at_least={
+    run([STORM, ROUGH, AHEAD | {"pages": 8, "dwell": 15}, AHEAD], 8000, actions=LIFE, at_least={
         "open": 6, "close": 6, "scrub": 200, "scrub_retry": 5, "unsure": 5, "closed_session": 5, "refused_command": 1, "peer": 1, "formats": 4, "miss": 20,
         "late": 1})
 
@@ -80,7 +80,7 @@ def test_reset(run):
 
 
 def test_everything_at_once(run):
-    run([STORM, ROUGH, AHEAD], 7000, faults=FAULTY, actions=LIFE | FLIPS, at_least={
+    run([STORM, ROUGH, AHEAD], 7000, faults=FAULTY, actions=LIFE | FLIPS | {"single": 4}, at_least={
         "close": 3, "flip_1": 1, "flip_2": 1, "cold_retry": 5, "cold_timeout": 2, "miss": 20, "cold_write_backs": 20})
 
 

@@ -24,14 +24,18 @@ def test_every_message_goes_where_its_opcode_and_address_say():
     assert all(seen.get(f"{channel} opcode {code}", 0) for channel in ("req", "rwd") for code in range(16))
     wanted = ["both offered", "req passes a write", "spec dropped", "reset of a message", "beyond the configuration", "no byte", "partial", "full",
               "NONE req", "NONE rwd", "OUT_OF_MAP req", "OUT_OF_MAP rwd", "UNKNOWN_OPCODE req", "UNKNOWN_OPCODE rwd", "req to None", "req to spec",
-              "hint write", "hint read", "register write", "register read", "two requests held"]
+              "hint write", "hint read", "register write", "register read", "two requests held", "side waits for a request"]
     assert {what: seen.get(what, 0) for what in wanted if seen.get(what, 0) < 3} == {}
     assert records["rates"] == {"req": 1.0, "rwd": 1.0, "both": 1.0}
 
 
-def test_the_bench_catches_a_planted_bug():
+@pytest.mark.parametrize(("old", "new"), [
+    ("(session < c.sessions)", "(session <= c.sessions)"),
+    ("side_valid & ~behind", "side_valid"),       # a CLOSE overtakes requests
+])
+def test_the_bench_catches_a_planted_bug(old, new):
     with pytest.raises(AssertionError, match="failed with seed"):
-        run("random_messages", mutant(Ingress, "(session < c.sessions)", "(session <= c.sessions)"), cycles=4_000)
+        run("random_messages", mutant(Ingress, old, new), cycles=4_000)
 
 
 def test_bad_parameters_are_refused():

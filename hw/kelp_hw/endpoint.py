@@ -143,7 +143,11 @@ class Endpoint(wiring.Component):
         busy = ~ingress.idle | ~tracker.idle | ~frame_table.idle | ~data_queue.idle | ~miss_buffer.idle | ~Cat(skid.idle for skid in to_m0).all()
         recent = Signal(4)   # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
-        prefetch_hold = Signal()
+        # A register, which has to know what makes the endpoint busy in its next cycle: every op that is handed over, a prefetch too. (A request that comes in
+        # the very cycle in which a prefetch leaves does not: in lock-step it waits until the prefetcher is idle.)
+        prefetch_hold, entering = Signal(), Signal()
+        m.d.comb += entering.eq(Cat(skid.i.valid for skid in to_m0).any() | registers.o_control.valid)
+        m.d.sync += prefetch_hold.eq(self.lockstep & (busy | entering | recent.any()))
         # In two cycles: the LRU shadow, which asks, is further behind than that.
         of_pool, most_frames = [Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))], (1 << len(eviction.frames)) - 1
         all_frames = sum(of_pool)
@@ -151,8 +155,6 @@ class Endpoint(wiring.Component):
             *(frames.eq(Mux(tracker.pool_used[p] != 0, settings.pool_limit[p], 0)) for p, frames in enumerate(of_pool)),
             eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
         ]
-        # (A request that comes in the very cycle in which a prefetch leaves does not find it in lock-step: it waits until the prefetcher is idle.)
-        m.d.sync += prefetch_hold.eq(self.lockstep & (busy | recent.any()))
         m.d.comb += [
             eviction.hold.eq(self.lockstep & (eviction.evicting | eviction.learning | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving))),
         ]

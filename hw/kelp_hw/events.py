@@ -21,7 +21,7 @@ class EventLog(wiring.Component):
     """Records events of several sources, one a cycle; a source may raise one a cycle.
 
     Each source has one waiting place; an event that finds its source's place or the log full is lost and sets `overflow`. Records keep order within a source.
-    `irq` is high from the first recorded event whose bit is set in `irq_enable` until `clear`.
+    `irq` is high from a cycle after the first recorded event whose bit is set in `irq_enable` until `clear`; `idle` waits for it.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ class EventLog(wiring.Component):
             write.addr.eq(self.count[:4]),
             write.data.eq(held[pick]),
             write.en.eq(take & ~full),
-            self.idle.eq(~take),
         ]
         newest, logged = Signal.like(held[0].event.code), Signal()
+        m.d.comb += self.idle.eq(~take & ~logged)
         m.d.sync += logged.eq(0)
         with m.If(logged & self.irq_enable.bit_select(newest, 1)):
             m.d.sync += self.irq.eq(1)

@@ -32,9 +32,9 @@ def write_layout(config: Config) -> data.StructLayout:
 class Ingress(wiring.Component):
     """Takes one M2S message a cycle, RwD before Req, and sends it where its address says.
 
-    KV accesses, refused ones and those without memory go to `o_request` in order of acceptance; hint and register accesses to `o_side`; MemSpecRd to
-    `o_spec`, dropped
-    (and `spec_dropped` pulsed) when that is full. A RwD message that needs a write slot waits for one on `i_write_slot`, and Req messages go on meanwhile.
+    KV accesses, refused ones and those without memory go to `o_request` in order of acceptance; hint and register accesses to `o_side`, each after the
+    requests that were accepted before it have left; MemSpecRd to `o_spec`, dropped (and `spec_dropped` pulsed) when that is full. A RwD message that needs
+    a write slot waits for one on `i_write_slot`, and Req messages go on meanwhile.
     Outputs are registered, and `o_request.ready` does not reach M2S in the same cycle: latency 1 cycle, throughput 1 message a cycle.
 
     An address outside the map or an unknown opcode leaves as a request with `refused` set; nothing is dropped but MemSpecRd.
@@ -108,7 +108,10 @@ class Ingress(wiring.Component):
         # Whether there are, registers tell: the host does not hear what the tracker does in the same cycle.
         m.submodules.requests = requests = Skid(self.layouts.request)
         request_free = requests.i.ready
-        side_free = ~self.o_side.valid | self.o_side.ready
+        # What goes to the side comes into sight when the requests before it have left: a CLOSE or a hint does not overtake them. One of them at most is
+        # still here when it is accepted.
+        side_valid, behind = Signal(), Signal()
+        side_free = ~side_valid | (~behind & self.o_side.ready)
         spec_free = ~self.o_spec.valid | self.o_spec.ready
 
         rwd_kv = rwd_above == Region.KV
@@ -166,10 +169,13 @@ class Ingress(wiring.Component):
             self.o_write.byte_enable.eq(Mux(partial, rwd.byte_enable, ~0)),
         ]
 
-        with m.If(self.o_side.ready):
-            m.d.sync += self.o_side.valid.eq(0)
+        m.d.comb += self.o_side.valid.eq(side_valid & ~behind)
+        with m.If(self.o_request.ready):
+            m.d.sync += behind.eq(0)
+        with m.If(self.o_side.valid & self.o_side.ready):
+            m.d.sync += side_valid.eq(0)
         with m.If(to_side):
-            m.d.sync += self.o_side.valid.eq(1)
+            m.d.sync += [side_valid.eq(1), behind.eq(self.o_request.valid & ~self.o_request.ready)]
         with m.If(side_free):
             s = self.o_side.p
             m.d.sync += [
@@ -194,7 +200,7 @@ class Ingress(wiring.Component):
                     self.o_spec.p.page.eq(of_req.page),
                 ]
 
-        m.d.comb += self.idle.eq(requests.idle & ~self.o_side.valid & ~self.o_spec.valid & ~self.m2s_req.valid & ~self.m2s_rwd.valid)
+        m.d.comb += self.idle.eq(requests.idle & ~side_valid & ~self.o_spec.valid & ~self.m2s_req.valid & ~self.m2s_rwd.valid)
 
         # Each accepted message goes to exactly one place, and never onto an unread one.
         m.d.comb += [

@@ -45,7 +45,7 @@ class MissBuffer(wiring.Component):
     ----------
     config : Config
     margin : int
-        Park places that `ready` promises: as many as requests can pass M0 before the first of them is counted here, which takes six cycles.
+        Park places that `ready` promises: as many as requests can pass M0 before the first of them is counted here, which takes seven cycles.
 
     Members
     -------

@@ -19,8 +19,9 @@ class ColdSchedulerContract(wiring.Component):
     pleases, with up to one retry. Time stands still, so nothing is aborted (the cocotb bench does that).
 
     Of a miss and of a write-back, any one each: its command goes out only when it was asked for, once, and once more after a FAILED that may be
-    retried; its answer comes after a completion, once, and says how that ended. A command of a prefetch or a write-back is not chosen when a demand
-    has waited for `LATE` cycles. Bounded: the lines' contents are out of an induction's sight.
+    retried; its answer comes after a completion, once, and says how that ended. A command of a prefetch or a write-back does not come into sight when a
+    demand has waited for `LATE` cycles, those apart in which the tier lets a command stand: one that was chosen before may stand behind that.
+    Bounded: the lines' contents are out of an induction's sight.
     """
 
     #: From `i_fetch` to where the choice is made, and from there to `o_command`.
@@ -122,7 +123,7 @@ class ColdSchedulerContract(wiring.Component):
             with m.If(here):
                 m.d.sync += sent.eq(1)
             with m.If(asked.bit_select(mine, 1) & ~sent & ~here):
-                m.d.sync += waits.eq(waits + (demand & (waits != 31)))
+                m.d.sync += waits.eq(waits + (demand & (waits != 31) & ~(command.valid & ~command.ready)))
         lower, prefetch_goes = Signal(SMALL.misses), Signal()
         with m.If(d.i_fetch_valid):
             m.d.sync += lower.bit_select(d.i_fetch.miss, 1).eq(~d.i_fetch.demand)

@@ -82,6 +82,7 @@ class TB:
         """As after a reset: nothing is held, nothing is owed."""
         self.offered_req = self.offered_rwd = self.offered_slot = None
         self.held = {name: [] for name in OUTPUTS}
+        self.behind = 0     # requests held that were accepted before what goes to the side
 
     async def reset(self):
         dut = self.dut
@@ -149,18 +150,21 @@ class TB:
     def look(self, ready, req, rwd, slot, enable):
         dut = self.dut
         assert dut.idle.value == (req is None and rwd is None and not any(self.held.values())), f"cycle {self.cycles}: idle with {self.held} {req} {rwd}"
-        # The outputs are registers: each holds the message before, whole, until it is taken.
+        # The outputs are registers: each holds the message before, whole, until it is taken. What goes to the side shows itself behind its requests.
         for name, packing in self.out.items():
-            want = self.held[name][0] if self.held[name] else None
+            want = self.held[name][0] if self.held[name] and not (name == "side" and self.behind) else None
             assert getattr(dut, f"o_{name}__valid").value == (want is not None), f"cycle {self.cycles}: o_{name} valid, expected {want}"
             if want is not None:
                 got = packing.unpack(getattr(dut, f"o_{name}__payload").value)
                 assert {f: got[f] for f in want} == want, f"cycle {self.cycles}: o_{name} {got}, expected {want}"
         # What takes requests in a cycle is not known in it.
-        free = {name: len(self.held[name]) < PLACES[name] or (name != "request" and ready[name]) for name in OUTPUTS}
+        taking = {name: ready[name] and not (name == "side" and self.behind) for name in OUTPUTS}
+        free = {name: len(self.held[name]) < PLACES[name] or (name != "request" and taking[name]) for name in OUTPUTS}
+        self.seen["side waits for a request"] += self.behind and ready["side"]
         for name in OUTPUTS:
-            if ready[name]:
+            if taking[name]:
                 del self.held[name][:1]
+        self.behind = max(0, self.behind - taking["request"])
         takes_rwd = rwd is not None and dut.m2s_rwd__ready.value == 1
         takes_req = req is not None and dut.m2s_req__ready.value == 1
         taken, is_write = (rwd, True) if takes_rwd else (req, False) if takes_req else (None, False)
@@ -181,6 +185,8 @@ class TB:
         if where and not dropped:
             assert free[where], f"{taken} overwrites what waits on o_{where}"
             self.held[where].append({f: int(v) for f, v in want.items()})
+            if where == "side":
+                self.behind = len(self.held["request"])
             self.seen["two requests held"] += len(self.held["request"]) == 2
         if takes_rwd:
             self.offered_rwd = None

@@ -133,7 +133,7 @@ PROOFS = (
     Proof(name="miss_buffer_two", block=MissBuffer, spec=partial(MissBufferContract, alive=2), mode="bmc", depth=11, cover=11, bug_depth=12, bug_skip=6,
           quick=False, timeout_s=1800, bugs=(
         ("rows.read_address.eq(done.miss)", "rows.read_address.eq(0)"),)),                              # one entry's requests go to another's page
-    Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=15, cover=17, bug_depth=18, bug_skip=12, quick=False,
+    Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=16, cover=17, bug_depth=18, bug_skip=12, quick=False,
           timeout_s=1200, bugs=(("self.o_fetched.payload.failed.eq(failed)", "self.o_fetched.payload.failed.eq(0)"),)),
     # What is best, and arithmetic.
     Proof(name="candidates", block=CandidateList, spec=CandidatesContract, cover=10, bugs=(

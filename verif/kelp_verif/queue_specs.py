@@ -44,7 +44,7 @@ class DataQueueContract(wiring.Component):
     """The queue between M3 and the data path as M0 uses it: ops come for which there was credit `lag` cycles before. It never overflows, an op
     goes straight on when nothing waits, an offer stays, and everything leaves once and in order."""
 
-    LAG = RESERVE - 1   #: the most that the promise covers; it is six from M0's look to `i`
+    LAG = RESERVE - 1   #: the most that the promise covers, and what it is from M0's look, a cycle late, to `i`
 
     def __init__(self, queue=DataQueue, *, lag: int = LAG):
         self.queue, self.lag = queue(config=SMALL), lag
