@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -119,9 +119,9 @@ class DataFront(wiring.Component):
             self.o.p.line_slot.eq(self.line.slot), self.o.p.scale_slot.eq(self.scale.slot),
             self.o.p.wait_line.eq(self.wait), self.o.p.wait_scale.eq(reads & two.scaled),
         ]
-        for field in ("kind", "answer", "part", "scaled", "scale_byte", "format", "host_type", "partial", "fresh", "poison", "has_write", "write_slot",
-                      "frame", "token", "origin"):
+        for field in ("kind", "answer", "part", "scaled", "scale_byte", "format", "host_type", "partial", "fresh", "poison", "has_write", "write_slot"):
             m.d.comb += self.o.p[field].eq(two[field])
+        m.d.comb += Value.cast(self.o.p.origin).eq(Mux(two.kind == DataOp.FLUSH, Cat(two.frame, two.token), Value.cast(two.origin)))
 
         # A place for the op of this cycle and one for the next, known a cycle ahead.
         m.d.sync += space.eq((line_requests.level <= self.QUEUED - 2) & (scale_requests.level <= self.QUEUED - 2))

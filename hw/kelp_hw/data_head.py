@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, C, Module, Mux, Signal
+from amaranth.hdl import Assert, C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -126,7 +126,7 @@ class DataHead(wiring.Component):
             able.eq((can_read & ((is_read & ~locked) | (is_partial & ~lock_valid))) | (is_write & self.write_ready & ~locked) | is_answer),
             go.eq(head_valid & ~back & ((is_flush & self.o_flush.ready & ~lock_valid) | (able & room & paced))),
             self.o_flush.valid.eq(head_valid & ~back & is_flush & ~lock_valid),
-            self.o_flush.p.frame.eq(head.frame), self.o_flush.p.token.eq(head.token),
+            Cat(self.o_flush.p.frame, self.o_flush.p.token).eq(Value.cast(head.origin)),
         ]
         op = Signal(self.order)
         store = Signal()    # a quantised line goes to its slot

@@ -18,11 +18,11 @@ POSITION_BITS = (ORDER_DEPTH - 1).bit_length() + 2
 
 
 def order_layout(config: Config) -> data.StructLayout:
-    """A data op whose slots are known. `wait_line`, `wait_scale`: it needs the slot's fill."""
+    """A data op whose slots are known. `wait_line`, `wait_scale`: it needs the slot's fill. A FLUSH has its frame and token in `origin`."""
     c = config
     return data.StructLayout({
         "kind": 2, "answer": 3, "line_slot": (c.line_slots - 1).bit_length(), "scale_slot": (c.scale_slots - 1).bit_length(),
         "wait_line": 1, "wait_scale": 1, "part": 2, "scaled": 1, "scale_byte": 6, "format": 3, "host_type": 1, "partial": 1, "fresh": 1,
-        "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "frame": c.frame_bits,
-        "token": Layouts(config).token_bits, "origin": Layouts(config).origin,
+        "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits,
+        "origin": Layouts(config).origin,
     })
