@@ -73,32 +73,30 @@ class Egress(wiring.Component):
         with m.If(self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)):
             m.d.sync += side_turn.eq(~self.i_side.ready)
 
+        # The payload of nothing may be anything: only the channel itself decides when its registers are written.
+        a = self.i.p
         with m.If(drs_free):
-            m.d.sync += drs.valid.eq(want_drs | side_drs)
-            with m.If(want_drs | side_drs):
-                a = self.i.p
-                has_data = a.answer == Answer.DATA
-                m.d.sync += [
-                    drs.p.opcode.eq(Mux(~pick_side_drs & (a.answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
-                    drs.p.meta_field.eq(_META_NO_OP),
-                    drs.p.meta_value.eq(0),
-                    drs.p.dev_load.eq(DevLoad.LIGHT),
-                    drs.p.tag.eq(Mux(pick_side_drs, self.i_side.p.tag, a.origin.tag)),
-                    drs.p.ld_id.eq(Mux(pick_side_drs, self.i_side.p.ld_id, a.origin.ld_id)),
-                    drs.p.poison.eq(~pick_side_drs & (a.poison | (a.answer == Answer.POISON))),
-                    drs.p.data.eq(Mux(pick_side_drs, self.i_side.p.data, Mux(has_data, a.data, 0))),
-                ]
+            m.d.sync += [
+                drs.valid.eq(want_drs | side_drs),
+                drs.p.opcode.eq(Mux(~pick_side_drs & (a.answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
+                drs.p.meta_field.eq(_META_NO_OP),
+                drs.p.meta_value.eq(0),
+                drs.p.dev_load.eq(DevLoad.LIGHT),
+                drs.p.tag.eq(Mux(pick_side_drs, self.i_side.p.tag, a.origin.tag)),
+                drs.p.ld_id.eq(Mux(pick_side_drs, self.i_side.p.ld_id, a.origin.ld_id)),
+                drs.p.poison.eq(~pick_side_drs & (a.poison | (a.answer == Answer.POISON))),
+                drs.p.data.eq(Mux(pick_side_drs, self.i_side.p.data, Mux(a.answer == Answer.DATA, a.data, 0))),
+            ]
         with m.If(ndr_free):
-            m.d.sync += ndr.valid.eq(want_ndr | side_ndr)
-            with m.If(want_ndr | side_ndr):
-                m.d.sync += [
-                    ndr.p.opcode.eq(S2MNDR.CMP),
-                    ndr.p.meta_field.eq(_META_NO_OP),
-                    ndr.p.meta_value.eq(0),
-                    ndr.p.dev_load.eq(DevLoad.LIGHT),
-                    ndr.p.tag.eq(Mux(pick_side_ndr, self.i_side.p.tag, self.i.p.origin.tag)),
-                    ndr.p.ld_id.eq(Mux(pick_side_ndr, self.i_side.p.ld_id, self.i.p.origin.ld_id)),
-                ]
+            m.d.sync += [
+                ndr.valid.eq(want_ndr | side_ndr),
+                ndr.p.opcode.eq(S2MNDR.CMP),
+                ndr.p.meta_field.eq(_META_NO_OP),
+                ndr.p.meta_value.eq(0),
+                ndr.p.dev_load.eq(DevLoad.LIGHT),
+                ndr.p.tag.eq(Mux(pick_side_ndr, self.i_side.p.tag, a.origin.tag)),
+                ndr.p.ld_id.eq(Mux(pick_side_ndr, self.i_side.p.ld_id, a.origin.ld_id)),
+            ]
 
         answered = self.i.valid & self.i.ready
         m.d.comb += [

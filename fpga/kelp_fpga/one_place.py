@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""A register between a wide stream and something slow."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Shape
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+__all__ = ["OnePlace"]
+
+
+class OnePlace(wiring.Component):
+    """Holds one item: takes the next when the one before has gone. `i.ready` is a register's output and the payload's registers have no other enable, so
+    that nothing on the far side reaches the hundreds of registers on this one in the same cycle.
+
+    Latency 1 cycle, throughput one transfer in two cycles.
+
+    Parameters
+    ----------
+    shape : shape-like
+
+    Members
+    -------
+    i, o : streams
+    """
+
+    def __init__(self, shape):
+        Shape.cast(shape)
+        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape))})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.i.ready.eq(~self.o.valid)
+        with m.If(~self.o.valid):
+            m.d.sync += [self.o.valid.eq(self.i.valid), self.o.p.eq(self.i.p)]
+        with m.Elif(self.o.ready):
+            m.d.sync += self.o.valid.eq(0)
+        return m
