@@ -105,8 +105,10 @@ class Board(wiring.Component):
         resetting = Signal(range(_RESET_CYCLES + 1), init=_RESET_CYCLES)
         with m.If(resetting != 0):
             m.d.sync += resetting.eq(resetting - 1)
-        m.d.comb += [ClockSignal("device").eq(ClockSignal()), ResetSignal("device").eq(ResetSignal() | (resetting != 0)),
-                     bridge.device_reset.eq(resetting != 0)]
+        # A register of its own: it goes to most of the device.
+        device_reset = Signal(init=1)
+        m.d.sync += device_reset.eq(resetting != 0)
+        m.d.comb += [ClockSignal("device").eq(ClockSignal()), ResetSignal("device").eq(device_reset), bridge.device_reset.eq(device_reset)]
 
         # --- the line, the endpoint -------------------------------------------------------------------------------------------------
         m.d.comb += [receiver.rx.eq(self.rx), self.tx.eq(transmitter.tx)]

@@ -71,10 +71,12 @@ class LinkSender(wiring.Component):
             slots.write_en.eq(left != 0), slots.write_data.eq(shift[:8]),
             slots.write_address.eq(Cat(Cat(_LONGEST - left, Const(0, 7))[:7], fill[:slot_bits])),
         ]
+        # Whether there is a message comes late, and does not matter to what is not sent.
+        m.d.sync += shift.eq(Mux(left == 0, self.i.p.payload, shift[8:]))
         with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [shift.eq(self.i.p.payload), left.eq(_LONGEST), kinds[fill[:slot_bits]].eq(self.i.p.kind)]
+            m.d.sync += [left.eq(_LONGEST), kinds[fill[:slot_bits]].eq(self.i.p.kind)]
         with m.Elif(left != 0):
-            m.d.sync += [shift.eq(shift[8:]), left.eq(left - 1)]
+            m.d.sync += left.eq(left - 1)
             with m.If(left == 1):
                 m.d.sync += fill.eq(fill + 1)
 

@@ -78,9 +78,9 @@ class FrameTable(wiring.Component):
         m.submodules.table = table = Sram(depth=c.total_frames, shape=entry_layout)
         m.submodules.place = place = PageAddress(config=c)
 
-        # Input cycle: M3 presents the frame and the miss entry whose sector may be needed.
+        # Input cycle: M3 presents the frame and the miss entry whose sector may be needed. Both are read in any case: whether they matter comes late.
         m.d.comb += [
-            table.read_en.eq(self.i_valid & self.i.use), table.read_address.eq(self.i.frame),
+            table.read_en.eq(1), table.read_address.eq(self.i.frame),
             self.sector_address.eq(self.i.miss),
         ]
         f1, f1_valid = Signal(self.layouts.frame_op), Signal()

@@ -74,7 +74,7 @@ class WritePath(wiring.Component):
         m.d.comb += [
             moves.eq(~reading_valid | quantiser.i.ready),
             start.eq(self.merge & ~(reading_valid & partial)),
-            store.read_en.eq(moves & (start | queue.r_rdy)),
+            store.read_en.eq(moves),
             store.read_slot.eq(Mux(start, self.merge_op.write_slot, queued.write_slot)),
             queue.r_en.eq(moves & ~start),
         ]
