@@ -158,6 +158,11 @@ def test_program_says_why_nothing_was_programmed(tmp_path, loader, monkeypatch):
         program("ulx3s_85f", bitstream)
 
 
+def test_a_line_rate_that_the_clock_cannot_make_is_refused(tmp_path):
+    with pytest.raises(BuildError, match="1.60 cycles a bit"):
+        build("ulx3s_85f", board_config("first_light"), directory=tmp_path, hz=8_000_000, baud=5_000_000)
+
+
 def test_the_slowest_seed_counts(tmp_path):
     assert summary(tmp_path) is None
     for seed, fmax in ((1, 90.0), (2, 81.5), (3, 88.0)):

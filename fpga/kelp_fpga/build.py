@@ -126,6 +126,8 @@ class _Run:
     def __init__(self, name: str, config: Config, directory: Path, hz: int, baud: int, seed: int, top: Callable | None):
         if name not in TARGETS:
             raise BuildError(f"board {name!r} is unknown; known: {', '.join(TARGETS)}")
+        if not 0.97 < hz / max(1, round(hz / baud)) / baud < 1.03:
+            raise BuildError(f"baud = {baud} is refused with a clock of {hz / 1e6:g} MHz: {hz / baud:.2f} cycles a bit; choose a whole part of the clock")
         self.name, self.directory = name, directory
         platform, elaboratable = (top or TARGETS[name].top)(config, hz, baud)
         directory.mkdir(parents=True, exist_ok=True)
@@ -169,7 +171,8 @@ def _steps(script: str) -> list[tuple[str, list[str], str]]:
     place[place.index("--log") + 1] = "place.tim"
     route[route.index("--json") + 1] = "placed.json"
     return [("synthesis", synthesis, "top.json"), ("placement", place, "placed.json"),
-            ("routing", [*route, "--no-pack", "--no-place", "--report", "timing.json"], "top.config"), ("packing", packing, "top.bit")]
+            ("routing", [*route, "--no-pack", "--no-place", "--report", "timing.json", "--detailed-timing-report"], "top.config"),
+            ("packing", packing, "top.bit")]
 
 
 def report(name: str, directory: Path, *, config: str, seed: int) -> dict:
@@ -178,7 +181,8 @@ def report(name: str, directory: Path, *, config: str, seed: int) -> dict:
     clocks = {clock: figures["achieved"] for clock, figures in timing["fmax"].items()}
     slowest = min(clocks, key=clocks.get)
     path = next((p for p in timing["critical_paths"] if p["from"].endswith(slowest) and p["to"].endswith(slowest)), None)
-    figures = {"board": name, "config": config, "seed": seed, "target_mhz": TARGETS[name].target_mhz, "fmax_mhz": round(clocks[slowest], 2)}
+    figures = {"board": name, "config": config, "seed": seed, "target_mhz": TARGETS[name].target_mhz, "fmax_mhz": round(clocks[slowest], 2),
+               "clock_mhz": timing["fmax"][slowest]["constraint"]}
     for theirs, ours in _COUNTED.items():
         used = timing["utilization"].get(theirs, {"used": 0, "available": 0})
         figures |= {ours: used["used"], f"{ours}_total": used["available"]}
