@@ -85,7 +85,9 @@ class ColdWatch:
             self.seen["timeout"] += 1
             self._tried(transfer)
             transfer.aborting = True
-            transfer.silent_until = now + self.timeout + 8 * (self.config.misses + self.config.write_backs)
+            # One register keeps the time of the last ABORT, for all of them: whoever waits for an answer waits as long as this one may.
+            for waiting in (transfer, *(t for t in self.transfers.values() if t.silent_until > now)):
+                waiting.silent_until = now + self.timeout + 8 * (self.config.misses + self.config.write_backs)
             return
         transfer = self.transfers.get(c.index)
         if transfer and not transfer.over:
