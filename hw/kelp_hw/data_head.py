@@ -117,9 +117,11 @@ class DataHead(wiring.Component):
         room = Signal()     # for one more answer; known a cycle ahead, so that H0 does not hear of what stands still at the far end in the same cycle
         able = Signal()
         # Lines that go through the dequantiser in several beats leave H0 as far apart.
-        apart = Signal(ELEMENTS // c.codec_lanes - 1)
-        paced = ~apart[0] if len(apart) else C(1, 1)
-        m.d.sync += apart.eq(Mux(go & ~is_flush, ~0, apart >> 1))
+        paced = C(1, 1)
+        if c.codec_lanes < ELEMENTS:
+            apart = Signal(ELEMENTS // c.codec_lanes - 1)
+            paced = ~apart[0]
+            m.d.sync += apart.eq(Mux(go & ~is_flush, ~0, apart >> 1))
         m.d.comb += [
             filled.eq((~head.wait_line | self.line_filled) & (~head.wait_scale | self.scale_filled)),
             can_read.eq(filled & ~self.refuse),

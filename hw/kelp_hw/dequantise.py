@@ -99,7 +99,7 @@ class Dequantiser(wiring.Component):
 
         elements = Mux(is_raw, raw, Cat(*codes))
         for n in range(ELEMENTS // self.lanes):
-            pipe.load(o.line.word_select(n, len(elements)), elements, pipe.beat[4] == n)
+            pipe.load(o.line.word_select(n, len(elements)), elements, pipe.until(4, n))
         pipe.load(Value.cast(o.meta), meta)
         return m
 

@@ -132,7 +132,7 @@ class Quantiser(wiring.Component):
         for n in range(LINE_BITS // grain):
             here = [(bits, elements.word_select(n % (bits // 4), grain)) for bits, elements in by_element.items() if n * grain < bits * ELEMENTS]
             own = Mux(is_raw, n // 4, Mux(is_int4, n, n // 2))
-            pipe.load(o.payload.word_select(n, grain), reduce(or_, (value for _, value in here)), pipe.beat[8] <= own)
+            pipe.load(o.payload.word_select(n, grain), reduce(or_, (value for _, value in here)), pipe.until(8, own))
         pipe.load(o.scale, block.scale)
         pipe.load(o.format, format_code[8])
         pipe.load(Value.cast(o.meta), meta[8])

@@ -2,7 +2,7 @@
 
 """A pipeline that moves as a whole, through which a line goes at once or in several beats."""
 
-from amaranth.hdl import Assert, Module, Mux, Shape, Signal, Value
+from amaranth.hdl import Assert, C, Module, Mux, Shape, Signal, Value
 
 from kelp_spec.formats import Format
 
@@ -34,19 +34,22 @@ class RigidPipeline:
     def __init__(self, m: Module, i, o, stages: int, *, beats: int = 1, cut: int = 0):
         self._m, self._beats = m, beats
         self._moves = Signal(name="moves")
-        self.beat = {k: Signal(range(beats), name=f"beat{k}") for k in sorted({0, *range(cut, stages)})}
+        # A line that goes at once needs no count, and Verilog knows no signal without bits.
+        self.beat = {k: C(0, 1) if beats == 1 else Signal(range(beats), name=f"beat{k}") for k in sorted({0, *range(cut, stages)})}
         valid = {0: i.valid, **{k: Signal(name=f"valid{k}") for k in range(1, stages)}, stages: o.valid}
         self._accepted = i.valid & self._last(0)
         m.d.comb += [self._moves.eq(o.ready | ~o.valid), i.ready.eq(self._moves & self._last(0))]
         with m.If(self._moves):
-            with m.If(i.valid):
-                m.d.sync += self.beat[0].eq(self.beat[0] + 1)
+            if beats > 1:
+                with m.If(i.valid):
+                    m.d.sync += self.beat[0].eq(self.beat[0] + 1)
+                if cut:
+                    with m.If(valid[1]):
+                        m.d.sync += self.beat[1].eq(self.beat[1] + 1)
+                m.d.sync += [self.beat[k].eq(self.beat[k - 1]) for k in range(cut + 1, stages)]
             if cut:
                 m.d.sync += valid[1].eq(self._accepted | (valid[1] & ~self._last(1)))
-                with m.If(valid[1]):
-                    m.d.sync += self.beat[1].eq(self.beat[1] + 1)
-            for k in range(cut + 1, stages):
-                m.d.sync += [valid[k].eq(valid[k - 1]), self.beat[k].eq(self.beat[k - 1])]
+            m.d.sync += [valid[k].eq(valid[k - 1]) for k in range(cut + 1, stages)]
             m.d.sync += o.valid.eq(valid[stages - 1] & self._last(stages - 1))
         # Before the first clock the inputs are whatever power-up made them.
         started = Signal()
@@ -55,12 +58,16 @@ class RigidPipeline:
             m.d.sync += Assert(i.payload.format <= max(Format))
 
     def _last(self, k: int) -> Value:
-        return self.beat[k] == self._beats - 1
+        return C(1, 1) if self._beats == 1 else self.beat[k] == self._beats - 1
+
+    def until(self, k: int, last: Value | int) -> Value | None:
+        """For :meth:`load`: the beat in stage k is ``last`` or one before it. None where every beat is."""
+        return None if self._beats == 1 or (isinstance(last, int) and last >= self._beats - 1) else self.beat[k] <= last
 
     def part(self, k: int, whole: Value) -> Value:
         """Of ``whole``, which holds the parts of all beats, lowest first, the one of the beat in stage k."""
         parts = [whole[n : n + len(whole) // self._beats] for n in range(0, len(whole), len(whole) // self._beats)]
-        for bit in self.beat[k]:
+        for bit in self.beat[k] if self._beats > 1 else ():
             parts = [Mux(bit, odd, even) for even, odd in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
