@@ -12,7 +12,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_fpga.block_boards import BLOCK_BOARDS, BlockTop
-from kelp_fpga.build import TARGETS, BuildError, build, program, size, summary
+from kelp_fpga.build import TARGETS, BuildError, build, program, report, size, summary
 from kelp_fpga.configs import BOARD_CONFIGS, board_config
 from kelp_fpga.ecp5_clock import pll_dividers
 from kelp_fpga.sdram_core import SdramPins
@@ -161,6 +161,22 @@ def test_program_says_why_nothing_was_programmed(tmp_path, loader, monkeypatch):
 def test_a_line_rate_that_the_clock_cannot_make_is_refused(tmp_path):
     with pytest.raises(BuildError, match="1.60 cycles a bit"):
         build("ulx3s_85f", board_config("first_light"), directory=tmp_path, hz=8_000_000, baud=5_000_000)
+
+
+def test_report_tells_the_slowest_path_of_each_part(tmp_path):
+    def net(cell, ns):
+        return {"endpoints": [{"cell": cell, "delay": [ns / 2, ns]}]}
+
+    nets = [net("board.endpoint.ema.b0_TRELLIS_FF_Q", 4.0), net("board.endpoint.ema.front.b1", 9.5), net("board.bridge.sender.left", 12.5),
+            net("board.endpoint.still_TRELLIS_FF_Q", 2.0), net("led_0.buf", 1.0), {"endpoints": []}]
+    timing = {"fmax": {"clk": {"achieved": 80.004, "constraint": 40}}, "utilization": {}, "detailed_net_timings": nets,
+              "critical_paths": [{"from": "posedge clk", "to": "posedge clk", "path": [{"delay": 12.5, "from": {"cell": "a"}, "to": {"cell": "b"}}]}]}
+    (tmp_path / "timing.json").write_text(json.dumps(timing), encoding="utf-8")
+    figures = report("ulx3s_85f", tmp_path, config="ulx3s", seed=3)
+    assert (figures["fmax_mhz"], figures["clock_mhz"], figures["seed"], figures["critical_path"]["to"]) == (80.0, 40, 3, "b")
+    assert [(block, found["ns"]) for block, found in figures["blocks"].items()] == [("bridge", 12.5), ("ema", 9.5), ("endpoint", 2.0), ("(top)", 1.0)]
+    assert figures["blocks"]["bridge"] == {"ns": 12.5, "fmax_mhz": 80.0, "to": "board.bridge.sender.left"}
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == figures
 
 
 def test_the_slowest_seed_counts(tmp_path):

@@ -191,9 +191,23 @@ def report(name: str, directory: Path, *, config: str, seed: int) -> dict:
         "ns": round(sum(step["delay"] for step in steps), 3),
         "from": steps[0]["from"]["cell"] if steps else None, "to": steps[-1]["to"]["cell"] if steps else None,
     }
+    figures["blocks"] = _blocks(timing.get("detailed_net_timings") or [])
     figures["bitstream"] = str(next(directory.glob("*.bit"), ""))
     (directory / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return figures
+
+
+def _blocks(nets: list[dict]) -> dict[str, dict]:
+    """Of each part of the board and of the endpoint, by its name: the latest arrival at one of its registers or memories in the whole routed top, setup not
+    counted, the slowest first."""
+    worst: dict[str, tuple[float, str]] = {}
+    for net in nets:
+        for end in net["endpoints"]:
+            parts = end["cell"].split(".")
+            block = parts[2] if parts[:2] == ["board", "endpoint"] and len(parts) > 3 else parts[1] if parts[0] == "board" and len(parts) > 2 else "(top)"
+            worst[block] = max(worst.get(block, (0.0, "")), (end["delay"][1], end["cell"]))
+    slowest = sorted(worst.items(), key=lambda item: -item[1][0])
+    return {block: {"ns": round(ns, 2), "fmax_mhz": round(1e3 / ns, 2), "to": cell} for block, (ns, cell) in slowest if ns}
 
 
 def summary(directory: Path) -> dict | None:

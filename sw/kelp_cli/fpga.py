@@ -174,7 +174,7 @@ def register(app: typer.Typer) -> None:
             raise UserError(str(error)) from None
         if json is not None:
             write_json(json, "fpga-build", figures)
-        _show(figures)
+        _show({name: figure for name, figure in figures.items() if name != "blocks"})
         raise typer.Exit(0 if size or figures["fmax_mhz"] >= figures["clock_mhz"] else 1)
 
     @fpga.command()
@@ -193,6 +193,10 @@ def register(app: typer.Typer) -> None:
             table.add_row(*(str(figures.get(name, "")) for name in names))
         console.print(table)
         console.print(f"fmax_mhz over {len(slowest['seeds'])} seeds: {slowest['fmax_mhz']}")
+        blocks = Table("part", "ns", "fmax_mhz", "slowest path's end", title=f"slowest paths of seed {slowest['seed']}, by part")
+        for name, figures in slowest.get("blocks", {}).items():
+            blocks.add_row(name, str(figures["ns"]), str(figures["fmax_mhz"]), figures["to"])
+        console.print(blocks)
 
     @fpga.command()
     def estimate(
