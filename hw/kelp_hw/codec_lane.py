@@ -25,9 +25,7 @@ def is_all_ones(exponent: Value, host_type: Value) -> Value:
 
 
 def largest(of: list[Value]) -> Value:
-    """The largest of one to four, one comparison deep: the winners' comparison is chosen among those made beforehand."""
-    if len(of) == 1:
-        return of[0]
+    """The largest of two to four, one comparison deep: the winners' comparison is chosen among those made beforehand."""
     a, b = of[:2]
     ab, larger = at_least(a, b), Mux(at_least(a, b), a, b)
     if len(of) == 2:
