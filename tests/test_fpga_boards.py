@@ -5,16 +5,19 @@
 import json
 import os
 import pty
+import random
 
 import pytest
 from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.sim import Simulator
 
 from kelp_fpga.block_boards import BLOCK_BOARDS, BlockTop
 from kelp_fpga.build import TARGETS, BuildError, build, program, report, size, summary
 from kelp_fpga.configs import BOARD_CONFIGS, board_config
 from kelp_fpga.ecp5_clock import pll_dividers
+from kelp_fpga.one_place import OnePlace
 from kelp_fpga.sdram_core import SdramPins
 from kelp_fpga.serial_port import PortError, SerialPort
 from kelp_fpga.ulx3s import Ulx3s, Ulx3sPlatform
@@ -156,6 +159,32 @@ def test_program_says_why_nothing_was_programmed(tmp_path, loader, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(BuildError, match="no openFPGALoader"):
         program("ulx3s_85f", bitstream)
+
+
+@pytest.mark.parametrize(("offer", "take"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.3), (0.4, 0.4)])
+def test_one_place_loses_and_invents_nothing(offer, take):
+    dut, rng, sent, got = OnePlace(8), random.Random(1), [], []
+
+    async def bench(ctx):
+        valid = 0
+        for _ in range(400):
+            valid = valid or int(rng.random() < offer)
+            ctx.set(dut.i.valid, valid)
+            ctx.set(dut.i.payload, len(sent) % 256 if valid else rng.randrange(256))
+            ctx.set(dut.o.ready, int(rng.random() < take))
+            if ctx.get(dut.o.valid & dut.o.ready):
+                got.append(ctx.get(dut.o.payload))
+            if valid and ctx.get(dut.i.ready):
+                sent.append(len(sent) % 256)
+                valid = 0
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    assert got == sent[: len(got)] and len(sent) - len(got) <= 1 and len(got) > 60
+    assert offer * take < 1 or len(got) == 200     # one in two cycles
 
 
 def test_a_line_rate_that_the_clock_cannot_make_is_refused(tmp_path):
