@@ -142,12 +142,12 @@ class Arbiter(wiring.Component):
         # Which background op is known before whether it goes.
         for field in op.shape().members:
             if field in _ORIGIN:
-                chosen = Mux(takes_frame, Mux(pick[0], Value.cast(self.i_miss.p[field]), 0), Value.cast(request[field]))
+                terms = [(~takes_frame, request), (takes_frame & pick[0], self.i_miss.p)]
             else:
                 behind = _select([(pick[i], s.p) for i, s in enumerate(streams) if field in _FIELDS[BACKGROUND[i]]], field)
-                chosen = Mux(cold_able, Value.cast(request[field]) if field in _REQUEST else 0, behind)
+                terms = [(~cold_able, {field: behind}), *([(cold_able, request)] if field in _REQUEST else [])]
             if field != "kind":
-                m.d.comb += Value.cast(op[field]).eq(chosen)
+                m.d.comb += Value.cast(op[field]).eq(_select(terms, field))
         behind = _select([(p, s.p.kind) for p, s in zip(pick, streams, strict=True)])
         m.d.comb += op.kind.eq(Mux(cold_able, Mux(request.write, Op.WRITE, Op.READ), behind))
 
@@ -174,8 +174,9 @@ class Arbiter(wiring.Component):
 
 
 def _select(terms, field=None) -> Value:
-    """OR of the values whose condition, one at most, is set."""
+    """OR of the values whose condition, one at most, is set. ANDs, because a zero chosen by a multiplexer becomes a register's reset, a long wire away."""
     selected = Const(0)
     for condition, value in terms:
-        selected = selected | Mux(condition, Value.cast(value if field is None else value[field]), 0)
+        chosen = Value.cast(value if field is None else value[field])
+        selected = selected | (chosen & condition.replicate(len(chosen)))
     return selected

@@ -21,8 +21,8 @@ def count_bits(config: Config) -> int:
 
 
 def counted(counter, up, down):
-    """The counter, one more or one less."""
-    return counter.eq(Mux(up == down, counter, (counter + Mux(up, 1, -1))[:len(counter)]))
+    """The counter, one more or one less. M3 says late that something is taken, and sooner that something comes back: that one steers the carry chain."""
+    return counter.eq(Mux(up == down, counter, (counter + Mux(down, -1, 1))[:len(counter)]))
 
 
 class FreeFrames(wiring.Component):

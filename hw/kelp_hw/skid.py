@@ -43,10 +43,8 @@ class Skid(wiring.Component):
         m.d.comb += [moves.eq(~self.o.valid | self.o.ready), self.i.ready.eq(~spare_valid), self.idle.eq(~self.o.valid & ~spare_valid)]
         with m.If(~spare_valid):
             m.d.sync += spare.eq(self.i.p)
-        with m.If(moves):
-            m.d.sync += [self.o.valid.eq(spare_valid | self.i.valid), spare_valid.eq(0)]
-        with m.Elif(self.i.valid):
-            m.d.sync += spare_valid.eq(1)
+        any_left = self.o.valid & ~self.o.ready
+        m.d.sync += [self.o.valid.eq(spare_valid | self.i.valid | any_left), spare_valid.eq((spare_valid | self.i.valid) & any_left)]
         if self.late is None:
             with m.If(moves):
                 m.d.sync += self.o.p.eq(Mux(spare_valid, Value.cast(spare), Value.cast(self.i.p)))
