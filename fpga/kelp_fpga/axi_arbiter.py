@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module, Signal
+from functools import reduce
+from operator import or_
+
+from amaranth.hdl import Array, Cat, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -56,6 +59,7 @@ class AxiArbiter(wiring.Component):
 
     def _addresses(self, m, name, inputs, output, data):
         """Choose one input, hold the choice until its address (and its data) are in the registers and those have been taken."""
+        picks = Signal(self.managers, name=f"{name}_picks")         # `chosen` again, a bit each: it steers hundreds of bits
         chosen, busy, sent = Signal(range(self.managers), name=f"{name}_chosen"), Signal(name=f"{name}_busy"), Signal(2, name=f"{name}_sent")
         valid, payload = Array(i.valid for i in inputs), Array(i.payload for i in inputs)
         taken = Signal(2, name=f"{name}_taken")
@@ -70,7 +74,7 @@ class AxiArbiter(wiring.Component):
                 for last in range(self.managers):
                     candidate = (last + offset) % self.managers
                     with m.If((chosen == last) & inputs[candidate].valid):
-                        m.d.sync += [chosen.eq(candidate), busy.eq(1)]
+                        m.d.sync += [chosen.eq(candidate), picks.eq(1 << candidate), busy.eq(1)]
         with m.Else():
             m.d.sync += sent.eq(sent | taken)
             with m.If((sent | taken) == (3 if data else 1)):
@@ -86,5 +90,6 @@ class AxiArbiter(wiring.Component):
                 m.d.sync += w.valid.eq(1)
             for n, d in enumerate(data):
                 m.d.comb += d.ready.eq(taken[1] & (chosen == n))
-                with m.If(~w.valid & (chosen == n)):
-                    m.d.sync += w.payload.eq(d.payload)
+            payloads = (Value.cast(d.payload) & picks[n].replicate(len(Value.cast(d.payload))) for n, d in enumerate(data))
+            with m.If(~w.valid):
+                m.d.sync += Value.cast(w.payload).eq(reduce(or_, payloads))

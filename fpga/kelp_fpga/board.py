@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, ClockDomain, ClockSignal, Const, DomainRenamer, Module, Mux, ResetSignal, Signal, Value
+from amaranth.hdl import Cat, ClockDomain, ClockSignal, Const, DomainRenamer, Module, Mux, ResetInserter, ResetSignal, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -105,20 +105,25 @@ class Board(wiring.Component):
         resetting = Signal(range(_RESET_CYCLES + 1), init=_RESET_CYCLES)
         with m.If(resetting != 0):
             m.d.sync += resetting.eq(resetting - 1)
-        # A register of its own: it goes to most of the device.
-        device_reset = Signal(init=1)
-        m.d.sync += device_reset.eq(resetting != 0)
+        # A register of its own, from a register: it goes to most of the device.
+        counting, device_reset = Signal(init=1), Signal(init=1)
+        m.d.sync += [counting.eq(resetting != 0), device_reset.eq(counting)]
         m.d.comb += [ClockSignal("device").eq(ClockSignal()), ResetSignal("device").eq(device_reset), bridge.device_reset.eq(device_reset)]
 
         # --- the line, the endpoint -------------------------------------------------------------------------------------------------
         m.d.comb += [receiver.rx.eq(self.rx), self.tx.eq(transmitter.tx)]
         connect(m, receiver.o, bridge.i)
         connect(m, bridge.o, transmitter.i)
-        connect(m, bridge.m2s_req, endpoint.m2s_req)
-        connect(m, bridge.m2s_rwd, endpoint.m2s_rwd)
+        # A message takes the UART hundreds of cycles: what the endpoint does with it need not reach the bridge's wide registers in the same one, nor the other
+        # way round.
+        under_way = []
+        for name in ("m2s_req", "m2s_rwd"):
+            s[f"{name}_place"] = place = in_device(OnePlace(getattr(endpoint, name).p.shape()))
+            connect(m, getattr(bridge, name), place.i)
+            connect(m, place.o, getattr(endpoint, name))
+            under_way.append(place.o.valid)
         answers = {}
         for name in ("s2m_drs", "s2m_ndr"):
-            # An answer takes the UART hundreds of cycles: what the bridge does with it need not reach the endpoint's wide registers in the same one.
             s[f"{name}_place"] = place = in_device(OnePlace(getattr(endpoint, name).p.shape()))
             connect(m, getattr(endpoint, name), place.i)
             connect(m, place.o, getattr(bridge, name))
@@ -128,10 +133,12 @@ class Board(wiring.Component):
         connect(m, cold.completion, endpoint.cold_completion)
 
         # --- self-test --------------------------------------------------------------------------------------------------------------
-        connect(m, self_test.o, bridge.inject)
+        s.inject_place = place = ResetInserter(~self_test.busy)(OnePlace(self_test.o.p.shape()))
+        connect(m, self_test.o, place.i)
+        connect(m, place.o, bridge.inject)
         # A cycle late, which nobody sees who has to send a message first.
         quiescent = Signal()
-        m.d.sync += quiescent.eq(endpoint.quiescent)
+        m.d.sync += quiescent.eq(endpoint.quiescent & ~Cat(under_way).any())
         m.d.comb += [
             bridge.hold.eq(self_test.busy), bridge.take_drs.eq(self_test.drs.ready), bridge.take_ndr.eq(self_test.ndr.ready), self_test.owed.eq(bridge.owed),
             *(getattr(self_test, name).valid.eq(answer.valid) for name, answer in answers.items()),

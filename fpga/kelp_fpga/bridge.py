@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal, Value
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -122,25 +122,47 @@ class HostBridge(wiring.Component):
 
         # --- answers: the board's, then data, then completions ------------------------------------------------------------------
         board_pending, board_reply = Signal(), Signal(_BOARD_REPLY)
-        m.d.comb += [self.board_address.eq(board.address), self.board_data.eq(board.data)]
+        m.d.sync += [self.board_valid.eq(0), self.board_write.eq(0)]
+        with m.If(self.board_valid):
+            m.d.sync += board_reply.data.eq(self.board_read_data)
         with m.If(receiver.o.valid & (kind == Kind.BOARD) & (draining | ~board_pending)):
-            m.d.comb += [self.board_valid.eq(1), self.board_write.eq(board.write), receiver.o.ready.eq(1)]
-            m.d.sync += [board_pending.eq(1), board_reply.tag.eq(board.tag), board_reply.data.eq(self.board_read_data)]
+            m.d.comb += receiver.o.ready.eq(1)
+            m.d.sync += [self.board_valid.eq(1), self.board_write.eq(board.write), self.board_address.eq(board.address), self.board_data.eq(board.data),
+                         board_pending.eq(1), board_reply.tag.eq(board.tag)]
         with m.If(self.hold):
             m.d.comb += [self.s2m_drs.ready.eq(self.take_drs), self.s2m_ndr.ready.eq(self.take_ndr)]
+        # Whose turn it is, in a register: it chooses among hundreds of bits, and an answer takes the line longer than that cycle. Of a shorter message the
+        # bytes behind its own are never sent.
+        turn = Signal(Kind)
+        drs, ndr = Value.cast(self.s2m_drs.payload), Value.cast(self.s2m_ndr.payload)
+        m.d.comb += [sender.i.p.kind.eq(turn), sender.i.p.payload.eq(drs)]
+        with m.Switch(turn):
+            with m.Case(Kind.BOARD):
+                m.d.comb += sender.i.p.payload[:len(Value.cast(board_reply))].eq(Value.cast(board_reply))
+            with m.Case(Kind.REQ):
+                m.d.comb += sender.i.p.payload[:len(ndr)].eq(ndr)
+        stands = Signal()       # its answer is still there: a reset forgets it, draining and hold take it by themselves
+        m.d.comb += [
+            stands.eq(~draining & (((turn == Kind.BOARD) & board_pending) | (~self.hold & (
+                ((turn == Kind.RWD) & self.s2m_drs.valid) | ((turn == Kind.REQ) & self.s2m_ndr.valid))))),
+            sender.i.valid.eq(stands),
+        ]
         with m.If(draining):
             with m.If(~self.hold):
                 m.d.comb += [self.s2m_drs.ready.eq(1), self.s2m_ndr.ready.eq(1)]
             m.d.sync += board_pending.eq(0)
-        with m.Elif(board_pending):
-            m.d.comb += [sender.i.valid.eq(1), sender.i.p.kind.eq(Kind.BOARD), sender.i.p.payload.eq(Value.cast(board_reply))]
+        with m.If(stands):
             with m.If(sender.i.ready):
-                m.d.sync += board_pending.eq(0)
-        with m.Elif(self.s2m_drs.valid & ~self.hold):
-            m.d.comb += [sender.i.valid.eq(1), sender.i.p.kind.eq(Kind.RWD), sender.i.p.payload.eq(Value.cast(self.s2m_drs.payload)),
-                         self.s2m_drs.ready.eq(sender.i.ready)]
-        with m.Elif(~self.hold):
-            m.d.comb += [sender.i.valid.eq(self.s2m_ndr.valid), sender.i.p.kind.eq(Kind.REQ),
-                         sender.i.p.payload.eq(Value.cast(self.s2m_ndr.payload)), self.s2m_ndr.ready.eq(sender.i.ready)]
+                m.d.sync += turn.eq(Kind.CONTROL)
+                with m.Switch(turn):
+                    with m.Case(Kind.BOARD):
+                        m.d.sync += board_pending.eq(0)
+                    with m.Case(Kind.RWD):
+                        m.d.comb += self.s2m_drs.ready.eq(1)
+                    with m.Case(Kind.REQ):
+                        m.d.comb += self.s2m_ndr.ready.eq(1)
+        with m.Else():
+            m.d.sync += turn.eq(Mux(draining, Kind.CONTROL, Mux(board_pending, Kind.BOARD, Mux(
+                self.hold, Kind.CONTROL, Mux(self.s2m_drs.valid, Kind.RWD, Mux(self.s2m_ndr.valid, Kind.REQ, Kind.CONTROL))))))
         m.d.comb += answered.eq((self.s2m_drs.valid & self.s2m_drs.ready) + (self.s2m_ndr.valid & self.s2m_ndr.ready))
         return m

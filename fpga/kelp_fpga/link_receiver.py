@@ -123,7 +123,8 @@ class LinkReceiver(wiring.Component):
                     m.d.comb += size.eq(Const(length, len(size)))
         m.d.comb += [slots.read_en.eq(1), slots.read_address.eq(Cat(Cat(place, Const(0, 7))[:7], taken[:slot_bits]))]
         inside, own = Signal(), Signal()    # a message of the device's own is being made; is the one that leaves
-        with m.If(here | (self.inject.valid & self.inject.ready)):
+        # Bytes that are not taken may pass through while no message stands here: its own push them out.
+        with m.If(~self.o.valid & (here | self.inject.valid)):
             m.d.sync += self.o.p.payload.eq(Cat(self.o.p.payload[8:], Mux(here, slots.read_data, self.inject.p.byte)))
         m.d.comb += self.inject.ready.eq(self.hold & ~self.o.valid & ~here & (place == 0))
         with m.If(self.o.valid):

@@ -64,21 +64,22 @@ class LinkSender(wiring.Component):
 
         # --- messages in --------------------------------------------------------------------------------------------------------
         shift, left = Signal(8 * _LONGEST), Signal(range(_LONGEST + 1))
-        free = Signal()     # a place, known a cycle ahead: the endpoint's answers hang on it
-        m.d.sync += free.eq((left == 0) & ((fill - base)[:8] < WINDOW))
+        # A place, known a cycle ahead: the endpoint's answers hang on it. `keeping`: left != 0, in a register that steers hundreds.
+        free, keeping = Signal(), Signal()
+        m.d.sync += free.eq(~keeping & ((fill - base)[:8] < WINDOW))
         m.d.comb += [
-            self.i.ready.eq(self.enable & free & (left == 0)),
-            slots.write_en.eq(left != 0), slots.write_data.eq(shift[:8]),
+            self.i.ready.eq(self.enable & free & ~keeping),
+            slots.write_en.eq(keeping), slots.write_data.eq(shift[:8]),
             slots.write_address.eq(Cat(Cat(_LONGEST - left, Const(0, 7))[:7], fill[:slot_bits])),
         ]
         # Whether there is a message comes late, and does not matter to what is not sent.
-        m.d.sync += shift.eq(Mux(left == 0, self.i.p.payload, shift[8:]))
+        m.d.sync += shift.eq(Mux(keeping, shift[8:], self.i.p.payload))
         with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [left.eq(_LONGEST), kinds[fill[:slot_bits]].eq(self.i.p.kind)]
-        with m.Elif(left != 0):
+            m.d.sync += [left.eq(_LONGEST), keeping.eq(1), kinds[fill[:slot_bits]].eq(self.i.p.kind)]
+        with m.Elif(keeping):
             m.d.sync += left.eq(left - 1)
             with m.If(left == 1):
-                m.d.sync += fill.eq(fill + 1)
+                m.d.sync += [fill.eq(fill + 1), keeping.eq(0)]
 
         # --- what the host has --------------------------------------------------------------------------------------------------
         # `start`: the frame at `next_` begins in this cycle; the host's word, when it comes at the same time, is of frames before it.
@@ -135,5 +136,5 @@ class LinkSender(wiring.Component):
                     with m.If(self.o.p.last):
                         m.next = "IDLE"
         with m.If(self.clear):
-            m.d.sync += [base.eq(0), fill.eq(0), next_.eq(0), left.eq(0), owed.eq(0), urgent.eq(0)]
+            m.d.sync += [base.eq(0), fill.eq(0), next_.eq(0), left.eq(0), keeping.eq(0), owed.eq(0), urgent.eq(0)]
         return m

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Const, DomainRenamer, Module, Mux, Signal
+from amaranth.hdl import Cat, DomainRenamer, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_hw.axi import RESP_OKAY, AxiSignature
 from kelp_spec.formats import LINE_BITS, LINE_BYTES
 
-from .sdram_core import SdramCore, SdramPins
+from .sdram_core import LINE_BEATS, SdramCore, SdramPins
 from .sdram_timing import COMMON, SdramTiming
 
 __all__ = ["Sdram"]
@@ -72,13 +72,15 @@ class Sdram(wiring.Component):
             m.d.sync += [writing.eq(write), batch.eq(Mux(write == writing, Mux(batch == _BATCH, batch, batch + 1), 1))]
 
         # --- writes ---------------------------------------------------------------------------------------------------------------
-        out = Signal(LINE_BITS)
-        masks = Signal(LINE_BYTES)
+        # The next line stands at the shift registers' inputs until it begins; `columns`: those still to be moved to the front, `moving` while there are any.
+        out, masks = Signal(LINE_BITS), Signal(LINE_BYTES)
+        columns, moving = Signal(range(LINE_BEATS)), Signal()
         m.d.comb += [axi.w.ready.eq(core.start_write), core.write_data.eq(out[:16]), core.write_mask.eq(masks[:2])]
+        m.d.sync += [out.eq(Mux(moving, out[16:], axi.w.p.data)), masks.eq(Mux(moving, masks[2:], ~axi.w.p.strb))]
         with m.If(core.start_write):
-            m.d.sync += [out.eq(axi.w.p.data), masks.eq(~axi.w.p.strb)]
-        with m.Else():
-            m.d.sync += [out.eq(Cat(out[16:], Const(0, 16))), masks.eq(Cat(masks[2:], Const(0, 2)))]
+            m.d.sync += [columns.eq(LINE_BEATS - 1), moving.eq(1)]
+        with m.Elif(moving):
+            m.d.sync += [columns.eq(columns - 1), moving.eq(columns != 1)]
         m.submodules.done = done = SyncFIFO(width=self.id_bits, depth=2)
         m.d.comb += [done.w_en.eq(core.wrote), done.w_data.eq(core.wrote_id), axi.b.valid.eq(done.r_rdy), axi.b.p.id.eq(done.r_data),
                      axi.b.p.resp.eq(RESP_OKAY), done.r_en.eq(axi.b.ready)]

@@ -19,7 +19,7 @@ __all__ = ["SelfTest", "result_layout"]
 
 _INSTRUCTION = data.StructLayout(dict(INSTRUCTION))
 _WORD, _LINE = 8, 64       # bytes
-_SILENCE = 1 << 24         #: cycles after which nothing will come any more; a reset scrub and a session's closing take less
+_SILENCE = 24              #: the binary logarithm of cycles after which nothing will come any more; a reset scrub and a session's closing take less
 
 #: What became of each part.
 result_layout = data.StructLayout({part.name.lower(): 2 for part in Part})
@@ -29,7 +29,7 @@ class SelfTest(wiring.Component):
     """The device is reset; the memory test runs; the device is reset again; the program runs, one request at a time, each when the endpoint is quiescent;
     the device is reset once more. What hangs on the endpoint's answers is held meanwhile (`busy`).
 
-    Requests leave byte by byte, so that the bridge's own shift register makes messages of them; of answers one byte a cycle is looked at.
+    Requests leave byte by byte, so that the bridge's own shift register makes messages of them; of answers a byte in two cycles is looked at.
 
     Time: that of the memory test, then about 500 cycles an access.
 
@@ -79,7 +79,7 @@ class SelfTest(wiring.Component):
         result, place = self.result, Signal(range(len(self.program.rom)))      # `place`: the next instruction
         step, left = Signal(_INSTRUCTION), Signal(6)
         k, settled = Signal(range(max(TO_DEVICE.values()) + 1)), Signal()     # byte of what is read, sent or looked at; the ROM has answered for it
-        crc, silence = Signal(32, init=INITIAL), Signal(range(_SILENCE + 1))
+        crc, silence = Signal(32, init=INITIAL), Signal(_SILENCE + 1)
         write = step.op == Op.WRITE
         m.d.comb += port.addr.eq(place + k)
         m.d.sync += silence.eq(silence + 1)
@@ -98,7 +98,7 @@ class SelfTest(wiring.Component):
             """Go to `state` when `condition` holds; give up when it never does."""
             with m.If(condition):
                 to(state)
-            with m.Elif(silence == _SILENCE):
+            with m.Elif(silence[-1]):
                 conclude(part, State.SILENT)
                 to("FINISH")
 
@@ -118,8 +118,9 @@ class SelfTest(wiring.Component):
         m.d.comb += [self.o.p.byte.eq(byte), self.o.p.last.eq(last), self.o.p.kind.eq(Mux(write, Kind.RWD, Kind.REQ))]
 
         # --- an answer's ----------------------------------------------------------------------------------------------------------
+        # A byte takes two cycles: one to choose it, one to go into the sum.
         answer = Signal(8)
-        m.d.comb += answer.eq(Mux(write, WRITTEN & ~0x7F | self.ndr.p.opcode,
+        m.d.sync += answer.eq(Mux(write, WRITTEN & ~0x7F | self.ndr.p.opcode,
                                   Mux(k == _LINE, self.drs.p.opcode | Mux(self.drs.p.poison, POISON, 0), self.drs.p.data.word_select(k[:6], 8))))
 
         m.d.comb += self.passed.eq(self.done & (self.check == 0) & Cat(result[p.name.lower()] == State.PASSED for p in self.program.parts).all())
@@ -176,17 +177,19 @@ class SelfTest(wiring.Component):
                     m.d.sync += [settled.eq(0), k.eq(k + 1), late.eq(port.data), silence.eq(0)]
                     with m.If(last):
                         to("ANSWER")
-                with m.If(silence == _SILENCE):
+                with m.If(silence[-1]):
                     conclude(step.part, State.SILENT)
                     to("FINISH")
             with m.State("ANSWER"):
                 m.d.comb += self.flip.eq(step.flip)
-                with m.If(Mux(write, self.ndr.valid, self.drs.valid)):
-                    m.d.sync += [crc.eq(crc32_step(crc, answer)), k.eq(k + 1), silence.eq(0)]
+                with m.If(Mux(write, self.ndr.valid, self.drs.valid) & ~settled):
+                    m.d.sync += settled.eq(1)
+                with m.Elif(settled):
+                    m.d.sync += [settled.eq(0), crc.eq(crc32_step(crc, answer)), k.eq(k + 1), silence.eq(0)]
                     with m.If(write | (k == _LINE)):
                         m.d.comb += [self.ndr.ready.eq(write), self.drs.ready.eq(~write)]
                         to("REST")
-                with m.Elif(silence == _SILENCE):
+                with m.Elif(silence[-1]):
                     conclude(step.part, State.SILENT)
                     to("FINISH")
             with m.State("REST"):
@@ -196,7 +199,7 @@ class SelfTest(wiring.Component):
                     to("SEND")
                     with m.If(left == 0):
                         to("FETCH")
-                with m.Elif(silence == _SILENCE):
+                with m.Elif(silence[-1]):
                     conclude(step.part, State.SILENT)
                     to("FINISH")
             with m.State("FINISH"):
