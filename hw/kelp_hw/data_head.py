@@ -204,7 +204,6 @@ class DataHead(wiring.Component):
         m.d.comb += [answers.i.eq(dequantiser.o.p), answers.i_valid.eq(dequantiser.o.valid), dequantiser.o.ready.eq(1)]
         done = answers.o.p
         m.d.comb += [
-            self.merge.eq(answers.o.valid & done.meta.partial & ~merged),
             self.merge_op.write_slot.eq(lock.write_slot), self.merge_op.format.eq(lock.format), self.merge_op.host_type.eq(lock.host_type),
             self.merge_fresh.eq(lock.fresh), self.merge_line.eq(done.line),
             self.o.valid.eq(answers.o.valid & (~done.meta.partial | merged)),
@@ -212,6 +211,8 @@ class DataHead(wiring.Component):
             self.o.p.origin.eq(done.meta.origin),
             answers.o.ready.eq(self.o.ready & (~done.meta.partial | merged)),
         ]
+        # A cycle late: it addresses the write store.
+        m.d.sync += self.merge.eq(answers.o.valid & done.meta.partial & ~merged & ~self.merged)
         with m.If(self.merged):
             m.d.sync += merged.eq(1)
         with m.If(self.o.valid & self.o.ready):

@@ -57,15 +57,16 @@ class Egress(wiring.Component):
         ndr_free = ~ndr.valid | ndr.ready
 
         completion = self.i.p.answer == Answer.CMP
-        # The side may use a channel when the data path does not, and every second time when both want it.
+        # The side has a channel every second time when both want it, and waits a cycle for it when it is alone: whose turn it is, is a register, because it
+        # chooses among hundreds of bits.
         side_turn = self.side_turn
         want_drs, want_ndr = self.i.valid & ~completion, self.i.valid & completion
         side_drs, side_ndr = self.i_side.valid & ~self.i_side.p.write, self.i_side.valid & self.i_side.p.write
         pick_side_drs = Signal()
         pick_side_ndr = Signal()
         m.d.comb += [
-            pick_side_drs.eq(side_drs & (~want_drs | side_turn)),
-            pick_side_ndr.eq(side_ndr & (~want_ndr | side_turn)),
+            pick_side_drs.eq(side_drs & side_turn),
+            pick_side_ndr.eq(side_ndr & side_turn),
             self.i.ready.eq(Mux(completion, ndr_free & ~pick_side_ndr, drs_free & ~pick_side_drs)),
             self.i_side.ready.eq(Mux(self.i_side.p.write, ndr_free & pick_side_ndr, drs_free & pick_side_drs)),
         ]
@@ -77,7 +78,7 @@ class Egress(wiring.Component):
         a = self.i.p
         with m.If(drs_free):
             m.d.sync += [
-                drs.valid.eq(want_drs | side_drs),
+                drs.valid.eq(want_drs | pick_side_drs),
                 drs.p.opcode.eq(Mux(~pick_side_drs & (a.answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
                 drs.p.meta_field.eq(_META_NO_OP),
                 drs.p.meta_value.eq(0),
@@ -89,7 +90,7 @@ class Egress(wiring.Component):
             ]
         with m.If(ndr_free):
             m.d.sync += [
-                ndr.valid.eq(want_ndr | side_ndr),
+                ndr.valid.eq(want_ndr | pick_side_ndr),
                 ndr.p.opcode.eq(S2MNDR.CMP),
                 ndr.p.meta_field.eq(_META_NO_OP),
                 ndr.p.meta_value.eq(0),

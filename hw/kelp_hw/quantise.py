@@ -143,7 +143,9 @@ def _two_largest(pipe, line, lanes: int) -> list[Value]:
     """Two magnitudes in stage 2 of which one is the line's largest. Codes without their sign are ordered as the magnitudes are."""
     part = pipe.part(0, line)
     four = [part.word_select(n, 16)[0:15] for n in range(lanes)]
-    amax = [pipe.register(0, largest(four[n : n + 4]), f"amax_{n // 4}_") for n in range(0, lanes, 4)]
+    # With few lanes the choice of the beat takes its part of the first stage; the second has the rest of the comparisons.
+    group = 2 if lanes == 8 else 4
+    amax = [pipe.register(0, largest(four[n : n + group]), f"amax_{n // group}_") for n in range(0, lanes, group)]
     half = len(amax) // 2
     if lanes == ELEMENTS:
         return [pipe.register(1, largest(amax[n : n + half]), f"amax_{n // half}_") for n in (0, half)]

@@ -78,9 +78,10 @@ class EgressContract(wiring.Component):
             waits.eq(Mux(answered | ~e.i.valid, 0, waits + Mux(completion, ndr_free, drs_free))),
             side_waits.eq(Mux(side | ~e.i_side.valid, 0, side_waits + Mux(write, ndr_free, drs_free))),
         ]
+        rivals = e.i.valid & e.i_side.valid & (completion == write)
         m.d.comb += [
-            Assert(waits <= self.BOUND), Assert(side_waits <= self.BOUND), Assert(~((waits != 0) & (side_waits != 0))),
-            Assert((waits == 0) | ~e.side_turn), Assert((side_waits == 0) | e.side_turn),
+            Assert(waits <= self.BOUND), Assert(side_waits <= self.BOUND), Assert(~(rivals & (waits != 0) & (side_waits != 0))),
+            Assert(~(rivals & (waits != 0) & e.side_turn)), Assert((side_waits == 0) | e.side_turn), Assert(~e.side_turn | e.i_side.valid),
             Assert(e.o_latency_valid == answered), Assert(~answered | (e.o_latency.missed == e.i.p.origin.missed)),
             Cover(waits == 1), Cover(side_waits == 1),
         ]
