@@ -8,9 +8,10 @@ from operator import or_
 
 from amaranth.hdl import Array, Cat, Module, Signal, Value
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_hw.axi import AxiSignature
+from kelp_hw.skid import Skid
 
 __all__ = ["AxiArbiter"]
 
@@ -46,8 +47,10 @@ class AxiArbiter(wiring.Component):
         ports = [getattr(self, f"i_{n}") for n in range(self.managers)]
         self._addresses(m, "ar", [port.ar for port in ports], self.o.ar, ())
         self._addresses(m, "aw", [port.aw for port in ports], self.o.aw, [port.w for port in ports])
-        for name in ("r", "b"):
-            answer = getattr(self.o, name)
+        # A write's answer, which says little, waits in registers: whose it is and whether that one takes it is more than a memory's cycle has time for.
+        m.submodules.written = written = Skid(self.o.b.p.shape())
+        connect(m, flipped(self.o.b), written.i)
+        for name, answer in (("r", self.o.r), ("b", written.o)):
             select = answer.p.id[self.id_bits:]
             ready = Array(getattr(port, name).ready for port in ports)
             m.d.comb += answer.ready.eq(ready[select])

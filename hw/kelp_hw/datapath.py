@@ -38,7 +38,7 @@ class DataPath(wiring.Component):
     write's byte enables leave out, `fresh` takes them as zeros. ANSWER answers what it carries. FLUSH is not answered: `o_flushed` reports it when all
     stored to its frame before it is in memory and no slot holds the frame's lines, so that memory may then be changed by others. (Ops on the frame that
     stand behind the flush are served as ever; the report then says only that what came before is in memory.)
-    **Write data.** A slot taken from `o_write_slot` is filled by `i_write` and freed by its WRITE, or by an ANSWER with `has_write`.
+    **Write data.** `i_write` fills a slot from when `o_write_slot` offers it, and its WRITE frees it, or an ANSWER with `has_write`.
     **Memory.** AXI4, one line per transaction; ID = slot, highest bit set for scales. At most one read and one write are under way per slot, and R and B are
     always ready. Memory may answer in any order. A line read with an error response is answered as poison; a write's response is not looked at.
 

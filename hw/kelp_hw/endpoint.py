@@ -135,8 +135,9 @@ class Endpoint(wiring.Component):
         m.d.comb += [
             self.m2s_birsp.ready.eq(1),            # no BISnp is ever sent (HDM-H), so nothing is owed an answer
             ingress.enable.eq(self.ready), data_path.i_write.eq(ingress.o_write), data_path.i_write_valid.eq(ingress.o_write_valid),
-            self.ready.eq(tracker.ready & ema.cleared & frame_table.ready & registers.cleared & eviction.ready), self.irq.eq(registers.irq),
+            self.irq.eq(registers.irq),
         ]
+        m.d.sync += self.ready.eq(tracker.ready & ema.cleared & frame_table.ready & registers.cleared & eviction.ready)
 
         # --- M3 and the frame stage -----------------------------------------------------------------------------------------
         # A prefetch or an eviction waits its turn in lock-step; the rules are those of the golden model's LockStep.

@@ -163,7 +163,8 @@ class Ingress(wiring.Component):
         # A slot reserved for an address whose queue or session turns out to be beyond the configuration is simply not taken.
         m.d.comb += [
             self.i_write_slot.ready.eq(take_slot),
-            self.o_write_valid.eq(take_slot),
+            # Into a slot that is still free, too: whether the message is taken, or goes to memory at all, comes late for hundreds of write enables.
+            self.o_write_valid.eq(self.m2s_rwd.valid & self.i_write_slot.valid),
             self.o_write.slot.eq(self.i_write_slot.p),
             self.o_write.data.eq(rwd.data),
             self.o_write.byte_enable.eq(Mux(partial, rwd.byte_enable, ~0)),

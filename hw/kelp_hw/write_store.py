@@ -20,7 +20,7 @@ __all__ = ["WriteStore"]
 class WriteStore(wiring.Component):
     """`write_slots` lines with byte enables, and the list of free slots.
 
-    A slot is handed out on `o_slot`, written by `i` (valid-only) no earlier, read any number of times, and freed by `free` (valid-only).
+    A slot is offered and handed out on `o_slot`, written by `i` (valid-only) from its offer on, read any number of times, and freed by `free` (valid-only).
     Read latency one cycle; `o_row` holds while `read_en` is low. A freed slot is offered again two cycles later at the earliest.
 
     Parameters
