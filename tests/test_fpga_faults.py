@@ -52,7 +52,7 @@ def test_a_lut_is_written_as_what_it_computes():
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_the_self_test_finds_faults_where_they_are(monkeypatch):
-    monkeypatch.setattr("kelp_fpga.self_test._SILENCE", 1 << 16)     # nobody waits long for an endpoint that hangs
+    monkeypatch.setattr("kelp_fpga.self_test._SILENCE_LOG2", 16)     # nobody waits long for an endpoint that hangs
     board = Board(config=board_config("unit"), hz=80_000_000, divisor=4, block_lines=512)
     text, faults = with_faults(runner.to_verilog(BoardWithChip(board)), dict.fromkeys(PARTS, EACH))
     found, placed = dict.fromkeys(PARTS, 0), dict.fromkeys(PARTS, 0)

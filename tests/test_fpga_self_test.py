@@ -115,7 +115,7 @@ def test_a_wrong_answer_is_found_in_its_part(wrong, part, check, how):
 
 
 def test_silence_ends_the_test(monkeypatch):
-    monkeypatch.setattr("kelp_fpga.self_test._SILENCE", 1023)
+    monkeypatch.setattr("kelp_fpga.self_test._SILENCE_LOG2", 10)
     for answers, expected in (([None], [State.PASSED, State.SILENT, State.NOT_RUN, State.NOT_RUN]),
                               ([*RIGHT[:3], None], [State.PASSED, State.PASSED, State.PASSED, State.SILENT])):
         _, out = run(answers)

@@ -106,8 +106,9 @@ class Board(wiring.Component):
         with m.If(resetting != 0):
             m.d.sync += resetting.eq(resetting - 1)
         # A register of its own, from a register: it goes to most of the device.
-        counting, device_reset = Signal(init=1), Signal(init=1)
+        counting, device_reset, running = Signal(init=1), Signal(init=1), Signal()
         m.d.sync += [counting.eq(resetting != 0), device_reset.eq(counting)]
+        m.d.comb += running.eq((resetting == 0) & ~counting & ~device_reset)
         m.d.comb += [ClockSignal("device").eq(ClockSignal()), ResetSignal("device").eq(device_reset), bridge.device_reset.eq(device_reset)]
 
         # --- the line, the endpoint -------------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class Board(wiring.Component):
             bridge.hold.eq(self_test.busy), bridge.take_drs.eq(self_test.drs.ready), bridge.take_ndr.eq(self_test.ndr.ready), self_test.owed.eq(bridge.owed),
             *(getattr(self_test, name).valid.eq(answer.valid) for name, answer in answers.items()),
             *(Value.cast(getattr(self_test, name).payload).eq(Value.cast(answer.payload)) for name, answer in answers.items()),
-            self_test.memory_ready.eq(memory_ready), self_test.ready.eq(endpoint.ready & (resetting == 0)), self_test.quiescent.eq(quiescent),
+            self_test.memory_ready.eq(memory_ready), self_test.ready.eq(endpoint.ready & running), self_test.quiescent.eq(quiescent),
             endpoint.ecc_flip.eq(self_test.flip),
             test.start.eq(self_test.march), self_test.march_done.eq(test.done), self_test.march_wrong.eq(test.result != 0),
         ]
@@ -165,7 +166,7 @@ class Board(wiring.Component):
         m.d.sync += [time.eq(time + 1), fetches.eq(Mux(resetting != 0, 0, fetches + cold.reads)), stores.eq(Mux(resetting != 0, 0, stores + cold.writes))]
         m.d.comb += [
             endpoint.lockstep.eq(lockstep), test.first.eq(first), test.count.eq(count),
-            status[Status.MEMORY].eq(memory_ready), status[Status.READY].eq(endpoint.ready & (resetting == 0)), status[Status.QUIESCENT].eq(quiescent),
+            status[Status.MEMORY].eq(memory_ready), status[Status.READY].eq(endpoint.ready & running), status[Status.QUIESCENT].eq(quiescent),
             status[Status.IRQ].eq(endpoint.irq), status[Status.TESTING].eq(self_test.busy), status[Status.TESTED].eq(self_test.done),
             status[Status.PASSED].eq(self_test.passed),
         ]

@@ -19,7 +19,7 @@ __all__ = ["SelfTest", "result_layout"]
 
 _INSTRUCTION = data.StructLayout(dict(INSTRUCTION))
 _WORD, _LINE = 8, 64       # bytes
-_SILENCE = 24              #: the binary logarithm of cycles after which nothing will come any more; a reset scrub and a session's closing take less
+_SILENCE_LOG2 = 24              #: the binary logarithm of cycles after which nothing will come any more; a reset scrub and a session's closing take less
 
 #: What became of each part.
 result_layout = data.StructLayout({part.name.lower(): 2 for part in Part})
@@ -79,7 +79,7 @@ class SelfTest(wiring.Component):
         result, place = self.result, Signal(range(len(self.program.rom)))      # `place`: the next instruction
         step, left = Signal(_INSTRUCTION), Signal(6)
         k, settled = Signal(range(max(TO_DEVICE.values()) + 1)), Signal()     # byte of what is read, sent or looked at; the ROM has answered for it
-        crc, silence = Signal(32, init=INITIAL), Signal(_SILENCE + 1)
+        crc, silence = Signal(32, init=INITIAL), Signal(_SILENCE_LOG2 + 1)
         write = step.op == Op.WRITE
         m.d.comb += port.addr.eq(place + k)
         m.d.sync += silence.eq(silence + 1)
