@@ -12,6 +12,7 @@ from kelp_spec.formats import ELEMENTS, FORMAT_BITS, LINE_BITS, SCALE_BITS, Form
 from kelp_spec.metadata import Answer, DataOp
 
 from .answer_queue import AnswerQueue
+from .codec_lane import gated
 from .data_order import POSITION_BITS, order_layout
 from .dequantise import Dequantiser
 from .flush import flush_layout
@@ -175,7 +176,7 @@ class DataHead(wiring.Component):
         ]
 
         # --- H1, H2: answers ----------------------------------------------------------------------------------------------------------
-        meta_layout = data.StructLayout({"answer": 3, "poison": 1, "partial": 1, "origin": self.layouts.origin})
+        meta_layout = data.StructLayout({"answer": 3, "has_data": 1, "poison": 1, "partial": 1, "origin": self.layouts.origin})
         m.submodules.dequantiser = dequantiser = Dequantiser(meta_shape=meta_layout, lanes=c.codec_lanes)
         h1_op = Signal(self.order)
         h1_valid, h1_reads = Signal(), Signal()
@@ -194,6 +195,7 @@ class DataHead(wiring.Component):
                 h2.payload.eq(aligned_payload(self.line, h1_op.format, h1_op.part)), h2.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
                 h2.format.eq(h1_op.format), h2.host_type.eq(h1_op.host_type),
                 h2.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
+                h2.meta.has_data.eq((h1_op.answer == Answer.DATA) & ~(error & ~h1_op.partial)),
                 h2.meta.poison.eq(h1_op.poison | (error & ~h1_op.partial)),
                 h2.meta.partial.eq((h1_op.kind == DataOp.WRITE) & h1_op.partial), h2.meta.origin.eq(h1_op.origin),
             ]
@@ -207,7 +209,7 @@ class DataHead(wiring.Component):
             self.merge_op.write_slot.eq(lock.write_slot), self.merge_op.format.eq(lock.format), self.merge_op.host_type.eq(lock.host_type),
             self.merge_fresh.eq(lock.fresh), self.merge_line.eq(done.line),
             self.o.valid.eq(answers.o.valid & (~done.meta.partial | merged)),
-            self.o.p.answer.eq(done.meta.answer), self.o.p.poison.eq(done.meta.poison), self.o.p.data.eq(done.line),
+            self.o.p.answer.eq(done.meta.answer), self.o.p.poison.eq(done.meta.poison), self.o.p.data.eq(gated(done.line, done.meta.has_data)),
             self.o.p.origin.eq(done.meta.origin),
             answers.o.ready.eq(self.o.ready & (~done.meta.partial | merged)),
         ]

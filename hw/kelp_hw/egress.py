@@ -86,7 +86,7 @@ class Egress(wiring.Component):
                 drs.p.tag.eq(Mux(pick_side_drs, self.i_side.p.tag, a.origin.tag)),
                 drs.p.ld_id.eq(Mux(pick_side_drs, self.i_side.p.ld_id, a.origin.ld_id)),
                 drs.p.poison.eq(~pick_side_drs & (a.poison | (a.answer == Answer.POISON))),
-                drs.p.data.eq(Mux(pick_side_drs, self.i_side.p.data, Mux(a.answer == Answer.DATA, a.data, 0))),
+                drs.p.data.eq(Mux(pick_side_drs, self.i_side.p.data, a.data)),
             ]
         with m.If(ndr_free):
             m.d.sync += [
@@ -105,6 +105,6 @@ class Egress(wiring.Component):
             self.o_latency.missed.eq(self.i.p.origin.missed),
             self.o_latency.cycles.eq(self.now - self.i.p.origin.start),
             self.idle.eq(~self.i.valid & ~self.i_side.valid & ~drs.valid & ~ndr.valid),
-            Assert(~self.i.valid | (self.i.p.answer != Answer.NONE)),
+            Assert(~self.i.valid | (self.i.p.answer != Answer.NONE)), Assert(~self.i.valid | (self.i.p.answer == Answer.DATA) | ~self.i.p.data.any()),
         ]
         return m

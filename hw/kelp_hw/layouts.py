@@ -145,7 +145,7 @@ class Layouts:
                           "token": self.token_bits,    # FLUSH: echoed by `flushed`
                           "origin": self.origin})
 
-        #: What the data path answers; `data` counts only for Answer.DATA.
+        #: What the data path answers; `data` is zero but for Answer.DATA.
         self.answer = S({"answer": 3, "poison": 1, "data": 512, "origin": self.origin})
 
         #: `step` is the low byte of the session's; `scan_tag`: the SCAN looks for pages to prefetch.

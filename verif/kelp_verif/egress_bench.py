@@ -70,8 +70,8 @@ class TB:
             return {"write": rng.choice(self.side_kinds), "tag": self.serial, "ld_id": rng.getrandbits(4), "data": rng.getrandbits(512)}
         kind = rng.choice(self.kinds)
         age = rng.choice([rng.randrange(30), rng.getrandbits(20)])
-        return {"answer": kind, "poison": kind == Answer.DATA and rng.random() < 0.2, "data": rng.getrandbits(512), "origin.tag": self.serial,
-                "origin.ld_id": rng.getrandbits(4), "origin.start": self.now - age & 0xFFFFF, "origin.missed": rng.getrandbits(1)}
+        return {"answer": kind, "poison": kind == Answer.DATA and rng.random() < 0.2, "data": rng.getrandbits(512) * (kind == Answer.DATA),
+                "origin.tag": self.serial, "origin.ld_id": rng.getrandbits(4), "origin.start": self.now - age & 0xFFFFF, "origin.missed": rng.getrandbits(1)}
 
     async def cycle(self, offer=True):
         dut, rng = self.dut, self.rng

@@ -45,7 +45,8 @@ class EgressContract(wiring.Component):
             _offers(m, s)
             m.d.comb += s.p.data.eq(AnySeq(8))      # a wider line tells no more
         drs, ndr = e.s2m_drs, e.s2m_ndr
-        m.d.comb += [drs.ready.eq(AnySeq(1)), ndr.ready.eq(AnySeq(1)), e.now.eq(AnySeq(len(e.now))), Assume(~e.i.valid | (e.i.p.answer != Answer.NONE))]
+        m.d.comb += [drs.ready.eq(AnySeq(1)), ndr.ready.eq(AnySeq(1)), e.now.eq(AnySeq(len(e.now))), Assume(~e.i.valid | (e.i.p.answer != Answer.NONE)),
+                     Assume((e.i.p.answer == Answer.DATA) | (e.i.p.data == 0))]
         answered, side = e.i.valid & e.i.ready, e.i_side.valid & e.i_side.ready
         completion, write = e.i.p.answer == Answer.CMP, e.i_side.p.write
 
@@ -63,7 +64,7 @@ class EgressContract(wiring.Component):
                 m.d.comb += [
                     due.opcode.eq(Mux(mine & (answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
                     due.poison.eq(mine & (e.i.p.poison | (answer == Answer.POISON))),
-                    due.data.eq(Mux(sides, e.i_side.p.data, Mux(answer == Answer.DATA, e.i.p.data, 0))),
+                    due.data.eq(Mux(sides, e.i_side.p.data, e.i.p.data)),
                 ]
             else:
                 m.d.comb += due.opcode.eq(S2MNDR.CMP)
