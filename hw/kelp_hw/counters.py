@@ -24,16 +24,15 @@ class TotalCounters(wiring.Component):
     """Counts pulses, one bit per entry of `kelp_spec.registers.COUNTERS`, any number at once, every cycle.
 
     Each counter gathers pulses in a few flops; a pointer visits the counters in turn and adds the gathered pulses to a 48-bit word in memory. A read is
-    therefore up to
-    `rows` cycles behind the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after `rows` + 2 cycles at most (it is captured
-    when the pointer passes).
+    therefore up to `rows` + 3 cycles behind the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after `rows` + 4 cycles at
+    most (it is captured when the pointer passes).
     """
 
     def __init__(self):
         self.rows = 1 << (len(COUNTERS) - 1).bit_length()
         super().__init__({
             "pulses": In(len(COUNTERS)),
-            "clear": In(1),                        #: held for `rows` cycles or more
+            "clear": In(1),                        #: held for `rows` + 4 cycles or more
             "read_index": In(range(self.rows)),
             "read_data": Out(TOTAL_BITS),
             "idle": Out(1),
@@ -59,15 +58,17 @@ class TotalCounters(wiring.Component):
         for i, g in enumerate(gathered):
             m.d.sync += g.eq(Mux(here == i, 0, g) + self.pulses[i])
             m.d.comb += Assert(g <= self.rows)
-        total = Signal(TOTAL_BITS)
+        # A cycle each for the word and what is to be added, for the sum, and for its write: the pointer comes back much later.
+        old, more, total = Signal(TOTAL_BITS), Signal(gather_bits), Signal(TOTAL_BITS)
+        there, written = Signal.like(here), Signal.like(here)
+        m.d.sync += [old.eq(read.data), more.eq(add), there.eq(here), total.eq(old + more), written.eq(there)]
         m.d.comb += [
-            total.eq(read.data + add),
-            write.addr.eq(here),
+            write.addr.eq(written),
             write.data.eq(Mux(self.clear, 0, total)),
             write.en.eq(1),
             self.idle.eq(~Cat(gathered).any() & ~self.pulses.any()),
         ]
-        with m.If(here == self.read_index):
+        with m.If(written == self.read_index):
             m.d.sync += self.read_data.eq(total)
         with m.If(self.clear):
             m.d.sync += [g.eq(0) for g in gathered]

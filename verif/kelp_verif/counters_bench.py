@@ -6,7 +6,7 @@ Their inputs are valid-only, so nothing can be held back; reads are granted, and
 """
 
 import random
-from collections import Counter
+from collections import Counter, deque
 
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge, Timer
@@ -48,7 +48,7 @@ class Bench:
         """Writes a row of a memory that the block itself may be rewriting."""
         for _ in range(100):
             row.value = value
-            await self.ticks(3)
+            await self.ticks(6)
             if row.value == value:
                 return
         raise AssertionError("the memory does not keep what is put there")
@@ -56,7 +56,7 @@ class Bench:
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def totals(dut):
-    """Any number of pulses in any cycle; a read is `rows` + 2 cycles behind at most and exact at rest; 48 bits."""
+    """Any number of pulses in any cycle; a read is `rows` + 4 cycles behind at most and exact at rest; 48 bits."""
     tb = Bench(dut)
     rng, names, rows = tb.rng, range(len(COUNTERS)), 64
     await start_clock(dut)
@@ -79,15 +79,15 @@ async def totals(dut):
     async def read(i, pulses=lambda: 0):
         """The value of counter i, and the least that it may be."""
         dut.read_index.value = i
-        for _ in range(rows + 3):
+        for _ in range(rows + 5):
             got, _ = await cycle(pulses())
-        return got, history[-rows - 3][i]
+        return got, history[-rows - 5][i]
 
     async def rest():
         busy = 0
         while not (await cycle(0))[1]:
             busy += 1
-            assert busy < rows + 3, "the totals do not come to rest"
+            assert busy < rows + 5, "the totals do not come to rest"
         tb.seen["rest after a while"] += busy > 10
         for i in names:
             got, _ = await read(i)
@@ -97,7 +97,7 @@ async def totals(dut):
         if round_ % 2 == 0:
             dut.pulses.value = 0
             tb.seen["reset of gathered pulses"] += dut.idle.value == 0
-            await tb.reset(["pulses", "read_index"], rows)
+            await tb.reset(["pulses", "read_index"], rows + 4)
             want[:] = [0] * len(COUNTERS)
             for i, value in ((rng.randrange(30), (1 << 32) - 3), (rng.randrange(30, len(COUNTERS)), (1 << 48) - 3)):
                 want[i] = value
@@ -202,9 +202,13 @@ async def histogram(dut):
     rng, bits = tb.rng, len(dut.i) - 1
     await start_clock(dut)
     counts, before, granted = [], None, None
+    coming = deque([None] * 5)      # rows of the events that a read of this cycle does not see yet
 
     async def cycle(latency):
         nonlocal before, granted
+        counted = coming.popleft()
+        if counted is not None:
+            counts[counted] = min(counts[counted] + 1, 0xFFFFFFFF)
         row = rng.randrange(64) if rng.random() < 0.3 or before is None else before
         dut.i_valid.value, dut.read_row.value = int(latency is not None), row
         dut.i.value = rng.getrandbits(bits + 1) if latency is None else latency[1] << 1 | latency[0]
@@ -218,8 +222,8 @@ async def histogram(dut):
         if latency is not None:
             missed, cycles = latency
             before = 32 * missed + min(max(cycles.bit_length() - 1, 0), HISTOGRAM_BINS - 1)
-            counts[before] = min(counts[before] + 1, 0xFFFFFFFF)
             tb.seen[f"bin {before}"] += 1
+        coming.append(before if latency is not None else None)
         await tb.ticks(1)
 
     def latency():
@@ -230,8 +234,11 @@ async def histogram(dut):
         if round_ % 3 == 0:
             await tb.reset(["i_valid"], 64)
             counts, granted = [0] * 64, None
+            coming.extend([None] * 5)
+            while len(coming) > 5:
+                coming.popleft()
         if round_ % 3 == 1:
-            for _ in range(4):
+            for _ in range(8):
                 await cycle(None)
             counts[3] = 0xFFFFFFFF - 2
             await tb.deposit(dut.memory[3], counts[3])
