@@ -12,6 +12,7 @@ from kelp_spec.metadata import Event, Op, Outcome
 
 from .arbiter import BACKGROUND, Arbiter
 from .decide import Decide
+from .foresight import Foresight, ahead_layout
 from .hot_pages import HotPages
 from .layouts import Layouts
 from .miss_ids import MissIds
@@ -34,7 +35,7 @@ class Tracker(wiring.Component):
     The pipeline M0, MA, M1, M2, M3 never stalls. `o_frame_op` is valid in the fourth cycle after the cycle of a request's handshake (M3, combinational);
     `o_result`, `o_hot`, `o_score` of the same cycle's ops follow one cycle later. Throughput: one request per cycle, 7 of 8 cycles when background ops need the
     port all the time; with page-sequential requests every background op that does not use the frame stage finds a cycle (§1). Ops that change a
-    session enter alone, four cycles before the next.
+    session enter alone, five cycles before the next.
 
     Nothing is accepted before `ready`, which rises when every page word is ABSENT. Refused requests become ANSWER frame ops; `o_result.op.refused` says why.
     A page word with one flipped bit is corrected, one with two becomes LOST.
@@ -46,6 +47,8 @@ class Tracker(wiring.Component):
     Members
     -------
     i_request : stream of requests
+    ahead : in
+        What `i_request.p` will be in the next cycle, unless it holds a request that is not taken.
     i_miss, i_control, i_hint, i_evict, i_prefetch : streams of ops
         In this order of priority. An op's `session` is needed for REPLAY, SCAN, RELEASE, PREFETCH, MASS, PIN, UNPIN,
         STEP, OPEN, CLOSE, CLOSED. A PEEK from `i_evict` is of a
@@ -75,7 +78,7 @@ class Tracker(wiring.Component):
         self.words = PageWords(config=config)
         counts = data.ArrayLayout(count_bits(config), len(POOLS))
         super().__init__({
-            "i_request": In(stream.Signature(layouts.request)),
+            "i_request": In(stream.Signature(layouts.request)), "ahead": In(ahead_layout(config)),
             **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
             "i_miss_free": In(stream.Signature(config.miss_bits)),
             "data_ready": In(1), "miss_ready": In(1), "score_ready": In(1), "queue_ready": In(1), "event_ready": In(1),
@@ -98,6 +101,7 @@ class Tracker(wiring.Component):
         m.submodules.arbiter = arbiter = Arbiter(config=c)
         m.submodules.words = words = self.words
         m.submodules.hot_pages = hot_pages = HotPages(config=c)
+        m.submodules.foresight = foresight = Foresight(config=c)
         m.submodules.sessions = sessions = Sessions(config=c)
         m.submodules.pools = pools = Pools(config=c)
         m.submodules.miss_ids = miss_ids = MissIds(config=c)
@@ -125,17 +129,17 @@ class Tracker(wiring.Component):
         # that op's word and finds nothing new.
         same, blocks = Signal(4), Signal(4)
         m.d.comb += [
-            same.eq(Cat(a.valid & a.reads & (o.squeue == request.squeue) & (o.page == request.page) for a, o in zip(stages, ops, strict=True))),
-            blocks.eq(Cat(a.blocks for a in stages)),
+            same.eq(foresight.same & Cat(a.valid & a.reads for a in stages)), blocks.eq(Cat(a.blocks for a in stages)),
+            foresight.ahead.eq(self.ahead), foresight.moves.eq(~self.i_request.valid | self.i_request.ready), foresight.valid.eq(self.i_request.valid),
+            *(foresight.request[f].eq(request[f]) for f in ("session", "squeue", "page", "kv_line")),
+            foresight.request.ld_id.eq(request.origin.ld_id), foresight.request.memory.eq((request.refused == 0) & ~request.no_memory),
+            *(foresight.ops[k][f].eq(o[f]) for k, o in enumerate(ops) for f in ("squeue", "page")),
+            foresight.pages.eq(hot_pages.pages), foresight.entering.eq(hot_pages.entering), foresight.sessions.eq(sessions.sessions),
         ]
         miss_id_credit, on_their_way, hold = Signal(), Signal(3), Signal(init=1)     # `hold`: an op that changes a session is on its way
         m.d.comb += on_their_way.eq(sum(((a.valid & a.takes) for a in stages), start=0))
-        mine = Signal(layouts.session)
         m.d.comb += [
-            mine.eq(session(request.session)),
-            arbiter.good.eq((request.refused == 0) & ~request.no_memory & (request.origin.ld_id == mine.ld_id) &
-                            (request.kv_line[:c.half_line_bits] < mine.used_lines) & ~(request.kv_line[c.half_line_bits] & mine.k_only)),
-            hot_pages.look.squeue.eq(request.squeue), hot_pages.look.page.eq(request.page),
+            arbiter.good.eq(foresight.good), hot_pages.same.eq(foresight.hit),
             arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),   # poison is an event, which takes a result
             arbiter.hold.eq(hold),
             arbiter.credits.data.eq(self.data_ready), arbiter.credits.miss.eq(self.miss_ready), arbiter.credits.score.eq(self.score_ready),
@@ -144,7 +148,8 @@ class Tracker(wiring.Component):
             queues.write_en.eq(self.config_write_valid), queues.write_address.eq(self.config_write.squeue),
             *(queues.write_data[f].eq(self.config_write.queue_config[f]) for f in queue_layout.members),
         ]
-        m.d.sync += hold.eq(~self.ready | (arbiter.o_valid & arbiter.o_session) | Cat(a.valid & a.session for a in (ma, m1, m2)).any())
+        # The last of these cycles is for `foresight`, which looks at the session a cycle early.
+        m.d.sync += hold.eq(~self.ready | (arbiter.o_valid & arbiter.o_session) | Cat(a.valid & a.session for a in stages).any())
         # One id for each op on its way that may take one, and for the one that enters in this cycle.
         m.d.sync += miss_id_credit.eq(Mux(arbiter.o_valid & arbiter.o_takes, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way))
         m.d.sync += [
