@@ -180,10 +180,11 @@ class Tracker(wiring.Component):
         shaping = session(Mux(m1.hot, m1.hot_session, op1.session))
         m.d.comb += [shape1[name].eq(shaping[name]) for name in shape_layout.members]
         own_pool2 = (op2.kind == Op.GRANT) | (op2.kind == Op.FREE)
+        m.d.comb += pools.ahead.eq(Mux(own_pool2, op2.pool, queue2.pool))
         m.d.sync += [
             op1.eq(opa), m1.eq(ma), op2.eq(op1), m2.eq(m1), op3.eq(op2), m3.eq(m2),
             hot1.eq(hot_pages.entry), hot2.eq(hot1), hot3.eq(hot2),
-            queue2.eq(queues.read_data), queue3.eq(queue2), queue3.pool.eq(Mux(own_pool2, op2.pool, queue2.pool)),
+            queue2.eq(queues.read_data), queue3.eq(queue2), queue3.pool.eq(pools.ahead),
             session2.eq(session(op1.session)), session3.eq(session2), shape2.eq(shape1), shape3.eq(shape2),
             event3.eq(check.event),
             *(kinds3[k].eq(m2.valid & (op2.kind == k)) for k in Op),
