@@ -89,7 +89,7 @@ class QueueCounters(wiring.Component):
 
     `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and taken in cycles without `i`. `wipe` is held until a cycle with
     `wipe_ready`, in which there is none of these: the counters of `wipe_squeue` are then 0.
-    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`.
+    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`, without the event of the cycle before that.
 
     Parameters
     ----------
@@ -136,16 +136,16 @@ class QueueCounters(wiring.Component):
             m.d.sync += [s1.squeue.eq(fifo.r_data), s1.bump.eq(1 << useful)]
             m.d.comb += sram.read_address.eq(fifo.r_data)
 
-        # Read, then write one cycle later: the memory is transparent, so a younger event on the same row reads what this one writes.
-        old = Signal(row)
-        m.d.comb += old.eq(sram.read_data)
-        counted = Signal(row)
+        # Read, counted, then written: what the event before counted is forwarded, and the memory shows what is written while it is read.
+        old, counted, squeue2, v2, follows = Signal(row), Signal(row), Signal.like(s1.squeue), Signal(), Signal()
+        m.d.sync += [squeue2.eq(s1.squeue), v2.eq(v1), follows.eq(v1 & (sram.read_address == s1.squeue))]
+        m.d.comb += old.eq(Mux(follows, counted.as_value(), sram.read_data.as_value()))
         for i in range(len(self.names)):
-            m.d.comb += counted[i].eq(old[i] + s1.bump[i])
-        m.d.comb += [sram.write_en.eq(v1), sram.write_address.eq(s1.squeue), sram.write_data.eq(counted)]
-        m.d.comb += [self.read_data.eq(old), self.idle.eq(~v1 & ~fifo.r_rdy & ~self.i_valid)]
+            m.d.sync += counted[i].eq(old[i] + s1.bump[i])
+        m.d.comb += [sram.write_en.eq(v2), sram.write_address.eq(squeue2), sram.write_data.eq(counted)]
+        m.d.comb += [self.read_data.eq(sram.read_data), self.idle.eq(~v1 & ~v2 & ~fifo.r_rdy & ~self.i_valid)]
 
-        m.d.comb += self.wipe_ready.eq(~v1 & ~self.i_valid & ~fifo.r_rdy & ~self.clear)
+        m.d.comb += self.wipe_ready.eq(~v1 & ~v2 & ~self.i_valid & ~fifo.r_rdy & ~self.clear)
         with m.If(self.wipe & self.wipe_ready):
             m.d.comb += [sram.write_en.eq(1), sram.write_address.eq(self.wipe_squeue), sram.write_data.eq(0)]
 

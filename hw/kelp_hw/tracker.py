@@ -125,7 +125,7 @@ class Tracker(wiring.Component):
         ops = opa, op1, op2, op3 = [Signal(layouts.op, name=f"op{name}") for name in ("a", "1", "2", "3")]
 
         # A hot page may lose its place by an op in the pipeline that looks at its word: by any background op, and by a request that finds the word beyond
-        # repair; so does one on a hot page that may not take the hot lane. A request that follows another op on its page within three cycles is given
+        # repair; so does one on a hot page that may not take the hot lane. A request that follows another op on its page within four cycles is given
         # that op's word and finds nothing new.
         same, blocks = Signal(4), Signal(4)
         m.d.comb += [
@@ -154,7 +154,7 @@ class Tracker(wiring.Component):
         m.d.sync += miss_id_credit.eq(Mux(arbiter.o_valid & arbiter.o_takes, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way))
         m.d.sync += [
             opa.eq(arbiter.o_op), ma.valid.eq(arbiter.o_valid), ma.hot.eq(arbiter.o_hot), ma.reads.eq(arbiter.o_reads), ma.takes.eq(arbiter.o_takes),
-            ma.blocks.eq(arbiter.o_background | (same == 0b1000) | hot_pages.hit),
+            ma.blocks.eq(arbiter.o_background | hot_pages.hit),
             ma.session.eq(arbiter.o_session), ma.frame_peek.eq(arbiter.o_frame_peek), ma.queue.eq(arbiter.o_queue),
             ma.hot_page.squeue.eq(request.squeue), ma.hot_page.page.eq(request.page), ma.hot_session.eq(request.session),
         ]

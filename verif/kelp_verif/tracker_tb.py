@@ -200,7 +200,7 @@ class TB:
         key = op.squeue * self.config.pages + op.page
         since, bits = self.planted.get(key, (0, ()))
         # A word that an op in the pipeline holds is taken from there, not from the SRAM.
-        fault = len(bits) if sees_word and bits and since <= entered and self.looked.get(key, -4) <= entered - 4 else 0
+        fault = len(bits) if sees_word and bits and since <= entered and self.looked.get(key, -5) <= entered - 5 else 0
         before = golden.word(op.squeue, op.page)
         result = golden.step(op, fault=fault, descriptor=self.descriptor if op.kind == K.OPEN else None)
         if not result.reads:
@@ -210,12 +210,12 @@ class TB:
             if sees_word:
                 self.looked[key] = entered
             if result.changed or result.corrected:
-                # The code word is written two cycles from now, and can be read then.
+                # The code word is encoded in the next cycle, written in the one after, and can be read then.
                 bits = ()
                 if self.rng.random() < self.flips:
                     bits = tuple(self.rng.sample(self.flippable, self.rng.choice((1, 1, 2))))
                     self.flip_at[self.cycle + 1] = sum(1 << b for b in bits)
-                self.planted[key] = (entered + 4, bits)
+                self.planted[key] = (entered + 5, bits)
         name = (K(op.kind).name, Outcome(result.outcome).name)
         self.seen["outcomes"][name] = self.seen["outcomes"].get(name, 0) + 1
         self.after(op, result, before)
