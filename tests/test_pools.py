@@ -95,11 +95,12 @@ def test_pools_against_golden():
         ctx.set(dut.low_water, golden.low_water)
         ctx.set(dut.reserve, golden.reserve)
         await ctx.tick().repeat(2)
-        out = [[] for _ in POOLS]
+        out, ahead = [[] for _ in POOLS], 0
         for _ in range(2500):
-            p = rng.randrange(len(POOLS))
+            p, ahead = ahead, rng.randrange(len(POOLS))
             pool = golden.pools[p]
             ctx.set(dut.select, p)
+            ctx.set(dut.ahead, ahead)
             want = (pool.free > 0, pool.free > pool.waiting, pool.free > pool.waiting + golden.low_water, pool.pins + golden.reserve < pool.limit)
             assert tuple(map(bool, map(ctx.get, (dut.can_pop, dut.can_take, dut.can_prefetch, dut.can_pin)))) == want
             ops = [("unpin",), ("pin",) if want[3] else (), ("wait",) if pool.waiting < config.misses else (), ("unwait",) if pool.waiting else (),

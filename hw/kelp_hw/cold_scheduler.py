@@ -117,6 +117,7 @@ class ColdScheduler(wiring.Component):
         prefetches = Signal(c.misses)
         active = Signal(entries)   # sent at least once and not answered: the row of `states` counts
 
+        reading, looking, acting, act, index, again = Signal(), Signal(), Signal(), Signal(2), Signal(index_shape), Signal()
         # --- requests ---------------------------------------------------------------------------------------------------------
         raised, leaves = Signal(), Signal()    # `leaves`: the prefetch at the pointer goes in this cycle, raised or not
         busy_writes = Signal(c.write_backs)
@@ -124,7 +125,7 @@ class ColdScheduler(wiring.Component):
         new_write = self.i_write_back.valid & self.i_write_back.ready
         wb = self.i_write_back.payload
         m.d.comb += [
-            self.i_write_back.ready.eq(~self.i_fetch_valid & ~push_again),
+            self.i_write_back.ready.eq(~self.i_fetch_valid & ~acting),     # an entry that goes back into line is known late
             where.write_en.eq(self.i_fetch_valid | new_write),
             where.write_address.eq(Mux(self.i_fetch_valid, self.i_fetch.miss, c.misses + wb.token)),
             *(where.write_data[name].eq(Mux(self.i_fetch_valid, self.i_fetch[name], wb[name])) for name in ("squeue", "page", "frame")),
@@ -138,7 +139,6 @@ class ColdScheduler(wiring.Component):
             m.d.sync += prefetches.bit_select(self.i_raise, 1).eq(0)
 
         # --- engine: choose an entry, then act on it ----------------------------------------------------------------------------
-        reading, looking, acting, act, index, again = Signal(), Signal(), Signal(), Signal(2), Signal(index_shape), Signal()
         scan, pointer = Signal(index_shape), Signal(range(c.misses))
         pre_valid = Signal()
         prefer_send = Signal()
@@ -258,15 +258,16 @@ class ColdScheduler(wiring.Component):
         with m.If(finish):
             m.d.sync += active.bit_select(index, 1).eq(0)
             with m.If(is_write):
-                m.d.sync += [
-                    self.o_written_back.valid.eq(1), self.o_written_back.payload.token.eq(write_index), self.o_written_back.payload.failed.eq(failed),
-                    busy_writes.bit_select(write_index, 1).eq(0),
-                ]
+                m.d.sync += [self.o_written_back.valid.eq(1), busy_writes.bit_select(write_index, 1).eq(0)]
             with m.Else():
-                m.d.sync += [
-                    self.o_fetched.valid.eq(1), self.o_fetched.payload.miss.eq(index), self.o_fetched.payload.failed.eq(failed),
-                    self.o_fetched.payload.sector.eq(completion.sector),
-                ]
+                m.d.sync += self.o_fetched.valid.eq(1)
+        # Whether there is an answer is known late; what it would be is taken before.
+        with m.If(~self.o_written_back.valid):
+            m.d.sync += [self.o_written_back.payload.token.eq(write_index), self.o_written_back.payload.failed.eq(failed)]
+        with m.If(~self.o_fetched.valid):
+            m.d.sync += [
+                self.o_fetched.payload.miss.eq(index), self.o_fetched.payload.failed.eq(failed), self.o_fetched.payload.sector.eq(completion.sector),
+            ]
 
         # --- commands: a stage between the reads and the two constant multiplications -------------------------------------------
         pre, command = Signal(S({"op": 2, "id": self.layouts.cold_id, "where": where_layout})), self.o_command.payload

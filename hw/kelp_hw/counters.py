@@ -24,16 +24,15 @@ class TotalCounters(wiring.Component):
     """Counts pulses, one bit per entry of `kelp_spec.registers.COUNTERS`, any number at once, every cycle.
 
     Each counter gathers pulses in a few flops; a pointer visits the counters in turn and adds the gathered pulses to a 48-bit word in memory. A read is
-    therefore up to
-    `rows` cycles behind the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after `rows` + 2 cycles at most (it is captured
-    when the pointer passes).
+    therefore up to `rows` + 3 cycles behind the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after `rows` + 4 cycles at
+    most (it is captured when the pointer passes).
     """
 
     def __init__(self):
         self.rows = 1 << (len(COUNTERS) - 1).bit_length()
         super().__init__({
             "pulses": In(len(COUNTERS)),
-            "clear": In(1),                        #: held for `rows` cycles or more
+            "clear": In(1),                        #: held for `rows` + 4 cycles or more
             "read_index": In(range(self.rows)),
             "read_data": Out(TOTAL_BITS),
             "idle": Out(1),
@@ -59,15 +58,17 @@ class TotalCounters(wiring.Component):
         for i, g in enumerate(gathered):
             m.d.sync += g.eq(Mux(here == i, 0, g) + self.pulses[i])
             m.d.comb += Assert(g <= self.rows)
-        total = Signal(TOTAL_BITS)
+        # A cycle each for the word and what is to be added, for the sum, and for its write: the pointer comes back much later.
+        old, more, total = Signal(TOTAL_BITS), Signal(gather_bits), Signal(TOTAL_BITS)
+        there, written = Signal.like(here), Signal.like(here)
+        m.d.sync += [old.eq(read.data), more.eq(add), there.eq(here), total.eq(old + more), written.eq(there)]
         m.d.comb += [
-            total.eq(read.data + add),
-            write.addr.eq(here),
+            write.addr.eq(written),
             write.data.eq(Mux(self.clear, 0, total)),
             write.en.eq(1),
             self.idle.eq(~Cat(gathered).any() & ~self.pulses.any()),
         ]
-        with m.If(here == self.read_index):
+        with m.If(written == self.read_index):
             m.d.sync += self.read_data.eq(total)
         with m.If(self.clear):
             m.d.sync += [g.eq(0) for g in gathered]
@@ -88,7 +89,7 @@ class QueueCounters(wiring.Component):
 
     `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and taken in cycles without `i`. `wipe` is held until a cycle with
     `wipe_ready`, in which there is none of these: the counters of `wipe_squeue` are then 0.
-    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`.
+    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`, without the event of the cycle before that.
 
     Parameters
     ----------
@@ -135,16 +136,16 @@ class QueueCounters(wiring.Component):
             m.d.sync += [s1.squeue.eq(fifo.r_data), s1.bump.eq(1 << useful)]
             m.d.comb += sram.read_address.eq(fifo.r_data)
 
-        # Read, then write one cycle later: the memory is transparent, so a younger event on the same row reads what this one writes.
-        old = Signal(row)
-        m.d.comb += old.eq(sram.read_data)
-        counted = Signal(row)
+        # Read, counted, then written: what the event before counted is forwarded, and the memory shows what is written while it is read.
+        old, counted, squeue2, v2, follows = Signal(row), Signal(row), Signal.like(s1.squeue), Signal(), Signal()
+        m.d.sync += [squeue2.eq(s1.squeue), v2.eq(v1), follows.eq(v1 & (sram.read_address == s1.squeue))]
+        m.d.comb += old.eq(Mux(follows, counted.as_value(), sram.read_data.as_value()))
         for i in range(len(self.names)):
-            m.d.comb += counted[i].eq(old[i] + s1.bump[i])
-        m.d.comb += [sram.write_en.eq(v1), sram.write_address.eq(s1.squeue), sram.write_data.eq(counted)]
-        m.d.comb += [self.read_data.eq(old), self.idle.eq(~v1 & ~fifo.r_rdy & ~self.i_valid)]
+            m.d.sync += counted[i].eq(old[i] + s1.bump[i])
+        m.d.comb += [sram.write_en.eq(v2), sram.write_address.eq(squeue2), sram.write_data.eq(counted)]
+        m.d.comb += [self.read_data.eq(sram.read_data), self.idle.eq(~v1 & ~v2 & ~fifo.r_rdy & ~self.i_valid)]
 
-        m.d.comb += self.wipe_ready.eq(~v1 & ~self.i_valid & ~fifo.r_rdy & ~self.clear)
+        m.d.comb += self.wipe_ready.eq(~v1 & ~v2 & ~self.i_valid & ~fifo.r_rdy & ~self.clear)
         with m.If(self.wipe & self.wipe_ready):
             m.d.comb += [sram.write_en.eq(1), sram.write_address.eq(self.wipe_squeue), sram.write_data.eq(0)]
 

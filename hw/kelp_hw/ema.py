@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
-from amaranth.lib import data, fifo, wiring
+from amaranth.lib import data, fifo, memory, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -12,7 +12,6 @@ from kelp_spec.metadata import SCORE_BITS, STEP_BITS, PageState, ScoreEvent, Sco
 from kelp_spec.policy import EPOCH_BITS, EPOCH_SHIFT, FOLDED, PROFILE_BITS, SCORE_WORD_BITS, Policy
 from kelp_spec.scores import IDLE_BIAS
 
-from .delay import Delay
 from .eviction_layouts import EvictionLayouts
 from .exp2 import Exp2
 from .kelp_scores import Frequencies, Profile, Turns
@@ -91,6 +90,7 @@ class EmaEngine(wiring.Component):
     LATENCY = Exp2.LATENCY + 13
     SCAN_LATENCY = LATENCY - 2
     DEPTH = 2 * RESERVE
+    PLACES = 16   #: events between the queue and the score's read; twelve go through without a wait
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -138,21 +138,24 @@ class EmaEngine(wiring.Component):
         # One place for what comes while `ready` itself is on its way.
         m.d.sync += self.ready.eq(queue.level < self.DEPTH - RESERVE - 1)
 
-        # --- front, held while a page waits: configuration, x, the fold's factor ---
-        front = Signal()
+        # --- front: configuration, x, the fold's factor. It stands never still, so that a page that waits holds no register of it: there is a place at its
+        # end for every event that enters.
+        enters, drops, takes = Signal(), Signal(), Signal()
+        inside = Signal(range(self.PLACES + 1))
+        m.d.sync += inside.eq((inside + enters - drops - takes)[:len(inside)])
         a0, a0_valid = Signal(event, reset_less=True), Signal()
         m.submodules.settings = settings = QueueConfig(config=c, fields=("alpha", "mass_shift", "score_source", "policy", "idle_m", "idle_sh"))
         m.submodules.newest = newest = Sram(depth=c.squeues, shape=c.page_bits)
         m.d.comb += [
-            queue.r_en.eq(front), settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid),
-            settings.read_en.eq(front), settings.read_squeue.eq(a0.squeue),
+            queue.r_en.eq(inside < self.PLACES), enters.eq(queue.r_en & queue.r_rdy),
+            settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid),
+            settings.read_en.eq(1), settings.read_squeue.eq(a0.squeue),
             # An event sees the newest page as the events before it left it.
-            newest.read_en.eq(front), newest.read_address.eq(a0.squeue),
-            newest.write_en.eq(front & a0_valid & (a0.kind == ScoreEvent.INIT)), newest.write_address.eq(a0.squeue), newest.write_data.eq(a0.page),
+            newest.read_en.eq(1), newest.read_address.eq(a0.squeue),
+            newest.write_en.eq(a0_valid & (a0.kind == ScoreEvent.INIT)), newest.write_address.eq(a0.squeue), newest.write_data.eq(a0.page),
         ]
         a1, a1_valid = Signal(event, reset_less=True), Signal()
-        with m.If(front):
-            m.d.sync += [a0.eq(queue.r_data), a0_valid.eq(queue.r_rdy), a1.eq(a0), a1_valid.eq(a0_valid)]
+        m.d.sync += [a0.eq(queue.r_data), a0_valid.eq(enters), a1.eq(a0), a1_valid.eq(a0_valid)]
 
         step = data.StructLayout({"event": event, "x": SCORE_BITS, "gain": 4, "over": 1, "alpha": 9, "fold": 1, "kelp": 1, "turned": 1,
                                   "distance": c.page_bits})
@@ -177,26 +180,40 @@ class EmaEngine(wiring.Component):
         init1, scan1 = a1.kind == ScoreEvent.INIT, a1.kind == ScoreEvent.SCAN
         m.d.comb += [
             *(getattr(turns, name).eq(a1[name]) for name in ("session", "squeue", "page", "step")),
-            turns.accessed.eq(front & a1_valid & kelp & (touch | init1)),
+            turns.accessed.eq(a1_valid & kelp & (touch | init1)),
             a2.kelp.eq(kelp), a2.turned.eq(scan1 & turns.over), a2.distance.eq(Mux(init1, a1.page, newest.read_data - a1.page)),
             # Where its turn has passed, this step counts as idle.
             a2.event.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
         ]
         m.submodules.exp2 = exp2 = Exp2(bias=IDLE_BIAS)
-        m.submodules.wait = wait = Delay(shape=step, cycles=Exp2.LATENCY)
         waiting = Signal(Exp2.LATENCY)
         m.d.comb += [
-            exp2.en.eq(front), exp2.steps.eq(a1.argument), exp2.mantissa.eq(settings.o.idle_m), exp2.shift.eq(settings.o.idle_sh),
-            wait.en.eq(front), wait.i.eq(a2),
+            exp2.en.eq(1), exp2.steps.eq(a1.argument), exp2.mantissa.eq(settings.o.idle_m), exp2.shift.eq(settings.o.idle_sh),
+            drops.eq(a1_valid & ~counts),
         ]
-        with m.If(front):
-            m.d.sync += waiting.eq(Cat(a1_valid & counts, waiting))
+        m.d.sync += waiting.eq(Cat(a1_valid & counts, waiting))
+        # The events in their places, and the factors of those whose b0 is not free.
+        m.submodules.places = places = memory.Memory(shape=step.size, depth=self.PLACES, init=())
+        m.submodules.factors = known = memory.Memory(shape=SCORE_BITS, depth=self.PLACES, init=())
+        put, get, know, more = Signal(range(self.PLACES)), Signal(range(self.PLACES)), Signal(range(self.PLACES)), Signal(range(self.PLACES + 1))
+        put_event, get_event, put_factor, get_factor = places.write_port(), places.read_port(domain="comb"), known.write_port(), known.read_port(domain="comb")
+        computed, halving = Signal(), Signal(SCORE_BITS)
+        m.d.comb += [
+            computed.eq(waiting[-1]), halving.eq(Mux(exp2.halving[SCORE_BITS], 65535, exp2.halving)),
+            put_event.en.eq(a1_valid), put_event.addr.eq(put), put_event.data.eq(a2), get_event.addr.eq(get),
+            put_factor.en.eq(computed), put_factor.addr.eq(know), put_factor.data.eq(halving), get_factor.addr.eq(get),
+        ]
+        m.d.sync += [
+            put.eq(put + (a1_valid & counts)), know.eq(know + computed), get.eq(get + takes), more.eq((more + computed - takes)[:len(more)]),
+            Assert(inside <= self.PLACES),
+        ]
 
         # b0: factor known, the score may be read when no older event is going to write it
-        b0, b0_valid = Signal(step, reset_less=True), Signal()
+        b0, b0_valid, held = Signal(step, reset_less=True), Signal(), Signal()
         factor = Signal(SCORE_BITS, reset_less=True)
-        with m.If(front):
-            m.d.sync += [b0.eq(wait.o), b0_valid.eq(waiting[-1]), factor.eq(Mux(exp2.halving[SCORE_BITS], 65535, exp2.halving))]
+        m.d.comb += takes.eq(~held & ((more != 0) | computed))
+        with m.If(~held):
+            m.d.sync += [b0.eq(get_event.data), b0_valid.eq((more != 0) | computed), factor.eq(Mux(more != 0, get_factor.data, halving))]
 
         # --- back, rigid: read, check, correct, fold, EMA step, encode and write ---
         m.submodules.scores = scores = Sram(depth=c.page_words, shape=code.code_bits)
@@ -205,13 +222,12 @@ class EmaEngine(wiring.Component):
         clash = Signal(len(back))
         m.submodules.profile = profile = Profile(config=c)
         counted = Signal(Profile.BUSY)
-        held = Signal()
         # The write of the last stage is seen by a read of the same cycle; a page of any older stage is waited for. SCANs do not write (but to correct).
         m.d.comb += [
             *(clash[k].eq(back_valid[k] & (b.event.kind != ScoreEvent.SCAN) & (address(b.event) == address(b0.event))) for k, b in enumerate(back[:-1])),
             *(counted[k].eq(back_valid[k] & b.kelp & (b.event.kind != ScoreEvent.SCAN) & (b.event.squeue == b0.event.squeue) & (b.distance == b0.distance))
               for k, b in enumerate(back[:Profile.BUSY])),
-            held.eq(b0_valid & (clash.any() | counted.any())), front.eq(~held),
+            held.eq(b0_valid & (clash.any() | counted.any())),
             self.cleared.eq(profile.ready), profile.valid.eq(b0_valid & ~held & b0.kelp), profile.squeue.eq(b0.event.squeue), profile.distance.eq(b0.distance),
             profile.epoch.eq(b0.event.step[EPOCH_SHIFT:]), profile.counts.eq(b0.event.kind == ScoreEvent.TOUCH),
             profile.clears.eq(b0.event.kind == ScoreEvent.INIT),
@@ -284,6 +300,6 @@ class EmaEngine(wiring.Component):
             *(self.o_commit[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")), self.o_commit.score.eq(score9),
             self.o_commit.profile.eq(Mux(b9.kelp, entries[-1], 0)),
             self.o_commit_valid.eq(back_valid[8]), self.corrected.eq(single9), self.uncorrected.eq(double9),
-            self.idle.eq(~(self.i_valid | queue.r_rdy | a0_valid | a1_valid | waiting.any() | b0_valid | back_valid.any())),
+            self.idle.eq(~(self.i_valid | queue.r_rdy | (inside != 0) | b0_valid | back_valid.any())),
         ]
         return m

@@ -175,7 +175,7 @@ class Endpoint(wiring.Component):
             eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]), eviction.prefetch_water.eq(settings.low_water),
             tracker.event_ready.eq(1),
             tracker.descriptor.eq(registers.descriptor), tracker.low_water.eq(settings.low_water), tracker.reserve.eq(settings.reserve),
-            tracker.ecc_flip.eq(self.ecc_flip),
+            tracker.ecc_flip.eq(self.ecc_flip), tracker.ahead.eq(ingress.o_ahead),
             frame_table.i.eq(tracker.o_frame_op), frame_table.i_valid.eq(tracker.o_frame_op_valid),
             miss_buffer.sector_address.eq(frame_table.sector_address), frame_table.sector_data.eq(miss_buffer.sector_data),
             data_queue.i.eq(frame_table.o), data_queue.i_valid.eq(frame_table.o_valid),

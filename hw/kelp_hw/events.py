@@ -88,7 +88,10 @@ class EventLog(wiring.Component):
                 with m.If(waiting[i] & ~(take & (pick == i))):
                     m.d.sync += self.overflow.eq(1)
                 with m.Else():
-                    m.d.sync += [waiting[i].eq(1), held[i].event.eq(self.i[i]), held[i].time.eq(self.now)]
+                    m.d.sync += waiting[i].eq(1)
+            # A free place may take anything: whether there is an event comes late.
+            with m.If(~waiting[i] | (take & (pick == i))):
+                m.d.sync += [held[i].event.eq(self.i[i]), held[i].time.eq(self.now)]
         with m.If(self.clear):
             m.d.sync += [self.count.eq(0), self.overflow.eq(0), self.irq.eq(0), logged.eq(0)]
         m.d.comb += Assert(self.count <= EVENT_RECORDS)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -152,10 +152,12 @@ class Eviction(wiring.Component):
         m.d.comb += take.eq(~self.o_op.valid | self.o_op.ready)
         with m.If(take):
             m.d.sync += self.o_op.valid.eq(Cat(wants).any())
-            for k, (source, want) in enumerate(zip(sources, wants, strict=True)):
-                with m.If(want) if k == 0 else m.Elif(want):
-                    m.d.comb += source.ready.eq(1)
-                    m.d.sync += self.o_op.payload.eq(source.payload)
+            chosen = sources[-1].payload.as_value()      # of nobody it may be anything
+            for k, (source, want) in reversed(list(enumerate(zip(sources, wants, strict=True)))):
+                m.d.comb += source.ready.eq(want & ~Cat(wants[:k]).any())
+                if k < len(sources) - 1:
+                    chosen = Mux(want, source.payload.as_value(), chosen)
+            m.d.sync += self.o_op.payload.eq(chosen)
 
         # --- events, one at a time ---
         m.d.comb += [self.o_event_valid.eq(evictor.o_event_valid | orphans.o_event_valid), self.o_event.eq(orphans.o_event)]

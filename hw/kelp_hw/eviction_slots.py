@@ -167,9 +167,13 @@ class EvictionSlots(wiring.Component):
 
         # --- evictions that do not wait for the flash ---
         active = Signal(range(c.write_backs + 1))
-        sent, answered = self.o_write_back.valid & self.o_write_back.ready, back.valid & back.ready
-        m.d.sync += active.eq(active + claimed + answered - sent - freed)
-        m.d.comb += self.quiet.eq((active == 0) & ~back.valid)
+        # Counted a cycle late: the flash's answers come late in theirs.
+        more, fewer = Signal(2), Signal(2)
+        m.d.sync += [
+            more.eq(Cat(claimed, back.valid & back.ready)), fewer.eq(Cat(self.o_write_back.valid & self.o_write_back.ready, freed)),
+            active.eq(active + more[0] + more[1] - fewer[0] - fewer[1]),
+        ]
+        m.d.comb += self.quiet.eq((active == 0) & (more == 0) & ~back.valid)
 
         m.d.sync += [
             Assert(~started | ~claimed | ~busy.bit_select(at, 1), "a CLAIM into a slot that is taken"),

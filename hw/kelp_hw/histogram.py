@@ -18,9 +18,8 @@ _ROWS = 64   # two halves of 32: hits, then misses
 class LatencyHistogram(wiring.Component):
     """Counts latencies by power of two: bin b holds 2^b … 2^(b+1)−1 cycles, bin 0 also 0.
 
-    One event a cycle. Counts are 32 bits and saturate. Reading takes the event port's spare read slots: `read_data` is the count of `read_row` (b, or 32 + b
-    for misses)
-    one cycle after a cycle in which `read_grant` is high.
+    One event a cycle, seen by reads from five cycles later on. Counts are 32 bits and saturate. Reading takes the spare read slots of events: `read_data` is
+    the count of `read_row` (b, or 32 + b for misses) one cycle after a cycle in which `read_grant` is high.
 
     Parameters
     ----------
@@ -47,25 +46,30 @@ class LatencyHistogram(wiring.Component):
         write = memory.write_port()
         read = memory.read_port(transparent_for=(write,))
 
-        # Stage 1: bin number. Stage 2: count out. Stage 3: incremented, written; forwarded to a younger event on the same row.
+        # Stage 0: what egress says late. 1: bin number. 2: count out. 3: incremented. 4: written, and forwarded to younger events on the same row.
+        event, valid0 = Signal.like(self.i), Signal()
+        m.d.sync += [event.eq(self.i), valid0.eq(self.i_valid)]
         bin_ = Signal(range(HISTOGRAM_BINS))
         for b in range(min(self.cycle_bits, HISTOGRAM_BINS)):
-            with m.If(self.i.cycles[b]):
+            with m.If(event.cycles[b]):
                 m.d.comb += bin_.eq(b)
         if self.cycle_bits > HISTOGRAM_BINS:
-            with m.If(self.i.cycles[HISTOGRAM_BINS:].any()):
+            with m.If(event.cycles[HISTOGRAM_BINS:].any()):
                 m.d.comb += bin_.eq(HISTOGRAM_BINS - 1)
-        row1, valid1 = Signal(range(_ROWS)), Signal()
-        m.d.sync += [row1.eq(Cat(bin_, self.i.missed)), valid1.eq(self.i_valid)]
-        m.d.comb += [read.addr.eq(Mux(valid1, row1, self.read_row)), self.read_grant.eq(~valid1), self.read_data.eq(read.data)]
+        rows, valid = [Signal(range(_ROWS), name=f"row{k}") for k in range(1, 5)], Signal(4)
+        row1, row2, row3, row4 = rows
+        m.d.sync += [row1.eq(Cat(bin_, event.missed)), row2.eq(row1), row3.eq(row2), row4.eq(row3), valid.eq(Cat(valid0, valid))]
+        m.d.comb += [read.addr.eq(Mux(valid[0], row1, self.read_row)), self.read_grant.eq(~valid[0]), self.read_data.eq(read.data)]
 
-        row2, valid2 = Signal(range(_ROWS)), Signal()
-        m.d.sync += [row2.eq(row1), valid2.eq(valid1)]
-        m.d.comb += [
-            write.addr.eq(row2),
-            write.en.eq(valid2),
-            write.data.eq(read.data + ~read.data.all()),
+        # The memory shows what is written while it is read; the event just before has its count in stage 4 when this one is in stage 3, the one before that
+        # when this one's count is out.
+        count, after, follows, follows_second = Signal(32), Signal(32), Signal(), Signal()
+        before = Mux(follows, after, count)
+        m.d.sync += [
+            follows_second.eq(valid[2] & (row1 == row3)), count.eq(Mux(follows_second, after, read.data)),
+            follows.eq(valid[2] & (row2 == row3)), after.eq(before + ~before.all()),
         ]
+        m.d.comb += [write.addr.eq(row4), write.en.eq(valid[3]), write.data.eq(after)]
         sweep = Signal(range(_ROWS))
         with m.If(self.clear):
             m.d.sync += sweep.eq(sweep + 1)

@@ -17,8 +17,8 @@ __all__ = ["HotPages"]
 class HotPages(wiring.Component):
     """Pages that are resident and already touched in their session's step, with their frame, pool and formats; `config.hot_pages` of them.
 
-    Looked up at M0 (`hit` in the same cycle, `entry` in the next), changed at M3: `keep` enters the op's page if it is not there, in place of the entry
-    that has been there longest; `drop` removes it; `drop_session` removes a session's pages.
+    Looked up at M0 by `same` (`hit` in the same cycle, `entry` in the next), changed at M3: `keep` enters the op's page if it is not there, in place of the
+    entry that has been there longest; `drop` removes it; `drop_session` removes a session's pages.
 
     Parameters
     ----------
@@ -26,10 +26,14 @@ class HotPages(wiring.Component):
 
     Members
     -------
-    look : in, page
+    pages, entering : out
+        The pages of this cycle, valid or not; those that `page` replaces in the next.
+    same : in
+        Which of `pages` are looked for.
     hit : out, same cycle
+        One of them is valid.
     entry : out, one cycle later
-        Frame, pool and formats of `look`, when `hit`.
+        Its frame, pool and formats.
     ahead : in, page
         What `page` will be in the next cycle.
     page, session, keep, drop : in
@@ -44,7 +48,8 @@ class HotPages(wiring.Component):
         self.page_layout = layouts.page
         self.entry_layout = data.StructLayout({"frame": config.frame_bits, "pool": POOL_BITS, "format_k": 3, "format_v": 3})
         super().__init__({
-            "look": In(layouts.page), "hit": Out(1), "entry": Out(self.entry_layout),
+            "pages": Out(data.ArrayLayout(layouts.page, config.hot_pages)), "entering": Out(config.hot_pages),
+            "same": In(config.hot_pages), "hit": Out(1), "entry": Out(self.entry_layout),
             "ahead": In(layouts.page),
             "page": In(layouts.page), "session": In(config.session_bits), "keep": In(1), "new": In(self.entry_layout), "drop": In(1), "drop_session": In(1),
         })
@@ -53,20 +58,20 @@ class HotPages(wiring.Component):
         m = Module()
         n = self.config.hot_pages
         valid = Signal(n)
-        pages = [Signal(self.page_layout, name=f"page_{i}") for i in range(n)]
+        pages = [self.pages[i] for i in range(n)]
         sessions = [Signal(self.config.session_bits, name=f"session_{i}") for i in range(n)]
         entries = [Signal(self.entry_layout, name=f"entry_{i}") for i in range(n)]
 
-        same, looked, found = Signal(n), Signal(n), Signal(n)
-        m.d.comb += [same.eq(Cat(valid[i] & (pages[i].as_value() == self.look.as_value()) for i in range(n))), self.hit.eq(same.any())]
-        m.d.sync += looked.eq(same)
+        looked, found = Signal(n), Signal(n)
+        m.d.comb += self.hit.eq((valid & self.same).any())
+        m.d.sync += looked.eq(valid & self.same)
         chosen = 0
         for i in range(n):
             chosen = chosen | Mux(looked[i], entries[i].as_value(), 0)
         m.d.comb += self.entry.eq(chosen)
 
         # M3 says late what becomes of its page; where that page is now has been found by then, with what the op before it does allowed for.
-        oldest, entering, left = Signal(n, init=1), Signal(n), Signal(n)     # one bit each
+        oldest, entering, left = Signal(n, init=1), self.entering, Signal(n)     # one bit each
         enter = Signal()
         m.d.comb += [
             enter.eq(self.keep & ~found.any()), entering.eq(Mux(enter, oldest, 0)),

@@ -12,6 +12,7 @@ from kelp_spec.config import Config
 from kelp_spec.messages import M2SReq, M2SRwD
 from kelp_spec.metadata import Event
 
+from .foresight import ahead_layout
 from .layouts import MESSAGES, TIME_BITS, Layouts
 from .skid import Skid
 
@@ -37,6 +38,8 @@ class Ingress(wiring.Component):
     a write slot waits for one on `i_write_slot`, and Req messages go on meanwhile.
     Outputs are registered, and `o_request.ready` does not reach M2S in the same cycle: latency 1 cycle, throughput 1 message a cycle.
 
+    `o_ahead` is what `o_request.p` will be in the next cycle, unless it holds a request that is not taken.
+
     An address outside the map or an unknown opcode leaves as a request with `refused` set; nothing is dropped but MemSpecRd.
 
     Parameters
@@ -59,7 +62,7 @@ class Ingress(wiring.Component):
             "now": In(TIME_BITS),
             "enable": In(1),                       #: accept nothing until the reset scrub is over
             "i_write_slot": In(stream.Signature(config.write_slot_bits)),
-            "o_request": Out(stream.Signature(layouts.request)),
+            "o_request": Out(stream.Signature(layouts.request)), "o_ahead": Out(ahead_layout(config)),
             "o_write": Out(write_layout(config)),
             "o_write_valid": Out(1),
             "o_side": Out(stream.Signature(side_layout())),
@@ -106,7 +109,7 @@ class Ingress(wiring.Component):
 
         # Places to put it.
         # Whether there are, registers tell: the host does not hear what the tracker does in the same cycle.
-        m.submodules.requests = requests = Skid(self.layouts.request)
+        m.submodules.requests = requests = Skid(self.layouts.request, late=("squeue", "page", "poison"))
         request_free = requests.i.ready
         # What goes to the side comes into sight when the requests before it have left: a CLOSE or a hint does not overtake them. One of them at most is
         # still here when it is accepted.
@@ -159,6 +162,17 @@ class Ingress(wiring.Component):
             r.origin.start.eq(self.now),
             r.origin.missed.eq(0),
         ]
+
+        # M0 is told of both channels' messages, and last of which it is.
+        spare = requests.spare
+        for k, (channel, where, known, memory) in enumerate(((req, of_req, opcode_read | opcode_none, opcode_read), (rwd, of_rwd, opcode_write, opcode_write))):
+            coming = self.o_ahead.candidates[k]
+            m.d.comb += [
+                *(coming[f].eq(Mux(requests.spare_valid, spare[f], where[f])) for f in ("session", "squeue", "page", "kv_line")),
+                coming.ld_id.eq(Mux(requests.spare_valid, spare.origin.ld_id, channel.ld_id)),
+                coming.memory.eq(Mux(requests.spare_valid, (spare.refused == 0) & ~spare.no_memory, where.in_kv & known & memory)),
+            ]
+        m.d.comb += self.o_ahead.which.eq(take_rwd)
 
         # A slot reserved for an address whose queue or session turns out to be beyond the configuration is simply not taken.
         m.d.comb += [

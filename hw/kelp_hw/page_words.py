@@ -25,9 +25,9 @@ class PageWords(wiring.Component):
     uncorrectable error is as it was read. `states`: bit s, the word's state is s, LOST when it is uncorrectable.
 
     The SRAM is banked by the low page bits, as far as needed to scrub within `SCRUB_CYCLES`; all banks are scrubbed together after reset,
-    then `ready` rises. The write port is used one cycle after M3.
+    then `ready` rises. A word is encoded in the cycle after M3 and written in the one after that.
 
-    `flip` is for verification: what it holds is XORed into every code word on its way to the SRAM. Tied to zero it costs nothing.
+    `flip` is for verification: what it holds in the cycle after M3 is XORed into the code word on its way to the SRAM. Tied to zero it costs nothing.
 
     Parameters
     ----------
@@ -72,31 +72,36 @@ class PageWords(wiring.Component):
         def row(p):
             return Cat(p.page, p.squeue)[bank_bits:]
 
-        # The op's page and whether it looked at a word, stage by stage; F1 is the cycle after M3, in which the SRAM is written.
-        at = {stage: Signal(page, name=f"page_{stage}") for stage in ("m1", "m2", "m3", "f1")}
-        valid = {stage: Signal(name=f"valid_{stage}") for stage in ("m1", "m2", "m3", "f1")}
+        # The op's page and whether it looked at a word, stage by stage; F1 is the cycle after M3, F2 the next, in which the SRAM is written.
+        stages = ("m1", "m2", "m3", "f1", "f2")
+        at = {stage: Signal(page, name=f"page_{stage}") for stage in stages}
+        valid = {stage: Signal(name=f"valid_{stage}") for stage in stages}
+        m.d.sync += [at["m1"].eq(self.look), valid["m1"].eq(self.look_valid)]
+        m.d.sync += [known[after].eq(known[before]) for known in (at, valid) for before, after in zip(stages, stages[1:], strict=False)]
+        f1_word, f1_write, f2_word, f2_code, f2_write = Signal(word), Signal(), Signal(word), Signal(code.code_bits), Signal()
         m.d.sync += [
-            at["m1"].eq(self.look), at["m2"].eq(at["m1"]), at["m3"].eq(at["m2"]), at["f1"].eq(at["m3"]),
-            valid["m1"].eq(self.look_valid), valid["m2"].eq(valid["m1"]), valid["m3"].eq(valid["m2"]), valid["f1"].eq(valid["m3"]),
+            f1_word.eq(self.new), f1_write.eq(self.write),
+            f2_word.eq(f1_word), f2_write.eq(f1_write), f2_code.eq(code.encode(f1_word) ^ self.flip),
         ]
-        f1_word, f1_write = Signal(word), Signal()
-        m.d.sync += [f1_word.eq(self.new), f1_write.eq(self.write)]
 
-        # MA, M1: the SRAM. Of the ops before this one, the SRAM's answer lacks those that are at M3 or F1 now; those behind will be forwarded at M2.
+        # MA, M1: the SRAM. Of the ops before this one, the SRAM's answer lacks those that are at M3, F1 or F2 in M1; those behind will be forwarded at M2.
         for bank in banks:
             m.d.comb += [bank.read_en.eq(self.look_valid), bank.read_address.eq(row(self.look))]
         raw = Array(bank.read_data for bank in banks)[at["m1"].page[:bank_bits]] if bank_bits else banks[0].read_data
 
-        def follows(a, b):
-            return valid[b] & (at[a].as_value() == at[b].as_value())
+        # Whether an op in M1 follows one on its page is worked out a cycle earlier.
+        follows = {}
+        for before, stage in zip(stages, stages[1:], strict=False):
+            follows[stage] = Signal(name=f"follows_{stage}")
+            m.d.sync += follows[stage].eq(valid[before] & (at[before].as_value() == self.look.as_value()))
 
         # `new` is the word after its op whether that changed it or not, so forwarding need not wait for the decision.
         code_m2, early, early_hit, forward = Signal(code.layout), Signal(word), Signal(), Signal()
         m.d.sync += [
             code_m2.eq(raw),
-            early.eq(Mux(follows("m1", "m3"), self.new, f1_word)),
-            early_hit.eq(follows("m1", "m3") | follows("m1", "f1")),
-            forward.eq(follows("m1", "m2")),
+            early.eq(Mux(follows["m3"], self.new, Mux(follows["f1"], f1_word, f2_word))),
+            early_hit.eq(follows["m3"] | follows["f1"] | follows["f2"]),
+            forward.eq(follows["m2"]),
         ]
 
         # M2: repair, or take the word of the op at M3 or of one that was there when this op was at M1.
@@ -110,17 +115,17 @@ class PageWords(wiring.Component):
             read = Mux(double & valid["m2"], s == PageState.LOST, word(fixed).state == s)
             m.d.sync += self.states[s].eq(Mux(forward, self.new.state == s, Mux(early_hit, early.state == s, read)))
 
-        # F1: the SRAM's write port, which the scrub has until `ready`.
+        # F2: the SRAM's write port, which the scrub has until `ready`.
         scrub = Signal(range(rows))
         with m.If(~self.ready):
             m.d.sync += scrub.eq(scrub + 1)
             with m.If(scrub == rows - 1):
                 m.d.sync += self.ready.eq(1)
         for b, bank in enumerate(banks):
-            here = at["f1"].page[:bank_bits] == b if bank_bits else 1
+            here = at["f2"].page[:bank_bits] == b if bank_bits else 1
             m.d.comb += [
-                bank.write_en.eq(~self.ready | (f1_write & here)),
-                bank.write_address.eq(Mux(self.ready, row(at["f1"]), scrub)),
-                bank.write_data.eq(Mux(self.ready, code.encode(f1_word) ^ self.flip, 0)),
+                bank.write_en.eq(~self.ready | (f2_write & here)),
+                bank.write_address.eq(Mux(self.ready, row(at["f2"]), scrub)),
+                bank.write_data.eq(Mux(self.ready, f2_code, 0)),
             ]
         return m

@@ -122,7 +122,7 @@ class FreeFrames(wiring.Component):
 class Pools(wiring.Component):
     """The four pools as M3 sees them: one op per cycle works on the pool `select`.
 
-    `frame` and the `can_*` answers are chosen by `select` from registers, and reflect every op of earlier cycles.
+    `frame`, chosen by `select`, and the `can_*` answers, chosen a cycle earlier by `ahead`, reflect every op of earlier cycles.
 
     Parameters
     ----------
@@ -134,7 +134,8 @@ class Pools(wiring.Component):
         Frames that each pool may use in the next cycle.
     low_water, reserve : in
         Frames that prefetch leaves free; frames that pins leave unpinned. Both count two cycles later.
-    select : in
+    ahead, select : in
+        What `select` will be in the next cycle, and is.
     frame : out
         What `pop` takes.
     can_pop, can_take, can_prefetch, can_pin : out
@@ -152,7 +153,7 @@ class Pools(wiring.Component):
         bits = count_bits(config)
         super().__init__({
             "limit": In(data.ArrayLayout(bits, len(POOLS))), "low_water": In(bits), "reserve": In(bits),
-            "select": In(POOL_BITS), "frame": Out(config.frame_bits),
+            "ahead": In(POOL_BITS), "select": In(POOL_BITS), "frame": Out(config.frame_bits),
             "can_pop": Out(1), "can_take": Out(1), "can_prefetch": Out(1), "can_pin": Out(1),
             "pop": In(1), "push": In(1), "push_frame": In(config.frame_bits), "wait": In(1), "unwait": In(1), "pin": In(1), "unpin": In(1),
             "free": Out(data.ArrayLayout(bits, len(POOLS))), "used": Out(data.ArrayLayout(bits, len(POOLS))),
@@ -168,10 +169,9 @@ class Pools(wiring.Component):
         bits = count_bits(c)
 
         def below(counter, limit, up, down, name):
-            """Whether the counter is below the limit: a register, so that M3 has it from the beginning of its cycle."""
+            """Whether the counter is below the limit in the next cycle."""
             room, answer = Signal(signed(max(len(counter), len(limit)) + 1), name=f"room_{name}"), Signal(name=name)
-            m.d.comb += room.eq(limit - counter)
-            m.d.sync += answer.eq(Mux(up == down, room > 0, Mux(up, room > 1, room >= 0)))
+            m.d.comb += [room.eq(limit - counter), answer.eq(Mux(up == down, room > 0, Mux(up, room > 1, room >= 0)))]
             return answer
 
         frames, can_pop, can_take, can_prefetch, can_pin = [], [], [], [], []
@@ -201,11 +201,12 @@ class Pools(wiring.Component):
             can_take.append(below(taken, limit, more, less, f"can_take_{name}"))
             can_prefetch.append(below(taken, prefetch_limit, more, less, f"can_prefetch_{name}"))
             can_pin.append(below(pins, pin_limit, pin, unpin, f"can_pin_{name}"))
-        m.d.comb += [
-            self.frame.eq(Array(frames)[self.select]),
-            self.can_pop.eq(Array(can_pop)[self.select]),
-            self.can_take.eq(Array(can_take)[self.select]),
-            self.can_prefetch.eq(Array(can_prefetch)[self.select]),
-            self.can_pin.eq(Array(can_pin)[self.select]),
+        # M3 has them from the beginning of its cycle.
+        m.d.comb += self.frame.eq(Array(frames)[self.select])
+        m.d.sync += [
+            self.can_pop.eq(Array(can_pop)[self.ahead]),
+            self.can_take.eq(Array(can_take)[self.ahead]),
+            self.can_prefetch.eq(Array(can_prefetch)[self.ahead]),
+            self.can_pin.eq(Array(can_pin)[self.ahead]),
         ]
         return m

@@ -178,10 +178,10 @@ class Registers(wiring.Component):
 
         # --- telemetry ------------------------------------------------------------------------------------------------------
         # Reset empties the telemetry memories row by row; the longest of them sets the time.
-        clear = Signal(init=1)
-        clearing = Signal(range(max(c.squeues, totals.rows) + 1))
+        clear, longest = Signal(init=1), max(c.squeues, totals.rows + 4)
+        clearing = Signal(range(longest + 1))
         m.d.sync += clearing.eq(Mux(clear, clearing + 1, 0))
-        with m.If(clearing == max(c.squeues, totals.rows)):
+        with m.If(clearing == longest):
             m.d.sync += clear.eq(0)
         m.d.comb += [
             self.cleared.eq(~clear), totals.clear.eq(clear), queues.clear.eq(clear), histogram.clear.eq(clear),

@@ -35,10 +35,12 @@ class Skid(wiring.Component):
         Shape.cast(shape)
         self.shape, self.late = shape, late
         super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape)), "idle": Out(1)})
+        #: What comes to `o` behind the transfer that stands there: `spare` when `spare_valid`, else what is at `i`.
+        self.spare, self.spare_valid = Signal(shape), Signal()
 
     def elaborate(self, platform):
         m = Module()
-        spare, spare_valid = Signal(self.shape), Signal()
+        spare, spare_valid = self.spare, self.spare_valid
         moves = Signal()
         m.d.comb += [moves.eq(~self.o.valid | self.o.ready), self.i.ready.eq(~spare_valid), self.idle.eq(~self.o.valid & ~spare_valid)]
         with m.If(~spare_valid):

@@ -12,6 +12,7 @@ from kelp_spec.metadata import Event, Op, Outcome
 
 from .arbiter import BACKGROUND, Arbiter
 from .decide import Decide
+from .foresight import Foresight, ahead_layout
 from .hot_pages import HotPages
 from .layouts import Layouts
 from .miss_ids import MissIds
@@ -34,7 +35,7 @@ class Tracker(wiring.Component):
     The pipeline M0, MA, M1, M2, M3 never stalls. `o_frame_op` is valid in the fourth cycle after the cycle of a request's handshake (M3, combinational);
     `o_result`, `o_hot`, `o_score` of the same cycle's ops follow one cycle later. Throughput: one request per cycle, 7 of 8 cycles when background ops need the
     port all the time; with page-sequential requests every background op that does not use the frame stage finds a cycle (§1). Ops that change a
-    session enter alone, four cycles before the next.
+    session enter alone, five cycles before the next.
 
     Nothing is accepted before `ready`, which rises when every page word is ABSENT. Refused requests become ANSWER frame ops; `o_result.op.refused` says why.
     A page word with one flipped bit is corrected, one with two becomes LOST.
@@ -46,6 +47,8 @@ class Tracker(wiring.Component):
     Members
     -------
     i_request : stream of requests
+    ahead : in
+        What `i_request.p` will be in the next cycle, unless it holds a request that is not taken.
     i_miss, i_control, i_hint, i_evict, i_prefetch : streams of ops
         In this order of priority. An op's `session` is needed for REPLAY, SCAN, RELEASE, PREFETCH, MASS, PIN, UNPIN,
         STEP, OPEN, CLOSE, CLOSED. A PEEK from `i_evict` is of a
@@ -75,7 +78,7 @@ class Tracker(wiring.Component):
         self.words = PageWords(config=config)
         counts = data.ArrayLayout(count_bits(config), len(POOLS))
         super().__init__({
-            "i_request": In(stream.Signature(layouts.request)),
+            "i_request": In(stream.Signature(layouts.request)), "ahead": In(ahead_layout(config)),
             **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
             "i_miss_free": In(stream.Signature(config.miss_bits)),
             "data_ready": In(1), "miss_ready": In(1), "score_ready": In(1), "queue_ready": In(1), "event_ready": In(1),
@@ -98,6 +101,7 @@ class Tracker(wiring.Component):
         m.submodules.arbiter = arbiter = Arbiter(config=c)
         m.submodules.words = words = self.words
         m.submodules.hot_pages = hot_pages = HotPages(config=c)
+        m.submodules.foresight = foresight = Foresight(config=c)
         m.submodules.sessions = sessions = Sessions(config=c)
         m.submodules.pools = pools = Pools(config=c)
         m.submodules.miss_ids = miss_ids = MissIds(config=c)
@@ -121,21 +125,21 @@ class Tracker(wiring.Component):
         ops = opa, op1, op2, op3 = [Signal(layouts.op, name=f"op{name}") for name in ("a", "1", "2", "3")]
 
         # A hot page may lose its place by an op in the pipeline that looks at its word: by any background op, and by a request that finds the word beyond
-        # repair; so does one on a hot page that may not take the hot lane. A request that follows another op on its page within three cycles is given
+        # repair; so does one on a hot page that may not take the hot lane. A request that follows another op on its page within four cycles is given
         # that op's word and finds nothing new.
         same, blocks = Signal(4), Signal(4)
         m.d.comb += [
-            same.eq(Cat(a.valid & a.reads & (o.squeue == request.squeue) & (o.page == request.page) for a, o in zip(stages, ops, strict=True))),
-            blocks.eq(Cat(a.blocks for a in stages)),
+            same.eq(foresight.same & Cat(a.valid & a.reads for a in stages)), blocks.eq(Cat(a.blocks for a in stages)),
+            foresight.ahead.eq(self.ahead), foresight.moves.eq(~self.i_request.valid | self.i_request.ready), foresight.valid.eq(self.i_request.valid),
+            *(foresight.request[f].eq(request[f]) for f in ("session", "squeue", "page", "kv_line")),
+            foresight.request.ld_id.eq(request.origin.ld_id), foresight.request.memory.eq((request.refused == 0) & ~request.no_memory),
+            *(foresight.ops[k][f].eq(o[f]) for k, o in enumerate(ops) for f in ("squeue", "page")),
+            foresight.pages.eq(hot_pages.pages), foresight.entering.eq(hot_pages.entering), foresight.sessions.eq(sessions.sessions),
         ]
         miss_id_credit, on_their_way, hold = Signal(), Signal(3), Signal(init=1)     # `hold`: an op that changes a session is on its way
         m.d.comb += on_their_way.eq(sum(((a.valid & a.takes) for a in stages), start=0))
-        mine = Signal(layouts.session)
         m.d.comb += [
-            mine.eq(session(request.session)),
-            arbiter.good.eq((request.refused == 0) & ~request.no_memory & (request.origin.ld_id == mine.ld_id) &
-                            (request.kv_line[:c.half_line_bits] < mine.used_lines) & ~(request.kv_line[c.half_line_bits] & mine.k_only)),
-            hot_pages.look.squeue.eq(request.squeue), hot_pages.look.page.eq(request.page),
+            arbiter.good.eq(foresight.good), hot_pages.same.eq(foresight.hit),
             arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),   # poison is an event, which takes a result
             arbiter.hold.eq(hold),
             arbiter.credits.data.eq(self.data_ready), arbiter.credits.miss.eq(self.miss_ready), arbiter.credits.score.eq(self.score_ready),
@@ -144,12 +148,13 @@ class Tracker(wiring.Component):
             queues.write_en.eq(self.config_write_valid), queues.write_address.eq(self.config_write.squeue),
             *(queues.write_data[f].eq(self.config_write.queue_config[f]) for f in queue_layout.members),
         ]
-        m.d.sync += hold.eq(~self.ready | (arbiter.o_valid & arbiter.o_session) | Cat(a.valid & a.session for a in (ma, m1, m2)).any())
+        # The last of these cycles is for `foresight`, which looks at the session a cycle early.
+        m.d.sync += hold.eq(~self.ready | (arbiter.o_valid & arbiter.o_session) | Cat(a.valid & a.session for a in stages).any())
         # One id for each op on its way that may take one, and for the one that enters in this cycle.
         m.d.sync += miss_id_credit.eq(Mux(arbiter.o_valid & arbiter.o_takes, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way))
         m.d.sync += [
             opa.eq(arbiter.o_op), ma.valid.eq(arbiter.o_valid), ma.hot.eq(arbiter.o_hot), ma.reads.eq(arbiter.o_reads), ma.takes.eq(arbiter.o_takes),
-            ma.blocks.eq(arbiter.o_background | (same == 0b1000) | hot_pages.hit),
+            ma.blocks.eq(arbiter.o_background | hot_pages.hit),
             ma.session.eq(arbiter.o_session), ma.frame_peek.eq(arbiter.o_frame_peek), ma.queue.eq(arbiter.o_queue),
             ma.hot_page.squeue.eq(request.squeue), ma.hot_page.page.eq(request.page), ma.hot_session.eq(request.session),
         ]
@@ -175,10 +180,11 @@ class Tracker(wiring.Component):
         shaping = session(Mux(m1.hot, m1.hot_session, op1.session))
         m.d.comb += [shape1[name].eq(shaping[name]) for name in shape_layout.members]
         own_pool2 = (op2.kind == Op.GRANT) | (op2.kind == Op.FREE)
+        m.d.comb += pools.ahead.eq(Mux(own_pool2, op2.pool, queue2.pool))
         m.d.sync += [
             op1.eq(opa), m1.eq(ma), op2.eq(op1), m2.eq(m1), op3.eq(op2), m3.eq(m2),
             hot1.eq(hot_pages.entry), hot2.eq(hot1), hot3.eq(hot2),
-            queue2.eq(queues.read_data), queue3.eq(queue2), queue3.pool.eq(Mux(own_pool2, op2.pool, queue2.pool)),
+            queue2.eq(queues.read_data), queue3.eq(queue2), queue3.pool.eq(pools.ahead),
             session2.eq(session(op1.session)), session3.eq(session2), shape2.eq(shape1), shape3.eq(shape2),
             event3.eq(check.event),
             *(kinds3[k].eq(m2.valid & (op2.kind == k)) for k in Op),

@@ -276,6 +276,8 @@ async def a_flash_that_never_answers(dut):
     for _ in range(4):
         await tb.cycle(fetch=tb.new_fetch(True))
         await tb.cycle(write=tb.new_write())
+        while tb.offer:
+            await tb.cycle()
     # Each try: its own timeout and that of its ABORT, each noticed a turn of the scan later at most.
     await tb.drain(2 * 2 * (300 + 4 * (tb.config.misses + tb.config.write_backs)) + 200)
     assert len(tb.answers) == 8 and all(bad and request["tries"] == 2 for request, bad in tb.answers)

@@ -6,7 +6,7 @@ Their inputs are valid-only, so nothing can be held back; reads are granted, and
 """
 
 import random
-from collections import Counter
+from collections import Counter, deque
 
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge, Timer
@@ -48,7 +48,7 @@ class Bench:
         """Writes a row of a memory that the block itself may be rewriting."""
         for _ in range(100):
             row.value = value
-            await self.ticks(3)
+            await self.ticks(6)
             if row.value == value:
                 return
         raise AssertionError("the memory does not keep what is put there")
@@ -56,7 +56,7 @@ class Bench:
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def totals(dut):
-    """Any number of pulses in any cycle; a read is `rows` + 2 cycles behind at most and exact at rest; 48 bits."""
+    """Any number of pulses in any cycle; a read is `rows` + 4 cycles behind at most and exact at rest; 48 bits."""
     tb = Bench(dut)
     rng, names, rows = tb.rng, range(len(COUNTERS)), 64
     await start_clock(dut)
@@ -79,15 +79,15 @@ async def totals(dut):
     async def read(i, pulses=lambda: 0):
         """The value of counter i, and the least that it may be."""
         dut.read_index.value = i
-        for _ in range(rows + 3):
+        for _ in range(rows + 5):
             got, _ = await cycle(pulses())
-        return got, history[-rows - 3][i]
+        return got, history[-rows - 5][i]
 
     async def rest():
         busy = 0
         while not (await cycle(0))[1]:
             busy += 1
-            assert busy < rows + 3, "the totals do not come to rest"
+            assert busy < rows + 5, "the totals do not come to rest"
         tb.seen["rest after a while"] += busy > 10
         for i in names:
             got, _ = await read(i)
@@ -97,7 +97,7 @@ async def totals(dut):
         if round_ % 2 == 0:
             dut.pulses.value = 0
             tb.seen["reset of gathered pulses"] += dut.idle.value == 0
-            await tb.reset(["pulses", "read_index"], rows)
+            await tb.reset(["pulses", "read_index"], rows + 4)
             want[:] = [0] * len(COUNTERS)
             for i, value in ((rng.randrange(30), (1 << 32) - 3), (rng.randrange(30, len(COUNTERS)), (1 << 48) - 3)):
                 want[i] = value
@@ -125,7 +125,7 @@ async def queues(dut):
     event = Packing(queue_event_layout(config))
     kept = event.fields["bump"][1].bit_length()
     useful_at = [name for name, _ in QUEUE_COUNTERS].index("prefetch_useful")
-    rows, level, wiping, granted = [], 0, None, None
+    rows, waiting, wiping, granted, last = [], deque(), None, None, None
     await start_clock(dut)
 
     def bump(squeue, bits):
@@ -133,7 +133,8 @@ async def queues(dut):
         rows[squeue] = [n + (bits >> k & 1) & 0xFFFFFFFF for k, n in enumerate(rows[squeue])]
 
     async def cycle(p_event, p_useful, p_wipe):
-        nonlocal level, wiping, granted
+        nonlocal wiping, granted, last
+        level = len(waiting)
         few = rng.choice([1, 2, config.squeues])
         given = (rng.randrange(few), rng.getrandbits(kept)) if rng.random() < p_event else None
         # Fifteen, not sixteen: the block's Assert looks at a full queue once more before the clock edge's next inputs are there.
@@ -154,29 +155,29 @@ async def queues(dut):
             tb.seen["read"] += 1
         assert (dut.read_grant.value == 1) == (given is None and level == 0), "a read is granted in each cycle without an event, and in no other"
         if wiping is not None and dut.wipe_ready.value == 1:
-            assert given is None and level == 0, "wiped before what came earlier was counted"
+            assert given is None and level == 0 and last is None, "wiped before what came earlier was counted"
             tb.seen["wiped after traffic"] += any(rows[wiping])
             rows[wiping], wiping = [0] * kept, None
         tb.seen["wipe waits"] += wiping is not None
         granted = (wanted, list(rows[wanted])) if dut.read_grant.value == 1 else None
         idle = dut.idle.value == 1
-        assert not idle or given is None and level == 0
-        if given:
-            bump(*given)
-        elif level:
-            level -= 1
+        assert not idle or given is None and level == 0 and last is None
+        # A read does not see the event of the cycle before.
+        if last:
+            bump(*last)
+        last = given or ((waiting.popleft(), 1 << useful_at) if level else None)
         if useful is not None:
-            bump(useful, 1 << useful_at)
-            level += 1
-        tb.seen["burst"] += level == 15
+            waiting.append(useful)
+        tb.seen["burst"] += len(waiting) == 15
         await tb.ticks(1)
         return idle
 
     for round_ in range(bench_params()["rounds"]):
         if round_ % 5 == 0:
-            tb.seen["reset with useful ones waiting"] += level > 0
+            tb.seen["reset with useful ones waiting"] += len(waiting) > 0
             await tb.reset(["i_valid", "i_useful_valid", "wipe", "read_squeue"], config.squeues)
-            rows, level, wiping, granted = [[0] * kept for _ in range(config.squeues)], 0, None, None
+            rows, wiping, granted, last = [[0] * kept for _ in range(config.squeues)], None, None, None
+            waiting.clear()
         p_event, p_useful, p_wipe = (rng.choice([0.0, 0.3, 0.9]) for _ in range(3))
         if round_ % 5 == 4:
             p_event = p_useful = 0.9      # the reset meets a queue that is not empty
@@ -202,9 +203,13 @@ async def histogram(dut):
     rng, bits = tb.rng, len(dut.i) - 1
     await start_clock(dut)
     counts, before, granted = [], None, None
+    coming = deque([None] * 5)      # rows of the events that a read of this cycle does not see yet
 
     async def cycle(latency):
         nonlocal before, granted
+        counted = coming.popleft()
+        if counted is not None:
+            counts[counted] = min(counts[counted] + 1, 0xFFFFFFFF)
         row = rng.randrange(64) if rng.random() < 0.3 or before is None else before
         dut.i_valid.value, dut.read_row.value = int(latency is not None), row
         dut.i.value = rng.getrandbits(bits + 1) if latency is None else latency[1] << 1 | latency[0]
@@ -218,8 +223,8 @@ async def histogram(dut):
         if latency is not None:
             missed, cycles = latency
             before = 32 * missed + min(max(cycles.bit_length() - 1, 0), HISTOGRAM_BINS - 1)
-            counts[before] = min(counts[before] + 1, 0xFFFFFFFF)
             tb.seen[f"bin {before}"] += 1
+        coming.append(before if latency is not None else None)
         await tb.ticks(1)
 
     def latency():
@@ -230,8 +235,11 @@ async def histogram(dut):
         if round_ % 3 == 0:
             await tb.reset(["i_valid"], 64)
             counts, granted = [0] * 64, None
+            coming.extend([None] * 5)
+            while len(coming) > 5:
+                coming.popleft()
         if round_ % 3 == 1:
-            for _ in range(4):
+            for _ in range(8):
                 await cycle(None)
             counts[3] = 0xFFFFFFFF - 2
             await tb.deposit(dut.memory[3], counts[3])

@@ -175,8 +175,11 @@ class PoolsContract(wiring.Component):
         pop, push, wait, unwait, pin, unpin = self.ops
         for name, value in {"pop": pop, "push": push, "wait": wait, "unwait": unwait, "pin": pin, "unpin": unpin}.items():
             m.d.comb += getattr(pools, name).eq(value)
-        m.d.comb += [pools.low_water.eq(self.low_water), pools.reserve.eq(self.reserve), pools.select.eq(self.select), pools.push_frame.eq(self.frame)]
+        m.d.comb += [pools.low_water.eq(self.low_water), pools.reserve.eq(self.reserve), pools.ahead.eq(self.select), pools.push_frame.eq(self.frame)]
         m.d.comb += [pools.limit[p].eq(self.limit) for p in range(len(POOLS))]
+        select = Signal(2)
+        m.d.sync += select.eq(self.select)
+        m.d.comb += pools.select.eq(select)
         # Settings stand still but for the limit of an idle endpoint, and that they follow a cycle later.
         settings, begun = Signal(9), Signal(3)
         now = (self.limit << 6) | (self.low_water << 3) | self.reserve

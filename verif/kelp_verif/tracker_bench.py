@@ -99,7 +99,7 @@ async def spaced_ops(dut):
                 tb.want[stream] = lambda op=op: op
             await tb.step()
             tb.want_request = tb.want[stream] = lambda: None
-            while stream in tb.held:
+            while tb.coming or stream in tb.held:
                 await tb.step()
         await tb.drain()
         if rng.random() < 0.3:
@@ -126,6 +126,7 @@ async def measure(tb, requests, least):
 
     tb.want_request = lambda: request() if more[0] is not None else None
     tb.want["evict"] = scan
+    await tb.step()     # the first request is shown a cycle ahead
     begin, before = tb.cycle, dict(tb.taken)
     while more[0] is not None:
         await tb.step()

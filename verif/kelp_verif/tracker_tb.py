@@ -11,6 +11,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 from kelp_golden.ops import Op, QueueConfig, Session
 from kelp_golden.tracker import Tracker
 from kelp_hw.arbiter import BACKGROUND
+from kelp_hw.foresight import coming_layout
 from kelp_hw.layouts import Layouts
 from kelp_hw.pools import count_bits
 from kelp_hw.secded import Secded
@@ -30,9 +31,11 @@ class TB:
 
     def __init__(self, dut, config: Config, limits=None, flips=0.0):
         self.dut, self.config, self.rng = dut, config, random.Random(cocotb.RANDOM_SEED)
+        self.noise = random.Random(cocotb.RANDOM_SEED + 1)
         self.flips = flips
         layouts = Layouts(config)
         self.request_packing, self.op_packing = Packing(layouts.request), Packing(layouts.op)
+        self.coming_packing = Packing(coming_layout(config))
         self.result_packing, self.frame_packing = Packing(layouts.result), Packing(layouts.frame_op)
         self.score_packing, self.hot_packing, self.session_packing = Packing(layouts.score_event), Packing(hot_layout(config)), Packing(layouts.session)
         self.config_packing = Packing(layouts.queue_config)
@@ -49,7 +52,8 @@ class TB:
         self.want = {name: lambda: None for name in BACKGROUND}
         self.after = lambda op, result, before: None
         self.credit = lambda name: 1
-        self.held = {}                        # port → (Op, packed) shown and not taken yet
+        self.held = {}                        # port → Op shown and not taken yet
+        self.coming = None                    # the request that is shown a cycle ahead, behind the one in `held`
         self.entered = deque()                # (cycle of the handshake, request or None, op or None)
         self.expected = deque()               # (cycle, result or None, hot or None, free, used)
         self.planted = {}                     # page → (cycle from which it can be read, bits)
@@ -67,7 +71,7 @@ class TB:
         for name in ("data", "miss", "score", "queue", "event"):
             getattr(dut, f"{name}_ready").value = 1
         dut.i_miss_free__valid.value = dut.i_miss_free__payload.value = 0
-        dut.config_write.value = dut.config_write_valid.value = dut.descriptor.value = dut.ecc_flip.value = 0
+        dut.ahead.value = dut.config_write.value = dut.config_write_valid.value = dut.descriptor.value = dut.ecc_flip.value = 0
         dut.low_water.value, dut.reserve.value = self.golden.low_water, self.golden.reserve
         dut.pool_limit.value = sum(limit << self.count_bits * p for p, limit in enumerate(self.limits))
         for _ in range(2):
@@ -103,6 +107,14 @@ class TB:
             squeue=op.squeue, page=op.page, kv_line=op.kv_line, refused=op.refused, no_memory=op.no_memory,
             **{"origin.ld_id": op.ld_id, "origin.tag": op.origin or 0})
 
+    def _show_ahead(self, op: Op):
+        """As one of the two candidates; the other is anything."""
+        noise, width = self.noise, self.coming_packing.width
+        which = noise.getrandbits(1)
+        packed = self.coming_packing.pack(session=op.session, squeue=op.squeue, page=op.page, kv_line=op.kv_line, ld_id=op.ld_id,
+                                          memory=not (op.refused or op.no_memory))
+        self.dut.ahead.value = packed << width * which | noise.getrandbits(width) << width * (1 - which) | which << 2 * width
+
     def pack_op(self, op: Op) -> int:
         names = ("kind", "session", "squeue", "page", "kv_line", "write", "partial", "poison", "has_write", "write_slot", "miss", "pool", "frame", "failed",
                  "miss_kind", "lost", "source", "slot", "mass", "delta")
@@ -116,13 +128,16 @@ class TB:
         dut, rng = self.dut, self.rng
         for name, (payload, valid, _) in self.ports.items():
             if name not in self.held:
-                op = self.want_request() if name == "request" else self.want[name]()
+                op, self.coming = (self.coming, None) if name == "request" else (self.want[name](), self.coming)
                 if op is not None:
                     self.held[name] = op
                     payload.value = self.pack_request(op) if name == "request" else self.pack_op(op)
                     valid.value = 1
                 elif valid.value:
                     valid.value = 0
+        if self.coming is None and (op := self.want_request()) is not None:
+            self.coming = op
+            self._show_ahead(op)
         for name in ("data", "miss", "score", "queue", "event"):
             getattr(dut, f"{name}_ready").value = self.credit(name)
         offer_id = bool(self.miss_ids) and self.credit("free")
@@ -185,7 +200,7 @@ class TB:
         key = op.squeue * self.config.pages + op.page
         since, bits = self.planted.get(key, (0, ()))
         # A word that an op in the pipeline holds is taken from there, not from the SRAM.
-        fault = len(bits) if sees_word and bits and since <= entered and self.looked.get(key, -4) <= entered - 4 else 0
+        fault = len(bits) if sees_word and bits and since <= entered and self.looked.get(key, -5) <= entered - 5 else 0
         before = golden.word(op.squeue, op.page)
         result = golden.step(op, fault=fault, descriptor=self.descriptor if op.kind == K.OPEN else None)
         if not result.reads:
@@ -195,12 +210,12 @@ class TB:
             if sees_word:
                 self.looked[key] = entered
             if result.changed or result.corrected:
-                # The code word is written two cycles from now, and can be read then.
+                # The code word is encoded in the next cycle, written in the one after, and can be read then.
                 bits = ()
                 if self.rng.random() < self.flips:
                     bits = tuple(self.rng.sample(self.flippable, self.rng.choice((1, 1, 2))))
                     self.flip_at[self.cycle + 1] = sum(1 << b for b in bits)
-                self.planted[key] = (entered + 4, bits)
+                self.planted[key] = (entered + 5, bits)
         name = (K(op.kind).name, Outcome(result.outcome).name)
         self.seen["outcomes"][name] = self.seen["outcomes"].get(name, 0) + 1
         self.after(op, result, before)
@@ -287,7 +302,7 @@ class TB:
 
     async def drain(self):
         """Runs until nothing is inside; the caller's `want`s must have run dry."""
-        while self.held or self.entered or self.expected:
+        while self.held or self.coming or self.entered or self.expected:
             await self.step()
         await ReadOnly()
         assert self.dut.idle.value
