@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Value
+from amaranth.hdl import Assert, Module, Value
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -16,8 +16,8 @@ __all__ = ["ByteMask"]
 class ByteMask(wiring.Component):
     """A mask of 64 bits per slot. A bit is set when its copies in two memories differ, so that clearing writes one memory and setting the other.
 
-    Reads show the state before this cycle's clear and set; both take effect at the end of the cycle. Clearing and setting one slot in the same cycle is
-    not allowed. Throughput: one clear and one set per cycle.
+    Reads show this cycle's set, and the state before its clear. Clearing and setting one slot in the same cycle is not allowed. Throughput: one clear and one
+    set per cycle.
 
     Parameters
     ----------
@@ -26,8 +26,8 @@ class ByteMask(wiring.Component):
     Members
     -------
     clear_en, clear_slot
-    set_en, set_slot, set_bytes; `set_mask` is the mask of `set_slot`
-    read_slot, read_mask
+    set_en, set_slot, set_bytes
+    look_slot, look_mask; read_slot, read_mask
     """
 
     def __init__(self, *, slots: int):
@@ -35,8 +35,8 @@ class ByteMask(wiring.Component):
         bits = exact_log2(slots)
         super().__init__({
             "clear_en": In(1), "clear_slot": In(bits),
-            "set_en": In(1), "set_slot": In(bits), "set_bytes": In(LINE_BYTES), "set_mask": Out(LINE_BYTES),
-            "read_slot": In(bits), "read_mask": Out(LINE_BYTES),
+            "set_en": In(1), "set_slot": In(bits), "set_bytes": In(LINE_BYTES),
+            "look_slot": In(bits), "look_mask": Out(LINE_BYTES), "read_slot": In(bits), "read_mask": Out(LINE_BYTES),
         })
 
     def elaborate(self, platform):
@@ -54,7 +54,9 @@ class ByteMask(wiring.Component):
         m.d.comb += [
             clear.en.eq(self.clear_en), clear.addr.eq(self.clear_slot), clear.data.eq(read(flipped, self.clear_slot)),
             flip.en.eq(self.set_en), flip.addr.eq(self.set_slot), flip.data.eq((ours & ~self.set_bytes) | (~theirs & self.set_bytes)),
-            self.set_mask.eq(ours ^ theirs),
-            self.read_mask.eq(read(flipped, self.read_slot) ^ read(cleared, self.read_slot)),
         ]
+        for slot, mask in ((self.look_slot, self.look_mask), (self.read_slot, self.read_mask)):
+            now = self.set_en & (self.set_slot == slot)
+            m.d.comb += mask.eq(read(flipped, slot) ^ read(cleared, slot) | (self.set_bytes & now.replicate(LINE_BYTES)))
+        m.d.sync += Assert(~(self.clear_en & self.set_en & (self.clear_slot == self.set_slot)), "a slot is cleared and set at once")
         return m

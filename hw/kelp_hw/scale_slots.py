@@ -55,12 +55,10 @@ class ScaleSlots(wiring.Component):
         def bytes_of(byte, wide):
             return Cat((byte == k) | (wide & (byte[1:] == k >> 1)) for k in range(LINE_BYTES))
 
-        head_newer = Signal()
+        head_newer, byte, wide = Signal(), Signal(6), Signal()
         m.d.comb += [
             newer.clear_en.eq(table.allocate), newer.clear_slot.eq(table.slot),
-            newer.set_en.eq(table.store_en & table.head_select.any()), newer.set_slot.eq(self.head_slot),
-            newer.set_bytes.eq(bytes_of(self.head_byte, self.head_wide)),
-            head_newer.eq(newer.set_mask.bit_select(self.head_byte, 1)),
+            newer.set_bytes.eq(bytes_of(byte, wide)), newer.look_slot.eq(self.head_slot), head_newer.eq(newer.look_mask.bit_select(self.head_byte, 1)),
             # Pages are written upwards; whoever stores elsewhere later makes the slot dirty again.
             table.store_complete.eq(self.head_byte[1:].all() & (self.head_byte[0] | self.head_wide)),
             newer.read_slot.eq(table.out_slot),
@@ -80,8 +78,6 @@ class ScaleSlots(wiring.Component):
 
         wants = Signal()
         held = Signal()
-        byte = Signal(6)
-        wide = Signal()
         starved = Signal(4)  # cycles that a due line has waited for the port
         with m.If(~table.out_valid | self.out_ready):
             m.d.sync += starved.eq(0)
@@ -89,7 +85,9 @@ class ScaleSlots(wiring.Component):
             m.d.sync += starved.eq(starved + 1)
         # Which copy is newer comes too late to ask, and whether the head does read: scale lines are seldom written.
         m.d.comb += wants.eq(self.may_read & ~self.refuse)
-        m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide)]
+        # A store's bytes are marked a cycle late: the memory of marks lies far from the head.
+        m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide),
+                     newer.set_en.eq(table.store_en & table.head_select.any()), newer.set_slot.eq(self.head_slot)]
         pair = Signal(SCALE_BITS)
         m.d.comb += [
             self.out_ready.eq(~wants),

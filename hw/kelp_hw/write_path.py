@@ -63,7 +63,8 @@ class WritePath(wiring.Component):
         m.submodules.quantiser = quantiser = Quantiser(meta_shape=data.StructLayout({"partial": 1, "write_slot": c.write_slot_bits}), lanes=c.codec_lanes)
         m.submodules.queue = queue = SyncFIFO(width=self.i_layout.size, depth=self.QUEUED)
         queued = self.i_layout(queue.r_data)
-        m.d.comb += [queue.w_en.eq(self.i.valid), queue.w_data.eq(self.i.p), self.i.ready.eq(queue.w_rdy)]
+        m.d.comb += [queue.w_en.eq(self.i.valid & self.i.ready), queue.w_data.eq(self.i.p)]
+        m.d.sync += [self.i.ready.eq(queue.level <= self.QUEUED - 2), Assert(~self.i.valid | ~self.i.ready | queue.w_rdy)]     # known a cycle ahead
 
         # Stage 0 addresses the write store; stage 1 has its data, which holds while the quantiser stands still.
         reading_valid = Signal()
