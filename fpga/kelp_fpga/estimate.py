@@ -10,12 +10,12 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["CLOCKS", "MEMORIES", "Netlist", "SlowPath", "net_names"]
+__all__ = ["Netlist", "SlowPath"]
 
 #: Clock to output of what ends a path, ns, speed grade 6.
 _START = {"TRELLIS_FF": 0.52, "DP16KD": 5.6}
-MEMORIES = ("DP16KD", "TRELLIS_DPR16X4")
-CLOCKS = ("CLK", "CLKA", "CLKB", "WCK")
+_MEMORIES = ("DP16KD", "TRELLIS_DPR16X4")
+_CLOCKS = ("CLK", "CLKA", "CLKB", "WCK")
 _LUT = 0.24
 _SETUP = {"DI": 0.1}
 #: Carry chains: input to chain, along it, and out of it.
@@ -29,17 +29,6 @@ _WIDE_MUX = 0.19
 def _wire(loads: int) -> float:
     """Delay of a net by how many pins it feeds: what placements of this project's blocks came to on average, not a bound."""
     return 0.55 + 0.22 * math.log2(max(1, loads))
-
-
-def net_names(module: dict) -> dict[int, str]:
-    """The shortest name of each net that was not made up by a tool, with its bit number where it has one."""
-    names: dict[int, str] = {}
-    for name, net in module["netnames"].items():
-        for n, bit in enumerate(net["bits"]):
-            called = f"{name}[{n}]" if len(net["bits"]) > 1 else name
-            if isinstance(bit, int) and (bit not in names or ("$" in called, len(called)) < ("$" in names[bit], len(names[bit]))):
-                names[bit] = called
-    return names
 
 
 @dataclass(frozen=True)
@@ -71,17 +60,22 @@ class Netlist:
             raise ValueError(f"top = {top!r} is refused; legal: {', '.join(sorted(modules)[:8])}")
         self.cells = modules[top]["cells"]
         self.counts = Counter(cell["type"] for cell in self.cells.values())
-        self._names = net_names(modules[top])
+        self._names: dict[int, str] = {}
         self._driver: dict[int, tuple[str, str]] = {}
         self._loads: Counter = Counter()
         self._arrival: dict[int, float] = {}
         self._before: dict[int, int | None] = {}      # the net that a net's arrival comes from
+        for name, net in modules[top]["netnames"].items():
+            for n, bit in enumerate(net["bits"]):
+                called = f"{name}[{n}]" if len(net["bits"]) > 1 else name
+                if isinstance(bit, int) and (bit not in self._names or ("$" in called, len(called)) < ("$" in self._names[bit], len(self._names[bit]))):
+                    self._names[bit] = called
         for name, cell in self.cells.items():
             for pin, bits in cell["connections"].items():
                 for bit in bits:
                     if isinstance(bit, int) and cell["port_directions"].get(pin) == "output":
                         self._driver[bit] = name, pin
-                    elif isinstance(bit, int) and pin not in CLOCKS:
+                    elif isinstance(bit, int) and pin not in _CLOCKS:
                         self._loads[bit] += 1
         self._propagate()
 
@@ -110,11 +104,11 @@ class Netlist:
         for name, cell in self.cells.items():
             kind = cell["type"]
             for pin, bits in cell["connections"].items():
-                if cell["port_directions"].get(pin) != "input" or pin in CLOCKS:
+                if cell["port_directions"].get(pin) != "input" or pin in _CLOCKS:
                     continue
                 if kind == "TRELLIS_FF" and pin in ("DI", "CE", "LSR", "M"):
                     called = self._names.get(cell["connections"]["Q"][0], name)
-                elif kind in MEMORIES and not pin.startswith(("RST", "RAD")):
+                elif kind in _MEMORIES and not pin.startswith(("RST", "RAD")):
                     called, pin = name, re.sub(r"\d+$", "", pin)
                 else:
                     continue
@@ -162,7 +156,7 @@ class Netlist:
             return []
         heard = []
         for port, bits in cell["connections"].items():
-            if directions.get(port) != "input" or port in CLOCKS or (kind == "TRELLIS_DPR16X4" and port != "RAD"):
+            if directions.get(port) != "input" or port in _CLOCKS or (kind == "TRELLIS_DPR16X4" and port != "RAD"):
                 continue
             inner, wired = _LUT, True
             if kind == "CCU2C":
