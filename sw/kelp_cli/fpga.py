@@ -122,7 +122,7 @@ def register(app: typer.Typer) -> None:
         seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
         json: Annotated[Path, typer.Option("--json", help="Where the result goes.")] = Path("build/fpga/netlist.json"),
     ) -> None:
-        """The self-test after synthesis: the board's top as ECP5 cells, in simulation, by its UART (make fpga-netlist). Synthesis takes minutes."""
+        """The self-test after synthesis: the board's top as ECP5 cells, in simulation, by its UART (make fpga-netlist). Long; what is built is kept."""
         from kelp_fpga.board import Board
         from kelp_fpga.configs import board_config
         from kelp_verif.fpga.netlist import CELLS, netlist
