@@ -49,7 +49,7 @@ test-engines: $(STAMP) ## the inference engines' own classes on top of cxl_kv, e
 fpga-sim: $(STAMP) ## the board's top on its SDRAM chip in Verilator: self-test and replay over the UART, into build/fpga/sim.json (long)
 	$(KELP) fpga proof $(ARGS)
 
-fpga-netlist: $(STAMP) ## the self-test again, on the top as ECP5 cells: what synthesis made of it, into build/fpga/netlist.json (minutes)
+fpga-netlist: $(STAMP) ## the self-test again, on the top as ECP5 cells: what synthesis made of it, into build/fpga/netlist.json (long)
 	$(KELP) fpga netlist $(ARGS)
 
 fpga: $(STAMP) ## synthesise, place, route and pack a board's top (BOARD=ulx3s_85f) into build/fpga/BOARD (very long; goes on where it was broken off)

@@ -11,7 +11,6 @@ from kelp_fpga.host import BoardError, Host
 from kelp_fpga.serial_port import SerialPort
 from kelp_verif import runner
 from kelp_verif.fpga.faults import with_faults
-from kelp_verif.fpga.netlist import lut_expressions
 from kelp_verif.fpga.sim_board import SimBoard
 from kelp_verif.fpga.sim_top import BoardWithChip
 
@@ -42,11 +41,6 @@ def test_a_fault_is_put_where_there_is_place_for_one():
     assert text.count("top.fault") == 1 and text.count("reg [31:0] fault") == 1
     with pytest.raises(ValueError, match="has 1 places for a fault; 2 are asked for"):
         with_faults(SMALL, {".part": 2})
-
-
-def test_a_lut_is_written_as_what_it_computes():
-    cell = "  LUT4 #(\n    .INIT(16'hc0a1)\n  ) \\x.y_Z  (\n    .A(1'h0),\n    .B(\\q [47]),\n    .C(c[1]),\n    .D(\\d ),\n    .Z(\\x.y )\n  );\n"
-    assert lut_expressions(f"a\n{cell}b\n") == "a\n  assign \\x.y  = 16'hc0a1 >> {\\d , c[1], \\q [47], 1'h0};\nb\n"
 
 
 @pytest.mark.slow

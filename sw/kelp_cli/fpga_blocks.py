@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Each block of the endpoint placed and routed alone (used by ``kelp fpga blocks``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from .output import UserError, console
+
+__all__ = ["blocks"]
+
+
+def blocks(board: str, config: str, only: list[str], seed: int, path: Path) -> Iterator[tuple[str, dict]]:
+    """Name and figures of each block, as they are there; those before it stand in `path` by then, so what is broken off goes on with the next block.
+
+    A block has more ports than the package has pins; `kelp_verif.pnr` puts it between registers of a shell, which are not counted.
+    """
+    from kelp_fpga.build import BLOCKS, TARGETS
+    from kelp_fpga.configs import board_config
+    from kelp_verif.pnr import place_and_route
+    from kelp_verif.tools import ToolError
+
+    if board not in TARGETS:
+        raise UserError(f"board {board!r} is unknown; known: {', '.join(TARGETS)}")
+    wanted = only or list(BLOCKS)
+    if unknown := [name for name in wanted if name not in BLOCKS]:
+        raise UserError(f"--only {unknown[0]} is unknown; known: {', '.join(BLOCKS)}")
+    target = TARGETS[board]
+    for n, name in enumerate(wanted, 1):
+        module, _, cls = BLOCKS[name].partition(":")
+        with console.status(f"placing and routing {name} ({n} of {len(wanted)}), configuration {config}, seed {seed}"):
+            try:
+                block = getattr(import_module(module), cls)(config=board_config(config))
+                result = place_and_route(block, name=f"{name}-{config}", speed=target.speed, goal_mhz=target.target_mhz, seed=seed)
+            except (ToolError, ValueError) as error:
+                raise UserError(str(error)) from None
+        timing = json.loads((result.directory / "report.json").read_text(encoding="utf-8"))
+        slowest = max((p["path"] for p in timing["critical_paths"] if p["from"] == p["to"]), key=lambda steps: sum(step["delay"] for step in steps))
+        there = {kind: timing["utilization"][kind]["available"] for kind in ("TRELLIS_COMB", "DP16KD")}
+        figures = {"config": config, "seed": seed, "fmax_mhz": round(result.fmax, 2), "target_mhz": target.target_mhz,
+                   "luts": result.comb, "luts_total": there["TRELLIS_COMB"], "ffs": result.ff, "ebr": result.ebr, "ebr_total": there["DP16KD"],
+                   "dsp": result.dsp, "critical_path": f"{slowest[0]['from']['cell']} … {slowest[-1]['to']['cell']}"}
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found | {name: figures}, indent=2) + "\n", encoding="utf-8")
+        yield name, figures
