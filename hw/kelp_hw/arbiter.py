@@ -12,10 +12,17 @@ from kelp_spec.metadata import Op
 
 from .layouts import Layouts
 
-__all__ = ["BACKGROUND", "Arbiter", "credits_layout"]
+__all__ = ["BACKGROUND", "KINDS", "Arbiter", "credits_layout"]
 
-#: Background streams, first to last.
-BACKGROUND = ("miss", "control", "hint", "evict", "prefetch")
+#: Background streams, first to last, and the ops that each may carry.
+KINDS = {
+    "miss": (Op.GRANT, Op.FILL, Op.REPLAY, Op.FLIP),
+    "control": (Op.STEP, Op.OPEN, Op.CLOSE, Op.PEEK),
+    "hint": (Op.MASS, Op.PIN, Op.UNPIN, Op.STEP),
+    "evict": (Op.SCAN, Op.CLAIM, Op.RELEASE, Op.FREE, Op.SCRUB, Op.PEEK, Op.RECOVER, Op.CLOSED),
+    "prefetch": (Op.PREFETCH,),
+}
+BACKGROUND = tuple(KINDS)
 
 _SESSION_OPS = (Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
 _FRAME_OPS = (Op.FILL, Op.REPLAY, Op.FLIP, Op.CLAIM, Op.RELEASE, Op.FREE, Op.SCRUB, Op.RECOVER, Op.PEEK)
@@ -56,6 +63,7 @@ class Arbiter(wiring.Component):
     Members
     -------
     i_request, i_miss, i_control, i_hint, i_evict, i_prefetch : streams in
+        The ops of a stream are of its `KINDS`.
     hot, hold, credits : in
     good : in
         The request goes to memory, as far as its own fields tell; only then it looks at a page word.
@@ -89,22 +97,26 @@ class Arbiter(wiring.Component):
         m = Module()
         request, credits = self.i_request.p, self.credits
 
-        def one_of(kind, ops):
-            found = Signal()
+        def one_of(name, ops):
+            """Whether the stream's op is one of these; of the two sets, the smaller one is looked for."""
+            kind, found = getattr(self, f"i_{name}").p.kind, Signal()
+            these, others = ([k for k in KINDS[name] if (k in ops) == wanted] for wanted in (True, False))
             with m.Switch(kind):
-                with m.Case(*ops):
-                    m.d.comb += found.eq(1)
+                with m.Case(*min(these, others, key=len)):
+                    m.d.comb += found.eq(len(these) <= len(others))
+                with m.Default():
+                    m.d.comb += found.eq(len(these) > len(others))
             return found
 
         # Which background op would go, and whether it needs the frame stage.
         streams = [getattr(self, f"i_{name}") for name in BACKGROUND]
         able, uses_frame = Signal(len(streams)), Signal(len(streams))
         for i, s in enumerate(streams):
-            kind = s.p.kind
+            name = BACKGROUND[i]
             m.d.comb += [
-                uses_frame[i].eq(one_of(kind, _FRAME_OPS)),
-                able[i].eq(s.valid & credits.event & (credits.data | ~uses_frame[i]) & (credits.queue | ~one_of(kind, _QUEUE_OPS)) &
-                           (credits.score | ~one_of(kind, _SCORE_OPS)) & (credits.miss_id & credits.miss | ~one_of(kind, _MISS_OPS))),
+                uses_frame[i].eq(one_of(name, _FRAME_OPS)),
+                able[i].eq(s.valid & credits.event & (credits.data | ~uses_frame[i]) & (credits.queue | ~one_of(name, _QUEUE_OPS)) &
+                           (credits.score | ~one_of(name, _SCORE_OPS)) & (credits.miss_id & credits.miss | ~one_of(name, _MISS_OPS))),
             ]
         pick = Signal(len(streams))
         m.d.comb += pick.eq(Cat(able[i] & ~able[:i].any() for i in range(len(streams))))
@@ -152,10 +164,12 @@ class Arbiter(wiring.Component):
         m.d.comb += op.kind.eq(Mux(cold_able, Mux(request.write, Op.WRITE, Op.READ), behind))
 
         wordless, session_op, takes = (Signal(len(streams)) for _ in range(3))
-        for i, s in enumerate(streams):
-            m.d.comb += [
-                wordless[i].eq(one_of(s.p.kind, _WORDLESS)), session_op[i].eq(one_of(s.p.kind, _SESSION_OPS)), takes[i].eq(one_of(s.p.kind, _MISS_OPS)),
-            ]
+        for i, name in enumerate(BACKGROUND):
+            m.d.comb += [wordless[i].eq(one_of(name, _WORDLESS)), session_op[i].eq(one_of(name, _SESSION_OPS)), takes[i].eq(one_of(name, _MISS_OPS))]
+        started = Signal()   # before the first clock edge inputs mean nothing
+        m.d.sync += started.eq(1)
+        for name, s in zip(BACKGROUND, streams, strict=True):
+            m.d.sync += Assert(~started | ~s.valid | Cat(s.p.kind == kind for kind in KINDS[name]).any())
         m.d.comb += [
             self.o_valid.eq(cold_able | background),
             self.o_queue.eq(request.queue),

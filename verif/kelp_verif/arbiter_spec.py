@@ -3,10 +3,10 @@
 """M0's contract, for the solver, by induction: who may enter with which credit, each op once and whole, and nobody waits longer than he must."""
 
 from amaranth.asserts import AnySeq
-from amaranth.hdl import Assert, Cover, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Assume, Cat, Cover, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 
-from kelp_hw.arbiter import BACKGROUND, Arbiter
+from kelp_hw.arbiter import BACKGROUND, KINDS, Arbiter
 from kelp_spec.metadata import Op
 
 from .inside import total
@@ -36,7 +36,7 @@ _WORDLESS = (Op.GRANT, Op.FREE, Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
 
 
 class ArbiterContract(wiring.Component):
-    """Every input is free in every cycle.
+    """Every input is free in every cycle, but for a stream's ops, which are of its kinds.
 
     `BOUND`: cycles for which requests can keep an op out that has its credits. `SHARE`: in any run of cycles in which ops could go, requests win at most
     `SHARE` for each one that ops win, and `BOUND` more. A request that has its credits waits one cycle at most, and only for an urgent op.
@@ -56,6 +56,8 @@ class ArbiterContract(wiring.Component):
         streams = {name: getattr(a, f"i_{name}") for name in BACKGROUND}
         for s in (a.i_request, *streams.values()):
             m.d.comb += [s.valid.eq(AnySeq(1)), Value.cast(s.p).eq(AnySeq(len(Value.cast(s.p))))]
+        for name, s in streams.items():
+            m.d.comb += Assume(~s.valid | Cat(s.p.kind == kind for kind in KINDS[name]).any())
         m.d.comb += [a.hot.eq(AnySeq(1)), a.good.eq(AnySeq(1)), a.hold.eq(AnySeq(1)), credits.as_value().eq(AnySeq(len(credits.as_value())))]
 
         # What may enter now, by the documents.
