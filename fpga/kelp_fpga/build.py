@@ -131,7 +131,7 @@ class _Run:
         for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
             platform.add_file(macro.name, macro.read_text(encoding="utf-8"))
         plan = platform.build(elaboratable, do_build=False, script_after_read=_UNPLACED,
-                              nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail --placer static --router router2")
+                              nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail --router router2")
         self._env = os.environ | _TOOLS | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
         synthesis = f"{plan.script.removeprefix('build_')}.ys"
         plan.files[synthesis] = re.sub(r"^ *synth_ecp5 .*$", _MAPPING.format(top=plan.script.removeprefix("build_")), str(plan.files[synthesis]), flags=re.M)
