@@ -24,7 +24,7 @@ _CELL = re.compile(r"(?m)^  (LUT4|PFUMX|L6MUX21|CCU2C|TRELLIS_FF)(?: #\(\n((?:  
 _PIN = re.compile(r"(?m)^    \.(\w+)\((.*)\),?$")
 
 _SCRIPT = """
-read_rtlil {directory}/top.il
+read_rtlil top.il
 {macros}
 chformal -remove
 delete */t:$print
@@ -37,8 +37,8 @@ opt -fast -mux_undef -undriven -fine
 synth_ecp5 -nodsp -cmp2softlogic -run map_gates:map_luts -top top
 {map_luts}
 synth_ecp5 -nodsp -run map_cells: -top top
-tee -o {directory}/stat.json stat -json
-write_verilog -noattr {directory}/netlist.v
+tee -o stat.json stat -json
+write_verilog -noattr netlist.v
 """
 
 
@@ -134,11 +134,14 @@ def netlist(component, *, name: str) -> tuple[str, dict[str, int]]:
         if not (directory / "done").is_file():
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "top.il").write_text(text, encoding="utf-8")
-            script = _SCRIPT.format(directory=directory, map_luts=MAP_LUTS, macros="\n".join(f"read_verilog {path}" for path in macros))
+            for path in macros:
+                (directory / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+            # Everything by its name alone: the tool sees a /tmp of its own.
+            script = _SCRIPT.format(map_luts=MAP_LUTS, macros="\n".join(f"read_verilog {path.name}" for path in macros))
             (directory / "top.ys").write_text(script, encoding="utf-8")
             with open(directory / "yosys.log", "w", encoding="utf-8") as log:
-                command = [tools.find("yosys"), "-q", str(directory / "top.ys")]
-                done = subprocess.run(command, env=tools.tool_env(), stdout=log, stderr=subprocess.STDOUT, check=False)
+                command = [tools.find("yosys"), "-q", "top.ys"]
+                done = subprocess.run(command, cwd=directory, env=tools.tool_env(), stdout=log, stderr=subprocess.STDOUT, check=False)
             if done.returncode:
                 end = (directory / "yosys.log").read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
                 raise tools.ToolError(f"yosys failed ({done.returncode}), log {directory / 'yosys.log'}:\n" + "\n".join(end))
