@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1 */
-/* KELP registers and address map, configuration trace (1102836bfadc). Generated from hw/kelp_spec; do not edit. */
+/* KELP registers and address map, configuration trace (2c01235ad9ff). Generated from hw/kelp_spec; do not edit. */
 #ifndef KELP_REGS_H
 #define KELP_REGS_H
 
-#define KELP_CONFIG_DIGEST 0x1102836bfadcull
+#define KELP_CONFIG_DIGEST 0x2c01235ad9ffull
 #define KELP_APERTURE_BITS 23
 #define KELP_HINT_BASE 0x800000ull
 #define KELP_HINT_BYTES 4096

@@ -51,7 +51,7 @@ def test_event_log_keeps_the_first_sixteen():
 
 def test_the_bench_catches_a_planted_bug():
     with pytest.raises(AssertionError, match="failed with seed"):
-        run(mutant(QueueCounters, "wipe_ready.eq(~v1 & ~v2 & ~self.i_valid & ~fifo.r_rdy", "wipe_ready.eq(~self.i_valid & ~fifo.r_rdy")(config=UNIT), "queues",
+        run(mutant(QueueCounters, "wipe_ready.eq(~v0 & ~v1 & ~v2", "wipe_ready.eq(~v0")(config=UNIT), "queues",
             public=[("top.sram", "memory")], rounds=20)
 
 

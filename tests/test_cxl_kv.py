@@ -253,6 +253,25 @@ def test_bad_calls_are_refused_by_name(call, problem):
         session.read(0, stop=1)
 
 
+def test_a_device_without_codecs_stores_raw16_alone():
+    with cxl_kv.open("golden:unit?codecs=0") as device:
+        assert device.formats == {Format.RAW16}
+        with pytest.raises(cxl_kv.UnsupportedError, match=r"format int8 is not to be had .* stores raw16; choose it, or a device of another configuration"):
+            device.open_session(small(formats="int8"))
+        # Past the library's own check, the device refuses it.
+        registers, asked = device.registers, {f"format_k_{r}": 0 for r in range(4)} | {"format_v_3": int(Format.INT4)}
+        request = {"shape": registers.pack("s0_shape", layers=2, kv_heads=2, used_lines=4, used_pages=8), "policy": 0, "recency": 0, "auto_step": 0,
+                   "budgets": [[0x7FFFFFFF, []]]}
+        with pytest.raises(cxl_kv.OpenRefusedError, match=r"with formats \[0, 4\]; .*in formats 0 \(raw16\)"):
+            device.transport.open_session(request | {"formats": registers.pack("s0_formats", **asked)})
+        with device.open_session(small()) as session:
+            k, v = tensors(session.shape, 8)
+            session.write([0, 1], k, v)
+            assert (session.read([0, 1], stop=8, dtype=np.uint16)[0] == k).all()
+    with cxl_kv.open("golden:unit") as device:
+        assert device.formats == set(Format)
+
+
 def test_no_board_answers(tmp_path):
     with pytest.raises(cxl_kv.ConnectionLostError, match="is the board plugged in"):
         cxl_kv.open(f"serial:{tmp_path}/ttyUSB0")

@@ -69,7 +69,8 @@ def test_flipped_bits(run):
 
 def test_close_and_reopen(run):
     """Sessions close under traffic, their frames come back, and they open anew with another shape and other formats."""
-    run([STORM, ROUGH, AHEAD | {"pages": 8, "dwell": 15}, AHEAD], 8000, actions=LIFE, at_least={
+    # (Late prefetches are rare: a page has to be asked for between its prefetch and its fetch.)
+    run([STORM, ROUGH, *4 * [AHEAD | {"pages": 8, "dwell": 15}], AHEAD], 10_000, actions=LIFE, at_least={
         "open": 6, "close": 6, "scrub": 200, "scrub_retry": 5, "unsure": 5, "closed_session": 5, "refused_command": 1, "peer": 1, "formats": 4, "miss": 20,
         "late": 1})
 
@@ -92,5 +93,11 @@ def test_soak(run, mix):
 
 def test_everything_through_a_narrow_codec():
     """The same with eight codec lanes: whatever goes through the data path keeps four cycles' distance."""
-    runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8))([EASY, STORM, ROUGH], 5000, faults=FAULTY, actions=LIFE | FLIPS, at_least={
+    runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8))([EASY, STORM, ROUGH], 8000, faults=FAULTY, actions=LIFE | FLIPS, at_least={
         "close": 3, "flip_1": 1, "hit": 50, "miss": 20, "cold_write_backs": 20, "formats": 3})
+
+
+def test_everything_without_codecs():
+    """raw16 alone: no quantiser, no dequantiser, no scale lines."""
+    runner_of(UNIT.with_(name="unit_raw", codecs=False))([EASY, STORM, ROUGH], 5000, faults=FAULTY, actions=LIFE | FLIPS, at_least={
+        "close": 3, "flip_1": 1, "hit": 50, "miss": 20, "cold_write_backs": 20, "formats": 1})

@@ -13,15 +13,19 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
 
+from kelp_cli.fpga_blocks import blocks
+from kelp_cli.output import UserError
 from kelp_fpga.block_boards import BLOCK_BOARDS, BlockTop
 from kelp_fpga.build import TARGETS, BuildError, build, program, report, size, summary
 from kelp_fpga.configs import BOARD_CONFIGS, board_config
 from kelp_fpga.ecp5_clock import pll_dividers
+from kelp_fpga.global_nets import move, promote
 from kelp_fpga.one_place import OnePlace
 from kelp_fpga.sdram_core import SdramPins
 from kelp_fpga.serial_port import PortError, SerialPort
 from kelp_fpga.ulx3s import Ulx3s, Ulx3sPlatform
 from kelp_spec.config import ConfigError
+from kelp_spec.formats import Format
 from test_cli import kelp
 
 
@@ -63,6 +67,7 @@ def test_every_target_has_a_configuration_that_its_board_holds():
     for name, target in TARGETS.items():
         platform, top = target.top(board_config(target.config), 80_000_000, 3_000_000)
         assert top.board.config.name == target.config and top.board.cold_first < top.board.lines and platform.device.startswith("LFE5"), name
+    assert board_config(TARGETS["versa_ecp5_5g"].config).formats == (Format.RAW16,), "with codecs the 45F does not hold it"
 
 
 @pytest.mark.parametrize("mhz, made", [(80, 80), (125, 125), (100, 100), (62.5, 62.5)])
@@ -112,7 +117,7 @@ def test_the_flow_ends_in_a_bitstream_and_a_report(tmp_path):
     # Broken off behind the placement, it goes on from there.
     (tmp_path / "routing.done").unlink()
     (tmp_path / "top.bit").unlink()
-    made = {name: (tmp_path / name).stat().st_mtime_ns for name in ("top.json", "placed.json", "top.config")}
+    made = {name: (tmp_path / name).stat().st_mtime_ns for name in ("top.json", "placed.json", "refined.json", "top.config")}
     again = build("ulx3s_85f", BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000, top=lambda config, hz, baud: (Ulx3sPlatform(), Ulx3s(Stub())))
     assert again == figures and (tmp_path / "top.bit").is_file()
     assert {name for name, time in made.items() if (tmp_path / name).stat().st_mtime_ns != time} == {"top.config"}
@@ -223,3 +228,43 @@ def test_the_tools_take_every_boards_pins(name, tmp_path):
     kind = BLOCK_BOARDS[name]
     figures = size(name, BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000, top=lambda config, hz, baud: (kind.platform(), BlockTop(kind, Stub())))
     assert 0 < figures["luts"] < 300 and figures["luts_total"] > 40_000 and figures == json.loads((tmp_path / "size.json").read_text(encoding="utf-8"))
+
+
+def test_blocks_are_placed_alone_and_added_to_what_was_done(tmp_path):
+    """The smallest block, with the tools; what an earlier run found stays."""
+    path = tmp_path / "board" / "blocks.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"tracker": {"fmax_mhz": 1.0}}), encoding="utf-8")
+    [(name, figures)] = blocks("ulx3s_85f", "unit", ["phase"], 1, path)
+    assert name == "phase" and figures["fmax_mhz"] > 60 and 20 < figures["luts"] < 600 and figures["critical_path"].count("block.") == 2
+    assert json.loads(path.read_text(encoding="utf-8")) == {"tracker": {"fmax_mhz": 1.0}, "phase": figures}
+    with pytest.raises(UserError, match="--only nothing is unknown; known: data_path, tracker"):
+        list(blocks("ulx3s_85f", "unit", ["nothing"], 1, path))
+
+
+def test_resets_and_enables_with_many_pins_go_over_the_clock_network():
+    cells = {f"ff{n}": {"type": "TRELLIS_FF", "port_directions": {"CLK": "input", "LSR": "input", "CE": "input", "DI": "input", "Q": "output"},
+                        "connections": {"CLK": [2], "LSR": [3] if n < 5 else ["0"], "CE": [4 if n < 3 else 5], "DI": [3], "Q": [10 + n]}} for n in range(8)}
+    module = {"cells": cells, "ports": {"q": {"bits": [17]}}, "netnames": {"clk": {"bits": [2]}, "reset": {"bits": [3]},
+              "few": {"bits": [4]}, "some": {"bits": ["x", 5]}}}
+    assert promote(module, least=4, most=9) == [(5, "reset"), (5, "some")]
+    buffers = {name: cell["connections"] for name, cell in cells.items() if cell["type"] == "DCCA"}
+    assert {name: (of["CLKI"], of["CE"]) for name, of in buffers.items()} == {"global_0": ([3], ["1"]), "global_1": ([5], ["1"])}
+    outputs = [buffers[f"global_{n}"]["CLKO"] for n in range(2)]
+    assert all(bit > 17 for [bit] in outputs) and outputs[0] != outputs[1]
+    ff0, ff7 = cells["ff0"]["connections"], cells["ff7"]["connections"]
+    assert (ff0["LSR"], ff0["CE"], ff0["CLK"], ff0["DI"]) == (outputs[0], [4], [2], [3]) and (ff7["LSR"], ff7["CE"]) == (["0"], outputs[1])
+    assert promote(module, least=4) == [] and promote(module, least=3, most=0) == []
+
+
+def test_buffers_leave_the_lower_edge():
+    def cell(kind, bel, **connections):
+        return {"type": kind, "attributes": {"NEXTPNR_BEL": bel}, "connections": {port: [bit] for port, bit in connections.items()},
+                "port_directions": {port: "output" if port in ("Q", "CLKO") else "input" for port in connections}}
+
+    cells = {"ff": cell("TRELLIS_FF", "X100/Y80/SLICEA.FF0", Q=7), "pll": cell("EHXPLLL", "X2/Y95/EHXPLL_LL", CLKO=8),
+             "clock": cell("DCCA", "X67/Y0/TDCC0", CLKI=8, CLKO=9), "side": cell("DCCA", "X123/Y46/RDCC0", CLKI=7, CLKO=10),
+             "low": cell("DCCA", "X67/Y95/BDCC1", CLKI=7, CLKO=11)}
+    assert move({"cells": cells}) == [("low", "X123/Y46/RDCC1")]
+    assert [cells[name]["attributes"]["NEXTPNR_BEL"] for name in ("clock", "side", "low")] == ["X67/Y0/TDCC0", "X123/Y46/RDCC0", "X123/Y46/RDCC1"]
+    assert move({"cells": cells}) == []

@@ -10,7 +10,7 @@ from kelp_verif.runner import run_cocotb
 from kelp_verif.sdram_chip_bench import COMMANDS
 
 
-@pytest.mark.parametrize("mhz", [80, 125])
+@pytest.mark.parametrize("mhz", [50, 80, 125])
 def test_what_is_written_is_read_at_the_bandwidth_that_the_pins_have(mhz):
     records = {}
     for test in ("what_is_written_is_read", "bandwidth"):      # each from power-up: the chip must not miss refreshes in a reset

@@ -76,3 +76,12 @@ def test_selftest_after_synthesis(tmp_path):
     done = kelp("fpga", "netlist", "--json", str(tmp_path / "netlist.json"), timeout=2800)
     result = json.loads((tmp_path / "netlist.json").read_text(encoding="utf-8"))
     assert done.returncode == 0 and result["passed"] and result["cells"]["LUT4"] > 20_000 and result["cells"]["TRELLIS_FF"] > 10_000
+
+
+def test_selftest_without_codecs():
+    """The Versa's configuration: the self-test asks for raw16 alone, and passes."""
+    with SimBoard(Board(config=board_config("versa"), hz=80_000_000, divisor=4)) as board:
+        done = kelp("fpga", "selftest", "--port", board.port, "--timeout", "5", "--patience", "300", "--lines", "40", "--json", "-", timeout=1000)
+        result = json.loads(done.stdout[:done.stdout.rindex("}") + 1])
+        assert done.returncode == 0 and [result[part] for part in ("endpoint loop-back", "codec signature", "metadata ECC")] == ["passed"] * 3
+        assert not board.violations and board.error is None

@@ -80,6 +80,7 @@ def test_list_keeps_the_best_in_order(keep):
                     ctx.set(dut.i, {"kind": kind, "priority": priority, "page": page, "last_step": page * 3})
                     await ctx.tick()
             ctx.set(dut.i_valid, 0)
+            await ctx.tick()
             got = []
             while ctx.get(dut.best_valid):
                 best = dut.best

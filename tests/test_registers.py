@@ -2,6 +2,8 @@
 
 """The register window: decoder, session commands, telemetry read-out."""
 
+from dataclasses import asdict
+
 import pytest
 
 from kelp_hw.register_file import RegisterFile
@@ -9,10 +11,12 @@ from kelp_hw.registers import Registers
 from kelp_spec.config import named
 from kelp_verif.runner import run_cocotb
 
+UNIT = named("unit")
 
-def run(test, **params):
-    return run_cocotb(Registers(config=named("unit"), event_sources=2), bench="kelp_verif.registers_bench", test=test,
-                      params={"config": "unit", **params}, timeout_s=200).records
+
+def run(test, config=UNIT, **params):
+    return run_cocotb(Registers(config=config, event_sources=2), bench="kelp_verif.registers_bench", test=test,
+                      params={"config": asdict(config), **params}, timeout_s=200).records
 
 
 def rare(seen, *wanted, least=2):
@@ -26,10 +30,15 @@ def test_every_line_is_what_the_map_says_to_whom_it_says_so():
 
 
 def test_session_commands_are_carried_out_or_refused():
-    seen = run("session_commands", commands=160)["commands"]
+    seen = run("session_commands", commands=320)["commands"]
     commands = ("OPEN", "CLOSE", "ADVANCE", "APPLY_QUEUE", "APPLY_ALL", "PEEK")
     assert rare(seen, *(f"{name} {how}" for name in commands for how in ("done", "unheard")), "OPEN refused", "APPLY_ALL refused", "unknown refused",
                 "PEEK of another session's queue", "wiped", "read of a queue counter", least=1) == {}
+
+
+def test_without_codecs_every_format_but_raw16_is_refused():
+    seen = run("session_commands", UNIT.with_(name="unit_raw", codecs=False), commands=160)["commands"]
+    assert rare(seen, "OPEN done", "OPEN refused for its formats") == {}
 
 
 def test_steps_and_telemetry():

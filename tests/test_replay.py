@@ -181,6 +181,11 @@ def test_a_bad_choice_is_named(small, choices, fault):
         plan(read(small), TRACE, **choices)
 
 
+def test_a_format_that_the_configuration_has_not_is_refused(small):
+    with pytest.raises(ValueError, match=f"format = int4 is refused by configuration '{TRACE.name}'; legal: raw16; other formats need .* codecs"):
+        plan(read(small), replace(TRACE, codecs=False), formats=(LayerFormats(last_layer=1, k=Format.RAW16, v=Format.INT4),))
+
+
 def test_a_recording_that_does_not_fit_is_refused(small):
     with pytest.raises(TraceError, match=r"used_pages = 10 is refused by configuration 'unit'; legal: 1 … 8"):
         plan(read(small), named("unit"))

@@ -35,6 +35,7 @@ _ADDRESS_BITS = 25
 
 class Board(wiring.Component):
     """One clock. `sync` is never reset but by power-up; the endpoint and what hangs on it are in the domain `device`, which CONTROL.RESET resets as well.
+    `chip` is `sync` for what talks to the memory chip, reset by a register of its own.
 
     The memory's first `config.dram_lines` lines are the endpoint's frames, the rest is the cold tier.
 
@@ -90,7 +91,11 @@ class Board(wiring.Component):
         memory_ready = Signal()
         if self.block_lines is None:
             sdram = Sdram(hz=self.hz, address_bits=_ADDRESS_BITS, id_bits=ids, core_domain="board")
-            s.sdram = DomainRenamer({"sync": "device", "board": "sync"})(sdram)
+            m.domains.chip = ClockDomain()
+            chip_reset = Signal(init=1, reset_less=True)
+            m.d.sync += chip_reset.eq(ResetSignal(allow_reset_less=True))
+            m.d.comb += [ClockSignal("chip").eq(ClockSignal()), ResetSignal("chip").eq(chip_reset)]
+            s.sdram = DomainRenamer({"sync": "device", "board": "chip"})(sdram)
             connect(m, sdram.pins, flipped(self.sdram))
             m.d.comb += memory_ready.eq(sdram.ready)
             memory = sdram.axi
@@ -131,7 +136,9 @@ class Board(wiring.Component):
             answers[name.removeprefix("s2m_")] = place.o
         m.d.comb += endpoint.s2m_bisnp.ready.eq(1)
         connect(m, endpoint.cold_command, cold.command)
-        connect(m, cold.completion, endpoint.cold_completion)
+        s.completion_place = place = in_device(OnePlace(cold.completion.p.shape()))
+        connect(m, cold.completion, place.i)
+        connect(m, place.o, endpoint.cold_completion)
 
         # --- self-test --------------------------------------------------------------------------------------------------------------
         s.inject_place = place = ResetInserter(~self_test.busy)(OnePlace(self_test.o.p.shape()))
@@ -140,13 +147,15 @@ class Board(wiring.Component):
         # A cycle late, which nobody sees who has to send a message first.
         quiescent = Signal()
         m.d.sync += quiescent.eq(endpoint.quiescent & ~Cat(under_way).any())
+        march = Signal()
+        m.d.sync += march.eq(self_test.march)
         m.d.comb += [
             bridge.hold.eq(self_test.busy), bridge.take_drs.eq(self_test.drs.ready), bridge.take_ndr.eq(self_test.ndr.ready), self_test.owed.eq(bridge.owed),
             *(getattr(self_test, name).valid.eq(answer.valid) for name, answer in answers.items()),
             *(Value.cast(getattr(self_test, name).payload).eq(Value.cast(answer.payload)) for name, answer in answers.items()),
             self_test.memory_ready.eq(memory_ready), self_test.ready.eq(endpoint.ready & running), self_test.quiescent.eq(quiescent),
             endpoint.ecc_flip.eq(self_test.flip),
-            test.start.eq(self_test.march), self_test.march_done.eq(test.done), self_test.march_wrong.eq(test.result != 0),
+            test.start.eq(march), self_test.march_done.eq(test.done), self_test.march_wrong.eq(test.result != 0),
         ]
         with m.If(self_test.reset):
             m.d.sync += resetting.eq(_RESET_CYCLES)
@@ -161,9 +170,10 @@ class Board(wiring.Component):
 
         # --- registers --------------------------------------------------------------------------------------------------------------
         time, scratch, lockstep = Signal(32), Signal(32), Signal()
-        first, count, fetches, stores = Signal(19), Signal(20, init=self.lines), Signal(32), Signal(32)
+        first, count, fetches, stores, fetched, stored = Signal(19), Signal(20, init=self.lines), Signal(32), Signal(32), Signal(), Signal()
         status, values = Signal(32), {}
-        m.d.sync += [time.eq(time + 1), fetches.eq(Mux(resetting != 0, 0, fetches + cold.reads)), stores.eq(Mux(resetting != 0, 0, stores + cold.writes))]
+        m.d.sync += [time.eq(time + 1), fetched.eq(cold.reads), stored.eq(cold.writes),
+                     fetches.eq(Mux(device_reset, 0, fetches + fetched)), stores.eq(Mux(device_reset, 0, stores + stored))]
         m.d.comb += [
             endpoint.lockstep.eq(lockstep), test.first.eq(first), test.count.eq(count),
             status[Status.MEMORY].eq(memory_ready), status[Status.READY].eq(endpoint.ready & running), status[Status.QUIESCENT].eq(quiescent),
@@ -182,7 +192,9 @@ class Board(wiring.Component):
             for register, value in values.items():
                 with m.Case(register):
                     m.d.comb += bridge.board_read_data.eq(value)
-        data = bridge.board_data
+        data, starts = bridge.board_data, Signal()
+        m.d.sync += starts.eq(0)
+        m.d.comb += self_test.start.eq(starts)
         with m.If(bridge.board_write):
             with m.Switch(bridge.board_address):
                 with m.Case(BoardRegister.SCRATCH):
@@ -192,8 +204,7 @@ class Board(wiring.Component):
                 with m.Case(BoardRegister.TEST_LINES):
                     m.d.sync += count.eq(data)
                 with m.Case(BoardRegister.CONTROL):
-                    m.d.sync += lockstep.eq(data[Control.LOCKSTEP])
-                    m.d.comb += self_test.start.eq(data[Control.TEST])
+                    m.d.sync += [lockstep.eq(data[Control.LOCKSTEP]), starts.eq(data[Control.TEST])]
                     with m.If(data[Control.RESET]):
                         m.d.sync += resetting.eq(_RESET_CYCLES)
 

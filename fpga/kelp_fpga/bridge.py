@@ -28,7 +28,7 @@ class HostBridge(wiring.Component):
     A request waits in the bridge while the endpoint does not take it; an answer is kept until the host acknowledges it, and at `WINDOW` of them the
     bridge takes no more. After a SYNC with a new nonce the answers still owed to the host before are taken and dropped.
 
-    Latency: a request leaves two cycles and its bytes after its frame's last byte. Throughput: that of the line.
+    Latency: a request leaves four cycles and its bytes after its frame's last byte. Throughput: that of the line.
 
     Parameters
     ----------
@@ -91,10 +91,11 @@ class HostBridge(wiring.Component):
         # --- a host connects ------------------------------------------------------------------------------------------------------
         # A request that stands at the endpoint's door goes in first: what is offered is not taken back. Then all is forgotten, then the endpoint answers.
         owed, asked, answered, cleared = Signal(24), Signal(), Signal(2), Signal()    # `owed`: answers that the endpoint still owes
-        m.d.sync += owed.eq(owed + asked - answered)
+        asked_before, answered_before = Signal(), Signal(2)      # counted a cycle late: `cleared` is later still
+        m.d.sync += [asked_before.eq(asked), answered_before.eq(answered), owed.eq(owed + asked_before - answered_before)]
         m.d.comb += self.owed.eq(owed.any())
         with m.If(self.device_reset):
-            m.d.sync += owed.eq(0)
+            m.d.sync += owed.eq(0)      # for hundreds of cycles
         with m.If(draining & ~cleared & ~receiver.o.valid & ~self.hold):
             m.d.comb += [receiver.clear.eq(1), sender.clear.eq(1)]
             m.d.sync += cleared.eq(1)

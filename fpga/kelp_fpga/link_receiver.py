@@ -26,7 +26,7 @@ injected = data.StructLayout({"byte": 8, "kind": 4, "last": 1})
 class LinkReceiver(wiring.Component):
     """Frames are kept in a memory of `WINDOW` slots until their message is taken; a frame counts only when its CRC has been seen to be right.
 
-    Throughput: a byte a cycle in; a message leaves in as many cycles as it has bytes, and 3.
+    Throughput: a byte a cycle in; a message leaves in as many cycles as it has bytes, and 4.
 
     Members
     -------
@@ -73,8 +73,10 @@ class LinkReceiver(wiring.Component):
         index = Signal(range(_SLOT))                 # bytes of this body so far; stops at a length that no body has
         control, seq, tail = Signal(8), Signal(8), Signal(32 + 32)
         taken = Signal(8)                            # number of the next frame whose message leaves
+        # Whether there is a place for this body, known before its first byte is stored: one that comes free later has not got that.
         room = Signal()
-        m.d.comb += room.eq((self.expected - taken)[:8] < WINDOW)
+        with m.If(index < 2):
+            m.d.sync += room.eq((self.expected - taken)[:8] < WINDOW)
         with m.If(self.byte_valid):
             m.d.sync += [index.eq(Mux(index.all(), index, index + 1)), tail.eq(Cat(tail[8:], self.byte))]
             with m.If(index == 0):
@@ -89,13 +91,15 @@ class LinkReceiver(wiring.Component):
         ]
         kind = control[:4]
         m.d.comb += self.nonce.eq(tail[:32])         # behind the nonce come four bytes of CRC
+        # Judged in the cycle after its end: bodies are two bytes of the line apart at least.
         sound, wanted, missing_told = Signal(), Signal(), Signal()
+        m.d.sync += sound.eq(0)
         with m.Switch(kind):
             for code, length in lengths.items():
                 with m.Case(code):
-                    m.d.comb += sound.eq(self.end & self.good & (index == length))
+                    m.d.sync += sound.eq(self.end & self.good & (index == length))
         numbered = (kind != Kind.CONTROL) & (kind != Kind.SYNC)
-        m.d.comb += wanted.eq(numbered & (seq == self.expected) & room)
+        m.d.sync += wanted.eq(numbered & (seq == self.expected) & room)
         with m.If(self.end):
             m.d.sync += index.eq(0)
         with m.If(sound & (kind == Kind.SYNC)):
@@ -123,23 +127,28 @@ class LinkReceiver(wiring.Component):
                     m.d.comb += size.eq(Const(length, len(size)))
         m.d.comb += [slots.read_en.eq(1), slots.read_address.eq(Cat(Cat(place, Const(0, 7))[:7], taken[:slot_bits]))]
         inside, own = Signal(), Signal()    # a message of the device's own is being made; is the one that leaves
+        # A byte goes in from a register, whose enable comes from one: it steers hundreds. `complete`: the last one goes in.
         # Bytes that are not taken may pass through while no message stands here: its own push them out.
-        with m.If(~self.o.valid & (here | self.inject.valid)):
-            m.d.sync += self.o.p.payload.eq(Cat(self.o.p.payload[8:], Mux(here, slots.read_data, self.inject.p.byte)))
-        m.d.comb += self.inject.ready.eq(self.hold & ~self.o.valid & ~here & (place == 0))
+        moves, byte, complete = Signal(), Signal(8), Signal()
+        m.d.sync += [moves.eq(~self.o.valid & ~complete & (here | self.inject.valid)), byte.eq(Mux(here, slots.read_data, self.inject.p.byte))]
+        with m.If(moves):
+            m.d.sync += self.o.p.payload.eq(Cat(self.o.p.payload[8:], byte))
+        m.d.comb += self.inject.ready.eq(self.hold & ~self.o.valid & ~complete & ~here & (place == 0))
         with m.If(self.o.valid):
             with m.If(self.o.ready):
                 m.d.sync += [self.o.valid.eq(0), taken.eq(taken + ~own), own.eq(0)]
+        with m.Elif(complete):
+            m.d.sync += [self.o.valid.eq(1), complete.eq(0)]
         with m.Elif(inside | (self.inject.valid & self.inject.ready)):
             with m.If(self.inject.valid):
-                m.d.sync += [self.o.p.kind.eq(self.inject.p.kind), inside.eq(~self.inject.p.last), own.eq(1), self.o.valid.eq(self.inject.p.last)]
+                m.d.sync += [self.o.p.kind.eq(self.inject.p.kind), inside.eq(~self.inject.p.last), own.eq(1), complete.eq(self.inject.p.last)]
         with m.Elif(((taken != self.expected) & ~(self.hold & (slot_kind != Kind.BOARD))) | here):
             m.d.sync += [self.o.p.kind.eq(slot_kind), here.eq(place != size), place.eq(Mux(place == size, 0, place + 1))]
             with m.If(place == size):
-                m.d.sync += self.o.valid.eq(1)
+                m.d.sync += complete.eq(1)
         with m.If(own & ~self.hold):
             # Nobody waits for its answer any more, and the device is being reset.
-            m.d.sync += [self.o.valid.eq(0), own.eq(0), inside.eq(0)]
+            m.d.sync += [self.o.valid.eq(0), complete.eq(0), own.eq(0), inside.eq(0)]
         with m.If(self.clear):
-            m.d.sync += [self.expected.eq(0), taken.eq(0), self.o.valid.eq(0), here.eq(0), place.eq(0), missing_told.eq(0), own.eq(0)]
+            m.d.sync += [self.expected.eq(0), taken.eq(0), self.o.valid.eq(0), complete.eq(0), here.eq(0), place.eq(0), missing_told.eq(0), own.eq(0)]
         return m

@@ -58,7 +58,8 @@ class MemoryTest(wiring.Component):
         # Neighbouring columns and lines differ in about half of their bits.
         pattern = Cat((line[:16] ^ Cat(line[16:], Const(0, 13)) ^ (0x9E37 * (k + 1) & 0xFFFF)) for k in range(LINE_BYTES // 2))
         addressed, stored = Signal(), Signal()
-        differs = Signal(LINE_BYTES // 2)        # the words that are not as they should be
+        differs, wrong = Signal(LINE_BYTES // 2), Signal()      # the words that are not as they should be; a cycle later, whether there is one
+        m.d.sync += wrong.eq(differs.any())
         m.d.comb += [
             axi.ar.p.addr.eq(Cat(Const(0, 6), line)), axi.aw.p.addr.eq(Cat(Const(0, 6), line)), axi.ar.p.size.eq(SIZE_LINE), axi.aw.p.size.eq(SIZE_LINE),
             axi.ar.p.burst.eq(BURST_INCR), axi.aw.p.burst.eq(BURST_INCR), axi.w.p.strb.eq(~Const(0, LINE_BYTES)), axi.w.p.last.eq(1),
@@ -94,10 +95,12 @@ class MemoryTest(wiring.Component):
                 for k, word in enumerate(axi.r.p.data[16 * k:16 * k + 16] for k in range(LINE_BYTES // 2)):
                     m.d.sync += differs[k].eq(word != pattern[16 * k:16 * k + 16] ^ wanted.replicate(16))
                 with m.If(axi.r.valid):
-                    m.next = "JUDGE"
+                    m.next = "COLLECT"
+            with m.State("COLLECT"):
+                m.next = "JUDGE"
             with m.State("JUDGE"):
                 m.next = "WRITE"
-                with m.If(differs.any()):
+                with m.If(wrong):
                     m.d.sync += [self.result.eq(1), self.detail.eq(line)]
                     m.next = "LINE"
             with m.State("WRITE"):

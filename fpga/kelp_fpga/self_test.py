@@ -29,7 +29,7 @@ class SelfTest(wiring.Component):
     """The device is reset; the memory test runs; the device is reset again; the program runs, one request at a time, each when the endpoint is quiescent;
     the device is reset once more. What hangs on the endpoint's answers is held meanwhile (`busy`).
 
-    Requests leave byte by byte, so that the bridge's own shift register makes messages of them; of answers a byte in two cycles is looked at.
+    Requests leave byte by byte, so that the bridge's own shift register makes messages of them; of answers a byte in three cycles is looked at.
 
     Time: that of the memory test, then about 500 cycles an access.
 
@@ -78,14 +78,15 @@ class SelfTest(wiring.Component):
         port = rom.read_port()
         result, place = self.result, Signal(range(len(self.program.rom)))      # `place`: the next instruction
         step, left = Signal(_INSTRUCTION), Signal(6)
-        k, settled = Signal(range(max(TO_DEVICE.values()) + 1)), Signal()     # byte of what is read, sent or looked at; the ROM has answered for it
+        # Byte of what is read, sent or looked at; cycles since it is this one; it is there: the ROM's address and the parts of an answer are in registers.
+        k, settling, settled = Signal(range(max(TO_DEVICE.values()) + 1)), Signal(2), Signal()
         crc, silence = Signal(32, init=INITIAL), Signal(_SILENCE_LOG2 + 1)
-        write = step.op == Op.WRITE
-        m.d.comb += port.addr.eq(place + k)
-        m.d.sync += silence.eq(silence + 1)
+        write, address = step.op == Op.WRITE, Signal.like(port.addr)
+        m.d.comb += [settled.eq(settling == 2), port.addr.eq(address)]
+        m.d.sync += [silence.eq(silence + 1), address.eq(place + k)]
 
         def to(state):
-            m.d.sync += [silence.eq(0), k.eq(0), settled.eq(0)]
+            m.d.sync += [silence.eq(0), k.eq(0), settling.eq(0)]
             m.next = state
 
         def conclude(part, state):
@@ -118,10 +119,13 @@ class SelfTest(wiring.Component):
         m.d.comb += [self.o.p.byte.eq(byte), self.o.p.last.eq(last), self.o.p.kind.eq(Mux(write, Kind.RWD, Kind.REQ))]
 
         # --- an answer's ----------------------------------------------------------------------------------------------------------
-        # A byte takes two cycles: one to choose it, one to go into the sum.
-        answer = Signal(8)
-        m.d.sync += answer.eq(Mux(write, WRITTEN & ~0x7F | self.ndr.p.opcode,
-                                  Mux(k == _LINE, self.drs.p.opcode | Mux(self.drs.p.poison, POISON, 0), self.drs.p.data.word_select(k[:6], 8))))
+        # A byte takes three cycles: one to choose it among its neighbours, one among those, one to go into the sum.
+        answer, near = Signal(8), Signal(data.ArrayLayout(8, _WORD))
+        m.d.sync += [
+            *(near[n].eq(self.drs.p.data.word_select(n, 8 * _WORD).word_select(k[:3], 8)) for n in range(_WORD)),
+            answer.eq(Mux(write, WRITTEN & ~0x7F | self.ndr.p.opcode,
+                          Mux(k == _LINE, self.drs.p.opcode | Mux(self.drs.p.poison, POISON, 0), near[k[3:6]]))),
+        ]
 
         m.d.comb += self.passed.eq(self.done & (self.check == 0) & Cat(result[p.name.lower()] == State.PASSED for p in self.program.parts).all())
         with m.FSM():
@@ -134,8 +138,8 @@ class SelfTest(wiring.Component):
                 wait(self.ready & self.memory_ready, "MARCH", Part.MEMORY)
             with m.State("MARCH"):
                 # The memory test watches its own time: it ends when the memory answers.
-                m.d.comb += self.march.eq(~settled)
-                m.d.sync += settled.eq(1)
+                m.d.comb += self.march.eq(settling == 0)
+                m.d.sync += settling.eq(Mux(settled, settling, settling + 1))
                 with m.If(settled & self.march_done):
                     m.d.comb += self.reset.eq(1)
                     conclude(Const(Part.MEMORY), Mux(self.march_wrong, State.WRONG, State.PASSED))
@@ -145,7 +149,7 @@ class SelfTest(wiring.Component):
                 m.d.comb += [self.drs.ready.eq(1), self.ndr.ready.eq(1)]
                 wait(self.ready & self.quiescent & ~self.owed & (silence[:9] == 0x1FF), "FETCH", Part.LOOPBACK)
             with m.State("FETCH"):
-                m.d.sync += settled.eq(~settled)
+                m.d.sync += settling.eq(Mux(settled, 0, settling + 1))
                 with m.If(settled):
                     m.d.sync += [step.eq(Cat(Value.cast(step)[8:], port.data)), k.eq(k + 1)]
                     with m.If(k == _WORD - 1):
@@ -170,11 +174,11 @@ class SelfTest(wiring.Component):
             with m.State("SEND"):
                 m.d.comb += [self.o.valid.eq(settled), self.flip.eq(step.flip)]
                 with m.If(write):
-                    m.d.comb += port.addr.eq(Cat(Mux(step.word == FULL_LINE, index, index[:3]) + (step.pointer << 3)))
+                    m.d.sync += address.eq(Cat(Mux(step.word == FULL_LINE, index, index[:3]) + (step.pointer << 3)))
                 with m.If(~settled):
-                    m.d.sync += settled.eq(1)
+                    m.d.sync += settling.eq(settling + 1)
                 with m.Elif(self.o.ready):
-                    m.d.sync += [settled.eq(0), k.eq(k + 1), late.eq(port.data), silence.eq(0)]
+                    m.d.sync += [settling.eq(0), k.eq(k + 1), late.eq(port.data), silence.eq(0)]
                     with m.If(last):
                         to("ANSWER")
                 with m.If(silence[-1]):
@@ -183,9 +187,9 @@ class SelfTest(wiring.Component):
             with m.State("ANSWER"):
                 m.d.comb += self.flip.eq(step.flip)
                 with m.If(Mux(write, self.ndr.valid, self.drs.valid) & ~settled):
-                    m.d.sync += settled.eq(1)
+                    m.d.sync += settling.eq(settling + 1)
                 with m.Elif(settled):
-                    m.d.sync += [settled.eq(0), crc.eq(crc32_step(crc, answer)), k.eq(k + 1), silence.eq(0)]
+                    m.d.sync += [settling.eq(0), crc.eq(crc32_step(crc, answer)), k.eq(k + 1), silence.eq(0)]
                     with m.If(write | (k == _LINE)):
                         m.d.comb += [self.ndr.ready.eq(write), self.drs.ready.eq(~write)]
                         to("REST")

@@ -6,6 +6,7 @@ every read those are its 64 bytes and a status byte (opcode, and 8 for poison), 
 computed by the golden model's codecs, which share no arithmetic with the hardware's.
 
 The session that it opens lasts until the reset behind the test. Three queues hold the five stored formats: K raw16, V fp8_e4m3; fp8_e5m2, int8; int4, int4.
+Without codecs there is one, of raw16 alone.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ INSTRUCTION = (("op", 2), ("part", 2), ("flip", 2), ("word", 4), ("repeat", 6), 
 
 _QUEUES = ((Format.RAW16, Format.FP8_E4M3), (Format.FP8_E5M2, Format.INT8), (Format.INT4, Format.INT4))
 _PATTERNS = 16
+
+
+def _queues(config: Config) -> tuple[tuple[Format, Format], ...]:
+    """Formats of K and V of the queues that are used."""
+    return _QUEUES if config.codecs else ((Format.RAW16, Format.RAW16),)
 
 
 class Op(IntEnum):
@@ -205,7 +211,7 @@ def program(config: Config) -> Program:
             w.register("s0_command", command=SessionCommand.CLOSE)
             _open(w, host_type)
             w.check(f"session of {host_type.name.lower()}")
-        for queue, formats in enumerate(_QUEUES):
+        for queue, formats in enumerate(_queues(config)):
             for kv, fmt in enumerate(formats):
                 stored = decode(*encode(lines, host_type, fmt), host_type, fmt).astype("<u2").tobytes()
                 for page in range(pages):
@@ -235,11 +241,12 @@ def program(config: Config) -> Program:
 
 
 def _open(w: Writer, host_type: HostType) -> None:
-    c = w.config
-    w.register("s0_shape", layers=len(_QUEUES), kv_heads=1, used_lines=c.half_lines, host_type=int(host_type), used_pages=c.pages)
+    c, queues = w.config, _queues(w.config)
+    w.register("s0_shape", layers=len(queues), kv_heads=1, used_lines=c.half_lines, host_type=int(host_type), used_pages=c.pages)
     ranges = {}
     for r in range(LAYER_RANGES):
-        k, v = _QUEUES[min(r, len(_QUEUES) - 1)]
-        ranges |= {f"last_layer_{r}": min(r, len(_QUEUES) - 1), f"format_k_{r}": int(k), f"format_v_{r}": int(v)}
+        layer = min(r, len(queues) - 1)
+        k, v = queues[layer]
+        ranges |= {f"last_layer_{r}": layer, f"format_k_{r}": int(k), f"format_v_{r}": int(v)}
     w.register("s0_formats", **ranges)
     w.register("s0_command", command=SessionCommand.OPEN)

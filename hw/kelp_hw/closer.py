@@ -58,7 +58,7 @@ class Closer(wiring.Component):
         r = self.i_result
         scrubbed, freed, taken = Signal(), Signal(), Signal()
         in_flight, frames = Signal(range(self.IN_FLIGHT + 1)), Signal(range(self.IN_FLIGHT + 1))
-        load = Signal(range(2 * self.IN_FLIGHT + 1))
+        load, room = Signal(range(2 * self.IN_FLIGHT + 1)), Signal()
         orphan, again, again_squeue, again_page = Signal(), Signal(), Signal(c.squeue_bits), Signal(c.page_bits)
         m.d.comb += [
             scrubbed.eq(self.i_result_valid & (r.op.kind == Op.SCRUB)),
@@ -66,7 +66,11 @@ class Closer(wiring.Component):
             orphan.eq(scrubbed & (r.outcome != Outcome.RETRY) & (r.old.state == PageState.RESIDENT)),
             load.eq(in_flight + frames),
         ]
-        m.d.sync += [in_flight.eq(in_flight + taken - scrubbed), frames.eq(frames + orphan - freed), Assert(~freed | (frames != 0))]
+        # `load` grows by one a cycle at most.
+        m.d.sync += [
+            room.eq(load < self.IN_FLIGHT - 1), in_flight.eq(in_flight + taken - scrubbed), frames.eq(frames + orphan - freed),
+            Assert(~freed | (frames != 0)),
+        ]
         with m.If(scrubbed & (r.outcome == Outcome.RETRY) & ~again):
             m.d.sync += [again.eq(1), again_squeue.eq(r.op.squeue), again_page.eq(r.op.page)]
 
@@ -91,7 +95,7 @@ class Closer(wiring.Component):
                         m.d.sync += session.eq(0)
             with m.State("WALK"):
                 # Once offered, an op stays.
-                m.d.comb += self.o_op.valid.eq(offered | (load < self.IN_FLIGHT))
+                m.d.comb += self.o_op.valid.eq(offered | room)
                 m.d.sync += offered.eq(self.o_op.valid & ~self.o_op.ready)
                 with m.If(self.o_op.valid & self.o_op.ready):
                     m.d.comb += taken.eq(1)

@@ -119,9 +119,10 @@ class ColdScheduler(wiring.Component):
 
         reading, looking, acting, act, index, again = Signal(), Signal(), Signal(), Signal(2), Signal(index_shape), Signal()
         # --- requests ---------------------------------------------------------------------------------------------------------
-        raised, leaves = Signal(), Signal()    # `leaves`: the prefetch at the pointer goes in this cycle, raised or not
+        raised = Signal()
         busy_writes = Signal(c.write_backs)
         push_again = Signal()      # the engine puts an entry back into line
+        new_demand, new_index = Signal(), Signal(c.miss_bits)
         new_write = self.i_write_back.valid & self.i_write_back.ready
         wb = self.i_write_back.payload
         m.d.comb += [
@@ -145,11 +146,12 @@ class ColdScheduler(wiring.Component):
         choice, chosen, chosen_again = Signal(2), Signal(index_shape), Signal()
         can_send, can_answer, go = Signal(), Signal(), Signal()
         # The next prefetch, found ahead of time: the one at the pointer.
-        found, any_prefetch, raised_here = Signal(), Signal(), Signal()
+        found, any_prefetch, raised_here, can_leave = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             raised_here.eq(self.i_raise_valid & (self.i_raise == pointer)),
-            raised.eq(self.i_raise_valid & prefetches.bit_select(self.i_raise, 1) & ~(leaves & raised_here)),
-            can_send.eq((aborts.r_rdy | demand.r_rdy | found | (writes.r_rdy & ~any_prefetch)) & ~(pre_valid & self.o_command.valid)),
+            # No prefetch leaves in the cycle of a raise, so that whether one is raised does not wait for what the engine chooses.
+            raised.eq(self.i_raise_valid & prefetches.bit_select(self.i_raise, 1)), can_leave.eq(found & ~self.i_raise_valid),
+            can_send.eq((aborts.r_rdy | demand.r_rdy | can_leave | (writes.r_rdy & ~any_prefetch)) & ~(pre_valid & self.o_command.valid)),
             can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
         ]
         m.d.sync += any_prefetch.eq(prefetches.any())
@@ -171,16 +173,17 @@ class ColdScheduler(wiring.Component):
                     m.d.comb += [Cat(chosen, chosen_again).eq(aborts.r_data), aborts.r_en.eq(1)]
                 with m.Elif(demand.r_rdy):
                     m.d.comb += [Cat(chosen, chosen_again).eq(demand.r_data), demand.r_en.eq(1)]
-                with m.Elif(found):
-                    m.d.comb += [chosen.eq(pointer), leaves.eq(1)]
+                with m.Elif(can_leave):
+                    m.d.comb += chosen.eq(pointer)
                     m.d.sync += [prefetches.bit_select(pointer, 1).eq(0), found.eq(0)]
                 with m.Else():
                     m.d.comb += [Cat(chosen, chosen_again).eq(writes.r_data), writes.r_en.eq(1)]
             with m.Elif(can_answer):
                 m.d.comb += [go.eq(1), choice.eq(_Act.SCAN), chosen.eq(scan)]
                 m.d.sync += scan.eq(Mux(scan == entries - 1, 0, scan + 1))
+            m.d.sync += [act.eq(choice), index.eq(chosen), again.eq(chosen_again)]      # whether one was chosen comes later
         with m.If(go):
-            m.d.sync += [act.eq(choice), index.eq(chosen), again.eq(chosen_again), prefer_send.eq(choice == _Act.COMPLETE)]
+            m.d.sync += prefer_send.eq(choice == _Act.COMPLETE)
         write_index = Signal(c.write_back_bits)
         m.d.comb += [
             states.read_en.eq(reading), states.read_address.eq(index),
@@ -191,58 +194,59 @@ class ColdScheduler(wiring.Component):
 
         state, after = states.read_data, Signal(state_layout)
         is_write, live = Signal(), Signal()
-        expired, abort_expired = Signal(), Signal()
-        tried, succeeded, finish, failed, store, stall = Signal(), Signal(), Signal(), Signal(), Signal(), Signal()
+        tried, finish, store = Signal(), Signal(), Signal()
+        # What was found out about the entry while its row was looked at; `acts`: with it the engine acts, in one cycle.
+        acts, more, succeeded, rejected, expired, lapsed, abort_expired = Signal(), Signal(), Signal(), Signal(), Signal(), Signal(), Signal()
+        here = Signal(entries)     # the entry, one-hot
+        # Of the completion, which stands until it is taken.
         completion = self.i_completion.payload
+        known, attempt, is_ok, is_aborted, mine = Signal(), Signal(), Signal(), Signal(), Signal()
+        m.d.sync += [
+            live.eq(active.bit_select(index, 1)), known.eq(completion.id.index < entries), attempt.eq(completion.id.attempt),
+            here.eq(1 << index), is_ok.eq(completion.status == ColdStatus.OK), is_aborted.eq(completion.status == ColdStatus.ABORTED),
+        ]
         age, abort_age, abort_stalled = Signal(TIME_BITS), Signal(TIME_BITS), Signal(TIME_BITS)
         m.d.comb += [
             is_write.eq(index >= c.misses),
-            live.eq(active.bit_select(index, 1)),
             age.eq(self.now - state.sent), abort_age.eq(self.now - abort_stalled),
             after.eq(state),
         ]
         # Whoever reads the row next, reads it two cycles later at the earliest.
-        m.d.sync += [states.write_address.eq(index), states.write_data.eq(after), states.write_en.eq(store & ~stall), reading.eq(go)]
+        m.d.sync += [states.write_address.eq(index), states.write_data.eq(after), states.write_en.eq(store), reading.eq(go)]
         with m.If(reading):
             m.d.sync += looking.eq(1)
-        # The entry's row is out: two long comparisons first.
+        # The entry's row is out: two long comparisons, and what they and the completion mean to it.
+        flight, aborting, completes = state.phase == _Phase.FLIGHT, state.phase == _Phase.ABORTING, act == _Act.COMPLETE
+        m.d.comb += mine.eq(live & known & (attempt == state.attempt))
         with m.If(looking):
-            m.d.sync += [looking.eq(0), acting.eq(1), expired.eq(live & (age >= self.timeout)), abort_expired.eq(abort_age >= self.timeout)]
-        with m.If(acting):
-            with m.Switch(act):
-                with m.Case(_Act.SCAN):
-                    with m.If(expired & (state.phase == _Phase.FLIGHT)):
-                        m.d.comb += [after.phase.eq(_Phase.ABORT_QUEUED), store.eq(1), aborts.w_en.eq(1), self.o_timeout.eq(1)]
-                    with m.If(expired & (state.phase == _Phase.ABORTING) & abort_expired):
-                        m.d.comb += tried.eq(1)
-                with m.Case(_Act.COMPLETE):
-                    m.d.comb += self.i_completion.ready.eq(~stall)
-                    with m.If(live & (completion.id.index == index) & (completion.id.attempt == state.attempt)):
-                        with m.If(state.phase == _Phase.FLIGHT):
-                            m.d.comb += [succeeded.eq(completion.status == ColdStatus.OK), tried.eq(~succeeded)]
-                        with m.If((state.phase == _Phase.ABORTING) & (completion.status == ColdStatus.ABORTED)):
-                            m.d.comb += tried.eq(1)
-                with m.Case(_Act.SEND):
-                    m.d.comb += [store.eq(1), after.phase.eq(_Phase.FLIGHT), after.attempt.eq(~state.attempt), after.tries.eq(Mux(again, state.tries, 0)),
-                                 after.sent.eq(self.now)]
-                    m.d.sync += active.bit_select(index, 1).eq(1)
-                with m.Case(_Act.ABORT):
-                    m.d.comb += [store.eq(1), after.phase.eq(_Phase.ABORTING), after.sent.eq(self.now)]
-            with m.If(tried):
-                with m.If(state.tries < self.retries):
-                    m.d.comb += [push_again.eq(1), store.eq(1), after.phase.eq(_Phase.QUEUED), after.tries.eq(state.tries + 1)]
-                with m.Else():
-                    m.d.comb += failed.eq(1)
-            m.d.comb += finish.eq(succeeded | failed)
-            with m.If(~stall):
-                m.d.sync += acting.eq(0)
-        # A new demand goes into line first: it cannot wait.
-        new_demand, new_index = Signal(), Signal(c.miss_bits)
-        m.d.sync += [new_demand.eq((self.i_fetch_valid & self.i_fetch.demand) | raised), new_index.eq(Mux(raised, self.i_raise, self.i_fetch.miss))]
+            m.d.sync += [
+                looking.eq(0), acting.eq(1), more.eq(state.tries < self.retries),
+                expired.eq((act == _Act.SCAN) & live & flight & (age >= self.timeout)),
+                lapsed.eq((act == _Act.SCAN) & live & aborting & (age >= self.timeout)), abort_expired.eq(abort_age >= self.timeout),
+                succeeded.eq(completes & mine & flight & is_ok),
+                rejected.eq(completes & mine & Mux(is_ok, 0, flight | (aborting & is_aborted))),
+            ]
+        m.d.comb += acts.eq(acting & ~(new_demand & (rejected | lapsed)))
+        with m.If(acts):
+            m.d.sync += acting.eq(0)
+            m.d.comb += [tried.eq(rejected | (lapsed & abort_expired)), self.i_completion.ready.eq(completes)]
+            with m.If(expired):
+                m.d.comb += [after.phase.eq(_Phase.ABORT_QUEUED), store.eq(1), aborts.w_en.eq(1), self.o_timeout.eq(1)]
+            with m.If(act == _Act.SEND):
+                m.d.comb += [store.eq(1), after.phase.eq(_Phase.FLIGHT), after.attempt.eq(~state.attempt), after.tries.eq(Mux(again, state.tries, 0)),
+                             after.sent.eq(self.now)]
+            with m.If(act == _Act.ABORT):
+                m.d.comb += [store.eq(1), after.phase.eq(_Phase.ABORTING), after.sent.eq(self.now)]
+            with m.If(tried & more):
+                m.d.comb += [push_again.eq(1), store.eq(1), after.phase.eq(_Phase.QUEUED), after.tries.eq(state.tries + 1)]
+            m.d.comb += finish.eq(succeeded | (tried & ~more))
+        # A new demand goes into line first: it cannot wait. The engine does, when it may put its entry back.
+        m.d.sync += [
+            new_demand.eq((self.i_fetch_valid & self.i_fetch.demand) | raised), new_index.eq(Mux(self.i_raise_valid, self.i_raise, self.i_fetch.miss)),
+        ]
         put_demand, put_write = data.View(turn_layout, demand.w_data), data.View(turn_layout, writes.w_data)
         m.d.comb += [
-            stall.eq(push_again & ~is_write & new_demand),
-            self.o_retry.eq(push_again & ~stall),
+            self.o_retry.eq(push_again),
             demand.w_en.eq(new_demand | (push_again & ~is_write)),
             put_demand.index.eq(Mux(new_demand, new_index, index)), put_demand.again.eq(~new_demand),
             writes.w_en.eq(new_write | (push_again & is_write)),
@@ -255,26 +259,29 @@ class ColdScheduler(wiring.Component):
             m.d.sync += self.o_fetched.valid.eq(0)
         with m.If(self.o_written_back.ready):
             m.d.sync += self.o_written_back.valid.eq(0)
+        sends = acts & (act == _Act.SEND)
+        m.d.sync += active.eq((active | (here & sends.replicate(entries))) & ~(here & finish.replicate(entries)))
         with m.If(finish):
-            m.d.sync += active.bit_select(index, 1).eq(0)
             with m.If(is_write):
                 m.d.sync += [self.o_written_back.valid.eq(1), busy_writes.bit_select(write_index, 1).eq(0)]
             with m.Else():
                 m.d.sync += self.o_fetched.valid.eq(1)
         # Whether there is an answer is known late; what it would be is taken before.
         with m.If(~self.o_written_back.valid):
-            m.d.sync += [self.o_written_back.payload.token.eq(write_index), self.o_written_back.payload.failed.eq(failed)]
+            m.d.sync += [self.o_written_back.payload.token.eq(write_index), self.o_written_back.payload.failed.eq(~succeeded)]
         with m.If(~self.o_fetched.valid):
             m.d.sync += [
-                self.o_fetched.payload.miss.eq(index), self.o_fetched.payload.failed.eq(failed), self.o_fetched.payload.sector.eq(completion.sector),
+                self.o_fetched.payload.miss.eq(index), self.o_fetched.payload.failed.eq(~succeeded), self.o_fetched.payload.sector.eq(completion.sector),
             ]
 
         # --- commands: a stage between the reads and the two constant multiplications -------------------------------------------
         pre, command = Signal(S({"op": 2, "id": self.layouts.cold_id, "where": where_layout})), self.o_command.payload
+        with m.If(acts & ((act == _Act.SEND) | (act == _Act.ABORT))):
+            m.d.sync += pre_valid.eq(1)
         with m.If(acting & ((act == _Act.SEND) | (act == _Act.ABORT))):
             m.d.sync += [
-                pre_valid.eq(1), pre.op.eq(Mux(act == _Act.ABORT, ColdOp.ABORT, Mux(is_write, ColdOp.WRITE, ColdOp.READ))),
-                pre.id.index.eq(index), pre.id.attempt.eq(after.attempt), pre.where.eq(where.read_data),
+                pre.op.eq(Mux(act == _Act.ABORT, ColdOp.ABORT, Mux(is_write, ColdOp.WRITE, ColdOp.READ))),
+                pre.id.index.eq(index), pre.id.attempt.eq(state.attempt ^ (act == _Act.SEND)), pre.where.eq(where.read_data),
             ]
         pool = pool_of_frame(c, pre.where.frame)
         with m.If(~self.o_command.valid | self.o_command.ready):

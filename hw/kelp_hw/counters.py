@@ -88,8 +88,9 @@ class QueueCounters(wiring.Component):
     """Counters of each (session, queue): entries of `QUEUE_COUNTERS`, the first four when `config.wide_counters` is off. 32 bits, wrapping.
 
     `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and taken in cycles without `i`. `wipe` is held until a cycle with
-    `wipe_ready`, in which there is none of these: the counters of `wipe_squeue` are then 0.
-    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`, without the event of the cycle before that.
+    `wipe_ready`, in which none of these is being counted: the counters of `wipe_squeue` are then 0.
+    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`, without the event of two cycles before that. An event of the
+    cycle of the `wipe` counts after it.
 
     Parameters
     ----------
@@ -121,20 +122,16 @@ class QueueCounters(wiring.Component):
         useful = self.names.index("prefetch_useful")
         m.d.comb += [fifo.w_data.eq(self.i_useful), fifo.w_en.eq(self.i_useful_valid), Assert(~self.i_useful_valid | fifo.w_rdy)]
 
-        s1, v1 = Signal(self.event), Signal()
+        # Whose turn it is, is known late: it reads in the next cycle.
+        s0, v0, s1, v1 = Signal(self.event), Signal(), Signal(self.event), Signal()
         m.d.comb += [
             sram.read_en.eq(1),
-            sram.read_address.eq(self.read_squeue),
-            self.read_grant.eq(~self.i_valid & ~fifo.r_rdy),
+            sram.read_address.eq(Mux(v0, s0.squeue, self.read_squeue)),
+            self.read_grant.eq(~v0),
             fifo.r_en.eq(~self.i_valid),
         ]
-        m.d.sync += v1.eq(self.i_valid | fifo.r_rdy)
-        with m.If(self.i_valid):
-            m.d.sync += s1.eq(self.i)
-            m.d.comb += sram.read_address.eq(self.i.squeue)
-        with m.Elif(fifo.r_rdy):
-            m.d.sync += [s1.squeue.eq(fifo.r_data), s1.bump.eq(1 << useful)]
-            m.d.comb += sram.read_address.eq(fifo.r_data)
+        m.d.sync += [v0.eq(self.i_valid | fifo.r_rdy), v1.eq(v0), s1.eq(s0)]
+        m.d.sync += [s0.squeue.eq(Mux(self.i_valid, self.i.squeue, fifo.r_data)), s0.bump.eq(Mux(self.i_valid, self.i.bump, 1 << useful))]
 
         # Read, counted, then written: what the event before counted is forwarded, and the memory shows what is written while it is read.
         old, counted, squeue2, v2, follows = Signal(row), Signal(row), Signal.like(s1.squeue), Signal(), Signal()
@@ -143,9 +140,9 @@ class QueueCounters(wiring.Component):
         for i in range(len(self.names)):
             m.d.sync += counted[i].eq(old[i] + s1.bump[i])
         m.d.comb += [sram.write_en.eq(v2), sram.write_address.eq(squeue2), sram.write_data.eq(counted)]
-        m.d.comb += [self.read_data.eq(sram.read_data), self.idle.eq(~v1 & ~v2 & ~fifo.r_rdy & ~self.i_valid)]
+        m.d.comb += [self.read_data.eq(sram.read_data), self.idle.eq(~v0 & ~v1 & ~v2 & ~fifo.r_rdy & ~self.i_valid)]
 
-        m.d.comb += self.wipe_ready.eq(~v1 & ~v2 & ~self.i_valid & ~fifo.r_rdy & ~self.clear)
+        m.d.comb += self.wipe_ready.eq(~v0 & ~v1 & ~v2 & ~self.clear)
         with m.If(self.wipe & self.wipe_ready):
             m.d.comb += [sram.write_en.eq(1), sram.write_address.eq(self.wipe_squeue), sram.write_data.eq(0)]
 

@@ -12,7 +12,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import DataOp
 
 from .axi import BURST_INCR, SIZE_LINE, AxiSignature
-from .data_order import POSITION_BITS, order_layout
+from .data_order import POSITION_BITS, order_layout, raw_only
 from .layouts import Layouts
 from .line_slots import QUARTERS, quarters_of
 from .slot_table import SlotTable
@@ -24,7 +24,8 @@ __all__ = ["DataFront"]
 class DataFront(wiring.Component):
     """Takes data ops in order and passes them on in order, each with its slots; full writes go to the write path besides.
 
-    D1 compares the tags, D2 attaches or allocates; an op stays in D2 while no slot, queue place or read-request place is free. Latency from `i` to AR:
+    D1 compares the tags, D2 attaches or allocates; an op stays in D2 while no slot, queue place or read-request place is free. `room` promises that in the next
+    cycle `o` and `o_write` take what comes: an op waits for both, whichever it needs. Latency from `i` to AR:
     3 cycles, when AR is idle; to `o`: 2 cycles. Throughput one op per cycle, with one line read and one scale read each; AR drains one per cycle.
 
     Parameters
@@ -54,7 +55,7 @@ class DataFront(wiring.Component):
             "line": Out(look(lines)), "quarters": Out(QUARTERS), "reads": Out(1), "stores": Out(1), "wait": In(1),
             "scale": Out(look(scales)), "scale_reads": Out(1),
             "o": Out(stream.Signature(order_layout(config))), "o_line": Out(lines.slots), "o_scale": Out(scales.slots),
-            "o_write": Out(stream.Signature(WritePath.full_write_layout(config))),
+            "o_write": Out(stream.Signature(WritePath.full_write_layout(config))), "room": In(1),
             "ar": Out(stream.Signature(axi.address)),
             "idle": Out(1),
         })
@@ -70,6 +71,8 @@ class DataFront(wiring.Component):
         m.d.comb += [two_free.eq(~two_valid | fire), self.i.ready.eq(~one_valid | two_free)]
         with m.If(self.i.ready):
             m.d.sync += [one_valid.eq(self.i.valid), one.eq(self.i.p)]
+            if not c.codecs:
+                m.d.sync += raw_only(one)
         # D1 works out what D2 asks of the tables.
         accesses, one_reads = Signal(), Signal()
         uses_line, uses_scale, reads, full_write = Signal(), Signal(), Signal(), Signal()
@@ -104,10 +107,8 @@ class DataFront(wiring.Component):
         m.submodules.scale_requests = scale_requests = SyncFIFO(width=c.dram_line_bits + len(self.scale.slot), depth=self.QUEUED)
         m.d.comb += [
             able.eq(two_valid & space & (~self.line.use | self.line.available) & (~self.scale.use | self.scale.available)),
-            # Both streams take the op in the same cycle, and `space` has promised a place among the requests.
-            self.o.valid.eq(able & (~full_write | self.o_write.ready)),
-            self.o_write.valid.eq(able & full_write & self.o.ready),
-            fire.eq(self.o.valid & self.o.ready),
+            # Both streams take the op in the same cycle: `space` has promised a place in each, and one among the requests.
+            self.o.valid.eq(able), self.o_write.valid.eq(able & full_write), fire.eq(able),
             self.line.fire.eq(fire & self.line.use),
             self.scale.fire.eq(fire & self.scale.use),
             line_requests.w_en.eq(self.line.fire & self.line.request_fill),
@@ -123,9 +124,9 @@ class DataFront(wiring.Component):
             m.d.comb += self.o.p[field].eq(two[field])
         m.d.comb += Value.cast(self.o.p.origin).eq(Mux(two.kind == DataOp.FLUSH, Cat(two.frame, two.token), Value.cast(two.origin)))
 
-        # A place for the op of this cycle and one for the next, known a cycle ahead.
-        m.d.sync += space.eq((line_requests.level <= self.QUEUED - 2) & (scale_requests.level <= self.QUEUED - 2))
-        m.d.sync += Assert(~fire | (line_requests.w_rdy & scale_requests.w_rdy))
+        # A place for the op of this cycle and one for the next, known a cycle ahead: whether an op goes steers all slots of the tables.
+        m.d.sync += space.eq(self.room & (line_requests.level <= self.QUEUED - 2) & (scale_requests.level <= self.QUEUED - 2))
+        m.d.sync += Assert(~fire | (line_requests.w_rdy & scale_requests.w_rdy & self.o.ready & (self.o_write.ready | ~full_write)))
 
         # AR: lines and scales in turn; the choice stands while AR waits.
         chosen = Signal()

@@ -8,16 +8,17 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.formats import ELEMENTS, FORMAT_BITS, LINE_BITS, SCALE_BITS, Format
+from kelp_spec.formats import ELEMENTS, LINE_BITS, SCALE_BITS, Format
 from kelp_spec.metadata import Answer, DataOp
 
 from .answer_queue import AnswerQueue
 from .codec_lane import gated
-from .data_order import POSITION_BITS, order_layout
+from .data_order import POSITION_BITS, order_layout, raw_only
 from .dequantise import Dequantiser
 from .flush import flush_layout
 from .layouts import Layouts
-from .line_slots import QUARTERS, aligned_payload, placed_payload, quarters_of
+from .line_slots import QUARTERS, aligned_payload, alignment_of, placed_payload, placement_of, quarters_of
+from .raw_lines import RawDequantiser
 from .write_path import WritePath
 
 __all__ = ["DataHead"]
@@ -107,6 +108,8 @@ class DataHead(wiring.Component):
                 is_partial.eq((kind == DataOp.WRITE) & self.i.p.partial), is_flush.eq(kind == DataOp.FLUSH), is_answer.eq(kind == DataOp.ANSWER),
                 head_line.eq(self.i_line), head_scale.eq(self.i_scale),
             ]
+            if not c.codecs:
+                m.d.sync += raw_only(head)
         with m.If(go):
             m.d.sync += position.eq(position + 1)
 
@@ -119,7 +122,7 @@ class DataHead(wiring.Component):
         able = Signal()
         # Lines that go through the dequantiser in several beats leave H0 as far apart.
         paced = C(1, 1)
-        if c.codec_lanes < ELEMENTS:
+        if c.codecs and c.codec_lanes < ELEMENTS:
             apart = Signal(ELEMENTS // c.codec_lanes - 1)
             paced = ~apart[0]
             m.d.sync += apart.eq(Mux(go & ~is_flush, ~0, apart >> 1))
@@ -131,18 +134,28 @@ class DataHead(wiring.Component):
             self.o_flush.valid.eq(head_valid & ~back & is_flush & ~lock_valid),
             Cat(self.o_flush.p.frame, self.o_flush.p.token).eq(Value.cast(head.origin)),
         ]
-        op = Signal(self.order)
+        # Of the op that H0 works on, whichever it is, a register each for what addresses memories and picks slots: hundreds of bits wait for it.
+        op = Signal(data.StructLayout({f: self.order[f].shape for f in ("line_slot", "scale_slot", "write_slot", "scale_byte", "format", "part")}))
+        op_line, op_scale, scaled = Signal(c.line_slots), Signal(c.scale_slots), Signal()
+
+        def following(returned, waiting, there):
+            return Mux(self.merge_done, returned, Mux(self.i.ready, waiting, there))
+
+        m.d.sync += [
+            *(op[field].eq(following(lock[field], self.i.p[field], head[field])) for field in op.shape().members),
+            op_line.eq(following(lock_line, self.i_line, head_line)), op_scale.eq(following(lock_scale, self.i_scale, head_scale)),
+        ]
         store = Signal()    # a quantised line goes to its slot
         reads, may_read = Signal(), Signal()
         m.d.comb += [
-            op.eq(Mux(back, lock, head)),
+            scaled.eq(Mux(back, lock.scaled, head.scaled)),
             store.eq(back | (go & is_write)),
             reads.eq(go & (is_read | (is_partial & ~head.fresh))),
-            self.line_select.eq(Mux(back, lock_line, head_line)), self.line_slot.eq(op.line_slot),
+            self.line_select.eq(op_line), self.line_slot.eq(op.line_slot),
             self.line_quarters.eq(quarters_of(op.format, op.part)),
-            self.scale_select.eq(Mux(back, lock_scale, head_scale)), self.scale_slot.eq(op.scale_slot),
+            self.scale_select.eq(op_scale), self.scale_slot.eq(op.scale_slot),
             self.scale_byte.eq(op.scale_byte), self.scale_wide.eq(op.format == Format.INT4),
-            self.line_mark.eq(store), self.scale_mark.eq(store & op.scaled),
+            self.line_mark.eq(store), self.scale_mark.eq(store & scaled),
             self.line_read_en.eq(reads), self.scale_read_en.eq(reads & head.scaled),
             # What a read needs beside the locks: known earlier, and addressed without the partial write that comes back.
             may_read.eq(head_valid & ~back & room & paced & filled & (is_read | (is_partial & ~head.fresh))),
@@ -160,28 +173,29 @@ class DataHead(wiring.Component):
         # --- H1: stores, releases ---------------------------------------------------------------------------------------------------
         uses = Signal()
         wide = Signal()
-        code = Signal(FORMAT_BITS)
+        placement = Signal(placement_of(op.format).shape())
         m.d.comb += uses.eq(store | (go & is_read))
         m.d.sync += [
-            self.line_store_en.eq(store), self.scale_store_en.eq(store & op.scaled),
-            self.line_store_slot.eq(op.line_slot), self.line_store_quarters.eq(self.line_quarters), code.eq(op.format),
+            self.line_store_en.eq(store), self.scale_store_en.eq(store & scaled),
+            self.line_store_slot.eq(op.line_slot), self.line_store_quarters.eq(self.line_quarters), placement.eq(placement_of(op.format)),
             self.scale_store_slot.eq(op.scale_slot), self.scale_store_byte.eq(op.scale_byte), wide.eq(self.scale_wide),
-            self.line_release_en.eq(uses), self.scale_release_en.eq(uses & op.scaled),
+            self.line_release_en.eq(uses), self.scale_release_en.eq(uses & scaled),
             self.release_line.eq(op.line_slot), self.release_scale.eq(op.scale_slot), self.release_position.eq(Mux(back, lock_position, position)),
             self.free_en.eq(store | (go & is_answer & head.has_write)), self.free_slot.eq(op.write_slot),
         ]
         m.d.comb += [
-            self.line_store_data.eq(placed_payload(self.write_result.payload, code)),
+            self.line_store_data.eq(placed_payload(self.write_result.payload, placement)),
             self.scale_store_wide.eq(wide), self.scale_store_scale.eq(self.write_result.scale),
         ]
 
         # --- H1, H2: answers ----------------------------------------------------------------------------------------------------------
         meta_layout = data.StructLayout({"answer": 3, "has_data": 1, "poison": 1, "partial": 1, "origin": self.layouts.origin})
-        m.submodules.dequantiser = dequantiser = Dequantiser(meta_shape=meta_layout, lanes=c.codec_lanes)
+        dequantiser = Dequantiser(meta_shape=meta_layout, lanes=c.codec_lanes) if c.codecs else RawDequantiser(meta_shape=meta_layout)
+        m.submodules.dequantiser = dequantiser
         h1_op = Signal(self.order)
-        h1_valid, h1_reads = Signal(), Signal()
+        h1_valid, h1_reads, h1_alignment = Signal(), Signal(), Signal(alignment_of(head.format, head.part).shape())
         h2_valid = Signal()
-        m.d.sync += [h1_valid.eq(go & ~is_flush), h1_op.eq(head), h1_reads.eq(reads)]
+        m.d.sync += [h1_valid.eq(go & ~is_flush), h1_op.eq(head), h1_reads.eq(reads), h1_alignment.eq(alignment_of(head.format, head.part))]
         h2 = Signal(dequantiser.i.p.shape())
         error = Signal()
         m.d.comb += [
@@ -192,7 +206,7 @@ class DataHead(wiring.Component):
         with m.If(h1_valid):
             m.d.sync += Assert(~h2_valid | dequantiser.i.ready, "a line comes before the dequantiser has taken the one before it")
             m.d.sync += [
-                h2.payload.eq(aligned_payload(self.line, h1_op.format, h1_op.part)), h2.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
+                h2.payload.eq(aligned_payload(self.line, h1_alignment)), h2.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
                 h2.format.eq(h1_op.format), h2.host_type.eq(h1_op.host_type),
                 h2.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
                 h2.meta.has_data.eq((h1_op.answer == Answer.DATA) & ~(error & ~h1_op.partial)),
@@ -202,19 +216,19 @@ class DataHead(wiring.Component):
 
         # --- out: a partial write is merged before it is answered -----------------------------------------------------------------------
         merged = Signal()
-        m.submodules.answers = answers = AnswerQueue(depth=self.ANSWERS, shape=dequantiser.o_layout)
+        m.submodules.answers = answers = AnswerQueue(depth=self.ANSWERS, shape=dequantiser.o_layout, apart=c.codecs and c.codec_lanes < ELEMENTS)
         m.d.comb += [answers.i.eq(dequantiser.o.p), answers.i_valid.eq(dequantiser.o.valid), dequantiser.o.ready.eq(1)]
-        done = answers.o.p
+        done, row = answers.o.p, answers.row
         m.d.comb += [
             self.merge_op.write_slot.eq(lock.write_slot), self.merge_op.format.eq(lock.format), self.merge_op.host_type.eq(lock.host_type),
-            self.merge_fresh.eq(lock.fresh), self.merge_line.eq(done.line),
+            self.merge_fresh.eq(lock.fresh), self.merge_line.eq(row.line),
             self.o.valid.eq(answers.o.valid & (~done.meta.partial | merged)),
             self.o.p.answer.eq(done.meta.answer), self.o.p.poison.eq(done.meta.poison), self.o.p.data.eq(gated(done.line, done.meta.has_data)),
             self.o.p.origin.eq(done.meta.origin),
             answers.o.ready.eq(self.o.ready & (~done.meta.partial | merged)),
         ]
-        # A cycle late: it addresses the write store.
-        m.d.sync += self.merge.eq(answers.o.valid & done.meta.partial & ~merged & ~self.merged)
+        # From the row of what waits, and a cycle late: it addresses the write store.
+        m.d.sync += self.merge.eq(answers.row_valid & row.meta.partial & ~merged & ~self.merged)
         with m.If(self.merged):
             m.d.sync += merged.eq(1)
         with m.If(self.o.valid & self.o.ready):
@@ -226,7 +240,10 @@ class DataHead(wiring.Component):
         m.d.comb += self.idle.eq(~head_valid & ~lock_valid & (busy == 0))
         m.d.sync += [
             Assert(~self.merge | lock_valid, "a partial write without a lock"),
+            Assert(~self.merged | (answers.row_valid & row.meta.partial), "a partial write is merged with another op's line"),
             Assert(~back | lock_valid, "a merged line comes back without a lock"),
+            Assert(~(go | back) | (Cat(op.line_slot, op.write_slot) == Mux(back, Cat(lock.line_slot, lock.write_slot), Cat(head.line_slot, head.write_slot))),
+                   "H0 works on another op than the one at the head"),
             Assert(~self.line_read_en | filled, "the head reads a line before it is filled"),
         ]
         return m

@@ -6,10 +6,11 @@ from __future__ import annotations
 from amaranth.lib import data
 
 from kelp_spec.config import Config
+from kelp_spec.formats import Format
 
 from .layouts import Layouts
 
-__all__ = ["ORDER_DEPTH", "POSITION_BITS", "order_layout"]
+__all__ = ["ORDER_DEPTH", "POSITION_BITS", "order_layout", "raw_only"]
 
 #: Ops between look-up and head. A memory of 64 cycles needs about 80 at one op per cycle; a block RAM has 512 rows anyway.
 ORDER_DEPTH = 256
@@ -26,3 +27,8 @@ def order_layout(config: Config) -> data.StructLayout:
         "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits,
         "origin": Layouts(config).origin,
     })
+
+
+def raw_only(op) -> list:
+    """Assignments that make an op one of raw16, which without codecs every op is: what depends on the format becomes constant."""
+    return [op.format.eq(Format.RAW16), op.part.eq(0), op.scaled.eq(0), op.scale_byte.eq(0)]

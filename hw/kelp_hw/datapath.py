@@ -105,11 +105,8 @@ class DataPath(wiring.Component):
         # A memory's output is late: each op's slots lie in it as the head wants them.
         put, get = Cat(front.o.p, front.o_line, front.o_scale), Cat(head.i.p, head.i_line, head.i_scale)
         m.submodules.order = order = SyncFIFOBuffered(width=len(put), depth=ORDER_DEPTH)
-        # For the op of this cycle and one for the next, known a cycle ahead: whether an op goes steers all slots of the tables.
-        order_room = Signal()
-        m.d.sync += [order_room.eq(order.level <= ORDER_DEPTH - 2), Assert(~order.w_en | order.w_rdy)]
         m.d.comb += [
-            order.w_en.eq(front.o.valid & order_room), order.w_data.eq(put), front.o.ready.eq(order_room),
+            order.w_en.eq(front.o.valid), order.w_data.eq(put), front.o.ready.eq(order.w_rdy), front.room.eq((order.level <= ORDER_DEPTH - 2) & writes.room),
             head.i.valid.eq(order.r_rdy), get.eq(order.r_data), order.r_en.eq(head.i.ready),
         ]
         for table, following in ((lines.table, head.i_line), (scales.table, head.i_scale)):

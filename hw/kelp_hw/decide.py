@@ -13,14 +13,15 @@ from kelp_spec.policy import GIVEN_BITS
 
 from .layouts import Layouts
 
-__all__ = ["Decide", "context_layout", "strobes_layout"]
+__all__ = ["Decide", "context_layout", "frame_of", "strobes_layout"]
 
 
 def context_layout(config: Config) -> data.StructLayout:
     """What M3 knows of an op besides its word.
 
     `kinds`: bit k, the op is there and of kind k; `asks`: it is a request that is not refused and wants memory; `states`: bit s, its word's state is s, LOST
-    when the word is uncorrectable. These three are known from registers, where `op` and `word` would have to be decoded first.
+    when the word is uncorrectable; `own_frame`, `pool_frame`, `allocates`: the op names a frame itself, takes its pool's next one (:func:`frame_of`), or asks
+    to write, and takes it if its page has none. These are known from registers, where `op` and `word` would have to be decoded first.
     `valid`; `event`: the op is a request and refused; `is_open`, `usable` (open and not closing), `step`: its session; `format_k`, `format_v`,
     `policy`: its queue's;
     `frame_peek`: PEEK is of a frame; `can_*`, `frame`: its pool (`kelp_hw.pools`); `miss`, `empty`: the next free miss id, and whether no request is
@@ -30,6 +31,7 @@ def context_layout(config: Config) -> data.StructLayout:
         "valid": 1, "event": 5, "is_open": 1, "usable": 1, "step": 24, "format_k": 3, "format_v": 3, "pool": 2, "policy": 1, "frame_peek": 1,
         "can_pop": 1, "can_take": 1, "can_prefetch": 1, "can_pin": 1, "frame": config.frame_bits, "miss": config.miss_bits, "empty": 1,
         "corrected": 1, "uncorrected": 1, "kinds": max(Op) + 1, "asks": 1, "states": len(PageState),
+        **dict.fromkeys(("own_frame", "pool_frame", "allocates"), 1),
     })
 
 
@@ -43,6 +45,12 @@ def strobes_layout() -> data.StructLayout:
 #: Ops that name a frame themselves, and ops that take their pool's next one; a write that allocates takes it, too, and all others mean the word's.
 _OP_FRAME = (Op.FILL, Op.REPLAY, Op.FLIP, Op.RELEASE, Op.FREE, Op.PEEK, Op.RECOVER)
 _POOL_FRAME = (Op.GRANT, Op.PREFETCH)
+
+
+def frame_of(kind, asks, write) -> dict:
+    """`own_frame`, `pool_frame` and `allocates` of an op's kind, of what :func:`context_layout` calls `asks`, and of whether it writes."""
+    own, pool = (Cat(kind == k for k in kinds).any() for kinds in (_OP_FRAME, _POOL_FRAME))
+    return {"own_frame": own, "pool_frame": pool, "allocates": asks & write}
 
 
 class Decide(wiring.Component):
@@ -94,13 +102,6 @@ class Decide(wiring.Component):
         changed, touched, demand = Signal(), Signal(), Signal()
         m.d.comb += [touched.eq(old.last_step != x.step), demand.eq((op.kind == Op.READ) | (op.kind == Op.WRITE) | (op.kind == Op.REPLAY))]
 
-        # Whose frame it is, is asked apart from what becomes of the op: the frame table is addressed with it in this cycle.
-        op_frame, pool_frame, asked = Signal(), Signal(), Signal()
-        with m.Switch(op.kind):
-            for flag, kinds in ((op_frame, _OP_FRAME), (pool_frame, _POOL_FRAME), (asked, (Op.READ, Op.WRITE))):
-                with m.Case(*kinds):
-                    m.d.comb += flag.eq(1)
-        allocates = asked & (x.event == Event.NONE) & ~op.no_memory & op.write
         m.d.comb += [
             new.eq(old),
             result.op.eq(op), result.old.eq(old), result.word.eq(new), result.changed.eq(changed | x.uncorrected),
@@ -119,7 +120,8 @@ class Decide(wiring.Component):
             strobes.write.eq(x.valid & (changed | x.corrected | x.uncorrected)),
         ]
         self._strobes(m, old, state, here, nowhere)
-        m.d.comb += result.frame.eq(Mux(op_frame, op.frame, Mux(pool_frame | (allocates & nowhere), x.frame, old.place)))
+        # Whose frame it is, is asked apart from what becomes of the op: the frame table is addressed with it in this cycle.
+        m.d.comb += result.frame.eq(Mux(x.own_frame, op.frame, Mux(x.pool_frame | (x.allocates & nowhere), x.frame, old.place)))
 
         def outcome(value):
             return result.outcome.eq(value)
@@ -237,6 +239,7 @@ class Decide(wiring.Component):
             Assert(strobes.pop + strobes.push <= 1),
             Assert(~(x.valid & x.corrected & x.uncorrected)),
             Assert(~x.valid | (Cat(old.state == s for s in PageState) == x.states)), Assert(x.kinds == Mux(x.valid, 1 << op.kind, 0)),
+            *(Assert(~x.valid | (x[name] == value)) for name, value in frame_of(op.kind, x.asks, op.write).items()),
             Assert(x.asks == (x.valid & ((op.kind == Op.READ) | (op.kind == Op.WRITE)) & (x.event == Event.NONE) & ~op.no_memory)),
         ]
         return m

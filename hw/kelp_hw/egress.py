@@ -49,12 +49,15 @@ class Egress(wiring.Component):
         })
         # State that proofs look at (kelp_verif.turn_specs).
         self.side_turn = Signal()
+        self.drs_empty, self.ndr_empty = Signal(init=1), Signal(init=1)
 
     def elaborate(self, platform):
         m = Module()
         drs, ndr = self.s2m_drs, self.s2m_ndr
-        drs_free = ~drs.valid | drs.ready
-        ndr_free = ~ndr.valid | ndr.ready
+        # A register of its own says that a channel is empty: `valid` belongs to whoever takes the message, and may lie far off.
+        drs_empty, ndr_empty = self.drs_empty, self.ndr_empty
+        drs_free = drs_empty | drs.ready
+        ndr_free = ndr_empty | ndr.ready
 
         completion = self.i.p.answer == Answer.CMP
         # The side has a channel every second time when both want it, and waits a cycle for it when it is alone: whose turn it is, is a register, because it
@@ -78,7 +81,7 @@ class Egress(wiring.Component):
         a = self.i.p
         with m.If(drs_free):
             m.d.sync += [
-                drs.valid.eq(want_drs | pick_side_drs),
+                drs.valid.eq(want_drs | pick_side_drs), drs_empty.eq(~(want_drs | pick_side_drs)),
                 drs.p.opcode.eq(Mux(~pick_side_drs & (a.answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
                 drs.p.meta_field.eq(_META_NO_OP),
                 drs.p.meta_value.eq(0),
@@ -90,7 +93,7 @@ class Egress(wiring.Component):
             ]
         with m.If(ndr_free):
             m.d.sync += [
-                ndr.valid.eq(want_ndr | pick_side_ndr),
+                ndr.valid.eq(want_ndr | pick_side_ndr), ndr_empty.eq(~(want_ndr | pick_side_ndr)),
                 ndr.p.opcode.eq(S2MNDR.CMP),
                 ndr.p.meta_field.eq(_META_NO_OP),
                 ndr.p.meta_value.eq(0),
@@ -104,7 +107,8 @@ class Egress(wiring.Component):
             self.o_latency_valid.eq(answered),
             self.o_latency.missed.eq(self.i.p.origin.missed),
             self.o_latency.cycles.eq(self.now - self.i.p.origin.start),
-            self.idle.eq(~self.i.valid & ~self.i_side.valid & ~drs.valid & ~ndr.valid),
+            self.idle.eq(~self.i.valid & ~self.i_side.valid & drs_empty & ndr_empty),
+            Assert(drs_empty != drs.valid), Assert(ndr_empty != ndr.valid),
             Assert(~self.i.valid | (self.i.p.answer != Answer.NONE)), Assert(~self.i.valid | (self.i.p.answer == Answer.DATA) | ~self.i.p.data.any()),
         ]
         return m

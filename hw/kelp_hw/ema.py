@@ -90,7 +90,7 @@ class EmaEngine(wiring.Component):
     LATENCY = Exp2.LATENCY + 13
     SCAN_LATENCY = LATENCY - 2
     DEPTH = 2 * RESERVE
-    PLACES = 16   #: events between the queue and the score's read; twelve go through without a wait
+    PLACES = 16   #: events between the queue and the score's read; thirteen go through without a wait
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -140,9 +140,10 @@ class EmaEngine(wiring.Component):
 
         # --- front: configuration, x, the fold's factor. It stands never still, so that a page that waits holds no register of it: there is a place at its
         # end for every event that enters.
-        enters, drops, takes = Signal(), Signal(), Signal()
+        enters, drops, takes, dropped, taken = Signal(), Signal(), Signal(), Signal(), Signal()
         inside = Signal(range(self.PLACES + 1))
-        m.d.sync += inside.eq((inside + enters - drops - takes)[:len(inside)])
+        # Whoever leaves is counted a cycle late: both are known late.
+        m.d.sync += [dropped.eq(drops), taken.eq(takes), inside.eq((inside + enters - dropped - taken)[:len(inside)])]
         a0, a0_valid = Signal(event, reset_less=True), Signal()
         m.submodules.settings = settings = QueueConfig(config=c, fields=("alpha", "mass_shift", "score_source", "policy", "idle_m", "idle_sh"))
         m.submodules.newest = newest = Sram(depth=c.squeues, shape=c.page_bits)
@@ -159,7 +160,6 @@ class EmaEngine(wiring.Component):
 
         step = data.StructLayout({"event": event, "x": SCORE_BITS, "gain": 4, "over": 1, "alpha": 9, "fold": 1, "kelp": 1, "turned": 1,
                                   "distance": c.page_bits})
-        a2 = Signal(step)
         counts, kelp = Signal(), Signal()
         m.d.comb += kelp.eq(settings.o.policy == Policy.KELP)
         touch = a1.kind == ScoreEvent.TOUCH
@@ -170,68 +170,90 @@ class EmaEngine(wiring.Component):
                 m.d.comb += counts.eq((settings.o.score_source == ScoreSource.PUSHED) & ~kelp)
             with m.Default():
                 m.d.comb += counts.eq(1)
-        m.d.comb += [
-            *(a2.event[name].eq(a1[name]) for name, _ in event if name != "idle"), a2.fold.eq(touch & (a1.argument[:STEP_BITS] != 0)),
-            a2.x.eq(Mux(a1.kind == ScoreEvent.MASS, a1.argument, 65535)), a2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, settings.o.mass_shift, 0)),
-            # A SCAN's score must come back as it was when it is written at all.
-            a2.alpha.eq(Mux(a1.kind == ScoreEvent.SCAN, 0, settings.o.alpha)),
-        ]
+        # An event goes into its place in two parts: a cycle later what has been worked out from memories.
+        early = data.StructLayout({name: shape.shape for name, shape in event if name != "idle"})
+        late = data.StructLayout({"idle": event["idle"].shape, "gain": 4, "alpha": 9, "kelp": 1, "turned": 1, "distance": c.page_bits})
+        early1, late2 = Signal(early), Signal(late, reset_less=True)
         m.submodules.turns = turns = Turns(config=c)
         init1, scan1 = a1.kind == ScoreEvent.INIT, a1.kind == ScoreEvent.SCAN
         m.d.comb += [
+            *(early1[name].eq(a1[name]) for name, _ in early),
             *(getattr(turns, name).eq(a1[name]) for name in ("session", "squeue", "page", "step")),
             turns.accessed.eq(a1_valid & kelp & (touch | init1)),
-            a2.kelp.eq(kelp), a2.turned.eq(scan1 & turns.over), a2.distance.eq(Mux(init1, a1.page, newest.read_data - a1.page)),
+        ]
+        m.d.sync += [
+            late2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, settings.o.mass_shift, 0)),
+            # A SCAN's score must come back as it was when it is written at all.
+            late2.alpha.eq(Mux(scan1, 0, settings.o.alpha)),
+            late2.kelp.eq(kelp), late2.turned.eq(scan1 & turns.over), late2.distance.eq(Mux(init1, a1.page, newest.read_data - a1.page)),
             # Where its turn has passed, this step counts as idle.
-            a2.event.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
+            late2.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
         ]
         m.submodules.exp2 = exp2 = Exp2(bias=IDLE_BIAS)
         waiting = Signal(Exp2.LATENCY)
         m.d.comb += [
-            exp2.en.eq(1), exp2.steps.eq(a1.argument), exp2.mantissa.eq(settings.o.idle_m), exp2.shift.eq(settings.o.idle_sh),
+            exp2.steps.eq(a1.argument), exp2.mantissa.eq(settings.o.idle_m), exp2.shift.eq(settings.o.idle_sh),
             drops.eq(a1_valid & ~counts),
         ]
         m.d.sync += waiting.eq(Cat(a1_valid & counts, waiting))
         # The events in their places, and the factors of those whose b0 is not free.
-        m.submodules.places = places = memory.Memory(shape=step.size, depth=self.PLACES, init=())
+        m.submodules.places = places = memory.Memory(shape=early, depth=self.PLACES, init=())
+        m.submodules.rests = rests = memory.Memory(shape=late, depth=self.PLACES, init=())
         m.submodules.factors = known = memory.Memory(shape=SCORE_BITS, depth=self.PLACES, init=())
         put, get, know, more = Signal(range(self.PLACES)), Signal(range(self.PLACES)), Signal(range(self.PLACES)), Signal(range(self.PLACES + 1))
-        put_event, get_event, put_factor, get_factor = places.write_port(), places.read_port(domain="comb"), known.write_port(), known.read_port(domain="comb")
+        put_late, late_valid = Signal.like(put), Signal()
+        (put_event, get_event), (put_rest, get_rest), (put_factor, get_factor) = (
+            (rows.write_port(), rows.read_port(domain="comb")) for rows in (places, rests, known))
         computed, halving = Signal(), Signal(SCORE_BITS)
         m.d.comb += [
             computed.eq(waiting[-1]), halving.eq(Mux(exp2.halving[SCORE_BITS], 65535, exp2.halving)),
-            put_event.en.eq(a1_valid), put_event.addr.eq(put), put_event.data.eq(a2), get_event.addr.eq(get),
+            put_event.en.eq(a1_valid), put_event.addr.eq(put), put_event.data.eq(early1), get_event.addr.eq(get),
+            put_rest.en.eq(late_valid), put_rest.addr.eq(put_late), put_rest.data.eq(late2), get_rest.addr.eq(get),
             put_factor.en.eq(computed), put_factor.addr.eq(know), put_factor.data.eq(halving), get_factor.addr.eq(get),
         ]
         m.d.sync += [
-            put.eq(put + (a1_valid & counts)), know.eq(know + computed), get.eq(get + takes), more.eq((more + computed - takes)[:len(more)]),
+            put.eq(put + (a1_valid & counts)), put_late.eq(put), late_valid.eq(a1_valid),
+            know.eq(know + computed), get.eq(get + takes), more.eq((more + computed - takes)[:len(more)]),
             Assert(inside <= self.PLACES),
         ]
 
         # b0: factor known, the score may be read when no older event is going to write it
-        b0, b0_valid, held = Signal(step, reset_less=True), Signal(), Signal()
+        b0, b0_valid, held, next_ = Signal(step, reset_less=True), Signal(), Signal(), Signal(step)
         factor = Signal(SCORE_BITS, reset_less=True)
-        m.d.comb += takes.eq(~held & ((more != 0) | computed))
+        got, rest = get_event.data, get_rest.data
+        m.d.comb += [
+            *(next_.event[name].eq(got[name]) for name, _ in early), next_.event.idle.eq(rest.idle),
+            *(next_[name].eq(rest[name]) for name in ("gain", "alpha", "kelp", "turned", "distance")),
+            next_.fold.eq((got.kind == ScoreEvent.TOUCH) & (got.argument[:STEP_BITS] != 0)),
+            next_.x.eq(Mux(got.kind == ScoreEvent.MASS, got.argument, 65535)),
+            takes.eq(~held & ((more != 0) | computed)),
+        ]
         with m.If(~held):
-            m.d.sync += [b0.eq(get_event.data), b0_valid.eq((more != 0) | computed), factor.eq(Mux(more != 0, get_factor.data, halving))]
+            m.d.sync += [b0.eq(next_), b0_valid.eq((more != 0) | computed), factor.eq(Mux(more != 0, get_factor.data, halving))]
 
         # --- back, rigid: read, check, correct, fold, EMA step, encode and write ---
         m.submodules.scores = scores = Sram(depth=c.page_words, shape=code.code_bits)
         back = [Signal(step, name=f"b{k}", reset_less=True) for k in range(1, 10)]
         back_valid = Signal(len(back))
-        clash = Signal(len(back))
         m.submodules.profile = profile = Profile(config=c)
-        counted = Signal(Profile.BUSY)
         # The write of the last stage is seen by a read of the same cycle; a page of any older stage is waited for. SCANs do not write (but to correct).
+        # Bit k: what stands in b0 waits for stage k + 1. Compared before it comes to b0, with what will have moved on a stage by then; while it waits,
+        # the others move on.
+        clash, counted = Signal(len(back) - 1), Signal(Profile.BUSY)
+        m.d.sync += [clash.eq(clash << 1), counted.eq(counted << 1)]
+        with m.If(~held):
+            for bits, same in (
+                (clash, lambda b: address(b.event) == address(next_.event)),
+                (counted, lambda b: b.kelp & (b.event.squeue == next_.event.squeue) & (b.distance == next_.distance)),
+            ):
+                before = zip((b0_valid, *back_valid), (b0, *back), strict=True)
+                m.d.sync += bits.eq(Cat(valid & (b.event.kind != ScoreEvent.SCAN) & same(b) for _, (valid, b) in zip(bits, before, strict=False)))
         m.d.comb += [
-            *(clash[k].eq(back_valid[k] & (b.event.kind != ScoreEvent.SCAN) & (address(b.event) == address(b0.event))) for k, b in enumerate(back[:-1])),
-            *(counted[k].eq(back_valid[k] & b.kelp & (b.event.kind != ScoreEvent.SCAN) & (b.event.squeue == b0.event.squeue) & (b.distance == b0.distance))
-              for k, b in enumerate(back[:Profile.BUSY])),
             held.eq(b0_valid & (clash.any() | counted.any())),
             self.cleared.eq(profile.ready), profile.valid.eq(b0_valid & ~held & b0.kelp), profile.squeue.eq(b0.event.squeue), profile.distance.eq(b0.distance),
             profile.epoch.eq(b0.event.step[EPOCH_SHIFT:]), profile.counts.eq(b0.event.kind == ScoreEvent.TOUCH),
             profile.clears.eq(b0.event.kind == ScoreEvent.INIT),
-            scores.read_en.eq(b0_valid), scores.read_address.eq(address(b0.event)),
+            scores.read_en.eq(1), scores.read_address.eq(address(b0.event)),
         ]
         m.d.sync += [back[0].eq(b0), back_valid.eq(Cat(b0_valid & ~held, back_valid))]
         m.d.sync += [back[k].eq(back[k - 1]) for k in range(1, len(back))]
@@ -272,7 +294,7 @@ class EmaEngine(wiring.Component):
         s6, s7, s8 = (Signal(SCORE_WORD_BITS, name=f"s{k}", reset_less=True) for k in (6, 7, 8))
         entries = [Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True) for k in range(4, 10)]
         counts_of = [Signal(PROFILE_BITS, name=f"count{k}", reset_less=True) for k in range(3, 8)]
-        m.d.comb += [frequencies.idle.eq(b3.event.idle), frequencies.word.eq(s4)]
+        m.d.comb += [frequencies.idle.eq(b2.event.idle), frequencies.word.eq(s4)]
         m.d.sync += [
             s6.eq(s5), s7.eq(s6), s8.eq(Mux(b7.event.kind == ScoreEvent.SCAN, s7, frequencies.touched)),
             entries[0].eq(profile.entry), *(after.eq(before) for before, after in zip(entries, entries[1:], strict=False)),
@@ -294,9 +316,10 @@ class EmaEngine(wiring.Component):
         m.d.comb += score8.eq(Mux(back[7].kelp, s8, ema.o))
         m.d.sync += [word9.eq(code.encode(score8)), score9.eq(score8), errors.eq(Cat(single4, double4, errors))]
         single9, double9 = errors[-2], errors[-1]
-        scan9 = b9.event.kind == ScoreEvent.SCAN
+        write9 = Signal()
+        m.d.sync += write9.eq(back_valid[7] & ((back[7].event.kind != ScoreEvent.SCAN) | errors[-4] | errors[-3]))
         m.d.comb += [
-            scores.write_en.eq(back_valid[8] & (~scan9 | single9 | double9)), scores.write_address.eq(address(b9.event)), scores.write_data.eq(word9),
+            scores.write_en.eq(write9), scores.write_address.eq(address(b9.event)), scores.write_data.eq(word9),
             *(self.o_commit[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")), self.o_commit.score.eq(score9),
             self.o_commit.profile.eq(Mux(b9.kelp, entries[-1], 0)),
             self.o_commit_valid.eq(back_valid[8]), self.corrected.eq(single9), self.uncorrected.eq(double9),

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome, PrefetchSource
 
+from .answer_queue import AnswerQueue
+from .arbiter import BACKGROUND
 from .cold_scheduler import ColdScheduler
 from .datapath import DataPath, axi_signature
 from .egress import Egress
@@ -111,8 +112,8 @@ class Endpoint(wiring.Component):
 
         # Between engines and M0 stand registers: who is picked in a cycle is no engine's business in that cycle. None of this is on a hit's path.
         op, page = Layouts(c).op, Layouts(c).page
-        # M0 picks late in its cycle, by the kinds of what is offered.
-        s.op_miss, s.op_hint, s.op_evict, s.op_prefetch = (Skid(op, late=("kind",)) for _ in range(4))
+        # M0 takes an op late in its cycle; which one it would take, it has chosen in the cycle before, by the kinds of what comes.
+        s.op_miss, s.op_hint, s.op_evict, s.op_prefetch = (Skid(op, late=()) for _ in range(4))
         s.spec, s.hinted = Skid(page), Skid(page)
         to_m0 = s.op_miss, s.op_hint, s.op_evict, s.op_prefetch, s.spec
 
@@ -144,11 +145,13 @@ class Endpoint(wiring.Component):
         busy = ~ingress.idle | ~tracker.idle | ~frame_table.idle | ~data_queue.idle | ~miss_buffer.idle | ~Cat(skid.idle for skid in to_m0).all()
         recent = Signal(4)   # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
-        # A register, which has to know what makes the endpoint busy in its next cycle: every op that is handed over, a prefetch too. (A request that comes in
-        # the very cycle in which a prefetch leaves does not: in lock-step it waits until the prefetcher is idle.)
-        prefetch_hold, entering = Signal(), Signal()
+        # The prefetcher's turn is a register, which has to know what makes the endpoint busy in its next cycle: every op that is handed over, a prefetch too.
+        # (A request that comes in the very cycle in which a prefetch leaves does not: in lock-step it waits until the prefetcher is idle.)
+        # It finds the `Skid` empty, and policy `kelp` waits for that cycle.
+        prefetch_turn, entering, prefetching = Signal(), Signal(), s.op_prefetch
         m.d.comb += entering.eq(Cat(skid.i.valid for skid in to_m0).any() | registers.o_control.valid)
-        m.d.sync += prefetch_hold.eq(self.lockstep & (busy | entering | recent.any()))
+        m.d.sync += prefetch_turn.eq(~(self.lockstep & (busy | entering | recent.any())) & prefetching.idle & ~eviction.o_prefetch.valid &
+                                     ~(prefetch_turn & prefetcher.o_op.valid))
         # In two cycles: the LRU shadow, which asks, is further behind than that.
         of_pool, most_frames = [Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))], (1 << len(eviction.frames)) - 1
         all_frames = sum(of_pool)
@@ -165,13 +168,17 @@ class Endpoint(wiring.Component):
             connect(m, engine, skid.i)
             connect(m, skid.o, entry)
         connect(m, s.op_prefetch.o, tracker.i_prefetch)
+        for k, name in enumerate(BACKGROUND):
+            if name != "control":
+                skid = getattr(s, f"op_{name}")
+                m.d.comb += [tracker.behind[k].valid.eq(skid.behind_valid), tracker.behind[k].kind.eq(skid.behind.kind)]
         connect(m, registers.o_control, tracker.i_control)
         connect(m, miss_buffer.o_miss_free, tracker.i_miss_free)
         m.d.comb += [
-            s.op_prefetch.i.valid.eq(eviction.o_prefetch.valid | (prefetcher.o_op.valid & ~prefetch_hold)),
-            s.op_prefetch.i.p.eq(Mux(eviction.o_prefetch.valid, eviction.o_prefetch.p, prefetcher.o_op.p)),
-            eviction.o_prefetch.ready.eq(s.op_prefetch.i.ready),
-            prefetcher.o_op.ready.eq(s.op_prefetch.i.ready & ~prefetch_hold & ~eviction.o_prefetch.valid),
+            prefetching.i.valid.eq(Mux(prefetch_turn, prefetcher.o_op.valid, eviction.o_prefetch.valid)),
+            prefetching.i.p.eq(Mux(prefetch_turn, prefetcher.o_op.p, eviction.o_prefetch.p)),
+            eviction.o_prefetch.ready.eq(prefetching.i.ready & ~prefetch_turn), prefetcher.o_op.ready.eq(prefetch_turn),
+            Assert(~prefetch_turn | prefetching.i.ready),
             eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]), eviction.prefetch_water.eq(settings.low_water),
             tracker.event_ready.eq(1),
             tracker.descriptor.eq(registers.descriptor), tracker.low_water.eq(settings.low_water), tracker.reserve.eq(settings.reserve),
@@ -180,8 +187,7 @@ class Endpoint(wiring.Component):
             miss_buffer.sector_address.eq(frame_table.sector_address), frame_table.sector_data.eq(miss_buffer.sector_data),
             data_queue.i.eq(frame_table.o), data_queue.i_valid.eq(frame_table.o_valid),
         ]
-        # M0 hears of credits a cycle late: RESERVE places are enough for that, too.
-        m.d.sync += [
+        m.d.comb += [
             tracker.data_ready.eq(data_queue.ready), tracker.miss_ready.eq(miss_buffer.ready), tracker.score_ready.eq(ema.ready),
             tracker.queue_ready.eq(eviction.queue_ready),
         ]
@@ -261,9 +267,12 @@ class Endpoint(wiring.Component):
 
         # --- verification ---------------------------------------------------------------------------------------------------
         # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one, both are of the same op.
-        # What the data path and the registers do in a cycle is known late in it, and begins in another block: theirs is told a cycle later.
-        calm, still, inner = Signal(), Signal(4), Signal(2)
-        m.d.sync += [still.eq(Cat(calm, still)), inner.eq(Cat(data_path.idle, registers.idle))]
+        # What a block does in a cycle is known late in it. It begins with an input, with time, or in another block: of what can only begin in another block
+        # it is told a cycle later.
+        calm, still, inner = Signal(), Signal(4), Signal()
+        m.d.sync += [still.eq(Cat(calm, still)), inner.eq(Cat(
+            *(skid.idle for skid in (*to_m0, s.hinted)), data_path.idle, registers.idle, tracker.idle, frame_table.idle, data_queue.idle, egress.idle,
+            eviction.quiet, ema.idle, prefetcher.idle | (self.lockstep & ~miss_buffer.idle), hints.idle, telemetry.idle).all())]
         result, result_valid = Signal.like(self.commit_result), Signal()
         hot = [Signal(name=f"hot_{k}") for k in range(2)]
         m.d.sync += [result.eq(tracker.o_result), result_valid.eq(tracker.o_result_valid), hot[0].eq(tracker.o_frame_op_hot), hot[1].eq(hot[0])]
@@ -273,10 +282,7 @@ class Endpoint(wiring.Component):
             self.commit_score.eq(ema.o_commit), self.commit_score_valid.eq(ema.o_commit_valid),
             # An op between two blocks shows in neither's `idle` for a cycle or two.
             self.quiescent.eq(calm & still.all()),
-            calm.eq(self.ready & Cat(
-                *(skid.idle for skid in (*to_m0, s.hinted)), ingress.idle, tracker.idle, frame_table.idle, data_queue.idle, inner.all(), egress.idle,
-                miss_buffer.quiet, cold.quiet, eviction.quiet,
-                ema.idle, prefetcher.idle | (self.lockstep & ~miss_buffer.idle), hints.idle, telemetry.idle).all()),
+            calm.eq(self.ready & ingress.idle & inner & miss_buffer.quiet & cold.quiet),
         ]
         return m
 
@@ -299,13 +305,11 @@ class DataQueue(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.fifo = fifo = SyncFIFO(width=self.layout.size, depth=self.DEPTH)
         # An op that finds nobody waiting goes straight on.
-        direct = Signal()
+        m.submodules.queue = queue = AnswerQueue(depth=self.DEPTH, shape=self.layout)
+        connect(m, queue.o, flipped(self.o))
         m.d.comb += [
-            direct.eq(self.i_valid & ~fifo.r_rdy & self.o.ready),
-            fifo.w_data.eq(self.i), fifo.w_en.eq(self.i_valid & ~direct), Assert(~self.i_valid | fifo.w_rdy),
-            self.o.valid.eq(fifo.r_rdy | self.i_valid), self.o.p.eq(Mux(fifo.r_rdy, fifo.r_data, self.i.as_value())), fifo.r_en.eq(self.o.ready),
-            self.ready.eq(fifo.level <= self.DEPTH - RESERVE), self.idle.eq(~fifo.r_rdy & ~self.i_valid),
+            queue.i.eq(self.i), queue.i_valid.eq(self.i_valid),
+            self.ready.eq(queue.level <= self.DEPTH - RESERVE), self.idle.eq(~self.o.valid),
         ]
         return m

@@ -18,6 +18,7 @@ from .kelp_state import KelpState
 from .orphans import Orphans
 from .pools import count_bits
 from .queue_state import QueueState
+from .skid import Skid
 from .sweep import Sweep
 
 __all__ = ["Eviction"]
@@ -27,7 +28,7 @@ class Eviction(wiring.Component):
     """Keeps free frames above the low-water mark, closes sessions, recovers frames of lost words.
 
     Its ops leave in this order of priority: RELEASE, FREE, CLAIM, SCAN, PEEK and RECOVER, SCRUB and CLOSED; one per cycle, one cycle after their source
-    offered them.
+    offered them, the closer's two.
 
     Parameters
     ----------
@@ -48,7 +49,8 @@ class Eviction(wiring.Component):
     o_write_back : out, stream; i_written_back : in, stream (cold scheduler)
     o_op, o_prefetch : out, streams of op; o_prefetch has PREFETCHes of policy `kelp`
     hold : in; evicting, learning : out
-        While `hold`, nothing new is begun; `evicting` from a granted CLAIM to its RELEASE; `learning`: an access is still to reach policy `kelp`.
+        While `hold` was on in the cycle before, nothing new is begun; `evicting` from a granted CLAIM to its RELEASE; `learning`: an access is still to
+        reach policy `kelp`.
     frames, prefetch_on, prefetch_water : in
         Frames of the pools in use; prefetch by policy `kelp` is switched on, and the frames that it leaves free.
     resident_squeue : in; resident_lines : out
@@ -100,7 +102,7 @@ class Eviction(wiring.Component):
             queues.resident_squeue.eq(self.resident_squeue), self.resident_lines.eq(queues.resident_lines),
             sweep.i_scan.eq(self.i_scan), sweep.i_scan_valid.eq(self.i_scan_valid), slots.i_claim.eq(self.i_claim), slots.i_claim_valid.eq(self.i_claim_valid),
             orphans.i_owner.eq(self.i_owner), orphans.i_owner_valid.eq(self.i_owner_valid),
-            evictor.pool_free.eq(self.pool_free), evictor.pool_used.eq(self.pool_used), evictor.low_water.eq(self.low_water), evictor.hold.eq(self.hold),
+            evictor.pool_free.eq(self.pool_free), evictor.pool_used.eq(self.pool_used),
             evictor.sessions.eq(self.sessions), closer.sessions.eq(self.sessions),
             self.swept.eq(sweep.start & ~sweep.ahead), self.evicting.eq(~slots.idle),
             # evictor and queue state
@@ -129,8 +131,19 @@ class Eviction(wiring.Component):
             *(getattr(evictor, name).eq(getattr(slots, name)) for name in ("free_slot", "has_free", "under_way")),
             slots.squeue.eq(evictor.squeue), slots.page.eq(evictor.page), evictor.working.eq(slots.working),
             slots.other_squeue.eq(orphans.squeue), slots.other_page.eq(orphans.page), orphans.working.eq(slots.other_working),
-            slots.scrub_squeue.eq(closer.o_op.payload.squeue), slots.scrub_page.eq(closer.o_op.payload.page),
         ]
+        # The closer's walk does not hear in the same cycle whether its op may go.
+        layout = evictor.o_op.payload.shape()
+        kept = data.StructLayout({name: layout[name].shape for name in ("kind", "session", "squeue", "page")})
+        m.submodules.closing = closing = Skid(kept)
+        scrub = stream.Signature(layout).create()
+        m.d.comb += [
+            *(closing.i.p[name].eq(closer.o_op.p[name]) for name in kept.members), closing.i.valid.eq(closer.o_op.valid),
+            closer.o_op.ready.eq(closing.i.ready), scrub.valid.eq(closing.o.valid), closing.o.ready.eq(scrub.ready),
+            *(scrub.p[name].eq(closing.o.p[name]) for name in kept.members), scrub.p.slot.eq(queues.layouts.scrub_token),
+            slots.scrub_squeue.eq(closing.o.p.squeue), slots.scrub_page.eq(closing.o.p.page),
+        ]
+        m.d.sync += [evictor.hold.eq(self.hold), evictor.low_water.eq(self.low_water)]      # from all over the endpoint
         connect(m, slots.o_write_back, flipped(self.o_write_back))
         connect(m, evictor.o_prefetch, flipped(self.o_prefetch))
         connect(m, flipped(self.i_written_back), slots.i_written_back)
@@ -145,9 +158,9 @@ class Eviction(wiring.Component):
         ]
 
         # An op that is offered stays, whatever comes after it: hence the register.
-        sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, closer.o_op)
+        sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, scrub)
         # A page whose eviction was cancelled may still be on its way to flash: its frame is nobody else's before that is over.
-        wants = [source.valid & ~slots.scrub_working if source is closer.o_op else source.valid for source in sources]
+        wants = [source.valid & ~slots.scrub_working if source is scrub else source.valid for source in sources]
         take = Signal()
         m.d.comb += take.eq(~self.o_op.valid | self.o_op.ready)
         with m.If(take):

@@ -159,11 +159,15 @@ class Evictor(wiring.Component):
         # Whether this is the first page that is taken after a sweep, whom that page's loss will be put down to, and what the page was worth.
         fresh_take, differs, other_turn, given_by = Signal(), Signal(), Signal(), Signal(GIVEN_BITS)
         claim_kind, claim_priority, has_page = Signal(CLASS_BITS), Signal(SCORE_BITS), Signal()
-        root = Signal(self.layouts.root)
+        # Of the pool, a cycle late: the root stands longer than that before it is known to be absorbed.
+        root_squeue, over, gladly, asking = Signal(c.squeue_bits), Signal(), Signal(), Signal(c.squeue_bits)
+        m.d.sync += [
+            root_squeue.eq(roots[pool].squeue), over.eq(roots[pool].excess != 0), gladly.eq(roots[pool].excess > 1), asking.eq(requester[pool]),
+        ]
         m.d.comb += [
             differs.eq(fresh_take & self.best_valid & (self.best.kind == 0) & self.other_valid & (self.other.page != self.best.page)),
             other_turn.eq(differs & self.explore), self.page.eq(Mux(other_turn, self.other.page, self.best.page)),
-            has_page.eq(self.best_valid & (self.best.kind == 0)), self.gave_value.eq(~claim_priority), root.eq(roots[pool]),
+            has_page.eq(self.best_valid & (self.best.kind == 0)), self.gave_value.eq(~claim_priority),
             op.mass.eq(given_by),
             # A queue with nothing but pages in use offers next to nothing; after its turn, what it will be able to offer in the next step.
             self.offer.eq(Mux(~self.best_valid, 0, Mux((self.best.kind == 0) | ((job == Job.REFRESH) & (self.best.kind == 1)), self.best.priority, 1))),
@@ -220,7 +224,7 @@ class Evictor(wiring.Component):
                         m.next = "CHOOSE"
             with m.State("CHOOSE"):
                 chosen = Signal(c.squeue_bits)
-                m.d.comb += chosen.eq(Mux(roots[pool].excess != 0, roots[pool].squeue, requester[pool]))
+                m.d.comb += chosen.eq(Mux(over, root_squeue, asking))
                 m.d.sync += [squeue.eq(chosen), first.eq(chosen), chosen_squeue.eq(chosen), old_list.eq(chosen == list_squeue), fresh.eq(0)]
                 m.next = "LOOK"
             with m.State("LOOK"):
@@ -289,15 +293,15 @@ class Evictor(wiring.Component):
             with m.State("AGAIN"):
                 # What the tree said may not have been so any more: then another queue has more to offer, up to a limit.
                 m.d.sync += [chosen_squeue.eq(squeue), first.eq(squeue)]
-                with m.If((worthy != SWEEPS) & (sweeps != SWEEPS_MOST) & (root.squeue != squeue) & (root.excess > 1)):
-                    m.d.sync += [squeue.eq(root.squeue), chosen_squeue.eq(root.squeue), first.eq(root.squeue), old_list.eq(root.squeue == list_squeue),
+                with m.If((worthy != SWEEPS) & (sweeps != SWEEPS_MOST) & (root_squeue != squeue) & gladly):
+                    m.d.sync += [squeue.eq(root_squeue), chosen_squeue.eq(root_squeue), first.eq(root_squeue), old_list.eq(root_squeue == list_squeue),
                                  fresh.eq(0)]
                     m.next = "LOOK"
-                with m.Elif(has_page | (requester[pool] == squeue)):
+                with m.Elif(has_page | (asking == squeue)):
                     m.next = "TAKE"
                 with m.Else():
                     # Nothing but pages in use: then the queue that asks gives.
-                    m.d.sync += [squeue.eq(requester[pool]), phase.eq(Phase.ASKED)]
+                    m.d.sync += [squeue.eq(asking), phase.eq(Phase.ASKED)]
                     m.next = "LOOK"
             with m.State("TAKE"):
                 m.d.sync += [

@@ -24,7 +24,7 @@ class Exp2(wiring.Component):
     t = min(⌊steps · mantissa · 2^−(shift − bias)⌋, 2^21 − 1); n = t >> 16; i = (t >> 8) & 255; e = T[i] − ((T[i] − T[i+1]) · (t & 255) >> 8);
     `halving` = e >> n, 0 … 65536.
 
-    Latency: `LATENCY` cycles; throughput: one per cycle. While `en` is low every stage holds. No error cases: every input has a value.
+    Latency: `LATENCY` cycles; throughput: one per cycle. No error cases: every input has a value.
 
     Parameters
     ----------
@@ -33,7 +33,6 @@ class Exp2(wiring.Component):
 
     Members
     -------
-    en : in
     steps : in, 24; mantissa : in, 16; shift : in, 5
     halving : out, 17
     """
@@ -44,7 +43,7 @@ class Exp2(wiring.Component):
         if not isinstance(bias, int) or isinstance(bias, bool) or not 0 <= bias <= 8:
             raise ValueError(f"bias = {bias!r} is refused; legal: 0 … 8")
         self.bias = bias
-        super().__init__({"en": In(1), "steps": In(STEP_BITS), "mantissa": In(16), "shift": In(_SHIFT_BITS), "halving": Out(17)})
+        super().__init__({"steps": In(STEP_BITS), "mantissa": In(16), "shift": In(_SHIFT_BITS), "halving": Out(17)})
 
     def elaborate(self, platform):
         m = Module()
@@ -66,31 +65,29 @@ class Exp2(wiring.Component):
         wide = STEP_BITS + 16 + self.bias
         coarse, shift4 = reg("coarse", wide), reg("shift4", 3)
         fine = reg("fine", wide)
-        with m.If(self.en):
-            m.d.sync += [
-                low.eq(self.steps[:16]), high.eq(self.steps[16:]), mantissa.eq(self.mantissa), shift1.eq(self.shift),
-                low_product.eq(low * mantissa), high_product.eq(high * mantissa), shift2.eq(shift1),
-                product.eq(low_product + (high_product << 16)), shift3.eq(shift2),
-                coarse.eq((product << self.bias) >> (shift3[3:] << 3)), shift4.eq(shift3[:3]),
-                fine.eq(coarse >> shift4),
-            ]
+        m.d.sync += [
+            low.eq(self.steps[:16]), high.eq(self.steps[16:]), mantissa.eq(self.mantissa), shift1.eq(self.shift),
+            low_product.eq(low * mantissa), high_product.eq(high * mantissa), shift2.eq(shift1),
+            product.eq(low_product + (high_product << 16)), shift3.eq(shift2),
+            coarse.eq((product << self.bias) >> (shift3[3:] << 3)), shift4.eq(shift3[:3]),
+            fine.eq(coarse >> shift4),
+        ]
 
         # 6: table read
         t = Signal(_T_BITS)
         n6, fraction6 = reg("n6", _T_BITS - 16), reg("fraction6", 8)
-        m.d.comb += [t.eq(Mux(fine[_T_BITS:].any(), ~0, fine)), row.addr.eq(t[8:16]), row.en.eq(self.en)]
+        m.d.comb += [t.eq(Mux(fine[_T_BITS:].any(), ~0, fine)), row.addr.eq(t[8:16])]
         # 7: table out, kept from the multiplier since a block RAM is slow to answer; 8: interpolation product; 9: e; 10: halved n times
         row7, fraction7, n7 = reg("row7", 25), reg("fraction7", 8), reg("n7", _T_BITS - 16)
         value8, drop8, n8 = reg("value8", 17), reg("drop8", 8), reg("n8", _T_BITS - 16)
         e, n9 = reg("e", 17), reg("n9", _T_BITS - 16)
         drop = Signal(16)
         m.d.comb += drop.eq(row7[17:] * fraction7)
-        with m.If(self.en):
-            m.d.sync += [
-                n6.eq(t[16:]), fraction6.eq(t[:8]),
-                row7.eq(row.data), n7.eq(n6), fraction7.eq(fraction6),
-                value8.eq(row7[:17]), drop8.eq(drop >> 8), n8.eq(n7),
-                e.eq(value8 - drop8), n9.eq(n8),
-                self.halving.eq(e >> n9),
-            ]
+        m.d.sync += [
+            n6.eq(t[16:]), fraction6.eq(t[:8]),
+            row7.eq(row.data), n7.eq(n6), fraction7.eq(fraction6),
+            value8.eq(row7[:17]), drop8.eq(drop >> 8), n8.eq(n7),
+            e.eq(value8 - drop8), n9.eq(n8),
+            self.halving.eq(e >> n9),
+        ]
         return m

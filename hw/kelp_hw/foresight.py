@@ -40,11 +40,13 @@ class Foresight(wiring.Component):
         M0's request.
     ops : in
         Pages of the ops in MA, M1, M2 and M3.
+    background, was_background : in
+        Page of the background op that M0 takes in this cycle, if it takes one; the op in MA is the one that was here in the last.
     pages, entering : in
         Hot pages, and which of them the page of the op in M3 replaces at the end of this cycle.
     sessions : in
     same, hit : out
-        Which ops, and which hot pages, have the page of M0's request, valid or not.
+        Which ops, and which hot pages, have the page of M0's request; those that are valid (of hot pages also the others).
     good : out
         The request goes to memory, as far as its own fields and the session as it was in the cycle before tell.
     """
@@ -55,7 +57,8 @@ class Foresight(wiring.Component):
         n = config.hot_pages
         super().__init__({
             "ahead": In(ahead_layout(config)), "moves": In(1), "valid": In(1), "request": In(coming_layout(config)),
-            "ops": In(data.ArrayLayout(layouts.page, 4)), "pages": In(data.ArrayLayout(layouts.page, n)), "entering": In(n),
+            "ops": In(data.ArrayLayout(layouts.page, 4)), "background": In(layouts.page), "was_background": In(1),
+            "pages": In(data.ArrayLayout(layouts.page, n)), "entering": In(n),
             "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
             "same": Out(4), "hit": Out(n), "good": Out(1),
         })
@@ -76,24 +79,24 @@ class Foresight(wiring.Component):
 
         goods = []
         # Of the candidates, the comparisons are made before it is known which comes.
-        fresh = Signal(4 + n + 1)
+        fresh = Signal(4 + n + 3)
         with_ops, with_hot = fresh[:4], fresh[4:4 + n]
-        of_candidates = [Cat(*(place(p) == place(x) for p in self.ops), *(place(p) == place(x) for p in self.pages), good(x))
-                         for x in (self.ahead.candidates[k] for k in range(2))]
+        entering = place(self.background), place(self.request)
+        places = [*(place(p) for p in self.ops), *(place(p) for p in self.pages), *entering]
+        of_candidates = [Cat(*(p == place(x) for p in places), good(x)) for x in (self.ahead.candidates[k] for k in range(2))]
         m.d.comb += fresh.eq(Mux(self.ahead.which, of_candidates[1], of_candidates[0]))
 
-        # The ops go on by one stage, whether the request does or not. What enters M0's pipeline in this cycle comes late: it is compared in MA.
-        behind, hit = Signal(3), self.hit
-        m.d.comb += self.same.eq(Cat(place(self.ops[0]) == place(self.request), behind))
+        # The ops go on by one stage, whether the request does or not. Which op enters in this cycle comes late: the request is compared with both. It is
+        # the present one only if that does not stay.
+        behind, with_background, with_request, hit = Signal(3), Signal(), Signal(), self.hit
+        m.d.comb += self.same.eq(Cat(Mux(self.was_background, with_background, with_request), behind))
         m.d.sync += [
             behind.eq(Mux(self.moves, with_ops, self.same)),
+            with_background.eq(Mux(self.moves, fresh[4 + n], entering[0] == entering[1])), with_request.eq(fresh[5 + n]),
             hit.eq((Mux(self.moves, with_hot, hit) & ~self.entering) |
                    (Mux(self.moves, with_ops[3], self.same[3]).replicate(n) & self.entering)),
             self.good.eq(Mux(self.moves, fresh[-1], good(self.request))),
         ]
         with m.If(self.valid):
-            m.d.sync += [
-                Assert(self.same == Cat(place(p) == place(self.request) for p in self.ops)),
-                Assert(hit == Cat(place(p) == place(self.request) for p in self.pages)),
-            ]
+            m.d.sync += Assert(hit == Cat(place(p) == place(self.request) for p in self.pages))
         return m

@@ -86,12 +86,14 @@ class FrameTable(wiring.Component):
         f1, f1_valid = Signal(self.layouts.frame_op), Signal()
         m.d.sync += [f1.eq(self.i), f1_valid.eq(self.i_valid)]
 
-        # F1: the entry is out, or a fill starts it anew. The one write that it has not seen is of the op in F2, whose result follows into F2 beside it:
-        # block RAM is slow to answer.
+        # F1: the entry is out, or a fill starts it anew. An op's entry is written in the cycle after F2, and goes the long way to the block RAMs from a
+        # register. So two writes are not seen: that of this cycle, and that of the op in F2, whose result follows into F2 beside what was read.
         f2, f2_valid = Signal(self.layouts.frame_op), Signal()
         read, entry, after, before, again = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout), Signal(entry_layout), Signal()
+        written, write_frame, found = Signal(), Signal.like(self.i.frame), Signal(entry_layout)     # `before` is written
+        m.d.comb += found.eq(Mux(written & (write_frame == f1.frame), before, table.read_data))
         m.d.sync += [
-            f2.eq(f1), f2_valid.eq(f1_valid), read.eq(table.read_data), before.eq(after),
+            f2.eq(f1), f2_valid.eq(f1_valid), read.eq(found), before.eq(after), written.eq(f2_valid & f2.use), write_frame.eq(f2.frame),
             again.eq(f2_valid & f2.use & ~f1.init & (f2.frame == f1.frame)),
         ]
         m.d.comb += entry.eq(Mux(again, before, read))
@@ -184,7 +186,7 @@ class FrameTable(wiring.Component):
             with m.If(scrub == c.total_frames - 1):
                 m.d.sync += self.ready.eq(1)
         with m.Else():
-            m.d.comb += [table.write_en.eq(f2_valid & f2.use), table.write_address.eq(f2.frame), table.write_data.eq(after)]
+            m.d.comb += [table.write_en.eq(written), table.write_address.eq(write_frame), table.write_data.eq(before)]
 
         with m.If(f2_valid):
             m.d.comb += [
@@ -196,6 +198,6 @@ class FrameTable(wiring.Component):
                 Assert(~(demand & write) | f2.has_write),
             ]
         taken = Signal()
-        m.d.sync += taken.eq(f1_valid & f1.init & Mux(f2_valid & f2.use & (f2.frame == f1.frame), after.in_use, table.read_data.in_use))
+        m.d.sync += taken.eq(f1_valid & f1.init & Mux(f2_valid & f2.use & (f2.frame == f1.frame), after.in_use, found.in_use))
         m.d.comb += Assert(~taken)
         return m

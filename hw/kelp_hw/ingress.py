@@ -209,11 +209,10 @@ class Ingress(wiring.Component):
         with m.If(to_spec):
             m.d.comb += self.spec_dropped.eq(~spec_free)
             with m.If(spec_free):
-                m.d.sync += [
-                    self.o_spec.valid.eq(1),
-                    self.o_spec.p.squeue.eq(of_req.squeue),
-                    self.o_spec.p.page.eq(of_req.page),
-                ]
+                m.d.sync += self.o_spec.valid.eq(1)
+        # Whatever comes: that it is one for here is known last.
+        with m.If(spec_free):
+            m.d.sync += [self.o_spec.p.squeue.eq(of_req.squeue), self.o_spec.p.page.eq(of_req.page)]
 
         m.d.comb += self.idle.eq(requests.idle & ~side_valid & ~self.o_spec.valid & ~self.m2s_req.valid & ~self.m2s_rwd.valid)
 

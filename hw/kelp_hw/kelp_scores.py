@@ -42,7 +42,7 @@ def remains(alpha: int, bits: int) -> list[int]:
 class Frequencies(wiring.Component):
     """Folds idle steps into a word's two frequencies, and adds an access.
 
-    Latency: `idle` comes a cycle before `word`; `folded` two cycles after `word`, `common` and `touched` three. One word a cycle.
+    Latency: `idle` comes two cycles before `word`; `folded` two cycles after `word`, `common` and `touched` three. One word a cycle.
 
     Members
     -------
@@ -72,11 +72,13 @@ class Frequencies(wiring.Component):
             depth = 1 << (rows.index(0) - 1).bit_length()
             factor = Signal(bits + 1, name=f"{name}_factor")
             if depth <= _SHORT:
-                m.d.sync += factor.eq(Mux(self.idle < depth, Array(rows[:depth])[self.idle[:depth.bit_length() - 1]], 0))
+                read = Signal(bits + 1, name=f"{name}_read")
+                m.d.sync += [read.eq(Mux(self.idle < depth, Array(rows[:depth])[self.idle[:depth.bit_length() - 1]], 0)), factor.eq(read)]
             else:
                 m.submodules[f"{name}_table"] = table = memory.Memory(shape=bits + 1, depth=len(rows), init=rows)
                 port = table.read_port()
-                m.d.comb += [port.addr.eq(self.idle), factor.eq(port.data)]
+                m.d.comb += port.addr.eq(self.idle)
+                m.d.sync += factor.eq(port.data)      # a block RAM is slow to answer
             product, part = Signal(2 * bits + 1, name=f"{name}_product", reset_less=True), getattr(self.word, name)
             folded = Signal(bits, name=f"{name}_folded", reset_less=True)
             m.d.sync += [product.eq(part * factor), folded.eq(product[bits:])]
@@ -130,7 +132,7 @@ class Profile(wiring.Component):
         found, passed, count = Signal(self.entry_layout), Signal(EPOCH_BITS), Signal(PROFILE_BITS)
         address3, write3 = Signal(len(address)), Signal()
         m.d.comb += [
-            rows.read_en.eq(self.valid), rows.read_address.eq(address),
+            rows.read_en.eq(1), rows.read_address.eq(address),
             passed.eq(e2.epoch - found.epoch), count.eq(found.count >> passed), self.count.eq(count),
         ]
         m.d.sync += [

@@ -13,7 +13,7 @@ from kelp_spec.formats import LINE_BITS, Format
 from .slot_table import SlotTable
 from .wide_memory import WideMemory
 
-__all__ = ["LineSlots", "QUARTERS", "aligned_payload", "placed_payload", "quarters_of"]
+__all__ = ["LineSlots", "QUARTERS", "aligned_payload", "alignment_of", "placed_payload", "placement_of", "quarters_of"]
 
 QUARTERS = 4  #: grain of the line buffer: the smallest payload, an int4 line
 _QUARTER_BITS = LINE_BITS // QUARTERS
@@ -29,22 +29,29 @@ def quarters_of(code: Value, part: Value) -> Value:
     return Mux(code == Format.INT4, Cat(part == n for n in range(QUARTERS)), Mux(is_eight_bit(code), half, 0b1111))
 
 
-def aligned_payload(line: Value, code: Value, part: Value) -> Value:
+def alignment_of(code: Value, part: Value) -> Value:
+    """What steers :func:`aligned_payload`: the first quarter of the payload, and whether it is an upper half. To be registered: each bit has 128 loads."""
+    int4, upper = code == Format.INT4, is_eight_bit(code) & part[0]
+    return Cat(int4 & part[0], Mux(int4, part[1], upper), upper)
+
+
+def aligned_payload(line: Value, alignment: Value) -> Value:
     """A payload of a DRAM line, moved to the lowest bits; what lies above it is left as it is."""
     q = [line.word_select(n, _QUARTER_BITS) for n in range(QUARTERS)]
-    eight = is_eight_bit(code)
-    int4 = code == Format.INT4
-    first = Cat((int4 | eight) & Mux(int4, part[0], 0), Mux(int4, part[1], eight & part[0]))
-    lowest = Mux(first[1], Mux(first[0], q[3], q[2]), Mux(first[0], q[1], q[0]))
-    return Cat(lowest, Mux(eight & part[0], q[3], q[1]), q[2], q[3])
+    odd, high, upper = alignment
+    return Cat(Mux(high, Mux(odd, q[3], q[2]), Mux(odd, q[1], q[0])), Mux(upper, q[3], q[1]), q[2], q[3])
 
 
-def placed_payload(payload: Value, code: Value) -> Value:
+def placement_of(code: Value) -> Value:
+    """What steers :func:`placed_payload`: int4, eight bits, either. To be registered."""
+    return Cat(code == Format.INT4, is_eight_bit(code), (code == Format.INT4) | is_eight_bit(code))
+
+
+def placed_payload(payload: Value, placement: Value) -> Value:
     """A payload repeated over the DRAM line, so that every quarter that it may be meant for holds the right bits."""
     q = [payload.word_select(n, _QUARTER_BITS) for n in range(QUARTERS)]
-    eight = is_eight_bit(code)
-    int4 = code == Format.INT4
-    return Cat(q[0], Mux(int4, q[0], q[1]), Mux(int4 | eight, q[0], q[2]), Mux(int4, q[0], Mux(eight, q[1], q[3])))
+    int4, eight, narrow = placement
+    return Cat(q[0], Mux(int4, q[0], q[1]), Mux(narrow, q[0], q[2]), Mux(int4, q[0], Mux(eight, q[1], q[3])))
 
 
 class LineSlots(wiring.Component):
@@ -101,7 +108,7 @@ class LineSlots(wiring.Component):
             self.full.eq(Cat(self.head_quarters[q] | (newer[q] & table.head_select).any() for q in range(QUARTERS)).all()),
         ]
         attached = Mux(table.fire, table.select, 0)
-        allocated = Mux(table.allocate, table.select, 0)
+        allocated = Mux(table.may_allocate, table.select, 0)
         stored = Mux(table.store_en, table.head_select, 0)
         for q in range(QUARTERS):
             m.d.sync += [

@@ -25,7 +25,7 @@ class MissGrants(wiring.Component):
     GRANT with `failed`: M3 then only stops counting it as waiting. Those behind it are older than the limit by then or soon, so a dead pool
     empties itself.
 
-    Latency: three cycles from an entry at the head of a pool with frames to `o_op`; throughput: a GRANT each eight cycles or so, the
+    Latency: four cycles from an entry at the head of a pool with frames to `o_op`; throughput: a GRANT each eight cycles or so, the
     pipeline's latency included.
 
     Parameters
@@ -61,6 +61,8 @@ class MissGrants(wiring.Component):
             "o_op": Out(stream.Signature(layouts.op)),
             "idle": Out(1), "quiet": Out(1),
         })
+        # State that proofs look at (kelp_verif.grant_specs): of the cycle before, the pool's first entry, and which pools had a frame.
+        self.head, self.had_frame = Signal(c.miss_bits), Signal(len(POOLS))
 
     def elaborate(self, platform):
         m = Module()
@@ -76,33 +78,43 @@ class MissGrants(wiring.Component):
         m.d.comb += [rows.write_en.eq(self.i_valid), rows.write_address.eq(self.i.miss), rows.write_data.waiting.eq(self.i), rows.write_data.since.eq(self.now)]
 
         pool = Signal(POOL_BITS)
+        head, had_frame = self.head, self.had_frame
         has_frame, in_line = Signal(len(POOLS)), Signal(len(POOLS))
         m.d.comb += [bit.eq(count != 0) for bit, count in zip(has_frame, self.pool_free, strict=True)]
         m.d.comb += [bit.eq(line.level != 0) for bit, line in zip(in_line, lines, strict=True)]
         m.d.comb += [
-            rows.read_address.eq(Array(line.r_data for line in lines)[pool]),
+            rows.read_en.eq(1), rows.read_address.eq(head),
             self.idle.eq(in_line == 0),
         ]
 
+        # Judged is by the frames of the cycle before; M3 has the last word.
         entry, op, pop, looking = rows.read_data, self.o_op.payload, Signal(), Signal()
         m.d.comb += self.quiet.eq(looking & ((in_line & has_frame) == 0))
         m.d.comb += [line.r_en.eq(pop & (pool == p)) for p, line in enumerate(lines)]
+        m.d.sync += [head.eq(Array(line.r_data for line in lines)[pool]), had_frame.eq(has_frame)]
+        grant, waited = Signal(), Signal(TIME_BITS)
+        m.d.comb += [grant.eq(had_frame.bit_select(pool, 1)), waited.eq(self.now - entry.since)]
+        # Nothing but `valid` waits for the judgement.
+        with m.If(~self.o_op.valid):
+            m.d.sync += [
+                op.eq(0),
+                op.kind.eq(Op.GRANT), op.session.eq(entry.waiting.session), op.squeue.eq(entry.waiting.squeue), op.page.eq(entry.waiting.page),
+                op.miss.eq(entry.waiting.miss), op.pool.eq(pool), op.miss_kind.eq(entry.waiting.kind), op.failed.eq(~grant),
+            ]
         with m.FSM():
             with m.State("LOOK"):
-                m.d.comb += [looking.eq(1), rows.read_en.eq(1)]
+                m.d.comb += looking.eq(1)
                 with m.If(Array(line.r_rdy for line in lines)[pool]):
-                    m.next = "JUDGE"
+                    m.next = "READ"
                 with m.Else():
                     m.d.sync += pool.eq(pool + 1)
+            with m.State("READ"):
+                m.d.comb += looking.eq(1)
+                m.next = "JUDGE"
             with m.State("JUDGE"):
-                grant, waited = Signal(), Signal(TIME_BITS)
-                m.d.comb += [looking.eq(1), grant.eq(has_frame.bit_select(pool, 1)), waited.eq(self.now - entry.since)]
+                m.d.comb += looking.eq(1)
                 with m.If(grant | (waited >= self.starve_limit)):
-                    m.d.sync += [
-                        self.o_op.valid.eq(1), op.eq(0),
-                        op.kind.eq(Op.GRANT), op.session.eq(entry.waiting.session), op.squeue.eq(entry.waiting.squeue), op.page.eq(entry.waiting.page),
-                        op.miss.eq(entry.waiting.miss), op.pool.eq(pool), op.miss_kind.eq(entry.waiting.kind), op.failed.eq(~grant),
-                    ]
+                    m.d.sync += self.o_op.valid.eq(1)
                     m.next = "SEND"
                 with m.Else():
                     m.d.sync += pool.eq(pool + 1)

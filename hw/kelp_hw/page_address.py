@@ -79,18 +79,19 @@ class PageAddress(wiring.Component):
         def data_lines(format_, lines):  # rounded up
             return (lines + ((1 << _by_format(format_, shift, 2)) - 1)) >> _by_format(format_, shift, 2)
 
+        format_k, format_v = (self.format_k, self.format_v) if c.codecs else (Const(Format.RAW16, FORMAT_BITS),) * 2
         v, line = self.kv_line[-1], self.kv_line[:-1]
         format_ = Signal(FORMAT_BITS)
-        m.d.comb += format_.eq(Mux(v, self.format_v, self.format_k))
+        m.d.comb += format_.eq(Mux(v, format_v, format_k))
         width = c.offset_bits + 1
         v_base, v_lines = Signal(width), Signal(width)
         m.d.comb += [
-            v_base.eq(data_lines(self.format_k, self.used_lines)),
-            v_lines.eq(Mux(self.k_only, 0, data_lines(self.format_v, self.used_lines))),
+            v_base.eq(data_lines(format_k, self.used_lines)),
+            v_lines.eq(Mux(self.k_only, 0, data_lines(format_v, self.used_lines))),
         ]
         # V's first scale is aligned to a V scale, which matters behind an odd number of one-byte K scales.
         byte_bits = c.line_bits + 1
-        k_scale, v_scale = (_by_format(f, lambda x: x.scale_bytes, 2) for f in (self.format_k, self.format_v))
+        k_scale, v_scale = (_by_format(f, lambda x: x.scale_bytes, 2) for f in (format_k, format_v))
         k_bytes, v_start = Signal(byte_bits + 1), Signal(byte_bits + 1)
         m.d.comb += [
             k_bytes.eq(self.used_lines << (k_scale >> 1)),

@@ -35,7 +35,7 @@ class Prefetcher(wiring.Component):
     previous step. One candidate a cycle is judged: it must lie in an open session (OUTSIDE), of an enabled source (DISABLED), and within
     the source's credit (THROTTLED); what passes goes into the queue. The queue takes one candidate a cycle whatever happens; while it has
     no room, accesses and the previous step wait, a hinted page waits up to 255 cycles, and only MemSpecRd and impatient hints displace
-    what is queued. The previous step's walk begins when nothing else is under way. Latency from access to op: 8 cycles, from MemSpecRd or
+    what is queued. The previous step's walk begins when nothing else is under way. Latency from access to op: 10 cycles, from MemSpecRd or
     hint 5. Throughput: one candidate and one op a cycle; nothing depends on the number of queues.
 
     Whether a page is resident or in flight already is M3's to know: its result says MISSED (taken) or DROPPED (REFUSED here). Each candidate
@@ -59,7 +59,7 @@ class Prefetcher(wiring.Component):
     i_late, i_late_valid : valid-only source of a prefetch that a demand met while fetching
     i_hint, i_spec : streams of pages
     sessions : session registers as M3 has them
-    enable : bit of source code − 1: the source is switched on
+    enable : bit of source code − 1: the source is switched on, from the next cycle on
     window_squeue, window : read port of the queue configuration; `window` follows the address by one cycle
     o_op : stream of PREFETCH ops
     pulses : counts (`pulses_layout`), up to two cycles behind; they follow `idle` by as much
@@ -103,7 +103,7 @@ class Prefetcher(wiring.Component):
             m.d.comb += live[s].eq(self.sessions[s].open & ~self.sessions[s].closing)
 
         switched = Signal(1 << 3)          # by source code
-        m.d.comb += switched.eq(self.enable << 1)
+        m.d.sync += switched.eq(self.enable << 1)
 
         def enabled(source):
             return switched.bit_select(source, 1)

@@ -129,26 +129,31 @@ class PrefetchQueue(wiring.Component):
         m.d.comb += [after_here.eq(Mux(leave, Cat(after[1:], 1), after)), earlier_here.eq(Mux(leave, earlier[1:], earlier[:n]))]
         insert = Signal()
         m.d.comb += insert.eq(new_valid & ~on_o)
+        # What comes in is compared with every candidate where it is now; which of the answers a slot takes is known late.
+        places = [*held, new]
+        alike, beyond = Signal(n + 1), Signal(n + 1)
+        m.d.comb += [*(alike[k].eq(same_page(slot, self.i)) for k, slot in enumerate(places)),
+                     *(beyond[k].eq(farther(slot, self.i)) for k, slot in enumerate(places))]
         for k in range(n):
             below = after_here[k - 1] if k else Const(0)
             place = insert & ~earlier_here[k] & after_here[k] & ~below
             push = insert & ~earlier_here[k] & below
 
-            def take(slot, slot_dead, k=k):
-                m.d.sync += [held[k].eq(slot), dead[k].eq(slot_dead), same[k].eq(same_page(slot, self.i)), far[k].eq(farther(slot, self.i))]
+            def take(j, slot_dead, k=k):
+                m.d.sync += [held[k].eq(places[j]), dead[k].eq(slot_dead), same[k].eq(alike[j]), far[k].eq(beyond[j])]
 
-            take(held[k], dies[k])
+            take(k, dies[k])
             with m.If(place):
-                take(new, cancelled(new))
+                take(n, cancelled(new))
             with m.Elif(push & ~leave):
-                take(held[max(k - 1, 0)], dies[max(k - 1, 0)])
+                take(max(k - 1, 0), dies[max(k - 1, 0)])
             with m.Elif(leave & ~push):
-                take(held[min(k + 1, n - 1)], dies[k + 1] if k + 1 < n else 0)
+                take(min(k + 1, n - 1), dies[k + 1] if k + 1 < n else 0)
         m.d.sync += [new.eq(self.i), new_valid.eq(self.i_valid), same_o.eq(same_page(self.o.p, self.i))]
         with m.If(o_free):
             m.d.sync += self.o.valid.eq(leave & ~dead[0])
             with m.If(leave & ~dead[0]):
-                m.d.sync += [self.o.p.eq(held[0]), same_o.eq(same_page(held[0], self.i))]
+                m.d.sync += [self.o.p.eq(held[0]), same_o.eq(alike[0])]
 
         taken = Signal(range(n + 1))          # slots
         enters = Signal()

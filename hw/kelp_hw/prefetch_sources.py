@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Assert, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.memory import Memory
@@ -27,8 +27,9 @@ class AccessSource(wiring.Component):
     """The pages that one access suggests: the same page of the next layer, then page + 1, − 1, + 2, − 2, … within the queue's window.
 
     Layer ahead means the same head of the next layer (squeue + kv_heads) and has distance 1; it is left out in the last layer. The window
-    is clipped to the session's pages. Candidates leave nearest first, one a cycle, and wait as long as `o` does; accesses wait in a queue
-    of `accesses`; one that finds it full is `lost`, with all it would have suggested. Latency from access to first candidate: 4 cycles.
+    is clipped to the session's pages. Candidates leave nearest first, one a cycle, but the first of an access three cycles after
+    that of the one before at the earliest, and wait as long as `o` does; accesses wait in a queue
+    of `accesses`; one that finds it full is `lost`, with all it would have suggested. Latency from access to first candidate: 6 cycles.
 
     Parameters
     ----------
@@ -76,30 +77,34 @@ class AccessSource(wiring.Component):
         looked, looked_valid, take_looked = Signal(access), Signal(), Signal()
         m.d.comb += [
             waiting.r_en.eq(~looked_valid | take_looked),
-            self.window_squeue.eq(Mux(waiting.r_en, data.View(access, waiting.r_data).squeue, looked.squeue)),
+            self.window_squeue.eq(looked.squeue),
         ]
         with m.If(waiting.r_en):
             m.d.sync += [looked_valid.eq(waiting.r_rdy), looked.eq(waiting.r_data)]
 
-        session = Signal(Layouts(c).session)
+        # The window comes from far away, a cycle after its address, and into a register; what it is compared with comes from registers of its own.
+        session, known = Signal(Layouts(c).session), Signal(2)
         window = Signal(DISTANCE_BITS)
         room_up = Signal(c.page_bits + 1)
-        ahead = Signal(c.squeue_bits + 2)
-        m.d.comb += [
-            session.eq(self.sessions[looked.session]), window.eq(Mux(self.window_on, self.window, 0)),
+        ahead, end = Signal(c.squeue_bits + 2), Signal(c.squeue_bits + 2)
+        m.d.comb += session.eq(self.sessions[looked.session])
+        m.d.sync += [
+            known.eq(Mux(waiting.r_en, 0, Cat(1, known))), window.eq(Mux(self.window_on, self.window, 0)),
             room_up.eq(Mux(session.used_pages > looked.page, session.used_pages - 1 - looked.page, 0)), ahead.eq(looked.squeue + session.kv_heads),
+            end.eq(looked.session * c.queues + session.used_queues),
         ]
         walk = data.StructLayout({"session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits, "up": DISTANCE_BITS,
                                   "down": DISTANCE_BITS, "layer": 1, "ahead": c.squeue_bits})
         clipped, clipped_valid, take_clipped = Signal(walk), Signal(), Signal()
-        m.d.comb += take_looked.eq(looked_valid & (~clipped_valid | take_clipped))
+        # The walk's end comes late in its cycle, and goes no further than the access that waits next to it.
+        m.d.comb += take_looked.eq(known[1] & ~clipped_valid)
         with m.If(take_clipped):
             m.d.sync += clipped_valid.eq(0)
         with m.If(take_looked):
             m.d.sync += [
                 clipped_valid.eq(1), clipped.session.eq(looked.session), clipped.squeue.eq(looked.squeue), clipped.page.eq(looked.page),
                 clipped.up.eq(Mux(room_up < window, room_up, window)), clipped.down.eq(Mux(looked.page < window, looked.page, window)),
-                clipped.ahead.eq(ahead), clipped.layer.eq(self.layer_on & (ahead < looked.session * c.queues + session.used_queues)),
+                clipped.ahead.eq(ahead), clipped.layer.eq(self.layer_on & (ahead < end)),
             ]
 
         # One candidate a cycle: `layer`, then for each distance the page above and the page below, as far as there are any.

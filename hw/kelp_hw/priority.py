@@ -78,7 +78,7 @@ class PriorityUnit(wiring.Component):
         m.submodules.exp2 = exp2 = Exp2(bias=RECENCY_BIAS)
         m.submodules.wait = wait = Delay(shape=carried, cycles=Exp2.LATENCY)
         m.d.comb += [
-            exp2.en.eq(1), exp2.steps.eq(age), exp2.mantissa.eq(self.recency_m), exp2.shift.eq(self.recency_sh),
+            exp2.steps.eq(age), exp2.mantissa.eq(self.recency_m), exp2.shift.eq(self.recency_sh),
             wait.en.eq(1), wait.i.eq(first),
         ]
         decay, last = Signal(SCORE_BITS, reset_less=True), Signal(carried, reset_less=True)

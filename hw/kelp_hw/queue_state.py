@@ -155,6 +155,7 @@ class QueueState(wiring.Component):
             m.d.sync += readout_wait.eq(readout_wait - 1)
 
         found, after = Signal(record), Signal(record)
+        clears, counted = Signal(), Signal()
         lines, budget = Signal(range(max(c.frame_lines) + 1)), Signal(c.dram_line_bits)
         count, in_use = Signal(c.page_bits + 1), Signal()
         resident = Signal(c.dram_line_bits + 1)
@@ -166,7 +167,7 @@ class QueueState(wiring.Component):
 
         with m.FSM(init="CLEAR"):
             with m.State("CLEAR"):
-                m.d.comb += records.write_en.eq(1)
+                m.d.comb += clears.eq(1)
                 m.d.sync += [squeue.eq(squeue + 1), Assert(~started | ~self.i_result_valid)]
                 with m.If(squeue == c.squeues - 1):
                     m.next = "CLEARED"
@@ -207,7 +208,7 @@ class QueueState(wiring.Component):
                 m.d.sync += [lines.eq(frame_lines[settings.o.pool]), budget.eq(settings.o.budget), count.eq(after.count), in_use.eq(after.in_use)]
                 m.next = "MULTIPLY"
                 with m.If(is_event):
-                    m.d.comb += records.write_en.eq(1)
+                    m.d.comb += counted.eq(1)
                     m.d.sync += [
                         Assert(~changed | value | (found.count != 0), "a queue lists fewer pages than none"),
                         Assert(~changed | ~value | (found.count != c.pages), "a queue lists more pages than it has"),
@@ -220,8 +221,6 @@ class QueueState(wiring.Component):
                     with m.Else():
                         m.d.sync += self.done.eq(self.done + 1)
                         m.next = "IDLE"
-                    with m.If(newest):
-                        m.d.comb += [after.newest.eq(page), after.newest_valid.eq(1)]
                 with m.Elif(is_look):
                     m.next = "LOOKED"
                 with m.Elif(is_offer):
@@ -254,7 +253,13 @@ class QueueState(wiring.Component):
                     m.d.sync += [self.done.eq(self.done + is_event), self.offer_done.eq(is_offer)]
                     m.next = "IDLE"
 
-        m.d.comb += records.write_data.eq(Mux(self.initialised, after, 0))
+        # Written in the cycle after COUNT, from registers; nothing takes their place before the end of it.
+        write, kept = Signal(), Signal(record)
+        m.d.sync += write.eq(counted)
+        m.d.comb += [
+            kept.count.eq(count), kept.in_use.eq(in_use), kept.newest.eq(Mux(newest, page, found.newest)), kept.newest_valid.eq(newest | found.newest_valid),
+            records.write_en.eq(clears | write), records.write_data.eq(Mux(clears, 0, kept)),
+        ]
         for answered in (self.look_done, self.offer_done):
             with m.If(answered):
                 m.d.sync += answered.eq(0)

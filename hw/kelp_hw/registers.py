@@ -245,7 +245,11 @@ class Registers(wiring.Component):
 
         # --- sequencer ------------------------------------------------------------------------------------------------------
         word, wait = Signal(3), Signal(range(self._EXTERNAL_WAIT + 1))
-        line = Signal(512)
+        line, load = Signal(512), Signal(8)     # which word of the line is loaded: a bit each, for 64 registers
+        m.d.sync += load.eq(0)
+        for k in range(8):
+            with m.If(load[k]):
+                m.d.sync += line.word_select(k, 64).eq(file.read_data)
         side = self.i.p
         # A word is written in the cycle after its register is decoded: it is picked from the line meanwhile.
         lane_enable = Signal(8)
@@ -292,11 +296,13 @@ class Registers(wiring.Component):
                 with m.If(file.known):
                     m.d.sync += [touched.eq(touched | ~file.allowed), served.eq(served | file.allowed)]
                 with m.If(wait == Mux(file.is_external, self._EXTERNAL_WAIT, 3)):
-                    m.d.sync += [line.word_select(word, 64).eq(file.read_data), wait.eq(0), word.eq(word + 1)]
+                    m.d.sync += [load.bit_select(word, 1).eq(1), wait.eq(0), word.eq(word + 1)]
                     with m.If(word == 7):
                         # Whoever may read some of a line is not to blame for what else is in it; one that polls its own state least of all.
                         m.d.comb += refused.eq(touched & ~served)
-                        m.next = "ANSWER"
+                        m.next = "LOAD"
+            with m.State("LOAD"):
+                m.next = "ANSWER"
             with m.State("ANSWER"):
                 m.d.comb += self.o.valid.eq(1)
                 with m.If(self.o.ready):

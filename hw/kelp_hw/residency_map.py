@@ -62,7 +62,7 @@ class ResidencyMap(wiring.Component):
         changed = Signal(self.word_pages)
         m.d.comb += [
             self.read_ready.eq(~self.update & self.ready),
-            words.read_en.eq(self.update | (self.read_valid & self.read_ready)),
+            words.read_en.eq(1),      # whoever reads takes the word in the next cycle
             words.read_address.eq(Mux(self.update, place, Cat(self.read_index[:index_bits], self.read_squeue))),
             self.word.eq(words.read_data), self.was.eq(words.read_data.bit_select(bit, 1)),
             changed.eq(words.read_data), changed.bit_select(bit, 1).eq(value),

@@ -11,7 +11,7 @@ from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES, SCALE_BITS
 
 from .byte_mask import ByteMask
-from .slot_table import SlotTable
+from .slot_table import NoSlots, SlotTable
 from .wide_memory import WideMemory
 
 __all__ = ["ScaleSlots"]
@@ -25,6 +25,8 @@ class ScaleSlots(wiring.Component):
 
     A scale is one byte at `byte`, or two (`wide`) at an even `byte`.
 
+    Without codecs no op has a scale: there are no slots, and nothing comes out.
+
     Parameters
     ----------
     config : Config
@@ -33,8 +35,10 @@ class ScaleSlots(wiring.Component):
 
     def __init__(self, *, config: Config, position_bits: int):
         n = config.scale_slots
-        self.table = SlotTable(slots=n, frame_bits=config.frame_bits, offset_bits=config.offset_bits, address_bits=config.dram_line_bits,
-                               position_bits=position_bits, lead=n * 5 // 8)
+        self.config = config
+        table = SlotTable if config.codecs else NoSlots
+        self.table = table(slots=n, frame_bits=config.frame_bits, offset_bits=config.offset_bits, address_bits=config.dram_line_bits,
+                           position_bits=position_bits, lead=n * 5 // 8)
         self.slots = n
         bits = self.table.slot_bits
         super().__init__({
@@ -49,6 +53,8 @@ class ScaleSlots(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.table = table = self.table
+        if not self.config.codecs:
+            return m
         m.submodules.newer = newer = ByteMask(slots=self.slots)
         m.d.comb += table.want_fill.eq(self.reads)
 
@@ -57,7 +63,7 @@ class ScaleSlots(wiring.Component):
 
         head_newer, byte, wide = Signal(), Signal(6), Signal()
         m.d.comb += [
-            newer.clear_en.eq(table.allocate), newer.clear_slot.eq(table.slot),
+            newer.clear_en.eq(table.may_allocate), newer.clear_slot.eq(table.victim_slot),
             newer.set_bytes.eq(bytes_of(byte, wide)), newer.look_slot.eq(self.head_slot), head_newer.eq(newer.look_mask.bit_select(self.head_byte, 1)),
             # Pages are written upwards; whoever stores elsewhere later makes the slot dirty again.
             table.store_complete.eq(self.head_byte[1:].all() & (self.head_byte[0] | self.head_wide)),

@@ -27,7 +27,8 @@ class SessionControl(wiring.Component):
     """Carries out one session command at a time; `busy` while it does.
 
     OPEN checks the descriptor, writes every queue's configuration (one a cycle while `config_ready`, with `opening`), then sends an OPEN op with `descriptor`.
-    It is refused (`refused`, an event) when the session is open or still closing, by any LD-ID but 0, or with a descriptor outside the configuration.
+    It is refused (`refused`, an event) when the session is open or still closing, by any LD-ID but 0, or with a descriptor (or a format)
+    outside the configuration.
     CLOSE, ADVANCE and PEEK become ops; APPLY repeats the walk for one queue or all, with the shape and the formats that the session was opened with.
     PEEK and APPLY of a queue that the session does not use are refused.
     A command ends when its op has passed M3.
@@ -97,7 +98,7 @@ class SessionControl(wiring.Component):
         format_v = Array(v for _, _, v in ranges)
         m.submodules.stored = lines = _StoredLines(config=c)
         m.d.sync += [
-            lines.format_k.eq(format_k[range_index]), lines.format_v.eq(format_v[range_index]),
+            lines.format_k.eq(format_k[range_index] if c.codecs else Format.RAW16), lines.format_v.eq(format_v[range_index] if c.codecs else Format.RAW16),
             lines.used_lines.eq(shape.used_lines), lines.k_only.eq(shape.k_only), stored.eq(lines.lines),
         ]
         bad_format = Signal()
@@ -173,7 +174,7 @@ class SessionControl(wiring.Component):
                     for size, pool in sorted(((size, p) for p, size in enumerate(c.frame_lines)), reverse=True):
                         smallest = Mux(stored <= size, pool, smallest)
                     m.d.sync += [pools[range_index].eq(smallest), range_index.eq(range_index + 1), wait.eq(0)]
-                    with m.If((format_k[range_index] > max(Format)) | (format_v[range_index] > max(Format))):
+                    with m.If((format_k[range_index] > max(c.formats)) | (format_v[range_index] > max(c.formats))):
                         m.d.sync += bad_format.eq(1)
                     with m.If(range_index == LAYER_RANGES - 1):
                         m.d.sync += [layer.eq(0), head.eq(0), index.eq(0), squeue.eq(session * c.queues)]

@@ -27,6 +27,8 @@ class Skid(wiring.Component):
     Members
     -------
     i, o : streams
+    behind, behind_valid : out
+        What comes to `o` behind the transfer that stands there: in the next cycle, if that one is taken in this.
     idle : out
         Nothing is held.
     """
@@ -34,8 +36,8 @@ class Skid(wiring.Component):
     def __init__(self, shape, *, late: tuple[str, ...] | None = None):
         Shape.cast(shape)
         self.shape, self.late = shape, late
-        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape)), "idle": Out(1)})
-        #: What comes to `o` behind the transfer that stands there: `spare` when `spare_valid`, else what is at `i`.
+        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape)), "behind": Out(shape), "behind_valid": Out(1), "idle": Out(1)})
+        #: What was at `i` when the transfer at `o` stood still, when `spare_valid`.
         self.spare, self.spare_valid = Signal(shape), Signal()
 
     def elaborate(self, platform):
@@ -45,11 +47,12 @@ class Skid(wiring.Component):
         m.d.comb += [moves.eq(~self.o.valid | self.o.ready), self.i.ready.eq(~spare_valid), self.idle.eq(~self.o.valid & ~spare_valid)]
         with m.If(~spare_valid):
             m.d.sync += spare.eq(self.i.p)
+        m.d.comb += [Value.cast(self.behind).eq(Mux(spare_valid, Value.cast(spare), Value.cast(self.i.p))), self.behind_valid.eq(spare_valid | self.i.valid)]
         any_left = self.o.valid & ~self.o.ready
-        m.d.sync += [self.o.valid.eq(spare_valid | self.i.valid | any_left), spare_valid.eq((spare_valid | self.i.valid) & any_left)]
+        m.d.sync += [self.o.valid.eq(self.behind_valid | any_left), spare_valid.eq(self.behind_valid & any_left)]
         if self.late is None:
             with m.If(moves):
-                m.d.sync += self.o.p.eq(Mux(spare_valid, Value.cast(spare), Value.cast(self.i.p)))
+                m.d.sync += self.o.p.eq(self.behind)
         else:
             places, puts, gets = [Signal(self.shape, name=f"place_{k}") for k in range(2)], Signal(), Signal()
             for k, place in enumerate(places):
@@ -61,9 +64,9 @@ class Skid(wiring.Component):
                 m.d.sync += gets.eq(~gets)
             m.d.comb += self.o.p.eq(Mux(gets, Value.cast(places[1]), Value.cast(places[0])))
             for name in self.late:
-                held, waiting, coming = Signal.like(self.o.p[name], name=f"held_{name}"), spare[name], self.i.p[name]
+                held = Signal.like(self.o.p[name], name=f"held_{name}")
                 with m.If(moves):
-                    m.d.sync += held.eq(Mux(spare_valid, Value.cast(waiting), Value.cast(coming)))
+                    m.d.sync += held.eq(self.behind[name])
                 m.d.comb += self.o.p[name].eq(held)
         m.d.sync += Assert(~spare_valid | self.o.valid)
         return m

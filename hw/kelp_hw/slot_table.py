@@ -11,7 +11,7 @@ from amaranth.lib import data, memory, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-__all__ = ["SlotTable", "encode", "one_hot"]
+__all__ = ["NoSlots", "SlotTable", "encode", "one_hot"]
 
 #: Cycles between two looks of the patrol at one slot; a dirty slot is due after at most two of them.
 PATROL_PERIOD = 512
@@ -49,7 +49,8 @@ class SlotTable(wiring.Component):
 
     **Look-up.** `look_tag` is compared with every tag in the cycle of `look_en`; in the cycles that follow, `hit`, `match`, `slot`, `select` and `available`
     stand for it until the next `look_en`. `fire` (only with `use` and `available`) attaches the op to that slot, or allocates it; look-ups may follow
-    each other every cycle. Allocation is cyclic, so a slot's line stays for combining about as long as `slots` allocations.
+    each other every cycle. `may_allocate`, known early, is up while an op waits to allocate `victim_slot`, which nobody uses. Allocation is cyclic, so a slot's
+    line stays for combining about as long as `slots` allocations.
     **Use.** A slot is busy from `fire` until the op that was attached last is released: `position`, a number that is unique among the attached ops,
     comes back in `release_position`. Busy, filling, dirty and writing slots are never reallocated.
     **Write-back.** A stored-to slot is due when its content is complete, when it will be reallocated within `lead` allocations, when the patrol
@@ -83,7 +84,8 @@ class SlotTable(wiring.Component):
             # look-up
             "look_en": In(1), "look_tag": In(self.tag_layout),
             "use": In(1), "fire": In(1), "want_fill": In(1), "address": In(address_bits), "position": In(position_bits),
-            "hit": Out(1), "match": Out(slots), "available": Out(1), "slot": Out(slot_bits), "select": Out(slots), "allocate": Out(1), "request_fill": Out(1),
+            "hit": Out(1), "match": Out(slots), "available": Out(1), "slot": Out(slot_bits), "select": Out(slots),
+            "allocate": Out(1), "may_allocate": Out(1), "victim_slot": Out(slot_bits), "request_fill": Out(1),
             # head: both selects are one-hot or zero
             "read_select": In(slots), "next_select": In(slots), "head_moves": In(1), "head_filled": Out(1), "filled": Out(slots),
             "head_select": In(slots), "store_en": In(1), "store_complete": In(1),
@@ -122,20 +124,27 @@ class SlotTable(wiring.Component):
         allocated = Signal(n)
         attached = Signal(n)
         forgotten = Signal(n)
+        # `fire` comes late in its cycle: what it does to the slots happens in the next one, and who looks at them in that one is told of it here.
+        late_attached, late_allocated, late_filling, late_tag = Signal(n), Signal(n), Signal(n), Signal(self.tag_layout)
+        m.d.sync += [late_attached.eq(attached), late_allocated.eq(allocated), late_filling.eq(Mux(self.request_fill, attached, 0)), late_tag.eq(tag)]
         m.d.comb += [
             self.available.eq(self.hit | victim_valid),
             self.select.eq(Mux(hit, looked, victim)),
             self.slot.eq(encode(self.select, bits)),
-            self.allocate.eq(self.fire & ~hit),
-            self.request_fill.eq(self.want_fill & ~(looked & (filling | filled)).any()),
+            self.allocate.eq(self.fire & ~hit), self.may_allocate.eq(self.use & victim_valid & ~hit),
+            self.request_fill.eq(self.want_fill & ~(looked & (((filling | filled) & ~late_allocated) | late_filling)).any()),
             attached.eq(Mux(self.fire, self.select, 0)),
             allocated.eq(Mux(self.allocate, victim, 0)),
         ]
         with m.If(self.look_en):
             same = Signal()
             m.d.comb += same.eq(Value.cast(tag) == Value.cast(self.look_tag))
-            equal = Signal(n)
-            m.d.comb += equal.eq(Cat(Value.cast(t) == Value.cast(self.look_tag) for t in tags) & valid & ~forgotten)
+            equal, again = Signal(n), Signal()
+            m.d.comb += [
+                again.eq(Value.cast(late_tag) == Value.cast(self.look_tag)),
+                equal.eq((Cat(Value.cast(t) == Value.cast(self.look_tag) for t in tags) & valid & ~forgotten & ~late_allocated)
+                         | (again.replicate(n) & late_allocated)),
+            ]
             # The op before may give a slot another tag in this very cycle. (It comes late whether it does.)
             m.d.sync += [
                 tag.eq(self.look_tag), looked.eq((equal & ~allocated) | Mux(same, allocated, 0)),
@@ -144,17 +153,18 @@ class SlotTable(wiring.Component):
         with m.Else():
             m.d.sync += [looked.eq(looked & ~forgotten), hit.eq((looked & ~forgotten).any())]
         for i in range(n):
-            with m.If(allocated[i]):
-                m.d.sync += tags[i].eq(tag)
+            with m.If(late_allocated[i]):
+                m.d.sync += tags[i].eq(late_tag)
 
         addresses = memory.Memory(shape=self.address_bits, depth=n, init=())
         lasts = memory.Memory(shape=self.position_bits, depth=n, init=())
         m.submodules.addresses, m.submodules.lasts = addresses, lasts
         address_write, address_read = addresses.write_port(), addresses.read_port(domain="comb")
         last_write, last_read = lasts.write_port(), lasts.read_port(domain="comb")
+        # Written before it is known whether the op goes: nobody needs a victim's address, and the op will be the last one attached to its slot.
         m.d.comb += [
-            address_write.en.eq(self.allocate), address_write.addr.eq(encode(victim, bits)), address_write.data.eq(self.address),
-            last_write.en.eq(self.fire), last_write.addr.eq(self.slot), last_write.data.eq(self.position),
+            address_write.en.eq(self.may_allocate), address_write.addr.eq(self.victim_slot), address_write.data.eq(self.address),
+            last_write.en.eq(self.use & self.available), last_write.addr.eq(self.slot), last_write.data.eq(self.position),
         ]
 
         # --- allocator: one candidate is always ready ---------------------------------------------------------------------------
@@ -164,17 +174,16 @@ class SlotTable(wiring.Component):
         free = Signal(n)
         candidates = Signal(n)
         m.d.comb += [
-            free.eq(~(busy | filling | dirty | writing)),
+            free.eq(~(busy | late_attached | filling | dirty | writing)),
             # What the op in the look-up stage hits, or takes, is about to be busy.
             candidates.eq(free & ~Mux(self.use, looked, 0) & ~Mux(victim_valid, victim, 0)),
             picked.eq(first_from(m, candidates, ahead)),
             used_victim.eq(self.fire & (~hit | (looked & victim).any())),
         ]
-        pick_slot = encode(victim, bits)
         with m.If(~victim_valid | used_victim):
             m.d.sync += victim_valid.eq(candidates.any())
             with m.If(candidates.any()):
-                m.d.sync += [victim.eq(picked), ahead.eq(behind_first(m, picked))]
+                m.d.sync += [victim.eq(picked), self.victim_slot.eq(encode(picked, bits)), ahead.eq(behind_first(m, picked))]
 
         # --- what happens to a slot ---------------------------------------------------------------------------------------------
         release = Signal(n)
@@ -195,10 +204,10 @@ class SlotTable(wiring.Component):
             taken.eq(Mux(self.out_take, out, 0)),
         ]
         m.d.sync += [
-            valid.eq((valid & ~forgotten) | allocated),
-            busy.eq((busy & ~release) | attached),
-            filling.eq((filling & ~fill) | Mux(self.request_fill, attached, 0)),
-            filled.eq((filled | fill) & ~allocated),
+            valid.eq((valid & ~forgotten) | late_allocated),
+            busy.eq((busy & ~release) | late_attached),
+            filling.eq((filling & ~fill) | late_filling),
+            filled.eq((filled | fill) & ~late_allocated),
             dirty.eq((dirty & ~taken) | stored),
             writing.eq((writing & ~written) | taken),
         ]
@@ -211,7 +220,7 @@ class SlotTable(wiring.Component):
         patrol = Signal(bits)
         patrols = Signal(n)
         m.d.comb += [
-            hand_moves.eq(hand != (pick_slot + self.lead)[:bits]),
+            hand_moves.eq(hand != (self.victim_slot + self.lead)[:bits]),
             patrols.eq(Mux(prescaler == 0, one_hot(patrol, n), 0)),
         ]
         m.d.sync += prescaler.eq(Mux(prescaler == 0, max(1, PATROL_PERIOD // n) - 1, prescaler - 1))
@@ -222,7 +231,7 @@ class SlotTable(wiring.Component):
         m.d.sync += [
             complete.eq(((complete | (patrols & seen & dirty)) & ~taken) | Mux(self.store_complete, stored, 0)),
             seen.eq((seen & ~patrols & ~taken) | (patrols & dirty & ~taken)),
-            aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0)) & ~allocated),
+            aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0)) & ~late_allocated),
         ]
         to_write = Signal(n)   # of the flush under way: still to be written
         due = Signal(n)
@@ -248,21 +257,30 @@ class SlotTable(wiring.Component):
             m.d.sync += [to_write.eq(to_write & ~taken), to_confirm.eq((to_confirm & ~written) | (to_write & taken))]
         m.d.comb += self.flush_pending.eq((to_write | to_confirm).any())
         with m.If(self.flush_invalidate):
-            m.d.comb += forgotten.eq(of_frame & ~(busy | filling | dirty | writing) & ~Mux(self.use, looked, 0))
+            m.d.comb += forgotten.eq(of_frame & ~(busy | late_attached | filling | dirty | writing) & ~Mux(self.use, looked, 0))
 
-        m.d.comb += self.idle.eq(~(busy | filling | dirty | writing).any())
+        m.d.comb += self.idle.eq(~(busy | late_attached | filling | dirty | writing).any())
 
         # --- invariants -----------------------------------------------------------------------------------------------------------
         m.d.sync += [
             Assert((looked & (looked - 1)) == 0, "two slots hold one line"),
-            Assert((hit == looked.any()) & ((looked & ~valid) == 0), "a look-up's result is out of date"),
+            Assert((hit == looked.any()) & ((looked & ~(valid | late_allocated)) == 0), "a look-up's result is out of date"),
             Assert(~self.fire | (self.use & self.available), "an op takes a slot that is not there"),
-            Assert(~self.allocate | ~(victim & (busy | filling | dirty | writing)).any(), "a slot in use is reallocated"),
-            Assert(~(Mux(self.request_fill, attached, 0) & (filling | filled) & ~allocated).any(), "a slot is filled twice"),
+            Assert(~self.allocate | ~(victim & (busy | late_attached | filling | dirty | writing)).any(), "a slot in use is reallocated"),
+            Assert((late_filling & (filling | filled) & ~late_allocated) == 0, "a slot is filled twice"),
             Assert((fill & ~filling) == 0, "read data for a slot that awaits none"),
             Assert((written & ~writing) == 0, "write response for a slot that awaits none"),
             Assert((taken & (writing | ~dirty)) == 0, "a slot is written back twice"),
             Assert((stored & ~busy) == 0, "a slot that no op uses is stored to"),
             Assert(~self.release_en | (one_hot(self.release_slot, n) & busy).any(), "a slot that no op uses is released"),
         ]
+        return m
+
+
+class NoSlots(SlotTable):
+    """The ports of a table that nobody ever looks up in: idle, with nothing to write and nothing to wait for."""
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.idle.eq(1)
         return m

@@ -176,17 +176,24 @@ class Sweep(wiring.Component):
         ]
         with m.If(priority.o_valid):
             m.d.sync += listed.eq(listed + 1)
-        with m.If(self.clear | (self.start & ~self.ahead)):
-            m.d.sync += self.other_valid.eq(0)
-        with m.Elif(priority.o_valid & priority.o_eligible & ~ahead & (priority.o.kind == 0) & (~self.other_valid | (priority.o_other > self.other.priority))):
-            m.d.sync += [self.other.eq(priority.o), self.other.priority.eq(priority.o_other), self.other_valid.eq(1)]
+        # As in the list: whether what is coming is the best is a register, and the next is compared with it then.
+        other_comes, coming_other = Signal(), Signal(SCORE_BITS)
+        m.d.sync += [
+            coming_other.eq(priority.o_other),
+            other_comes.eq(candidates.i_valid & (priority.o.kind == 0) &
+                           ((~self.other_valid & ~other_comes) | (priority.o_other > Mux(other_comes, coming_other, self.other.priority)))),
+        ]
+        with m.If(other_comes):
+            m.d.sync += [self.other.eq(candidates.coming), self.other.priority.eq(coming_other), self.other_valid.eq(1)]
+        with m.If(candidates.clear):
+            m.d.sync += [self.other_valid.eq(0), other_comes.eq(0)]
 
         # --- pages that are worth more on this side ---
         m.submodules.wishes = wishes = fifo.SyncFIFO(width=c.page_bits, depth=WANTED)
-        value = Signal(SCORE_BITS)
+        value, wished = Signal(SCORE_BITS), Signal()
+        m.d.sync += wished.eq(priority.o_valid & ahead & priority.o_cold & (value >= (self.marginal << MARGIN_SHIFT)))
         m.d.comb += [
-            value.eq(~priority.o.priority), wishes.w_data.eq(priority.o.page),
-            wishes.w_en.eq(priority.o_valid & ahead & priority.o_cold & (value >= (self.marginal << MARGIN_SHIFT)) & wishes.w_rdy),
+            value.eq(~priority.o.priority), wishes.w_data.eq(candidates.coming.page), wishes.w_en.eq(wished & wishes.w_rdy),
             self.wanted.eq(wishes.r_data), self.wanted_valid.eq(wishes.r_rdy), wishes.r_en.eq(self.next_wanted | self.drop),
         ]
 

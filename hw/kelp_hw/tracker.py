@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome
 
-from .arbiter import BACKGROUND, Arbiter
-from .decide import Decide
+from .arbiter import BACKGROUND, Arbiter, behind_layout, choose
+from .decide import Decide, frame_of
 from .foresight import Foresight, ahead_layout
 from .hot_pages import HotPages
 from .layouts import Layouts
@@ -53,10 +53,13 @@ class Tracker(wiring.Component):
         In this order of priority. An op's `session` is needed for REPLAY, SCAN, RELEASE, PREFETCH, MASS, PIN, UNPIN,
         STEP, OPEN, CLOSE, CLOSED. A PEEK from `i_evict` is of a
         frame, one from `i_control` of a page word.
+    behind : in, of each of these
+        What the stream has in the next cycle if its op is taken in this; one that does not tell has an op in every other cycle at most.
     i_miss_free : stream of free miss ids
         At first all of them, then each when its entry is done with.
     data_ready, miss_ready, score_ready, queue_ready, event_ready : in
-        At least RESERVE places free behind `o_frame_op`, for parked requests, behind `o_score`, in the queue state, in the event log.
+        At least RESERVE places free behind `o_frame_op`, for parked requests, behind `o_score`, in the queue state, in the event log. M0 hears of
+        it a cycle later.
     config_write, config_write_valid : in
         {squeue, queue_config}: the queue's formats and pool, before OPEN.
     descriptor : in
@@ -80,6 +83,7 @@ class Tracker(wiring.Component):
         super().__init__({
             "i_request": In(stream.Signature(layouts.request)), "ahead": In(ahead_layout(config)),
             **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
+            "behind": In(data.ArrayLayout(behind_layout(), len(BACKGROUND))),
             "i_miss_free": In(stream.Signature(config.miss_bits)),
             "data_ready": In(1), "miss_ready": In(1), "score_ready": In(1), "queue_ready": In(1), "event_ready": In(1),
             "config_write": In(data.StructLayout({"squeue": config.squeue_bits, "queue_config": layouts.queue_config})), "config_write_valid": In(1),
@@ -119,8 +123,8 @@ class Tracker(wiring.Component):
         wiring.connect(m, wiring.flipped(self.i_miss_free), miss_ids.i)
 
         # What a stage knows of its op besides the op itself.
-        about = data.StructLayout({"valid": 1, "hot": 1, "reads": 1, "blocks": 1, "takes": 1, "session": 1, "frame_peek": 1, "queue": c.queue_bits,
-                                   "hot_page": layouts.page, "hot_session": c.session_bits})
+        about = data.StructLayout({"valid": 1, "hot": 1, "reads": 1, "blocks": 1, "takes": 1, "session": 1, "frame_peek": 1, "background": 1,
+                                   "queue": c.queue_bits, "hot_page": layouts.page, "hot_session": c.session_bits})
         stages = ma, m1, m2, m3 = [Signal(about, name=name) for name in ("ma", "m1", "m2", "m3")]
         ops = opa, op1, op2, op3 = [Signal(layouts.op, name=f"op{name}") for name in ("a", "1", "2", "3")]
 
@@ -134,36 +138,45 @@ class Tracker(wiring.Component):
             *(foresight.request[f].eq(request[f]) for f in ("session", "squeue", "page", "kv_line")),
             foresight.request.ld_id.eq(request.origin.ld_id), foresight.request.memory.eq((request.refused == 0) & ~request.no_memory),
             *(foresight.ops[k][f].eq(o[f]) for k, o in enumerate(ops) for f in ("squeue", "page")),
+            *(foresight.background[f].eq(arbiter.o_entering.behind[f]) for f in ("squeue", "page")), foresight.was_background.eq(ma.background),
             foresight.pages.eq(hot_pages.pages), foresight.entering.eq(hot_pages.entering), foresight.sessions.eq(sessions.sessions),
         ]
-        miss_id_credit, on_their_way, hold = Signal(), Signal(3), Signal(init=1)     # `hold`: an op that changes a session is on its way
+        on_their_way, hold = Signal(3), Signal(init=1)     # `hold`: an op that changes a session is on its way
+        credits = arbiter.credits
         m.d.comb += on_their_way.eq(sum(((a.valid & a.takes) for a in stages), start=0))
         m.d.comb += [
             arbiter.good.eq(foresight.good), hot_pages.same.eq(foresight.hit),
             arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),   # poison is an event, which takes a result
-            arbiter.hold.eq(hold),
-            arbiter.credits.data.eq(self.data_ready), arbiter.credits.miss.eq(self.miss_ready), arbiter.credits.score.eq(self.score_ready),
-            arbiter.credits.queue.eq(self.queue_ready), arbiter.credits.event.eq(self.event_ready),
-            arbiter.credits.miss_id.eq(miss_id_credit),
+            arbiter.hold.eq(hold), arbiter.behind.eq(self.behind),
+            *(arbiter.credits_ahead[name].eq(getattr(self, f"{name}_ready")) for name in credits.shape().members if name != "miss_id"),
+            # One id for each op on its way that may take one, and for the one that enters in this cycle.
+            arbiter.credits_ahead.miss_id.eq(Mux(arbiter.o_valid & arbiter.o_takes, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way)),
             queues.write_en.eq(self.config_write_valid), queues.write_address.eq(self.config_write.squeue),
             *(queues.write_data[f].eq(self.config_write.queue_config[f]) for f in queue_layout.members),
         ]
         # The last of these cycles is for `foresight`, which looks at the session a cycle early.
         m.d.sync += hold.eq(~self.ready | (arbiter.o_valid & arbiter.o_session) | Cat(a.valid & a.session for a in stages).any())
-        # One id for each op on its way that may take one, and for the one that enters in this cycle.
-        m.d.sync += miss_id_credit.eq(Mux(arbiter.o_valid & arbiter.o_takes, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way))
+        entered = Signal.like(arbiter.o_entering)
         m.d.sync += [
-            opa.eq(arbiter.o_op), ma.valid.eq(arbiter.o_valid), ma.hot.eq(arbiter.o_hot), ma.reads.eq(arbiter.o_reads), ma.takes.eq(arbiter.o_takes),
-            ma.blocks.eq(arbiter.o_background | hot_pages.hit),
+            credits.eq(arbiter.credits_ahead),
+            entered.eq(arbiter.o_entering), ma.valid.eq(arbiter.o_valid), ma.hot.eq(arbiter.o_hot), ma.reads.eq(arbiter.o_reads), ma.takes.eq(arbiter.o_takes),
+            ma.blocks.eq(arbiter.o_background | hot_pages.hit), ma.background.eq(arbiter.o_background),
             ma.session.eq(arbiter.o_session), ma.frame_peek.eq(arbiter.o_frame_peek), ma.queue.eq(arbiter.o_queue),
-            ma.hot_page.squeue.eq(request.squeue), ma.hot_page.page.eq(request.page), ma.hot_session.eq(request.session),
         ]
 
-        # --- MA: addresses leave registers, the hot entry comes out -----------------------------------------------------------
+        # --- MA: whose op it is steers it from a register, its address goes to the memories, the hot entry comes out ------------
+        m.d.comb += [
+            *(Value.cast(opa[field]).eq(value) for field, value in choose(entered).items()),
+            ma.hot_page.squeue.eq(entered.request.squeue), ma.hot_page.page.eq(entered.request.page), ma.hot_session.eq(entered.request.session),
+        ]
         m.d.comb += [
             words.look.squeue.eq(opa.squeue), words.look.page.eq(opa.page), words.look_valid.eq(ma.valid & ma.reads),
             queues.read_en.eq(1), queues.read_address.eq(opa.squeue),
         ]
+
+        for k, (stage, op) in enumerate(zip(stages, ops, strict=True)):
+            with m.If(self.i_request.valid & stage.valid):
+                m.d.sync += Assert(foresight.same[k] == ((op.squeue == request.squeue) & (op.page == request.page)))
 
         # --- M1: page word and queue configuration come out; M2: the word is repaired, the op is judged by its session ---------
         hot1, hot2, hot3 = (Signal(hot_pages.entry_layout, name=f"hot{i}") for i in (1, 2, 3))
@@ -176,7 +189,10 @@ class Tracker(wiring.Component):
             check.kv_line.eq(op2.kv_line),
         ]
         queue3, session3, event3 = Signal(queue_layout), Signal(layouts.session), Signal(5)
-        kinds3, asks3 = Signal(max(Op) + 1), Signal()
+        kinds3, asks3, asks2 = Signal(max(Op) + 1), Signal(), Signal()
+        frames2 = frame_of(op2.kind, asks2, op2.write)
+        frames3 = {name: Signal(name=f"{name}3") for name in frames2}
+        m.d.comb += asks2.eq(m2.valid & ((op2.kind == Op.READ) | (op2.kind == Op.WRITE)) & (check.event == Event.NONE) & ~op2.no_memory)
         shaping = session(Mux(m1.hot, m1.hot_session, op1.session))
         m.d.comb += [shape1[name].eq(shaping[name]) for name in shape_layout.members]
         own_pool2 = (op2.kind == Op.GRANT) | (op2.kind == Op.FREE)
@@ -188,13 +204,14 @@ class Tracker(wiring.Component):
             session2.eq(session(op1.session)), session3.eq(session2), shape2.eq(shape1), shape3.eq(shape2),
             event3.eq(check.event),
             *(kinds3[k].eq(m2.valid & (op2.kind == k)) for k in Op),
-            asks3.eq(m2.valid & ((op2.kind == Op.READ) | (op2.kind == Op.WRITE)) & (check.event == Event.NONE) & ~op2.no_memory),
+            asks3.eq(asks2), *(frames3[name].eq(value) for name, value in frames2.items()),
         ]
 
         # --- M3: the decision ---------------------------------------------------------------------------------------------
         x, strobes, result = decide.context, decide.strobes, decide.result
         m.d.comb += [
             decide.op.eq(op3), decide.word.eq(words.word), words.new.eq(result.word), words.write.eq(strobes.write), words.flip.eq(self.ecc_flip),
+            *(x[name].eq(value) for name, value in frames3.items()),
             x.kinds.eq(kinds3), x.asks.eq(asks3), x.states.eq(words.states),
             x.valid.eq(m3.valid), x.event.eq(event3), x.is_open.eq(session3.open), x.usable.eq(session3.open & ~session3.closing), x.step.eq(session3.step),
             x.format_k.eq(queue3.format_k), x.format_v.eq(queue3.format_v), x.pool.eq(queue3.pool), x.policy.eq(queue3.policy), x.frame_peek.eq(m3.frame_peek),

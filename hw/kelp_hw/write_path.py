@@ -9,9 +9,11 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.formats import FORMAT_BITS, LINE_BITS, SCALE_BITS
+from kelp_spec.formats import FORMAT_BITS, LINE_BITS, LINE_BYTES, SCALE_BITS
 
+from .codec_lane import gated
 from .quantise import Quantiser
+from .raw_lines import RawQuantiser
 from .wide_memory import WideMemory
 from .write_store import WriteStore
 
@@ -23,7 +25,8 @@ _SCALE_USED = 11   #: bits of a scale code that are not always zero: int4's expo
 class WritePath(wiring.Component):
     """One quantiser for both kinds of writes; its results wait by write slot until the head stores them.
 
-    **Full writes** come on `i` in order and are consumed by the head in that order: `ready` says that the oldest one not yet `consume`d is quantised.
+    **Full writes** come on `i` in order (`room`: there is a place in the next cycle, too) and are consumed by the head in that order: `ready` says that the
+    oldest one not yet `consume`d is quantised.
     **Partial writes**, one at a time: `merge` (held until `merged`) takes `merge_line`, the line as it was (`merge_fresh`: zeros), puts the enabled bytes
     of write slot `merge_slot` over it, and quantises it; `merge_done` pulses when its result is there. They go before full writes.
     **Result.** `read_slot` → `o_result` one cycle later, for that cycle.
@@ -50,7 +53,7 @@ class WritePath(wiring.Component):
         self.result_layout = data.StructLayout({"payload": LINE_BITS, "scale": SCALE_BITS})
         self.store = WriteStore(config=config)
         super().__init__({
-            "i": In(stream.Signature(self.i_layout)),
+            "i": In(stream.Signature(self.i_layout)), "room": Out(1),
             "ready": Out(1), "consume": In(1),
             "merge": In(1), "merge_op": In(self.i_layout), "merge_fresh": In(1), "merge_line": In(LINE_BITS), "merged": Out(1), "merge_done": Out(1),
             "read_slot": In(bits), "o_result": Out(self.result_layout),
@@ -60,11 +63,12 @@ class WritePath(wiring.Component):
         m = Module()
         c = self.config
         m.submodules.store = store = self.store
-        m.submodules.quantiser = quantiser = Quantiser(meta_shape=data.StructLayout({"partial": 1, "write_slot": c.write_slot_bits}), lanes=c.codec_lanes)
+        meta_layout = data.StructLayout({"partial": 1, "write_slot": c.write_slot_bits})
+        quantiser = Quantiser(meta_shape=meta_layout, lanes=c.codec_lanes) if c.codecs else RawQuantiser(meta_shape=meta_layout)
+        m.submodules.quantiser = quantiser
         m.submodules.queue = queue = SyncFIFO(width=self.i_layout.size, depth=self.QUEUED)
         queued = self.i_layout(queue.r_data)
-        m.d.comb += [queue.w_en.eq(self.i.valid & self.i.ready), queue.w_data.eq(self.i.p)]
-        m.d.sync += [self.i.ready.eq(queue.level <= self.QUEUED - 2), Assert(~self.i.valid | ~self.i.ready | queue.w_rdy)]     # known a cycle ahead
+        m.d.comb += [queue.w_en.eq(self.i.valid), queue.w_data.eq(self.i.p), self.i.ready.eq(queue.w_rdy), self.room.eq(queue.level <= self.QUEUED - 2)]
 
         # Stage 0 addresses the write store; stage 1 has its data, which holds while the quantiser stands still.
         reading_valid = Signal()
@@ -82,13 +86,12 @@ class WritePath(wiring.Component):
         with m.If(moves):
             m.d.sync += [reading_valid.eq(start | queue.r_rdy), partial.eq(start), reading.eq(Mux(start, self.merge_op, queued))]
 
+        # A full write's byte enables are all ones, so that nothing of `merge_line` is in it, whatever that is.
         row = store.o_row
-        kept = Signal(LINE_BITS)
-        enable = Cat(bit.replicate(8) for bit in row.byte_enable)
         m.d.comb += [
-            kept.eq(Mux(partial & ~self.merge_fresh, self.merge_line, 0)),
             quantiser.i.valid.eq(reading_valid),
-            quantiser.i.p.line.eq(Mux(partial, (row.data & enable) | (kept & ~enable), row.data)),
+            quantiser.i.p.line.eq(Cat(Mux(row.byte_enable[n], row.data.word_select(n, 8), gated(self.merge_line.word_select(n, 8), ~self.merge_fresh))
+                                      for n in range(LINE_BYTES))),
             quantiser.i.p.format.eq(reading.format),
             quantiser.i.p.host_type.eq(reading.host_type),
             quantiser.i.p.meta.partial.eq(partial),
@@ -111,5 +114,8 @@ class WritePath(wiring.Component):
         waiting = Signal(range(c.write_slots + 1))
         m.d.sync += waiting.eq(waiting + (quantiser.o.valid & ~done.meta.partial) - self.consume)
         m.d.comb += self.ready.eq(waiting != 0)
-        m.d.sync += Assert(~self.consume | self.ready, "a write is stored before it is quantised")
+        m.d.sync += [
+            Assert(~self.consume | self.ready, "a write is stored before it is quantised"),
+            Assert(~reading_valid | partial | row.byte_enable.all(), "a full write leaves bytes out"),
+        ]
         return m

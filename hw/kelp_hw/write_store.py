@@ -6,12 +6,13 @@ from __future__ import annotations
 from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES
 
 from .ingress import write_layout
+from .skid import Skid
 from .wide_memory import WideMemory
 
 __all__ = ["WriteStore"]
@@ -21,7 +22,7 @@ class WriteStore(wiring.Component):
     """`write_slots` lines with byte enables, and the list of free slots.
 
     A slot is offered and handed out on `o_slot`, written by `i` (valid-only) from its offer on, read any number of times, and freed by `free` (valid-only).
-    Read latency one cycle; `o_row` holds while `read_en` is low. A freed slot is offered again two cycles later at the earliest.
+    Read latency one cycle; `o_row` holds while `read_en` is low. A freed slot is offered again three cycles later at the earliest.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class WriteStore(wiring.Component):
         })
         # State that proofs look at (kelp_verif.pool_specs): slots never handed out, slots out.
         self.unused = Signal(range(config.write_slots + 1), init=config.write_slots)
-        self.held = Signal(range(config.write_slots + 1))
+        self.held, self.taken = Signal(range(config.write_slots + 1)), Signal()    # `taken`: one more, since the cycle before
 
     def elaborate(self, platform):
         m = Module()
@@ -55,23 +56,23 @@ class WriteStore(wiring.Component):
 
         # Slots never used yet come first, so that the list needs no filling after reset.
         m.submodules.free = free = SyncFIFOBuffered(width=bits, depth=n)
+        # Whether a slot is taken comes late, from the host's channel, which hears of the offer at the beginning of the cycle.
+        m.submodules.offer = offer = Skid(bits)
+        connect(m, offer.o, flipped(self.o_slot))
         unused = self.unused
-        taken = Signal()
         m.d.comb += [
-            self.o_slot.valid.eq((unused != 0) | free.r_rdy),
-            self.o_slot.p.eq(Mux(unused != 0, n - unused, free.r_data)),
-            taken.eq(self.o_slot.valid & self.o_slot.ready),
-            free.r_en.eq((unused == 0) & self.o_slot.ready),
+            offer.i.valid.eq((unused != 0) | free.r_rdy), offer.i.p.eq(Mux(unused != 0, n - unused, free.r_data)),
+            free.r_en.eq((unused == 0) & offer.i.ready),
             free.w_en.eq(self.free_en), free.w_data.eq(self.free_slot),
         ]
-        with m.If((unused != 0) & taken):
+        with m.If((unused != 0) & offer.i.ready):
             m.d.sync += unused.eq(unused - 1)
 
-        held = self.held
-        m.d.sync += held.eq(held + taken - self.free_en)
-        m.d.comb += self.idle.eq(held == 0)
+        held, taken = self.held, self.taken
+        m.d.sync += [taken.eq(self.o_slot.valid & self.o_slot.ready), held.eq(held + taken - self.free_en)]
+        m.d.comb += self.idle.eq((held == 0) & ~taken)
         m.d.sync += [
-            Assert(~self.free_en | (held != 0), "more write slots are freed than were handed out"),
+            Assert(~self.free_en | taken | (held != 0), "more write slots are freed than were handed out"),
             Assert(~self.free_en | free.w_rdy, "the list of free write slots overflows"),
         ]
         return m

@@ -50,6 +50,7 @@ class Config:
     prefetch_slots: int = 32     #: prefetch candidates queued
     candidates: int = 8          #: victims that one sweep keeps
     codec_lanes: int = 32        #: elements that the codec takes per cycle; a line takes 32 / lanes cycles, so fewer suit a slow memory
+    codecs: bool = True          #: every stored format; False: raw16 alone, without quantiser, dequantiser and scale lines
     wide_counters: bool = True   #: all per-queue counters of spec §9; False keeps hits, misses, evictions, prefetch useful
 
     def __post_init__(self) -> None:
@@ -84,8 +85,15 @@ class Config:
         span("prefetch_slots", 4, 64, True)
         span("candidates", 1, 16)
         span("codec_lanes", 8, 32, True)
+        for field in ("codecs", "wide_counters"):
+            need(field, isinstance(getattr(self, field), bool), "True, False")
 
     # --- derived counts -------------------------------------------------------------------------------------------------
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """Stored formats that a session may ask for."""
+        return tuple(Format) if self.codecs else (Format.RAW16,)
+
     @property
     def squeues(self) -> int:
         """(session, queue) pairs; index = session · queues + queue."""

@@ -79,6 +79,8 @@ class Setup:
             ends == sorted(set(ends)) and ends[-1] >= self.layers - 1,
             f"ascending ranges that reach layer {self.layers - 1}",
         )
+        for fmt in {fmt for r in self.formats for fmt in (r.k, r.v)} - set(c.formats):
+            need("format", Format(fmt).label, False, ", ".join(f.label for f in c.formats) + "; other formats need a configuration with codecs")
         need("window", self.window, 0 <= self.window <= 63, "0 … 63 pages")
         need("mass_shift", self.mass_shift, 0 <= self.mass_shift <= 15, "0 … 15")
         for pool, name in enumerate(POOLS):

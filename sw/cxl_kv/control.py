@@ -66,8 +66,11 @@ class Control:
         ])
         state = registers.fields(p + "state")
         if state["refused"] or not state["open"]:
-            holds = f"configuration {config.name!r} holds {config.queues} queues of {config.pages} pages of {config.half_lines} lines"
-            raise OpenRefusedError(f"session {session}: the device refused {shape}; {holds}")
+            asked = unpack(registers.register(p + "formats"), request["formats"])
+            codes = sorted({value for name, value in asked.items() if name.startswith("format")})
+            stores = ", ".join(f"{int(f)} ({f.label})" for f in config.formats)
+            holds = f"configuration {config.name!r} holds {config.queues} queues of {config.pages} pages of {config.half_lines} lines, in formats {stores}"
+            raise OpenRefusedError(f"session {session}: the device refused {shape} with formats {codes}; {holds}")
         for value, queues in budgets[1:]:
             writes = [(p + "budget", value)]
             for queue in queues:

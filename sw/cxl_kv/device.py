@@ -88,7 +88,8 @@ class Device:
             for fmt in (r.k, r.v):
                 if fmt not in self.transport.formats:
                     has = ", ".join(sorted(f.label for f in self.transport.formats))
-                    raise UnsupportedError(f"format {fmt.label} is not to be had from this back end, which stores {has}; golden: and rtl: have all")
+                    where = "golden: and rtl: have all" if c.codecs else f"choose it, or a device of another configuration than {c.name!r}, which has no codecs"
+                    raise UnsupportedError(f"format {fmt.label} is not to be had from this back end, which stores {has}; {where}")
         pages = -(-max_tokens // page_tokens)
         ranges = {}
         for i in range(LAYER_RANGES):

@@ -60,12 +60,16 @@ class Core(ABC):
     """A device in this process. Its methods may be called under `lock` only; the lock is reentrant."""
 
     config: Config
-    formats: frozenset[Format] = frozenset(Format)   #: stored formats that it has
-    hints: bool = True                               #: whether hint lines and policies mean anything to it
-    persistent: bool = False                         #: whether its contents outlive the process
+    hints: bool = True          #: whether hint lines and policies mean anything to it
+    persistent: bool = False    #: whether its contents outlive the process
 
     def __init__(self):
         self.lock = threading.RLock()
+
+    @property
+    def formats(self) -> frozenset[Format]:
+        """Stored formats that it has."""
+        return frozenset(self.config.formats)
 
     @abstractmethod
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:

@@ -35,8 +35,8 @@ def config_of(name: str, options: dict[str, str]) -> Config:
             try:
                 if field.name == "frames":
                     changes["frames"] = tuple(int(n) for n in text.split(","))
-                elif field.name == "wide_counters":
-                    changes["wide_counters"] = bool(int(text))
+                elif field.type == "bool":
+                    changes[field.name] = bool(int(text))
                 elif field.name != "name":
                     changes[field.name] = int(text)
             except ValueError:

@@ -95,18 +95,19 @@ def register(app: typer.Typer) -> None:
         test_lines: Annotated[int, typer.Option(help="Lines that the memory test goes over.")] = 256,
         lockstep: Annotated[bool, typer.Option("--lockstep/--free-running", help="As of kelp fpga replay.")] = False,
         divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
+        mhz: Annotated[float, typer.Option(help="The board's clock: decides the SDRAM's timing.")] = 80.0,
         seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
         json: Annotated[Path, typer.Option("--json", help="Where the result goes.")] = Path("build/fpga/sim.json"),
     ) -> None:
         """The board without a board: the simulated top, pins and all, through self-test and replay over its UART (make fpga-sim)."""
-        with _simulation(config, divisor, 80.0, seed) as board:
+        with _simulation(config, divisor, mhz, seed) as board:
             with _board(board.port, 3_000_000, 5.0, 600.0) as host:
                 test = run_selftest(host, 0, test_lines)
                 played = _replay(host, trace, lines, prefill_pages, residency, FORMATS, lockstep)
         counters = played["counters"]
         enough = counters["misses"] >= 16 and counters["write_backs"] >= 8 and played["lines"] >= min(lines, 1024)
         passed = test["passed"] and played["passed"] and enough and not board.violations and not board.framing_errors
-        result = {"config": config, "passed": passed, "enough": enough, "divisor": divisor, "seed": seed, "selftest": test, "replay": played,
+        result = {"config": config, "passed": passed, "enough": enough, "mhz": mhz, "divisor": divisor, "seed": seed, "selftest": test, "replay": played,
                   "sdram_violations": board.violations, "framing_errors": board.framing_errors, "cycles": board.cycles,
                   "cycles_per_second": round(board.cycles / board.seconds)}
         write_json(json, "fpga-sim", result)
@@ -152,7 +153,8 @@ def register(app: typer.Typer) -> None:
     def build(
         board: _Board = "ulx3s_85f",
         config: Annotated[str | None, typer.Option(help="What to build; by default what the board holds.", show_default=False)] = None,
-        mhz: Annotated[float, typer.Option(help="The board's clock, which the bitstream has to meet.")] = 80.0,
+        mhz: Annotated[float | None, typer.Option(help="The board's clock, which the bitstream has to meet; by default one that the board is known to meet.",
+                                                  show_default=False)] = None,
         baud: Annotated[int, typer.Option(help="The cable's rate: a whole part of the clock, or within 3 % of one.")] = 3_000_000,
         seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
         size: Annotated[bool, typer.Option("--size", help="Only synthesise and pack: what of the device is taken, in minutes.")] = False,
@@ -166,7 +168,7 @@ def register(app: typer.Typer) -> None:
             raise UserError(f"board {board!r} is unknown; known: {', '.join(flow.TARGETS)}")
         target, directory = flow.TARGETS[board], _directory(board, seed, config)
         try:
-            chosen, hz = board_config(config or target.config), round(mhz * 1e6)
+            chosen, hz = board_config(config or target.config), round((mhz or target.clock_mhz) * 1e6)
             with console.status(f"{'sizing' if size else 'building'} {board}, configuration {chosen.name}, seed {seed}"):
                 if size:
                     figures = flow.size(board, chosen, directory=directory.with_name(f"size-{chosen.name}"), hz=hz, baud=baud)

@@ -17,9 +17,10 @@ __all__ = ["blocks"]
 def blocks(board: str, config: str, only: list[str], seed: int, path: Path) -> Iterator[tuple[str, dict]]:
     """Name and figures of each block, as they are there; those before it stand in `path` by then, so what is broken off goes on with the next block.
 
-    A block has more ports than the package has pins; `kelp_verif.pnr` puts it between registers of a shell, which are not counted.
+    A block has more ports than the package has pins; `kelp_verif.pnr` puts it between registers of a shell, which are not counted. Mapped and
+    routed as the board's top is.
     """
-    from kelp_fpga.build import BLOCKS, TARGETS
+    from kelp_fpga.build import BLOCKS, SYNTHESIS, TARGETS
     from kelp_fpga.configs import board_config
     from kelp_verif.pnr import place_and_route
     from kelp_verif.tools import ToolError
@@ -35,7 +36,8 @@ def blocks(board: str, config: str, only: list[str], seed: int, path: Path) -> I
         with console.status(f"placing and routing {name} ({n} of {len(wanted)}), configuration {config}, seed {seed}"):
             try:
                 block = getattr(import_module(module), cls)(config=board_config(config))
-                result = place_and_route(block, name=f"{name}-{config}", speed=target.speed, goal_mhz=target.target_mhz, seed=seed)
+                result = place_and_route(block, name=f"{name}-{config}", speed=target.speed, goal_mhz=target.target_mhz, seed=seed, script=SYNTHESIS,
+                                         router="router2")
             except (ToolError, ValueError) as error:
                 raise UserError(str(error)) from None
         timing = json.loads((result.directory / "report.json").read_text(encoding="utf-8"))

@@ -3,10 +3,10 @@
 """M0's contract, for the solver, by induction: who may enter with which credit, each op once and whole, and nobody waits longer than he must."""
 
 from amaranth.asserts import AnySeq
-from amaranth.hdl import Assert, Assume, Cat, Cover, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Assume, Cat, Const, Cover, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 
-from kelp_hw.arbiter import BACKGROUND, KINDS, Arbiter
+from kelp_hw.arbiter import BACKGROUND, KINDS, Arbiter, choose
 from kelp_spec.metadata import Op
 
 from .inside import total
@@ -36,7 +36,8 @@ _WORDLESS = (Op.GRANT, Op.FREE, Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
 
 
 class ArbiterContract(wiring.Component):
-    """Every input is free in every cycle, but for a stream's ops, which are of its kinds.
+    """Every input is free in every cycle, but for a stream's ops, which are of its kinds, stay until they are taken, and are those that were foretold; and for
+    the credits, which are those that were foretold.
 
     `BOUND`: cycles for which requests can keep an op out that has its credits. `SHARE`: in any run of cycles in which ops could go, requests win at most
     `SHARE` for each one that ops win, and `BOUND` more. A request that has its credits waits one cycle at most, and only for an urgent op.
@@ -56,13 +57,28 @@ class ArbiterContract(wiring.Component):
         streams = {name: getattr(a, f"i_{name}") for name in BACKGROUND}
         for s in (a.i_request, *streams.values()):
             m.d.comb += [s.valid.eq(AnySeq(1)), Value.cast(s.p).eq(AnySeq(len(Value.cast(s.p))))]
-        for name, s in streams.items():
+        m.d.comb += [a.hot.eq(AnySeq(1)), a.good.eq(AnySeq(1)), a.hold.eq(AnySeq(1)), a.behind.as_value().eq(AnySeq(len(a.behind.as_value())))]
+        started, known = Signal(), []
+        m.d.sync += started.eq(1)
+        foretold = Signal.like(credits)
+        m.d.comb += [credits.eq(foretold), a.credits_ahead.as_value().eq(AnySeq(len(credits.as_value())))]
+        m.d.sync += foretold.eq(a.credits_ahead)
+        for name, s, behind in zip(streams, streams.values(), a.behind, strict=True):
             m.d.comb += Assume(~s.valid | Cat(s.p.kind == kind for kind in KINDS[name]).any())
-        m.d.comb += [a.hot.eq(AnySeq(1)), a.good.eq(AnySeq(1)), a.hold.eq(AnySeq(1)), credits.as_value().eq(AnySeq(len(credits.as_value())))]
+            # What stood there stays; what was behind comes. An op of which nothing was known is not asked for in its first cycle.
+            before, taken, next_kind, next_valid, has_stood = (
+                Signal.like(s.p, name=f"before_{name}"), Signal(name=f"taken_{name}"), Signal(5, name=f"next_kind_{name}"),
+                Signal(name=f"next_valid_{name}"), Signal(name=f"has_stood_{name}"))
+            m.d.sync += [before.eq(s.p), has_stood.eq(s.valid & ~s.ready), taken.eq(s.valid & s.ready), next_kind.eq(behind.kind), next_valid.eq(behind.valid)]
+            m.d.comb += [
+                Assume(~has_stood | (s.valid & (s.p.as_value() == before.as_value()))),
+                Assume(~(taken & next_valid) | (s.valid & (s.p.kind == next_kind))),
+            ]
+            known.append(s.valid & (has_stood | (taken & next_valid)))
 
-        # What may enter now, by the documents.
+        # What may enter now, by the documents. A PREFETCH, the last, is not asked for its ids before it is its turn.
         could, uses_frame, enters = [], [], []
-        for s in streams.values():
+        for s, is_known in zip(streams.values(), known, strict=True):
             has_credits, frame = Signal(), Signal()
             m.d.comb += has_credits.eq(credits.event)
             with m.Switch(s.p.kind):
@@ -72,7 +88,7 @@ class ArbiterContract(wiring.Component):
                         for need in needs:
                             with m.If(~credits[need]):
                                 m.d.comb += has_credits.eq(0)
-            could.append(s.valid & has_credits & ~a.hold)
+            could.append(is_known & has_credits & ~a.hold)
             uses_frame.append(frame)
             enters.append(s.valid & s.ready)
         request, entering = a.i_request.valid & a.i_request.ready, Signal()
@@ -92,14 +108,16 @@ class ArbiterContract(wiring.Component):
                 m.d.comb += Assert(~(enters_i & could[j]))        # the first that could go does
 
         # What enters is told whole.
+        fields_of_op = choose(a.o_entering)
+
         def told(condition, source, fields):
             for field in sorted(fields):
-                m.d.comb += Assert(~condition | (Value.cast(a.o_op[field]) == Value.cast(source[field])))
+                m.d.comb += Assert(~condition | (Value.cast(fields_of_op[field]) == Value.cast(source[field])))
 
         r = a.i_request.p
         told(request, r, _ORIGIN)
         told(request & ~a.hot, r, _REQUEST)
-        m.d.comb += Assert(~(request & ~a.hot) | (a.o_op.kind == Mux(r.write, Op.WRITE, Op.READ)))
+        m.d.comb += Assert(~(request & ~a.hot) | (fields_of_op["kind"] == Mux(r.write, Op.WRITE, Op.READ)))
         for (name, s), enters_i, frame in zip(streams.items(), enters, uses_frame, strict=True):
             told(enters_i, s.p, _FIELDS[name] | {"kind"})
             if name == "miss":
@@ -132,7 +150,21 @@ class ArbiterContract(wiring.Component):
             m.d.sync += lead.eq(lead + 1)
         m.d.comb += Assert(lead <= self.BOUND)
 
-        # For the induction: what the claim says about the past.
+        # For the induction: what the pick is, and what the claim says about the past.
+        due, any_due = [], Const(0)
+        for s, is_known, name in zip(streams.values(), known, streams, strict=True):
+            ready, frame = Signal(name=f"ready_{name}"), Signal(name=f"frame_{name}")
+            m.d.comb += ready.eq(is_known)
+            with m.Switch(s.p.kind):
+                for kind, needs in _NEEDS.items():
+                    with m.Case(kind):
+                        m.d.comb += frame.eq("data" in needs)
+                        for need in needs & {"data", "queue", "score"}:
+                            with m.If(~credits[need]):
+                                m.d.comb += ready.eq(0)
+            due.append((ready & ~any_due, frame))
+            any_due = any_due | ready
+        m.d.comb += Assert(~started | (Cat(a.pick, a.pick_frame) == Cat(*(bit for bit, _ in due), Cat(bit & frame for bit, frame in due).any())))
         m.d.comb += [
             Assert((a.claim >= -a.SURPLUS) & (a.claim <= a.PATIENCE)), Assert(waited <= a.claim + a.SURPLUS), Assert(lead <= a.claim + a.SURPLUS),
             Assert((request_waited == 0) | (a.claim < a.PATIENCE)), Assert(begun | (lead == 0)),

@@ -248,6 +248,20 @@ async def an_endpoint_that_stops_holds_the_host_back(dut):
     tb.check(asked)
 
 
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def a_place_that_comes_free_within_a_frame_takes_the_next_one(dut):
+    """A body whose first bytes found no place is not a message, though there is one at its end."""
+    tb = TB(dut)
+    await tb.start()
+    asked = tb.submit(120)
+    while not tb.host.idle:
+        tb.taking = not tb.taking
+        for _ in range(tb.rng.randint(1, 60) if tb.taking else tb.rng.randint(300, 1500)):
+            await tb.step()
+        assert tb.cycle < 300_000
+    tb.check(asked)
+
+
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def the_boards_registers(dut):
     tb = TB(dut)

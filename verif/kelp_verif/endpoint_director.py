@@ -11,7 +11,6 @@ from collections import Counter
 
 from kelp_spec.address import KvAddress
 from kelp_spec.config import POOLS
-from kelp_spec.formats import Format
 from kelp_spec.messages import M2SReq
 from kelp_spec.metadata import LAYER_RANGES, Event, PageState, PrefetchSource, ScoreSource
 from kelp_spec.registers import COUNTERS, EVENT_RECORDS, SessionCommand
@@ -33,8 +32,7 @@ class Director:
 
     def __init__(self, tb: TB):
         self.tb, self.rng, self.config, self.model = tb, tb.rng, tb.config, tb.model
-        formats = list(Format)
-        self.deck = [(k, v) for k in formats for v in formats]
+        self.deck = [(k, v) for k in self.config.formats for v in self.config.formats]
         self.rng.shuffle(self.deck)
         self.owners = self.rng.sample(range(16), self.config.sessions)
         self.stranger = self.rng.choice([n for n in range(1, 16) if n not in self.owners])      # LD-ID 0 may do everything

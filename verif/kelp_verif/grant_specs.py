@@ -70,15 +70,15 @@ class MissIdsContract(wiring.Component):
 
 class MissGrantsContract(wiring.Component):
     """Of a pool, any one: each miss is asked for in the order in which they came, whole, until M3's answer is DONE, and then never again; and when the
-    pool has a frame, M3 takes ops at once and answers in `ANSWER` cycles, the pool's first is asked for within `BOUND` cycles.
+    pool has had a frame since the cycle before, M3 takes ops at once and answers in `ANSWER` cycles, the pool's first is asked for within `BOUND` cycles.
 
     A miss id is in line once, as the miss buffer keeps it.
     """
 
     ANSWER = 2
-    #: Each of the three other pools may come first, with a look, a judgement, an op and its answer; then this one is looked at and judged. One cycle more
+    #: Each of the three other pools may come first, with a look, a read, a judgement, an op and its answer; then this one is looked at and judged. One more
     #: when its turn has come in the very cycle in which the first id is on its way through the FIFO.
-    BOUND = 3 * (3 + ANSWER) + 3
+    BOUND = 3 * (4 + ANSWER) + 4
 
     def __init__(self, block=MissGrants):
         # The block shows neither its state machine nor whose turn it is.
@@ -93,7 +93,7 @@ class MissGrantsContract(wiring.Component):
         rows = open_up(inside.rows).memory
         pool = AnyConst(range(len(POOLS)))
         lines = [getattr(inside, f"line_{name}") for name in POOLS]
-        at = {name: g.fsm.ongoing(name) for name in ("LOOK", "JUDGE", "SEND", "DECIDED")}
+        at = {name: g.fsm.ongoing(name) for name in ("LOOK", "READ", "JUDGE", "SEND", "DECIDED")}
         op, o = g.o_op.p, g.o_op
         fields = Value.cast(g.i)
         prompt = AnyConst(1)        # the other side is quick, and what the bound needs is so
@@ -148,7 +148,7 @@ class MissGrantsContract(wiring.Component):
                     Assert(f.owed == line.level), Assert(~f.on | (at_place == word.miss)), Assert(~line.r_rdy | ~at["JUDGE"] | (g.pool != p) | (f.owed != 0)),
                 ]
         head_here = f.on & (f.ahead == 0) & (g.pool == pool)
-        r_rdy = Array(line.r_rdy for line in lines)[g.pool]
+        r_rdy, r_data = Array(line.r_rdy for line in lines)[g.pool], Array(line.r_data for line in lines)[g.pool]
         m.d.comb += [
             Assert(~f.on | (row(m, rows, word.miss)[:len(fields)] == word.as_value())), Assert(~f.on | (word.pool == pool)),
             Assert(~(at["JUDGE"] & head_here) | (Value.cast(inside.rows.read_data.waiting) == word.as_value())),
@@ -158,16 +158,20 @@ class MissGrantsContract(wiring.Component):
             Assert(~at["DECIDED"] | (turn == g.pool)), Assert(total(at.values(), 3) == 1),
         ]
         # The bound.
-        waited, has_frame = Signal(range(self.BOUND + 2)), Array(count != 0 for count in g.pool_free)[pool]
+        waited, has_frame, had_frame = Signal(range(self.BOUND + 2)), Signal(), Signal()
+        now_has = Array(count != 0 for count in g.pool_free)[pool]
+        m.d.sync += had_frame.eq(now_has)
+        m.d.comb += [has_frame.eq(now_has & had_frame), Assert(g.had_frame.bit_select(pool, 1) == had_frame), Assert(~at["READ"] | (g.head == r_data))]
         asks = (o.valid & (op.pool == pool)) | (asked & (turn == pool))
         m.d.sync += waited.eq(Mux(prompt & (f.owed != 0) & has_frame & ~asks, waited + 1, 0))
         # For the induction: what is left of it at most.
-        others, turn_costs, left = Signal(2), 3 + self.ANSWER, Signal(range(self.BOUND + 1))
-        here = Mux(at["LOOK"], turn_costs, Mux(at["JUDGE"], turn_costs - 1, Mux(at["SEND"], self.ANSWER, 0) + Mux(at["DECIDED"], self.ANSWER - asked_for, 1)))
+        others, turn_costs, left = Signal(2), 4 + self.ANSWER, Signal(range(self.BOUND + 1))
+        sending = Mux(at["SEND"], self.ANSWER, 0) + Mux(at["DECIDED"], self.ANSWER - asked_for, 1)
+        here = Mux(at["LOOK"], turn_costs, Mux(at["READ"], turn_costs - 1, Mux(at["JUDGE"], turn_costs - 2, sending)))
         m.d.comb += [
             others.eq(pool - g.pool), Assert(asked_for < self.ANSWER), Assert((asked_for == 0) | asked),
             Assert((waited == 0) | Array(line.r_rdy for line in lines)[pool]),
-            left.eq(Mux(others == 0, Mux(at["LOOK"], Mux(r_rdy, 2, self.BOUND), at["JUDGE"]), (others - 1) * turn_costs + 2 + here)),
+            left.eq(Mux(others == 0, Mux(at["LOOK"], Mux(r_rdy, 3, self.BOUND), Mux(at["READ"], 2, at["JUDGE"])), (others - 1) * turn_costs + 3 + here)),
             Assert(waited + left <= self.BOUND), Assert(prompt | (waited == 0)),
         ]
         m.d.comb += [Assert(waited <= self.BOUND), Cover(waited == self.BOUND), Cover(f.leaving & (f.owed == 2) & (word.pool == 2))]

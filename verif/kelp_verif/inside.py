@@ -40,7 +40,7 @@ def row(m: Module, memory, address) -> Value:
 
 def _ring(fifo):
     """Storage, oldest row and level of the part of a FIFO that is a ring."""
-    storage = open_up(fifo).storage
+    storage = open_up(fifo).rows if hasattr(open_up(fifo), "rows") else open_up(fifo).storage      # an AnswerQueue's, a FIFO's
     buffered = isinstance(fifo, SyncFIFOBuffered)
     return storage, storage.read_ports[0].addr, fifo.level - fifo.r_rdy if buffered else fifo.level, buffered
 

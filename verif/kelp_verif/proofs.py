@@ -11,6 +11,7 @@ from functools import partial
 
 from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 
+from kelp_hw.answer_queue import AnswerQueue
 from kelp_hw.arbiter import Arbiter
 from kelp_hw.candidates import CandidateList
 from kelp_hw.cold_scheduler import ColdScheduler
@@ -41,7 +42,7 @@ from .order_specs import CandidatesContract, ExcessTreeContract
 from .owner_spec import FrameOwnerContract
 from .pool_specs import FreeFramesContract, FreeListContract, PoolsContract, WriteSlotsContract
 from .prefetch_spec import PrefetchQueueContract
-from .queue_specs import DataQueueContract, FifoContract
+from .queue_specs import AnswerQueueContract, DataQueueContract, FifoContract
 from .turn_specs import EgressContract, WriteOutContract
 
 __all__ = ["PROOFS", "Proof", "table"]
@@ -89,8 +90,13 @@ PROOFS = (
     Proof(name="fifo_buffered", block=SyncFIFOBuffered, spec=FifoContract, cover=10, quick=False, bugs=(
         ("inner_level != inner_depth", "1"), ("~self.r_rdy | self.r_en", "1"))),
     Proof(name="data_queue", block=DataQueue, spec=DataQueueContract, cover=30, bug_depth=20, bugs=(
-        ("self.i_valid & ~fifo.r_rdy & self.o.ready", "self.i_valid & self.o.ready"), ("self.i_valid & ~direct", "self.i_valid"),
-        ("self.DEPTH - RESERVE", "self.DEPTH - RESERVE + 1"))),
+        ("self.DEPTH - RESERVE", "self.DEPTH - RESERVE + 1"),)),
+    Proof(name="answer_queue", block=AnswerQueue, spec=AnswerQueueContract, cover=10, bug_depth=10, bugs=(
+        ("self.i_valid & (waits | ~self.o.ready)", "self.i_valid"),                 # what went straight on waits as well
+        ("self.i_valid & (waits | ~self.o.ready)", "self.i_valid & ~self.o.ready"),     # overtakes what waits
+        ("takes.eq(self.row_valid & self.o.ready)", "takes.eq(self.o.valid & self.o.ready)"))),
+    Proof(name="answer_queue_apart", block=AnswerQueue, spec=partial(AnswerQueueContract, apart=True), cover=14, bug_depth=12, bugs=(
+        ("self.row_valid.eq(waits & ~takes)", "self.row_valid.eq(waits)"),)),       # the row that has left leaves again
     Proof(name="prefetch_queue", block=PrefetchQueue, spec=PrefetchQueueContract, cover=10, bug_depth=8, engine="smtbmc z3", quick=False, bugs=(
         ("Mux(leave, earlier[1:], earlier[:n])", "earlier[:n]"),                    # a page that leaves comes in again
         ("return a.distance > b.distance", "return a.distance >= b.distance"),      # last come, first served
@@ -99,8 +105,9 @@ PROOFS = (
         ("self.o.valid.eq(leave & ~dead[0])", "self.o.valid.eq(leave)"))),          # a cancelled one leaves
     # Arbiters.
     Proof(name="arbiter", block=Arbiter, spec=ArbiterContract, cover=30, bug_depth=30, bugs=(
-        ("(credits.data | ~uses_frame[i]) & ", ""), ("claim - self.PATIENCE", "claim - self.PATIENCE - 1"), ("any_able & (claim == self.PATIENCE)", "0"),
-        ("able[i] & ~able[:i].any()", "able[i]"), ("~(hot_able & pick_frame)", "1"))),
+        ("Cat(ahead.data, ", "Cat(1, "), ("claim - self.PATIENCE", "claim - self.PATIENCE - 1"), ("any_able & (claim == self.PATIENCE)", "0"),
+        ("here & ~Cat(before for before, _ in ops[:i]).any()", "here"), ("~(hot_able & pick_frame)", "1"),
+        ("Mux(background, if_goes, if_stays)", "if_stays"))),                       # an op goes that has gone
     Proof(name="egress", block=Egress, spec=EgressContract, cover=8, bug_depth=8, bug_skip=2, quick=False, bugs=(
         ("self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)", "self.i_side.valid"),     # a channel that stands still costs a turn
         ("drs_free & ~pick_side_drs)", "drs_free)"))),
@@ -115,7 +122,7 @@ PROOFS = (
     Proof(name="pools", block=Pools, spec=PoolsContract, depth=3, cover=12, quick=False, bugs=(
         ("self.pop & here", "self.pop"), ("(self.wait | self.pop)", "self.pop"), ("Mux(up, room > 1, room >= 0)", "(room > 0)"))),
     Proof(name="write_slots", block=WriteStore, spec=WriteSlotsContract, cover=20, quick=False, bugs=(
-        ("(unused == 0) & self.o_slot.ready", "self.o_slot.ready"), ("held + taken - self.free_en", "held + taken"))),
+        ("(unused == 0) & offer.i.ready", "offer.i.ready"), ("held + taken - self.free_en", "held + taken"))),
     Proof(name="frame_owner", block=Decide, spec=FrameOwnerContract, cover=9, bug_depth=9, engine="smtbmc --stbv z3", quick=False, bugs=(
         ("is_op[Op.RELEASE] & writing_back", "is_op[Op.RELEASE] & ~cold"),      # a page touched since its CLAIM loses its frame
         ("with m.Elif(here & (old.place == op.frame)):", "with m.Elif(0):"))),                      # RECOVER takes a frame that is in use
@@ -134,7 +141,7 @@ PROOFS = (
           quick=False, timeout_s=1800, bugs=(
         ("rows.read_address.eq(done.miss)", "rows.read_address.eq(0)"),)),                              # one entry's requests go to another's page
     Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=16, cover=17, bug_depth=18, bug_skip=12, quick=False,
-          timeout_s=1200, bugs=(("self.o_fetched.payload.failed.eq(failed)", "self.o_fetched.payload.failed.eq(0)"),)),
+          timeout_s=1200, bugs=(("self.o_fetched.payload.failed.eq(~succeeded)", "self.o_fetched.payload.failed.eq(0)"),)),
     # What is best, and arithmetic.
     Proof(name="candidates", block=CandidateList, spec=CandidatesContract, cover=10, bugs=(
         ("key(self.i) < key(places[k])", "key(self.i) <= key(places[k])"), ("valid.eq(valid >> 1)", "valid.eq(valid)"))),

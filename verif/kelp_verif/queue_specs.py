@@ -2,18 +2,19 @@
 
 """Contracts of everything that queues, for the solver: in order, nothing lost, nothing twice. All of them by induction."""
 
-from amaranth.hdl import Assert, Cover, Module, Signal
+from amaranth.hdl import Assert, Cover, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In
 
+from kelp_hw.answer_queue import AnswerQueue
 from kelp_hw.endpoint import DataQueue
 from kelp_hw.pipeline import RESERVE
 from kelp_spec.config import Config
 
-from .inside import Follow, open_up
+from .inside import Follow, open_up, word_at
 
-__all__ = ["DataQueueContract", "FifoContract", "SMALL"]
+__all__ = ["AnswerQueueContract", "DataQueueContract", "FifoContract", "SMALL"]
 
 #: The least of everything that a Config may have.
 SMALL = Config(name="proof", sessions=2, queues=2, pages=4, half_lines=4, frames=(4, 4, 4, 4), misses=16, parked=16, line_slots=8, scale_slots=4,
@@ -40,6 +41,31 @@ class FifoContract(wiring.Component):
         return m
 
 
+class AnswerQueueContract(wiring.Component):
+    """What comes only where there is a place leaves in order, as it came and once, straight on when nothing waits; an offer stays. `row` is the oldest of what
+    waits: at once, or with `apart` in the second cycle after it came or became the oldest."""
+
+    def __init__(self, queue=AnswerQueue, *, apart: bool = False):
+        self.queue = queue(depth=4, shape=2, apart=apart)
+        super().__init__({"enter": In(1), "word": In(2), "ready": In(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.queue = q = self.queue
+        m.d.comb += [q.i_valid.eq(self.enter & (q.level != q.depth)), q.i.eq(self.word), q.o.ready.eq(self.ready)]
+        f = Follow(m, arrives=q.i_valid, word_in=q.i, leaves=q.o.valid & q.o.ready, word_out=q.o.p, most=q.depth)
+        f.is_in(m, q)
+        held, waited, offer = Signal(), Signal(range(3)), Signal(2)
+        m.d.sync += [held.eq(q.o.valid & ~q.o.ready), offer.eq(q.o.p), waited.eq(Mux((q.level == 0) | (q.row_valid & self.ready), 0, waited + (waited != 2)))]
+        m.d.comb += [
+            # Whoever comes to an empty queue and finds nobody waits in it, unannounced, for a cycle of `apart`.
+            Assert(~held | ~q.row_valid | (q.o.valid & (q.o.p == offer))), Assert(~q.row_valid | ((q.level != 0) & (q.row == word_at(m, q, 0)))),
+            Assert((waited < (1 if q.apart else 0)) | (q.level == 0) | q.row_valid),
+            Cover(q.level == q.depth), Cover(f.leaving & q.i_valid & (q.level == 0)),
+        ]
+        return m
+
+
 class DataQueueContract(wiring.Component):
     """The queue between M3 and the data path as M0 uses it: ops come for which there was credit `lag` cycles before. It never overflows, an op
     goes straight on when nothing waits, an offer stays, and everything leaves once and in order."""
@@ -53,7 +79,7 @@ class DataQueueContract(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.queue = q = self.queue
-        fifo = open_up(q).fifo
+        fifo = open_up(q).queue
         coming = Signal(self.lag)
         m.d.sync += coming.eq((coming << 1) | (self.enter & q.ready))
         m.d.comb += [q.i_valid.eq(coming[-1]), q.i.token.eq(self.token), q.i.frame.eq(self.frame), q.o.ready.eq(self.ready)]

@@ -103,9 +103,9 @@ class Commands:
             shape[wrong] = rng.choice([0, most + 1, tb.field("s0_shape", wrong).bits ** 2])
         formats = {}
         for r in range(LAYER_RANGES):
-            bad = rng.random() < 0.02
-            formats |= {f"last_layer_{r}": rng.choice([rng.randrange(c.queues), 1023]), f"format_k_{r}": rng.randint(5, 7) if bad else rng.choice(list(Format)),
-                        f"format_v_{r}": rng.choice(list(Format))}
+            bad = rng.choices(["", "k", "v"], [96, 2, 2] if c.codecs else [84, 8, 8])[0]
+            formats |= {f"last_layer_{r}": rng.choice([rng.randrange(c.queues), 1023])}
+            formats |= {f"format_{kv}_{r}": rng.randint(len(c.formats), 7) if kv == bad else rng.choice(c.formats) for kv in "kv"}
         queue = {"queue": rng.choice([rng.randrange(c.queues), rng.randrange(1024)]), "page": rng.randrange(c.pages)}
         policy = {"alpha": rng.choice([1, 26, 256, rng.randrange(512)]), "mass_shift": rng.getrandbits(4), "score_source": rng.randrange(3),
                   "window": rng.getrandbits(6), "policy": rng.getrandbits(8)}
@@ -120,11 +120,12 @@ class Commands:
         return {name: fields_of(self.tb.map.by_name[f"s{s}_{name}"], self.tb.values[f"s{s}_{name}"])
                 for name in ("shape", "formats", "queue", "policy", "recency", "budget")}
 
-    def legal(self, shape, formats):
+    def fits(self, shape):
         c = self.tb.config
-        codes = [formats[f"format_{kv}_{r}"] for kv in "kv" for r in range(LAYER_RANGES)]
-        return (1 <= shape["layers"] * shape["kv_heads"] <= c.queues and 1 <= shape["used_lines"] <= c.half_lines and 1 <= shape["used_pages"] <= c.pages and
-                max(codes) <= max(Format))
+        return 1 <= shape["layers"] * shape["kv_heads"] <= c.queues and 1 <= shape["used_lines"] <= c.half_lines and 1 <= shape["used_pages"] <= c.pages
+
+    def stored(self, formats):
+        return {formats[f"format_{kv}_{r}"] for kv in "kv" for r in range(LAYER_RANGES)} <= set(self.tb.config.formats)
 
     def configuration(self, s, given, shape, formats, queue):
         """What queue `queue` of session `s` is configured to."""
@@ -143,7 +144,8 @@ class Commands:
         is_open, free = bool(regs["open"]), not regs["open"]
         used = self.opened[s][0]["layers"] * self.opened[s][0]["kv_heads"] if is_open else 0
         queue, alpha_ok = given["queue"]["queue"], 1 <= given["policy"]["alpha"] <= 256
-        ok = {SessionCommand.OPEN: ld_id == 0 and free and self.legal(given["shape"], given["formats"]),
+        opens = ld_id == 0 and free and self.fits(given["shape"])
+        ok = {SessionCommand.OPEN: opens and self.stored(given["formats"]),
               SessionCommand.CLOSE: ld_id == 0 and is_open and not regs["closing"], SessionCommand.ADVANCE: is_open,
               SessionCommand.PEEK: is_open and queue < used, SessionCommand.APPLY_QUEUE: is_open and alpha_ok and queue < used,
               SessionCommand.APPLY_ALL: is_open and alpha_ok}.get(command, False)
@@ -161,6 +163,7 @@ class Commands:
         name = SessionCommand(command).name if command in list(SessionCommand) else "unknown"
         tb.seen[f"{name} {'done' if done else 'refused' if heard else 'unheard'}"] += 1
         tb.seen["PEEK of another session's queue"] += heard and is_open and command == SessionCommand.PEEK and queue >= c.queues
+        tb.seen["OPEN refused for its formats"] += heard and opens and not ok and command == SessionCommand.OPEN
         ops, writes = [], []
         if done and command in (SessionCommand.OPEN, SessionCommand.APPLY_QUEUE, SessionCommand.APPLY_ALL):
             if command == SessionCommand.OPEN:

@@ -17,7 +17,7 @@ from kelp_hw.ingress import side_layout
 from kelp_hw.layouts import Layouts
 from kelp_hw.registers import hint_line_layout, settings_layout
 from kelp_hw.session_control import config_write_layout
-from kelp_spec.config import POOLS, named
+from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op
 from kelp_spec.registers import COUNTERS, EVENT_RECORDS, HISTOGRAM_BINS, QUEUE_COUNTERS, Access, RegisterMap, Scope
 from kelp_verif.packing import Packing
@@ -41,7 +41,7 @@ def used_mask(register):
 class TB:
     def __init__(self, dut):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
-        self.config = c = named(bench_params()["config"])
+        self.config = c = Config(**{**bench_params()["config"], "frames": tuple(bench_params()["config"]["frames"])})
         layouts = Layouts(c)
         self.map = RegisterMap(c)
         self.at = {r.offset: r for r in self.map.registers}

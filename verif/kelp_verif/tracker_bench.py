@@ -52,6 +52,7 @@ async def random_ops(dut):
         tb.want, tb.want_request = wants, engines.request
     busy = {"control": (0, 0.02, 0.1), "evict": (0.3, 0.6, 1.0), "miss": (0.3, 1.0)}
     for phase in range(params["phases"]):
+        tb.tells = phase % 2
         for name in engines.p:
             engines.p[name] = rng.choice(busy.get(name, (0.05, 0.3, 1.0)))
         for name in engines.credits:
@@ -125,7 +126,7 @@ async def measure(tb, requests, least):
         return Op(K.SCAN, squeue=rng.randrange(config.queues), page=rng.randrange(config.pages))
 
     tb.want_request = lambda: request() if more[0] is not None else None
-    tb.want["evict"] = scan
+    tb.want["evict"], tb.tells = scan, 1
     await tb.step()     # the first request is shown a cycle ahead
     begin, before = tb.cycle, dict(tb.taken)
     while more[0] is not None:

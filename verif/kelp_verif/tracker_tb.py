@@ -53,6 +53,8 @@ class TB:
         self.after = lambda op, result, before: None
         self.credit = lambda name: 1
         self.held = {}                        # port → Op shown and not taken yet
+        self.behind = {}                      # port → Op that is to be shown next there, once it has been told
+        self.tells = 0.0                      # how often a stream with an op tells what is behind it
         self.coming = None                    # the request that is shown a cycle ahead, behind the one in `held`
         self.entered = deque()                # (cycle of the handshake, request or None, op or None)
         self.expected = deque()               # (cycle, result or None, hot or None, free, used)
@@ -71,7 +73,7 @@ class TB:
         for name in ("data", "miss", "score", "queue", "event"):
             getattr(dut, f"{name}_ready").value = 1
         dut.i_miss_free__valid.value = dut.i_miss_free__payload.value = 0
-        dut.ahead.value = dut.config_write.value = dut.config_write_valid.value = dut.descriptor.value = dut.ecc_flip.value = 0
+        dut.behind.value = dut.ahead.value = dut.config_write.value = dut.config_write_valid.value = dut.descriptor.value = dut.ecc_flip.value = 0
         dut.low_water.value, dut.reserve.value = self.golden.low_water, self.golden.reserve
         dut.pool_limit.value = sum(limit << self.count_bits * p for p, limit in enumerate(self.limits))
         for _ in range(2):
@@ -128,7 +130,10 @@ class TB:
         dut, rng = self.dut, self.rng
         for name, (payload, valid, _) in self.ports.items():
             if name not in self.held:
-                op, self.coming = (self.coming, None) if name == "request" else (self.want[name](), self.coming)
+                if name == "request":
+                    op, self.coming = self.coming, None
+                else:
+                    op = self.behind.pop(name, None) or self.want[name]()
                 if op is not None:
                     self.held[name] = op
                     payload.value = self.pack_request(op) if name == "request" else self.pack_op(op)
@@ -138,6 +143,14 @@ class TB:
         if self.coming is None and (op := self.want_request()) is not None:
             self.coming = op
             self._show_ahead(op)
+        behind = 0
+        for k, name in enumerate(BACKGROUND):
+            if name != "control" and name in self.held and name not in self.behind and self.noise.random() < self.tells:
+                if (op := self.want[name]()) is not None:
+                    self.behind[name] = op
+            if name in self.behind:
+                behind |= (1 | int(self.behind[name].kind) << 1) << 6 * k
+        dut.behind.value = behind
         for name in ("data", "miss", "score", "queue", "event"):
             getattr(dut, f"{name}_ready").value = self.credit(name)
         offer_id = bool(self.miss_ids) and self.credit("free")
@@ -302,7 +315,7 @@ class TB:
 
     async def drain(self):
         """Runs until nothing is inside; the caller's `want`s must have run dry."""
-        while self.held or self.coming or self.entered or self.expected:
+        while self.held or self.coming or self.behind or self.entered or self.expected:
             await self.step()
         await ReadOnly()
         assert self.dut.idle.value

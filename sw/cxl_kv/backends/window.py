@@ -57,7 +57,7 @@ def queue_layouts(config: Config, shape: dict[str, int], formats: dict[str, int]
     ranges = []
     for r in range(LAYER_RANGES):
         k, v = formats[f"format_k_{r}"], formats[f"format_v_{r}"]
-        if max(k, v) > max(Format):
+        if not {k, v} <= set(config.formats):
             return None
         lines = stored_lines(Format(k), Format(v), shape["used_lines"], bool(shape["k_only"]))
         try:

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The refinement of a placement: what it may not change, and that paths get shorter."""
+
+import copy
+import random
+import re
+from collections import defaultdict
+
+import pytest
+
+from kelp_fpga.placed_netlist import Placed
+from kelp_fpga.placed_timing import Timing, wire
+from kelp_fpga.refinement import Refinement, refine
+
+SIDE = 24       #: tiles
+OUTPUTS = ("F", "OFX", "FCO", "Q", "CLKO", "DOA0", "WADO0", "WADO1", "WADO2", "WADO3")
+
+
+class Design:
+    """A placed module in nextpnr's form, made cell by cell."""
+
+    def __init__(self, seed: int):
+        self.random, self.cells, self.nets = random.Random(seed), {}, 100
+        self.free = [(x, y) for x in range(SIDE) for y in range(SIDE)]
+        self.random.shuffle(self.free)
+
+    def net(self) -> int:
+        self.nets += 1
+        return self.nets
+
+    def cell(self, kind: str, bel: str, ports: dict, **parameters) -> None:
+        ports = {port: [] if bit is None else [bit] for port, bit in ports.items()}
+        self.cells[f"{kind}_{len(self.cells)}"] = {
+            "type": kind, "parameters": parameters, "attributes": {"NEXTPNR_BEL": bel}, "connections": ports,
+            "port_directions": {port: "output" if port in OUTPUTS else "input" for port in ports}}
+
+    def module(self) -> dict:
+        return {"cells": self.cells, "attributes": {"top": "1"}}
+
+
+def table(x, y, z):
+    return f"X{x}/Y{y}/SLICE{'ABCD'[z // 2]}.K{z % 2}"
+
+
+def register(x, y, z):
+    return f"X{x}/Y{y}/SLICE{'ABCD'[z // 2]}.FF{z % 2}"
+
+
+def design(seed: int) -> dict:
+    """Every kind of cell that moves or must not: tables, registers beside and behind them, multiplexers, distributed RAM, chains, block RAMs, a buffer."""
+    d = Design(seed)
+    pick = d.random.choice
+    clock, resets, enables = d.net(), [d.net(), d.net()], [None, d.net(), d.net()]
+    known = [d.net()]
+    d.cell("DCCA", "X0/Y0/TDCC0", {"CLKI": known[0], "CLKO": (wide := d.net())})
+    settings = {"CEMUX": "CE", "LSRMUX": "LSR", "SRMODE": "LSR_OVER_CE", "CLKMUX": "CLK", "GSR": "DISABLED"}
+
+    def flip_flop(site, reset, enable, **fed):
+        known.append(out := d.net())
+        d.cell("TRELLIS_FF", register(*site), {"CLK": clock, "LSR": reset, "CE": enable, **fed, "Q": out}, **settings)
+
+    for _ in range(60):     # tiles of tables, some with a register that they feed, and registers on their own
+        x, y = d.free.pop()
+        reset = pick(resets)
+        for pair in range(4):
+            enable = pick([*enables, wide])
+            for z in (2 * pair, 2 * pair + 1):
+                if d.random.random() < 0.6:
+                    out = d.net()
+                    d.cell("TRELLIS_COMB", table(x, y, z), {**{p: pick(known) for p in "ABCD"[:d.random.randint(1, 4)]}, "F": out})
+                    if d.random.random() < 0.4:
+                        flip_flop((x, y, z), reset, enable, DI=out)
+                    else:
+                        known.append(out)
+                if d.random.random() < 0.2 and register(x, y, z) not in {c["attributes"]["NEXTPNR_BEL"] for c in d.cells.values()}:
+                    flip_flop((x, y, z), reset, enable, M=pick(known))
+    for n in range(24):     # two tables and the multiplexer behind them, in one slice, with a register or without
+        x, y = d.free.pop()
+        half, out = d.net(), d.net()
+        d.cell("TRELLIS_COMB", table(x, y, 1), {"A": pick(known), "B": pick(known), "F": half})
+        d.cell("TRELLIS_COMB", table(x, y, 0), {"A": pick(known), "F1": half, "M": pick(known), "OFX": out})
+        if n % 2:
+            flip_flop((x, y, 0), resets[0], None, DI=out)
+        known.append(out)
+    for _ in range(4):      # four rows of RAM and what writes them
+        x, y = d.free.pop()
+        addresses = [d.net() for _ in range(4)]
+        d.cell("TRELLIS_RAMW", f"X{x}/Y{y}/SLICEC.RAMW", {"A0": pick(known), "B0": pick(known), **{f"WADO{n}": bit for n, bit in enumerate(addresses)}})
+        for z in range(4):
+            known.append(out := d.net())
+            d.cell("TRELLIS_COMB", table(x, y, z), {"A": pick(known[:-1]), "WRE": pick(known[:-1]), "F": out,
+                                                    **{f"WAD{n}": bit for n, bit in enumerate(addresses)}}, MODE="DPRAM")
+        for z in (4, 5):
+            d.cell("TRELLIS_COMB", table(x, y, z), {}, MODE="RAMW_BLOCK")
+    for length in (4, 4, 12):    # carry chains: two within a tile, one over two
+        x, y = next(tile for tile in sorted(d.free) if length < 9 or (tile[0] + 1, tile[1]) in d.free)
+        carry = None
+        for n in range(length):
+            known.append(out := d.net())
+            tile = (x + n // 8, y)
+            d.cell("TRELLIS_COMB", table(*tile, n % 8), {"A": pick(known[:-1]), "FCI": carry, "F": out, "FCO": (carry := d.net())}, MODE="CCU2")
+            if tile in d.free:
+                d.free.remove(tile)
+    for n in range(3):
+        x, y = d.free.pop()
+        known.append(out := d.net())
+        d.cell("DP16KD", f"X{x}/Y{y}/EBR{n}", {"ADA0": pick(known[:-1]), "CLKA": clock, "DOA0": out})
+    d.cell("TRELLIS_FF", register(*d.free.pop(), 0), {"CLK": clock, "LSR": resets[0], "M": known[-1], "Q": known[0]}, **settings)
+    return d.module()
+
+
+def bels(module: dict) -> dict[str, str]:
+    return {name: cell["attributes"]["NEXTPNR_BEL"] for name, cell in module["cells"].items()}
+
+
+def tile_of(bel: str) -> tuple[int, int]:
+    return tuple(map(int, re.match(r"X(\d+)/Y(\d+)/", bel).groups()))
+
+
+def way(a: str, b: str) -> tuple[int, int]:
+    (x1, y1), (x2, y2) = tile_of(a), tile_of(b)
+    return x2 - x1, y2 - y1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_refined_placement_is_as_legal_as_before_and_shorter(seed):
+    before = design(seed)
+    after = copy.deepcopy(before)
+    start = Refinement(Placed(copy.deepcopy(before)))
+    end = refine(after)
+    old, new = bels(before), bels(after)
+    moved = {name for name in old if old[name] != new[name]}
+    assert len(moved) > 50 and end.worst < start.worst - 0.5 and end.wires < start.wires, (len(moved), start.worst, end.worst, start.wires, end.wires)
+    for cell in (*before["cells"].values(), *after["cells"].values()):
+        del cell["attributes"]["NEXTPNR_BEL"]
+    assert before == after, "nothing but places changes"
+    cells = after["cells"]
+    assert len(set(new.values())) == len(new), "two cells at one place"
+    kind = re.compile(r".*/(EBR|SLICE|TDCC).*?(FF|K|RAMW|)\d?$")
+    assert all(kind.fullmatch(bel).groups() == kind.fullmatch(old[name]).groups() for name, bel in new.items()), "a cell at a place of another kind"
+    at, shared, by_slice = {bel: name for name, bel in new.items()}, defaultdict(set), defaultdict(set)
+    drivers = {bit: name for name, cell in cells.items() for port, bits in cell["connections"].items() if port in OUTPUTS for bit in bits}
+    for name, cell in cells.items():
+        ports, tile = cell["connections"], tile_of(new[name])
+        if cell["type"] == "TRELLIS_FF":
+            shared[tile].add(tuple(ports["LSR"]))
+            by_slice[new[name].split(".")[0]].add(tuple(ports.get("CE", [])))
+            if "DI" in ports:
+                assert at[new[name].replace("FF", "K")] == drivers[ports["DI"][0]], f"{name} has lost its table"
+            else:
+                table_here = at.get(new[name].replace("FF", "K"))
+                assert table_here is None or "M" not in cells[table_here]["connections"], f"{name} takes a multiplexer's input"
+        if "F1" in ports:
+            assert new[name].endswith("K0") and new[drivers[ports["F1"][0]]] == new[name][:-1] + "1", "a multiplexer and its second table are one slice"
+        if "WAD0" in ports:
+            assert tile_of(new[drivers[ports["WAD0"][0]]]) == tile, "a RAM and what writes it are one tile"
+            assert new[name].split("/")[2] == old[name].split("/")[2], "a RAM keeps its place in its tile"
+        if ports.get("FCI"):
+            source = drivers[ports["FCI"][0]]
+            assert way(new[source], new[name]) == way(old[source], old[name]), "a chain has been torn"
+    assert all(len(each) == 1 for each in (*shared.values(), *by_slice.values())), "registers that share a wire disagree"
+
+
+def test_block_rams_change_places():
+    d = Design(0)
+    for place, other in (("X2/Y2/EBR0", (20, 20)), ("X20/Y20/EBR1", (2, 3))):
+        out = d.net()
+        d.cell("DP16KD", place, {"DOA0": out})
+        d.cell("TRELLIS_FF", register(*other, 0), {"M": out, "Q": d.net()})
+    module = d.module()
+    refinement = refine(module, passes=1)
+    assert list(bels(module).values())[::2] == ["X20/Y20/EBR1", "X2/Y2/EBR0"] and refinement.worst < 6.5
+
+
+def test_paths_are_the_longest_over_each_wire():
+    module = design(11)
+    placed = Placed(module)
+    into = defaultdict(list)
+    for arc in placed.arcs:
+        into[arc.to].append(arc)
+
+    def ns(arc):
+        source = placed.driver[arc.net]
+        return arc.wire if arc.wire >= 0 else wire(placed.x[source], placed.y[source], placed.x[arc.cell], placed.y[arc.cell])
+
+    known = {}
+
+    def arrival(net):
+        if net not in known:
+            known[net] = max((arrival(arc.net) + ns(arc) + arc.ns for arc in into[net]), default=0.0)
+            known[net] = max(known[net], placed.start[net])
+        return known[net]
+
+    out_of = defaultdict(list)
+    for arc in placed.arcs:
+        out_of[arc.net].append(arc)
+    rest = {-1: 0.0}
+
+    def remaining(net):
+        if net not in rest:
+            rest[net] = max((ns(arc) + arc.ns + remaining(arc.to) for arc in out_of[net]), default=0.0)
+        return rest[net]
+
+    timing = Timing(placed)
+    wires, paths = timing.paths()
+    assert [round(each, 9) for each in wires] == [round(ns(arc), 9) for arc in placed.arcs]
+    assert len(timing.ends) > 100
+    for path, arc in zip(paths, placed.arcs, strict=True):
+        assert path == pytest.approx(arrival(arc.net) + ns(arc) + arc.ns + remaining(arc.to))
+
+
+def test_a_wire_gets_longer_with_each_tile():
+    lengths = [wire(5, 5, 5 + n, 5) for n in range(20)]
+    assert lengths == sorted(lengths) and wire(0, 0, 3, 9) == wire(9, 0, 6, 9) == pytest.approx(0.42 + 0.14 * 3 + 0.35 + 0.07 * 9)
+
+
+def test_a_placement_that_is_not_legal_is_refused():
+    module = design(3)
+    one = next(cell for cell in module["cells"].values() if cell["type"] == "TRELLIS_FF" and cell["connections"]["LSR"] == [102])
+    x, y = tile_of(one["attributes"]["NEXTPNR_BEL"])
+    other = copy.deepcopy(one)
+    other["connections"] |= {"LSR": [103], "Q": [99999]}
+    taken = set(bels(module).values())
+    other["attributes"]["NEXTPNR_BEL"] = next(bel for bel in (register(x, y, z) for z in range(8)) if bel not in taken)
+    module["cells"]["one_more"] = other
+    with pytest.raises(ValueError, match=rf"1 tiles are not legal before refinement, the first one \({x}, {y}\)"):
+        refine(module, passes=1)
