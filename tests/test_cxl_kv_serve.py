@@ -261,6 +261,7 @@ def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
         assert (session.read([0, 1], stop=32)[0] == k).all()
         if inside:
             os.kill(server.pid, signal.SIGSTOP)
+            os.waitpid(server.pid, os.WUNTRACED)    # until then it may still answer
             threading.Timer(0.3, os.kill, (server.pid, signal.SIGKILL)).start()
         else:
             server.kill()
