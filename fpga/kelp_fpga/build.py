@@ -18,7 +18,7 @@ from pathlib import Path
 import kelp_hw
 from kelp_spec.config import Config
 
-from . import global_nets, placed_netlist, placed_timing, refinement
+from . import annealing, global_nets, placed_netlist, placed_timing, refinement
 
 __all__ = ["BLOCKS", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "report", "size", "summary"]
 
@@ -144,7 +144,7 @@ class _Run:
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_bytes(content.encode() if isinstance(content, str) else content)
         files = [*sorted((path, str(content)) for path, content in plan.files.items()),
-                 *((own.__name__, Path(own.__file__).read_text(encoding="utf-8")) for own in (global_nets, placed_netlist, placed_timing, refinement))]
+                 *((own.__name__, Path(own.__file__).read_text(encoding="utf-8")) for own in (annealing, global_nets, placed_netlist, placed_timing, refinement))]
         self._key = hashlib.sha256(repr((files, sorted(_TOOLS.items()))).encode()).hexdigest()
         self.steps = _steps(str(plan.files[f"{plan.script}.sh"]))
 

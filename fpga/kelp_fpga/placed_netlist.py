@@ -7,7 +7,6 @@ Sites are (x, y, z): the tile, and which of its eight places for a table and a r
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 
 __all__ = ["Arc", "Placed"]
@@ -52,6 +51,8 @@ class Placed:
         Site → cell. `ram_writer`: (x, y) → cell. `block_rams`: cells.
     freedom : list[int]
         Per cell: 0 may go to any site, 1 only with its slice, 2 with its tile, 3 stays.
+    run, run_at : list[int]
+        Per cell: tiles of the carry chain that it is part of (1 of what is none), and which of them it is in.
     tied : list[bool]
         Registers that are fed by the table at their own site.
     driver, start : list
@@ -129,19 +130,19 @@ class Placed:
         halves = {self.net(n, "F1"): self.net(n, "OFX") for n in combs} | {None: None}
         self.freedom = [3] * len(self.cells)
         self.tied, self.takes_m = [False] * len(self.cells), [False] * len(self.cells)
-        self._shared: dict[int, tuple] = {}
+        self.shared: dict[int, tuple] = {}
         for n, cell in enumerate(self.cells):
             settings = cell.get("parameters", {})
             if self.types[n] == "TRELLIS_FF":
                 self.freedom[n], self.tied[n] = 0, self.net(n, "DI") is not None
-                self._shared[n] = ((self.net(n, "CE"), settings.get("CEMUX"), settings.get("GSR")),
+                self.shared[n] = ((self.net(n, "CE"), settings.get("CEMUX"), settings.get("GSR")),
                                    (self.net(n, "LSR"), settings.get("LSRMUX"), settings.get("SRMODE"), self.net(n, "CLK"), settings.get("CLKMUX")))
             elif self.types[n] == "TRELLIS_RAMW":
                 self.freedom[n] = 2
             elif self.types[n] == "TRELLIS_COMB":
                 self.takes_m[n] = self.net(n, "OFX") is not None
                 self.freedom[n] = self._table_freedom(n, settings.get("MODE", "LOGIC"), wide, halves)
-        self._free_short_chains(combs)
+        self._free_chains(combs)
 
     def _table_freedom(self, n: int, mode: str, wide: set, halves: dict) -> int:
         if mode in ("DPRAM", "RAMW_BLOCK"):
@@ -152,17 +153,21 @@ class Placed:
             return 2
         return 1 if self.net(n, "OFX") is not None or self.net(n, "F1") is not None or (self.net(n, "F") or -1) in halves else 0
 
-    def _free_short_chains(self, combs: list[int]) -> None:
-        """A carry chain within one tile moves with it."""
-        ends = defaultdict(set)
+    def _free_chains(self, combs: list[int]) -> None:
+        """A carry chain moves with its tiles, which are neighbours in a row."""
+        self.run, self.run_at = [1] * len(self.cells), [0] * len(self.cells)
+        takes = {bit: n for n in combs if (bit := self.net(n, "FCI")) is not None}
         for n in combs:
-            for port in ("FCI", "FCO"):
-                if (bit := self.net(n, port)) is not None:
-                    ends[bit].add((self.x[n], self.y[n]))
-        leaving = {tile for tiles in ends.values() if len(tiles) > 1 for tile in tiles}
-        for n in combs:
-            if self.freedom[n] == 3 and (self.x[n], self.y[n]) not in leaving:
-                self.freedom[n] = 2
+            if self.freedom[n] != 3 or self.net(n, "FCI") is not None:
+                continue
+            chain = [n]
+            while (bit := self.net(chain[-1], "FCO")) in takes and bit is not None:
+                chain.append(takes[bit])
+            tiles = sorted({(self.y[each], self.x[each]) for each in chain})
+            (y, x), run = tiles[0], len(tiles)
+            if tiles == [(y, x + k) for k in range(run)]:
+                for each in chain:
+                    self.freedom[each], self.run[each], self.run_at[each] = 2, run, self.x[each] - x
 
     def legal(self, x: int, y: int) -> bool:
         """Whether a tile's registers agree: on clock and reset in the tile, on the enable in each slice; and none takes the input that a multiplexer takes."""
@@ -172,7 +177,7 @@ class Placed:
                 pair = None
             if (n := self.register.get((x, y, z))) is None:
                 continue
-            enable, reset = self._shared[n]
+            enable, reset = self.shared[n]
             if (pair is not None and pair != enable) or (tile is not None and tile != reset):
                 return False
             pair, tile = enable, reset
@@ -181,26 +186,21 @@ class Placed:
                 return False
         return True
 
-    def take(self, n: int) -> None:
-        """Off its site."""
-        if self.types[n] == "TRELLIS_RAMW":
-            del self.ram_writer[self.x[n], self.y[n]]
-        elif self.z[n] >= 0:
-            del (self.register if self.types[n] == "TRELLIS_FF" else self.table)[self.x[n], self.y[n], self.z[n]]
-
-    def put(self, n: int, x: int, y: int, z: int) -> None:
-        """Onto a site that is free."""
-        self.x[n], self.y[n] = x, y
-        if self.types[n] == "TRELLIS_RAMW":
-            self.ram_writer[x, y] = n
-        elif self.z[n] >= 0:
-            self.z[n] = z
-            (self.register if self.types[n] == "TRELLIS_FF" else self.table)[x, y, z] = n
-
-    def exchange(self, a: int, b: int) -> None:
-        """Two block RAMs change places."""
-        for places in (self.x, self.y, self._place):
-            places[a], places[b] = places[b], places[a]
+    def arrange(self, x: list[int], y: list[int], z: list[int]) -> None:
+        """Every cell to these places; block RAMs take the names of theirs from whichever stood there."""
+        names = {(self.x[n], self.y[n]): self._place[n] for n in self.block_rams}
+        before = [len(places) for places in (self.table, self.register, self.ram_writer, self.block_rams)]
+        self.x, self.y, self.z = x, y, z
+        for n in self.block_rams:
+            self._place[n] = names[x[n], y[n]]
+        self.table, self.register, self.ram_writer = {}, {}, {}
+        for n, kind in enumerate(self.types):
+            if kind == "TRELLIS_RAMW" and self._place[n]:
+                self.ram_writer[x[n], y[n]] = n
+            elif z[n] >= 0:
+                (self.register if kind == "TRELLIS_FF" else self.table)[x[n], y[n], z[n]] = n
+        if before != [len(places) for places in (self.table, self.register, self.ram_writer, {*names})]:
+            raise ValueError("two cells are at one place")
 
     def store(self) -> int:
         """Write the places into the module's attributes; how many have changed."""

@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Exchanges of cells on a placed ECP5 by simulated annealing: the loops of :mod:`.refinement`, compiled.
+
+A move takes what may only go together (a table, a register, both, a slice, a tile, the tiles of a carry chain, a block RAM) and what stands where it would
+go, and exchanges them. Its cost is that of the nets' half perimeters and of the paths over every wire that changes; the arrivals at and the ways after the
+cells that move are followed exactly, those of others are as old as the last :func:`measure`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+__all__ = ["ARC", "CELL", "LONGEST", "NET", "Design", "anneal", "appraise", "measure", "scratch", "wire"]
+
+LONGEST = 4         #: tiles of a carry chain that moves
+#: ns: a wire's base, a tile of its way up to five, a tile beyond; half of what nextpnr supposes while it places, as routed reports have it.
+_BASE, _NEAR, _FAR, _SAME_TILE = 0.42, 0.14, 0.07, 0.4
+_SLOPE = 0.7        #: ns: a path that is longer by this costs e times as much
+_WEAK = 0.05        #: what the middle of a cell's wires gives a wire that is not late
+_SEEN = 16          #: wires of a net or a cell that are looked at for that
+_UNSEEN = 4.0       #: ns before the late ones from which a path costs anything
+_HOPELESS = 8.0     #: temperatures: a move that costs so much more than it can gain is not looked at further
+_TABLE, _REGISTER, _WRITER, _BLOCK_RAM = 0, 1, 2, 3     # kinds of cells
+_ALONE, _SLICE, _TILE = 0, 1, 2                         # freedoms
+_BOTH = 2           # what moves of a single site: the table, the register, both
+_MOST = 17 * LONGEST        # cells of one side of a move
+
+#: One record for each cell, net and arc, so that what a move reads lies together. `…_end`: lists are parts of `Design.members`.
+CELL = np.dtype([(name, "i4") for name in ("x", "y", "z", "enable", "reset", "level", "into", "into_end", "drives", "drives_end", "weighed", "weighed_end")]
+                + [("price", "f4")] + [(name, "i1") for name in ("kind", "freedom", "tied", "takes_m", "run", "run_at")])
+NET = np.dtype([(name, "i4") for name in ("after", "after_end", "pins", "pins_end", "perimeter", "seen")]
+               + [(name, "f4") for name in ("start", "arrival", "left")])
+ARC = np.dtype([(name, "i4") for name in ("net", "source", "cell", "to", "seen")] + [(name, "f4") for name in ("through", "fixed", "wire", "path")])
+
+
+class Design(NamedTuple):
+    """A placed netlist. Sites are `8 * (y * width + x) + z`; -1 is no cell.
+
+    Cells: place, what registers of a slice (`enable`) and of a tile (`reset`) must agree on, lists of arcs into it, of nets it drives and of nets whose half
+    perimeter is weighed, what its paths cost (`price`), and what :class:`.placed_netlist.Placed` says of it. Nets: lists of the arcs after it and of its
+    cells, when it leaves its driver, arrival, and the longest way from it to an end (`left`). Arcs: ns through the cell (`through`), of a wire that does not
+    depend on places (`fixed`, else -1), of its wire, and of the longest path over it.
+    """
+
+    cells: np.ndarray
+    nets: np.ndarray
+    arcs: np.ndarray
+    forward: np.ndarray     #: arcs, each after those that lead to its net
+    members: np.ndarray
+    table: np.ndarray       #: site → cell
+    register: np.ndarray    #: site → cell
+    writer: np.ndarray      #: tile → cell that writes its RAM
+    usable: np.ndarray      #: tile → whether cells may go there
+    block_rams: np.ndarray
+    random: np.ndarray      #: one word
+    width: int              #: tiles
+    height: int
+
+
+class Scratch(NamedTuple):
+    """What one move needs, so that none is allocated."""
+
+    arcs: np.ndarray
+    old_wire: np.ndarray
+    new_path: np.ndarray
+    nets: np.ndarray
+    old_arrival: np.ndarray
+    old_left: np.ndarray
+    changed: np.ndarray
+    new_perimeter: np.ndarray
+    mine: np.ndarray
+    mine_at: np.ndarray
+    theirs: np.ndarray
+    theirs_at: np.ndarray
+    both: np.ndarray
+    stamp: np.ndarray
+
+
+def scratch(arcs: int, nets: int) -> Scratch:
+    counts = (arcs, "i4"), (arcs, "f8"), (arcs, "f8"), (nets, "i4"), (nets, "f8"), (nets, "f8"), (nets, "i4"), (nets, "i4")
+    return Scratch(*(np.zeros(*each) for each in counts), *(np.zeros(_MOST, "i4") for _ in range(4)), np.zeros(2 * _MOST, "i4"), np.zeros(1, "i4"))
+
+
+@numba.njit(cache=True, inline="always")
+def _draw(random, below):
+    word = random[0]
+    word ^= (word << np.uint64(13))
+    word ^= (word >> np.uint64(7))
+    word ^= (word << np.uint64(17))
+    random[0] = word
+    return np.int64((word >> np.uint64(11)) % np.uint64(below))
+
+
+@numba.njit(cache=True, inline="always")
+def wire(x1, y1, x2, y2):
+    """ns from a cell at one place to a cell at another."""
+    dx, dy = abs(x1 - x2), abs(y1 - y2)
+    far = _BASE + min(_NEAR * dx, 0.35 + _FAR * dx) + min(_NEAR * dy, 0.35 + _FAR * dy)
+    return far if dx + dy else _SAME_TILE
+
+
+@numba.njit(cache=True, inline="always")
+def _wire_of(cells, arc):
+    source, sink = cells[arc.source], cells[arc.cell]
+    return arc.fixed if arc.fixed >= 0 else wire(source.x, source.y, sink.x, sink.y)
+
+
+@numba.njit(cache=True, inline="always")
+def _path(nets, arc):
+    return nets[arc.net].arrival + arc.wire + arc.through + (nets[arc.to].left if arc.to >= 0 else 0.0)
+
+
+@numba.njit(cache=True, inline="always")
+def _price(path, late):
+    return _SLOPE * np.exp(min((path - late) / _SLOPE, 30.0)) if path > late - _UNSEEN else 0.0
+
+
+@numba.njit(cache=True)
+def _half_perimeter(cells, members, first, last):
+    if last - first < 2:
+        return 0
+    cell = cells[members[first]]
+    x1 = x2 = cell.x
+    y1 = y2 = cell.y
+    for n in range(first + 1, last):
+        cell = cells[members[n]]
+        x1, x2, y1, y2 = min(x1, cell.x), max(x2, cell.x), min(y1, cell.y), max(y2, cell.y)
+    return x2 - x1 + y2 - y1
+
+
+@numba.njit(cache=True)
+def measure(design):
+    """Every wire, arrival, path and half perimeter afresh."""
+    cells, nets, arcs = design.cells, design.nets, design.arcs
+    for n in range(len(nets)):
+        nets[n].arrival, nets[n].left = nets[n].start, 0.0
+        nets[n].perimeter = _half_perimeter(cells, design.members, nets[n].pins, nets[n].pins_end)
+    for n in design.forward:
+        arc = arcs[n]
+        arc.wire = _wire_of(cells, arc)
+        if arc.to >= 0:
+            nets[arc.to].arrival = max(nets[arc.to].arrival, nets[arc.net].arrival + arc.wire + arc.through)
+    for n in design.forward[::-1]:
+        arc = arcs[n]
+        nets[arc.net].left = max(nets[arc.net].left, arc.wire + arc.through + (nets[arc.to].left if arc.to >= 0 else 0.0))
+    for n in range(len(arcs)):
+        arcs[n].path = _path(nets, arcs[n])
+
+
+@numba.njit(cache=True)
+def appraise(design, late):
+    """What the paths over its wires cost each cell."""
+    cells = design.cells
+    for n in range(len(cells)):
+        cells[n].price = 0.0
+    for n in range(len(design.arcs)):
+        arc = design.arcs[n]
+        if arc.fixed < 0:
+            price = _price(arc.path, late)
+            cells[arc.cell].price += price
+            cells[arc.source].price += price
+
+
+@numba.njit(cache=True)
+def _legal(cells, tables, registers, tile):
+    """As `Placed.legal`."""
+    reset = -1
+    for pair in range(4):
+        enable = -1
+        for site in (8 * tile + 2 * pair, 8 * tile + 2 * pair + 1):
+            if registers[site] < 0:
+                continue
+            register = cells[registers[site]]
+            if (enable >= 0 and register.enable != enable) or (reset >= 0 and register.reset != reset):
+                return False
+            enable, reset = register.enable, register.reset
+            if register.tied:
+                if tables[site] < 0:
+                    return False
+            elif tables[site] >= 0 and cells[tables[site]].takes_m:
+                return False
+    return True
+
+
+@numba.njit(cache=True)
+def _stands(design, tile, z, count, what, found_cells, places):
+    """What would go from `count` places on: how many cells, -1 when they may not. `what`: of a single place the table, the register or both."""
+    found, cells = 0, design.cells
+    for n in range(count):
+        site = 8 * tile + z + n
+        table, register = design.table[site], design.register[site]
+        if count == 1:
+            tied = register >= 0 and cells[register].tied
+            if (what != _BOTH and tied) or (what != _REGISTER and table >= 0 and cells[table].freedom != _ALONE):
+                return -1
+            if what == _REGISTER:
+                table = -1
+            elif what == _TABLE:
+                register = -1
+        elif table >= 0:
+            run = cells[table].run
+            if cells[table].freedom > (_SLICE if count == 2 else _TILE) or run > 1 and (8 * run != count or cells[table].run_at != n // 8):
+                return -1
+        if register >= 0 and cells[register].freedom != _ALONE:
+            return -1
+        if table >= 0:
+            found_cells[found], places[found] = table, n
+            found += 1
+        if register >= 0:
+            found_cells[found], places[found] = register, n
+            found += 1
+    for n in range(count // 8):
+        if design.writer[tile + n] >= 0:
+            found_cells[found], places[found] = design.writer[tile + n], 8 * n
+            found += 1
+    return found
+
+
+@numba.njit(cache=True)
+def _take(design, moved, count):
+    for n in range(count):
+        cell = design.cells[moved[n]]
+        tile = cell.y * design.width + cell.x
+        if cell.kind == _WRITER:
+            design.writer[tile] = -1
+        elif cell.kind == _TABLE:
+            design.table[8 * tile + cell.z] = -1
+        elif cell.kind == _REGISTER:
+            design.register[8 * tile + cell.z] = -1
+
+
+@numba.njit(cache=True)
+def _put(design, moved, places, count, tile, z):
+    for n in range(count):
+        cell, site = design.cells[moved[n]], 8 * tile + z + places[n]
+        cell.x, cell.y = site // 8 % design.width, site // 8 // design.width
+        if cell.kind == _WRITER:
+            design.writer[site // 8] = moved[n]
+        elif cell.kind == _TABLE:
+            cell.z = site % 8
+            design.table[site] = moved[n]
+        elif cell.kind == _REGISTER:
+            cell.z = site % 8
+            design.register[site] = moved[n]
+
+
+@numba.njit(cache=True)
+def _middle(design, cell, late):
+    """The middle of what a cell is wired to, ends of late wires first; its own place when that is nothing."""
+    sx = sy = sw = 0.0
+    for k in range(cell.into, min(cell.into_end, cell.into + _SEEN)):
+        arc = design.arcs[design.members[k]]
+        if arc.fixed < 0:
+            other, weight = design.cells[arc.source], _WEAK + _price(arc.path, late)
+            sx, sy, sw = sx + weight * other.x, sy + weight * other.y, sw + weight
+    for k in range(cell.drives, cell.drives_end):
+        net = design.nets[design.members[k]]
+        for j in range(net.after, min(net.after_end, net.after + _SEEN)):
+            arc = design.arcs[design.members[j]]
+            if arc.fixed < 0:
+                other, weight = design.cells[arc.cell], _WEAK + _price(arc.path, late)
+                sx, sy, sw = sx + weight * other.x, sy + weight * other.y, sw + weight
+    return (sx / sw, sy / sw) if sw else (float(cell.x), float(cell.y))
+
+
+@numba.njit(cache=True)
+def _end(design, cell):
+    """The place of one of the cells that a cell is wired to, of three drawn the one on the latest path; its own place when there is none."""
+    random, members = design.random, design.members
+    best, x, y = -1.0, cell.x, cell.y
+    for _ in range(3):
+        if cell.into_end > cell.into and _draw(random, 2):
+            arc = design.arcs[members[cell.into + _draw(random, cell.into_end - cell.into)]]
+            other = design.cells[arc.source]
+        elif cell.drives_end > cell.drives:
+            net = design.nets[members[cell.drives + _draw(random, cell.drives_end - cell.drives)]]
+            if net.after_end == net.after:
+                continue
+            arc = design.arcs[members[net.after + _draw(random, net.after_end - net.after)]]
+            other = design.cells[arc.cell]
+        else:
+            continue
+        if arc.fixed < 0 and arc.path > best:
+            best, x, y = arc.path, other.x, other.y
+    return float(x), float(y)
+
+
+@numba.njit(cache=True)
+def _aim(design, cell, late, reach):
+    """A tile near the cell's own, or on the way to a cell or to the middle of the cells that it is wired to; -1 when there is none."""
+    random = design.random
+    way = _draw(random, 3)
+    x, y = float(cell.x), float(cell.y)
+    if way:
+        to_x, to_y = _end(design, cell) if way == 1 else _middle(design, cell, late)
+        part = (1 + _draw(random, 100)) / 100.0
+        x, y = x + (to_x - x) * part, y + (to_y - y) * part
+        reach = min(reach, 2)
+    column, row = round(x) + _draw(random, 2 * reach + 1) - reach, round(y) + _draw(random, 2 * reach + 1) - reach
+    if not (0 <= column < design.width and 0 <= row < design.height):
+        return -1
+    tile = row * design.width + column
+    return tile if design.usable[tile] else -1
+
+
+@numba.njit(cache=True)
+def anneal(design, scratch, late, tile_cost, temperature, reach, picks, moves):
+    """Draw `moves` moves of the cells `picks`, and make those that a temperature allows; how many were made."""
+    made = 0
+    for _ in range(moves):
+        cell = picks[_draw(design.random, len(picks))]
+        if design.cells[cell].kind == _BLOCK_RAM:
+            made += _move_block_ram(design, scratch, late, tile_cost, temperature, cell)
+        else:
+            made += _move(design, scratch, late, tile_cost, temperature, reach, cell)
+    return made
+
+
+@numba.njit(cache=True)
+def _move_block_ram(design, scratch, late, tile_cost, temperature, cell):
+    other = design.block_rams[_draw(design.random, len(design.block_rams))]
+    if other == cell:
+        return 0
+    a, b = design.cells[cell], design.cells[other]
+    scratch.both[0], scratch.both[1] = cell, other
+    a.x, b.x = b.x, a.x
+    a.y, b.y = b.y, a.y
+    if _accepted(design, scratch, late, tile_cost, temperature, 2):
+        return 1
+    a.x, b.x = b.x, a.x
+    a.y, b.y = b.y, a.y
+    return 0
+
+
+@numba.njit(cache=True)
+def _move(design, scratch, late, tile_cost, temperature, reach, number):
+    cells, width = design.cells, design.width
+    cell = cells[number]
+    here, z, freedom = cell.y * width + cell.x, cell.z, cell.freedom
+    if cell.kind == _REGISTER and cell.tied:
+        freedom = cells[design.table[8 * here + z]].freedom
+    if freedom > _TILE:
+        return 0
+    there = _aim(design, cell, late, reach)
+    if there < 0 or there == here:
+        return 0
+    what, tiles = _BOTH, 1
+    if freedom == _TILE:
+        for site in range(8 * here, 8 * here + 8):
+            table = design.table[site]
+            if table >= 0 and cells[table].run > 1:
+                tiles, here = cells[table].run, here - cells[table].run_at
+                break
+        if there == here or there // width == here // width and abs(there - here) < tiles or there % width + tiles > width:
+            return 0
+        for tile in range(there, there + tiles):
+            if not design.usable[tile]:
+                return 0
+        count, z, to = 8 * tiles, 0, 0
+    elif freedom == _SLICE:
+        count, z, to = 2, z & ~1, 2 * _draw(design.random, 4)
+    else:
+        count, to = 1, _draw(design.random, 8)
+        register = design.register[8 * here + z]
+        if register < 0 or not cells[register].tied:
+            what = cell.kind
+    if (freedom == _SLICE or (freedom == _ALONE and what != _TABLE)) and (design.writer[here] >= 0 or design.writer[there] >= 0):
+        return 0    # a RAM's write enable and its tile's registers share a wire
+    mine, mine_at, theirs, theirs_at, both = scratch.mine, scratch.mine_at, scratch.theirs, scratch.theirs_at, scratch.both
+    ours = _stands(design, here, z, count, what, mine, mine_at)
+    others = _stands(design, there, to, count, what, theirs, theirs_at)
+    if ours < 0 or others < 0:
+        return 0
+    _take(design, mine, ours)
+    _take(design, theirs, others)
+    _put(design, mine, mine_at, ours, there, to)
+    _put(design, theirs, theirs_at, others, here, z)
+    legal = True
+    for n in range(tiles):
+        legal = legal and _legal(cells, design.table, design.register, here + n) and _legal(cells, design.table, design.register, there + n)
+    if legal:
+        both[:ours] = mine[:ours]
+        both[ours:ours + others] = theirs[:others]
+        if _accepted(design, scratch, late, tile_cost, temperature, ours + others):
+            return 1
+    _take(design, mine, ours)
+    _take(design, theirs, others)
+    _put(design, mine, mine_at, ours, here, z)
+    _put(design, theirs, theirs_at, others, there, to)
+    return 0
+
+
+@numba.njit(cache=True)
+def _accepted(design, scratch, late, tile_cost, temperature, count):
+    """Whether the cells `scratch.both`, at their new places already, may stay there. Then what is known of their wires is made new, else it is as before."""
+    cells, nets, arcs, members, moved = design.cells, design.nets, design.arcs, design.members, scratch.both
+    scratch.stamp[0] += 1
+    now, total, gain, perimeters = scratch.stamp[0], 0.0, 0.0, 0
+    for n in range(count):
+        cell = cells[moved[n]]
+        gain += cell.price
+        for k in range(cell.weighed, cell.weighed_end):
+            net = nets[members[k]]
+            if net.seen != now:
+                net.seen = now
+                tiles = _half_perimeter(cells, members, net.pins, net.pins_end)
+                if tiles != net.perimeter:
+                    scratch.changed[perimeters], scratch.new_perimeter[perimeters] = members[k], tiles
+                    total += tile_cost * (tiles - net.perimeter)
+                    perimeters += 1
+    if total - gain > _HOPELESS * temperature:
+        return False
+    for n in range(1, count):       # drivers before loads
+        cell, k = moved[n], n
+        while k and cells[moved[k - 1]].level > cells[cell].level:
+            moved[k] = moved[k - 1]
+            k -= 1
+        moved[k] = cell
+    wires = driven = 0
+    for n in range(count):
+        cell = cells[moved[n]]
+        for k in range(cell.drives, cell.drives_end):
+            net = nets[members[k]]
+            scratch.nets[driven], scratch.old_arrival[driven], scratch.old_left[driven] = members[k], net.arrival, net.left
+            driven += 1
+            net.arrival, net.left = net.start, 0.0
+            for j in range(net.after, net.after_end):
+                arc = arcs[members[j]]
+                if arc.seen != now:
+                    arc.seen = now
+                    scratch.arcs[wires], scratch.old_wire[wires] = members[j], arc.wire
+                    arc.wire = _wire_of(cells, arc)
+                    wires += 1
+        for k in range(cell.into, cell.into_end):
+            arc = arcs[members[k]]
+            if arc.seen != now:
+                arc.seen = now
+                scratch.arcs[wires], scratch.old_wire[wires] = members[k], arc.wire
+                arc.wire = _wire_of(cells, arc)
+                wires += 1
+            if arc.to >= 0:
+                nets[arc.to].arrival = max(nets[arc.to].arrival, nets[arc.net].arrival + arc.wire + arc.through)
+    for n in range(driven - 1, -1, -1):
+        net = nets[scratch.nets[n]]
+        for j in range(net.after, net.after_end):
+            arc = arcs[members[j]]
+            net.left = max(net.left, arc.wire + arc.through + (nets[arc.to].left if arc.to >= 0 else 0.0))
+    for n in range(wires):
+        arc = arcs[scratch.arcs[n]]
+        path = _path(nets, arc)
+        scratch.new_path[n] = path
+        total += _price(path, late) - _price(arc.path, late)
+    if total <= 0 or (temperature > 0 and _draw(design.random, 1 << 30) < (1 << 30) * np.exp(-total / temperature)):
+        for n in range(wires):
+            arcs[scratch.arcs[n]].path = scratch.new_path[n]
+        for n in range(perimeters):
+            nets[scratch.changed[n]].perimeter = scratch.new_perimeter[n]
+        return True
+    for n in range(wires):
+        arcs[scratch.arcs[n]].wire = scratch.old_wire[n]
+    for n in range(driven):
+        nets[scratch.nets[n]].arrival, nets[scratch.nets[n]].left = scratch.old_arrival[n], scratch.old_left[n]
+    return False
