@@ -30,6 +30,8 @@ _UNPLACED = "chformal -remove\ndelete */t:$print"
 MAP_LUTS = "techmap -map +/lattice/latches_map.v\nabc9 -W 600\nclean"
 #: Synthesis of the module `top`, all of it.
 SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
+#: What of ours works on netlists: with another one a step is done again.
+_OWN = annealing, global_nets, placed_netlist, placed_timing, refinement
 #: nextpnr's names of what is counted → ours.
 _COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 
@@ -144,7 +146,7 @@ class _Run:
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_bytes(content.encode() if isinstance(content, str) else content)
         files = [*sorted((path, str(content)) for path, content in plan.files.items()),
-                 *((own.__name__, Path(own.__file__).read_text(encoding="utf-8")) for own in (annealing, global_nets, placed_netlist, placed_timing, refinement))]
+                 *((own.__name__, Path(own.__file__).read_text(encoding="utf-8")) for own in _OWN)]
         self._key = hashlib.sha256(repr((files, sorted(_TOOLS.items()))).encode()).hexdigest()
         self.steps = _steps(str(plan.files[f"{plan.script}.sh"]))
 
