@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-__all__ = ["ARC", "CELL", "LONGEST", "NET", "Design", "anneal", "appraise", "measure", "scratch", "wire"]
+__all__ = ["ARC", "CELL", "LONGEST", "NET", "Design", "anneal", "appraise", "measure", "scratch", "spread", "wire"]
 
 LONGEST = 4         #: tiles of a carry chain that moves
 #: ns: a wire's base, a tile of its way up to five, a tile beyond; half of what nextpnr supposes while it places, as routed reports have it.
@@ -22,7 +22,7 @@ _SLOPE = 0.7        #: ns: a path that is longer by this costs e times as much
 _WEAK = 0.05        #: what the middle of a cell's wires gives a wire that is not late
 _SEEN = 16          #: wires of a net or a cell that are looked at for that
 _UNSEEN = 4.0       #: ns before the late ones from which a path costs anything
-_HOPELESS = 8.0     #: temperatures: a move that costs so much more than it can gain is not looked at further
+_CROWDED = 2.0      #: added to a tile of half perimeter where twice as many wires are as should be
 _TABLE, _REGISTER, _WRITER, _BLOCK_RAM = 0, 1, 2, 3     # kinds of cells
 _ALONE, _SLICE, _TILE = 0, 1, 2                         # freedoms
 _BOTH = 2           # what moves of a single site: the table, the register, both
@@ -31,8 +31,8 @@ _MOST = 17 * LONGEST        # cells of one side of a move
 #: One record for each cell, net and arc, so that what a move reads lies together. `…_end`: lists are parts of `Design.members`.
 CELL = np.dtype([(name, "i4") for name in ("x", "y", "z", "enable", "reset", "level", "into", "into_end", "drives", "drives_end", "weighed", "weighed_end")]
                 + [("price", "f4")] + [(name, "i1") for name in ("kind", "freedom", "tied", "takes_m", "run", "run_at")])
-NET = np.dtype([(name, "i4") for name in ("after", "after_end", "pins", "pins_end", "perimeter", "seen")]
-               + [(name, "f4") for name in ("start", "arrival", "left")])
+NET = np.dtype([(name, "i4") for name in ("after", "after_end", "pins", "pins_end", "seen")]
+               + [(name, "f4") for name in ("start", "arrival", "left", "length")])
 ARC = np.dtype([(name, "i4") for name in ("net", "source", "cell", "to", "seen")] + [(name, "f4") for name in ("through", "fixed", "wire", "path")])
 
 
@@ -41,8 +41,8 @@ class Design(NamedTuple):
 
     Cells: place, what registers of a slice (`enable`) and of a tile (`reset`) must agree on, lists of arcs into it, of nets it drives and of nets whose half
     perimeter is weighed, what its paths cost (`price`), and what :class:`.placed_netlist.Placed` says of it. Nets: lists of the arcs after it and of its
-    cells, when it leaves its driver, arrival, and the longest way from it to an end (`left`). Arcs: ns through the cell (`through`), of a wire that does not
-    depend on places (`fixed`, else -1), of its wire, and of the longest path over it.
+    cells, when it leaves its driver, arrival, the longest way from it to an end (`left`), and its weighed half perimeter (`length`). Arcs: ns through the
+    cell (`through`), of a wire that does not depend on places (`fixed`, else -1), of its wire, and of the longest path over it.
     """
 
     cells: np.ndarray
@@ -55,6 +55,7 @@ class Design(NamedTuple):
     writer: np.ndarray      #: tile → cell that writes its RAM
     usable: np.ndarray      #: tile → whether cells may go there
     block_rams: np.ndarray
+    crowd: np.ndarray       #: sums over all tiles above and to the left of what is added to a tile of half perimeter there
     random: np.ndarray      #: one word
     width: int              #: tiles
     height: int
@@ -70,7 +71,7 @@ class Scratch(NamedTuple):
     old_arrival: np.ndarray
     old_left: np.ndarray
     changed: np.ndarray
-    new_perimeter: np.ndarray
+    new_length: np.ndarray
     mine: np.ndarray
     mine_at: np.ndarray
     theirs: np.ndarray
@@ -80,7 +81,7 @@ class Scratch(NamedTuple):
 
 
 def scratch(arcs: int, nets: int) -> Scratch:
-    counts = (arcs, "i4"), (arcs, "f8"), (arcs, "f8"), (nets, "i4"), (nets, "f8"), (nets, "f8"), (nets, "i4"), (nets, "i4")
+    counts = (arcs, "i4"), (arcs, "f8"), (arcs, "f8"), (nets, "i4"), (nets, "f8"), (nets, "f8"), (nets, "i4"), (nets, "f8")
     return Scratch(*(np.zeros(*each) for each in counts), *(np.zeros(_MOST, "i4") for _ in range(4)), np.zeros(2 * _MOST, "i4"), np.zeros(1, "i4"))
 
 
@@ -118,17 +119,57 @@ def _price(path, late):
     return _SLOPE * np.exp(min((path - late) / _SLOPE, 30.0)) if path > late - _UNSEEN else 0.0
 
 
-@numba.njit(cache=True)
-def _half_perimeter(cells, members, first, last):
-    if last - first < 2:
-        return 0
+@numba.njit(cache=True, inline="always")
+def _box(cells, members, first, last):
+    """The first and the last column and row of a net."""
     cell = cells[members[first]]
     x1 = x2 = cell.x
     y1 = y2 = cell.y
     for n in range(first + 1, last):
         cell = cells[members[n]]
         x1, x2, y1, y2 = min(x1, cell.x), max(x2, cell.x), min(y1, cell.y), max(y2, cell.y)
-    return x2 - x1 + y2 - y1
+    return x1, x2, y1, y2
+
+
+@numba.njit(cache=True)
+def _length(cells, members, first, last, crowd):
+    """Half perimeter, with what is added where many wires are."""
+    if last - first < 2:
+        return 0.0
+    x1, x2, y1, y2 = _box(cells, members, first, last)
+    more = crowd[y2 + 1, x2 + 1] - crowd[y1, x2 + 1] - crowd[y2 + 1, x1] + crowd[y1, x1]
+    return (x2 - x1 + y2 - y1) * (1.0 + more / ((x2 - x1 + 1) * (y2 - y1 + 1)))
+
+
+@numba.njit(cache=True)
+def spread(design, enough):
+    """How many wires are over each tile, were each net's spread over its box; where there are more than `enough`, half perimeters count for more from now on.
+    Half perimeters of all nets, tiles."""
+    over, total = np.zeros((design.height + 1, design.width + 1)), 0
+    for n in range(len(design.nets)):
+        net = design.nets[n]
+        if net.pins_end - net.pins > 1:
+            x1, x2, y1, y2 = _box(design.cells, design.members, net.pins, net.pins_end)
+            total += x2 - x1 + y2 - y1
+            each = (x2 - x1 + y2 - y1) / ((x2 - x1 + 1) * (y2 - y1 + 1))
+            over[y1, x1] += each
+            over[y2 + 1, x1] -= each
+            over[y1, x2 + 1] -= each
+            over[y2 + 1, x2 + 1] += each
+    for y in range(design.height):
+        for x in range(design.width):
+            if x:
+                over[y, x] += over[y, x - 1]
+        for x in range(design.width):
+            if y:
+                over[y, x] += over[y - 1, x]
+    design.crowd[:] = 0.0
+    for y in range(design.height):
+        row = 0.0
+        for x in range(design.width):
+            row += _CROWDED * max(0.0, over[y, x] / enough - 1.0)
+            design.crowd[y + 1, x + 1] = design.crowd[y, x + 1] + row
+    return total
 
 
 @numba.njit(cache=True)
@@ -137,7 +178,7 @@ def measure(design):
     cells, nets, arcs = design.cells, design.nets, design.arcs
     for n in range(len(nets)):
         nets[n].arrival, nets[n].left = nets[n].start, 0.0
-        nets[n].perimeter = _half_perimeter(cells, design.members, nets[n].pins, nets[n].pins_end)
+        nets[n].length = _length(cells, design.members, nets[n].pins, nets[n].pins_end, design.crowd)
     for n in design.forward:
         arc = arcs[n]
         arc.wire = _wire_of(cells, arc)
@@ -398,7 +439,7 @@ def _accepted(design, scratch, late, tile_cost, temperature, count):
     """Whether the cells `scratch.both`, at their new places already, may stay there. Then what is known of their wires is made new, else it is as before."""
     cells, nets, arcs, members, moved = design.cells, design.nets, design.arcs, design.members, scratch.both
     scratch.stamp[0] += 1
-    now, total, gain, perimeters = scratch.stamp[0], 0.0, 0.0, 0
+    now, total, gain, lengths = scratch.stamp[0], 0.0, 0.0, 0
     for n in range(count):
         cell = cells[moved[n]]
         gain += cell.price
@@ -406,12 +447,13 @@ def _accepted(design, scratch, late, tile_cost, temperature, count):
             net = nets[members[k]]
             if net.seen != now:
                 net.seen = now
-                tiles = _half_perimeter(cells, members, net.pins, net.pins_end)
-                if tiles != net.perimeter:
-                    scratch.changed[perimeters], scratch.new_perimeter[perimeters] = members[k], tiles
-                    total += tile_cost * (tiles - net.perimeter)
-                    perimeters += 1
-    if total - gain > _HOPELESS * temperature:
+                length = _length(cells, members, net.pins, net.pins_end, design.crowd)
+                if length != net.length:
+                    scratch.changed[lengths], scratch.new_length[lengths] = members[k], length
+                    total += tile_cost * (length - net.length)
+                    lengths += 1
+    most = -temperature * np.log((1 + _draw(design.random, 1 << 30)) / (1 << 30))     # a move may cost so much
+    if total - gain > most:
         return False
     for n in range(1, count):       # drivers before loads
         cell, k = moved[n], n
@@ -453,11 +495,11 @@ def _accepted(design, scratch, late, tile_cost, temperature, count):
         path = _path(nets, arc)
         scratch.new_path[n] = path
         total += _price(path, late) - _price(arc.path, late)
-    if total <= 0 or (temperature > 0 and _draw(design.random, 1 << 30) < (1 << 30) * np.exp(-total / temperature)):
+    if total <= most:
         for n in range(wires):
             arcs[scratch.arcs[n]].path = scratch.new_path[n]
-        for n in range(perimeters):
-            nets[scratch.changed[n]].perimeter = scratch.new_perimeter[n]
+        for n in range(lengths):
+            nets[scratch.changed[n]].length = scratch.new_length[n]
         return True
     for n in range(wires):
         arcs[scratch.arcs[n]].wire = scratch.old_wire[n]

@@ -32,6 +32,7 @@ _EARLY = 11.0       #: or that arrive before this, ns at speed 6
 _NEAR = 1.5         #: ns before that share's arrival from which a path's cells are drawn more often
 _OFTEN = 0.4        #: of the draws
 _TILE = 0.06        #: cost of a tile of a net's half perimeter, late or not: what gives way must not get long wires, or nothing can be routed
+_ENOUGH = 70.0      #: wires over a tile from which on its nets cost more
 _WIDE = 32          #: cells of a net from which on its half perimeter is not weighed
 _MOST_LOADS = 200   #: of a cell that moves
 _TOGETHER = 5       #: one of so many cells that only move with their tile is drawn
@@ -67,6 +68,7 @@ class Refinement:
         width, height = max(placed.x) + 1, max(placed.y) + 1
         cells, nets, arcs, members = self._records(order)
         self.design = Design(cells, nets, arcs, order.forward.astype("i4"), members, *self._sites(width, height), np.array(placed.block_rams, "i4"),
+                             np.zeros((height + 1, width + 1)),
                              np.array([0x9E3779B97F4A7C15 * (2 * seed + 1) & (1 << 64) - 1], np.uint64), width, height)
         self.scratch = annealing.scratch(len(arcs), len(nets))
         #: Cells to draw from.
@@ -128,12 +130,12 @@ class Refinement:
         return table, register, writer, usable
 
     def _look(self) -> None:
+        self.wires = int(annealing.spread(self.design, _ENOUGH))
         annealing.measure(self.design)
         self.arrivals = self.design.arcs["path"][self._ends]
         self._late = max(_EARLY, float(np.quantile(self.arrivals, _SHARE))) if len(self.arrivals) else 0.0
         annealing.appraise(self.design, self._late)
         self.worst = float(self.arrivals.max(initial=0.0))
-        self.wires = int(self.design.nets["perimeter"].sum())
 
     def _picks(self) -> np.ndarray:
         """Cells to draw from: those of late paths as often as `_OFTEN` says."""
