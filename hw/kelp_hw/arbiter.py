@@ -121,11 +121,12 @@ class Arbiter(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = Layouts(config)
+        # An event log that always takes events leaves nothing of its credit.
         super().__init__({
             "i_request": In(stream.Signature(layouts.request)),
             **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
             "behind": In(data.ArrayLayout(behind_layout(), len(BACKGROUND))),
-            "hot": In(1), "good": In(1), "hold": In(1), "credits": In(credits_layout()), "credits_ahead": In(credits_layout()),
+            "hot": In(1), "good": In(1), "hold": In(1), "credits": In(credits_layout(), init={"event": 1}), "credits_ahead": In(credits_layout()),
             "o_hot": Out(1), "o_valid": Out(1), "o_entering": Out(entering_layout(config)), "o_queue": Out(config.queue_bits),
             "o_reads": Out(1), "o_takes": Out(1), "o_session": Out(1), "o_frame_peek": Out(1), "o_background": Out(1),
         })

@@ -90,21 +90,26 @@ class FrameTable(wiring.Component):
         # register. So two writes are not seen: that of this cycle, and that of the op in F2, whose result follows into F2 beside what was read.
         f2, f2_valid = Signal(self.layouts.frame_op), Signal()
         read, entry, after, before, again = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout), Signal(entry_layout), Signal()
-        written, write_frame, found = Signal(), Signal.like(self.i.frame), Signal(entry_layout)     # `before` is written
-        m.d.comb += found.eq(Mux(written & (write_frame == f1.frame), before, table.read_data))
+        written, write_frame = Signal(), Signal.like(self.i.frame)     # `before` is written
+        # Block RAMs are slow, and far apart: what takes their place, or nothing, is there before them.
+        passed, instead = Signal(), Signal(entry_layout)
+        m.d.comb += passed.eq(written & (write_frame == f1.frame))
         m.d.sync += [
-            f2.eq(f1), f2_valid.eq(f1_valid), read.eq(found), before.eq(after), written.eq(f2_valid & f2.use), write_frame.eq(f2.frame),
+            f2.eq(f1), f2_valid.eq(f1_valid), before.eq(after), written.eq(f2_valid & f2.use), write_frame.eq(f2.frame),
+            read.eq(instead.as_value() | (table.read_data.as_value() & (~(passed | f1.init)).replicate(entry_layout.size))),
             again.eq(f2_valid & f2.use & ~f1.init & (f2.frame == f1.frame)),
         ]
         m.d.comb += entry.eq(Mux(again, before, read))
         with m.If(f1.init):
             ruined = f1.lost | f1.failed
             from_sector = f1.kind == Op.FILL
-            m.d.sync += [
-                read.eq(0), read.in_use.eq(1), read.source.eq(f1.source), read.squeue.eq(f1.squeue), read.page.eq(f1.page),
-                read.valid.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.valid, 0))),
-                read.poison.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.poison, 0))),
+            m.d.comb += [
+                instead.in_use.eq(1), instead.source.eq(f1.source), instead.squeue.eq(f1.squeue), instead.page.eq(f1.page),
+                instead.valid.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.valid, 0))),
+                instead.poison.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.poison, 0))),
             ]
+        with m.Elif(passed):
+            m.d.comb += instead.eq(before)
         m.d.comb += [getattr(place, name).eq(f1[name]) for name in ("frame", "pool", "kv_line", "used_lines", "k_only", "format_k", "format_v")]
 
         # F2: resolve the line, rewrite the entry, tell the data path.
@@ -198,6 +203,7 @@ class FrameTable(wiring.Component):
                 Assert(~(demand & write) | f2.has_write),
             ]
         taken = Signal()
-        m.d.sync += taken.eq(f1_valid & f1.init & Mux(f2_valid & f2.use & (f2.frame == f1.frame), after.in_use, found.in_use))
+        found = Mux(passed, before.in_use, table.read_data.in_use)
+        m.d.sync += taken.eq(f1_valid & f1.init & Mux(f2_valid & f2.use & (f2.frame == f1.frame), after.in_use, found))
         m.d.comb += Assert(~taken)
         return m

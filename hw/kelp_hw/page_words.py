@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from functools import reduce
+from operator import xor
+
+from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import ceil_log2
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import PageState
@@ -25,7 +29,8 @@ class PageWords(wiring.Component):
     uncorrectable error is as it was read. `states`: bit s, the word's state is s, LOST when it is uncorrectable.
 
     The SRAM is banked by the low page bits, as far as needed to scrub within `SCRUB_CYCLES`; all banks are scrubbed together after reset,
-    then `ready` rises. A word is encoded in the cycle after M3 and written in the one after that.
+    then `ready` rises. A word is encoded in the cycle after M3 and written in the one after that. A bank whose rows are no power of two is two SRAMs: a tool
+would make one of pieces of different shapes, and choose between them behind their slow outputs.
 
     `flip` is for verification: what it holds in the cycle after M3 is XORed into the code word on its way to the SRAM. Tied to zero it costs nothing.
 
@@ -50,6 +55,9 @@ class PageWords(wiring.Component):
         self.banks = 1
         while config.page_words // self.banks > self.SCRUB_CYCLES and self.banks < config.pages:
             self.banks *= 2
+        self.rows = rows = config.page_words // self.banks
+        most = 1 << (rows.bit_length() - 1)
+        self.parts = (most, rows - most) if rows > most else (rows,)
         self.code = Secded(layouts.page_word.size)
         super().__init__({
             "look": In(layouts.page), "look_valid": In(1),
@@ -61,71 +69,82 @@ class PageWords(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c, code, page, word = self.config, self.code, self.layouts.page, self.layouts.page_word
+        code, page, word, parts = self.code, self.layouts.page, self.layouts.page_word, self.parts
         bank_bits = (self.banks - 1).bit_length()
-        rows = c.page_words // self.banks
         banks = []
         for b in range(self.banks):
-            m.submodules[f"bank_{b}"] = bank = Sram(depth=rows, shape=code.code_bits)
-            banks.append(bank)
+            banks.append([Sram(depth=depth, shape=code.code_bits) for depth in parts])
+            for name, sram in zip(("", "_rest"), banks[-1], strict=False):
+                m.submodules[f"bank_{b}{name}"] = sram
 
         def row(p):
             return Cat(p.page, p.squeue)[bank_bits:]
 
+        def inside(row, k):
+            """Whether a row is in part `k`."""
+            return row[ceil_log2(parts[0])] == k if len(parts) > 1 else 1
+
+        def bank(p):
+            """Whose page this is: a bit for each bank."""
+            return Cat(p.page[:bank_bits] == b for b in range(self.banks)) if bank_bits else Const(1, 1)
+
         # The op's page and whether it looked at a word, stage by stage; F1 is the cycle after M3, F2 the next, in which the SRAM is written.
-        stages = ("m1", "m2", "m3", "f1", "f2")
+        stages = ("m1", "m2", "m3", "f1")
         at = {stage: Signal(page, name=f"page_{stage}") for stage in stages}
         valid = {stage: Signal(name=f"valid_{stage}") for stage in stages}
         m.d.sync += [at["m1"].eq(self.look), valid["m1"].eq(self.look_valid)]
         m.d.sync += [known[after].eq(known[before]) for known in (at, valid) for before, after in zip(stages, stages[1:], strict=False)]
-        f1_word, f1_write, f2_word, f2_code, f2_write = Signal(word), Signal(), Signal(word), Signal(code.code_bits), Signal()
-        m.d.sync += [
-            f1_word.eq(self.new), f1_write.eq(self.write),
-            f2_word.eq(f1_word), f2_write.eq(f1_write), f2_code.eq(code.encode(f1_word) ^ self.flip),
-        ]
+        f1_word, f1_write, f2_word = Signal(word), Signal(), Signal(word)
+        m.d.sync += [f1_word.eq(self.new), f1_write.eq(self.write), f2_word.eq(f1_word)]
 
         # MA, M1: the SRAM. Of the ops before this one, the SRAM's answer lacks those that are at M3, F1 or F2 in M1; those behind will be forwarded at M2.
-        for bank in banks:
-            m.d.comb += [bank.read_en.eq(self.look_valid), bank.read_address.eq(row(self.look))]
-        raw = Array(bank.read_data for bank in banks)[at["m1"].page[:bank_bits]] if bank_bits else banks[0].read_data
+        for srams in banks:
+            m.d.comb += [wire for sram in srams for wire in (sram.read_en.eq(self.look_valid), sram.read_address.eq(row(self.look)))]
 
         # Whether an op in M1 follows one on its page is worked out a cycle earlier.
         follows = {}
-        for before, stage in zip(stages, stages[1:], strict=False):
+        for before, stage in zip(stages, (*stages[1:], "f2"), strict=True):
             follows[stage] = Signal(name=f"follows_{stage}")
             m.d.sync += follows[stage].eq(valid[before] & (at[before].as_value() == self.look.as_value()))
 
+        # A block RAM is slow, and far away: what it read goes to a register at once, and is zero there where it is not wanted. So M2 need not choose, and
+        # where no word was read, or an older op's is taken, it finds zeros, which are a code word.
         # `new` is the word after its op whether that changed it or not, so forwarding need not wait for the decision.
-        code_m2, early, early_hit, forward = Signal(code.layout), Signal(word), Signal(), Signal()
+        read = [Signal(code.layout, name=f"read_{k}") for k in range(len(parts))]
+        early, forward, wanted = Signal(word), Signal(), Signal()
+        m.d.comb += wanted.eq(valid["m1"] & ~(follows["m3"] | follows["f1"] | follows["f2"]))
+        for k, part in enumerate(read):
+            raw = Array(srams[k].read_data for srams in banks)[at["m1"].page[:bank_bits]] if bank_bits else banks[0][k].read_data
+            m.d.sync += part.eq(Mux(wanted & inside(row(at["m1"]), k), raw, 0))
         m.d.sync += [
-            code_m2.eq(raw),
-            early.eq(Mux(follows["m3"], self.new, Mux(follows["f1"], f1_word, f2_word))),
-            early_hit.eq(follows["m3"] | follows["f1"] | follows["f2"]),
+            early.eq(Mux(follows["m3"], self.new, Mux(follows["f1"], f1_word, Mux(follows["f2"], f2_word, 0)))),
             forward.eq(follows["m2"]),
         ]
 
         # M2: repair, or take the word of the op at M3 or of one that was there when this op was at M1.
-        fixed, single, double = code.repair(code_m2, code.syndrome(code_m2))
+        def sum_of(values):
+            return reduce(xor, (Value.cast(value) for value in values))
+
+        fixed, single, double = code.repair(sum_of(read), sum_of(code.syndrome(part) for part in read))
+        found = word(sum_of((early, fixed)))
         m.d.sync += [
-            self.word.eq(Mux(forward, self.new, Mux(early_hit, early, fixed))),
-            self.corrected.eq(single & ~forward & ~early_hit & valid["m2"]),
-            self.uncorrected.eq(double & ~forward & ~early_hit & valid["m2"]),
+            self.word.eq(Mux(forward, self.new, found)),
+            self.corrected.eq(single & ~forward),
+            self.uncorrected.eq(double & ~forward),
         ]
         for s in PageState:
-            read = Mux(double & valid["m2"], s == PageState.LOST, word(fixed).state == s)
-            m.d.sync += self.states[s].eq(Mux(forward, self.new.state == s, Mux(early_hit, early.state == s, read)))
+            m.d.sync += self.states[s].eq(Mux(forward, self.new.state == s, Mux(double, s == PageState.LOST, found.state == s)))
 
-        # F2: the SRAM's write port, which the scrub has until `ready`.
-        scrub = Signal(range(rows))
+        # F2: the SRAM's write port, which the scrub has until `ready`. All of it comes from registers.
+        scrub, written, f2_code = Signal(range(self.rows)), Signal(range(self.rows)), Signal(code.code_bits)
         with m.If(~self.ready):
             m.d.sync += scrub.eq(scrub + 1)
-            with m.If(scrub == rows - 1):
+            with m.If(scrub == self.rows - 1):
                 m.d.sync += self.ready.eq(1)
-        for b, bank in enumerate(banks):
-            here = at["f2"].page[:bank_bits] == b if bank_bits else 1
-            m.d.comb += [
-                bank.write_en.eq(~self.ready | (f2_write & here)),
-                bank.write_address.eq(Mux(self.ready, row(at["f2"]), scrub)),
-                bank.write_data.eq(Mux(self.ready, f2_code, 0)),
-            ]
+        m.d.sync += [written.eq(Mux(self.ready, row(at["f1"]), scrub)), f2_code.eq(Mux(self.ready, code.encode(f1_word) ^ self.flip, 0))]
+        for b, srams in enumerate(banks):
+            for k, sram in enumerate(srams):
+                write = Signal(name=f"write_{b}_{k}")
+                m.d.sync += write.eq(Mux(self.ready, f1_write & bank(at["f1"])[b] & inside(row(at["f1"]), k), inside(scrub, k)))
+                m.d.comb += [sram.write_en.eq(write), sram.write_address.eq(written), sram.write_data.eq(f2_code)]
         return m

@@ -149,6 +149,14 @@ class Registers(wiring.Component):
         # --- step advance by accesses ---------------------------------------------------------------------------------------
         access = self.i_result_valid & self.i_result.first & ((self.i_result.op.kind == Op.READ) | (self.i_result.op.kind == Op.WRITE))
         due = Signal(c.sessions)
+        # M0 says late that it takes the op: who sent it is told a cycle after that, because `control` counts the cycles from there. A session whose next
+        # step is due in that cycle keeps it.
+        of_control, went = Signal(), Signal()
+        with m.If(went):
+            with m.If(of_control):
+                m.d.comb += control.o_op.ready.eq(1)
+            with m.Else():
+                m.d.sync += due.bit_select(self.o_control.p.session, 1).eq(0)
         for s in range(c.sessions):
             count = Signal(24, name=f"accesses_{s}")
             every = getattr(file, f"rw_s{s}_auto_step").value
@@ -162,16 +170,11 @@ class Registers(wiring.Component):
         for s in reversed(range(c.sessions)):
             with m.If(due[s]):
                 m.d.comb += step_session.eq(s)
-        # M0 sees registers; who sent the op is told when M0 takes it, because `control` counts the cycles from there.
-        of_control = Signal()
+        # M0 sees registers.
+        m.d.sync += went.eq(self.o_control.valid & self.o_control.ready)
         with m.If(self.o_control.valid):
-            with m.If(self.o_control.ready):
-                m.d.sync += self.o_control.valid.eq(0)
-                with m.If(of_control):
-                    m.d.comb += control.o_op.ready.eq(1)
-                with m.Else():
-                    m.d.sync += due.bit_select(self.o_control.p.session, 1).eq(0)
-        with m.Else():
+            m.d.sync += self.o_control.valid.eq(~self.o_control.ready)
+        with m.Elif(~went):
             m.d.sync += [self.o_control.valid.eq(control.o_op.valid | due.any()), self.o_control.p.eq(control.o_op.p), of_control.eq(control.o_op.valid)]
             with m.If(~control.o_op.valid):
                 m.d.sync += [self.o_control.p.kind.eq(Op.STEP), self.o_control.p.session.eq(step_session), self.o_control.p.delta.eq(1)]

@@ -192,6 +192,8 @@ class Tracker(wiring.Component):
         kinds3, asks3, asks2 = Signal(max(Op) + 1), Signal(), Signal()
         frames2 = frame_of(op2.kind, asks2, op2.write)
         frames3 = {name: Signal(name=f"{name}3") for name in frames2}
+        usable3, grants3 = Signal(), Signal()
+        named3, frame3 = Signal(), Signal(c.frame_bits)     # whether the frame op's frame is known without the word, and which it is
         m.d.comb += asks2.eq(m2.valid & ((op2.kind == Op.READ) | (op2.kind == Op.WRITE)) & (check.event == Event.NONE) & ~op2.no_memory)
         shaping = session(Mux(m1.hot, m1.hot_session, op1.session))
         m.d.comb += [shape1[name].eq(shaping[name]) for name in shape_layout.members]
@@ -204,6 +206,8 @@ class Tracker(wiring.Component):
             session2.eq(session(op1.session)), session3.eq(session2), shape2.eq(shape1), shape3.eq(shape2),
             event3.eq(check.event),
             *(kinds3[k].eq(m2.valid & (op2.kind == k)) for k in Op),
+            usable3.eq(session2.open & ~session2.closing), grants3.eq(m2.valid & (op2.kind == Op.GRANT) & ~op2.failed),
+            named3.eq(m2.hot | frames2["own_frame"]), frame3.eq(Mux(m2.hot, hot2.frame, op2.frame)),
             asks3.eq(asks2), *(frames3[name].eq(value) for name, value in frames2.items()),
         ]
 
@@ -212,8 +216,8 @@ class Tracker(wiring.Component):
         m.d.comb += [
             decide.op.eq(op3), decide.word.eq(words.word), words.new.eq(result.word), words.write.eq(strobes.write), words.flip.eq(self.ecc_flip),
             *(x[name].eq(value) for name, value in frames3.items()),
-            x.kinds.eq(kinds3), x.asks.eq(asks3), x.states.eq(words.states),
-            x.valid.eq(m3.valid), x.event.eq(event3), x.is_open.eq(session3.open), x.usable.eq(session3.open & ~session3.closing), x.step.eq(session3.step),
+            x.kinds.eq(kinds3), x.asks.eq(asks3), x.grants.eq(grants3), x.states.eq(words.states),
+            x.valid.eq(m3.valid), x.event.eq(event3), x.is_open.eq(session3.open), x.usable.eq(usable3), x.step.eq(session3.step),
             x.format_k.eq(queue3.format_k), x.format_v.eq(queue3.format_v), x.pool.eq(queue3.pool), x.policy.eq(queue3.policy), x.frame_peek.eq(m3.frame_peek),
             x.can_pop.eq(pools.can_pop), x.can_take.eq(pools.can_take), x.can_prefetch.eq(pools.can_prefetch), x.can_pin.eq(pools.can_pin),
             x.frame.eq(pools.frame), x.miss.eq(miss_ids.id), x.empty.eq(miss_ids.empty), x.corrected.eq(words.corrected), x.uncorrected.eq(words.uncorrected),
@@ -235,14 +239,14 @@ class Tracker(wiring.Component):
         frame_op = self.o_frame_op
         m.d.comb += [
             self.o_frame_op_valid.eq(m3.hot | decide.frame_op_valid), self.o_frame_op_hot.eq(m3.hot),
-            frame_op.eq(decide.frame_op),
+            frame_op.eq(decide.frame_op), frame_op.frame.eq(Mux(named3, frame3, decide.found_frame)),
             *(frame_op[name].eq(shape3[name]) for name in shape_layout.members),
         ]
         with m.If(m3.hot):
             m.d.comb += [
                 frame_op.kind.eq(Mux(op3.write, Op.WRITE, Op.READ)), frame_op.outcome.eq(Outcome.HIT), frame_op.answer.eq(0),
                 frame_op.squeue.eq(m3.hot_page.squeue), frame_op.page.eq(m3.hot_page.page),
-                frame_op.frame.eq(hot3.frame), frame_op.format_k.eq(hot3.format_k), frame_op.format_v.eq(hot3.format_v),
+                frame_op.format_k.eq(hot3.format_k), frame_op.format_v.eq(hot3.format_v),
                 frame_op.use.eq(1), frame_op.init.eq(0), frame_op.write.eq(op3.write), frame_op.has_write.eq(op3.has_write),
                 frame_op.pool.eq(hot3.pool), frame_op.source.eq(0), frame_op.slot.eq(0),
             ]

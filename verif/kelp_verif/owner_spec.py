@@ -36,16 +36,17 @@ class FrameOwnerContract(wiring.Component):
         op, x, result, strobes = d.op, d.context, d.result, d.strobes
         for value in (op.as_value(), x.as_value()):
             m.d.comb += value.eq(AnySeq(len(value)))
+        is_op = {kind: Signal(name=f"is_{kind.name.lower()}") for kind in Op}
+        m.d.comb += [flag.eq(op.kind == kind) for kind, flag in is_op.items()]
         # What the tracker decodes ahead of M3.
         request = (op.kind == Op.READ) | (op.kind == Op.WRITE)
         m.d.comb += [
             *(Assume(x[name] == value) for name, value in frame_of(op.kind, x.asks, op.write).items()),
-            Assume(x.kinds == 1 << op.kind), Assume(x.asks == (request & (x.event == Event.NONE) & ~op.no_memory)),
+            Assume(x.kinds == 1 << op.kind),
+            Assume(x.grants == (is_op[Op.GRANT] & ~op.failed)), Assume(x.asks == (request & (x.event == Event.NONE) & ~op.no_memory)),
             *(Assume(x.states[s] == Mux(x.uncorrected, s == PageState.LOST, d.word.state == s)) for s in PageState),
         ]
         m.d.comb += [Assume(x.valid), Assume(~(x.corrected & x.uncorrected)), Assume(~x.can_take | x.can_pop), Assume(~x.can_prefetch | x.can_take)]
-        is_op = {kind: Signal(name=f"is_{kind.name.lower()}") for kind in Op}
-        m.d.comb += [flag.eq(op.kind == kind) for kind, flag in is_op.items()]
 
         frame, page = AnyConst(SMALL.frame_bits), AnyConst(len(op.squeue) + len(op.page))
         word, mine, holder = Signal(d.word.shape()), Signal(), Signal()
@@ -60,8 +61,8 @@ class FrameOwnerContract(wiring.Component):
             return here(value) & (value.place == frame)
 
         def sound(value):
-            """Only a COLD word's place has more bits than a frame."""
-            return ~here(value) | (value.place[SMALL.frame_bits:] == 0)
+            """Only a COLD word's place has more bits than a frame, or, while FETCHING, than a miss id."""
+            return (~here(value) | (value.place[SMALL.frame_bits:] == 0)) & ((value.state != PageState.FETCHING) | (value.place[SMALL.miss_bits:] == 0))
 
         m.d.comb += [
             mine.eq((op.squeue == page[:len(op.squeue)]) & (op.page == page[len(op.squeue):])), holder.eq(~mine & elsewhere & AnySeq(1)),

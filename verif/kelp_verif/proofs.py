@@ -125,7 +125,7 @@ PROOFS = (
         ("(unused == 0) & offer.i.ready", "offer.i.ready"), ("held + taken - self.free_en", "held + taken"))),
     Proof(name="frame_owner", block=Decide, spec=FrameOwnerContract, cover=9, bug_depth=9, engine="smtbmc --stbv z3", quick=False, bugs=(
         ("is_op[Op.RELEASE] & writing_back", "is_op[Op.RELEASE] & ~cold"),      # a page touched since its CLAIM loses its frame
-        ("with m.Elif(here & (old.place == op.frame)):", "with m.Elif(0):"))),                      # RECOVER takes a frame that is in use
+        ("with m.Elif(here & (read.place == op.frame)):", "with m.Elif(0):"))),                      # RECOVER takes a frame that is in use
     # The miss table.
     Proof(name="miss_ids", block=MissIds, spec=MissIdsContract, cover=14, bugs=(
         ("less & one, none", "less, none"), ("Mux(self.take, moves, stays)", "stays"), ("self.level != self.DEPTH", "1"))),
