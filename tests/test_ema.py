@@ -90,4 +90,4 @@ def test_one_update_per_cycle_over_640_queues():
 
 
 def test_flipped_bits():
-    run(MACRO, "flipped_bits", params={"memory": ["scores", "macro", "words"]}, public=[("kelp_sram", "words")])
+    run(MACRO, "flipped_bits", public=[("kelp_sram", "words")])

@@ -144,17 +144,21 @@ class ColdScheduler(wiring.Component):
         pre_valid = Signal()
         prefer_send = Signal()
         choice, chosen, chosen_again = Signal(2), Signal(index_shape), Signal()
-        can_send, can_answer, go = Signal(), Signal(), Signal()
+        can_send, can_answer, go, blocked = Signal(), Signal(), Signal(), Signal()
         # The next prefetch, found ahead of time: the one at the pointer.
         found, any_prefetch, raised_here, can_leave = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             raised_here.eq(self.i_raise_valid & (self.i_raise == pointer)),
             # No prefetch leaves in the cycle of a raise, so that whether one is raised does not wait for what the engine chooses.
             raised.eq(self.i_raise_valid & prefetches.bit_select(self.i_raise, 1)), can_leave.eq(found & ~self.i_raise_valid),
-            can_send.eq((aborts.r_rdy | demand.r_rdy | can_leave | (writes.r_rdy & ~any_prefetch)) & ~(pre_valid & self.o_command.valid)),
+            can_send.eq((aborts.r_rdy | demand.r_rdy | can_leave | (writes.r_rdy & ~any_prefetch)) & ~blocked),
             can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
         ]
-        m.d.sync += any_prefetch.eq(prefetches.any())
+        # Commands that wait for the tier are known a cycle late: the one that the engine may be giving counts as given.
+        m.d.sync += [
+            any_prefetch.eq(prefetches.any()),
+            blocked.eq((pre_valid | (acting & ((act == _Act.SEND) | (act == _Act.ABORT)))) & self.o_command.valid),
+        ]
         with m.If(found):
             with m.If(raised_here):
                 m.d.sync += found.eq(0)
@@ -277,7 +281,7 @@ class ColdScheduler(wiring.Component):
         # --- commands: a stage between the reads and the two constant multiplications -------------------------------------------
         pre, command = Signal(S({"op": 2, "id": self.layouts.cold_id, "where": where_layout})), self.o_command.payload
         with m.If(acts & ((act == _Act.SEND) | (act == _Act.ABORT))):
-            m.d.sync += pre_valid.eq(1)
+            m.d.sync += [pre_valid.eq(1), Assert(~pre_valid | ~self.o_command.valid | self.o_command.ready, "a command took another's place")]
         with m.If(acting & ((act == _Act.SEND) | (act == _Act.ABORT))):
             m.d.sync += [
                 pre.op.eq(Mux(act == _Act.ABORT, ColdOp.ABORT, Mux(is_write, ColdOp.WRITE, ColdOp.READ))),

@@ -18,6 +18,7 @@ from .kelp_scores import Frequencies, Profile, Turns
 from .pipeline import RESERVE
 from .queue_config import QueueConfig
 from .secded import Secded
+from .split_sram import SplitSram
 from .sram import Sram
 
 __all__ = ["EmaEngine", "EmaStep"]
@@ -90,7 +91,7 @@ class EmaEngine(wiring.Component):
     LATENCY = Exp2.LATENCY + 13
     SCAN_LATENCY = LATENCY - 2
     DEPTH = 2 * RESERVE
-    PLACES = 16   #: events between the queue and the score's read; thirteen go through without a wait
+    PLACES = 16   #: events between the queue and the score's read; fourteen go through without a wait
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -151,12 +152,12 @@ class EmaEngine(wiring.Component):
             queue.r_en.eq(inside < self.PLACES), enters.eq(queue.r_en & queue.r_rdy),
             settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid),
             settings.read_en.eq(1), settings.read_squeue.eq(a0.squeue),
-            # An event sees the newest page as the events before it left it.
-            newest.read_en.eq(1), newest.read_address.eq(a0.squeue),
+            # An event sees the newest page as the events before it left it: the one just before writes as this one reads.
+            newest.read_en.eq(1), newest.read_address.eq(data.View(event, queue.r_data).squeue),
             newest.write_en.eq(a0_valid & (a0.kind == ScoreEvent.INIT)), newest.write_address.eq(a0.squeue), newest.write_data.eq(a0.page),
         ]
-        a1, a1_valid = Signal(event, reset_less=True), Signal()
-        m.d.sync += [a0.eq(queue.r_data), a0_valid.eq(enters), a1.eq(a0), a1_valid.eq(a0_valid)]
+        a1, a1_valid, newest1 = Signal(event, reset_less=True), Signal(), Signal(c.page_bits, reset_less=True)
+        m.d.sync += [a0.eq(queue.r_data), a0_valid.eq(enters), a1.eq(a0), a1_valid.eq(a0_valid), newest1.eq(newest.read_data)]
 
         step = data.StructLayout({"event": event, "x": SCORE_BITS, "gain": 4, "over": 1, "alpha": 9, "fold": 1, "kelp": 1, "turned": 1,
                                   "distance": c.page_bits})
@@ -185,7 +186,7 @@ class EmaEngine(wiring.Component):
             late2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, settings.o.mass_shift, 0)),
             # A SCAN's score must come back as it was when it is written at all.
             late2.alpha.eq(Mux(scan1, 0, settings.o.alpha)),
-            late2.kelp.eq(kelp), late2.turned.eq(scan1 & turns.over), late2.distance.eq(Mux(init1, a1.page, newest.read_data - a1.page)),
+            late2.kelp.eq(kelp), late2.turned.eq(scan1 & turns.over), late2.distance.eq(Mux(init1, a1.page, newest1 - a1.page)),
             # Where its turn has passed, this step counts as idle.
             late2.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
         ]
@@ -232,7 +233,7 @@ class EmaEngine(wiring.Component):
             m.d.sync += [b0.eq(next_), b0_valid.eq((more != 0) | computed), factor.eq(Mux(more != 0, get_factor.data, halving))]
 
         # --- back, rigid: read, check, correct, fold, EMA step, encode and write ---
-        m.submodules.scores = scores = Sram(depth=c.page_words, shape=code.code_bits)
+        m.submodules.scores = scores = SplitSram(depth=c.page_words, shape=code.code_bits)
         back = [Signal(step, name=f"b{k}", reset_less=True) for k in range(1, 10)]
         back_valid = Signal(len(back))
         m.submodules.profile = profile = Profile(config=c)
@@ -257,7 +258,7 @@ class EmaEngine(wiring.Component):
         ]
         m.d.sync += [back[0].eq(b0), back_valid.eq(Cat(b0_valid & ~held, back_valid))]
         m.d.sync += [back[k].eq(back[k - 1]) for k in range(1, len(back))]
-        b1, b2, b3, b4, b5, b7, b9 = back[0], back[1], back[2], back[3], back[4], back[6], back[8]
+        b1, b2, b3, b4, b5, b7, b8, b9 = back[0], back[1], back[2], back[3], back[4], back[6], back[7], back[8]
 
         # b2 … b4: x << gain in two steps, then saturated; x itself is not needed before b5.
         low, high = Signal(SCORE_BITS + 3), Signal(SCORE_BITS + 12)
@@ -267,11 +268,11 @@ class EmaEngine(wiring.Component):
             b4.x.eq(Mux(b3.over, 65535, b3.x)),
         ]
 
-        # b1: code word out. b2: held. b3: its syndrome.
-        raw2, raw3, syndrome3 = Signal(code.code_bits, reset_less=True), Signal(code.code_bits, reset_less=True), Signal(code.check_bits, reset_less=True)
+        # b1: the SRAM's. b2: code word out. b3: its syndrome.
+        raw2, raw3, syndrome3 = scores.read_data, Signal(code.code_bits, reset_less=True), Signal(code.check_bits, reset_less=True)
         factors = [factor] + [Signal(SCORE_BITS, name=f"factor{k}", reset_less=True) for k in range(1, 5)]
         m.d.sync += [factors[k].eq(factors[k - 1]) for k in range(1, len(factors))]
-        m.d.sync += [raw2.eq(scores.read_data), raw3.eq(raw2), syndrome3.eq(code.syndrome(raw2))]
+        m.d.sync += [raw3.eq(raw2), syndrome3.eq(code.syndrome(raw2))]
 
         # b4: corrected score
         fixed, single, double = code.repair(raw3, syndrome3)
@@ -289,14 +290,14 @@ class EmaEngine(wiring.Component):
         m.submodules.ema = ema = EmaStep()
         m.d.comb += [ema.s.eq(Mux(b5.fold, product[SCORE_BITS:], s5)), ema.x.eq(b5.x), ema.a.eq(b5.alpha)]
 
-        # b7: two frequencies folded and touched, as policy `kelp` has them; a SCAN's word as it was, and its profile's count
+        # b7: two frequencies folded, as policy `kelp` has them, and a SCAN's profile's count; b8: touched, or a SCAN's word as it was
         m.submodules.frequencies = frequencies = Frequencies()
         s6, s7, s8 = (Signal(SCORE_WORD_BITS, name=f"s{k}", reset_less=True) for k in (6, 7, 8))
-        entries = [Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True) for k in range(4, 10)]
-        counts_of = [Signal(PROFILE_BITS, name=f"count{k}", reset_less=True) for k in range(3, 8)]
+        entries = [Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True) for k in range(5, 10)]
+        counts_of = [Signal(PROFILE_BITS, name=f"count{k}", reset_less=True) for k in range(4, 8)]
         m.d.comb += [frequencies.idle.eq(b2.event.idle), frequencies.word.eq(s4)]
         m.d.sync += [
-            s6.eq(s5), s7.eq(s6), s8.eq(Mux(b7.event.kind == ScoreEvent.SCAN, s7, frequencies.touched)),
+            s6.eq(s5), s7.eq(s6), s8.eq(s7),
             entries[0].eq(profile.entry), *(after.eq(before) for before, after in zip(entries, entries[1:], strict=False)),
             counts_of[0].eq(profile.count), *(after.eq(before) for before, after in zip(counts_of, counts_of[1:], strict=False)),
         ]
@@ -313,11 +314,11 @@ class EmaEngine(wiring.Component):
         word9, score9 = Signal(code.code_bits, reset_less=True), Signal(SCORE_WORD_BITS, reset_less=True)
         score8 = Signal(SCORE_WORD_BITS)
         errors = Signal(2 * (len(back) - 4))
-        m.d.comb += score8.eq(Mux(back[7].kelp, s8, ema.o))
+        m.d.comb += score8.eq(Mux(b8.kelp, Mux(b8.event.kind == ScoreEvent.SCAN, s8, frequencies.touched), ema.o))
         m.d.sync += [word9.eq(code.encode(score8)), score9.eq(score8), errors.eq(Cat(single4, double4, errors))]
         single9, double9 = errors[-2], errors[-1]
         write9 = Signal()
-        m.d.sync += write9.eq(back_valid[7] & ((back[7].event.kind != ScoreEvent.SCAN) | errors[-4] | errors[-3]))
+        m.d.sync += write9.eq(back_valid[7] & ((b8.event.kind != ScoreEvent.SCAN) | errors[-4] | errors[-3]))
         m.d.comb += [
             scores.write_en.eq(write9), scores.write_address.eq(address(b9.event)), scores.write_data.eq(word9),
             *(self.o_commit[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")), self.o_commit.score.eq(score9),

@@ -11,7 +11,7 @@ from kelp_spec.config import POOLS, Config
 
 from .eviction_layouts import EvictionLayouts
 from .layouts import POOL_BITS
-from .sram import Sram
+from .split_sram import SplitSram
 
 __all__ = ["ExcessTree"]
 
@@ -45,17 +45,17 @@ class ExcessTree(wiring.Component):
         })
         # State that proofs look at (kelp_verif.order_specs): the walk is at `node` of a pool's tree, whose value is `best`.
         self.walk_pool, self.node = Signal(POOL_BITS), Signal(self.levels + 1)
-        self.best, self.sibling = Signal(layouts.root), Signal(layouts.root)
+        self.best = Signal(layouts.root)
 
     def elaborate(self, platform):
         m = Module()
         root = self.layouts.root
         node_bits = self.levels + 1     # heap order: 1 is the root, leaf of squeue q is 2^levels + q
-        m.submodules.nodes = nodes = Sram(depth=len(POOLS) << node_bits, shape=root)
+        m.submodules.nodes = nodes = SplitSram(depth=len(POOLS) << node_bits, shape=root)
         roots = Array([Signal(root, name=f"root{p}") for p in range(len(POOLS))])
         m.d.comb += [self.roots[p].eq(roots[p]) for p in range(len(POOLS))]
 
-        pool, node, best, sibling = self.walk_pool, self.node, self.best, self.sibling
+        pool, node, best, sibling = self.walk_pool, self.node, self.best, nodes.read_data
         m.d.comb += [nodes.read_address.eq(Cat(node ^ 1, pool))]
         clear = Signal(range(nodes.depth))
 
@@ -81,9 +81,8 @@ class ExcessTree(wiring.Component):
                 with m.Else():
                     m.next = "FETCH"
             with m.State("FETCH"):
-                # A block RAM is slow to answer; the comparison gets a cycle of its own.
+                # The sibling comes out of the memory's register a cycle later.
                 m.d.comb += self.busy.eq(1)
-                m.d.sync += sibling.eq(nodes.read_data)
                 m.next = "COMPARE"
             with m.State("COMPARE"):
                 m.d.comb += self.busy.eq(1)

@@ -37,7 +37,7 @@ class Exp2(wiring.Component):
     halving : out, 17
     """
 
-    LATENCY = 10
+    LATENCY = 11
 
     def __init__(self, *, bias: int):
         if not isinstance(bias, int) or isinstance(bias, bool) or not 0 <= bias <= 8:
@@ -73,21 +73,22 @@ class Exp2(wiring.Component):
             fine.eq(coarse >> shift4),
         ]
 
-        # 6: table read
-        t = Signal(_T_BITS)
-        n6, fraction6 = reg("n6", _T_BITS - 16), reg("fraction6", 8)
-        m.d.comb += [t.eq(Mux(fine[_T_BITS:].any(), ~0, fine)), row.addr.eq(t[8:16])]
-        # 7: table out, kept from the multiplier since a block RAM is slow to answer; 8: interpolation product; 9: e; 10: halved n times
-        row7, fraction7, n7 = reg("row7", 25), reg("fraction7", 8), reg("n7", _T_BITS - 16)
-        value8, drop8, n8 = reg("value8", 17), reg("drop8", 8), reg("n8", _T_BITS - 16)
-        e, n9 = reg("e", 17), reg("n9", _T_BITS - 16)
+        # 6: saturated, and then as far as it takes to a block RAM
+        t = reg("t", _T_BITS)
+        # 7: table read
+        n7, fraction7 = reg("n7", _T_BITS - 16), reg("fraction7", 8)
+        # 8: table out, kept from the multiplier since a block RAM is slow to answer; 9: interpolation product; 10: e; 11: halved n times
+        row8, fraction8, n8 = reg("row8", 25), reg("fraction8", 8), reg("n8", _T_BITS - 16)
+        value9, drop9, n9 = reg("value9", 17), reg("drop9", 8), reg("n9", _T_BITS - 16)
+        e, n10 = reg("e", 17), reg("n10", _T_BITS - 16)
         drop = Signal(16)
-        m.d.comb += drop.eq(row7[17:] * fraction7)
+        m.d.comb += [row.addr.eq(t[8:16]), drop.eq(row8[17:] * fraction8)]
         m.d.sync += [
-            n6.eq(t[16:]), fraction6.eq(t[:8]),
-            row7.eq(row.data), n7.eq(n6), fraction7.eq(fraction6),
-            value8.eq(row7[:17]), drop8.eq(drop >> 8), n8.eq(n7),
-            e.eq(value8 - drop8), n9.eq(n8),
-            self.halving.eq(e >> n9),
+            t.eq(Mux(fine[_T_BITS:].any(), ~0, fine)),
+            n7.eq(t[16:]), fraction7.eq(t[:8]),
+            row8.eq(row.data), n8.eq(n7), fraction8.eq(fraction7),
+            value9.eq(row8[:17]), drop9.eq(drop >> 8), n9.eq(n8),
+            e.eq(value9 - drop9), n10.eq(n9),
+            self.halving.eq(e >> n10),
         ]
         return m

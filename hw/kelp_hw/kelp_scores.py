@@ -21,7 +21,7 @@ from kelp_spec.policy import (
     WEIGHT_FAST,
 )
 
-from .sram import Sram
+from .split_sram import SplitSram
 
 __all__ = ["Frequencies", "Profile", "Turns", "frequencies_layout", "remains"]
 
@@ -42,7 +42,7 @@ def remains(alpha: int, bits: int) -> list[int]:
 class Frequencies(wiring.Component):
     """Folds idle steps into a word's two frequencies, and adds an access.
 
-    Latency: `idle` comes two cycles before `word`; `folded` two cycles after `word`, `common` and `touched` three. One word a cycle.
+    Latency: `idle` comes two cycles before `word`; `common` three cycles after `word`, `touched` four. One word a cycle.
 
     Members
     -------
@@ -54,8 +54,6 @@ class Frequencies(wiring.Component):
     touched : out
         The word after an access; of word 0, that of a new page.
     """
-
-    LATENCY = 3    #: from `word` to `common` and `touched`
 
     def __init__(self):
         super().__init__({
@@ -83,10 +81,10 @@ class Frequencies(wiring.Component):
             folded = Signal(bits, name=f"{name}_folded", reset_less=True)
             m.d.sync += [product.eq(part * factor), folded.eq(product[bits:])]
             factors[name] = folded
-            missing, step = Signal(bits, name=f"{name}_missing"), Signal(bits + 7, name=f"{name}_step")
+            missing, step = Signal(bits, name=f"{name}_missing"), Signal(bits + 7, name=f"{name}_step", reset_less=True)
+            kept = Signal(bits, name=f"{name}_kept", reset_less=True)
             m.d.comb += missing.eq(~folded)      # all ones less what is there
-            m.d.comb += step.eq(missing * alpha + 128)
-            m.d.sync += getattr(self.touched, name).eq(folded + step[8:])
+            m.d.sync += [step.eq(missing * alpha + 128), kept.eq(folded), getattr(self.touched, name).eq(kept + step[8:])]
         m.d.sync += self.common.eq(WEIGHT_FAST * factors["fast"] + factors["slow"])
         return m
 
@@ -94,7 +92,7 @@ class Frequencies(wiring.Component):
 class Profile(wiring.Component):
     """How often each queue's pages were read at each distance from its newest one: a count that halves every 64 steps, and the epoch of its last count.
 
-    One event a cycle: its entry is read in the cycle of `valid`, `count` follows two cycles later, the entry is written another cycle later when `counts` or
+    One event a cycle: its entry is read in the cycle of `valid`, `count` follows three cycles later, the entry is written another cycle later when `counts` or
     `clears`. Whoever sends an event on an entry that is still to be written gets the old one: see `BUSY`.
 
     Parameters
@@ -106,14 +104,14 @@ class Profile(wiring.Component):
     valid, squeue, distance, epoch, counts, clears : in
         `counts`: an access; `clears`: the entry starts from nothing.
     count : out
-        Two cycles after `valid`: the count as of that epoch, before this access.
+        Three cycles after `valid`: the count as of that epoch, before this access.
     entry : out
-        Three cycles after `valid`: what is written, or what was read.
+        Four cycles after `valid`: what is written, or what was read.
     ready : out
         The reset scrub is over, one entry a cycle; no event may come before.
     """
 
-    BUSY = 2    #: cycles after an event in which its entry must not be read
+    BUSY = 3    #: cycles after an event in which its entry must not be read
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -125,26 +123,26 @@ class Profile(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.rows = rows = Sram(depth=self.config.page_words, shape=self.entry_layout)
+        m.submodules.rows = rows = SplitSram(depth=self.config.page_words, shape=self.entry_layout)
         address = Cat(self.distance, self.squeue)
         event = data.StructLayout({"valid": 1, "address": len(address), "epoch": EPOCH_BITS, "counts": 1, "clears": 1})
-        e1, e2 = Signal(event), Signal(event)
+        e1, e2, e3 = (Signal(event, name=f"e{k}") for k in (1, 2, 3))
         found, passed, count = Signal(self.entry_layout), Signal(EPOCH_BITS), Signal(PROFILE_BITS)
-        address3, write3 = Signal(len(address)), Signal()
+        address4, write4 = Signal(len(address)), Signal()
         m.d.comb += [
             rows.read_en.eq(1), rows.read_address.eq(address),
-            passed.eq(e2.epoch - found.epoch), count.eq(found.count >> passed), self.count.eq(count),
+            passed.eq(e3.epoch - found.epoch), count.eq(found.count >> passed), self.count.eq(count),
         ]
         m.d.sync += [
             e1.valid.eq(self.valid), e1.address.eq(address), *(e1[name].eq(getattr(self, name)) for name in ("epoch", "counts", "clears")),
-            e2.eq(e1), found.eq(rows.read_data),
-            self.entry.epoch.eq(Mux(e2.counts | e2.clears, e2.epoch, found.epoch)),
-            self.entry.count.eq(Mux(e2.clears, 0, Mux(e2.counts, count + ~count.all(), found.count))),
-            address3.eq(e2.address), write3.eq(e2.valid & (e2.counts | e2.clears)),
+            e2.eq(e1), e3.eq(e2), found.eq(rows.read_data),
+            self.entry.epoch.eq(Mux(e3.counts | e3.clears, e3.epoch, found.epoch)),
+            self.entry.count.eq(Mux(e3.clears, 0, Mux(e3.counts, count + ~count.all(), found.count))),
+            address4.eq(e3.address), write4.eq(e3.valid & (e3.counts | e3.clears)),
         ]
         scrub = Signal(range(rows.depth))
         m.d.comb += [
-            rows.write_en.eq(write3 | ~self.ready), rows.write_address.eq(Mux(self.ready, address3, scrub)),
+            rows.write_en.eq(write4 | ~self.ready), rows.write_address.eq(Mux(self.ready, address4, scrub)),
             rows.write_data.eq(Mux(self.ready, self.entry.as_value(), 0)),
         ]
         with m.If(~self.ready):

@@ -35,8 +35,8 @@ class Prefetcher(wiring.Component):
     previous step. One candidate a cycle is judged: it must lie in an open session (OUTSIDE), of an enabled source (DISABLED), and within
     the source's credit (THROTTLED); what passes goes into the queue. The queue takes one candidate a cycle whatever happens; while it has
     no room, accesses and the previous step wait, a hinted page waits up to 255 cycles, and only MemSpecRd and impatient hints displace
-    what is queued. The previous step's walk begins when nothing else is under way. Latency from access to op: 10 cycles, from MemSpecRd or
-    hint 5. Throughput: one candidate and one op a cycle; nothing depends on the number of queues.
+    what is queued. The previous step's walk begins when nothing else is under way. Latency from access to op: 11 cycles, from MemSpecRd or
+    hint 6. Throughput: one candidate and one op a cycle; nothing depends on the number of queues.
 
     Whether a page is resident or in flight already is M3's to know: its result says MISSED (taken) or DROPPED (REFUSED here). Each candidate
     is counted as issued or as dropped, once. Candidates of a session that closes are cancelled; the one on `o_op` is M3's to refuse.
@@ -135,12 +135,13 @@ class Prefetcher(wiring.Component):
 
         # --- one candidate a cycle ----------------------------------------------------------------------------------------------
         picked, picked_valid = Signal(candidate_layout(c)), Signal()
+        judged, judged_valid = Signal(candidate_layout(c)), Signal()
         room = Signal()
         patience = Signal(range(HINT_PATIENCE + 1))
         spec_turn = Signal()
         hint_wants = Signal()
         # A cycle old, and as if a candidate had been picked in it: a slot may stay free, but none is ever missing.
-        m.d.sync += room.eq(queue.count + picked_valid + 1 < queue.slots)
+        m.d.sync += room.eq(queue.count + judged_valid + picked_valid + 1 < queue.slots)
         m.d.comb += [
             hint_wants.eq(self.i_hint.valid & (room | (patience == HINT_PATIENCE))),
             self.i_spec.ready.eq(~hint_wants | spec_turn),
@@ -169,25 +170,27 @@ class Prefetcher(wiring.Component):
         with m.Elif(from_previous.o.valid & from_previous.o.ready):
             m.d.sync += [picked_valid.eq(1), picked.eq(from_previous.o.p)]
 
-        # --- judge it -------------------------------------------------------------------------------------------------------------
+        # --- judge it: where it lies, and a cycle later its source ------------------------------------------------------------------
         session = Signal(self.layouts.session)
         inside = Signal()
         reason = Signal(DropReason)
-        m.d.comb += [
-            session.eq(self.sessions[picked.session]),
+        m.d.comb += session.eq(self.sessions[picked.session])
+        # Whether its session still lives is seen again in the queue, which cancels it otherwise.
+        m.d.sync += [
+            judged.eq(picked), judged_valid.eq(picked_valid),
             inside.eq(live.bit_select(picked.session, 1) & (picked.page < session.used_pages) &
                       (picked.squeue < picked.session * c.queues + session.used_queues)),
-            throttle.offer.eq(picked.source), throttle.offer_valid.eq(picked_valid & inside & enabled(picked.source)),
         ]
+        m.d.comb += [throttle.offer.eq(judged.source), throttle.offer_valid.eq(judged_valid & inside & enabled(judged.source))]
         with m.If(~inside):
             m.d.comb += reason.eq(DropReason.OUTSIDE)
-        with m.Elif(~enabled(picked.source)):
+        with m.Elif(~enabled(judged.source)):
             m.d.comb += reason.eq(DropReason.DISABLED)
         with m.Else():
             m.d.comb += reason.eq(DropReason.THROTTLED)
         passes = Signal()
         m.d.comb += passes.eq(throttle.offer_valid & throttle.allow)
-        m.d.comb += [queue.i.eq(picked), queue.i_valid.eq(passes), queue.cancel.eq(~live)]
+        m.d.comb += [queue.i.eq(judged), queue.i_valid.eq(passes), queue.cancel.eq(~live)]
 
         # --- ops ------------------------------------------------------------------------------------------------------------------
         flying = Signal(range(_FLYING_MAX + 1))
@@ -202,16 +205,17 @@ class Prefetcher(wiring.Component):
         m.d.sync += flying.eq(flying + leaves - own_result)
 
         # --- feedback and counts ----------------------------------------------------------------------------------------------------
-        quiet, idle, settle = Signal(), Signal(), Signal()
+        quiet, idle, begun, settle = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            quiet.eq(from_access.idle & ~picked_valid & (queue.count == 0) & ~queue.o.valid & (flying == 0) &
+            quiet.eq(from_access.idle & ~picked_valid & ~judged_valid & (queue.count == 0) & ~queue.o.valid & (flying == 0) &
                      ~self.i_hint.valid & ~self.i_spec.valid & ~accessed & ~taken & ~refused),
             from_previous.quiet.eq(quiet), idle.eq(quiet & from_previous.idle), self.idle.eq(idle & ~self.i_result_valid),
             throttle.issued.eq(source), throttle.issued_valid.eq(taken),
             throttle.useful.eq(self.i_usage.source), throttle.useful_valid.eq(self.i_usage_valid & self.i_usage.useful),
             throttle.settle.eq(settle), self.credit.eq(throttle.credit),
         ]
-        m.d.sync += settle.eq(idle | from_access.start | from_previous.start)      # in time: the first candidate is judged two cycles after the start
+        # In time: the first candidate is judged three cycles after the start, and the last one of what was before it two.
+        m.d.sync += [begun.eq(from_access.start | from_previous.start), settle.eq(idle | begun)]
 
         def pulse(target, code, valid):
             m.d.sync += target.eq(Cat(valid & (code == k) for k in range(1, SOURCES)))
@@ -223,7 +227,7 @@ class Prefetcher(wiring.Component):
         pulse(pulses.useless, usage.source, self.i_usage_valid & usage.useless)
         pulse(pulses.late, self.i_late, self.i_late_valid)
         for why in (DropReason.OUTSIDE, DropReason.DISABLED, DropReason.THROTTLED):
-            pulse(pulses.dropped[why], picked.source, picked_valid & ~passes & (reason == why))
+            pulse(pulses.dropped[why], judged.source, judged_valid & ~passes & (reason == why))
         drop, drop_valid = Signal.like(queue.o_drop), Signal()       # the queue's compare is long enough for a cycle of its own
         cancel, cancel_valid = Signal(3), Signal()
         m.d.sync += [drop.eq(queue.o_drop), drop_valid.eq(queue.o_drop_valid), cancel.eq(queue.o_cancel), cancel_valid.eq(queue.o_cancel_valid)]

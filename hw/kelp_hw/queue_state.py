@@ -159,8 +159,9 @@ class QueueState(wiring.Component):
         lines, budget = Signal(range(max(c.frame_lines) + 1)), Signal(c.dram_line_bits)
         count, in_use = Signal(c.page_bits + 1), Signal()
         resident = Signal(c.dram_line_bits + 1)
-        kelp = Signal()
-        m.d.comb += [after.eq(found), tree.pool.eq(settings.o.pool), tree.squeue.eq(squeue)]
+        # As the memory has them; what decides on the policy is far from there, and a cycle later.
+        pool, policy, kelp = Signal.like(tree.pool), Signal.like(settings.o.policy), Signal()
+        m.d.comb += [after.eq(found), tree.pool.eq(pool), tree.squeue.eq(squeue)]
         frame_lines = Array([Const(n) for n in c.frame_lines])
         started = Signal()   # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
@@ -202,10 +203,10 @@ class QueueState(wiring.Component):
                 m.next = "WAS"
             with m.State("WAS"):
                 # What comes out of memories, and the bit through a wide multiplexer, too: counting waits a cycle for them.
-                m.d.sync += [changed.eq(listed.was != value), found.eq(records.read_data), kelp.eq(settings.o.policy)]
+                m.d.sync += [changed.eq(listed.was != value), found.eq(records.read_data), pool.eq(settings.o.pool), policy.eq(settings.o.policy)]
                 m.next = "COUNT"
             with m.State("COUNT"):
-                m.d.sync += [lines.eq(frame_lines[settings.o.pool]), budget.eq(settings.o.budget), count.eq(after.count), in_use.eq(after.in_use)]
+                m.d.sync += [lines.eq(frame_lines[pool]), budget.eq(settings.o.budget), count.eq(after.count), in_use.eq(after.in_use), kelp.eq(policy)]
                 m.next = "MULTIPLY"
                 with m.If(is_event):
                     m.d.comb += counted.eq(1)
@@ -215,9 +216,6 @@ class QueueState(wiring.Component):
                     ]
                     with m.If(changed):
                         m.d.comb += [after.count.eq(Mux(value, found.count + 1, found.count - 1)), after.in_use.eq(cancelled & value)]
-                        with m.If(kelp & ~after.in_use & (after.count != 0)):
-                            m.d.sync += self.done.eq(self.done + 1)
-                            m.next = "IDLE"
                     with m.Else():
                         m.d.sync += self.done.eq(self.done + 1)
                         m.next = "IDLE"
@@ -226,18 +224,21 @@ class QueueState(wiring.Component):
                 with m.Elif(is_offer):
                     m.d.sync += tree.excess.eq(self.offer)
                     m.next = "START"
-                with m.Elif(is_refresh & ((found.count == 0) | kelp)):
-                    m.next = "IDLE"
             with m.State("LOOKED"):
                 m.d.sync += [
                     self.look_done.eq(1), self.look.listed.eq(count != 0),
                     *(self.look[name].eq(found[name]) for name in ("newest", "newest_valid")),
-                    *(self.look[name].eq(settings.o[name]) for name in ("pool", "policy", "tau_m", "tau_sh")),
+                    self.look.pool.eq(pool), self.look.policy.eq(kelp), *(self.look[name].eq(settings.o[name]) for name in ("tau_m", "tau_sh")),
                 ]
                 m.next = "IDLE"
             with m.State("MULTIPLY"):
                 m.d.sync += resident.eq(count * lines)
                 m.next = "SUBTRACT"
+                with m.If(is_event & kelp & ~in_use & (count != 0)):
+                    m.d.sync += self.done.eq(self.done + 1)
+                    m.next = "IDLE"
+                with m.Elif(is_refresh & ((count == 0) | kelp)):
+                    m.next = "IDLE"
             with m.State("SUBTRACT"):
                 m.d.sync += tree.excess.eq(Mux((resident > budget) & ~in_use & ~kelp, resident - budget, 0))
                 m.d.sync += Assert(resident < 1 << c.dram_line_bits)

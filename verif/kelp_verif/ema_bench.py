@@ -15,6 +15,7 @@ from kelp_hw.ema import EmaEngine
 from kelp_hw.eviction_layouts import EvictionLayouts
 from kelp_hw.pipeline import RESERVE
 from kelp_hw.secded import Secded
+from kelp_hw.split_sram import SplitSram
 from kelp_spec.config import Config
 from kelp_spec.metadata import PageState, ScoreEvent, ScoreSource
 from kelp_spec.policy import SCORE_WORD_BITS, Policy
@@ -215,9 +216,7 @@ async def flipped_bits(dut):
     await tb.start()
     c, rng = tb.config, tb.rng
     code = Secded(SCORE_WORD_BITS)
-    words = dut
-    for part in bench_params()["memory"]:
-        words = getattr(words, part)
+    pieces = [(piece, getattr(dut.scores, piece.name).macro.words) for piece in SplitSram.split(c.page_words, code.code_bits)]
     pushed = 0
     tb.configure(pushed, source=ScoreSource.PUSHED, policy=Policy.EMA)
     await tb.tick()
@@ -228,10 +227,11 @@ async def flipped_bits(dut):
         await tb.send(tb.make(*page, INIT))
         await tb.send(tb.make(*page, MASS))
         await tb.drain()
-        row = words[page[0] * c.pages + page[1]]
+        row = page[0] * c.pages + page[1]
+        held = [(piece.low, words[row - piece.first]) for piece, words in pieces if piece.first <= row < piece.first + piece.rows]
         flips = rng.sample(range(code.code_bits), 1 if n % 3 else 2)
-        good = int(row.value)
-        row.value = good ^ sum(1 << f for f in flips)
+        for low, bits in held:
+            bits.value = int(bits.value) ^ (sum(1 << f for f in flips) >> low & (1 << len(bits)) - 1)
         await tb.tick()
         kind = rng.choice([SCAN, MASS, INIT])
         if len(flips) == 2 and kind != INIT:
@@ -245,5 +245,5 @@ async def flipped_bits(dut):
         assert tb.uncorrected in (uncorrected, uncorrected + (kind == SCAN)) and tb.corrected in (corrected, corrected + (kind == SCAN))
         tb.corrected, tb.uncorrected = corrected, uncorrected
         await RisingEdge(dut.clk)
-        assert int(row.value) & 0xFFFF == tb.score[page]
+        assert sum(int(bits.value) << low for low, bits in held) & 0xFFFF == tb.score[page]
     assert corrected > 10 and uncorrected > 5

@@ -92,7 +92,8 @@ class ExcessTreeContract(wiring.Component):
         m = Module()
         m.submodules.tree = t = self.block
         nodes = open_up(t).nodes
-        memory, levels, leaves = open_up(nodes).memory, t.levels, SMALL.squeues
+        rows = open_up(nodes).whole
+        memory, levels, leaves = open_up(rows).memory, t.levels, SMALL.squeues
         pool = AnyConst(range(len(POOLS)))
         m.d.comb += [t.pool.eq(AnySeq(2)), t.squeue.eq(AnySeq(SMALL.squeue_bits)), t.excess.eq(AnySeq(len(t.excess))), t.start.eq(AnySeq(1) & ~t.busy)]
         given = Array(Signal(len(t.excess), name=f"given_{q}") for q in range(leaves))
@@ -143,8 +144,8 @@ class ExcessTreeContract(wiring.Component):
         beside = Signal(root.shape())
         m.d.comb += [
             beside.as_value().eq(row(m, memory, Cat(t.node ^ 1, pool))), Assert(root.as_value() == held[0].as_value()),
-            Assert(~(mine & state("FETCH")) | (nodes.read_data.as_value() == beside.as_value())),
-            Assert(~(mine & state("COMPARE")) | (t.sibling.as_value() == beside.as_value())),
+            Assert(~(mine & state("FETCH")) | (rows.read_data == beside.as_value())),
+            Assert(~(mine & state("COMPARE")) | (nodes.read_data.as_value() == beside.as_value())),
             Assert(~mine | (t.node != 0)), Assert(~(state("FETCH") | state("COMPARE")) | (t.node > 1)),
             Assert(total((state(s) for s in t.fsm.encoding), 3) == 1),
         ]
