@@ -24,7 +24,7 @@ def test_every_answer_leaves_once_in_its_order():
 
 def test_the_bench_catches_a_planted_bug():
     with pytest.raises(AssertionError, match="failed with seed"):
-        run("random_answers", mutant(Egress, "side_drs & side_turn", "side_drs"), cycles=2_000)
+        run("random_answers", mutant(Egress, "side_turn & ~self.i_side.p.write", "self.i_side.valid & ~self.i_side.p.write"), cycles=2_000)
 
 
 def test_bad_parameters_are_refused():

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import reduce
 from operator import or_
 
-from amaranth.hdl import Array, Cat, Module, Signal, Value
+from amaranth.hdl import Array, Assert, Cat, Module, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -20,7 +20,8 @@ class AxiArbiter(wiring.Component):
     """Transactions of `managers` taken in turns, one line each; the memory sees each id with the manager's number above it.
 
     Addresses and data pass through registers, for both directions: no `ready` of the memory's reaches a manager in the same cycle. A transaction takes three
-    cycles in each direction, less than a memory of this board takes for it.
+    cycles in each direction, less than a memory of this board takes for it. An answer is shown to its manager from the cycle on after it comes, so one comes in
+    two cycles; its payload passes as it is.
 
     Parameters
     ----------
@@ -52,11 +53,12 @@ class AxiArbiter(wiring.Component):
         connect(m, flipped(self.o.b), written.i)
         for name, answer in (("r", self.o.r), ("b", written.o)):
             select = answer.p.id[self.id_bits:]
-            ready = Array(getattr(port, name).ready for port in ports)
-            m.d.comb += answer.ready.eq(ready[select])
+            shown, taken = Signal(self.managers, name=f"{name}_shown"), Signal(name=f"{name}_taken")
+            m.d.comb += [taken.eq(Cat(shown[n] & getattr(port, name).ready for n, port in enumerate(ports)).any()), answer.ready.eq(taken)]
             for n, port in enumerate(ports):
                 channel = getattr(port, name)
-                m.d.comb += [channel.valid.eq(answer.valid & (select == n)), channel.p.id.eq(answer.p.id[:self.id_bits]),
+                m.d.sync += shown[n].eq(answer.valid & (select == n) & ~taken)
+                m.d.comb += [channel.valid.eq(shown[n]), channel.p.id.eq(answer.p.id[:self.id_bits]),
                              *(channel.p[field].eq(answer.p[field]) for field in answer.p.shape().members if field != "id")]
         return m
 
@@ -66,7 +68,9 @@ class AxiArbiter(wiring.Component):
         chosen, busy, sent = Signal(range(self.managers), name=f"{name}_chosen"), Signal(name=f"{name}_busy"), Signal(2, name=f"{name}_sent")
         valid, payload = Array(i.valid for i in inputs), Array(i.payload for i in inputs)
         taken = Signal(2, name=f"{name}_taken")
-        m.d.comb += taken[0].eq(busy & ~sent[0] & ~output.valid & valid[chosen])
+        # The one that is chosen offers its address until it is taken: nobody has to ask, and what others offer reaches no manager.
+        m.d.comb += taken[0].eq(busy & ~sent[0] & ~output.valid)
+        m.d.sync += Assert(~busy | sent[0] | valid[chosen], "an address is taken back")
         with m.If(output.ready):
             m.d.sync += output.valid.eq(0)
         with m.If(taken[0]):
@@ -86,13 +90,14 @@ class AxiArbiter(wiring.Component):
             m.d.comb += i.ready.eq(taken[0] & (chosen == n))
         if data:
             w = self.o.w
-            m.d.comb += taken[1].eq(busy & ~sent[1] & ~w.valid & Array(d.valid for d in data)[chosen])
+            free = Signal()
+            m.d.comb += [free.eq(busy & ~sent[1] & ~w.valid), taken[1].eq(free & Array(d.valid for d in data)[chosen])]
             with m.If(w.ready):
                 m.d.sync += w.valid.eq(0)
             with m.If(taken[1]):
                 m.d.sync += w.valid.eq(1)
             for n, d in enumerate(data):
-                m.d.comb += d.ready.eq(taken[1] & (chosen == n))
+                m.d.comb += d.ready.eq(free & (chosen == n))
             payloads = (Value.cast(d.payload) & picks[n].replicate(len(Value.cast(d.payload))) for n, d in enumerate(data))
             with m.If(~w.valid):
                 m.d.sync += Value.cast(w.payload).eq(reduce(or_, payloads))

@@ -80,11 +80,13 @@ class ColdStore(wiring.Component):
                      read_line.eq(read_line + ar), write_line.eq(write_line + aw)]
         m.d.comb += axi.b.ready.eq(1)
         addressed, stored = Signal(), Signal()     # AW and W of one line, taken in either order
+        ends = Signal()     # the sector is what is written: a register, because it chooses among hundreds of bits
+        m.d.comb += axi.w.p.data.eq(Mux(ends, order.sector.as_value(), axi.r.p.data))
 
-        def write(data, valid):
+        def write(valid):
             """Offer one line; true in the cycle in which both its channels have been taken."""
             done = Signal()
-            m.d.comb += [axi.w.p.data.eq(data), axi.aw.valid.eq(valid & ~addressed), axi.w.valid.eq(valid & ~stored),
+            m.d.comb += [axi.aw.valid.eq(valid & ~addressed), axi.w.valid.eq(valid & ~stored),
                          done.eq(valid & (addressed | axi.aw.ready) & (stored | axi.w.ready))]
             with m.If(valid):
                 m.d.sync += [addressed.eq((addressed | axi.aw.ready) & ~done), stored.eq((stored | axi.w.ready) & ~done)]
@@ -98,7 +100,7 @@ class ColdStore(wiring.Component):
                     m.next = "JUDGE"
             with m.State("JUDGE"):
                 place = self.first_line + slot
-                m.d.sync += [status.eq(ColdStatus.OK), reads_left.eq(order.lines), writes_left.eq(order.lines), self.completion.p.sector.eq(0),
+                m.d.sync += [status.eq(ColdStatus.OK), ends.eq(0), reads_left.eq(order.lines), writes_left.eq(order.lines), self.completion.p.sector.eq(0),
                              read_line.eq(Mux(order.op == ColdOp.READ, place, order.line)), write_line.eq(Mux(order.op == ColdOp.READ, order.line, place))]
                 m.next = "COPY"
                 with m.If(order.op == ColdOp.ABORT):
@@ -108,14 +110,15 @@ class ColdStore(wiring.Component):
                     m.d.sync += status.eq(ColdStatus.FAILED)
                     m.next = "ANSWER"
             with m.State("COPY"):
-                m.d.comb += [axi.ar.valid.eq((reads_left != 0) & (unread < 2)), axi.r.ready.eq(write(axi.r.p.data, axi.r.valid))]
+                m.d.comb += [axi.ar.valid.eq((reads_left != 0) & (unread < 2)), axi.r.ready.eq(write(axi.r.valid))]
                 with m.If((reads_left == 0) & (writes_left == 0) & (unread == 0) & (unwritten == 0)):
                     m.d.sync += [read_line.eq(self.first_line + slot + last_lines), write_line.eq(self.first_line + slot + last_lines)]
                     m.next = "ASK"
                     with m.If(order.op == ColdOp.WRITE):
+                        m.d.sync += ends.eq(1)
                         m.next = "SECTOR"
             with m.State("SECTOR"):
-                with m.If(write(order.sector.as_value(), Const(1))):
+                with m.If(write(Const(1))):
                     m.next = "CONFIRM"
             with m.State("CONFIRM"):
                 with m.If(unwritten == 0):

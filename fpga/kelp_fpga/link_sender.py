@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -82,15 +82,21 @@ class LinkSender(wiring.Component):
                 m.d.sync += [fill.eq(fill + 1), keeping.eq(0)]
 
         # --- what the host has --------------------------------------------------------------------------------------------------
-        # `start`: the frame at `next_` begins in this cycle; the host's word, when it comes at the same time, is of frames before it.
+        # `start`: the frame at `next_` begins in this cycle. The host's word is compared a cycle after it comes, and obeyed in the one behind that: a frame
+        # that begins meanwhile is one from before it. No two words come within three cycles, nor do two frames begin.
         start, after = Signal(), Signal(8)
         m.d.comb += after.eq(next_ + start)
         m.d.sync += next_.eq(after)
-        done = (self.ack - base)[:8]
-        with m.If(self.ack_valid & (done <= (fill - base)[:8])):
-            m.d.sync += base.eq(self.ack)
-            with m.If(self.polled | ((after - base)[:8] < done)):
-                m.d.sync += next_.eq(self.ack)
+        heard, compared, word, again = Signal(), Signal(), Signal(8), Signal()
+        done, kept, gone = Signal(8), Signal(8), Signal(8)     # of the messages from `base` on: acknowledged, there, sent
+        m.d.sync += [heard.eq(self.ack_valid), compared.eq(heard), done.eq(word - base), kept.eq(fill - base), gone.eq(after - base)]
+        m.d.sync += Assert(~(self.ack_valid & (heard | compared)), "an acknowledgement comes before the one ahead of it is obeyed")
+        with m.If(self.ack_valid):
+            m.d.sync += [word.eq(self.ack), again.eq(self.polled)]
+        with m.If(compared & (done <= kept)):
+            m.d.sync += base.eq(word)
+            with m.If(again | (gone < done)):
+                m.d.sync += next_.eq(word)
 
         owed, urgent, greet, waited = Signal(), Signal(), Signal(), Signal(range(self.patience + 1))
         m.d.sync += [owed.eq(owed | self.owed), urgent.eq(urgent | self.urgent), greet.eq(greet | self.greet)]
@@ -104,19 +110,23 @@ class LinkSender(wiring.Component):
         head = Array((kind | flags, seq, self.expected))
         part = Signal(2)
         moved = self.o.valid & self.o.ready
+        m.d.sync += size.eq(sizes[kind])       # a cycle after the kind, before the head's last byte
         with m.FSM():
             with m.State("IDLE"):
                 m.d.sync += [part.eq(0), place.eq(0), seq.eq(next_), flags.eq(Mux(urgent, NAK, 0))]
                 with m.If(greet):
-                    m.d.sync += [kind.eq(Kind.SYNC), size.eq(FROM_DEVICE[Kind.SYNC]), greet.eq(self.greet), flags.eq(0)]
+                    m.d.sync += [kind.eq(Kind.SYNC), greet.eq(self.greet), flags.eq(0)]
                     m.next = "HEAD"
                 with m.Elif(urgent | (waited == self.patience)):
-                    m.d.sync += [kind.eq(Kind.CONTROL), size.eq(0), urgent.eq(self.urgent), owed.eq(self.owed)]
+                    m.d.sync += [kind.eq(Kind.CONTROL), urgent.eq(self.urgent), owed.eq(self.owed)]
                     m.next = "HEAD"
                 with m.Elif(next_ != fill):
                     m.d.comb += start.eq(1)
-                    m.d.sync += [kind.eq(kinds[next_[:slot_bits]]), size.eq(sizes[kinds[next_[:slot_bits]]]), owed.eq(self.owed)]
-                    m.next = "HEAD"
+                    m.d.sync += owed.eq(self.owed)
+                    m.next = "LOOK"
+            with m.State("LOOK"):
+                m.d.sync += kind.eq(kinds[seq[:slot_bits]])
+                m.next = "HEAD"
             with m.State("HEAD"):
                 m.d.comb += [self.o.valid.eq(1), self.o.p.byte.eq(head[part]), self.o.p.last.eq((part == 2) & (size == 0))]
                 with m.If(moved):
@@ -136,5 +146,5 @@ class LinkSender(wiring.Component):
                     with m.If(self.o.p.last):
                         m.next = "IDLE"
         with m.If(self.clear):
-            m.d.sync += [base.eq(0), fill.eq(0), next_.eq(0), left.eq(0), keeping.eq(0), owed.eq(0), urgent.eq(0)]
+            m.d.sync += [base.eq(0), fill.eq(0), next_.eq(0), left.eq(0), keeping.eq(0), owed.eq(0), urgent.eq(0), heard.eq(0), compared.eq(0)]
         return m

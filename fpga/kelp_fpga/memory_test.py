@@ -55,8 +55,11 @@ class MemoryTest(wiring.Component):
 
         down, reads, wanted = of(0), Array(e[1] is not None for e in _ELEMENTS)[element], of(1)
         writes, background = Array(e[2] is not None for e in _ELEMENTS)[element], of(2)
-        # Neighbouring columns and lines differ in about half of their bits.
-        pattern = Cat((line[:16] ^ Cat(line[16:], Const(0, 13)) ^ (0x9E37 * (k + 1) & 0xFFFF)) for k in range(LINE_BYTES // 2))
+        # Neighbouring columns and lines differ in about half of their bits. A line is in hand for a cycle before it is asked for.
+        mixed, expected = Signal(16), Signal(16)
+        m.d.comb += mixed.eq(line[:16] ^ Cat(line[16:], Const(0, 13)))
+        m.d.sync += expected.eq(mixed ^ wanted.replicate(16))
+        pattern = Cat((mixed ^ (0x9E37 * (k + 1) & 0xFFFF)) for k in range(LINE_BYTES // 2))
         addressed, stored = Signal(), Signal()
         differs, wrong = Signal(LINE_BYTES // 2), Signal()      # the words that are not as they should be; a cycle later, whether there is one
         m.d.sync += wrong.eq(differs.any())
@@ -93,7 +96,7 @@ class MemoryTest(wiring.Component):
                     m.next = "COMPARE"
             with m.State("COMPARE"):
                 for k, word in enumerate(axi.r.p.data[16 * k:16 * k + 16] for k in range(LINE_BYTES // 2)):
-                    m.d.sync += differs[k].eq(word != pattern[16 * k:16 * k + 16] ^ wanted.replicate(16))
+                    m.d.sync += differs[k].eq(word != expected ^ (0x9E37 * (k + 1) & 0xFFFF))
                 with m.If(axi.r.valid):
                     m.next = "COLLECT"
             with m.State("COLLECT"):

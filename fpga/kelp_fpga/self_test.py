@@ -29,9 +29,9 @@ class SelfTest(wiring.Component):
     """The device is reset; the memory test runs; the device is reset again; the program runs, one request at a time, each when the endpoint is quiescent;
     the device is reset once more. What hangs on the endpoint's answers is held meanwhile (`busy`).
 
-    Requests leave byte by byte, so that the bridge's own shift register makes messages of them; of answers a byte in three cycles is looked at.
+    Requests leave byte by byte, so that the bridge's own shift register makes messages of them; of answers a byte in four cycles is looked at.
 
-    Time: that of the memory test, then about 500 cycles an access.
+    Time: that of the memory test, then about 600 cycles an access.
 
     Parameters
     ----------
@@ -75,15 +75,16 @@ class SelfTest(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.rom = rom = memory.Memory(shape=8, depth=len(self.program.rom), init=self.program.rom, attrs={"ram_style": "block"})
-        port = rom.read_port()
+        port, row = rom.read_port(), Signal(8)
         result, place = self.result, Signal(range(len(self.program.rom)))      # `place`: the next instruction
         step, left = Signal(_INSTRUCTION), Signal(6)
-        # Byte of what is read, sent or looked at; cycles since it is this one; it is there: the ROM's address and the parts of an answer are in registers.
+        # Byte of what is read, sent or looked at; cycles since it is this one; it is there: the ROM's address and output and the parts of an answer are in
+        # registers.
         k, settling, settled = Signal(range(max(TO_DEVICE.values()) + 1)), Signal(2), Signal()
         crc, silence = Signal(32, init=INITIAL), Signal(_SILENCE_LOG2 + 1)
         write, address = step.op == Op.WRITE, Signal.like(port.addr)
-        m.d.comb += [settled.eq(settling == 2), port.addr.eq(address)]
-        m.d.sync += [silence.eq(silence + 1), address.eq(place + k)]
+        m.d.comb += [settled.eq(settling == 3), port.addr.eq(address)]
+        m.d.sync += [silence.eq(silence + 1), address.eq(place + k), row.eq(port.data)]
 
         def to(state):
             m.d.sync += [silence.eq(0), k.eq(0), settling.eq(0)]
@@ -112,14 +113,14 @@ class SelfTest(wiring.Component):
         head_bytes, skew = divmod(head_bits, 8)        # the data begin within a byte: what is left of one is sent with the next
         late, index = Signal(8), Signal(6)
         m.d.comb += index.eq(k - head_bytes)
-        both = Cat(Mux(k == head_bytes, Cat(Const(0, 8 - skew), whole[8 * head_bytes:head_bits]), late), Mux(k == head_bytes + _LINE, 0, port.data))
+        both = Cat(Mux(k == head_bytes, Cat(Const(0, 8 - skew), whole[8 * head_bytes:head_bits]), late), Mux(k == head_bytes + _LINE, 0, row))
         byte = Mux(write, Mux(k < head_bytes, whole[:8 * head_bytes].word_select(k[:(head_bytes - 1).bit_length()], 8), both[8 - skew:16 - skew]),
                    read_bytes.word_select(k[:4], 8))
         last = k == Mux(write, TO_DEVICE[Kind.RWD], TO_DEVICE[Kind.REQ]) - 1
         m.d.comb += [self.o.p.byte.eq(byte), self.o.p.last.eq(last), self.o.p.kind.eq(Mux(write, Kind.RWD, Kind.REQ))]
 
         # --- an answer's ----------------------------------------------------------------------------------------------------------
-        # A byte takes three cycles: one to choose it among its neighbours, one among those, one to go into the sum.
+        # A byte is chosen among its neighbours in one cycle, among those in the next, and is there long before it goes into the sum.
         answer, near = Signal(8), Signal(data.ArrayLayout(8, _WORD))
         m.d.sync += [
             *(near[n].eq(self.drs.p.data.word_select(n, 8 * _WORD).word_select(k[:3], 8)) for n in range(_WORD)),
@@ -151,7 +152,7 @@ class SelfTest(wiring.Component):
             with m.State("FETCH"):
                 m.d.sync += settling.eq(Mux(settled, 0, settling + 1))
                 with m.If(settled):
-                    m.d.sync += [step.eq(Cat(Value.cast(step)[8:], port.data)), k.eq(k + 1)]
+                    m.d.sync += [step.eq(Cat(Value.cast(step)[8:], row)), k.eq(k + 1)]
                     with m.If(k == _WORD - 1):
                         m.d.sync += place.eq(place + _WORD)
                         to("OBEY")
@@ -178,7 +179,7 @@ class SelfTest(wiring.Component):
                 with m.If(~settled):
                     m.d.sync += settling.eq(settling + 1)
                 with m.Elif(self.o.ready):
-                    m.d.sync += [settling.eq(0), k.eq(k + 1), late.eq(port.data), silence.eq(0)]
+                    m.d.sync += [settling.eq(0), k.eq(k + 1), late.eq(row), silence.eq(0)]
                     with m.If(last):
                         to("ANSWER")
                 with m.If(silence[-1]):

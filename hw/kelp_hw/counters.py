@@ -89,8 +89,8 @@ class QueueCounters(wiring.Component):
 
     `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and taken in cycles without `i`. `wipe` is held until a cycle with
     `wipe_ready`, in which none of these is being counted: the counters of `wipe_squeue` are then 0.
-    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`, without the event of two cycles before that. An event of the
-    cycle of the `wipe` counts after it.
+    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`, without the events of the two and three cycles before that.
+    An event of the cycle of the `wipe` counts after it.
 
     Parameters
     ----------
@@ -133,16 +133,19 @@ class QueueCounters(wiring.Component):
         m.d.sync += [v0.eq(self.i_valid | fifo.r_rdy), v1.eq(v0), s1.eq(s0)]
         m.d.sync += [s0.squeue.eq(Mux(self.i_valid, self.i.squeue, fifo.r_data)), s0.bump.eq(Mux(self.i_valid, self.i.bump, 1 << useful))]
 
-        # Read, counted, then written: what the event before counted is forwarded, and the memory shows what is written while it is read.
-        old, counted, squeue2, v2, follows = Signal(row), Signal(row), Signal.like(s1.squeue), Signal(), Signal()
-        m.d.sync += [squeue2.eq(s1.squeue), v2.eq(v1), follows.eq(v1 & (sram.read_address == s1.squeue))]
-        m.d.comb += old.eq(Mux(follows, counted.as_value(), sram.read_data.as_value()))
+        # Read, into a register of its own because a block RAM's output comes late, counted, written: what the two events before counted is forwarded, that of
+        # the older one on the way into that register, and the memory shows what is written while it is read.
+        raw, counted, s2, v2, squeue3, v3 = Signal(row), Signal(row), Signal(self.event), Signal(), Signal.like(s1.squeue), Signal()
+        follows_next, follows = Signal(), Signal()
+        m.d.sync += [v2.eq(v1), s2.eq(s1), v3.eq(v2), squeue3.eq(s2.squeue)]
+        m.d.sync += [follows_next.eq(v2 & (s0.squeue == s2.squeue)), follows.eq(v2 & (s1.squeue == s2.squeue))]
+        m.d.sync += raw.eq(Mux(follows_next, counted.as_value(), sram.read_data.as_value()))
         for i in range(len(self.names)):
-            m.d.sync += counted[i].eq(old[i] + s1.bump[i])
-        m.d.comb += [sram.write_en.eq(v2), sram.write_address.eq(squeue2), sram.write_data.eq(counted)]
-        m.d.comb += [self.read_data.eq(sram.read_data), self.idle.eq(~v0 & ~v1 & ~v2 & ~fifo.r_rdy & ~self.i_valid)]
+            m.d.sync += counted[i].eq(Mux(follows, counted[i], raw[i]) + s2.bump[i])
+        m.d.comb += [sram.write_en.eq(v3), sram.write_address.eq(squeue3), sram.write_data.eq(counted)]
+        m.d.comb += [self.read_data.eq(sram.read_data), self.idle.eq(~v0 & ~v1 & ~v2 & ~v3 & ~fifo.r_rdy & ~self.i_valid)]
 
-        m.d.comb += self.wipe_ready.eq(~v0 & ~v1 & ~v2 & ~self.clear)
+        m.d.comb += self.wipe_ready.eq(~v0 & ~v1 & ~v2 & ~v3 & ~self.clear)
         with m.If(self.wipe & self.wipe_ready):
             m.d.comb += [sram.write_en.eq(1), sram.write_address.eq(self.wipe_squeue), sram.write_data.eq(0)]
 

@@ -169,8 +169,10 @@ class DataPath(wiring.Component):
         # Flush.
         connect(m, head.o_flush, flush.i)
         connect(m, flush.o, flipped(self.o_flushed))
+        # Forgotten a cycle late, in which the report stands at `o` at the earliest: the frame is still the flush's, and whether all is written is known late.
         for table in (lines.table, scales.table):
-            m.d.comb += [table.flush_frame.eq(flush.frame), table.flush_capture.eq(flush.capture), table.flush_invalidate.eq(flush.invalidate)]
+            m.d.comb += [table.flush_frame.eq(flush.frame), table.flush_capture.eq(flush.capture)]
+            m.d.sync += table.flush_invalidate.eq(flush.invalidate)
         m.d.comb += flush.pending.eq(lines.table.flush_pending | scales.table.flush_pending)
 
         # Without ops there is nothing to combine with.

@@ -61,15 +61,14 @@ class Egress(wiring.Component):
 
         completion = self.i.p.answer == Answer.CMP
         # The side has a channel every second time when both want it, and waits a cycle for it when it is alone: whose turn it is, is a register, because it
-        # chooses among hundreds of bits.
+        # chooses among hundreds of bits. It is the side's only while an answer of its stands there, so nobody has to ask for that as well.
         side_turn = self.side_turn
         want_drs, want_ndr = self.i.valid & ~completion, self.i.valid & completion
-        side_drs, side_ndr = self.i_side.valid & ~self.i_side.p.write, self.i_side.valid & self.i_side.p.write
         pick_side_drs = Signal()
         pick_side_ndr = Signal()
         m.d.comb += [
-            pick_side_drs.eq(side_drs & side_turn),
-            pick_side_ndr.eq(side_ndr & side_turn),
+            pick_side_drs.eq(side_turn & ~self.i_side.p.write),
+            pick_side_ndr.eq(side_turn & self.i_side.p.write),
             self.i.ready.eq(Mux(completion, ndr_free & ~pick_side_ndr, drs_free & ~pick_side_drs)),
             self.i_side.ready.eq(Mux(self.i_side.p.write, ndr_free & pick_side_ndr, drs_free & pick_side_drs)),
         ]
@@ -107,7 +106,8 @@ class Egress(wiring.Component):
             self.o_latency_valid.eq(answered),
             self.o_latency.missed.eq(self.i.p.origin.missed),
             self.o_latency.cycles.eq(self.now - self.i.p.origin.start),
-            self.idle.eq(~self.i.valid & ~self.i_side.valid & drs_empty & ndr_empty),
+            # What stands at an input is its source's still.
+            self.idle.eq(drs_empty & ndr_empty),
             Assert(drs_empty != drs.valid), Assert(ndr_empty != ndr.valid),
             Assert(~self.i.valid | (self.i.p.answer != Answer.NONE)), Assert(~self.i.valid | (self.i.p.answer == Answer.DATA) | ~self.i.p.data.any()),
         ]

@@ -99,14 +99,20 @@ class LineSlots(wiring.Component):
         cover = [Signal(n, name=f"cover_{q}") for q in range(QUARTERS)]
         newer = [Signal(n, name=f"newer_{q}") for q in range(QUARTERS)]
         covered = Signal()
-        head_newer = Signal(QUARTERS)
+        head_newer = Signal(QUARTERS)       # of the op at the head: known at the beginning of the cycle, as `head_filled` is
+        newer_there = Signal(QUARTERS)
         m.d.comb += [
             covered.eq(Cat(~self.quarters[q] | (cover[q] & table.match).any() for q in range(QUARTERS)).all()),
             self.wait.eq(self.reads & ~covered),
             table.want_fill.eq(self.wait),
-            head_newer.eq(Cat((newer[q] & table.read_select).any() for q in range(QUARTERS))),
+            newer_there.eq(Cat((newer[q] & table.read_select).any() for q in range(QUARTERS))),
             self.full.eq(Cat(self.head_quarters[q] | (newer[q] & table.head_select).any() for q in range(QUARTERS)).all()),
         ]
+        # What is stored in this cycle counts. What an op is about to allocate is no slot of one ahead of it.
+        hits_there, hits_next = (Mux(table.store_en & (table.head_select & select).any(), self.head_quarters, 0)
+                                 for select in (table.read_select, table.next_select))
+        newer_next = Cat((newer[q] & table.next_select).any() for q in range(QUARTERS))
+        m.d.sync += head_newer.eq(Mux(table.head_moves, newer_next | hits_next, newer_there | hits_there))
         attached = Mux(table.fire, table.select, 0)
         allocated = Mux(table.may_allocate, table.select, 0)
         stored = Mux(table.store_en, table.head_select, 0)
@@ -156,6 +162,7 @@ class LineSlots(wiring.Component):
         m.d.sync += [
             Assert(~(self.read_en & self.refuse), "the head reads although refused"),
             Assert(~self.read_en | self.may_read, "the head reads unannounced"),
+            Assert(~self.may_read | (head_newer == newer_there), "the head was told of another slot's quarters"),
             Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
             Assert(~self.read_en | (table.head_filled | ((head_newer & self.read_quarters) == self.read_quarters)), "the head reads what is not there"),
         ]

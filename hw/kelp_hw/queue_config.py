@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,8 +18,8 @@ __all__ = ["QueueConfig"]
 class QueueConfig(wiring.Component):
     """Written by the broadcast of the configuration walk, read by one block; each block that needs configuration has a copy, since a memory has one read port.
 
-    Latency: one cycle from `read_squeue` (with `read_en`) to `o`, which holds while `read_en` is low. A write is
-    registered on its way, so that the walk's broadcast ends here: a read in the cycle after it returns the new fields.
+    Latency: one cycle from `read_squeue` (with `read_en`) to `o`, which holds while `read_en` is low. A read
+    in the cycle of a write returns the new fields.
     Queues that were never configured read undefined values: nothing is asked about them before OPEN has configured them.
 
     Parameters
@@ -56,9 +56,8 @@ class QueueConfig(wiring.Component):
         m = Module()
         m.submodules.rows = rows = Sram(depth=self.config.squeues, shape=self.shape)
         m.d.comb += [rows.read_en.eq(self.read_en), rows.read_address.eq(self.read_squeue), self.o.eq(rows.read_data)]
-        writes, squeue, fields = Signal(), Signal.like(self.write.squeue), Signal(self.shape)
-        m.d.sync += [
-            writes.eq(self.write_valid), squeue.eq(self.write.squeue), *(fields[name].eq(self.write.queue_config[name]) for name in self.fields),
+        m.d.comb += [
+            rows.write_en.eq(self.write_valid), rows.write_address.eq(self.write.squeue),
+            *(rows.write_data[name].eq(self.write.queue_config[name]) for name in self.fields),
         ]
-        m.d.comb += [rows.write_en.eq(writes), rows.write_address.eq(squeue), rows.write_data.eq(fields)]
         return m

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Module, Mux, Signal
+from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -65,7 +65,8 @@ class Registers(wiring.Component):
             "pool_used": In(data.ArrayLayout(24, len(POOLS))),
             "i_result": In(layouts.result), "i_result_valid": In(1),
             "settings": Out(settings_layout(config)),
-            "config_write": Out(config_write_layout(config)), "config_write_valid": Out(1), "config_ready": In(1),
+            "config_write": Out(config_write_layout(config)), "config_write_valid": Out(1),
+            "config_ready": In(1),                 #: a configuration may be written in the next cycle
             "descriptor": Out(layouts.session),
             "o_control": Out(stream.Signature(layouts.op)),
             "pulses": In(len(COUNTERS)),
@@ -102,8 +103,10 @@ class Registers(wiring.Component):
             control.command_ld_id.eq(file.ld_id), control.config_ready.eq(self.config_ready & (~control.opening | queues.wipe_ready)),
             # A session begins with counters of 0: its owner may not read what another's did.
             queues.wipe_squeue.eq(control.config_write.squeue), queues.wipe.eq(control.opening & self.config_ready),
-            self.config_write.eq(control.config_write), self.config_write_valid.eq(control.config_write_valid), self.descriptor.eq(control.descriptor),
+            self.descriptor.eq(control.descriptor),
         ]
+        # The walk's broadcast begins at registers, for memories all over the device. The op that ends the walk is two cycles behind it.
+        m.d.sync += [self.config_write.eq(control.config_write), self.config_write_valid.eq(control.config_write_valid)]
         for s in range(c.sessions):
             with m.If(getattr(file, f"wo_s{s}_command_strobe")):
                 m.d.comb += [control.command_valid.eq(1), control.command_session.eq(s), control.command.eq(getattr(file, f"wo_s{s}_command"))]
@@ -256,15 +259,17 @@ class Registers(wiring.Component):
         side = self.i.p
         # A word is written in the cycle after its register is decoded: it is picked from the line meanwhile.
         lane_enable = Signal(8)
+        # Its decoder is far from where the access waits: a register between.
+        m.d.sync += file.index.eq(side.offset << 3 | word)
         m.d.sync += [lane_enable.eq(side.byte_enable.word_select(word, 8)), file.write_data.eq(side.data.word_select(word, 64))]
         m.d.comb += [
-            file.index.eq(side.offset << 3 | word), file.ld_id.eq(side.ld_id),
+            file.ld_id.eq(side.ld_id),
             self.o.p.tag.eq(side.tag), self.o.p.ld_id.eq(side.ld_id), self.o.p.write.eq(side.write), self.o.p.data.eq(Mux(side.write | side.hint, 0, line)),
             self.o_hint.p.data.eq(side.data), self.o_hint.p.ld_id.eq(side.ld_id), self.o_hint.p.broken.eq(~side.byte_enable.all() | side.poison),
         ]
         for b in range(8):
             m.d.comb += file.mask[8 * b:8 * b + 8].eq(lane_enable[b].replicate(8))
-        touched, served, decoded = Signal(), Signal(), Signal()
+        touched, served, decoded = Signal(), Signal(), Signal(2)
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.idle.eq(~self.i.valid & ~control.busy & ~due.any() & ~self.o_control.valid & totals.idle & queues.idle & events.idle)
@@ -281,9 +286,9 @@ class Registers(wiring.Component):
                 with m.If(~side.write | self.o_hint.ready):
                     m.next = "ANSWER"
             with m.State("WRITE"):
-                # A command may be running still: its registers must not change under it. Which register comes next is known a cycle later.
-                m.d.sync += decoded.eq(1)
-                with m.If(~control.busy & decoded):
+                # A command may be running still: its registers must not change under it. Which register comes next is known two cycles later.
+                m.d.sync += decoded.eq(Cat(1, decoded[0]))
+                with m.If(~control.busy & decoded[1]):
                     m.d.sync += decoded.eq(0)
                     m.d.comb += file.write.eq(lane_enable.any() & ~side.poison)
                     with m.If(lane_enable.any() & file.known & (~file.allowed | side.poison)):
@@ -296,7 +301,8 @@ class Registers(wiring.Component):
                     m.next = "ANSWER"
             with m.State("READ"):
                 m.d.sync += wait.eq(wait + 1)
-                with m.If(file.known):
+                # In the first cycle the decoder still tells of the word before, which may be another's.
+                with m.If(file.known & (wait != 0)):
                     m.d.sync += [touched.eq(touched | ~file.allowed), served.eq(served | file.allowed)]
                 with m.If(wait == Mux(file.is_external, self._EXTERNAL_WAIT, 3)):
                     m.d.sync += [load.bit_select(word, 1).eq(1), wait.eq(0), word.eq(word + 1)]

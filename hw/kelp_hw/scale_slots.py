@@ -62,6 +62,7 @@ class ScaleSlots(wiring.Component):
             return Cat((byte == k) | (wide & (byte[1:] == k >> 1)) for k in range(LINE_BYTES))
 
         head_newer, byte, wide = Signal(), Signal(6), Signal()
+        upper = Signal()        # the pair's upper byte is the scale
         m.d.comb += [
             newer.clear_en.eq(table.may_allocate), newer.clear_slot.eq(table.victim_slot),
             newer.set_bytes.eq(bytes_of(byte, wide)), newer.look_slot.eq(self.head_slot), head_newer.eq(newer.look_mask.bit_select(self.head_byte, 1)),
@@ -92,7 +93,7 @@ class ScaleSlots(wiring.Component):
         # Which copy is newer comes too late to ask, and whether the head does read: scale lines are seldom written.
         m.d.comb += wants.eq(self.may_read & ~self.refuse)
         # A store's bytes are marked a cycle late: the memory of marks lies far from the head.
-        m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide),
+        m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide), upper.eq(~self.head_wide & self.head_byte[0]),
                      newer.set_en.eq(table.store_en & table.head_select.any()), newer.set_slot.eq(self.head_slot)]
         pair = Signal(SCALE_BITS)
         m.d.comb += [
@@ -103,7 +104,7 @@ class ScaleSlots(wiring.Component):
             table.out_take.eq(self.out_take),
             self.out_data.eq(store_read.data),
             pair.eq(Mux(held, store_read.data.word_select(byte[1:], SCALE_BITS), fill.read_data.data.word_select(byte[1:], SCALE_BITS))),
-            self.scale.eq(Mux(wide, pair, pair.word_select(byte[0], 8))),
+            self.scale.eq(Cat(Mux(upper, pair[8:], pair[:8]), Mux(wide, pair[8:], 0))),
             self.error.eq(fill.read_data.error & ~held),
         ]
         m.d.sync += self.out_bytes.eq(newer.read_mask)

@@ -56,8 +56,9 @@ class WriteStore(wiring.Component):
 
         # Slots never used yet come first, so that the list needs no filling after reset.
         m.submodules.free = free = SyncFIFOBuffered(width=bits, depth=n)
-        # Whether a slot is taken comes late, from the host's channel, which hears of the offer at the beginning of the cycle.
-        m.submodules.offer = offer = Skid(bits)
+        # Whether a slot is taken comes late, from the host's channel, which hears of the offer at the beginning of the cycle: it steers the choice of two
+        # places, not the places, which address memories.
+        m.submodules.offer = offer = Skid(bits, late=())
         connect(m, offer.o, flipped(self.o_slot))
         unused = self.unused
         m.d.comb += [

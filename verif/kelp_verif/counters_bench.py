@@ -125,7 +125,7 @@ async def queues(dut):
     event = Packing(queue_event_layout(config))
     kept = event.fields["bump"][1].bit_length()
     useful_at = [name for name, _ in QUEUE_COUNTERS].index("prefetch_useful")
-    rows, waiting, wiping, granted, last, older = [], deque(), None, None, None, None
+    rows, waiting, wiping, granted, last, older, oldest = [], deque(), None, None, None, None, None
     await start_clock(dut)
 
     def bump(squeue, bits):
@@ -133,7 +133,7 @@ async def queues(dut):
         rows[squeue] = [n + (bits >> k & 1) & 0xFFFFFFFF for k, n in enumerate(rows[squeue])]
 
     async def cycle(p_event, p_useful, p_wipe):
-        nonlocal wiping, granted, last, older
+        nonlocal wiping, granted, last, older, oldest
         level = len(waiting)
         few = rng.choice([1, 2, config.squeues])
         given = (rng.randrange(few), rng.getrandbits(kept)) if rng.random() < p_event else None
@@ -155,17 +155,17 @@ async def queues(dut):
             tb.seen["read"] += 1
         assert (dut.read_grant.value == 1) == (last is None), "a read is granted in each cycle after one without an event, and in no other"
         if wiping is not None and dut.wipe_ready.value == 1:
-            assert last is None and older is None, "wiped before what came earlier was counted"
+            assert last is None and older is None and oldest is None, "wiped before what came earlier was counted"
             tb.seen["wiped after traffic"] += any(rows[wiping])
             rows[wiping], wiping = [0] * kept, None
         tb.seen["wipe waits"] += wiping is not None
         granted = (wanted, list(rows[wanted])) if dut.read_grant.value == 1 else None
         idle = dut.idle.value == 1
-        assert not idle or given is None and level == 0 and last is None and older is None
-        # A read does not see the event of two cycles before.
-        if older:
-            bump(*older)
-        older = last
+        assert not idle or given is None and level == 0 and last is None and older is None and oldest is None
+        # A read does not see the events of two and three cycles before.
+        if oldest:
+            bump(*oldest)
+        oldest, older = older, last
         last = given or ((waiting.popleft(), 1 << useful_at) if level else None)
         if useful is not None:
             waiting.append(useful)
@@ -177,7 +177,7 @@ async def queues(dut):
         if round_ % 5 == 0:
             tb.seen["reset with useful ones waiting"] += len(waiting) > 0
             await tb.reset(["i_valid", "i_useful_valid", "wipe", "read_squeue"], config.squeues)
-            rows, wiping, granted, last, older = [[0] * kept for _ in range(config.squeues)], None, None, None, None
+            rows, wiping, granted, last, older, oldest = [[0] * kept for _ in range(config.squeues)], None, None, None, None, None
             waiting.clear()
         p_event, p_useful, p_wipe = (rng.choice([0.0, 0.3, 0.9]) for _ in range(3))
         if round_ % 5 == 4:
