@@ -63,6 +63,14 @@ def test_banked_page_words(monkeypatch):
     assert random_ops(changes={"parked": 64}, phases=10)["scrub_cycles"] == 16
 
 
+def test_page_words_in_two_srams():
+    """Sixteen of eighty rows are in the second; bits flip there, too."""
+    config = named("unit").with_(parked=64, queues=5)
+    assert PageWords(config=config).parts == (64, 16)
+    records = random_ops(changes={"parked": 64, "queues": 5}, phases=15, flips=0.1)
+    assert records["hot"] > 0 and min(records["faults"]) > 0
+
+
 def test_large_configuration_scrubs_in_time():
     words = PageWords(config=named("llama70b"))
     assert words.config.page_words // words.banks <= 700_000
