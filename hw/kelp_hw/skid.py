@@ -63,6 +63,8 @@ class Skid(wiring.Component):
             with m.If(self.o.valid & self.o.ready):
                 m.d.sync += gets.eq(~gets)
             m.d.comb += self.o.p.eq(Mux(gets, Value.cast(places[1]), Value.cast(places[0])))
+            m.d.comb += [Assert(puts == gets ^ self.o.valid ^ spare_valid),
+                         Assert(~spare_valid | (Mux(gets, Value.cast(places[0]), Value.cast(places[1])) == Value.cast(spare)))]
             for name in self.late:
                 held = Signal.like(self.o.p[name], name=f"held_{name}")
                 with m.If(moves):
