@@ -63,10 +63,11 @@ def test_banked_page_words(monkeypatch):
     assert random_ops(changes={"parked": 64}, phases=10)["scrub_cycles"] == 16
 
 
-def test_page_words_in_two_srams():
-    """Sixteen of eighty rows are in the second; bits flip there, too."""
+def test_page_words_in_parts(monkeypatch):
+    """Eighty rows in SRAMs of 32, 32 and 16; bits flip in each."""
+    monkeypatch.setattr(PageWords, "PART_ROWS", 32)
     config = named("unit").with_(parked=64, queues=5)
-    assert PageWords(config=config).parts == (64, 16)
+    assert PageWords(config=config).parts == (32, 32, 16)
     records = random_ops(changes={"parked": 64, "queues": 5}, phases=15, flips=0.1)
     assert records["hot"] > 0 and min(records["faults"]) > 0
 

@@ -29,8 +29,8 @@ class PageWords(wiring.Component):
     uncorrectable error is as it was read. `states`: bit s, the word's state is s, LOST when it is uncorrectable.
 
     The SRAM is banked by the low page bits, as far as needed to scrub within `SCRUB_CYCLES`; all banks are scrubbed together after reset,
-    then `ready` rises. A word is encoded in the cycle after M3 and written in the one after that. A bank whose rows are no power of two is two SRAMs: a tool
-would make one of pieces of different shapes, and choose between them behind their slow outputs.
+    then `ready` rises. A word is encoded in the cycle after M3 and written in the one after that. A bank of more than `PART_ROWS` rows is an
+    SRAM for each `PART_ROWS` of them, up to `MOST_PARTS` (a larger one is not in an FPGA's block RAM): a tool would choose between them behind their outputs.
 
     `flip` is for verification: what it holds in the cycle after M3 is XORed into the code word on its way to the SRAM. Tied to zero it costs nothing.
 
@@ -48,6 +48,7 @@ would make one of pieces of different shapes, and choose between them behind the
     """
 
     SCRUB_CYCLES = 700_000
+    PART_ROWS, MOST_PARTS = 4096, 8
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -56,8 +57,8 @@ would make one of pieces of different shapes, and choose between them behind the
         while config.page_words // self.banks > self.SCRUB_CYCLES and self.banks < config.pages:
             self.banks *= 2
         self.rows = rows = config.page_words // self.banks
-        most = 1 << (rows.bit_length() - 1)
-        self.parts = (most, rows - most) if rows > most else (rows,)
+        split = self.PART_ROWS if rows <= self.MOST_PARTS * self.PART_ROWS else rows
+        self.parts = tuple(min(split, rows - first) for first in range(0, rows, split))
         self.code = Secded(layouts.page_word.size)
         super().__init__({
             "look": In(layouts.page), "look_valid": In(1),
@@ -74,15 +75,15 @@ would make one of pieces of different shapes, and choose between them behind the
         banks = []
         for b in range(self.banks):
             banks.append([Sram(depth=depth, shape=code.code_bits) for depth in parts])
-            for name, sram in zip(("", "_rest"), banks[-1], strict=False):
-                m.submodules[f"bank_{b}{name}"] = sram
+            for k, sram in enumerate(banks[-1]):
+                m.submodules[f"bank_{b}_part_{k}" if len(parts) > 1 else f"bank_{b}"] = sram
 
         def row(p):
             return Cat(p.page, p.squeue)[bank_bits:]
 
         def inside(row, k):
             """Whether a row is in part `k`."""
-            return row[ceil_log2(parts[0])] == k if len(parts) > 1 else 1
+            return row[ceil_log2(parts[0]):] == k if len(parts) > 1 else 1
 
         def bank(p):
             """Whose page this is: a bit for each bank."""
@@ -125,7 +126,7 @@ would make one of pieces of different shapes, and choose between them behind the
         def sum_of(values):
             return reduce(xor, (Value.cast(value) for value in values))
 
-        fixed, single, double = code.repair(sum_of(read), sum_of(code.syndrome(part) for part in read))
+        fixed, single, double = code.repair(sum_of(read), code.syndrome(sum_of(read)))
         found = word(sum_of((early, fixed)))
         m.d.sync += [
             self.word.eq(Mux(forward, self.new, found)),

@@ -14,7 +14,7 @@ from .sram import Sram
 
 __all__ = ["Piece", "SplitSram"]
 
-_BLOCK_BITS = 14    #: a block RAM has 2^14 rows of one bit, or fewer of more
+_PART_BITS, _SLICE = 11, 9      #: rows and bits of a block RAM where it has parity bits and the most rows; deeper ones lose an eighth of their bits
 
 
 class Piece(NamedTuple):
@@ -31,8 +31,8 @@ class SplitSram(wiring.Component):
     """A `Sram` whose answer comes out of registers, a cycle later.
 
     A block RAM is slow to answer, and synthesis makes a deep memory of many that are far apart, with multiplexers between them and what reads. Here a memory of
-    more rows than `Sram` keeps in `lib.memory` is split into parts of at most 2^14 rows, and each part into slices of as many bits as one block RAM has at
-    that depth: nothing but the collision's multiplexer stands between a block RAM and its register. Between parts the choice is behind the registers.
+    more rows than `Sram` keeps in `lib.memory` is split into parts of 2^11 rows, and each part into slices of nine bits, one block RAM each: nothing but the
+    collision's multiplexer stands between a block RAM and its register. Between parts the choice is behind the registers.
     A memory of more than `SPLIT_UP_TO` rows is none of an FPGA's block RAM: it stays one macro.
 
     Latency: two cycles, `read_en` with `read_address` → `read_data`, which holds when `read_en` was low in the cycle but one before.
@@ -51,7 +51,7 @@ class SplitSram(wiring.Component):
     """
 
     LATENCY = 2
-    SPLIT_UP_TO = 4 << _BLOCK_BITS
+    SPLIT_UP_TO = 16 << _PART_BITS
 
     def __init__(self, *, depth: int, shape):
         if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
@@ -75,24 +75,20 @@ class SplitSram(wiring.Component):
         if not Sram.MACRO_ABOVE < depth <= cls.SPLIT_UP_TO:
             return [Piece(0, depth, 0, width, "whole")]
         pieces = []
-        for first in range(0, depth, 1 << _BLOCK_BITS):
-            rows = min(depth - first, 1 << _BLOCK_BITS)
-            spare = _BLOCK_BITS - ceil_log2(rows)
-            # Rows of nine bits and more have the block RAM's parity bits besides; none has more than 36.
-            slice_bits = 1 << spare if spare < 3 else min(9 << spare - 3, 36)
-            for low in range(0, width, slice_bits):
-                bits = min(slice_bits, width - low)
-                pieces.append(Piece(first, rows, low, bits, f"part{first >> _BLOCK_BITS}_bits{low}"))
+        for first in range(0, depth, 1 << _PART_BITS):
+            for low in range(0, width, _SLICE):
+                name = f"part{first >> _PART_BITS}_bits{low}"
+                pieces.append(Piece(first, min(depth - first, 1 << _PART_BITS), low, min(_SLICE, width - low), name))
         return pieces
 
     def elaborate(self, platform):
         m = Module()
-        parts = 1 + max(piece.first for piece in self.pieces) // (1 << _BLOCK_BITS)
+        parts = 1 + max(piece.first for piece in self.pieces) // (1 << _PART_BITS)
         raw = Array(Signal(self.width, name=f"raw{part}", reset_less=True) for part in range(parts))
-        inside = self.address_bits if parts == 1 else _BLOCK_BITS
+        inside = self.address_bits if parts == 1 else _PART_BITS
         for piece in self.pieces:
-            part, bits = piece.first >> _BLOCK_BITS, slice(piece.low, piece.low + piece.bits)
-            m.submodules[piece.name] = rows = Sram(depth=piece.rows, shape=piece.bits, macro=True if len(self.pieces) > 1 else None)
+            part, bits = piece.first >> _PART_BITS, slice(piece.low, piece.low + piece.bits)
+            m.submodules[piece.name] = rows = Sram(depth=piece.rows, shape=piece.bits, macro=len(self.pieces) == 1 and None)
             here = self.write_address[inside:] == part if parts > 1 else 1
             m.d.comb += [
                 rows.read_en.eq(self.read_en), rows.read_address.eq(self.read_address[:inside]),

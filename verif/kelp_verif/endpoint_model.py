@@ -369,8 +369,9 @@ class Model:
         page.doubt, page.ending = True, None
 
     def looked_at(self, page: Page) -> None:
-        """The page's word has been read for certain: it is lost now or will not be; requests under way may not know yet."""
-        page.ending = {id(r) for line in page.pending.values() for r in line}
+        """The page's word has been read for certain: it is lost now or will not be; requests without an answer may not know yet, those too that a later
+        one to their line has passed (parked with a page whose word is lost while it is fetched)."""
+        page.ending = {name for name, r in self.outstanding.items() if r.line is not None and r.line[0] is page}
         self.end_doubt(page)
 
     def end_doubt(self, page: Page) -> None:

@@ -15,7 +15,7 @@ from kelp_verif.runner import bench_params
 async def reads_what_was_written(dut):
     rng = random.Random(cocotb.RANDOM_SEED)
     depth, width = bench_params()["depth"], bench_params()["width"]
-    rows = sorted({row for border in (0, 1 << 14, 1 << 15, depth) for row in range(border - 6, border + 6) if 0 <= row < depth})
+    rows = sorted({row for border in (0, 1 << 11, 1 << 12, 1 << 14, depth) for row in range(border - 6, border + 6) if 0 <= row < depth})
     held = {}
     dut.read_en.value = 0
     dut.write_en.value = 1
