@@ -88,7 +88,7 @@ class SplitSram(wiring.Component):
         inside = self.address_bits if parts == 1 else _PART_BITS
         for piece in self.pieces:
             part, bits = piece.first >> _PART_BITS, slice(piece.low, piece.low + piece.bits)
-            m.submodules[piece.name] = rows = Sram(depth=piece.rows, shape=piece.bits, macro=len(self.pieces) == 1 and None)
+            m.submodules[piece.name] = rows = Sram(depth=piece.rows, shape=piece.bits, macro=True if len(self.pieces) > 1 else None)
             here = self.write_address[inside:] == part if parts > 1 else 1
             m.d.comb += [
                 rows.read_en.eq(self.read_en), rows.read_address.eq(self.read_address[:inside]),
