@@ -126,7 +126,9 @@ class PageWords(wiring.Component):
         def sum_of(values):
             return reduce(xor, (Value.cast(value) for value in values))
 
-        fixed, single, double = code.repair(sum_of(read), code.syndrome(sum_of(read)))
+        whole, syndrome = Signal(code.layout), Signal(code.check_bits)
+        m.d.comb += [whole.eq(sum_of(read)), syndrome.eq(code.syndrome(whole))]
+        fixed, single, double = code.repair(whole, syndrome)
         found = word(sum_of((early, fixed)))
         m.d.sync += [
             self.word.eq(Mux(forward, self.new, found)),
