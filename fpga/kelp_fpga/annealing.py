@@ -395,7 +395,7 @@ def _move(design, scratch, late, tile_cost, temperature, reach, number):
             if table >= 0 and cells[table].run > 1:
                 tiles, here = cells[table].run, here - cells[table].run_at
                 break
-        if there == here or there // width == here // width and abs(there - here) < tiles or there % width + tiles > width:
+        if there == here or there % width + tiles > width:     # where a chain would overlap itself, `_stands` finds it out of step
             return 0
         for tile in range(there, there + tiles):
             if not design.usable[tile]:
