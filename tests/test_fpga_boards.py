@@ -268,3 +268,8 @@ def test_buffers_leave_the_lower_edge():
     assert move({"cells": cells}) == [("low", "X123/Y46/RDCC1")]
     assert [cells[name]["attributes"]["NEXTPNR_BEL"] for name in ("clock", "side", "low")] == ["X67/Y0/TDCC0", "X123/Y46/RDCC0", "X123/Y46/RDCC1"]
     assert move({"cells": cells}) == []
+    # Buffers of ours change places until none is nearer to its driver for it; a clock's stays.
+    far = {"left": cell("TRELLIS_FF", "X4/Y40/SLICEA.FF0", Q=7), "right": cell("TRELLIS_FF", "X120/Y40/SLICEA.FF0", Q=8),
+           "clock": cell("DCCA", "X67/Y0/TDCC0", CLKI=8, CLKO=9), "global_0": cell("DCCA", "X123/Y46/RDCC0", CLKI=7, CLKO=10),
+           "global_1": cell("DCCA", "X3/Y46/LDCC0", CLKI=8, CLKO=11)}
+    assert move({"cells": far}) == [("global_0", "X3/Y46/LDCC0"), ("global_1", "X123/Y46/RDCC0")] and move({"cells": far}) == []

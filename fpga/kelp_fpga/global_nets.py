@@ -10,6 +10,7 @@ only behind a DCCA buffer. On a device that is 70 % full, ordinary wires from on
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -67,7 +68,8 @@ def promote(module: dict, *, least: int = LEAST, most: int = MOST) -> list[tuple
 
 
 def move(module: dict) -> list[tuple[str, str]]:
-    """Take buffers off the lower edge: each to a free place beside another one, as near to its driver as there is. Wires differ by a nanosecond.
+    """Take buffers off the lower edge: each to a free place beside another one, as near to its driver as there is; then exchange those of `promote` while
+    that brings them nearer to theirs, the furthest first of all.
 
     Parameters
     ----------
@@ -84,16 +86,28 @@ def move(module: dict) -> list[tuple[str, str]]:
     sides = {place[0].rstrip("0123456789"): (int(place[1]), int(place[2])) for place in places.values() if place[3] != "B"}
     drivers = {bit: name for name, cell in module["cells"].items() for port, bits in cell["connections"].items()
                if cell["port_directions"][port] == "output" for bit in bits}
-    moved = []
-    for name in sorted(places):
-        if places[name][3] != "B":
-            continue
-        x, y = map(int, re.match(r"X(\d+)/Y(\d+)/", bels[drivers[module["cells"][name]["connections"]["CLKI"][0]]]).groups())
-        free = [(abs(x - at[0]) + abs(y - at[1]), f"{side}{k}") for side, at in sides.items() for k in range(_PLACES) if f"{side}{k}" not in used]
-        place = min(free)[1]
+
+    def way(name: str, place: str) -> int:
+        """Tiles from a buffer's driver to a place."""
+        at, to = (tuple(map(int, re.match(r"X(\d+)/Y(\d+)/", bel).groups())) for bel in (bels[drivers[module["cells"][name]["connections"]["CLKI"][0]]], place))
+        return abs(at[0] - to[0]) + abs(at[1] - to[1])
+
+    before = {name: bels[name] for name in sorted(places)}
+    now = dict(before)
+    for name in now:
+        if places[name][3] == "B":
+            now[name] = min((way(name, place), place) for side in sides for k in range(_PLACES) if (place := f"{side}{k}") not in used)[1]
+            used.add(now[name])
+    ours = [name for name in now if name.startswith("global_")]
+    better = True
+    while better:
+        better = False
+        for a, b in itertools.combinations(ours, 2):
+            if way(a, now[b]) ** 2 + way(b, now[a]) ** 2 < way(a, now[a]) ** 2 + way(b, now[b]) ** 2:
+                now[a], now[b], better = now[b], now[a], True
+    moved = [(name, place) for name, place in now.items() if place != before[name]]
+    for name, place in moved:
         module["cells"][name]["attributes"]["NEXTPNR_BEL"] = place
-        used.add(place)
-        moved.append((name, place))
     return moved
 
 
