@@ -22,7 +22,7 @@ from .placed_timing import Order
 
 __all__ = ["EPOCHS", "Refinement", "refine"]
 
-EPOCHS = 240
+EPOCHS = 170
 _HOT, _COLD = 0.06, 0.01    #: temperatures at the first epoch and the last but `_STILL`
 _STILL = 10         #: epochs that make no move which costs anything
 _MOVES = 4          #: in an epoch, of each cell that may move
