@@ -70,7 +70,7 @@ def test_flipped_bits(run):
 def test_close_and_reopen(run):
     """Sessions close under traffic, their frames come back, and they open anew with another shape and other formats."""
     # (Late prefetches are rare: a page has to be asked for between its prefetch and its fetch.)
-    run([STORM, ROUGH, *4 * [AHEAD | {"pages": 8, "dwell": 15}], AHEAD], 10_000, actions=LIFE, at_least={
+    run([STORM, ROUGH, *4 * [AHEAD | {"pages": 8, "dwell": 15}], AHEAD], 16_000, actions=LIFE, at_least={
         "open": 6, "close": 6, "scrub": 200, "scrub_retry": 5, "unsure": 5, "closed_session": 5, "refused_command": 1, "peer": 1, "formats": 4, "miss": 20,
         "late": 1})
 
