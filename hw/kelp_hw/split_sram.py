@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from amaranth.hdl import Array, Module, Shape, Signal, Value
+from amaranth.hdl import Array, Module, Signal, Value
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
-from amaranth.utils import ceil_log2
 
-from .sram import Sram
+from .sram import Sram, memory_ports
 
 __all__ = ["Piece", "SplitSram"]
 
@@ -54,20 +52,11 @@ class SplitSram(wiring.Component):
     SPLIT_UP_TO = 16 << _PART_BITS
 
     def __init__(self, *, depth: int, shape):
-        if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-            raise ValueError(f"depth = {depth!r} is refused; legal: an integer of 1 and up")
-        width = Shape.cast(shape).width
-        if width < 1:
-            raise ValueError(f"shape = {shape!r} is refused; legal: a shape of at least one bit")
         self.depth = depth
         self.shape = shape
-        self.width = width
-        self.pieces = self.split(depth, width)
-        self.address_bits = max(1, ceil_log2(depth))
-        super().__init__({
-            "read_en": In(1), "read_address": In(self.address_bits), "read_data": Out(shape),
-            "write_en": In(1), "write_address": In(self.address_bits), "write_data": In(shape),
-        })
+        self.width, self.address_bits, members = memory_ports(depth, shape)
+        self.pieces = self.split(depth, self.width)
+        super().__init__(members)
 
     @classmethod
     def split(cls, depth: int, width: int) -> list[Piece]:

@@ -8,7 +8,21 @@ from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
-__all__ = ["Sram"]
+__all__ = ["Sram", "memory_ports"]
+
+
+def memory_ports(depth: int, shape) -> tuple[int, int, dict]:
+    """(bits of a row, bits of an address, members) of a memory with one read and one write port; ValueError when it would have no row or no bit."""
+    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
+        raise ValueError(f"depth = {depth!r} is refused; legal: an integer of 1 and up")
+    width = Shape.cast(shape).width
+    if width < 1:
+        raise ValueError(f"shape = {shape!r} is refused; legal: a shape of at least one bit")
+    address_bits = max(1, ceil_log2(depth))
+    return width, address_bits, {
+        "read_en": In(1), "read_address": In(address_bits), "read_data": Out(shape),
+        "write_en": In(1), "write_address": In(address_bits), "write_data": In(shape),
+    }
 
 
 class Sram(wiring.Component):
@@ -39,20 +53,11 @@ class Sram(wiring.Component):
     MACRO_ABOVE = 4096
 
     def __init__(self, *, depth: int, shape, macro: bool | None = None):
-        if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-            raise ValueError(f"depth = {depth!r} is refused; legal: an integer of 1 and up")
-        width = Shape.cast(shape).width
-        if width < 1:
-            raise ValueError(f"shape = {shape!r} is refused; legal: a shape of at least one bit")
         self.depth = depth
         self.shape = shape
-        self.width = width
+        self.width, self.address_bits, members = memory_ports(depth, shape)
         self.macro = depth > self.MACRO_ABOVE if macro is None else bool(macro)
-        self.address_bits = max(1, ceil_log2(depth))
-        super().__init__({
-            "read_en": In(1), "read_address": In(self.address_bits), "read_data": Out(shape),
-            "write_en": In(1), "write_address": In(self.address_bits), "write_data": In(shape),
-        })
+        super().__init__(members)
 
     def elaborate(self, platform):
         m = Module()
