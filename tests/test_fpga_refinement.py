@@ -9,8 +9,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from kelp_fpga import annealing
-from kelp_fpga.annealing import wire
+from kelp_fpga import annealed_design, annealing
+from kelp_fpga.annealed_design import wire
 from kelp_fpga.placed_netlist import Placed
 from kelp_fpga.refinement import Refinement, refine
 
@@ -220,7 +220,7 @@ def test_moves_keep_account():
         arcs, nets = at.arcs.copy(), at.nets.copy()
         if not made:
             assert all((a[name] == b[name]).all() for a, b in zip(before, (arcs, nets), strict=True) for name in a.dtype.names if name != "seen"), step
-        annealing.measure(at)
+        annealed_design.measure(at)
         assert np.allclose(arcs["wire"], at.arcs["wire"]) and np.allclose(nets["length"], at.nets["length"]), step
     for sites, kind in ((at.table, 0), (at.register, 1)):
         for site in np.nonzero(sites >= 0)[0]:

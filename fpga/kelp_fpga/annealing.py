@@ -2,8 +2,8 @@
 """Exchanges of cells on a placed ECP5 by simulated annealing: the loops of :mod:`.refinement`, compiled.
 
 A move takes what may only go together (a table, a register, both, a slice, a tile, the tiles of a carry chain, a block RAM) and what stands where it would
-go, and exchanges them. Its cost is that of the nets' half perimeters and of the paths over every wire that changes; the arrivals at and the ways after the
-cells that move are followed exactly, those of others are as old as the last :func:`measure`.
+go, and exchanges them. Its cost is that of the nets' half perimeters and of the paths over every wire that changes (:mod:`.annealed_design`); the arrivals
+at and the ways after the cells that move are followed exactly, those of others are as old as the last `measure`.
 """
 
 from __future__ import annotations
@@ -13,52 +13,17 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-__all__ = ["ARC", "CELL", "LONGEST", "NET", "Design", "anneal", "appraise", "measure", "scratch", "spread", "wire"]
+from .annealed_design import length_of, path_of, price_of, wire_of
+
+__all__ = ["LONGEST", "anneal", "scratch"]
 
 LONGEST = 4         #: tiles of a carry chain that moves
-#: ns: a wire's base, a tile of its way up to five, a tile beyond; half of what nextpnr supposes while it places, as routed reports have it.
-_BASE, _NEAR, _FAR, _SAME_TILE = 0.42, 0.14, 0.07, 0.4
-_SLOPE = 0.7        #: ns: a path that is longer by this costs e times as much
 _WEAK = 0.05        #: what the middle of a cell's wires gives a wire that is not late
 _SEEN = 16          #: wires of a net or a cell that are looked at for that
-_UNSEEN = 4.0       #: ns before the late ones from which a path costs anything
-_CROWDED = 2.0      #: added to a tile of half perimeter where twice as many wires are as should be
 _TABLE, _REGISTER, _WRITER, _BLOCK_RAM = 0, 1, 2, 3     # kinds of cells
 _ALONE, _SLICE, _TILE = 0, 1, 2                         # freedoms
 _BOTH = 2           # what moves of a single site: the table, the register, both
 _MOST = 17 * LONGEST        # cells of one side of a move
-
-#: One record for each cell, net and arc, so that what a move reads lies together. `…_end`: lists are parts of `Design.members`.
-CELL = np.dtype([(name, "i4") for name in ("x", "y", "z", "enable", "reset", "level", "into", "into_end", "drives", "drives_end", "weighed", "weighed_end")]
-                + [("price", "f4")] + [(name, "i1") for name in ("kind", "freedom", "tied", "takes_m", "run", "run_at")])
-NET = np.dtype([(name, "i4") for name in ("after", "after_end", "pins", "pins_end", "seen")]
-               + [(name, "f4") for name in ("start", "arrival", "left", "length")])
-ARC = np.dtype([(name, "i4") for name in ("net", "source", "cell", "to", "seen")] + [(name, "f4") for name in ("through", "fixed", "wire", "path")])
-
-
-class Design(NamedTuple):
-    """A placed netlist. Sites are `8 * (y * width + x) + z`; -1 is no cell.
-
-    Cells: place, what registers of a slice (`enable`) and of a tile (`reset`) must agree on, lists of arcs into it, of nets it drives and of nets whose half
-    perimeter is weighed, what its paths cost (`price`), and what :class:`.placed_netlist.Placed` says of it. Nets: lists of the arcs after it and of its
-    cells, when it leaves its driver, arrival, the longest way from it to an end (`left`), and its weighed half perimeter (`length`). Arcs: ns through the
-    cell (`through`), of a wire that does not depend on places (`fixed`, else -1), of its wire, and of the longest path over it.
-    """
-
-    cells: np.ndarray
-    nets: np.ndarray
-    arcs: np.ndarray
-    forward: np.ndarray     #: arcs, each after those that lead to its net
-    members: np.ndarray
-    table: np.ndarray       #: site → cell
-    register: np.ndarray    #: site → cell
-    writer: np.ndarray      #: tile → cell that writes its RAM
-    usable: np.ndarray      #: tile → whether cells may go there
-    block_rams: np.ndarray
-    crowd: np.ndarray       #: sums over all tiles above and to the left of what is added to a tile of half perimeter there
-    random: np.ndarray      #: one word
-    width: int              #: tiles
-    height: int
 
 
 class Scratch(NamedTuple):
@@ -93,116 +58,6 @@ def _draw(random, below):
     word ^= (word << np.uint64(17))
     random[0] = word
     return np.int64((word >> np.uint64(11)) % np.uint64(below))
-
-
-@numba.njit(cache=True, inline="always")
-def wire(x1, y1, x2, y2):
-    """ns from a cell at one place to a cell at another."""
-    dx, dy = abs(x1 - x2), abs(y1 - y2)
-    far = _BASE + min(_NEAR * dx, 0.35 + _FAR * dx) + min(_NEAR * dy, 0.35 + _FAR * dy)
-    return far if dx + dy else _SAME_TILE
-
-
-@numba.njit(cache=True, inline="always")
-def _wire_of(cells, arc):
-    source, sink = cells[arc.source], cells[arc.cell]
-    return arc.fixed if arc.fixed >= 0 else wire(source.x, source.y, sink.x, sink.y)
-
-
-@numba.njit(cache=True, inline="always")
-def _path(nets, arc):
-    return nets[arc.net].arrival + arc.wire + arc.through + (nets[arc.to].left if arc.to >= 0 else 0.0)
-
-
-@numba.njit(cache=True, inline="always")
-def _price(path, late):
-    return _SLOPE * np.exp(min((path - late) / _SLOPE, 30.0)) if path > late - _UNSEEN else 0.0
-
-
-@numba.njit(cache=True, inline="always")
-def _box(cells, members, first, last):
-    """The first and the last column and row of a net."""
-    cell = cells[members[first]]
-    x1 = x2 = cell.x
-    y1 = y2 = cell.y
-    for n in range(first + 1, last):
-        cell = cells[members[n]]
-        x1, x2, y1, y2 = min(x1, cell.x), max(x2, cell.x), min(y1, cell.y), max(y2, cell.y)
-    return x1, x2, y1, y2
-
-
-@numba.njit(cache=True)
-def _length(cells, members, first, last, crowd):
-    """Half perimeter, with what is added where many wires are."""
-    if last - first < 2:
-        return 0.0
-    x1, x2, y1, y2 = _box(cells, members, first, last)
-    more = crowd[y2 + 1, x2 + 1] - crowd[y1, x2 + 1] - crowd[y2 + 1, x1] + crowd[y1, x1]
-    return (x2 - x1 + y2 - y1) * (1.0 + more / ((x2 - x1 + 1) * (y2 - y1 + 1)))
-
-
-@numba.njit(cache=True)
-def spread(design, enough):
-    """How many wires are over each tile, were each net's spread over its box; where there are more than `enough`, half perimeters count for more from now on.
-    Half perimeters of all nets, tiles."""
-    over, total = np.zeros((design.height + 1, design.width + 1)), 0
-    for n in range(len(design.nets)):
-        net = design.nets[n]
-        if net.pins_end - net.pins > 1:
-            x1, x2, y1, y2 = _box(design.cells, design.members, net.pins, net.pins_end)
-            total += x2 - x1 + y2 - y1
-            each = (x2 - x1 + y2 - y1) / ((x2 - x1 + 1) * (y2 - y1 + 1))
-            over[y1, x1] += each
-            over[y2 + 1, x1] -= each
-            over[y1, x2 + 1] -= each
-            over[y2 + 1, x2 + 1] += each
-    for y in range(design.height):
-        for x in range(design.width):
-            if x:
-                over[y, x] += over[y, x - 1]
-        for x in range(design.width):
-            if y:
-                over[y, x] += over[y - 1, x]
-    design.crowd[:] = 0.0
-    for y in range(design.height):
-        row = 0.0
-        for x in range(design.width):
-            row += _CROWDED * max(0.0, over[y, x] / enough - 1.0)
-            design.crowd[y + 1, x + 1] = design.crowd[y, x + 1] + row
-    return total
-
-
-@numba.njit(cache=True)
-def measure(design):
-    """Every wire, arrival, path and half perimeter afresh."""
-    cells, nets, arcs = design.cells, design.nets, design.arcs
-    for n in range(len(nets)):
-        nets[n].arrival, nets[n].left = nets[n].start, 0.0
-        nets[n].length = _length(cells, design.members, nets[n].pins, nets[n].pins_end, design.crowd)
-    for n in design.forward:
-        arc = arcs[n]
-        arc.wire = _wire_of(cells, arc)
-        if arc.to >= 0:
-            nets[arc.to].arrival = max(nets[arc.to].arrival, nets[arc.net].arrival + arc.wire + arc.through)
-    for n in design.forward[::-1]:
-        arc = arcs[n]
-        nets[arc.net].left = max(nets[arc.net].left, arc.wire + arc.through + (nets[arc.to].left if arc.to >= 0 else 0.0))
-    for n in range(len(arcs)):
-        arcs[n].path = _path(nets, arcs[n])
-
-
-@numba.njit(cache=True)
-def appraise(design, late):
-    """What the paths over its wires cost each cell."""
-    cells = design.cells
-    for n in range(len(cells)):
-        cells[n].price = 0.0
-    for n in range(len(design.arcs)):
-        arc = design.arcs[n]
-        if arc.fixed < 0:
-            price = _price(arc.path, late)
-            cells[arc.cell].price += price
-            cells[arc.source].price += price
 
 
 @numba.njit(cache=True)
@@ -295,14 +150,14 @@ def _middle(design, cell, late):
     for k in range(cell.into, min(cell.into_end, cell.into + _SEEN)):
         arc = design.arcs[design.members[k]]
         if arc.fixed < 0:
-            other, weight = design.cells[arc.source], _WEAK + _price(arc.path, late)
+            other, weight = design.cells[arc.source], _WEAK + price_of(arc.path, late)
             sx, sy, sw = sx + weight * other.x, sy + weight * other.y, sw + weight
     for k in range(cell.drives, cell.drives_end):
         net = design.nets[design.members[k]]
         for j in range(net.after, min(net.after_end, net.after + _SEEN)):
             arc = design.arcs[design.members[j]]
             if arc.fixed < 0:
-                other, weight = design.cells[arc.cell], _WEAK + _price(arc.path, late)
+                other, weight = design.cells[arc.cell], _WEAK + price_of(arc.path, late)
                 sx, sy, sw = sx + weight * other.x, sy + weight * other.y, sw + weight
     return (sx / sw, sy / sw) if sw else (float(cell.x), float(cell.y))
 
@@ -434,6 +289,18 @@ def _move(design, scratch, late, tile_cost, temperature, reach, number):
     return 0
 
 
+@numba.njit(cache=True, inline="always")
+def _rewired(cells, arcs, scratch, number, now, wires):
+    """An arc's wire as its ends stand now, once in a move; how many wires are new."""
+    arc = arcs[number]
+    if arc.seen == now:
+        return wires
+    arc.seen = now
+    scratch.arcs[wires], scratch.old_wire[wires] = number, arc.wire
+    arc.wire = wire_of(cells, arc)
+    return wires + 1
+
+
 @numba.njit(cache=True)
 def _accepted(design, scratch, late, tile_cost, temperature, count):
     """Whether the cells `scratch.both`, at their new places already, may stay there. Then what is known of their wires is made new, else it is as before."""
@@ -447,7 +314,7 @@ def _accepted(design, scratch, late, tile_cost, temperature, count):
             net = nets[members[k]]
             if net.seen != now:
                 net.seen = now
-                length = _length(cells, members, net.pins, net.pins_end, design.crowd)
+                length = length_of(cells, members, net.pins, net.pins_end, design.crowd)
                 if length != net.length:
                     scratch.changed[lengths], scratch.new_length[lengths] = members[k], length
                     total += tile_cost * (length - net.length)
@@ -470,19 +337,10 @@ def _accepted(design, scratch, late, tile_cost, temperature, count):
             driven += 1
             net.arrival, net.left = net.start, 0.0
             for j in range(net.after, net.after_end):
-                arc = arcs[members[j]]
-                if arc.seen != now:
-                    arc.seen = now
-                    scratch.arcs[wires], scratch.old_wire[wires] = members[j], arc.wire
-                    arc.wire = _wire_of(cells, arc)
-                    wires += 1
+                wires = _rewired(cells, arcs, scratch, members[j], now, wires)
         for k in range(cell.into, cell.into_end):
+            wires = _rewired(cells, arcs, scratch, members[k], now, wires)
             arc = arcs[members[k]]
-            if arc.seen != now:
-                arc.seen = now
-                scratch.arcs[wires], scratch.old_wire[wires] = members[k], arc.wire
-                arc.wire = _wire_of(cells, arc)
-                wires += 1
             if arc.to >= 0:
                 nets[arc.to].arrival = max(nets[arc.to].arrival, nets[arc.net].arrival + arc.wire + arc.through)
     for n in range(driven - 1, -1, -1):
@@ -492,9 +350,9 @@ def _accepted(design, scratch, late, tile_cost, temperature, count):
             net.left = max(net.left, arc.wire + arc.through + (nets[arc.to].left if arc.to >= 0 else 0.0))
     for n in range(wires):
         arc = arcs[scratch.arcs[n]]
-        path = _path(nets, arc)
+        path = path_of(nets, arc)
         scratch.new_path[n] = path
-        total += _price(path, late) - _price(arc.path, late)
+        total += price_of(path, late) - price_of(arc.path, late)
     if total <= most:
         for n in range(wires):
             arcs[scratch.arcs[n]].path = scratch.new_path[n]

@@ -18,7 +18,7 @@ from pathlib import Path
 import kelp_hw
 from kelp_spec.config import Config
 
-from . import annealing, global_nets, placed_netlist, placed_timing, refinement
+from . import annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
 
 __all__ = ["BLOCKS", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "report", "size", "summary"]
 
@@ -33,7 +33,7 @@ SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_L
 #: The static placer's wires are a sixth shorter; which of them are late is left to our refinement.
 _LAYOUT = "--placer static --router router2"
 #: What of ours works on netlists: with another one a step is done again.
-_OWN = annealing, global_nets, placed_netlist, placed_timing, refinement
+_OWN = annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
 #: nextpnr's names of what is counted → ours.
 _COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 

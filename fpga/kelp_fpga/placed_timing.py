@@ -11,7 +11,7 @@ __all__ = ["Order"]
 
 
 class Order:
-    """A netlist's wires sorted once; arrivals are measured in that order (`annealing.measure`).
+    """A netlist's wires sorted once; arrivals are measured in that order (`annealed_design.measure`).
 
     Parameters
     ----------

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from . import annealing
-from .annealing import ARC, CELL, NET, Design
+from . import annealed_design, annealing
+from .annealed_design import ARC, CELL, NET, Design
 from .placed_netlist import Placed
 from .placed_timing import Order
 
@@ -57,7 +57,7 @@ class Refinement:
 
     Attributes
     ----------
-    design : annealing.Design
+    design : annealed_design.Design
     arrivals : ndarray
         ns at speed 6 of each end, setup not counted. `worst`: the latest; `wires`: half perimeters of the weighed nets, tiles.
     """
@@ -132,11 +132,11 @@ class Refinement:
         return table, register, writer, usable
 
     def _look(self) -> None:
-        self.wires = int(annealing.spread(self.design, _ENOUGH))
-        annealing.measure(self.design)
+        self.wires = int(annealed_design.spread(self.design, _ENOUGH))
+        annealed_design.measure(self.design)
         self.arrivals = self.design.arcs["path"][self._ends]
         self._late = max(_EARLY, float(np.quantile(self.design.arcs["path"][self._judged], _SHARE))) if len(self._judged) else 0.0
-        annealing.appraise(self.design, self._late)
+        annealed_design.appraise(self.design, self._late)
         self.worst = float(self.arrivals.max(initial=0.0))
 
     def _picks(self) -> np.ndarray:
