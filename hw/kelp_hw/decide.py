@@ -39,7 +39,7 @@ def context_layout(config: Config) -> data.StructLayout:
 def strobes_layout() -> data.StructLayout:
     """What an op does to the registers at M3: pools, miss ids, sessions, hot pages; `write`: the page word is written."""
     return data.StructLayout(dict.fromkeys((
-        "write", "pop", "push", "wait", "unwait", "pin", "unpin", "take", "parked", "park", "unpark", "open", "close", "closed", "step", "keep", "drop",
+        "write", "pop", "push", "wait", "unwait", "want", "pin", "unpin", "take", "parked", "park", "unpark", "open", "close", "closed", "step", "keep", "drop",
         "drop_session"), 1))
 
 
@@ -266,6 +266,8 @@ class Decide(wiring.Component):
             strobes.pop.eq((x.grants & x.can_pop) | fits | prefetch),
             strobes.push.eq((is_op[Op.RELEASE] & writing_back & ~op.failed) | is_op[Op.FREE]),
             strobes.wait.eq((demand & cold) | (x.allocates & nowhere & ~x.can_take)), strobes.unwait.eq(is_op[Op.GRANT] & (op.failed | x.can_pop)),
+            # What is free in the next cycle does not depend on whether a frame was free for who wants one: it is taken, or waited for.
+            strobes.want.eq((x.grants & x.can_pop) | (x.allocates & nowhere) | prefetch | (demand & cold)),
             strobes.take.eq(strobes.wait | prefetch), strobes.parked.eq(strobes.wait),
             strobes.park.eq(demand & fetching), strobes.unpark.eq(is_op[Op.REPLAY]),
             strobes.pin.eq(is_op[Op.PIN] & usable & ~read.pinned & x.can_pin),

@@ -82,16 +82,15 @@ class MissIds(wiring.Component):
                 m.d.sync += count.eq(count - 1)
 
         # Entry `select` is looked up a cycle early, without the op that is at M3 then; that one is allowed for when it is known.
-        more, less, entry = Signal(), Signal(), Signal(c.miss_bits)
+        # `look` is compared with whatever entry that op may name before it says which, and `empty` is a register, from which M3 begins.
         none, one, select = Signal(), Signal(), Signal(c.miss_bits)
-        m.d.sync += [
-            none.eq(Array(count == 0 for count in counts)[self.look]), one.eq(Array(count == 1 for count in counts)[self.look]),
-            select.eq(self.look), more.eq(Mux(self.take, self.parked, self.park)), less.eq(self.unpark),
-            entry.eq(Mux(self.take, self.id, Mux(self.unpark, self.select, self.park_id))),
-        ]
+        is_taken, is_parked, is_unparked = Signal(), Signal(), Signal()
         m.d.comb += [
-            self.empty.eq(Mux((more | less) & (entry == self.select), less & one, none)),
+            none.eq(Array(count == 0 for count in counts)[self.look]), one.eq(Array(count == 1 for count in counts)[self.look]),
+            is_taken.eq(self.look == self.id), is_parked.eq(self.look == self.park_id), is_unparked.eq(self.look == self.select),
         ]
+        more = (self.take & self.parked & is_taken) | (self.park & is_parked)
+        m.d.sync += [select.eq(self.look), self.empty.eq(Mux(self.unpark & is_unparked, one, none) & ~more)]
         m.d.sync += [
             Assert(~(self.take & (self.park | self.unpark)) & ~(self.park & self.unpark)),
             Assert(~self.unpark | ~self.empty, "a parked request is replayed that was never parked"),

@@ -31,6 +31,7 @@ class PageWords(wiring.Component):
     The SRAM is banked by the low page bits, as far as needed to scrub within `SCRUB_CYCLES`; all banks are scrubbed together after reset,
     then `ready` rises. A word is encoded in the cycle after M3 and written in the one after that. A bank of more than `PART_ROWS` rows is an
     SRAM for each `PART_ROWS` of them, up to `MOST_PARTS` (a larger one is not in an FPGA's block RAM): a tool would choose between them behind their outputs.
+    As many rows of one bit are in a block RAM of an ECP5, so the parts are as few as they can be.
 
     `flip` is for verification: what it holds in the cycle after M3 is XORed into the code word on its way to the SRAM. Tied to zero it costs nothing.
 
@@ -48,7 +49,7 @@ class PageWords(wiring.Component):
     """
 
     SCRUB_CYCLES = 700_000
-    PART_ROWS, MOST_PARTS = 4096, 8
+    PART_ROWS, MOST_PARTS = 16384, 4
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -85,6 +86,9 @@ class PageWords(wiring.Component):
             """Whether a row is in part `k`."""
             return row[ceil_log2(parts[0]):] == k if len(parts) > 1 else 1
 
+        def sum_of(values):
+            return reduce(xor, (Value.cast(value) for value in values))
+
         def bank(p):
             """Whose page this is: a bit for each bank."""
             return Cat(p.page[:bank_bits] == b for b in range(self.banks)) if bank_bits else Const(1, 1)
@@ -108,24 +112,24 @@ class PageWords(wiring.Component):
             follows[stage] = Signal(name=f"follows_{stage}")
             m.d.sync += follows[stage].eq(valid[before] & (at[before].as_value() == self.look.as_value()))
 
-        # A block RAM is slow, and far away: what it read goes to a register at once, and is zero there where it is not wanted. So M2 need not choose, and
-        # where no word was read, or an older op's is taken, it finds zeros, which are a code word.
+        # A block RAM is slow, and far away: what it read goes to a register at once, and is zero there where it is not wanted, so two parts have one register.
+        # So M2 need not choose, and where no word was read, or an older op's is taken, it finds zeros, which are a code word.
         # `new` is the word after its op whether that changed it or not, so forwarding need not wait for the decision.
-        read = [Signal(code.layout, name=f"read_{k}") for k in range(len(parts))]
+        read = [Signal(code.layout, name=f"read_{k}") for k in range(0, len(parts), 2)]
         early, forward, wanted = Signal(word), Signal(), Signal()
         m.d.comb += wanted.eq(valid["m1"] & ~(follows["m3"] | follows["f1"] | follows["f2"]))
-        for k, part in enumerate(read):
-            raw = Array(srams[k].read_data for srams in banks)[at["m1"].page[:bank_bits]] if bank_bits else banks[0][k].read_data
-            m.d.sync += part.eq(Mux(wanted & inside(row(at["m1"]), k), raw, 0))
+        for both, first in zip(read, range(0, len(parts), 2), strict=True):
+            pair = []
+            for k in range(first, min(first + 2, len(parts))):
+                raw = Array(srams[k].read_data for srams in banks)[at["m1"].page[:bank_bits]] if bank_bits else banks[0][k].read_data
+                pair.append(Mux(wanted & inside(row(at["m1"]), k), raw, 0))
+            m.d.sync += both.eq(sum_of(pair))
         m.d.sync += [
             early.eq(Mux(follows["m3"], self.new, Mux(follows["f1"], f1_word, Mux(follows["f2"], f2_word, 0)))),
             forward.eq(follows["m2"]),
         ]
 
         # M2: repair, or take the word of the op at M3 or of one that was there when this op was at M1.
-        def sum_of(values):
-            return reduce(xor, (Value.cast(value) for value in values))
-
         whole, syndrome = Signal(code.layout), Signal(code.check_bits)
         m.d.comb += [whole.eq(sum_of(read)), syndrome.eq(code.syndrome(whole))]
         fixed, single, double = code.repair(whole, syndrome)

@@ -143,6 +143,8 @@ class Pools(wiring.Component):
     pop, push, push_frame : in
     wait, unwait : in
         A miss entry begins, ends waiting for a frame.
+    want : in
+        `pop` or `wait`: whoever sets them may know this before he knows which.
     pin, unpin : in
         `unpin` of a pool without pins does nothing: the pin of a word that could not be corrected is counted as it was read.
     free, used : out, of each pool
@@ -155,7 +157,7 @@ class Pools(wiring.Component):
             "limit": In(data.ArrayLayout(bits, len(POOLS))), "low_water": In(bits), "reserve": In(bits),
             "ahead": In(POOL_BITS), "select": In(POOL_BITS), "frame": Out(config.frame_bits),
             "can_pop": Out(1), "can_take": Out(1), "can_prefetch": Out(1), "can_pin": Out(1),
-            "pop": In(1), "push": In(1), "push_frame": In(config.frame_bits), "wait": In(1), "unwait": In(1), "pin": In(1), "unpin": In(1),
+            "pop": In(1), "push": In(1), "push_frame": In(config.frame_bits), "wait": In(1), "unwait": In(1), "want": In(1), "pin": In(1), "unpin": In(1),
             "free": Out(data.ArrayLayout(bits, len(POOLS))), "used": Out(data.ArrayLayout(bits, len(POOLS))),
         })
         # State that proofs look at (kelp_verif.pool_specs).
@@ -192,7 +194,7 @@ class Pools(wiring.Component):
                 self.free[p].eq(pool.free), self.used[p].eq(pool.used),
             ]
             m.d.sync += Assert(taken == pool.used + waiting)
-            more, less, pin, unpin = here & (self.wait | self.pop), here & (self.unwait | self.push), here & self.pin, here & self.unpin & (pins != 0)
+            more, less, pin, unpin = here & self.want, here & (self.unwait | self.push), here & self.pin, here & self.unpin & (pins != 0)
             m.d.sync += [counted(waiting, here & self.wait, here & self.unwait), counted(taken, more, less), counted(pins, pin, unpin)]
             with m.If(here):
                 m.d.sync += Assert((~self.unwait | (waiting != 0)) & ~(self.wait & self.pop) & ~(self.unwait & self.push))
@@ -201,6 +203,7 @@ class Pools(wiring.Component):
             can_take.append(below(taken, limit, more, less, f"can_take_{name}"))
             can_prefetch.append(below(taken, prefetch_limit, more, less, f"can_prefetch_{name}"))
             can_pin.append(below(pins, pin_limit, pin, unpin, f"can_pin_{name}"))
+        m.d.sync += Assert(self.want == (self.wait | self.pop))
         # M3 has them from the beginning of its cycle.
         m.d.comb += self.frame.eq(Array(frames)[self.select])
         m.d.sync += [

@@ -229,7 +229,7 @@ class Tracker(wiring.Component):
             hot_pages.new.frame.eq(result.word.place), hot_pages.new.format_k.eq(result.word.format_k), hot_pages.new.format_v.eq(result.word.format_v),
             hot_pages.new.pool.eq(queue3.pool),
             *(getattr(block, name).eq(strobes[name]) for block, names in (
-                (pools, ("pop", "push", "wait", "unwait", "pin", "unpin")), (miss_ids, ("take", "parked", "park", "unpark")),
+                (pools, ("pop", "push", "wait", "unwait", "want", "pin", "unpin")), (miss_ids, ("take", "parked", "park", "unpark")),
                 (sessions, ("open", "close", "closed", "step")), (hot_pages, ("keep", "drop", "drop_session"))) for name in names),
             self.sessions.eq(sessions.sessions), self.pool_free.eq(pools.free), self.pool_used.eq(pools.used), self.ready.eq(words.ready),
             self.idle.eq(~Cat(a.valid | a.hot for a in stages).any() & ~self.o_result_valid & ~self.o_hot_valid),

@@ -176,7 +176,7 @@ class PoolsContract(wiring.Component):
         m = Module()
         m.submodules.pools = pools = self.block
         pop, push, wait, unwait, pin, unpin = self.ops
-        for name, value in {"pop": pop, "push": push, "wait": wait, "unwait": unwait, "pin": pin, "unpin": unpin}.items():
+        for name, value in {"pop": pop, "push": push, "wait": wait, "unwait": unwait, "want": pop | wait, "pin": pin, "unpin": unpin}.items():
             m.d.comb += getattr(pools, name).eq(value)
         m.d.comb += [pools.low_water.eq(self.low_water), pools.reserve.eq(self.reserve), pools.ahead.eq(self.select), pools.push_frame.eq(self.frame)]
         m.d.comb += [pools.limit[p].eq(self.limit) for p in range(len(POOLS))]

@@ -120,7 +120,7 @@ PROOFS = (
         ("Mux(pop_freed, count == 1, count == 0)", "(count == 0)"), ("Mux(pop_freed, third, second)", "second"),
         ("self.pop & ~has_fresh", "self.pop"))),
     Proof(name="pools", block=Pools, spec=PoolsContract, depth=3, cover=12, quick=False, bugs=(
-        ("self.pop & here", "self.pop"), ("(self.wait | self.pop)", "self.pop"), ("Mux(up, room > 1, room >= 0)", "(room > 0)"))),
+        ("self.pop & here", "self.pop"), ("here & self.want", "here & self.pop"), ("Mux(up, room > 1, room >= 0)", "(room > 0)"))),
     Proof(name="write_slots", block=WriteStore, spec=WriteSlotsContract, cover=20, quick=False, bugs=(
         ("(unused == 0) & offer.i.ready", "offer.i.ready"), ("held + taken - self.free_en", "held + taken"))),
     Proof(name="frame_owner", block=Decide, spec=FrameOwnerContract, cover=9, bug_depth=9, engine="smtbmc --stbv z3", quick=False, bugs=(
@@ -128,7 +128,7 @@ PROOFS = (
         ("with m.Elif(here & (read.place == op.frame)):", "with m.Elif(0):"))),                      # RECOVER takes a frame that is in use
     # The miss table.
     Proof(name="miss_ids", block=MissIds, spec=MissIdsContract, cover=14, bugs=(
-        ("less & one, none", "less, none"), ("Mux(self.take, moves, stays)", "stays"), ("self.level != self.DEPTH", "1"))),
+        ("is_unparked, one, none", "is_unparked, 1, none"), ("Mux(self.take, moves, stays)", "stays"), ("self.level != self.DEPTH", "1"))),
     Proof(name="miss_grants", block=MissGrants, spec=MissGrantsContract, cover=28, bug_depth=10, bug_skip=6, quick=False, bugs=(
         ("pop.eq(self.i_outcome == Outcome.DONE)", "pop.eq(1)"), ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"))),
     Proof(name="park_lists", block=ParkLists, spec=ParkListsContract, mode="bmc", depth=10, cover=10, bug_depth=10, quick=False, timeout_s=1800, bugs=(
