@@ -111,16 +111,22 @@ def test_the_command_says_when_no_board_answers():
 
 @pytest.mark.slow
 def test_the_flow_ends_in_a_bitstream_and_a_report(tmp_path):
-    figures = build("ulx3s_85f", BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000, top=lambda config, hz, baud: (Ulx3sPlatform(), Ulx3s(Stub())))
-    assert figures["fmax_mhz"] > 80 and 0 < figures["luts"] < 200 and figures["luts_total"] > 80_000 and (tmp_path / "top.bit").stat().st_size > 10_000
-    assert figures["critical_path"]["ns"] > 0 and figures == json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    def built(directory, **changed):
+        return build("ulx3s_85f", BOARD_CONFIGS["unit"], directory=directory, hz=80_000_000, top=lambda config, hz, baud: (Ulx3sPlatform(), Ulx3s(Stub())), **changed)
+
+    here, beside = tmp_path / "seed1", tmp_path / "seed2"
+    figures = built(here)
+    assert figures["fmax_mhz"] > 80 and 0 < figures["luts"] < 200 and figures["luts_total"] > 80_000 and (here / "top.bit").stat().st_size > 10_000
+    assert figures["critical_path"]["ns"] > 0 and figures == json.loads((here / "report.json").read_text(encoding="utf-8"))
     # Broken off behind the placement, it goes on from there.
-    (tmp_path / "routing.done").unlink()
-    (tmp_path / "top.bit").unlink()
-    made = {name: (tmp_path / name).stat().st_mtime_ns for name in ("top.json", "placed.json", "refined.json", "top.config")}
-    again = build("ulx3s_85f", BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000, top=lambda config, hz, baud: (Ulx3sPlatform(), Ulx3s(Stub())))
-    assert again == figures and (tmp_path / "top.bit").is_file()
-    assert {name for name, time in made.items() if (tmp_path / name).stat().st_mtime_ns != time} == {"top.config"}
+    (here / "routing.done").unlink()
+    (here / "top.bit").unlink()
+    made = {name: (here / name).stat().st_mtime_ns for name in ("top.json", "placed.json", "refined.json", "top.config")}
+    assert built(here) == figures and (here / "top.bit").is_file()
+    assert {name for name, time in made.items() if (here / name).stat().st_mtime_ns != time} == {"top.config"}
+    # Another seed has the same netlist, and another placement.
+    assert built(beside, seed=2)["seed"] == 2 and (beside / "top.bit").is_file()
+    assert [(beside / name).is_file() for name in ("synthesis.log", "globals.log", "placement.log")] == [False, False, True]
 
 
 def test_the_flow_says_what_is_missing(tmp_path):

@@ -32,7 +32,7 @@ MAP_LUTS = "techmap -map +/lattice/latches_map.v\nabc9 -W 600\nclean"
 SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
 #: The static placer's wires are a sixth shorter; which of them are late is left to our refinement.
 _LAYOUT = "--placer static --router router2"
-#: What of ours works on netlists: with another one a step is done again.
+#: What of ours works on netlists: with another one its steps are done again.
 _OWN = annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
 #: nextpnr's names of what is counted → ours.
 _COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
@@ -147,16 +147,25 @@ class _Run:
         for path, content in plan.files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_bytes(content.encode() if isinstance(content, str) else content)
-        files = [*sorted((path, str(content)) for path, content in plan.files.items()),
-                 *((own.__name__, Path(own.__file__).read_text(encoding="utf-8")) for own in _OWN)]
-        self._key = hashlib.sha256(repr((files, sorted(_TOOLS.items()))).encode()).hexdigest()
         self.steps = _steps(str(plan.files[f"{plan.script}.sh"]))
+        # Each step's inputs, those of the steps before it among them: another seed does not need another synthesis.
+        files = {path: str(content) for path, content in plan.files.items() if not path.startswith(plan.script)}
+        pins = {path: files.pop(path) for path in list(files) if path.endswith(".lpf")}
+        own = [Path(module.__file__).read_text(encoding="utf-8") for module in _OWN]
+        inputs, self._keys = repr(sorted(files.items())), {}
+        for step, command, _ in self.steps:
+            mine = {"synthesis": "", "packing": "", "placement": sorted(pins.items()), "routing": sorted(pins.items())}.get(step, own)
+            self._keys[step] = inputs = hashlib.sha256(repr((inputs, command, mine)).encode()).hexdigest()
 
     def do(self, step: str, command: list[str], output: str) -> None:
-        """Unless it was done from the same inputs. BuildError with the end of the log when it fails."""
+        """Unless it was done from the same inputs, here or beside. BuildError with the end of the log when it fails."""
         directory, done = self.directory, self.directory / f"{step}.done"
-        if (directory / output).is_file() and done.is_file() and done.read_text(encoding="utf-8") == self._key:
-            return
+        for known in (done, *sorted(directory.parent.glob(f"*/{done.name}"))):
+            if known.is_file() and known.read_text(encoding="utf-8") == self._keys[step] and (known.parent / output).is_file():
+                if known != done:
+                    shutil.copyfile(known.parent / output, directory / output)
+                    shutil.copyfile(known, done)
+                return
         done.unlink(missing_ok=True)
         log = directory / f"{step}.log"
         with open(log, "w", encoding="utf-8") as handle:
@@ -164,7 +173,7 @@ class _Run:
         if code:
             end = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
             raise BuildError(f"{self.name}: {step} failed ({code}), log {log}:\n" + "\n".join(end))
-        done.write_text(self._key, encoding="utf-8")
+        done.write_text(self._keys[step], encoding="utf-8")
 
 
 def _steps(script: str) -> list[tuple[str, list[str], str]]:
