@@ -112,7 +112,7 @@ def test_the_command_says_when_no_board_answers():
 @pytest.mark.slow
 def test_the_flow_ends_in_a_bitstream_and_a_report(tmp_path):
     def built(directory, **changed):
-        return build("ulx3s_85f", BOARD_CONFIGS["unit"], directory=directory, hz=80_000_000, top=lambda config, hz, baud: (Ulx3sPlatform(), Ulx3s(Stub())), **changed)
+        return build("ulx3s_85f", BOARD_CONFIGS["unit"], directory=directory, hz=80_000_000, top=lambda *_: (Ulx3sPlatform(), Ulx3s(Stub())), **changed)
 
     here, beside = tmp_path / "seed1", tmp_path / "seed2"
     figures = built(here)
