@@ -151,24 +151,27 @@ class EmaEngine(wiring.Component):
         m.d.comb += [
             queue.r_en.eq(inside < self.PLACES), enters.eq(queue.r_en & queue.r_rdy),
             settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid),
-            settings.read_en.eq(1), settings.read_squeue.eq(a0.squeue),
+            settings.read_en.eq(1), settings.read_squeue.eq(data.View(event, queue.r_data).squeue),
             # An event sees the newest page as the events before it left it: the one just before writes as this one reads.
             newest.read_en.eq(1), newest.read_address.eq(data.View(event, queue.r_data).squeue),
             newest.write_en.eq(a0_valid & (a0.kind == ScoreEvent.INIT)), newest.write_address.eq(a0.squeue), newest.write_data.eq(a0.page),
         ]
         a1, a1_valid, newest1 = Signal(event, reset_less=True), Signal(), Signal(c.page_bits, reset_less=True)
-        m.d.sync += [a0.eq(queue.r_data), a0_valid.eq(enters), a1.eq(a0), a1_valid.eq(a0_valid), newest1.eq(newest.read_data)]
+        setting = Signal(settings.shape, reset_less=True)       # a block RAM is slow to answer
+        m.d.sync += [
+            a0.eq(queue.r_data), a0_valid.eq(enters), a1.eq(a0), a1_valid.eq(a0_valid), newest1.eq(newest.read_data), setting.eq(settings.o),
+        ]
 
         step = data.StructLayout({"event": event, "x": SCORE_BITS, "gain": 4, "over": 1, "alpha": 9, "fold": 1, "kelp": 1, "turned": 1,
                                   "distance": c.page_bits})
         counts, kelp = Signal(), Signal()
-        m.d.comb += kelp.eq(settings.o.policy == Policy.KELP)
+        m.d.comb += kelp.eq(setting.policy == Policy.KELP)
         touch = a1.kind == ScoreEvent.TOUCH
         with m.Switch(a1.kind):
             with m.Case(ScoreEvent.TOUCH):
-                m.d.comb += counts.eq((settings.o.score_source == ScoreSource.OBSERVED) | kelp)
+                m.d.comb += counts.eq((setting.score_source == ScoreSource.OBSERVED) | kelp)
             with m.Case(ScoreEvent.MASS):
-                m.d.comb += counts.eq((settings.o.score_source == ScoreSource.PUSHED) & ~kelp)
+                m.d.comb += counts.eq((setting.score_source == ScoreSource.PUSHED) & ~kelp)
             with m.Default():
                 m.d.comb += counts.eq(1)
         # An event goes into its place in two parts: a cycle later what has been worked out from memories.
@@ -183,9 +186,9 @@ class EmaEngine(wiring.Component):
             turns.accessed.eq(a1_valid & kelp & (touch | init1)),
         ]
         m.d.sync += [
-            late2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, settings.o.mass_shift, 0)),
+            late2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, setting.mass_shift, 0)),
             # A SCAN's score must come back as it was when it is written at all.
-            late2.alpha.eq(Mux(scan1, 0, settings.o.alpha)),
+            late2.alpha.eq(Mux(scan1, 0, setting.alpha)),
             late2.kelp.eq(kelp), late2.turned.eq(scan1 & turns.over), late2.distance.eq(Mux(init1, a1.page, newest1 - a1.page)),
             # Where its turn has passed, this step counts as idle.
             late2.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
@@ -193,7 +196,7 @@ class EmaEngine(wiring.Component):
         m.submodules.exp2 = exp2 = Exp2(bias=IDLE_BIAS)
         waiting = Signal(Exp2.LATENCY)
         m.d.comb += [
-            exp2.steps.eq(a1.argument), exp2.mantissa.eq(settings.o.idle_m), exp2.shift.eq(settings.o.idle_sh),
+            exp2.steps.eq(a1.argument), exp2.mantissa.eq(setting.idle_m), exp2.shift.eq(setting.idle_sh),
             drops.eq(a1_valid & ~counts),
         ]
         m.d.sync += waiting.eq(Cat(a1_valid & counts, waiting))

@@ -45,6 +45,7 @@ class Eviction(wiring.Component):
     i_scan, i_scan_valid : in, scanned (EMA engine)
     i_claim, i_claim_valid : in, claim; i_owner, i_owner_valid : in, frame_owner (frame table)
     i_flushed : in, stream (data path)
+        One in two cycles at most.
     pool_free, pool_used, low_water : in
     o_write_back : out, stream; i_written_back : in, stream (cold scheduler)
     o_op, o_prefetch : out, streams of op; o_prefetch has PREFETCHes of policy `kelp`
@@ -148,14 +149,17 @@ class Eviction(wiring.Component):
         connect(m, evictor.o_prefetch, flipped(self.o_prefetch))
         connect(m, flipped(self.i_written_back), slots.i_written_back)
 
-        # Whose flush it was says its token.
-        own = Signal()
+        # Whose flush it was says its token. It is far from here, and flushes take some cycles each: one register, and a cycle between two.
+        own, flushed, held = Signal(), Signal.like(self.i_flushed.payload), Signal()
         m.d.comb += [
-            own.eq(self.i_flushed.payload.token < c.write_backs),
-            slots.i_flushed.eq(self.i_flushed.payload.token), slots.i_flushed_valid.eq(self.i_flushed.valid & own),
-            orphans.i_flushed.payload.eq(self.i_flushed.payload), orphans.i_flushed.valid.eq(self.i_flushed.valid & ~own),
-            self.i_flushed.ready.eq(own | orphans.i_flushed.ready),
+            own.eq(flushed.token < c.write_backs), self.i_flushed.ready.eq(~held),
+            slots.i_flushed.eq(flushed.token), slots.i_flushed_valid.eq(held & own),
+            orphans.i_flushed.payload.eq(flushed), orphans.i_flushed.valid.eq(held & ~own),
         ]
+        with m.If(~held):
+            m.d.sync += [flushed.eq(self.i_flushed.payload), held.eq(self.i_flushed.valid)]
+        with m.Elif(own | orphans.i_flushed.ready):
+            m.d.sync += held.eq(0)
 
         # An op that is offered stays, whatever comes after it: hence the register.
         sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, scrub)
@@ -181,7 +185,8 @@ class Eviction(wiring.Component):
 
         calm, still = Signal(), Signal(8)
         m.d.comb += [
-            calm.eq(queues.idle & ~sweep.busy & ~evictor.busy & slots.quiet & orphans.idle & closer.idle & kelp.idle & ~self.o_op.valid & ~self.i_result_valid),
+            calm.eq(queues.idle & ~sweep.busy & ~evictor.busy & slots.quiet & orphans.idle & closer.idle & kelp.idle & ~self.o_op.valid
+                    & ~self.i_result_valid & ~self.i_flushed.valid),
             self.quiet.eq(calm & still.all()), self.idle.eq(self.quiet & slots.idle),
         ]
         m.d.sync += still.eq(Cat(calm, still))

@@ -140,7 +140,9 @@ class KelpState(wiring.Component):
             shadow.i_valid.eq(access | read | opened), shadow.i.access.eq(access), shadow.i.read.eq(read), shadow.i.opened.eq(opened),
             shadow.i.session.eq(session_id), shadow.i.octile.eq(octile), shadow.i.step.eq(step), shadow.i.last.eq(last), shadow.i.new.eq(new),
         ]
-        m.d.comb += [shadow.frames.eq(self.frames), self.in_credit.eq(shadow.credit > 0), self.lost.eq(shadow.lost)]
+        m.d.comb += [shadow.frames.eq(self.frames), self.lost.eq(shadow.lost)]
+        # Before the shadow is idle: it counts some cycles earlier.
+        m.d.sync += self.in_credit.eq(shadow.credit > 0)
 
         # --- a queue's turn begins: the one before is valued anew, and the next layer's is looked at ---
         turn = data.StructLayout({"valid": 1, "squeue": c.squeue_bits, "step": STEP_BITS})

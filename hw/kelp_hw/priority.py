@@ -45,7 +45,7 @@ class PriorityUnit(wiring.Component):
         The priority in the opinion that is not followed.
     """
 
-    LATENCY = 3 + Exp2.LATENCY
+    LATENCY = 4 + Exp2.LATENCY
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -86,22 +86,23 @@ class PriorityUnit(wiring.Component):
         m.d.sync += [decay.eq(Mux(exp2.halving == 0, 65535, 0 - exp2.halving)), last.eq(wait.o)]
 
         product = Signal(2 * SCORE_BITS, reset_less=True)
-        m.d.sync += [
-            product.eq((~last.score)[:SCORE_BITS] * decay), self.o.page.eq(last.page), self.o.last_step.eq(last.last_step), self.o.kind.eq(last.kind),
-            self.o_eligible.eq(last.eligible), self.o_cold.eq(last.cold),
-        ]
+        multiplied = Signal(data.StructLayout({name: carried[name].shape for name in ("page", "last_step", "kind", "eligible", "cold")}), reset_less=True)
+        m.d.sync += [product.eq((~last.score)[:SCORE_BITS] * decay), *(multiplied[name].eq(last[name]) for name in multiplied.shape().members)]
 
         # Policy `kelp`: the value in both opinions; a page whose turn has passed is worth a factor less.
         common, profiled, factor = Signal(COMMON_BITS, reset_less=True), Signal(_VALUE_BITS, reset_less=True), Signal(9, reset_less=True)
         values = [Signal(_VALUE_BITS + 9, name=f"value{k}", reset_less=True) for k in (1, 2)]
-        m.d.comb += [common.eq(last.score), factor.eq(Mux(last.over, self.near, 256))]
+        m.d.comb += common.eq(last.score)
         m.d.sync += [
-            profiled.eq(wait.o.score[:COMMON_BITS] + (wait.o.count << PROFILE_SHIFT)),
+            factor.eq(Mux(wait.o.over, self.near, 256)), profiled.eq(wait.o.score[:COMMON_BITS] + (wait.o.count << PROFILE_SHIFT)),
             values[0].eq(profiled * factor), values[1].eq(common * factor),
         ]
+        # Out of registers: multipliers are far from the list, which compares with what comes.
         followed, other = Signal(_VALUE_BITS), Signal(_VALUE_BITS)
-        m.d.comb += [
-            followed.eq(Mux(self.second, values[1], values[0])[8:]), other.eq(Mux(self.second, values[0], values[1])[8:]),
+        m.d.comb += [followed.eq(Mux(self.second, values[1], values[0])[8:]), other.eq(Mux(self.second, values[0], values[1])[8:])]
+        m.d.sync += [
+            *(self.o[name].eq(multiplied[name]) for name in ("page", "last_step", "kind")),
+            self.o_eligible.eq(multiplied.eligible), self.o_cold.eq(multiplied.cold),
             self.o.priority.eq(Mux(self.kelp, 65535 - followed, product[SCORE_BITS:])), self.o_other.eq(65535 - other),
         ]
 

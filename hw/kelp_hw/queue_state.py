@@ -161,7 +161,7 @@ class QueueState(wiring.Component):
         resident = Signal(c.dram_line_bits + 1)
         # As the memory has them; what decides on the policy is far from there, and a cycle later.
         pool, policy, kelp = Signal.like(tree.pool), Signal.like(settings.o.policy), Signal()
-        m.d.comb += [after.eq(found), tree.pool.eq(pool), tree.squeue.eq(squeue)]
+        m.d.comb += [changed.eq(listed.was != value), after.eq(found), tree.pool.eq(pool), tree.squeue.eq(squeue)]
         frame_lines = Array([Const(n) for n in c.frame_lines])
         started = Signal()   # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
@@ -202,8 +202,8 @@ class QueueState(wiring.Component):
                 m.d.comb += [records.read_en.eq(1), settings.read_en.eq(1), listed.update.eq(is_event)]
                 m.next = "WAS"
             with m.State("WAS"):
-                # What comes out of memories, and the bit through a wide multiplexer, too: counting waits a cycle for them.
-                m.d.sync += [changed.eq(listed.was != value), found.eq(records.read_data), pool.eq(settings.o.pool), policy.eq(settings.o.policy)]
+                # What comes out of memories: counting waits a cycle for it.
+                m.d.sync += [found.eq(records.read_data), pool.eq(settings.o.pool), policy.eq(settings.o.policy)]
                 m.next = "COUNT"
             with m.State("COUNT"):
                 m.d.sync += [lines.eq(frame_lines[pool]), budget.eq(settings.o.budget), count.eq(after.count), in_use.eq(after.in_use), kelp.eq(policy)]

@@ -22,7 +22,7 @@ def word_pages(config: Config) -> int:
 class ResidencyMap(wiring.Component):
     """Words of up to 64 pages of one squeue; one page is set or cleared at a time, whole words are read.
 
-    `update` reads the page's word in its cycle and writes it in the next, where `was` tells the bit before; one update per cycle, in any order of pages.
+    `update` reads the page's word in its cycle and writes it two cycles later, when `was` tells the bit before; one update in two cycles, of any page.
     A word is read per cycle, but waits (`read_ready` low) while an update reads; `word` follows a cycle after. After reset the map clears itself, one word
     per cycle, until `ready`.
 
@@ -34,7 +34,7 @@ class ResidencyMap(wiring.Component):
     -------
     update, squeue, page, value : in
     was : out
-        A cycle after `update`.
+        Two cycles after `update`.
     read_valid, read_squeue, read_index : in; read_ready : out
     word : out
     ready : out
@@ -58,21 +58,27 @@ class ResidencyMap(wiring.Component):
         index_bits = (self.words - 1).bit_length()
 
         place = Cat(self.page[bit_bits:], self.squeue)
-        updating, bit, value, address = Signal(), Signal(bit_bits), Signal(), Signal(words.address_bits)
-        changed = Signal(self.word_pages)
+        updating, changing = Signal(), Signal()
+        bit, value, address = Signal(bit_bits), Signal(), Signal(words.address_bits)
+        raw, changed = Signal(self.word_pages, reset_less=True), Signal(self.word_pages)      # a block RAM is slow to answer
         m.d.comb += [
             self.read_ready.eq(~self.update & self.ready),
             words.read_en.eq(1),      # whoever reads takes the word in the next cycle
             words.read_address.eq(Mux(self.update, place, Cat(self.read_index[:index_bits], self.read_squeue))),
-            self.word.eq(words.read_data), self.was.eq(words.read_data.bit_select(bit, 1)),
-            changed.eq(words.read_data), changed.bit_select(bit, 1).eq(value),
+            self.word.eq(words.read_data), self.was.eq(raw.bit_select(bit, 1)),
+            changed.eq(raw), changed.bit_select(bit, 1).eq(value),
         ]
-        m.d.sync += [updating.eq(self.update), bit.eq(self.page), value.eq(self.value), address.eq(place)]
+        m.d.sync += [
+            updating.eq(self.update), changing.eq(updating), raw.eq(words.read_data),
+            Assert(~(self.update & updating), "an update came before the last one was read"),
+        ]
+        with m.If(self.update):
+            m.d.sync += [bit.eq(self.page), value.eq(self.value), address.eq(place)]
 
         clear = Signal(range(words.depth))
         with m.If(~self.ready):
             m.d.comb += [words.write_en.eq(1), words.write_address.eq(clear)]
             m.d.sync += [Assert(~self.update), clear.eq(clear + 1), self.ready.eq(clear == words.depth - 1)]
         with m.Else():
-            m.d.comb += [words.write_en.eq(updating), words.write_address.eq(address), words.write_data.eq(changed)]
+            m.d.comb += [words.write_en.eq(changing), words.write_address.eq(address), words.write_data.eq(changed)]
         return m

@@ -147,18 +147,20 @@ class Sweep(wiring.Component):
         m.d.sync += settled.eq(watching & self.i_result_valid & (r.op.kind == Op.SCAN))
         with m.If(settled):
             m.d.sync += [near.eq(self.near), self.followed.eq(self.second)]
-        allocation = Signal()
-        m.d.comb += allocation.eq(
-            (r.op.kind == Op.WRITE) & r.changed & (r.op.squeue == squeue)
+        # An allocation is heard of a cycle late: results come from far, and nothing asks for the newest page so soon.
+        allocated, allocated_page = Signal(), Signal(c.page_bits)
+        m.d.sync += allocated_page.eq(r.op.page)
+        m.d.sync += allocated.eq(
+            watching & self.i_result_valid & (r.op.kind == Op.WRITE) & r.changed & (r.op.squeue == squeue)
             & ((r.old.state == PageState.ABSENT) | (r.old.state == PageState.LOST))
             & ((r.word.state == PageState.RESIDENT) | (r.word.state == PageState.FETCHING)))
         with m.If(watching):
             with m.If(~ahead):
                 m.d.sync += self.swept_step.eq(self.step)
-            with m.If(self.i_result_valid & allocation):
-                m.d.sync += [look.newest.eq(r.op.page), look.newest_valid.eq(1), overridden.eq(1)]
             with m.If(self.i_result_valid & (r.op.kind == Op.SCAN)):
                 m.d.sync += watching.eq(0)
+        with m.If(allocated):
+            m.d.sync += [look.newest.eq(allocated_page), look.newest_valid.eq(1), overridden.eq(1)]
 
         # --- priority and list ---
         m.submodules.priority = priority = PriorityUnit(config=c)
@@ -208,7 +210,7 @@ class Sweep(wiring.Component):
                 look.tau_m.eq(self.look.tau_m), look.tau_sh.eq(self.look.tau_sh), look.policy.eq(self.look.policy),
                 session.eq(self.session),
             ]
-            with m.If(~overridden & ~(self.i_result_valid & allocation)):
+            with m.If(~overridden & ~allocated):
                 m.d.sync += [look.newest.eq(self.look.newest), look.newest_valid.eq(self.look.newest_valid)]
         with m.Elif(self.busy & walked & (sent == listed)):
             m.d.sync += [self.busy.eq(0), watching.eq(0)]
