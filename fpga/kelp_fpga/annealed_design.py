@@ -10,8 +10,9 @@ import numpy as np
 
 __all__ = ["ARC", "CELL", "NET", "Design", "appraise", "length_of", "measure", "path_of", "price_of", "spread", "wire", "wire_of"]
 
-#: ns: a wire's base, a tile of its way up to five, a tile beyond; half of what nextpnr supposes while it places, as routed reports have it.
-_BASE, _NEAR, _FAR, _SAME_TILE = 0.42, 0.14, 0.07, 0.4
+#: ns: a wire's base, a tile of its way up to `_KNEE` in a direction, a tile beyond, and a wire within a tile: the means of what router2 made of 23 000 wires
+#: on paths of more than 9.5 ns (docs/fpga.md).
+_BASE, _NEAR, _FAR, _KNEE, _SAME_TILE = 0.66, 0.12, 0.057, 4, 0.53
 _SLOPE = 0.7        #: ns: a path that is longer by this costs e times as much
 _UNSEEN = 4.0       #: ns before the late ones from which a path costs anything
 _CROWDED = 2.0      #: added to a tile of half perimeter where twice as many wires are as should be
@@ -53,7 +54,8 @@ class Design(NamedTuple):
 def wire(x1, y1, x2, y2):
     """ns from a cell at one place to a cell at another."""
     dx, dy = abs(x1 - x2), abs(y1 - y2)
-    far = _BASE + min(_NEAR * dx, 0.35 + _FAR * dx) + min(_NEAR * dy, 0.35 + _FAR * dy)
+    bent = _KNEE * (_NEAR - _FAR)
+    far = _BASE + min(_NEAR * dx, bent + _FAR * dx) + min(_NEAR * dy, bent + _FAR * dy)
     return far if dx + dy else _SAME_TILE
 
 

@@ -39,7 +39,7 @@ class MissIds(wiring.Component):
         No request waits on entry `select`.
     """
 
-    DEPTH = 6   #: two more than the ops between M0 and M3: M0's credit is a cycle old
+    DEPTH = 7   #: three more than the ops between M0 and M3: M0's credit is a cycle old, and supposes that an op which finds one takes an id
 
     def __init__(self, *, config: Config):
         self.config = config

@@ -24,7 +24,7 @@ class PhaseDetector(wiring.Component):
     """After every 4096 requests of a session: decode when it read more than ten times as often as it wrote, else prefill.
 
     A session begins in prefill, with no requests counted, when it is opened. Two requests a cycle, the hot lane's before the tracker's, as
-    at M3. `decode` follows in the next cycle.
+    at M3. `decode` follows in the second cycle.
 
     Parameters
     ----------
@@ -58,23 +58,30 @@ class PhaseDetector(wiring.Component):
         m = Module()
         # Only writes are counted: of `window` requests, reads > 10 · writes is window > 11 · writes, writes ≤ most.
         most = (self.window - 1) // (_FACTOR + 1)
+        # Whose a request is, is known before it is counted.
+        lanes = (("hot", self.i_hot_valid, self.i_hot), ("op", self.i_op_valid, self.i_op))
+        writes_of = {lane: Signal(name=f"write_{lane}") for lane, _, _ in lanes}
+        m.d.sync += [writes_of[lane].eq(request.write) for lane, _, request in lanes]
+        is_open = Signal.like(self.open)
+        m.d.sync += is_open.eq(self.open)
         for s in range(self.config.sessions):
             total = Signal(range(self.window), name=f"total_{s}")
             writes = Signal(range(most + 2), name=f"writes_{s}")       # stops at most + 1
             after_total, after_writes, after_decode = total, writes, self.decode[s]
-            for valid, request in ((self.i_hot_valid, self.i_hot), (self.i_op_valid, self.i_op)):
-                mine = Signal(name=f"mine_{s}")
-                counted = Signal(range(most + 2), name=f"counted_{s}")
-                last = Signal(name=f"last_{s}")
+            for lane, valid, request in lanes:
+                mine = Signal(name=f"mine_{s}_{lane}")
+                counted = Signal(range(most + 2), name=f"counted_{s}_{lane}")
+                last = Signal(name=f"last_{s}_{lane}")
+                m.d.sync += mine.eq(valid & (request.session == s))
                 m.d.comb += [
-                    mine.eq(valid & (request.session == s)), last.eq(mine & (after_total == self.window - 1)),
-                    counted.eq(Mux(mine & request.write & (after_writes <= most), after_writes + 1, after_writes)),
+                    last.eq(mine & (after_total == self.window - 1)),
+                    counted.eq(Mux(mine & writes_of[lane] & (after_writes <= most), after_writes + 1, after_writes)),
                 ]
                 after_decode = Mux(last, counted <= most, after_decode)
                 after_total = (after_total + mine)[:len(total)]
                 after_writes = Mux(last, 0, counted)
             m.d.sync += [total.eq(after_total), writes.eq(after_writes), self.decode[s].eq(after_decode)]
-            with m.If(~self.open[s]):
+            with m.If(~is_open[s]):
                 m.d.sync += [total.eq(0), writes.eq(0), self.decode[s].eq(0)]
             m.d.comb += [Assert(writes <= most + 1), Assert(writes <= total)]
         return m

@@ -170,13 +170,14 @@ class Pools(wiring.Component):
         c = self.config
         bits = count_bits(c)
 
-        def below(counter, limit, up, down, name):
-            """Whether the counter is below the limit in the next cycle."""
-            room, answer = Signal(signed(max(len(counter), len(limit)) + 1), name=f"room_{name}"), Signal(name=name)
-            m.d.comb += [room.eq(limit - counter), answer.eq(Mux(up == down, room > 0, Mux(up, room > 1, room >= 0)))]
-            return answer
+        def room(counter, limit, name):
+            """Whether the counter is below the limit: as it stands, with one more, with one less."""
+            left = Signal(signed(max(len(counter), len(limit)) + 1), name=f"room_{name}")
+            m.d.comb += left.eq(limit - counter)
+            return left > 0, left > 1, left >= 0
 
-        frames, can_pop, can_take, can_prefetch, can_pin = [], [], [], [], []
+        frames, some_pins, rooms = [], [], {name: [] for name in ("can_pop", "can_take", "can_prefetch", "can_pin")}
+        fewer = self.unwait | self.push
         for p, name in enumerate(POOLS):
             m.submodules[name] = pool = FreeFrames(first=c.pool_first_frame[p], frames=c.frames[p], frame_bits=c.frame_bits)
             here = self.select == p
@@ -194,22 +195,23 @@ class Pools(wiring.Component):
                 self.free[p].eq(pool.free), self.used[p].eq(pool.used),
             ]
             m.d.sync += Assert(taken == pool.used + waiting)
-            more, less, pin, unpin = here & self.want, here & (self.unwait | self.push), here & self.pin, here & self.unpin & (pins != 0)
-            m.d.sync += [counted(waiting, here & self.wait, here & self.unwait), counted(taken, more, less), counted(pins, pin, unpin)]
+            some_pins.append(pins != 0)
+            m.d.sync += [counted(waiting, here & self.wait, here & self.unwait), counted(taken, here & self.want, here & fewer),
+                         counted(pins, here & self.pin, here & self.unpin & some_pins[p])]
             with m.If(here):
                 m.d.sync += Assert((~self.unwait | (waiting != 0)) & ~(self.wait & self.pop) & ~(self.unwait & self.push))
             frames.append(pool.frame)
-            can_pop.append(below(pool.used, limit, pool.pop, pool.push, f"can_pop_{name}"))
-            can_take.append(below(taken, limit, more, less, f"can_take_{name}"))
-            can_prefetch.append(below(taken, prefetch_limit, more, less, f"can_prefetch_{name}"))
-            can_pin.append(below(pins, pin_limit, pin, unpin, f"can_pin_{name}"))
-        m.d.sync += Assert(self.want == (self.wait | self.pop))
-        # M3 has them from the beginning of its cycle.
+            for answer, counter, most in (("can_pop", pool.used, limit), ("can_take", taken, limit), ("can_prefetch", taken, prefetch_limit),
+                                          ("can_pin", pins, pin_limit)):
+                rooms[answer].append(room(counter, most, f"{answer}_{name}"))
         m.d.comb += self.frame.eq(Array(frames)[self.select])
-        m.d.sync += [
-            self.can_pop.eq(Array(can_pop)[self.ahead]),
-            self.can_take.eq(Array(can_take)[self.ahead]),
-            self.can_prefetch.eq(Array(can_prefetch)[self.ahead]),
-            self.can_pin.eq(Array(can_pin)[self.ahead]),
-        ]
+        m.d.sync += Assert(self.want == (self.wait | self.pop))
+        # M3 has the answers from the beginning of its cycle. They are ready for each way in which the op that is there may count; it says so late.
+        same = self.ahead == self.select
+        ways = {"can_pop": (self.pop, self.push), "can_take": (self.want, fewer), "can_prefetch": (self.want, fewer),
+                "can_pin": (self.pin, self.unpin & Array(some_pins)[self.select])}
+        for answer, (up, down) in ways.items():
+            stays, more, less = (Signal(name=f"{answer}_{way}") for way in ("stays", "more", "less"))
+            m.d.comb += [way.eq(Array(each)[self.ahead]) for way, each in zip((stays, more, less), zip(*rooms[answer], strict=True), strict=True)]
+            m.d.sync += getattr(self, answer).eq(Mux(same & (up != down), Mux(up, more, less), stays))
         return m

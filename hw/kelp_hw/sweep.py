@@ -110,27 +110,28 @@ class Sweep(wiring.Component):
                 m.d.sync += walking.eq(0)
 
         # --- pages of a word, lowest first: one bit is split off per cycle, its position is worked out in the next ---
-        word, word_index = Signal(self.word_pages), Signal(index_bits)
-        lowest = Signal(self.word_pages)
+        # `rest` is the word without its lowest bit: what comes next is known from registers.
+        word, rest, word_index = Signal(self.word_pages), Signal(self.word_pages), Signal(index_bits)
         split, split_index, split_valid = Signal(self.word_pages), Signal(index_bits), Signal()
         head = Signal(waiting)
         position = Signal((self.word_pages - 1).bit_length())
         out_valid = self.o_op.valid
         advance = Signal()
         m.d.comb += [
-            head.eq(queue.r_data), lowest.eq(word & -word), advance.eq(~out_valid | self.o_op.ready),
+            head.eq(queue.r_data), advance.eq(~out_valid | self.o_op.ready),
             *(position[b].eq(Cat(split[k] for k in range(self.word_pages) if k >> b & 1).any()) for b in range(len(position))),
         ]
         with m.If(advance):
             m.d.sync += [
-                split.eq(lowest), split_index.eq(word_index), split_valid.eq(word.any()), word.eq(word ^ lowest),
+                split.eq(word ^ rest), split_index.eq(word_index), split_valid.eq(word.any()), word.eq(rest), rest.eq(rest & (rest - 1)),
                 out_valid.eq(split_valid), self.o_op.payload.page.eq(Cat(position, split_index)),
             ]
             # The last bit leaves now or left before.
-            with m.If((word ^ lowest) == 0):
+            with m.If(rest == 0):
                 m.d.comb += queue.r_en.eq(1)
                 with m.If(queue.r_rdy):
-                    m.d.sync += [word.eq(head.bits), word_index.eq(head.index)]
+                    m.d.sync += [word.eq(head.bits), rest.eq(head.bits & (head.bits - 1)), word_index.eq(head.index)]
+        m.d.sync += Assert(rest == (word & (word - 1)))
         op = self.o_op.payload
         session = Signal(c.session_bits)
         m.d.comb += [op.kind.eq(Op.SCAN), op.session.eq(session), op.squeue.eq(squeue), op.slot.eq(Mux(ahead, 0, number)), op.mass.eq(ahead)]

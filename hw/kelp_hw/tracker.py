@@ -149,8 +149,8 @@ class Tracker(wiring.Component):
             arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),   # poison is an event, which takes a result
             arbiter.hold.eq(hold), arbiter.behind.eq(self.behind),
             *(arbiter.credits_ahead[name].eq(getattr(self, f"{name}_ready")) for name in credits.shape().members if name != "miss_id"),
-            # One id for each op on its way that may take one, and for the one that enters in this cycle.
-            arbiter.credits_ahead.miss_id.eq(Mux(arbiter.o_valid & arbiter.o_takes, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way)),
+            # One id for each op on its way that may take one, and for the one that enters in this cycle, which only does where there was a credit.
+            arbiter.credits_ahead.miss_id.eq(Mux(credits.miss_id, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way)),
             queues.write_en.eq(self.config_write_valid), queues.write_address.eq(self.config_write.squeue),
             *(queues.write_data[f].eq(self.config_write.queue_config[f]) for f in queue_layout.members),
         ]

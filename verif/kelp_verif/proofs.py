@@ -120,7 +120,7 @@ PROOFS = (
         ("Mux(pop_freed, count == 1, count == 0)", "(count == 0)"), ("Mux(pop_freed, third, second)", "second"),
         ("self.pop & ~has_fresh", "self.pop"))),
     Proof(name="pools", block=Pools, spec=PoolsContract, depth=3, cover=12, quick=False, bugs=(
-        ("self.pop & here", "self.pop"), ("here & self.want", "here & self.pop"), ("Mux(up, room > 1, room >= 0)", "(room > 0)"))),
+        ("self.pop & here", "self.pop"), ("here & self.want", "here & self.pop"), ("Mux(up, more, less)", "stays"))),
     Proof(name="write_slots", block=WriteStore, spec=WriteSlotsContract, cover=20, quick=False, bugs=(
         ("(unused == 0) & offer.i.ready", "offer.i.ready"), ("held + taken - self.free_en", "held + taken"))),
     Proof(name="frame_owner", block=Decide, spec=FrameOwnerContract, cover=9, bug_depth=9, engine="smtbmc --stbv z3", quick=False, bugs=(
