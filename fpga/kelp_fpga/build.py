@@ -32,8 +32,8 @@ MAP_LUTS = "techmap -map +/lattice/latches_map.v\nabc9 -W 600\nclean"
 SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
 #: The static placer's wires are a sixth shorter; which of them are late is left to our refinement.
 _LAYOUT = "--placer static --router router2"
-#: What of ours works on netlists: with another one its steps are done again.
-_OWN = annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
+#: What of ours works on netlists, by step: with another one the step is done again.
+_OWN = {"globals": (global_nets,), "buffers": (global_nets,), "refinement": (annealed_design, annealing, placed_netlist, placed_timing, refinement)}
 #: nextpnr's names of what is counted → ours.
 _COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 
@@ -150,11 +150,10 @@ class _Run:
         self.steps = _steps(str(plan.files[f"{plan.script}.sh"]))
         # Each step's inputs, those of the steps before it among them: another seed does not need another synthesis.
         files = {path: str(content) for path, content in plan.files.items() if not path.startswith(plan.script)}
-        pins = {path: files.pop(path) for path in list(files) if path.endswith(".lpf")}
-        own = [Path(module.__file__).read_text(encoding="utf-8") for module in _OWN]
+        pins = sorted((path, files.pop(path)) for path in list(files) if path.endswith(".lpf"))
         inputs, self._keys = repr(sorted(files.items())), {}
         for step, command, _ in self.steps:
-            mine = {"synthesis": "", "packing": "", "placement": sorted(pins.items()), "routing": sorted(pins.items())}.get(step, own)
+            mine = pins if step in ("placement", "routing") else [Path(own.__file__).read_text(encoding="utf-8") for own in _OWN.get(step, ())]
             self._keys[step] = inputs = hashlib.sha256(repr((inputs, command, mine)).encode()).hexdigest()
 
     def do(self, step: str, command: list[str], output: str) -> None:
