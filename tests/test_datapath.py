@@ -49,6 +49,9 @@ def mixture(seed, formats, *, count=2500, pages=6, hot=8, config=SMALL):
             t.answer(Answer(int(rng.integers(Answer.ZEROS, Answer.CMP))), poison=int(rng.integers(0, 2)))
         elif choice < 0.06:
             t.answer(Answer.CMP, has_write=True)
+        elif choice < 0.1:
+            poison = bool(rng.integers(0, 2))
+            t.read_nothing(page, kv, line, poison=poison, fresh=not poison or bool(rng.integers(0, 2)))
         elif choice < 0.2:
             t.write_partial(page, kv, line, random_lines(rng, 1)[0], int(rng.integers(0, 1 << 64, dtype=np.uint64)))
         elif choice < 0.6 or (page.frame, kv, line) not in t.stored:
