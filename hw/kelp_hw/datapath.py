@@ -44,7 +44,7 @@ class DataPath(wiring.Component):
     always ready. Memory may answer in any order. A line read with an error response is answered as poison; a write's response is not looked at.
 
     Throughput: one op per cycle while memory gives one line per cycle; of int8 and int4, in random order, one op in two cycles (two lines each).
-    Latency: `i` → AR 3 cycles; R → `o` 3 cycles and the dequantiser's; neither counts waits for other ops.
+    Latency: `i` → AR 3 cycles; R → `o` 2 cycles and the dequantiser's; neither counts waits for other ops.
     Up to `line_slots` + `scale_slots` reads are outstanding.
 
     Parameters
