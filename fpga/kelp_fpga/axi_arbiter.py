@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import reduce
 from operator import or_
 
-from amaranth.hdl import Array, Assert, Cat, Module, Signal, Value
+from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -19,8 +19,8 @@ __all__ = ["AxiArbiter"]
 class AxiArbiter(wiring.Component):
     """Transactions of `managers` taken in turns, one line each; the memory sees each id with the manager's number above it.
 
-    Addresses and data pass through registers, for both directions: no `ready` of the memory's reaches a manager in the same cycle. A transaction takes three
-    cycles in each direction, less than a memory of this board takes for it. An answer is shown to its manager from the cycle on after it comes, so one comes in
+    Addresses and data pass through registers, for both directions: no `ready` of the memory's reaches a manager in the same cycle. A read's takes three
+    cycles, a write's four, less than a memory of this board takes for it. An answer is shown to its manager from the cycle on after it comes, so one comes in
     two cycles; its payload passes as it is.
 
     Parameters
@@ -90,14 +90,16 @@ class AxiArbiter(wiring.Component):
             m.d.comb += i.ready.eq(taken[0] & (chosen == n))
         if data:
             w = self.o.w
-            free = Signal()
-            m.d.comb += [free.eq(busy & ~sent[1] & ~w.valid), taken[1].eq(free & Array(d.valid for d in data)[chosen])]
+            # Told from registers, a cycle late, so that no manager waits for an answer of this cycle's to what it offers.
+            asks = Signal(self.managers)
+            m.d.comb += taken[1].eq((asks & Cat(d.valid for d in data)).any())
+            m.d.sync += [asks.eq(Mux(busy & ~sent[1] & ~taken[1] & ~w.valid, picks, 0)), Assert(~asks.any() | (busy & ~sent[1] & ~w.valid & (asks == picks)))]
             with m.If(w.ready):
                 m.d.sync += w.valid.eq(0)
             with m.If(taken[1]):
                 m.d.sync += w.valid.eq(1)
             for n, d in enumerate(data):
-                m.d.comb += d.ready.eq(free & (chosen == n))
+                m.d.comb += d.ready.eq(asks[n])
             payloads = (Value.cast(d.payload) & picks[n].replicate(len(Value.cast(d.payload))) for n, d in enumerate(data))
             with m.If(~w.valid):
                 m.d.sync += Value.cast(w.payload).eq(reduce(or_, payloads))

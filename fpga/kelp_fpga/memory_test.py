@@ -56,17 +56,20 @@ class MemoryTest(wiring.Component):
         down, reads, wanted = of(0), Array(e[1] is not None for e in _ELEMENTS)[element], of(1)
         writes, background = Array(e[2] is not None for e in _ELEMENTS)[element], of(2)
         # Neighbouring columns and lines differ in about half of their bits. A line is in hand for a cycle before it is asked for.
-        mixed, expected = Signal(16), Signal(16)
+        mixed, expected, stores = Signal(16), Signal(16), Signal(16)
         m.d.comb += mixed.eq(line[:16] ^ Cat(line[16:], Const(0, 13)))
-        m.d.sync += expected.eq(mixed ^ wanted.replicate(16))
-        pattern = Cat((mixed ^ (0x9E37 * (k + 1) & 0xFFFF)) for k in range(LINE_BYTES // 2))
+        m.d.sync += [expected.eq(mixed ^ wanted.replicate(16)), stores.eq(mixed ^ background.replicate(16))]
+
+        def whole(mixture):
+            return [mixture ^ (0x9E37 * (k + 1) & 0xFFFF) for k in range(LINE_BYTES // 2)]
+
         addressed, stored = Signal(), Signal()
-        differs, wrong = Signal(LINE_BYTES // 2), Signal()      # the words that are not as they should be; a cycle later, whether there is one
-        m.d.sync += wrong.eq(differs.any())
+        differs, wrong = Signal(LINE_BYTES // 2), Signal()      # the words at R that are not as they should be; a cycle later, whether there is one
+        m.d.sync += [*(differs[k].eq(axi.r.p.data[16 * k:16 * k + 16] != word) for k, word in enumerate(whole(expected))), wrong.eq(differs.any())]
         m.d.comb += [
             axi.ar.p.addr.eq(Cat(Const(0, 6), line)), axi.aw.p.addr.eq(Cat(Const(0, 6), line)), axi.ar.p.size.eq(SIZE_LINE), axi.aw.p.size.eq(SIZE_LINE),
             axi.ar.p.burst.eq(BURST_INCR), axi.aw.p.burst.eq(BURST_INCR), axi.w.p.strb.eq(~Const(0, LINE_BYTES)), axi.w.p.last.eq(1),
-            axi.w.p.data.eq(Mux(background, ~pattern, pattern)),
+            axi.w.p.data.eq(Cat(*whole(stores))),
             # One transaction at a time, whose answer comes after its address (and data) were taken: in the state that waits for it.
             axi.r.ready.eq(1), axi.b.ready.eq(1),
         ]
@@ -95,8 +98,6 @@ class MemoryTest(wiring.Component):
                 with m.If(axi.ar.ready):
                     m.next = "COMPARE"
             with m.State("COMPARE"):
-                for k, word in enumerate(axi.r.p.data[16 * k:16 * k + 16] for k in range(LINE_BYTES // 2)):
-                    m.d.sync += differs[k].eq(word != expected ^ (0x9E37 * (k + 1) & 0xFFFF))
                 with m.If(axi.r.valid):
                     m.next = "COLLECT"
             with m.State("COLLECT"):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Shape
+from amaranth.hdl import Assert, Module, Shape, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -31,9 +31,11 @@ class OnePlace(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.d.comb += self.i.ready.eq(~self.o.valid)
-        with m.If(~self.o.valid):
-            m.d.sync += [self.o.valid.eq(self.i.valid), self.o.p.eq(self.i.p)]
+        # A register of its own says that nothing is held: `valid` belongs to whoever takes the item, and may lie far off.
+        empty = Signal(init=1)
+        m.d.comb += [self.i.ready.eq(empty), Assert(empty != self.o.valid)]
+        with m.If(empty):
+            m.d.sync += [self.o.valid.eq(self.i.valid), empty.eq(~self.i.valid), self.o.p.eq(self.i.p)]
         with m.Elif(self.o.ready):
-            m.d.sync += self.o.valid.eq(0)
+            m.d.sync += [self.o.valid.eq(0), empty.eq(1)]
         return m

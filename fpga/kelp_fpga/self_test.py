@@ -50,7 +50,7 @@ class SelfTest(wiring.Component):
     reset : Out
         Reset the device.
     memory_ready, ready, quiescent : In
-        The memory and the endpoint take requests, and the latter is at rest. Low while the device is reset.
+        The memory and the endpoint take requests, and the latter is at rest, which may come some cycles late. Low while the device is reset.
     march, march_done, march_wrong : Out, In, In
         The memory test's.
     flip : Out(2)
@@ -83,6 +83,8 @@ class SelfTest(wiring.Component):
         k, settling, settled = Signal(range(max(TO_DEVICE.values()) + 1)), Signal(2), Signal()
         crc, silence = Signal(32, init=INITIAL), Signal(_SILENCE_LOG2 + 1)
         write, address = step.op == Op.WRITE, Signal.like(port.addr)
+        at_rest = Signal()      # comes from far away
+        m.d.sync += at_rest.eq(self.quiescent & ~self.owed)
         m.d.comb += [settled.eq(settling == 3), port.addr.eq(address)]
         m.d.sync += [silence.eq(silence + 1), address.eq(place + k), row.eq(port.data)]
 
@@ -148,7 +150,7 @@ class SelfTest(wiring.Component):
             with m.State("SETTLE"):
                 # A request of the host's may have stood at the endpoint's door.
                 m.d.comb += [self.drs.ready.eq(1), self.ndr.ready.eq(1)]
-                wait(self.ready & self.quiescent & ~self.owed & (silence[:9] == 0x1FF), "FETCH", Part.LOOPBACK)
+                wait(self.ready & at_rest & (silence[:9] == 0x1FF), "FETCH", Part.LOOPBACK)
             with m.State("FETCH"):
                 m.d.sync += settling.eq(Mux(settled, 0, settling + 1))
                 with m.If(settled):
@@ -199,7 +201,7 @@ class SelfTest(wiring.Component):
                     to("FINISH")
             with m.State("REST"):
                 m.d.comb += self.flip.eq(step.flip)
-                with m.If(self.quiescent & ~self.owed & silence[:4].all()):
+                with m.If(at_rest & silence[:4].all()):
                     m.d.sync += [left.eq(left - 1), step.address.eq(step.address + 1), step.pointer.eq(step.pointer + _LINE // _WORD)]
                     to("SEND")
                     with m.If(left == 0):

@@ -9,7 +9,7 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import DataOp
+from kelp_spec.metadata import Answer, DataOp
 
 from .axi import BURST_INCR, SIZE_LINE, AxiSignature
 from .data_order import POSITION_BITS, order_layout, raw_only
@@ -24,9 +24,10 @@ __all__ = ["DataFront"]
 class DataFront(wiring.Component):
     """Takes data ops in order and passes them on in order, each with its slots; full writes go to the write path besides.
 
-    D1 compares the tags, D2 attaches or allocates; an op stays in D2 while no slot, queue place or read-request place is free. `room` promises that in the next
-    cycle `o` and `o_write` take what comes: an op waits for both, whichever it needs. Latency from `i` to AR:
-    3 cycles, when AR is idle; to `o`: 2 cycles. Throughput one op per cycle, with one line read and one scale read each; AR drains one per cycle.
+    D1 compares the tags, and makes an ANSWER of a READ whose line is poisoned or was never written; D2 attaches or allocates; an op stays in D2 while no
+    slot, queue place or read-request place is free. `room` promises that in the next cycle `o` and `o_write` take what comes: an op waits for both,
+    whichever it needs. Latency from `i` to AR: 3 cycles, when AR is idle; to `o`: 2 cycles. Throughput one op per cycle, with one line read and one scale
+    read each; AR drains one per cycle.
 
     Parameters
     ----------
@@ -74,18 +75,24 @@ class DataFront(wiring.Component):
             if not c.codecs:
                 m.d.sync += raw_only(one)
         # D1 works out what D2 asks of the tables.
-        accesses, one_reads = Signal(), Signal()
+        accesses, one_reads, answered = Signal(), Signal(), Signal()
         uses_line, uses_scale, reads, full_write = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            accesses.eq((one.kind == DataOp.READ) | (one.kind == DataOp.WRITE)),
-            one_reads.eq((one.kind == DataOp.READ) | ((one.kind == DataOp.WRITE) & one.partial & ~one.fresh)),
+            # What a READ's line is comes late in the frame stage's cycle, so that what becomes of the op is for this one to say.
+            answered.eq((one.kind == DataOp.READ) & (one.poison | one.fresh)),
+            accesses.eq(((one.kind == DataOp.READ) | (one.kind == DataOp.WRITE)) & ~answered),
+            one_reads.eq(((one.kind == DataOp.READ) & ~answered) | ((one.kind == DataOp.WRITE) & one.partial & ~one.fresh)),
         ]
         with m.If(two_free):
             m.d.sync += [
                 uses_line.eq(one_valid & accesses), uses_scale.eq(one_valid & accesses & one.scaled), reads.eq(one_reads),
                 full_write.eq((one.kind == DataOp.WRITE) & ~one.partial), self.quarters.eq(quarters_of(one.format, one.part)),
             ]
-            m.d.sync += [two_valid.eq(one_valid), two.eq(one), line_address.eq(one.base + one.offset), scale_address.eq(one.base + one.scale_offset)]
+            m.d.sync += [
+                two_valid.eq(one_valid), two.eq(one),
+                two.kind.eq(Mux(answered, DataOp.ANSWER, one.kind)), two.answer.eq(Mux(answered, Mux(one.poison, Answer.POISON, Answer.ZEROS), one.answer)),
+                line_address.eq(one.base + one.offset), scale_address.eq(one.base + one.scale_offset),
+            ]
 
         # D1
         for look, offset in ((self.line, one.offset), (self.scale, one.scale_offset)):

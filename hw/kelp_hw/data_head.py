@@ -27,9 +27,9 @@ __all__ = ["DataHead"]
 class DataHead(wiring.Component):
     """Takes ops in order from `i`, each when its fills and its quantised data are there, and answers them in order on `o`.
 
-    H0 decides, marks the slots and addresses the buffers; H1 has their data, and stores; H2 holds the aligned payload; then the dequantiser,
-    through which every answer goes, so that order needs no bookkeeping. From H1 on nothing ever stands still: H0 starts no more answers than there are places
-    at the end. Latency to `o`: from `i` 3 cycles and the dequantiser's when all data are there;
+    H0 decides, marks the slots and addresses the buffers; H1 has their data, aligns them, and stores; then the dequantiser, through which every answer goes,
+    so that order needs no bookkeeping. From H1 on nothing ever stands still: H0 starts no more answers than there are places
+    at the end. Latency to `o`: from `i` 2 cycles and the dequantiser's when all data are there;
     from the fill that the op at the head awaits, the same. Throughput one op per cycle.
 
     A **partial write** leaves H0 as a read, with the one *lock*: its answer is turned round into the write path's merge, and the result comes back to H0 as a
@@ -188,31 +188,25 @@ class DataHead(wiring.Component):
             self.scale_store_wide.eq(wide), self.scale_store_scale.eq(self.write_result.scale),
         ]
 
-        # --- H1, H2: answers ----------------------------------------------------------------------------------------------------------
+        # --- H1: answers ----------------------------------------------------------------------------------------------------------
         meta_layout = data.StructLayout({"answer": 3, "has_data": 1, "poison": 1, "partial": 1, "origin": self.layouts.origin})
         dequantiser = Dequantiser(meta_shape=meta_layout, lanes=c.codec_lanes) if c.codecs else RawDequantiser(meta_shape=meta_layout)
         m.submodules.dequantiser = dequantiser
         h1_op = Signal(self.order)
         h1_valid, h1_reads, h1_alignment = Signal(), Signal(), Signal(alignment_of(head.format, head.part).shape())
-        h2_valid = Signal()
         m.d.sync += [h1_valid.eq(go & ~is_flush), h1_op.eq(head), h1_reads.eq(reads), h1_alignment.eq(alignment_of(head.format, head.part))]
-        h2 = Signal(dequantiser.i.p.shape())
-        error = Signal()
+        given, error = dequantiser.i.p, Signal()
+        m.d.sync += Assert(~h1_valid | dequantiser.i.ready, "a line comes before the dequantiser has taken the one before it")
         m.d.comb += [
             error.eq(h1_reads & (self.line_error | (h1_op.scaled & self.scale_error))),
-            dequantiser.i.valid.eq(h2_valid), dequantiser.i.p.eq(h2),
+            dequantiser.i.valid.eq(h1_valid),
+            given.payload.eq(aligned_payload(self.line, h1_alignment)), given.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
+            given.format.eq(h1_op.format), given.host_type.eq(h1_op.host_type),
+            given.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
+            given.meta.has_data.eq((h1_op.answer == Answer.DATA) & ~(error & ~h1_op.partial)),
+            given.meta.poison.eq(h1_op.poison | (error & ~h1_op.partial)),
+            given.meta.partial.eq((h1_op.kind == DataOp.WRITE) & h1_op.partial), given.meta.origin.eq(h1_op.origin),
         ]
-        m.d.sync += h2_valid.eq(h1_valid | (h2_valid & ~dequantiser.i.ready))
-        with m.If(h1_valid):
-            m.d.sync += Assert(~h2_valid | dequantiser.i.ready, "a line comes before the dequantiser has taken the one before it")
-            m.d.sync += [
-                h2.payload.eq(aligned_payload(self.line, h1_alignment)), h2.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
-                h2.format.eq(h1_op.format), h2.host_type.eq(h1_op.host_type),
-                h2.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
-                h2.meta.has_data.eq((h1_op.answer == Answer.DATA) & ~(error & ~h1_op.partial)),
-                h2.meta.poison.eq(h1_op.poison | (error & ~h1_op.partial)),
-                h2.meta.partial.eq((h1_op.kind == DataOp.WRITE) & h1_op.partial), h2.meta.origin.eq(h1_op.origin),
-            ]
 
         # --- out: a partial write is merged before it is answered -----------------------------------------------------------------------
         merged = Signal()

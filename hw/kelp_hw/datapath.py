@@ -34,8 +34,9 @@ def axi_signature(config: Config) -> AxiSignature:
 class DataPath(wiring.Component):
     """Executes data ops strictly in the order of `i` and answers them in that order on `o`.
 
-    **Ops.** READ answers DATA with the dequantised line. WRITE answers CMP when the line's slot holds the new data; `partial` keeps the bytes that the
-    write's byte enables leave out, `fresh` takes them as zeros. ANSWER answers what it carries. FLUSH is not answered: `o_flushed` reports it when all
+    **Ops.** READ answers DATA with the dequantised line, or without a look at memory POISON when it has `poison`, else ZEROS when it has `fresh`. WRITE
+    answers CMP when the line's slot holds the new data; `partial` keeps the bytes that the write's byte enables leave out, `fresh` takes them as zeros.
+    ANSWER answers what it carries. FLUSH is not answered: `o_flushed` reports it when all
     stored to its frame before it is in memory and no slot holds the frame's lines, so that memory may then be changed by others. (Ops on the frame that
     stand behind the flush are served as ever; the report then says only that what came before is in memory.)
     **Write data.** `i_write` fills a slot from when `o_write_slot` offers it, and its WRITE frees it, or an ANSWER with `has_write`.
@@ -43,7 +44,7 @@ class DataPath(wiring.Component):
     always ready. Memory may answer in any order. A line read with an error response is answered as poison; a write's response is not looked at.
 
     Throughput: one op per cycle while memory gives one line per cycle; of int8 and int4, in random order, one op in two cycles (two lines each).
-    Latency: `i` → AR 3 cycles; R → `o` 3 cycles and the dequantiser's; neither counts waits for other ops.
+    Latency: `i` → AR 3 cycles; R → `o` 2 cycles and the dequantiser's; neither counts waits for other ops.
     Up to `line_slots` + `scale_slots` reads are outstanding.
 
     Parameters

@@ -16,6 +16,8 @@ from .rigid_pipeline import RigidPipeline
 
 __all__ = ["Dequantiser"]
 
+#: Stages behind the register at the input.
+_STAGES = 5
 #: Added to fp16's exponent fields, so that they overflow where bf16's do, at 255; the lower five bits stay as they are.
 _FP16_OFFSET = 255 - 31
 #: What makes the host's exponent field of a magnitude whose bit 7 is set: to be added to the scale's exponent byte or to fp8's field.
@@ -28,8 +30,8 @@ _REBIAS = {
 class Dequantiser(wiring.Component):
     """Restores host lines from RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 to FP16 or BF16, mixed line by line.
 
-    Latency 5 cycles, throughput one line in ``32 // lanes`` cycles, for which it stays at ``i``. The pipeline moves as a whole
-    (:class:`.rigid_pipeline.RigidPipeline`).
+    With 32 lanes: latency 6 cycles, throughput one line per cycle. With fewer a line stays for ``32 // lanes`` cycles in the register at the input, in which
+    the part that goes next lies lowest. From there the pipeline moves as a whole (:class:`.rigid_pipeline.RigidPipeline`).
     Every payload and every scale has the answer that docs/arithmetic.md gives it, also those that the quantiser never writes; a ``format``
     beyond the last fails an assertion.
 
@@ -46,11 +48,11 @@ class Dequantiser(wiring.Component):
     o : stream of ``line`` 512, ``meta``
     """
 
-    latency = 5      #: cycles from a line's acceptance to its first cycle at ``o``
-
     def __init__(self, *, meta_shape, lanes: int = ELEMENTS):
         Shape.cast(meta_shape)
         self.meta_shape, self.lanes = meta_shape, lanes
+        self._beats = ELEMENTS // lanes
+        self.latency = _STAGES + self._beats       #: cycles from a line's acceptance to its first cycle at ``o``
         self.i_layout = data.StructLayout(
             {"payload": LINE_BITS, "scale": SCALE_BITS, "host_type": 1, "format": FORMAT_BITS, "meta": meta_shape})
         self.o_layout = data.StructLayout({"line": LINE_BITS, "meta": meta_shape})
@@ -58,18 +60,24 @@ class Dequantiser(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        pipe = RigidPipeline(m, self.i, self.o, self.latency, beats=ELEMENTS // self.lanes)
-        i, o = self.i.payload, self.o.payload
+        held = stream.Signature(self.i_layout).create(path=("held",))
+        pipe = RigidPipeline(m, held, self.o, _STAGES, beats=self._beats)
+        i, o = held.payload, self.o.payload
+        m.d.comb += self.i.ready.eq(~held.valid | held.ready)
+        with m.If(self.i.ready):
+            m.d.sync += [held.valid.eq(self.i.valid), i.eq(self.i.payload)]
+        with m.Elif(self.o.ready | ~self.o.valid):
+            m.d.sync += i.payload.eq(self._moved_on(i.payload, i.format))
         host_type = pipe.carry(0, 3, i.host_type, "host_type")[3]
         meta = pipe.carry(0, 4, Value.cast(i.meta), "meta")[4]
-        raw, is_raw = pipe.carry(0, 4, pipe.part(0, i.payload), "raw")[4], pipe.carry(0, 4, i.format == Format.RAW16, "is_raw")[4]
+        raw, is_raw = pipe.carry(0, 4, i.payload[0 : self.lanes * 16], "raw")[4], pipe.carry(0, 4, i.format == Format.RAW16, "is_raw")[4]
         block = _Block(pipe, i)
 
         is_int8, is_int4, is_e5m2 = (i.format == f for f in (Format.INT8, Format.INT4, Format.FP8_E5M2))
         is_int4_1, is_fp8_1 = pipe.register(0, is_int4, "is_int4_"), pipe.register(0, is_e5m2 | (i.format == Format.FP8_E4M3), "is_fp8_")
         m_of_scale = i.scale[8 : 8 + INT4_MANTISSA_BITS]
         once, thrice = Cat(m_of_scale, C(1, 1)), Array(C(3 * (8 + n), 6) for n in range(8))[m_of_scale]
-        bytes_, nibbles = (pipe.part(0, i.payload[0 : ELEMENTS * bits]) for bits in (8, 4))
+        bytes_, nibbles = (i.payload[0 : self.lanes * bits] for bits in (8, 4))
         codes = []
         for n in range(self.lanes):
             # Stage 0: sign, magnitude, and the exponent that an fp8 element has of its own.
@@ -98,10 +106,19 @@ class Dequantiser(wiring.Component):
             codes.append(Cat((code[0:7] + up)[0:7], code[7:16]))
 
         elements = Mux(is_raw, raw, Cat(*codes))
-        for n in range(ELEMENTS // self.lanes):
+        for n in range(self._beats):
             pipe.load(o.line.word_select(n, len(elements)), elements, pipe.until(4, n))
         pipe.load(Value.cast(o.meta), meta)
         return m
+
+    def _moved_on(self, payload, format_):
+        """The payload without its lowest part. What lies behind the last one may be anything."""
+        steps = {bits: bits * self.lanes for bits in (4, 8, 16)}
+        ends = {bits: bits * ELEMENTS - step for bits, step in steps.items()}
+        is_raw, is_int4 = format_ == Format.RAW16, format_ == Format.INT4
+        four, eight, sixteen = (payload[step:] for step in steps.values())
+        return Cat(Mux(is_raw, sixteen, Mux(is_int4, four, eight))[:ends[4]], Mux(is_raw, sixteen, eight)[ends[4]:ends[8]], sixteen[ends[8]:ends[16]],
+                   payload[ends[16]:])
 
 
 class _Block:

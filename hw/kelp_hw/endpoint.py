@@ -290,7 +290,7 @@ class Endpoint(wiring.Component):
 class DataQueue(wiring.Component):
     """Data ops between the frame stage, which cannot wait, and the data path, which can; `ready` promises RESERVE free places.
 
-    Latency: none when nothing waits, else one cycle and the wait; throughput: 1 op a cycle.
+    Latency: none when nothing waits, else one cycle and the wait; throughput: 1 op a cycle. `idle`: nothing waits; an op at `i` is its source's still.
 
     Parameters
     ----------
@@ -310,6 +310,6 @@ class DataQueue(wiring.Component):
         connect(m, queue.o, flipped(self.o))
         m.d.comb += [
             queue.i.eq(self.i), queue.i_valid.eq(self.i_valid),
-            self.ready.eq(queue.level <= self.DEPTH - RESERVE), self.idle.eq(~self.o.valid),
+            self.ready.eq(queue.level <= self.DEPTH - RESERVE), self.idle.eq(~queue.row_valid),
         ]
         return m

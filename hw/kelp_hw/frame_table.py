@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -29,7 +29,7 @@ class FrameTable(wiring.Component):
     | op | entry | data op |
     |---|---|---|
     | any with `init` | starts anew: owner, source, in use; valid and poison all ones (`lost` or `failed`), else from `sector_data` (FILL), else zeros | |
-    | READ, REPLAY of a read | `used` | READ; ANSWER poison or zeros for a poisoned or never-written line |
+    | READ, REPLAY of a read | `used` | READ, `poison` or `fresh` when the line is poisoned or was never written |
     | WRITE, REPLAY of one | `used`, `dirty`, `redirty`, line valid; poisoned by `poison`, healed by a full write | WRITE (`fresh`: into zeros); ANSWER Cmp |
     | CLAIM, outcome DONE | `redirty` cleared | FLUSH, `o_claim` |
     | RELEASE, DONE, not failed | no longer in use | |
@@ -87,19 +87,17 @@ class FrameTable(wiring.Component):
         m.d.sync += [f1.eq(self.i), f1_valid.eq(self.i_valid)]
 
         # F1: the entry is out, or a fill starts it anew. An op's entry is written in the cycle after F2, and goes the long way to the block RAMs from a
-        # register. So two writes are not seen: that of this cycle, and that of the op in F2, whose result follows into F2 beside what was read.
+        # register. So two writes are not seen: that of this cycle, and that of the op in F2.
         f2, f2_valid = Signal(self.layouts.frame_op), Signal()
-        read, entry, after, before, again = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout), Signal(entry_layout), Signal()
+        after, before, instead = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout)
         written, write_frame = Signal(), Signal.like(self.i.frame)     # `before` is written
-        # Block RAMs are slow, and far apart: what takes their place, or nothing, is there before them.
-        passed, instead = Signal(), Signal(entry_layout)
-        m.d.comb += passed.eq(written & (write_frame == f1.frame))
+        # Block RAMs are slow, and far apart: what takes their place waits in a register beside theirs, and one of the two is zero.
+        same, passed, read, stands_in = Signal(), Signal(), Signal(entry_layout), Signal(entry_layout)
+        m.d.comb += [same.eq(f2_valid & f2.use & (f2.frame == f1.frame)), passed.eq(written & (write_frame == f1.frame))]
         m.d.sync += [
-            f2.eq(f1), f2_valid.eq(f1_valid), before.eq(after), written.eq(f2_valid & f2.use), write_frame.eq(f2.frame),
-            read.eq(instead.as_value() | (table.read_data.as_value() & (~(passed | f1.init)).replicate(entry_layout.size))),
-            again.eq(f2_valid & f2.use & ~f1.init & (f2.frame == f1.frame)),
+            f2.eq(f1), f2_valid.eq(f1_valid), before.eq(after), written.eq(f2_valid & f2.use), write_frame.eq(f2.frame), stands_in.eq(instead),
+            read.eq(table.read_data.as_value() & (~(same | passed | f1.init)).replicate(entry_layout.size)),
         ]
-        m.d.comb += entry.eq(Mux(again, before, read))
         with m.If(f1.init):
             ruined = f1.lost | f1.failed
             from_sector = f1.kind == Op.FILL
@@ -108,76 +106,64 @@ class FrameTable(wiring.Component):
                 instead.valid.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.valid, 0))),
                 instead.poison.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.poison, 0))),
             ]
+        with m.Elif(same):
+            m.d.comb += instead.eq(after)
         with m.Elif(passed):
             m.d.comb += instead.eq(before)
         m.d.comb += [getattr(place, name).eq(f1[name]) for name in ("frame", "pool", "kv_line", "used_lines", "k_only", "format_k", "format_v")]
 
-        # F2: resolve the line, rewrite the entry, tell the data path.
-        kind, outcome = f2.kind, f2.outcome
-        demand, write = Signal(), Signal()
-        line_valid, line_poison = Signal(), Signal()
-        owner, unused, ends, flush = Signal(), Signal(), Signal(), Signal()
+        # What the op is, in bits that are there when its entry is.
+        def of_kind(*kinds):
+            return f1.use & Cat(f1.kind == k for k in kinds).any()
+
+        is_demand, is_write, is_done, is_orphan, is_flush = Signal(), Signal(), Signal(), Signal(), Signal()
+        lets_go, line = Signal(), Signal(c.page_lines)          # `line`: a bit for each
+        demand, reads, stores, spoils, heals, first_use, ends, voids, flushes, emits = (Signal(name=name) for name in (
+            "demand", "reads", "stores", "spoils", "heals", "first_use", "ends", "voids", "flushes", "emits"))
+        kind, answer = Signal(DataOp), Signal(Answer)
         m.d.comb += [
-            demand.eq(f2.use & (f2.answer == Answer.NONE) & ((kind == Op.READ) | (kind == Op.WRITE) | (kind == Op.REPLAY))),
-            write.eq((kind == Op.WRITE) | ((kind == Op.REPLAY) & f2.write)),
-            line_valid.eq(entry.valid.bit_select(f2.kv_line, 1)),
-            line_poison.eq(entry.poison.bit_select(f2.kv_line, 1)),
+            is_demand.eq((f1.answer == Answer.NONE) & of_kind(Op.READ, Op.WRITE, Op.REPLAY)),
+            is_write.eq(is_demand & ((f1.kind == Op.WRITE) | ((f1.kind == Op.REPLAY) & f1.write))),
+            is_done.eq(f1.outcome == Outcome.DONE), is_orphan.eq(f1.outcome == Outcome.ORPHAN),
+            lets_go.eq((of_kind(Op.SCRUB, Op.RECOVER) & (is_done | is_orphan)) | (of_kind(Op.FLIP) & is_orphan)),
+            is_flush.eq(lets_go | (of_kind(Op.CLAIM) & is_done)),
+        ]
+        m.d.sync += [
+            line.eq(1 << f1.kv_line), demand.eq(is_demand), reads.eq(is_demand & ~is_write), stores.eq(is_write), spoils.eq(is_write & f1.poison),
+            heals.eq(is_write & ~f1.partial), first_use.eq(is_demand & (f1.kind != Op.REPLAY)),
+            # The write-back may outlive its page's stay in the frame; a new owner's dirt is not its to clear.
+            ends.eq(lets_go | (of_kind(Op.RELEASE) & is_done & ~f1.failed)), voids.eq(of_kind(Op.RELEASE) & (f1.outcome == Outcome.VOID) & ~f1.failed),
+            flushes.eq(is_flush), emits.eq(f1_valid & (is_demand | is_flush | (f1.answer != Answer.NONE))),
+            self.o_claim_valid.eq(f1_valid & of_kind(Op.CLAIM) & is_done), self.o_owner_valid.eq(f1_valid & of_kind(Op.PEEK)),
+            # Poisoned bytes are not worth storing: nobody may read the line before a full write.
+            kind.eq(Mux(is_flush, DataOp.FLUSH, Mux(is_write & ~f1.poison, DataOp.WRITE, Mux(is_demand & ~is_write, DataOp.READ, DataOp.ANSWER)))),
+            answer.eq(Mux(is_flush, Answer.NONE, Mux(is_write, Answer.CMP, Mux(is_demand, Answer.DATA, f1.answer)))),
+        ]
+
+        # F2: resolve the line, rewrite the entry, tell the data path, which makes of a READ and what its line is an answer.
+        entry, owner, unused = Signal(entry_layout), Signal(), Signal()
+        o = self.o
+        m.d.comb += [
+            entry.eq(read.as_value() | stands_in.as_value()),
             owner.eq(entry.in_use & (entry.squeue == f2.squeue) & (entry.page == f2.page)),
             unused.eq(entry.in_use & (entry.source != PrefetchSource.NONE) & ~entry.used),
             after.eq(entry),
-        ]
-        o = self.o
-        m.d.comb += [
-            o.answer.eq(f2.answer), o.frame.eq(f2.frame), o.base.eq(place.base), o.offset.eq(place.offset), o.part.eq(place.part), o.scaled.eq(place.scaled),
+            after.used.eq(entry.used | demand), after.redirty.eq((entry.redirty & ~self.o_claim_valid) | stores),
+            after.dirty.eq(Mux(voids & owner, entry.redirty, entry.dirty | stores)), after.in_use.eq(entry.in_use & ~ends),
+            after.valid.eq(entry.valid | (line & stores.replicate(c.page_lines))),
+            after.poison.eq((entry.poison & ~(line & heals.replicate(c.page_lines))) | (line & spoils.replicate(c.page_lines))),
+            o.kind.eq(kind), o.answer.eq(answer), self.o_valid.eq(emits),
+            o.fresh.eq(~(entry.valid & line).any() & (reads | (stores & f2.partial))),
+            o.poison.eq(((entry.poison & line).any() & reads) | (answer == Answer.POISON)),
+            o.frame.eq(f2.frame), o.base.eq(place.base), o.offset.eq(place.offset), o.part.eq(place.part), o.scaled.eq(place.scaled),
             o.scale_offset.eq(place.scale_offset), o.scale_byte.eq(place.scale_byte), o.format.eq(place.format), o.host_type.eq(f2.host_type),
             o.partial.eq(f2.partial), o.has_write.eq(f2.has_write), o.write_slot.eq(f2.write_slot), o.token.eq(f2.slot), o.origin.eq(f2.origin),
-            o.kind.eq(DataOp.ANSWER), o.poison.eq(o.answer == Answer.POISON), self.o_valid.eq(f2_valid & (f2.answer != Answer.NONE)),
-        ]
-        with m.If(demand):
-            m.d.comb += [self.o_valid.eq(f2_valid), after.used.eq(1)]
-            with m.If(write):
-                m.d.comb += [
-                    after.dirty.eq(1), after.redirty.eq(1),
-                    after.valid.bit_select(f2.kv_line, 1).eq(1),
-                    after.poison.bit_select(f2.kv_line, 1).eq(f2.poison | (f2.partial & line_poison)),
-                    # Poisoned bytes are not worth storing: nobody may read the line before a full write.
-                    o.kind.eq(Mux(f2.poison, DataOp.ANSWER, DataOp.WRITE)), o.answer.eq(Answer.CMP), o.fresh.eq(f2.partial & ~line_valid),
-                ]
-            with m.Else():
-                m.d.comb += [
-                    o.kind.eq(Mux(line_poison | ~line_valid, DataOp.ANSWER, DataOp.READ)),
-                    o.answer.eq(Mux(line_poison, Answer.POISON, Mux(line_valid, Answer.DATA, Answer.ZEROS))),
-                ]
-        with m.Elif(f2.use):
-            done = outcome == Outcome.DONE
-            with m.Switch(kind):
-                with m.Case(Op.CLAIM):
-                    m.d.comb += [flush.eq(done), self.o_claim_valid.eq(f2_valid & done)]
-                    with m.If(done):
-                        m.d.comb += after.redirty.eq(0)
-                with m.Case(Op.RELEASE):
-                    m.d.comb += ends.eq(done & ~f2.failed)
-                    # The write-back may outlive its page's stay in the frame; a new owner's dirt is not its to clear.
-                    with m.If((outcome == Outcome.VOID) & ~f2.failed & owner):
-                        m.d.comb += after.dirty.eq(entry.redirty)
-                with m.Case(Op.SCRUB, Op.RECOVER):
-                    m.d.comb += [ends.eq(done | (outcome == Outcome.ORPHAN)), flush.eq(ends)]
-                with m.Case(Op.FLIP):
-                    m.d.comb += [ends.eq(outcome == Outcome.ORPHAN), flush.eq(ends)]
-                with m.Case(Op.PEEK):
-                    m.d.comb += self.o_owner_valid.eq(f2_valid)
-        with m.If(flush):
-            m.d.comb += [o.kind.eq(DataOp.FLUSH), o.answer.eq(Answer.NONE), self.o_valid.eq(f2_valid)]
-        with m.If(ends):
-            m.d.comb += after.in_use.eq(0)
-
-        m.d.comb += [
             self.o_claim.slot.eq(f2.slot), self.o_claim.frame.eq(f2.frame), self.o_claim.dirty.eq(entry.dirty),
             self.o_claim.sector.valid.eq(entry.valid), self.o_claim.sector.poison.eq(entry.poison),
             self.o_owner.slot.eq(f2.slot), self.o_owner.frame.eq(f2.frame), self.o_owner.in_use.eq(entry.in_use), self.o_owner.squeue.eq(entry.squeue),
             self.o_owner.page.eq(entry.page),
             self.o_usage.source.eq(entry.source), self.o_usage.squeue.eq(entry.squeue),
-            self.o_usage.useful.eq(demand & unused & (kind != Op.REPLAY)), self.o_usage.useless.eq(ends & unused),
+            self.o_usage.useful.eq(first_use & unused), self.o_usage.useless.eq(ends & unused),
             self.o_usage_valid.eq(f2_valid & (self.o_usage.useful | self.o_usage.useless)),
             self.o_commit.op.eq(f2), self.o_commit.entry.eq(after), self.o_commit_valid.eq(f2_valid),
             self.idle.eq(~self.i_valid & ~f1_valid & ~f2_valid),
@@ -197,13 +183,12 @@ class FrameTable(wiring.Component):
             m.d.comb += [
                 # No request reaches a frame that is not its page's.
                 Assert(~demand | owner),
-                Assert(~(f2.use & ((kind == Op.CLAIM) | (kind == Op.RELEASE)) & (outcome == Outcome.DONE)) | owner),
+                Assert(~(f2.use & ((f2.kind == Op.CLAIM) | (f2.kind == Op.RELEASE)) & (f2.outcome == Outcome.DONE)) | owner),
                 # A frame is filled only when nobody has it, and what was clean at its claim is dirty only by later writes.
                 Assert(~(f2.use & entry.in_use & entry.redirty) | entry.dirty),
-                Assert(~(demand & write) | f2.has_write),
+                Assert(~stores | f2.has_write),
             ]
         taken = Signal()
-        found = Mux(passed, before.in_use, table.read_data.in_use)
-        m.d.sync += taken.eq(f1_valid & f1.init & Mux(f2_valid & f2.use & (f2.frame == f1.frame), after.in_use, found))
+        m.d.sync += taken.eq(f1_valid & f1.init & Mux(same, after.in_use, Mux(passed, before.in_use, table.read_data.in_use)))
         m.d.comb += Assert(~taken)
         return m

@@ -139,8 +139,8 @@ class Layouts:
                           "offset": c.offset_bits, "part": 2,                          # line and half/quarter of it
                           "scaled": 1, "scale_offset": c.offset_bits, "scale_byte": 6,
                           "format": 3, "host_type": 1,
-                          "partial": 1, "fresh": 1,                                     # partial write of a never-written line merges into zeros
-                          "poison": 1,                                                  # answer carries poison (a poisoned line merged by a partial write)
+                          "partial": 1, "fresh": 1,                                     # never-written line: partial write merges into zeros, READ answers them
+                          "poison": 1,                                                  # answer carries poison; READ: it does, and no data, for its line does
                           "has_write": 1, "write_slot": c.write_slot_bits,                  # ANSWER frees the slot too
                           "token": self.token_bits,    # FLUSH: echoed by `flushed`
                           "origin": self.origin})

@@ -99,20 +99,25 @@ class LineSlots(wiring.Component):
         cover = [Signal(n, name=f"cover_{q}") for q in range(QUARTERS)]
         newer = [Signal(n, name=f"newer_{q}") for q in range(QUARTERS)]
         covered = Signal()
-        head_newer = Signal(QUARTERS)       # of the op at the head: known at the beginning of the cycle, as `head_filled` is
-        newer_there = Signal(QUARTERS)
+        head_newer = Signal(QUARTERS)       # of the op at the head: known early in the cycle, as `head_filled` is
+        newer_there, newer_next = Signal(QUARTERS), Signal(QUARTERS)
         m.d.comb += [
             covered.eq(Cat(~self.quarters[q] | (cover[q] & table.match).any() for q in range(QUARTERS)).all()),
             self.wait.eq(self.reads & ~covered),
             table.want_fill.eq(self.wait),
             newer_there.eq(Cat((newer[q] & table.read_select).any() for q in range(QUARTERS))),
+            newer_next.eq(Cat((newer[q] & table.next_select).any() for q in range(QUARTERS))),
             self.full.eq(Cat(self.head_quarters[q] | (newer[q] & table.head_select).any() for q in range(QUARTERS)).all()),
         ]
-        # What is stored in this cycle counts. What an op is about to allocate is no slot of one ahead of it.
-        hits_there, hits_next = (Mux(table.store_en & (table.head_select & select).any(), self.head_quarters, 0)
-                                 for select in (table.read_select, table.next_select))
-        newer_next = Cat((newer[q] & table.next_select).any() for q in range(QUARTERS))
-        m.d.sync += head_newer.eq(Mux(table.head_moves, newer_next | hits_next, newer_there | hits_there))
+        # What is stored in the cycle before counts. What an op is about to allocate is no slot of one ahead of it. The op behind comes from a block RAM: what
+        # is known of it is put together a cycle later.
+        moved, hit, known_there, known_next, marks = Signal(), Signal(), Signal(QUARTERS), Signal(QUARTERS), Signal(QUARTERS)
+        m.d.sync += [
+            moved.eq(table.head_moves), hit.eq((table.head_select & table.next_select).any()), known_next.eq(newer_next),
+            marks.eq(Mux(table.store_en, self.head_quarters, 0)),
+            known_there.eq(newer_there | Mux(table.store_en & (table.head_select & table.read_select).any(), self.head_quarters, 0)),
+        ]
+        m.d.comb += head_newer.eq(Mux(moved, known_next | Mux(hit, marks, 0), known_there))
         attached = Mux(table.fire, table.select, 0)
         allocated = Mux(table.may_allocate, table.select, 0)
         stored = Mux(table.store_en, table.head_select, 0)

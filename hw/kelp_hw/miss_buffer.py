@@ -105,7 +105,7 @@ class MissBuffer(wiring.Component):
         # its output.
         m.submodules.landed = landed = SyncFIFOBuffered(width=done_layout.size, depth=c.misses + 1)
 
-        m.d.comb += self.starving.eq(~grants.idle & grants.quiet)
+        m.d.comb += self.starving.eq(grants.starving)
 
         # What M3 decided.
         r, decided = self.i_result, self.i_result.op

@@ -45,7 +45,9 @@ class MissGrants(wiring.Component):
     idle : out
         No entry waits.
     quiet : out
-        No entry waits, or those that do wait for a frame or for time to pass.
+        No entry waits, or those that do wait for time to pass, or for a frame, of which it hears a cycle late.
+    starving : out
+        An entry waits, and none that does can have a frame.
     """
 
     def __init__(self, *, config: Config):
@@ -59,7 +61,7 @@ class MissGrants(wiring.Component):
             "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
             "now": In(TIME_BITS), "starve_limit": In(TIME_BITS),
             "o_op": Out(stream.Signature(layouts.op)),
-            "idle": Out(1), "quiet": Out(1),
+            "idle": Out(1), "quiet": Out(1), "starving": Out(1),
         })
         # State that proofs look at (kelp_verif.grant_specs): of the cycle before, the pool's first entry, and which pools had a frame.
         self.head, self.had_frame = Signal(c.miss_bits), Signal(len(POOLS))
@@ -89,7 +91,7 @@ class MissGrants(wiring.Component):
 
         # Judged is by the frames of the cycle before; M3 has the last word.
         entry, op, pop, looking = rows.read_data, self.o_op.payload, Signal(), Signal()
-        m.d.comb += self.quiet.eq(looking & ((in_line & has_frame) == 0))
+        m.d.comb += [self.quiet.eq(looking & ((in_line & had_frame) == 0)), self.starving.eq(looking & in_line.any() & ((in_line & has_frame) == 0))]
         m.d.comb += [line.r_en.eq(pop & (pool == p)) for p, line in enumerate(lines)]
         m.d.sync += [head.eq(Array(line.r_data for line in lines)[pool]), had_frame.eq(has_frame)]
         grant, waited = Signal(), Signal(TIME_BITS)

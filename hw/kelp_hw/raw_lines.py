@@ -27,10 +27,9 @@ class RawQuantiser(Quantiser):
 class RawDequantiser(Dequantiser):
     """A payload is the host line. Latency 1 cycle, throughput one line per cycle; a `format` other than RAW16 fails an assertion."""
 
-    latency = 1
-
     def __init__(self, *, meta_shape):
         super().__init__(meta_shape=meta_shape)
+        self.latency = 1
 
     def elaborate(self, platform):
         return _passed_on(self, self.i.p.payload, self.o.p.line)

@@ -20,7 +20,7 @@ def register_layout(register: Register) -> data.Layout:
 
 class RegisterFile(wiring.Component):
     """One 64-bit register access at a time: writes merge under `mask` in the cycle of `write`; `read_data` follows `index` three cycles later.
-    `known`, `allowed` and `is_external` follow `index` by one cycle, and so does `write`, while `index` holds.
+    `known` and `allowed` follow `index` by one cycle, and so does `write`, while `index` holds; `is_external` follows by two.
 
     Writable registers are members `rw_<name>` (outputs); read-only ones are inputs `ro_<name>`; write-only ones pulse `wo_<name>_strobe` with `wo_<name>`.
     `allowed` says whether `ld_id` may
@@ -66,9 +66,9 @@ class RegisterFile(wiring.Component):
         m.d.comb += write.eq(self.write & self.allowed)
         # Which register it is, is known a cycle after `index`.
         here = {r.name: Signal(name=f"here_{r.name}") for r in self.map.registers}
-        known, allowed, external = Signal(), Signal(), Signal()
+        known, allowed, external, here_external = Signal(), Signal(), Signal(), Signal()
         m.d.sync += [flag.eq(0) for flag in here.values()]
-        m.d.sync += [self.known.eq(known), self.allowed.eq(allowed), self.is_external.eq(external)]
+        m.d.sync += [self.known.eq(known), self.allowed.eq(allowed), here_external.eq(external)]
         with m.Switch(self.index):
             for r in self.map.registers:
                 with m.Case(r.offset >> 3):
@@ -105,11 +105,10 @@ class RegisterFile(wiring.Component):
                 of_this = getattr(self, "ro_" + r.name).as_value() & _used_mask(r)
             read = read | Mux(here[r.name], of_this, 0)
         chosen = Signal(64)
-        was_external = Signal()
         was_allowed = Signal()
         m.d.sync += [
-            chosen.eq(read), was_external.eq(self.is_external), was_allowed.eq(self.allowed),
-            self.read_data.eq(Mux(was_allowed, Mux(was_external, self.external_data, chosen), 0)),
+            chosen.eq(read), self.is_external.eq(here_external), was_allowed.eq(self.allowed),
+            self.read_data.eq(Mux(was_allowed, Mux(self.is_external, self.external_data, chosen), 0)),
         ]
         return m
 

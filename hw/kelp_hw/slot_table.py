@@ -188,17 +188,18 @@ class SlotTable(wiring.Component):
         # --- what happens to a slot ---------------------------------------------------------------------------------------------
         release = Signal(n)
         fill = Signal(n)
-        # Of the op that is at the head in the next cycle: the one there now, or the one behind it. Which of them, is known late.
-        there = Signal(n)
-        m.d.comb += [last_read.addr.eq(self.release_slot), there.eq(filled | fill)]
-        m.d.sync += self.head_filled.eq(Mux(self.head_moves, (self.next_select & there).any(), (self.read_select & there).any()))
+        # Of the op that is at the head in the next cycle: the one there now, or the one behind it. Which of them, is known late, and whether a fill comes.
+        awaits = one_hot(self.fill_slot, n)
+        m.d.comb += last_read.addr.eq(self.release_slot)
+        m.d.sync += self.head_filled.eq(Mux(
+            self.head_moves, *((select & filled).any() | (self.fill_done & (select & awaits).any()) for select in (self.next_select, self.read_select))))
         written = Signal(n)
         stored = Signal(n)
         out = Signal(n)
         taken = Signal(n)
         m.d.comb += [
             release.eq(Mux(self.release_en & (last_read.data == self.release_position), one_hot(self.release_slot, n), 0)),
-            fill.eq(Mux(self.fill_done, one_hot(self.fill_slot, n), 0)),
+            fill.eq(Mux(self.fill_done, awaits, 0)),
             written.eq(Mux(self.written, one_hot(self.written_slot, n), 0)),
             stored.eq(Mux(self.store_en, self.head_select, 0)),
             taken.eq(Mux(self.out_take, out, 0)),
@@ -237,6 +238,8 @@ class SlotTable(wiring.Component):
         due = Signal(n)
         out_ahead = Signal(n)
         out_picked = Signal(n)
+        late_taken = Signal(n)      # the flush hears a cycle late what is taken
+        m.d.sync += late_taken.eq(taken)
         m.d.comb += [
             due.eq(dirty & ~writing & (complete | aged | to_write | self.drain.replicate(n)) & ~Mux(self.out_valid, out, 0)),
             out_picked.eq(first_from(m, due, out_ahead)),
@@ -252,9 +255,9 @@ class SlotTable(wiring.Component):
         to_confirm = Signal(n)  # of the flush under way: written, response awaited
         m.d.sync += of_frame.eq(Cat(t.frame == self.flush_frame for t in tags) & valid)
         with m.If(self.flush_capture):
-            m.d.sync += [to_write.eq(of_frame & dirty & ~taken), to_confirm.eq(of_frame & ((writing & ~dirty & ~written) | taken))]
+            m.d.sync += [to_write.eq(of_frame & dirty), to_confirm.eq(of_frame & writing & ~dirty & ~written)]
         with m.Else():
-            m.d.sync += [to_write.eq(to_write & ~taken), to_confirm.eq((to_confirm & ~written) | (to_write & taken))]
+            m.d.sync += [to_write.eq(to_write & ~late_taken), to_confirm.eq((to_confirm & ~written) | (to_write & late_taken))]
         m.d.comb += self.flush_pending.eq((to_write | to_confirm).any())
         with m.If(self.flush_invalidate):
             m.d.comb += forgotten.eq(of_frame & ~(busy | late_attached | filling | dirty | writing) & ~Mux(self.use, looked, 0))

@@ -182,6 +182,11 @@ class Traffic:
         tag = self._op(DataOp.ANSWER, has_write, 1, data, answer=answer, poison=poison)
         self.expected.append((answer, poison, tag, None))
 
+    def read_nothing(self, page: Page, kv: int, line: int, *, poison: bool, fresh: bool) -> None:
+        """A line that memory is not asked for: poisoned, or never written, or both."""
+        tag = self._op(DataOp.READ, False, 1, answer=Answer.DATA, poison=int(poison), fresh=int(fresh), **self._place(page, kv, line))
+        self.expected.append((Answer.POISON, 1, tag, None) if poison else (Answer.ZEROS, 0, tag, None))
+
     def flush(self, page: Page, token: int) -> None:
         self._op(DataOp.FLUSH, False, 0, frame=page.frame, token=token, base=page.base)
         self.flushes.append(page.frame | token << self.config.frame_bits)

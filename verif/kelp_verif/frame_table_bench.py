@@ -127,6 +127,9 @@ class TB:
         assert (got is not None) == (result.access is not None), f"{op}: data op {got}, expected {result.access}"
         if got:
             access = result.access
+            # The data path answers a READ without memory by what its line is.
+            if got["kind"] == DataOp.READ and (got["poison"] or got["fresh"]):
+                got["kind"], got["answer"] = DataOp.ANSWER, Answer.POISON if got["poison"] else Answer.ZEROS
             assert got["kind"] == access.kind and got["answer"] == access.answer, f"{op} {entry}: {got}, expected {access}"
             assert got["poison"] == (access.answer == Answer.POISON)
             for name in ("has_write", "write_slot", "origin.tag", "origin.ld_id", "origin.start", "origin.missed", "host_type"):
