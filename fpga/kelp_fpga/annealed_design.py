@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
 __all__ = ["ARC", "CELL", "NET", "Design", "appraise", "length_of", "measure", "path_of", "price_of", "spread", "wire", "wire_of"]
+
+# What is compiled is kept. numba asks whether a function's own file has changed, not those that it calls functions of: so each state of both files has a
+# folder of its own.
+_SOURCES = (Path(__file__), Path(__file__).with_name("annealing.py"))
+numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR or Path(__file__).parent / "__pycache__")
+                             / f"kelp-{hashlib.sha256(b''.join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]}")
 
 #: ns: a wire's base, a tile of its way up to `_KNEE` in a direction, a tile beyond, and a wire within a tile: the means of what router2 made of 23 000 wires
 #: on paths of more than 9.5 ns (docs/fpga.md).
