@@ -228,6 +228,26 @@ def test_moves_keep_account():
             assert cell["kind"] == kind and 8 * (cell["y"] * at.width + cell["x"]) + cell["z"] == site
 
 
+def test_half_perimeters_count_for_more_where_many_wires_are():
+    at = Refinement(Placed(design(5))).design
+    enough = 0.4
+    total = annealed_design.spread(at, enough)
+    annealed_design.measure(at)
+    boxes = []
+    for net in at.nets:
+        cells = at.cells[at.members[net["pins"]:net["pins_end"]]]
+        boxes.append((slice(cells["y"].min(), cells["y"].max() + 1), slice(cells["x"].min(), cells["x"].max() + 1)) if len(cells) > 1 else None)
+    lengths = [0 if box is None else sum(side.stop - side.start - 1 for side in box) for box in boxes]
+    over = np.zeros((at.height, at.width))
+    for box, length in zip(boxes, lengths, strict=True):
+        if length:
+            over[box] += length / over[box].size
+    more = 2.0 * np.maximum(0, over / enough - 1)
+    assert total == sum(lengths) and (more > 0).any() and (more == 0).any()
+    wanted = [length and length * (1 + more[box].mean()) for box, length in zip(boxes, lengths, strict=True)]
+    assert np.allclose(at.nets["length"], wanted)
+
+
 def test_a_wire_gets_longer_with_each_tile():
     lengths = [wire(5, 5, 5 + n, 5) for n in range(20)]
     assert lengths == sorted(lengths) and wire(0, 0, 3, 9) == wire(9, 0, 6, 9) == pytest.approx(0.66 + 0.12 * (3 + 4) + 0.057 * (9 - 4))
