@@ -230,7 +230,7 @@ def test_moves_keep_account():
 
 def test_half_perimeters_count_for_more_where_many_wires_are():
     at = Refinement(Placed(design(5))).design
-    enough = 0.4
+    enough = 2.0
     total = annealed_design.spread(at, enough)
     annealed_design.measure(at)
     boxes = []
