@@ -94,8 +94,8 @@ def design(seed: int) -> dict:
                                                     **{f"WAD{n}": bit for n, bit in enumerate(addresses)}}, MODE="DPRAM")
         for z in (4, 5):
             d.cell("TRELLIS_COMB", table(x, y, z), {}, MODE="RAMW_BLOCK")
-    for length in (4, 4, 12):    # carry chains: two within a tile, one over two
-        x, y = next(tile for tile in sorted(d.free) if length < 9 or (tile[0] + 1, tile[1]) in d.free)
+    for length in (36, 4, 4, 12):    # carry chains: one over five tiles, two within one, one over two
+        x, y = next((x, y) for x, y in sorted(d.free) if all((x + n, y) in d.free for n in range(-(-length // 8))))
         carry = None
         for n in range(length):
             known.append(out := d.net())
@@ -161,6 +161,10 @@ def test_a_refined_placement_is_as_legal_as_before_and_shorter(seed):
             source = drivers[ports["FCI"][0]]
             assert way(new[source], new[name]) == way(old[source], old[name]), "a chain has been torn"
     assert all(len(each) == 1 for each in (*shared.values(), *by_slice.values())), "registers that share a wire disagree"
+    assert not set(shared) & {tile_of(new[name]) for name, cell in cells.items() if cell["type"] == "TRELLIS_RAMW"}, "a register where a RAM is written"
+    known = start.placed
+    stays = {name for name, run in zip(known._names, known.run, strict=True) if run > annealing.LONGEST}
+    assert len(stays) == 36 and not stays & moved, "a chain has moved that is too long for what a move can hold"
 
 
 def test_block_rams_change_places():
