@@ -164,7 +164,8 @@ def test_a_refined_placement_is_as_legal_as_before_and_shorter(seed):
     assert not set(shared) & {tile_of(new[name]) for name, cell in cells.items() if cell["type"] == "TRELLIS_RAMW"}, "a register where a RAM is written"
     known = start.placed
     stays = {name for name, run in zip(known._names, known.run, strict=True) if run > annealing.LONGEST}
-    assert len(stays) == 36 and not stays & moved, "a chain has moved that is too long for what a move can hold"
+    free = {name for name, cell in zip(known._names, start.design.cells, strict=True) if cell["freedom"] <= 2}
+    assert len(stays) == 36 and not stays & (moved | free), "a chain may move that is longer than what a move can hold"
 
 
 def test_block_rams_change_places():
@@ -218,7 +219,7 @@ def test_moves_keep_account():
     """What moves change of wires, half perimeters and sites is what measuring afresh finds; a move that is not made changes nothing."""
     refinement = Refinement(Placed(design(5)))
     at = refinement.design
-    for step in range(400):
+    for step in range(3000):
         before = at.arcs.copy(), at.nets.copy()
         made = annealing.anneal(at, refinement.scratch, 12.0, 0.06, 0.3, 12, refinement.movable, 1)
         arcs, nets = at.arcs.copy(), at.nets.copy()
