@@ -100,5 +100,5 @@ def test_everything_through_a_narrow_codec():
 
 def test_everything_without_codecs():
     """raw16 alone: no quantiser, no dequantiser, no scale lines."""
-    runner_of(UNIT.with_(name="unit_raw", codecs=False))([EASY, STORM, ROUGH], 5000, faults=FAULTY, actions=LIFE | FLIPS, at_least={
+    runner_of(UNIT.with_(name="unit_raw", codecs=False))([EASY, STORM, ROUGH], 8000, faults=FAULTY, actions=LIFE | FLIPS, at_least={
         "close": 3, "flip_1": 1, "hit": 50, "miss": 20, "cold_write_backs": 20, "formats": 1})

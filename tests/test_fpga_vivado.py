@@ -33,7 +33,7 @@ def lint(directory):
 def test_a_project_has_its_part_its_pins_and_clean_verilog(name, part, clock, tmp_path):
     kind, _, _, ultra = XILINX_BOARDS[name]
     files = {path.name: path.read_text(encoding="utf-8") for path in write_project(BlockTop(kind, Stub()), tmp_path)}
-    assert set(files) == {"top.v", "top.tcl", "top.xdc", "kelp_sram.v", "kelp_line_ram.v"}
+    assert set(files) == {"top.v", "top.tcl", "top.xdc", "kelp_sram.v", "kelp_sram_apart.v", "kelp_line_ram.v"}
     assert f"-part {part}" in files["top.tcl"] and "write_bitstream" in files["top.tcl"] and f"LOC {clock} " in files["top.xdc"]
     assert files["top.xdc"].count("set_property LOC") == (12 if ultra else 11) and "create_clock" in files["top.xdc"]
     done = lint(tmp_path)

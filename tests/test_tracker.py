@@ -50,7 +50,7 @@ def test_random_ops_agree_with_golden():
 @pytest.mark.parametrize("narrow", [1, 2])
 def test_hazards_on_one_page(narrow):
     for flips in (0, 0.1):
-        records = random_ops(changes={"parked": 64}, phases=15, narrow=narrow, flips=flips)
+        records = random_ops(changes={"parked": 64}, phases=60, narrow=narrow, flips=flips)
         assert records["taken"]["request"] > 0 and records["hot"] > 0 and any(records["faults"][1:]) == (flips > 0), records
 
 

@@ -141,8 +141,9 @@ class Evictor(wiring.Component):
         with m.If(sessions[list_session].closing):
             m.d.sync += outlived.eq(1)
         old_list, usable, eligible, kelp = Signal(), Signal(), Signal(), Signal()
+        # The list has stood still for longer when it is asked for.
+        m.d.sync += usable.eq(old_list & self.best_valid & ~outlived & ~closing & ((self.best.kind == 0) | (self.swept_step == step)))
         m.d.comb += [
-            usable.eq(old_list & self.best_valid & ~outlived & ~closing & ((self.best.kind == 0) | (self.swept_step == step))),
             # Also of a session that is closing: its own fetches may wait for these frames.
             eligible.eq(self.look.listed & (self.look.pool == pool)), kelp.eq(self.look.policy == Policy.KELP),
             self.look_squeue.eq(squeue), self.squeue.eq(squeue), self.sweep_look.eq(self.look), self.session.eq(session),

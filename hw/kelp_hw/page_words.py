@@ -75,7 +75,7 @@ class PageWords(wiring.Component):
         bank_bits = (self.banks - 1).bit_length()
         banks = []
         for b in range(self.banks):
-            banks.append([Sram(depth=depth, shape=code.code_bits, macro=True if len(parts) > 1 else None) for depth in parts])
+            banks.append([Sram(depth=depth, shape=code.code_bits, macro=True if len(parts) > 1 else None, transparent=False) for depth in parts])
             for k, sram in enumerate(banks[-1]):
                 m.submodules[f"bank_{b}_part_{k}" if len(parts) > 1 else f"bank_{b}"] = sram
 
@@ -94,21 +94,22 @@ class PageWords(wiring.Component):
             return Cat(p.page[:bank_bits] == b for b in range(self.banks)) if bank_bits else Const(1, 1)
 
         # The op's page and whether it looked at a word, stage by stage; F1 is the cycle after M3, F2 the next, in which the SRAM is written.
-        stages = ("m1", "m2", "m3", "f1")
+        stages = ("m1", "m2", "m3", "f1", "f2")
         at = {stage: Signal(page, name=f"page_{stage}") for stage in stages}
         valid = {stage: Signal(name=f"valid_{stage}") for stage in stages}
         m.d.sync += [at["m1"].eq(self.look), valid["m1"].eq(self.look_valid)]
         m.d.sync += [known[after].eq(known[before]) for known in (at, valid) for before, after in zip(stages, stages[1:], strict=False)]
-        f1_word, f1_write, f2_word = Signal(word), Signal(), Signal(word)
-        m.d.sync += [f1_word.eq(self.new), f1_write.eq(self.write), f2_word.eq(f1_word)]
+        f1_word, f1_write, f2_word, f3_word = Signal(word), Signal(), Signal(word), Signal(word)
+        m.d.sync += [f1_word.eq(self.new), f1_write.eq(self.write), f2_word.eq(f1_word), f3_word.eq(f2_word)]
 
-        # MA, M1: the SRAM. Of the ops before this one, the SRAM's answer lacks those that are at M3, F1 or F2 in M1; those behind will be forwarded at M2.
+        # MA, M1: the SRAM. Of the ops before this one, its answer lacks those that are at M3, F1 or F2 in M1, and means nothing after the one behind F2, which
+        # was written while this one was read; those behind M3 will be forwarded at M2.
         for srams in banks:
             m.d.comb += [wire for sram in srams for wire in (sram.read_en.eq(self.look_valid), sram.read_address.eq(row(self.look)))]
 
         # Whether an op in M1 follows one on its page is worked out a cycle earlier.
         follows = {}
-        for before, stage in zip(stages, (*stages[1:], "f2"), strict=True):
+        for before, stage in zip(stages, (*stages[1:], "f3"), strict=True):
             follows[stage] = Signal(name=f"follows_{stage}")
             m.d.sync += follows[stage].eq(valid[before] & (at[before].as_value() == self.look.as_value()))
 
@@ -117,7 +118,7 @@ class PageWords(wiring.Component):
         # `new` is the word after its op whether that changed it or not, so forwarding need not wait for the decision.
         read = [Signal(code.layout, name=f"read_{k}") for k in range(0, len(parts), 2)]
         early, forward, wanted = Signal(word), Signal(), Signal()
-        m.d.comb += wanted.eq(valid["m1"] & ~(follows["m3"] | follows["f1"] | follows["f2"]))
+        m.d.comb += wanted.eq(valid["m1"] & ~(follows["m3"] | follows["f1"] | follows["f2"] | follows["f3"]))
         for both, first in zip(read, range(0, len(parts), 2), strict=True):
             pair = []
             for k in range(first, min(first + 2, len(parts))):
@@ -125,7 +126,7 @@ class PageWords(wiring.Component):
                 pair.append(Mux(wanted & inside(row(at["m1"]), k), raw, 0))
             m.d.sync += both.eq(sum_of(pair))
         m.d.sync += [
-            early.eq(Mux(follows["m3"], self.new, Mux(follows["f1"], f1_word, Mux(follows["f2"], f2_word, 0)))),
+            early.eq(Mux(follows["m3"], self.new, Mux(follows["f1"], f1_word, Mux(follows["f2"], f2_word, Mux(follows["f3"], f3_word, 0))))),
             forward.eq(follows["m2"]),
         ]
 

@@ -174,7 +174,8 @@ class Pools(wiring.Component):
             """Whether the counter is below the limit: as it stands, with one more, with one less."""
             left = Signal(signed(max(len(counter), len(limit)) + 1), name=f"room_{name}")
             m.d.comb += left.eq(limit - counter)
-            return left > 0, left > 1, left >= 0
+            whole, some = ~left[-1], left[1:-1].any()
+            return whole & (some | left[0]), whole & some, whole
 
         frames, some_pins, rooms = [], [], {name: [] for name in ("can_pop", "can_take", "can_prefetch", "can_pin")}
         fewer = self.unwait | self.push

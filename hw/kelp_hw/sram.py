@@ -29,10 +29,11 @@ class Sram(wiring.Component):
     """A memory with one read and one write port on one clock.
 
     Small ones are `lib.memory` (block or distributed RAM on an FPGA, and Amaranth's simulator runs them); large ones are an `Instance` of the
-    macro `kelp_sram`, whose behavioural model is `macros/kelp_sram.v` and which an ASIC or UltraRAM flow replaces.
+    macro `kelp_sram` or `kelp_sram_apart`, whose behavioural models are in `macros/kelp_sram.v` and which an ASIC or UltraRAM flow replaces.
 
     Latency: one cycle, `read_en` with `read_address` → `read_data`, which then holds while `read_en` is low.
-    Throughput: one read and one write per cycle. A read of the address that is written in the same cycle returns the **new** data.
+    Throughput: one read and one write per cycle. A read of the address that is written in the same cycle returns the **new** data, or what nobody may look
+    at when it is not `transparent`; block RAMs of FPGAs have a multiplexer behind their outputs for the former.
     Contents after configuration are zero for `lib.memory` and undefined for the macro: whoever needs a value scrubs. Reset clears nothing.
 
     Parameters
@@ -43,6 +44,7 @@ class Sram(wiring.Component):
         Shape of a row: a width or a layout.
     macro : bool or None
         Force or forbid the macro; by default it is used above `MACRO_ABOVE` rows.
+    transparent : bool
 
     Members
     -------
@@ -52,25 +54,27 @@ class Sram(wiring.Component):
     #: Amaranth writes out a Memory's initial value row by row, which does not scale.
     MACRO_ABOVE = 4096
 
-    def __init__(self, *, depth: int, shape, macro: bool | None = None):
+    def __init__(self, *, depth: int, shape, macro: bool | None = None, transparent: bool = True):
         self.depth = depth
         self.shape = shape
         self.width, self.address_bits, members = memory_ports(depth, shape)
         self.macro = depth > self.MACRO_ABOVE if macro is None else bool(macro)
+        self.transparent = transparent
         super().__init__(members)
 
     def elaborate(self, platform):
         m = Module()
         if self.macro:
             m.submodules.macro = Instance(
-                "kelp_sram", p_DEPTH=self.depth, p_WIDTH=self.width, p_ADDRESS_WIDTH=self.address_bits, i_clk=ClockSignal("sync"),
+                "kelp_sram" if self.transparent else "kelp_sram_apart",
+                p_DEPTH=self.depth, p_WIDTH=self.width, p_ADDRESS_WIDTH=self.address_bits, i_clk=ClockSignal("sync"),
                 i_read_en=self.read_en, i_read_address=self.read_address, o_read_data=Value.cast(self.read_data),
                 i_write_en=self.write_en, i_write_address=self.write_address, i_write_data=Value.cast(self.write_data),
             )
             return m
         m.submodules.memory = rows = memory.Memory(shape=self.width, depth=self.depth, init=())
         write = rows.write_port()
-        read = rows.read_port(transparent_for=(write,))
+        read = rows.read_port(transparent_for=(write,) if self.transparent else ())
         m.d.comb += [
             read.en.eq(self.read_en), read.addr.eq(self.read_address), Value.cast(self.read_data).eq(read.data),
             write.en.eq(self.write_en), write.addr.eq(self.write_address), write.data.eq(Value.cast(self.write_data)),

@@ -37,7 +37,8 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     text = distinct_instances(drop_true_asserts(initial_constants(reduce_not(default_cases(text)))), top)
     head = f"// SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1\n// KELP endpoint, configuration {config.name} ({config.digest}). Generated; do not edit.\n"
     if not external_macros:
-        text += "\n" + (Path(kelp_hw.__file__).parent / "macros" / "kelp_sram.v").read_text(encoding="utf-8")
+        for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
+            text += "\n" + macro.read_text(encoding="utf-8")
     files = {"kelp_endpoint.v": head + text, "kelp_endpoint_wrapper.sv": wrapper(config), "kelp_endpoint_smoke.sv": smoke_bench(config)}
     files["kelp.core"] = core_file(config, ["kelp_endpoint.v", "kelp_endpoint_wrapper.sv"])
     directory.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ def register(app: typer.Typer) -> None:
     def verilog(
         output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write into; made if need be.")],
         config: Annotated[str, typer.Option(help="Named configuration (kelp config lists them).")] = "trace",
-        external_macros: Annotated[bool, typer.Option("--external-macros", help="Leave out the behavioural SRAM model, for a flow that has its own.")] = False,
+        external_macros: Annotated[bool, typer.Option("--external-macros", help="Leave out the behavioural SRAM models, for a flow that has its own.")] = False,
     ) -> None:
         """Write the endpoint's Verilog, a wrapper with flat ports, a smoke bench, a FuseSoC core file and a JSON description."""
         chosen = named(config)

@@ -19,7 +19,7 @@ from kelp_spec.metadata import Op as K
 from kelp_spec.metadata import PageState
 from kelp_verif.runner import bench_params, record
 from kelp_verif.tracker_engines import Engines
-from kelp_verif.tracker_tb import TB
+from kelp_verif.tracker_tb import APART, TB
 
 
 async def start(dut, config, **options) -> TB:
@@ -89,7 +89,7 @@ async def spaced_ops(dut):
         for _ in range(4):
             stream, op = rng.choices((("request", Op(K.READ, **where, ld_id=1)), ("request", Op(K.READ, **where, ld_id=2)), ("evict", Op(K.SCAN, **where)),
                                       ("hint", Op(K.PIN, **where)), ("hint", Op(K.UNPIN, **where))), (6, 1, 1, 1, 1))[0]
-            todo.append((stream, op, rng.randint(1, 6)))
+            todo.append((stream, op, rng.randint(1, APART + 1)))
         while todo:
             stream, op, gap = todo.popleft()
             for _ in range(gap - 1):

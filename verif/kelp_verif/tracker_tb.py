@@ -23,6 +23,7 @@ from kelp_verif.clocking import start_clock
 from kelp_verif.packing import Packing
 
 WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
+APART = 6   #: cycles from an op to the first behind it that finds the page's word in the SRAM
 FRAME_OPS = (K.READ, K.WRITE, K.FILL, K.REPLAY, K.CLAIM, K.RELEASE, K.FREE, K.SCRUB, K.FLIP, K.PEEK, K.RECOVER)
 
 
@@ -213,7 +214,7 @@ class TB:
         key = op.squeue * self.config.pages + op.page
         since, bits = self.planted.get(key, (0, ()))
         # A word that an op in the pipeline holds is taken from there, not from the SRAM.
-        fault = len(bits) if sees_word and bits and since <= entered and self.looked.get(key, -5) <= entered - 5 else 0
+        fault = len(bits) if sees_word and bits and since <= entered and self.looked.get(key, -APART) <= entered - APART else 0
         before = golden.word(op.squeue, op.page)
         result = golden.step(op, fault=fault, descriptor=self.descriptor if op.kind == K.OPEN else None)
         if not result.reads:
@@ -223,12 +224,12 @@ class TB:
             if sees_word:
                 self.looked[key] = entered
             if result.changed or result.corrected:
-                # The code word is encoded in the next cycle, written in the one after, and can be read then.
+                # The code word is encoded in the next cycle, written in the one after, and can be read behind that.
                 bits = ()
                 if self.rng.random() < self.flips:
                     bits = tuple(self.rng.sample(self.flippable, self.rng.choice((1, 1, 2))))
                     self.flip_at[self.cycle + 1] = sum(1 << b for b in bits)
-                self.planted[key] = (entered + 5, bits)
+                self.planted[key] = (entered + APART, bits)
         name = (K(op.kind).name, Outcome(result.outcome).name)
         self.seen["outcomes"][name] = self.seen["outcomes"].get(name, 0) + 1
         self.after(op, result, before)
