@@ -256,7 +256,9 @@ class SlotTable(wiring.Component):
             self.out_address.eq(address_read.data),
         ]
         with m.If(~self.out_valid | self.out_take):
-            m.d.sync += [self.out_valid.eq(due.any()), out.eq(out_picked), out_ahead.eq(behind_first(m, out_picked))]
+            m.d.sync += [self.out_valid.eq(due.any()), out.eq(out_picked)]
+        # What is behind the slot offered is worked out when it stands there: the next is picked in the order from the one before, and is never that itself.
+        m.d.sync += out_ahead.eq(behind_first(m, out))
 
         # --- flush ----------------------------------------------------------------------------------------------------------------
         of_frame = Signal(n)
