@@ -106,14 +106,18 @@ class LinkSender(wiring.Component):
         kind, seq, flags, place, size = Signal(4), Signal(8), Signal(8), Signal(range(_LONGEST + 1)), Signal(range(_LONGEST + 1))
         sizes = Array(Const(FROM_DEVICE.get(k, 0), len(size)) for k in range(16))
         greeting = Cat(self.nonce, Const(VERSION, 8), Const(WINDOW, 8), Const(0, 16))
-        m.d.comb += [slots.read_en.eq(1), slots.read_address.eq(Cat(Cat(place, Const(0, 7))[:7], seq[:slot_bits]))]
+        # A payload's bytes come from block RAM, through a register that holds the one at `o`: `step` moves each on, and the head's last two bytes fill both.
+        ahead, step, greeted, byte = Signal(range(_LONGEST + 2)), Signal(), Signal(8), Signal(8)
+        m.d.comb += [slots.read_en.eq(step), slots.read_address.eq(Cat(Cat(ahead, Const(0, 7))[:7], seq[:slot_bits]))]
+        with m.If(step):
+            m.d.sync += [ahead.eq(ahead + 1), greeted.eq(greeting.word_select(ahead[:3], 8)), byte.eq(Mux(kind == Kind.SYNC, greeted, slots.read_data))]
         head = Array((kind | flags, seq, self.expected))
         part = Signal(2)
         moved = self.o.valid & self.o.ready
         m.d.sync += size.eq(sizes[kind])       # a cycle after the kind, before the head's last byte
         with m.FSM():
             with m.State("IDLE"):
-                m.d.sync += [part.eq(0), place.eq(0), seq.eq(next_), flags.eq(Mux(urgent, NAK, 0))]
+                m.d.sync += [part.eq(0), place.eq(0), ahead.eq(0), seq.eq(next_), flags.eq(Mux(urgent, NAK, 0))]
                 with m.If(greet):
                     m.d.sync += [kind.eq(Kind.SYNC), greet.eq(self.greet), flags.eq(0)]
                     m.next = "HEAD"
@@ -129,6 +133,7 @@ class LinkSender(wiring.Component):
                 m.next = "HEAD"
             with m.State("HEAD"):
                 m.d.comb += [self.o.valid.eq(1), self.o.p.byte.eq(head[part]), self.o.p.last.eq((part == 2) & (size == 0))]
+                m.d.comb += step.eq(moved & (part != 0))
                 with m.If(moved):
                     m.d.sync += part.eq(part + 1)
                     with m.If(part == 2):
@@ -137,12 +142,10 @@ class LinkSender(wiring.Component):
                             m.next = "PAYLOAD"
             with m.State("PAYLOAD"):
                 m.d.comb += [
-                    self.o.valid.eq(1), self.o.p.last.eq(place + 1 == size),
-                    self.o.p.byte.eq(Mux(kind == Kind.SYNC, greeting.word_select(place[:3], 8), slots.read_data)),
+                    self.o.valid.eq(1), self.o.p.last.eq(place + 1 == size), self.o.p.byte.eq(byte), step.eq(moved),
                 ]
                 with m.If(moved):
                     m.d.sync += place.eq(place + 1)
-                    m.d.comb += slots.read_address.eq(Cat(Cat(place + 1, Const(0, 7))[:7], seq[:slot_bits]))
                     with m.If(self.o.p.last):
                         m.next = "IDLE"
         with m.If(self.clear):

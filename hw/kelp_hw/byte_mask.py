@@ -16,8 +16,8 @@ __all__ = ["ByteMask"]
 class ByteMask(wiring.Component):
     """A mask of 64 bits per slot. A bit is set when its copies in two memories differ, so that clearing writes one memory and setting the other.
 
-    Reads show this cycle's set, and the state before its clear. Clearing and setting one slot in the same cycle is not allowed. Throughput: one clear and one
-    set per cycle.
+    Reads show the state before this cycle's clear. `read_mask` shows its set, too; `look_mask` does not, but `look_set` tells that one is of the slot.
+    Clearing and setting one slot in the same cycle is not allowed. Throughput: one clear and one set per cycle.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class ByteMask(wiring.Component):
     -------
     clear_en, clear_slot
     set_en, set_slot, set_bytes
-    look_slot, look_mask; read_slot, read_mask
+    look_slot, look_mask, look_set; read_slot, read_mask
     """
 
     def __init__(self, *, slots: int):
@@ -36,7 +36,7 @@ class ByteMask(wiring.Component):
         super().__init__({
             "clear_en": In(1), "clear_slot": In(bits),
             "set_en": In(1), "set_slot": In(bits), "set_bytes": In(LINE_BYTES),
-            "look_slot": In(bits), "look_mask": Out(LINE_BYTES), "read_slot": In(bits), "read_mask": Out(LINE_BYTES),
+            "look_slot": In(bits), "look_mask": Out(LINE_BYTES), "look_set": Out(1), "read_slot": In(bits), "read_mask": Out(LINE_BYTES),
         })
 
     def elaborate(self, platform):
@@ -55,8 +55,10 @@ class ByteMask(wiring.Component):
             clear.en.eq(self.clear_en), clear.addr.eq(self.clear_slot), clear.data.eq(read(flipped, self.clear_slot)),
             flip.en.eq(self.set_en), flip.addr.eq(self.set_slot), flip.data.eq((ours & ~self.set_bytes) | (~theirs & self.set_bytes)),
         ]
-        for slot, mask in ((self.look_slot, self.look_mask), (self.read_slot, self.read_mask)):
-            now = self.set_en & (self.set_slot == slot)
-            m.d.comb += mask.eq(read(flipped, slot) ^ read(cleared, slot) | (self.set_bytes & now.replicate(LINE_BYTES)))
+        now = self.set_en & (self.set_slot == self.read_slot)
+        m.d.comb += [
+            self.look_mask.eq(read(flipped, self.look_slot) ^ read(cleared, self.look_slot)), self.look_set.eq(self.set_en & (self.set_slot == self.look_slot)),
+            self.read_mask.eq(read(flipped, self.read_slot) ^ read(cleared, self.read_slot) | (self.set_bytes & now.replicate(LINE_BYTES))),
+        ]
         m.d.sync += Assert(~(self.clear_en & self.set_en & (self.clear_slot == self.set_slot)), "a slot is cleared and set at once")
         return m

@@ -46,7 +46,8 @@ class DataHead(wiring.Component):
     i_line, i_scale : in
         The slots of `i`, one bit each.
     moves : out
-        `i` is at the head in the next cycle; `line_filled` and `scale_filled` are of the op at the head, from the cycle before.
+        `i` is at the head in the next cycle; `line_filled` and `scale_filled` are of the op at the head, from the cycle before, and up for one that does not
+        wait (`line_waits`, `scale_waits`).
     line_*, scale_* : head ports of LineSlots and ScaleSlots
     write_*, merge* : head ports of WritePath
     free_en, free_slot : write slots done with
@@ -64,10 +65,11 @@ class DataHead(wiring.Component):
         super().__init__({
             "i": In(stream.Signature(order)), "i_line": In(config.line_slots), "i_scale": In(config.scale_slots), "moves": Out(1),
             "line_select": Out(config.line_slots), "line_read_select": Out(config.line_slots), "line_read_slot": Out(line_bits),
-            "line_read_quarters": Out(QUARTERS), "line_may_read": Out(1), "line_slot": Out(line_bits), "line_filled": In(1), "line_quarters": Out(QUARTERS),
+            "line_read_quarters": Out(QUARTERS), "line_may_read": Out(1), "line_slot": Out(line_bits), "line_waits": Out(1), "line_filled": In(1),
+            "line_quarters": Out(QUARTERS),
             "line_read_en": Out(1), "line": In(LINE_BITS), "line_error": In(1),
             "scale_select": Out(config.scale_slots), "scale_read_select": Out(config.scale_slots), "scale_may_read": Out(1), "scale_slot": Out(scale_bits),
-            "scale_filled": In(1), "scale_byte": Out(6), "scale_wide": Out(1),
+            "scale_waits": Out(1), "scale_filled": In(1), "scale_byte": Out(6), "scale_wide": Out(1),
             "scale_read_en": Out(1), "scale": In(SCALE_BITS), "scale_error": In(1),
             "line_mark": Out(1), "scale_mark": Out(1), "refuse": In(1),
             "line_store_en": Out(1), "line_store_slot": Out(line_bits), "line_store_quarters": Out(QUARTERS), "line_store_data": Out(LINE_BITS),
@@ -127,7 +129,7 @@ class DataHead(wiring.Component):
             paced = ~apart[0]
             m.d.sync += apart.eq(Mux(go & ~is_flush, ~0, apart >> 1))
         m.d.comb += [
-            filled.eq((~head.wait_line | self.line_filled) & (~head.wait_scale | self.scale_filled)),
+            filled.eq(self.line_filled & self.scale_filled), self.line_waits.eq(head.wait_line), self.scale_waits.eq(head.wait_scale),
             can_read.eq(filled & ~self.refuse),
             able.eq((can_read & ((is_read & ~locked) | (is_partial & ~lock_valid))) | (is_write & self.write_ready & ~locked) | is_answer),
             go.eq(head_valid & ~back & ((is_flush & self.o_flush.ready & ~lock_valid) | (able & room & paced))),
@@ -164,8 +166,9 @@ class DataHead(wiring.Component):
             self.scale_read_select.eq(head_scale),
             self.write_consume.eq(go & is_write), self.write_slot.eq(op.write_slot),
         ]
-        with m.If(go & is_partial):
-            m.d.sync += [lock_valid.eq(1), lock.eq(head), lock_line.eq(head_line), lock_scale.eq(head_scale), lock_position.eq(position)]
+        # Whether the partial write goes comes late: until one has, the lock has whatever is at the head.
+        with m.If(~lock_valid):
+            m.d.sync += [lock_valid.eq(go & is_partial), lock.eq(head), lock_line.eq(head_line), lock_scale.eq(head_scale), lock_position.eq(position)]
         with m.Elif(back):
             m.d.sync += lock_valid.eq(0)
         m.d.sync += back.eq(self.merge_done)

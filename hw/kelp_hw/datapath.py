@@ -110,8 +110,8 @@ class DataPath(wiring.Component):
             order.w_en.eq(front.o.valid), order.w_data.eq(put), front.o.ready.eq(order.w_rdy), front.room.eq((order.level <= ORDER_DEPTH - 2) & writes.room),
             head.i.valid.eq(order.r_rdy), get.eq(order.r_data), order.r_en.eq(head.i.ready),
         ]
-        for table, following in ((lines.table, head.i_line), (scales.table, head.i_scale)):
-            m.d.comb += [table.next_select.eq(following), table.head_moves.eq(head.moves)]
+        for table, select, waits in ((lines.table, head.i_line, head.i.p.wait_line), (scales.table, head.i_scale, head.i.p.wait_scale)):
+            m.d.comb += [table.next_select.eq(select), table.next_waits.eq(waits), table.head_moves.eq(head.moves)]
 
         # Head: reads, marks, stores, releases.
         m.d.comb += [
@@ -128,6 +128,7 @@ class DataPath(wiring.Component):
             scales.store_wide.eq(head.scale_store_wide), scales.store_scale.eq(head.scale_store_scale),
             scales.table.release_en.eq(head.scale_release_en), scales.table.release_slot.eq(head.release_scale),
             *(table.release_position.eq(head.release_position) for table in (lines.table, scales.table)),
+            lines.table.read_waits.eq(head.line_waits), scales.table.read_waits.eq(head.scale_waits),
             head.line_filled.eq(lines.table.head_filled), head.line.eq(lines.line), head.line_error.eq(lines.error),
             head.scale_filled.eq(scales.table.head_filled), head.scale.eq(scales.scale), head.scale_error.eq(scales.error),
             head.refuse.eq(lines.refuse | scales.refuse),
@@ -139,7 +140,7 @@ class DataPath(wiring.Component):
             writes.store.i.eq(self.i_write), writes.store.i_valid.eq(self.i_write_valid),
         ]
         for buffer in (lines, scales):
-            there = (buffer.table.read_select & buffer.table.filled).any()
+            there = ~buffer.table.read_waits | (buffer.table.read_select & buffer.table.filled).any()
             m.d.sync += Assert(~buffer.read_en | (buffer.table.head_filled == there), "the head was told of another slot's fill")
         connect(m, writes.store.o_slot, flipped(self.o_write_slot))
         connect(m, head.o, flipped(self.o))

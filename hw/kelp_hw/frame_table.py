@@ -91,25 +91,22 @@ class FrameTable(wiring.Component):
         f2, f2_valid = Signal(self.layouts.frame_op), Signal()
         after, before, instead = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout)
         written, write_frame = Signal(), Signal.like(self.i.frame)     # `before` is written
-        # Block RAMs are slow, and far apart: what takes their place waits in a register beside theirs, and one of the two is zero.
+        # Block RAMs are slow, and frames are compared far from them: each of the three waits in a register, and so does which of them it is.
         same, passed, read, stands_in = Signal(), Signal(), Signal(entry_layout), Signal(entry_layout)
-        m.d.comb += [same.eq(f2_valid & f2.use & (f2.frame == f1.frame)), passed.eq(written & (write_frame == f1.frame))]
+        from_before, from_read = Signal(), Signal()
+        m.d.comb += [same.eq(f2_valid & f2.use & (f2.frame == f1.frame)), passed.eq(written & (write_frame == f1.frame)), instead.eq(before)]
         m.d.sync += [
             f2.eq(f1), f2_valid.eq(f1_valid), before.eq(after), written.eq(f2_valid & f2.use), write_frame.eq(f2.frame), stands_in.eq(instead),
-            read.eq(table.read_data.as_value() & (~(same | passed | f1.init)).replicate(entry_layout.size)),
+            read.eq(table.read_data), from_before.eq(same & ~f1.init), from_read.eq(~(same | passed | f1.init)),
         ]
         with m.If(f1.init):
             ruined = f1.lost | f1.failed
             from_sector = f1.kind == Op.FILL
             m.d.comb += [
-                instead.in_use.eq(1), instead.source.eq(f1.source), instead.squeue.eq(f1.squeue), instead.page.eq(f1.page),
+                instead.eq(0), instead.in_use.eq(1), instead.source.eq(f1.source), instead.squeue.eq(f1.squeue), instead.page.eq(f1.page),
                 instead.valid.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.valid, 0))),
                 instead.poison.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.poison, 0))),
             ]
-        with m.Elif(same):
-            m.d.comb += instead.eq(after)
-        with m.Elif(passed):
-            m.d.comb += instead.eq(before)
         m.d.comb += [getattr(place, name).eq(f1[name]) for name in ("frame", "pool", "kv_line", "used_lines", "k_only", "format_k", "format_v")]
 
         # What the op is, in bits that are there when its entry is.
@@ -144,7 +141,7 @@ class FrameTable(wiring.Component):
         entry, owner, unused = Signal(entry_layout), Signal(), Signal()
         o = self.o
         m.d.comb += [
-            entry.eq(read.as_value() | stands_in.as_value()),
+            entry.eq(Mux(from_before, before.as_value(), Mux(from_read, read.as_value(), stands_in.as_value()))),
             owner.eq(entry.in_use & (entry.squeue == f2.squeue) & (entry.page == f2.page)),
             unused.eq(entry.in_use & (entry.source != PrefetchSource.NONE) & ~entry.used),
             after.eq(entry),

@@ -169,6 +169,7 @@ class LineSlots(wiring.Component):
             Assert(~self.read_en | self.may_read, "the head reads unannounced"),
             Assert(~self.may_read | (head_newer == newer_there), "the head was told of another slot's quarters"),
             Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
-            Assert(~self.read_en | (table.head_filled | ((head_newer & self.read_quarters) == self.read_quarters)), "the head reads what is not there"),
+            Assert(~self.read_en | (table.read_select & table.filled).any() | ((head_newer & self.read_quarters) == self.read_quarters),
+                   "the head reads what is not there"),
         ]
         return m

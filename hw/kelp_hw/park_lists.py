@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
@@ -66,10 +66,11 @@ class ParkLists(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        node_layout = data.StructLayout({"data": self.shape, "next": self.node_bits})
         # The ids below `lists` begin as the lists' tails; from then on nodes of either kind change places freely.
         m.submodules.free = free = FreeList(count=self.nodes, first=self.lists)
-        m.submodules.node = node = Sram(depth=self.lists + self.nodes, shape=node_layout)
+        # What a node holds, and its link: the way from a link to the next is the visit's loop, which a memory as wide as both, a block RAM, would make long.
+        m.submodules.node = node = Sram(depth=self.lists + self.nodes, shape=self.shape)
+        m.submodules.link = link = Sram(depth=self.lists + self.nodes, shape=self.node_bits)
         # Tails are read by appends and by the visit: two copies with the same writes.
         m.submodules.tail = tail = Sram(depth=self.lists, shape=self.node_bits)
         m.submodules.tail_seen = tail_seen = Sram(depth=self.lists, shape=self.node_bits)
@@ -92,7 +93,8 @@ class ParkLists(wiring.Component):
             fresh.eq(free.o.payload),
             park.eq(late_valid & late.park),
             free.o.ready.eq(park),
-            node.write_en.eq(park), node.write_address.eq(last), node.write_data.data.eq(late.data), node.write_data.next.eq(fresh),
+            node.write_en.eq(park), node.write_address.eq(last), Value.cast(node.write_data).eq(Value.cast(late.data)),
+            link.write_en.eq(park), link.write_address.eq(last), link.write_data.eq(fresh),
             head.write_en.eq(late_valid & late.create), head.write_address.eq(late.list), head.write_data.eq(last),
         ]
         for copy in (tail, tail_seen):
@@ -104,11 +106,11 @@ class ParkLists(wiring.Component):
         m.d.comb += [
             head.read_en.eq(1), head.read_address.eq(self.visit),
             tail_seen.read_en.eq(1), tail_seen.read_address.eq(self.visit),
-            ahead.eq(Mux(opening, head.read_data, Mux(take, node.read_data.next, cursor))),
-            node.read_en.eq(1), node.read_address.eq(ahead),
+            ahead.eq(Mux(opening, head.read_data, Mux(take, link.read_data, cursor))),
+            node.read_en.eq(1), node.read_address.eq(ahead), link.read_en.eq(1), link.read_address.eq(ahead),
             self.empty.eq(open_ & (cursor == tail_seen.read_data)),
             self.o.valid.eq(open_ & (cursor != tail_seen.read_data)),
-            self.o.payload.eq(node.read_data.data),
+            Value.cast(self.o.payload).eq(Value.cast(node.read_data)),
             free.i.eq(cursor), free.i_valid.eq(take),
         ]
         m.d.sync += [opening.eq(self.visit_start), cursor.eq(ahead)]

@@ -30,7 +30,7 @@ from .rigid_pipeline import RigidPipeline
 __all__ = ["Quantiser"]
 
 #: Stages of a line that goes through them at once.
-_STAGES = 9
+_STAGES = 10
 #: 64 · S / 2^⌊log2 amax⌋ of the int4 scales that can be the smallest, ascending; from 16 on the scale's exponent is one higher.
 _STEPS = (10, 11, 12, 13, 14, 15, 16, 18, 20)
 #: The least bf16 exponent field whose int4 scale depends on the fraction.
@@ -45,7 +45,7 @@ _LEAST_NORMAL = {
 class Quantiser(wiring.Component):
     """Stores host lines: RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 from FP16 and BF16, mixed line by line.
 
-    With 32 lanes: latency 9 cycles, throughput one line per cycle. With fewer a line stays at ``i`` for ``32 // lanes`` cycles, in which its largest element
+    With 32 lanes: latency 10 cycles, throughput one line per cycle. With fewer a line stays at ``i`` for ``32 // lanes`` cycles, in which its largest element
     is found, and as many more go by until the last of its elements has followed. The pipeline moves as a whole (:class:`.rigid_pipeline.RigidPipeline`).
     Every 16-bit pattern is a legal element with the answer that docs/arithmetic.md gives it; a ``format`` beyond the last fails an assertion.
 
@@ -76,144 +76,144 @@ class Quantiser(wiring.Component):
         pipe = RigidPipeline(m, self.i, self.o, _STAGES, beats=self._beats, cut=1)
         i, o = self.i.payload, self.o.payload
         # Whole, until the largest element is known; then element by element.
-        line = pipe.carry(2, 8, pipe.register(1, pipe.part(1, pipe.accepted(i.line, "line")), "line"), "line")
+        line = pipe.carry(2, 9, pipe.register(1, pipe.part(1, pipe.accepted(i.line, "line")), "line"), "line")
         host_type = pipe.carry(1, 3, pipe.accepted(i.host_type, "host_type"), "host_type")
-        format_code = pipe.carry(1, 8, pipe.accepted(i.format, "format"), "format")
-        meta = pipe.carry(1, 8, pipe.accepted(Value.cast(i.meta), "meta"), "meta")
+        format_code = pipe.carry(1, 9, pipe.accepted(i.format, "format"), "format")
+        meta = pipe.carry(1, 9, pipe.accepted(Value.cast(i.meta), "meta"), "meta")
         # One bit per format, ready when a stage begins: each of them steers all lanes.
-        fmt = {k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format} for k in range(2, 9)}
-        is_fp8 = pipe.register(3, (format_code[3] == Format.FP8_E4M3) | (format_code[3] == Format.FP8_E5M2), "is_fp8_")
+        fmt = {k: {f: pipe.register(k - 1, format_code[k - 1] == f, f"is_{f.label}_") for f in Format} for k in range(3, 10)}
+        is_fp8 = pipe.register(4, (format_code[4] == Format.FP8_E4M3) | (format_code[4] == Format.FP8_E5M2), "is_fp8_")
         amax = _two_largest(pipe, i.line, self.lanes)
         # A bit of its own: the lanes' host type has hundreds of loads.
-        block = _Block(pipe, amax, pipe.register(1, host_type[1] == HostType.FP16, "is_fp16_"), fmt[2])
+        block = _Block(pipe, amax, pipe.register(2, host_type[2] == HostType.FP16, "is_fp16_"), fmt[3])
 
         bytes_, nibbles = [], []
         for n in range(self.lanes):
-            # Stage 2: the parts of the element.
-            element = line[2].word_select(n, 16)
-            exponent, fraction = host_exponent(element, host_type[2]), host_fraction(element, host_type[2])
+            # Stage 3: the parts of the element.
+            element = line[3].word_select(n, 16)
+            exponent, fraction = host_exponent(element, host_type[3]), host_fraction(element, host_type[3])
             hidden = exponent.any()
-            exponent3 = pipe.register(2, exponent | ~hidden, f"exponent_{n}_")
-            significand = pipe.carry(3, 5, pipe.register(2, Cat(fraction, hidden), f"significand_{n}_"), f"significand_{n}_")
-            top, rest_of_nan = pipe.register(2, is_all_ones(exponent, host_type[2]), f"top_{n}_"), pipe.register(2, fraction.any(), f"some_{n}_")
-            nan = pipe.carry(4, 7, pipe.register(3, top & rest_of_nan, f"nan_{n}_"), f"nan_{n}_")
-            # Stage 3: how far from the block's exponent. The block's answer has the way to all lanes before it, so nothing else is done here.
-            distance = pipe.register(3, distance_of(block.reach, exponent3), f"distance_{n}_")
-            # Stage 4: how far to shift.
-            shift, rise = (pipe.register(4, part, f"{name}_{n}_") for part, name in zip(
-                shift_of(distance, block.lift, is_fp8, fmt[4][Format.FP8_E5M2]), ("shift", "rise"), strict=True))
-            field, over = (pipe.carry(5, 6, pipe.register(4, part, f"{name}_{n}_"), f"{name}_{n}_")[6] for part, name in zip(
-                fp8_field(distance, significand[4][10], fmt[4][Format.FP8_E5M2], is_fp8), ("field", "over"), strict=True))
-            # Stage 5: shift.
-            value, guard, lost = (pipe.register(5, part, f"{name}_{n}_") for part, name in zip(
-                shifted(significand[5], shift, rise), ("value", "guard", "lost"), strict=True))
-            # Stage 6: prepare rounding, or begin to divide.
-            sign6, inexact = line[6].word_select(n, 16)[15], guard | lost
-            body, up, clamp = (pipe.register(6, part, f"{name}_{n}_") for part, name in zip(
-                byte_parts(field, over, nan[6], value, guard, lost, fmt[6]), ("body", "up", "clamp"), strict=True))
-            at_least_4, rest = (pipe.register(6, part, f"{name}_{n}_") for part, name in zip(
-                first_quotient_bit(value, block.step[6]), ("at_least_4_", "rest"), strict=True))
-            # Stage 7: round, or divide on.
-            sign7 = pipe.register(6, sign6, f"sign_{n}_")
-            bytes_.append(rounded_byte(sign7, body, up, clamp, nan[7], fmt[7]))
-            inexact7 = pipe.register(6, inexact, f"inexact_{n}_")
-            q = Cat(other_quotient_bits(rest, inexact7, block.step[7], block.step3), at_least_4)
-            q8 = pipe.register(7, gated(q, fmt[7][Format.INT4] & ~block.nan), f"q_{n}_")
-            # Stage 8: the sign of int4.
-            nibbles.append(Mux(pipe.register(7, sign7, f"sign_{n}_"), (-q8)[0:4], q8))
+            exponent4 = pipe.register(3, exponent | ~hidden, f"exponent_{n}_")
+            significand = pipe.carry(4, 6, pipe.register(3, Cat(fraction, hidden), f"significand_{n}_"), f"significand_{n}_")
+            top, rest_of_nan = pipe.register(3, is_all_ones(exponent, host_type[3]), f"top_{n}_"), pipe.register(3, fraction.any(), f"some_{n}_")
+            nan = pipe.carry(5, 8, pipe.register(4, top & rest_of_nan, f"nan_{n}_"), f"nan_{n}_")
+            # Stage 4: how far from the block's exponent. The block's answer has the way to all lanes before it, so nothing else is done here.
+            distance = pipe.register(4, distance_of(block.reach, exponent4), f"distance_{n}_")
+            # Stage 5: how far to shift.
+            shift, rise = (pipe.register(5, part, f"{name}_{n}_") for part, name in zip(
+                shift_of(distance, block.lift, is_fp8, fmt[5][Format.FP8_E5M2]), ("shift", "rise"), strict=True))
+            field, over = (pipe.carry(6, 7, pipe.register(5, part, f"{name}_{n}_"), f"{name}_{n}_")[7] for part, name in zip(
+                fp8_field(distance, significand[5][10], fmt[5][Format.FP8_E5M2], is_fp8), ("field", "over"), strict=True))
+            # Stage 6: shift.
+            value, guard, lost = (pipe.register(6, part, f"{name}_{n}_") for part, name in zip(
+                shifted(significand[6], shift, rise), ("value", "guard", "lost"), strict=True))
+            # Stage 7: prepare rounding, or begin to divide.
+            sign7, inexact = line[7].word_select(n, 16)[15], guard | lost
+            body, up, clamp = (pipe.register(7, part, f"{name}_{n}_") for part, name in zip(
+                byte_parts(field, over, nan[7], value, guard, lost, fmt[7]), ("body", "up", "clamp"), strict=True))
+            at_least_4, rest = (pipe.register(7, part, f"{name}_{n}_") for part, name in zip(
+                first_quotient_bit(value, block.step[7]), ("at_least_4_", "rest"), strict=True))
+            # Stage 8: round, or divide on.
+            sign8 = pipe.register(7, sign7, f"sign_{n}_")
+            bytes_.append(rounded_byte(sign8, body, up, clamp, nan[8], fmt[8]))
+            inexact8 = pipe.register(7, inexact, f"inexact_{n}_")
+            q = Cat(other_quotient_bits(rest, inexact8, block.step[8], block.step3), at_least_4)
+            q9 = pipe.register(8, gated(q, fmt[8][Format.INT4] & ~block.nan), f"q_{n}_")
+            # Stage 9: the sign of int4.
+            nibbles.append(Mux(pipe.register(8, sign8, f"sign_{n}_"), (-q9)[0:4], q9))
 
         # What is not the line's format is zero when it meets the others.
-        one_byte = ~(fmt[7][Format.RAW16] | fmt[7][Format.INT4] | block.nan)
-        eight = pipe.register(7, gated(Cat(*bytes_), one_byte), "bytes")
-        is_raw, is_int4 = fmt[8][Format.RAW16], fmt[8][Format.INT4]
-        by_element = {16: gated(line[8], is_raw), 8: eight, 4: Cat(*nibbles)}
+        one_byte = ~(fmt[8][Format.RAW16] | fmt[8][Format.INT4] | block.nan)
+        eight = pipe.register(8, gated(Cat(*bytes_), one_byte), "bytes")
+        is_raw, is_int4 = fmt[9][Format.RAW16], fmt[9][Format.INT4]
+        by_element = {16: gated(line[9], is_raw), 8: eight, 4: Cat(*nibbles)}
         # What one beat of int4 fills is the grain: each takes what comes until the beat has come that is its own in the line's format.
         grain = 4 * self.lanes
         for n in range(LINE_BITS // grain):
             here = [(bits, elements.word_select(n % (bits // 4), grain)) for bits, elements in by_element.items() if n * grain < bits * ELEMENTS]
             own = Mux(is_raw, n // 4, Mux(is_int4, n, n // 2))
-            pipe.load(o.payload.word_select(n, grain), reduce(or_, (value for _, value in here)), pipe.until(8, own))
+            pipe.load(o.payload.word_select(n, grain), reduce(or_, (value for _, value in here)), pipe.until(9, own))
         pipe.load(o.scale, block.scale)
-        pipe.load(o.format, format_code[8])
-        pipe.load(Value.cast(o.meta), meta[8])
+        pipe.load(o.format, format_code[9])
+        pipe.load(Value.cast(o.meta), meta[9])
         return m
 
 
 def _two_largest(pipe, line, lanes: int) -> list[Value]:
-    """Two magnitudes in stage 2 of which one is the line's largest. Codes without their sign are ordered as the magnitudes are."""
-    part = pipe.part(0, line)
+    """Two magnitudes in stage 3 of which one is the line's largest. Codes without their sign are ordered as the magnitudes are."""
+    # What comes in comes late, and from far: it is compared a stage later.
+    part = pipe.register(0, pipe.part(0, line), "part")
     four = [part.word_select(n, 16)[0:15] for n in range(lanes)]
-    # With few lanes the choice of the beat takes its part of the first stage; the second has the rest of the comparisons.
     group = 2 if lanes == 8 else 4
-    amax = [pipe.register(0, largest(four[n : n + group]), f"amax_{n // group}_") for n in range(0, lanes, group)]
+    amax = [pipe.register(1, largest(four[n : n + group]), f"amax_{n // group}_") for n in range(0, lanes, group)]
     half = len(amax) // 2
     if lanes == ELEMENTS:
-        return [pipe.register(1, largest(amax[n : n + half]), f"amax_{n // half}_") for n in (0, half)]
+        return [pipe.register(2, largest(amax[n : n + half]), f"amax_{n // half}_") for n in (0, half)]
     # The largest so far stays, from the first beat to the last.
-    goes_on = pipe.register(0, pipe.beat[0] != 0, "goes_on")
-    so_far = [Signal(15, name=f"amax_{n}_2", reset_less=True) for n in range(2)]
+    goes_on = pipe.register(1, pipe.register(0, pipe.beat[0] != 0, "goes_on"), "goes_on")
+    so_far = [Signal(15, name=f"amax_{n}_3", reset_less=True) for n in range(2)]
     for n, known in enumerate(so_far):
         pipe.load(known, largest([*amax[n * half : n * half + half], gated(known, goes_on)]))
     return so_far
 
 
 class _Block:
-    """What the lanes of a block share, from the two candidates for its largest magnitude in stage 2.
+    """What the lanes of a block share, from the two candidates for its largest magnitude in stage 3.
 
     Attributes
     ----------
-    reach : REACH_BITS, stage 3
-    lift : 1, stage 4; see :func:`.quantise_lane.shift_of`
-    step : 5, by stage (6, 7); the int4 scale in 64ths of the power of two in the largest element
-    step3 : 6, stage 7; three times that
-    nan : 1, stage 7; the payload is void
-    scale : 16, stage 8
+    reach : REACH_BITS, stage 4
+    lift : 1, stage 5; see :func:`.quantise_lane.shift_of`
+    step : 5, by stage (7, 8); the int4 scale in 64ths of the power of two in the largest element
+    step3 : 6, stage 8; three times that
+    nan : 1, stage 8; the payload is void
+    scale : 16, stage 9
     """
 
     def __init__(self, pipe, candidates, is_fp16, fmt):
-        # Stage 2: both candidates' answers are computed while the two are compared.
+        # Stage 3: both candidates' answers are computed while the two are compared.
         second_wins = at_least(candidates[1], candidates[0])
         of_both = [_reach(amax, ~is_fp16, fmt) for amax in candidates]
-        self.reach, lift, zeros = (pipe.first(2, Mux(second_wins, second, first), name) for first, second, name in zip(
+        self.reach, lift, zeros = (pipe.first(3, Mux(second_wins, second, first), name) for first, second, name in zip(
             *of_both, ("reach", "lift", "zeros"), strict=True))
-        self.lift = pipe.register(3, lift, "lift")
-        amax = pipe.first(2, Mux(second_wins, candidates[1], candidates[0]), "amax")
+        self.lift = pipe.register(4, lift, "lift")
+        amax = pipe.first(3, Mux(second_wins, candidates[1], candidates[0]), "amax")
 
-        # Stage 3: the significand of int4's largest element, normalised; the exponent of the scale, for int4 that of the steps below 16.
-        bf16 = pipe.register(2, ~is_fp16, "block_bf16_")
-        int4, int8 = (pipe.carry(3, 8, pipe.register(2, fmt[f], f"block_{f.label}_"), f"block_{f.label}_") for f in (Format.INT4, Format.INT8))
+        # Stage 4: the significand of int4's largest element, normalised; the exponent of the scale, for int4 that of the steps below 16.
+        bf16 = pipe.register(3, ~is_fp16, "block_bf16_")
+        int4, int8 = (pipe.carry(4, 9, pipe.register(3, fmt[f], f"block_{f.label}_"), f"block_{f.label}_") for f in (Format.INT4, Format.INT8))
         exponent, fraction = host_exponent(amax, bf16), host_fraction(amax, bf16)
         subnormal, top, below = ~exponent.any(), is_all_ones(exponent, bf16), bf16 & ~exponent[1:8].any()
         normal = (fraction << zeros)[0:10]
-        fraction4 = pipe.register(3, Cat(normal[0:4].any(), normal[4:10]), "fraction")
+        fraction5 = pipe.register(4, Cat(normal[0:4].any(), normal[4:10]), "fraction")
         # `reach` is the block's exponent and the shift; int4's scale is three exponents below the block's.
-        bias = Mux(int4[3], *(Mux(bf16, *(C(host - below_block - shift, 8) for host in (0, 127 - 15)))
+        bias = Mux(int4[4], *(Mux(bf16, *(C(host - below_block - shift, 8) for host in (0, 127 - 15)))
                               for below_block, shift in ((3, INT4_SHIFT), (0, INT8_SHIFT))))
-        exponent4 = pipe.register(3, (self.reach[0:8] + bias)[0:8], "exponent")
-        void = pipe.carry(4, 8, pipe.register(3, (int4[3] | int8[3]) & top & fraction.any(), "void"), "void")
-        zero = pipe.carry(4, 8, pipe.register(3, subnormal & ~fraction.any(), "zero"), "zero")[8]
-        below4, least4 = pipe.register(3, below, "below"), pipe.register(3, bf16 & (exponent == _LEAST_BF16), "least")
+        exponent5 = pipe.register(4, (self.reach[0:8] + bias)[0:8], "exponent")
+        void = pipe.carry(5, 9, pipe.register(4, (int4[4] | int8[4]) & top & fraction.any(), "void"), "void")
+        zero = pipe.carry(5, 9, pipe.register(4, subnormal & ~fraction.any(), "zero"), "zero")[9]
+        below5, least5 = pipe.register(4, below, "below"), pipe.register(4, bf16 & (exponent == _LEAST_BF16), "least")
 
-        # Stage 4: the first step that is large enough; a largest element of exactly seven steps asks for no more.
+        # Stage 5: the first step that is large enough; a largest element of exactly seven steps asks for no more.
         needed = _STEPS[0]
         for step, larger in zip(_STEPS, _STEPS[1:], strict=False):
-            needed = Mux(fraction4 > 2 * (7 * step - 64), larger, needed)
+            needed = Mux(fraction5 > 2 * (7 * step - 64), larger, needed)
         # The least exponent of bf16 has no steps below 16 (S = 2^-127), and the exponents below, counted as it, need no more.
-        step = Mux(below4 | (least4 & (needed < 16)), 16, needed)[0:5]
-        self.step = pipe.carry(5, 8, pipe.register(4, step, "step"), "step")
-        self.step3 = pipe.register(6, (self.step[6] + (self.step[6] << 1))[0:6], "step3_")
-        self.nan = void[7]
-        exponent8 = pipe.carry(4, 8, exponent4, "exponent")[8]
+        step = Mux(below5 | (least5 & (needed < 16)), 16, needed)[0:5]
+        self.step = pipe.carry(6, 9, pipe.register(5, step, "step"), "step")
+        self.step3 = pipe.register(7, (self.step[7] + (self.step[7] << 1))[0:6], "step3_")
+        self.nan = void[8]
+        exponent9 = pipe.carry(5, 9, exponent5, "exponent")[9]
 
-        # Stage 8.
-        carry = self.step[8][4]
-        mantissa = Mux(carry, self.step[8][1:4], self.step[8][0:3])
-        value = Cat((exponent8 + (int4[8] & carry))[0:8], Mux(int4[8], mantissa, 0), C(0, SCALE_BITS - 11))
-        self.scale = Mux(void[8], SCALE_NAN, Mux((int4[8] | int8[8]) & ~zero, value, 0))
+        # Stage 9.
+        carry = self.step[9][4]
+        mantissa = Mux(carry, self.step[9][1:4], self.step[9][0:3])
+        value = Cat((exponent9 + (int4[9] & carry))[0:8], Mux(int4[9], mantissa, 0), C(0, SCALE_BITS - 11))
+        self.scale = Mux(void[9], SCALE_NAN, Mux((int4[9] | int8[9]) & ~zero, value, 0))
 
 
 def _reach(amax, bf16, fmt):
-    """``reach``, ``lift``, and how many places an fp16 subnormal lies below a normal value (else 0); of one candidate in stage 2."""
+    """``reach``, ``lift``, and how many places an fp16 subnormal lies below a normal value (else 0); of one candidate in stage 3."""
     int4, e5m2 = fmt[Format.INT4], fmt[Format.FP8_E5M2]
     scaled = int4 | fmt[Format.INT8]
     exponent = host_exponent(amax, bf16)

@@ -61,11 +61,13 @@ class ScaleSlots(wiring.Component):
         def bytes_of(byte, wide):
             return Cat((byte == k) | (wide & (byte[1:] == k >> 1)) for k in range(LINE_BYTES))
 
-        head_newer, byte, wide = Signal(), Signal(6), Signal()
+        head_newer, byte, wide, marks = Signal(), Signal(6), Signal(), Signal(LINE_BYTES)
         upper = Signal()        # the pair's upper byte is the scale
         m.d.comb += [
             newer.clear_en.eq(table.may_allocate), newer.clear_slot.eq(table.victim_slot),
-            newer.set_bytes.eq(bytes_of(byte, wide)), newer.look_slot.eq(self.head_slot), head_newer.eq(newer.look_mask.bit_select(self.head_byte, 1)),
+            newer.set_bytes.eq(marks), newer.look_slot.eq(self.head_slot),
+            head_newer.eq(newer.look_mask.bit_select(self.head_byte, 1)
+                          | (newer.look_set & (byte[1:] == self.head_byte[1:]) & (wide | (byte[0] == self.head_byte[0])))),
             # Pages are written upwards; whoever stores elsewhere later makes the slot dirty again.
             table.store_complete.eq(self.head_byte[1:].all() & (self.head_byte[0] | self.head_wide)),
             newer.read_slot.eq(table.out_slot),
@@ -80,7 +82,7 @@ class ScaleSlots(wiring.Component):
             fill.write_data.error.eq(self.fill_error), fill.read_en.eq(1), fill.read_address.eq(self.head_slot),
             store_write.addr.eq(self.store_slot),
             store_write.data.eq(Mux(self.store_wide, self.store_scale, self.store_scale[0:8].replicate(2)).replicate(LINE_BYTES // 2)),
-            store_write.en.eq(Mux(self.store_en, bytes_of(self.store_byte, self.store_wide), 0)),
+            store_write.en.eq(Mux(self.store_en, marks, 0)),
         ]
 
         wants = Signal()
@@ -92,8 +94,9 @@ class ScaleSlots(wiring.Component):
             m.d.sync += starved.eq(starved + 1)
         # Which copy is newer comes too late to ask, and whether the head does read: scale lines are seldom written.
         m.d.comb += wants.eq(self.may_read & ~self.refuse)
-        # A store's bytes are marked a cycle late: the memory of marks lies far from the head.
+        # A store's bytes are marked a cycle late: the memory of marks lies far from the head. They are those that the store writes in that cycle.
         m.d.sync += [held.eq(head_newer), byte.eq(self.head_byte), wide.eq(self.head_wide), upper.eq(~self.head_wide & self.head_byte[0]),
+                     marks.eq(bytes_of(self.head_byte, self.head_wide)),
                      newer.set_en.eq(table.store_en & table.head_select.any()), newer.set_slot.eq(self.head_slot)]
         pair = Signal(SCALE_BITS)
         m.d.comb += [
@@ -113,7 +116,8 @@ class ScaleSlots(wiring.Component):
             Assert(~(self.read_en & self.refuse), "the head reads although refused"),
             Assert(~self.read_en | self.may_read, "the head reads unannounced"),
             Assert(~self.out_take | self.out_ready, "write-back reads the store while the head needs it"),
-            Assert(~self.read_en | table.head_filled | head_newer, "the head reads a scale that is not there"),
+            Assert(~self.read_en | (table.read_select & table.filled).any() | head_newer, "the head reads a scale that is not there"),
+            Assert(~self.store_en | (Cat(self.store_byte, self.store_wide) == Cat(byte, wide)), "another scale is stored than the head marked"),
             Assert(~(self.store_en & self.store_wide & self.store_byte[0]), "a two-byte scale is stored at an odd byte"),
         ]
         return m

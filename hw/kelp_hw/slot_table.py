@@ -53,6 +53,8 @@ class SlotTable(wiring.Component):
     line stays for combining about as long as `slots` allocations.
     **Use.** A slot is busy from `fire` until the op that was attached last is released: `position`, a number that is unique among the attached ops,
     comes back in `release_position`. Busy, filling, dirty and writing slots are never reallocated.
+    **Head.** `head_filled` tells of the op at the head, which `read_select` and `read_waits` are of, whether its slot's fill is there or it waits for none:
+    worked out in the cycle before, for it and for the one behind it (`next_*`), which is at the head next when `head_moves`.
     **Write-back.** A stored-to slot is due when its content is complete, when it will be reallocated within `lead` allocations, when the patrol
     has seen it dirty twice (within 2·PATROL_PERIOD cycles), when its frame is flushed, or under `drain`. `out_*` offers the due slots, one per cycle.
     **Flush.** `flush_capture` notes what has to reach memory of `flush_frame`, which must have been stable for a cycle; when `flush_pending` falls,
@@ -87,7 +89,8 @@ class SlotTable(wiring.Component):
             "hit": Out(1), "match": Out(slots), "available": Out(1), "slot": Out(slot_bits), "select": Out(slots),
             "allocate": Out(1), "may_allocate": Out(1), "victim_slot": Out(slot_bits), "request_fill": Out(1),
             # head: both selects are one-hot or zero
-            "read_select": In(slots), "next_select": In(slots), "head_moves": In(1), "head_filled": Out(1), "filled": Out(slots),
+            "read_select": In(slots), "read_waits": In(1), "next_select": In(slots), "next_waits": In(1), "head_moves": In(1), "head_filled": Out(1),
+            "filled": Out(slots),
             "head_select": In(slots), "store_en": In(1), "store_complete": In(1),
             "release_en": In(1), "release_slot": In(slot_bits), "release_position": In(position_bits),
             # memory
@@ -188,11 +191,16 @@ class SlotTable(wiring.Component):
         # --- what happens to a slot ---------------------------------------------------------------------------------------------
         release = Signal(n)
         fill = Signal(n)
-        # Of the op that is at the head in the next cycle: the one there now, or the one behind it. Which of them, is known late, and whether a fill comes.
+        # Of the op that is at the head in the next cycle: the one there now, or the one behind it. Which of them, is known late, and whether a fill comes;
+        # the one behind comes from a block RAM, so what was there and what comes in this cycle are put together in the next one.
         awaits = one_hot(self.fill_slot, n)
         m.d.comb += last_read.addr.eq(self.release_slot)
-        m.d.sync += self.head_filled.eq(Mux(
-            self.head_moves, *((select & filled).any() | (self.fill_done & (select & awaits).any()) for select in (self.next_select, self.read_select))))
+        known, comes = Signal(), Signal()
+        m.d.sync += [
+            known.eq(Mux(self.head_moves, ~self.next_waits | (self.next_select & filled).any(), ~self.read_waits | (self.read_select & filled).any())),
+            comes.eq(self.fill_done & Mux(self.head_moves, (self.next_select & awaits).any(), (self.read_select & awaits).any())),
+        ]
+        m.d.comb += self.head_filled.eq(known | comes)
         written = Signal(n)
         stored = Signal(n)
         out = Signal(n)
@@ -248,7 +256,9 @@ class SlotTable(wiring.Component):
             self.out_address.eq(address_read.data),
         ]
         with m.If(~self.out_valid | self.out_take):
-            m.d.sync += [self.out_valid.eq(due.any()), out.eq(out_picked), out_ahead.eq(behind_first(m, out_picked))]
+            m.d.sync += [self.out_valid.eq(due.any()), out.eq(out_picked)]
+        # What is behind the slot offered is worked out when it stands there: the next is picked in the order from the one before, and is never that itself.
+        m.d.sync += out_ahead.eq(behind_first(m, out))
 
         # --- flush ----------------------------------------------------------------------------------------------------------------
         of_frame = Signal(n)
@@ -285,5 +295,5 @@ class NoSlots(SlotTable):
 
     def elaborate(self, platform):
         m = Module()
-        m.d.comb += self.idle.eq(1)
+        m.d.comb += [self.idle.eq(1), self.head_filled.eq(1)]
         return m
