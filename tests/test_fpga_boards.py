@@ -209,10 +209,10 @@ def test_report_tells_the_slowest_path_of_each_part(tmp_path):
 
     nets = [net("board.endpoint.ema.b0_TRELLIS_FF_Q", 4.0), net("board.endpoint.ema.front.b1", 9.5), net("board.bridge.sender.left", 12.5),
             net("board.endpoint.still_TRELLIS_FF_Q", 2.0), net("led_0.buf", 1.0), {"endpoints": []}]
-    timing = {"fmax": {"clk": {"achieved": 80.004, "constraint": 78.5}}, "utilization": {}, "detailed_net_timings": nets,
+    timing = {"fmax": {"clk": {"achieved": 80.004, "constraint": 40}}, "utilization": {}, "detailed_net_timings": nets,
               "critical_paths": [{"from": "posedge clk", "to": "posedge clk", "path": [{"delay": 12.5, "from": {"cell": "a"}, "to": {"cell": "b"}}]}]}
     (tmp_path / "timing.json").write_text(json.dumps(timing), encoding="utf-8")
-    figures = report("ulx3s_85f", tmp_path, config="ulx3s", seed=3, clock_mhz=40)
+    figures = report("ulx3s_85f", tmp_path, config="ulx3s", seed=3)
     assert (figures["fmax_mhz"], figures["clock_mhz"], figures["seed"], figures["critical_path"]["to"]) == (80.0, 40, 3, "b")
     assert [(block, found["ns"]) for block, found in figures["blocks"].items()] == [("bridge", 12.5), ("ema", 9.5), ("endpoint", 2.0), ("(top)", 1.0)]
     assert figures["blocks"]["bridge"] == {"ns": 12.5, "fmax_mhz": 80.0, "to": "board.bridge.sender.left"}

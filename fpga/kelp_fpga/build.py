@@ -18,7 +18,7 @@ from pathlib import Path
 import kelp_hw
 from kelp_spec.config import Config
 
-from . import annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement, routing
+from . import annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
 
 __all__ = ["BLOCKS", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "report", "size", "summary"]
 
@@ -33,8 +33,7 @@ SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_L
 #: The static placer's wires are a sixth shorter; which of them are late is left to our refinement.
 _LAYOUT = "--placer static --router router2"
 #: What of ours works on netlists, by step: with another one the step is done again.
-_OWN = {"globals": (global_nets,), "buffers": (global_nets,), "refinement": (annealed_design, annealing, placed_netlist, placed_timing, refinement),
-        "routing": (routing,)}
+_OWN = {"globals": (global_nets,), "buffers": (global_nets,), "refinement": (annealed_design, annealing, placed_netlist, placed_timing, refinement)}
 #: nextpnr's names of what is counted → ours.
 _COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 
@@ -104,7 +103,7 @@ def build(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_
     """
     for step, command, output in (run := _Run(name, config, directory, hz, baud, seed, top)).steps:
         run.do(step, command, output)
-    return report(name, directory, config=config.name, seed=seed, clock_mhz=hz / 1e6)
+    return report(name, directory, config=config.name, seed=seed)
 
 
 def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, top: Callable | None = None) -> dict:
@@ -154,7 +153,7 @@ class _Run:
         pins = sorted((path, files.pop(path)) for path in list(files) if path.endswith(".lpf"))
         inputs, self._keys = repr(sorted(files.items())), {}
         for step, command, _ in self.steps:
-            mine = [Path(own.__file__).read_text(encoding="utf-8") for own in _OWN.get(step, ())] + pins * (step in ("placement", "routing"))
+            mine = pins if step in ("placement", "routing") else [Path(own.__file__).read_text(encoding="utf-8") for own in _OWN.get(step, ())]
             self._keys[step] = inputs = hashlib.sha256(repr((inputs, command, mine)).encode()).hexdigest()
 
     def do(self, step: str, command: list[str], output: str) -> None:
@@ -191,19 +190,18 @@ def _steps(script: str) -> list[tuple[str, list[str], str]]:
     return [("synthesis", synthesis, "top.json"), ("globals", [*nets, "promote", "top.json", "global.json"], "global.json"),
             ("placement", place, "placed.json"), ("buffers", [*nets, "move", "placed.json", "moved.json"], "moved.json"),
             ("refinement", [sys.executable, "-m", "kelp_fpga.refinement", "moved.json", "refined.json"], "refined.json"),
-            ("routing", [sys.executable, "-m", "kelp_fpga.routing", *route, "--no-pack", "--no-place", "--report", "timing.json",
-                         "--detailed-timing-report"], "top.config"),
+            ("routing", [*route, "--no-pack", "--no-place", "--report", "timing.json", "--detailed-timing-report"], "top.config"),
             ("packing", packing, "top.bit")]
 
 
-def report(name: str, directory: Path, *, config: str, seed: int, clock_mhz: float) -> dict:
-    """Figures of a routed design from nextpnr's own report; also written to `report.json`. `clock_mhz` is the board's clock in it."""
+def report(name: str, directory: Path, *, config: str, seed: int) -> dict:
+    """Figures of a routed design from nextpnr's own report; also written to `report.json`."""
     timing = json.loads((directory / "timing.json").read_text(encoding="utf-8"))
     clocks = {clock: figures["achieved"] for clock, figures in timing["fmax"].items()}
     slowest = min(clocks, key=clocks.get)
     path = next((p for p in timing["critical_paths"] if p["from"].endswith(slowest) and p["to"].endswith(slowest)), None)
     figures = {"board": name, "config": config, "seed": seed, "target_mhz": TARGETS[name].target_mhz, "fmax_mhz": round(clocks[slowest], 2),
-               "clock_mhz": clock_mhz}
+               "clock_mhz": timing["fmax"][slowest]["constraint"]}
     for theirs, ours in _COUNTED.items():
         used = timing["utilization"].get(theirs, {"used": 0, "available": 0})
         figures |= {ours: used["used"], f"{ours}_total": used["available"]}
