@@ -36,10 +36,6 @@ _ENOUGH = 70.0      #: wires over a tile from which on its nets cost more
 _WIDE = 32          #: cells of a net from which on its half perimeter is not weighed
 _MOST_LOADS = 200   #: of a cell that moves
 _TOGETHER = 5       #: one of so many cells that only move with their tile is drawn
-#: nextpnr's settings that its command line has no options for. router2 supposes 0.12 ns of a tile and multiplies that; wires take 0.057
-#: (:mod:`.annealed_design`).
-#: As it is told (1.25) it takes a way that is found soon, not the fastest.
-_SETTINGS = {"router2/estimateWeight": "0.450000"}
 _KINDS = {"TRELLIS_COMB": 0, "TRELLIS_FF": 1, "TRELLIS_RAMW": 2, "DP16KD": 3}
 _STAYS = 3
 
@@ -206,7 +202,6 @@ def main(source: str, target: str) -> int:
     design = json.loads(Path(source).read_text(encoding="utf-8"))
     [top] = [module for module in design["modules"].values() if int(module.get("attributes", {}).get("top", "0"), 2)]
     refine(top, tell=lambda line: print(line, flush=True))
-    top["settings"] |= _SETTINGS
     Path(target).write_text(json.dumps(design), encoding="utf-8")
     return 0
 
