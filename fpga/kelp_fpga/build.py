@@ -30,8 +30,9 @@ _UNPLACED = "chformal -remove\ndelete */t:$print"
 MAP_LUTS = "techmap -map +/lattice/latches_map.v\nabc9 -W 600\nclean"
 #: Synthesis of the module `top`, all of it.
 SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
-#: The static placer's wires are a sixth shorter; which of them are late is left to our refinement.
-_LAYOUT = "--placer static --router router2"
+#: The static placer's wires are a sixth shorter; which of them are late is left to our refinement. router1 takes twice router2's time, and counts a wire's
+#: whole way, also where a net has hundreds of loads.
+_LAYOUT = "--placer static --router router1"
 #: What of ours works on netlists, by step: with another one the step is done again.
 _OWN = {"globals": (global_nets,), "buffers": (global_nets,), "refinement": (annealed_design, annealing, placed_netlist, placed_timing, refinement)}
 #: nextpnr's names of what is counted → ours.
