@@ -106,6 +106,7 @@ def test_pools_against_golden():
             ops = [("unpin",), ("pin",) if want[3] else (), ("wait",) if pool.waiting < config.misses else (), ("unwait",) if pool.waiting else (),
                    ("pop",) if want[0] else (), ("pop", "unwait") if want[0] and pool.waiting else (), ("push",) if out[p] else ()]
             op = rng.choice(ops)
+            ctx.set(dut.want, "pop" in op or "wait" in op)
             for name in ("pop", "push", "wait", "unwait", "pin", "unpin"):
                 ctx.set(getattr(dut, name), name in op)
             if "pop" in op:
