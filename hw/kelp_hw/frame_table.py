@@ -75,7 +75,7 @@ class FrameTable(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c, entry_layout = self.config, self.layouts.frame_entry
-        m.submodules.table = table = Sram(depth=c.total_frames, shape=entry_layout)
+        m.submodules.table = table = Sram(depth=c.total_frames, shape=entry_layout, transparent=False)
         m.submodules.place = place = PageAddress(config=c)
 
         # Input cycle: M3 presents the frame and the miss entry whose sector may be needed. Both are read in any case: whether they matter comes late.
@@ -87,17 +87,20 @@ class FrameTable(wiring.Component):
         m.d.sync += [f1.eq(self.i), f1_valid.eq(self.i_valid)]
 
         # F1: the entry is out, or a fill starts it anew. An op's entry is written in the cycle after F2, and goes the long way to the block RAMs from a
-        # register. So two writes are not seen: that of this cycle, and that of the op in F2.
+        # register. So three writes are not seen: that of the cycle in which it was read, that of this cycle, and that of the op in F2.
         f2, f2_valid = Signal(self.layouts.frame_op), Signal()
         after, before, instead = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout)
         written, write_frame = Signal(), Signal.like(self.i.frame)     # `before` is written
+        was_written, was_frame, was = Signal(), Signal.like(self.i.frame), Signal(entry_layout)     # a cycle ago
         # Block RAMs are slow, and frames are compared far from them: each of the three waits in a register, and so does which of them it is.
-        same, passed, read, stands_in = Signal(), Signal(), Signal(entry_layout), Signal(entry_layout)
+        same, passed, met, read, stands_in = Signal(), Signal(), Signal(), Signal(entry_layout), Signal(entry_layout)
         from_before, from_read = Signal(), Signal()
-        m.d.comb += [same.eq(f2_valid & f2.use & (f2.frame == f1.frame)), passed.eq(written & (write_frame == f1.frame)), instead.eq(before)]
+        m.d.comb += [same.eq(f2_valid & f2.use & (f2.frame == f1.frame)), passed.eq(written & (write_frame == f1.frame)),
+                     met.eq(was_written & (was_frame == f1.frame)), instead.eq(Mux(passed, before.as_value(), was.as_value()))]
         m.d.sync += [
             f2.eq(f1), f2_valid.eq(f1_valid), before.eq(after), written.eq(f2_valid & f2.use), write_frame.eq(f2.frame), stands_in.eq(instead),
-            read.eq(table.read_data), from_before.eq(same & ~f1.init), from_read.eq(~(same | passed | f1.init)),
+            was.eq(before), was_written.eq(written), was_frame.eq(write_frame),
+            read.eq(table.read_data), from_before.eq(same & ~f1.init), from_read.eq(~(same | passed | met | f1.init)),
         ]
         with m.If(f1.init):
             ruined = f1.lost | f1.failed
@@ -186,6 +189,6 @@ class FrameTable(wiring.Component):
                 Assert(~stores | f2.has_write),
             ]
         taken = Signal()
-        m.d.sync += taken.eq(f1_valid & f1.init & Mux(same, after.in_use, Mux(passed, before.in_use, table.read_data.in_use)))
+        m.d.sync += taken.eq(f1_valid & f1.init & Mux(same, after.in_use, Mux(passed, before.in_use, Mux(met, was.in_use, table.read_data.in_use))))
         m.d.comb += Assert(~taken)
         return m

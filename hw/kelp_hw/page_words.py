@@ -107,23 +107,27 @@ class PageWords(wiring.Component):
         for srams in banks:
             m.d.comb += [wire for sram in srams for wire in (sram.read_en.eq(self.look_valid), sram.read_address.eq(row(self.look)))]
 
-        # Whether an op in M1 follows one on its page is worked out a cycle earlier.
-        follows = {}
+        # Whether an op in M1 follows one on its page, and which part has the word that it wants, is worked out a cycle earlier.
+        follows, hides = {}, 0
         for before, stage in zip(stages, (*stages[1:], "f3"), strict=True):
-            follows[stage] = Signal(name=f"follows_{stage}")
-            m.d.sync += follows[stage].eq(valid[before] & (at[before].as_value() == self.look.as_value()))
+            follows[stage], same = Signal(name=f"follows_{stage}"), Signal(name=f"same_{stage}")
+            m.d.comb += same.eq(valid[before] & (at[before].as_value() == self.look.as_value()))
+            m.d.sync += follows[stage].eq(same)
+            if stage != "m2":
+                hides |= same
+        wanted = Signal(len(parts))
+        m.d.sync += [bit.eq(self.look_valid & inside(row(self.look), k) & ~hides) for k, bit in enumerate(wanted)]
 
-        # A block RAM is slow, and far away: what it read goes to a register at once, and is zero there where it is not wanted, so two parts have one register.
-        # So M2 need not choose, and where no word was read, or an older op's is taken, it finds zeros, which are a code word.
+        # A block RAM is slow, and far away: what it read goes to a register at once, and is zero there where it is not wanted, so two parts have one register,
+        # one table before it. So M2 need not choose, and where no word was read, or an older op's is taken, it finds zeros, which are a code word.
         # `new` is the word after its op whether that changed it or not, so forwarding need not wait for the decision.
         read = [Signal(code.layout, name=f"read_{k}") for k in range(0, len(parts), 2)]
-        early, forward, wanted = Signal(word), Signal(), Signal()
-        m.d.comb += wanted.eq(valid["m1"] & ~(follows["m3"] | follows["f1"] | follows["f2"] | follows["f3"]))
+        early, forward = Signal(word), Signal()
         for both, first in zip(read, range(0, len(parts), 2), strict=True):
             pair = []
             for k in range(first, min(first + 2, len(parts))):
                 raw = Array(srams[k].read_data for srams in banks)[at["m1"].page[:bank_bits]] if bank_bits else banks[0][k].read_data
-                pair.append(Mux(wanted & inside(row(at["m1"]), k), raw, 0))
+                pair.append(Value.cast(raw) & wanted[k].replicate(code.code_bits))
             m.d.sync += both.eq(sum_of(pair))
         m.d.sync += [
             early.eq(Mux(follows["m3"], self.new, Mux(follows["f1"], f1_word, Mux(follows["f2"], f2_word, Mux(follows["f3"], f3_word, 0))))),

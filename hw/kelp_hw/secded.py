@@ -47,20 +47,18 @@ class Secded:
         self.columns = (*_balanced(width, check), *(1 << r for r in range(check)))
         self.layout = data.StructLayout({"data": width, "check": check})
 
-    def _check(self, value: Value) -> Value:
-        value = Value.cast(value)
-        rows = ([value[b] for b in range(self.width) if self.columns[b] >> r & 1] for r in range(self.check_bits))
-        return Cat(Cat(row).xor() for row in rows)
+    def _rows(self, value: Value, columns) -> Value:
+        """One tree for each check bit, so that synthesis can make it as flat as its inputs allow."""
+        return Cat(Cat(bit for bit, column in zip(value, columns, strict=True) if column >> r & 1).xor() for r in range(self.check_bits))
 
     def encode(self, value) -> Value:
         """The code word of `value`."""
-        value = Value.cast(value)
-        return Cat(value[:self.width], self._check(value))
+        value = Value.cast(value)[:self.width]
+        return Cat(value, self._rows(value, self.columns[:self.width]))
 
     def syndrome(self, code) -> Value:
         """Zero for a code word."""
-        code = Value.cast(code)
-        return self._check(code[:self.width]) ^ code[self.width:]
+        return self._rows(Value.cast(code)[:self.code_bits], self.columns)
 
     def repair(self, code, syndrome) -> tuple[Value, Value, Value]:
         """(data with a single error corrected, single error, uncorrectable error) from a code word as read and its syndrome."""
