@@ -70,6 +70,7 @@ class FreeFrames(wiring.Component):
         self.fresh_frame = Signal(frame_bits, init=first)
         self.count = Signal(bits)       # freed ids
         self.head = Signal(frame_bits)  # the oldest of them
+        self.behind = Signal(frame_bits)    # the next one
         self.oldest, self.end = Signal(range(frames), name="oldest"), Signal(range(frames), name="end")
 
     def elaborate(self, platform):
@@ -82,10 +83,10 @@ class FreeFrames(wiring.Component):
         m.d.sync += [self.bound.eq(self.limit), has_fresh.eq(Mux(self.pop & has_fresh, left > 1, left > 0))]
 
         # Freed ids: a ring whose oldest element is also in `head`. The memory shows the one behind it, which moves into `head` with a pop; a push
-        # that meets it is seen at once, because reads are transparent.
-        m.submodules.ring = ring = Sram(depth=self.frames, shape=self.frame_bits)
+        # that meets it is seen at once. Whether it does is known for both elements before it is known which is read: a pop comes late.
+        m.submodules.ring = ring = Sram(depth=self.frames, shape=self.frame_bits, transparent=False)
         second, third = (Signal(range(self.frames), name=name) for name in ("second", "third"))
-        pop_freed = Signal()
+        pop_freed, met, pushed = Signal(), Signal(), Signal(self.frame_bits)
 
         def after(pointer):
             return Mux(pointer == self.frames - 1, 0, pointer + 1)
@@ -98,13 +99,15 @@ class FreeFrames(wiring.Component):
             third.eq(after(second)),
             ring.read_address.eq(Mux(pop_freed, third, second)),
             ring.write_en.eq(self.push), ring.write_address.eq(end), ring.write_data.eq(self.push_frame),
+            self.behind.eq(Mux(met, pushed, ring.read_data)),
         ]
+        m.d.sync += [met.eq(self.push & Mux(pop_freed, end == third, end == second)), pushed.eq(self.push_frame)]
         with m.If(self.pop & has_fresh):
             m.d.sync += [fresh.eq(fresh + 1), fresh_frame.eq(fresh_frame + 1)]
         with m.If(self.push):
             m.d.sync += end.eq(after(end))
         with m.If(pop_freed):
-            m.d.sync += [oldest.eq(second), head.eq(ring.read_data)]
+            m.d.sync += [oldest.eq(second), head.eq(self.behind)]
         with m.If(self.push & Mux(pop_freed, count == 1, count == 0)):
             m.d.sync += head.eq(self.push_frame)
         m.d.sync += [counted(count, self.push, pop_freed), counted(self.used, self.pop, self.push)]

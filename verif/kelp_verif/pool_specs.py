@@ -114,7 +114,6 @@ class FreeFramesContract(wiring.Component):
         # The order, and for the induction what the ring holds.
         fresh = pool.has_fresh
         f = Follow(m, arrives=pool.push, word_in=pool.push_frame, leaves=pool.pop & ~fresh, word_out=pool.frame, most=n)
-        inside = open_up(pool).ring
 
         def at(distance):
             place = Signal(range(3 * n))
@@ -127,7 +126,7 @@ class FreeFramesContract(wiring.Component):
             Assert(pool.fresh == pool.used + pool.count), Assert(pool.fresh <= n), Assert((pool.oldest < n) & (pool.end < n)),
             Assert(pool.end == Mux(last >= n, last - n, last)), Assert(f.owed == pool.count), Assert(~f.on | (at(f.ahead) == f.word)),
             Assert(pool.fresh_frame == self.first + pool.fresh), Assert((pool.count == 0) | (pool.head == at(0))),
-            Assert(~begun | (inside.read_data == at(1))),
+            Assert(~begun | (pool.behind == at(1))),
         ]
         m.d.comb += [Cover(owner.again & (f.owed == 1)), Cover(f.leaving & (f.word == self.first + n - 1)), Cover((pool.used == n) & ~fresh)]
         return m
