@@ -2,6 +2,7 @@
 """The refinement of a placement: what it may not change, and that paths get shorter."""
 
 import copy
+import json
 import random
 import re
 from collections import defaultdict
@@ -11,6 +12,7 @@ import pytest
 
 from kelp_fpga import annealed_design, annealing
 from kelp_fpga.annealed_design import wire
+from kelp_fpga.late_paths import late_paths
 from kelp_fpga.placed_netlist import Placed
 from kelp_fpga.refinement import Refinement, refine
 
@@ -269,3 +271,33 @@ def test_a_placement_that_is_not_legal_is_refused():
     module["cells"]["one_more"] = other
     with pytest.raises(ValueError, match=rf"1 tiles are not legal before refinement, the first one \({x}, {y}\)"):
         refine(module, epochs=20)
+
+
+def test_late_paths_are_told_with_their_wires(tmp_path):
+    module = design(11)
+    (tmp_path / "refined.json").write_text(json.dumps({"modules": {"blackbox": {"cells": {}}, "top": module}}))
+    refinement = Refinement(placed := Placed(module))
+    arrivals = sorted(refinement.arrivals)
+    above = float(arrivals[len(arrivals) // 2])
+    groups = late_paths(tmp_path / "refined.json", above=above)
+    assert sum(group.ends for group in groups) == sum(each > above for each in arrivals) > 50
+    assert [group.ns for group in groups] == sorted((group.ns for group in groups), reverse=True) and groups[0].ns == pytest.approx(refinement.worst)
+    names = list(module["cells"])
+    for group in groups:
+        assert group.wires[0].driver == group.begin
+        cells = [names.index(each) for each in (*(each.driver for each in group.wires), group.end)]
+        tables = 0.0
+        for each, cell, after in zip(group.wires, cells[:-1], cells[1:], strict=True):
+            assert (each.x, each.y) == (placed.x[cell], placed.y[cell])
+            arcs = [arc for arc in placed.arcs if placed.driver[arc.net] == cell and arc.cell == after]
+            assert arcs and each.loads == max(sum(other.net == arc.net for other in placed.arcs) for arc in arcs)
+            tables += max(arc.ns for arc in arcs)
+        start = max(placed.start[net] for net, driver in enumerate(placed.driver) if driver == cells[0])
+        assert group.ns <= start + sum(each.ns for each in group.wires) + tables + 1e-3
+    assert late_paths(tmp_path / "refined.json", above=refinement.worst) == []
+
+
+def test_late_paths_of_what_is_no_netlist(tmp_path):
+    (tmp_path / "refined.json").write_text('{"modules": {"part": {"cells": {}}}}')
+    with pytest.raises(ValueError, match="no module of it is the top"):
+        late_paths(tmp_path / "refined.json", above=11.0)

@@ -232,6 +232,31 @@ def register(app: typer.Typer) -> None:
         console.print(f"block RAMs: {sum(memories.values())}: {held}", markup=False, highlight=False)
 
     @fpga.command()
+    def paths(
+        board: _Board = "ulx3s_85f",
+        seed: Annotated[int, typer.Option(help="Which build.")] = 1,
+        above: Annotated[float, typer.Option(help="ns, setup not counted: ends that arrive later.")] = 11.5,
+        wires: Annotated[bool, typer.Option("--wires", help="Show the latest path of each group net by net, with where its drivers are.")] = False,
+    ) -> None:
+        """List a build's late paths as its refined placement has them, before it is routed: where registers are wanted."""
+        from kelp_fpga.late_paths import late_paths
+
+        path = _directory(board, seed) / "refined.json"
+        try:
+            groups = late_paths(path, above=above)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{path}: no refined netlist ({error}); kelp fpga build --board {board} --seed {seed} makes it") from None
+        table = Table("ns", "ends", "nets", "from", "to", title=f"{sum(group.ends for group in groups)} ends beyond {above} ns")
+        for group in groups:
+            table.add_row(f"{group.ns:.2f}", str(group.ends), str(len(group.wires)), group.begin, group.end)
+        console.print(table)
+        for group in groups if wires else ():
+            console.print(f"{group.begin} → {group.end}", markup=False, highlight=False, soft_wrap=True)
+            for wire in group.wires:
+                place = f"({wire.x}, {wire.y})"
+                console.print(f"{wire.ns:8.2f} ns from {place:10} {wire.loads:4} loads  {wire.driver}", markup=False, highlight=False, soft_wrap=True)
+
+    @fpga.command()
     def blocks(
         board: _Board = "ulx3s_85f",
         config: Annotated[str, typer.Option(help="What to build: ulx3s, board_small or unit.")] = "ulx3s",
