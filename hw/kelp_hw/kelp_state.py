@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, signed
+from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -111,13 +111,15 @@ class KelpState(wiring.Component):
             lower.eq(rate >> NEAR_SHIFT), self.near.eq(Mux(lower > NEAR_MOST - NEAR_LEAST, NEAR_LEAST, NEAR_MOST - lower)),
         ]
         duel, regret = Signal(signed(DUEL_MOST.bit_length() + 1)), Signal(signed(DUEL_MOST.bit_length() + 2))
-        m.d.comb += [self.second.eq(duel > 0), regret.eq(duel)]
+        m.d.comb += regret.eq(duel)
         with m.If(read):
             with m.If(given == 1):
                 m.d.comb += regret.eq(duel + Mux(self.second, FIRST_REGRET * (EXPLORE - 1), FIRST_REGRET))
             with m.Elif(given == 2):
                 m.d.comb += regret.eq(duel - Mux(self.second, SECOND_REGRET, SECOND_REGRET * (EXPLORE - 1)))
-        m.d.sync += duel.eq(Mux(regret > DUEL_MOST, DUEL_MOST, Mux(regret < -DUEL_MOST, -DUEL_MOST, regret)))
+        # `second` is kept beside `duel`, of which it says whether it is more than 0: it decides what is added to it.
+        m.d.sync += [duel.eq(Mux(regret > DUEL_MOST, DUEL_MOST, Mux(regret < -DUEL_MOST, -DUEL_MOST, regret))), self.second.eq(regret > 0),
+                     Assert(self.second == (duel > 0))]
 
         # --- victims ---
         disputes = Signal(range(EXPLORE))
