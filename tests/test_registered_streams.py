@@ -5,10 +5,14 @@
 import random
 
 import pytest
+from amaranth.hdl import Module
 from amaranth.lib import data
+from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.sim import Simulator
 
 from kelp_hw.answer_queue import AnswerQueue
+from kelp_hw.order_queue import OrderQueue
+from kelp_hw.request_queue import RequestQueue
 from kelp_hw.skid import Skid
 
 _ITEM = data.StructLayout({"rest": 11, "kind": 5})
@@ -85,6 +89,67 @@ def test_an_answer_queue_waits_for_its_channel_alone(stall, apart):
     assert received == list(range(300)) and waited == (4 if stall else 0)
 
 
+@pytest.mark.parametrize(("idle", "stall"), [(0, 0), (0.7, 0), (0, 0.7), (0.3, 0.3), (0.5, 0.4), (0.2, 0.9)])
+def test_an_order_queue_is_a_buffered_fifo(idle, stall):
+    rng, m, dut, model, received = random.Random(3), Module(), OrderQueue(width=16, depth=8), SyncFIFOBuffered(width=16, depth=8), []
+    m.submodules.dut, m.submodules.model = dut, model
+
+    async def bench(ctx):
+        sent, cycles, fullest = 0, 0, 0
+        while len(received) < 400:
+            valid, ready = sent < 400 and rng.random() >= idle, rng.random() >= stall
+            for port, value in ((dut.i.valid, valid), (model.w_en, valid), (dut.i.p, sent if valid else rng.getrandbits(16)), (model.w_data, sent),
+                                (dut.o.ready, ready), (model.r_en, ready)):
+                ctx.set(port, value)
+            state = [ctx.get(port) for port in (dut.i.ready, dut.o.valid, dut.level)]
+            assert state == [ctx.get(port) for port in (model.w_rdy, model.r_rdy, model.level)]
+            if state[1] and ready:
+                received.append(ctx.get(dut.o.p))
+            sent += valid and state[0]
+            cycles, fullest = cycles + 1, max(fullest, state[2])
+            await ctx.tick()
+        assert received == list(range(400))
+        assert cycles == 402 or idle or stall, "one item a cycle, two cycles late"
+        assert fullest == 8 or stall <= idle
+
+    sim = Simulator(m)
+    sim.add_clock(1e-6)
+    sim.add_testbench(bench)
+    sim.run()
+
+
+@pytest.mark.parametrize(("idle", "stall"), [(0, 0), (0.7, 0), (0.3, 0.3), (0.2, 0.9)])
+def test_a_request_queue_keeps_what_came_with_its_valid(idle, stall):
+    rng, dut, received = random.Random(4), RequestQueue(depth=4, shape=16), []
+
+    async def bench(ctx):
+        sent, fullest, cycles = 0, 0, 0
+        while len(received) < 300:
+            level = sent - len(received)
+            valid, ready = sent < 300 and level < 4 and rng.random() >= idle, rng.random() >= stall
+            ctx.set(dut.i_valid, valid)
+            ctx.set(dut.i, sent if valid else rng.getrandbits(16))
+            ctx.set(dut.o.ready, ready)
+            assert (ctx.get(dut.level), ctx.get(dut.o.valid)) == (level, level > 0)
+            if level and ready:
+                received.append(ctx.get(dut.o.p))
+            sent += valid
+            fullest, cycles = max(fullest, level), cycles + 1
+            await ctx.tick()
+        assert received == list(range(300))
+        assert cycles == 301 or idle or stall, "one item a cycle, one cycle late"
+        assert fullest == 4 or stall <= idle
+
+    sim = Simulator(dut)
+    sim.add_clock(1e-6)
+    sim.add_testbench(bench)
+    sim.run()
+
+
 def test_sizes_are_checked():
     with pytest.raises(ValueError, match="depth = 12 is refused"):
         AnswerQueue(depth=12, shape=8)
+    with pytest.raises(ValueError, match="depth = 2 is refused"):
+        OrderQueue(width=8, depth=2)
+    with pytest.raises(ValueError, match="depth = 6 is refused"):
+        RequestQueue(shape=8, depth=6)

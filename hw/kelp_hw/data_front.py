@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
-from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -15,6 +14,7 @@ from .axi import BURST_INCR, SIZE_LINE, AxiSignature
 from .data_order import POSITION_BITS, order_layout, raw_only
 from .layouts import Layouts
 from .line_slots import QUARTERS, quarters_of
+from .request_queue import RequestQueue
 from .slot_table import SlotTable
 from .write_path import WritePath
 
@@ -110,18 +110,21 @@ class DataFront(wiring.Component):
             m.d.sync += position.eq(position + 1)
         m.d.comb += [self.line.position.eq(position), self.scale.position.eq(position)]
 
-        m.submodules.line_requests = line_requests = SyncFIFO(width=c.dram_line_bits + len(self.line.slot), depth=self.QUEUED)
-        m.submodules.scale_requests = scale_requests = SyncFIFO(width=c.dram_line_bits + len(self.scale.slot), depth=self.QUEUED)
+        def request(slot):
+            return data.StructLayout({"address": c.dram_line_bits, "slot": len(slot)})
+
+        m.submodules.line_requests = line_requests = RequestQueue(shape=request(self.line.slot), depth=self.QUEUED)
+        m.submodules.scale_requests = scale_requests = RequestQueue(shape=request(self.scale.slot), depth=self.QUEUED)
         m.d.comb += [
             able.eq(two_valid & space & (~self.line.use | self.line.available) & (~self.scale.use | self.scale.available)),
             # Both streams take the op in the same cycle: `space` has promised a place in each, and one among the requests.
             self.o.valid.eq(able), self.o_write.valid.eq(able & full_write), fire.eq(able),
             self.line.fire.eq(fire & self.line.use),
             self.scale.fire.eq(fire & self.scale.use),
-            line_requests.w_en.eq(self.line.fire & self.line.request_fill),
-            line_requests.w_data[:c.dram_line_bits].eq(line_address), line_requests.w_data[c.dram_line_bits:].eq(self.line.slot),
-            scale_requests.w_en.eq(self.scale.fire & self.scale.request_fill),
-            scale_requests.w_data[:c.dram_line_bits].eq(scale_address), scale_requests.w_data[c.dram_line_bits:].eq(self.scale.slot),
+            line_requests.i_valid.eq(self.line.fire & self.line.request_fill),
+            line_requests.i.address.eq(line_address), line_requests.i.slot.eq(self.line.slot),
+            scale_requests.i_valid.eq(self.scale.fire & self.scale.request_fill),
+            scale_requests.i.address.eq(scale_address), scale_requests.i.slot.eq(self.scale.slot),
             self.o_write.p.write_slot.eq(two.write_slot), self.o_write.p.format.eq(two.format), self.o_write.p.host_type.eq(two.host_type),
             self.o_line.eq(self.line.select), self.o_scale.eq(self.scale.select),
             self.o.p.line_slot.eq(self.line.slot), self.o.p.scale_slot.eq(self.scale.slot),
@@ -133,20 +136,20 @@ class DataFront(wiring.Component):
 
         # A place for the op of this cycle and one for the next, known a cycle ahead: whether an op goes steers all slots of the tables.
         m.d.sync += space.eq(self.room & (line_requests.level <= self.QUEUED - 2) & (scale_requests.level <= self.QUEUED - 2))
-        m.d.sync += Assert(~fire | (line_requests.w_rdy & scale_requests.w_rdy & self.o.ready & (self.o_write.ready | ~full_write)))
+        m.d.sync += Assert(~fire | (self.o.ready & (self.o_write.ready | ~full_write)))
 
         # AR: lines and scales in turn; the choice stands while AR waits.
         chosen = Signal()
         chosen_before = Signal()
         stalled = Signal()
         m.d.comb += [
-            chosen.eq(Mux(stalled, chosen_before, scale_requests.r_rdy & (~line_requests.r_rdy | ~chosen_before))),
-            self.ar.valid.eq(line_requests.r_rdy | scale_requests.r_rdy),
-            self.ar.p.id.eq(Mux(chosen, scale_requests.r_data[c.dram_line_bits:] | (1 << self.id_bits - 1), line_requests.r_data[c.dram_line_bits:])),
-            self.ar.p.addr.eq(Mux(chosen, scale_requests.r_data[:c.dram_line_bits], line_requests.r_data[:c.dram_line_bits]) << 6),
+            chosen.eq(Mux(stalled, chosen_before, scale_requests.o.valid & (~line_requests.o.valid | ~chosen_before))),
+            self.ar.valid.eq(line_requests.o.valid | scale_requests.o.valid),
+            self.ar.p.id.eq(Mux(chosen, scale_requests.o.p.slot | (1 << self.id_bits - 1), line_requests.o.p.slot)),
+            self.ar.p.addr.eq(Mux(chosen, scale_requests.o.p.address, line_requests.o.p.address) << 6),
             self.ar.p.size.eq(SIZE_LINE), self.ar.p.burst.eq(BURST_INCR),
-            line_requests.r_en.eq(self.ar.ready & ~chosen),
-            scale_requests.r_en.eq(self.ar.ready & chosen),
+            line_requests.o.ready.eq(self.ar.ready & ~chosen),
+            scale_requests.o.ready.eq(self.ar.ready & chosen),
         ]
         m.d.sync += stalled.eq(self.ar.valid & ~self.ar.ready)
         with m.If(self.ar.valid):

@@ -203,7 +203,8 @@ class DataHead(wiring.Component):
         m.d.comb += [
             error.eq(h1_reads & (self.line_error | (h1_op.scaled & self.scale_error))),
             dequantiser.i.valid.eq(h1_valid),
-            given.payload.eq(aligned_payload(self.line, h1_alignment)), given.scale.eq(Mux(h1_op.scaled, self.scale, 0)),
+            # (The scale comes late; of a format that has none the dequantiser does not look at it.)
+            given.payload.eq(aligned_payload(self.line, h1_alignment)), given.scale.eq(self.scale),
             given.format.eq(h1_op.format), given.host_type.eq(h1_op.host_type),
             given.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
             given.meta.has_data.eq((h1_op.answer == Answer.DATA) & ~(error & ~h1_op.partial)),

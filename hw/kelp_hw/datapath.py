@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Signal
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
@@ -18,6 +17,7 @@ from .flush import FlushUnit, flush_layout
 from .ingress import write_layout
 from .layouts import Layouts
 from .line_slots import LineSlots
+from .order_queue import OrderQueue
 from .scale_slots import ScaleSlots
 from .write_out import WriteOut
 from .write_path import WritePath
@@ -103,12 +103,12 @@ class DataPath(wiring.Component):
             lines.quarters.eq(front.quarters), lines.reads.eq(front.reads), lines.stores.eq(front.stores), front.wait.eq(lines.wait),
             scales.reads.eq(front.scale_reads),
         ]
-        # A memory's output is late: each op's slots lie in it as the head wants them.
+        # Each op's slots lie in it as the head wants them.
         put, get = Cat(front.o.p, front.o_line, front.o_scale), Cat(head.i.p, head.i_line, head.i_scale)
-        m.submodules.order = order = SyncFIFOBuffered(width=len(put), depth=ORDER_DEPTH)
+        m.submodules.order = order = OrderQueue(width=len(put), depth=ORDER_DEPTH)
         m.d.comb += [
-            order.w_en.eq(front.o.valid), order.w_data.eq(put), front.o.ready.eq(order.w_rdy), front.room.eq((order.level <= ORDER_DEPTH - 2) & writes.room),
-            head.i.valid.eq(order.r_rdy), get.eq(order.r_data), order.r_en.eq(head.i.ready),
+            order.i.valid.eq(front.o.valid), order.i.p.eq(put), front.o.ready.eq(order.i.ready), front.room.eq((order.level <= ORDER_DEPTH - 2) & writes.room),
+            head.i.valid.eq(order.o.valid), get.eq(order.o.p), order.o.ready.eq(head.i.ready),
         ]
         for table, select, waits in ((lines.table, head.i_line, head.i.p.wait_line), (scales.table, head.i_scale, head.i.p.wait_scale)):
             m.d.comb += [table.next_select.eq(select), table.next_waits.eq(waits), table.head_moves.eq(head.moves)]

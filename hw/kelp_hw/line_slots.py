@@ -109,8 +109,8 @@ class LineSlots(wiring.Component):
             newer_next.eq(Cat((newer[q] & table.next_select).any() for q in range(QUARTERS))),
             self.full.eq(Cat(self.head_quarters[q] | (newer[q] & table.head_select).any() for q in range(QUARTERS)).all()),
         ]
-        # What is stored in the cycle before counts. What an op is about to allocate is no slot of one ahead of it. The op behind comes from a block RAM: what
-        # is known of it is put together a cycle later.
+        # What is stored in the cycle before counts. What an op is about to allocate is no slot of one ahead of it. Of the op
+        # behind, what is known is put together a cycle later.
         moved, hit, known_there, known_next, marks = Signal(), Signal(), Signal(QUARTERS), Signal(QUARTERS), Signal(QUARTERS)
         m.d.sync += [
             moved.eq(table.head_moves), hit.eq((table.head_select & table.next_select).any()), known_next.eq(newer_next),

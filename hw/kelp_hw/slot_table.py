@@ -56,7 +56,7 @@ class SlotTable(wiring.Component):
     **Head.** `head_filled` tells of the op at the head, which `read_select` and `read_waits` are of, whether its slot's fill is there or it waits for none:
     worked out in the cycle before, for it and for the one behind it (`next_*`), which is at the head next when `head_moves`.
     **Write-back.** A stored-to slot is due when its content is complete, when it will be reallocated within `lead` allocations, when the patrol
-    has seen it dirty twice (within 2·PATROL_PERIOD cycles), when its frame is flushed, or under `drain`. `out_*` offers the due slots, one per cycle.
+    has seen it dirty twice (within 2·PATROL_PERIOD + 1 cycles), when its frame is flushed, or under `drain`. `out_*` offers the due slots, one per cycle.
     **Flush.** `flush_capture` notes what has to reach memory of `flush_frame`, which must have been stable for a cycle; when `flush_pending` falls,
     `flush_invalidate` forgets the frame's slots, except those to which later ops have been attached meanwhile.
 
@@ -191,8 +191,8 @@ class SlotTable(wiring.Component):
         # --- what happens to a slot ---------------------------------------------------------------------------------------------
         release = Signal(n)
         fill = Signal(n)
-        # Of the op that is at the head in the next cycle: the one there now, or the one behind it. Which of them, is known late, and whether a fill comes;
-        # the one behind comes from a block RAM, so what was there and what comes in this cycle are put together in the next one.
+        # Of the op that is at the head in the next cycle: the one there now, or the one behind it. Which of them, is known late, and whether a fill comes:
+        # what was there and what comes in this cycle are put together in the next one.
         awaits = one_hot(self.fill_slot, n)
         m.d.comb += last_read.addr.eq(self.release_slot)
         known, comes = Signal(), Signal()
@@ -212,13 +212,17 @@ class SlotTable(wiring.Component):
             stored.eq(Mux(self.store_en, self.head_select, 0)),
             taken.eq(Mux(self.out_take, out, 0)),
         ]
+        # Whether the head stores comes late in its cycle, and whether write-back has its turn: what that does to the slots happens in the next one. A slot
+        # stored to is busy until then, and one taken is still dirty.
+        late_stored, late_complete, late_taken = Signal(n), Signal(), Signal(n)
+        m.d.sync += [late_stored.eq(stored), late_complete.eq(self.store_complete), late_taken.eq(taken)]
         m.d.sync += [
             valid.eq((valid & ~forgotten) | late_allocated),
             busy.eq((busy & ~release) | late_attached),
             filling.eq((filling & ~fill) | late_filling),
             filled.eq((filled | fill) & ~late_allocated),
-            dirty.eq((dirty & ~taken) | stored),
-            writing.eq((writing & ~written) | taken),
+            dirty.eq((dirty & ~late_taken) | late_stored),
+            writing.eq((writing & ~written) | late_taken),
         ]
 
         # --- write-back -----------------------------------------------------------------------------------------------------------
@@ -238,18 +242,16 @@ class SlotTable(wiring.Component):
         with m.If(hand_moves):
             m.d.sync += hand.eq(hand + 1)
         m.d.sync += [
-            complete.eq(((complete | (patrols & seen & dirty)) & ~taken) | Mux(self.store_complete, stored, 0)),
-            seen.eq((seen & ~patrols & ~taken) | (patrols & dirty & ~taken)),
+            complete.eq(((complete | (patrols & seen & dirty)) & ~late_taken) | Mux(late_complete, late_stored, 0)),
+            seen.eq((seen & ~patrols & ~late_taken) | (patrols & dirty & ~late_taken)),
             aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0)) & ~late_allocated),
         ]
         to_write = Signal(n)   # of the flush under way: still to be written
         due = Signal(n)
         out_ahead = Signal(n)
         out_picked = Signal(n)
-        late_taken = Signal(n)      # the flush hears a cycle late what is taken
-        m.d.sync += late_taken.eq(taken)
         m.d.comb += [
-            due.eq(dirty & ~writing & (complete | aged | to_write | self.drain.replicate(n)) & ~Mux(self.out_valid, out, 0)),
+            due.eq(dirty & ~writing & ~late_taken & (complete | aged | to_write | self.drain.replicate(n)) & ~Mux(self.out_valid, out, 0)),
             out_picked.eq(first_from(m, due, out_ahead)),
             self.out_slot.eq(encode(out, bits)),
             address_read.addr.eq(self.out_slot),
@@ -265,7 +267,7 @@ class SlotTable(wiring.Component):
         to_confirm = Signal(n)  # of the flush under way: written, response awaited
         m.d.sync += of_frame.eq(Cat(t.frame == self.flush_frame for t in tags) & valid)
         with m.If(self.flush_capture):
-            m.d.sync += [to_write.eq(of_frame & dirty), to_confirm.eq(of_frame & writing & ~dirty & ~written)]
+            m.d.sync += [to_write.eq(of_frame & dirty & ~late_taken), to_confirm.eq(of_frame & (late_taken | (writing & ~dirty)) & ~written)]
         with m.Else():
             m.d.sync += [to_write.eq(to_write & ~late_taken), to_confirm.eq((to_confirm & ~written) | (to_write & late_taken))]
         m.d.comb += self.flush_pending.eq((to_write | to_confirm).any())
@@ -283,7 +285,8 @@ class SlotTable(wiring.Component):
             Assert((late_filling & (filling | filled) & ~late_allocated) == 0, "a slot is filled twice"),
             Assert((fill & ~filling) == 0, "read data for a slot that awaits none"),
             Assert((written & ~writing) == 0, "write response for a slot that awaits none"),
-            Assert((taken & (writing | ~dirty)) == 0, "a slot is written back twice"),
+            Assert((taken & (writing | late_taken | ~dirty)) == 0, "a slot is written back twice"),
+            Assert((late_stored & ~busy) == 0, "a slot is reallocated before it is known that it was stored to"),
             Assert((stored & ~busy) == 0, "a slot that no op uses is stored to"),
             Assert(~self.release_en | (one_hot(self.release_slot, n) & busy).any(), "a slot that no op uses is released"),
         ]

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""A queue in block RAM whose oldest item stands in a register."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from .sram import Sram
+
+__all__ = ["OrderQueue"]
+
+
+class OrderQueue(wiring.Component):
+    """A queue of `depth` items, as `SyncFIFOBuffered` cycle by cycle, except that no logic waits for the block RAM's late output: it goes to a register.
+
+    That register costs no cycle: it is loaded with what the RAM was asked for beforehand, or, when nothing waits in the RAM, with what came last.
+    Latency 2 cycles, throughput one item per cycle.
+
+    Parameters
+    ----------
+    width : int
+    depth : int
+        A power of two, 4 and up.
+
+    Members
+    -------
+    i, o : streams
+    level : out
+        Items in the queue, those of its registers among them.
+    """
+
+    def __init__(self, *, width: int, depth: int):
+        if not isinstance(depth, int) or depth < 4 or depth & (depth - 1):
+            raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 4 and up")
+        self.width, self.depth = width, depth
+        super().__init__({"i": In(stream.Signature(width)), "o": Out(stream.Signature(width)), "level": Out(range(depth + 1))})
+
+    def elaborate(self, platform):
+        m = Module()
+        # What is read is never what is being written: a row is read in the cycle after it was written at the earliest.
+        m.submodules.rows = rows = Sram(depth=self.depth, shape=self.width, transparent=False)
+        begin, end = Signal(range(self.depth)), Signal(range(self.depth))
+        last = Signal(self.width)   # what came in the cycle before
+        ahead = Signal()            # the RAM's output is the item behind `o`'s
+        waits, moves, asks, puts, takes = Signal(), Signal(), Signal(), Signal(), Signal()
+        m.d.comb += [
+            self.i.ready.eq(self.level != self.depth), puts.eq(self.i.valid & self.i.ready), takes.eq(self.o.valid & self.o.ready),
+            rows.write_en.eq(puts), rows.write_address.eq(end), rows.write_data.eq(self.i.p),
+            rows.read_en.eq(asks), rows.read_address.eq(begin),
+            # At most `depth` - 1 wait in the RAM: where two do, one is ahead.
+            waits.eq(begin != end), moves.eq(~self.o.valid | self.o.ready), asks.eq(waits & (~ahead | moves)),
+        ]
+        m.d.sync += [last.eq(self.i.p), ahead.eq(Mux(moves, ahead & waits, ahead | waits))]
+        with m.If(moves):
+            # With nothing ahead, what waits came in the cycle before.
+            m.d.sync += [self.o.valid.eq(ahead | waits), self.o.p.eq(Mux(ahead, rows.read_data, last))]
+        with m.If(puts):
+            m.d.sync += end.eq(end + 1)
+        with m.If(asks):
+            m.d.sync += begin.eq(begin + 1)
+        with m.If(puts != takes):
+            m.d.sync += self.level.eq(Mux(puts, self.level + 1, self.level - 1))
+        waiting = Signal(range(self.depth))
+        m.d.comb += waiting.eq(end - begin)
+        m.d.sync += [
+            Assert(self.level == waiting + ahead + self.o.valid, "an item is counted twice or not at all"),
+            Assert(ahead | (waiting <= 1), "an older item waits than the one that came last"),
+        ]
+        return m

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Where reads of memory wait for their channel."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Shape, Signal, Value
+from amaranth.lib import memory, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+__all__ = ["RequestQueue"]
+
+
+class RequestQueue(wiring.Component):
+    """A queue of `depth` places whose input cannot wait: whoever sends has counted the places.
+
+    Latency 1 cycle, throughput one a cycle. `i_valid` may come late in its cycle: the row at the end is written in any case, and counts only with it.
+
+    Parameters
+    ----------
+    depth : int
+        A power of two.
+    shape : shape-like
+
+    Members
+    -------
+    i, i_valid : valid-only
+    o : stream
+    level : out
+        How many wait.
+    """
+
+    def __init__(self, *, depth: int, shape):
+        if not isinstance(depth, int) or depth < 2 or depth & (depth - 1):
+            raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 2 and up")
+        self.depth, self.shape = depth, shape
+        super().__init__({"i": In(shape), "i_valid": In(1), "o": Out(stream.Signature(shape)), "level": Out(range(depth + 1))})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.rows = rows = memory.Memory(shape=Shape.cast(self.shape).width, depth=self.depth, init=())
+        write, read = rows.write_port(), rows.read_port(domain="comb")
+        begin, end, takes = Signal(range(self.depth)), Signal(range(self.depth)), Signal()
+        m.d.comb += [
+            # When all places are taken, the end is the beginning.
+            write.en.eq(self.level != self.depth), write.addr.eq(end), write.data.eq(Value.cast(self.i)), read.addr.eq(begin),
+            self.o.valid.eq(self.level != 0), Value.cast(self.o.p).eq(read.data), takes.eq(self.o.valid & self.o.ready),
+        ]
+        with m.If(takes):
+            m.d.sync += begin.eq(begin + 1)
+        with m.If(self.i_valid):
+            m.d.sync += end.eq(end + 1)
+        with m.If(takes != self.i_valid):
+            m.d.sync += self.level.eq(Mux(takes, self.level - 1, self.level + 1))
+        m.d.sync += Assert(~self.i_valid | (self.level != self.depth), "a request without a place")
+        return m
