@@ -90,10 +90,14 @@ class AxiArbiter(wiring.Component):
             m.d.comb += i.ready.eq(taken[0] & (chosen == n))
         if data:
             w = self.o.w
-            # Told from registers, a cycle late, so that no manager waits for an answer of this cycle's to what it offers.
-            asks = Signal(self.managers)
-            m.d.comb += taken[1].eq((asks & Cat(d.valid for d in data)).any())
-            m.d.sync += [asks.eq(Mux(busy & ~sent[1] & ~taken[1] & ~w.valid, picks, 0)), Assert(~asks.any() | (busy & ~sent[1] & ~w.valid & (asks == picks)))]
+            # Told from registers, a cycle late, so that no manager waits for an answer of this cycle's to what it offers. What it offers it goes on to offer:
+            # asked is who did a cycle ago, and that one's data are there.
+            asks, offers = Signal(self.managers), Cat(d.valid for d in data)
+            m.d.comb += taken[1].eq(asks.any())
+            m.d.sync += [
+                asks.eq(Mux(busy & ~sent[1] & ~taken[1] & ~w.valid, picks & offers, 0)),
+                Assert(~asks.any() | (busy & ~sent[1] & ~w.valid & (asks == picks))), Assert((asks & ~offers) == 0, "data are taken back"),
+            ]
             with m.If(w.ready):
                 m.d.sync += w.valid.eq(0)
             with m.If(taken[1]):

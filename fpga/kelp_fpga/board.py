@@ -170,10 +170,11 @@ class Board(wiring.Component):
 
         # --- registers --------------------------------------------------------------------------------------------------------------
         time, scratch, lockstep = Signal(32), Signal(32), Signal()
-        first, count, fetches, stores, fetched, stored = Signal(19), Signal(20, init=self.lines), Signal(32), Signal(32), Signal(), Signal()
+        first, count, fetches, stores = Signal(19), Signal(20, init=self.lines), Signal(32), Signal(32)
+        fetched, stored = Signal(2), Signal(2)      # two registers: the cold tier may lie at the other end of the device
         status, values = Signal(32), {}
-        m.d.sync += [time.eq(time + 1), fetched.eq(cold.reads), stored.eq(cold.writes),
-                     fetches.eq(Mux(device_reset, 0, fetches + fetched)), stores.eq(Mux(device_reset, 0, stores + stored))]
+        m.d.sync += [time.eq(time + 1), fetched.eq(Cat(cold.reads, fetched[0])), stored.eq(Cat(cold.writes, stored[0])),
+                     fetches.eq(Mux(device_reset, 0, fetches + fetched[1])), stores.eq(Mux(device_reset, 0, stores + stored[1]))]
         m.d.comb += [
             endpoint.lockstep.eq(lockstep), test.first.eq(first), test.count.eq(count),
             status[Status.MEMORY].eq(memory_ready), status[Status.READY].eq(endpoint.ready & running), status[Status.QUIESCENT].eq(quiescent),

@@ -267,12 +267,13 @@ class Endpoint(wiring.Component):
 
         # --- verification ---------------------------------------------------------------------------------------------------
         # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one, both are of the same op.
-        # What a block does in a cycle is known late in it. It begins with an input, with time, or in another block: of what can only begin in another block
-        # it is told a cycle later.
-        calm, still, inner = Signal(), Signal(4), Signal()
-        m.d.sync += [still.eq(Cat(calm, still)), inner.eq(Cat(
+        # What a block does in a cycle is known late in it, and far from here. It begins with an input, with time, or in another block: of what can only begin
+        # in another block `calm` is told two cycles later, of all of those alike. These two and the cycles between two blocks are no more than `still` has.
+        idles = Cat(
             *(skid.idle for skid in (*to_m0, s.hinted)), data_path.idle, registers.idle, tracker.idle, frame_table.idle, data_queue.idle, egress.idle,
-            eviction.quiet, ema.idle, prefetcher.idle | (self.lockstep & ~miss_buffer.idle), hints.idle, telemetry.idle).all())]
+            eviction.quiet, ema.idle, prefetcher.idle | (self.lockstep & ~miss_buffer.idle), hints.idle, telemetry.idle)
+        calm, still, idle, inner = Signal(), Signal(5), Signal(len(idles)), Signal()
+        m.d.sync += [still.eq(Cat(calm, still)), idle.eq(idles), inner.eq(idle.all())]
         result, result_valid = Signal.like(self.commit_result), Signal()
         hot = [Signal(name=f"hot_{k}") for k in range(2)]
         m.d.sync += [result.eq(tracker.o_result), result_valid.eq(tracker.o_result_valid), hot[0].eq(tracker.o_frame_op_hot), hot[1].eq(hot[0])]

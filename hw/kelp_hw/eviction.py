@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -149,17 +149,22 @@ class Eviction(wiring.Component):
         connect(m, evictor.o_prefetch, flipped(self.o_prefetch))
         connect(m, flipped(self.i_written_back), slots.i_written_back)
 
-        # Whose flush it was says its token. It is far from here, and flushes take some cycles each: one register, and a cycle between two.
-        own, flushed, held = Signal(), Signal.like(self.i_flushed.payload), Signal()
+        # Whose flush it was says its token. It is far from here, and flushes take some cycles each: one register, and a cycle between two. Whose it is
+        # stands in registers as well: that decides which op goes.
+        comes_own, own, other, flushed, held = Signal(), Signal(), Signal(), Signal.like(self.i_flushed.payload), Signal()
         m.d.comb += [
-            own.eq(flushed.token < c.write_backs), self.i_flushed.ready.eq(~held),
-            slots.i_flushed.eq(flushed.token), slots.i_flushed_valid.eq(held & own),
-            orphans.i_flushed.payload.eq(flushed), orphans.i_flushed.valid.eq(held & ~own),
+            comes_own.eq(self.i_flushed.payload.token < c.write_backs), self.i_flushed.ready.eq(~held),
+            slots.i_flushed.eq(flushed.token), slots.i_flushed_valid.eq(own),
+            orphans.i_flushed.payload.eq(flushed), orphans.i_flushed.valid.eq(other),
+            Assert(held == (own | other)),
         ]
         with m.If(~held):
-            m.d.sync += [flushed.eq(self.i_flushed.payload), held.eq(self.i_flushed.valid)]
+            m.d.sync += [
+                flushed.eq(self.i_flushed.payload), held.eq(self.i_flushed.valid),
+                own.eq(self.i_flushed.valid & comes_own), other.eq(self.i_flushed.valid & ~comes_own),
+            ]
         with m.Elif(own | orphans.i_flushed.ready):
-            m.d.sync += held.eq(0)
+            m.d.sync += [held.eq(0), own.eq(0), other.eq(0)]
 
         # An op that is offered stays, whatever comes after it: hence the register.
         sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, scrub)

@@ -203,7 +203,7 @@ class Evictor(wiring.Component):
                     with m.If(can_fetch):
                         m.next = "FETCH"
                     with m.Elif(~self.in_credit | (~need.any() & ~coming)):
-                        m.d.comb += self.drop.eq(1)
+                        m.next = "DROP"
                 with m.Elif(self.ahead_wanted):
                     m.d.comb += self.looked.eq(1)
                     with m.If(self.prefetch_on & self.in_credit):
@@ -356,6 +356,10 @@ class Evictor(wiring.Component):
                     with m.If(~appeared & ~wakes):
                         m.d.sync += resting.bit_select(pool, 1).eq(1)
                     m.next = "FOUND"
+            with m.State("DROP"):
+                # A state of its own: the wishes lie far from what decides on them.
+                m.d.comb += self.drop.eq(1)
+                m.next = "IDLE"
             with m.State("FETCH"):
                 m.d.comb += self.o_prefetch.valid.eq(1)
                 with m.If(self.o_prefetch.ready):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -67,20 +67,28 @@ class PhaseDetector(wiring.Component):
         for s in range(self.config.sessions):
             total = Signal(range(self.window), name=f"total_{s}")
             writes = Signal(range(most + 2), name=f"writes_{s}")       # stops at most + 1
-            after_total, after_writes, after_decode = total, writes, self.decode[s]
+            mine, wrote, last = {}, {}, {}
             for lane, valid, request in lanes:
-                mine = Signal(name=f"mine_{s}_{lane}")
-                counted = Signal(range(most + 2), name=f"counted_{s}_{lane}")
-                last = Signal(name=f"last_{s}_{lane}")
-                m.d.sync += mine.eq(valid & (request.session == s))
-                m.d.comb += [
-                    last.eq(mine & (after_total == self.window - 1)),
-                    counted.eq(Mux(mine & writes_of[lane] & (after_writes <= most), after_writes + 1, after_writes)),
-                ]
-                after_decode = Mux(last, counted <= most, after_decode)
-                after_total = (after_total + mine)[:len(total)]
-                after_writes = Mux(last, 0, counted)
-            m.d.sync += [total.eq(after_total), writes.eq(after_writes), self.decode[s].eq(after_decode)]
+                mine[lane], wrote[lane], last[lane] = (Signal(name=f"{what}_{s}_{lane}") for what in ("mine", "wrote", "last"))
+                m.d.sync += mine[lane].eq(valid & (request.session == s))
+                m.d.comb += wrote[lane].eq(mine[lane] & writes_of[lane])
+            # Side by side, not one lane after the other: how many requests are left in the window, and how many writes more leave it at most `most`. A window
+            # has more than two requests: it ends with one lane's or with the other's.
+            room = Signal(3, name=f"room_{s}")
+            hot_room, op_room, counted = Signal(name=f"hot_room_{s}"), Signal(name=f"op_room_{s}"), Signal(range(most + 2), name=f"counted_{s}")
+            m.d.comb += [
+                last["hot"].eq(mine["hot"] & (total == self.window - 1)),
+                last["op"].eq(mine["op"] & Mux(mine["hot"], total == self.window - 2, total == self.window - 1)),
+                room.eq(Cat(writes <= most - k for k in range(3))),
+                hot_room.eq(Mux(wrote["hot"], room[1], room[0])),
+                op_room.eq(Mux(wrote["op"], Mux(wrote["hot"], room[2], room[1]), hot_room)),
+                counted.eq(writes + ((wrote["hot"] & room[0]) + (wrote["op"] & hot_room))),
+            ]
+            m.d.sync += [total.eq(total + (mine["hot"] + mine["op"])), writes.eq(counted)]
+            with m.If(last["hot"]):
+                m.d.sync += [self.decode[s].eq(hot_room), writes.eq(wrote["op"])]
+            with m.Elif(last["op"]):
+                m.d.sync += [self.decode[s].eq(op_room), writes.eq(0)]
             with m.If(~is_open[s]):
                 m.d.sync += [total.eq(0), writes.eq(0), self.decode[s].eq(0)]
             m.d.comb += [Assert(writes <= most + 1), Assert(writes <= total)]

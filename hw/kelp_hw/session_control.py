@@ -81,9 +81,9 @@ class SessionControl(wiring.Component):
         is_open = self.open.bit_select(session, 1)
         is_closing = self.closing.bit_select(session, 1)
 
-        # Registered: the product and the pools' choice are on no hurry's path.
-        used_queues = Signal(20)
-        m.d.sync += used_queues.eq(shape.layers * shape.kv_heads)
+        # Registered: the product, what it is made of, and the pools' choice are on no hurry's path.
+        used_queues, layers, heads = Signal(20), Signal.like(shape.layers), Signal.like(shape.kv_heads)
+        m.d.sync += [layers.eq(shape.layers), heads.eq(shape.kv_heads), used_queues.eq(layers * heads)]
         legal = Signal()
         m.d.sync += legal.eq((used_queues != 0) & (used_queues <= c.queues) & (shape.used_lines != 0) & (shape.used_lines <= c.half_lines) &
                              (shape.used_pages != 0) & (shape.used_pages <= c.pages))
@@ -142,10 +142,10 @@ class SessionControl(wiring.Component):
                                  ld_id.eq(self.command_ld_id), wait.eq(0)]
                     m.next = "CHECK"
             with m.State("CHECK"):
-                # Two cycles for the registered product and limits, then one verdict.
+                # Three cycles for the registered product and limits, then one verdict.
                 m.d.comb += self.busy.eq(1)
                 m.d.sync += [wait.eq(wait + 1), range_index.eq(0), bad_format.eq(0)]
-                with m.If(wait == 2):
+                with m.If(wait == 3):
                     privileged = ld_id == 0
                     m.next = "REFUSE"
                     with m.Switch(command):
@@ -189,7 +189,7 @@ class SessionControl(wiring.Component):
                     m.d.comb += self.config_write_valid.eq(wanted & self.config_ready)
                     with m.If(~wanted | self.config_ready):
                         m.d.sync += [index.eq(index + 1), squeue.eq(squeue + 1), head.eq(head + 1)]
-                        with m.If(head + 1 == shape.kv_heads):
+                        with m.If(head + 1 == heads):
                             m.d.sync += [head.eq(0), layer.eq(layer + 1)]
                         with m.If(index + 1 == used_queues):
                             m.next = "SEND"

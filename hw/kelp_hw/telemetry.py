@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -113,17 +113,22 @@ class Telemetry(wiring.Component):
         }
         for name, pulse in simple.items():
             m.d.sync += self.pulses[names[name]].eq(pulse)
+        drops = []
         for source in PrefetchSource:
             if source:
                 bit, label = source - 1, source.name.lower()
                 p = self.i_prefetch
                 for what in ("issued", "useful", "late", "useless"):
                     m.d.sync += self.pulses[names[f"prefetch_{what}_{label}"]].eq(p[what][bit])
-                # A cycle may drop one candidate for each reason; a source's are one pulse, the rest of them follow.
-                dropped = [p.dropped[why][bit] for why in range(p.dropped.shape().length)]
-                backlog = Signal(6, name=f"dropped_{label}")
-                total = sum(dropped, start=backlog)
-                m.d.sync += [self.pulses[names[f"prefetch_dropped_{label}"]].eq(total != 0), backlog.eq(total - (total != 0))]
+                # A cycle may drop one candidate for each reason, and they are counted together; a source's are one pulse, the rest of them follow.
+                reasons = p.dropped.shape().length
+                dropped, backlog = Signal(range(reasons + 1), name=f"more_dropped_{label}"), Signal(6, name=f"dropped_{label}")
+                total = backlog + dropped
+                m.d.sync += [
+                    dropped.eq(sum((p.dropped[why][bit] for why in range(1, reasons)), start=p.dropped[0][bit])),
+                    self.pulses[names[f"prefetch_dropped_{label}"]].eq(total != 0), backlog.eq(total - (total != 0)),
+                ]
+                drops.append(dropped)
 
         bump = {"hits": hit, "misses": missed, "evictions": evicted, "prefetch_useful": 0, "allocations": allocated, "write_backs": written,
                 "prefetch_issued": issued, "evicted_missed": too_soon}
@@ -158,6 +163,7 @@ class Telemetry(wiring.Component):
             self.o_event.argument.eq(Mux(demand, op.origin.tag, op.frame)),
         ]
         m.d.comb += self.idle.eq(~valid & ~self.i_result_valid & ~hot_valid & ~self.i_hot_valid & (corrected_left == 0) & (uncorrected_left == 0) &
-                                 ~self.pulses.any() & ~self.o_queue_valid & ~self.o_useful_valid & ~self.i_usage_valid & ~self.o_event_valid)
+                                 ~Cat(drops).any() & ~self.pulses.any() & ~self.o_queue_valid & ~self.o_useful_valid & ~self.i_usage_valid &
+                                 ~self.o_event_valid)
         return m
 
