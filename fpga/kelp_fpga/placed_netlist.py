@@ -20,6 +20,8 @@ _WRITE = ("WAD0", "WAD1", "WAD2", "WAD3", "WD")
 #: (output, input) → ns through a table, its multiplexers, its carry chain.
 _THROUGH = {("F", p): 0.24 for p in "ABCD"} | {("OFX", p): 0.44 for p in "ABCD"} | {("OFX", p): 0.2 for p in ("M", "FXA", "FXB", "F1")} | {
     ("FCO", p): 0.45 for p in "ABCD"} | {("F", "FCI"): 0.45, ("FCO", "FCI"): 0.07}
+#: nextpnr's name of a device → block RAMs on it.
+_BLOCK_RAMS = {f"lfe5u{kind}_{size}f": count for kind in ("", "m", "m5g") for size, count in ((25, 56), (45, 108), (85, 208))}
 _MULTIPLIED = re.compile(r"[AB]\d+")
 _SLICE = re.compile(r"SLICE([ABCD])\.(K|FF|RAMW)(\d?)")
 
@@ -48,7 +50,7 @@ class Placed:
     cells, types, x, y, z : list
         Per cell; z is -1 outside slices.
     table, register : dict
-        Site → cell. `ram_writer`: (x, y) → cell. `block_rams`: cells.
+        Site → cell. `ram_writer`: (x, y) → cell. `block_rams`: cells. `block_ram_sites`: (x, y) → name, of the free ones as well.
     freedom : list[int]
         Per cell: 0 may go to any site, 1 only with its slice, 2 with its tile, 3 stays.
     run, run_at : list[int]
@@ -73,6 +75,7 @@ class Placed:
             if bel := cell.get("attributes", {}).get("NEXTPNR_BEL"):
                 self._stand(n, bel)
         self.block_rams = [n for n, kind in enumerate(self.types) if kind == "DP16KD"]
+        self.block_ram_sites = self._block_ram_sites(module.get("settings", {}).get("arch.type", ""))
         self.tiles = {site[:2] for site in self.table}
         self._connect()
         self._judge()
@@ -87,6 +90,13 @@ class Placed:
             else:
                 self.z[n] = 2 * "ABCD".index(letter) + int(lane)
                 (self.table if kind == "K" else self.register)[self.x[n], self.y[n], self.z[n]] = n
+
+    def _block_ram_sites(self, device: str) -> dict[tuple, str]:
+        """They stand in rows that are all alike: where the rows and columns in which one is taken make up the whole device, the free ones are known."""
+        taken = {(self.x[n], self.y[n]): self._place[n] for n in self.block_rams}
+        column = {x: name for (x, _), name in taken.items()}
+        grid = {(x, y): name for y in sorted({y for _, y in taken}) for x, name in sorted(column.items())}
+        return grid if len(grid) == _BLOCK_RAMS.get(device) and all(grid[site] == name for site, name in taken.items()) else taken
 
     def net(self, n: int, port: str) -> int | None:
         """The bit at a port, None when it is open or constant."""
@@ -187,19 +197,18 @@ class Placed:
         return True
 
     def arrange(self, x: list[int], y: list[int], z: list[int]) -> None:
-        """Every cell to these places; block RAMs take the names of theirs from whichever stood there."""
-        names = {(self.x[n], self.y[n]): self._place[n] for n in self.block_rams}
+        """Every cell to these places."""
         before = [len(places) for places in (self.table, self.register, self.ram_writer, self.block_rams)]
         self.x, self.y, self.z = x, y, z
         for n in self.block_rams:
-            self._place[n] = names[x[n], y[n]]
+            self._place[n] = self.block_ram_sites[x[n], y[n]]
         self.table, self.register, self.ram_writer = {}, {}, {}
         for n, kind in enumerate(self.types):
             if kind == "TRELLIS_RAMW" and self._place[n]:
                 self.ram_writer[x[n], y[n]] = n
             elif z[n] >= 0:
                 (self.register if kind == "TRELLIS_FF" else self.table)[x[n], y[n], z[n]] = n
-        if before != [len(places) for places in (self.table, self.register, self.ram_writer, {*names})]:
+        if before != [len(places) for places in (self.table, self.register, self.ram_writer, {(x[n], y[n]) for n in self.block_rams})]:
             raise ValueError("two cells are at one place")
 
     def store(self) -> int:

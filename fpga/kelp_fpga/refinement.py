@@ -69,12 +69,19 @@ class Refinement:
         self._judged = np.array([n for n in order.ends if placed.types[placed.driver[placed.arcs[n].net]] != "DCCA"], int)
         width, height = max(placed.x) + 1, max(placed.y) + 1
         cells, nets, arcs, members = self._records(order)
-        self.design = Design(cells, nets, arcs, order.forward.astype("i4"), members, *self._sites(width, height), np.array(placed.block_rams, "i4"),
+        # On a free site stands a cell without a wire: block RAMs change places with it as with each other.
+        free = sorted(set(placed.block_ram_sites) - {(placed.x[n], placed.y[n]) for n in placed.block_rams})
+        nothing = np.zeros(len(free), CELL)
+        nothing["x"], nothing["y"] = np.array(free, "i4").reshape(-1, 2).T
+        nothing["kind"], nothing["freedom"] = _KINDS["DP16KD"], _STAYS
+        block_rams = np.array([*placed.block_rams, *range(len(cells), len(cells) + len(free))], "i4")
+        cells = np.concatenate([cells, nothing])
+        self.design = Design(cells, nets, arcs, order.forward.astype("i4"), members, *self._sites(width, height), block_rams,
                              np.zeros((height + 1, width + 1)),
                              np.array([0x9E3779B97F4A7C15 * (2 * seed + 1) & (1 << 64) - 1], np.uint64), width, height)
         self.scratch = annealing.scratch(len(arcs), len(nets))
         #: Cells to draw from.
-        self.movable = np.array([n for n in range(len(cells)) if self._leads(n)], "i4")
+        self.movable = np.array([n for n in range(len(placed.cells)) if self._leads(n)], "i4")
         self._look()
 
     def _records(self, order: Order) -> tuple[np.ndarray, ...]:
@@ -157,7 +164,7 @@ class Refinement:
 
     def store(self) -> None:
         """Into `placed`."""
-        self.placed.arrange(*(self.design.cells[name].tolist() for name in "xyz"))
+        self.placed.arrange(*(self.design.cells[name][:len(self.placed.cells)].tolist() for name in "xyz"))
 
 
 def _check(placed: Placed, when: str) -> None:
