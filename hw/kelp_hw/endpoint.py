@@ -156,7 +156,7 @@ class Endpoint(wiring.Component):
         of_pool, most_frames = [Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))], (1 << len(eviction.frames)) - 1
         all_frames = sum(of_pool)
         m.d.sync += [
-            *(frames.eq(Mux(tracker.pool_used[p] != 0, settings.pool_limit[p], 0)) for p, frames in enumerate(of_pool)),
+            *(frames.eq(Mux(tracker.pool_unused[p], 0, settings.pool_limit[p])) for p, frames in enumerate(of_pool)),
             eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
         ]
         m.d.comb += [
@@ -194,7 +194,7 @@ class Endpoint(wiring.Component):
         connect(m, data_queue.o, data_path.i)
         for p in range(len(POOLS)):
             m.d.comb += [tracker.pool_limit[p].eq(settings.pool_limit[p]), miss_buffer.pool_free[p].eq(tracker.pool_free[p]),
-                         registers.pool_used[p].eq(tracker.pool_used[p])]
+                         registers.pool_used[p].eq(tracker.pool_used[p]), registers.pool_unused[p].eq(tracker.pool_unused[p])]
         for block in (tracker, eviction, ema, windows):
             write, valid = (block.write, block.write_valid) if block is windows else (block.config_write, block.config_write_valid)
             m.d.comb += [write.eq(registers.config_write), valid.eq(registers.config_write_valid)]

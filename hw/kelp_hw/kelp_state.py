@@ -110,16 +110,15 @@ class KelpState(wiring.Component):
         m.d.comb += [
             lower.eq(rate >> NEAR_SHIFT), self.near.eq(Mux(lower > NEAR_MOST - NEAR_LEAST, NEAR_LEAST, NEAR_MOST - lower)),
         ]
-        duel, regret = Signal(signed(DUEL_MOST.bit_length() + 1)), Signal(signed(DUEL_MOST.bit_length() + 2))
-        m.d.comb += regret.eq(duel)
-        with m.If(read):
-            with m.If(given == 1):
-                m.d.comb += regret.eq(duel + Mux(self.second, FIRST_REGRET * (EXPLORE - 1), FIRST_REGRET))
-            with m.Elif(given == 2):
-                m.d.comb += regret.eq(duel - Mux(self.second, SECOND_REGRET, SECOND_REGRET * (EXPLORE - 1)))
-        # `second` is kept beside `duel`, of which it says whether it is more than 0: it decides what is added to it.
-        m.d.sync += [duel.eq(Mux(regret > DUEL_MOST, DUEL_MOST, Mux(regret < -DUEL_MOST, -DUEL_MOST, regret))), self.second.eq(regret > 0),
-                     Assert(self.second == (duel > 0))]
+        # `second` stands beside `duel` and says whether that is more than 0: it decides what is added to it. Whether the sum is, or where it ends,
+        # is known from `duel` for each regret, beside the addition.
+        duel, regret, most, least, leads = Signal(signed(DUEL_MOST.bit_length() + 1)), Signal(signed(6)), Signal(), Signal(), Signal()
+        m.d.comb += leads.eq(self.second)
+        rare = EXPLORE - 1
+        for who, follows, counts in ((1, 0, FIRST_REGRET), (1, 1, FIRST_REGRET * rare), (2, 1, -SECOND_REGRET), (2, 0, -SECOND_REGRET * rare)):
+            with m.If(read & (given == who) & (self.second == follows)):
+                m.d.comb += [regret.eq(counts), most.eq(duel >= DUEL_MOST - counts), least.eq(duel <= -DUEL_MOST - counts), leads.eq(duel > -counts)]
+        m.d.sync += [duel.eq(Mux(most, DUEL_MOST, Mux(least, -DUEL_MOST, duel + regret))), self.second.eq(leads), Assert(self.second == (duel > 0))]
 
         # --- victims ---
         disputes = Signal(range(EXPLORE))

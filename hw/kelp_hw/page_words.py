@@ -75,7 +75,7 @@ class PageWords(wiring.Component):
         bank_bits = (self.banks - 1).bit_length()
         banks = []
         for b in range(self.banks):
-            banks.append([Sram(depth=depth, shape=code.code_bits, macro=True if len(parts) > 1 else None, transparent=False) for depth in parts])
+            banks.append([Sram(depth=depth, shape=code.code_bits, macro=len(parts) > 1 or depth > Sram.MACRO_ABOVE, transparent=False) for depth in parts])
             for k, sram in enumerate(banks[-1]):
                 m.submodules[f"bank_{b}_part_{k}" if len(parts) > 1 else f"bank_{b}"] = sram
 

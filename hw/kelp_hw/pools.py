@@ -48,6 +48,8 @@ class FreeFrames(wiring.Component):
     pop : in; frame : out
     push, push_frame : in
     free, used : out
+    unused : out
+        `used` is 0, from a register: another limit waits for it.
     """
 
     def __init__(self, *, first: int, frames: int, frame_bits: int):
@@ -61,6 +63,7 @@ class FreeFrames(wiring.Component):
         bits = frames.bit_length()
         super().__init__({
             "limit": In(bits), "pop": In(1), "frame": Out(frame_bits), "push": In(1), "push_frame": In(frame_bits), "free": Out(bits), "used": Out(bits),
+            "unused": Out(1, init=1),
         })
         # State that proofs look at (kelp_verif.pool_specs).
         self.fresh = Signal(bits)       # ids never used so far are first + fresh …
@@ -110,7 +113,9 @@ class FreeFrames(wiring.Component):
             m.d.sync += [oldest.eq(second), head.eq(self.behind)]
         with m.If(self.push & Mux(pop_freed, count == 1, count == 0)):
             m.d.sync += head.eq(self.push_frame)
-        m.d.sync += [counted(count, self.push, pop_freed), counted(self.used, self.pop, self.push)]
+        m.d.sync += [counted(count, self.push, pop_freed), counted(self.used, self.pop, self.push), Assert(self.unused == (self.used == 0))]
+        with m.If(self.pop != self.push):
+            m.d.sync += self.unused.eq(self.push & (self.used == 1))
         m.d.comb += [
             self.free.eq(self.bound - self.used),
         ]
@@ -150,7 +155,7 @@ class Pools(wiring.Component):
         `pop` or `wait`: whoever sets them may know this before he knows which.
     pin, unpin : in
         `unpin` of a pool without pins does nothing: the pin of a word that could not be corrected is counted as it was read.
-    free, used : out, of each pool
+    free, used, unused : out, of each pool
     """
 
     def __init__(self, *, config: Config):
@@ -161,7 +166,7 @@ class Pools(wiring.Component):
             "ahead": In(POOL_BITS), "select": In(POOL_BITS), "frame": Out(config.frame_bits),
             "can_pop": Out(1), "can_take": Out(1), "can_prefetch": Out(1), "can_pin": Out(1),
             "pop": In(1), "push": In(1), "push_frame": In(config.frame_bits), "wait": In(1), "unwait": In(1), "want": In(1), "pin": In(1), "unpin": In(1),
-            "free": Out(data.ArrayLayout(bits, len(POOLS))), "used": Out(data.ArrayLayout(bits, len(POOLS))),
+            "free": Out(data.ArrayLayout(bits, len(POOLS))), "used": Out(data.ArrayLayout(bits, len(POOLS))), "unused": Out(len(POOLS)),
         })
         # State that proofs look at (kelp_verif.pool_specs).
         self.waiting = [Signal(range(config.misses + 1), name=f"waiting_{name}") for name in POOLS]
@@ -196,7 +201,7 @@ class Pools(wiring.Component):
             m.d.comb += [
                 pool.limit.eq(limit),
                 pool.pop.eq(self.pop & here), pool.push.eq(self.push & here), pool.push_frame.eq(self.push_frame),
-                self.free[p].eq(pool.free), self.used[p].eq(pool.used),
+                self.free[p].eq(pool.free), self.used[p].eq(pool.used), self.unused[p].eq(pool.unused),
             ]
             m.d.sync += Assert(taken == pool.used + waiting)
             some_pins.append(pins != 0)

@@ -62,7 +62,7 @@ class Registers(wiring.Component):
             "o_hint": Out(stream.Signature(hint_line_layout())),
             "now": In(TIME_BITS), "ready": In(1), "quiescent": In(1),
             "sessions": In(data.ArrayLayout(layouts.session, config.sessions)), "decode": In(config.sessions),
-            "pool_used": In(data.ArrayLayout(24, len(POOLS))),
+            "pool_used": In(data.ArrayLayout(24, len(POOLS))), "pool_unused": In(len(POOLS)),
             "i_result": In(layouts.result), "i_result_valid": In(1),
             "settings": Out(settings_layout(config)),
             "config_write": Out(config_write_layout(config)), "config_write_valid": Out(1),
@@ -121,7 +121,7 @@ class Registers(wiring.Component):
             m.d.sync += [fitting.eq(Mux(wanted > c.frames[p], c.frames[p], Mux(wanted == 0, 1, wanted))), limit.eq(following)]
             # A pool in use keeps its limit; the new one is taken once the pool is empty. The one pop that may come in that very cycle finds
             # a frame under any limit, because none is 0.
-            m.d.comb += [following.eq(Mux(self.pool_used[p] == 0, fitting, limit)), self.settings.pool_limit[p].eq(following),
+            m.d.comb += [following.eq(Mux(self.pool_unused[p], fitting, limit)), self.settings.pool_limit[p].eq(following),
                          getattr(file, f"ro_pool_used_{pool}").value.eq(self.pool_used[p])]
         m.d.comb += [
             file.ro_status.ready.eq(self.ready), file.ro_status.quiescent.eq(self.quiescent), file.ro_status.irq.eq(events.irq),

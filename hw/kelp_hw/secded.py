@@ -63,10 +63,12 @@ class Secded:
     def repair(self, code, syndrome) -> tuple[Value, Value, Value]:
         """(data with a single error corrected, single error, uncorrectable error) from a code word as read and its syndrome."""
         syndrome = Value.cast(syndrome)
-        hit = Cat(syndrome == Const(column, self.check_bits) for column in self.columns)
-        fixed = Value.cast(code)[:self.width] ^ hit[:self.width]
-        single = hit.any()
-        return fixed, single, syndrome.any() & ~single
+        hit = Cat(syndrome == Const(column, self.check_bits) for column in self.columns[:self.width])
+        # What kind of error it is, is looked up: of a syndrome of seven bits that is two levels of an FPGA's tables.
+        kinds = [Const(sum(1 << each for each in which), 1 << self.check_bits)
+                 for which in (self.columns, set(range(1, 1 << self.check_bits)) - set(self.columns))]
+        single, double = (kind.bit_select(syndrome, 1) for kind in kinds)
+        return Value.cast(code)[:self.width] ^ hit, single, double
 
 
 def _balanced(width: int, check: int) -> list[int]:

@@ -43,7 +43,7 @@ class Sram(wiring.Component):
     shape : shape-like
         Shape of a row: a width or a layout.
     macro : bool or None
-        Force or forbid the macro; by default it is used above `MACRO_ABOVE` rows.
+        Force or forbid the macro; by default it is used above `MACRO_ABOVE` rows, or above `APART_ABOVE` when not `transparent`.
     transparent : bool
 
     Members
@@ -53,12 +53,15 @@ class Sram(wiring.Component):
 
     #: Amaranth writes out a Memory's initial value row by row, which does not scale.
     MACRO_ABOVE = 4096
+    #: A Memory's read without transparency returns the old row, which FPGA synthesis keeps with a comparison and a multiplexer behind the block RAM; the
+    #: macro's may return anything.
+    APART_ABOVE = 128
 
     def __init__(self, *, depth: int, shape, macro: bool | None = None, transparent: bool = True):
         self.depth = depth
         self.shape = shape
         self.width, self.address_bits, members = memory_ports(depth, shape)
-        self.macro = depth > self.MACRO_ABOVE if macro is None else bool(macro)
+        self.macro = depth > (self.MACRO_ABOVE if transparent else self.APART_ABOVE) if macro is None else bool(macro)
         self.transparent = transparent
         super().__init__(members)
 

@@ -70,7 +70,7 @@ class Tracker(wiring.Component):
     o_result, o_frame_op, o_score, o_hot, each with `_valid` : out
     o_frame_op_hot : out
         `o_frame_op` is of the hot lane: it comes before the op whose result follows a cycle later.
-    sessions, pool_free, pool_used, ready, idle : out
+    sessions, pool_free, pool_used, pool_unused, ready, idle : out
     """
 
     def __init__(self, *, config: Config):
@@ -95,7 +95,7 @@ class Tracker(wiring.Component):
             "o_score": Out(layouts.score_event), "o_score_valid": Out(1),
             "o_hot": Out(hot_layout(config)), "o_hot_valid": Out(1),
             "sessions": Out(data.ArrayLayout(layouts.session, config.sessions)),
-            "pool_free": Out(counts), "pool_used": Out(counts),
+            "pool_free": Out(counts), "pool_used": Out(counts), "pool_unused": Out(len(POOLS)),
             "ready": Out(1), "idle": Out(1),
         })
 
@@ -231,7 +231,8 @@ class Tracker(wiring.Component):
             *(getattr(block, name).eq(strobes[name]) for block, names in (
                 (pools, ("pop", "push", "wait", "unwait", "want", "pin", "unpin")), (miss_ids, ("take", "parked", "park", "unpark")),
                 (sessions, ("open", "close", "closed", "step")), (hot_pages, ("keep", "drop", "drop_session"))) for name in names),
-            self.sessions.eq(sessions.sessions), self.pool_free.eq(pools.free), self.pool_used.eq(pools.used), self.ready.eq(words.ready),
+            self.sessions.eq(sessions.sessions), self.pool_free.eq(pools.free), self.pool_used.eq(pools.used), self.pool_unused.eq(pools.unused),
+            self.ready.eq(words.ready),
             self.idle.eq(~Cat(a.valid | a.hot for a in stages).any() & ~self.o_result_valid & ~self.o_hot_valid),
         ]
 

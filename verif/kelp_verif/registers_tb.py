@@ -72,7 +72,8 @@ class TB:
         dut = self.dut
         dut.rst.value = 1
         for port in ("i__valid", "i_result_valid", "i_queue_valid", "i_useful_valid", "i_latency_valid", "i_event_valid__0", "i_event_valid__1", "pulses",
-                     "o__ready", "o_hint__ready", "o_control__ready", "config_ready", "sessions", "pool_used", "decode", "resident_lines", "now"):
+                     "o__ready", "o_hint__ready", "o_control__ready", "config_ready", "sessions", "pool_used", "pool_unused", "decode", "resident_lines",
+                     "now"):
             getattr(dut, port).value = 0
         dut.ready.value, dut.quiescent.value = 1, 0
         for _ in range(2):
@@ -99,6 +100,7 @@ class TB:
         dut.sessions.value = sum(self.session.pack(**s) << self.session.width * i for i, s in enumerate(self.sessions))
         dut.now.value = self.now
         dut.pool_used.value = sum(n << 24 * p for p, n in enumerate(self.pool_used))
+        dut.pool_unused.value = sum((n == 0) << p for p, n in enumerate(self.pool_used))
         dut.i__valid.value = int(self.offer is not None)
         dut.i__payload.value = rng.getrandbits(self.side.width) if self.offer is None else self.side.pack(**self.offer)
         for port in ("o__ready", "o_hint__ready", "o_control__ready", "config_ready"):
