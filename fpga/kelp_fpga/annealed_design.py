@@ -21,7 +21,7 @@ numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR or Path(__file__).paren
 #: ns: a wire's base, a tile of its way up to `_KNEE` in a direction, a tile beyond, and a wire within a tile: the means of what router1 made of 9 600 wires
 #: on paths of more than 9.5 ns (docs/timing.md).
 _BASE, _NEAR, _FAR, _KNEE, _SAME_TILE = 0.69, 0.10, 0.05, 4, 0.52
-_SLOPE = 0.7        #: ns: a path that is longer by this costs e times as much
+_SLOPE = 0.2        #: ns: a path that is longer by this costs e times as much
 _UNSEEN = 4.0       #: ns before the late ones from which a path costs anything
 _CROWDED = 2.0      #: added to a tile of half perimeter where twice as many wires are as should be
 
