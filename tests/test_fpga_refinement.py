@@ -105,6 +105,8 @@ def design(seed: int) -> dict:
             d.cell("TRELLIS_COMB", table(*tile, n % 8), {"A": pick(known[:-1]), "FCI": carry, "F": out, "FCO": (carry := d.net())}, MODE="CCU2")
             if tile in d.free:
                 d.free.remove(tile)
+        if length == 36:    # a register that may move, in a tile of a chain that may not
+            flip_flop((x, y, 0), resets[0], None, M=pick(known))
     for n in range(3):
         x, y = d.free.pop()
         known.append(out := d.net())

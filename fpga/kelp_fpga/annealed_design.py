@@ -21,7 +21,6 @@ numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR or Path(__file__).paren
 #: ns: a wire's base, a tile of its way up to `_KNEE` in a direction, a tile beyond, and a wire within a tile: the means of what router1 made of 9 600 wires
 #: on paths of more than 9.5 ns (docs/timing.md).
 _BASE, _NEAR, _FAR, _KNEE, _SAME_TILE = 0.69, 0.10, 0.05, 4, 0.52
-_SLOPE = 0.2        #: ns: a path that is longer by this costs e times as much
 _UNSEEN = 4.0       #: ns before the late ones from which a path costs anything
 _CROWDED = 2.0      #: added to a tile of half perimeter where twice as many wires are as should be
 
@@ -54,6 +53,7 @@ class Design(NamedTuple):
     block_rams: np.ndarray
     crowd: np.ndarray       #: sums over all tiles above and to the left of what is added to a tile of half perimeter there
     random: np.ndarray      #: one word
+    slope: np.ndarray       #: one number, ns: a path that is longer by this costs e times as much
     width: int              #: tiles
     height: int
 
@@ -81,9 +81,9 @@ def path_of(nets, arc):
 
 
 @numba.njit(cache=True, inline="always")
-def price_of(path, late):
-    """What a path costs."""
-    return _SLOPE * np.exp(min((path - late) / _SLOPE, 30.0)) if path > late - _UNSEEN else 0.0
+def price_of(path, late, slope):
+    """What a path costs: e times as much for `slope` ns more."""
+    return slope * np.exp(min((path - late) / slope, 30.0)) if path > late - _UNSEEN else 0.0
 
 
 @numba.njit(cache=True, inline="always")
@@ -167,6 +167,6 @@ def appraise(design, late):
     for n in range(len(design.arcs)):
         arc = design.arcs[n]
         if arc.fixed < 0:
-            price = price_of(arc.path, late)
+            price = price_of(arc.path, late, design.slope[0])
             cells[arc.cell].price += price
             cells[arc.source].price += price

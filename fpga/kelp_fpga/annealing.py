@@ -23,6 +23,7 @@ _SEEN = 16          #: wires of a net or a cell that are looked at for that
 _TABLE, _REGISTER, _WRITER, _BLOCK_RAM = 0, 1, 2, 3     # kinds of cells
 _ALONE, _SLICE, _TILE = 0, 1, 2                         # freedoms
 _BOTH = 2           # what moves of a single site: the table, the register, both
+_WHOLE = 16         # one of so many moves takes the whole tile along: what stands together on a path gets stuck else, as each of it leaves the others behind
 _MOST = 17 * LONGEST        # cells of one side of a move
 
 
@@ -150,14 +151,14 @@ def _middle(design, cell, late):
     for k in range(cell.into, min(cell.into_end, cell.into + _SEEN)):
         arc = design.arcs[design.members[k]]
         if arc.fixed < 0:
-            other, weight = design.cells[arc.source], _WEAK + price_of(arc.path, late)
+            other, weight = design.cells[arc.source], _WEAK + price_of(arc.path, late, design.slope[0])
             sx, sy, sw = sx + weight * other.x, sy + weight * other.y, sw + weight
     for k in range(cell.drives, cell.drives_end):
         net = design.nets[design.members[k]]
         for j in range(net.after, min(net.after_end, net.after + _SEEN)):
             arc = design.arcs[design.members[j]]
             if arc.fixed < 0:
-                other, weight = design.cells[arc.cell], _WEAK + price_of(arc.path, late)
+                other, weight = design.cells[arc.cell], _WEAK + price_of(arc.path, late, design.slope[0])
                 sx, sy, sw = sx + weight * other.x, sy + weight * other.y, sw + weight
     return (sx / sw, sy / sw) if sw else (float(cell.x), float(cell.y))
 
@@ -243,6 +244,8 @@ def _move(design, scratch, late, tile_cost, temperature, reach, number):
     there = _aim(design, cell, late, reach)
     if there < 0 or there == here:
         return 0
+    if _draw(design.random, _WHOLE) == 0:
+        freedom = _TILE
     what, tiles = _BOTH, 1
     if freedom == _TILE:
         for site in range(8 * here, 8 * here + 8):
@@ -250,7 +253,7 @@ def _move(design, scratch, late, tile_cost, temperature, reach, number):
             if table >= 0 and cells[table].run > 1:
                 tiles, here = cells[table].run, here - cells[table].run_at
                 break
-        if there == here or there % width + tiles > width:     # where a chain would overlap itself, `_stands` finds it out of step
+        if there == here or there % width + tiles > width or tiles > LONGEST:  # where a chain would overlap itself, `_stands` finds it out of step
             return 0
         for tile in range(there, there + tiles):
             if not design.usable[tile]:
@@ -306,7 +309,7 @@ def _accepted(design, scratch, late, tile_cost, temperature, count):
     """Whether the cells `scratch.both`, at their new places already, may stay there. Then what is known of their wires is made new, else it is as before."""
     cells, nets, arcs, members, moved = design.cells, design.nets, design.arcs, design.members, scratch.both
     scratch.stamp[0] += 1
-    now, total, gain, lengths = scratch.stamp[0], 0.0, 0.0, 0
+    now, total, gain, lengths, slope = scratch.stamp[0], 0.0, 0.0, 0, design.slope[0]
     for n in range(count):
         cell = cells[moved[n]]
         gain += cell.price
@@ -352,7 +355,7 @@ def _accepted(design, scratch, late, tile_cost, temperature, count):
         arc = arcs[scratch.arcs[n]]
         path = path_of(nets, arc)
         scratch.new_path[n] = path
-        total += price_of(path, late) - price_of(arc.path, late)
+        total += price_of(path, late, slope) - price_of(arc.path, late, slope)
     if total <= most:
         for n in range(wires):
             arcs[scratch.arcs[n]].path = scratch.new_path[n]

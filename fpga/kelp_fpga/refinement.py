@@ -25,6 +25,9 @@ __all__ = ["EPOCHS", "Refinement", "refine"]
 EPOCHS = 170
 _HOT, _COLD = 0.06, 0.01    #: temperatures at the first epoch and the last but `_STILL`
 _STILL = 10         #: epochs that make no move which costs anything
+#: ns, from the first epoch to the last: a path that is longer by this costs e times as much. What is late by much and shared by many comes into order while
+#: paths can still give way to each other; the latest ones count alone at the end.
+_SLOPE = 0.7, 0.2
 _MOVES = 4          #: in an epoch, of each cell that may move
 _REACH = 6, 1       #: tiles
 _SHARE = 0.99       #: of the ends that are early enough,
@@ -78,7 +81,7 @@ class Refinement:
         cells = np.concatenate([cells, nothing])
         self.design = Design(cells, nets, arcs, order.forward.astype("i4"), members, *self._sites(width, height), block_rams,
                              np.zeros((height + 1, width + 1)),
-                             np.array([0x9E3779B97F4A7C15 * (2 * seed + 1) & (1 << 64) - 1], np.uint64), width, height)
+                             np.array([0x9E3779B97F4A7C15 * (2 * seed + 1) & (1 << 64) - 1], np.uint64), np.array([_SLOPE[0]]), width, height)
         self.scratch = annealing.scratch(len(arcs), len(nets))
         #: Cells to draw from.
         self.movable = np.array([n for n in range(len(placed.cells)) if self._leads(n)], "i4")
@@ -143,7 +146,6 @@ class Refinement:
         annealed_design.measure(self.design)
         self.arrivals = self.design.arcs["path"][self._ends]
         self._late = max(_EARLY, float(np.quantile(self.design.arcs["path"][self._judged], _SHARE))) if len(self._judged) else 0.0
-        annealed_design.appraise(self.design, self._late)
         self.worst = float(self.arrivals.max(initial=0.0))
 
     def _picks(self) -> np.ndarray:
@@ -154,11 +156,13 @@ class Refinement:
         times = round(len(self.movable) * _OFTEN / (1 - _OFTEN) / max(1, len(cells)))
         return np.concatenate([self.movable, np.repeat(cells, times)])
 
-    def run(self, temperature: float, reach: int) -> int:
+    def run(self, temperature: float, reach: float, slope: float = _SLOPE[0]) -> int:
         """One epoch: how many moves were made."""
         if not len(self.movable):
             return 0
-        made = annealing.anneal(self.design, self.scratch, self._late, _TILE, temperature, reach, self._picks(), _MOVES * len(self.movable))
+        self.design.slope[0] = slope
+        annealed_design.appraise(self.design, self._late)
+        made = annealing.anneal(self.design, self.scratch, self._late, _TILE, temperature, round(reach), self._picks(), _MOVES * len(self.movable))
         self._look()
         return made
 
@@ -198,7 +202,7 @@ def refine(module: dict, *, epochs: int = EPOCHS, tell=lambda line: None) -> Ref
         if n < epochs:
             part = min(1.0, n / max(1, epochs - _STILL))
             temperature = 0.0 if part == 1.0 else _HOT * (_COLD / _HOT) ** part
-            moved += refinement.run(temperature, round(_REACH[0] * (_REACH[1] / _REACH[0]) ** part))
+            moved += refinement.run(temperature, *(first * (last / first) ** part for first, last in (_REACH, _SLOPE)))
     refinement.store()
     _check(placed, "after refinement")
     placed.store()
