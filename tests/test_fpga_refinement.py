@@ -303,3 +303,17 @@ def test_late_paths_of_what_is_no_netlist(tmp_path):
     (tmp_path / "refined.json").write_text('{"modules": {"part": {"cells": {}}}}')
     with pytest.raises(ValueError, match="no module of it is the top"):
         late_paths(tmp_path / "refined.json", above=11.0)
+
+
+def test_no_more_tiles_move_than_there_is_room_for():
+    """A register in the tile of a chain that is longer takes all of it along, and as many tiles of anything come back."""
+    d = Design(3)
+    for x in range(2, 12):
+        for z in range(8):
+            d.cell("TRELLIS_COMB", table(x, 5, z), {"A": d.net(), "F": (out := d.net())})
+            d.cell("TRELLIS_FF", register(x, 5, z), {"M": out, "Q": d.net()})
+    at, room = (refinement := Refinement(Placed(d.module()))).design, len(refinement.scratch.theirs)
+    first = 5 * at.width + 2
+    for tiles in range(1, annealing.LONGEST + 1):
+        assert annealing._stands(at, first, 0, 8 * tiles, 2, refinement.scratch.theirs, refinement.scratch.theirs_at) == 16 * tiles <= room
+    assert annealing._stands(at, first, 0, 8 * (annealing.LONGEST + 1), 2, refinement.scratch.theirs, refinement.scratch.theirs_at) == -1

@@ -86,6 +86,8 @@ def _legal(cells, tables, registers, tile):
 def _stands(design, tile, z, count, what, found_cells, places):
     """What would go from `count` places on: how many cells, -1 when they may not. `what`: of a single place the table, the register or both."""
     found, cells = 0, design.cells
+    if count > 8 * LONGEST:     # there is no room for more in `found_cells`
+        return -1
     for n in range(count):
         site = 8 * tile + z + n
         table, register = design.table[site], design.register[site]
@@ -253,7 +255,7 @@ def _move(design, scratch, late, tile_cost, temperature, reach, number):
             if table >= 0 and cells[table].run > 1:
                 tiles, here = cells[table].run, here - cells[table].run_at
                 break
-        if there == here or there % width + tiles > width or tiles > LONGEST:  # where a chain would overlap itself, `_stands` finds it out of step
+        if there == here or there % width + tiles > width:  # where a chain would overlap itself, `_stands` finds it out of step
             return 0
         for tile in range(there, there + tiles):
             if not design.usable[tile]:
