@@ -64,9 +64,10 @@ class Secded:
         """(data with a single error corrected, single error, uncorrectable error) from a code word as read and its syndrome."""
         syndrome = Value.cast(syndrome)
         hit = Cat(syndrome == Const(column, self.check_bits) for column in self.columns[:self.width])
-        # What kind of error it is, is looked up: of a syndrome of seven bits that is two levels of an FPGA's tables.
-        kinds = [Const(sum(1 << each for each in which), 1 << self.check_bits)
-                 for which in (self.columns, set(range(1, 1 << self.check_bits)) - set(self.columns))]
+        # What kind of error it is, is looked up: of a syndrome of seven bits that is two levels of an FPGA's tables. (The bit beyond the last is not reached;
+        # with it the constant is as wide in Verilog as it is here.)
+        past = 1 << self.check_bits
+        kinds = [Const(sum(1 << each for each in which) | 1 << past, past + 1) for which in (self.columns, set(range(1, past)) - set(self.columns))]
         single, double = (kind.bit_select(syndrome, 1) for kind in kinds)
         return Value.cast(code)[:self.width] ^ hit, single, double
 
