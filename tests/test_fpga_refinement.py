@@ -10,7 +10,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from kelp_fpga import annealed_design, annealing
+from kelp_fpga import annealed_design, annealing, placed_netlist
 from kelp_fpga.annealed_design import wire
 from kelp_fpga.late_paths import late_paths
 from kelp_fpga.placed_netlist import Placed
@@ -181,6 +181,34 @@ def test_block_rams_change_places():
     module = d.module()
     refinement = refine(module, epochs=20)
     assert list(bels(module).values())[::2] == ["X20/Y20/EBR1", "X2/Y2/EBR0"] and refinement.worst < 6.5
+
+
+def ram_far_from_its_register(settings: dict) -> dict:
+    """Two block RAMs, at opposite corners of the grid of sites: (2, 20) and (20, 2). Each one's register is at a corner where no block RAM stands."""
+    d = Design(0)
+    for place, other in (("X2/Y20/EBR0", (2, 3)), ("X20/Y2/EBR1", (20, 19))):
+        out = d.net()
+        d.cell("DP16KD", place, {"DOA0": out})
+        d.cell("TRELLIS_FF", register(*other, 0), {"M": out, "Q": d.net()})
+    return d.module() | {"settings": settings}
+
+
+def test_a_block_ram_goes_to_a_free_site(monkeypatch):
+    """Where the sites that are taken tell the device's whole grid, a block RAM may go to any of it, by the name of that column."""
+    monkeypatch.setitem(placed_netlist._BLOCK_RAMS, "two by two", 4)
+    module = ram_far_from_its_register({"arch.type": "two by two"})
+    refinement = refine(module, epochs=20)
+    assert list(bels(module).values())[::2] == ["X2/Y2/EBR0", "X20/Y20/EBR1"]
+    assert refinement.worst == pytest.approx(max(Refinement(Placed(module)).arrivals))
+
+
+@pytest.mark.parametrize(("device", "sites"), [("two by two", 5), ("another", 4)])
+def test_no_site_is_made_up(monkeypatch, device, sites):
+    """A device with other sites than the grid of those that are taken, or that is not known: they change places with each other alone."""
+    monkeypatch.setitem(placed_netlist._BLOCK_RAMS, "two by two", sites)
+    module = ram_far_from_its_register({"arch.type": device})
+    refine(module, epochs=20)
+    assert set(list(bels(module).values())[::2]) == {"X2/Y20/EBR0", "X20/Y2/EBR1"}
 
 
 def test_paths_are_the_longest_over_each_wire():
