@@ -18,6 +18,13 @@ from kelp_hw.skid import Skid
 _ITEM = data.StructLayout({"rest": 11, "kind": 5})
 
 
+def simulate(top, bench):
+    sim = Simulator(top)
+    sim.add_clock(1e-6)
+    sim.add_testbench(bench)
+    sim.run()
+
+
 def through_skid(seed, *, idle, stall, late=None, count=400):
     """Items received and the cycles that it took; checks that `ready` and `valid` do not follow an input within a cycle."""
     rng, dut, received, cycles = random.Random(seed), Skid(_ITEM, late=late), [], 0
@@ -42,10 +49,7 @@ def through_skid(seed, *, idle, stall, late=None, count=400):
             if comes[0]:
                 assert ctx.get(dut.o.valid) == comes[1] and (not comes[1] or ctx.get(dut.o.p.as_value()) == comes[2]), "what was foretold does not come"
 
-    sim = Simulator(dut)
-    sim.add_clock(1e-6)
-    sim.add_testbench(bench)
-    sim.run()
+    simulate(dut, bench)
     return received, cycles
 
 
@@ -82,10 +86,7 @@ def test_an_answer_queue_waits_for_its_channel_alone(stall, apart):
             waited = max(waited, sent - len(received))
             await ctx.tick()
 
-    sim = Simulator(dut)
-    sim.add_clock(1e-6)
-    sim.add_testbench(bench)
-    sim.run()
+    simulate(dut, bench)
     assert received == list(range(300)) and waited == (4 if stall else 0)
 
 
@@ -112,10 +113,7 @@ def test_an_order_queue_is_a_buffered_fifo(idle, stall):
         assert cycles == 402 or idle or stall, "one item a cycle, two cycles late"
         assert fullest == 8 or stall <= idle
 
-    sim = Simulator(m)
-    sim.add_clock(1e-6)
-    sim.add_testbench(bench)
-    sim.run()
+    simulate(m, bench)
 
 
 @pytest.mark.parametrize(("idle", "stall"), [(0, 0), (0.7, 0), (0.3, 0.3), (0.2, 0.9)])
@@ -140,10 +138,7 @@ def test_a_request_queue_keeps_what_came_with_its_valid(idle, stall):
         assert cycles == 301 or idle or stall, "one item a cycle, one cycle late"
         assert fullest == 4 or stall <= idle
 
-    sim = Simulator(dut)
-    sim.add_clock(1e-6)
-    sim.add_testbench(bench)
-    sim.run()
+    simulate(dut, bench)
 
 
 def test_sizes_are_checked():
