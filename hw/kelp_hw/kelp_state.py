@@ -112,10 +112,12 @@ class KelpState(wiring.Component):
         ]
         # `second` stands beside `duel` and says whether that is more than 0: it decides what is added to it. Whether the sum is, or where it ends,
         # is known from `duel` for each regret, beside the addition.
-        duel, regret, most, least, leads = Signal(signed(DUEL_MOST.bit_length() + 1)), Signal(signed(6)), Signal(), Signal(), Signal()
-        m.d.comb += leads.eq(self.second)
         rare = EXPLORE - 1
-        for who, follows, counts in ((1, 0, FIRST_REGRET), (1, 1, FIRST_REGRET * rare), (2, 1, -SECOND_REGRET), (2, 0, -SECOND_REGRET * rare)):
+        cases = ((1, 0, FIRST_REGRET), (1, 1, FIRST_REGRET * rare), (2, 1, -SECOND_REGRET), (2, 0, -SECOND_REGRET * rare))
+        regret = Signal(signed(max(abs(counts) for *_, counts in cases).bit_length() + 1))
+        duel, most, least, leads = Signal(signed(DUEL_MOST.bit_length() + 1)), Signal(), Signal(), Signal()
+        m.d.comb += leads.eq(self.second)
+        for who, follows, counts in cases:
             with m.If(read & (given == who) & (self.second == follows)):
                 m.d.comb += [regret.eq(counts), most.eq(duel >= DUEL_MOST - counts), least.eq(duel <= -DUEL_MOST - counts), leads.eq(duel > -counts)]
         m.d.sync += [duel.eq(Mux(most, DUEL_MOST, Mux(least, -DUEL_MOST, duel + regret))), self.second.eq(leads), Assert(self.second == (duel > 0))]

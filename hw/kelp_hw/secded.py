@@ -64,12 +64,16 @@ class Secded:
         """(data with a single error corrected, single error, uncorrectable error) from a code word as read and its syndrome."""
         syndrome = Value.cast(syndrome)
         hit = Cat(syndrome == Const(column, self.check_bits) for column in self.columns[:self.width])
-        # What kind of error it is, is looked up: of a syndrome of seven bits that is two levels of an FPGA's tables. (The bit beyond the last is not reached;
-        # with it the constant is as wide in Verilog as it is here.)
-        past = 1 << self.check_bits
-        kinds = [Const(sum(1 << each for each in which) | 1 << past, past + 1) for which in (self.columns, set(range(1, past)) - set(self.columns))]
-        single, double = (kind.bit_select(syndrome, 1) for kind in kinds)
+        single, double = (self._looked_up(which, syndrome) for which in (set(self.columns), set(range(1, 1 << self.check_bits)) - set(self.columns)))
         return Value.cast(code)[:self.width] ^ hit, single, double
+
+    def _looked_up(self, which: set[int], syndrome: Value) -> Value:
+        """Whether the syndrome is one of `which`. Of seven bits that is two levels of an FPGA's tables. A constant loses leading zeros in Verilog, and lint
+        says so: of a table whose last bit is 0 the complement is written."""
+        rows = 1 << self.check_bits
+        table, last = sum(1 << each for each in which), rows - 1 in which
+        found = Const(table if last else ~table & ((1 << rows) - 1), rows).bit_select(syndrome, 1)
+        return found if last else ~found
 
 
 def _balanced(width: int, check: int) -> list[int]:
