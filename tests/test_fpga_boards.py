@@ -279,3 +279,6 @@ def test_buffers_leave_the_lower_edge():
            "clock": cell("DCCA", "X67/Y0/TDCC0", CLKI=8, CLKO=9), "global_0": cell("DCCA", "X123/Y46/RDCC0", CLKI=7, CLKO=10),
            "global_1": cell("DCCA", "X3/Y46/LDCC0", CLKI=8, CLKO=11)}
     assert move({"cells": far}) == [("global_0", "X3/Y46/LDCC0"), ("global_1", "X123/Y46/RDCC0")] and move({"cells": far}) == []
+    lowest = {"ff": cell("TRELLIS_FF", "X100/Y80/SLICEA.FF0", Q=7), "low": cell("DCCA", "X67/Y95/BDCC1", CLKI=7, CLKO=11)}
+    with pytest.raises(ValueError, match="low at X67/Y95/BDCC1 is at the lower edge, and no free buffer is known elsewhere"):
+        move({"cells": lowest})

@@ -252,6 +252,7 @@ def test_moves_keep_account():
     refinement = Refinement(Placed(design(5)))
     at = refinement.design
     for step in range(3000):
+        annealed_design.appraise(at, 12.0)      # what paths cost is what a longer wire may be worth
         before = at.arcs.copy(), at.nets.copy()
         made = annealing.anneal(at, refinement.scratch, 12.0, 0.06, 0.3, 12, refinement.movable, 1)
         arcs, nets = at.arcs.copy(), at.nets.copy()
@@ -263,6 +264,10 @@ def test_moves_keep_account():
         for site in np.nonzero(sites >= 0)[0]:
             cell = at.cells[sites[site]]
             assert cell["kind"] == kind and 8 * (cell["y"] * at.width + cell["x"]) + cell["z"] == site
+    assert (at.writer >= 0).any() and (at.cells["price"] > 0).any()
+    for tile in np.nonzero(at.writer >= 0)[0]:
+        cell = at.cells[at.writer[tile]]
+        assert cell["y"] * at.width + cell["x"] == tile
 
 
 def test_half_perimeters_count_for_more_where_many_wires_are():

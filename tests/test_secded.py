@@ -5,7 +5,7 @@ import random
 from itertools import combinations
 
 import pytest
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Const, Module, Signal
 from amaranth.sim import Simulator
 
 from kelp_hw.secded import Secded
@@ -55,6 +55,24 @@ def test_flips(width):
         assert (corrected, uncorrected) == (errors == 1, errors == 2), (flip, corrected, uncorrected)
         if errors < 2:
             assert data == value, flip
+
+
+@pytest.mark.parametrize("width", [4, 16, 46, 57, 64])
+def test_every_syndrome_is_judged(width):
+    code, judged = Secded(width), []
+    m, syndrome, single, double = Module(), Signal(code.check_bits), Signal(), Signal()
+    _, one, more = code.repair(Const(0, code.code_bits), syndrome)
+    m.d.comb += [single.eq(one), double.eq(more)]
+
+    async def bench(ctx):
+        for each in range(1 << code.check_bits):
+            ctx.set(syndrome, each)
+            judged.append((ctx.get(single), ctx.get(double)))
+
+    sim = Simulator(m)
+    sim.add_testbench(bench)
+    sim.run()
+    assert judged == [(each in code.columns, each != 0 and each not in code.columns) for each in range(1 << code.check_bits)]
 
 
 def test_zero_is_a_code_word():

@@ -10,13 +10,11 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-__all__ = ["ARC", "CELL", "NET", "Design", "appraise", "length_of", "measure", "path_of", "price_of", "spread", "wire", "wire_of"]
+__all__ = ["ARC", "CELL", "NET", "Design", "appraise", "compiled", "length_of", "measure", "path_of", "price_of", "spread", "wire", "wire_of"]
 
-# What is compiled is kept. numba asks whether a function's own file has changed, not those that it calls functions of: so each state of both files has a
-# folder of its own.
 _SOURCES = (Path(__file__), Path(__file__).with_name("annealing.py"))
-numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR or Path(__file__).parent / "__pycache__")
-                             / f"kelp-{hashlib.sha256(b''.join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]}")
+_KEPT = str(Path(numba.config.CACHE_DIR or Path(__file__).parent / "__pycache__")
+            / f"kelp-{hashlib.sha256(b''.join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]}")
 
 #: ns: a wire's base, a tile of its way up to `_KNEE` in a direction, a tile beyond, and a wire within a tile: the means of what router1 made of 9 600 wires
 #: on paths of more than 9.5 ns (docs/timing.md).
@@ -58,7 +56,19 @@ class Design(NamedTuple):
     height: int
 
 
-@numba.njit(cache=True, inline="always")
+def compiled(function=None, **options):
+    """Decorator: numba's `njit`, what is compiled being kept. numba asks whether a function's own file has changed, not those that it calls functions of: so
+    each state of both files has a folder of its own, and only while it decorates: whatever else a process compiles stays where it belongs."""
+    if function is None:
+        return lambda each: compiled(each, **options)
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, _KEPT
+    try:
+        return numba.njit(cache=True, **options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@compiled(inline="always")
 def wire(x1, y1, x2, y2):
     """ns from a cell at one place to a cell at another."""
     dx, dy = abs(x1 - x2), abs(y1 - y2)
@@ -67,26 +77,26 @@ def wire(x1, y1, x2, y2):
     return far if dx + dy else _SAME_TILE
 
 
-@numba.njit(cache=True, inline="always")
+@compiled(inline="always")
 def wire_of(cells, arc):
     """ns of an arc's wire, its ends being where they are."""
     source, sink = cells[arc.source], cells[arc.cell]
     return arc.fixed if arc.fixed >= 0 else wire(source.x, source.y, sink.x, sink.y)
 
 
-@numba.njit(cache=True, inline="always")
+@compiled(inline="always")
 def path_of(nets, arc):
     """ns of the longest path over an arc."""
     return nets[arc.net].arrival + arc.wire + arc.through + (nets[arc.to].left if arc.to >= 0 else 0.0)
 
 
-@numba.njit(cache=True, inline="always")
+@compiled(inline="always")
 def price_of(path, late, slope):
     """What a path costs: e times as much for `slope` ns more."""
     return slope * np.exp(min((path - late) / slope, 30.0)) if path > late - _UNSEEN else 0.0
 
 
-@numba.njit(cache=True, inline="always")
+@compiled(inline="always")
 def _box(cells, members, first, last):
     """The first and the last column and row of a net."""
     cell = cells[members[first]]
@@ -98,7 +108,7 @@ def _box(cells, members, first, last):
     return x1, x2, y1, y2
 
 
-@numba.njit(cache=True)
+@compiled
 def length_of(cells, members, first, last, crowd):
     """Half perimeter, with what is added where many wires are."""
     if last - first < 2:
@@ -108,7 +118,7 @@ def length_of(cells, members, first, last, crowd):
     return (x2 - x1 + y2 - y1) * (1.0 + more / ((x2 - x1 + 1) * (y2 - y1 + 1)))
 
 
-@numba.njit(cache=True)
+@compiled
 def spread(design, enough):
     """How many wires are over each tile, were each net's spread over its box; where there are more than `enough`, half perimeters count for more from now on.
     Half perimeters of all nets, tiles."""
@@ -139,7 +149,7 @@ def spread(design, enough):
     return total
 
 
-@numba.njit(cache=True)
+@compiled
 def measure(design):
     """Every wire, arrival, path and half perimeter afresh."""
     cells, nets, arcs = design.cells, design.nets, design.arcs
@@ -158,7 +168,7 @@ def measure(design):
         arcs[n].path = path_of(nets, arcs[n])
 
 
-@numba.njit(cache=True)
+@compiled
 def appraise(design, late):
     """What the paths over its wires cost each cell."""
     cells = design.cells

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
-from .annealed_design import length_of, path_of, price_of, wire_of
+from .annealed_design import compiled, length_of, path_of, price_of, wire_of
 
 __all__ = ["LONGEST", "anneal", "scratch"]
 
@@ -47,11 +46,12 @@ class Scratch(NamedTuple):
 
 
 def scratch(arcs: int, nets: int) -> Scratch:
+    """Room for any move in a design of so many arcs and nets."""
     counts = (arcs, "i4"), (arcs, "f8"), (arcs, "f8"), (nets, "i4"), (nets, "f8"), (nets, "f8"), (nets, "i4"), (nets, "f8")
     return Scratch(*(np.zeros(*each) for each in counts), *(np.zeros(_MOST, "i4") for _ in range(4)), np.zeros(2 * _MOST, "i4"), np.zeros(1, "i4"))
 
 
-@numba.njit(cache=True, inline="always")
+@compiled(inline="always")
 def _draw(random, below):
     word = random[0]
     word ^= (word << np.uint64(13))
@@ -61,7 +61,7 @@ def _draw(random, below):
     return np.int64((word >> np.uint64(11)) % np.uint64(below))
 
 
-@numba.njit(cache=True)
+@compiled
 def _legal(cells, tables, registers, tile):
     """As `Placed.legal`."""
     reset = -1
@@ -82,7 +82,7 @@ def _legal(cells, tables, registers, tile):
     return True
 
 
-@numba.njit(cache=True)
+@compiled
 def _stands(design, tile, z, count, what, found_cells, places):
     """What would go from `count` places on: how many cells, -1 when they may not. `what`: of a single place the table, the register or both."""
     found, cells = 0, design.cells
@@ -118,7 +118,7 @@ def _stands(design, tile, z, count, what, found_cells, places):
     return found
 
 
-@numba.njit(cache=True)
+@compiled
 def _take(design, moved, count):
     for n in range(count):
         cell = design.cells[moved[n]]
@@ -131,7 +131,7 @@ def _take(design, moved, count):
             design.register[8 * tile + cell.z] = -1
 
 
-@numba.njit(cache=True)
+@compiled
 def _put(design, moved, places, count, tile, z):
     for n in range(count):
         cell, site = design.cells[moved[n]], 8 * tile + z + places[n]
@@ -146,7 +146,7 @@ def _put(design, moved, places, count, tile, z):
             design.register[site] = moved[n]
 
 
-@numba.njit(cache=True)
+@compiled
 def _middle(design, cell, late):
     """The middle of what a cell is wired to, ends of late wires first; its own place when that is nothing."""
     sx = sy = sw = 0.0
@@ -165,7 +165,7 @@ def _middle(design, cell, late):
     return (sx / sw, sy / sw) if sw else (float(cell.x), float(cell.y))
 
 
-@numba.njit(cache=True)
+@compiled
 def _end(design, cell):
     """The place of one of the cells that a cell is wired to, of three drawn the one on the latest path; its own place when there is none."""
     random, members = design.random, design.members
@@ -187,7 +187,7 @@ def _end(design, cell):
     return float(x), float(y)
 
 
-@numba.njit(cache=True)
+@compiled
 def _aim(design, cell, late, reach):
     """A tile near the cell's own, or on the way to a cell or to the middle of the cells that it is wired to; -1 when there is none."""
     random = design.random
@@ -205,9 +205,14 @@ def _aim(design, cell, late, reach):
     return tile if design.usable[tile] else -1
 
 
-@numba.njit(cache=True)
+@compiled
 def anneal(design, scratch, late, tile_cost, temperature, reach, picks, moves):
-    """Draw `moves` moves of the cells `picks`, and make those that a temperature allows; how many were made."""
+    """Draw `moves` moves of the cells `picks`, and make those that a temperature allows; how many were made.
+
+    Costs are ns of paths beyond `late` (ns; see `price_of`) and `tile_cost` for each tile of half perimeter; `temperature` is in the same unit, 0 being none
+    that costs anything. `reach`: tiles that a cell goes at most, when it does not go towards what it is wired to. `measure` and `appraise` are as old as the
+    caller lets them be.
+    """
     made = 0
     for _ in range(moves):
         cell = picks[_draw(design.random, len(picks))]
@@ -218,7 +223,7 @@ def anneal(design, scratch, late, tile_cost, temperature, reach, picks, moves):
     return made
 
 
-@numba.njit(cache=True)
+@compiled
 def _move_block_ram(design, scratch, late, tile_cost, temperature, cell):
     other = design.block_rams[_draw(design.random, len(design.block_rams))]
     if other == cell:
@@ -234,7 +239,7 @@ def _move_block_ram(design, scratch, late, tile_cost, temperature, cell):
     return 0
 
 
-@numba.njit(cache=True)
+@compiled
 def _move(design, scratch, late, tile_cost, temperature, reach, number):
     cells, width = design.cells, design.width
     cell = cells[number]
@@ -294,7 +299,7 @@ def _move(design, scratch, late, tile_cost, temperature, reach, number):
     return 0
 
 
-@numba.njit(cache=True, inline="always")
+@compiled(inline="always")
 def _rewired(cells, arcs, scratch, number, now, wires):
     """An arc's wire as its ends stand now, once in a move; how many wires are new."""
     arc = arcs[number]
@@ -306,7 +311,7 @@ def _rewired(cells, arcs, scratch, number, now, wires):
     return wires + 1
 
 
-@numba.njit(cache=True)
+@compiled
 def _accepted(design, scratch, late, tile_cost, temperature, count):
     """Whether the cells `scratch.both`, at their new places already, may stay there. Then what is known of their wires is made new, else it is as before."""
     cells, nets, arcs, members, moved = design.cells, design.nets, design.arcs, design.members, scratch.both

@@ -79,6 +79,11 @@ def move(module: dict) -> list[tuple[str, str]]:
     Returns
     -------
     (cell, its new place)
+
+    Raises
+    ------
+    ValueError
+        No buffer is off the lower edge, or there is no free place beside those that are.
     """
     bels = {name: cell["attributes"]["NEXTPNR_BEL"] for name, cell in module["cells"].items() if "NEXTPNR_BEL" in cell.get("attributes", {})}
     places = {name: re.fullmatch(r"X(\d+)/Y(\d+)/([TLRB])DCC(\d+)", bels[name]) for name, cell in module["cells"].items() if cell["type"] == "DCCA"}
@@ -96,7 +101,10 @@ def move(module: dict) -> list[tuple[str, str]]:
     now = dict(before)
     for name in now:
         if places[name][3] == "B":
-            now[name] = min((way(name, place), place) for side in sides for k in range(_PLACES) if (place := f"{side}{k}") not in used)[1]
+            free = [place for side in sides for k in range(_PLACES) if (place := f"{side}{k}") not in used]
+            if not free:
+                raise ValueError(f"{name} at {before[name]} is at the lower edge, and no free buffer is known elsewhere")
+            now[name] = min(free, key=lambda place: (way(name, place), place))
             used.add(now[name])
     ours = [name for name in now if name.startswith("global_")]
     better = True

@@ -53,7 +53,7 @@ def late_paths(refined: Path, *, above: float) -> list[Group]:
     OSError, ValueError
         The file is not there, or no netlist with a top module.
     """
-    modules = json.loads(refined.read_text(encoding="utf-8"))["modules"].values()
+    modules = json.loads(refined.read_text(encoding="utf-8")).get("modules", {}).values()
     top = next((module for module in modules if int(module.get("attributes", {}).get("top", "0"), 2)), None)
     if top is None:
         raise ValueError("no module of it is the top")

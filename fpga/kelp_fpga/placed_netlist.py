@@ -159,7 +159,7 @@ class Placed:
             return 2
         if mode != "LOGIC":
             return 3
-        if self.net(n, "FXA") is not None or self.net(n, "FXB") is not None or self.net(n, "OFX") in wide - {None} or halves.get(self.net(n, "F")) in wide:
+        if self.net(n, "FXA") is not None or self.net(n, "FXB") is not None or self.net(n, "OFX") in wide or halves.get(self.net(n, "F")) in wide:
             return 2
         return 1 if self.net(n, "OFX") is not None or self.net(n, "F1") is not None or (self.net(n, "F") or -1) in halves else 0
 

@@ -57,6 +57,7 @@ class Refinement:
     placed : Placed
         Changed by `store`.
     seed : int
+        Of the moves that are drawn.
 
     Attributes
     ----------
@@ -157,7 +158,8 @@ class Refinement:
         return np.concatenate([self.movable, np.repeat(cells, times)])
 
     def run(self, temperature: float, reach: float, slope: float = _SLOPE[0]) -> int:
-        """One epoch: how many moves were made."""
+        """One epoch at a temperature (as of `annealing.anneal`), with moves of up to `reach` tiles, a path of `slope` ns more costing e times as much: how many
+        moves were made."""
         if not len(self.movable):
             return 0
         self.design.slope[0] = slope

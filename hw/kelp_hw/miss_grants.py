@@ -25,8 +25,8 @@ class MissGrants(wiring.Component):
     GRANT with `failed`: M3 then only stops counting it as waiting. Those behind it are older than the limit by then or soon, so a dead pool
     empties itself.
 
-    Latency: four cycles from an entry at the head of a pool with frames to `o_op`; throughput: a GRANT each eight cycles or so, the
-    pipeline's latency included.
+    Latency: three cycles from an entry at the head of a pool with frames to `o_op`, and up to three more until it is the pool's turn; throughput: a GRANT
+    each eight cycles or so, the pipeline's latency included.
 
     Parameters
     ----------

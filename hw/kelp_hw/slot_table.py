@@ -23,6 +23,7 @@ def encode(select: Value, bits: int) -> Value:
 
 
 def one_hot(index: Value, count: int) -> Value:
+    """`count` bits, the one at `index` set; none of them where that is `count` or more."""
     return Cat(index == n for n in range(count))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The one kind of memory that every block uses: one read and one write port, transparent, replaceable."""
+"""The one kind of memory that every block uses: one read and one write port, replaceable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sram(wiring.Component):
     """A memory with one read and one write port on one clock.
 
     Small ones are `lib.memory` (block or distributed RAM on an FPGA, and Amaranth's simulator runs them); large ones are an `Instance` of the
-    macro `kelp_sram` or `kelp_sram_apart`, whose behavioural models are in `macros/kelp_sram.v` and which an ASIC or UltraRAM flow replaces.
+    macro `kelp_sram` or `kelp_sram_apart`, whose behavioural models are in `macros` and which an ASIC or UltraRAM flow replaces.
 
     Latency: one cycle, `read_en` with `read_address` → `read_data`, which then holds while `read_en` is low.
     Throughput: one read and one write per cycle. A read of the address that is written in the same cycle returns the **new** data, or what nobody may look

@@ -24,7 +24,8 @@ EVICTED_SOON = 16   #: steps within which a miss counts against the eviction bef
 
 
 class Telemetry(wiring.Component):
-    """One result, one hot request and one usage report a cycle; outputs follow two cycles later, one for each counter and event.
+    """One result, one hot request and one usage report a cycle. Outputs, one for each counter and event, follow: of results, hot requests and the prefetcher's
+    drops two cycles later, of usage and of its other pulses one.
 
     A page word that becomes COLD keeps the low bits of the session's step in `place`: a miss that finds them less than 16 steps old counts as evicted too
     soon. A demand that first

@@ -24,6 +24,7 @@ _Baud = Annotated[int, typer.Option(help="Bits per second, as the bitstream was 
 _Timeout = Annotated[float, typer.Option(help="Seconds of silence before something counts as lost; more for a simulation.")]
 _Patience = Annotated[float, typer.Option(help="Seconds of silence before the board is given up.")]
 _Board = Annotated[str, typer.Option(help="Which board: ulx3s_85f, ecpix5_85f, butterstick or versa_ecp5_5g.")]
+_Built = Annotated[str | None, typer.Option("--config", help="Which configuration, where another than the board's own was built.", show_default=False)]
 _Json = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file (- is stdout).")]
 
 
@@ -160,7 +161,7 @@ def register(app: typer.Typer) -> None:
         size: Annotated[bool, typer.Option("--size", help="Only synthesise and pack: what of the device is taken, in minutes.")] = False,
         json: _Json = None,
     ) -> None:
-        """Synthesise, place and route a board's top into build/fpga/BOARD and report; exit 1 when its clock is not met. Takes three quarters of an hour for an 85F."""
+        """Synthesise, place and route a board's top into build/fpga/BOARD and report; exit 1 when its clock is not met. An 85F takes 45 minutes."""
         from kelp_fpga import build as flow
         from kelp_fpga.configs import board_config
 
@@ -208,6 +209,7 @@ def register(app: typer.Typer) -> None:
     @fpga.command()
     def estimate(
         board: _Board = "ulx3s_85f",
+        config: _Built = None,
         seed: Annotated[int, typer.Option(help="Which build.")] = 1,
         netlist: Annotated[Path | None, typer.Option(help="Another netlist that synth_ecp5 wrote as JSON.", show_default=False)] = None,
         top: Annotated[str, typer.Option(help="Its top module.")] = "top",
@@ -217,12 +219,12 @@ def register(app: typer.Typer) -> None:
         """Estimate a synthesised design's slow paths, before anything is placed, and list its block RAMs."""
         from kelp_fpga.estimate import Netlist
 
-        path = netlist or _directory(board, seed) / "top.json"
+        path = netlist or _directory(board, seed, config) / "top.json"
         try:
             design = Netlist(path, top)
             slow = design.slowest(only)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{path}: no netlist ({error}); kelp fpga build --board {board} makes one first") from None
+            raise UserError(f"{path}: no netlist ({error}); kelp fpga build --board {board}{_asked(config)} makes one first") from None
         table = Table("ns", "MHz", "ends", "pin", "group")
         for end in slow[:paths]:
             table.add_row(f"{end.ns:.2f}", f"{1000 / end.ns:.1f}", str(end.ends), end.pin, end.end)
@@ -236,6 +238,7 @@ def register(app: typer.Typer) -> None:
     @fpga.command()
     def paths(
         board: _Board = "ulx3s_85f",
+        config: _Built = None,
         seed: Annotated[int, typer.Option(help="Which build.")] = 1,
         above: Annotated[float, typer.Option(help="ns, setup not counted: ends that arrive later.")] = 11.5,
         wires: Annotated[bool, typer.Option("--wires", help="Show the latest path of each group net by net, with where its drivers are.")] = False,
@@ -243,11 +246,11 @@ def register(app: typer.Typer) -> None:
         """List a build's late paths as its refined placement has them, before it is routed: where registers are wanted."""
         from kelp_fpga.late_paths import late_paths
 
-        path = _directory(board, seed) / "refined.json"
+        path = _directory(board, seed, config) / "refined.json"
         try:
             groups = late_paths(path, above=above)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{path}: no refined netlist ({error}); kelp fpga build --board {board} --seed {seed} makes it") from None
+            raise UserError(f"{path}: no refined netlist ({error}); kelp fpga build --board {board}{_asked(config)} --seed {seed} makes it") from None
         table = Table("ns", "ends", "nets", "from", "to", title=f"{sum(group.ends for group in groups)} ends beyond {above} ns")
         for group in groups:
             table.add_row(f"{group.ns:.2f}", str(group.ends), str(len(group.wires)), group.begin, group.end)
@@ -278,7 +281,7 @@ def register(app: typer.Typer) -> None:
     @fpga.command()
     def program(
         board: _Board = "ulx3s_85f",
-        config: Annotated[str | None, typer.Option(help="Which configuration, where another than the board's own was built.", show_default=False)] = None,
+        config: _Built = None,
         seed: Annotated[int, typer.Option(help="Which build.")] = 1,
     ) -> None:
         """Load the bitstream into the board, until power goes."""
@@ -338,6 +341,10 @@ def register(app: typer.Typer) -> None:
             rows.append(f"| `{port}` | {PORT_DOCS[what]} |")
         (output / "ports.md").write_text("| port | what |\n|---|---|\n" + "\n".join(rows) + "\n", encoding="utf-8")
         console.print(f"written: {output}/kelp_axi_endpoint.v, {output}/ports.md")
+
+
+def _asked(config: str | None) -> str:
+    return f" --config {config}" if config else ""
 
 
 def _directory(board: str, seed: int, config: str | None = None) -> Path:
