@@ -14,6 +14,7 @@ from .sdram_timing import BANK_BITS, BURST, COLUMN_BITS, COMMON, ROW_BITS, Sdram
 __all__ = ["LINE_BEATS", "SdramCore", "SdramPins", "line_layout"]
 
 LINE_BEATS = 32              #: columns of a line
+_PADS = 2                    #: cycles that a command and its data take through the pads' registers, out and in
 _LINES_PER_ROW_BITS = COLUMN_BITS - 5
 
 
@@ -30,7 +31,8 @@ class _Command(IntEnum):
 
 
 class SdramPins(wiring.Signature):
-    """The chip's pins, seen from the controller; `dq_oe` drives all of `dq_o`. The clock is not among them: the board inverts its own."""
+    """The chip's pins, seen from the controller, a register before the pads' own each way (:class:`.sdram_pads.SdramPads`); `dq_oe` drives all of `dq_o`. The
+    clock is not among them: the board inverts its own."""
 
     def __init__(self):
         super().__init__({"cke": Out(1, init=1), "cs_n": Out(1, init=1), "ras_n": Out(1, init=1), "cas_n": Out(1, init=1), "we_n": Out(1, init=1),
@@ -47,9 +49,9 @@ class SdramCore(wiring.Component):
     """Lines in order: four bursts of 8 columns, the last with auto-precharge. While one line moves, the next one's row is opened, so lines of different
     banks follow one another without a gap: 32 cycles a line. Refresh waits for the two lines under way.
 
-    Pins are registered. The chip takes commands on the falling edge of our clock (the board sends it the clock inverted). Its data is taken with the rising
-    edge one and a half cycles after the edge that it belongs to by CAS latency's count: access time (6 ns) and both ways through pads and board
-    (about 6 ns) fit into one period, and data then still stands for hold time plus the same 6 ns (docs/fpga.md has the budget).
+    Pins are registered, here and at the pads. The chip takes commands on the falling edge of our clock (the board sends it the clock inverted). Its data
+    is taken at the pads with the rising edge one and a half cycles after the edge that it belongs to by CAS latency's count: access time (6 ns) and both
+    ways through pads and board (about 6 ns) fit into one period, and data then still stands for hold time plus the same 6 ns (docs/fpga.md has the budget).
 
     Parameters
     ----------
@@ -163,7 +165,7 @@ class SdramCore(wiring.Component):
         with m.If(writing):
             m.d.sync += pins.dqm.eq(self.write_mask)
         m.d.comb += [self.wrote.eq(writing & last), self.wrote_id.eq(now.id)]
-        coming, ends = Signal(t.cl + 2), Signal(t.cl + 2)
+        coming, ends = Signal(t.cl + 2 + _PADS), Signal(t.cl + 2 + _PADS)
         m.d.sync += [coming.eq(Cat(moving & ~now.write, coming)), ends.eq(Cat(last & ~now.write, ends)), self.read_data.eq(pins.dq_i)]
         with m.If(last & ~now.write):
             m.d.sync += self.read_id.eq(now.id)

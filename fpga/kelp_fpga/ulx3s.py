@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from amaranth.hdl import Elaboratable, Module
 from amaranth.lib import io
+from amaranth.lib.wiring import connect
 from amaranth_boards.ulx3s import ULX3S_85F_Platform
 
 from .board import Board
 from .ecp5_clock import ecp5_clock, pll_dividers
+from .sdram_pads import SdramPads
 
 __all__ = ["Ulx3s", "Ulx3sPlatform"]
 
@@ -38,14 +40,9 @@ class Ulx3s(Elaboratable):
             m.submodules[f"led_{n}"] = led = io.Buffer("o", platform.request("led", n, dir="-"))
             m.d.comb += led.o.eq(board.leds[n])
 
-        pins, chip = board.sdram, platform.request("sdram", dir="-")
-        # The platform knows which of the chip's pins are active low: what stands here is 1 for active.
-        outputs = {"clk_en": pins.cke, "cs": ~pins.cs_n, "ras": ~pins.ras_n, "cas": ~pins.cas_n, "we": ~pins.we_n, "ba": pins.ba, "a": pins.a, "dqm": pins.dqm}
-        for name, value in outputs.items():
-            m.submodules[f"sdram_{name}"] = pad = io.Buffer("o", getattr(chip, name))
-            m.d.comb += pad.o.eq(value)
+        chip = platform.request("sdram", dir="-")
+        m.submodules.sdram = pads = SdramPads(chip)
+        connect(m, board.sdram, pads.pins)
         m.submodules.sdram_clk = sdram_clock = io.DDRBuffer("o", chip.clk)
         m.d.comb += [sdram_clock.o[0].eq(0), sdram_clock.o[1].eq(1)]
-        m.submodules.sdram_dq = dq = io.Buffer("io", chip.dq)
-        m.d.comb += [dq.o.eq(pins.dq_o), dq.oe.eq(pins.dq_oe), pins.dq_i.eq(dq.i)]
         return m

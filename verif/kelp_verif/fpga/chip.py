@@ -5,16 +5,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 from amaranth.hdl import ClockSignal, Instance, Module
-from amaranth.lib import wiring
+from amaranth.lib import io, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_fpga.sdram import Sdram
 from kelp_fpga.sdram_core import SdramPins
+from kelp_fpga.sdram_pads import SdramPads
 from kelp_hw.axi import AxiSignature
 
-__all__ = ["CHIP", "VIOLATIONS", "BareChip", "SdramWithChip", "chip"]
+__all__ = ["CHIP", "VIOLATIONS", "BareChip", "SdramWithChip", "chip", "chip_on_pads"]
 
 CHIP = Path(__file__).with_name("sdram_chip.v")
 #: Bit of `violation` → what is broken.
@@ -30,8 +32,20 @@ def chip(pins, violation, *, hz: float, clk=None) -> Instance:
                     i_dq_i=pins.dq_o, i_dq_i_driven=pins.dq_oe, o_dq_o=pins.dq_i, o_violation=violation)
 
 
+def chip_on_pads(m: Module, pins, violation, *, hz: float) -> None:
+    """The chip behind the registers at a board's pads, which are active low where the ULX3S's are."""
+    low, widths = ("cs", "ras", "cas", "we"), {"ba": 2, "a": 13, "dqm": 2}
+    outputs = {name: io.SimulationPort("o", widths.get(name, 1), invert=name in low, name=f"sdram_{name}") for name in ("clk_en", *low, *widths)}
+    data = io.SimulationPort("io", 16, name="sdram_dq")
+    m.submodules.pads = pads = SdramPads(SimpleNamespace(**outputs, dq=data))
+    connect(m, pins, pads.pins)
+    at = {"cke": "clk_en"} | {f"{name}_n": name for name in low} | {name: name for name in widths}
+    wires = {name: outputs[port].o for name, port in at.items()}
+    m.submodules.chip = chip(SimpleNamespace(**wires, dq_o=data.o, dq_oe=data.oe.all(), dq_i=data.i), violation, hz=hz)
+
+
 class SdramWithChip(wiring.Component):
-    """:class:`kelp_fpga.sdram.Sdram` on its chip."""
+    """:class:`kelp_fpga.sdram.Sdram`, the pads' registers, and the chip."""
 
     def __init__(self, *, hz: float, address_bits: int = 25, id_bits: int = 4):
         self.hz = hz
@@ -42,9 +56,7 @@ class SdramWithChip(wiring.Component):
         m = Module()
         m.submodules.sdram = sdram = self.sdram
         connect(m, flipped(self.axi), sdram.axi)
-        pins = SdramPins().create()
-        connect(m, sdram.pins, wiring.flipped(pins))
-        m.submodules.chip = chip(pins, self.violation, hz=self.hz)
+        chip_on_pads(m, sdram.pins, self.violation, hz=self.hz)
         m.d.comb += self.ready.eq(sdram.ready)
         return m
 

@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The board's top on its SDRAM chip, if it has one: what is left are the UART's two wires and the LEDs."""
+"""The board's top, its pads' registers and its SDRAM chip, if it has one: what is left are the UART's two wires and the LEDs."""
 
 from __future__ import annotations
 
 from amaranth.hdl import Module
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out, connect
+from amaranth.lib.wiring import In, Out
 
 from kelp_fpga.board import Board
-from kelp_fpga.sdram_core import SdramPins
 
-from .chip import chip
+from .chip import chip_on_pads
 
 __all__ = ["BoardWithChip"]
 
 
 class BoardWithChip(wiring.Component):
-    """:class:`kelp_fpga.board.Board` and :mod:`.chip`. `violation`: what the chip has found."""
+    """:class:`kelp_fpga.board.Board`, :class:`kelp_fpga.sdram_pads.SdramPads` and :mod:`.chip`. `violation`: what the chip has found."""
 
     def __init__(self, board: Board):
         self.board = board
@@ -27,8 +26,6 @@ class BoardWithChip(wiring.Component):
         m = Module()
         m.submodules.board = board = self.board
         if board.block_lines is None:
-            pins = SdramPins().create()
-            connect(m, board.sdram, wiring.flipped(pins))
-            m.submodules.chip = chip(pins, self.violation, hz=board.hz)
+            chip_on_pads(m, board.sdram, self.violation, hz=board.hz)
         m.d.comb += [board.rx.eq(self.rx), self.tx.eq(board.tx), self.leds.eq(board.leds)]
         return m
