@@ -82,7 +82,7 @@ TARGETS: dict[str, Target] = {
     "ulx3s_85f": Target(_ulx3s, ("-b", "ulx3s"), 80.0, 80.0, 6, "ulx3s"),
     "ecpix5_85f": Target(_block("ecpix5_85f", 1024), ("-b", "ecpix5"), 80.0, 80.0, 8, "ulx3s_block"),
     "butterstick": Target(_block("butterstick", 1024), ("-c", "ft2232"), 80.0, 80.0, 8, "ulx3s_block"),
-    "versa_ecp5_5g": Target(_block("versa_ecp5_5g", 1024), ("-c", "ft2232"), 80.0, 50.0, 8, "versa"),
+    "versa_ecp5_5g": Target(_block("versa_ecp5_5g", 1024), ("-c", "ft2232"), 80.0, 80.0, 8, "versa"),
 }
 
 #: Parts of the endpoint that are placed and routed alone, to see each one's slowest path.
