@@ -26,6 +26,7 @@ from kelp_fpga.serial_port import PortError, SerialPort
 from kelp_fpga.ulx3s import Ulx3s, Ulx3sPlatform
 from kelp_spec.config import ConfigError
 from kelp_spec.formats import Format
+from kelp_verif.fpga.chip import simulated_ports
 from test_cli import kelp
 
 
@@ -49,6 +50,17 @@ def test_ulx3s_has_every_pin_and_its_clock():
     for pin in ("sdram_0__a", "sdram_0__dq", "sdram_0__ba", "sdram_0__dqm", "sdram_0__clk", "sdram_0__cs", "uart_0__rx", "uart_0__tx", "led_7"):
         assert f'"{pin}' in constraints, pin
     assert "80000000" in constraints.replace("80.0 MHZ", "80000000 HZ") and "EHXPLLL" in netlist and "ODDRX1F" in netlist
+
+
+def test_the_simulated_chip_has_the_ports_of_the_board_and_each_its_registers():
+    platform = Ulx3sPlatform()
+    ports, simulated = platform.request("sdram", dir="-"), simulated_ports()
+    for name, port in vars(simulated).items():
+        assert tuple(getattr(ports, name).invert) == tuple(port.invert), name
+    netlist = next(str(text) for name, text in Ulx3sPlatform().build(Ulx3s(Stub()), do_build=False).files.items() if name.endswith(".il"))
+    pins = sum(len(port) for port in vars(simulated).values())
+    # An output has a register for its value and one for whether it is driven; the data pins have one more, and the clock the latter.
+    assert (netlist.count("cell \\OFS1P3DX"), netlist.count("cell \\IFS1P3DX"), netlist.count("cell \\ODDRX1F")) == (2 * pins + 1, 16, 1)
 
 
 @pytest.mark.parametrize("name", BLOCK_BOARDS)

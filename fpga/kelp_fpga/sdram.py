@@ -24,7 +24,7 @@ class Sdram(wiring.Component):
     it goes out, so W waits up to 32 cycles. Two lines read may wait for R; a manager that does not take them stops its own reads, never refresh.
 
     Throughput: one line in 32 cycles over different banks (2 bytes a cycle), measured in tests/test_fpga_sdram.py.
-    Latency of a read when idle: 40 cycles and tRCD and CAS latency.
+    Latency of a read when idle: 42 cycles and tRCD and CAS latency.
 
     Parameters
     ----------

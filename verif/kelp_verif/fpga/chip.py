@@ -16,7 +16,7 @@ from kelp_fpga.sdram_core import SdramPins
 from kelp_fpga.sdram_pads import SdramPads
 from kelp_hw.axi import AxiSignature
 
-__all__ = ["CHIP", "VIOLATIONS", "BareChip", "SdramWithChip", "chip", "chip_on_pads"]
+__all__ = ["CHIP", "VIOLATIONS", "BareChip", "SdramWithChip", "chip", "chip_on_pads", "simulated_ports"]
 
 CHIP = Path(__file__).with_name("sdram_chip.v")
 #: Bit of `violation` → what is broken.
@@ -32,16 +32,21 @@ def chip(pins, violation, *, hz: float, clk=None) -> Instance:
                     i_dq_i=pins.dq_o, i_dq_i_driven=pins.dq_oe, o_dq_o=pins.dq_i, o_violation=violation)
 
 
+def simulated_ports() -> SimpleNamespace:
+    """The ports of an ULX3S that lead to its chip, but for the clock: names, widths and which are active low as amaranth-boards has them."""
+    widths, low = {"clk_en": 1, "cs": 1, "ras": 1, "cas": 1, "we": 1, "ba": 2, "a": 13, "dqm": 2}, ("cs", "ras", "cas", "we")
+    return SimpleNamespace(**{name: io.SimulationPort("o", width, invert=name in low, name=f"sdram_{name}") for name, width in widths.items()},
+                           dq=io.SimulationPort("io", 16, name="sdram_dq"))
+
+
 def chip_on_pads(m: Module, pins, violation, *, hz: float) -> None:
-    """The chip behind the registers at a board's pads, which are active low where the ULX3S's are."""
-    low, widths = ("cs", "ras", "cas", "we"), {"ba": 2, "a": 13, "dqm": 2}
-    outputs = {name: io.SimulationPort("o", widths.get(name, 1), invert=name in low, name=f"sdram_{name}") for name in ("clk_en", *low, *widths)}
-    data = io.SimulationPort("io", 16, name="sdram_dq")
-    m.submodules.pads = pads = SdramPads(SimpleNamespace(**outputs, dq=data))
+    """The chip behind the registers at a board's pads."""
+    at = simulated_ports()
+    m.submodules.pads = pads = SdramPads(at)
     connect(m, pins, pads.pins)
-    at = {"cke": "clk_en"} | {f"{name}_n": name for name in low} | {name: name for name in widths}
-    wires = {name: outputs[port].o for name, port in at.items()}
-    m.submodules.chip = chip(SimpleNamespace(**wires, dq_o=data.o, dq_oe=data.oe.all(), dq_i=data.i), violation, hz=hz)
+    wires = SimpleNamespace(cke=at.clk_en.o, cs_n=at.cs.o, ras_n=at.ras.o, cas_n=at.cas.o, we_n=at.we.o, ba=at.ba.o, a=at.a.o, dqm=at.dqm.o,
+                            dq_o=at.dq.o, dq_oe=at.dq.oe.all(), dq_i=at.dq.i)
+    m.submodules.chip = chip(wires, violation, hz=hz)
 
 
 class SdramWithChip(wiring.Component):
