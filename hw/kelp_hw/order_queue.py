@@ -29,6 +29,13 @@ class OrderQueue(wiring.Component):
     i, o : streams
     level : out
         Items in the queue, those of its registers among them.
+
+    Attributes
+    ----------
+    last : Signal
+        What came in the cycle before.
+    ahead : Signal
+        The RAM's output is the item behind `o`'s.
     """
 
     def __init__(self, *, width: int, depth: int):
@@ -36,14 +43,14 @@ class OrderQueue(wiring.Component):
             raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 4 and up")
         self.width, self.depth = width, depth
         super().__init__({"i": In(stream.Signature(width)), "o": Out(stream.Signature(width)), "level": Out(range(depth + 1))})
+        self.last, self.ahead = Signal(width), Signal()
 
     def elaborate(self, platform):
         m = Module()
         # What is read is never what is being written: a row is read in the cycle after it was written at the earliest.
         m.submodules.rows = rows = Sram(depth=self.depth, shape=self.width, transparent=False)
         begin, end = Signal(range(self.depth)), Signal(range(self.depth))
-        last = Signal(self.width)   # what came in the cycle before
-        ahead = Signal()            # the RAM's output is the item behind `o`'s
+        last, ahead = self.last, self.ahead
         waits, moves, asks, puts, takes = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             self.i.ready.eq(self.level != self.depth), puts.eq(self.i.valid & self.i.ready), takes.eq(self.o.valid & self.o.ready),

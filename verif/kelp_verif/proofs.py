@@ -24,9 +24,11 @@ from kelp_hw.free_list import FreeList
 from kelp_hw.miss_buffer import MissBuffer
 from kelp_hw.miss_grants import MissGrants
 from kelp_hw.miss_ids import MissIds
+from kelp_hw.order_queue import OrderQueue
 from kelp_hw.park_lists import ParkLists
 from kelp_hw.pools import FreeFrames, Pools
 from kelp_hw.prefetch_queue import PrefetchQueue
+from kelp_hw.request_queue import RequestQueue
 from kelp_hw.throttle import Throttle
 from kelp_hw.write_out import WriteOut
 from kelp_hw.write_store import WriteStore
@@ -42,7 +44,7 @@ from .order_specs import CandidatesContract, ExcessTreeContract
 from .owner_spec import FrameOwnerContract
 from .pool_specs import FreeFramesContract, FreeListContract, PoolsContract, WriteSlotsContract
 from .prefetch_spec import PrefetchQueueContract
-from .queue_specs import AnswerQueueContract, DataQueueContract, FifoContract
+from .queue_specs import AnswerQueueContract, DataQueueContract, FifoContract, OrderQueueContract, RequestQueueContract
 from .turn_specs import EgressContract, WriteOutContract
 
 __all__ = ["PROOFS", "Proof", "table"]
@@ -89,6 +91,11 @@ PROOFS = (
         ("produce.eq(_incr(produce, self.depth))", "produce.eq(_incr(produce, self.depth - 1))"), ("with m.If(do_write & ~do_read):", "with m.If(do_write):"))),
     Proof(name="fifo_buffered", block=SyncFIFOBuffered, spec=FifoContract, cover=10, quick=False, bugs=(
         ("inner_level != inner_depth", "1"), ("~self.r_rdy | self.r_en", "1"))),
+    Proof(name="order_queue", block=OrderQueue, spec=OrderQueueContract, cover=10, bugs=(
+        ("Mux(ahead, rows.read_data, last)", "rows.read_data"),                     # what came last is not there yet
+        ("waits & (~ahead | moves)", "waits & moves"), ("Mux(moves, ahead & waits, ahead | waits)", "waits"))),
+    Proof(name="request_queue", block=RequestQueue, spec=RequestQueueContract, cover=10, bugs=(
+        ("write.en.eq(self.level != self.depth)", "write.en.eq(1)"), ("with m.If(takes != self.i_valid):", "with m.If(self.i_valid):"))),
     Proof(name="data_queue", block=DataQueue, spec=DataQueueContract, cover=30, bug_depth=20, bugs=(
         ("self.DEPTH - RESERVE", "self.DEPTH - RESERVE + 1"),)),
     Proof(name="answer_queue", block=AnswerQueue, spec=AnswerQueueContract, cover=10, bug_depth=10, bugs=(

@@ -9,12 +9,14 @@ from amaranth.lib.wiring import In
 
 from kelp_hw.answer_queue import AnswerQueue
 from kelp_hw.endpoint import DataQueue
+from kelp_hw.order_queue import OrderQueue
 from kelp_hw.pipeline import RESERVE
+from kelp_hw.request_queue import RequestQueue
 from kelp_spec.config import Config
 
-from .inside import Follow, open_up, word_at
+from .inside import Follow, open_up, row, word_at
 
-__all__ = ["AnswerQueueContract", "DataQueueContract", "FifoContract", "SMALL"]
+__all__ = ["AnswerQueueContract", "DataQueueContract", "FifoContract", "OrderQueueContract", "RequestQueueContract", "SMALL"]
 
 #: The least of everything that a Config may have.
 SMALL = Config(name="proof", sessions=2, queues=2, pages=4, half_lines=4, frames=(4, 4, 4, 4), misses=16, parked=16, line_slots=8, scale_slots=4,
@@ -38,6 +40,54 @@ class FifoContract(wiring.Component):
         waited = Signal()
         m.d.sync += waited.eq((f.owed != 0) & ~leaves)
         m.d.comb += [Assert(~waited | fifo.r_rdy), Cover(f.on & (f.ahead == 2) & (f.word == 3)), Cover(f.leaving & ~fifo.w_rdy)]
+        return m
+
+
+class OrderQueueContract(wiring.Component):
+    """A FIFO whose words wait in a register, behind it at the RAM's output, and in the RAM: in order, an offer stays, and a word that waits is offered after a
+    cycle at the latest. What is read is never what is written in the same cycle."""
+
+    def __init__(self, queue=OrderQueue):
+        self.queue = queue(width=2, depth=4)
+        super().__init__({"valid": In(1), "data": In(2), "ready": In(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.queue = q = self.queue
+        rows = open_up(q).rows
+        memory, begin, waiting = open_up(rows).memory, rows.read_address, Signal(2)
+        m.d.comb += [q.i.valid.eq(self.valid), q.i.p.eq(self.data), q.o.ready.eq(self.ready), waiting.eq(rows.write_address - begin)]
+        leaves = q.o.valid & q.o.ready
+        f = Follow(m, arrives=q.i.valid & q.i.ready, word_in=q.i.p, leaves=leaves, word_out=q.o.p, most=q.depth)
+        in_ram = Signal(2)
+        m.d.comb += in_ram.eq(begin + f.ahead - q.o.valid - q.ahead)
+        word = Mux(q.o.valid & (f.ahead == 0), q.o.p, Mux(q.ahead & (f.ahead == 1), rows.read_data, row(m, memory, in_ram)))
+        held, offer, waited = Signal(), Signal(2), Signal()
+        m.d.sync += [held.eq(q.o.valid & ~q.o.ready), offer.eq(q.o.p), waited.eq((f.owed != 0) & ~leaves)]
+        m.d.comb += [
+            Assert((f.owed == q.level) & (q.level <= q.depth)), Assert(q.level == waiting + q.ahead + q.o.valid), Assert(~q.ahead | q.o.valid),
+            Assert(q.ahead | (waiting == 0) | ((waiting == 1) & (q.last == row(m, memory, begin)))), Assert(~f.on | (word == f.word)),
+            Assert(~(rows.read_en & rows.write_en & (begin == rows.write_address))),
+            Assert(~held | (q.o.valid & (q.o.p == offer))), Assert(~waited | q.o.valid),
+            Cover(f.on & (f.ahead == 2) & (f.word == 3)), Cover(f.leaving & ~q.i.ready),
+        ]
+        return m
+
+
+class RequestQueueContract(wiring.Component):
+    """What comes only where there is a place leaves in order, as it came and once; what waits is offered."""
+
+    def __init__(self, queue=RequestQueue):
+        self.queue = queue(depth=4, shape=2)
+        super().__init__({"enter": In(1), "word": In(2), "ready": In(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.queue = q = self.queue
+        m.d.comb += [q.i_valid.eq(self.enter & (q.level != q.depth)), q.i.eq(self.word), q.o.ready.eq(self.ready)]
+        f = Follow(m, arrives=q.i_valid, word_in=q.i, leaves=q.o.valid & q.o.ready, word_out=q.o.p, most=q.depth)
+        f.is_in(m, q)
+        m.d.comb += [Assert(q.o.valid == (f.owed != 0)), Cover(q.level == q.depth), Cover(f.leaving & (f.ahead == 0) & f.on)]
         return m
 
 
