@@ -2,10 +2,12 @@
 
 """Board tops up to the synthesis script: pins, clock and constraints; and what the serial port and the command say when things are not there."""
 
+import errno
 import json
 import os
 import pty
 import random
+import termios
 
 import pytest
 from amaranth.hdl import Module
@@ -95,6 +97,36 @@ def test_a_port_that_is_not_there():
         SerialPort("/dev/null", 12345)
     with pytest.raises(PortError, match="no serial port"):
         SerialPort("/dev/null")
+
+
+@pytest.mark.parametrize("refused", [None, termios.TIOCGSERIAL, termios.TIOCSSERIAL])
+def test_a_port_is_opened_for_low_latency_where_its_driver_has_it(monkeypatch, refused):
+    """A driver in the place of `ioctl` that holds all of `struct serial_struct`; its flag 0x10 is another's and stays."""
+    held, before = bytearray(range(72)), 0x10
+    held[16:20] = before.to_bytes(4, "little")
+
+    def ioctl(fd, request, settings):
+        if request == refused:
+            raise OSError(errno.ENOTTY, "refused")
+        if request == termios.TIOCGSERIAL:
+            settings[:72] = held
+        else:
+            assert request == termios.TIOCSSERIAL
+            held[:] = settings[:72]
+
+    monkeypatch.setattr("kelp_fpga.serial_port.fcntl.ioctl", ioctl)
+    untouched = bytes(held)
+    master, slave = pty.openpty()
+    try:
+        port = SerialPort(os.ttyname(slave))
+        os.write(master, b"~")
+        assert port.read(1) == b"~" and port.write(b"~") == 1
+        port.close()
+    finally:
+        os.close(master)
+        os.close(slave)
+    expected = before if refused else before | 1 << 13
+    assert bytes(held) == untouched[:16] + expected.to_bytes(4, "little") + untouched[20:]
 
 
 def test_the_command_says_when_no_board_answers():
