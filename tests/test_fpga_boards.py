@@ -204,6 +204,16 @@ def test_program_says_why_nothing_was_programmed(tmp_path, loader, monkeypatch):
         program("ulx3s_85f", bitstream)
 
 
+def test_program_says_what_was_loaded(tmp_path, loader):
+    made = tmp_path / "fpga" / "ulx3s_85f" / "first_light-seed1" / "top.bit"
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"bits")
+    for ends, code, said, complaint in ((0, 0, f"ulx3s_85f loaded with {made}; it stays until power goes\n", ""), (1, 1, "", "no board answers")):
+        loader(f"exit {ends}")
+        done = kelp("fpga", "program", "--config", "first_light", KELP_BUILD=str(tmp_path))
+        assert (done.returncode, done.stdout) == (code, said) and complaint in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(("offer", "take"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.3), (0.4, 0.4)])
 def test_one_place_loses_and_invents_nothing(offer, take):
     dut, rng, sent, got = OnePlace(8), random.Random(1), [], []

@@ -287,10 +287,12 @@ def register(app: typer.Typer) -> None:
         """Load the bitstream into the board, until power goes."""
         from kelp_fpga import build as flow
 
+        bitstream = _directory(board, seed, config) / "top.bit"
         try:
-            flow.program(board, _directory(board, seed, config) / "top.bit")
+            flow.program(board, bitstream)
         except flow.BuildError as error:
             raise UserError(str(error)) from None
+        console.print(f"{board} loaded with {bitstream}; it stays until power goes", markup=False, soft_wrap=True)
 
     @fpga.command()
     def vivado(
