@@ -197,7 +197,7 @@ def _replay(host, trace, lines, prefill_pages, residency, formats, lockstep) -> 
         raise UserError("this bitstream is for first light and has no endpoint: kelp fpga build --board … makes one that has")
     try:
         recording = fpga_replay.crop(traces.read(trace), prefill_pages)
-        chosen = plan(recording, host.config, formats=parse_formats(formats), residency=residency, accesses=max(lines // 16, 1))
+        chosen = plan(recording, host.config, formats=parse_formats(formats), residency=residency, accesses=max(lines // recording.half_lines, 1))
     except ValueError as error:
         raise UserError(str(error)) from None
     with progress_bar() as bar:
