@@ -2,10 +2,12 @@
 
 """Board tops up to the synthesis script: pins, clock and constraints; and what the serial port and the command say when things are not there."""
 
+import errno
 import json
 import os
 import pty
 import random
+import termios
 
 import pytest
 from amaranth.hdl import Module
@@ -109,6 +111,36 @@ def test_a_port_that_is_not_there():
         SerialPort("/dev/null")
 
 
+@pytest.mark.parametrize("refused", [None, termios.TIOCGSERIAL, termios.TIOCSSERIAL])
+def test_a_port_is_opened_for_low_latency_where_its_driver_has_it(monkeypatch, refused):
+    """A driver in the place of `ioctl` that holds all of `struct serial_struct`; its flag 0x10 is another's and stays."""
+    held, before = bytearray(range(72)), 0x10
+    held[16:20] = before.to_bytes(4, "little")
+
+    def ioctl(fd, request, settings):
+        if request == refused:
+            raise OSError(errno.ENOTTY, "refused")
+        if request == termios.TIOCGSERIAL:
+            settings[:72] = held
+        else:
+            assert request == termios.TIOCSSERIAL
+            held[:] = settings[:72]
+
+    monkeypatch.setattr("kelp_fpga.serial_port.fcntl.ioctl", ioctl)
+    untouched = bytes(held)
+    master, slave = pty.openpty()
+    try:
+        port = SerialPort(os.ttyname(slave))
+        os.write(master, b"~")
+        assert port.read(1) == b"~" and port.write(b"~") == 1
+        port.close()
+    finally:
+        os.close(master)
+        os.close(slave)
+    expected = before if refused else before | 1 << 13
+    assert bytes(held) == untouched[:16] + expected.to_bytes(4, "little") + untouched[20:]
+
+
 def test_the_command_says_when_no_board_answers():
     done = kelp("fpga", "selftest", "--port", "/dev/kelp-no-such-port")
     assert done.returncode == 1 and "plugged in" in done.stderr and "Traceback" not in done.stderr
@@ -182,6 +214,16 @@ def test_program_says_why_nothing_was_programmed(tmp_path, loader, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(BuildError, match="no openFPGALoader"):
         program("ulx3s_85f", bitstream)
+
+
+def test_program_says_what_was_loaded(tmp_path, loader):
+    made = tmp_path / "fpga" / "ulx3s_85f" / "first_light-seed1" / "top.bit"
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"bits")
+    for ends, code, said, complaint in ((0, 0, f"ulx3s_85f loaded with {made}; it stays until power goes\n", ""), (1, 1, "", "no board answers")):
+        loader(f"exit {ends}")
+        done = kelp("fpga", "program", "--config", "first_light", KELP_BUILD=str(tmp_path))
+        assert (done.returncode, done.stdout) == (code, said) and complaint in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("offer", "take"), [(1.0, 1.0), (0.5, 1.0), (1.0, 0.3), (0.4, 0.4)])

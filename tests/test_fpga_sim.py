@@ -3,6 +3,11 @@
 """The whole board in simulation, by the commands and the library that a real one is used with. Slow: the model is built first."""
 
 import json
+import os
+import pty
+import select
+import threading
+import tty
 
 import numpy as np
 import pytest
@@ -12,9 +17,12 @@ from cxl_kv.transport import LocalTransport, Status
 from kelp_fpga.board import Board
 from kelp_fpga.board_registers import BoardRegister
 from kelp_fpga.configs import board_config
+from kelp_fpga.protocol import FROM_DEVICE, Deframer, Kind, encode, pack, unpack
 from kelp_spec.address import AddressMap, KvAddress
+from kelp_spec.messages import FIELDS
 from kelp_verif.fpga.sim_board import SimBoard
 from test_cli import kelp
+from trace_files import contents, save
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -55,12 +63,84 @@ def _shape(config):
     return pack("s0_shape", layers=2, kv_heads=2, used_lines=16, host_type=0, k_only=0, used_pages=8)
 
 
+def command(name, *arguments):
+    """Exit code and figures of a command that speaks to a simulated board."""
+    done = kelp("fpga", name, *arguments, "--timeout", "5", "--patience", "300", "--json", "-", timeout=1500)
+    assert "{" in done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout[:done.stdout.rindex("}") + 1])
+
+
 def test_selftest_by_its_command(simulated):
-    done = kelp("fpga", "selftest", "--port", simulated.port, "--timeout", "5", "--patience", "300", "--lines", "40", "--json", "-", timeout=1000)
-    result = json.loads(done.stdout[:done.stdout.rindex("}") + 1])
-    assert done.returncode == 0 and result["passed"]
+    code, result = command("selftest", "--port", simulated.port, "--lines", "40")
+    assert code == 0 and result["passed"]
     parts = ("bridge", "memory march", "endpoint loop-back", "codec signature", "metadata ECC")
     assert [result[part] for part in parts] == ["passed"] * 5
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    """4 queues of 10 pages of 8 lines."""
+    return str(save(tmp_path_factory.mktemp("trace") / "small.npz", contents()))
+
+
+SMALL = "--lines", "100", "--prefill-pages", "2"
+
+
+@pytest.mark.parametrize("how", ["--free-running", "--lockstep"])
+def test_replay_by_its_command(simulated, recording, how):
+    code, result = command("replay", recording, "--port", simulated.port, *SMALL, how)
+    assert code == 0 and result["passed"] and result["lockstep"] == (how == "--lockstep")
+    assert result["lines"] >= 100 and (result["mismatches"], result["examples"], result["counter_mismatches"]) == (0, [], {})
+    assert result["counters"]["misses"] and result["counters"]["write_backs"] and result["fetched_pages"] and result["stored_pages"]
+
+
+class WrongAnswer:
+    """Between the command and a board: one bit of the `n`th line that is read comes back wrong, in a frame whose CRC is right, as of a wrong endpoint."""
+
+    def __init__(self, port: str, n: int):
+        self._left, self._deframer, self._stop = n, Deframer(FROM_DEVICE), threading.Event()
+        self._board = os.open(port, os.O_RDWR | os.O_NOCTTY)
+        self._master, self._slave = pty.openpty()
+        tty.setraw(self._slave)
+        self.port, self.changed = os.ttyname(self._slave), None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+        for end in (self._board, self._master, self._slave):
+            os.close(end)
+
+    def _run(self):
+        while not self._stop.is_set():
+            ready = select.select([self._board, self._master], [], [], 0.1)[0]
+            if self._master in ready:
+                os.write(self._board, os.read(self._master, 4096))
+            if self._board in ready:
+                for frame in self._deframer.feed(os.read(self._board, 4096)):
+                    os.write(self._master, encode(self._through(frame)))
+
+    def _through(self, frame):
+        self._left -= frame.kind == Kind.RWD
+        if frame.kind != Kind.RWD or self._left or self.changed is not None:
+            return frame
+        fields = unpack(FIELDS["S2MDRS"], frame.payload)
+        fields["data"] ^= 1 << 77
+        self.changed = fields["data"].to_bytes(64, "little").hex()
+        return frame._replace(payload=pack(FIELDS["S2MDRS"], **fields))
+
+
+def test_replay_tells_a_wrong_line(simulated, recording):
+    with WrongAnswer(simulated.port, 60) as line:      # the first few are the endpoint's counters
+        code, result = command("replay", recording, "--port", line.port, *SMALL)
+    assert code == 1 and not result["passed"] and result["mismatches"] == 1
+    example, = result["examples"]
+    assert f"board {line.changed}, golden" in example
+    assert (result["frames_bad"], result["frames_resent"], line.changed is None) == (0, 0, False)
 
 
 def test_proof(tmp_path):
@@ -81,7 +161,6 @@ def test_selftest_after_synthesis(tmp_path):
 def test_selftest_without_codecs():
     """The Versa's configuration: the self-test asks for raw16 alone, and passes."""
     with SimBoard(Board(config=board_config("versa"), hz=80_000_000, divisor=4)) as board:
-        done = kelp("fpga", "selftest", "--port", board.port, "--timeout", "5", "--patience", "300", "--lines", "40", "--json", "-", timeout=1000)
-        result = json.loads(done.stdout[:done.stdout.rindex("}") + 1])
-        assert done.returncode == 0 and [result[part] for part in ("endpoint loop-back", "codec signature", "metadata ECC")] == ["passed"] * 3
+        code, result = command("selftest", "--port", board.port, "--lines", "40")
+        assert code == 0 and [result[part] for part in ("endpoint loop-back", "codec signature", "metadata ECC")] == ["passed"] * 3
         assert not board.violations and board.error is None

@@ -1,28 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""``kelp fpga``: a board on a cable, or the same board in simulation."""
+"""``kelp fpga``: bitstreams and what they are made of. The commands that speak to a board are in :mod:`.fpga_board`."""
 
-import contextlib
 import json as json_module
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from . import fpga_board
 from .fpga_blocks import blocks as place_blocks
-from .fpga_selftest import selftest as run_selftest
+from .fpga_board import show
 from .output import UserError, console, write_json
-from .replay import FORMATS, parse_formats, progress_bar
 
 __all__ = ["register"]
 
-_Port = Annotated[str, typer.Option(help="The board's serial port, such as /dev/ttyUSB0.", show_default=False)]
-_Baud = Annotated[int, typer.Option(help="Bits per second, as the bitstream was built for.")]
-_Timeout = Annotated[float, typer.Option(help="Seconds of silence before something counts as lost; more for a simulation.")]
-_Patience = Annotated[float, typer.Option(help="Seconds of silence before the board is given up.")]
 _Board = Annotated[str, typer.Option(help="Which board: ulx3s_85f, ecpix5_85f, butterstick or versa_ecp5_5g.")]
 _Built = Annotated[str | None, typer.Option("--config", help="Which configuration, where another than the board's own was built.", show_default=False)]
 _Json = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file (- is stdout).")]
@@ -31,124 +24,7 @@ _Json = Annotated[Path | None, typer.Option("--json", help="Also write the figur
 def register(app: typer.Typer) -> None:
     fpga = typer.Typer(help="Bring up a board: self-test, replay, simulation.", no_args_is_help=True)
     app.add_typer(fpga, name="fpga")
-
-    @fpga.command()
-    def selftest(
-        port: _Port,
-        baud: _Baud = 3_000_000,
-        timeout: _Timeout = 0.25,
-        patience: _Patience = 10.0,
-        first: Annotated[int, typer.Option(help="First line (64 bytes) of memory to test.")] = 0,
-        lines: Annotated[int | None, typer.Option(help="Lines to test; all of the memory by default.", show_default=False)] = None,
-        json: _Json = None,
-    ) -> None:
-        """Run the board's self-test (memory, endpoint, codecs, ECC) and show its result; exit 1 when anything fails. The endpoint is reset by it."""
-        with _board(port, baud, timeout, patience) as host:
-            result = run_selftest(host, first, lines)
-        if json is not None:
-            write_json(json, "fpga-selftest", result)
-        _show(result)
-        raise typer.Exit(0 if result["passed"] else 1)
-
-    @fpga.command()
-    def replay(
-        trace: Annotated[Path, typer.Argument(help="A recording with keys and values, such as data/traces/attn_0.npz.", show_default=False)],
-        port: _Port,
-        baud: _Baud = 3_000_000,
-        timeout: _Timeout = 0.25,
-        patience: _Patience = 10.0,
-        lines: Annotated[int, typer.Option(help="Replay whole steps that ask for so many lines.")] = 1024,
-        prefill_pages: Annotated[int, typer.Option(help="Pages of the prefill to keep, the newest: boards have short queues.")] = 2,
-        residency: Annotated[float, typer.Option(help="Frames, as a share of the pages at the end.")] = 0.5,
-        formats: Annotated[list[str] | None, typer.Option(help="Stored formats, as of kelp replay.")] = None,
-        lockstep: Annotated[bool, typer.Option("--lockstep/--free-running", help="One request at a time; the counters must be equal too.")] = False,
-        json: _Json = None,
-    ) -> None:
-        """Replay a recording on the board and compare every line that it answers with the golden model; exit 1 on a mismatch."""
-        with _board(port, baud, timeout, patience) as host:
-            result = _replay(host, trace, lines, prefill_pages, residency, formats or FORMATS, lockstep)
-        if json is not None:
-            write_json(json, "fpga-replay", result)
-        _show(result)
-        raise typer.Exit(0 if result["passed"] else 1)
-
-    @fpga.command()
-    def sim(
-        config: Annotated[str, typer.Option(help="What to build: board_small, ulx3s or unit.")] = "board_small",
-        divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
-        mhz: Annotated[float, typer.Option(help="The board's clock: decides the SDRAM's timing.")] = 80.0,
-        seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
-    ) -> None:
-        """Simulate the board and keep its UART open as a pseudo-terminal until interrupted; it prints the port to give to the other commands."""
-        with _simulation(config, divisor, mhz, seed) as board:
-            console.print(f"port: {board.port}")
-            while board.error is None:
-                time.sleep(0.5)
-        raise UserError(f"the simulation stopped: {board.error}")
-
-    @fpga.command()
-    def proof(
-        trace: Annotated[Path, typer.Argument(help="A recording with keys and values.")] = Path("data/traces/attn_0.npz"),
-        config: Annotated[str, typer.Option(help="What to build.")] = "board_small",
-        lines: Annotated[int, typer.Option(help="Replay whole steps that ask for so many lines.")] = 1024,
-        prefill_pages: Annotated[int, typer.Option(help="Pages of the prefill to keep.")] = 2,
-        residency: Annotated[float, typer.Option(help="Frames, as a share of the pages at the end.")] = 0.5,
-        test_lines: Annotated[int, typer.Option(help="Lines that the memory test goes over.")] = 256,
-        lockstep: Annotated[bool, typer.Option("--lockstep/--free-running", help="As of kelp fpga replay.")] = False,
-        divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
-        mhz: Annotated[float, typer.Option(help="The board's clock: decides the SDRAM's timing.")] = 80.0,
-        seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
-        json: Annotated[Path, typer.Option("--json", help="Where the result goes.")] = Path("build/fpga/sim.json"),
-    ) -> None:
-        """The board without a board: the simulated top, pins and all, through self-test and replay over its UART (make fpga-sim)."""
-        with _simulation(config, divisor, mhz, seed) as board:
-            with _board(board.port, 3_000_000, 5.0, 600.0) as host:
-                test = run_selftest(host, 0, test_lines)
-                played = _replay(host, trace, lines, prefill_pages, residency, FORMATS, lockstep)
-        counters = played["counters"]
-        enough = counters["misses"] >= 16 and counters["write_backs"] >= 8 and played["lines"] >= min(lines, 1024)
-        passed = test["passed"] and played["passed"] and enough and not board.violations and not board.framing_errors
-        result = {"config": config, "passed": passed, "enough": enough, "mhz": mhz, "divisor": divisor, "seed": seed, "selftest": test, "replay": played,
-                  "sdram_violations": board.violations, "framing_errors": board.framing_errors, "cycles": board.cycles,
-                  "cycles_per_second": round(board.cycles / board.seconds)}
-        write_json(json, "fpga-sim", result)
-        _show(result | {"selftest": test["passed"], "replay": played["passed"]})
-        raise typer.Exit(0 if passed else 1)
-
-    @fpga.command()
-    def netlist(
-        config: Annotated[str, typer.Option(help="What to build: unit, board_small or ulx3s_block.")] = "unit",
-        block_lines: Annotated[int, typer.Option(help="Lines of memory, in block RAM.")] = 512,
-        test_lines: Annotated[int, typer.Option(help="Lines that the memory test goes over.")] = 64,
-        divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
-        seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
-        json: Annotated[Path, typer.Option("--json", help="Where the result goes.")] = Path("build/fpga/netlist.json"),
-    ) -> None:
-        """The self-test after synthesis: the board's top as ECP5 cells, in simulation, by its UART (make fpga-netlist). Long; what is built is kept."""
-        from kelp_fpga.board import Board
-        from kelp_fpga.configs import board_config
-        from kelp_verif.fpga.netlist import CELLS, netlist
-        from kelp_verif.fpga.sim_board import SimBoard
-        from kelp_verif.fpga.sim_top import BoardWithChip
-        from kelp_verif.tools import ToolError
-
-        try:
-            top = Board(config=board_config(config), hz=80_000_000, divisor=divisor, block_lines=block_lines)
-            with console.status(f"synthesising {config}"):
-                verilog, cells = netlist(BoardWithChip(top), name=f"board-{config}")
-            console.print(f"{config} is " + ", ".join(f"{count} {kind}" for kind, count in sorted(cells.items())))
-            with console.status("building the netlist's simulation"):
-                simulated = SimBoard(top, seed=seed, verilog=verilog, sources=[CELLS], name=f"netlist-{config}", verilator_args=[f"-I{CELLS.parent}"],
-                                     opt="-O0")     # a third of the time to build, for a quarter of the speed
-        except (ToolError, ValueError) as error:
-            raise UserError(str(error)) from None
-        with simulated as board, _board(board.port, 3_000_000, 20.0, 600.0) as host, console.status("running its self-test, some 200 000 cycles"):
-            test = run_selftest(host, 0, test_lines)
-        result = {"config": config, "passed": test["passed"], "selftest": test, "cells": cells, "cycles": board.cycles,
-                  "cycles_per_second": round(board.cycles / board.seconds)}
-        write_json(json, "fpga-netlist", result)
-        _show(test | {"cells": ", ".join(f"{count} {kind}" for kind, count in sorted(cells.items())), "cycles": board.cycles})
-        raise typer.Exit(0 if test["passed"] else 1)
+    fpga_board.add_commands(fpga)
 
     @fpga.command()
     def build(
@@ -182,7 +58,7 @@ def register(app: typer.Typer) -> None:
             raise UserError(str(error)) from None
         if json is not None:
             write_json(json, "fpga-build", figures)
-        _show({name: figure for name, figure in figures.items() if name != "blocks"})
+        show({name: figure for name, figure in figures.items() if name != "blocks"})
         raise typer.Exit(0 if size or figures["fmax_mhz"] >= figures["clock_mhz"] else 1)
 
     @fpga.command()
@@ -287,10 +163,12 @@ def register(app: typer.Typer) -> None:
         """Load the bitstream into the board, until power goes."""
         from kelp_fpga import build as flow
 
+        bitstream = _directory(board, seed, config) / "top.bit"
         try:
-            flow.program(board, _directory(board, seed, config) / "top.bit")
+            flow.program(board, bitstream)
         except flow.BuildError as error:
             raise UserError(str(error)) from None
+        console.print(f"{board} loaded with {bitstream}; it stays until power goes", markup=False, soft_wrap=True)
 
     @fpga.command()
     def vivado(
@@ -354,72 +232,3 @@ def _directory(board: str, seed: int, config: str | None = None) -> Path:
 
     own = board not in TARGETS or config in (None, TARGETS[board].config)
     return build_root() / "fpga" / board / f"{'' if own else f'{config}-'}seed{seed}"
-
-
-@contextlib.contextmanager
-def _simulation(config, divisor, mhz, seed):
-    from kelp_fpga.board import Board
-    from kelp_fpga.configs import board_config
-    from kelp_verif.fpga.sim_board import SimBoard
-
-    try:
-        board = Board(config=board_config(config), hz=round(mhz * 1e6), divisor=divisor)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    with console.status(f"building the simulated board ({config}); the first time this takes minutes"):
-        simulated = SimBoard(board, seed=seed)
-    with simulated:
-        yield simulated
-
-
-@contextlib.contextmanager
-def _board(port, baud, timeout, patience):
-    from kelp_fpga.host import BoardError, Host
-    from kelp_fpga.host_link import LinkError
-    from kelp_fpga.serial_port import PortError, SerialPort
-
-    host = None
-    try:
-        host = Host(SerialPort(port, baud), timeout=timeout, patience=patience)
-        yield host
-    except (BoardError, LinkError, PortError) as error:
-        raise UserError(str(error)) from None
-    except ValueError as error:
-        if host is None:
-            raise UserError(str(error)) from None
-        raise
-    finally:
-        if host is not None:
-            host.close()
-
-
-def _replay(host, trace, lines, prefill_pages, residency, formats, lockstep) -> dict:
-    from kelp_fpga.configs import FIRST_LIGHT
-    from kelp_sim import trace as traces
-    from kelp_sim.replay import plan
-
-    from . import fpga_replay
-
-    if host.config.name == FIRST_LIGHT:
-        raise UserError("this bitstream is for first light and has no endpoint: kelp fpga build --board … makes one that has")
-    try:
-        recording = fpga_replay.crop(traces.read(trace), prefill_pages)
-        chosen = plan(recording, host.config, formats=parse_formats(formats), residency=residency, accesses=max(lines // 16, 1))
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    with progress_bar() as bar:
-        task = bar.add_task("board: lines", total=None)
-        done = fpga_replay.replay(host, chosen, lines=lines, lockstep=lockstep, progress=lambda n, total: bar.update(task, completed=n, total=total))
-    result = asdict(done) | {"passed": done.passed, "config": host.config.name, "lockstep": lockstep,
-                             "frames_bad": host.link.bad, "frames_resent": host.link.resent, "polls": host.link.polls}
-    result["counters"] = {name: value for name, value in done.counters.items() if value}
-    for name in ("misses", "write_backs"):
-        result["counters"].setdefault(name, 0)
-    return result
-
-
-def _show(result: dict) -> None:
-    table = Table(show_header=False)
-    for name, value in result.items():
-        table.add_row(name, ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value))
-    console.print(table)

@@ -11,9 +11,12 @@ import numpy as np
 
 from .output import UserError
 
-__all__ = ["BoardReplay", "crop", "replay", "write_register"]
+__all__ = ["ENOUGH", "BoardReplay", "crop", "enough", "replay", "write_register"]
 
 _EXAMPLES = 5
+
+#: What a replay asks for at least that is to prove a board.
+ENOUGH = {"lines": 1024, "misses": 16, "write_backs": 8}
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class BoardReplay:
     @property
     def passed(self) -> bool:
         return not self.mismatches and not self.counter_mismatches
+
+
+def enough(lines: int, counters: dict[str, int]) -> bool:
+    """Whether a replay of so many lines, with these of the board's counters, is as large as `ENOUGH`."""
+    return all(value >= least for value, least in zip((lines, counters["misses"], counters["write_backs"]), ENOUGH.values(), strict=True))
 
 
 def crop(trace, prefill_pages: int):
