@@ -119,7 +119,7 @@ class Parted(Stub):
         ends = []
         m.submodules.endpoint = endpoint = Module()
         for name, of in (("bridge", m), ("endpoint.tracker", endpoint), ("endpoint.cold", endpoint), ("cold", m)):
-            of.submodules[name.split(".")[-1]] = part = Counting(Counting())
+            of.submodules[name.split(".")[-1]] = part = Counting(Counting(Counting()))
             m.d.comb += part.i.eq(self.rx)
             if name not in self.unused:
                 ends.append(part.o)

@@ -51,8 +51,8 @@ def parts(rtlil: str) -> dict[str, bool]:
 
 
 def part_of(cell: str, known: dict[str, bool]) -> str:
-    """The part that a cell of the flat netlist lies in, by its name. A register that a part shares its name with the part above (a port is that register) has
-    the name of the latter."""
+    """The part that a cell of the flat netlist lies in, by its name. A register that is a port of its part may
+    have its name from the part above, and lies there."""
     path = cell.split(".")
     if path[0] != "board" or len(path) < 2:
         return "(top)"
