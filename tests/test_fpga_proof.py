@@ -33,7 +33,7 @@ def proof(monkeypatch, path, *arguments, violations=(), framing_errors=0, tested
 def test_the_least_that_counts(monkeypatch, tmp_path):
     code, result = proof(monkeypatch, tmp_path / "sim.json", "--mhz", "50")
     assert code == 0 and result["passed"] and result["enough"]
-    assert (result["config"], result["digest"], result["mhz"]) == ("board_small", board_config("board_small").digest, 50.0)
+    assert (result["config"], result["digest"], result["mhz"]) == ("ulx3s", board_config("ulx3s").digest, 50.0)
 
 
 @pytest.mark.parametrize("name", LEAST)

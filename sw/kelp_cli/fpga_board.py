@@ -86,7 +86,7 @@ def add_commands(fpga: typer.Typer) -> None:
     @fpga.command()
     def proof(
         trace: Annotated[Path, typer.Argument(help="A recording with keys and values.")] = Path("data/traces/attn_0.npz"),
-        config: Annotated[str, typer.Option(help="What to build.")] = "board_small",
+        config: Annotated[str, typer.Option(help="What to build: ulx3s, whose top is the routed one, board_small or unit.")] = "ulx3s",
         lines: Annotated[int, typer.Option(help="Replay whole steps that ask for so many lines.")] = 1024,
         prefill_pages: Annotated[int, typer.Option(help="Pages of the prefill to keep.")] = 2,
         residency: Annotated[float, typer.Option(help="Frames, as a share of the pages at the end.")] = 0.5,
