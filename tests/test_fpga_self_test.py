@@ -17,6 +17,7 @@ from kelp_hw.layouts import MESSAGES
 from kelp_spec.config import named
 from kelp_spec.messages import FIELDS, S2MDRS
 from kelp_verif.fpga.sim_board import SimBoard
+from test_cli import kelp
 
 LINES = [bytes((7 * n + k) & 0xFF for k in range(64)) for n in range(4)]
 
@@ -153,6 +154,8 @@ def test_first_light():
         host.write([128], [bytes(64)])
         leds = simulated.leds
         host.close()
+        replayed = kelp("fpga", "replay", "data/traces/attn_0.npz", "--port", simulated.port, "--timeout", "5", "--patience", "60")
     parts = ("bridge", "memory march", "endpoint loop-back", "codec signature", "metadata ECC")
     assert result["passed"] and [result[part] for part in parts] == ["passed"] * 2 + ["not on this bitstream"] * 3
+    assert replayed.returncode == 1 and "for first light and has no endpoint" in replayed.stderr and "Traceback" not in replayed.stderr
     assert nxm.all() and not poison.any() and leds & 0b11000111 == 0b01000111 and not simulated.violations
