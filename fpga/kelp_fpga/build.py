@@ -23,6 +23,7 @@ from kelp_spec.config import Config
 from . import annealed_design, annealing, global_nets, parts, placed_netlist, placed_timing, refinement
 from .configs import FIRST_LIGHT
 from .reports import COUNTED, report
+from .uart import uart_divisor
 
 __all__ = ["BLOCKS", "LAYOUT", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "size"]
 
@@ -64,7 +65,7 @@ def _ulx3s(config: Config, hz: int, baud: int):
     from .board import Board
     from .ulx3s import Ulx3s, Ulx3sPlatform
 
-    return Ulx3sPlatform(), Ulx3s(Board(config=config, hz=hz, divisor=round(hz / baud)))
+    return Ulx3sPlatform(), Ulx3s(Board(config=config, hz=hz, divisor=uart_divisor(hz, baud)))
 
 
 def _block(name: str, lines: int) -> Callable:
@@ -74,7 +75,7 @@ def _block(name: str, lines: int) -> Callable:
         from .board import Board
 
         kind = BLOCK_BOARDS[name]
-        return kind.platform(), BlockTop(kind, Board(config=config, hz=hz, divisor=round(hz / baud), block_lines=lines))
+        return kind.platform(), BlockTop(kind, Board(config=config, hz=hz, divisor=uart_divisor(hz, baud), block_lines=lines))
     return top
 
 
@@ -152,10 +153,10 @@ class _Run:
     def __init__(self, name: str, config: Config, directory: Path, hz: int, baud: int, seed: int, top: Callable | None, *, pack: bool = False):
         if name not in TARGETS:
             raise BuildError(f"board {name!r} is unknown; known: {', '.join(TARGETS)}")
-        if hz <= 0 or baud <= 0:
-            raise BuildError(f"a clock of {hz / 1e6:g} MHz and baud = {baud} are refused; legal: more than 0")
-        if not 0.97 < hz / max(1, round(hz / baud)) / baud < 1.03:
-            raise BuildError(f"baud = {baud} is refused with a clock of {hz / 1e6:g} MHz: {hz / baud:.2f} cycles a bit; choose a whole part of the clock")
+        try:
+            uart_divisor(hz, baud)
+        except ValueError as error:
+            raise BuildError(str(error)) from None
         self.name, self.directory, self.config, self.cells = name, directory, config.name, {}
         platform, elaboratable = (top or TARGETS[name].top)(config, hz, baud)
         directory.mkdir(parents=True, exist_ok=True)

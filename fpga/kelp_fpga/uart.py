@@ -7,7 +7,17 @@ from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import cdc, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["UartReceiver", "UartTransmitter"]
+__all__ = ["UartReceiver", "UartTransmitter", "uart_divisor"]
+
+
+def uart_divisor(hz: int, baud: int) -> int:
+    """Clock cycles per bit of a line rate. ValueError when the clock does not make it within 3 %."""
+    if hz <= 0 or baud <= 0:
+        raise ValueError(f"a clock of {hz / 1e6:g} MHz and baud = {baud} are refused; legal: more than 0")
+    divisor = max(1, round(hz / baud))
+    if not 0.97 < hz / divisor / baud < 1.03:
+        raise ValueError(f"baud = {baud} is refused with a clock of {hz / 1e6:g} MHz: {hz / baud:.2f} cycles a bit; choose a whole part of the clock")
+    return divisor
 
 
 def _checked(divisor: int) -> int:

@@ -21,6 +21,7 @@ from kelp_spec.config import Config
 from .block_boards import BlockBoard, BlockTop, outputs, single_leds
 from .block_store import LINE_RAM
 from .board import Board
+from .uart import uart_divisor
 
 __all__ = ["XILINX_BOARDS", "Vcu118Platform", "mmcm_dividers", "project", "write_project"]
 
@@ -87,7 +88,7 @@ def project(name: str, config: Config, *, directory: Path, hz: int, baud: int = 
     if name not in XILINX_BOARDS:
         raise ValueError(f"board {name!r} is unknown; known: {', '.join(XILINX_BOARDS)}")
     kind, _, lines, ultra = XILINX_BOARDS[name]
-    return write_project(BlockTop(kind, Board(config=config, hz=hz, divisor=round(hz / baud), block_lines=lines, ultra=ultra)), directory)
+    return write_project(BlockTop(kind, Board(config=config, hz=hz, divisor=uart_divisor(hz, baud), block_lines=lines, ultra=ultra)), directory)
 
 
 def write_project(top: BlockTop, directory: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from .output import UserError, console, write_json
 __all__ = ["register"]
 
 _Board = Annotated[str, typer.Option(help="Which board: ulx3s_85f, ecpix5_85f, butterstick or versa_ecp5_5g.")]
+_Baud = Annotated[int, typer.Option(help="The cable's rate: a whole part of the clock, or within 3 % of one.")]
 _Built = Annotated[str | None, typer.Option("--config", help="Which configuration, where another than the board's own was built.", show_default=False)]
 _Json = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file (- is stdout).")]
 
@@ -32,7 +33,7 @@ def register(app: typer.Typer) -> None:
         config: Annotated[str | None, typer.Option(help="What to build; by default what the board holds.", show_default=False)] = None,
         mhz: Annotated[float | None, typer.Option(help="The board's clock, which the bitstream has to meet; by default one that the board is known to meet.",
                                                   show_default=False)] = None,
-        baud: Annotated[int, typer.Option(help="The cable's rate: a whole part of the clock, or within 3 % of one.")] = 3_000_000,
+        baud: _Baud = 3_000_000,
         seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
         size: Annotated[bool, typer.Option("--size", help="Only synthesise and pack: what of the device is taken, in minutes.")] = False,
         json: _Json = None,
@@ -153,6 +154,7 @@ def register(app: typer.Typer) -> None:
         board: Annotated[str, typer.Option(help="Which board: arty_a7_100t or vcu118.")],
         config: Annotated[str | None, typer.Option(help="What to build; by default what the board is meant to hold.", show_default=False)] = None,
         mhz: Annotated[float, typer.Option(help="The board's clock.")] = 80.0,
+        baud: _Baud = 3_000_000,
         output: Annotated[Path | None, typer.Option("-o", "--output", help="Directory; build/vivado/BOARD by default.", show_default=False)] = None,
     ) -> None:
         """Write a Vivado project for a board: Verilog, constraints, and a script that builds the bitstream."""
@@ -167,7 +169,7 @@ def register(app: typer.Typer) -> None:
             raise UserError(f"{directory} is a file; -o wants a directory")
         try:
             with console.status(f"generating {board}"):
-                files = project(board, board_config(config or XILINX_BOARDS[board][1]), directory=directory, hz=round(mhz * 1e6))
+                files = project(board, board_config(config or XILINX_BOARDS[board][1]), directory=directory, hz=round(mhz * 1e6), baud=baud)
         except ValueError as error:
             raise UserError(str(error)) from None
         for file in files:
