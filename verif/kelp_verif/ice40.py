@@ -23,7 +23,18 @@ __all__ = ["COUNTED", "LEAST", "ice40_size"]
 LEAST = board_config("small").with_(name="ice40", queues=8, pages=8)
 #: What is counted → the cells of `synth_ice40`.
 COUNTED = {"luts": ("SB_LUT4",), "ffs": ("SB_DFF",), "ebr": ("SB_RAM40_4K",), "dsp": ("SB_MAC16",)}
-_SCRIPT = "read_verilog -sv -noassert block.v\nchformal -remove\ndelete */t:$print\nsynth_ice40 -dsp -top block\ntee -q -o stat.json stat -json\n"
+#: Tables are mapped by abc: with abc9, which `synth_ice40` calls by itself, Yosys 0.70 ends at the tracker with an assertion of its own (a name given twice).
+_SCRIPT = """read_verilog -sv -noassert block.v
+chformal -remove
+delete */t:$print
+synth_ice40 -dsp -top block -run begin:map_luts
+abc -lut 4
+ice40_wrapcarry -unwrap
+techmap -map +/ice40/ff_map.v
+clean
+synth_ice40 -dsp -top block -run map_cells:check
+tee -q -o stat.json stat -json
+"""
 
 
 def ice40_size(component, *, name: str) -> dict[str, int]:
