@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The AXI4 front end against cocotbext-axi's manager, its ports, its Verilog, the example of docs/fpga.md."""
+"""The AXI4 front end against cocotbext-axi's manager, alone and in front of the endpoint; its ports, its Verilog, the example of docs/fpga.md."""
 
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
@@ -48,6 +49,14 @@ def test_axi_front_end():
 def test_axi_front_end_refuses(parameters, message):
     with pytest.raises(ValueError, match=message):
         AxiFront(**parameters)
+
+
+@pytest.mark.timeout(1800)     # it builds the model: three minutes of processor time
+def test_the_whole_top():
+    """AxiMaster → the top, configuration `unit` → AxiRam and flash: what is written comes back, through eviction and fetch."""
+    result = run_cocotb(AxiEndpoint(config=UNIT), bench="kelp_verif.axi_endpoint_bench", params={"config": dataclasses.asdict(UNIT)}, timeout_s=600)
+    print(result.records)
+    assert len(result.tests) == 4
 
 
 def test_every_port_of_the_axi_endpoint_is_documented():
