@@ -13,23 +13,7 @@ from kelp_spec.config import Config
 
 from .axi_front import AxiFront
 
-__all__ = ["AxiEndpoint", "PORT_DOCS"]
-
-#: Port, or beginning of ports' names → what it is, for docs and the generated Verilog's user.
-PORT_DOCS = {
-    "clk": "one clock for everything",
-    "rst": "synchronous, active high; metadata is scrubbed after it",
-    "s_axi_aw": "write bursts from the CXL IP; address: host address less the region's base (docs/interface.md has the map)",
-    "s_axi_w": "write data, 512 bits; `wuser` poisons the line",
-    "s_axi_b": "one for each burst; OKAY",
-    "s_axi_ar": "read bursts",
-    "s_axi_r": "read data; `ruser` says poison, DECERR that the line is not mapped",
-    "m_axi_": "the memory controller: one 64-byte line a transaction, any order of answers across ids",
-    "cold_command": "to the cold tier (docs/cold_tier.md)",
-    "cold_completion": "from the cold tier",
-    "ready": "requests are taken",
-    "irq": "an event is logged",
-}
+__all__ = ["AxiEndpoint"]
 
 
 def _payload(member):
@@ -37,7 +21,7 @@ def _payload(member):
 
 
 class AxiEndpoint(wiring.Component):
-    """:class:`.axi_front.AxiFront` and the endpoint. Ports: `PORT_DOCS`.
+    """:class:`.axi_front.AxiFront` and the endpoint. Each port, in a row of its own: :data:`.axi_ports.PORT_DOCS`.
 
     Parameters
     ----------

@@ -73,7 +73,8 @@ class AxiFront(wiring.Component):
     all ids are one thread, which AXI4 allows, so a beat whose page is being fetched holds up the answers (not the requests) behind it.
 
     Poison: `wuser` with a beat poisons its line; a poisoned line is read with `ruser` set and OKAY. A line outside the map reads DECERR. A write is
-    answered when the endpoint has given Cmp for all of its beats: any later read sees them. A beat without strobes asks for nothing.
+    answered when the endpoint has given Cmp for all of its beats: any later read sees them; one outside the map is dropped and answered OKAY. A beat
+    without strobes asks for nothing, but with poison it poisons its line.
 
     Throughput: one beat per cycle in each direction while no more than `depth` are under way. Latency added: 2 cycles out, 2 back.
     All bursts (FIXED, INCR, WRAP) and sizes up to 64 bytes; a narrow beat is a request of its own.

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The endpoint's ports as data: for docs/ports.md, the wrapper and the JSON beside the Verilog."""
+"""A component's ports as data: the endpoint's for docs/ports.md, the wrapper and the JSON beside the Verilog, other tops' for their tables."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from amaranth.hdl import Shape
@@ -12,7 +13,7 @@ from kelp_spec.config import Config
 
 from .endpoint import endpoint_signature
 
-__all__ = ["Port", "endpoint_ports", "ports_markdown"]
+__all__ = ["Port", "endpoint_ports", "ports_markdown", "ports_of", "ports_table"]
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,17 @@ class Port:
     fields: tuple[tuple[str, int, int], ...]
 
 
-def endpoint_ports(config: Config) -> list[Port]:
+def ports_of(signature: wiring.Signature) -> list[Port]:
     """Ports in the order of the signature, clock and reset first."""
-    signature = wiring.Signature(endpoint_signature(config))
     ports = [Port("clk", "input", 1, ()), Port("rst", "input", 1, ())]
     for path, member, _ in signature.flatten(signature.create()):
         shape = member.shape
         ports.append(Port("__".join(map(str, path)), "input" if member.flow is wiring.In else "output", Shape.cast(shape).width, tuple(_fields(shape))))
     return ports
+
+
+def endpoint_ports(config: Config) -> list[Port]:
+    return ports_of(wiring.Signature(endpoint_signature(config)))
 
 
 def _fields(shape, prefix: str = "", base: int = 0):
@@ -41,6 +45,17 @@ def _fields(shape, prefix: str = "", base: int = 0):
             yield from _fields(field.shape, f"{prefix}{name}.", base + field.offset)
     elif prefix:
         yield prefix[:-1], base, Shape.cast(shape).width
+
+
+def ports_table(ports: Iterable[Port], meaning: Callable[[Port], str] | None = None) -> list[str]:
+    """Lines of a Markdown table; with `meaning`, what it says of each port in a last column."""
+    heads = ["port", "direction", "bits", "fields", *(["what"] if meaning else [])]
+    rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for p in ports:
+        fields = ", ".join(f"{name} [{low + bits - 1}:{low}]" for name, low, bits in p.fields)
+        cells = [f"`{p.name}`", p.direction, str(p.bits), fields, *([meaning(p)] if meaning else [])]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
 
 
 def ports_markdown(config: Config) -> str:
@@ -54,10 +69,6 @@ def ports_markdown(config: Config) -> str:
         "waits for `ready` and holds until taken. Struct payloads list their fields as name [highest:lowest bit]. `commit_*`, `skip`, `lockstep`,",
         "`now` and `quiescent` are for verification.",
         "",
-        "| port | direction | bits | fields |",
-        "|---|---|---|---|",
+        *ports_table(endpoint_ports(config)),
     ]
-    for p in endpoint_ports(config):
-        fields = ", ".join(f"{name} [{low + bits - 1}:{low}]" for name, low, bits in p.fields)
-        lines.append(f"| `{p.name}` | {p.direction} | {p.bits} | {fields} |")
     return "\n".join(lines) + "\n"

@@ -182,9 +182,10 @@ def register(app: typer.Typer) -> None:
         output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write into.")] = Path("build/axi"),
     ) -> None:
         """Write the Verilog of the endpoint with AXI4 on both sides, for a vendor's CXL IP, and a table of its ports."""
-        from kelp_fpga.axi_endpoint import PORT_DOCS, AxiEndpoint
+        from kelp_fpga.axi_endpoint import AxiEndpoint
+        from kelp_fpga.axi_ports import axi_ports_markdown
         from kelp_spec.config import named
-        from kelp_verif.runner import macro_sources, to_verilog, top_ports
+        from kelp_verif.runner import macro_sources, to_verilog
 
         top = AxiEndpoint(config=named(config))
         output.mkdir(parents=True, exist_ok=True)
@@ -193,11 +194,7 @@ def register(app: typer.Typer) -> None:
         (output / "kelp_axi_endpoint.v").write_text(text, encoding="utf-8")
         for source in macro_sources(text):
             (output / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-        rows = []
-        for port in ("clk", "rst", *top_ports(top)):
-            what = max((name for name in PORT_DOCS if port.startswith(name)), key=len)
-            rows.append(f"| `{port}` | {PORT_DOCS[what]} |")
-        (output / "ports.md").write_text("| port | what |\n|---|---|\n" + "\n".join(rows) + "\n", encoding="utf-8")
+        (output / "ports.md").write_text(axi_ports_markdown(top), encoding="utf-8")
         console.print(f"written: {output}/kelp_axi_endpoint.v, {output}/ports.md")
 
 
