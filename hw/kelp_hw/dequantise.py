@@ -63,11 +63,14 @@ class Dequantiser(wiring.Component):
         held = stream.Signature(self.i_layout).create(path=("held",))
         pipe = RigidPipeline(m, held, self.o, _STAGES, beats=self._beats)
         i, o = held.payload, self.o.payload
-        m.d.comb += self.i.ready.eq(~held.valid | held.ready)
+        moves = self.o.ready | ~self.o.valid
+        # Where a line stays for one cycle, the register moves as the stages behind it do: a wide enable that is not one more table away.
+        m.d.comb += self.i.ready.eq(moves if self._beats == 1 else ~held.valid | held.ready)
         with m.If(self.i.ready):
             m.d.sync += [held.valid.eq(self.i.valid), i.eq(self.i.payload)]
-        with m.Elif(self.o.ready | ~self.o.valid):
-            m.d.sync += i.payload.eq(self._moved_on(i.payload, i.format))
+        if self._beats > 1:
+            with m.Elif(moves):
+                m.d.sync += i.payload.eq(self._moved_on(i.payload, i.format))
         host_type = pipe.carry(0, 3, i.host_type, "host_type")[3]
         meta = pipe.carry(0, 4, Value.cast(i.meta), "meta")[4]
         raw, is_raw = pipe.carry(0, 4, i.payload[0 : self.lanes * 16], "raw")[4], pipe.carry(0, 4, i.format == Format.RAW16, "is_raw")[4]
