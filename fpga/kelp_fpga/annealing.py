@@ -23,6 +23,7 @@ _TABLE, _REGISTER, _WRITER, _BLOCK_RAM = 0, 1, 2, 3     # kinds of cells
 _ALONE, _SLICE, _TILE = 0, 1, 2                         # freedoms
 _BOTH = 2           # what moves of a single site: the table, the register, both
 _WHOLE = 16         # one of so many moves takes the whole tile along: what stands together on a path gets stuck else, as each of it leaves the others behind
+_DRAWN = 8          #: block RAMs
 _MOST = 17 * LONGEST        # cells of one side of a move
 
 
@@ -224,8 +225,23 @@ def anneal(design, scratch, late, tile_cost, temperature, reach, picks, moves):
 
 
 @compiled
+def _block_ram_for(design, cell, late):
+    """Another block RAM, or a free site of one: any, or of `_DRAWN` the one that is nearest to where a wire of `cell` leads, or to their middle."""
+    random, cells = design.random, design.cells
+    best = design.block_rams[_draw(random, len(design.block_rams))]
+    way = _draw(random, 4)
+    if way:
+        x, y = _end(design, cells[cell]) if way > 1 else _middle(design, cells[cell], late)
+        for _ in range(_DRAWN - 1):
+            other = design.block_rams[_draw(random, len(design.block_rams))]
+            if abs(cells[other].x - x) + abs(cells[other].y - y) < abs(cells[best].x - x) + abs(cells[best].y - y):
+                best = other
+    return best
+
+
+@compiled
 def _move_block_ram(design, scratch, late, tile_cost, temperature, cell):
-    other = design.block_rams[_draw(design.random, len(design.block_rams))]
+    other = _block_ram_for(design, cell, late)
     if other == cell:
         return 0
     a, b = design.cells[cell], design.cells[other]

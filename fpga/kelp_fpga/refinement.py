@@ -39,6 +39,7 @@ _ENOUGH = 70.0      #: wires over a tile from which on its nets cost more
 _WIDE = 32          #: cells of a net from which on its half perimeter is not weighed
 _MOST_LOADS = 200   #: of a cell that moves
 _TOGETHER = 5       #: one of so many cells that only move with their tile is drawn
+_BLOCK_RAM_TIMES = 20   #: that a block RAM is drawn as often as another cell: it has few places to go to, and dozens of wires that must allow it
 _KINDS = {"TRELLIS_COMB": 0, "TRELLIS_FF": 1, "TRELLIS_RAMW": 2, "DP16KD": 3}
 _STAYS = 3
 
@@ -85,7 +86,7 @@ class Refinement:
                              np.array([0x9E3779B97F4A7C15 * (2 * seed + 1) & (1 << 64) - 1], np.uint64), np.array([_SLOPE[0]]), width, height)
         self.scratch = annealing.scratch(len(arcs), len(nets))
         #: Cells to draw from.
-        self.movable = np.array([n for n in range(len(placed.cells)) if self._leads(n)], "i4")
+        self.movable = np.array([n for n in range(len(placed.cells)) if self._leads(n)] + placed.block_rams * (_BLOCK_RAM_TIMES - 1), "i4")
         self._look()
 
     def _records(self, order: Order) -> tuple[np.ndarray, ...]:
