@@ -8,7 +8,7 @@ import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.table import Table
@@ -42,10 +42,7 @@ def add_commands(fpga: typer.Typer) -> None:
         """Run the board's self-test (memory, endpoint, codecs, ECC) and show its result; exit 1 when anything fails. The endpoint is reset by it."""
         with _board(port, baud, timeout, patience) as host:
             result = run_selftest(host, first, lines)
-        if json is not None:
-            write_json(json, "fpga-selftest", result)
-        show(result)
-        raise typer.Exit(0 if result["passed"] else 1)
+        _finish(result, json, "fpga-selftest")
 
     @fpga.command()
     def replay(
@@ -64,10 +61,7 @@ def add_commands(fpga: typer.Typer) -> None:
         """Replay a recording on the board and compare every line that it answers with the golden model; exit 1 on a mismatch."""
         with _board(port, baud, timeout, patience) as host:
             result = _replay(host, trace, lines, prefill_pages, residency, formats or FORMATS, lockstep)
-        if json is not None:
-            write_json(json, "fpga-replay", result)
-        show(result)
-        raise typer.Exit(0 if result["passed"] else 1)
+        _finish(result, json, "fpga-replay")
 
     @fpga.command()
     def sim(
@@ -111,9 +105,7 @@ def add_commands(fpga: typer.Typer) -> None:
         result = {"config": config, "digest": board_config(config).digest, "commit": _commit(), "passed": passed, "enough": enough, "mhz": mhz,
                   "divisor": divisor, "seed": seed, "selftest": test, "replay": played, "sdram_violations": board.violations,
                   "framing_errors": board.framing_errors, "cycles": board.cycles, "cycles_per_second": round(board.cycles / board.seconds)}
-        write_json(json, "fpga-sim", result)
-        show(result | {"selftest": test["passed"], "replay": played["passed"]})
-        raise typer.Exit(0 if passed else 1)
+        _finish(result, json, "fpga-sim", shown=result | {"selftest": test["passed"], "replay": played["passed"]})
 
     @fpga.command()
     def netlist(
@@ -136,7 +128,8 @@ def add_commands(fpga: typer.Typer) -> None:
             top = Board(config=board_config(config), hz=80_000_000, divisor=divisor, block_lines=block_lines)
             with console.status(f"synthesising {config}"):
                 verilog, cells = netlist(BoardWithChip(top), name=f"board-{config}")
-            console.print(f"{config} is " + ", ".join(f"{count} {kind}" for kind, count in sorted(cells.items())))
+            counted = ", ".join(f"{count} {kind}" for kind, count in sorted(cells.items()))
+            console.print(f"{config} is {counted}")
             with console.status("building the netlist's simulation"):
                 simulated = SimBoard(top, seed=seed, verilog=verilog, sources=[CELLS], name=f"netlist-{config}", verilator_args=[f"-I{CELLS.parent}"],
                                      opt="-O0")     # a third of the time to build, for a quarter of the speed
@@ -146,9 +139,7 @@ def add_commands(fpga: typer.Typer) -> None:
             test = run_selftest(host, 0, test_lines)
         result = {"config": config, "passed": test["passed"], "selftest": test, "cells": cells, "cycles": board.cycles,
                   "cycles_per_second": round(board.cycles / board.seconds)}
-        write_json(json, "fpga-netlist", result)
-        show(test | {"cells": ", ".join(f"{count} {kind}" for kind, count in sorted(cells.items())), "cycles": board.cycles})
-        raise typer.Exit(0 if test["passed"] else 1)
+        _finish(result, json, "fpga-netlist", shown=test | {"cells": counted, "cycles": board.cycles})
 
 
 @contextlib.contextmanager
@@ -219,6 +210,14 @@ def _commit() -> str | None:
         return None
     command = [git, "-C", str(root), "describe", "--always", "--dirty", "--exclude", "*"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+
+
+def _finish(result: dict, path: Path | None, kind: str, *, shown: dict | None = None) -> NoReturn:
+    """The end of a command: its figures to a file when one is named, and as a table; exit 1 unless they say that it passed."""
+    if path is not None:
+        write_json(path, kind, result)
+    show(shown or result)
+    raise typer.Exit(0 if result["passed"] else 1)
 
 
 def show(result: dict) -> None:

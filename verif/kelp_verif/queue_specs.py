@@ -74,6 +74,15 @@ class OrderQueueContract(wiring.Component):
         return m
 
 
+def _driven(m: Module, q, given) -> Follow:
+    """A queue of two bits' words that is offered one only where it has a place, by the ports `enter`, `word` and `ready` of `given`; one word followed."""
+    m.submodules.queue = q
+    m.d.comb += [q.i_valid.eq(given.enter & (q.level != q.depth)), q.i.eq(given.word), q.o.ready.eq(given.ready)]
+    f = Follow(m, arrives=q.i_valid, word_in=q.i, leaves=q.o.valid & q.o.ready, word_out=q.o.p, most=q.depth)
+    f.is_in(m, q)
+    return f
+
+
 class RequestQueueContract(wiring.Component):
     """What comes only where there is a place leaves in order, as it came and once; what waits is offered."""
 
@@ -82,11 +91,8 @@ class RequestQueueContract(wiring.Component):
         super().__init__({"enter": In(1), "word": In(2), "ready": In(1)})
 
     def elaborate(self, platform):
-        m = Module()
-        m.submodules.queue = q = self.queue
-        m.d.comb += [q.i_valid.eq(self.enter & (q.level != q.depth)), q.i.eq(self.word), q.o.ready.eq(self.ready)]
-        f = Follow(m, arrives=q.i_valid, word_in=q.i, leaves=q.o.valid & q.o.ready, word_out=q.o.p, most=q.depth)
-        f.is_in(m, q)
+        m, q = Module(), self.queue
+        f = _driven(m, q, self)
         m.d.comb += [Assert(q.o.valid == (f.owed != 0)), Cover(q.level == q.depth), Cover(f.leaving & (f.ahead == 0) & f.on)]
         return m
 
@@ -100,11 +106,8 @@ class AnswerQueueContract(wiring.Component):
         super().__init__({"enter": In(1), "word": In(2), "ready": In(1)})
 
     def elaborate(self, platform):
-        m = Module()
-        m.submodules.queue = q = self.queue
-        m.d.comb += [q.i_valid.eq(self.enter & (q.level != q.depth)), q.i.eq(self.word), q.o.ready.eq(self.ready)]
-        f = Follow(m, arrives=q.i_valid, word_in=q.i, leaves=q.o.valid & q.o.ready, word_out=q.o.p, most=q.depth)
-        f.is_in(m, q)
+        m, q = Module(), self.queue
+        f = _driven(m, q, self)
         held, waited, offer = Signal(), Signal(range(3)), Signal(2)
         m.d.sync += [held.eq(q.o.valid & ~q.o.ready), offer.eq(q.o.p), waited.eq(Mux((q.level == 0) | (q.row_valid & self.ready), 0, waited + (waited != 2)))]
         m.d.comb += [
