@@ -202,6 +202,22 @@ def test_a_block_ram_goes_to_a_free_site(monkeypatch):
     assert refinement.worst == pytest.approx(max(Refinement(Placed(module)).arrivals))
 
 
+def test_a_block_ram_is_offered_sites_where_its_wires_lead():
+    """One in four at random, the others near: of eight drawn from a grid the nearest is a third as far away as one is. Each site is offered now and then."""
+    d = Design(0)
+    out = d.net()
+    for x in range(2, 22, 2):
+        for y in range(2, 22, 2):
+            d.cell("DP16KD", f"X{x}/Y{y}/EBR0", {"DOA0": out if (x, y) == (2, 2) else d.net()})
+    d.cell("TRELLIS_FF", register(19, 18, 0), {"M": out, "Q": d.net()})
+    refinement = Refinement(Placed(d.module()))
+    cells = refinement.design.cells
+    offered = [cells[annealing._block_ram_for(refinement.design, 0, 0.0)] for _ in range(2000)]
+    far = [abs(int(cell["x"]) - 19) + abs(int(cell["y"]) - 18) for cell in offered]
+    of_all = np.mean([abs(x - 19) + abs(y - 18) for x in range(2, 22, 2) for y in range(2, 22, 2)])
+    assert np.mean(far) < 0.55 * of_all and len({(int(cell["x"]), int(cell["y"])) for cell in offered}) == 100
+
+
 @pytest.mark.parametrize(("device", "sites"), [("two by two", 5), ("another", 4)])
 def test_no_site_is_made_up(monkeypatch, device, sites):
     """A device with other sites than the grid of those that are taken, or that is not known: they change places with each other alone."""
