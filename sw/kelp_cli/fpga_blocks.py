@@ -6,46 +6,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 from rich.table import Table
 
 from .output import UserError, console
 
-__all__ = ["blocks", "show_blocks"]
+__all__ = ["REFERENCE", "blocks", "show_blocks"]
 
 
-def blocks(board: str, config: str, only: list[str], seed: int, path: Path) -> Iterator[tuple[str, dict]]:
+#: The board for whose device `kelp_verif.pnr` places; its speed and its clock.
+REFERENCE = "ulx3s_85f"
+
+
+def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tuple[str, dict]]:
     """Name and figures of each block, as they are there; those before it stand in `path` by then, so what is broken off goes on with the next block.
 
-    A block has more ports than the package has pins; `kelp_verif.pnr` puts it between registers of a shell, which are not counted. Mapped, placed and
-    routed as the board's top is, without the refinement between; figures have the names of the board's `report.json`, and there is no bitstream.
+    A block has more ports than the package has pins; `kelp_verif.pnr` puts it between registers of a shell, which are not counted. Mapped, placed,
+    refined and routed as a board's top is; figures have the names of the board's `report.json`, and there is no bitstream.
     """
-    from kelp_fpga.build import BLOCKS, LAYOUT, SYNTHESIS, TARGETS
+    from kelp_fpga.blocks import BLOCKS, block
+    from kelp_fpga.build import LAYOUT, SYNTHESIS, TARGETS
     from kelp_fpga.configs import board_config
     from kelp_fpga.reports import COUNTED, critical_path
     from kelp_verif.pnr import place_and_route
     from kelp_verif.tools import ToolError
 
-    if board not in TARGETS:
-        raise UserError(f"board {board!r} is unknown; known: {', '.join(TARGETS)}")
     wanted = only or list(BLOCKS)
     if unknown := [name for name in wanted if name not in BLOCKS]:
         raise UserError(f"--only {unknown[0]} is unknown; known: {', '.join(BLOCKS)}")
-    target = TARGETS[board]
+    target = TARGETS[REFERENCE]
     for n, name in enumerate(wanted, 1):
-        module, _, cls = BLOCKS[name].partition(":")
         with console.status(f"placing and routing {name} ({n} of {len(wanted)}), configuration {config}, seed {seed}"):
             try:
-                block = getattr(import_module(module), cls)(config=board_config(config))
-                result = place_and_route(block, name=f"{name}-{config}", speed=target.speed, goal_mhz=target.target_mhz, seed=seed, script=SYNTHESIS,
-                                         layout=LAYOUT)
+                result = place_and_route(block(name, board_config(config)), name=f"{name}-{config}", speed=target.speed, goal_mhz=target.target_mhz,
+                                         seed=seed, script=SYNTHESIS, layout=LAYOUT, refined=True)
             except (ToolError, ValueError) as error:
                 raise UserError(str(error)) from None
         timing = json.loads((result.directory / "report.json").read_text(encoding="utf-8"))
         slowest = max((p["path"] for p in timing["critical_paths"] if p["from"] == p["to"]), key=lambda steps: sum(step["delay"] for step in steps))
-        figures = {"board": board, "config": config, "seed": seed, "target_mhz": target.target_mhz, "fmax_mhz": round(result.fmax, 2),
+        figures = {"board": REFERENCE, "config": config, "seed": seed, "target_mhz": target.target_mhz, "fmax_mhz": round(result.fmax, 2),
                    "luts": result.comb, "ffs": result.ff, "ebr": result.ebr, "dsp": result.dsp}
         figures |= {f"{ours}_total": timing["utilization"][theirs]["available"] for theirs, ours in COUNTED.items()}
         figures |= {"critical_path": critical_path(slowest), "bitstream": None}
@@ -55,11 +55,11 @@ def blocks(board: str, config: str, only: list[str], seed: int, path: Path) -> I
         yield name, figures
 
 
-def show_blocks(board: str, config: str, only: list[str], seed: int, path: Path) -> bool:
+def show_blocks(config: str, only: list[str], seed: int, path: Path) -> bool:
     """`blocks` with each one's figures as they are there, then a table; whether one was too slow."""
     names, slow = ("fmax_mhz", "luts", "ffs", "ebr", "dsp"), False
     table = Table("block", *names, "critical path")
-    for name, figures in blocks(board, config, only, seed, path):
+    for name, figures in blocks(config, only, seed, path):
         console.print(f"{name}: {figures['fmax_mhz']} MHz of {figures['target_mhz']:g}, {figures['luts']} LUTs", highlight=False)
         latest = figures["critical_path"]
         table.add_row(name, *(str(figures[each]) for each in names), f"{latest['ns']} ns: {latest['from']} … {latest['to']}")

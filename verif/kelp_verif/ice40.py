@@ -9,9 +9,8 @@ minutes. Results are kept in ``build/ice40/<name>-<hash>/``, by a hash of the Ve
 import argparse
 import json
 import sys
-from importlib import import_module
 
-from kelp_fpga.build import BLOCKS
+from kelp_fpga.blocks import BLOCKS, block
 from kelp_fpga.configs import board_config
 
 from . import runner, tools
@@ -58,8 +57,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"block {unknown[0]!r} is unknown; known: {', '.join(BLOCKS)}")
     total = dict.fromkeys(COUNTED, 0)
     for name in options.blocks:
-        module, _, cls = BLOCKS[name].partition(":")
-        figures = ice40_size(getattr(import_module(module), cls)(config=LEAST), name=name)
+        figures = ice40_size(block(name, LEAST), name=name)
         print(f"{name}: {_told(figures)}", flush=True)
         total = {what: total[what] + count for what, count in figures.items()}
     print(f"together: {_told(total)}")

