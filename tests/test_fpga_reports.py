@@ -15,6 +15,7 @@ from kelp_fpga.block_boards import BLOCK_BOARDS, BlockTop
 from kelp_fpga.build import BuildError, size
 from kelp_fpga.configs import board_config
 from kelp_fpga.reports import report, summary
+from kelp_spec.config import named
 from test_fpga_boards import Stub
 
 BOARD = "versa_ecp5_5g"
@@ -29,7 +30,7 @@ def a_report(directory, **timing):
     (directory / "timing.json").write_text(json.dumps(given), encoding="utf-8")
     cells = {"board": Counter(), "bridge": Counter(TRELLIS_FF=3, LUT4=4, CCU2C=1), "cold": Counter(), "endpoint": Counter(),
              "endpoint.cold": Counter(DP16KD=2, MULT18X18D=1, TRELLIS_DPR16X4=1), "endpoint.ema": Counter()}
-    return report("ulx3s_85f", directory, config="ulx3s", seed=3, target_mhz=80.0, cells=cells, netlist="abc")
+    return report("ulx3s_85f", directory, config=named("ulx3s"), seed=3, target_mhz=80.0, cells=cells, netlist="abc")
 
 
 def test_report_tells_the_slowest_path_of_each_part_and_what_it_took(tmp_path):
@@ -39,6 +40,7 @@ def test_report_tells_the_slowest_path_of_each_part_and_what_it_took(tmp_path):
     path = {"from": "posedge clk", "to": "posedge clk", "path": [{"delay": 12.5, "from": {"cell": "a"}, "to": {"cell": "b"}}]}
     figures = a_report(tmp_path, detailed_net_timings=nets, critical_paths=[path])
     assert (figures["fmax_mhz"], figures["clock_mhz"], figures["seed"], figures["netlist"]) == (80.0, 40, 3, "abc")
+    assert (figures["config"], figures["digest"]) == ("ulx3s", named("ulx3s").digest)
     assert figures["critical_path"] == {"ns": 12.5, "from": "a", "to": "b"}
     assert [(block, found["ns"]) for block, found in figures["blocks"].items()] == [
         ("bridge", 12.5), ("endpoint.ema", 9.5), ("endpoint.cold", 6.0), ("cold", 5.0), ("board", 3.0), ("endpoint", 2.0), ("(top)", 1.0)]

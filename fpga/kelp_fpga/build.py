@@ -121,7 +121,7 @@ def build(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_
     """
     run = _Run(name, config, directory, hz, baud, seed, top)
     run.all(begins)
-    return report(name, directory, config=config.name, seed=seed, target_mhz=TARGETS[name].target_mhz, cells=run.cells, netlist=run.netlist)
+    return report(name, directory, config=config, seed=seed, target_mhz=TARGETS[name].target_mhz, cells=run.cells, netlist=run.netlist)
 
 
 def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, top: Callable | None = None) -> dict:

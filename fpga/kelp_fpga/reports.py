@@ -7,6 +7,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from kelp_spec.config import Config
+
 from .parts import counts, part_of
 
 __all__ = ["COUNTED", "critical_path", "report", "summary"]
@@ -15,13 +17,14 @@ __all__ = ["COUNTED", "critical_path", "report", "summary"]
 COUNTED = {"TRELLIS_COMB": "luts", "TRELLIS_FF": "ffs", "DP16KD": "ebr", "MULT18X18D": "dsp"}
 
 
-def report(board: str, directory: Path, *, config: str, seed: int, target_mhz: float, cells: dict[str, Counter], netlist: str) -> dict:
+def report(board: str, directory: Path, *, config: Config, seed: int, target_mhz: float, cells: dict[str, Counter], netlist: str) -> dict:
     """Figures of a routed design from nextpnr's own report in `directory`; also written to `report.json` there. `fmax_mhz` is its slowest clock's.
 
     Parameters
     ----------
     board, config, seed, target_mhz :
-        What was built and what it was to reach, as they go into the report.
+        What was built and what it was to reach, as they go into the report; the configuration's digest, too, by which a simulation's `sim.json` is known to be
+        of the same hardware.
     cells : dict
         Each part's cells in the synthesised netlist, by type (`parts.cells`).
     netlist : str
@@ -31,8 +34,8 @@ def report(board: str, directory: Path, *, config: str, seed: int, target_mhz: f
     clocks = {clock: figures["achieved"] for clock, figures in timing["fmax"].items()}
     slowest = min(clocks, key=clocks.get)
     path = next((p["path"] for p in timing["critical_paths"] if p["from"].endswith(slowest) and p["to"].endswith(slowest)), [])
-    figures = {"board": board, "config": config, "seed": seed, "netlist": netlist, "target_mhz": target_mhz, "fmax_mhz": round(clocks[slowest], 2),
-               "clock_mhz": timing["fmax"][slowest]["constraint"]}
+    figures = {"board": board, "config": config.name, "digest": config.digest, "seed": seed, "netlist": netlist, "target_mhz": target_mhz,
+               "fmax_mhz": round(clocks[slowest], 2), "clock_mhz": timing["fmax"][slowest]["constraint"]}
     for theirs, ours in COUNTED.items():
         used = timing["utilization"].get(theirs, {"used": 0, "available": 0})
         figures |= {ours: used["used"], f"{ours}_total": used["available"]}
