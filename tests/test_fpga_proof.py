@@ -16,7 +16,7 @@ from kelp_fpga.configs import board_config
 LEAST = {"lines": 1024, "misses": 16, "write_backs": 8}
 
 
-def proof(monkeypatch, path, *arguments, violations=(), framing_errors=0, tested=True, replayed=True, **counted):
+def proof(monkeypatch, path, *arguments, violations=(), framing_errors=0, tested=True, replayed=True, named=True, **counted):
     """Exit code and sim.json."""
     counted = LEAST | counted
     board = SimpleNamespace(port="none", violations=list(violations), framing_errors=framing_errors, cycles=9, seconds=3.0)
@@ -26,7 +26,7 @@ def proof(monkeypatch, path, *arguments, violations=(), framing_errors=0, tested
     monkeypatch.setattr(fpga_board, "run_selftest", lambda *_: {"passed": tested})
     monkeypatch.setattr(fpga_board, "_replay", lambda *_: played)
     fpga.register(app := typer.Typer())
-    done = CliRunner().invoke(app, ["fpga", "proof", "--json", str(path), *arguments])
+    done = CliRunner().invoke(app, ["fpga", "proof", *(["--json", str(path)] if named else []), *arguments])
     return done.exit_code, json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -51,3 +51,10 @@ def test_enough_is_not_all(monkeypatch, tmp_path, wrong):
 def test_the_commit_is_told_in_a_checkout_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(fpga_board, "__file__", str(tmp_path / "sw" / "kelp_cli" / "fpga_board.py"))
     assert proof(monkeypatch, tmp_path / "sim.json")[1]["commit"] is None
+
+
+def test_the_result_goes_where_everything_that_is_built_goes(monkeypatch, tmp_path):
+    monkeypatch.setenv("KELP_BUILD", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert proof(monkeypatch, tmp_path / "fpga" / "sim.json", named=False)[0] == 0
+    assert fpga_board._result("netlist") == tmp_path / "fpga" / "netlist.json"

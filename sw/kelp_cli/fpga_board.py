@@ -89,7 +89,7 @@ def add_commands(fpga: typer.Typer) -> None:
         divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
         mhz: Annotated[float, typer.Option(help="The board's clock: decides the SDRAM's timing.")] = 80.0,
         seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
-        json: Annotated[Path, typer.Option("--json", help="Where the result goes.")] = Path("build/fpga/sim.json"),
+        json: Annotated[Path | None, typer.Option("--json", help="Where the result goes; build/fpga/sim.json by default.", show_default=False)] = None,
     ) -> None:
         """The board without a board: the simulated top, pins and all, through self-test and replay over its UART (make fpga-sim).
 
@@ -105,7 +105,7 @@ def add_commands(fpga: typer.Typer) -> None:
         result = {"config": config, "digest": board_config(config).digest, "commit": _commit(), "passed": passed, "enough": enough, "mhz": mhz,
                   "divisor": divisor, "seed": seed, "selftest": test, "replay": played, "sdram_violations": board.violations,
                   "framing_errors": board.framing_errors, "cycles": board.cycles, "cycles_per_second": round(board.cycles / board.seconds)}
-        _finish(result, json, "fpga-sim", shown=result | {"selftest": test["passed"], "replay": played["passed"]})
+        _finish(result, json or _result("sim"), "fpga-sim", shown=result | {"selftest": test["passed"], "replay": played["passed"]})
 
     @fpga.command()
     def netlist(
@@ -114,7 +114,7 @@ def add_commands(fpga: typer.Typer) -> None:
         test_lines: Annotated[int, typer.Option(help="Lines that the memory test goes over.")] = 64,
         divisor: Annotated[int, typer.Option(help="Clock cycles per bit of the UART.")] = 4,
         seed: Annotated[int, typer.Option(help="Of what power-up leaves to chance.")] = 1,
-        json: Annotated[Path, typer.Option("--json", help="Where the result goes.")] = Path("build/fpga/netlist.json"),
+        json: Annotated[Path | None, typer.Option("--json", help="Where the result goes; build/fpga/netlist.json by default.", show_default=False)] = None,
     ) -> None:
         """The self-test after synthesis: the board's top as ECP5 cells, in simulation, by its UART (make fpga-netlist). Long; what is built is kept."""
         from kelp_fpga.board import Board
@@ -139,7 +139,7 @@ def add_commands(fpga: typer.Typer) -> None:
             test = run_selftest(host, 0, test_lines)
         result = {"config": config, "passed": test["passed"], "selftest": test, "cells": cells, "cycles": board.cycles,
                   "cycles_per_second": round(board.cycles / board.seconds)}
-        _finish(result, json, "fpga-netlist", shown=test | {"cells": counted, "cycles": board.cycles})
+        _finish(result, json or _result("netlist"), "fpga-netlist", shown=test | {"cells": counted, "cycles": board.cycles})
 
 
 @contextlib.contextmanager
@@ -200,6 +200,13 @@ def _replay(host, trace, lines, prefill_pages, residency, formats, lockstep) -> 
     for name in ("misses", "write_backs"):
         result["counters"].setdefault(name, 0)
     return result
+
+
+def _result(name: str) -> Path:
+    """Where a simulation's figures go when nothing else is asked for."""
+    from kelp_verif.tools import build_root
+
+    return build_root() / "fpga" / f"{name}.json"
 
 
 def _commit() -> str | None:
