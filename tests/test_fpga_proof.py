@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 from kelp_cli import fpga, fpga_board
 from kelp_fpga.configs import board_config
 
-LEAST = {"lines": 1024, "misses": 16, "write_backs": 8}
+LEAST = {"lines": 1024, "misses": 16, "write_backs": 8, "fetched_pages": 16, "stored_pages": 8}
 
 
 def proof(monkeypatch, path, *arguments, violations=(), framing_errors=0, tested=True, replayed=True, named=True, **counted):
     """Exit code and sim.json."""
     counted = LEAST | counted
     board = SimpleNamespace(port="none", violations=list(violations), framing_errors=framing_errors, cycles=9, seconds=3.0)
-    played = {"passed": replayed, "lines": counted.pop("lines"), "counters": counted}
+    played = {"passed": replayed, "counters": {name: counted.pop(name) for name in ("misses", "write_backs")}} | counted
     for name, value in (("_simulation", board), ("_board", None)):
         monkeypatch.setattr(fpga_board, name, lambda *_, value=value: contextlib.nullcontext(value))
     monkeypatch.setattr(fpga_board, "run_selftest", lambda *_: {"passed": tested})

@@ -16,7 +16,7 @@ __all__ = ["ENOUGH", "BoardReplay", "crop", "enough", "replay", "write_register"
 _EXAMPLES = 5
 
 #: What a replay asks for at least that is to prove a board.
-ENOUGH = {"lines": 1024, "misses": 16, "write_backs": 8}
+ENOUGH = {"lines": 1024, "misses": 16, "write_backs": 8, "fetched_pages": 16, "stored_pages": 8}
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class BoardReplay:
         return not self.mismatches and not self.counter_mismatches
 
 
-def enough(lines: int, counters: dict[str, int]) -> bool:
-    """Whether a replay of so many lines, with these of the board's counters, is as large as `ENOUGH`."""
-    return all(value >= least for value, least in zip((lines, counters["misses"], counters["write_backs"]), ENOUGH.values(), strict=True))
+def enough(result: dict) -> bool:
+    """Whether a replay, as :class:`BoardReplay` has it, is as large as `ENOUGH`: by the endpoint's counters and its cold tier's own."""
+    figures = result | result["counters"]
+    return all(figures[name] >= least for name, least in ENOUGH.items())
 
 
 def crop(trace, prefill_pages: int):
