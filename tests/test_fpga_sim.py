@@ -16,6 +16,7 @@ from cxl_kv.backends.serial import SerialCore
 from cxl_kv.transport import LocalTransport, Status
 from kelp_fpga.board import Board
 from kelp_fpga.board_registers import BoardRegister
+from kelp_fpga.build import TARGETS
 from kelp_fpga.configs import board_config
 from kelp_fpga.protocol import FROM_DEVICE, Deframer, Kind, encode, pack, unpack
 from kelp_spec.address import AddressMap, KvAddress
@@ -158,9 +159,17 @@ def test_selftest_after_synthesis(tmp_path):
     assert done.returncode == 0 and result["passed"] and result["cells"]["LUT4"] > 20_000 and result["cells"]["TRELLIS_FF"] > 10_000
 
 
-def test_selftest_without_codecs():
-    """The Versa's configuration: the self-test asks for raw16 alone, and passes."""
-    with SimBoard(Board(config=board_config("versa"), hz=80_000_000, divisor=4)) as board:
-        code, result = command("selftest", "--port", board.port, "--lines", "40")
+def selftest_of_routed(name):
+    """The self-test of a board whose memory is block RAM: the configuration and the memory of its bitstream."""
+    target = TARGETS[name]
+    config = board_config(target.config)
+    lines = target.top(config, 80_000_000, 3_000_000)[1].board.block_lines
+    with SimBoard(Board(config=config, hz=80_000_000, divisor=4, block_lines=lines)) as board:
+        code, result = command("selftest", "--port", board.port)      # all of the memory
         assert code == 0 and [result[part] for part in ("endpoint loop-back", "codec signature", "metadata ECC")] == ["passed"] * 3
-        assert not board.violations and board.error is None
+        assert result["memory_lines"] == lines and board.error is None
+
+
+def test_selftest_without_codecs():
+    """The Versa: its self-test asks for raw16 alone, and passes."""
+    selftest_of_routed("versa_ecp5_5g")
