@@ -315,3 +315,31 @@ async def a_miss_holds_up_answers_not_requests(dut):
         held.append((seen - reads, hit - miss))
     assert held, "no page was fetched"
     record(held=held[:4])
+
+
+@cocotb.test(timeout_time=3, timeout_unit="ms")
+async def hits_at_full_rate(dut):
+    """Bursts to resident pages, 32 of them one behind the other: a line a cycle, reads alone, writes alone; both together share the endpoint's cycle."""
+    tb = await started(dut, 1.0)
+    await tb.open(0)
+    lines, rounds, rates = 2 * tb.config.page_lines, 32, {}
+
+    def reads(first):
+        return [tb.check(first, first + lines) for _ in range(rounds)]
+
+    def writes():
+        return [tb.put(0, tb.rng.randbytes(lines * LINE_BYTES)) for _ in range(rounds)]
+
+    async def timed(*bursts):
+        begun = tb.port.now
+        await tb.all(*bursts)
+        return round(len(bursts) * lines / (tb.port.now - begun), 3)
+
+    await tb.put(0, tb.rng.randbytes(2 * lines * LINE_BYTES))
+    rates["reads"] = await timed(*reads(0))
+    rates["writes"] = await timed(*writes())
+    rates["both"] = await timed(*writes(), *reads(lines))       # of other pages: of lines that are being written a read may see either
+    record(lines_per_cycle=rates)
+    await tb.check(0, 2 * lines)
+    assert not tb.count(ColdOp.READ), "a page was not resident"
+    assert min(rates.values()) > 0.9, rates
