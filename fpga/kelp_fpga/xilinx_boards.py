@@ -105,8 +105,8 @@ def write_project(top: BlockTop, directory: Path) -> list[Path]:
             continue
         text = content if isinstance(content, str) else content.decode()
         if path == "top.v":
-            # Assertions are for simulation, and no Verilog-2005.
-            text = re.sub(r"(?m)^ *assert \(.*\);\n", "", text)
+            # Assertions are for simulation, and no Verilog-2005; Yosys declares signals of no width, which nothing uses, as two bits.
+            text = re.sub(r"(?m)^ *(assert \(.*\)|wire \[-1:0\] .*) *;\n", "", text)
         (directory / path).write_text(text, encoding="utf-8")
         written.append(directory / path)
     return written
