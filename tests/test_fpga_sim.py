@@ -173,3 +173,8 @@ def selftest_of_routed(name):
 def test_selftest_without_codecs():
     """The Versa: its self-test asks for raw16 alone, and passes."""
     selftest_of_routed("versa_ecp5_5g")
+
+
+def test_selftest_with_memory_in_block_ram():
+    """The ECPIX-5, with the ButterStick's top."""
+    selftest_of_routed("ecpix5_85f")
