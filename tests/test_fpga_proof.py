@@ -21,10 +21,8 @@ def proof(monkeypatch, path, *arguments, violations=(), framing_errors=0, tested
     counted = LEAST | counted
     board = SimpleNamespace(port="none", violations=list(violations), framing_errors=framing_errors, cycles=9, seconds=3.0)
     played = {"passed": replayed, "counters": {name: counted.pop(name) for name in ("misses", "write_backs")}} | counted
-    for name, value in (("_simulation", board), ("_board", None)):
-        monkeypatch.setattr(fpga_board, name, lambda *_, value=value: contextlib.nullcontext(value))
-    monkeypatch.setattr(fpga_board, "run_selftest", lambda *_: {"passed": tested})
-    monkeypatch.setattr(fpga_board, "_replay", lambda *_: played)
+    monkeypatch.setattr(fpga_board, "_simulation", lambda *_: contextlib.nullcontext(board))
+    monkeypatch.setattr(fpga_board, "_called", lambda command, *_: {"selftest": {"passed": tested}, "replay": played}[command])
     fpga.register(app := typer.Typer())
     done = CliRunner().invoke(app, ["fpga", "proof", *(["--json", str(path)] if named else []), *arguments])
     return done.exit_code, json.loads(path.read_text(encoding="utf-8"))

@@ -3,8 +3,10 @@
 """The commands of ``kelp fpga`` that speak to a board on a cable, or to the same board in simulation."""
 
 import contextlib
+import json
 import shutil
 import subprocess
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -96,16 +98,17 @@ def add_commands(fpga: typer.Typer) -> None:
         Exit 1 unless all of it passes and it is 1 024 lines, 16 misses and 8 write-backs at least, as many pages from and to the board's cold tier too."""
         from kelp_fpga.configs import board_config
 
+        path = json or _result("sim")
         with _simulation(config, divisor, mhz, seed) as board:
-            with _board(board.port, 3_000_000, 5.0, 600.0) as host:
-                test = run_selftest(host, 0, test_lines)
-                played = _replay(host, trace, lines, prefill_pages, residency, FORMATS, lockstep)
+            test = _called("selftest", board.port, path.parent, "--lines", test_lines)
+            played = _called("replay", board.port, path.parent, trace, "--lines", lines, "--prefill-pages", prefill_pages, "--residency", residency,
+                             "--lockstep" if lockstep else "--free-running")
         enough = fpga_replay.enough(played)
         passed = test["passed"] and played["passed"] and enough and not board.violations and not board.framing_errors
         result = {"config": config, "digest": board_config(config).digest, "commit": _commit(), "passed": passed, "enough": enough, "mhz": mhz,
                   "divisor": divisor, "seed": seed, "selftest": test, "replay": played, "sdram_violations": board.violations,
                   "framing_errors": board.framing_errors, "cycles": board.cycles, "cycles_per_second": round(board.cycles / board.seconds)}
-        _finish(result, json or _result("sim"), "fpga-sim", shown=result | {"selftest": test["passed"], "replay": played["passed"]})
+        _finish(result, path, "fpga-sim", shown=result | {"selftest": test["passed"], "replay": played["passed"]})
 
     @fpga.command()
     def netlist(
@@ -207,6 +210,19 @@ def _result(name: str) -> Path:
     from kelp_verif.tools import build_root
 
     return build_root() / "fpga" / f"{name}.json"
+
+
+def _called(command: str, port: str, directory: Path, *arguments) -> dict:
+    """Figures of `kelp fpga selftest` or `replay` on a simulated board's port, as a process of its own, as a person would call it; it shows what it says."""
+    path = directory / f"sim-{command}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    kelp = [sys.executable, "-c", "from kelp_cli import start; start()"]
+    options = ["--port", port, "--timeout", "5", "--patience", "600", "--json", str(path)]
+    done = subprocess.run([*kelp, "fpga", command, *map(str, arguments), *options], check=False)
+    if not path.is_file():
+        raise UserError(f"kelp fpga {command} on the simulated board left no result (exit code {done.returncode}); what it said is above")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _commit() -> str | None:
