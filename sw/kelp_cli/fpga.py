@@ -134,6 +134,37 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(1 if show_blocks(config, only or [], seed, _directory(REFERENCE, seed).parent / "blocks.json") else 0)
 
     @fpga.command()
+    def dummy(
+        luts: Annotated[float, typer.Option(help="Share of the device's comb sites.", min=0, max=100)] = 75,
+        ebr: Annotated[float, typer.Option(help="Share of its block RAMs.", min=0, max=100)] = 80,
+        far: Annotated[float, typer.Option(help="Share of tables with a wire to far away: what makes routing hard.", min=0, max=100)] = 5,
+        mhz: Annotated[float, typer.Option(help="The clock.")] = 80.0,
+        seed: Annotated[int, typer.Option(help="The placer's.")] = 1,
+        size: Annotated[bool, typer.Option("--size", help="Only synthesise and pack.")] = False,
+        json: _Json = None,
+    ) -> None:
+        """Build a dummy of a size given in per cent of the reference board's device, into build/fpga/ulx3s_85f: whether the tools can route a top that large.
+        Takes as long as a top. Exit 1 when it does not meet its clock."""
+        from kelp_fpga import build as flow
+        from kelp_fpga.configs import FIRST_LIGHT, board_config
+        from kelp_fpga.dummy import dummy
+
+        config = board_config(FIRST_LIGHT).with_(name="dummy")      # of which nothing is in it: what is built goes by its name
+        directory, what = _directory(REFERENCE, seed).parent / f"dummy-{luts:g}-{ebr:g}-{far:g}-seed{seed}", f"dummy of {luts:g} and {ebr:g} %"
+        asked = {"hz": round(mhz * 1e6), "top": dummy(luts=luts / 100, ebr=ebr / 100, far=far / 100)}
+        try:
+            with console.status(what) as status:
+                figures = (flow.size(REFERENCE, config, directory=directory, **asked) if size else
+                           flow.build(REFERENCE, config, directory=directory, seed=seed, **asked,
+                                      begins=lambda step: status.update(f"{what}: {step}")))
+        except (flow.BuildError, ValueError) as error:
+            raise UserError(str(error)) from None
+        if json is not None:
+            write_json(json, "fpga-dummy", figures)
+        show({name: figure for name, figure in figures.items() if name != "blocks"})
+        raise typer.Exit(0 if size or figures["fmax_mhz"] >= figures["clock_mhz"] else 1)
+
+    @fpga.command()
     def program(
         board: _Board = "ulx3s_85f",
         config: _Built = None,
