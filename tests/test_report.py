@@ -124,6 +124,18 @@ def test_table_fits_a_terminal_and_says_the_figures(result):
         assert wanted in text
 
 
+def test_an_80_columns_terminal_shows_every_number_whole(sequence):
+    """The longest names and values that the demo's result has."""
+    ladder = {"lru": (460, 460), "+ a turn that is over counts as idle": (340, 341), "belady": (246, 246)}
+    formats = {"layers 0–2, K": "int8", "layers 0–2, V": "int4", "layers 3–5, K": "fp8_e4m3", "layers 3–5, V": "int4"}
+    result = synthetic_result(sequence, ladder=ladder, formats=formats)
+    text = shown(result)
+    assert max(map(len, text.splitlines())) <= 80 and len(text.splitlines()) < 65
+    rows = [row for section in report.facts.sections(result) for row in section.rows if row.label not in ("command", "stored formats")]
+    for row in rows:
+        assert any(row.label[:22] in line and row.value in line for line in text.splitlines()), row
+
+
 def test_mismatches_are_not_to_be_missed(sequence, tmp_path):
     result = synthetic_result(sequence, mismatches=3, mismatch_examples=("access 17: victim 5, golden model says 9",))
     text = shown(result, width=120)

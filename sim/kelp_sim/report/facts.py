@@ -21,6 +21,7 @@ class Row(NamedTuple):
 class Section(NamedTuple):
     title: str
     rows: list[Row]
+    note: str = ""
 
 
 def verdict(result: ReplayResult) -> str:
@@ -51,10 +52,10 @@ def sections(result: ReplayResult) -> list[Section]:
             Row("LRU pooled", _percent(result.lru_pooled_hit_rate), "one pool for all heads"),
             Row("LRU per queue", _percent(result.lru_hit_rate), "equal shares"),
         ]),
-        *([Section("From LRU to kelp, idea by idea (kelp lab, the same reads and frames)", [
-            Row(name, _percent(1 - misses / result.accesses), f"{reads / result.accesses:.4f} flash reads per access")
+        *([Section("From LRU to kelp, idea by idea", [
+            Row(name, _percent(1 - misses / result.accesses), f"{reads / result.accesses:.4f} flash reads")
             for name, (misses, reads) in result.ladder.items()
-        ])] if result.ladder else []),
+        ], "kelp lab, the same reads and frames; flash reads per access")] if result.ladder else []),
         Section("Flash", [
             Row("demand misses", f"{result.demand_misses:,}", f"{result.demand_misses / result.accesses:.4f} per access"),
             Row("prefetches", f"{result.prefetches:,}"),

@@ -95,7 +95,8 @@ def _picture(plot: Plot, image: bytes) -> str:
 def _table(result: ReplayResult) -> str:
     lines = ["<table>"]
     for section in sections(result):
-        lines.append(f'<tr><th colspan="3">{escape(section.title)}</th></tr>')
+        title = f"{section.title} ({section.note})" if section.note else section.title
+        lines.append(f'<tr><th colspan="3">{escape(title)}</th></tr>')
         for row in section.rows:
             if row.label != "command":
                 label, value, note = map(escape, row)

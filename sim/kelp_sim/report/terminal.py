@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from rich import box
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -25,17 +26,17 @@ def table(result: ReplayResult) -> Table:
         box=box.SIMPLE_HEAD,
         show_header=False,
     )
-    shown.add_column("what", no_wrap=True)
-    shown.add_column("value", justify="right", overflow="fold")
+    shown.add_column("what", min_width=31, max_width=32)
+    shown.add_column("value", justify="right", no_wrap=True)
     shown.add_column("note", style="dim", overflow="fold")
     for section in sections(result):
-        shown.add_row(Text(section.title, style="bold cyan"))
+        shown.add_row(Text(section.title, style="bold cyan"), "", Text(section.note))
         for row in section.rows:
             if row.label == "command":
                 # As wide as the terminal, not as wide as a number: it is there to be copied.
                 continue
             bad = row.label == "mismatches" and not good
-            shown.add_row("  " + row.label, Text(row.value, style="bold red" if bad else "bold"), Text(row.note))
+            shown.add_row(Padding(Text(row.label), (0, 0, 0, 2)), Text(row.value, style="bold red" if bad else "bold"), Text(row.note))
         shown.add_section()
     for example in result.mismatch_examples[:5]:
         shown.add_row(Text("  mismatch", style="red"), "", Text(example))
