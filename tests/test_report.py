@@ -134,6 +134,7 @@ def test_an_80_columns_terminal_shows_every_number_whole(sequence):
     rows = [row for section in report.facts.sections(result) for row in section.rows if row.label not in ("command", "stored formats")]
     for row in rows:
         assert any(row.label[:22] in line and row.value in line for line in text.splitlines()), row
+        assert all(word in text for word in row.note.split()), row
 
 
 def test_mismatches_are_not_to_be_missed(sequence, tmp_path):

@@ -26,7 +26,7 @@ def table(result: ReplayResult) -> Table:
         box=box.SIMPLE_HEAD,
         show_header=False,
     )
-    shown.add_column("what", min_width=31, max_width=32)
+    shown.add_column("what", width=31)
     shown.add_column("value", justify="right", no_wrap=True)
     shown.add_column("note", style="dim", overflow="fold")
     for section in sections(result):
