@@ -15,7 +15,8 @@ from kelp_fpga.axi_ports import PORT_DOCS, axi_ports_markdown
 from kelp_hw.ports import ports_of
 from kelp_spec.config import named
 from kelp_verif import tools
-from kelp_verif.runner import macro_sources, run_cocotb, to_verilog, top_ports
+from kelp_verif.runner import run_cocotb
+from kelp_verif.verilog import macro_sources, to_verilog, top_ports
 from test_fpga_vivado import WAIVED
 
 UNIT = named("unit")

@@ -9,10 +9,10 @@ from kelp_fpga.board import Board
 from kelp_fpga.configs import board_config
 from kelp_fpga.host import BoardError, Host
 from kelp_fpga.serial_port import SerialPort
-from kelp_verif import runner
 from kelp_verif.fpga.faults import with_faults
 from kelp_verif.fpga.sim_board import SimBoard
 from kelp_verif.fpga.sim_top import BoardWithChip
+from kelp_verif.verilog import to_verilog
 
 PARTS = {"data_path.writes.quantiser": "codec signature", "data_path.head.dequantiser": "codec signature", "tracker.words": "metadata ECC"}
 EACH = 16
@@ -52,7 +52,7 @@ def test_a_fault_is_put_where_there_is_place_for_one():
 def test_the_self_test_finds_faults_where_they_are(monkeypatch):
     monkeypatch.setattr("kelp_fpga.self_test._SILENCE_LOG2", 16)     # nobody waits long for an endpoint that hangs
     board = Board(config=board_config("unit"), hz=80_000_000, divisor=4, block_lines=512)
-    text, faults = with_faults(runner.to_verilog(BoardWithChip(board)), dict.fromkeys(PARTS, EACH))
+    text, faults = with_faults(to_verilog(BoardWithChip(board)), dict.fromkeys(PARTS, EACH))
     found, placed = dict.fromkeys(PARTS, 0), dict.fromkeys(PARTS, 0)
     for fault in [None, *faults]:
         with SimBoard(board, verilog=text, name="board-faults", plusarg=f"+fault={fault.n}" if fault else "") as simulated:

@@ -10,7 +10,8 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_hw.wide_memory import WideMemory
 from kelp_verif.fpga.netlist import CELLS, expressions, netlist
-from kelp_verif.runner import run_cocotb, to_verilog
+from kelp_verif.runner import run_cocotb
+from kelp_verif.verilog import to_verilog
 
 _BOTH = """
 module top(clk, rst, i, o, p);

@@ -14,7 +14,8 @@ from kelp_sim.lab.fast_kelp import run_kelp
 from kelp_sim.lab.policies import maker
 from kelp_sim.lab.policies.kelp import Constants
 from kelp_sim.lab.study import TABLES, ladder
-from kelp_sim.replay import plan, run_golden
+from kelp_sim.plan import plan
+from kelp_sim.replay import run_golden
 from kelp_sim.trace import read
 from kelp_spec.config import named
 from kelp_spec.metadata import PrefetchSource

@@ -12,7 +12,8 @@ from kelp_golden.audit import Audit, ResultRecord, ScoreRecord
 from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats
-from kelp_sim.replay import capacity_shares, plan, run_golden
+from kelp_sim.plan import capacity_shares, plan
+from kelp_sim.replay import run_golden
 from kelp_sim.trace import TraceError, read
 from kelp_spec.config import named
 from kelp_spec.formats import Format

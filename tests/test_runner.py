@@ -11,7 +11,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_hw.sram import Sram
-from kelp_verif import runner, tools
+from kelp_verif import runner, tools, verilator, verilog
 
 
 class Increment(wiring.Component):
@@ -128,8 +128,8 @@ def test_constant_bits_beside_a_process_are_constant():
 def test_compiled_model_runs_and_reports_an_assert(tmp_path):
     driver = tmp_path / "driver.cpp"
     driver.write_text(DRIVER, encoding="utf-8")
-    path = runner.verilate_model(runner.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment")
-    assert path == runner.verilate_model(runner.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment")
+    path = verilator.verilate_model(verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment")
+    assert path == verilator.verilate_model(verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment")
     library = ctypes.CDLL(str(path))
     error = ctypes.c_int()
     assert library.run(39, ctypes.byref(error)) == 42
@@ -142,4 +142,4 @@ def test_build_failure_shows_the_compiler_message(tmp_path):
     driver = tmp_path / "driver.cpp"
     driver.write_text("#error planted\n", encoding="utf-8")
     with pytest.raises(tools.ToolError, match="planted"):
-        runner.verilate_model(runner.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment")
+        verilator.verilate_model(verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment")

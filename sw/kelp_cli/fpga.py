@@ -216,7 +216,7 @@ def register(app: typer.Typer) -> None:
         from kelp_fpga.axi_endpoint import AxiEndpoint
         from kelp_fpga.axi_ports import axi_ports_markdown
         from kelp_spec.config import named
-        from kelp_verif.runner import macro_sources, to_verilog
+        from kelp_verif.verilog import macro_sources, to_verilog
 
         top = AxiEndpoint(config=named(config))
         output.mkdir(parents=True, exist_ok=True)

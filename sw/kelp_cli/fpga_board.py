@@ -185,7 +185,7 @@ def _board(port, baud, timeout, patience):
 def _replay(host, trace, lines, prefill_pages, residency, formats, lockstep) -> dict:
     from kelp_fpga.configs import FIRST_LIGHT
     from kelp_sim import trace as traces
-    from kelp_sim.replay import plan
+    from kelp_sim.plan import plan
 
     if host.config.name == FIRST_LIGHT:
         raise UserError("this bitstream is for first light and has no endpoint: kelp fpga build --board … makes one that has")

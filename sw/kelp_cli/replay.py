@@ -190,7 +190,7 @@ def parse_sources(text: str | None, policy=None) -> frozenset:
 
 def make_plan(trace: Path, config, *, formats, prefetch: str | None, window: int, policy=None, source: Source = Source.OBSERVED, **choices):
     """A plan from what the command line says; UserError where it cannot be. Under `kelp` the device keeps one frame free (docs/policy.md)."""
-    from kelp_sim.replay import plan
+    from kelp_sim.plan import plan
     from kelp_sim.trace import read
     from kelp_spec.metadata import PrefetchSource, ScoreSource
     from kelp_spec.policy import Policy
@@ -266,7 +266,7 @@ def _job(chosen, *, plant=None, waves=None):
 
 def _rtl(chosen, command: str, bar: Progress, *, lockstep: bool = False, plant: str | None = None, waves: Path | None = None):
     """One RTL replay as a result."""
-    from kelp_sim.replay import summarise
+    from kelp_sim.figures import summarise
 
     replay, meter = run_rtl(chosen, bar, lockstep=lockstep, plant=plant, waves=waves)
     accesses = len(chosen.sequence) if lockstep else 0
@@ -298,7 +298,7 @@ def lockstep_counts(replay) -> dict[str, int]:
 
 def run_rtl(chosen, bar: Progress, *, lockstep: bool, plant: str | None = None, waves: Path | None = None):
     """The replay and its meter."""
-    from kelp_sim.replay import Meter
+    from kelp_sim.figures import Meter
     from kelp_sim.trace import TraceError
     from kelp_verif import replay
     from kelp_verif.driver import DriverError

@@ -26,7 +26,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     from kelp_hw.export.widths import explicit_widths
     from kelp_hw.export.wrapper import core_file, smoke_bench, wrapper
     from kelp_hw.ports import endpoint_ports
-    from kelp_verif.runner import settle_constants
+    from kelp_verif.verilog import settle_constants
 
     from .config import describe
 

