@@ -31,7 +31,7 @@ def pytest_terminal_summary(terminalreporter):
     reports = [report for reports in terminalreporter.stats.values() for report in reports if getattr(report, "when", None) == "call"]
     rows = [value for report in reports for name, value in report.user_properties if name == "proof"]
     if rows:
-        from kelp_verif.proofs import table
+        from kelp_verif.formal.proofs import table
 
         terminalreporter.section("proofs")
         for line in table(rows):

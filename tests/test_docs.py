@@ -2,15 +2,13 @@
 """The generated parts of docs/ are those that their sources generate, and the C header compiles."""
 
 import subprocess
-from pathlib import Path
 
 import pytest
+from paths import DOCS
 
 from kelp_cli.docs import DOCUMENTED, generated
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
-
-DOCS = Path(__file__).parent.parent / "docs"
 
 
 @pytest.mark.parametrize("name", ["registers.md", "ports.md", "kelp_regs.h"])

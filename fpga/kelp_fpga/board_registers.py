@@ -26,7 +26,7 @@ class BoardRegister(IntEnum):
     STORES = 10        #: pages written to it
     TEST_FIRST = 11    #: first line that the memory test touches; all of the memory after power-up
     TEST_LINES = 12    #: how many
-    TEST_RESULT = 13   #: two bits for each :class:`kelp_fpga.self_test_program.Part`: a :class:`kelp_fpga.self_test_program.State`
+    TEST_RESULT = 13   #: two bits for each :class:`kelp_fpga.selftest.self_test_program.Part`: a :class:`kelp_fpga.selftest.self_test_program.State`
     TEST_DETAIL = 14   #: the first line of memory that was wrong
     TIME = 15          #: clock cycles, modulo 2^32
     TEST_CHECK = 16    #: 256 and the number of the first check of the endpoint that failed, or 0

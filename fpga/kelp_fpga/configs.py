@@ -12,7 +12,7 @@ FIRST_LIGHT = "first_light"
 #: `board_small`: the engines of `unit` with pages as the recordings have them; quick to simulate. `ulx3s_block` is `ulx3s` with as many frames as block RAM
 #: holds, for an 85F without our memory chip; `unit` the smallest of the named ones, `small` that with every slot at its least, `versa` the same with raw16
 #: alone, for the 45F.
-#: `first_light` has no endpoint (kelp_fpga.no_endpoint): clock, UART, bridge, registers and memory, to be routed in minutes on any board.
+#: `first_light` has no endpoint (kelp_fpga.boards.no_endpoint): clock, UART, bridge, registers and memory, to be routed in minutes on any board.
 BOARD_CONFIGS: dict[str, Config] = {c.name: c for c in (
     NAMED["ulx3s"],
     NAMED["unit"],

@@ -10,26 +10,26 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome, PrefetchSource
 
-from .answer_queue import AnswerQueue
-from .arbiter import BACKGROUND
-from .cold_scheduler import ColdScheduler
-from .datapath import DataPath, axi_signature
-from .egress import Egress
-from .ema import EmaEngine
-from .eviction import Eviction
-from .frame_table import FrameTable
-from .hints import HintAbsorber
-from .ingress import Ingress
+from .control.phase import PhaseDetector
+from .control.queue_config import QueueConfig
+from .control.registers import Registers
+from .control.telemetry import Telemetry
+from .datapath.datapath import DataPath, axi_signature
+from .eviction.eviction import Eviction
+from .host.egress import Egress
+from .host.hints import HintAbsorber
+from .host.ingress import Ingress
 from .layouts import MESSAGES, TIME_BITS, Layouts
-from .miss_buffer import MissBuffer
-from .phase import PhaseDetector
+from .lib.bypass_fifo import AnswerQueue
+from .lib.skid import Skid
+from .miss.cold_scheduler import ColdScheduler
+from .miss.miss_buffer import MissBuffer
 from .pipeline import RESERVE
-from .prefetch import Prefetcher
-from .queue_config import QueueConfig
-from .registers import Registers
-from .skid import Skid
-from .telemetry import Telemetry
-from .tracker import Tracker
+from .prefetch.prefetch import Prefetcher
+from .scores.ema import EmaEngine
+from .tracker.arbiter import BACKGROUND
+from .tracker.frame_table import FrameTable
+from .tracker.tracker import Tracker
 
 __all__ = ["Endpoint", "endpoint_signature"]
 

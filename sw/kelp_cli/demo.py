@@ -65,7 +65,7 @@ def register(app: typer.Typer) -> None:
 
 def combine(whole, part, stepped, free, meter, command: str, *, on_start=None):
     """One result: the figures are the free-running replay's, the mismatches those of both."""
-    from kelp_sim.figures import summarise
+    from kelp_sim.replay.figures import summarise
     from kelp_spec.policy import Policy
 
     from .replay import lockstep_counts

@@ -18,7 +18,7 @@ DOCUMENTED = "trace"   #: the configuration whose widths and offsets the tables 
 
 def generated() -> dict[str, str]:
     """File name in docs/ → its text."""
-    from kelp_hw.ports import ports_markdown
+    from kelp_hw.export.ports import ports_markdown
     from kelp_spec.render import c_header, registers_markdown
 
     config = named(DOCUMENTED)

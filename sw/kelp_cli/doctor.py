@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kelp_verif import tools
+from kelp_rtl.build import tools
 
 from .output import console, write_json
 
@@ -123,7 +123,7 @@ def _optional() -> list[Check]:
 
 
 def _loader() -> Check:
-    """By the names, and on the PATH, that `kelp_fpga.build.program` looks for; that module takes seconds to import, and needs packages that may be missing."""
+    """By the names, and on the PATH, that `kelp_fpga.flow.build.program` looks for; that module takes seconds to import, and needs packages that may be missing."""
     path = next((found for name in _LOADERS if (found := shutil.which(name))), None)
     purpose, remedy = "loading a bitstream into a board", "apt-get install openfpgaloader"
     if path is None:

@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
         from kelp_sim.lab.policies import IDS, load
         from kelp_sim.lab.reads import timeline
         from kelp_sim.lab.sweep import ClusterError, sweep
-        from kelp_sim.trace import TraceError
+        from kelp_sim.trace.trace import TraceError
 
         try:
             shares = [float(text) for text in residency.split(",")]

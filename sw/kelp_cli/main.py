@@ -15,8 +15,8 @@ import sys
 import typer
 
 import kelp_cli
+from kelp_rtl.build.tools import ToolError
 from kelp_spec.config import ConfigError
-from kelp_verif.tools import ToolError
 
 from .output import UserError, complain
 

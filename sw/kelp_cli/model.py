@@ -36,7 +36,7 @@ def register(app: typer.Typer) -> None:
         """
         from kelp_sim.model import attention, report
         from kelp_sim.model.inputs import DEFAULTS, InputError, load, with_bench
-        from kelp_sim.trace import TraceError
+        from kelp_sim.trace.trace import TraceError
 
         names = (*report.TOPICS, "verdicts")
         for topic in topics or ():

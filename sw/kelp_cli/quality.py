@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
         """
         from kelp_sim.quality import llama, noise, plans, study
         from kelp_sim.quality import tokens as tokenizing
-        from kelp_sim.trace import TraceError, read
+        from kelp_sim.trace.trace import TraceError, read
 
         from .replay import progress_bar
 

@@ -190,8 +190,8 @@ def parse_sources(text: str | None, policy=None) -> frozenset:
 
 def make_plan(trace: Path, config, *, formats, prefetch: str | None, window: int, policy=None, source: Source = Source.OBSERVED, **choices):
     """A plan from what the command line says; UserError where it cannot be. Under `kelp` the device keeps one frame free (docs/policy.md)."""
-    from kelp_sim.plan import plan
-    from kelp_sim.trace import read
+    from kelp_sim.replay.plan import plan
+    from kelp_sim.trace.trace import read
     from kelp_spec.metadata import PrefetchSource, ScoreSource
     from kelp_spec.policy import Policy
 
@@ -228,7 +228,7 @@ def progress_bar() -> Iterator[Progress]:
 
 
 def _golden(chosen, command: str, bar: Progress):
-    from kelp_sim import replay
+    from kelp_sim.replay import replay
 
     task = bar.add_task("golden model: accesses", total=len(chosen.sequence))
     return replay.golden(chosen, command=command, progress=lambda done: bar.update(task, completed=done), on_start=_references(bar))
@@ -244,7 +244,7 @@ def _references(bar: Progress):
 
 
 def _job(chosen, *, plant=None, waves=None):
-    from kelp_verif.replay import Job
+    from kelp_rtl.replay import Job
 
     requests = chosen.requests
     return Job(
@@ -266,7 +266,7 @@ def _job(chosen, *, plant=None, waves=None):
 
 def _rtl(chosen, command: str, bar: Progress, *, lockstep: bool = False, plant: str | None = None, waves: Path | None = None):
     """One RTL replay as a result."""
-    from kelp_sim.figures import summarise
+    from kelp_sim.replay.figures import summarise
 
     replay, meter = run_rtl(chosen, bar, lockstep=lockstep, plant=plant, waves=waves)
     accesses = len(chosen.sequence) if lockstep else 0
@@ -298,10 +298,10 @@ def lockstep_counts(replay) -> dict[str, int]:
 
 def run_rtl(chosen, bar: Progress, *, lockstep: bool, plant: str | None = None, waves: Path | None = None):
     """The replay and its meter."""
-    from kelp_sim.figures import Meter
-    from kelp_sim.trace import TraceError
-    from kelp_verif import replay
-    from kelp_verif.driver import DriverError
+    from kelp_rtl import replay
+    from kelp_rtl.device import DriverError
+    from kelp_sim.replay.figures import Meter
+    from kelp_sim.trace.trace import TraceError
 
     if plant is not None and plant not in replay.PLANTS:
         raise UserError(f"--plant {plant!r} is unknown; legal: {', '.join(replay.PLANTS)}")

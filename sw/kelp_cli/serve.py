@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Serve one device to many processes; each is a tenant with sessions of its own. Ends on Ctrl-C."""
         from cxl_kv.errors import CxlKvError
-        from cxl_kv.server import Server
+        from cxl_kv.serving.server import Server
         from cxl_kv.url import make_core
 
         try:
@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
 
 def _export(core, where):
     from cxl_kv.device import Device
-    from cxl_kv.metrics import MetricsServer
+    from cxl_kv.serving.metrics import MetricsServer
     from cxl_kv.transport import LocalTransport
 
     host, _, port = where.rpartition(":")

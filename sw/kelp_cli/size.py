@@ -11,7 +11,7 @@ from .output import UserError, console
 
 __all__ = ["register"]
 
-# Hit rates over the five recordings, by share of the pages in DRAM (docs/replay.md, "The reference rows"; made by `python -m kelp_sim.reference`).
+# Hit rates over the five recordings, by share of the pages in DRAM (docs/replay.md, "The reference rows"; made by `python -m kelp_sim.replay.reference`).
 _MEASURED = ((0.125, 69.12, 74.82, 86.50), (0.25, 90.39, 95.96, 98.38), (0.50, 98.12, 99.47, 99.89), (1.0, 100.0, 100.0, 100.0))
 _POLICIES = ("LRU per queue", "LRU pooled", "Belady pooled (bound)")
 

@@ -51,7 +51,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _screen(url, device, now, before, events):
-    from cxl_kv.metrics import sessions
+    from cxl_kv.serving.metrics import sessions
 
     recent = {name: value - (before or {}).get(name, 0) for name, value in now.items()}
     totals = Table(title=f"{url} · {device.config.name}", title_justify="left")

@@ -19,8 +19,8 @@ def register(app: typer.Typer) -> None:
     @trace.command()
     def check(files: Annotated[list[Path], typer.Argument(metavar="FILE…", show_default=False)]) -> None:
         """Check recordings (kelp-attention-1) and block traces (kelp-blocks-1) against their formats; exit 1 at the first fault."""
-        from kelp_sim.accesses import access_sequence
-        from kelp_sim.trace import TraceError, read
+        from kelp_sim.trace.accesses import access_sequence
+        from kelp_sim.trace.trace import TraceError, read
 
         for path in files:
             try:
@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Turn another tool's trace into a block trace (kelp-blocks-1, docs/lab.md)."""
         from kelp_sim.lab.blocks import IMPORTERS
-        from kelp_sim.trace import TraceError
+        from kelp_sim.trace.trace import TraceError
 
         if source not in IMPORTERS:
             raise UserError(f"source {source!r} is refused; legal: {', '.join(IMPORTERS)}")
@@ -106,7 +106,7 @@ def register(app: typer.Typer) -> None:
 
         from kelp_sim.lab.policies import load
         from kelp_sim.lab.stream import run_keys
-        from kelp_sim.trace import TraceError
+        from kelp_sim.trace.trace import TraceError
 
         try:
             sizes = [int(size) for size in frames.split(",")]

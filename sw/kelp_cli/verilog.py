@@ -23,10 +23,10 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     import kelp_hw
     from kelp_hw.endpoint import Endpoint
     from kelp_hw.export.clean import default_cases, distinct_instances, drop_true_asserts, initial_constants, reduce_not
+    from kelp_hw.export.ports import endpoint_ports
     from kelp_hw.export.widths import explicit_widths
     from kelp_hw.export.wrapper import core_file, smoke_bench, wrapper
-    from kelp_hw.ports import endpoint_ports
-    from kelp_verif.verilog import settle_constants
+    from kelp_rtl.build.verilog import settle_constants
 
     from .config import describe
 

@@ -15,7 +15,7 @@ from kelp_sim.lab import train
 from kelp_sim.lab.recorder import record
 from kelp_sim.quality import llama
 from kelp_sim.quality.tokens import Tokenizer
-from kelp_sim.trace import read
+from kelp_sim.trace.trace import read
 
 TEXT = "def area(width, height):\n    return width * height  # the area of 1 rectangle\n\n\n" * 60
 SHAPE = ["--layers", "2", "--heads", "4", "--kv-heads", "2", "--hidden", "32", "--vocabulary", "300", "--context", "32", "--batch", "4", "--rate", "0.01"]

@@ -24,7 +24,7 @@ from lmcache.v1.platform.event_notifier import consume_fd
 from lmcache.v1.storage_backend import storage_plugin_launcher
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
-from cxl_kv.server import Server
+from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
 
 SHAPE = torch.Size([2, 4, 16, 64])      # K and V, layers, tokens, heads · head_dim

@@ -195,7 +195,7 @@ def test_what_gave_way_is_not_promised(engine):
 
 
 def test_a_server_that_dies_is_a_load_error(tmp_path):
-    from cxl_kv.server import Server
+    from cxl_kv.serving.server import Server
     from cxl_kv.url import make_core
 
     server = Server(make_core("golden:trace"))

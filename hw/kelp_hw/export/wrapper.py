@@ -8,7 +8,7 @@ from kelp_spec.config import Config
 from kelp_spec.messages import M2SReq
 from kelp_spec.registers import IDENTITY
 
-from ..ports import Port, endpoint_ports
+from .ports import Port, endpoint_ports
 
 __all__ = ["core_file", "smoke_bench", "wrapper"]
 

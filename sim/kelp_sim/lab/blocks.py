@@ -3,7 +3,7 @@
 
 Format ``kelp-blocks-1``, an .npz: ``meta`` a JSON string {format, source, block_tokens, references, blocks}; ``time_ms`` [references] int64, never falling;
 ``request`` [references] int64, never falling; ``block`` [references] int64, 0 … blocks − 1, numbered in order of first use. Whatever is wrong with a file
-is a :class:`~kelp_sim.trace.TraceError` of one line.
+is a :class:`~kelp_sim.trace.trace.TraceError` of one line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..trace import TraceError
+from ..trace.trace import TraceError
 
 __all__ = ["FORMAT", "IMPORTERS", "BlockTrace", "read_blocks"]
 

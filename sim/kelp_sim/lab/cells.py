@@ -77,7 +77,7 @@ def _digest(path: str) -> str:
 @functools.cache
 def _sources(policy: str) -> str:
     here = Path(__file__).parent
-    files = sorted([*here.glob("*.py"), *here.glob("policies/*.py"), *here.parent.glob("*.py")])
+    files = sorted([*here.glob("*.py"), *here.glob("policies/*.py"), *here.parent.glob("trace/*.py"), *here.parent.glob("replay/*.py")])
     if policy.partition(":")[0].endswith(".py"):
         files.append(Path(policy.rpartition(":")[0]))
     digest = hashlib.sha256()
@@ -100,7 +100,7 @@ _KELP = ("kelp", "kelp-noprefetch")
 
 
 def replay(line: Timeline, policy: str, *, capacity: int, pooled: bool, parameters: dict | None = None, prefetch: bool = True) -> Outcome:
-    """The compiled form where there is one, else the plain one; they decide alike (tests/test_lab_compiled.py). ``prefetch`` False: it may ask for nothing."""
+    """The compiled form where there is one, else the plain one; they decide alike (tests/sim/lab/test_compiled.py). ``prefetch`` False: it may ask for nothing."""
     if parameters and compiled(policy, pooled=pooled):
         maker(policy, parameters)(engine.Pool(line.sequence, range(line.sequence.queues), capacity))    # says what is wrong with them
     if policy in _KELP and pooled:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..accesses import AccessSequence
+from ..trace.accesses import AccessSequence
 
 __all__ = ["PREFETCH_PER_HEAD", "Access", "Outcome", "Policy", "PolicyError", "Pool", "Timeline", "run"]
 

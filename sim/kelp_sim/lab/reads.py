@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..accesses import access_sequence
-from ..trace import Trace, TraceError, read
+from ..trace.accesses import access_sequence
+from ..trace.trace import Trace, TraceError, read
 from .engine import Timeline
 
 __all__ = ["QUEST_PAGES", "RULES", "quest_reads", "timeline"]

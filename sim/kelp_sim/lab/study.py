@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .. import reference
-from ..accesses import AccessSequence
+from ..replay import reference
+from ..trace.accesses import AccessSequence
 from .cells import replay
 from .engine import Outcome, Timeline
 from .fast_kelp import run_kelp

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..trace import Trace, read
+from ..trace.trace import Trace, read
 from .findings import Finding, finding
 from .inputs import Inputs
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..trace import Trace, TraceError
+from ..trace.trace import Trace, TraceError
 from .formats import stored
 from .llama import attend
 from .threads import one_thread

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Shows a :class:`~kelp_sim.result.ReplayResult`: terminal table, plots, one self-contained HTML page, report.json.
+"""Shows a :class:`~kelp_sim.replay.result.ReplayResult`: terminal table, plots, one self-contained HTML page, report.json.
 
 :func:`write` makes all the files; :func:`table` is what the terminal shows. matplotlib is imported only where a plot is drawn.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ..result import ReplayResult
+from ..replay.result import ReplayResult
 from .facts import as_json, write_json
 from .terminal import table
 

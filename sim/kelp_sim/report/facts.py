@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from ..result import ReplayResult
+from ..replay.result import ReplayResult
 
 __all__ = ["Row", "Section", "as_json", "sections", "verdict", "write_json"]
 

@@ -7,7 +7,7 @@ import base64
 import json
 from html import escape
 
-from ..result import ReplayResult
+from ..replay.result import ReplayResult
 from .facts import as_json, sections, verdict
 from .plots import Plot
 

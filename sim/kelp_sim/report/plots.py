@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 
-from ..result import PageResidency, ReplayResult
+from ..replay.result import PageResidency, ReplayResult
 
 __all__ = ["PLOTS", "Plot", "png"]
 

@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ..result import ReplayResult
+from ..replay.result import ReplayResult
 from .facts import sections, verdict
 
 __all__ = ["table"]

@@ -33,8 +33,8 @@ class RtlCore(Core):
 
     def __init__(self, config: Config, *, lockstep: bool = False, seed: int = 1):
         super().__init__()
-        from kelp_verif.driver import Driver, DriverError, Failure, FlashTiming
-        from kelp_verif.program import PARTIAL, READ, SPEC_READ, WRITE, Program, Response
+        from kelp_rtl.device import Driver, DriverError, Failure, FlashTiming
+        from kelp_rtl.program import PARTIAL, READ, SPEC_READ, WRITE, Program, Response
 
         self.config, self.lockstep = config, lockstep
         self._program, self._opcodes, self._failure, self._flash, self._error = Program, (READ, WRITE, PARTIAL, SPEC_READ), Failure, FlashTiming, DriverError

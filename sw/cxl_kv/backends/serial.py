@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from kelp_fpga.host import BoardError, Host
-from kelp_fpga.host_link import LinkError
-from kelp_fpga.serial_port import PortError, SerialPort
+from kelp_fpga.link.host import BoardError, Host
+from kelp_fpga.link.host_link import LinkError
+from kelp_fpga.link.serial_port import PortError, SerialPort
 from kelp_spec.address import Region
 
 from ..errors import ConnectionLostError

@@ -36,7 +36,8 @@ from lmcache.v1.platform import create_event_notifier
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 import cxl_kv
-from cxl_kv.blocks import BlockStore
+
+from ..blocks import BlockStore
 
 __all__ = ["CxlL2Adapter", "CxlStoragePlugin"]
 

@@ -19,7 +19,8 @@ import torch
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer, PoolTransferResult
 
 import cxl_kv
-from cxl_kv.blocks import BlockStore
+
+from ..blocks import BlockStore
 
 __all__ = ["CxlHiCacheStorage"]
 

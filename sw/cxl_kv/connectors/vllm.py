@@ -26,7 +26,8 @@ from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 import cxl_kv
-from cxl_kv.blocks import BlockStore
+
+from ..blocks import BlockStore
 
 __all__ = ["CxlTier", "KelpCachePolicy"]
 

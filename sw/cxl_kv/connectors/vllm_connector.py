@@ -24,7 +24,8 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole, KVConnectorWorkerMetadata
 
 import cxl_kv
-from cxl_kv.blocks import BlockStore
+
+from ..blocks import BlockStore
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

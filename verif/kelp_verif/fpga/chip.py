@@ -11,10 +11,10 @@ from amaranth.hdl import ClockSignal, Instance, Module
 from amaranth.lib import io, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_fpga.sdram import Sdram
-from kelp_fpga.sdram_core import SdramPins
-from kelp_fpga.sdram_pads import SdramPads
-from kelp_hw.axi import AxiSignature
+from kelp_fpga.memory.sdram import Sdram
+from kelp_fpga.memory.sdram_core import SdramPins
+from kelp_fpga.memory.sdram_pads import SdramPads
+from kelp_hw.datapath.axi import AxiSignature
 
 __all__ = ["CHIP", "VIOLATIONS", "BareChip", "SdramWithChip", "chip", "chip_on_pads", "simulated_ports"]
 
@@ -50,7 +50,7 @@ def chip_on_pads(m: Module, pins, violation, *, hz: float) -> None:
 
 
 class SdramWithChip(wiring.Component):
-    """:class:`kelp_fpga.sdram.Sdram`, the pads' registers, and the chip."""
+    """:class:`kelp_fpga.memory.sdram.Sdram`, the pads' registers, and the chip."""
 
     def __init__(self, *, hz: float, address_bits: int = 25, id_bits: int = 4):
         self.hz = hz

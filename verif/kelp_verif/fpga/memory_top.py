@@ -8,12 +8,12 @@ from amaranth.hdl import Module, Mux
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_fpga.axi_arbiter import AxiArbiter
-from kelp_fpga.block_store import BlockStore
-from kelp_fpga.board import Board
-from kelp_fpga.cold_store import ColdStore
-from kelp_fpga.memory_test import MemoryTest
-from kelp_hw.axi import AxiSignature
+from kelp_fpga.boards.board import Board
+from kelp_fpga.memory.axi_arbiter import AxiArbiter
+from kelp_fpga.memory.block_store import BlockStore
+from kelp_fpga.memory.cold_store import ColdStore
+from kelp_fpga.memory.memory_test import MemoryTest
+from kelp_hw.datapath.axi import AxiSignature
 from kelp_hw.layouts import Layouts
 from kelp_spec.config import Config
 

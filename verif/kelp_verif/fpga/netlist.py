@@ -15,8 +15,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from kelp_fpga.build import MAP_LUTS
-from kelp_verif import tools
+from kelp_fpga.flow.build import MAP_LUTS
+from kelp_rtl.build import tools
 
 __all__ = ["CELLS", "expressions", "netlist"]
 
@@ -123,7 +123,7 @@ def netlist(component, *, name: str) -> tuple[str, dict[str, int]]:
     """The netlist's Verilog, its top called `top`, and how many cells it has of each kind. Cached by content; takes minutes."""
     from amaranth.back import rtlil
 
-    from kelp_verif.verilog import macro_sources
+    from kelp_rtl.build.verilog import macro_sources
 
     text = rtlil.convert(component, name="top", emit_src=False)
     macros = macro_sources(text)

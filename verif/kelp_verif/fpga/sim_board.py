@@ -13,9 +13,9 @@ import time
 import tty
 from pathlib import Path
 
-from kelp_fpga.board import Board
-from kelp_verif.verilator import verilate_model
-from kelp_verif.verilog import to_verilog
+from kelp_fpga.boards.board import Board
+from kelp_rtl.build.verilator import verilate_model
+from kelp_rtl.build.verilog import to_verilog
 
 from .chip import CHIP, VIOLATIONS
 from .sim_top import BoardWithChip

@@ -8,7 +8,7 @@ from amaranth.hdl import Module
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_fpga.board import Board
+from kelp_fpga.boards.board import Board
 
 from .chip import chip_on_pads
 
@@ -16,7 +16,7 @@ __all__ = ["BoardWithChip"]
 
 
 class BoardWithChip(wiring.Component):
-    """:class:`kelp_fpga.board.Board`, :class:`kelp_fpga.sdram_pads.SdramPads` and :mod:`.chip`. `violation`: what the chip has found."""
+    """:class:`kelp_fpga.boards.board.Board`, :class:`kelp_fpga.memory.sdram_pads.SdramPads` and :mod:`.chip`. `violation`: what the chip has found."""
 
     def __init__(self, board: Board):
         self.board = board

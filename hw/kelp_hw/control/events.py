@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Event log: the first sixteen records since the last clear, an overflow flag, and the interrupt (spec §9)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Array, Assert, Module, Signal
+from amaranth.lib import data, wiring
+from amaranth.lib.memory import Memory
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import Event
+from kelp_spec.registers import EVENT_RECORDS
+
+from ..layouts import TIME_BITS, Layouts
+
+__all__ = ["EventLog"]
+
+
+class EventLog(wiring.Component):
+    """Records events of several sources, one a cycle; a source may raise one a cycle.
+
+    Each source has one waiting place; an event that finds its source's place or the log full is lost and sets `overflow`. Records keep order within a source.
+    `irq` is high from a cycle after the first recorded event whose bit is set in `irq_enable` until `clear`; `idle` waits for it.
+
+    Parameters
+    ----------
+    config : Config
+    sources : int
+    """
+
+    def __init__(self, *, config: Config, sources: int):
+        if sources < 1:
+            raise ValueError(f"sources = {sources} is refused; legal: 1 and up")
+        layouts = Layouts(config)
+        self.sources = sources
+        self.record = data.StructLayout({"event": layouts.event, "time": TIME_BITS})
+        super().__init__({
+            "i": In(layouts.event).array(sources),
+            "i_valid": In(1).array(sources),
+            "now": In(TIME_BITS),
+            "clear": In(1),
+            "irq_enable": In(32),
+            "read_index": In(range(EVENT_RECORDS)),
+            "read_data": Out(self.record),          #: combinational
+            "count": Out(range(EVENT_RECORDS + 1)),
+            "overflow": Out(1),
+            "irq": Out(1),
+            "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.memory = memory = Memory(shape=self.record, depth=EVENT_RECORDS, init=[])
+        write = memory.write_port()
+        read = memory.read_port(domain="comb")
+        m.d.comb += [read.addr.eq(self.read_index), self.read_data.eq(read.data)]
+
+        waiting = Signal(self.sources)
+        held = Array([Signal(self.record, name=f"held_{i}") for i in range(self.sources)])
+        pick = Signal(range(self.sources))
+        for i in reversed(range(self.sources)):
+            with m.If(waiting[i]):
+                m.d.comb += pick.eq(i)
+        full = self.count == EVENT_RECORDS
+        take = waiting.any()
+
+        m.d.comb += [
+            write.addr.eq(self.count[:4]),
+            write.data.eq(held[pick]),
+            write.en.eq(take & ~full),
+        ]
+        newest, logged = Signal.like(held[0].event.code), Signal()
+        m.d.comb += self.idle.eq(~take & ~logged)
+        m.d.sync += logged.eq(0)
+        with m.If(logged & self.irq_enable.bit_select(newest, 1)):
+            m.d.sync += self.irq.eq(1)
+        with m.If(take):
+            m.d.sync += waiting.bit_select(pick, 1).eq(0)
+            with m.If(full):
+                m.d.sync += self.overflow.eq(1)
+            with m.Else():
+                m.d.sync += self.count.eq(self.count + 1)
+                m.d.sync += [newest.eq(held[pick].event.code), logged.eq(1)]
+        for i in range(self.sources):
+            with m.If(self.i_valid[i]):
+                m.d.comb += Assert(self.i[i].code != Event.NONE)
+                with m.If(waiting[i] & ~(take & (pick == i))):
+                    m.d.sync += self.overflow.eq(1)
+                with m.Else():
+                    m.d.sync += waiting[i].eq(1)
+            # A free place may take anything: whether there is an event comes late.
+            with m.If(~waiting[i] | (take & (pick == i))):
+                m.d.sync += [held[i].event.eq(self.i[i]), held[i].time.eq(self.now)]
+        with m.If(self.clear):
+            m.d.sync += [self.count.eq(0), self.overflow.eq(0), self.irq.eq(0), logged.eq(0)]
+        m.d.comb += Assert(self.count <= EVENT_RECORDS)
+        return m

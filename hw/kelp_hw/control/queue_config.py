@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""A block's own copy of the fields that it needs of every queue's configuration."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+
+from ..eviction_layouts import EvictionLayouts
+from ..lib.sram import Sram
+
+__all__ = ["QueueConfig"]
+
+
+class QueueConfig(wiring.Component):
+    """Written by the broadcast of the configuration walk, read by one block; each block that needs configuration has a copy, since a memory has one read port.
+
+    Latency: one cycle from `read_squeue` (with `read_en`) to `o`, which holds while `read_en` is low. A read
+    in the cycle of a write returns the new fields.
+    Queues that were never configured read undefined values: nothing is asked about them before OPEN has configured them.
+
+    Parameters
+    ----------
+    config : Config
+    fields : sequence of str
+        Names of `Layouts.queue_config`, at least one.
+
+    Members
+    -------
+    write, write_valid : in, config_write
+    read_en, read_squeue : in
+    o : out
+        The fields, as a struct of those names.
+    """
+
+    def __init__(self, *, config: Config, fields):
+        layouts = EvictionLayouts(config)
+        known = {name: field.shape for name, field in layouts.queue_config}
+        for name in fields:
+            if name not in known:
+                raise ValueError(f"field {name!r} is refused; legal: {', '.join(known)}")
+        if not fields:
+            raise ValueError("fields is empty; legal: at least one of " + ", ".join(known))
+        self.config = config
+        self.fields = tuple(fields)
+        self.shape = data.StructLayout({name: known[name] for name in fields})
+        super().__init__({
+            "write": In(layouts.config_write), "write_valid": In(1),
+            "read_en": In(1), "read_squeue": In(config.squeue_bits), "o": Out(self.shape),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.rows = rows = Sram(depth=self.config.squeues, shape=self.shape)
+        m.d.comb += [rows.read_en.eq(self.read_en), rows.read_address.eq(self.read_squeue), self.o.eq(rows.read_data)]
+        m.d.comb += [
+            rows.write_en.eq(self.write_valid), rows.write_address.eq(self.write.squeue),
+            *(rows.write_data[name].eq(self.write.queue_config[name]) for name in self.fields),
+        ]
+        return m

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Takes a frame's lines out of the line buffers and reports when memory has them (docs/design.md §4)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.fifo import SyncFIFO
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+
+from ..layouts import Layouts
+
+__all__ = ["FlushUnit", "flush_layout"]
+
+
+def flush_layout(config: Config) -> data.StructLayout:
+    """A frame to be flushed, and its requester's name for that."""
+    return data.StructLayout({"frame": config.frame_bits, "token": Layouts(config).token_bits})
+
+
+class FlushUnit(wiring.Component):
+    """Flushes frames in the order of `i`, one at a time; others wait in a queue, so that the head goes on.
+
+    When an item leaves on `o`, everything stored in its frame before the item entered is in memory, confirmed by B, and no buffer holds a line
+    of it, except lines that ops behind the flush use. Time: 4 cycles, and one write and its response for each dirty line, overlapped.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i, o : streams of flush_layout
+    frame, capture, invalidate, pending : the flush ports of both slot tables; `pending` is the OR of theirs
+    """
+
+    #: Flushes at work and waiting; the head waits for a place.
+    QUEUED = 16
+
+    def __init__(self, *, config: Config):
+        self.layout = flush_layout(config)
+        super().__init__({
+            "i": In(stream.Signature(self.layout)), "o": Out(stream.Signature(self.layout)),
+            "frame": Out(config.frame_bits), "capture": Out(1), "invalidate": Out(1), "pending": In(1), "idle": Out(1),
+        })
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.queue = queue = SyncFIFO(width=self.layout.size, depth=self.QUEUED)
+        item = self.layout(queue.r_data)
+        m.d.comb += [
+            queue.w_en.eq(self.i.valid), queue.w_data.eq(self.i.p), self.i.ready.eq(queue.w_rdy),
+            self.frame.eq(item.frame), self.o.p.eq(item),
+        ]
+        with m.FSM() as fsm:
+            with m.State("IDLE"):
+                # The tables compare the frame in this cycle, and use the result in the next.
+                with m.If(queue.r_rdy):
+                    m.next = "CAPTURE"
+            with m.State("CAPTURE"):
+                m.d.comb += self.capture.eq(1)
+                m.next = "WRITE"
+            with m.State("WRITE"):
+                with m.If(~self.pending):
+                    m.d.comb += self.invalidate.eq(1)
+                    m.next = "REPORT"
+            with m.State("REPORT"):
+                m.d.comb += self.o.valid.eq(1)
+                with m.If(self.o.ready):
+                    m.d.comb += queue.r_en.eq(1)
+                    m.next = "IDLE"
+            m.d.comb += self.idle.eq(fsm.ongoing("IDLE") & ~queue.r_rdy)
+        return m

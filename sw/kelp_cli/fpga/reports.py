@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What the builds of a board came to, as tables (used by ``kelp fpga report``)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.table import Table
+
+from ..output import UserError, console
+
+__all__ = ["show_seeds"]
+
+
+def show_seeds(board: str, directory: Path) -> None:
+    """The seeds in a board's `directory` that count, those that do not, and the parts of the slowest."""
+    from kelp_fpga.flow.reports import summary
+
+    slowest = summary(directory)
+    if slowest is None:
+        raise UserError(f"nothing was built for {board}: kelp fpga build --board {board}")
+    names = ("seed", "config", "fmax_mhz", "clock_mhz", "target_mhz", "luts", "ffs", "ebr", "dsp")
+    table = Table(*names)
+    for path in sorted(directory.glob("seed*/report.json")):
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        if figures["seed"] not in slowest["stale"]:
+            table.add_row(*(str(figures.get(name, "")) for name in names))
+    console.print(table)
+    console.print(f"fmax_mhz over {len(slowest['seeds'])} seeds: {slowest['fmax_mhz']}")
+    if stale := slowest["stale"]:
+        console.print(f"left out, of another netlist or for another clock than the newest: seed {', '.join(map(str, stale))}", soft_wrap=True)
+    names = ("ns", "fmax_mhz", "luts", "ffs", "ebr", "dsp", "to")
+    parts = Table("part", *names[:-1], "slowest path's end", title=f"slowest paths of seed {slowest['seed']} and what was taken, by part")
+    for part, figures in slowest.get("blocks", {}).items():
+        parts.add_row(part, *("" if (figure := figures.get(name)) is None else str(figure) for name in names))
+    console.print(parts)

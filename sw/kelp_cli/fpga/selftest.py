@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""A board's built-in self-test, started and shown (used by ``kelp fpga selftest``)."""
+
+from __future__ import annotations
+
+from ..output import UserError
+
+__all__ = ["selftest"]
+
+
+def selftest(host, first: int, lines: int | None) -> dict:
+    """The bridge by its host, then the board by itself; what became of each part. The endpoint is as after a reset."""
+    from kelp_fpga.board_registers import BoardRegister, Control
+    from kelp_fpga.selftest.self_test_program import PART_NAMES, Part, State, program
+
+    total = host.board(BoardRegister.LINES)
+    count = total - first if lines is None else lines
+    if not (0 <= first and 1 <= count and first + count <= total):
+        raise UserError(f"--first {first} --lines {count} is refused; the board has {total} lines")
+    host.wait("memory", 30)
+    # The bridge there and back: every bit of a register, both ways.
+    bridge = True
+    for pattern in [*(1 << n for n in range(32)), 0x7E7E7E7E, 0x7D7D7D7D, 0xFFFFFFFF, 0]:
+        host.board(BoardRegister.SCRATCH, pattern)
+        bridge &= host.board(BoardRegister.SCRATCH) == pattern
+    host.board(BoardRegister.TEST_FIRST, first)
+    host.board(BoardRegister.TEST_LINES, count)
+    host.board(BoardRegister.CONTROL, 1 << Control.TEST)
+    # 430 cycles a line and 150 000 for the rest, or far longer where somebody simulates: whoever does has patience.
+    host.wait("tested", 10 * host.patience + count / 100)
+    passed, result, line, check = host.status()["passed"], *map(host.board, (BoardRegister.TEST_RESULT, BoardRegister.TEST_DETAIL, BoardRegister.TEST_CHECK))
+    made = program(host.config)
+    states = {part: State(result >> 2 * part & 3) for part in Part}
+    parts = {part: state.name.lower().replace("_", " ") for part, state in states.items()}
+    if states[Part.MEMORY] == State.WRONG:
+        parts[Part.MEMORY] = f"wrong: line {line}"
+    if check:
+        part, what = made.checks[check & 0xFF]
+        parts[part] = f"wrong: {what}"
+    parts |= dict.fromkeys(set(Part) - made.parts, "not on this bitstream")
+    host.wait("ready", 60)
+    return {"passed": bridge and passed, "config": host.config.name, "clock_hz": host.board(BoardRegister.CLOCK), "memory_lines": count,
+            "bridge": "passed" if bridge else "wrong", **{PART_NAMES[part]: state for part, state in parts.items()},
+            "frames_bad": host.link.bad, "frames_resent": host.link.resent, "polls": host.link.polls}

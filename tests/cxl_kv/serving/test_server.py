@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""`kelp serve`: many clients on one device, each a tenant; what dies, lies or is cut off half-way, and who must not notice."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+import cxl_kv
+from cxl_kv.backends.remote import connect
+from cxl_kv.serving import wire
+from cxl_kv.serving.server import Server
+from cxl_kv.url import make_core
+
+SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+KELP = [sys.executable, "-c", "from kelp_cli.main import main; main()"]
+DEVICE = "golden:unit?sessions=8"
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def served(request, tmp_path):
+    with Server(make_core(DEVICE)) as server:
+        server.url = server.listen(f"unix:{tmp_path}/kelp.sock" if request.param == "unix" else "tcp://127.0.0.1:0")
+        yield server
+
+
+def tensors(tokens=32, seed=1):
+    return np.random.default_rng(seed).standard_normal((2, 2, 2, tokens, 32)).astype(np.float16)
+
+
+def settled(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(1800)  # builds the model
+@pytest.mark.parametrize("device", ["golden:unit", "rtl:unit"])
+def test_a_server_changes_nothing(device, tmp_path):
+    """Bit for bit what the same calls give without a server between."""
+    results = []
+    with Server(make_core(device)) as server, cxl_kv.open(device) as plain, cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as remote:
+        for opened in (plain, remote):
+            session = opened.open_session(SHAPE.with_(formats="int4"), policy=cxl_kv.Policy(score="pushed"))
+            session.write([0, 1], *tensors(16))
+            session.hints.push_mass(1, 1, [0.25, 0.5], advance=True)
+            results.append((session.step, *(x.tobytes() for x in session.read([0, 1], stop=16)), session.page_state(0, 0, 1)["format_k"]))
+            assert session.telemetry()["evictions"].sum() > 0
+    assert results[0] == results[1]
+
+
+def test_many_clients_at_once(served):
+    def work(seed):
+        with cxl_kv.open(served.url) as device:
+            k, v = tensors(seed=seed)
+            with device.open_session(SHAPE) as session:
+                for _ in range(3):
+                    session.write([0, 1], k, v)
+                    got = session.read([0, 1], stop=32)
+                    if not ((got[0] == k).all() and (got[1] == v).all()):
+                        wrong.append(seed)
+        finished.append(seed)
+
+    wrong, finished = [], []
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(finished) == list(range(6)) and not wrong
+    settled(lambda: not served.clients)
+
+
+def test_tenants_cannot_reach_each_other(served):
+    with cxl_kv.open(served.url) as first, cxl_kv.open(served.url) as second:
+        assert first.ld_id and second.ld_id and first.ld_id != second.ld_id
+        mine, theirs = first.open_session(SHAPE), second.open_session(SHAPE)
+        k, v = tensors()
+        for session in (mine, theirs):
+            session.write([0, 1], k, v)
+        address = theirs.layout.addresses(np.array([0]), np.array([0]), np.array([0])).reshape(-1)
+        loaded = first.transport.load(address)
+        assert set(loaded.status.tolist()) == {cxl_kv.Status.NOT_MAPPED} and not loaded.lines.any()
+        first.transport.store(address, np.full((len(address), 64), 7, np.uint8))
+        first.registers.write(f"s{theirs.number}_command", command=3, argument=9)
+        assert first.registers.read(f"s{theirs.number}_state") == 0 and first.registers.read("count_accesses") == 0
+        with pytest.raises(cxl_kv.NotMappedError, match="did not open it"):
+            first.transport.close_session(theirs.number)
+        with pytest.raises(cxl_kv.UnsupportedError, match="control plane"):
+            first.counters()
+        with pytest.raises(cxl_kv.UnsupportedError, match="budget_bytes"):
+            mine.set_policy(cxl_kv.Policy(budget_bytes=1 << 20))
+        assert (theirs.read([0, 1], stop=32)[0] == k).all() and theirs.step == 0
+        # What the first one tried is no event of the second one's.
+        assert not second.events() and {e["code"] for e in first.events()} <= {"REGISTER_REFUSED"}
+
+
+def test_a_tenant_is_not_evicted_within_its_quota(tmp_path):
+    """One tenant keeps to its budget while another floods the device: only the flood's pages go."""
+    frame = SHAPE.frame_bytes(0, make_core(DEVICE).config)
+    with Server(make_core("golden:unit?sessions=2&frames=16,8,8,8"), budget_bytes=frame) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        with cxl_kv.open(url) as quiet, cxl_kv.open(url) as loud:
+            k, v = tensors()
+            calm = quiet.open_session(SHAPE, policy=cxl_kv.Policy(budget_bytes=1 << 30))
+            calm.write([0, 1], k[:, :, :4], v[:, :, :4])
+            flood = loud.open_session(SHAPE, policy=cxl_kv.Policy(budget_bytes=1 << 30))
+            for _ in range(4):
+                flood.write([0, 1], k, v)
+                flood.advance()
+                flood.read([0, 1], stop=32)
+            assert flood.telemetry()["evictions"].sum() > 50
+            assert calm.telemetry()["evictions"].sum() == 0 and calm.telemetry()["resident_bytes"].sum() == 4 * frame
+
+
+def test_a_client_that_dies_leaves_no_session_behind(served):
+    code = """
+import sys, os, numpy as np, cxl_kv
+device = cxl_kv.open(sys.argv[1])
+session = device.open_session(cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32))
+session.write(0, np.ones((2, 4, 32), np.float16), np.ones((2, 4, 32), np.float16))
+print(session.number, flush=True)
+sys.stdin.read()
+"""
+    with cxl_kv.open(served.url) as device:
+        session = device.open_session(SHAPE)
+        k, v = tensors()
+        session.write([0, 1], k, v)
+        child = subprocess.Popen([sys.executable, "-c", code, served.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        number = int(child.stdout.readline())
+        child.kill()
+        child.communicate()
+        settled(lambda: served.clients == 1)
+        assert (session.read([0, 1], stop=32)[0] == k).all()
+        again = device.open_session(SHAPE)
+        assert again.number == number and not again.read(0, stop=4)[0].any()
+
+
+def raw_store(number=2, lines=4):
+    """The bytes of a STORE frame."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire.send(ours, wire.Op.STORE, number, np.array([lines, 0], np.uint32), np.arange(lines, dtype=np.uint64) * 64, np.full((lines, 64), 5, np.uint8))
+        return theirs.recv(1 << 20)
+
+
+def summed(header):
+    return header + zlib.crc32(header).to_bytes(4, "little")
+
+
+def flip(frame, bit):
+    return frame[: bit // 8] + bytes([frame[bit // 8] ^ 1 << bit % 8]) + frame[bit // 8 + 1 :]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda frame: frame[:20],
+        lambda frame: frame[:-1],
+        lambda frame: flip(frame, 8 * len(frame) - 1),
+        lambda frame: flip(frame, 8 * 12 + 30),
+        lambda frame: flip(frame, 3),
+        lambda frame: os.urandom(200),
+        lambda frame: summed(frame[:12] + (1 << 60).to_bytes(8, "little") + frame[20:24]),
+    ],
+    ids=["torn header", "torn payload", "flipped payload bit", "flipped length bit", "flipped magic bit", "noise", "endless frame"],
+)
+def test_a_broken_frame_has_no_effect(served, spoil):
+    with cxl_kv.open(served.url) as device:
+        session = device.open_session(SHAPE)
+        k, v = tensors()
+        session.write([0, 1], k, v)
+        connection = connect(served.url, 30)
+        wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
+        assert wire.receive(connection)[0] == wire.Reply.OK
+        connection.sendall(spoil(raw_store()))
+        with contextlib.suppress(OSError):      # the server may have hung up by now
+            connection.shutdown(socket.SHUT_WR)
+        with pytest.raises(cxl_kv.ConnectionLostError):
+            wire.receive(connection)
+        connection.close()
+        settled(lambda: served.clients == 1)
+        assert (session.read([0, 1], stop=32)[1] == v).all()
+
+
+@pytest.mark.parametrize(
+    ("code", "payload", "problem"),
+    [
+        (wire.Op.LOAD, b"123", "whole number"),
+        (wire.Op.STORE, b"\1\0\0\0\0\0\0\0", "store of 1 lines"),
+        (wire.Op.OPEN, b"{}", "lacks registers"),
+        (wire.Op.OPEN, b"{", "JSON"),
+        (wire.Op.LOAD, b"\1\0\0\0\0\0\0\0", "multiples of 64"),
+        (99, b"", "unknown"),
+        (wire.Op.CLOSE, b'{"session": 3}', "did not open"),
+    ],
+)
+def test_a_senseless_request_is_refused_and_the_client_goes_on(served, code, payload, problem):
+    connection = connect(served.url, 30)
+    wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
+    wire.receive(connection)
+    wire.send(connection, code, 2, payload)
+    reply, number, answer = wire.receive(connection)
+    assert (reply, number) == (wire.Reply.FAILED, 2) and problem in wire.from_json(answer)["message"]
+    wire.send(connection, wire.Op.EVENTS, 3)
+    assert wire.receive(connection) == (wire.Reply.OK, 3, b"[]")
+    connection.close()
+
+
+def test_sixteen_tenants_are_one_too_many(served):
+    devices = [cxl_kv.open(served.url) for _ in range(15)]
+    with pytest.raises(cxl_kv.UnsupportedError, match="15 tenants"):
+        cxl_kv.open(served.url)
+    devices.pop().close()
+    settled(lambda: served.clients <= 14)
+    devices.append(cxl_kv.open(served.url))
+    for device in devices:
+        device.close()
+
+
+def test_the_control_plane_is_for_the_servers_own_user(served):
+    if served.url.startswith("tcp"):
+        with pytest.raises(cxl_kv.UnsupportedError, match="admin is refused"):
+            cxl_kv.open(served.url + "?admin=1")
+        return
+    with cxl_kv.open(served.url + "?admin=1") as admin, cxl_kv.open(served.url) as tenant:
+        tenant.open_session(SHAPE).write([0, 1], *tensors())
+        assert admin.ld_id == 0 and admin.counters()["writes"] == 256
+
+
+def test_a_client_that_sits_on_the_lock_is_hung_up_on(served, monkeypatch):
+    monkeypatch.setattr("cxl_kv.serving.server._LOCK_SECONDS", 0.2)
+    with cxl_kv.open(served.url) as device:
+        session = device.open_session(SHAPE)
+        sitter = cxl_kv.open(served.url)
+        with pytest.raises(cxl_kv.ConnectionLostError), sitter.transport.exclusive():
+            session.read(0, stop=4)   # waits for the lock
+            sitter.transport.events()
+
+
+def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
+    """kill -9 between requests and within one; the socket file that stays behind does not stop the next server."""
+    url = f"unix:{tmp_path}/kelp.sock"
+    for inside in (False, True):
+        server = subprocess.Popen([*KELP, "serve", "golden:unit", "--listen", url], stdout=subprocess.PIPE, text=True)
+        assert "serving golden:unit" in server.stdout.readline()
+        device = cxl_kv.open(url)
+        session = device.open_session(SHAPE)
+        k, v = tensors()
+        session.write([0, 1], k, v)
+        assert (session.read([0, 1], stop=32)[0] == k).all()
+        if inside:
+            os.kill(server.pid, signal.SIGSTOP)
+            os.waitpid(server.pid, os.WUNTRACED)    # until then it may still answer
+            threading.Timer(0.3, os.kill, (server.pid, signal.SIGKILL)).start()
+        else:
+            server.kill()
+            server.wait()
+        for _ in range(2):
+            with pytest.raises(cxl_kv.ConnectionLostError, match="session 0, layer 1, head 0, page 2: .*kelp.sock") as caught:
+                session.read(1, start=8, stop=32)
+            assert (caught.value.session, caught.value.layer, caught.value.head, caught.value.page) == (0, 1, 0, 2)
+        with pytest.raises(cxl_kv.ConnectionLostError, match="session 0, layer 0, head 0, page 0"):
+            session.write([0, 1], k, v)
+        server.wait(30)
+        server.stdout.close()
+        device.close()
+        with pytest.raises(cxl_kv.ConnectionLostError, match="nobody serves there"):
+            cxl_kv.open(url)
+
+
+def test_the_command_says_what_is_wrong(tmp_path):
+    for arguments, problem in ((["golden:nonsense"], "unknown configuration"), (["golden:unit", "--listen", "udp:x"], "unix:/path or tcp"),
+                               ([f"dax:{tmp_path}/nothing?config=unit"], "create=1")):
+        done = subprocess.run([*KELP, "serve", *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and problem in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What goes wrong on the device is a typed error that names session, layer, head and page; nothing wrong is ever returned, and everybody else goes on."""
+
+import numpy as np
+import pytest
+
+import cxl_kv
+from kelp_spec.metadata import PageState
+
+pytestmark = pytest.mark.timeout(1800)  # the first RTL test builds the model
+
+SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
+
+
+@pytest.fixture(params=["golden:unit", "rtl:unit"])
+def device(request):
+    with cxl_kv.open(request.param) as opened:
+        yield opened
+
+
+def tensors(tokens=32, seed=1):
+    return np.random.default_rng(seed).standard_normal((2, 2, 2, tokens, 32)).astype(np.float16)
+
+
+def cold_page(session):
+    """(layer, head, page) of a page on the cold tier."""
+    for layer, head, page in np.ndindex(2, 2, session.pages):
+        if session.page_state(layer, head, page)["state"] is PageState.COLD:
+            return layer, head, page
+    raise AssertionError("no page is cold")
+
+
+def quiet(device):
+    """No write-back or prefetch is under way: simulated time goes on only while somebody asks."""
+    settle = getattr(device.transport.core, "settle", None)
+    if settle:
+        settle()
+
+
+def test_a_page_that_flash_lost_is_named(device):
+    """Poison for that page alone; written anew it is sound again."""
+    first, second = (device.open_session(SHAPE) for _ in range(2))
+    k, v = tensors()
+    for session in (first, second):
+        session.write([0, 1], k, v)
+    quiet(device)
+    layer, head, page = cold_page(first)
+    device.transport.core.fail_fetches()
+    where = dict(start=4 * page, stop=4 * page + 4, heads=head)
+    with pytest.raises(cxl_kv.FlashError, match=f"session 0, layer {layer}, head {head}, page {page}: .*cold tier") as caught:
+        first.read(layer, **where)
+    assert (caught.value.session, caught.value.layer, caught.value.head, caught.value.page) == (0, layer, head, page)
+    assert "FETCH_FAILED" in [e["code"] for e in device.events()]
+    assert (second.read([0, 1], stop=32)[0] == k).all()
+    others = [p for p in range(first.pages) if p != page]
+    assert (first.read(layer, positions=[4 * p for p in others], heads=head)[0][0] == k[layer, head, [4 * p for p in others]]).all()
+    first.write(layer, k[layer, head, None, 4 * page:4 * page + 4], v[layer, head, None, 4 * page:4 * page + 4], start=4 * page, heads=head)
+    assert (first.read([0, 1], stop=32)[1] == v).all()
+
+
+def test_a_full_device_says_which_page_was_lost(device):
+    """Everything pinned: the next page finds no frame. After a release there is room again."""
+    device.configure(low_water=0, high_water=0, reserve=0, starve_limit=3000)
+    session = device.open_session(SHAPE)
+    k, v = tensors()
+    session.write(0, k[0, :, :16], v[0, :, :16])      # 2 heads × 4 pages, and eight frames, of which eviction keeps one free
+    for head in (0, 1):
+        session.hints.pin(0, head, range(4))
+    session.read(0, stop=16)                          # so the last one comes back and stays
+    quiet(device)
+    pinned = [session.page_state(0, head, page) for head in (0, 1) for page in range(4)]
+    assert all(word["pinned"] and word["state"] is PageState.RESIDENT for word in pinned)
+    with pytest.raises(cxl_kv.DeviceFullError, match="session 0, layer 1, head 1, page 2: the device is full"):
+        session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)
+    with pytest.raises(cxl_kv.DeviceFullError, match="layer 1, head 1, page 2"):
+        session.read(1, start=8, stop=9, heads=1)
+    assert {"NO_VICTIM", "STARVED"} <= {e["code"] for e in device.events()}
+    assert (session.read(0, stop=16)[0] == k[0, :, :16]).all()
+    device.configure(starve_limit=1 << 24)            # longer than flash takes to write a page back
+    session.hints.release(0, 0, [0])
+    quiet(device)
+    session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)
+    assert (session.read(1, start=8, stop=12, heads=1)[1] == v[1, 1:, 8:12]).all()
+    assert (session.read(0, stop=16)[0] == k[0, :, :16]).all()
+
+
+def test_a_session_closed_behind_ones_back(device):
+    session = device.open_session(SHAPE)
+    k, v = tensors()
+    session.write([0, 1], k, v)
+    device.transport.close_session(0)
+    with pytest.raises(cxl_kv.SessionClosedError, match="session 0"):
+        session.read(0, stop=1)
+    with pytest.raises(cxl_kv.SessionClosedError, match="nothing was stored"):
+        session.write(0, k[0], v[0])
+    again = device.open_session(SHAPE)
+    assert not again.read([0, 1], stop=32)[0].any()
+
+
+def test_a_line_beyond_the_sessions_shape(device):
+    """An address of the session that its descriptor does not have: told apart from a closed session."""
+    session = device.open_session(SHAPE, max_tokens=8)
+    session.layout.shape = SHAPE
+    session.max_tokens = 32
+    with pytest.raises(cxl_kv.NotMappedError, match="session 0, layer 0, head 0, page 2: the device maps no such line"):
+        session.read(0, start=8, stop=12)
+
+
+def test_refused_pins_are_events(device):
+    session = device.open_session(SHAPE)
+    session.write([0, 1], *tensors())
+    for layer, head in np.ndindex(2, 2):
+        session.hints.pin(layer, head, range(session.pages))
+    quiet(device)
+    refused = [e for e in device.events() if e["code"] == "PIN_REFUSED"]
+    assert refused and {e["session"] for e in refused} == {0}
+
+
+@pytest.mark.parametrize("url", ["golden:unit", "rtl:unit"])
+def test_an_error_survives_the_socket(url, tmp_path):
+    """A tenant behind a server is told of its own page, by the same type."""
+    from cxl_kv.serving.server import Server
+    from cxl_kv.url import make_core
+
+    core = make_core(url)
+    with Server(core) as server, cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as device:
+        session = device.open_session(SHAPE)
+        k, v = tensors()
+        session.write([0, 1], k, v)
+        with core.lock:
+            if hasattr(core, "settle"):
+                core.settle()
+        layer, head, page = cold_page(session)
+        with core.lock:
+            core.fail_fetches()
+        with pytest.raises(cxl_kv.FlashError, match=f"layer {layer}, head {head}, page {page}"):
+            session.read(layer, start=4 * page, stop=4 * page + 4, heads=head)
+        assert [e["code"] for e in device.events()] == ["FETCH_FAILED"]

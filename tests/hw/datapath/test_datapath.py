@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The data path against a plain model of stored lines, and its rates, latencies and memory traffic (spec §8, §10)."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from kelp_hw.codec.dequantise import Dequantiser
+from kelp_hw.datapath.axi import AxiSignature
+from kelp_hw.datapath.datapath import DataPath
+from kelp_hw.datapath.slot_table import SlotTable
+from kelp_spec.formats import Format, HostType
+from kelp_spec.metadata import Answer
+from kelp_verif.datapath.datapath_bench import ROUGH, Memory, Traffic, random_lines, run
+
+SMALL, LARGE = "unit", "64x64"   # 16 and 128 line slots; pages of 8 and of 128 host lines
+NARROW = "ulx3s"                 # 8 codec lanes: a line takes the codec four cycles
+QUICK = Memory(read_latency=6, write_latency=6)
+
+
+def lines_of(page):
+    return [(page, kv, line) for kv in range(2) for line in range(page.stored.used_lines)]
+
+
+def mixture(seed, formats, *, count=2500, pages=6, hot=8, config=SMALL):
+    """Everything the frame stage may send, on few lines, so that each op meets the ones before it."""
+    t = Traffic(config, seed)
+    rng = t.rng
+    frames = [t.page(n, *(formats[k] for k in rng.integers(0, len(formats), 2)), host_type=HostType(int(rng.integers(0, 2)))) for n in range(pages)]
+    for page in frames:
+        if rng.random() < 0.7:
+            t.load(page)
+    for _ in range(count):
+        page, kv = frames[rng.integers(0, pages)], int(rng.integers(0, 2))
+        line = int(rng.integers(0, min(hot, page.stored.used_lines)))
+        choice = rng.random()
+        if choice < 0.01:
+            t.flush(page, int(rng.integers(0, 16)))
+            if rng.random() < 0.5:   # else the eviction is cancelled: ops on the frame follow at once
+                t.wait_flushed()
+                t.check_memory(page)
+                if rng.random() < 0.6:   # a new owner, whose page comes from flash or starts empty
+                    t.forget(page)
+                    if rng.random() < 0.7:
+                        t.load(page)
+        elif choice < 0.04:
+            t.answer(Answer(int(rng.integers(Answer.ZEROS, Answer.CMP))), poison=int(rng.integers(0, 2)))
+        elif choice < 0.06:
+            t.answer(Answer.CMP, has_write=True)
+        elif choice < 0.1:
+            poison = bool(rng.integers(0, 2))
+            t.read_nothing(page, kv, line, poison=poison, fresh=not poison or bool(rng.integers(0, 2)))
+        elif choice < 0.2:
+            t.write_partial(page, kv, line, random_lines(rng, 1)[0], int(rng.integers(0, 1 << 64, dtype=np.uint64)))
+        elif choice < 0.6 or (page.frame, kv, line) not in t.stored:
+            t.write(page, kv, line, random_lines(rng, 1)[0])
+        else:
+            t.read(page, kv, line)
+    t.wait_answered()
+    for page in frames:
+        t.flush(page, 1)
+    t.wait_flushed()
+    for page in frames:
+        t.check_memory(page)
+    return t
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("memory", [QUICK, ROUGH], ids=["quick", "rough"])
+def test_mixture_of_every_format(seed, memory):
+    run(mixture(seed, list(Format)), memory)
+
+
+@pytest.mark.parametrize("fmt", Format)
+def test_mixture_on_two_hot_lines(fmt):
+    run(mixture(int(fmt), [fmt], pages=2, hot=1), ROUGH)
+
+
+def test_every_slot_is_reused_behind_slow_memory():
+    """Long latencies and random lines of all pages: the buffers run full, and every allocation waits for a write-back."""
+    run(mixture(3, list(Format), pages=8, hot=99), dataclasses.replace(ROUGH, read_latency=200, write_latency=200, write_jitter=200))
+
+
+def test_large_configuration_in_the_rough():
+    run(mixture(5, list(Format), pages=40, hot=99, config=LARGE), ROUGH)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("memory", [QUICK, ROUGH], ids=["quick", "rough"])
+def test_mixture_through_a_narrow_codec(seed, memory):
+    run(mixture(seed, list(Format), config=NARROW), memory)
+
+
+def test_flush_then_another_master_then_read():
+    t = Traffic(SMALL, 1)
+    page = t.page(3, Format.INT8, Format.INT4)
+    for _ in range(8):
+        for _, kv, line in lines_of(page):
+            t.write(page, kv, line, random_lines(t.rng, 1)[0])
+        t.flush(page, 7)
+        t.wait_flushed()
+        t.check_memory(page)
+        t.forget(page)
+        t.load(page)
+        for _, kv, line in lines_of(page):
+            t.read(page, kv, line)
+        t.flush(page, 8)     # clean now
+        t.wait_flushed()
+        t.load(page)
+        for _, kv, line in lines_of(page):
+            t.read(page, kv, line)
+    run(t, ROUGH)
+
+
+def test_cancelled_flushes_lose_nothing():
+    t = Traffic(SMALL, 2)
+    page = t.page(0, Format.FP8_E4M3, Format.INT4)
+    for turn in range(60):
+        for _, kv, line in lines_of(page):
+            if t.rng.random() < 0.5:
+                t.write(page, kv, line, random_lines(t.rng, 1)[0])
+            elif (page.frame, kv, line) in t.stored:
+                t.read(page, kv, line)
+        t.flush(page, turn % 16)
+    t.wait_flushed()
+    t.check_memory(page)
+    run(t, ROUGH)
+
+
+def test_flushes_overlap_with_traffic_of_other_frames():
+    """The head does not wait for a flush: reads of other frames behind five flushes are answered before the first can be done."""
+    t = Traffic(LARGE, 1)
+    dirty = [t.page(n, Format.RAW16) for n in range(5)]
+    clean = t.page(9, Format.RAW16)
+    t.load(clean)
+    for page in dirty:
+        t.write(page, 0, 0, random_lines(t.rng, 1)[0])
+        t.flush(page, page.frame)
+    for line in range(32):
+        t.read(clean, 0, line)
+    t.wait_flushed()
+    for page in dirty:
+        t.check_memory(page)
+    result = run(t, Memory(read_latency=20, write_latency=400))
+    assert result.answered[-1] - result.accepted[0] < 100
+
+
+@pytest.mark.parametrize("fmt", [Format.FP8_E5M2, Format.INT8])
+def test_flush_is_done_under_reads_of_stored_lines(fmt):
+    """Reads of lines just written take the store's read port in every cycle; write-back must come through all the same."""
+    t = Traffic(LARGE, 1)
+    hot, cold = t.page(0, fmt), t.page(1, fmt)
+    for page in (hot, cold):
+        for line in range(0, 16, 2):   # halves of DRAM lines, which wait for the other half
+            t.write(page, 0, line, random_lines(t.rng, 1)[0])
+    t.flush(cold, 1)
+    for n in range(3000):
+        t.read(hot, 0, n % 8 * 2)
+    t.check_memory(cold)
+    result = run(t)
+    assert result.flushed[0] - result.accepted[0] < 500
+
+
+def test_refused_writes_give_their_slots_back():
+    t = Traffic(SMALL, 1)
+    page = t.page(0, Format.INT8)
+    for n in range(4 * t.config.write_slots):
+        t.answer(Answer.CMP, has_write=True)
+        if n % 3 == 0:
+            t.write_partial(page, 0, n % 4, random_lines(t.rng, 1)[0], 0xFF << n % 32)
+    run(t, ROUGH)
+
+
+def test_dirty_lines_reach_memory_when_nothing_else_is_to_do():
+    """`idle` comes without a flush, soon, and means that memory has everything."""
+    t = Traffic(SMALL, 1)
+    pages = [t.page(n, Format.INT4) for n in range(4)]
+    for page in pages:
+        t.write(page, 0, 1, random_lines(t.rng, 1)[0])
+    t.wait_idle()
+    for page in pages:
+        t.check_memory(page)
+    assert run(t, QUICK).figures["cycles"] < 100
+
+
+def test_dirty_line_grows_old_under_other_traffic():
+    t = Traffic(SMALL, 1)
+    alone, other = t.page(0, Format.INT4), t.page(1, Format.RAW16)
+    t.load(other)
+    t.write(alone, 0, 1, random_lines(t.rng, 1)[0])
+    for n in range(1500):
+        t.read(other, 0, n % 4)
+    t.check_memory(alone)
+    assert run(t, QUICK).figures["writes"] == 2
+
+
+def test_line_read_with_an_error_is_poison():
+    t = Traffic(SMALL, 1)
+    page = t.page(0, Format.RAW16)
+    t.load(page)
+    for _, kv, line in lines_of(page):
+        t.read(page, kv, line, error=(page.base + page.stored.place(kv, line).offset) % 3 == 0)
+    run(t, dataclasses.replace(QUICK, error_every=3))
+
+
+# --- cycles -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", Format)
+def test_latency(fmt):
+    """AR at most 3 cycles after the op; the answer 2 cycles and the dequantiser's after R (spec §10: 20 cycles in all)."""
+    t = Traffic(LARGE, 1)
+    page = t.page(0, fmt)
+    t.load(page)
+    t.read(page, 0, 5)
+    result = run(t)
+    assert result.asked[0] - result.accepted[0] == 3
+    assert result.answered[0] - result.returned[-1] <= 2 + Dequantiser(meta_shape=0).latency
+
+
+def test_latency_through_a_narrow_codec():
+    """A line stays three cycles longer at the dequantiser than where it goes through at once."""
+    t = Traffic(NARROW, 1)
+    page = t.page(0, Format.INT4)
+    t.load(page)
+    t.read(page, 0, 5)
+    result = run(t)
+    assert result.answered[0] - result.returned[-1] <= 2 + Dequantiser(meta_shape=0, lanes=8).latency
+
+
+def ordered(pages, order, count, rng):
+    """`count` lines: of 16 streams in turn, 1 or 8 lines a time (page-sequential), or of all pages in random order."""
+    if order == "random":
+        lines = [line for page in pages for line in lines_of(page)]
+        return [lines[n] for n in rng.integers(0, len(lines), count)]
+    chunk = {"by line": 1, "by eight": 8}[order]
+    streams = [[line for page in pages[n::16] for line in lines_of(page)] for n in range(16)]
+    return [streams[s][n] for base in range(0, len(streams[0]), chunk) for s in range(16) for n in range(base, base + chunk)][:count]
+
+
+def paced(fmt, order, what, count=4096, config=LARGE, memory=None):
+    t = Traffic(config, 1)
+    pages = [t.page(n, fmt) for n in range(256 if order == "random" else 32)]
+    if what != "write":
+        for page in pages:
+            t.load(page)
+    data = random_lines(t.rng, 64)
+    stored = t.encoded(pages[0], 0, data)
+    for n, (page, kv, line) in enumerate(ordered(pages, order, count, t.rng)):
+        writes = what == "write" or (what == "mixed" and (t.rng.random() < 0.5 if order == "random" else page.frame % 2))
+        if writes:
+            t.write(page, kv, line, data[n % 64], stored[n % 64])
+        else:
+            t.read(page, kv, line)
+    return run(t, memory or Memory())
+
+
+@pytest.mark.parametrize("what", ["read", "write", "mixed"])
+@pytest.mark.parametrize("order", ["by line", "by eight", "random"])
+@pytest.mark.parametrize("fmt", [Format.RAW16, Format.FP8_E5M2, Format.INT8, Format.INT4])
+def test_rate(fmt, order, what):
+    """Memory of 64 cycles. Random lines with scales need two DRAM lines each."""
+    assert paced(fmt, order, what).rate >= (0.48 if order == "random" and fmt.scale_bytes else 0.98)
+
+
+@pytest.mark.parametrize("what", ["read", "write"])
+@pytest.mark.parametrize("fmt", [Format.RAW16, Format.INT8, Format.INT4])
+def test_rate_of_a_narrow_codec(fmt, what):
+    """Eight lanes: a line in four cycles, from a memory that does not hold it up."""
+    assert 0.245 <= paced(fmt, "by eight", what, count=1024, config=NARROW, memory=QUICK).rate <= 0.25
+
+
+@pytest.mark.parametrize("order", ["by line", "by eight"])
+@pytest.mark.parametrize(("fmt", "limit"), [(Format.FP8_E4M3, 0.53), (Format.INT8, 0.53), (Format.INT4, 0.30)])
+def test_page_sequential_reads_share_dram_lines(fmt, limit, order):
+    result = paced(fmt, order, "read")
+    assert result.figures["reads"] / len(result.accepted) <= limit
+
+
+@pytest.mark.parametrize(("fmt", "limit"), [(Format.INT8, 0.6), (Format.INT4, 0.35)])
+def test_page_sequential_writes_are_combined(fmt, limit):
+    result = paced(fmt, "by line", "write")
+    assert result.figures["writes"] / len(result.accepted) <= limit
+
+
+def test_128_reads_outstanding():
+    t = Traffic(LARGE, 1)
+    pages = [t.page(n, Format.RAW16) for n in range(4)]
+    for page in pages:
+        t.load(page)
+    for page, kv, line in ordered(pages, "random", 1024, t.rng):
+        t.read(page, kv, line)
+    assert run(t, Memory(read_latency=400)).figures["most_reads"] >= 128
+
+
+@pytest.mark.parametrize("call", [
+    lambda: DataPath(config="unit"),
+    lambda: AxiSignature(address_bits=5, id_bits=4),
+    lambda: AxiSignature(address_bits=32, id_bits=0),
+    lambda: SlotTable(slots=12, frame_bits=4, offset_bits=4, address_bits=8, position_bits=4, lead=3),
+    lambda: SlotTable(slots=16, frame_bits=4, offset_bits=4, address_bits=8, position_bits=4, lead=16),
+])
+def test_nonsense_is_refused(call):
+    with pytest.raises((TypeError, ValueError), match="is refused|must be"):
+        call()

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Queue state: residency map, excess trees, newest page and requester, against the golden model."""
+
+import dataclasses
+import random
+
+import pytest
+
+from kelp_golden.eviction import QueueState as GoldenQueueState
+from kelp_hw.control.queue_config import QueueConfig
+from kelp_hw.eviction.queue_state import QueueState
+from kelp_spec.config import named
+from kelp_spec.metadata import PageState
+from kelp_verif.harness.runner import run_cocotb
+
+WIDE = named("unit").with_(pages=256)      # several words of the map per queue
+
+
+def run(config, test, **params):
+    params["config"] = dataclasses.asdict(config)
+    return run_cocotb(QueueState(config=config), bench="kelp_verif.eviction.queue_state_bench", test=test, params=params, timeout_s=200)
+
+
+@pytest.mark.parametrize("config", [named("unit"), WIDE], ids=["unit", "wide"])
+def test_queue_state_is_its_golden_model(config):
+    records = run(config, "random_results", rounds=25).records
+    assert records["checks"] == 25 and records["results"] > 300 and records["roots"] > 10 and records["offers"] > 5
+
+
+def test_an_event_costs_one_walk_over_640_queues():
+    assert run(named("ulx3s"), "cost_of_an_event").records["cycles"] <= 50
+
+
+def test_golden_root_is_the_largest_excess():
+    rng = random.Random(5)
+    config = named("unit")
+    queues = GoldenQueueState(config)
+    for _ in range(3000):
+        squeue = rng.randrange(config.squeues)
+        if rng.random() < 0.1:
+            if not queues.listed[squeue]:
+                queues.configure(squeue, rng.randrange(4), rng.choice([0, 8, 20]))
+        else:
+            queues.observe(squeue, rng.randrange(config.pages), 0, rng.choice([PageState.RESIDENT, PageState.COLD]))
+        for pool in range(4):
+            excess = {q: max(0, queues.resident_lines(q) - queues.budget[q]) for q in range(config.squeues) if queues.pool[q] == pool}
+            expected = max(excess.values(), default=0)
+            assert queues.root(pool) == ((expected, min(q for q in excess if excess[q] == expected)) if expected else (0, 0))
+
+
+def test_unknown_field_is_refused():
+    with pytest.raises(ValueError, match="'tau' is refused; legal: alpha"):
+        QueueConfig(config=named("unit"), fields=("tau",))

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Frame pools: ids, their order, exact counts, limits; against a list."""
+
+import random
+from collections import deque
+
+import pytest
+from amaranth.sim import Simulator
+
+from kelp_golden.tracker import Tracker
+from kelp_hw.tracker.pools import FreeFrames, Pools, count_bits
+from kelp_spec.config import POOLS, named
+
+
+def simulate(dut, bench):
+    sim = Simulator(dut)
+    sim.add_clock(1e-6)
+    sim.add_testbench(bench)
+    sim.run()
+
+
+@pytest.mark.parametrize(("frames", "limit"), [(4, 4), (5, 5), (8, 3), (1, 1)])
+def test_free_frames_against_a_list(frames, limit):
+    """Phases of draining, filling and both at once, so that the ring is empty, short and full when a pop and a push meet."""
+    dut = FreeFrames(first=17, frames=frames, frame_bits=6)
+    rng = random.Random(frames * 10 + limit)
+
+    async def bench(ctx):
+        fresh, freed, out = deque(range(17, 17 + limit)), deque(), []
+        ctx.set(dut.limit, limit)
+        await ctx.tick()
+        for cycle in range(1500):
+            p_pop, p_push = ((1, 0.3), (0.3, 1), (1, 1), (0.5, 0.5))[cycle // 50 % 4]
+            assert ctx.get(dut.free) == limit - len(out) and ctx.get(dut.used) == len(out)
+            pop = bool(fresh or freed) and rng.random() < p_pop
+            push = bool(out) and rng.random() < p_push
+            if fresh or freed:
+                assert ctx.get(dut.frame) == (fresh or freed)[0], cycle
+            ctx.set(dut.pop, pop)
+            ctx.set(dut.push, push)
+            if push:
+                back = out.pop(rng.randrange(len(out)))
+                ctx.set(dut.push_frame, back)
+            if pop:
+                out.append((fresh or freed).popleft())
+            if push:
+                freed.append(back)
+            await ctx.tick()
+
+    simulate(dut, bench)
+
+
+def test_free_frames_limit_may_change_while_unused():
+    dut = FreeFrames(first=0, frames=8, frame_bits=3)
+
+    async def bench(ctx):
+        async def pop():
+            frame = ctx.get(dut.frame)
+            ctx.set(dut.pop, 1)
+            await ctx.tick()
+            ctx.set(dut.pop, 0)
+            return frame
+
+        async def push(frame):
+            ctx.set(dut.push, 1)
+            ctx.set(dut.push_frame, frame)
+            await ctx.tick()
+            ctx.set(dut.push, 0)
+
+        for limit in (2, 4, 1, 8):
+            ctx.set(dut.limit, limit)
+            await ctx.tick()
+            frames = []
+            while ctx.get(dut.free):
+                frames.append(await pop())
+            assert len(frames) == limit and len(set(frames)) == limit
+            for frame in frames:
+                await push(frame)
+
+    simulate(dut, bench)
+
+
+def test_pools_against_golden():
+    """Every strobe on every pool; the answers that M3 looks at, in the cycle after."""
+    config = named("unit")
+    dut, golden = Pools(config=config), Tracker(config)
+    rng = random.Random(1)
+    limits, bits = [8, 5, 4, 7], count_bits(config)
+    golden.set_limits(limits)
+    golden.low_water, golden.reserve = 2, 3
+
+    async def bench(ctx):
+        for p, limit in enumerate(limits):
+            ctx.set(dut.limit[p], limit)
+        ctx.set(dut.low_water, golden.low_water)
+        ctx.set(dut.reserve, golden.reserve)
+        await ctx.tick().repeat(2)
+        out, ahead = [[] for _ in POOLS], 0
+        for _ in range(2500):
+            p, ahead = ahead, rng.randrange(len(POOLS))
+            pool = golden.pools[p]
+            ctx.set(dut.select, p)
+            ctx.set(dut.ahead, ahead)
+            want = (pool.free > 0, pool.free > pool.waiting, pool.free > pool.waiting + golden.low_water, pool.pins + golden.reserve < pool.limit)
+            assert tuple(map(bool, map(ctx.get, (dut.can_pop, dut.can_take, dut.can_prefetch, dut.can_pin)))) == want
+            ops = [("unpin",), ("pin",) if want[3] else (), ("wait",) if pool.waiting < config.misses else (), ("unwait",) if pool.waiting else (),
+                   ("pop",) if want[0] else (), ("pop", "unwait") if want[0] and pool.waiting else (), ("push",) if out[p] else ()]
+            op = rng.choice(ops)
+            ctx.set(dut.want, "pop" in op or "wait" in op)
+            for name in ("pop", "push", "wait", "unwait", "pin", "unpin"):
+                ctx.set(getattr(dut, name), name in op)
+            if "pop" in op:
+                frame = pool.pop()
+                assert ctx.get(dut.frame) == frame
+                out[p].append(frame)
+            if "push" in op:
+                frame = out[p].pop(rng.randrange(len(out[p])))
+                ctx.set(dut.push_frame, frame)
+                pool.push(frame)
+            pool.waiting += ("wait" in op) - ("unwait" in op)
+            pool.pins = max(0, pool.pins + ("pin" in op) - ("unpin" in op))
+            await ctx.tick()
+            free = [ctx.get(dut.free[i]) for i in range(len(POOLS))]
+            assert free == [pool.free for pool in golden.pools] and bits == 4
+
+    simulate(dut, bench)
+
+
+@pytest.mark.parametrize(("fields", "names"), [({"frames": 0}, "frames = 0"), ({"first": 60}, "first = 60 .* 0 … 56")])
+def test_parameters_are_checked(fields, names):
+    with pytest.raises(ValueError, match=names):
+        FreeFrames(**{"first": 0, "frames": 8, "frame_bits": 6} | fields)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Totals, queue counters, latency histogram and event log, each against a few lines of Python: bursts, ties, wraps, reads under traffic, resets.
+
+Their inputs are valid-only, so nothing can be held back; reads are granted, and wait.
+"""
+
+import random
+from collections import Counter, deque
+
+import cocotb
+from cocotb.triggers import ReadOnly, RisingEdge, Timer
+
+from kelp_hw.control.counters import queue_event_layout
+from kelp_hw.layouts import Layouts
+from kelp_rtl.build.packing import Packing
+from kelp_spec.config import named
+from kelp_spec.metadata import Event
+from kelp_spec.registers import COUNTERS, EVENT_RECORDS, HISTOGRAM_BINS, QUEUE_COUNTERS
+
+from ..harness.clocking import start_clock
+from ..harness.runner import bench_params, record
+
+
+class Bench:
+    """Clock, reset and the seeded generator that all four share."""
+
+    def __init__(self, dut):
+        self.dut, self.rng, self.cycles, self.seen = dut, random.Random(cocotb.RANDOM_SEED), 0, Counter()
+        self.config = named(bench_params()["config"])
+
+    async def reset(self, quiet, clear):
+        """Reset with the inputs `quiet` at 0, then hold `clear` for so many cycles, as the register block does."""
+        dut = self.dut
+        for name in (*quiet, "clear"):
+            getattr(dut, name).value = 0
+        dut.rst.value = 1
+        await self.ticks(2)
+        dut.rst.value, dut.clear.value = 0, int(clear > 0)
+        await self.ticks(clear)
+        dut.clear.value = 0
+
+    async def ticks(self, n):
+        for _ in range(n):
+            await RisingEdge(self.dut.clk)
+            self.cycles += 1
+
+    async def deposit(self, row, value):
+        """Writes a row of a memory that the block itself may be rewriting."""
+        for _ in range(100):
+            row.value = value
+            await self.ticks(6)
+            if row.value == value:
+                return
+        raise AssertionError("the memory does not keep what is put there")
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def totals(dut):
+    """Any number of pulses in any cycle; a read is `rows` + 4 cycles behind at most and exact at rest; 48 bits."""
+    tb = Bench(dut)
+    rng, names, rows = tb.rng, range(len(COUNTERS)), 64
+    await start_clock(dut)
+    want = [0] * len(COUNTERS)
+    history = []
+
+    async def cycle(pulses):
+        """One cycle; `read_data` and `idle` as they are in it."""
+        dut.pulses.value = pulses
+        await ReadOnly()
+        shown = int(dut.read_data.value), dut.idle.value == 1
+        assert not (pulses and shown[1]), "idle while pulses come"
+        history.append(list(want))
+        for i in names:
+            tb.seen["wrapped"] += want[i] == (1 << 48) - 1 and pulses >> i & 1
+            want[i] = want[i] + (pulses >> i & 1) & (1 << 48) - 1
+        await tb.ticks(1)
+        return shown
+
+    async def read(i, pulses=lambda: 0):
+        """The value of counter i, and the least that it may be."""
+        dut.read_index.value = i
+        for _ in range(rows + 5):
+            got, _ = await cycle(pulses())
+        return got, history[-rows - 5][i]
+
+    async def rest():
+        busy = 0
+        while not (await cycle(0))[1]:
+            busy += 1
+            assert busy < rows + 5, "the totals do not come to rest"
+        tb.seen["rest after a while"] += busy > 10
+        for i in names:
+            got, _ = await read(i)
+            assert got == want[i], f"{COUNTERS[i][0]} = {got}, expected {want[i]}"
+
+    for round_ in range(bench_params()["rounds"]):
+        if round_ % 2 == 0:
+            dut.pulses.value = 0
+            tb.seen["reset of gathered pulses"] += dut.idle.value == 0
+            await tb.reset(["pulses", "read_index"], rows + 4)
+            want[:] = [0] * len(COUNTERS)
+            for i, value in ((rng.randrange(30), (1 << 32) - 3), (rng.randrange(30, len(COUNTERS)), (1 << 48) - 3)):
+                want[i] = value
+                await tb.deposit(dut.memory[i], value)
+        density = rng.choice([0.0, 0.5, 1.0])
+
+        def burst(density=density):
+            return rng.getrandbits(len(COUNTERS)) if 0 < density < 1 else (1 << len(COUNTERS)) - 1 if density else 1 << rng.randrange(len(COUNTERS))
+
+        for _ in range(4):
+            i = rng.choice(names)
+            got, least = await read(i, burst)
+            assert least <= got <= want[i] or want[i] < least, f"{COUNTERS[i][0]} = {got}, expected {least} … {want[i]}"
+            tb.seen["read under traffic"] += 1
+        if round_ % 4 == 3:
+            await rest()
+    record(totals=dict(tb.seen))
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def queues(dut):
+    """Events every cycle, useful prefetches in bursts of 15, wipes that wait for both, reads in between; 32 bits that wrap."""
+    tb = Bench(dut)
+    config, rng = tb.config, tb.rng
+    event = Packing(queue_event_layout(config))
+    kept = event.fields["bump"][1].bit_length()
+    useful_at = [name for name, _ in QUEUE_COUNTERS].index("prefetch_useful")
+    rows, waiting, wiping, granted, last, older, oldest = [], deque(), None, None, None, None, None
+    await start_clock(dut)
+
+    def bump(squeue, bits):
+        tb.seen["wrapped"] += any(bits >> k & 1 and rows[squeue][k] == 0xFFFFFFFF for k in range(kept))
+        rows[squeue] = [n + (bits >> k & 1) & 0xFFFFFFFF for k, n in enumerate(rows[squeue])]
+
+    async def cycle(p_event, p_useful, p_wipe):
+        nonlocal wiping, granted, last, older, oldest
+        level = len(waiting)
+        few = rng.choice([1, 2, config.squeues])
+        given = (rng.randrange(few), rng.getrandbits(kept)) if rng.random() < p_event else None
+        # Fifteen, not sixteen: the block's Assert looks at a full queue once more before the clock edge's next inputs are there.
+        useful = rng.randrange(few) if level < 15 and rng.random() < p_useful else None
+        if wiping is None and rng.random() < p_wipe:
+            wiping = rng.randrange(few)
+        wanted = rng.randrange(few)
+        dut.i_valid.value, dut.i_useful_valid.value, dut.wipe.value = int(given is not None), int(useful is not None), int(wiping is not None)
+        dut.i.value = event.pack(squeue=given[0], bump=given[1]) if given else rng.getrandbits(event.width)
+        dut.i_useful.value = useful if useful is not None else rng.randrange(config.squeues)
+        dut.wipe_squeue.value = wiping if wiping is not None else rng.randrange(config.squeues)
+        dut.read_squeue.value = wanted
+        await ReadOnly()
+        if granted is not None:
+            squeue, row = granted
+            got = [int(dut.read_data.value) >> 32 * k & 0xFFFFFFFF for k in range(kept)]
+            assert got == row, f"cycle {tb.cycles}: counters of squeue {squeue} {got}, expected {row}"
+            tb.seen["read"] += 1
+        assert (dut.read_grant.value == 1) == (last is None), "a read is granted in each cycle after one without an event, and in no other"
+        if wiping is not None and dut.wipe_ready.value == 1:
+            assert last is None and older is None and oldest is None, "wiped before what came earlier was counted"
+            tb.seen["wiped after traffic"] += any(rows[wiping])
+            rows[wiping], wiping = [0] * kept, None
+        tb.seen["wipe waits"] += wiping is not None
+        granted = (wanted, list(rows[wanted])) if dut.read_grant.value == 1 else None
+        idle = dut.idle.value == 1
+        assert not idle or given is None and level == 0 and last is None and older is None and oldest is None
+        # A read does not see the events of two and three cycles before.
+        if oldest:
+            bump(*oldest)
+        oldest, older = older, last
+        last = given or ((waiting.popleft(), 1 << useful_at) if level else None)
+        if useful is not None:
+            waiting.append(useful)
+        tb.seen["burst"] += len(waiting) == 15
+        await tb.ticks(1)
+        return idle
+
+    for round_ in range(bench_params()["rounds"]):
+        if round_ % 5 == 0:
+            tb.seen["reset with useful ones waiting"] += len(waiting) > 0
+            await tb.reset(["i_valid", "i_useful_valid", "wipe", "read_squeue"], config.squeues)
+            rows, wiping, granted, last, older, oldest = [[0] * kept for _ in range(config.squeues)], None, None, None, None, None
+            waiting.clear()
+        p_event, p_useful, p_wipe = (rng.choice([0.0, 0.3, 0.9]) for _ in range(3))
+        if round_ % 5 == 4:
+            p_event = p_useful = 0.9      # the reset meets a queue that is not empty
+        for _ in range(150):
+            await cycle(p_event, p_useful, p_wipe / 10)
+        if round_ % 5 == 1:
+            busy = 0
+            while not await cycle(0, 0, 0):
+                busy += 1
+                assert busy < 20, "the queue counters do not come to rest"
+            assert wiping is None, "the wipe is never done"
+            await cycle(0, 0, 0)
+            rows[1] = [0xFFFFFFFF] * kept
+            await tb.deposit(dut.sram.memory[1], (1 << 32 * kept) - 1)
+            granted = None
+    record(queues=dict(tb.seen))
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def histogram(dut):
+    """Latencies around every power of two, the same bin cycle after cycle; counts saturate."""
+    tb = Bench(dut)
+    rng, bits = tb.rng, len(dut.i) - 1
+    await start_clock(dut)
+    counts, before, granted = [], None, None
+    coming = deque([None] * 5)      # rows of the events that a read of this cycle does not see yet
+
+    async def cycle(latency):
+        nonlocal before, granted
+        counted = coming.popleft()
+        if counted is not None:
+            counts[counted] = min(counts[counted] + 1, 0xFFFFFFFF)
+        row = rng.randrange(64) if rng.random() < 0.3 or before is None else before
+        dut.i_valid.value, dut.read_row.value = int(latency is not None), row
+        dut.i.value = rng.getrandbits(bits + 1) if latency is None else latency[1] << 1 | latency[0]
+        await ReadOnly()
+        if granted is not None:
+            assert dut.read_data.value == granted[1], f"bin {granted[0]} = {int(dut.read_data.value)}, expected {granted[1]}"
+            tb.seen["read"] += 1
+            tb.seen["saturated"] += granted[1] == 0xFFFFFFFF
+        granted = (row, counts[row]) if dut.read_grant.value == 1 else None
+        tb.seen["granted"] += granted is not None
+        if latency is not None:
+            missed, cycles = latency
+            before = 32 * missed + min(max(cycles.bit_length() - 1, 0), HISTOGRAM_BINS - 1)
+            tb.seen[f"bin {before}"] += 1
+        coming.append(before if latency is not None else None)
+        await tb.ticks(1)
+
+    def latency():
+        n = 1 << rng.randrange(bits)
+        return rng.getrandbits(1), rng.choice([0, n - 1, n, 2 * n - 1, rng.getrandbits(bits)])
+
+    for round_ in range(bench_params()["rounds"]):
+        if round_ % 3 == 0:
+            await tb.reset(["i_valid"], 64)
+            counts, granted = [0] * 64, None
+            coming.extend([None] * 5)
+            while len(coming) > 5:
+                coming.popleft()
+        if round_ % 3 == 1:
+            for _ in range(8):
+                await cycle(None)
+            counts[3] = 0xFFFFFFFF - 2
+            await tb.deposit(dut.memory[3], counts[3])
+            granted = None
+            for _ in range(5):
+                await cycle((0, 8))
+        rate, same = rng.choice([0.1, 0.5, 0.9, 1.0]), None
+        for n in range(100):
+            if n % 10 == 0:
+                same = latency() if rng.random() < 0.5 else None
+            await cycle(None if rng.random() >= rate else same or latency())
+        for _ in range(6):
+            await cycle(None)
+        for n in range(70):
+            before = n % 64
+            await cycle(None)
+    record(histogram=dict(tb.seen))
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def events(dut):
+    """Several sources at once, in bursts, up to and beyond sixteen records; cleared while an event waits; which of several goes first is left open."""
+    tb = Bench(dut)
+    rng, sources = tb.rng, bench_params()["sources"]
+    layout = Packing(Layouts(tb.config).event)
+    valids = [getattr(dut, f"i_valid__{s}") for s in range(sources)]
+    inputs = [getattr(dut, f"i__{s}") for s in range(sources)]
+    await start_clock(dut)
+    log, waiting, came, recorded, lost, irq, newest = [], {}, {}, False, False, False, 0
+    serial, now, enable, rate, most = 0, (1 << 32) - 2000, 0, 0.1, 0.2
+    for n in range(bench_params()["cycles"]):
+        if n % 1500 == 0:
+            tb.seen["reset of an event"] += bool(waiting)
+            await tb.reset([port._name for port in valids], 0)
+            log, waiting, came, recorded, lost, irq, newest = [], {}, {}, False, False, False, 0
+        irq |= bool(enable >> newest & 1) and newest != 0      # a cycle after its record counts
+        newest = 0
+        if n % 60 == 0:
+            rate, most = rng.choice([0.02, 0.1, 0.9]), rng.choice([0.0, 0.02, 0.3])
+            enable = rng.choice([0, 0, 1 << rng.randrange(1, 20), rng.getrandbits(32)])
+            dut.irq_enable.value = enable
+
+        # What the last edge did: one of those that waited became the newest record; then what came found its source's place free or not.
+        index = len(log) - 1 if recorded else rng.randrange(EVENT_RECORDS)
+        dut.read_index.value = index
+        await Timer(1, "ns")
+        got, idle = int(dut.read_data.value), dut.idle.value == 1
+        if recorded:
+            source = next((s for s, r in waiting.items() if r == got), None)
+            assert source is not None, f"cycle {n}: recorded {got:#x}, which did not wait"
+            tb.seen["one of several"] += len(waiting) > 1
+            del waiting[source]
+            log[-1] = got
+            newest = got & 31
+        elif index < len(log):
+            assert got == log[index], f"cycle {n}: record {index} {got:#x}, expected {log[index]:#x}"
+            tb.seen["read"] += 1
+        for s, r in came.items():
+            lost |= s in waiting
+            tb.seen["lost below sixteen"] += s in waiting
+            waiting.setdefault(s, r)
+        full = len(log) == EVENT_RECORDS
+        if full and idle and waiting:
+            tb.seen["lost to a full log"] += 1
+            waiting, lost = {}, True
+
+        now = now + rng.choice([1, 1, 1000]) & 0xFFFFFFFF
+        came = {}
+        for s in range(sources):
+            serial += 1
+            event = layout.pack(code=rng.choice(list(Event)[1:]), ld_id=rng.getrandbits(4), squeue=rng.randrange(tb.config.squeues),
+                                page=rng.randrange(tb.config.pages), argument=serial & 0xFFFF)
+            if rng.random() < rate:
+                came[s] = now << layout.width | event
+            valids[s].value, inputs[s].value = int(s in came), event
+        # Of two that wait nobody knows which a clear finds recorded.
+        clear = rng.random() < most and (not waiting or len(waiting) == 1 and not full)
+        dut.now.value, dut.clear.value = now, int(clear)
+        await ReadOnly()
+        assert dut.count.value == len(log), f"cycle {n}: {int(dut.count.value)} records, expected {len(log)}"
+        assert (dut.irq.value == 1) == irq, f"cycle {n}: irq, expected {irq}"
+        if not (full and waiting):
+            assert (dut.overflow.value == 1) == lost, f"cycle {n}: overflow, expected {lost}"
+            assert idle == (not waiting and not newest), f"cycle {n}: idle with {waiting}"
+        tb.seen["irq"] += irq
+        tb.seen["all at once"] += len(came) == sources
+        tb.seen["full"] += full
+        recorded = bool(waiting) and not full and not clear
+        if recorded:
+            log.append(None)
+        if clear:
+            tb.seen["clear of a record"] += bool(log)
+            tb.seen["clear of one that comes"] += bool(waiting)
+            log, waiting, lost, irq, newest = [], {}, False, False, 0
+        await RisingEdge(dut.clk)
+    record(events=dict(tb.seen))

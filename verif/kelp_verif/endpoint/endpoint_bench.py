@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The whole endpoint between a host that does everything it may and may not, AxiRam, and a flash that fails and falls silent (spec §3, §4).
+
+Parameters: `config`, a Config's fields; `phases`, a list of {`cycles`, `mix`, `faults`, `actions`}; `at_least`, coverage that the run must reach.
+"""
+
+import time
+
+import cocotb
+from cocotb.triggers import RisingEdge
+
+from kelp_spec.config import Config
+from kelp_spec.formats import Format
+
+from ..harness.runner import bench_params, record
+from .endpoint_cold import Faults
+from .endpoint_director import Director
+from .endpoint_tb import TB
+from .endpoint_traffic import Mix
+
+
+async def started(dut) -> tuple[TB, Director]:
+    values = bench_params()["config"]
+    tb = TB(dut, Config(**{**values, "frames": tuple(values["frames"])}))
+    await tb.start()
+    director = Director(tb)
+    await prepare(tb, director)
+    return tb, director
+
+
+async def prepare(tb: TB, director: Director) -> None:
+    await director.program()
+    for session in range(tb.config.sessions):
+        await director.open(session)
+
+
+async def phase(tb: TB, director: Director, plan: dict) -> None:
+    """Traffic of one kind for a while, with things happening meanwhile."""
+    tb.set_mix(Mix(**plan.get("mix", {})))
+    tb.watch.faults = Faults(**plan.get("faults", {}))
+    await tb.write({"prefetch_enable": tb.traffic.mix.prefetch})
+    end = tb.cycle + plan["cycles"]
+    tb.traffic.on = True
+    actions = plan.get("actions", {})
+    while tb.cycle < end:
+        await tb.cycles(min(end - tb.cycle, tb.rng.randint(50, 500)))
+        if actions and tb.cycle < end:
+            await director.act(actions)
+
+
+async def settled(tb: TB, director: Director) -> None:
+    await tb.settle()
+    await director.check_log()
+    await director.check_steps()
+
+
+def report(tb: TB, director: Director, counters: dict, began: float) -> None:
+    """Prints and hands back what came about; AssertionError for what did not come about often enough."""
+    coverage = tb.coverage() | dict(tb.model.seen) | {f"cold_{name}": n for name, n in (tb.watch.seen + tb.watch.count).items()} | dict(director.seen)
+    coverage |= {name: counters[name] for name in ("misses", "evictions", "write_backs", "evicted_missed", "corrected", "uncorrected")}
+    coverage |= {what: sum(n for name, n in counters.items() if name.startswith(f"prefetch_{what}_")) for what in ("issued", "useful", "late", "useless")}
+    coverage |= {"exact_logs": director.exact_logs, "formats": sum(coverage.get(f"read_{fmt.label}", 0) > 0 for fmt in Format)}
+    print(f"seed {cocotb.RANDOM_SEED}: {tb.cycle} cycles in {time.monotonic() - began:.0f} s")
+    print("  ".join(f"{name}={n}" for name, n in sorted(coverage.items())))
+    record(cycles=tb.cycle, coverage=coverage)
+    missing = {name: (coverage.get(name, 0), least) for name, least in bench_params().get("at_least", {}).items() if coverage.get(name, 0) < least}
+    assert not missing, f"coverage (found, demanded): {missing}"
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def random_traffic(dut):
+    """Phases of random traffic, each settled and its log compared; then everything is read back, closed and counted."""
+    began = time.monotonic()
+    tb, director = await started(dut)
+    for plan in bench_params()["phases"]:
+        await phase(tb, director, plan)
+        await settled(tb, director)
+    report(tb, director, await director.finish(), began)
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def reset_under_traffic(dut):
+    """A reset in the middle of each phase: nothing older is answered, no session is open, no line and no frame is left, and service goes on."""
+    began = time.monotonic()
+    tb, director = await started(dut)
+    for plan in bench_params()["phases"]:
+        await phase(tb, director, plan)
+        for _ in range(tb.rng.randrange(20)):
+            await RisingEdge(dut.clk)
+        tb.traffic.on = False
+        await tb.reset()
+        director.singles = director.slack = 0
+        await prepare(tb, director)
+        await director.read_back(0.3)
+    for plan in bench_params()["phases"][:1]:
+        await phase(tb, director, plan)
+        await settled(tb, director)
+    report(tb, director, await director.finish(), began)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The eviction engine in a world of golden models: the tracker decides its ops, the rest answers after random times.
+
+`lockstep` compares every CLAIM with the golden evictor's; `free_running` audits the sweeps under traffic, cancellations and flash errors;
+`sweep_cycles` measures; `closes` and `recovers` end sessions and lost words; `nothing_to_evict` pins everything.
+"""
+
+import cocotb
+
+from kelp_spec.metadata import Event, Op, PageState
+
+from ..harness.runner import bench_params, record
+from .evictor_tb import RESIDENT, TB, LockStepTB, TrackerOp
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def lockstep(dut):
+    tb = LockStepTB(dut)
+    await tb.start()
+    rng, c = tb.rng, tb.config
+    await tb.do(*(tb.open(s) for s in range(c.sessions)))
+    pages = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
+    for n in range(bench_params()["ops"]):
+        if n % 40 == 0:
+            few = rng.sample(pages, min(len(pages), rng.choice([4, 20, 64])))
+        op = tb.random_op(few)
+        await tb.do(op)
+        await tb.check()
+    tb.check_words()
+    record(victims=tb.victims, void=tb.void, sweeps=tb.sweeps, write_backs=tb.write_backs, events=len(tb.events))
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def free_running(dut):
+    tb = TB(dut)
+    await tb.start()
+    rng, c = tb.rng, tb.config
+    tb.flash_fails = 0.2
+    await tb.do(*(tb.open(s) for s in range(c.sessions)))
+    pages = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
+    for n in range(bench_params()["cycles"]):
+        if n % 1000 == 0:
+            few = rng.sample(pages, min(len(pages), rng.choice([8, 30, 64])))
+            rate, tb.stall = rng.choice([0.02, 0.1, 0.4]), rng.choice([0, 0.5])
+        if len(tb.demands) < 4 and rng.random() < rate and sum(p.waiting for p in tb.tracker.pools) < c.misses - 1 and len(tb.tracker.free_misses) > 2:
+            op = tb.random_op(few)
+            if op:
+                tb.demands.append(op)
+        await tb.tick()
+    tb.flash_fails = 0
+    # With everything unpinned no one may starve.
+    tb.demands.extend(TrackerOp(Op.UNPIN, session=q // c.queues, squeue=q, page=p) for q, p in pages)
+    await tb.rest()
+    tb.check_words()
+    record(victims=tb.victims, void=tb.void, cancelled=tb.cancelled, failed=tb.failed, sweeps=tb.sweeps, write_backs=tb.write_backs)
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def closes(dut):
+    """Close under traffic, reopen, again and again: every page absent, every frame free."""
+    tb = TB(dut)
+    await tb.start()
+    rng, c = tb.rng, tb.config
+    pages = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
+    for _ in range(bench_params()["closes"]):
+        await tb.do(*(tb.open(s) for s in range(c.sessions) if not tb.tracker.sessions[s].open))
+        for _ in range(150):
+            if len(tb.demands) < 3 and len(tb.tracker.free_misses) > 2:
+                op = tb.random_op(pages)
+                if op:
+                    tb.demands.append(op)
+            await tb.tick()
+        closed = rng.sample(range(c.sessions), rng.randint(1, c.sessions))
+        tb.demands.extend(TrackerOp(Op.CLOSE, session=s) for s in closed)
+        for _ in range(20_000):
+            await tb.tick()
+            if not tb.demands and not tb.pipe and not any(tb.tracker.sessions[s].closing for s in closed):
+                break
+        else:
+            pools = [(p.free, p.used, p.waiting, p.pins) for p in tb.tracker.pools]
+            raise AssertionError(f"a session does not close: (free, used, waiting, pins) {pools}, demands {list(tb.demands)}")
+        await tb.rest()
+        for (key, word) in tb.tracker.words.items():
+            assert key // c.pages // c.queues not in closed or word.state == PageState.ABSENT
+    await tb.do(*(TrackerOp(Op.CLOSE, session=s) for s in range(c.sessions)))
+    await tb.rest(40_000)
+    assert not any(p.used or p.waiting or p.pins for p in tb.tracker.pools)
+    assert not tb.owners and not any(s.open for s in tb.tracker.sessions)
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def recovers(dut):
+    """Words are lost under traffic; in the end every frame belongs to a page."""
+    tb = TB(dut)
+    await tb.start()
+    rng, c = tb.rng, tb.config
+    await tb.do(*(tb.open(s) for s in range(c.sessions)))
+    pages = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
+    lost = 0
+    for _ in range(bench_params()["cycles"]):
+        if rng.random() < 0.0012:
+            # Mostly pages that have a frame.
+            tb.faults[rng.choice([*tb.owners.values(), rng.choice(pages)])] = 2
+            lost += 1
+        if len(tb.demands) < 3 and rng.random() < 0.1 and len(tb.tracker.free_misses) > 2:
+            op = tb.random_op(pages)
+            if op:
+                tb.demands.append(op)
+        await tb.tick()
+    tb.faults.clear()
+    tb.demands.extend(TrackerOp(Op.UNPIN, session=q // c.queues, squeue=q, page=p) for q, p in pages)
+    await tb.rest(60_000)
+    resident = {(key // c.pages, key % c.pages) for key, word in tb.tracker.words.items() if word.state == RESIDENT}
+    recovered = sum(e["code"] == Event.FRAME_RECOVERED for e in tb.events)
+    assert set(tb.owners.values()) == resident and len(tb.owners) == sum(p.used for p in tb.tracker.pools)
+    record(lost=lost, recovered=recovered)
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def nothing_to_evict(dut):
+    """All frames pinned: one event, then a rest, until a pin goes."""
+    tb = TB(dut)
+    await tb.start()
+    c = tb.config
+    await tb.do(*(tb.open(s) for s in range(c.sessions)))
+    squeue = next(q for q in range(c.squeues) if tb.pool[q] == 0)
+    frames = c.frames[0]
+    tb.tracker.reserve = 0
+    tb.dut.low_water.value = tb.tracker.low_water = 0   # counts as 1
+    for page in range(frames - 1):
+        await tb.do(tb.demand(squeue, page, True), TrackerOp(Op.PIN, session=squeue // c.queues, squeue=squeue, page=page))
+    await tb.rest()
+    assert not tb.events and not tb.victims
+    await tb.do(tb.demand(squeue, frames - 1, True), TrackerOp(Op.PIN, session=squeue // c.queues, squeue=squeue, page=frames - 1))
+    await tb.rest()
+    # The page may have gone before it was pinned.
+    if not tb.victims:
+        assert [e["code"] for e in tb.events] == [Event.NO_VICTIM] and tb.events[0]["argument"] == 0
+        before = tb.sweeps
+        for _ in range(300):
+            await tb.tick()
+        assert tb.sweeps == before, "the pool does not rest"
+        await tb.do(TrackerOp(Op.UNPIN, session=squeue // c.queues, squeue=squeue, page=3))
+        await tb.rest()
+        assert tb.log == [(squeue, 3, True)]
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def sweep_cycles(dut):
+    """Cycles from a need to its CLAIM when slots are free, less what the path itself takes."""
+    tb = TB(dut)
+    await tb.start()
+    rng, c = tb.rng, tb.config
+    await tb.do(tb.open(0))
+    squeue, resident = 0, bench_params()["resident"]
+    tb.pool[squeue] = 0
+    tb.configure(squeue, 0, 0)
+    await tb.tick()
+    dut.config_write_valid.value = 0
+    tb.stall = 0
+    dut.hold.value = 1
+    for page in rng.sample(range(c.pages), resident):
+        tb.demands.append(tb.demand(squeue, page, True))
+    while tb.demands or tb.pipe:
+        await tb.tick()
+    for _ in range(200_000):
+        await tb.tick()
+        if dut.quiet.value == 1:
+            break
+    dut.hold.value = 0
+    dut.low_water.value = tb.tracker.pools[0].free + 1
+    while dut.swept.value == 0:
+        await tb.tick()
+    start = tb.cycle
+    while not tb.log:
+        await tb.tick()
+    # M3's latency both ways and the score's are the path's.
+    record(cycles=tb.cycle - start - 2 * TB.M3 - TB.SCAN, words=-(-c.pages // 64), resident=resident)

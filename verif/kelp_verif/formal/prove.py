@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Proofs: an Amaranth component and its ``Assert``, ``Assume`` and ``Cover`` statements, through sby and z3.
+
+A *spec* is a component that contains the block to be proved and states, with ``Assert`` and ``Assume``, what must hold of it. Its input
+ports are free, which means that the solver tries every value in every cycle; so are ``AnySeq`` and, constant over time, ``AnyConst`` of
+:mod:`amaranth.asserts`. :func:`prove` takes a spec, or the block itself where its own Asserts are the property, and returns a
+:class:`ProofResult`. It never raises because a property is false, so that a test can demand that a planted bug be caught::
+
+    assert prove(FIFOContract(), depth=12).passed
+    result = prove(FIFOContract(mutant(FIFO, "level + 1", "level + 2")), depth=12, mode="bmc")
+    assert result.status == "FAIL" and result.trace.is_file()
+
+The list of all proofs is :mod:`kelp_verif.formal.proofs`.
+"""
+
+import hashlib
+import inspect
+import re
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from amaranth.back import rtlil
+from amaranth.hdl import ClockDomain, Const, Elaboratable, Module, Value
+from amaranth.lib import wiring
+
+from kelp_rtl.build import tools
+from kelp_rtl.build.verilog import macro_sources
+
+__all__ = ["ProofResult", "mutant", "prove"]
+
+_MODES = ("prove", "bmc", "cover")
+_STATUSES = ("PASS", "FAIL", "UNKNOWN", "TIMEOUT")
+_SCRIPT = """\
+[options]
+mode {mode}
+depth {depth}
+timeout {timeout}
+append {append}
+{options}[engines]
+{engine}
+[script]
+{macros}
+read_rtlil top.il
+prep -flatten -top top
+[files]
+top.il
+{files}
+"""
+
+
+@dataclass(frozen=True)
+class ProofResult:
+    """What the solver said.
+
+    ``status`` is ``PASS`` (mode ``prove``: holds in every reachable state; ``bmc``: holds for ``depth`` cycles; ``cover``: every Cover was
+    reached), ``FAIL`` (a counterexample, or a Cover that cannot be reached, in ``depth`` cycles), ``UNKNOWN`` (induction does not close at
+    this depth, no counterexample known) or ``TIMEOUT``. ``traces`` are VCD files: the counterexample, or one witness per Cover;
+    ``reasons`` names each Assert that failed or Cover that was not reached. ``cpu_seconds`` tell more than ``seconds`` on a busy machine.
+    """
+
+    name: str
+    mode: str
+    depth: int
+    status: str
+    seconds: float
+    cpu_seconds: float
+    log: Path
+    traces: tuple[Path, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return self.status == "PASS"
+
+    @property
+    def trace(self) -> Path | None:
+        """The first trace, where there is one."""
+        return self.traces[0] if self.traces else None
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.mode}, depth {self.depth}: {self.status} in {self.seconds:.1f} s (log {self.log})", *self.reasons]
+        if self.status == "FAIL":
+            lines += [f"trace {trace}" for trace in self.traces]
+        return "\n  ".join(lines)
+
+
+def mutant(cls: type, old: str, new: str) -> type:
+    """`cls` with one piece of its source replaced: a planted bug. A ValueError when `old` does not stand in it exactly once."""
+    text = vars(cls).get("_source") or inspect.getsource(cls)
+    if (found := text.count(old)) != 1:
+        raise ValueError(f"{cls.__name__}: {old!r} occurs {found} times in its source; a planted bug replaces what occurs once")
+    module = sys.modules[cls.__module__]
+    # The rest of its module as it is, so that layouts and helpers are the very same.
+    space = dict(vars(module))
+    text = text.replace(old, new)
+    exec(compile(text, f"{Path(module.__file__).stem}_mutant.py", "exec"), space)
+    space[cls.__name__]._source = text      # for a mutant of the mutant
+    return space[cls.__name__]
+
+
+def _children_cpu() -> float:
+    """CPU seconds of every process that this one has started and that has ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+class _Top(Elaboratable):
+    """The spec with its reset tied off (or free): registers start from their initial values either way."""
+
+    def __init__(self, spec, *, free_reset):
+        self.spec = spec
+        self.sync = ClockDomain("sync")
+        self.free_reset = free_reset
+
+    def elaborate(self, platform):
+        m = Module()
+        m.domains.sync = self.sync
+        m.submodules.spec = self.spec
+        if not self.free_reset:
+            m.d.comb += self.sync.rst.eq(Const(0))
+        return m
+
+
+def prove(
+    component,
+    *,
+    depth: int,
+    mode: str = "prove",
+    name: str | None = None,
+    engine: str = "smtbmc z3",
+    free_reset: bool = False,
+    timeout_s: float = 600,
+    append: int = 0,
+    skip: int = 0,
+) -> ProofResult:
+    """Prove the ``Assert`` statements inside ``component``, or reach its ``Cover`` statements.
+
+    Parameters
+    ----------
+    component
+        An elaboratable in the ``sync`` domain alone. If it has a signature, its input ports are free.
+    depth
+        Cycles of the base case and of the induction (``prove``), or of the search (``bmc``, ``cover``).
+    mode
+        ``"prove"`` by k-induction, ``"bmc"`` bounded, ``"cover"``.
+    name
+        Of the directory; the component's class by default.
+    engine
+        An engine line as sby takes it.
+    free_reset
+        Let the solver pull the reset at any time; otherwise the reset is never pulled.
+    timeout_s
+        After this many seconds the result is ``TIMEOUT``.
+    append
+        Cycles shown after the one that fails.
+    skip
+        Mode ``bmc`` only: do not look at the first cycles. Quicker, where a bug is known to need more of them than that.
+    """
+    if mode not in _MODES:
+        raise ValueError(f"mode {mode!r}: one of {', '.join(_MODES)}")
+    if skip and (mode != "bmc" or not 0 < skip < depth):
+        raise ValueError(f"skip {skip}: in mode 'bmc' only, and less than the depth")
+    if depth < 1:
+        raise ValueError(f"depth {depth}: at least 1")
+    name = name or type(component).__name__
+    top = _Top(component, free_reset=free_reset)
+    ports = [top.sync.clk, *([top.sync.rst] if free_reset else [])]
+    if isinstance(getattr(component, "signature", None), wiring.Signature):
+        ports += [Value.cast(value) for _, _, value in component.signature.flatten(component)]
+    # With source positions, so that sby names the line of the Assert that failed.
+    design = rtlil.convert(top, name="top", ports=ports)
+    flavour = "cover" if mode == "cover" else "assert"
+    if f'parameter \\FLAVOR "{flavour}"' not in design:
+        # Such a proof would pass and mean nothing.
+        raise ValueError(f"{name}: mode {mode!r} needs at least one {flavour.capitalize()} in the design, found none")
+    models = macro_sources(design)
+    script = _SCRIPT.format(
+        mode=mode,
+        depth=depth,
+        timeout=max(1, round(timeout_s)),
+        append=append,
+        options=f"skip {skip}\n" if skip else "",
+        engine=engine,
+        macros="\n".join(f"read_verilog {model.name}" for model in models),
+        files="\n".join(map(str, models)),
+    )
+    directory = (
+        tools.build_root()
+        / "formal"
+        / f"{name}-{mode}-{hashlib.sha256((design + script + ''.join(model.read_text(encoding='utf-8') for model in models)).encode()).hexdigest()[:12]}"
+    )
+    with tools.lock(directory.with_name(f"{directory.name}.lock")):
+        directory.mkdir(exist_ok=True)
+        (directory / "top.il").write_text(design, encoding="utf-8")
+        (directory / "proof.sby").write_text(script, encoding="utf-8")
+        log = directory / "sby.log"
+        started, used = time.monotonic(), _children_cpu()
+        with open(log, "w", encoding="utf-8") as output:
+            command = [tools.find("sby"), "-f", "proof.sby"]
+            subprocess.run(command, cwd=directory, env=tools.tool_env(), stdout=output, stderr=subprocess.STDOUT, check=False)
+        seconds, cpu_seconds = time.monotonic() - started, _children_cpu() - used
+        text = log.read_text(encoding="utf-8")
+        status = re.search(r"DONE \((\w+), rc=\d+\)\s*$", text)
+        if status is None or status[1] not in _STATUSES:
+            raise tools.ToolError(f"{name}: the proof did not run, log {log}:\n" + "\n".join(text.splitlines()[-30:]))
+        # The induction's trace starts in a state that may be unreachable: it is a hint, not a counterexample.
+        traces = [path for path in sorted((directory / "proof").glob("engine_*/trace*.vcd")) if "induct" not in path.name]
+        reasons = re.findall(r"summary:\s+(failed assertion .*|unreached cover .*)$", text, re.MULTILINE)
+    result = ProofResult(name, mode, depth, status[1], seconds, cpu_seconds, log, tuple(traces), tuple(reasons))
+    print(result)
+    return result

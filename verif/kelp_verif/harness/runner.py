@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""cocotb benches in Verilator: :func:`run_cocotb` builds an Amaranth component, runs a bench on it, and raises AssertionError naming what failed.
+
+Builds are cached by content in ``build/cocotb/<name>-<hash>/``; the hash covers the Verilog text, every other source, the arguments and the
+tools' versions. One lock per build directory makes concurrent runs safe; every run has its own directory below ``runs/``, removed when it
+passes (unless it leaves waves) and kept, and named in the error, when it fails.
+
+Inside a bench, :func:`bench_params` returns what the test passed as ``params`` and :func:`record` hands figures back to it.
+"""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kelp_rtl.build import tools
+from kelp_rtl.build.verilator import MAKE_JOBS, PCH, VERILATOR_ARGS, call, runtime, tail
+from kelp_rtl.build.verilog import macro_sources, to_verilog
+
+__all__ = ["BenchResult", "bench_params", "record", "run_cocotb"]
+
+_PARAMS = "KELP_BENCH_PARAMS"
+_RECORD = "KELP_BENCH_RECORD"
+# A bench is bound by Python, and g++ takes three times as long at -O3 as at -O1.
+_BENCH_OPT = "-O1"
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """What a passed bench leaves behind."""
+
+    seed: int
+    tests: tuple[str, ...]
+    build_dir: Path
+    run_dir: Path
+    waves: Path | None
+    records: dict = field(default_factory=dict)
+
+
+def run_cocotb(
+    component,
+    *,
+    bench: str,
+    test: str | Sequence[str] | None = None,
+    seed: int | None = None,
+    params: Mapping[str, object] | None = None,
+    waves: bool = False,
+    sources: Iterable[Path | str] = (),
+    public: Iterable[tuple[str, str]] = (),
+    build_args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    name: str | None = None,
+    build_dir: Path | None = None,
+    timeout_s: float = 600,
+) -> BenchResult:
+    """Run the cocotb tests of the module ``bench`` on ``component`` in Verilator.
+
+    Parameters
+    ----------
+    component
+        An Amaranth component with a signature, or Verilog text whose top module is called ``top``.
+    bench
+        Importable name of the bench module, e.g. ``"kelp_verif.bench_ema"``.
+    test
+        Name or names of single cocotb tests in it; all of them by default.
+    seed
+        Seeds Verilator's initial values and cocotb, which derives each test's ``cocotb.RANDOM_SEED`` from it. By default ``$KELP_SEED``, of
+        which ``fresh`` stands for a new one each time (``make soak``); without it one that follows from the bench, its tests and their
+        parameters alone, so that `make test` says the same of the same sources twice. Printed always.
+    params
+        Anything JSON can carry, returned by :func:`bench_params` in the bench.
+    waves
+        Leave ``dump.vcd`` in the run directory. A separate build, since tracing slows the model.
+    sources
+        More Verilog. Models of the SRAM macros in ``hw/kelp_hw/macros/`` are added by themselves.
+    public
+        Signals and memories below the top that the bench reads or deposits into, as (module, name); both may hold ``*``. The words of all
+        SRAM macros are ``("kelp_sram", "words")``. Every one costs speed.
+    build_args
+        More Verilator arguments.
+    timeout_s
+        Wall-clock limit of the simulation, after which it is killed and the run has failed.
+
+    Raises :class:`AssertionError` naming the failed tests, the seed and the run directory; a failing RTL ``Assert`` is one such failure.
+    """
+    verilog = component if isinstance(component, str) else to_verilog(component)
+    # Everything is random until the first edge of start_clock(), 1 ns after the start, has seen the reset.
+    verilog = verilog.replace(" assert (", " if ($time > 1) assert (")
+    ports = _ports_of(verilog, "top")
+    name = name or (bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__)
+    files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
+    # cocotb must see the ports and nothing else: publishing every signal (--public-flat-rw) makes large designs unbuildable.
+    visible = [*(("top", port) for port in ports), *public]
+    control = "`verilator_config\n" + "".join(f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible)
+    args = [*VERILATOR_ARGS, *build_args]
+    key = tools.digest(
+        verilog,
+        control,
+        *(f.read_text(encoding="utf-8") for f in files),
+        *args,
+        _BENCH_OPT,
+        str(waves),
+        tools.version_key("verilator", "cocotb"),
+    )
+    build_dir = Path(build_dir) if build_dir else tools.build_root() / "cocotb" / f"{name}-{key}"
+    with tools.lock(build_dir.with_name(f"{build_dir.name}.lock")):
+        stamp = build_dir / "built"
+        if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == key):
+            tools.write_if_changed(build_dir / "top.v", verilog)
+            tools.write_if_changed(build_dir / "top.vlt", control)
+            _build_bench(build_dir, [build_dir / "top.v", *files], args, waves)
+            tools.write_if_changed(stamp, key)
+    if seed is None:
+        seed = _default_seed(bench, test, params)
+    print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")
+    return _run_bench(build_dir, bench, test, seed, dict(params or {}), waves, dict(env or {}), timeout_s)
+
+
+def _default_seed(bench, test, params) -> int:
+    wanted = os.environ.get("KELP_SEED")
+    if wanted == "fresh":
+        return random.SystemRandom().randrange(1, 2**31)
+    if wanted is not None:
+        return int(wanted)
+    return 1 + int(tools.digest(bench, str(test), json.dumps(params, sort_keys=True, default=str))[:7], 16)
+
+
+def bench_params() -> dict:
+    """In a bench: the ``params`` that :func:`run_cocotb` was given."""
+    return json.loads(os.environ.get(_PARAMS, "{}"))
+
+
+def record(**figures) -> None:
+    """In a bench: hand figures that JSON can carry back to the caller, as ``BenchResult.records``; a later value of a name wins."""
+    with open(os.environ[_RECORD], "a", encoding="utf-8") as handle:
+        handle.write(json.dumps(figures) + "\n")
+
+
+def _ports_of(verilog: str, top: str) -> list[str]:
+    header = re.search(rf"^module {top}\((.*?)\);", verilog, re.MULTILINE | re.DOTALL)
+    if header is None:
+        raise ValueError(f"the Verilog has no module {top!r}")
+    return [port.strip() for port in header[1].split(",") if port.strip()]
+
+
+def _build_bench(build_dir: Path, files: Sequence[Path], args: Sequence[str], waves: bool) -> None:
+    from cocotb_tools.runner import Verilator
+
+    class PortsOnly(Verilator):
+        """cocotb's runner, minus --public-flat-rw, plus a log, a job limit and our tools on PATH."""
+
+        def _build_command(self):
+            verilate, make = super()._build_command()
+            verilate.remove("--public-flat-rw")
+            make[make.index("-j") + 1] = str(MAKE_JOBS)
+            return [verilate, [*make, PCH, f"OPT_FAST={_BENCH_OPT}", "OPT_SLOW=-O0", f"OPT_GLOBAL={_BENCH_OPT}"]]
+
+        def _simulator_in_path_build_only(self):
+            self.executable = tools.find("verilator")
+
+        def _execute(self, cmds, cwd):
+            verilate, make = cmds
+            call(verilate, cwd=build_dir, log=build_dir / "build.log")
+            with runtime(build_dir, [_BENCH_OPT, "vpi", f"trace={waves}", *args]):
+                call(make, cwd=build_dir, log=build_dir / "build.log", append=True)
+
+    PortsOnly().build(
+        sources=[*files, build_dir / "top.vlt"],
+        hdl_toplevel="top",
+        build_dir=build_dir,
+        build_args=list(args),
+        timescale=("1ns", "1ps"),
+        waves=waves,
+    )
+
+
+def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> BenchResult:
+    import cocotb_tools.config
+    import find_libpython
+
+    libpython = find_libpython.find_libpython()
+    if libpython is None:
+        raise tools.ToolError("no shared libpython for this Python: apt-get install libpython3-dev, or use a Python built with --enable-shared")
+    (build_dir / "runs").mkdir(exist_ok=True)
+    run_dir = Path(tempfile.mkdtemp(prefix=f"{bench.rpartition('.')[2]}-{seed}-", dir=build_dir / "runs"))
+    results, log = run_dir / "results.xml", run_dir / "sim.log"
+    env = (
+        tools.tool_env()
+        | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYGPI_PYTHON_BIN": sys.executable,
+            "GPI_USERS": f"{libpython};{cocotb_tools.config.pygpi_entry_point()}",
+            "COCOTB_TOPLEVEL": "top",
+            "TOPLEVEL_LANG": "verilog",
+            "COCOTB_TEST_MODULES": bench,
+            "COCOTB_RANDOM_SEED": str(seed),
+            "PYTHONHASHSEED": "0",     # the order of a set is part of what a seed repeats
+            "COCOTB_RESULTS_FILE": str(results),
+            "COCOTB_TRUST_INERTIAL_WRITES": "1",
+            "COCOTB_ANSI_OUTPUT": "0",
+            _PARAMS: json.dumps(params),
+            _RECORD: str(run_dir / "records.jsonl"),
+        }
+        | env
+    )
+    if test is not None:
+        names = [test] if isinstance(test, str) else list(test)
+        env["COCOTB_TEST_FILTER"] = r"\.(" + "|".join(map(re.escape, names)) + ")$"
+    # A run in pytest must not make cocotb think that pytest runs inside the simulator too.
+    env.pop("PYTEST_CURRENT_TEST", None)
+    command = [str(build_dir / "top"), *(["--trace"] if waves else []), f"+verilator+seed+{seed}", "+verilator+rand+reset+2"]
+    started = time.monotonic()
+    try:
+        with open(log, "w", encoding="utf-8") as handle:
+            code = subprocess.run(command, cwd=run_dir, env=env, stdout=handle, stderr=subprocess.STDOUT, check=False, timeout=timeout_s).returncode
+    except subprocess.TimeoutExpired:
+        code = None
+    passed, failed = _read_results(results)
+    problems = list(failed)
+    if code is None:
+        problems.append(f"killed after {time.monotonic() - started:.0f} s: the simulation did not end (limit {timeout_s} s)")
+    elif code:
+        # An RTL Assert stops Verilator on the spot, before cocotb can write its results.
+        problems.append(f"the simulator stopped with exit code {code}: {_assertion(log)}")
+    elif not passed and not failed:
+        problems.append(f"no test ran: module {bench!r}, test {test!r}")
+    if problems:
+        summary = "\n".join(f"  {problem}" for problem in problems)
+        raise AssertionError(f"{bench} failed with seed {seed}:\n{summary}\nrun directory {run_dir}\n{tail(log)}")
+    records: dict = {}
+    with contextlib.suppress(FileNotFoundError):
+        for line in (run_dir / "records.jsonl").read_text(encoding="utf-8").splitlines():
+            records |= json.loads(line)
+    if not waves:
+        shutil.rmtree(run_dir)
+    return BenchResult(seed=seed, tests=tuple(passed), build_dir=build_dir, run_dir=run_dir, waves=run_dir / "dump.vcd" if waves else None, records=records)
+
+
+def _assertion(log: Path) -> str:
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if "Assertion failed" in line or "%Error" in line:
+            return line.strip()
+    return "see its log below"
+
+
+def _read_results(path: Path) -> tuple[list[str], list[str]]:
+    """The names of passed and failed tests in a cocotb results file; nothing of either when there is none."""
+    passed, failed = [], []
+    try:
+        root = xml.etree.ElementTree.parse(path).getroot()
+    except (FileNotFoundError, xml.etree.ElementTree.ParseError):
+        return passed, failed
+    for case in root.iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}"
+        problem = next((child for child in case if child.tag in ("failure", "error")), None)
+        if problem is not None:
+            reason = problem.get("message") or problem.get("error_msg") or (problem.text or "").strip()
+            failed.append(f"{name}: {reason.splitlines()[-1] if reason else 'failed'}")
+        elif case.find("skipped") is None:
+            passed.append(name)
+    return passed, failed

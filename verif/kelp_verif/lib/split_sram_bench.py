@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""SplitSram against a dict: rows next to every border of parts, reads and writes in one cycle, reads that pause."""
+
+import random
+
+import cocotb
+from cocotb.triggers import ReadOnly, RisingEdge
+
+from ..harness.clocking import start_clock
+from ..harness.runner import bench_params
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def reads_what_was_written(dut):
+    rng = random.Random(cocotb.RANDOM_SEED)
+    depth, width = bench_params()["depth"], bench_params()["width"]
+    rows = sorted({row for border in (0, 1 << 11, 1 << 12, 1 << 14, depth) for row in range(border - 6, border + 6) if 0 <= row < depth})
+    held = {}
+    dut.read_en.value = 0
+    dut.write_en.value = 1
+    await start_clock(dut)
+    await RisingEdge(dut.clk)
+    dut.rst.value = 0
+    for row in rows:
+        held[row] = rng.getrandbits(width)
+        dut.write_address.value, dut.write_data.value = row, held[row]
+        await RisingEdge(dut.clk)
+    # What is read at an edge is seen after the next one, until another is read.
+    read, late = None, None
+    collisions = 0
+    for _ in range(3000):
+        writes, reads, to, of, value = rng.random() < 0.5, rng.random() < 0.8, rng.choice(rows), rng.choice(rows), rng.getrandbits(width)
+        if rng.random() < 0.2:
+            of = to
+        dut.write_en.value, dut.write_address.value, dut.write_data.value = writes, to, value
+        dut.read_en.value, dut.read_address.value = reads, of
+        await ReadOnly()
+        if late is not None:
+            assert int(dut.read_data.value) == late
+        await RisingEdge(dut.clk)
+        if writes:
+            held[to] = value
+        late = read
+        if reads:
+            read = held[of]
+        collisions += writes and reads and to == of
+    assert collisions > 200

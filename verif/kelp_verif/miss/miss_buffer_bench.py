@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Miss buffer between a model of the tracker pipeline (what M3 decides, four cycles after an op enters) and a cold tier that answers in
+any order."""
+
+import cocotb
+
+from kelp_spec.config import named
+from kelp_spec.metadata import Op, PageState
+
+from ..harness.clocking import start_clock
+from ..harness.runner import bench_params, record
+from .miss_buffer_tb import TB
+
+
+async def start(dut, **arguments) -> TB:
+    tb = TB(dut, named(bench_params()["config"]), **arguments)
+    await start_clock(dut)
+    return tb
+
+
+async def random_traffic(tb, cycles):
+    rng, c = tb.rng, tb.config
+    pages = [(rng.randrange(c.squeues), rng.randrange(c.pages)) for _ in range(24)]
+    waiting = None
+    for n in range(cycles):
+        if n % 400 == 0:
+            tb.op_ready, load, stir = rng.choice([1.0, 0.6, 0.3]), rng.choice([1.0, 0.5, 0.2]), rng.choice([0.02, 0.2])
+            few = rng.sample(pages, rng.choice([2, 8, 24]))
+            tb.retry_rate, tb.answer_rate = rng.choice([0.0, 0.3]), rng.choice([0.05, 0.3, 1.0])
+        if n % 40 == 0:
+            tb.tier_answers = rng.random() < 0.5    # so that answers come in bursts
+        if waiting is None and rng.random() < load:
+            waiting = tb.new_op(rng.choice([Op.READ, Op.READ, Op.WRITE, Op.PREFETCH]), rng.choice(few))
+        if await tb.cycle(waiting):
+            waiting = None
+        if rng.random() < stir:
+            tb.disturb()
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def every_request_is_replayed_once_in_order(dut):
+    tb = await start(dut, frames=[5] * 4)
+    await tb.reset()
+    await random_traffic(tb, bench_params()["cycles"])
+    tb.op_ready, tb.retry_rate, tb.tier_answers = 1.0, 0.0, True
+    await tb.free_frames()
+    await tb.drain(20_000)
+    record(cycles=tb.cycles, parked=tb.parked, seen=tb.seen)
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def reset_under_traffic(dut):
+    tb = await start(dut)
+    for _ in range(4):
+        await tb.reset()
+        await random_traffic(tb, tb.rng.randrange(50, 600))
+    await tb.reset()
+    await random_traffic(tb, 300)
+    tb.tier_answers = True
+    await tb.free_frames()
+    await tb.drain(20_000)
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def no_frame_ends_in_poison(dut):
+    """Two pools never have a frame: their misses are given up in time, in order, and the others go on."""
+    tb = await start(dut, frames=[0, 0, 8, 8])
+    await tb.reset(starve_limit=500)
+    tb.fail_rate = 0.0
+    pages = [(squeue, page) for squeue in range(4) for page in range(3)]
+    tb.pages = {(0, 0): (PageState.ABSENT, 0), (1, 0): (PageState.LOST, 0)}
+    for page in pages:
+        for kind in (Op.WRITE if page[1] == 0 else Op.READ, Op.READ, Op.WRITE if page[1] == 1 else Op.READ):
+            request = tb.new_op(kind, page)
+            while not await tb.cycle(request):
+                pass
+    await tb.drain(500 + 400)
+    assert tb.seen["starved"] == 6
+    states = {page: tb.pages[page][0] for page in pages}
+    assert all(state == PageState.RESIDENT for page, state in states.items() if page[0] >= 2)
+    # Only a page to which a write was dropped is lost; a read costs nothing.
+    assert all(state == (PageState.COLD if page[1] == 2 else PageState.LOST) for page, state in states.items() if page[0] < 2), states
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def a_flooded_page_still_comes_home(dut):
+    """Requests to one page in every cycle cannot keep it fetching, nor keep others waiting."""
+    tb = await start(dut)
+    await tb.reset()
+    tb.fail_rate, tb.answer_rate, tb.op_ready = 0.0, 1.0, 0.125
+    for page in ((0, 0), (0, 1), (0, 2)):
+        while not await tb.cycle(tb.new_op(Op.READ, page)):
+            pass
+    pending = None
+    began = tb.cycles
+    while not tb.misses:
+        await tb.cycle()
+    while tb.misses:
+        pending = pending or tb.new_op(Op.READ, (0, 0))
+        if await tb.cycle(pending):
+            pending = None
+        # A page's worth of replays, then what was parked by then, at one op in eight cycles; twice over to be safe.
+        assert tb.cycles - began < 2 * 8 * (tb.config.page_lines + tb.config.parked + 50)
+    assert tb.served == tb.parked > tb.config.page_lines
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def sectors_arrive_while_another_is_cleared(dut):
+    """An entry without a fetch clears its sector just as a burst of completions brings others'."""
+    tb = await start(dut, frames=[8, 0, 8, 8])
+    await tb.reset()
+    tb.fail_rate, tb.answer_rate = 0.0, 1.0
+    frame = tb.config.pool_first_frame[1]
+    for _ in range(40):
+        tb.tier_answers = False
+        tb.pages = {(1, 0): (PageState.ABSENT, 0)}
+        for page in [(0, page) for page in range(8)]:
+            while not await tb.cycle(tb.new_op(Op.READ, page)):
+                pass
+        while len(tb.answers) < 8:
+            await tb.cycle()
+        while not await tb.cycle(tb.new_op(Op.WRITE, (1, 0))):
+            pass
+        while not tb.waiting[1]:
+            await tb.cycle()
+        tb.free[1] = [frame]
+        for _ in range(tb.rng.randrange(20)):
+            await tb.cycle()
+        tb.tier_answers = True
+        await tb.drain(300)
+        tb.free[0] = list(range(8))
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def one_replay_per_cycle(dut):
+    tb = await start(dut)
+    await tb.reset()
+    tb.tier_answers = False
+    n = tb.config.parked // 2
+    for _ in range(n):
+        request = tb.new_op(Op.READ, (0, 0))
+        while not await tb.cycle(request):
+            pass
+    tb.tier_answers, tb.answer_rate, tb.fail_rate = True, 1.0, 0.0
+    while not tb.answers:
+        await tb.cycle()
+    began = tb.cycles
+    while tb.seen["REPLAY"] == 0:
+        await tb.cycle()
+    latency = tb.cycles - began
+    began = tb.cycles
+    while tb.seen["REPLAY"] < n:
+        await tb.cycle()
+    assert tb.cycles - began < n, f"{n} replays in {tb.cycles - began} cycles"
+    await tb.drain(100)
+    record(replays=n, latency=latency)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The prefetcher against its golden model in lock-step and by conservation in free running; what it accepts a cycle."""
+
+from collections import Counter, deque
+
+import cocotb
+
+from kelp_golden.prefetch import Prefetcher
+from kelp_hw.prefetch.queue import DropReason
+from kelp_spec.config import named
+from kelp_spec.metadata import PrefetchSource
+
+from ..harness.runner import bench_params, record
+from .prefetch_tb import SOURCES, TB
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def lockstep(dut):
+    """One trigger at a time: the same ops in the same order as the golden model, the same counts, the same credits."""
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    rng = tb.rng
+    golden = Prefetcher(config, tb.sessions, previous=bench_params()["previous"])
+    tb.on_result = lambda op, taken: golden.result(PrefetchSource(op["source"]), taken)
+    await tb.reset()
+    enabled = set(SOURCES)
+    triggers = Counter()
+    accessed = [set() for _ in range(config.sessions)]
+    for n in range(bench_params()["triggers"]):
+        if n % 50 == 0:
+            tb.p_ready, tb.p_taken = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.8, 1.0])
+            share = rng.choice([0.2, 0.6]) if n // 1000 % 2 else 0.0      # credits fall, then recover
+            enabled = set(SOURCES) if rng.random() < 0.7 else set(rng.sample(SOURCES, 3))
+            golden.enable = enabled
+            tb.enable(enabled)
+        session = rng.randrange(config.sessions)
+        regs = tb.sessions[session]
+        if rng.random() < (0.3 if regs.closing else 0.01):
+            regs.closing = not regs.closing
+            if regs.closing:
+                golden.closed(session)
+                accessed[session].clear()
+            tb.set_sessions()
+        squeue = session * config.queues + rng.randrange(regs.used_queues)
+        kind = rng.choices(["access", "step", "hint", "spec", "other"], [20, 2, 2, 3, 2])[0]
+        if kind == "access":
+            page = rng.choice([0, 1, regs.used_pages - 1, rng.randrange(regs.used_pages)])
+            if (squeue, page) in accessed[session]:
+                continue        # not its first demand in this step
+            if not regs.closing:
+                accessed[session].add((squeue, page))
+                tb.results.append(tb.access_result(squeue, page))
+                want = golden.access(session, squeue, page, tb.windows[squeue])
+            else:
+                want = []
+        elif kind == "step":
+            accessed[session].clear()
+            tb.results.append(tb.step_result(session))
+            want = golden.step(session)
+        elif kind == "hint":
+            queue = rng.randrange(config.queues)
+            pages = [(session * config.queues + queue, p) for p in rng.sample(range(config.pages), min(config.pages, rng.randint(1, 26)))]
+            tb.hints.extend(tb.page.pack(squeue=q, page=p) for q, p in pages)
+            want = golden.hint(pages)
+        elif kind == "spec":
+            tb.specs.append(tb.page.pack(squeue=squeue, page=(page := rng.randrange(config.pages))))
+            want = golden.spec_read(squeue, page)
+        else:
+            tb.results.append(tb.other_result())
+            want = []
+        triggers[kind] += 1
+        tb.ops = []
+        # A list must reach the queue without gaps, as it does from the absorber.
+        tb.p_hint = 1.0
+        await tb.drain()
+        assert tb.ops == want, (n, kind)
+        # What becomes of some of them.
+        for s in SOURCES:
+            for _ in range(sum(c.source == s for c in want)):
+                if rng.random() < share:
+                    useful = rng.random() < 0.8
+                    tb.usages.append(tb.usage.pack(source=s, useful=useful, useless=not useful))
+                    golden.usage(s, useful)
+                elif rng.random() < 0.1:
+                    tb.lates.append(int(s))
+                    golden.met_late(s)
+        if tb.usages or tb.lates:
+            await tb.drain()
+        credit = int(dut.credit.value)
+        golden.settle()
+        assert [credit >> 7 * s & 127 for s in SOURCES] == [golden.throttles[s].credit for s in SOURCES], n
+    for s in SOURCES:
+        for name, counter in (("issued", golden.issued), ("REFUSED", golden.refused), ("useful", golden.useful), ("useless", golden.useless),
+                              ("late", golden.late)):
+            assert tb.counts["pulse", name, s] == counter[s], (name, s)
+        for reason in ("OUTSIDE", "DISABLED", "THROTTLED"):
+            assert tb.counts["pulse", reason, s] == golden.dropped[s, reason], (reason, s)
+        for reason in ("DUPLICATE", "FULL", "CANCELLED"):
+            assert tb.counts["pulse", reason, s] == 0, (reason, s)
+    credits = [golden.throttles[s].credit for s in SOURCES]
+    record(triggers=dict(triggers), ops=sum(golden.issued.values()) + sum(golden.refused.values()), credits=credits,
+           throttled=sum(v for (_, reason), v in golden.dropped.items() if reason == "THROTTLED"), previous_lost=tb.counts["previous_lost"])
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def free_running(dut):
+    """Everything at once: each candidate ends as issued, refused or dropped, exactly once; ops stay within their sessions."""
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    rng = tb.rng
+    await tb.reset()
+    # Each source but the previous step, whose walks are cut short by what goes on around them; two of them come and go.
+    steady = {PrefetchSource.WINDOW, PrefetchSource.LAYER_AHEAD}
+    offered = last_size = 0
+    sizes = deque()     # of the accesses that wait in tb.results: the candidates that each will suggest
+    for n in range(bench_params()["cycles"]):
+        if n % 300 == 0:
+            tb.p_ready, tb.p_hint, tb.p_spec = (rng.choice([0.05, 0.5, 1.0]) for _ in range(3))
+            p_access, p_asked = rng.choice([0.02, 0.3, 1.0]), rng.choice([0.0, 0.3, 1.0])
+        if n % 400 == 0:
+            for regs in tb.sessions:
+                regs.closing = int(rng.random() < 0.2)
+            tb.set_sessions()
+            tb.enable(steady | {s for s in (PrefetchSource.HINT, PrefetchSource.SPEC_READ) if rng.random() < 0.8})
+        if rng.random() < p_access and len(tb.results) < 4:
+            session = rng.randrange(config.sessions)
+            squeue = session * config.queues + rng.randrange(tb.sessions[session].used_queues)
+            page = rng.randrange(tb.sessions[session].used_pages)
+            tb.results.append(tb.access_result(squeue, page))
+            regs = tb.sessions[session]
+            size = int(squeue + regs.kv_heads < session * config.queues + regs.used_queues)
+            size += min(tb.windows[squeue], regs.used_pages - 1 - page) + min(tb.windows[squeue], page)
+            sizes.append(size)
+        for waiting in (tb.hints, tb.specs):
+            if rng.random() < p_asked and len(waiting) < 8:
+                waiting.append(tb.page.pack(squeue=rng.randrange(config.squeues), page=rng.randrange(config.pages)))
+        before_results, before_lost = len(tb.results), tb.counts["access_lost"]
+        await tb.cycle()
+        # An access that finds its queue full says so in the cycle after its result.
+        if tb.counts["access_lost"] > before_lost:
+            offered -= last_size
+        last_size = sizes.popleft() if len(tb.results) < before_results else 0
+        offered += last_size
+        if rng.random() < 0.1:
+            tb.usages.append(tb.usage.pack(source=rng.choice(SOURCES), useful=1))
+    for regs in tb.sessions:
+        regs.closing = 0
+    tb.set_sessions()
+    tb.results.clear()
+    before_lost = tb.counts["access_lost"]
+    tb.p_ready = tb.p_hint = tb.p_spec = 1.0
+    await tb.drain()
+    if tb.counts["access_lost"] > before_lost:
+        offered -= last_size
+    offered += tb.counts["accepted"]
+    ended = {name: sum(tb.counts["pulse", name, s] for s in SOURCES) for name in ("issued", *(r.name for r in DropReason))}
+    for s in SOURCES:
+        assert tb.counts["pulse", "issued", s] == tb.counts["issued", s] and tb.counts["pulse", "REFUSED", s] == tb.counts["refused", s]
+    assert sum(ended.values()) == offered, (ended, offered)
+    record(ended=ended, offered=offered, access_lost=tb.counts["access_lost"])
+
+
+@cocotb.test(timeout_time=20, timeout_unit="ms")
+async def previous_step_under_traffic(dut):
+    """Steps, closes and accesses without pause: what the previous step offers was accessed in it, and the prefetcher comes to rest."""
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    rng = tb.rng
+    await tb.reset()
+    only = {PrefetchSource.PREVIOUS}
+    tb.enable(only)
+    steps = [[set()] for _ in range(config.sessions)]       # pages accessed, by step
+    checked = 0
+    for n in range(bench_params()["cycles"]):
+        if n % 200 == 0:
+            p_access, p_step, tb.p_ready = rng.choice([0.0, 0.1, 0.6]), rng.choice([0.0, 0.01, 0.1]), rng.choice([0.1, 1.0])
+            closing = rng.random() < 0.2
+            session = rng.randrange(config.sessions)
+            tb.sessions[session].closing = int(closing)
+            tb.set_sessions()
+        session = rng.randrange(config.sessions)
+        if len(tb.results) < 2:
+            if rng.random() < p_step:
+                tb.results.append(tb.step_result(session))
+                steps[session].append(set())
+            elif rng.random() < p_access:
+                squeue = session * config.queues + rng.randrange(tb.sessions[session].used_queues)
+                page = rng.randrange(tb.sessions[session].used_pages)
+                if (squeue, page) not in steps[session][-1]:
+                    steps[session][-1].add((squeue, page))
+                    tb.results.append(tb.access_result(squeue, page))
+        tb.ops = []
+        await tb.cycle()
+        for op in tb.ops:
+            assert op.source == PrefetchSource.PREVIOUS and any((op.squeue, op.page) in step for step in steps[op.session][:-1])
+            checked += 1
+    await tb.drain()
+    assert sum(tb.counts["issued", s] + tb.counts["refused", s] for s in SOURCES) >= checked
+    record(checked=checked, previous_lost=tb.counts["previous_lost"])
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def full_rate(dut):
+    """One candidate a cycle is accepted and, with M3 ready, one op a cycle leaves."""
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    tb.sessions[0].used_pages, tb.sessions[0].used_queues = config.pages, config.queues
+    await tb.reset()
+    tb.p_ready = tb.p_spec = 1.0
+    cycles = bench_params()["cycles"]
+    tb.specs.extend(tb.page.pack(squeue=n * 7 % config.squeues, page=n // config.squeues) for n in range(cycles + 64))
+    for _ in range(32):
+        await tb.cycle()
+    accepted, left = tb.counts["accepted"], len(tb.ops)
+    for _ in range(cycles):
+        await tb.cycle()
+        tb.usages.append(tb.usage.pack(source=PrefetchSource.SPEC_READ, useful=1))
+    record(accepts_per_cycle=(tb.counts["accepted"] - accepted) / cycles, ops_per_cycle=(len(tb.ops) - left) / cycles, cycles=cycles)
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
+async def never_stalls_spec_reads(dut):
+    """With M3 taking nothing, MemSpecRd is still accepted every cycle; hints get through after their patience; what gives way is counted."""
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    await tb.reset()
+    tb.p_ready, tb.p_spec, tb.p_hint = 0.0, 1.0, 1.0
+    cycles = 2000
+    rng = tb.rng
+    tb.specs.extend(tb.page.pack(squeue=rng.randrange(tb.sessions[0].used_queues), page=rng.randrange(tb.sessions[0].used_pages)) for _ in range(cycles))
+    while tb.specs:
+        await tb.cycle()
+    assert tb.cycles <= cycles + 2
+    tb.hints.extend(tb.page.pack(squeue=0, page=p) for p in range(4))
+    began = tb.cycles
+    while tb.hints:
+        await tb.cycle()
+        assert tb.cycles - began < 4 * 300, "a hinted page waits for ever"
+    tb.p_ready = 1.0
+    await tb.drain()
+    total = sum(v for key, v in tb.counts.items() if key[0] == "pulse")
+    assert total == cycles + 4, total
+    record(full=sum(tb.counts["pulse", "FULL", s] for s in SOURCES))

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Frame table against its golden model: legal random ops on few frames, so that successive ops meet the same entry."""
+
+import random
+
+import cocotb
+from cocotb.triggers import ReadOnly, RisingEdge
+
+from kelp_golden.frame_table import FrameOp, FrameTable
+from kelp_hw.layouts import Layouts
+from kelp_rtl.build.packing import Packing
+from kelp_spec.config import Config, named
+from kelp_spec.formats import Format
+from kelp_spec.geometry import StoredPage
+from kelp_spec.metadata import Answer, DataOp, Op, Outcome
+
+from ..harness.clocking import start_clock
+from ..harness.runner import bench_params, record
+
+LATENCY = 2
+
+
+class TB:
+    """Drives one op a cycle (or none) and checks every output `LATENCY` cycles later."""
+
+    def __init__(self, dut, config: Config):
+        self.dut, self.config = dut, config
+        self.rng = random.Random(cocotb.RANDOM_SEED)
+        layouts = Layouts(config)
+        self.op, self.data_op = Packing(layouts.frame_op), Packing(layouts.data_op)
+        self.claim, self.owner, self.usage = Packing(layouts.claim), Packing(layouts.frame_owner), Packing(layouts.usage)
+        self.commit, self.sector = Packing(layouts.frame_commit), Packing(layouts.sector)
+        self.sectors = [self._sector() for _ in range(config.misses)]
+        self.cycles = 0
+        self.forwarded = 0
+        self.seen = set()
+
+    def _sector(self):
+        lines = self.config.page_lines
+        valid = self.rng.getrandbits(lines)
+        return valid, valid & self.rng.getrandbits(lines) & self.rng.getrandbits(lines)
+
+    async def reset(self):
+        dut = self.dut
+        dut.rst.value = 1
+        dut.i_valid.value = 0
+        dut.i.value = 0
+        dut.sector_data.value = 0
+        for _ in range(2):
+            await RisingEdge(dut.clk)
+        dut.rst.value = 0
+        self.golden = FrameTable(self.config)
+        self.pipe = [None] * LATENCY
+        self.sector_address = 0
+        waited = 0
+        while True:
+            await ReadOnly()
+            if dut.ready.value == 1:
+                break
+            await RisingEdge(dut.clk)
+            waited += 1
+            assert waited <= self.config.total_frames + 2, "the scrub does not end"
+        await RisingEdge(dut.clk)
+
+    def legal_op(self, frames):
+        """A random op that M3 could send, given what the frames hold; fields beyond FrameOp's in a second dict."""
+        rng, c = self.rng, self.config
+        frame = rng.choice(frames)
+        f = self.golden[frame]
+        extra = {"slot": rng.randrange(16), "miss": rng.randrange(c.misses), "used_lines": rng.randint(1, c.half_lines), "k_only": rng.random() < 0.2,
+                 "host_type": rng.randrange(2), "format_k": rng.choice(list(Format)), "format_v": rng.choice(list(Format)),
+                 "write_slot": rng.randrange(c.write_slots), "origin.tag": rng.getrandbits(16), "origin.ld_id": rng.randrange(16),
+                 "origin.start": rng.getrandbits(20), "origin.missed": rng.randrange(2), "has_write": 0}
+        halves = 1 if extra["k_only"] else 2
+        line = rng.randrange(halves) * c.half_lines + rng.randrange(extra["used_lines"])
+        op = FrameOp(Op.NOP, use=True, frame=frame, squeue=f.squeue, page=f.page, kv_line=line)
+        choice = rng.random()
+        if choice < 0.1:
+            op.use, op.kind, op.outcome = False, rng.choice([Op.READ, Op.WRITE]), rng.choice([Outcome.REFUSED, Outcome.ZERO, Outcome.MISSED, Outcome.PARKED])
+            extra["has_write"] = op.kind == Op.WRITE
+            if op.outcome in (Outcome.REFUSED, Outcome.ZERO):
+                op.answer = Answer.CMP if op.kind == Op.WRITE else rng.choice([Answer.ZEROS, Answer.NXM, Answer.POISON])
+        elif not f.in_use and choice < 0.9:
+            op.squeue, op.page = rng.randrange(c.squeues), rng.randrange(c.pages)
+            op.init, op.lost, op.source = True, rng.random() < 0.1, rng.randrange(6)
+            if rng.random() < 0.5:
+                op.kind, op.failed = Op.FILL, rng.random() < 0.1
+                op.sector = self.sectors[extra["miss"]]
+            else:
+                op.kind, op.outcome, op.source = Op.WRITE, Outcome.ALLOCATED, 0
+        elif choice < 0.7 and f.in_use:
+            op.kind, op.outcome = rng.choice([Op.READ, Op.WRITE, Op.REPLAY]), Outcome.HIT
+        else:
+            op.kind = rng.choice([Op.CLAIM, Op.CLAIM, Op.RELEASE, Op.RELEASE, Op.SCRUB, Op.FLIP, Op.RECOVER, Op.PEEK, Op.SCAN, Op.GRANT])
+            outcomes = {Op.CLAIM: (Outcome.DONE, Outcome.VOID), Op.RELEASE: (Outcome.DONE, Outcome.VOID, Outcome.VOID),
+                        Op.SCRUB: (Outcome.DONE, Outcome.RETRY), Op.FLIP: (Outcome.DONE, Outcome.RETRY, Outcome.ORPHAN),
+                        Op.RECOVER: (Outcome.ORPHAN, Outcome.VOID)}
+            op.outcome = rng.choice(outcomes.get(op.kind, (Outcome.DONE,)))
+            op.failed = rng.random() < 0.2
+            op.use = op.kind not in (Op.SCAN, Op.GRANT)
+            if op.kind == Op.RELEASE and op.outcome == Outcome.VOID and rng.random() < 0.3:
+                op.squeue, op.page = rng.randrange(c.squeues), rng.randrange(c.pages)
+            if not f.in_use and op.outcome == Outcome.DONE and op.kind in (Op.CLAIM, Op.RELEASE):
+                op.outcome = Outcome.VOID
+        if op.use and op.kind in (Op.READ, Op.WRITE, Op.REPLAY):
+            op.write = op.kind == Op.WRITE or op.kind == Op.REPLAY and rng.random() < 0.5
+            op.partial = op.write and rng.random() < 0.3
+            op.poison = op.write and rng.random() < 0.2
+            extra["has_write"] = op.write
+        return op, extra
+
+    def expect(self, op, extra):
+        c = self.config
+        result = self.golden.step(op)
+        f = self.golden[op.frame]
+        entry = {name: int(getattr(f, name)) for name in ("in_use", "dirty", "redirty", "used", "source", "squeue", "page", "valid", "poison")}
+        place = None
+        if result.access and result.access.kind in (DataOp.READ, DataOp.WRITE):
+            stored = StoredPage(Format(extra["format_k"]), Format(extra["format_v"]), extra["used_lines"], extra["k_only"])
+            place = stored.place(op.kv_line // c.half_lines, op.kv_line % c.half_lines)
+        return result, entry, place
+
+    def check(self, op, extra, expected):
+        dut, c = self.dut, self.config
+        result, entry, place = expected
+        got = self.data_op.unpack(dut.o.value) if dut.o_valid.value == 1 else None
+        assert (got is not None) == (result.access is not None), f"{op}: data op {got}, expected {result.access}"
+        if got:
+            access = result.access
+            # The data path answers a READ without memory by what its line is.
+            if got["kind"] == DataOp.READ and (got["poison"] or got["fresh"]):
+                got["kind"], got["answer"] = DataOp.ANSWER, Answer.POISON if got["poison"] else Answer.ZEROS
+            assert got["kind"] == access.kind and got["answer"] == access.answer, f"{op} {entry}: {got}, expected {access}"
+            assert got["poison"] == (access.answer == Answer.POISON)
+            for name in ("has_write", "write_slot", "origin.tag", "origin.ld_id", "origin.start", "origin.missed", "host_type"):
+                assert got[name] == extra[name], name
+            pool = max(p for p in range(4) if op.frame >= c.pool_first_frame[p])
+            if access.kind == DataOp.WRITE:
+                assert got["fresh"] == access.fresh and got["partial"] == op.partial
+            if access.kind == DataOp.FLUSH:
+                assert got["token"] == extra["slot"] and got["frame"] == op.frame
+            if access.kind in (DataOp.READ, DataOp.WRITE, DataOp.FLUSH):
+                assert got["base"] == c.pool_base_line[pool] + (op.frame - c.pool_first_frame[pool]) * c.frame_lines[pool]
+                assert got["frame"] == op.frame
+            if place:
+                fmt = Format(extra["format_v" if op.kv_line >= c.half_lines else "format_k"])
+                assert (got["offset"], got["part"], got["format"]) == (place.offset, place.part, fmt), f"{op} {extra}: {got}, expected {place}"
+                assert got["scaled"] == (fmt.scale_bytes != 0)
+                if got["scaled"]:
+                    assert (got["scale_offset"], got["scale_byte"]) == (place.scale_offset, place.scale_byte), f"{op} {extra}: {got}, expected {place}"
+            self.seen.add((DataOp(got["kind"]).name, Answer(got["answer"]).name))
+        assert (dut.o_claim_valid.value == 1) == (result.claim is not None), op
+        if result.claim:
+            assert self.claim.unpack(dut.o_claim.value) == {"slot": extra["slot"], "frame": op.frame, "dirty": result.claim.dirty,
+                                                            "sector.valid": result.claim.valid, "sector.poison": result.claim.poison}
+        assert (dut.o_usage_valid.value == 1) == (result.usage is not None), f"{op}: {result.usage}"
+        if result.usage:
+            u = result.usage
+            assert self.usage.unpack(dut.o_usage.value) == {"source": u.source, "squeue": u.squeue, "useful": u.useful, "useless": not u.useful}
+            self.seen.add("useful" if u.useful else "useless")
+        assert (dut.o_owner_valid.value == 1) == (result.owner is not None)
+        if result.owner:
+            in_use, squeue, page = result.owner
+            assert self.owner.unpack(dut.o_owner.value) == {"slot": extra["slot"], "frame": op.frame, "in_use": in_use, "squeue": squeue, "page": page}
+        commit = self.commit.unpack(dut.o_commit.value)
+        assert commit["op.kind"] == op.kind and commit["op.frame"] == op.frame
+        if op.use:
+            assert {name: commit[f"entry.{name}"] for name in entry} == entry, op
+
+    async def cycle(self, item=None):
+        """One cycle, with an op or without; checks the op of `LATENCY` cycles ago."""
+        dut = self.dut
+        dut.i_valid.value = int(item is not None)
+        if item:
+            op, extra = item
+            pool = max(p for p in range(4) if op.frame >= self.config.pool_first_frame[p])
+            dut.i.value = self.op.pack(kind=op.kind, outcome=op.outcome, use=op.use, frame=op.frame, pool=pool, squeue=op.squeue, page=op.page,
+                                       kv_line=op.kv_line, write=op.write, partial=op.partial, poison=op.poison, answer=op.answer,
+                                       init=op.init,
+                                       lost=op.lost, failed=op.failed, source=op.source, **extra)
+        else:
+            dut.i.value = self.rng.getrandbits(self.op.width)
+        valid, poison = self.sectors[self.sector_address]
+        dut.sector_data.value = self.sector.pack(valid=valid, poison=poison)
+        self.pipe.append((*item, self.expect(*item)) if item else None)
+        if item and self.pipe[-2] and self.pipe[-2][0].frame == item[0].frame:
+            self.forwarded += 1
+        await ReadOnly()
+        due = self.pipe.pop(0)
+        if due:
+            assert dut.o_commit_valid.value == 1
+            self.check(*due)
+        else:
+            for port in (dut.o_valid, dut.o_claim_valid, dut.o_usage_valid, dut.o_owner_valid, dut.o_commit_valid):
+                assert port.value == 0, port._name
+        assert (dut.idle.value == 1) == (not item and not due and not any(self.pipe[-LATENCY:]))
+        self.sector_address = int(dut.sector_address.value)
+        await RisingEdge(dut.clk)
+        self.cycles += 1
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def random_ops(dut):
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    await start_clock(dut)
+    await tb.reset()
+    frames = sorted({tb.rng.randrange(config.total_frames) for _ in range(6)} | {0, config.total_frames - 1})
+    ops = 0
+    for n in range(bench_params()["cycles"]):
+        if n % 500 == 0:
+            idle = tb.rng.choice([0.0, 0.0, 0.5])
+            few = tb.rng.sample(frames, tb.rng.randint(1, len(frames)))
+        await tb.cycle(tb.legal_op(few) if tb.rng.random() >= idle else None)
+        ops += 1
+    record(cycles=tb.cycles, forwarded=tb.forwarded, seen=sorted(map(str, tb.seen)))
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def reset_frees_every_frame(dut):
+    config = named(bench_params()["config"])
+    tb = TB(dut, config)
+    await start_clock(dut)
+    await tb.reset()
+    frames = range(min(config.total_frames, 64))
+    for _ in range(200):
+        await tb.cycle(tb.legal_op(frames))
+    await tb.reset()
+    for frame in frames:
+        _, extra = tb.legal_op([frame])
+        await tb.cycle((FrameOp(Op.PEEK, use=True, frame=frame), extra))
+    for _ in range(LATENCY):
+        await tb.cycle()

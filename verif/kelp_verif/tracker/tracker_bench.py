@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The tracker against its golden model: every op of the table, its decision checked in the cycle in which it is due.
+
+The bench plays the engines, as far as the tracker can tell: it grants, fills, replays and flips miss entries, evicts, recovers, closes and
+reopens sessions. What was decided is known when `o_frame_op_hot` shows which lane a request took, at M3; the golden model steps then, and the
+engines know no more than that.
+"""
+
+import random
+from collections import deque
+
+import cocotb
+from cocotb.triggers import RisingEdge
+
+from kelp_golden.ops import Op, QueueConfig, Session
+from kelp_spec.config import POOLS, named
+from kelp_spec.metadata import Op as K
+from kelp_spec.metadata import PageState
+
+from ..harness.runner import bench_params, record
+from .tracker_engines import Engines
+from .tracker_tb import APART, TB
+
+
+async def start(dut, config, **options) -> TB:
+    """A bench on a tracker out of reset, its queues configured at random."""
+    tb = TB(dut, config, **options)
+    tb.golden.low_water, tb.golden.reserve = 1, 3
+    await tb.reset()
+    tb.scrub_cycles = await tb.scrubbed()
+    for squeue in range(config.squeues):
+        await tb.configure(squeue, QueueConfig(tb.rng.randrange(5), tb.rng.randrange(5), tb.rng.randrange(len(POOLS))))
+    return tb
+
+
+@cocotb.test(timeout_time=400, timeout_unit="us")
+async def random_ops(dut):
+    """Everything at once, in phases of different pressure; credits come and go."""
+    params = bench_params()
+    config = named("unit").with_(**params.get("changes", {}))
+    rng = random.Random(cocotb.RANDOM_SEED)
+    tb = await start(dut, config, limits=[rng.randint(4, n) for n in config.frames], flips=params.get("flips", 0))
+    engines = Engines(tb)
+    if params.get("narrow"):
+        # One or two pages: every op meets others on its page in the pipeline.
+        engines.places = rng.sample(engines.places, params["narrow"])
+        engines.focus = [rng.choice(engines.places)] * 2
+    for s in range(config.sessions):
+        tb.want, wants = dict.fromkeys(tb.want, lambda: None), tb.want
+        tb.want_request = lambda: None
+        await tb.open(s, engines.descriptor(s))
+        tb.want, tb.want_request = wants, engines.request
+    busy = {"control": (0, 0.02, 0.1), "evict": (0.3, 0.6, 1.0), "miss": (0.3, 1.0)}
+    for phase in range(params["phases"]):
+        tb.tells = phase % 2
+        for name in engines.p:
+            engines.p[name] = rng.choice(busy.get(name, (0.05, 0.3, 1.0)))
+        for name in engines.credits:
+            engines.credits[name] = rng.choice((0.5, 0.95, 1.0, 1.0))
+        if phase % 3 == 0:
+            engines.p["request"] = 1.0
+        for _ in range(400):
+            await tb.step()
+    record(outcomes={f"{kind} {outcome}": n for (kind, outcome), n in tb.seen["outcomes"].items()}, hot=tb.seen["hot"], faults=tb.seen["faults"],
+           taken=tb.taken, scrub_cycles=tb.scrub_cycles)
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def spaced_ops(dut):
+    """A page touched for the first time in a step, then a few ops on it one to six cycles apart, most words written with flipped bits."""
+    config = named("unit")
+    tb = await start(dut, config, flips=0.7)
+    rng = tb.rng
+    await tb.open(0, Session(used_queues=config.queues, used_lines=config.half_lines, used_pages=config.pages, ld_id=1))
+    freed = deque()
+
+    def after(op, r, before):
+        if r.uncorrected and before.state == PageState.RESIDENT:
+            freed.append((r.pool or tb.golden.queue_configs[op.squeue].pool, before.place))
+        elif op.kind == K.SCRUB and r.use:
+            freed.append((r.pool, r.frame))
+
+    tb.after = after
+    where = {"squeue": 1, "page": 2}
+    for _ in range(bench_params()["sequences"]):
+        write = {"write": 1, "has_write": 1, "ld_id": 1}
+        await tb.ops(Op(K.STEP, delta=1))
+        todo = deque([("request", rng.choice((Op(K.WRITE, **where, **write), Op(K.READ, **where, ld_id=1))), 1)])
+        for _ in range(4):
+            stream, op = rng.choices((("request", Op(K.READ, **where, ld_id=1)), ("request", Op(K.READ, **where, ld_id=2)), ("evict", Op(K.SCAN, **where)),
+                                      ("hint", Op(K.PIN, **where)), ("hint", Op(K.UNPIN, **where))), (6, 1, 1, 1, 1))[0]
+            todo.append((stream, op, rng.randint(1, APART + 1)))
+        while todo:
+            stream, op, gap = todo.popleft()
+            for _ in range(gap - 1):
+                await tb.step()
+            if stream == "request":
+                tb.want_request = lambda op=op: op
+            else:
+                tb.want[stream] = lambda op=op: op
+            await tb.step()
+            tb.want_request = tb.want[stream] = lambda: None
+            while tb.coming or stream in tb.held:
+                await tb.step()
+        await tb.drain()
+        if rng.random() < 0.3:
+            await tb.ops(Op(K.SCRUB, **where), stream="evict")
+        while freed:
+            pool, frame = freed.popleft()
+            await tb.ops(Op(K.FREE, pool=pool, frame=frame), stream="evict")
+    assert tb.seen["hot"] and min(tb.seen["faults"])
+    record(hot=tb.seen["hot"], faults=tb.seen["faults"])
+
+
+async def measure(tb, requests, least):
+    """(requests, background ops) per cycle while `requests` are sent as fast as they go and SCANs press from behind."""
+    rng, config = tb.rng, tb.config
+    todo = iter(requests)
+    more = [next(todo)]
+
+    def request():
+        op, more[0] = more[0], next(todo, None)
+        return op
+
+    def scan():
+        return Op(K.SCAN, squeue=rng.randrange(config.queues), page=rng.randrange(config.pages))
+
+    tb.want_request = lambda: request() if more[0] is not None else None
+    tb.want["evict"], tb.tells = scan, 1
+    await tb.step()     # the first request is shown a cycle ahead
+    begin, before = tb.cycle, dict(tb.taken)
+    while more[0] is not None:
+        await tb.step()
+    cycles = tb.cycle - begin
+    assert cycles >= least
+    sent = {name: (tb.taken[name] - before[name]) / cycles for name in tb.taken}
+    tb.want["evict"] = tb.want_request = lambda: None
+    await tb.drain()
+    return sent["request"], sent["evict"], cycles
+
+
+@cocotb.test(timeout_time=1, timeout_unit="ms")
+async def rates(dut):
+    """Requests per cycle with background ops waiting all the time: page-sequential and page-random, 8 lines per page."""
+    config = named(bench_params()["config"])
+    tb = await start(dut, config)
+    for squeue in range(config.squeues):
+        tb.golden.queue_configs[squeue].pool = squeue % len(POOLS)
+        await tb.configure(squeue, tb.golden.queue_configs[squeue])
+    # What was in the SRAM at power-up is gone.
+    await tb.ops(*(Op(K.PEEK, squeue=tb.rng.randrange(config.squeues), page=tb.rng.randrange(config.pages)) for _ in range(200)))
+    assert tb.seen["faults"][1:] == [0, 0]
+    lines = 4
+    await tb.open(0, Session(used_queues=config.queues, used_lines=lines, used_pages=config.pages, ld_id=1))
+    streams, pages = [s * config.queues // 16 for s in range(16)], config.pages
+
+    def sequential(write):
+        for page in range(pages):
+            for line in range(2 * lines):
+                for squeue in streams:
+                    kv_line = line % lines + line // lines * config.half_lines
+                    yield Op(K.WRITE if write else K.READ, squeue=squeue, page=page, kv_line=kv_line, write=write, has_write=write, ld_id=1)
+
+    def scattered(count):
+        places = [(q, p) for q in streams for p in range(pages)]
+        for _ in range(count):
+            squeue, page = tb.rng.choice(places)
+            yield Op(K.READ, squeue=squeue, page=page, kv_line=tb.rng.randrange(lines), ld_id=1)
+
+    figures = {}
+    figures["sequential_write"] = await measure(tb, sequential(1), 4000)
+    await tb.ops(Op(K.STEP, delta=1))
+    figures["sequential_read"] = await measure(tb, (op for _ in range(3) for op in sequential(0)), 10_000)
+    await tb.ops(Op(K.STEP, delta=1))
+    alone = (Op(K.READ, squeue=q, page=p, kv_line=line % lines + line // lines * config.half_lines, ld_id=1)
+             for q in streams for p in range(pages) for line in range(2 * lines))
+    figures["single_stream_read"] = await measure(tb, alone, 4000)
+    figures["random_read"] = await measure(tb, scattered(10_000), 10_000)
+    record(**figures)
+
+
+@cocotb.test(timeout_time=100, timeout_unit="us")
+async def reset_forgets(dut):
+    """Reset under traffic: page words, sessions and pools are as at the beginning, and nothing comes out any more."""
+    config = named("unit")
+    tb = await start(dut, config)
+    engines = Engines(tb)
+    for attempt in range(3):
+        tb.want, wants, tb.want_request = dict.fromkeys(tb.want, lambda: None), tb.want, lambda: None
+        for s in range(config.sessions):
+            await tb.open(s, engines.descriptor(s))
+        tb.want, tb.want_request = wants, engines.request
+        for _ in range(300):
+            await tb.step()
+        assert tb.golden.words
+        if attempt == 2:
+            break
+        tb = TB(dut, config)
+        tb.golden.low_water, tb.golden.reserve = 1, 3
+        dut.rst.value = 1
+        for payload, valid, _ in tb.ports.values():
+            payload.value = valid.value = 0
+        dut.i_miss_free__valid.value = 0
+        dut.ecc_flip.value = 0
+        await RisingEdge(dut.clk)
+        dut.rst.value = 0
+        assert await tb.scrubbed() == config.page_words
+        for squeue in range(config.squeues):
+            await tb.configure(squeue, QueueConfig(1, 2, squeue % len(POOLS)))
+        await tb.ops(*(Op(K.PEEK, session=q // config.queues, squeue=q, page=p) for q in range(config.squeues) for p in range(config.pages)))
+        engines = Engines(tb)
