@@ -58,8 +58,9 @@ fpga: $(STAMP) ## synthesise, place, route and pack a board's top (BOARD=ulx3s_8
 fpga-blocks: $(STAMP) ## place and route each block of the endpoint alone (very long; ARGS="--only tracker" selects)
 	$(KELP) fpga blocks $(ARGS)
 
-lint: $(STAMP) ## ruff over all Python
+lint: $(STAMP) ## ruff over all Python: rules and format
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 
 verilog: $(STAMP) ## generate the endpoint's Verilog into build/rtl/CONFIG (CONFIG=trace by default)
 	$(KELP) verilog --config $(CONFIG) -o build/rtl/$(CONFIG) $(ARGS)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What each stored format costs a model: teacher-forced perplexity with keys and values as the device gives them back.
+"""What each stored format costs a model: teacher-forced perplexity with keys and values as the
+device gives them back.
 
     .venv.hf/bin/python examples/perplexity.py --model PATH [--texts 4] [--tokens 1024] [FORMAT …]
 
-A FORMAT is raw16, fp8_e4m3, fp8_e5m2, int8, int4, or K/V apart as int8/int4. The texts are modules of Python's standard library, each from its beginning.
+A FORMAT is raw16, fp8_e4m3, fp8_e5m2, int8, int4, or K/V apart as int8/int4. The texts are modules
+of Python's standard library, each from its beginning.
 """
 
 import argparse
@@ -19,10 +21,13 @@ from cxl_kv.connectors.hf import EndpointCache, model_shape
 
 
 def texts(tokenizer, count, tokens):
-    """The first `count` modules, in alphabetical order, that are long enough; int64[1, tokens] each."""
+    """The first `count` modules, in alphabetical order, that are long enough; int64[1, tokens]
+    each."""
     found = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-        ids = tokenizer(path.read_text(encoding="utf-8", errors="replace"), return_tensors="pt")["input_ids"]
+        ids = tokenizer(path.read_text(encoding="utf-8", errors="replace"), return_tensors="pt")[
+            "input_ids"
+        ]
         if ids.shape[1] >= tokens:
             found.append(ids[:, :tokens])
         if len(found) == count:
@@ -36,7 +41,9 @@ def perplexity(model, batch, cache_of):
         cache = cache_of()
         with torch.no_grad():
             logits = model(input_ids=ids, past_key_values=cache).logits.float()
-        total += torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="sum").item()
+        total += torch.nn.functional.cross_entropy(
+            logits[0, :-1], ids[0, 1:], reduction="sum"
+        ).item()
         predicted += ids.shape[1] - 1
         if isinstance(cache, EndpointCache):
             cache.close()
@@ -45,7 +52,9 @@ def perplexity(model, batch, cache_of):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("formats", nargs="*", default=["raw16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "int8/int4"])
+    parser.add_argument(
+        "formats", nargs="*", default=["raw16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "int8/int4"]
+    )
     parser.add_argument("--model", required=True, help="folder of a causal language model")
     parser.add_argument("--texts", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=1024)
@@ -57,11 +66,18 @@ def main() -> None:
     base = perplexity(model, batch, lambda: DynamicCache(config=model.config))
     print(f"{len(batch)} texts of {options.tokens} tokens; DynamicCache: perplexity {base:.4f}")
     page_lines = model_shape(model.config, torch.float16).token_lines * 16
-    with cxl_kv.open(f"golden:trace?pages={max(128, 1 << math.ceil(math.log2(options.tokens / 16)))}&half_lines={max(16, page_lines)}") as device:
+    pages = max(128, 1 << math.ceil(math.log2(options.tokens / 16)))
+    with cxl_kv.open(f"golden:trace?pages={pages}&half_lines={max(16, page_lines)}") as device:
         for label in options.formats:
             k, _, v = label.partition("/")
             formats = cxl_kv.LayerFormats(k=k, v=v or k)
-            got = perplexity(model, batch, lambda formats=formats: EndpointCache(device, model.config, formats=formats, policy=cxl_kv.Policy()))
+            got = perplexity(
+                model,
+                batch,
+                lambda formats=formats: EndpointCache(
+                    device, model.config, formats=formats, policy=cxl_kv.Policy()
+                ),
+            )
             print(f"{label:>10}: {got:.4f} ({100 * (got / base - 1):+.3f} %)")
 
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""vLLM's tiered offloading with a KELP device below its CPU tier: vLLM's own manager gives chunks up to the device and promotes them back.
+"""vLLM's tiered offloading with a KELP device below its CPU tier: vLLM's own manager gives chunks
+up to the device and promotes them back.
 
     .venv.vllm/bin/python examples/vllm_tier.py golden:trace
-    .venv.vllm/bin/python examples/vllm_tier.py 'dax:/dev/shm/kelp?config=trace&create=1' --chunks 48
+    .venv.vllm/bin/python examples/vllm_tier.py 'dax:/dev/shm/kelp?config=trace&create=1' --chunks
+    48
 
-What to put into vLLM's own configuration is printed first, for the tier and for the connector. Simulation is not acceleration.
+What to put into vLLM's own configuration is printed first, for the tier and for the connector.
+Simulation is not acceleration.
 """
 
 import argparse
@@ -14,7 +17,10 @@ import mmap
 import numpy as np
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
-from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
+from vllm.v1.kv_offload.tiering.manager import (
+    CPUPrimaryTierOffloadingManager,
+    TieringOffloadingManager,
+)
 
 CHUNK, CPU_CHUNKS = 4096, 8
 
@@ -35,20 +41,50 @@ class Region:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("device", nargs="?", default="golden:trace", help="golden:CONFIG, unix:/path, dax:/path …")
+    parser.add_argument(
+        "device", nargs="?", default="golden:trace", help="golden:CONFIG, unix:/path, dax:/path …"
+    )
     parser.add_argument("--chunks", type=int, default=24)
     options = parser.parse_args()
 
     tier = {"type": "CxlTier", "module_path": "cxl_kv.connectors.vllm", "url": options.device}
-    print("tier:", json.dumps({"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
-        "spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier], "eviction_policy": "KelpCachePolicy",
-        "cache_policy_module_path": "cxl_kv.connectors.vllm"}}))
-    print("connector:", json.dumps({"kv_connector": "CxlConnector", "kv_connector_module_path": "cxl_kv.connectors.vllm_connector", "kv_role": "kv_both",
-                                    "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"url": options.device}}))
+    print(
+        "tier:",
+        json.dumps(
+            {
+                "kv_connector": "OffloadingConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "spec_name": "TieringOffloadingSpec",
+                    "secondary_tiers": [tier],
+                    "eviction_policy": "KelpCachePolicy",
+                    "cache_policy_module_path": "cxl_kv.connectors.vllm",
+                },
+            }
+        ),
+    )
+    print(
+        "connector:",
+        json.dumps(
+            {
+                "kv_connector": "CxlConnector",
+                "kv_connector_module_path": "cxl_kv.connectors.vllm_connector",
+                "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"url": options.device},
+            }
+        ),
+    )
     region = Region()
-    primary = CPUPrimaryTierOffloadingManager(num_chunks=CPU_CHUNKS, mmap_region=region, cache_policy="KelpCachePolicy",
-                                              cache_policy_module_path="cxl_kv.connectors.vllm")
-    below = SecondaryTierFactory.create_secondary_tier(tier, primary_kv_view=primary.get_kv_memoryview(), offloading_spec=None)
+    primary = CPUPrimaryTierOffloadingManager(
+        num_chunks=CPU_CHUNKS,
+        mmap_region=region,
+        cache_policy="KelpCachePolicy",
+        cache_policy_module_path="cxl_kv.connectors.vllm",
+    )
+    below = SecondaryTierFactory.create_secondary_tier(
+        tier, primary_kv_view=primary.get_kv_memoryview(), offloading_spec=None
+    )
     manager = TieringOffloadingManager(primary, [below])
 
     def settle():
@@ -66,7 +102,10 @@ def main() -> None:
             manager.complete_store([key], context, True)
             settle()
             manager.on_request_finished(context)
-        print(f"stored: {options.chunks} chunks of {CHUNK} bytes; the CPU tier holds {CPU_CHUNKS}, the device {len(below.store)}")
+        print(
+            f"stored: {options.chunks} chunks of {CHUNK} bytes; the CPU tier holds "
+            + f"{CPU_CHUNKS}, the device {len(below.store)}"
+        )
         same = 0
         for i, key in enumerate(keys):
             context = ReqContext(f"load {i}")
@@ -79,7 +118,10 @@ def main() -> None:
                     break
                 settle()
             manager.on_request_finished(context)
-        print(f"loaded: {same} of {options.chunks} as they were stored, most of them promoted from the device")
+        print(
+            f"loaded: {same} of {options.chunks} as they were stored, most of them promoted "
+            + "from the device"
+        )
     finally:
         below.shutdown()
 

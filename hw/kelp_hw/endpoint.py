@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The whole endpoint: CXL.mem in front, AXI4 memory and a cold tier behind (spec §3, §8, §9; docs/design.md)."""
+"""The whole endpoint: CXL.mem in front, AXI4 memory and a cold tier behind (spec §3, §8, §9;
+docs/design.md)."""
 
 from __future__ import annotations
 
@@ -37,15 +38,17 @@ __all__ = ["Endpoint", "endpoint_signature"]
 def endpoint_signature(config: Config) -> dict:
     """The endpoint's ports.
 
-    M2S and S2M channels carry one message per transfer (kelp_spec.messages). `axi` is the memory port, one 64-byte line per transaction. `cold_command` and
-    `cold_completion` are the cold
-    tier; its DMA reaches the same memory by a port of its own. `ready` rises when the reset scrub is over; M2S is not accepted before.
+    M2S and S2M channels carry one message per transfer (kelp_spec.messages). `axi` is the memory
+    port, one 64-byte line per transaction. `cold_command` and `cold_completion` are the cold tier;
+    its DMA reaches the same memory by a port of its own. `ready` rises when the reset scrub is
+    over; M2S is not accepted before.
 
-    Verification ports (spec §9), to be left alone in hardware: `skip` cycles are added to the time base at each clock edge; `lockstep` makes engines take
-    turns (evictions and prefetches wait
-    until the request before them is answered); `quiescent` says that nothing will change until an input does or a cold-tier deadline passes; `commit_*` are
-    valid-only records, in
-    one cycle in the order commit_frame (when `commit_hot`), commit_result, commit_frame (otherwise), commit_score.
+    Verification ports (spec §9), to be left alone in hardware: `skip` cycles are added to the time
+    base at each clock edge; `lockstep` makes engines take turns (evictions and prefetches wait
+    until the request before them is answered); `quiescent` says that nothing will change until an
+    input does or a cold-tier deadline passes; `commit_*` are valid-only records, in one cycle in
+    the order commit_frame (when `commit_hot`), commit_result, commit_frame (otherwise),
+    commit_score.
     """
     layouts = Layouts(config)
     return {
@@ -64,19 +67,24 @@ def endpoint_signature(config: Config) -> dict:
         "skip": In(TIME_BITS),
         "lockstep": In(1),
         "quiescent": Out(1),
-        "commit_result": Out(layouts.result), "commit_result_valid": Out(1),
-        "commit_frame": Out(layouts.frame_commit), "commit_frame_valid": Out(1), "commit_hot": Out(1),
-        "commit_score": Out(layouts.score_commit), "commit_score_valid": Out(1),
+        "commit_result": Out(layouts.result),
+        "commit_result_valid": Out(1),
+        "commit_frame": Out(layouts.frame_commit),
+        "commit_frame_valid": Out(1),
+        "commit_hot": Out(1),
+        "commit_score": Out(layouts.score_commit),
+        "commit_score_valid": Out(1),
     }
 
 
 class Endpoint(wiring.Component):
     """See :func:`endpoint_signature` for the ports and docs/design.md for the structure.
 
-    `ecc_flip`, no port, is for a board's self-test: its bits are XORed into the low bits of every page word's code word on its way to the SRAM. Whoever does
-    not drive it gets zero, and no logic.
+    `ecc_flip`, no port, is for a board's self-test: its bits are XORed into the low bits of every
+    page word's code word on its way to the SRAM. Whoever does not drive it gets zero, and no logic.
 
-    Throughput: one request a cycle (docs/design.md §1). Latency of a hit beyond the memory's own: at most 20 cycles.
+    Throughput: one request a cycle (docs/design.md §1). Latency of a hit beyond the memory's own:
+    at most 20 cycles.
 
     Parameters
     ----------
@@ -110,19 +118,21 @@ class Endpoint(wiring.Component):
         s.registers = registers = Registers(config=c, event_sources=4)
         settings = registers.settings
 
-        # Between engines and M0 stand registers: who is picked in a cycle is no engine's business in that cycle. None of this is on a hit's path.
+        # Between engines and M0 stand registers: who is picked in a cycle is no engine's business
+        # in that cycle. None of this is on a hit's path.
         op, page = Layouts(c).op, Layouts(c).page
-        # M0 takes an op late in its cycle; which one it would take, it has chosen in the cycle before, by the kinds of what comes.
+        # M0 takes an op late in its cycle; which one it would take, it has chosen in the cycle
+        # before, by the kinds of what comes.
         s.op_miss, s.op_hint, s.op_evict, s.op_prefetch = (Skid(op, late=()) for _ in range(4))
         s.spec, s.hinted = Skid(page), Skid(page)
         to_m0 = s.op_miss, s.op_hint, s.op_evict, s.op_prefetch, s.spec
 
-        # --- time ---------------------------------------------------------------------------------------------------------
+        # - time -----------------------------------------------------------------------------------
         m.d.sync += self.now.eq(self.now + 1 + self.skip)
         for block in (ingress, egress, miss_buffer, cold, registers):
             m.d.comb += block.now.eq(self.now)
 
-        # --- requests in, answers out ---------------------------------------------------------------------------------------
+        # - requests in, answers out ---------------------------------------------------------------
         connect(m, flipped(self.m2s_req), ingress.m2s_req)
         connect(m, flipped(self.m2s_rwd), ingress.m2s_rwd)
         connect(m, ingress.o_request, tracker.i_request)
@@ -134,83 +144,150 @@ class Endpoint(wiring.Component):
         connect(m, egress.s2m_ndr, flipped(self.s2m_ndr))
         connect(m, data_path.axi, flipped(self.axi))
         m.d.comb += [
-            self.m2s_birsp.ready.eq(1),            # no BISnp is ever sent (HDM-H), so nothing is owed an answer
-            ingress.enable.eq(self.ready), data_path.i_write.eq(ingress.o_write), data_path.i_write_valid.eq(ingress.o_write_valid),
+            # no BISnp is ever sent (HDM-H), so nothing is owed an answer
+            self.m2s_birsp.ready.eq(1),
+            ingress.enable.eq(self.ready),
+            data_path.i_write.eq(ingress.o_write),
+            data_path.i_write_valid.eq(ingress.o_write_valid),
             self.irq.eq(registers.irq),
         ]
-        m.d.sync += self.ready.eq(tracker.ready & ema.cleared & frame_table.ready & registers.cleared & eviction.ready)
+        m.d.sync += self.ready.eq(
+            tracker.ready & ema.cleared & frame_table.ready & registers.cleared & eviction.ready
+        )
 
-        # --- M3 and the frame stage -----------------------------------------------------------------------------------------
-        # A prefetch or an eviction waits its turn in lock-step; the rules are those of the golden model's LockStep.
-        busy = ~ingress.idle | ~tracker.idle | ~frame_table.idle | ~data_queue.idle | ~miss_buffer.idle | ~Cat(skid.idle for skid in to_m0).all()
-        recent = Signal(4)   # an op between two blocks shows in neither's `idle` for a cycle or two
+        # - M3 and the frame stage -----------------------------------------------------------------
+        # A prefetch or an eviction waits its turn in lock-step; the rules are those of the golden
+        # model's LockStep.
+        busy = (
+            ~ingress.idle
+            | ~tracker.idle
+            | ~frame_table.idle
+            | ~data_queue.idle
+            | ~miss_buffer.idle
+            | ~Cat(skid.idle for skid in to_m0).all()
+        )
+        recent = Signal(4)  # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
-        # The prefetcher's turn is a register, which has to know what makes the endpoint busy in its next cycle: every op that is handed over, a prefetch too.
-        # (A request that comes in the very cycle in which a prefetch leaves does not: in lock-step it waits until the prefetcher is idle.)
-        # It finds the `Skid` empty, and policy `kelp` waits for that cycle.
+        # The prefetcher's turn is a register, which has to know what makes the endpoint busy in its
+        # next cycle: every op that is handed over, a prefetch too. (A request that comes in the
+        # very cycle in which a prefetch leaves does not: in lock-step it waits until the prefetcher
+        # is idle.) It finds the `Skid` empty, and policy `kelp` waits for that cycle.
         prefetch_turn, entering, prefetching = Signal(), Signal(), s.op_prefetch
-        m.d.comb += entering.eq(Cat(skid.i.valid for skid in to_m0).any() | registers.o_control.valid)
-        m.d.sync += prefetch_turn.eq(~(self.lockstep & (busy | entering | recent.any())) & prefetching.idle & ~eviction.o_prefetch.valid &
-                                     ~(prefetch_turn & prefetcher.o_op.valid))
+        m.d.comb += entering.eq(
+            Cat(skid.i.valid for skid in to_m0).any() | registers.o_control.valid
+        )
+        m.d.sync += prefetch_turn.eq(
+            ~(self.lockstep & (busy | entering | recent.any()))
+            & prefetching.idle
+            & ~eviction.o_prefetch.valid
+            & ~(prefetch_turn & prefetcher.o_op.valid)
+        )
         # In two cycles: the LRU shadow, which asks, is further behind than that.
-        of_pool, most_frames = [Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))], (1 << len(eviction.frames)) - 1
+        of_pool, most_frames = (
+            [Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))],
+            (1 << len(eviction.frames)) - 1,
+        )
         all_frames = sum(of_pool)
         m.d.sync += [
-            *(frames.eq(Mux(tracker.pool_unused[p], 0, settings.pool_limit[p])) for p, frames in enumerate(of_pool)),
+            *(
+                frames.eq(Mux(tracker.pool_unused[p], 0, settings.pool_limit[p]))
+                for p, frames in enumerate(of_pool)
+            ),
             eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
         ]
         m.d.comb += [
-            eviction.hold.eq(self.lockstep & (eviction.evicting | eviction.learning | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving))),
+            eviction.hold.eq(
+                self.lockstep
+                & (
+                    eviction.evicting
+                    | eviction.learning
+                    | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving)
+                )
+            ),
         ]
-        for engine, skid, entry in ((miss_buffer.o_op, s.op_miss, tracker.i_miss), (hints.o_op, s.op_hint, tracker.i_hint),
-                                    (eviction.o_op, s.op_evict, tracker.i_evict), (ingress.o_spec, s.spec, prefetcher.i_spec),
-                                    (hints.o_prefetch, s.hinted, prefetcher.i_hint)):
+        for engine, skid, entry in (
+            (miss_buffer.o_op, s.op_miss, tracker.i_miss),
+            (hints.o_op, s.op_hint, tracker.i_hint),
+            (eviction.o_op, s.op_evict, tracker.i_evict),
+            (ingress.o_spec, s.spec, prefetcher.i_spec),
+            (hints.o_prefetch, s.hinted, prefetcher.i_hint),
+        ):
             connect(m, engine, skid.i)
             connect(m, skid.o, entry)
         connect(m, s.op_prefetch.o, tracker.i_prefetch)
         for k, name in enumerate(BACKGROUND):
             if name != "control":
                 skid = getattr(s, f"op_{name}")
-                m.d.comb += [tracker.behind[k].valid.eq(skid.behind_valid), tracker.behind[k].kind.eq(skid.behind.kind)]
+                m.d.comb += [
+                    tracker.behind[k].valid.eq(skid.behind_valid),
+                    tracker.behind[k].kind.eq(skid.behind.kind),
+                ]
         connect(m, registers.o_control, tracker.i_control)
         connect(m, miss_buffer.o_miss_free, tracker.i_miss_free)
         m.d.comb += [
-            prefetching.i.valid.eq(Mux(prefetch_turn, prefetcher.o_op.valid, eviction.o_prefetch.valid)),
+            prefetching.i.valid.eq(
+                Mux(prefetch_turn, prefetcher.o_op.valid, eviction.o_prefetch.valid)
+            ),
             prefetching.i.p.eq(Mux(prefetch_turn, prefetcher.o_op.p, eviction.o_prefetch.p)),
-            eviction.o_prefetch.ready.eq(prefetching.i.ready & ~prefetch_turn), prefetcher.o_op.ready.eq(prefetch_turn),
+            eviction.o_prefetch.ready.eq(prefetching.i.ready & ~prefetch_turn),
+            prefetcher.o_op.ready.eq(prefetch_turn),
             Assert(~prefetch_turn | prefetching.i.ready),
-            eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]), eviction.prefetch_water.eq(settings.low_water),
+            eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]),
+            eviction.prefetch_water.eq(settings.low_water),
             tracker.event_ready.eq(1),
-            tracker.descriptor.eq(registers.descriptor), tracker.low_water.eq(settings.low_water), tracker.reserve.eq(settings.reserve),
-            tracker.ecc_flip.eq(self.ecc_flip), tracker.ahead.eq(ingress.o_ahead),
-            frame_table.i.eq(tracker.o_frame_op), frame_table.i_valid.eq(tracker.o_frame_op_valid),
-            miss_buffer.sector_address.eq(frame_table.sector_address), frame_table.sector_data.eq(miss_buffer.sector_data),
-            data_queue.i.eq(frame_table.o), data_queue.i_valid.eq(frame_table.o_valid),
+            tracker.descriptor.eq(registers.descriptor),
+            tracker.low_water.eq(settings.low_water),
+            tracker.reserve.eq(settings.reserve),
+            tracker.ecc_flip.eq(self.ecc_flip),
+            tracker.ahead.eq(ingress.o_ahead),
+            frame_table.i.eq(tracker.o_frame_op),
+            frame_table.i_valid.eq(tracker.o_frame_op_valid),
+            miss_buffer.sector_address.eq(frame_table.sector_address),
+            frame_table.sector_data.eq(miss_buffer.sector_data),
+            data_queue.i.eq(frame_table.o),
+            data_queue.i_valid.eq(frame_table.o_valid),
         ]
         m.d.comb += [
-            tracker.data_ready.eq(data_queue.ready), tracker.miss_ready.eq(miss_buffer.ready), tracker.score_ready.eq(ema.ready),
+            tracker.data_ready.eq(data_queue.ready),
+            tracker.miss_ready.eq(miss_buffer.ready),
+            tracker.score_ready.eq(ema.ready),
             tracker.queue_ready.eq(eviction.queue_ready),
         ]
         connect(m, data_queue.o, data_path.i)
         for p in range(len(POOLS)):
-            m.d.comb += [tracker.pool_limit[p].eq(settings.pool_limit[p]), miss_buffer.pool_free[p].eq(tracker.pool_free[p]),
-                         registers.pool_used[p].eq(tracker.pool_used[p]), registers.pool_unused[p].eq(tracker.pool_unused[p])]
+            m.d.comb += [
+                tracker.pool_limit[p].eq(settings.pool_limit[p]),
+                miss_buffer.pool_free[p].eq(tracker.pool_free[p]),
+                registers.pool_used[p].eq(tracker.pool_used[p]),
+                registers.pool_unused[p].eq(tracker.pool_unused[p]),
+            ]
         for block in (tracker, eviction, ema, windows):
-            write, valid = (block.write, block.write_valid) if block is windows else (block.config_write, block.config_write_valid)
+            write, valid = (
+                (block.write, block.write_valid)
+                if block is windows
+                else (block.config_write, block.config_write_valid)
+            )
             m.d.comb += [write.eq(registers.config_write), valid.eq(registers.config_write_valid)]
         m.d.comb += registers.config_ready.eq(eviction.config_ready)
         for block in (miss_buffer, eviction, prefetcher, telemetry, registers):
-            m.d.comb += [block.i_result.eq(tracker.o_result), block.i_result_valid.eq(tracker.o_result_valid)]
+            m.d.comb += [
+                block.i_result.eq(tracker.o_result),
+                block.i_result_valid.eq(tracker.o_result_valid),
+            ]
         for block in (eviction, prefetcher, hints, registers):
             m.d.comb += block.sessions.eq(tracker.sessions)
 
-        # --- misses and the cold tier ---------------------------------------------------------------------------------------
+        # - misses and the cold tier ---------------------------------------------------------------
         m.d.sync += [
-            cold.i_fetch.eq(miss_buffer.o_fetch), cold.i_fetch_valid.eq(miss_buffer.o_fetch_valid),
-            cold.i_raise.eq(miss_buffer.o_raise), cold.i_raise_valid.eq(miss_buffer.o_raise_valid),
+            cold.i_fetch.eq(miss_buffer.o_fetch),
+            cold.i_fetch_valid.eq(miss_buffer.o_fetch_valid),
+            cold.i_raise.eq(miss_buffer.o_raise),
+            cold.i_raise_valid.eq(miss_buffer.o_raise_valid),
         ]
         m.d.comb += [
-            cold.timeout.eq(settings.cold_timeout), cold.retries.eq(settings.cold_retries), miss_buffer.starve_limit.eq(settings.starve_limit),
+            cold.timeout.eq(settings.cold_timeout),
+            cold.retries.eq(settings.cold_retries),
+            miss_buffer.starve_limit.eq(settings.starve_limit),
         ]
         connect(m, cold.o_fetched, miss_buffer.i_fetched)
         connect(m, eviction.o_write_back, cold.i_write_back)
@@ -218,69 +295,133 @@ class Endpoint(wiring.Component):
         connect(m, cold.o_command, flipped(self.cold_command))
         connect(m, flipped(self.cold_completion), cold.i_completion)
 
-        # --- scores and eviction --------------------------------------------------------------------------------------------
+        # - scores and eviction --------------------------------------------------------------------
         connect(m, data_path.o_flushed, eviction.i_flushed)
         m.d.comb += [
-            ema.i.eq(tracker.o_score), ema.i_valid.eq(tracker.o_score_valid),
-            eviction.i_scan.eq(ema.o_scan), eviction.i_scan_valid.eq(ema.o_scan_valid),
-            eviction.i_claim.eq(frame_table.o_claim), eviction.i_claim_valid.eq(frame_table.o_claim_valid),
-            eviction.i_owner.eq(frame_table.o_owner), eviction.i_owner_valid.eq(frame_table.o_owner_valid),
-            eviction.low_water.eq(Mux(settings.high_water > settings.low_water, settings.high_water, settings.low_water)),
-            eviction.resident_squeue.eq(registers.resident_squeue), registers.resident_lines.eq(eviction.resident_lines),
+            ema.i.eq(tracker.o_score),
+            ema.i_valid.eq(tracker.o_score_valid),
+            eviction.i_scan.eq(ema.o_scan),
+            eviction.i_scan_valid.eq(ema.o_scan_valid),
+            eviction.i_claim.eq(frame_table.o_claim),
+            eviction.i_claim_valid.eq(frame_table.o_claim_valid),
+            eviction.i_owner.eq(frame_table.o_owner),
+            eviction.i_owner_valid.eq(frame_table.o_owner_valid),
+            eviction.low_water.eq(
+                Mux(
+                    settings.high_water > settings.low_water,
+                    settings.high_water,
+                    settings.low_water,
+                )
+            ),
+            eviction.resident_squeue.eq(registers.resident_squeue),
+            registers.resident_lines.eq(eviction.resident_lines),
         ]
         for p in range(len(POOLS)):
-            m.d.comb += [eviction.pool_free[p].eq(tracker.pool_free[p]), eviction.pool_used[p].eq(tracker.pool_used[p])]
+            m.d.comb += [
+                eviction.pool_free[p].eq(tracker.pool_free[p]),
+                eviction.pool_used[p].eq(tracker.pool_used[p]),
+            ]
 
-        # --- prefetch, hints, phase -----------------------------------------------------------------------------------------
+        # - prefetch, hints, phase -----------------------------------------------------------------
         connect(m, registers.o_hint, hints.i)
         m.d.comb += [
-            prefetcher.i_usage.eq(frame_table.o_usage), prefetcher.i_usage_valid.eq(frame_table.o_usage_valid),
-            prefetcher.i_late.eq(telemetry.o_late), prefetcher.i_late_valid.eq(telemetry.o_late_valid), prefetcher.enable.eq(settings.prefetch_enable),
-            windows.read_en.eq(1), windows.read_squeue.eq(prefetcher.window_squeue), prefetcher.window.eq(windows.o.window),
-            *(phase.open[k].eq(tracker.sessions[k].open) for k in range(c.sessions)), registers.decode.eq(phase.decode),
+            prefetcher.i_usage.eq(frame_table.o_usage),
+            prefetcher.i_usage_valid.eq(frame_table.o_usage_valid),
+            prefetcher.i_late.eq(telemetry.o_late),
+            prefetcher.i_late_valid.eq(telemetry.o_late_valid),
+            prefetcher.enable.eq(settings.prefetch_enable),
+            windows.read_en.eq(1),
+            windows.read_squeue.eq(prefetcher.window_squeue),
+            prefetcher.window.eq(windows.o.window),
+            *(phase.open[k].eq(tracker.sessions[k].open) for k in range(c.sessions)),
+            registers.decode.eq(phase.decode),
         ]
 
         m.d.sync += [
-            phase.i_hot.session.eq(tracker.o_hot.session), phase.i_hot.write.eq(tracker.o_hot.write), phase.i_hot_valid.eq(tracker.o_hot_valid),
-            phase.i_op.session.eq(tracker.o_result.op.session), phase.i_op.write.eq(tracker.o_result.op.write),
-            phase.i_op_valid.eq(tracker.o_result_valid & ((tracker.o_result.op.kind == Op.READ) | (tracker.o_result.op.kind == Op.WRITE)) &
-                                (tracker.o_result.outcome != Outcome.REFUSED) & ~tracker.o_result.op.no_memory),
+            phase.i_hot.session.eq(tracker.o_hot.session),
+            phase.i_hot.write.eq(tracker.o_hot.write),
+            phase.i_hot_valid.eq(tracker.o_hot_valid),
+            phase.i_op.session.eq(tracker.o_result.op.session),
+            phase.i_op.write.eq(tracker.o_result.op.write),
+            phase.i_op_valid.eq(
+                tracker.o_result_valid
+                & ((tracker.o_result.op.kind == Op.READ) | (tracker.o_result.op.kind == Op.WRITE))
+                & (tracker.o_result.outcome != Outcome.REFUSED)
+                & ~tracker.o_result.op.no_memory
+            ),
         ]
 
-        # --- telemetry ------------------------------------------------------------------------------------------------------
+        # - telemetry ------------------------------------------------------------------------------
         m.d.comb += [
-            telemetry.i_hot.eq(tracker.o_hot), telemetry.i_hot_valid.eq(tracker.o_hot_valid),
-            telemetry.i_usage.eq(frame_table.o_usage), telemetry.i_usage_valid.eq(frame_table.o_usage_valid), telemetry.i_prefetch.eq(prefetcher.pulses),
-            telemetry.swept.eq(eviction.swept), telemetry.hint_line.eq(hints.line_taken), telemetry.hint_update.eq(hints.mass_taken),
-            telemetry.score_corrected.eq(ema.corrected), telemetry.score_uncorrected.eq(ema.uncorrected),
-            registers.pulses.eq(telemetry.pulses), registers.i_queue.eq(telemetry.o_queue), registers.i_queue_valid.eq(telemetry.o_queue_valid),
-            registers.i_useful.eq(telemetry.o_useful), registers.i_useful_valid.eq(telemetry.o_useful_valid),
-            registers.i_latency.eq(egress.o_latency), registers.i_latency_valid.eq(egress.o_latency_valid),
-            registers.i_event[0].eq(telemetry.o_event), registers.i_event_valid[0].eq(telemetry.o_event_valid),
-            registers.i_event[1].eq(hints.o_event), registers.i_event_valid[1].eq(hints.o_event_valid),
-            registers.i_event[2].eq(eviction.o_event), registers.i_event_valid[2].eq(eviction.o_event_valid),
-            registers.i_event[3].code.eq(Event.UNCORRECTED), registers.i_event[3].squeue.eq(ema.o_commit.squeue),
+            telemetry.i_hot.eq(tracker.o_hot),
+            telemetry.i_hot_valid.eq(tracker.o_hot_valid),
+            telemetry.i_usage.eq(frame_table.o_usage),
+            telemetry.i_usage_valid.eq(frame_table.o_usage_valid),
+            telemetry.i_prefetch.eq(prefetcher.pulses),
+            telemetry.swept.eq(eviction.swept),
+            telemetry.hint_line.eq(hints.line_taken),
+            telemetry.hint_update.eq(hints.mass_taken),
+            telemetry.score_corrected.eq(ema.corrected),
+            telemetry.score_uncorrected.eq(ema.uncorrected),
+            registers.pulses.eq(telemetry.pulses),
+            registers.i_queue.eq(telemetry.o_queue),
+            registers.i_queue_valid.eq(telemetry.o_queue_valid),
+            registers.i_useful.eq(telemetry.o_useful),
+            registers.i_useful_valid.eq(telemetry.o_useful_valid),
+            registers.i_latency.eq(egress.o_latency),
+            registers.i_latency_valid.eq(egress.o_latency_valid),
+            registers.i_event[0].eq(telemetry.o_event),
+            registers.i_event_valid[0].eq(telemetry.o_event_valid),
+            registers.i_event[1].eq(hints.o_event),
+            registers.i_event_valid[1].eq(hints.o_event_valid),
+            registers.i_event[2].eq(eviction.o_event),
+            registers.i_event_valid[2].eq(eviction.o_event_valid),
+            registers.i_event[3].code.eq(Event.UNCORRECTED),
+            registers.i_event[3].squeue.eq(ema.o_commit.squeue),
             registers.i_event[3].page.eq(ema.o_commit.page),
             registers.i_event_valid[3].eq(ema.uncorrected),
-            registers.ready.eq(self.ready), registers.quiescent.eq(self.quiescent),
+            registers.ready.eq(self.ready),
+            registers.quiescent.eq(self.quiescent),
         ]
 
-        # --- verification ---------------------------------------------------------------------------------------------------
-        # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one, both are of the same op.
-        # What a block does in a cycle is known late in it, and far from here. It begins with an input, with time, or in another block: of what can only begin
-        # in another block `calm` is told two cycles later, of all of those alike. These two and the cycles between two blocks are no more than `still` has.
+        # - verification ---------------------------------------------------------------------------
+        # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one,
+        # both are of the same op. What a block does in a cycle is known late in it, and far from
+        # here. It begins with an input, with time, or in another block: of what can only begin in
+        # another block `calm` is told two cycles later, of all of those alike. These two and the
+        # cycles between two blocks are no more than `still` has.
         idles = Cat(
-            *(skid.idle for skid in (*to_m0, s.hinted)), data_path.idle, registers.idle, tracker.idle, frame_table.idle, data_queue.idle, egress.idle,
-            eviction.quiet, ema.idle, prefetcher.idle | (self.lockstep & ~miss_buffer.idle), hints.idle, telemetry.idle)
+            *(skid.idle for skid in (*to_m0, s.hinted)),
+            data_path.idle,
+            registers.idle,
+            tracker.idle,
+            frame_table.idle,
+            data_queue.idle,
+            egress.idle,
+            eviction.quiet,
+            ema.idle,
+            prefetcher.idle | (self.lockstep & ~miss_buffer.idle),
+            hints.idle,
+            telemetry.idle,
+        )
         calm, still, idle, inner = Signal(), Signal(5), Signal(len(idles)), Signal()
         m.d.sync += [still.eq(Cat(calm, still)), idle.eq(idles), inner.eq(idle.all())]
         result, result_valid = Signal.like(self.commit_result), Signal()
         hot = [Signal(name=f"hot_{k}") for k in range(2)]
-        m.d.sync += [result.eq(tracker.o_result), result_valid.eq(tracker.o_result_valid), hot[0].eq(tracker.o_frame_op_hot), hot[1].eq(hot[0])]
+        m.d.sync += [
+            result.eq(tracker.o_result),
+            result_valid.eq(tracker.o_result_valid),
+            hot[0].eq(tracker.o_frame_op_hot),
+            hot[1].eq(hot[0]),
+        ]
         m.d.comb += [
-            self.commit_result.eq(result), self.commit_result_valid.eq(result_valid),
-            self.commit_frame.eq(frame_table.o_commit), self.commit_frame_valid.eq(frame_table.o_commit_valid), self.commit_hot.eq(hot[1]),
-            self.commit_score.eq(ema.o_commit), self.commit_score_valid.eq(ema.o_commit_valid),
+            self.commit_result.eq(result),
+            self.commit_result_valid.eq(result_valid),
+            self.commit_frame.eq(frame_table.o_commit),
+            self.commit_frame_valid.eq(frame_table.o_commit_valid),
+            self.commit_hot.eq(hot[1]),
+            self.commit_score.eq(ema.o_commit),
+            self.commit_score_valid.eq(ema.o_commit_valid),
             # An op between two blocks shows in neither's `idle` for a cycle or two.
             self.quiescent.eq(calm & still.all()),
             calm.eq(self.ready & ingress.idle & inner & miss_buffer.quiet & cold.quiet),
@@ -289,9 +430,11 @@ class Endpoint(wiring.Component):
 
 
 class DataQueue(wiring.Component):
-    """Data ops between the frame stage, which cannot wait, and the data path, which can; `ready` promises RESERVE free places.
+    """Data ops between the frame stage, which cannot wait, and the data path, which can; `ready`
+    promises RESERVE free places.
 
-    Latency: none when nothing waits, else one cycle and the wait; throughput: 1 op a cycle. `idle`: nothing waits; an op at `i` is its source's still.
+    Latency: none when nothing waits, else one cycle and the wait; throughput: 1 op a cycle. `idle`:
+    nothing waits; an op at `i` is its source's still.
 
     Parameters
     ----------
@@ -302,7 +445,15 @@ class DataQueue(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.layout = Layouts(config).data_op
-        super().__init__({"i": In(self.layout), "i_valid": In(1), "o": Out(stream.Signature(self.layout)), "ready": Out(1), "idle": Out(1)})
+        super().__init__(
+            {
+                "i": In(self.layout),
+                "i_valid": In(1),
+                "o": Out(stream.Signature(self.layout)),
+                "ready": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -310,7 +461,9 @@ class DataQueue(wiring.Component):
         m.submodules.queue = queue = AnswerQueue(depth=self.DEPTH, shape=self.layout)
         connect(m, queue.o, flipped(self.o))
         m.d.comb += [
-            queue.i.eq(self.i), queue.i_valid.eq(self.i_valid),
-            self.ready.eq(queue.level <= self.DEPTH - RESERVE), self.idle.eq(~queue.row_valid),
+            queue.i.eq(self.i),
+            queue.i_valid.eq(self.i_valid),
+            self.ready.eq(queue.level <= self.DEPTH - RESERVE),
+            self.idle.eq(~queue.row_valid),
         ]
         return m

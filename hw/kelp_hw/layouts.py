@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Payloads that cross blocks, each declared once (docs/design.md §2, §3).
 
-Fixed-width messages are `data.Struct`-like layouts made from `kelp_spec.messages`; the others depend on the configuration and hang
-off one `Layouts(config)` object.
+Fixed-width messages are `data.Struct`-like layouts made from `kelp_spec.messages`; the others
+depend on the configuration and hang off one `Layouts(config)` object.
 """
 
 from __future__ import annotations
@@ -11,16 +11,25 @@ from amaranth.lib import data
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.messages import FIELDS
-from kelp_spec.metadata import LAYER_RANGES, SCORE_BITS, STEP_BITS, frame_entry_fields, page_word_fields
+from kelp_spec.metadata import (
+    LAYER_RANGES,
+    SCORE_BITS,
+    STEP_BITS,
+    frame_entry_fields,
+    page_word_fields,
+)
 from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS
 
 __all__ = ["Layouts", "MESSAGES", "TIME_BITS", "POOL_BITS"]
 
-TIME_BITS = 32   #: the time base `now`; latencies and deadlines are differences modulo 2^32
+TIME_BITS = 32  #: the time base `now`; latencies and deadlines are differences modulo 2^32
 POOL_BITS = (len(POOLS) - 1).bit_length()
 
 #: CXL.mem message name → layout.
-MESSAGES = {name: data.StructLayout({field: bits for field, bits in fields}) for name, fields in FIELDS.items()}
+MESSAGES = {
+    name: data.StructLayout({field: bits for field, bits in fields})
+    for name, fields in FIELDS.items()
+}
 
 
 class Layouts:
@@ -37,7 +46,8 @@ class Layouts:
     page_word, frame_entry : layout
         The SRAM words without check bits (docs/design.md §2).
     origin : layout
-        What an answer needs of its request: `tag`, `ld_id`, `start` (low 20 bits of `now` at acceptance), `missed` (for the latency histograms).
+        What an answer needs of its request: `tag`, `ld_id`, `start` (low 20 bits of `now` at
+        acceptance), `missed` (for the latency histograms).
     request : layout
         A decoded demand request, READ or WRITE, from ingress to M0.
     op : layout
@@ -63,111 +73,302 @@ class Layouts:
         self.page = S({"squeue": c.squeue_bits, "page": c.page_bits})
         self.page_word = S(dict(page_word_fields(c)))
         self.frame_entry = S(dict(frame_entry_fields(c)))
-        #: A flush's token says whose it was: 0 … write_backs − 1 are evictions, above them those that end in FREE.
+        #: A flush's token says whose it was: 0 … write_backs − 1 are evictions, above them those
+        #: that end in FREE.
         self.token_bits = max(4, c.write_back_bits + 1)
-        self.scrub_token = 1 << (self.token_bits - 1)      #: the closer's
-        self.recover_token = self.scrub_token + 1          #: of a lost page word's frame
-        self.orphan_token = self.scrub_token + 2           #: of a frame whose page went away while it was fetched
+        self.scrub_token = 1 << (self.token_bits - 1)  #: the closer's
+        self.recover_token = self.scrub_token + 1  #: of a lost page word's frame
+        #: of a frame whose page went away while it was fetched
+        self.orphan_token = self.scrub_token + 2
 
         self.origin = S({"tag": 16, "ld_id": 4, "start": 20, "missed": 1})
 
         #: `has_write`: a write slot is held until the data path has consumed the op.
-        #: `kv_line` = kv · half_lines + line; `refused` ≠ 0 (an Event code) when ingress already knows that it is outside the map.
-        self.request = S({"write": 1, "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "session": c.session_bits,
-                          "queue": c.queue_bits,
-                          "squeue": c.squeue_bits, "page": c.page_bits, "kv_line": c.line_bits, "refused": 5, "no_memory": 1, "origin": self.origin})
+        #: `kv_line` = kv · half_lines + line; `refused` ≠ 0 (an Event code) when ingress already
+        #: knows that it is outside the map.
+        self.request = S(
+            {
+                "write": 1,
+                "partial": 1,
+                "poison": 1,
+                "has_write": 1,
+                "write_slot": c.write_slot_bits,
+                "session": c.session_bits,
+                "queue": c.queue_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "kv_line": c.line_bits,
+                "refused": 5,
+                "no_memory": 1,
+                "origin": self.origin,
+            }
+        )
 
         #: One op. `kind` is kelp_spec.metadata.Op; fields not named by the op's row are ignored.
-        self.op = S({
-            "kind": 5,
-            "session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits,
-            "kv_line": c.line_bits, "write": 1, "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
-            "refused": 5,               # READ/WRITE: event code known before M3
-            "no_memory": 1,             # MemInv/MemClnEvct and the like: answer Cmp, change nothing
-            "miss": c.miss_bits,        # GRANT FILL REPLAY FLIP
-            "pool": POOL_BITS,          # GRANT FREE
-            "frame": c.frame_bits,      # FILL REPLAY FLIP RELEASE FREE RECOVER PEEK-of-frame
-            "failed": 1,                # FILL RELEASE; GRANT REPLAY FLIP of an entry that gets no frame (decisions.md, miss path)
-            "miss_kind": 2,             # FILL: ALLOCATE starts empty (or lost), DEMAND/PREFETCH from `sector`
-            "lost": 1,                  # FILL: page was LOST: every line starts valid and poisoned; failed FLIP: a write was dropped
-            "source": 3,                # PREFETCH, FILL: PrefetchSource
-            "slot": self.token_bits,    # SCAN: number of the sweep modulo 16; CLAIM … RECOVER: token of the flush
-            "mass": SCORE_BITS,         # MASS; SCAN: 1 when it looks for pages to prefetch; CLAIM, RELEASE: who alone gives the page away (docs/policy.md)
-            "written": 1,               # RELEASE: flash was written, for the counters
-            "delta": STEP_BITS,         # STEP: steps to advance
-        })
+        self.op = S(
+            {
+                "kind": 5,
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "kv_line": c.line_bits,
+                "write": 1,
+                "partial": 1,
+                "poison": 1,
+                "has_write": 1,
+                "write_slot": c.write_slot_bits,
+                "origin": self.origin,
+                "refused": 5,  # READ/WRITE: event code known before M3
+                "no_memory": 1,  # MemInv/MemClnEvct and the like: answer Cmp, change nothing
+                "miss": c.miss_bits,  # GRANT FILL REPLAY FLIP
+                "pool": POOL_BITS,  # GRANT FREE
+                "frame": c.frame_bits,  # FILL REPLAY FLIP RELEASE FREE RECOVER PEEK-of-frame
+                # FILL RELEASE; GRANT REPLAY FLIP of an entry that gets no frame (decisions.md, miss
+                # path)
+                "failed": 1,
+                # FILL: ALLOCATE starts empty (or lost), DEMAND/PREFETCH from `sector`
+                "miss_kind": 2,
+                # FILL: page was LOST: every line starts valid and poisoned; failed FLIP: a write
+                # was dropped
+                "lost": 1,
+                "source": 3,  # PREFETCH, FILL: PrefetchSource
+                # SCAN: number of the sweep modulo 16; CLAIM … RECOVER: token of the flush
+                "slot": self.token_bits,
+                # MASS; SCAN: 1 when it looks for pages to prefetch; CLAIM, RELEASE: who alone gives
+                # the page away (docs/policy.md)
+                "mass": SCORE_BITS,
+                "written": 1,  # RELEASE: flash was written, for the counters
+                "delta": STEP_BITS,  # STEP: steps to advance
+            }
+        )
 
-        #: What happened at M3, for everyone, in order. `word` is the page word after the op, `old` before (corrected), `policy` the queue's.
-        self.result = S({"op": self.op, "outcome": 4, "old": self.page_word, "word": self.page_word, "changed": 1, "first": 1, "policy": 1,
-                         "frame": c.frame_bits, "pool": POOL_BITS, "miss": c.miss_bits, "corrected": 1, "uncorrected": 1})
+        #: What happened at M3, for everyone, in order. `word` is the page word after the op, `old`
+        #: before (corrected), `policy` the queue's.
+        self.result = S(
+            {
+                "op": self.op,
+                "outcome": 4,
+                "old": self.page_word,
+                "word": self.page_word,
+                "changed": 1,
+                "first": 1,
+                "policy": 1,
+                "frame": c.frame_bits,
+                "pool": POOL_BITS,
+                "miss": c.miss_bits,
+                "corrected": 1,
+                "uncorrected": 1,
+            }
+        )
 
-        #: Frame stage input. `use` false: the op passes without touching the frame table (answers, misses, SCRUB without a frame, PEEK of a word).
-        #: `write` tells a REPLAY's direction; READ and WRITE set it too.
-        self.frame_op = S({"kind": 5, "outcome": 4, "frame": c.frame_bits, "pool": POOL_BITS, "squeue": c.squeue_bits, "page": c.page_bits,
-                           "use": 1, "write": 1,
-                           "kv_line": c.line_bits, "used_lines": c.half_line_bits + 1, "k_only": 1, "host_type": 1, "format_k": 3, "format_v": 3,
-                           "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits, "origin": self.origin,
-                           "answer": 3,          # kelp_spec.metadata.Answer when no memory is needed
-                           "init": 1,            # start the entry anew: owner, source; valid/poison from sector, zeros or (lost) all ones
-                           "lost": 1, "failed": 1, "source": 3, "miss": c.miss_bits, "slot": self.token_bits})
+        #: Frame stage input. `use` false: the op passes without touching the frame table (answers,
+        #: misses, SCRUB without a frame, PEEK of a word). `write` tells a REPLAY's direction; READ
+        #: and WRITE set it too.
+        self.frame_op = S(
+            {
+                "kind": 5,
+                "outcome": 4,
+                "frame": c.frame_bits,
+                "pool": POOL_BITS,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "use": 1,
+                "write": 1,
+                "kv_line": c.line_bits,
+                "used_lines": c.half_line_bits + 1,
+                "k_only": 1,
+                "host_type": 1,
+                "format_k": 3,
+                "format_v": 3,
+                "partial": 1,
+                "poison": 1,
+                "has_write": 1,
+                "write_slot": c.write_slot_bits,
+                "origin": self.origin,
+                # kelp_spec.metadata.Answer when no memory is needed
+                "answer": 3,
+                # start the entry anew: owner, source; valid/poison from sector, zeros or (lost) all
+                # ones
+                "init": 1,
+                "lost": 1,
+                "failed": 1,
+                "source": 3,
+                "miss": c.miss_bits,
+                "slot": self.token_bits,
+            }
+        )
 
         #: A stored page's validity and poison, one bit per host line, K lines first.
         self.sector = S({"valid": c.page_lines, "poison": c.page_lines})
 
-        #: Frame stage reports: a CLAIM's frame as it was claimed; a PEEK of a frame; a prefetch that proved useful (or useless); every frame op with the
-        #: entry after it (`entry` is defined when `op.use`).
-        self.claim = S({"slot": self.token_bits, "frame": c.frame_bits, "dirty": 1, "sector": self.sector})
-        self.frame_owner = S({"slot": self.token_bits, "frame": c.frame_bits, "in_use": 1, "squeue": c.squeue_bits, "page": c.page_bits})
+        #: Frame stage reports: a CLAIM's frame as it was claimed; a PEEK of a frame; a prefetch
+        #: that proved useful (or useless); every frame op with the entry after it (`entry` is
+        #: defined when `op.use`).
+        self.claim = S(
+            {"slot": self.token_bits, "frame": c.frame_bits, "dirty": 1, "sector": self.sector}
+        )
+        self.frame_owner = S(
+            {
+                "slot": self.token_bits,
+                "frame": c.frame_bits,
+                "in_use": 1,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+            }
+        )
         self.usage = S({"source": 3, "squeue": c.squeue_bits, "useful": 1, "useless": 1})
         self.frame_commit = S({"op": self.frame_op, "entry": self.frame_entry})
 
-        #: Cold tier (design §5). `index` of a command id is the miss id of a READ and `misses` + w of write-back w; `line` and `lines` are DRAM lines.
-        #: `sector` counts in a WRITE command and in the completion of a READ.
+        #: Cold tier (design §5). `index` of a command id is the miss id of a READ and `misses` + w
+        #: of write-back w; `line` and `lines` are DRAM lines. `sector` counts in a WRITE command
+        #: and in the completion of a READ.
         self.cold_id = S({"index": (c.misses + c.write_backs - 1).bit_length(), "attempt": 1})
-        self.cold_command = S({"op": 2, "id": self.cold_id, "lba": (c.page_words * c.cold_slot_sectors - 1).bit_length(),
-                               "line": c.dram_line_bits, "lines": (max(c.frame_lines)).bit_length(), "sector": self.sector})
+        self.cold_command = S(
+            {
+                "op": 2,
+                "id": self.cold_id,
+                "lba": (c.page_words * c.cold_slot_sectors - 1).bit_length(),
+                "line": c.dram_line_bits,
+                "lines": (max(c.frame_lines)).bit_length(),
+                "sector": self.sector,
+            }
+        )
         self.cold_completion = S({"id": self.cold_id, "status": 2, "sector": self.sector})
 
-        #: Miss buffer ↔ scheduler, evictor ↔ scheduler. `token` is the evictor's own and comes back.
-        self.fetch = S({"miss": c.miss_bits, "squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits, "demand": 1})
+        #: Miss buffer ↔ scheduler, evictor ↔ scheduler. `token` is the evictor's own and comes
+        #: back.
+        self.fetch = S(
+            {
+                "miss": c.miss_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "frame": c.frame_bits,
+                "demand": 1,
+            }
+        )
         self.fetched = S({"miss": c.miss_bits, "failed": 1, "sector": self.sector})
-        self.write_back = S({"token": c.write_back_bits, "squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits, "sector": self.sector})
+        self.write_back = S(
+            {
+                "token": c.write_back_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "frame": c.frame_bits,
+                "sector": self.sector,
+            }
+        )
         self.written_back = S({"token": c.write_back_bits, "failed": 1})
 
-        #: Data path input, executed in order. Offsets are DRAM lines within the frame; `base` is the frame's first DRAM line.
-        self.data_op = S({"kind": 2, "answer": 3, "frame": c.frame_bits, "base": c.dram_line_bits,
-                          "offset": c.offset_bits, "part": 2,                          # line and half/quarter of it
-                          "scaled": 1, "scale_offset": c.offset_bits, "scale_byte": 6,
-                          "format": 3, "host_type": 1,
-                          "partial": 1, "fresh": 1,                                     # never-written line: partial write merges into zeros, READ answers them
-                          "poison": 1,                                                  # answer carries poison; READ: it does, and no data, for its line does
-                          "has_write": 1, "write_slot": c.write_slot_bits,                  # ANSWER frees the slot too
-                          "token": self.token_bits,    # FLUSH: echoed by `flushed`
-                          "origin": self.origin})
+        #: Data path input, executed in order. Offsets are DRAM lines within the frame; `base` is
+        #: the frame's first DRAM line.
+        self.data_op = S(
+            {
+                "kind": 2,
+                "answer": 3,
+                "frame": c.frame_bits,
+                "base": c.dram_line_bits,
+                # line and half/quarter of it
+                "offset": c.offset_bits,
+                "part": 2,
+                "scaled": 1,
+                "scale_offset": c.offset_bits,
+                "scale_byte": 6,
+                "format": 3,
+                "host_type": 1,
+                # never-written line: partial write merges into zeros, READ answers them
+                "partial": 1,
+                "fresh": 1,
+                # answer carries poison; READ: it does, and no data, for its line does
+                "poison": 1,
+                # ANSWER frees the slot too
+                "has_write": 1,
+                "write_slot": c.write_slot_bits,
+                "token": self.token_bits,  # FLUSH: echoed by `flushed`
+                "origin": self.origin,
+            }
+        )
 
         #: What the data path answers; `data` is zero but for Answer.DATA.
         self.answer = S({"answer": 3, "poison": 1, "data": 512, "origin": self.origin})
 
-        #: `step` is the low byte of the session's; `scan_tag`: the SCAN looks for pages to prefetch.
-        self.score_event = S({"kind": 3, "session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits, "gap": STEP_BITS, "mass": SCORE_BITS,
-                              "step": 8, "slot": 4, "scan": self.page_word, "scan_tag": 1})
+        #: `step` is the low byte of the session's; `scan_tag`: the SCAN looks for pages to
+        #: prefetch.
+        self.score_event = S(
+            {
+                "kind": 3,
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "gap": STEP_BITS,
+                "mass": SCORE_BITS,
+                "step": 8,
+                "slot": 4,
+                "scan": self.page_word,
+                "scan_tag": 1,
+            }
+        )
 
         #: A score as it is written back (or, for SCAN, as it was read).
-        self.score_commit = S({"kind": 3, "squeue": c.squeue_bits, "page": c.page_bits, "score": SCORE_WORD_BITS,
-                                "profile": PROFILE_BITS + EPOCH_BITS})
+        self.score_commit = S(
+            {
+                "kind": 3,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "score": SCORE_WORD_BITS,
+                "profile": PROFILE_BITS + EPOCH_BITS,
+            }
+        )
 
-        #: Resident count and newest page: `delta` +1 allocate/fill, −1 evict/scrub; `lines` = DRAM lines of the frame.
-        self.queue_event = S({"squeue": c.squeue_bits, "page": c.page_bits, "pool": POOL_BITS, "add": 1, "remove": 1, "newest": 1})
+        #: Resident count and newest page: `delta` +1 allocate/fill, −1 evict/scrub; `lines` = DRAM
+        #: lines of the frame.
+        self.queue_event = S(
+            {
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "pool": POOL_BITS,
+                "add": 1,
+                "remove": 1,
+                "newest": 1,
+            }
+        )
 
         #: An event for the log; `code` is kelp_spec.metadata.Event.
-        self.event = S({"code": 5, "ld_id": 4, "squeue": c.squeue_bits, "page": c.page_bits, "argument": 16})
+        self.event = S(
+            {"code": 5, "ld_id": 4, "squeue": c.squeue_bits, "page": c.page_bits, "argument": 16}
+        )
 
-        self.session = S({"open": 1, "closing": 1, "ld_id": 4, "host_type": 1, "used_queues": c.queue_bits + 1, "used_lines": c.half_line_bits + 1,
-                          "k_only": 1, "used_pages": c.page_bits + 1, "kv_heads": c.queue_bits + 1, "step": STEP_BITS})
+        self.session = S(
+            {
+                "open": 1,
+                "closing": 1,
+                "ld_id": 4,
+                "host_type": 1,
+                "used_queues": c.queue_bits + 1,
+                "used_lines": c.half_line_bits + 1,
+                "k_only": 1,
+                "used_pages": c.page_bits + 1,
+                "kv_heads": c.queue_bits + 1,
+                "step": STEP_BITS,
+            }
+        )
 
         #: Per-queue configuration (written by registers and the OPEN walk).
-        self.queue_config = S({"alpha": 9, "mass_shift": 4, "score_source": 2, "tau_m": 16, "tau_sh": 5, "idle_m": 16, "idle_sh": 5,
-                               "window": 6, "policy": 1, "format_k": 3, "format_v": 3, "pool": POOL_BITS, "budget": c.dram_line_bits})
+        self.queue_config = S(
+            {
+                "alpha": 9,
+                "mass_shift": 4,
+                "score_source": 2,
+                "tau_m": 16,
+                "tau_sh": 5,
+                "idle_m": 16,
+                "idle_sh": 5,
+                "window": 6,
+                "policy": 1,
+                "format_k": 3,
+                "format_v": 3,
+                "pool": POOL_BITS,
+                "budget": c.dram_line_bits,
+            }
+        )
 
         self.miss_kind_bits = 2
         self.layer_ranges = LAYER_RANGES

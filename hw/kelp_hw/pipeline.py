@@ -3,5 +3,6 @@
 
 __all__ = ["RESERVE"]
 
-#: A `ready` credit promises this many free places: more ops than can be between M0's look at it and the place where they are counted.
+#: A `ready` credit promises this many free places: more ops than can be between M0's look at it and
+#: the place where they are counted.
 RESERVE = 8

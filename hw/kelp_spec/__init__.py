@@ -1,3 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What the hardware is: parameters, message and metadata formats, address map, register map. Plain Python, no RTL."""
+"""What the hardware is: parameters, message and metadata formats, address map, register map. Plain
+Python, no RTL."""

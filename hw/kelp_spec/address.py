@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The address map (spec §3): `session | queue | page | K/V | line | byte`, the hint aperture and the register window above it."""
+"""The address map (spec §3): `session | queue | page | K/V | line | byte`, the hint aperture and
+the register window above it."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from .config import Config
 
 __all__ = ["Region", "KvAddress", "AddressMap", "HINT_BYTES", "REGISTER_BYTES"]
 
-HINT_BYTES = 1 << 12       #: hint aperture; every line of it takes hint lines alike
-REGISTER_BYTES = 1 << 16   #: register window
+HINT_BYTES = 1 << 12  #: hint aperture; every line of it takes hint lines alike
+REGISTER_BYTES = 1 << 16  #: register window
 
 
 class Region(IntEnum):
@@ -28,7 +29,7 @@ class KvAddress:
     session: int
     queue: int
     page: int
-    kv: int      #: 0 key, 1 value
+    kv: int  #: 0 key, 1 value
     line: int
 
 
@@ -36,7 +37,8 @@ class KvAddress:
 class AddressMap:
     """Byte addresses of one configuration's device, relative to its HDM base.
 
-    Bits [aperture_bits+1 : aperture_bits] select the region; higher bits must be zero. Hint and register offsets beyond their sizes are outside.
+    Bits [aperture_bits+1 : aperture_bits] select the region; higher bits must be zero. Hint and
+    register offsets beyond their sizes are outside.
     """
 
     config: Config
@@ -52,10 +54,17 @@ class AddressMap:
     def encode(self, a: KvAddress) -> int:
         """Byte address of a KV line; ValueError names a field outside its range."""
         c = self.config
-        for field, value, limit in (("session", a.session, c.sessions), ("queue", a.queue, c.queues), ("page", a.page, c.pages), ("kv", a.kv, 2),
-                                    ("line", a.line, c.half_lines)):
+        for field, value, limit in (
+            ("session", a.session, c.sessions),
+            ("queue", a.queue, c.queues),
+            ("page", a.page, c.pages),
+            ("kv", a.kv, 2),
+            ("line", a.line, c.half_lines),
+        ):
             if not 0 <= value < limit:
-                raise ValueError(f"{field} = {value} is outside configuration {c.name!r}; legal: 0 … {limit - 1}")
+                raise ValueError(
+                    f"{field} = {value} is outside configuration {c.name!r}; legal: 0 … {limit - 1}"
+                )
         x = (a.session << c.queue_bits) | a.queue
         x = (x << c.page_bits) | a.page
         x = (x << 1) | a.kv
@@ -63,11 +72,17 @@ class AddressMap:
         return x << 6
 
     def decode(self, address: int) -> tuple[Region, KvAddress | int]:
-        """Region and either the KV address or the byte offset in the region. A KV session or queue may still exceed the configuration."""
+        """Region and either the KV address or the byte offset in the region. A KV session or queue
+        may still exceed the configuration."""
         c = self.config
         region = address >> c.aperture_bits
         offset = address & ((1 << c.aperture_bits) - 1)
-        if region == Region.HINT and offset < HINT_BYTES or region == Region.REGISTER and offset < REGISTER_BYTES:
+        if (
+            region == Region.HINT
+            and offset < HINT_BYTES
+            or region == Region.REGISTER
+            and offset < REGISTER_BYTES
+        ):
             return Region(region), offset
         if region != Region.KV:
             return Region.OUTSIDE, address

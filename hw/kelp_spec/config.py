@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Configurations: every size the hardware is built from, checked once, and the widths derived from them (spec §4, §8).
+"""Configurations: every size the hardware is built from, checked once, and the widths derived from
+them (spec §4, §8).
 
 Plain Python: the RTL, the golden model, the host library and the command line read the same object.
 """
@@ -16,7 +17,8 @@ from .policy import GIVEN_BITS
 
 __all__ = ["Config", "ConfigError", "NAMED", "named", "POOLS"]
 
-#: Pools in DRAM, one per stored page size; a page goes to the smallest whose frame holds its stored lines.
+#: Pools in DRAM, one per stored page size; a page goes to the smallest whose frame holds its stored
+#: lines.
 POOLS = ("raw16", "fp8", "int8", "int4")
 _POOL_FORMAT = (Format.RAW16, Format.FP8_E4M3, Format.INT8, Format.INT4)
 
@@ -34,46 +36,69 @@ class Config:
     """One endpoint's sizes. All counts; derived widths are properties."""
 
     name: str
-    sessions: int = 1            #: sessions held at once
-    queues: int = 640            #: (layer, KV head) pairs per session
-    pages: int = 8192            #: pages per queue; a power of two
-    half_lines: int = 64         #: host lines of a page's K half (and of its V half); a power of two
-    frames: tuple[int, int, int, int] = (1024, 1024, 1024, 1024)  #: frames in the pools raw16, fp8, int8, int4
-    misses: int = 64             #: miss-table entries = fetches in flight
-    parked: int = 1024           #: requests parked on fetching pages
-    write_backs: int = 16        #: evictions under way, and so pages on their way to flash; bandwidth × latency of the flash's writes
-    line_slots: int = 128        #: DRAM data lines in flight or held for combining
-    scale_slots: int = 64        #: DRAM scale lines in flight or held for combining
-    write_slots: int = 512       #: 64-byte write payloads accepted and not yet stored
-    hot_pages: int = 32          #: recently used page words held in registers
-    hint_lines: int = 16         #: hint lines waiting to be absorbed
-    prefetch_slots: int = 32     #: prefetch candidates queued
-    candidates: int = 8          #: victims that one sweep keeps
-    codec_lanes: int = 32        #: elements that the codec takes per cycle; a line takes 32 / lanes cycles, so fewer suit a slow memory
-    codecs: bool = True          #: every stored format; False: raw16 alone, without quantiser, dequantiser and scale lines
-    wide_counters: bool = True   #: all per-queue counters of spec §9; False keeps hits, misses, evictions, prefetch useful
+    sessions: int = 1  #: sessions held at once
+    queues: int = 640  #: (layer, KV head) pairs per session
+    pages: int = 8192  #: pages per queue; a power of two
+    #: host lines of a page's K half (and of its V half); a power of two
+    half_lines: int = 64
+    #: frames in the pools raw16, fp8, int8, int4
+    frames: tuple[int, int, int, int] = (1024, 1024, 1024, 1024)
+    misses: int = 64  #: miss-table entries = fetches in flight
+    parked: int = 1024  #: requests parked on fetching pages
+    #: evictions under way, and so pages on their way to flash; bandwidth × latency of the flash's
+    #: writes
+    write_backs: int = 16
+    line_slots: int = 128  #: DRAM data lines in flight or held for combining
+    scale_slots: int = 64  #: DRAM scale lines in flight or held for combining
+    write_slots: int = 512  #: 64-byte write payloads accepted and not yet stored
+    hot_pages: int = 32  #: recently used page words held in registers
+    hint_lines: int = 16  #: hint lines waiting to be absorbed
+    prefetch_slots: int = 32  #: prefetch candidates queued
+    candidates: int = 8  #: victims that one sweep keeps
+    #: elements that the codec takes per cycle; a line takes 32 / lanes cycles, so fewer suit a slow
+    #: memory
+    codec_lanes: int = 32
+    #: every stored format; False: raw16 alone, without quantiser, dequantiser and scale lines
+    codecs: bool = True
+    #: all per-queue counters of spec §9; False keeps hits, misses, evictions, prefetch useful
+    wide_counters: bool = True
 
     def __post_init__(self) -> None:
         def need(field: str, ok: bool, legal: str) -> None:
             if not ok:
-                raise ConfigError(f"configuration {self.name!r}: {field} = {getattr(self, field)!r} is refused; legal: {legal}")
+                raise ConfigError(
+                    f"configuration {self.name!r}: {field} = {getattr(self, field)!r} is "
+                    + f"refused; legal: {legal}"
+                )
 
         def power(n: int) -> bool:
             return n > 0 and n & (n - 1) == 0
 
         def span(field: str, low: int, high: int, pow2: bool = False) -> None:
             value = getattr(self, field)
-            need(field, isinstance(value, int) and not isinstance(value, bool) and low <= value <= high and (not pow2 or power(value)),
-                 f"{low} … {high}" + (", a power of two" if pow2 else ""))
+            need(
+                field,
+                isinstance(value, int)
+                and not isinstance(value, bool)
+                and low <= value <= high
+                and (not pow2 or power(value)),
+                f"{low} … {high}" + (", a power of two" if pow2 else ""),
+            )
 
         need("name", isinstance(self.name, str) and bool(self.name), "a non-empty string")
         span("sessions", 1, 16)
         span("queues", 1, 1024)
         span("pages", 4, 8192, True)
         span("half_lines", 4, 512, True)
-        need("frames", isinstance(self.frames, tuple) and len(self.frames) == len(POOLS) and
-             all(isinstance(n, int) and 4 <= n <= 1 << 22 for n in self.frames), "four counts (raw16, fp8, int8, int4) of 4 … 4194304 each")
-        # M3 is promised eight free places before a request may enter (kelp_hw.pipeline.RESERVE); as many again make the miss path a path.
+        need(
+            "frames",
+            isinstance(self.frames, tuple)
+            and len(self.frames) == len(POOLS)
+            and all(isinstance(n, int) and 4 <= n <= 1 << 22 for n in self.frames),
+            "four counts (raw16, fp8, int8, int4) of 4 … 4194304 each",
+        )
+        # M3 is promised eight free places before a request may enter (kelp_hw.pipeline.RESERVE); as
+        # many again make the miss path a path.
         span("misses", 16, 1024, True)
         span("parked", 16, 16384, True)
         span("write_backs", 2, 64, True)
@@ -88,7 +113,7 @@ class Config:
         for field in ("codecs", "wide_counters"):
             need(field, isinstance(getattr(self, field), bool), "True, False")
 
-    # --- derived counts -------------------------------------------------------------------------------------------------
+    # - derived counts -----------------------------------------------------------------------------
     @property
     def formats(self) -> tuple[Format, ...]:
         """Stored formats that a session may ask for."""
@@ -126,7 +151,10 @@ class Config:
     @property
     def pool_base_line(self) -> tuple[int, ...]:
         """DRAM line address of each pool's first frame."""
-        return tuple(sum(n * s for n, s in zip(self.frames[:p], self.frame_lines, strict=False)) for p in range(len(POOLS)))
+        return tuple(
+            sum(n * s for n, s in zip(self.frames[:p], self.frame_lines, strict=False))
+            for p in range(len(POOLS))
+        )
 
     @property
     def dram_lines(self) -> int:
@@ -134,10 +162,11 @@ class Config:
 
     @property
     def cold_slot_sectors(self) -> int:
-        """512-byte sectors of one cold slot: the largest stored page plus one sector for validity and poison."""
+        """512-byte sectors of one cold slot: the largest stored page plus one sector for validity
+        and poison."""
         return -(-max(self.frame_lines) * 64 // 512) + 1
 
-    # --- derived widths -------------------------------------------------------------------------------------------------
+    # - derived widths -----------------------------------------------------------------------------
     @property
     def session_bits(self) -> int:
         return max(1, _log2(self.sessions))
@@ -194,7 +223,8 @@ class Config:
 
     @property
     def place_bits(self) -> int:
-        """The page word's `place` field: a frame when resident, a miss-table entry when fetching, who gave it away and when (5 bits and more) when cold."""
+        """The page word's `place` field: a frame when resident, a miss-table entry when fetching,
+        who gave it away and when (5 bits and more) when cold."""
         return max(self.frame_bits, self.miss_bits, GIVEN_BITS + 5)
 
     @property
@@ -212,21 +242,94 @@ class Config:
         return replace(self, **changes)
 
 
-_BIG = dict(misses=256, parked=4096, write_backs=64, line_slots=128, scale_slots=64, write_slots=512, hot_pages=32, half_lines=64)
+_BIG = dict(
+    misses=256,
+    parked=4096,
+    write_backs=64,
+    line_slots=128,
+    scale_slots=64,
+    write_slots=512,
+    hot_pages=32,
+    half_lines=64,
+)
 
-#: Named configurations. `unit` is for proofs, `trace` fits the recordings, `ulx3s` an ECP5-85F, `llama70b` one 128K-token
-#: sequence of Llama-3-70B; `64x64` and `640x8192` are the two ends of the scaling benchmark.
-NAMED: dict[str, Config] = {c.name: c for c in (
-    Config(name="unit", sessions=2, queues=4, pages=8, half_lines=4, frames=(8, 8, 8, 8), misses=16, parked=32, write_backs=4, line_slots=16, scale_slots=8,
-           write_slots=16, hot_pages=4, hint_lines=4, prefetch_slots=8, candidates=4),
-    Config(name="trace", sessions=2, queues=16, pages=128, half_lines=16, frames=(2048, 2048, 2048, 2048), misses=64, parked=2048,
-           line_slots=128, scale_slots=64, write_slots=512, hot_pages=32),
-    Config(name="ulx3s", sessions=1, queues=640, pages=32, half_lines=16, frames=(1024, 512, 512, 1024), misses=16, parked=128, write_backs=4,
-           line_slots=16, scale_slots=8, write_slots=16, hot_pages=16, hint_lines=4, prefetch_slots=8, candidates=4, codec_lanes=8, wide_counters=False),
-    Config(name="llama70b", sessions=1, queues=640, pages=8192, frames=(262144, 262144, 262144, 262144), **_BIG),
-    Config(name="64x64", sessions=1, queues=64, pages=64, frames=(1024, 256, 256, 256), **_BIG),
-    Config(name="640x8192", sessions=1, queues=640, pages=8192, frames=(65536, 256, 256, 256), **_BIG),
-)}
+#: Named configurations. `unit` is for proofs, `trace` fits the recordings, `ulx3s` an ECP5-85F,
+#: `llama70b` one 128K-token sequence of Llama-3-70B; `64x64` and `640x8192` are the two ends of the
+#: scaling benchmark.
+NAMED: dict[str, Config] = {
+    c.name: c
+    for c in (
+        Config(
+            name="unit",
+            sessions=2,
+            queues=4,
+            pages=8,
+            half_lines=4,
+            frames=(8, 8, 8, 8),
+            misses=16,
+            parked=32,
+            write_backs=4,
+            line_slots=16,
+            scale_slots=8,
+            write_slots=16,
+            hot_pages=4,
+            hint_lines=4,
+            prefetch_slots=8,
+            candidates=4,
+        ),
+        Config(
+            name="trace",
+            sessions=2,
+            queues=16,
+            pages=128,
+            half_lines=16,
+            frames=(2048, 2048, 2048, 2048),
+            misses=64,
+            parked=2048,
+            line_slots=128,
+            scale_slots=64,
+            write_slots=512,
+            hot_pages=32,
+        ),
+        Config(
+            name="ulx3s",
+            sessions=1,
+            queues=640,
+            pages=32,
+            half_lines=16,
+            frames=(1024, 512, 512, 1024),
+            misses=16,
+            parked=128,
+            write_backs=4,
+            line_slots=16,
+            scale_slots=8,
+            write_slots=16,
+            hot_pages=16,
+            hint_lines=4,
+            prefetch_slots=8,
+            candidates=4,
+            codec_lanes=8,
+            wide_counters=False,
+        ),
+        Config(
+            name="llama70b",
+            sessions=1,
+            queues=640,
+            pages=8192,
+            frames=(262144, 262144, 262144, 262144),
+            **_BIG,
+        ),
+        Config(name="64x64", sessions=1, queues=64, pages=64, frames=(1024, 256, 256, 256), **_BIG),
+        Config(
+            name="640x8192",
+            sessions=1,
+            queues=640,
+            pages=8192,
+            frames=(65536, 256, 256, 256),
+            **_BIG,
+        ),
+    )
+}
 
 
 def named(name: str) -> Config:

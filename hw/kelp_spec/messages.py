@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""CXL.mem transaction-layer messages, 256-byte flit fields and encodings (spec §3; CXL 3.x, HDM-H semantics). Plain Python.
+"""CXL.mem transaction-layer messages, 256-byte flit fields and encodings (spec §3; CXL 3.x, HDM-H
+semantics). Plain Python.
 
 The Valid bit of each message is the stream's `valid`; reserved bits are not carried.
 """
@@ -68,11 +69,48 @@ class DevLoad(IntEnum):
 
 #: message → (field, bits), lowest first. `address` is host address bits 51:6.
 FIELDS: dict[str, tuple[tuple[str, int], ...]] = {
-    "M2SReq": (("opcode", 4), ("snp_type", 3), ("meta_field", 2), ("meta_value", 2), ("tag", 16), ("address", 46), ("ld_id", 4), ("tc", 2)),
-    "M2SRwD": (("opcode", 4), ("snp_type", 3), ("meta_field", 2), ("meta_value", 2), ("tag", 16), ("address", 46), ("poison", 1), ("bep", 1),
-               ("ld_id", 4), ("tc", 2), ("byte_enable", 64), ("data", 512)),
+    "M2SReq": (
+        ("opcode", 4),
+        ("snp_type", 3),
+        ("meta_field", 2),
+        ("meta_value", 2),
+        ("tag", 16),
+        ("address", 46),
+        ("ld_id", 4),
+        ("tc", 2),
+    ),
+    "M2SRwD": (
+        ("opcode", 4),
+        ("snp_type", 3),
+        ("meta_field", 2),
+        ("meta_value", 2),
+        ("tag", 16),
+        ("address", 46),
+        ("poison", 1),
+        ("bep", 1),
+        ("ld_id", 4),
+        ("tc", 2),
+        ("byte_enable", 64),
+        ("data", 512),
+    ),
     "M2SBIRsp": (("opcode", 4), ("bi_tag", 12), ("bi_id", 12), ("low_address", 2)),
     "S2MBISnp": (("opcode", 4), ("bi_tag", 12), ("bi_id", 12), ("address", 46)),
-    "S2MNDR": (("opcode", 3), ("meta_field", 2), ("meta_value", 2), ("tag", 16), ("ld_id", 4), ("dev_load", 2)),
-    "S2MDRS": (("opcode", 3), ("meta_field", 2), ("meta_value", 2), ("tag", 16), ("poison", 1), ("ld_id", 4), ("dev_load", 2), ("data", 512)),
+    "S2MNDR": (
+        ("opcode", 3),
+        ("meta_field", 2),
+        ("meta_value", 2),
+        ("tag", 16),
+        ("ld_id", 4),
+        ("dev_load", 2),
+    ),
+    "S2MDRS": (
+        ("opcode", 3),
+        ("meta_field", 2),
+        ("meta_value", 2),
+        ("tag", 16),
+        ("poison", 1),
+        ("ld_id", 4),
+        ("dev_load", 2),
+        ("data", 512),
+    ),
 }

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Metadata formats and the enumerations that cross blocks (spec §4, docs/design.md §2 and §3). Plain Python."""
+"""Metadata formats and the enumerations that cross blocks (spec §4, docs/design.md §2 and §3).
+Plain Python."""
 
 from __future__ import annotations
 
@@ -7,12 +8,30 @@ from enum import IntEnum
 
 from .config import Config
 
-__all__ = ["PageState", "Op", "Outcome", "MissKind", "PrefetchSource", "ScoreSource", "ScoreEvent", "DataOp", "Answer", "ColdOp", "ColdStatus", "Event",
-           "EvictResult", "STEP_BITS", "SCORE_BITS", "LAYER_RANGES", "page_word_fields", "frame_entry_fields"]
+__all__ = [
+    "PageState",
+    "Op",
+    "Outcome",
+    "MissKind",
+    "PrefetchSource",
+    "ScoreSource",
+    "ScoreEvent",
+    "DataOp",
+    "Answer",
+    "ColdOp",
+    "ColdStatus",
+    "Event",
+    "EvictResult",
+    "STEP_BITS",
+    "SCORE_BITS",
+    "LAYER_RANGES",
+    "page_word_fields",
+    "frame_entry_fields",
+]
 
-STEP_BITS = 24     #: decode-step counter, modulo 2^24; wrap is legal
-SCORE_BITS = 16    #: UQ0.16
-LAYER_RANGES = 4   #: ranges of layers with their own stored formats, per session
+STEP_BITS = 24  #: decode-step counter, modulo 2^24; wrap is legal
+SCORE_BITS = 16  #: UQ0.16
+LAYER_RANGES = 4  #: ranges of layers with their own stored formats, per session
 
 
 class PageState(IntEnum):
@@ -21,7 +40,7 @@ class PageState(IntEnum):
     WRITING_BACK = 2
     COLD = 3
     FETCHING = 4
-    LOST = 5          #: absent and poisoned: its word had an uncorrectable error
+    LOST = 5  #: absent and poisoned: its word had an uncorrectable error
 
 
 class Op(IntEnum):
@@ -48,40 +67,41 @@ class Op(IntEnum):
     SCRUB = 18
     PEEK = 19
     RECOVER = 20
-    CLOSED = 21       #: the closer has scrubbed every page: the session becomes free
+    CLOSED = 21  #: the closer has scrubbed every page: the session becomes free
 
 
 class Outcome(IntEnum):
     """What M3 decided about an op; carried by the commit record."""
 
     DONE = 0
-    HIT = 1           #: demand on a resident page
-    ALLOCATED = 2     #: write to an absent page took a frame
-    ZERO = 3          #: read of an absent page
-    POISON = 4        #: read of a lost page
-    REFUSED = 5       #: outside the map, closed session, foreign LD-ID
-    MISSED = 6        #: a new miss entry was made
-    PARKED = 7        #: joined an existing miss entry
-    RETRY = 8         #: try again later (GRANT without frame, FLIP with parked requests, SCRUB of a busy page)
-    VOID = 9          #: candidate or write-back no longer holds
-    DROPPED = 10      #: prefetch not taken
-    ORPHAN = 11       #: frame belongs to no page now: flush and free it
+    HIT = 1  #: demand on a resident page
+    ALLOCATED = 2  #: write to an absent page took a frame
+    ZERO = 3  #: read of an absent page
+    POISON = 4  #: read of a lost page
+    REFUSED = 5  #: outside the map, closed session, foreign LD-ID
+    MISSED = 6  #: a new miss entry was made
+    PARKED = 7  #: joined an existing miss entry
+    #: try again later (GRANT without frame, FLIP with parked requests, SCRUB of a busy page)
+    RETRY = 8
+    VOID = 9  #: candidate or write-back no longer holds
+    DROPPED = 10  #: prefetch not taken
+    ORPHAN = 11  #: frame belongs to no page now: flush and free it
 
 
 class MissKind(IntEnum):
     DEMAND = 0
-    ALLOCATE = 1      #: no flash read: a write to an absent page that waits for a frame
+    ALLOCATE = 1  #: no flash read: a write to an absent page that waits for a frame
     PREFETCH = 2
 
 
 class PrefetchSource(IntEnum):
     NONE = 0
-    WINDOW = 1        #: RoPE window P ± W
-    SPEC_READ = 2     #: MemSpecRd
-    HINT = 3          #: prefetch list of a hint line
-    LAYER_AHEAD = 4   #: same page of the next layer
-    PREVIOUS = 5      #: pages accessed in the previous step
-    POLICY = 6        #: pages that policy `kelp` values above what would give way (docs/policy.md)
+    WINDOW = 1  #: RoPE window P ± W
+    SPEC_READ = 2  #: MemSpecRd
+    HINT = 3  #: prefetch list of a hint line
+    LAYER_AHEAD = 4  #: same page of the next layer
+    PREVIOUS = 5  #: pages accessed in the previous step
+    POLICY = 6  #: pages that policy `kelp` values above what would give way (docs/policy.md)
 
 
 class ScoreSource(IntEnum):
@@ -99,7 +119,7 @@ class ScoreEvent(IntEnum):
 
 
 class DataOp(IntEnum):
-    ANSWER = 0        #: answer without memory
+    ANSWER = 0  #: answer without memory
     READ = 1
     WRITE = 2
     FLUSH = 3
@@ -109,16 +129,16 @@ class Answer(IntEnum):
     """Kind of response a data op ends in."""
 
     NONE = 0
-    DATA = 1          #: DRS MemData from memory
-    ZEROS = 2         #: DRS MemData, zeros
-    POISON = 3        #: DRS MemData, poison set, zeros
-    NXM = 4           #: DRS MemData-NXM
-    CMP = 5           #: NDR Cmp
+    DATA = 1  #: DRS MemData from memory
+    ZEROS = 2  #: DRS MemData, zeros
+    POISON = 3  #: DRS MemData, poison set, zeros
+    NXM = 4  #: DRS MemData-NXM
+    CMP = 5  #: NDR Cmp
 
 
 class ColdOp(IntEnum):
-    READ = 0          #: lba → frame
-    WRITE = 1         #: frame → lba
+    READ = 0  #: lba → frame
+    WRITE = 1  #: frame → lba
     ABORT = 2
 
 
@@ -161,10 +181,26 @@ class Event(IntEnum):
 
 def page_word_fields(config: Config) -> tuple[tuple[str, int], ...]:
     """(name, bits) of a page word, lowest first; SECDED is added over all of it."""
-    return (("state", 3), ("place", config.place_bits), ("format_k", 3), ("format_v", 3), ("last_step", STEP_BITS), ("pinned", 1))
+    return (
+        ("state", 3),
+        ("place", config.place_bits),
+        ("format_k", 3),
+        ("format_v", 3),
+        ("last_step", STEP_BITS),
+        ("pinned", 1),
+    )
 
 
 def frame_entry_fields(config: Config) -> tuple[tuple[str, int], ...]:
     """(name, bits) of a frame-table entry, lowest first."""
-    return (("in_use", 1), ("dirty", 1), ("redirty", 1), ("used", 1), ("source", 3), ("squeue", config.squeue_bits), ("page", config.page_bits),
-            ("valid", config.page_lines), ("poison", config.page_lines))
+    return (
+        ("in_use", 1),
+        ("dirty", 1),
+        ("redirty", 1),
+        ("used", 1),
+        ("source", 3),
+        ("squeue", config.squeue_bits),
+        ("page", config.page_bits),
+        ("valid", config.page_lines),
+        ("poison", config.page_lines),
+    )

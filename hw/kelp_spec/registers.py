@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The register map, declared once (spec §9): the RTL decoder, host names, C header and the table in docs/ are made from it. Plain Python.
+"""The register map, declared once (spec §9): the RTL decoder, host names, C header and the table in
+docs/ are made from it. Plain Python.
 
-Registers are 64 bits wide, eight to a 64-byte line of the register window. Reads have no side effects. `scope` says who may touch one:
-`all` any LD-ID reads it; `control` LD-ID 0 alone; `session` the session's owner and LD-ID 0. A refused access answers zeros / Cmp and logs an event.
+Registers are 64 bits wide, eight to a 64-byte line of the register window. Reads have no side
+effects. `scope` says who may touch one: `all` any LD-ID reads it; `control` LD-ID 0 alone;
+`session` the session's owner and LD-ID 0. A refused access answers zeros / Cmp and logs an event.
 """
 
 from __future__ import annotations
@@ -13,36 +15,65 @@ from enum import Enum, IntEnum
 from .config import POOLS, Config
 from .metadata import LAYER_RANGES, PrefetchSource
 
-__all__ = ["Access", "Scope", "Field", "Register", "RegisterMap", "SessionCommand", "COUNTERS", "QUEUE_COUNTERS", "HISTOGRAM_BINS", "SESSION_BASE",
-           "SESSION_STRIDE", "IDENTITY"]
+__all__ = [
+    "Access",
+    "Scope",
+    "Field",
+    "Register",
+    "RegisterMap",
+    "SessionCommand",
+    "COUNTERS",
+    "QUEUE_COUNTERS",
+    "HISTOGRAM_BINS",
+    "SESSION_BASE",
+    "SESSION_STRIDE",
+    "IDENTITY",
+]
 
-IDENTITY = 0x4B454C50_0001_0000     #: "KELP", map version 1.0
+IDENTITY = 0x4B454C50_0001_0000  #: "KELP", map version 1.0
 SESSION_BASE = 0x1000
 SESSION_STRIDE = 0x200
-HISTOGRAM_BINS = 24                 #: bin b counts latencies of 2^b … 2^(b+1)−1 cycles; bin 0 also 0, the last all above
+#: bin b counts latencies of 2^b … 2^(b+1)−1 cycles; bin 0 also 0, the last all above
+HISTOGRAM_BINS = 24
 EVENT_RECORDS = 16
 
 _SOURCES = tuple(s.name.lower() for s in PrefetchSource if s)
 
 #: Totals, 48 bits each, in order of their registers.
 COUNTERS: tuple[tuple[str, str], ...] = (
-    ("accesses", "first demand line of a page in a step"), ("reads", "demand reads"), ("writes", "demand writes"),
-    ("hits", "accesses that found the page resident"), ("misses", "accesses that found it cold or fetching"),
-    ("allocations", "accesses that allocated the page"), ("evictions", "pages made cold"), ("write_backs", "dirty pages written to flash"),
-    ("fetches", "pages read from flash"), ("evicted_missed", "misses within 16 steps of the page's eviction"),
-    ("corrected", "single-bit errors corrected"), ("uncorrected", "double-bit errors met"), ("refused", "requests outside the map, closed or foreign"),
-    *((f"prefetch_issued_{s}", f"prefetches taken, {s}") for s in _SOURCES), *((f"prefetch_useful_{s}", f"demanded while resident, {s}") for s in _SOURCES),
-    *((f"prefetch_late_{s}", f"demanded while fetching, {s}") for s in _SOURCES), *((f"prefetch_useless_{s}", f"evicted unused, {s}") for s in _SOURCES),
+    ("accesses", "first demand line of a page in a step"),
+    ("reads", "demand reads"),
+    ("writes", "demand writes"),
+    ("hits", "accesses that found the page resident"),
+    ("misses", "accesses that found it cold or fetching"),
+    ("allocations", "accesses that allocated the page"),
+    ("evictions", "pages made cold"),
+    ("write_backs", "dirty pages written to flash"),
+    ("fetches", "pages read from flash"),
+    ("evicted_missed", "misses within 16 steps of the page's eviction"),
+    ("corrected", "single-bit errors corrected"),
+    ("uncorrected", "double-bit errors met"),
+    ("refused", "requests outside the map, closed or foreign"),
+    *((f"prefetch_issued_{s}", f"prefetches taken, {s}") for s in _SOURCES),
+    *((f"prefetch_useful_{s}", f"demanded while resident, {s}") for s in _SOURCES),
+    *((f"prefetch_late_{s}", f"demanded while fetching, {s}") for s in _SOURCES),
+    *((f"prefetch_useless_{s}", f"evicted unused, {s}") for s in _SOURCES),
     *((f"prefetch_dropped_{s}", f"candidates dropped, {s}") for s in _SOURCES),
-    ("hint_lines", "hint lines absorbed"), ("hint_updates", "page masses taken"), ("sweeps", "sweeps of the eviction engine"),
+    ("hint_lines", "hint lines absorbed"),
+    ("hint_updates", "page masses taken"),
+    ("sweeps", "sweeps of the eviction engine"),
 )
 
 #: Per (session, queue), 32 bits each; `wide_counters` = False keeps the first four.
 QUEUE_COUNTERS: tuple[tuple[str, str], ...] = (
-    ("hits", "accesses that found the page resident"), ("misses", "accesses that did not"), ("evictions", "pages made cold"),
+    ("hits", "accesses that found the page resident"),
+    ("misses", "accesses that did not"),
+    ("evictions", "pages made cold"),
     ("prefetch_useful", "prefetched pages demanded while resident"),
-    ("allocations", "pages allocated"), ("write_backs", "dirty pages written"), ("prefetch_issued", "prefetches taken"), ("evicted_missed",
-                                                                                                                          "misses within 16 steps of eviction"),
+    ("allocations", "pages allocated"),
+    ("write_backs", "dirty pages written"),
+    ("prefetch_issued", "prefetches taken"),
+    ("evicted_missed", "misses within 16 steps of eviction"),
 )
 
 
@@ -63,10 +94,10 @@ class SessionCommand(IntEnum):
 
     OPEN = 1
     CLOSE = 2
-    ADVANCE = 3       #: step += `argument`
-    APPLY_QUEUE = 4   #: queue parameters below → the selected queue
-    APPLY_ALL = 5     #: queue parameters below → every queue of the session
-    PEEK = 6          #: page word of the selected queue and page → `page_word`
+    ADVANCE = 3  #: step += `argument`
+    APPLY_QUEUE = 4  #: queue parameters below → the selected queue
+    APPLY_ALL = 5  #: queue parameters below → every queue of the session
+    PEEK = 6  #: page word of the selected queue and page → `page_word`
 
 
 @dataclass(frozen=True)
@@ -97,52 +128,193 @@ def _whole(bits: int = 64, doc: str = "", reset: int = 0) -> tuple[Field, ...]:
 
 
 class RegisterMap:
-    """All registers of one configuration; `registers` by ascending offset, `by_name`, and one session's as `session(s)`."""
+    """All registers of one configuration; `registers` by ascending offset, `by_name`, and one
+    session's as `session(s)`."""
 
     def __init__(self, config: Config):
         self.config = config
-        self.registers = tuple(sorted((*self._global(), *self._counters(), *(r for s in range(config.sessions) for r in self.session(s))),
-                                      key=lambda r: r.offset))
+        self.registers = tuple(
+            sorted(
+                (
+                    *self._global(),
+                    *self._counters(),
+                    *(r for s in range(config.sessions) for r in self.session(s)),
+                ),
+                key=lambda r: r.offset,
+            )
+        )
         self.by_name = {r.name: r for r in self.registers}
         offsets = [r.offset for r in self.registers]
-        assert len(set(offsets)) == len(offsets) and len(self.by_name) == len(offsets), "register map overlaps"
+        assert len(set(offsets)) == len(offsets) and len(self.by_name) == len(offsets), (
+            "register map overlaps"
+        )
 
     def _global(self):
         c, RO, RW, WO, A, C = self.config, Access.RO, Access.RW, Access.WO, Scope.ALL, Scope.CONTROL
-        yield Register("identity", 0x000, RO, A, _whole(64, reset=IDENTITY), "\"KELP\" and the version of this map")
-        yield Register("digest", 0x008, RO, A, _whole(48, reset=int(c.digest, 16)), "digest of the configuration")
-        yield Register("geometry", 0x010, RO, A, (
-            Field("sessions", 0, 8, "", c.sessions), Field("queues", 8, 16, "", c.queues), Field("pages", 24, 16, "", c.pages),
-            Field("half_lines", 40, 16, "", c.half_lines)), "sizes of the address map")
-        yield Register("status", 0x018, RO, A, (
-            Field("ready", 0, 1, "the reset scrub is over"), Field("quiescent", 1, 1, "nothing in flight"), Field("irq", 2, 1, "interrupt pending"),
-            Field("event_overflow", 3, 1, "events were lost since the last clear")), "state of the endpoint")
-        yield Register("low_water", 0x020, RW, C, _whole(16, "frames", 2), "frames of each used pool that prefetch leaves free")
-        yield Register("high_water", 0x068, RW, C, _whole(16, "frames", 4),
-                       "eviction keeps max(low_water, high_water) frames of each used pool free; prefetch may take those above low_water")
-        yield Register("reserve", 0x028, RW, C, _whole(16, "frames", 4), "frames of a pool that pins may never take")
-        yield Register("cold_retries", 0x030, RW, C, _whole(4, "", 2), "tries after a failed or lost cold command")
-        yield Register("cold_timeout", 0x038, RW, C, _whole(32, "cycles", 1 << 20), "a cold command without completion counts as failed")
-        yield Register("starve_limit", 0x040, RW, C, _whole(32, "cycles", 1 << 24), "a miss without a frame is answered with poison")
-        yield Register("prefetch_enable", 0x048, RW, C, tuple(Field(s, i, 1, "") for i, s in enumerate(_SOURCES)), "prefetch sources switched on")
-        yield Register("event_clear", 0x050, WO, C, _whole(1), "write 1: empty the event log, clear overflow and irq")
-        yield Register("irq_enable", 0x058, RW, C, _whole(32, "bit = event code"), "events that raise irq")
+        yield Register(
+            "identity",
+            0x000,
+            RO,
+            A,
+            _whole(64, reset=IDENTITY),
+            '"KELP" and the version of this map',
+        )
+        yield Register(
+            "digest",
+            0x008,
+            RO,
+            A,
+            _whole(48, reset=int(c.digest, 16)),
+            "digest of the configuration",
+        )
+        yield Register(
+            "geometry",
+            0x010,
+            RO,
+            A,
+            (
+                Field("sessions", 0, 8, "", c.sessions),
+                Field("queues", 8, 16, "", c.queues),
+                Field("pages", 24, 16, "", c.pages),
+                Field("half_lines", 40, 16, "", c.half_lines),
+            ),
+            "sizes of the address map",
+        )
+        yield Register(
+            "status",
+            0x018,
+            RO,
+            A,
+            (
+                Field("ready", 0, 1, "the reset scrub is over"),
+                Field("quiescent", 1, 1, "nothing in flight"),
+                Field("irq", 2, 1, "interrupt pending"),
+                Field("event_overflow", 3, 1, "events were lost since the last clear"),
+            ),
+            "state of the endpoint",
+        )
+        yield Register(
+            "low_water",
+            0x020,
+            RW,
+            C,
+            _whole(16, "frames", 2),
+            "frames of each used pool that prefetch leaves free",
+        )
+        yield Register(
+            "high_water",
+            0x068,
+            RW,
+            C,
+            _whole(16, "frames", 4),
+            "eviction keeps max(low_water, high_water) frames of each used pool free; "
+            + "prefetch may take those above low_water",
+        )
+        yield Register(
+            "reserve",
+            0x028,
+            RW,
+            C,
+            _whole(16, "frames", 4),
+            "frames of a pool that pins may never take",
+        )
+        yield Register(
+            "cold_retries",
+            0x030,
+            RW,
+            C,
+            _whole(4, "", 2),
+            "tries after a failed or lost cold command",
+        )
+        yield Register(
+            "cold_timeout",
+            0x038,
+            RW,
+            C,
+            _whole(32, "cycles", 1 << 20),
+            "a cold command without completion counts as failed",
+        )
+        yield Register(
+            "starve_limit",
+            0x040,
+            RW,
+            C,
+            _whole(32, "cycles", 1 << 24),
+            "a miss without a frame is answered with poison",
+        )
+        yield Register(
+            "prefetch_enable",
+            0x048,
+            RW,
+            C,
+            tuple(Field(s, i, 1, "") for i, s in enumerate(_SOURCES)),
+            "prefetch sources switched on",
+        )
+        yield Register(
+            "event_clear",
+            0x050,
+            WO,
+            C,
+            _whole(1),
+            "write 1: empty the event log, clear overflow and irq",
+        )
+        yield Register(
+            "irq_enable", 0x058, RW, C, _whole(32, "bit = event code"), "events that raise irq"
+        )
         yield Register("event_count", 0x060, RO, C, _whole(8), "records in the event log")
         for p, pool in enumerate(POOLS):
-            yield Register(f"pool_limit_{pool}", 0x080 + 8 * p, RW, C, _whole(24, "frames", c.frames[p]),
-                           "frames in use at most, 0 meaning 1; changed only while none is")
-            yield Register(f"pool_used_{pool}", 0x0A0 + 8 * p, RO, C, _whole(24, "frames"), "frames in use")
+            yield Register(
+                f"pool_limit_{pool}",
+                0x080 + 8 * p,
+                RW,
+                C,
+                _whole(24, "frames", c.frames[p]),
+                "frames in use at most, 0 meaning 1; changed only while none is",
+            )
+            yield Register(
+                f"pool_used_{pool}", 0x0A0 + 8 * p, RO, C, _whole(24, "frames"), "frames in use"
+            )
         for i in range(EVENT_RECORDS):
-            yield Register(f"event_{i}", 0x100 + 16 * i, RO, C, (Field("code", 0, 8, "kelp_spec.metadata.Event"), Field("ld_id", 8, 4, ""),
-                           Field("squeue", 12, 16, ""), Field("page", 28, 16, ""), Field("argument", 44, 20, "")), "event record, oldest first")
-            yield Register(f"event_time_{i}", 0x108 + 16 * i, RO, C, _whole(32, "cycles"), "time of the event")
+            yield Register(
+                f"event_{i}",
+                0x100 + 16 * i,
+                RO,
+                C,
+                (
+                    Field("code", 0, 8, "kelp_spec.metadata.Event"),
+                    Field("ld_id", 8, 4, ""),
+                    Field("squeue", 12, 16, ""),
+                    Field("page", 28, 16, ""),
+                    Field("argument", 44, 20, ""),
+                ),
+                "event record, oldest first",
+            )
+            yield Register(
+                f"event_time_{i}", 0x108 + 16 * i, RO, C, _whole(32, "cycles"), "time of the event"
+            )
 
     def _counters(self):
         for i, (name, doc) in enumerate(COUNTERS):
-            yield Register(f"count_{name}", 0x400 + 8 * i, Access.RO, Scope.CONTROL, _whole(48), doc)
+            yield Register(
+                f"count_{name}", 0x400 + 8 * i, Access.RO, Scope.CONTROL, _whole(48), doc
+            )
         for i in range(HISTOGRAM_BINS):
-            yield Register(f"hit_latency_{i}", 0x800 + 8 * i, Access.RO, Scope.CONTROL, _whole(32), f"hits answered in 2^{i} … cycles")
-            yield Register(f"miss_latency_{i}", 0x900 + 8 * i, Access.RO, Scope.CONTROL, _whole(32), f"misses answered in 2^{i} … cycles")
+            yield Register(
+                f"hit_latency_{i}",
+                0x800 + 8 * i,
+                Access.RO,
+                Scope.CONTROL,
+                _whole(32),
+                f"hits answered in 2^{i} … cycles",
+            )
+            yield Register(
+                f"miss_latency_{i}",
+                0x900 + 8 * i,
+                Access.RO,
+                Scope.CONTROL,
+                _whole(32),
+                f"misses answered in 2^{i} … cycles",
+            )
 
     def session(self, s: int) -> tuple[Register, ...]:
         """The registers of session `s`."""
@@ -152,56 +324,153 @@ class RegisterMap:
         RO, RW, WO, C, S = Access.RO, Access.RW, Access.WO, Scope.CONTROL, Scope.SESSION
         queue_counters = QUEUE_COUNTERS if c.wide_counters else QUEUE_COUNTERS[:4]
         return (
-            Register(p + "shape", base + 0x00, RW, C, (
-                Field("layers", 0, 10, "", 1),
-                Field("kv_heads", 10, 10, "", 1),
-                Field("used_lines", 20, 10, "host lines of a page's K half = tokens per page × lines per token", c.half_lines),
-                Field("host_type", 30, 1, "0 fp16, 1 bf16"),
-                Field("k_only", 31, 1, "V lines do not exist"),
-                Field("used_pages", 32, 14, "", c.pages),
-                Field("owner", 46, 4, "LD-ID"),
-            ), "model descriptor; taken by OPEN"),
-            Register(p + "formats", base + 0x08, RW, C, tuple(field for r in range(LAYER_RANGES) for field in (
-                Field(f"last_layer_{r}", 16 * r, 10, "", 1023),
-                Field(f"format_k_{r}", 16 * r + 10, 3, ""),
-                Field(f"format_v_{r}", 16 * r + 13, 3, ""),
-            )), "stored formats by layer: the first range whose last_layer is not below the layer; taken by OPEN"),
-            Register(p + "command", base + 0x10, WO, S, (
-                Field("command", 0, 4, "SessionCommand; OPEN and CLOSE need LD-ID 0"),
-                Field("argument", 16, 24, "ADVANCE: steps"),
-            ), "session command"),
-            Register(p + "state", base + 0x18, RO, S, (
-                Field("open", 0, 1),
-                Field("busy", 1, 1, "opening, closing or a command under way"),
-                Field("refused", 2, 1, "the last command was refused"),
-                Field("decode", 3, 1, "phase: decode"),
-                Field("step", 8, 24),
-            ), "state of the session"),
-            Register(p + "auto_step", base + 0x20, RW, S, _whole(24, "accesses", 0), "observed score: the step advances every so many accesses; 0 off"),
-            Register(p + "queue", base + 0x28, RW, S, (Field("queue", 0, 10), Field("page", 16, 14)), "selects a queue (and a page for PEEK)"),
-            Register(p + "policy", base + 0x30, RW, S, (
-                Field("alpha", 0, 9, "α · 256, 1 … 256", 26),
-                Field("mass_shift", 12, 4, "k of x = mass << k"),
-                Field("score_source", 16, 2, "0 none, 1 pushed, 2 observed"),
-                Field("window", 20, 6, "RoPE window in pages; 0 off"),
-                Field("policy", 32, 1, "0 the plain formula, 1 `kelp` (docs/policy.md)"),
-            ), "queue parameters, taken by APPLY"),
-            Register(p + "recency", base + 0x38, RW, S, (
-                Field("tau_m", 0, 16, "m in 2^15 … 2^16−1", 48409),
-                Field("tau_sh", 16, 5, "sh + 1: 0 … 16", 10),
-                Field("idle_m", 24, 16, "m of −65536·log2(1 − α)", 40504),
-                Field("idle_sh", 40, 5, "sh + 4: 0 … 19", 6),
-            ), "decay constants, taken by APPLY"),
-            Register(p + "budget", base + 0x40, RW, C, _whole(32, "DRAM lines (64 B)"), "residency budget, taken by APPLY"),
-            Register(p + "page_word", base + 0x48, RO, S, (
-                Field("state", 0, 3),
-                Field("format_k", 3, 3),
-                Field("format_v", 6, 3),
-                Field("pinned", 9, 1),
-                Field("place", 10, 24),
-                Field("last_step", 34, 24),
-            ), "page word of the last PEEK"),
-            Register(p + "resident", base + 0x50, RO, S, _whole(32, "DRAM lines"), "resident lines of the selected queue"),
-            *(Register(f"{p}queue_{name}", base + 0x80 + 8 * i, RO, S, _whole(32), doc + " since OPEN (selected queue)")
-              for i, (name, doc) in enumerate(queue_counters)),
+            Register(
+                p + "shape",
+                base + 0x00,
+                RW,
+                C,
+                (
+                    Field("layers", 0, 10, "", 1),
+                    Field("kv_heads", 10, 10, "", 1),
+                    Field(
+                        "used_lines",
+                        20,
+                        10,
+                        "host lines of a page's K half = tokens per page × lines per token",
+                        c.half_lines,
+                    ),
+                    Field("host_type", 30, 1, "0 fp16, 1 bf16"),
+                    Field("k_only", 31, 1, "V lines do not exist"),
+                    Field("used_pages", 32, 14, "", c.pages),
+                    Field("owner", 46, 4, "LD-ID"),
+                ),
+                "model descriptor; taken by OPEN",
+            ),
+            Register(
+                p + "formats",
+                base + 0x08,
+                RW,
+                C,
+                tuple(
+                    field
+                    for r in range(LAYER_RANGES)
+                    for field in (
+                        Field(f"last_layer_{r}", 16 * r, 10, "", 1023),
+                        Field(f"format_k_{r}", 16 * r + 10, 3, ""),
+                        Field(f"format_v_{r}", 16 * r + 13, 3, ""),
+                    )
+                ),
+                "stored formats by layer: the first range whose last_layer is not below the "
+                + "layer; taken by OPEN",
+            ),
+            Register(
+                p + "command",
+                base + 0x10,
+                WO,
+                S,
+                (
+                    Field("command", 0, 4, "SessionCommand; OPEN and CLOSE need LD-ID 0"),
+                    Field("argument", 16, 24, "ADVANCE: steps"),
+                ),
+                "session command",
+            ),
+            Register(
+                p + "state",
+                base + 0x18,
+                RO,
+                S,
+                (
+                    Field("open", 0, 1),
+                    Field("busy", 1, 1, "opening, closing or a command under way"),
+                    Field("refused", 2, 1, "the last command was refused"),
+                    Field("decode", 3, 1, "phase: decode"),
+                    Field("step", 8, 24),
+                ),
+                "state of the session",
+            ),
+            Register(
+                p + "auto_step",
+                base + 0x20,
+                RW,
+                S,
+                _whole(24, "accesses", 0),
+                "observed score: the step advances every so many accesses; 0 off",
+            ),
+            Register(
+                p + "queue",
+                base + 0x28,
+                RW,
+                S,
+                (Field("queue", 0, 10), Field("page", 16, 14)),
+                "selects a queue (and a page for PEEK)",
+            ),
+            Register(
+                p + "policy",
+                base + 0x30,
+                RW,
+                S,
+                (
+                    Field("alpha", 0, 9, "α · 256, 1 … 256", 26),
+                    Field("mass_shift", 12, 4, "k of x = mass << k"),
+                    Field("score_source", 16, 2, "0 none, 1 pushed, 2 observed"),
+                    Field("window", 20, 6, "RoPE window in pages; 0 off"),
+                    Field("policy", 32, 1, "0 the plain formula, 1 `kelp` (docs/policy.md)"),
+                ),
+                "queue parameters, taken by APPLY",
+            ),
+            Register(
+                p + "recency",
+                base + 0x38,
+                RW,
+                S,
+                (
+                    Field("tau_m", 0, 16, "m in 2^15 … 2^16−1", 48409),
+                    Field("tau_sh", 16, 5, "sh + 1: 0 … 16", 10),
+                    Field("idle_m", 24, 16, "m of −65536·log2(1 − α)", 40504),
+                    Field("idle_sh", 40, 5, "sh + 4: 0 … 19", 6),
+                ),
+                "decay constants, taken by APPLY",
+            ),
+            Register(
+                p + "budget",
+                base + 0x40,
+                RW,
+                C,
+                _whole(32, "DRAM lines (64 B)"),
+                "residency budget, taken by APPLY",
+            ),
+            Register(
+                p + "page_word",
+                base + 0x48,
+                RO,
+                S,
+                (
+                    Field("state", 0, 3),
+                    Field("format_k", 3, 3),
+                    Field("format_v", 6, 3),
+                    Field("pinned", 9, 1),
+                    Field("place", 10, 24),
+                    Field("last_step", 34, 24),
+                ),
+                "page word of the last PEEK",
+            ),
+            Register(
+                p + "resident",
+                base + 0x50,
+                RO,
+                S,
+                _whole(32, "DRAM lines"),
+                "resident lines of the selected queue",
+            ),
+            *(
+                Register(
+                    f"{p}queue_{name}",
+                    base + 0x80 + 8 * i,
+                    RO,
+                    S,
+                    _whole(32),
+                    doc + " since OPEN (selected queue)",
+                )
+                for i, (name, doc) in enumerate(queue_counters)
+            ),
         )

@@ -1,21 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Scores, the executable specification: EMA, lazy fold, recency, priority (spec §5; docs/arithmetic.md, "EMA" … "Priority").
+"""Scores, the executable specification: EMA, lazy fold, recency, priority (spec §5;
+docs/arithmetic.md, "EMA" … "Priority").
 
-Every function takes Python integers or NumPy integer arrays alike and is exact in 64 bits. ``m`` and ``sh`` are a decay constant; ``sh`` is
-the signed shift, not its biased field (``kelp_spec.scores``). The plain-integer forms are also what the transaction-level endpoint calls once
-per event, so they are kept free of conversions; :class:`Decay` remembers the recency of the ages it has met.
+Every function takes Python integers or NumPy integer arrays alike and is exact in 64 bits. ``m``
+and ``sh`` are a decay constant; ``sh`` is the signed shift, not its biased field
+(``kelp_spec.scores``). The plain-integer forms are also what the transaction-level endpoint calls
+once per event, so they are kept free of conversions; :class:`Decay` remembers the recency of the
+ages it has met.
 """
 
 import functools
 
 import numpy as np
 
-__all__ = ["AGE_MASK", "EXP2_TABLE", "T_MAX", "Decay", "age", "decay", "ema", "exponent", "fold", "halving", "initial", "mass", "priority", "touch"]
+__all__ = [
+    "AGE_MASK",
+    "EXP2_TABLE",
+    "T_MAX",
+    "Decay",
+    "age",
+    "decay",
+    "ema",
+    "exponent",
+    "fold",
+    "halving",
+    "initial",
+    "mass",
+    "priority",
+    "touch",
+]
 
-AGE_MASK = (1 << 24) - 1      #: steps and ages are modulo 2^24
-T_MAX = (1 << 21) - 1         #: largest exponent, in units of 2^-16
-_TOP = 65535                  #: UQ0.16's largest value
+AGE_MASK = (1 << 24) - 1  #: steps and ages are modulo 2^24
+T_MAX = (1 << 21) - 1  #: largest exponent, in units of 2^-16
+_TOP = 65535  #: UQ0.16's largest value
 
 #: T[i] = round(65536 · 2^(-i/256)), i = 0 … 256.
 EXP2_TABLE = tuple(round(65536 * 2.0 ** (-i / 256)) for i in range(257))
@@ -27,7 +45,8 @@ def _is_array(*values) -> bool:
 
 
 def ema(s, x, a):
-    """One step of the exponential moving average: s' = s + ((x - s)·a + 128 >> 8); s, x UQ0.16; a = α·256 in 0 … 256, more counts as 256."""
+    """One step of the exponential moving average: s' = s + ((x - s)·a + 128 >> 8); s, x UQ0.16; a =
+    α·256 in 0 … 256, more counts as 256."""
     if _is_array(s, x, a):
         s, x, a = (np.asarray(v, np.int64) for v in (s, x, a))
         return s + ((x - s) * np.minimum(a, 256) + 128 >> 8)
@@ -35,7 +54,8 @@ def ema(s, x, a):
 
 
 def exponent(steps, m, sh):
-    """t = min(⌊steps · m · 2^-sh⌋, 2^21 - 1): how many halvings ``steps`` steps mean, in units of 2^-16; sh -4 … 30."""
+    """t = min(⌊steps · m · 2^-sh⌋, 2^21 - 1): how many halvings ``steps`` steps mean, in units of
+    2^-16; sh -4 … 30."""
     if _is_array(steps, m, sh):
         steps, m, sh = (np.asarray(v, np.int64) for v in (steps, m, sh))
         return np.minimum(steps * m << 4 >> sh + 4, T_MAX)
@@ -74,7 +94,8 @@ def priority(s, d):
 
 
 def fold(s, idle, m, sh):
-    """The score after ``idle`` steps without a touch, each an EMA step with x = 0, in one: s · min(65535, halving) >> 16; unchanged for none."""
+    """The score after ``idle`` steps without a touch, each an EMA step with x = 0, in one: s ·
+    min(65535, halving) >> 16; unchanged for none."""
     if _is_array(s, idle, m, sh):
         s, idle = np.asarray(s, np.int64), np.asarray(idle, np.int64)
         return np.where(idle == 0, s, s * np.minimum(halving(exponent(idle, m, sh)), _TOP) >> 16)
@@ -85,7 +106,8 @@ def fold(s, idle, m, sh):
 
 
 def touch(s, gap, a, m, sh):
-    """Observed score at a page's first demand in a step, ``gap`` steps after its last: fold the gap - 1 idle steps, then one EMA step with x = 65535.
+    """Observed score at a page's first demand in a step, ``gap`` steps after its last: fold the gap
+    - 1 idle steps, then one EMA step with x = 65535.
 
     A gap of 0 counts as 1.
     """
@@ -112,7 +134,8 @@ def mass(s, pushed, k, a):
 
 
 def initial(a):
-    """The score of a page that has just been allocated: one touch from zero, since its allocation is an access."""
+    """The score of a page that has just been allocated: one touch from zero, since its allocation
+    is an access."""
     return ema(0, _TOP, a)
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Replays the commit stream of a free-running endpoint and finds every decision that differs (spec §9).
+"""Replays the commit stream of a free-running endpoint and finds every decision that differs (spec
+§9).
 
-The commit stream gives the golden endpoint one thing only: the order of ops and their arguments. Outcomes, words, frames, victims, scores and
-lines are computed here and compared. A flipped bit is the one fact that the endpoint reports and the golden model takes (`corrected`, `uncorrected`).
+The commit stream gives the golden endpoint one thing only: the order of ops and their arguments.
+Outcomes, words, frames, victims, scores and lines are computed here and compared. A flipped bit is
+the one fact that the endpoint reports and the golden model takes (`corrected`, `uncorrected`).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from .ops import ABSENT_WORD, Word
 from .ops import Op as TrackerOp
 from .sweep_audit import SweepAudit
 
-_SETTLED = 128   #: commits after which a page that became resident is certain to be swept: the residency map follows M3 by a few cycles
+#: commits after which a page that became resident is certain to be swept: the residency map follows
+#: M3 by a few cycles
+_SETTLED = 128
 
 __all__ = ["Audit", "Expected", "FrameRecord", "Mismatch", "ResultRecord", "ScoreRecord"]
 
@@ -48,7 +52,8 @@ class ResultRecord:
 
 @dataclass(slots=True)
 class FrameRecord:
-    """commit_frame: the frame op, and the entry after it. `hot`: it came by the hot lane and has no ResultRecord."""
+    """commit_frame: the frame op, and the entry after it. `hot`: it came by the hot lane and has no
+    ResultRecord."""
 
     hot: bool
     kind: int
@@ -63,7 +68,7 @@ class FrameRecord:
     squeue: int
     page: int
     kv_line: int
-    entry: tuple   #: (in_use, dirty, redirty, used, source, squeue, page, valid, poison)
+    entry: tuple  #: (in_use, dirty, redirty, used, source, squeue, page, valid, poison)
 
 
 @dataclass(slots=True)
@@ -74,7 +79,7 @@ class ScoreRecord:
     squeue: int
     page: int
     score: int
-    profile: int   #: policy `kelp`: the profile entry at the page's distance
+    profile: int  #: policy `kelp`: the profile entry at the page's distance
 
 
 @dataclass(slots=True)
@@ -92,7 +97,8 @@ class Mismatch:
 
 @dataclass(slots=True)
 class Expected:
-    """Answer that a request must get: `kind` is an Answer; `version` names a line of `Endpoint.lines`."""
+    """Answer that a request must get: `kind` is an Answer; `version` names a line of
+    `Endpoint.lines`."""
 
     kind: int
     version: int = ZEROS
@@ -110,7 +116,8 @@ class Audit:
     descriptors : dict
         session → ops.Session that an OPEN of it takes.
     requests : callable
-        tag → (request index, data bytes, byte enable) of the request in flight under it, called once at its M3 op.
+        tag → (request index, data bytes, byte enable) of the request in flight under it, called
+        once at its M3 op.
     on_step : callable, optional
         Called with the session before its step advances.
 
@@ -120,25 +127,44 @@ class Audit:
         The first `keep`; `count` counts all.
     """
 
-    def __init__(self, config: Config, endpoint: Endpoint, descriptors: dict, requests, *, keep: int = 100,
-                 on_step: Callable[[int], None] | None = None):
-        self.config, self.endpoint, self.descriptors, self.requests, self.keep = config, endpoint, descriptors, requests, keep
+    def __init__(
+        self,
+        config: Config,
+        endpoint: Endpoint,
+        descriptors: dict,
+        requests,
+        *,
+        keep: int = 100,
+        on_step: Callable[[int], None] | None = None,
+    ):
+        self.config, self.endpoint, self.descriptors, self.requests, self.keep = (
+            config,
+            endpoint,
+            descriptors,
+            requests,
+            keep,
+        )
         self.on_step = on_step
         self.mismatches: list[Mismatch] = []
         self.count = 0
         self.victims = 0
-        self._kinds, self._versions = bytearray(), array("q")   # expected answers, by request index
-        self._in_flight: dict[int, tuple] = {}     # tag → (index, data, byte enable)
+        self._kinds, self._versions = bytearray(), array("q")  # expected answers, by request index
+        self._in_flight: dict[int, tuple] = {}  # tag → (index, data, byte enable)
         self._scores: deque = deque()
-        self._sweeps = SweepAudit(config, endpoint.queues, lambda squeue: endpoint.policies[squeue].tau, endpoint.kelp)
+        self._sweeps = SweepAudit(
+            config, endpoint.queues, lambda squeue: endpoint.policies[squeue].tau, endpoint.kelp
+        )
         self._seen = 0
-        self._listed: dict[tuple[int, int], int] = {}      # (squeue, page) → commit that made it resident
-        self._sweep = (-1, -1)                             # squeue, number
-        self._to_scan: dict[tuple[int, int], int] = {}     # pages that the sweep under way must not leave out, with that commit
+        # (squeue, page) → commit that made it resident
+        self._listed: dict[tuple[int, int], int] = {}
+        self._sweep = (-1, -1)  # squeue, number
+        # pages that the sweep under way must not leave out, with that commit
+        self._to_scan: dict[tuple[int, int], int] = {}
         endpoint.on_score = lambda *score: self._scores.append(score)
 
     def begin(self, requests: int) -> None:
-        """So many requests come next; their indices count from 0 again. Those of before must have been answered and compared."""
+        """So many requests come next; their indices count from 0 again. Those of before must have
+        been answered and compared."""
         self._kinds, self._versions = bytearray(requests), array("q", bytes(8 * requests))
 
     def _wrong(self, what, device, golden):
@@ -146,7 +172,7 @@ class Audit:
         if len(self.mismatches) < self.keep:
             self.mismatches.append(Mismatch(f"commit {self._seen}", what, device, golden))
 
-    # --- records --------------------------------------------------------------------------------------------------------
+    # - records ------------------------------------------------------------------------------------
     def result(self, record: ResultRecord) -> None:
         """One op that M3 decided."""
         self._seen += 1
@@ -160,30 +186,44 @@ class Audit:
             op.origin = (request[1], request[2])
         fault = 2 if record.uncorrected else 1 if record.corrected else 0
         if kind == Op.SCAN:
-            if not op.mass:      # else it looks for pages to prefetch
+            if not op.mass:  # else it looks for pages to prefetch
                 self._scan(op, fault)
         elif kind == Op.CLAIM:
             self._swept()
         elif kind == Op.STEP and self.on_step is not None:
             self.on_step(op.session)
-        golden = endpoint.apply(op, fault=fault, descriptor=self.descriptors.get(op.session) if kind == Op.OPEN else None)
+        golden = endpoint.apply(
+            op,
+            fault=fault,
+            descriptor=self.descriptors.get(op.session) if kind == Op.OPEN else None,
+        )
         if golden.changed and golden.word.state == PageState.RESIDENT != golden.old.state:
             self._listed[op.squeue, op.page] = self._seen
         if record.outcome != golden.outcome:
-            self._wrong(f"outcome of {op}", Outcome(record.outcome).name, Outcome(golden.outcome).name)
+            self._wrong(
+                f"outcome of {op}", Outcome(record.outcome).name, Outcome(golden.outcome).name
+            )
         if golden.reads and record.word != golden.word:
             self._wrong(f"page word after {op}", record.word, golden.word)
         if golden.reads and not record.uncorrected and record.old != golden.old:
             self._wrong(f"page word before {op}", record.old, golden.old)
         if record.first != golden.first:
             self._wrong(f"first touch of {op}", record.first, golden.first)
-        takes_frame = golden.use or kind in (Op.GRANT, Op.PREFETCH) and golden.outcome not in (Outcome.RETRY, Outcome.DROPPED)
+        takes_frame = (
+            golden.use
+            or kind in (Op.GRANT, Op.PREFETCH)
+            and golden.outcome not in (Outcome.RETRY, Outcome.DROPPED)
+        )
         if takes_frame and record.frame != golden.frame:
             self._wrong(f"frame of {op}", record.frame, golden.frame)
         if golden.outcome in (Outcome.MISSED, Outcome.PARKED) and record.miss != golden.miss:
             self._wrong(f"miss entry of {op}", record.miss, golden.miss)
         if kind == Op.CLAIM:
-            self._tell(self._sweeps.claim(op.squeue, op.page, op.delta, golden.outcome == Outcome.DONE, op.mass))
+            self._tell(
+                self._sweeps.claim(
+                    op.squeue, op.page, op.delta, golden.outcome == Outcome.DONE, op.mass
+                )
+            )
             self.victims += golden.outcome == Outcome.DONE
         elif kind == Op.RELEASE:
             self._tell(self._sweeps.release(op.squeue, op.page))
@@ -192,10 +232,14 @@ class Audit:
         if request is not None:
             self._expect(op, golden, request[0])
 
-    def hot_reads(self, first: int, squeue: int, page: int, kv_lines: list[int], frame: int, entry: tuple) -> bool:
-        """READs of one page that came by the hot lane with nothing between them: :meth:`frame` of each in short. `first` is the first one's request.
+    def hot_reads(
+        self, first: int, squeue: int, page: int, kv_lines: list[int], frame: int, entry: tuple
+    ) -> bool:
+        """READs of one page that came by the hot lane with nothing between them: :meth:`frame` of
+        each in short. `first` is the first one's request.
 
-        True when all are as they should be: hits that change nothing. Otherwise nothing is done; feed them to :meth:`frame` one by one.
+        True when all are as they should be: hits that change nothing. Otherwise nothing is done;
+        feed them to :meth:`frame` one by one.
         """
         endpoint, count = self.endpoint, len(kv_lines)
         session = endpoint.tracker.sessions[squeue // self.config.queues]
@@ -204,38 +248,85 @@ class Audit:
         for line in kv_lines:
             lines |= 1 << line
         held = (f.in_use, f.dirty, f.redirty, f.used, f.source, f.squeue, f.page, f.valid, f.poison)
-        usable = page < session.used_pages and squeue % self.config.queues < session.used_queues and not session.k_only
-        usable = usable and max(line % self.config.half_lines for line in kv_lines) < session.used_lines
-        if held != entry or not usable or first + count > len(self._kinds) or endpoint.tracker.word(squeue, page).place != frame:
+        usable = (
+            page < session.used_pages
+            and squeue % self.config.queues < session.used_queues
+            and not session.k_only
+        )
+        usable = (
+            usable and max(line % self.config.half_lines for line in kv_lines) < session.used_lines
+        )
+        if (
+            held != entry
+            or not usable
+            or first + count > len(self._kinds)
+            or endpoint.tracker.word(squeue, page).place != frame
+        ):
             return False
         if not endpoint.read_again(squeue, page, lines, count):
             return False
         self._seen += count
-        base, current = (squeue * endpoint.pages + page) * self.config.page_lines, endpoint.lines.current
+        base, current = (
+            (squeue * endpoint.pages + page) * self.config.page_lines,
+            endpoint.lines.current,
+        )
         self._kinds[first : first + count] = bytes((Answer.DATA,)) * count
-        self._versions[first : first + count] = array("q", [current(base + line) for line in kv_lines])
+        self._versions[first : first + count] = array(
+            "q", [current(base + line) for line in kv_lines]
+        )
         return True
 
     def frame(self, record: FrameRecord) -> None:
-        """What the frame stage made of an op: the hot lane's own ops, or the one whose `result` was fed before."""
+        """What the frame stage made of an op: the hot lane's own ops, or the one whose `result` was
+        fed before."""
         if record.hot:
             self._seen += 1
             request = self.requests(record.tag)
             session = record.squeue // self.config.queues
-            op = TrackerOp(record.kind, session=session, squeue=record.squeue, page=record.page, kv_line=record.kv_line, write=record.write,
-                           partial=record.partial, poison=record.poison, ld_id=self.endpoint.tracker.sessions[session].ld_id, origin=(request[1], request[2]))
+            op = TrackerOp(
+                record.kind,
+                session=session,
+                squeue=record.squeue,
+                page=record.page,
+                kv_line=record.kv_line,
+                write=record.write,
+                partial=record.partial,
+                poison=record.poison,
+                ld_id=self.endpoint.tracker.sessions[session].ld_id,
+                origin=(request[1], request[2]),
+            )
             golden = self.endpoint.apply(op)
             if (golden.outcome, golden.changed, golden.frame) != (Outcome.HIT, 0, record.frame):
-                self._wrong(f"hot lane {op}", (Outcome.HIT.name, 0, record.frame), (Outcome(golden.outcome).name, golden.changed, golden.frame))
+                self._wrong(
+                    f"hot lane {op}",
+                    (Outcome.HIT.name, 0, record.frame),
+                    (Outcome(golden.outcome).name, golden.changed, golden.frame),
+                )
             self._expect(op, golden, request[0])
         if record.use:
             f = self.endpoint.frames[record.frame]
-            held = (int(f.in_use), int(f.dirty), int(f.redirty), int(f.used), f.source, f.squeue, f.page, f.valid, f.poison)
+            held = (
+                int(f.in_use),
+                int(f.dirty),
+                int(f.redirty),
+                int(f.used),
+                f.source,
+                f.squeue,
+                f.page,
+                f.valid,
+                f.poison,
+            )
             if f.in_use and record.entry != held or record.entry[0] != held[0]:
-                self._wrong(f"frame {record.frame} after {Op(record.kind).name} {Outcome(record.outcome).name}", record.entry, held)
+                self._wrong(
+                    f"frame {record.frame} after {Op(record.kind).name} "
+                    + f"{Outcome(record.outcome).name}",
+                    record.entry,
+                    held,
+                )
 
     def score(self, record: ScoreRecord) -> None:
-        """A score as it was written (SCAN records are the sweep's reads and are judged with their CLAIM)."""
+        """A score as it was written (SCAN records are the sweep's reads and are judged with their
+        CLAIM)."""
         if record.kind == ScoreEvent.SCAN:
             return
         if not self._scores:
@@ -251,9 +342,10 @@ class Audit:
         if self._scores:
             self._wrong("scores never written", 0, len(self._scores))
 
-    # --- answers --------------------------------------------------------------------------------------------------------
+    # - answers ------------------------------------------------------------------------------------
     def answers(self, kind: np.ndarray, poison: np.ndarray, data: np.ndarray) -> int:
-        """Compare the host's answers to the requests since `begin`: kind (Answer.DATA, NXM or CMP), poison flag, uint16[n, 32] data (of reads).
+        """Compare the host's answers to the requests since `begin`: kind (Answer.DATA, NXM or CMP),
+        poison flag, uint16[n, 32] data (of reads).
 
         Returns the number of unequal answers.
         """
@@ -262,23 +354,41 @@ class Audit:
         wanted_poison = versions == POISONED
         read = wanted_kind == Answer.DATA
         golden = self.endpoint.lines.resolve(np.where(read & ~wanted_poison, versions, ZEROS))
-        bad = (wanted_kind != kind) | (wanted_poison != poison) | (read & (golden != data).any(axis=1))
+        bad = (
+            (wanted_kind != kind)
+            | (wanted_poison != poison)
+            | (read & (golden != data).any(axis=1))
+        )
         for i in np.flatnonzero(bad)[: self.keep].tolist():
-            self._wrong(f"answer to request {i}", (Answer(int(kind[i])).name, bool(poison[i]), data[i].tobytes().hex()),
-                        (Answer(int(wanted_kind[i])).name, bool(wanted_poison[i]), golden[i].tobytes().hex()))
+            self._wrong(
+                f"answer to request {i}",
+                (Answer(int(kind[i])).name, bool(poison[i]), data[i].tobytes().hex()),
+                (
+                    Answer(int(wanted_kind[i])).name,
+                    bool(wanted_poison[i]),
+                    golden[i].tobytes().hex(),
+                ),
+            )
         self.count += max(0, int(bad.sum()) - self.keep)
         return int(bad.sum())
 
     def _expect(self, op, golden, index):
         if golden.answer:
-            self._kinds[index] = Answer.CMP if golden.answer == Answer.CMP else Answer.NXM if golden.answer == Answer.NXM else Answer.DATA
+            self._kinds[index] = (
+                Answer.CMP
+                if golden.answer == Answer.CMP
+                else Answer.NXM
+                if golden.answer == Answer.NXM
+                else Answer.DATA
+            )
             self._versions[index] = POISONED if golden.answer == Answer.POISON else ZEROS
         elif golden.outcome not in (Outcome.MISSED, Outcome.PARKED):
             self._kinds[index] = Answer.CMP if op.write else Answer.DATA
             self._versions[index] = ZEROS if op.write else self.endpoint.version
 
     def _swept(self):
-        """A sweep is over: every page that was resident when it began, and is as it was, has been scanned."""
+        """A sweep is over: every page that was resident when it began, and is as it was, has been
+        scanned."""
         for page, since in self._to_scan.items():
             if self._listed.get(page) == since and page[1] in self.endpoint.queues.listed[page[0]]:
                 self._wrong(f"sweep of squeue {page[0]}", f"page {page[1]} left out", "scanned")
@@ -289,14 +399,28 @@ class Audit:
             self._swept()
             self._sweep = op.squeue, op.slot
             pages = ((op.squeue, page) for page in self.endpoint.queues.listed[op.squeue])
-            self._to_scan = {page: since for page in pages if (since := self._listed[page]) + _SETTLED < self._seen}
+            self._to_scan = {
+                page: since
+                for page in pages
+                if (since := self._listed[page]) + _SETTLED < self._seen
+            }
         self._to_scan.pop((op.squeue, op.page), None)
         word = self.endpoint.tracker.words.get(op.squeue * self.config.pages + op.page, ABSENT_WORD)
         if fault == 2:
             word = word._replace(state=int(PageState.LOST), pinned=0)
         step = self.endpoint.tracker.sessions[op.squeue // self.config.queues].step
-        self._tell(self._sweeps.scan(op.squeue, op.page, op.slot, word.state, word.last_step, word.pinned,
-                                     self.endpoint.scores[op.squeue * self.config.pages + op.page], step))
+        self._tell(
+            self._sweeps.scan(
+                op.squeue,
+                op.page,
+                op.slot,
+                word.state,
+                word.last_step,
+                word.pinned,
+                self.endpoint.scores[op.squeue * self.config.pages + op.page],
+                step,
+            )
+        )
 
     def _tell(self, wrong):
         if wrong:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The golden endpoint: executes ops in the order of stage M3 and keeps everything the device is (docs/design.md §1).
+"""The golden endpoint: executes ops in the order of stage M3 and keeps everything the device is
+(docs/design.md §1).
 
-:class:`Endpoint` joins the tracker, the frame table, queue state, scores, counters and the hosts' lines. It does not decide *which* op comes next:
-`lockstep.py` drives it by the rule of spec §9, `audit.py` by the commit stream of a free-running endpoint.
+:class:`Endpoint` joins the tracker, the frame table, queue state, scores, counters and the hosts'
+lines. It does not decide *which* op comes next: `lockstep.py` drives it by the rule of spec §9,
+`audit.py` by the commit stream of a free-running endpoint.
 """
 
 from __future__ import annotations
@@ -10,7 +12,17 @@ from __future__ import annotations
 from array import array
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import Answer, DataOp, MissKind, Op, Outcome, PageState, PrefetchSource, ScoreEvent, ScoreSource
+from kelp_spec.metadata import (
+    Answer,
+    DataOp,
+    MissKind,
+    Op,
+    Outcome,
+    PageState,
+    PrefetchSource,
+    ScoreEvent,
+    ScoreSource,
+)
 from kelp_spec.policy import GIVEN_BITS, Policy
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 
@@ -26,13 +38,38 @@ from .tracker import Tracker
 __all__ = ["Endpoint", "QueuePolicy", "Words"]
 
 READ, WRITE, REPLAY, FILL, FLIP, CLAIM, RELEASE, SCRUB, RECOVER, PREFETCH = (
-    int(o) for o in (Op.READ, Op.WRITE, Op.REPLAY, Op.FILL, Op.FLIP, Op.CLAIM, Op.RELEASE, Op.SCRUB, Op.RECOVER, Op.PREFETCH))
+    int(o)
+    for o in (
+        Op.READ,
+        Op.WRITE,
+        Op.REPLAY,
+        Op.FILL,
+        Op.FLIP,
+        Op.CLAIM,
+        Op.RELEASE,
+        Op.SCRUB,
+        Op.RECOVER,
+        Op.PREFETCH,
+    )
+)
 HIT, ALLOCATED, MISSED, PARKED, DONE, VOID, ORPHAN, ZERO, REFUSED = (
-    int(o) for o in (Outcome.HIT, Outcome.ALLOCATED, Outcome.MISSED, Outcome.PARKED, Outcome.DONE, Outcome.VOID, Outcome.ORPHAN, Outcome.ZERO, Outcome.REFUSED))
+    int(o)
+    for o in (
+        Outcome.HIT,
+        Outcome.ALLOCATED,
+        Outcome.MISSED,
+        Outcome.PARKED,
+        Outcome.DONE,
+        Outcome.VOID,
+        Outcome.ORPHAN,
+        Outcome.ZERO,
+        Outcome.REFUSED,
+    )
+)
 RESIDENT, COLD, FETCHING = int(PageState.RESIDENT), int(PageState.COLD), int(PageState.FETCHING)
 _ACCESSED = (HIT, ALLOCATED, MISSED, PARKED)
 _NOWHERE = (int(PageState.ABSENT), int(PageState.LOST))
-EVICTED_SOON = 16   #: steps within which a miss counts against the eviction that caused it
+EVICTED_SOON = 16  #: steps within which a miss counts against the eviction that caused it
 
 
 class QueuePolicy:
@@ -40,19 +77,39 @@ class QueuePolicy:
 
     __slots__ = ("alpha", "mass_shift", "source", "tau", "idle", "window", "policy", "budget")
 
-    def __init__(self, alpha=26, mass_shift=0, source=0, tau=(48409, 9), idle=(40504, 2), window=0, policy=0, budget=0):
-        self.alpha, self.mass_shift, self.source, self.tau, self.idle = alpha, mass_shift, source, tau, idle
+    def __init__(
+        self,
+        alpha=26,
+        mass_shift=0,
+        source=0,
+        tau=(48409, 9),
+        idle=(40504, 2),
+        window=0,
+        policy=0,
+        budget=0,
+    ):
+        self.alpha, self.mass_shift, self.source, self.tau, self.idle = (
+            alpha,
+            mass_shift,
+            source,
+            tau,
+            idle,
+        )
         self.window, self.policy, self.budget = window, policy, budget
 
 
 class Words:
-    """Page words and scores as the evictor reads them: flat arrays by squeue · pages + page, kept in step with the tracker's words."""
+    """Page words and scores as the evictor reads them: flat arrays by squeue · pages + page, kept
+    in step with the tracker's words."""
 
     __slots__ = ("state", "last_step", "pinned", "score")
 
     def __init__(self, page_words: int):
         self.state, self.pinned = array("B", bytes(page_words)), array("B", bytes(page_words))
-        self.last_step, self.score = array("I", bytes(4 * page_words)), array("I", bytes(4 * page_words))
+        self.last_step, self.score = (
+            array("I", bytes(4 * page_words)),
+            array("I", bytes(4 * page_words)),
+        )
 
 
 class Endpoint:
@@ -85,14 +142,17 @@ class Endpoint:
         self.policies = [QueuePolicy() for _ in range(config.squeues)]
         self.counters = {name: 0 for name, _ in COUNTERS}
         self.queue_counters = {name: [0] * config.squeues for name, _ in QUEUE_COUNTERS}
-        self.misses: list = [None] * config.misses    # (kind, squeue, page, source) of each entry
-        self.cold: dict[int, tuple[int, int]] = {}    # page → (valid, poison) as flash has them
-        self._claims: dict = {}                       # page → what its latest CLAIM took
-        #: Called with (ScoreEvent, squeue, page, new word, profile entry) for every score written; the profile entry is 0 under policy 0.
+        self.misses: list = [None] * config.misses  # (kind, squeue, page, source) of each entry
+        self.cold: dict[int, tuple[int, int]] = {}  # page → (valid, poison) as flash has them
+        self._claims: dict = {}  # page → what its latest CLAIM took
+        #: Called with (ScoreEvent, squeue, page, new word, profile entry) for every score written;
+        #: the profile entry is 0 under policy 0.
         self.on_score = None
-        #: Called with (PrefetchSource, useful) when a prefetch is settled, and with the source when a demand met it while fetching.
+        #: Called with (PrefetchSource, useful) when a prefetch is settled, and with the source when
+        #: a demand met it while fetching.
         self.on_usage = self.on_late = None
-        #: Of the last op: how its line was met (frame_table.LineAccess) or None, the version that a READ or REPLAY returns, and what a CLAIM took.
+        #: Of the last op: how its line was met (frame_table.LineAccess) or None, the version that a
+        #: READ or REPLAY returns, and what a CLAIM took.
         self.access = self.version = self.claim = None
         self._sources = [s.name.lower() for s in PrefetchSource]
 
@@ -102,9 +162,10 @@ class Endpoint:
         self.policies[squeue] = policy
         self.queues.configure(squeue, config.pool, policy.budget, policy.policy)
 
-    # --- one op ---------------------------------------------------------------------------------------------------------
+    # - one op -------------------------------------------------------------------------------------
     def apply(self, op: TrackerOp, *, fault: int = 0, descriptor: Session | None = None) -> Result:
-        """Execute one op everywhere. `access`, `version` and `claim` tell what the frame stage made of it."""
+        """Execute one op everywhere. `access`, `version` and `claim` tell what the frame stage made
+        of it."""
         self.access = self.version = self.claim = None
         result = self.tracker.step(op, fault=fault, descriptor=descriptor)
         kind = op.kind
@@ -129,17 +190,25 @@ class Endpoint:
         if result.outcome == DONE:
             first = op.session * self.config.queues
             for counts in self.queue_counters.values():
-                counts[first:first + self.config.queues] = [0] * self.config.queues
+                counts[first : first + self.config.queues] = [0] * self.config.queues
             self.kelp.opened(op.session)
 
     def read_again(self, squeue: int, page: int, lines: int, count: int) -> bool:
-        """`count` more READs of a page that this step has touched, of the lines in the bit set `lines`: sound hits, which change nothing but their counter.
+        """`count` more READs of a page that this step has touched, of the lines in the bit set
+        `lines`: sound hits, which change nothing but their counter.
 
-        False, and nothing done, where one of them would be anything else. It is :meth:`apply` of each, at once.
+        False, and nothing done, where one of them would be anything else. It is :meth:`apply` of
+        each, at once.
         """
         word = self.tracker.words.get(squeue * self.pages + page)
         session = self.tracker.sessions[squeue // self.config.queues]
-        if word is None or word[0] != RESIDENT or word[4] != session.step or not session.open or session.closing:
+        if (
+            word is None
+            or word[0] != RESIDENT
+            or word[4] != session.step
+            or not session.open
+            or session.closing
+        ):
             return False
         frame = self.frames.frames[word[1]]
         if frame.valid & lines != lines or frame.poison & lines or frame.source and not frame.used:
@@ -156,7 +225,9 @@ class Endpoint:
             if event == ScoreEvent.INIT:
                 score = scores.allocate(op.session, op.squeue, op.page, step)
             elif event == ScoreEvent.TOUCH:
-                score = scores.touch(self.scores[at], op.session, op.squeue, op.page, step, result.gap)
+                score = scores.touch(
+                    self.scores[at], op.session, op.squeue, op.page, step, result.gap
+                )
             else:
                 return
             profile = scores.profile(op.squeue, op.page, allocated=event == ScoreEvent.INIT)
@@ -219,9 +290,16 @@ class Endpoint:
         old, session = result.old, self.tracker.sessions[op.session]
         new = old[0] in _NOWHERE
         self.kelp.access(
-            op.session, op.squeue, session.step, last=None if new else old.last_step, missed=old[0] in (COLD, FETCHING),
-            given_by=old.place & (1 << GIVEN_BITS) - 1 if old[0] == COLD else None, frames=sum(pool.limit for pool in self.tracker.pools if pool.used),
-            used_queues=session.used_queues, kv_heads=session.kv_heads)
+            op.session,
+            op.squeue,
+            session.step,
+            last=None if new else old.last_step,
+            missed=old[0] in (COLD, FETCHING),
+            given_by=old.place & (1 << GIVEN_BITS) - 1 if old[0] == COLD else None,
+            frames=sum(pool.limit for pool in self.tracker.pools if pool.used),
+            used_queues=session.used_queues,
+            kv_heads=session.kv_heads,
+        )
 
     def _late(self, result):
         entry = self.misses[result.miss]
@@ -232,11 +310,18 @@ class Endpoint:
             self.misses[result.miss] = (entry[0], entry[1], entry[2], 0)
 
     def _line(self, op, result, late):
-        """A request meets its frame: what is answered, and which version of the line it reads or makes."""
+        """A request meets its frame: what is answered, and which version of the line it reads or
+        makes."""
         key = (op.squeue * self.pages + op.page) * self.config.page_lines + op.kv_line
         half = op.kv_line >= self.config.half_lines
         if op.write:
-            access = self.frames.write(result.frame, op.kv_line, partial=bool(op.partial), poison=bool(op.poison), late=late)
+            access = self.frames.write(
+                result.frame,
+                op.kv_line,
+                partial=bool(op.partial),
+                poison=bool(op.poison),
+                late=late,
+            )
             if access.kind == DataOp.WRITE and op.origin is not None:
                 fmt = result.format_v if half else result.format_k
                 host_type = self.tracker.sessions[op.squeue // self.config.queues].host_type
@@ -247,7 +332,13 @@ class Endpoint:
                     self.lines.write(key, data, fmt, host_type)
         else:
             access = self.frames.read(result.frame, op.kv_line, late=late)
-            self.version = self.lines.current(key) if access.answer == Answer.DATA else ZEROS if access.answer == Answer.ZEROS else POISONED
+            self.version = (
+                self.lines.current(key)
+                if access.answer == Answer.DATA
+                else ZEROS
+                if access.answer == Answer.ZEROS
+                else POISONED
+            )
         self.access = access
         if access.useful:
             self._useful(result.frame)
@@ -260,15 +351,32 @@ class Endpoint:
             self.on_usage(entry.source, True)
 
     def _other(self, op, result):
-        kind, outcome, counters, per_queue = op.kind, result.outcome, self.counters, self.queue_counters
+        kind, outcome, counters, per_queue = (
+            op.kind,
+            result.outcome,
+            self.counters,
+            self.queue_counters,
+        )
         if kind == REPLAY:
             if result.answer:
                 self.version = POISONED
             else:
                 self._line(op, result, True)
         elif kind == FILL:
-            valid, poison = (0, 0) if op.miss_kind == MissKind.ALLOCATE or op.failed else self.cold[op.squeue * self.pages + op.page]
-            self.frames.start(op.frame, op.squeue, op.page, source=op.source, valid=valid, poison=poison, ruined=bool(op.lost or op.failed))
+            valid, poison = (
+                (0, 0)
+                if op.miss_kind == MissKind.ALLOCATE or op.failed
+                else self.cold[op.squeue * self.pages + op.page]
+            )
+            self.frames.start(
+                op.frame,
+                op.squeue,
+                op.page,
+                source=op.source,
+                valid=valid,
+                poison=poison,
+                ruined=bool(op.lost or op.failed),
+            )
             if op.miss_kind != MissKind.ALLOCATE:
                 counters["fetches"] += not op.failed
             elif not op.lost:
@@ -285,7 +393,9 @@ class Endpoint:
                 counters["prefetch_dropped_" + source] += 1
         elif kind == CLAIM:
             if outcome == DONE:
-                self.claim = self._claims[op.squeue * self.pages + op.page] = self.frames.claim(result.frame)
+                self.claim = self._claims[op.squeue * self.pages + op.page] = self.frames.claim(
+                    result.frame
+                )
         elif kind == RELEASE:
             if op.written and not op.failed:
                 counters["write_backs"] += 1

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What the engines' ops do at stage M3: miss buffer, evictor and closer, prefetcher, hints, sessions (docs/design.md §3). Demands are the tracker's own."""
+"""What the engines' ops do at stage M3: miss buffer, evictor and closer, prefetcher, hints,
+sessions (docs/design.md §3). Demands are the tracker's own."""
 
 from __future__ import annotations
 
@@ -12,16 +13,27 @@ __all__ = ["EngineOps"]
 
 _STEP_MASK = (1 << STEP_BITS) - 1
 
-# An IntEnum member costs an attribute look-up each time, and this runs for every line of every trace.
+# An IntEnum member costs an attribute look-up each time, and this runs for every line of every
+# trace.
 ABSENT, RESIDENT, WRITING_BACK, COLD, FETCHING, LOST = (int(s) for s in PageState)
 REFUSED, MISSED, RETRY, VOID, DROPPED, ORPHAN = (
-    int(o) for o in (Outcome.REFUSED, Outcome.MISSED, Outcome.RETRY, Outcome.VOID, Outcome.DROPPED, Outcome.ORPHAN))
+    int(o)
+    for o in (
+        Outcome.REFUSED,
+        Outcome.MISSED,
+        Outcome.RETRY,
+        Outcome.VOID,
+        Outcome.DROPPED,
+        Outcome.ORPHAN,
+    )
+)
 
 
 class EngineOps:
-    """One method for each kind of op that an engine sends: (op, result, word, key) → what changes, in `result` and in the tracker whose part this is."""
+    """One method for each kind of op that an engine sends: (op, result, word, key) → what changes,
+    in `result` and in the tracker whose part this is."""
 
-    # --- miss buffer ----------------------------------------------------------------------------------------------------
+    # - miss buffer --------------------------------------------------------------------------------
     def _grant(self, op, result, word, key):
         pool = self.pools[op.pool]
         result.pool = op.pool
@@ -51,7 +63,8 @@ class EngineOps:
             return
         result.frame = op.frame
         result.use = 1
-        # A page whose word was lost meanwhile no longer knows its formats; they are still the queue's.
+        # A page whose word was lost meanwhile no longer knows its formats; they are still the
+        # queue's.
         kept = word.state not in (ABSENT, LOST)
         result.format_k = word.format_k if kept else queue.format_k
         result.format_v = word.format_v if kept else queue.format_v
@@ -83,7 +96,7 @@ class EngineOps:
             result.outcome = ORPHAN
             result.use = 1
 
-    # --- evictor and closer ---------------------------------------------------------------------------------------------
+    # - evictor and closer -------------------------------------------------------------------------
     def _scan(self, op, result, word, key):
         result.score = ScoreEvent.SCAN
 
@@ -107,7 +120,10 @@ class EngineOps:
             result.word = word._replace(state=RESIDENT)
             result.changed = 1
         else:
-            result.word = word._replace(state=COLD, place=(self.sessions[op.session].step << GIVEN_BITS | op.mass) & self._place_mask)
+            result.word = word._replace(
+                state=COLD,
+                place=(self.sessions[op.session].step << GIVEN_BITS | op.mass) & self._place_mask,
+            )
             result.changed = 1
             self.pools[pool].push(op.frame)
 
@@ -142,11 +158,16 @@ class EngineOps:
             result.outcome = ORPHAN
             result.use = 1
 
-    # --- prefetcher and hints -------------------------------------------------------------------------------------------
+    # - prefetcher and hints -----------------------------------------------------------------------
     def _prefetch(self, op, result, word, key):
         result.pool = index = self.queue_configs[op.squeue].pool
         pool = self.pools[index]
-        if not self._usable(op) or word.state != COLD or pool.free <= self.low_water + pool.waiting or not self.free_misses:
+        if (
+            not self._usable(op)
+            or word.state != COLD
+            or pool.free <= self.low_water + pool.waiting
+            or not self.free_misses
+        ):
             result.outcome = DROPPED
             return
         result.outcome = MISSED
@@ -186,7 +207,7 @@ class EngineOps:
             result.word = word._replace(pinned=0)
             result.changed = 1
 
-    # --- sessions -------------------------------------------------------------------------------------------------------
+    # - sessions -----------------------------------------------------------------------------------
     def _step(self, op, result, word, key):
         session = self.sessions[op.session]
         if session.open:

@@ -2,8 +2,9 @@
 
 """Who is evicted, the executable specification (spec §7; docs/design.md §6).
 
-:class:`QueueState` follows every change of a page word; :class:`Evictor` chooses a victim from it, sweeping queues as needed. Neither owns a page word:
-they read ``words``, any object with the flat sequences ``state``, ``last_step``, ``pinned`` and ``score`` (index = squeue · pages + page).
+:class:`QueueState` follows every change of a page word; :class:`Evictor` chooses a victim from it,
+sweeping queues as needed. Neither owns a page word: they read ``words``, any object with the flat
+sequences ``state``, ``last_step``, ``pinned`` and ``score`` (index = squeue · pages + page).
 """
 
 import heapq
@@ -24,18 +25,21 @@ __all__ = ["Candidate", "Evictor", "QueueState", "candidate_class"]
 
 _RESIDENT = int(PageState.RESIDENT)
 _NOWHERE = (int(PageState.ABSENT), int(PageState.COLD), int(PageState.LOST))
-_VECTOR = 192   # listed pages from which NumPy is quicker than a loop
+_VECTOR = 192  # listed pages from which NumPy is quicker than a loop
 
 
 def candidate_class(page: int, last_step: int, step: int, newest: int) -> int:
-    """0 ordinary, 1 touched in the sweep's step, 2 the queue's newest page (whether touched or not)."""
+    """0 ordinary, 1 touched in the sweep's step, 2 the queue's newest page (whether touched or
+    not)."""
     return 2 if page == newest else int(last_step == step)
 
 
 class QueueState:
-    """Listed pages, excess, newest page and requester (docs/design.md §6). A page is listed while its word is RESIDENT.
+    """Listed pages, excess, newest page and requester (docs/design.md §6). A page is listed while
+    its word is RESIDENT.
 
-    ``listed[squeue]`` is the set of listed pages, ``newest[squeue]`` a page or -1, ``requester[pool]`` a squeue.
+    ``listed[squeue]`` is the set of listed pages, ``newest[squeue]`` a page or -1,
+    ``requester[pool]`` a squeue.
     """
 
     def __init__(self, config: Config):
@@ -47,7 +51,8 @@ class QueueState:
         self.policy = [0] * config.squeues
         self.excess = [0] * config.squeues
         self.requester = [0] * len(POOLS)
-        self._in_use = [False] * config.squeues   # an eviction was cancelled: the excess counts as 0
+        # an eviction was cancelled: the excess counts as 0
+        self._in_use = [False] * config.squeues
         self._lines = config.frame_lines
         self._heaps: list[list[tuple[int, int]]] = [[] for _ in POOLS]
 
@@ -55,12 +60,15 @@ class QueueState:
         """The queue's pool, budget (DRAM lines) and policy, from its configuration."""
         self.pool[squeue], self.budget[squeue], self.policy[squeue] = pool, budget, policy
         if policy == Policy.EMA:
-            self.excess[squeue] = -1   # so that the entry is pushed again under its pool
+            self.excess[squeue] = -1  # so that the entry is pushed again under its pool
             self._update(squeue)
 
-    def observe(self, squeue: int, page: int, old: int, new: int, demand: bool = False, write: bool = False) -> None:
-        """A page word went from state ``old`` to ``new`` at M3; ``demand`` for READ and WRITE, ``write`` for WRITE. Also to be called, with
-        ``old`` = RESIDENT, when the old word was uncorrectable."""
+    def observe(
+        self, squeue: int, page: int, old: int, new: int, demand: bool = False, write: bool = False
+    ) -> None:
+        """A page word went from state ``old`` to ``new`` at M3; ``demand`` for READ and WRITE,
+        ``write`` for WRITE. Also to be called, with ``old`` = RESIDENT, when the old word was
+        uncorrectable."""
         if demand and old in _NOWHERE and new not in _NOWHERE:
             self.requester[self.pool[squeue]] = squeue
             if write and old != PageState.COLD:
@@ -71,7 +79,8 @@ class QueueState:
                 pages.add(page)
             else:
                 pages.remove(page)
-            # An eviction was cancelled or failed: others are asked before this queue, until another page of it comes or goes.
+            # An eviction was cancelled or failed: others are asked before this queue, until another
+            # page of it comes or goes.
             self._in_use[squeue] = old == PageState.WRITING_BACK and new == _RESIDENT
             if self.policy[squeue] == Policy.EMA or self._in_use[squeue] or not pages:
                 self._update(squeue)
@@ -84,7 +93,8 @@ class QueueState:
         return len(self.listed[squeue]) * self._lines[self.pool[squeue]]
 
     def root(self, pool: int) -> tuple[int, int]:
-        """(largest excess of the pool's queues, the lowest squeue that has it); (0, 0) when no queue has more than its budget."""
+        """(largest excess of the pool's queues, the lowest squeue that has it); (0, 0) when no
+        queue has more than its budget."""
         heap = self._heaps[pool]
         while heap:
             excess, squeue = heap[0]
@@ -108,10 +118,10 @@ class QueueState:
 class Candidate:
     """One place of a sweep's list; sorts as it is taken."""
 
-    kind: int           #: class 0, 1, 2
+    kind: int  #: class 0, 1, 2
     unwillingness: int  #: minus the priority
     page: int
-    last_step: int      #: as scanned; CLAIM is void when the word has another by then
+    last_step: int  #: as scanned; CLAIM is void when the word has another by then
 
     @property
     def priority(self) -> int:
@@ -132,7 +142,8 @@ class Evictor:
     closing : callable
         session → whether it is being closed; such a session's list is not used again.
     on_sweep : callable or None
-        Told of every sweep: squeue, number modulo 16, listed pages in ascending order (the SCANs it issues).
+        Told of every sweep: squeue, number modulo 16, listed pages in ascending order (the SCANs it
+        issues).
     kelp : KelpPolicy
         Of the queues whose policy is `kelp`.
     """
@@ -151,28 +162,43 @@ class Evictor:
     ):
         self.config, self.queues, self.words = config, queues, words
         self.step, self.recency, self.closing, self.on_sweep = step, recency, closing, on_sweep
-        self.squeue = 0                          # whose candidates follow
-        self.candidates: list[Candidate] = []    # best first
+        self.squeue = 0  # whose candidates follow
+        self.candidates: list[Candidate] = []  # best first
         self.swept_step = 0
         self.sweeps = 0
-        self.kelp, self.other = kelp, None       # the swept queue's best candidate in the opinion that is not followed
+        # the swept queue's best candidate in the opinion that is not followed
+        self.kelp, self.other = kelp, None
         self.next_pool = 0
-        self.resting = [False] * len(POOLS)      # nothing could be evicted, and nothing has changed since
-        self.reported = [False] * len(POOLS)     # NO_VICTIM logged since the last success
+        # nothing could be evicted, and nothing has changed since
+        self.resting = [False] * len(POOLS)
+        self.reported = [False] * len(POOLS)  # NO_VICTIM logged since the last success
 
-    def pool_in_need(self, free: list[int], used: list[int], under_way: list[int], low_water: int) -> int | None:
+    def pool_in_need(
+        self, free: list[int], used: list[int], under_way: list[int], low_water: int
+    ) -> int | None:
         """The pool that is served next, or None."""
         for k in range(len(POOLS)):
             pool = (self.next_pool + k) % len(POOLS)
-            if used[pool] and not self.resting[pool] and free[pool] + under_way[pool] < max(1, low_water):
+            if (
+                used[pool]
+                and not self.resting[pool]
+                and free[pool] + under_way[pool] < max(1, low_water)
+            ):
                 return pool
         return None
 
-    def attempt(self, pool: int, claim: Callable[[int, int, int, int], bool], working: set[tuple[int, int]] = frozenset()) -> tuple[int, int] | None:
-        """Find a victim in ``pool`` and claim it: (squeue, page), or None when there is none and the pool rests.
+    def attempt(
+        self,
+        pool: int,
+        claim: Callable[[int, int, int, int], bool],
+        working: set[tuple[int, int]] = frozenset(),
+    ) -> tuple[int, int] | None:
+        """Find a victim in ``pool`` and claim it: (squeue, page), or None when there is none and
+        the pool rests.
 
-        ``claim(squeue, page, last_step, given_by)`` is M3's CLAIM: True when the page is WRITING_BACK now. ``working`` names the (squeue, page) on which
-        evictions are still under way. A None is to be logged as NO_VICTIM when :attr:`reported` was False before.
+        ``claim(squeue, page, last_step, given_by)`` is M3's CLAIM: True when the page is
+        WRITING_BACK now. ``working`` names the (squeue, page) on which evictions are still under
+        way. A None is to be logged as NO_VICTIM when :attr:`reported` was False before.
         """
         self.next_pool = (pool + 1) % len(POOLS)
         queues, config = self.queues, self.config
@@ -202,7 +228,8 @@ class Evictor:
                 return None
 
     def observe(self, new: int, pinned: int, released: bool = False) -> None:
-        """A page word was changed to state ``new``, or a RELEASE was decided: pools that rest may try again."""
+        """A page word was changed to state ``new``, or a RELEASE was decided: pools that rest may
+        try again."""
         if released or new == _RESIDENT and not pinned:
             self.resting = [False] * len(POOLS)
 
@@ -218,11 +245,13 @@ class Evictor:
     def _take(self, claim, working) -> int | None:
         while self.candidates:
             best = self.candidates.pop(0)
-            if (self.squeue, best.page) not in working and claim(self.squeue, best.page, best.last_step, 0):
+            if (self.squeue, best.page) not in working and claim(
+                self.squeue, best.page, best.last_step, 0
+            ):
                 return best.page
         return None
 
-    # --- policy `kelp` ------------------------------------------------------------------------------------------------------------------
+    # - policy `kelp` ------------------------------------------------------------------------------
     def refresh(self, squeue: int) -> None:
         """Value the queue's pages anew, where its policy is `kelp` and it has any."""
         if self.queues.policy[squeue] == Policy.KELP and self.queues.listed[squeue]:
@@ -232,7 +261,8 @@ class Evictor:
             self.queues.offer(squeue, 0 if best is None else 1 if best.kind == 2 else best.priority)
 
     def _offered(self, pool: int, squeue: int) -> int:
-        """The queue that gives. What the tree says was true when a queue was swept last, so that the one asked may turn out to have less to offer."""
+        """The queue that gives. What the tree says was true when a queue was swept last, so that
+        the one asked may turn out to have less to offer."""
         queues, worthy = self.queues, 0
         for swept in range(1, SWEEPS_MOST + 1):
             if queues.pool[squeue] == pool and queues.listed[squeue]:
@@ -251,14 +281,20 @@ class Evictor:
             return squeue
         # Nothing but pages in use: then the queue that asks gives.
         asks = queues.requester[pool]
-        if asks != squeue and queues.policy[asks] == Policy.KELP and queues.pool[asks] == pool and queues.listed[asks]:
+        if (
+            asks != squeue
+            and queues.policy[asks] == Policy.KELP
+            and queues.pool[asks] == pool
+            and queues.listed[asks]
+        ):
             self.sweep(asks)
             self._offer(asks, self.candidates)
             return asks
         return squeue
 
     def _give(self, squeue: int, claim, working) -> int | None:
-        """Claim the swept queue's best page; under `kelp` the two opinions may differ over which that is."""
+        """Claim the swept queue's best page; under `kelp` the two opinions may differ over which
+        that is."""
         if self.queues.policy[squeue] == Policy.EMA:
             return self._take(claim, working)
         kelp, other, given_by = self.kelp, self.other, 0
@@ -270,7 +306,9 @@ class Evictor:
                 given_by = FIRST + SECOND - given_by
                 order.insert(0, other)
         for place, chosen in enumerate(order):
-            if (squeue, chosen.page) not in working and claim(squeue, chosen.page, chosen.last_step, 0 if place else given_by):
+            if (squeue, chosen.page) not in working and claim(
+                squeue, chosen.page, chosen.last_step, 0 if place else given_by
+            ):
                 left = order[place + 1 :]
                 self.candidates = []
                 if not chosen.kind:
@@ -282,7 +320,8 @@ class Evictor:
         return None
 
     def _offer(self, squeue: int, candidates: list[Candidate]) -> None:
-        """What a queue with these candidates offers when it is asked for a page; 1 where there is nothing but pages in use."""
+        """What a queue with these candidates offers when it is asked for a page; 1 where there is
+        nothing but pages in use."""
         if not candidates:
             self.queues.offer(squeue, 0)
         else:
@@ -298,12 +337,18 @@ class Evictor:
             at = base + page
             if words.state[at] == _RESIDENT and not words.pinned[at]:
                 last = words.last_step[at]
-                scan = kelp.scores.scan(words.score[at], session, squeue, page, step, step - last & arithmetic.AGE_MASK)
+                scan = kelp.scores.scan(
+                    words.score[at], session, squeue, page, step, step - last & arithmetic.AGE_MASK
+                )
                 kind = candidate_class(page, last, step, newest)
                 for opinion, those in found.items():
-                    those.append(Candidate(kind, kelp.worth(scan, opinion, near) - 65535, page, last))
+                    those.append(
+                        Candidate(kind, kelp.worth(scan, opinion, near) - 65535, page, last)
+                    )
         self.candidates = sorted(found[self.swept_opinion])[: self.config.candidates]
-        self.other = min((c for c in found[FIRST + SECOND - self.swept_opinion] if not c.kind), default=None)
+        self.other = min(
+            (c for c in found[FIRST + SECOND - self.swept_opinion] if not c.kind), default=None
+        )
 
     def sweep(self, squeue: int) -> None:
         """Make the list of ``squeue``'s best candidates from its page words as they are."""
@@ -329,7 +374,14 @@ class Evictor:
             if state[at] == _RESIDENT and not pinned[at]:
                 last = last_steps[at]
                 kind = 2 if page == newest else int(last == step)
-                found.append((kind, -((65535 - score[at]) * decay[step - last & arithmetic.AGE_MASK] >> 16), page, last))
+                found.append(
+                    (
+                        kind,
+                        -((65535 - score[at]) * decay[step - last & arithmetic.AGE_MASK] >> 16),
+                        page,
+                        last,
+                    )
+                )
         found.sort()
         self.candidates = [Candidate(*f) for f in found[:keep]]
 
@@ -337,12 +389,13 @@ class Evictor:
         words = self.words
         page = np.fromiter(pages, np.int64, len(pages))
         state, last, pinned, score = (
-            np.frombuffer(w, f"u{w.itemsize}")[base + page] for w in (words.state, words.last_step, words.pinned, words.score)
+            np.frombuffer(w, f"u{w.itemsize}")[base + page]
+            for w in (words.state, words.last_step, words.pinned, words.score)
         )
         kept = (state == _RESIDENT) & (pinned == 0)
         page, last, score = page[kept], last[kept].astype(np.int64), score[kept]
         p = arithmetic.priority(score, arithmetic.decay(arithmetic.age(step, last), *recency))
         kind = np.where(page == newest, 2, last == step)
-        key = (kind << 16 | 65535 - p) << 13 | page   # 13 bits hold any page (kelp_spec.config)
+        key = (kind << 16 | 65535 - p) << 13 | page  # 13 bits hold any page (kelp_spec.config)
         best = np.argsort(key)[: self.config.candidates]
         return [Candidate(int(kind[b]), -int(p[b]), int(page[b]), int(last[b])) for b in best]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Golden frame table: what the device knows of each frame, and what each op does to it (spec §3, §4; docs/design.md §4).
+"""Golden frame table: what the device knows of each frame, and what each op does to it (spec §3,
+§4; docs/design.md §4).
 
-Plain Python; a set of lines is an int with one bit per line. The methods are what an endpoint model calls; :meth:`FrameTable.step` takes
-one op in the form in which it enters the frame stage.
+Plain Python; a set of lines is an int with one bit per line. The methods are what an endpoint model
+calls; :meth:`FrameTable.step` takes one op in the form in which it enters the frame stage.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Frame:
 
 
 class LineAccess(NamedTuple):
-    """What a request on a frame comes to. `fresh`: the partial write merges into zeros. `useful`: it is the first demand on a prefetched
-    page."""
+    """What a request on a frame comes to. `fresh`: the partial write merges into zeros. `useful`:
+    it is the first demand on a prefetched page."""
 
     kind: DataOp
     answer: Answer
@@ -42,7 +43,8 @@ class LineAccess(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A frame as an eviction takes it: whether flash must be written, and the sector that goes along."""
+    """A frame as an eviction takes it: whether flash must be written, and the sector that goes
+    along."""
 
     dirty: bool
     valid: int
@@ -76,11 +78,12 @@ class FrameOp:
     lost: bool = False
     failed: bool = False
     source: int = 0
-    sector: tuple[int, int] = (0, 0)   #: FILL: valid, poison
+    sector: tuple[int, int] = (0, 0)  #: FILL: valid, poison
 
 
 class StepResult(NamedTuple):
-    """`access` is None when the op emits nothing to the data path; `owner` answers PEEK: (in use, squeue, page)."""
+    """`access` is None when the op emits nothing to the data path; `owner` answers PEEK: (in use,
+    squeue, page)."""
 
     access: LineAccess | None = None
     claim: Claim | None = None
@@ -99,13 +102,29 @@ class FrameTable:
     def __getitem__(self, frame: int) -> Frame:
         return self.frames[frame]
 
-    def start(self, frame: int, squeue: int, page: int, *, source: int = 0, valid: int = 0, poison: int = 0, ruined: bool = False) -> None:
-        """Give a free frame to a page. `ruined`: its lines are lost, so each is there and poisoned."""
+    def start(
+        self,
+        frame: int,
+        squeue: int,
+        page: int,
+        *,
+        source: int = 0,
+        valid: int = 0,
+        poison: int = 0,
+        ruined: bool = False,
+    ) -> None:
+        """Give a free frame to a page. `ruined`: its lines are lost, so each is there and
+        poisoned."""
         if self.frames[frame].in_use:
-            raise ValueError(f"frame {frame} is given to squeue {squeue} page {page} but still belongs to {self.frames[frame]}")
+            raise ValueError(
+                f"frame {frame} is given to squeue {squeue} page {page} but still belongs to "
+                + f"{self.frames[frame]}"
+            )
         if ruined:
             valid = poison = self._all_lines
-        self.frames[frame] = Frame(in_use=True, source=source, squeue=squeue, page=page, valid=valid, poison=poison)
+        self.frames[frame] = Frame(
+            in_use=True, source=source, squeue=squeue, page=page, valid=valid, poison=poison
+        )
 
     def read(self, frame: int, line: int, *, late: bool = False) -> LineAccess:
         """A host read of one line. `late` requests had parked while the page was fetched."""
@@ -117,7 +136,15 @@ class FrameTable:
             return LineAccess(DataOp.ANSWER, Answer.ZEROS, useful=useful)
         return LineAccess(DataOp.READ, Answer.DATA, useful=useful)
 
-    def write(self, frame: int, line: int, *, partial: bool = False, poison: bool = False, late: bool = False) -> LineAccess:
+    def write(
+        self,
+        frame: int,
+        line: int,
+        *,
+        partial: bool = False,
+        poison: bool = False,
+        late: bool = False,
+    ) -> LineAccess:
         """A host write of one line. Only a whole, sound line heals a poisoned one."""
         f = self.frames[frame]
         useful, f.used = self._first_use(f, late), True
@@ -143,7 +170,8 @@ class FrameTable:
         return Claim(f.dirty, f.valid, f.poison)
 
     def cancel(self, frame: int, squeue: int, page: int) -> None:
-        """A page was used again while its eviction wrote it to flash, which went well: only later writes are still missing there."""
+        """A page was used again while its eviction wrote it to flash, which went well: only later
+        writes are still missing there."""
         f = self.frames[frame]
         if f.in_use and (f.squeue, f.page) == (squeue, page):
             f.dirty = f.redirty
@@ -162,7 +190,15 @@ class FrameTable:
             return StepResult(access)
         if op.init:
             valid, poison = op.sector if op.kind == Op.FILL else (0, 0)
-            self.start(op.frame, op.squeue, op.page, source=op.source, valid=valid, poison=poison, ruined=op.lost or op.failed)
+            self.start(
+                op.frame,
+                op.squeue,
+                op.page,
+                source=op.source,
+                valid=valid,
+                poison=poison,
+                ruined=op.lost or op.failed,
+            )
         flush = LineAccess(DataOp.FLUSH, Answer.NONE)
         good, gone = op.outcome == Outcome.DONE, op.outcome == Outcome.ORPHAN
         if access:
@@ -170,11 +206,15 @@ class FrameTable:
         if op.kind in (Op.READ, Op.WRITE, Op.REPLAY):
             late = op.kind == Op.REPLAY
             if op.kind == Op.WRITE or late and op.write:
-                access = self.write(op.frame, op.kv_line, partial=op.partial, poison=op.poison, late=late)
+                access = self.write(
+                    op.frame, op.kv_line, partial=op.partial, poison=op.poison, late=late
+                )
             else:
                 access = self.read(op.frame, op.kv_line, late=late)
             f = self.frames[op.frame]
-            return StepResult(access, usage=Usage(f.source, f.squeue, True) if access.useful else None)
+            return StepResult(
+                access, usage=Usage(f.source, f.squeue, True) if access.useful else None
+            )
         if op.kind == Op.CLAIM and good:
             return StepResult(flush, claim=self.claim(op.frame))
         if op.kind == Op.RELEASE and not op.failed:

@@ -45,13 +45,16 @@ class HintAbsorber:
         """The session was opened anew: its lines count from 0."""
         self.expected[session] = 0
 
-    def absorb(self, line: bytes, ld_id: int, sessions, broken: bool = False) -> list[HintOp | HintEvent]:
+    def absorb(
+        self, line: bytes, ld_id: int, sessions, broken: bool = False
+    ) -> list[HintOp | HintEvent]:
         """Everything `line` causes, in order.
 
-        `sessions[s]` has the session registers as attributes: open, closing, ld_id, used_queues, used_pages. `broken`: the write was partial or poisoned.
+        `sessions[s]` has the session registers as attributes: open, closing, ld_id, used_queues,
+        used_pages. `broken`: the write was partial or poisoned.
         """
         raw = int.from_bytes(line, "little")
-        number = raw >> 48 & 0xFFFF     # of a malformed line too, for the event
+        number = raw >> 48 & 0xFFFF  # of a malformed line too, for the event
         try:
             if broken:
                 raise HintError("partial or poisoned write")
@@ -70,19 +73,33 @@ class HintAbsorber:
         done: list[HintOp | HintEvent] = []
         squeue = base + hint.queue if hint.queue < session.used_queues else base
         if hint.sequence != self.expected[hint.session]:
-            done.append(HintEvent(Event.HINT_GAP, ld_id, squeue, argument=self.expected[hint.session]))
+            done.append(
+                HintEvent(Event.HINT_GAP, ld_id, squeue, argument=self.expected[hint.session])
+            )
         self.expected[hint.session] = (hint.sequence + 1) & 0xFFFF
         if hint.queue >= session.used_queues:
             done.append(HintEvent(Event.HINT_BAD_QUEUE, ld_id, squeue, argument=hint.queue))
         else:
             told = False
             for i, entry in enumerate(hint.entries):
-                page, mass = (hint.first_page + i, entry) if hint.kind is HintKind.MASS else (entry, 0)
+                page, mass = (
+                    (hint.first_page + i, entry) if hint.kind is HintKind.MASS else (entry, 0)
+                )
                 if page < session.used_pages:
-                    done.append(HintOp(_LIST_OPS.get(hint.kind, Op.MASS), hint.session, squeue, page, mass))
+                    done.append(
+                        HintOp(_LIST_OPS.get(hint.kind, Op.MASS), hint.session, squeue, page, mass)
+                    )
                 elif not told:
                     told = True
-                    done.append(HintEvent(Event.HINT_BAD_PAGE, ld_id, squeue, page % self.config.pages, page & 0xFFFF))
+                    done.append(
+                        HintEvent(
+                            Event.HINT_BAD_PAGE,
+                            ld_id,
+                            squeue,
+                            page % self.config.pages,
+                            page & 0xFFFF,
+                        )
+                    )
         if hint.advance:
             done.append(HintOp(Op.STEP, hint.session, squeue))
         return done

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Policy `kelp`, the executable specification (docs/policy.md): what a page is worth, in two opinions, and what the device learns from accesses.
+"""Policy `kelp`, the executable specification (docs/policy.md): what a page is worth, in two
+opinions, and what the device learns from accesses.
 
-:class:`Scores` is what the score engine keeps: word of each page, profile of each queue, the turn of each session; :class:`Shadow` what pooled LRU would
-have read; :class:`KelpPolicy` joins them with the few numbers that belong to the whole pool. Integers throughout; nothing here owns a page word.
+:class:`Scores` is what the score engine keeps: word of each page, profile of each queue, the turn
+of each session; :class:`Shadow` what pooled LRU would have read; :class:`KelpPolicy` joins them
+with the few numbers that belong to the whole pool. Integers throughout; nothing here owns a page
+word.
 """
 
 from __future__ import annotations
@@ -15,17 +18,27 @@ from kelp_spec.config import Config
 
 __all__ = ["FIRST", "SECOND", "KelpPolicy", "Scan", "Scores", "Shadow", "fold_table"]
 
-FIRST, SECOND = 1, 2     #: opinions: with the profile, without it
+FIRST, SECOND = 1, 2  #: opinions: with the profile, without it
 _STEP = 1 << 24
 
 
 def fold_table(alpha: int, bits: int) -> tuple[int, ...]:
     """[FOLDED + 1]: what n idle steps leave of 2^bits: 2^bits · (1 − α/256)^n, rounded half up."""
-    return tuple(int((1 << bits) * Fraction(256 - alpha, 256) ** n + Fraction(1, 2)) for n in range(p.FOLDED + 1))
+    return tuple(
+        int((1 << bits) * Fraction(256 - alpha, 256) ** n + Fraction(1, 2))
+        for n in range(p.FOLDED + 1)
+    )
 
 
-_FOLD_FAST, _FOLD_SLOW = fold_table(p.ALPHA_FAST, p.FAST_BITS), fold_table(p.ALPHA_SLOW, p.SLOW_BITS)
-_FAST_TOP, _SLOW_TOP, _COUNT_TOP = (1 << p.FAST_BITS) - 1, (1 << p.SLOW_BITS) - 1, (1 << p.PROFILE_BITS) - 1
+_FOLD_FAST, _FOLD_SLOW = (
+    fold_table(p.ALPHA_FAST, p.FAST_BITS),
+    fold_table(p.ALPHA_SLOW, p.SLOW_BITS),
+)
+_FAST_TOP, _SLOW_TOP, _COUNT_TOP = (
+    (1 << p.FAST_BITS) - 1,
+    (1 << p.SLOW_BITS) - 1,
+    (1 << p.PROFILE_BITS) - 1,
+)
 _EPOCHS = (1 << p.EPOCH_BITS) - 1
 
 
@@ -47,7 +60,8 @@ def _touched(fast: int, slow: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a SCAN found of a page: its common value (13 bits), its profile count (7 bits), and whether its turn in this step is over."""
+    """What a SCAN found of a page: its common value (13 bits), its profile count (7 bits), and
+    whether its turn in this step is over."""
 
     common: int
     count: int
@@ -61,7 +75,8 @@ class Scan:
 class Scores:
     """What the score engine keeps, in the order of the score events of M3.
 
-    ``counts`` and ``epochs`` are flat by squeue · pages + distance, ``newest`` by squeue, ``turn`` by session: (step mod 256, squeue, page).
+    ``counts`` and ``epochs`` are flat by squeue · pages + distance, ``newest`` by squeue, ``turn``
+    by session: (step mod 256, squeue, page).
     """
 
     def __init__(self, config: Config):
@@ -77,7 +92,8 @@ class Scores:
         return squeue * self.pages + (self.newest[squeue] - page & self.pages - 1)
 
     def allocate(self, session: int, squeue: int, page: int, step: int) -> int:
-        """INIT: the new word. The page is its queue's newest from now on; the farthest distance that this makes reachable starts from nothing."""
+        """INIT: the new word. The page is its queue's newest from now on; the farthest distance
+        that this makes reachable starts from nothing."""
         self.newest[squeue] = page
         at = squeue * self.pages + page
         self.counts[at], self.epochs[at] = 0, step >> p.EPOCH_SHIFT & _EPOCHS
@@ -106,9 +122,11 @@ class Scores:
 
 
 class Shadow:
-    """Which accesses of one session LRU over the whole pool would have missed: pages by (step, octile of queues) of their last access.
+    """Which accesses of one session LRU over the whole pool would have missed: pages by (step,
+    octile of queues) of their last access.
 
-    Pages of the buckets from ``boundary`` on fill the pool. A bucket is step · 8 + octile; ``ring`` holds the last 256 steps' counts.
+    Pages of the buckets from ``boundary`` on fill the pool. A bucket is step · 8 + octile; ``ring``
+    holds the last 256 steps' counts.
     """
 
     def __init__(self):
@@ -116,7 +134,8 @@ class Shadow:
         self.boundary = self.inside = self.now = 0
 
     def access(self, step: int, last: int | None, octile: int, frames: int) -> bool:
-        """The page's last access was in step ``last`` (None: it is new); True when LRU would miss it."""
+        """The page's last access was in step ``last`` (None: it is new); True when LRU would miss
+        it."""
         self._advance(step)
         missed = False
         if last is not None and (step - last) % _STEP < p.SHADOW_STEPS:
@@ -159,7 +178,8 @@ class KelpPolicy:
     scores : Scores
     miss_rate, marginal, credit, duel, disputed : int
     refresh, ahead : (session, squeue) or None
-        What the latest change of queue asks for: to value the queue left behind anew, and to look for pages to prefetch in the next layer's.
+        What the latest change of queue asks for: to value the queue left behind anew, and to look
+        for pages to prefetch in the next layer's.
     """
 
     def __init__(self, config: Config):
@@ -167,10 +187,11 @@ class KelpPolicy:
         self.scores = Scores(config)
         self.shadows = [Shadow() for _ in range(config.sessions)]
         self.miss_rate = self.marginal = self.credit = self.duel = self.disputed = 0
-        self.turns: list[tuple[int, int] | None] = [None] * config.sessions   # (squeue, step) of the latest access
+        # (squeue, step) of the latest access
+        self.turns: list[tuple[int, int] | None] = [None] * config.sessions
         self.refresh = self.ahead = None
 
-    # --- what a page is worth -----------------------------------------------------------------------------------------------------------
+    # - what a page is worth -----------------------------------------------------------------------
     @property
     def near(self) -> int:
         return max(p.NEAR_LEAST, p.NEAR_MOST - (self.miss_rate >> p.NEAR_SHIFT))
@@ -184,14 +205,26 @@ class KelpPolicy:
         value = scan.value(opinion)
         return value * near >> 8 if scan.over else value
 
-    # --- what accesses teach ----------------------------------------------------------------------------------------------------------------
+    # - what accesses teach ------------------------------------------------------------------------
     def opened(self, session: int) -> None:
         self.shadows[session] = Shadow()
         self.turns[session] = None
 
-    def access(self, session: int, squeue: int, step: int, *, last: int | None, missed: bool, given_by: int | None, frames: int, used_queues: int,
-               kv_heads: int) -> None:
-        """The first demand of a page in a step. ``last``: step of the access before, None for an allocation; ``given_by``: of a page read from flash for it."""
+    def access(
+        self,
+        session: int,
+        squeue: int,
+        step: int,
+        *,
+        last: int | None,
+        missed: bool,
+        given_by: int | None,
+        frames: int,
+        used_queues: int,
+        kv_heads: int,
+    ) -> None:
+        """The first demand of a page in a step. ``last``: step of the access before, None for an
+        allocation; ``given_by``: of a page read from flash for it."""
         first = session * self.config.queues
         octile = squeue - first >> max(0, (used_queues - 1).bit_length() - p.OCTILE_BITS)
         if self.shadows[session].access(step, last, octile, frames):
@@ -214,9 +247,13 @@ class KelpPolicy:
         self.credit = max(-p.CREDIT_MOST, self.credit - 1)
         turns = p.EXPLORE - 1
         if given_by == FIRST:
-            self.duel = min(p.DUEL_MOST, self.duel + p.FIRST_REGRET * (1 if self.duel <= 0 else turns))
+            self.duel = min(
+                p.DUEL_MOST, self.duel + p.FIRST_REGRET * (1 if self.duel <= 0 else turns)
+            )
         elif given_by == SECOND:
-            self.duel = max(-p.DUEL_MOST, self.duel - p.SECOND_REGRET * (1 if self.duel > 0 else turns))
+            self.duel = max(
+                -p.DUEL_MOST, self.duel - p.SECOND_REGRET * (1 if self.duel > 0 else turns)
+            )
 
     def gave(self, value: int) -> None:
         """A page of this value was given away."""

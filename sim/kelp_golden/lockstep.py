@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Lock-step mode: one request at a time, the engine idle between (spec §9).
 
-touch → (victim, when no frame is free) → fetch → answer → prefetches in order → evict to the target → what policy `kelp` asks for → quiescent.
-Every op is decided here without a look at the device; `log` has them in the order in which stage M3 of a device in lock-step must decide them.
+touch → (victim, when no frame is free) → fetch → answer → prefetches in order → evict to the target
+→ what policy `kelp` asks for → quiescent. Every op is decided here without a look at the device;
+`log` has them in the order in which stage M3 of a device in lock-step must decide them.
 """
 
 from __future__ import annotations
@@ -38,22 +39,39 @@ class LockStep:
         Frames of each used pool that eviction keeps free (register `high_water`).
     enable : iterable of PrefetchSource
     log : callable, optional
-        Called with each Result, in order. SCANs, which change nothing, are carried out only where there is a log.
+        Called with each Result, in order. SCANs, which change nothing, are carried out only where
+        there is a log.
     """
 
-    def __init__(self, endpoint: Endpoint, *, evict_target: int, enable=(), log: Callable[[Result], None] | None = None):
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        evict_target: int,
+        enable=(),
+        log: Callable[[Result], None] | None = None,
+    ):
         self.endpoint, self.evict_target, self.log = endpoint, max(1, evict_target), log
         tracker = endpoint.tracker
         self.prefetcher = Prefetcher(endpoint.config, tracker.sessions, enable=enable)
-        self.evictor = Evictor(endpoint.config, endpoint.queues, endpoint.words, step=lambda s: tracker.sessions[s].step,
-                               recency=lambda q: endpoint.policies[q].tau, closing=lambda s: bool(tracker.sessions[s].closing), on_sweep=self._swept,
-                               kelp=endpoint.kelp)
+        self.evictor = Evictor(
+            endpoint.config,
+            endpoint.queues,
+            endpoint.words,
+            step=lambda s: tracker.sessions[s].step,
+            recency=lambda q: endpoint.policies[q].tau,
+            closing=lambda s: bool(tracker.sessions[s].closing),
+            on_sweep=self._swept,
+            kelp=endpoint.kelp,
+        )
         self.hints = HintAbsorber(endpoint.config)
         self.victims = self.write_backs = self.prefetches = 0
-        endpoint.on_usage = lambda source, useful: self.prefetcher.usage(PrefetchSource(source), useful)
+        endpoint.on_usage = lambda source, useful: self.prefetcher.usage(
+            PrefetchSource(source), useful
+        )
         endpoint.on_late = lambda source: self.prefetcher.met_late(PrefetchSource(source))
 
-    # --- what the host does ---------------------------------------------------------------------------------------------------
+    # - what the host does -------------------------------------------------------------------------
     def open(self, session: int, descriptor: Session) -> Result:
         return self._do(TrackerOp(Op.OPEN, session=session), descriptor=descriptor)
 
@@ -61,13 +79,25 @@ class LockStep:
         """A demand READ or WRITE, with everything it causes; returns the answer."""
         result = self._do(op)
         if result.answer:
-            kind = Answer.CMP if result.answer == Answer.CMP else Answer.NXM if result.answer == Answer.NXM else Answer.DATA
+            kind = (
+                Answer.CMP
+                if result.answer == Answer.CMP
+                else Answer.NXM
+                if result.answer == Answer.NXM
+                else Answer.DATA
+            )
             answer = Expected(kind, ZEROS, result.answer == Answer.POISON)
         else:
             if result.outcome == Outcome.MISSED:
                 self._serve(result.miss, op, lost=result.old.state == PageState.LOST)
             version = self.endpoint.version
-            answer = Expected(Answer.CMP) if op.write else Expected(Answer.DATA, ZEROS if version == POISONED else version, version == POISONED)
+            answer = (
+                Expected(Answer.CMP)
+                if op.write
+                else Expected(
+                    Answer.DATA, ZEROS if version == POISONED else version, version == POISONED
+                )
+            )
         if result.first and self.prefetcher.enable and result.outcome in _ACCESSED:
             window = self.endpoint.policies[op.squeue].window
             self._prefetch(self.prefetcher.access(op.session, op.squeue, op.page, window))
@@ -94,12 +124,16 @@ class LockStep:
                 prefetch.append((op.squeue, op.page))
             elif kind is not None:
                 counters["hint_updates"] += kind == Op.MASS
-                self._do(TrackerOp(kind, session=op.session, squeue=op.squeue, page=op.page, mass=op.mass))
+                self._do(
+                    TrackerOp(
+                        kind, session=op.session, squeue=op.squeue, page=op.page, mass=op.mass
+                    )
+                )
         if prefetch:
             self._prefetch(self.prefetcher.hint(prefetch))
         self._evict_to_target()
 
-    # --- engines --------------------------------------------------------------------------------------------------------------
+    # - engines ------------------------------------------------------------------------------------
     def _do(self, op: TrackerOp, **given) -> Result:
         result = self.endpoint.apply(op, **given)
         if result.changed:
@@ -109,7 +143,8 @@ class LockStep:
         return result
 
     def _serve(self, miss: int, op: TrackerOp | None, *, lost: bool = False) -> None:
-        """A miss entry's life; `op` is the request parked on it, None for a prefetch, which has its frame."""
+        """A miss entry's life; `op` is the request parked on it, None for a prefetch, which has its
+        frame."""
         endpoint = self.endpoint
         kind, squeue, page, source = endpoint.misses[miss]
         where = dict(session=squeue // endpoint.config.queues, squeue=squeue, page=page, miss=miss)
@@ -123,10 +158,23 @@ class LockStep:
                 self._give_up(kind, op, pool, where, lost)
                 return
             frame = self._do(TrackerOp(Op.GRANT, pool=pool, **where)).frame
-        self._do(TrackerOp(Op.FILL, frame=frame, miss_kind=kind, lost=int(lost), source=source, **where))
+        self._do(
+            TrackerOp(Op.FILL, frame=frame, miss_kind=kind, lost=int(lost), source=source, **where)
+        )
         if op is not None:
-            self._do(TrackerOp(Op.REPLAY, frame=frame, kv_line=op.kv_line, write=op.write, partial=op.partial, poison=op.poison, ld_id=op.ld_id,
-                               origin=op.origin, **where))
+            self._do(
+                TrackerOp(
+                    Op.REPLAY,
+                    frame=frame,
+                    kv_line=op.kv_line,
+                    write=op.write,
+                    partial=op.partial,
+                    poison=op.poison,
+                    ld_id=op.ld_id,
+                    origin=op.origin,
+                    **where,
+                )
+            )
             answered = endpoint.version
         self._do(TrackerOp(Op.FLIP, frame=frame, miss_kind=kind, **where))
         endpoint.tracker.return_miss(miss)
@@ -134,17 +182,37 @@ class LockStep:
             endpoint.version = answered
 
     def _give_up(self, kind, op, pool, where, lost) -> None:
-        """Nothing can be evicted, so the entry starves: its request is answered without memory, and a write is thereby dropped (docs/decisions.md)."""
+        """Nothing can be evicted, so the entry starves: its request is answered without memory, and
+        a write is thereby dropped (docs/decisions.md)."""
         self._do(TrackerOp(Op.GRANT, pool=pool, failed=1, **where))
-        self._do(TrackerOp(Op.REPLAY, kv_line=op.kv_line, write=op.write, partial=op.partial, poison=op.poison, ld_id=op.ld_id, origin=op.origin, failed=1,
-                           **where))
+        self._do(
+            TrackerOp(
+                Op.REPLAY,
+                kv_line=op.kv_line,
+                write=op.write,
+                partial=op.partial,
+                poison=op.poison,
+                ld_id=op.ld_id,
+                origin=op.origin,
+                failed=1,
+                **where,
+            )
+        )
         self._do(TrackerOp(Op.FLIP, miss_kind=kind, failed=1, lost=int(lost or op.write), **where))
         self.endpoint.tracker.return_miss(where["miss"])
         self.endpoint.version = POISONED
 
     def _prefetch(self, candidates: list[Candidate]) -> None:
         for c in candidates:
-            result = self._do(TrackerOp(Op.PREFETCH, session=c.session, squeue=c.squeue, page=c.page, source=int(c.source)))
+            result = self._do(
+                TrackerOp(
+                    Op.PREFETCH,
+                    session=c.session,
+                    squeue=c.squeue,
+                    page=c.page,
+                    source=int(c.source),
+                )
+            )
             taken = result.outcome == Outcome.MISSED
             self.prefetcher.result(c.source, taken)
             if taken:
@@ -161,7 +229,9 @@ class LockStep:
 
     def _evict_one(self) -> bool:
         endpoint, pools = self.endpoint, self.endpoint.tracker.pools
-        pool = self.evictor.pool_in_need([p.free for p in pools], [p.used for p in pools], [0] * len(pools), self.evict_target)
+        pool = self.evictor.pool_in_need(
+            [p.free for p in pools], [p.used for p in pools], [0] * len(pools), self.evict_target
+        )
         if pool is None:
             return False
         found = self.evictor.attempt(pool, self._claim)
@@ -171,12 +241,23 @@ class LockStep:
         dirty = self._claimed.dirty
         self.victims += 1
         self.write_backs += dirty
-        self._do(TrackerOp(Op.RELEASE, session=squeue // endpoint.config.queues, squeue=squeue, page=page, pool=pool, frame=self._claimed_frame,
-                           written=int(dirty), mass=self._given_by))
+        self._do(
+            TrackerOp(
+                Op.RELEASE,
+                session=squeue // endpoint.config.queues,
+                squeue=squeue,
+                page=page,
+                pool=pool,
+                frame=self._claimed_frame,
+                written=int(dirty),
+                mass=self._given_by,
+            )
+        )
         return True
 
     def _turn(self) -> None:
-        """Policy `kelp`, after the first access of a queue in a step: values the queue before anew, and looks ahead (docs/policy.md)."""
+        """Policy `kelp`, after the first access of a queue in a step: values the queue before anew,
+        and looks ahead (docs/policy.md)."""
         kelp, tracker = self.endpoint.kelp, self.endpoint.tracker
         if kelp.refresh is not None:
             (_, squeue), kelp.refresh = kelp.refresh, None
@@ -184,7 +265,11 @@ class LockStep:
         if kelp.ahead is None:
             return
         (session, squeue), kelp.ahead = kelp.ahead, None
-        if PrefetchSource.POLICY not in self.prefetcher.enable or kelp.credit <= 0 or self.endpoint.policies[squeue].policy != Policy.KELP:
+        if (
+            PrefetchSource.POLICY not in self.prefetcher.enable
+            or kelp.credit <= 0
+            or self.endpoint.policies[squeue].policy != Policy.KELP
+        ):
             return
         wanted, regs, words = [], tracker.sessions[session], self.endpoint.words
         for page in range(self.endpoint.queues.newest[squeue] + 1):
@@ -192,8 +277,19 @@ class LockStep:
                 continue
             self._do(TrackerOp(Op.SCAN, session=session, squeue=squeue, page=page, mass=1))
             word, at = tracker.word(squeue, page), squeue * self.endpoint.pages + page
-            scan = kelp.scores.scan(words.score[at], session, squeue, page, regs.step, regs.step - word.last_step & AGE_MASK)
-            if word.state == PageState.COLD and scan.value(kelp.followed) >= kelp.marginal << MARGIN_SHIFT and len(wanted) < WANTED:
+            scan = kelp.scores.scan(
+                words.score[at],
+                session,
+                squeue,
+                page,
+                regs.step,
+                regs.step - word.last_step & AGE_MASK,
+            )
+            if (
+                word.state == PageState.COLD
+                and scan.value(kelp.followed) >= kelp.marginal << MARGIN_SHIFT
+                and len(wanted) < WANTED
+            ):
                 wanted.append(page)
         pool = tracker.pools[tracker.queue_configs[squeue].pool]
         for page in wanted:
@@ -204,10 +300,26 @@ class LockStep:
 
     def _claim(self, squeue: int, page: int, last_step: int, given_by: int) -> bool:
         session = squeue // self.endpoint.config.queues
-        result = self._do(TrackerOp(Op.CLAIM, session=session, squeue=squeue, page=page, delta=last_step, mass=given_by))
-        self._claimed, self._claimed_frame, self._given_by = self.endpoint.claim, result.frame, given_by
+        result = self._do(
+            TrackerOp(
+                Op.CLAIM, session=session, squeue=squeue, page=page, delta=last_step, mass=given_by
+            )
+        )
+        self._claimed, self._claimed_frame, self._given_by = (
+            self.endpoint.claim,
+            result.frame,
+            given_by,
+        )
         return result.outcome == Outcome.DONE
 
     def _swept(self, squeue: int, number: int, pages: list[int]) -> None:
         for page in pages if self.log is not None else ():
-            self._do(TrackerOp(Op.SCAN, session=squeue // self.endpoint.config.queues, squeue=squeue, page=page, slot=number))
+            self._do(
+                TrackerOp(
+                    Op.SCAN,
+                    session=squeue // self.endpoint.config.queues,
+                    squeue=squeue,
+                    page=page,
+                    slot=number,
+                )
+            )

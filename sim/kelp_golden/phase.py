@@ -7,7 +7,8 @@ __all__ = ["PhaseDetector"]
 
 
 class PhaseDetector:
-    """One session's phase: `decode` is decided after every `window` requests, by whether reads exceed ten times the writes."""
+    """One session's phase: `decode` is decided after every `window` requests, by whether reads
+    exceed ten times the writes."""
 
     __slots__ = ("decode", "reads", "window", "writes")
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Golden model of the prefetcher in lock-step: which pages it asks for, in which order (spec §7, docs/design.md §8).
+"""Golden model of the prefetcher in lock-step: which pages it asks for, in which order (spec §7,
+docs/design.md §8).
 
-One trigger at a time: an access, a step advance, the pages of a hint line, or a MemSpecRd. The trigger's method returns the PREFETCH ops
-that leave for M3; the caller carries them out in that order and reports each with `result` before the next trigger.
+One trigger at a time: an access, a step advance, the pages of a hint line, or a MemSpecRd. The
+trigger's method returns the PREFETCH ops that leave for M3; the caller carries them out in that
+order and reports each with `result` before the next trigger.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Candidate(NamedTuple):
 
 
 class Throttle:
-    """Credit of one source: of every 64 candidates it offers, the first `credit` pass; every 256 issued it is halved or raised."""
+    """Credit of one source: of every 64 candidates it offers, the first `credit` pass; every 256
+    issued it is halved or raised."""
 
     __slots__ = ("credit", "_earned", "_issued", "_offered", "_useful")
 
@@ -67,7 +70,8 @@ class Prefetcher:
     ----------
     config : Config
     sessions : sequence
-        Live objects with the session registers as attributes: open, closing, used_queues, used_pages, kv_heads.
+        Live objects with the session registers as attributes: open, closing, used_queues,
+        used_pages, kv_heads.
     enable : iterable of PrefetchSource
         Sources that are switched on; may be changed between triggers.
     previous : int
@@ -79,18 +83,28 @@ class Prefetcher:
     dropped : Counter by (source, reason); reasons are the names "OUTSIDE", "DISABLED", "THROTTLED"
     """
 
-    def __init__(self, config: Config, sessions, *, enable: Iterable[PrefetchSource] = _ALL, previous: int = 256):
+    def __init__(
+        self,
+        config: Config,
+        sessions,
+        *,
+        enable: Iterable[PrefetchSource] = _ALL,
+        previous: int = 256,
+    ):
         self.config = config
         self.sessions = sessions
         self.enable = set(enable)
         ring = previous >> (config.sessions - 1).bit_length()
         self._accessed = [deque(maxlen=ring) for _ in range(config.sessions)]
         self.throttles = {s: Throttle() for s in _ALL}
-        self.issued, self.refused, self.useful, self.useless, self.late, self.dropped = (Counter() for _ in range(6))
+        self.issued, self.refused, self.useful, self.useless, self.late, self.dropped = (
+            Counter() for _ in range(6)
+        )
 
-    # --- triggers -------------------------------------------------------------------------------------------------------------
+    # - triggers -----------------------------------------------------------------------------------
     def access(self, session: int, squeue: int, page: int, window: int) -> list[Candidate]:
-        """The first demand of `page` in a step; `window` is the queue's W. Same page of the next layer, then page + 1, − 1, + 2, − 2, …"""
+        """The first demand of `page` in a step; `window` is the queue's W. Same page of the next
+        layer, then page + 1, − 1, + 2, − 2, …"""
         found = []
         regs = self.sessions[session]
         enable = self.enable
@@ -110,7 +124,9 @@ class Prefetcher:
 
     def step(self, session: int) -> list[Candidate]:
         """The session's step advanced: what the ended step accessed last, oldest first."""
-        found = [(PrefetchSource.PREVIOUS, squeue, page) for squeue, page in self._accessed[session]]
+        found = [
+            (PrefetchSource.PREVIOUS, squeue, page) for squeue, page in self._accessed[session]
+        ]
         self._accessed[session].clear()
         return self._judge(session, found)
 
@@ -126,7 +142,7 @@ class Prefetcher:
         """The session is closing: what it accessed is forgotten."""
         self._accessed[session].clear()
 
-    # --- feedback -------------------------------------------------------------------------------------------------------------
+    # - feedback -----------------------------------------------------------------------------------
     def result(self, source: PrefetchSource, taken: bool) -> None:
         """M3's answer to a PREFETCH op."""
         if taken:
@@ -147,18 +163,23 @@ class Prefetcher:
         """A demand met a prefetch of `source` that was still fetching."""
         self.late[source] += 1
 
-    # --------------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     def _asked(self, source, pages):
         by_session = [(squeue // self.config.queues, squeue, page) for squeue, page in pages]
         self.settle()
-        return [c for session, squeue, page in by_session for c in self._pass(session, [(source, squeue, page)])]
+        return [
+            c
+            for session, squeue, page in by_session
+            for c in self._pass(session, [(source, squeue, page)])
+        ]
 
     def _judge(self, session, found):
         self.settle()
         return self._pass(session, found)
 
     def settle(self) -> None:
-        """Nothing is under way: the credits earned so far take effect. Every trigger begins with it."""
+        """Nothing is under way: the credits earned so far take effect. Every trigger begins with
+        it."""
         for throttle in self.throttles.values():
             throttle.settle()
 

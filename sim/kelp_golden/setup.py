@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What a host programs before it uses a device: one description, as register writes for hardware and as a configured golden endpoint.
+"""What a host programs before it uses a device: one description, as register writes for hardware
+and as a configured golden endpoint.
 
-A replay holds RTL and golden model against each other, so both must have been told the same thing; :class:`Setup` is that thing.
+A replay holds RTL and golden model against each other, so both must have been told the same thing;
+:class:`Setup` is that thing.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from .ops import QueueConfig, Session
 
 __all__ = ["LayerFormats", "Setup"]
 
-SESSION = 0  #: the session that is opened; its owner is LD-ID 0, which may also write control registers
+#: the session that is opened; its owner is LD-ID 0, which may also write control registers
+SESSION = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +41,8 @@ class LayerFormats:
 class Setup:
     """One session on one device. A value outside its range is a ValueError that names it.
 
-    `limits`, `low_water` and `high_water` are frames, `budgets` DRAM lines of one queue, by pool; `tau` is in steps, `alpha` in units of
-    1/256.
+    `limits`, `low_water` and `high_water` are frames, `budgets` DRAM lines of one queue, by pool;
+    `tau` is in steps, `alpha` in units of 1/256.
     """
 
     config: Config
@@ -66,12 +69,34 @@ class Setup:
 
         def need(field: str, value, ok: bool, legal: str) -> None:
             if not ok:
-                raise ValueError(f"{field} = {value} is refused by configuration {c.name!r}; legal: {legal}")
+                raise ValueError(
+                    f"{field} = {value} is refused by configuration {c.name!r}; legal: {legal}"
+                )
 
-        need("queues (layers · kv_heads)", self.queues, 1 <= self.queues <= c.queues, f"1 … {c.queues}")
-        need("used_lines", self.used_lines, 1 <= self.used_lines <= c.half_lines, f"1 … {c.half_lines} lines of a page's K half")
-        need("used_pages", self.used_pages, 1 <= self.used_pages <= c.pages, f"1 … {c.pages} pages of a queue")
-        need("formats", len(self.formats), 1 <= len(self.formats) <= LAYER_RANGES, f"1 … {LAYER_RANGES} ranges of layers")
+        need(
+            "queues (layers · kv_heads)",
+            self.queues,
+            1 <= self.queues <= c.queues,
+            f"1 … {c.queues}",
+        )
+        need(
+            "used_lines",
+            self.used_lines,
+            1 <= self.used_lines <= c.half_lines,
+            f"1 … {c.half_lines} lines of a page's K half",
+        )
+        need(
+            "used_pages",
+            self.used_pages,
+            1 <= self.used_pages <= c.pages,
+            f"1 … {c.pages} pages of a queue",
+        )
+        need(
+            "formats",
+            len(self.formats),
+            1 <= len(self.formats) <= LAYER_RANGES,
+            f"1 … {LAYER_RANGES} ranges of layers",
+        )
         ends = [r.last_layer for r in self.formats]
         need(
             "formats",
@@ -80,11 +105,22 @@ class Setup:
             f"ascending ranges that reach layer {self.layers - 1}",
         )
         for fmt in {fmt for r in self.formats for fmt in (r.k, r.v)} - set(c.formats):
-            need("format", Format(fmt).label, False, ", ".join(f.label for f in c.formats) + "; other formats need a configuration with codecs")
+            need(
+                "format",
+                Format(fmt).label,
+                False,
+                ", ".join(f.label for f in c.formats)
+                + "; other formats need a configuration with codecs",
+            )
         need("window", self.window, 0 <= self.window <= 63, "0 … 63 pages")
         need("mass_shift", self.mass_shift, 0 <= self.mass_shift <= 15, "0 … 15")
         for pool, name in enumerate(POOLS):
-            need(f"frames of pool {name}", self.limits[pool], 0 <= self.limits[pool] <= c.frames[pool], f"0 … {c.frames[pool]}")
+            need(
+                f"frames of pool {name}",
+                self.limits[pool],
+                0 <= self.limits[pool] <= c.frames[pool],
+                f"0 … {c.frames[pool]}",
+            )
             keep = max(self.low_water, self.high_water, 1)
             need(
                 f"frames of pool {name}",
@@ -106,7 +142,9 @@ class Setup:
     def pools(self) -> tuple[int, ...]:
         """[queues]: the pool of each queue's pages."""
         frames = self.config.frame_lines
-        found = {r: smallest_pool(frames, stored_lines(r.k, r.v, self.used_lines)) for r in self.formats}
+        found = {
+            r: smallest_pool(frames, stored_lines(r.k, r.v, self.used_lines)) for r in self.formats
+        }
         return tuple(found[self.formats_of(queue)] for queue in range(self.queues))
 
     def stored_lines(self, queue: int) -> int:
@@ -142,11 +180,16 @@ class Setup:
                 policy=int(self.policy),
                 budget=self.budgets[pool],
             )
-            endpoint.configure(SESSION * self.config.queues + queue, QueueConfig(int(formats.k), int(formats.v), pool), policy)
+            endpoint.configure(
+                SESSION * self.config.queues + queue,
+                QueueConfig(int(formats.k), int(formats.v), pool),
+                policy,
+            )
         return endpoint
 
     def registers(self) -> list[tuple[str, int]]:
-        """Register writes (name, value) in order, the OPEN among them; each takes effect before its Cmp."""
+        """Register writes (name, value) in order, the OPEN among them; each takes effect before its
+        Cmp."""
         by_name = RegisterMap(self.config).by_name
         prefix = f"s{SESSION}_"
         writes = []
@@ -155,13 +198,18 @@ class Setup:
             register = by_name[name]
             layout = {f.name: f for f in register.fields}
             values = {f.name: f.reset for f in register.fields} | fields
-            writes.append((name, sum(value << layout[field].low for field, value in values.items())))
+            writes.append(
+                (name, sum(value << layout[field].low for field, value in values.items()))
+            )
 
         tau_m, tau_sh = recency_constants(self.tau)
         idle_m, idle_sh = idle_constants(self.alpha)
         write("low_water", value=self.low_water)
         write("high_water", value=self.high_water)
-        write("prefetch_enable", **{s.name.lower(): int(s in self.prefetch) for s in PrefetchSource if s})
+        write(
+            "prefetch_enable",
+            **{s.name.lower(): int(s in self.prefetch) for s in PrefetchSource if s},
+        )
         for pool, limit in zip(POOLS, self.limits, strict=True):
             write(f"pool_limit_{pool}", value=limit)
         write(
@@ -177,10 +225,27 @@ class Setup:
         ranges = {}
         for r in range(LAYER_RANGES):
             formats = self.formats[min(r, len(self.formats) - 1)]
-            ranges |= {f"last_layer_{r}": formats.last_layer, f"format_k_{r}": int(formats.k), f"format_v_{r}": int(formats.v)}
+            ranges |= {
+                f"last_layer_{r}": formats.last_layer,
+                f"format_k_{r}": int(formats.k),
+                f"format_v_{r}": int(formats.v),
+            }
         write(prefix + "formats", **ranges)
-        write(prefix + "policy", alpha=self.alpha, mass_shift=self.mass_shift, score_source=int(self.source), window=self.window, policy=int(self.policy))
-        write(prefix + "recency", tau_m=tau_m, tau_sh=tau_sh + RECENCY_BIAS, idle_m=idle_m, idle_sh=idle_sh + IDLE_BIAS)
+        write(
+            prefix + "policy",
+            alpha=self.alpha,
+            mass_shift=self.mass_shift,
+            score_source=int(self.source),
+            window=self.window,
+            policy=int(self.policy),
+        )
+        write(
+            prefix + "recency",
+            tau_m=tau_m,
+            tau_sh=tau_sh + RECENCY_BIAS,
+            idle_m=idle_m,
+            idle_sh=idle_sh + IDLE_BIAS,
+        )
         first = self.pools[0]
         write(prefix + "budget", value=self.budgets[first])
         write(prefix + "command", command=SessionCommand.OPEN)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The tracker's decisions, one op after another: what stage M3 does to page words, sessions, pools and miss entries (docs/design.md §3).
+"""The tracker's decisions, one op after another: what stage M3 does to page words, sessions, pools
+and miss entries (docs/design.md §3).
 
 Plain Python integers and tuples, written from the op table and not from the RTL.
 
@@ -7,11 +8,12 @@ Plain Python integers and tuples, written from the op table and not from the RTL
 
     tracker = Tracker(config)
     tracker.configure(1, QueueConfig(format_k=Format.INT8, format_v=Format.INT8, pool=2))
-    tracker.step(Op(OpKind.OPEN, session=0), descriptor=Session(used_queues=4, used_lines=16, used_pages=8))
-    result = tracker.step(Op(OpKind.WRITE, session=0, squeue=1, page=3, kv_line=5, write=1))
+    tracker.step(Op(OpKind.OPEN, session=0), descriptor=Session(used_queues=4, used_lines=16,
+    used_pages=8)) result = tracker.step(Op(OpKind.WRITE, session=0, squeue=1, page=3, kv_line=5,
+    write=1))
 
-What the golden model cannot know is given to it: which page word had a flipped bit (`fault`), and when the miss buffer has let go of a miss entry
-(`return_miss`).
+What the golden model cannot know is given to it: which page word had a flipped bit (`fault`), and
+when the miss buffer has let go of a miss entry (`return_miss`).
 """
 
 from __future__ import annotations
@@ -29,10 +31,21 @@ __all__ = ["Tracker"]
 
 _STEP_MASK = (1 << STEP_BITS) - 1
 
-# An IntEnum member costs an attribute look-up each time, and this runs for every line of every trace.
+# An IntEnum member costs an attribute look-up each time, and this runs for every line of every
+# trace.
 ABSENT, RESIDENT, WRITING_BACK, COLD, FETCHING, LOST = (int(s) for s in PageState)
 HIT, ALLOCATED, ZERO, POISON, REFUSED, MISSED, PARKED = (
-    int(o) for o in (Outcome.HIT, Outcome.ALLOCATED, Outcome.ZERO, Outcome.POISON, Outcome.REFUSED, Outcome.MISSED, Outcome.PARKED))
+    int(o)
+    for o in (
+        Outcome.HIT,
+        Outcome.ALLOCATED,
+        Outcome.ZERO,
+        Outcome.POISON,
+        Outcome.REFUSED,
+        Outcome.MISSED,
+        Outcome.PARKED,
+    )
+)
 
 
 class Tracker(EngineOps):
@@ -66,32 +79,69 @@ class Tracker(EngineOps):
         self.words = {}
         self.sessions = [Session() for _ in range(config.sessions)]
         self.queue_configs = [QueueConfig() for _ in range(config.squeues)]
-        self.pools = [Pool(first, limit) for first, limit in zip(config.pool_first_frame, config.frames, strict=True)]
+        self.pools = [
+            Pool(first, limit)
+            for first, limit in zip(config.pool_first_frame, config.frames, strict=True)
+        ]
         self.low_water = 0
         self.reserve = 0
         self.pending = [0] * config.misses
         self.free_misses = deque(range(config.misses))
         table = {
-            OpKind.NOP: self._nothing, OpKind.READ: self._demand, OpKind.WRITE: self._demand, OpKind.GRANT: self._grant, OpKind.FILL: self._fill,
-            OpKind.REPLAY: self._replay, OpKind.FLIP: self._flip, OpKind.SCAN: self._scan, OpKind.CLAIM: self._claim, OpKind.RELEASE: self._release,
-            OpKind.FREE: self._free, OpKind.PREFETCH: self._prefetch, OpKind.MASS: self._mass, OpKind.PIN: self._pin, OpKind.UNPIN: self._unpin,
-            OpKind.STEP: self._step, OpKind.OPEN: self._open, OpKind.CLOSE: self._close, OpKind.SCRUB: self._scrub, OpKind.PEEK: self._nothing,
-            OpKind.RECOVER: self._recover, OpKind.CLOSED: self._closed,
+            OpKind.NOP: self._nothing,
+            OpKind.READ: self._demand,
+            OpKind.WRITE: self._demand,
+            OpKind.GRANT: self._grant,
+            OpKind.FILL: self._fill,
+            OpKind.REPLAY: self._replay,
+            OpKind.FLIP: self._flip,
+            OpKind.SCAN: self._scan,
+            OpKind.CLAIM: self._claim,
+            OpKind.RELEASE: self._release,
+            OpKind.FREE: self._free,
+            OpKind.PREFETCH: self._prefetch,
+            OpKind.MASS: self._mass,
+            OpKind.PIN: self._pin,
+            OpKind.UNPIN: self._unpin,
+            OpKind.STEP: self._step,
+            OpKind.OPEN: self._open,
+            OpKind.CLOSE: self._close,
+            OpKind.SCRUB: self._scrub,
+            OpKind.PEEK: self._nothing,
+            OpKind.RECOVER: self._recover,
+            OpKind.CLOSED: self._closed,
         }
         self._table = [table[kind] for kind in OpKind]
-        self._reads = [kind not in (OpKind.NOP, OpKind.GRANT, OpKind.FREE, OpKind.STEP, OpKind.OPEN, OpKind.CLOSE, OpKind.CLOSED) for kind in OpKind]
+        self._reads = [
+            kind
+            not in (
+                OpKind.NOP,
+                OpKind.GRANT,
+                OpKind.FREE,
+                OpKind.STEP,
+                OpKind.OPEN,
+                OpKind.CLOSE,
+                OpKind.CLOSED,
+            )
+            for kind in OpKind
+        ]
         self._descriptor = None
 
-    # --- from outside ---------------------------------------------------------------------------------------------------
+    # - from outside -------------------------------------------------------------------------------
     def configure(self, squeue: int, config: QueueConfig) -> None:
         """Write one queue's configuration, as the OPEN walk does."""
         self.queue_configs[squeue] = config
 
     def set_limits(self, limits) -> None:
         """Frames that each pool may use; only while the pool is unused."""
-        for name, pool, limit, most in zip(POOLS, self.pools, limits, self.config.frames, strict=True):
+        for name, pool, limit, most in zip(
+            POOLS, self.pools, limits, self.config.frames, strict=True
+        ):
             if pool.used or not 0 <= limit <= most:
-                raise ValueError(f"limit {limit} of pool {name} is refused; legal: 0 … {most} while the pool is unused")
+                raise ValueError(
+                    f"limit {limit} of pool {name} is refused; legal: 0 … {most} while the "
+                    + "pool is unused"
+                )
             pool.limit = limit
 
     def return_miss(self, miss: int) -> None:
@@ -102,7 +152,8 @@ class Tracker(EngineOps):
         return self.words.get(squeue * self.pages + page, ABSENT_WORD)
 
     def step(self, op: Op, *, fault: int = 0, descriptor: Session | None = None) -> Result:
-        """Decide one op. `fault`: 1 when the page word it read had a single flipped bit, 2 when it could not be corrected."""
+        """Decide one op. `fault`: 1 when the page word it read had a single flipped bit, 2 when it
+        could not be corrected."""
         kind = op.kind
         if self._reads[kind] if kind > 2 else self._goes_to_memory(op):
             key = op.squeue * self.pages + op.page
@@ -120,7 +171,7 @@ class Tracker(EngineOps):
         self._table[kind](op, result, ABSENT_WORD, -1)
         return result
 
-    # --- common parts ---------------------------------------------------------------------------------------------------
+    # - common parts -------------------------------------------------------------------------------
     def _store(self, key, word):
         if word is ABSENT_WORD:
             self.words.pop(key, None)
@@ -162,7 +213,7 @@ class Tracker(EngineOps):
             line -= self.half_lines
         return line < session.used_lines and op.ld_id == session.ld_id
 
-    # --- demand ---------------------------------------------------------------------------------------------------------
+    # - demand -------------------------------------------------------------------------------------
     def _refusal(self, op, session):
         if op.refused:
             return op.refused
@@ -176,7 +227,11 @@ class Tracker(EngineOps):
             if session.k_only:
                 return Event.OUT_OF_MAP
             line -= half
-        if line >= session.used_lines or op.page >= session.used_pages or op.squeue - op.session * self.queues >= session.used_queues:
+        if (
+            line >= session.used_lines
+            or op.page >= session.used_pages
+            or op.squeue - op.session * self.queues >= session.used_queues
+        ):
             return Event.OUT_OF_MAP
         return 0
 
@@ -187,7 +242,9 @@ class Tracker(EngineOps):
         if event:
             result.outcome = REFUSED
             result.event = event
-            result.answer = Answer.CMP if write or op.no_memory or event == Event.UNKNOWN_OPCODE else Answer.NXM
+            result.answer = (
+                Answer.CMP if write or op.no_memory or event == Event.UNKNOWN_OPCODE else Answer.NXM
+            )
             return
         if op.no_memory:
             result.answer = Answer.CMP
@@ -239,7 +296,9 @@ class Tracker(EngineOps):
 
     def _take_miss(self):
         if not self.free_misses:
-            raise RuntimeError("no miss entry is free: the endpoint would not have admitted the request")
+            raise RuntimeError(
+                "no miss entry is free: the endpoint would not have admitted the request"
+            )
         miss = self.free_misses.popleft()
         self.pending[miss] = 1
         return miss

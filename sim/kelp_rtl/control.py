@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What a host does through the compiled driver: registers, sessions, page words, hints (see :mod:`kelp_rtl.device`)."""
+"""What a host does through the compiled driver: registers, sessions, page words, hints (see
+:mod:`kelp_rtl.device`)."""
 
 from __future__ import annotations
 
@@ -22,15 +23,21 @@ __all__ = ["Control"]
 
 
 class Control:
-    """The half of the driver that is a host: everything here is programs of loads and stores. `run`, `config`, `registers`, `addresses` and `time` are the
-    driver's."""
+    """The half of the driver that is a host: everything here is programs of loads and stores.
+    `run`, `config`, `registers`, `addresses` and `time` are the driver's."""
 
     def read_registers(self, names: Iterable[str | int], *, ld_id: int = 0) -> list[int]:
         """Registers by name or by offset in the window, read line by line in one program."""
         offsets = [self._offset(name) for name in names]
         lines = sorted({offset // 64 for offset in offsets})
         result = self.run(
-            Program(opcode=READ, address=np.array([self.addresses.register_base + 64 * line for line in lines], np.uint64), ld_id=ld_id)
+            Program(
+                opcode=READ,
+                address=np.array(
+                    [self.addresses.register_base + 64 * line for line in lines], np.uint64
+                ),
+                ld_id=ld_id,
+            )
         )
         words = {line: row.view("<u8") for line, row in zip(lines, result.data, strict=True)}
         return [int(words[offset // 64][offset % 64 // 8]) for offset in offsets]
@@ -47,7 +54,10 @@ class Control:
         self.run(
             Program(
                 opcode=PARTIAL,
-                address=np.array([self.addresses.register_base + offset // 64 * 64 for offset in offsets], np.uint64),
+                address=np.array(
+                    [self.addresses.register_base + offset // 64 * 64 for offset in offsets],
+                    np.uint64,
+                ),
                 ld_id=ld_id,
                 group=np.arange(len(offsets)),
                 data=rows.view(np.uint8),
@@ -65,11 +75,16 @@ class Control:
 
     def pack(self, register: str, **fields: int) -> int:
         """A register's value; fields that are not named have their reset values."""
-        value, known = self.registers[register].reset, {f.name: f for f in self.registers[register].fields}
+        value, known = (
+            self.registers[register].reset,
+            {f.name: f for f in self.registers[register].fields},
+        )
         for name, content in fields.items():
             f = known[name]
             if not 0 <= int(content) < 1 << f.bits:
-                raise ValueError(f"{register}.{name} = {content!r} is refused; legal: 0 … {(1 << f.bits) - 1}")
+                raise ValueError(
+                    f"{register}.{name} = {content!r} is refused; legal: 0 … {(1 << f.bits) - 1}"
+                )
             value = value & ~((1 << f.bits) - 1 << f.low) | int(content) << f.low
         return value
 
@@ -83,11 +98,15 @@ class Control:
     def counters(self) -> dict[str, int]:
         """The endpoint's total counters, by the names of `kelp_spec.registers.COUNTERS`."""
         names = [name for name, _ in COUNTERS]
-        return dict(zip(names, self.read_registers([f"count_{name}" for name in names]), strict=True))
+        return dict(
+            zip(names, self.read_registers([f"count_{name}" for name in names]), strict=True)
+        )
 
     def latency_histograms(self) -> dict[str, list[int]]:
         """`hit` and `miss`: answers by the logarithm of their latency in cycles."""
-        values = self.read_registers([f"{kind}_latency_{i}" for kind in ("hit", "miss") for i in range(HISTOGRAM_BINS)])
+        values = self.read_registers(
+            [f"{kind}_latency_{i}" for kind in ("hit", "miss") for i in range(HISTOGRAM_BINS)]
+        )
         return {"hit": values[:HISTOGRAM_BINS], "miss": values[HISTOGRAM_BINS:]}
 
     def open_session(
@@ -111,13 +130,16 @@ class Control:
         budget: int = 0,
         auto_step: int = 0,
     ) -> None:
-        """Programs a session's descriptor and every queue's parameters, opens it and waits until it is open.
+        """Programs a session's descriptor and every queue's parameters, opens it and waits until it
+        is open.
 
-        `formats` are (last layer, format of K, format of V), by ascending layer; the last goes on to the end. `alpha` is α · 256, `tau` in
-        steps, `budget` in DRAM lines per queue.
+        `formats` are (last layer, format of K, format of V), by ascending layer; the last goes on
+        to the end. `alpha` is α · 256, `tau` in steps, `budget` in DRAM lines per queue.
         """
         if not 1 <= len(formats) <= LAYER_RANGES:
-            raise ValueError(f"formats: {len(formats)} ranges are refused; legal: 1 … {LAYER_RANGES}")
+            raise ValueError(
+                f"formats: {len(formats)} ranges are refused; legal: 1 … {LAYER_RANGES}"
+            )
         c, p = self.config, f"s{session}_"
         ranges = [*formats, *[(1023, *formats[-1][1:])] * (LAYER_RANGES - len(formats))]
         (tau_m, tau_sh), (idle_m, idle_sh) = recency_constants(tau), idle_constants(alpha)
@@ -138,14 +160,27 @@ class Control:
                     **{
                         name: value
                         for r, (last, k, v) in enumerate(ranges)
-                        for name, value in ((f"last_layer_{r}", last), (f"format_k_{r}", k), (f"format_v_{r}", v))
+                        for name, value in (
+                            (f"last_layer_{r}", last),
+                            (f"format_k_{r}", k),
+                            (f"format_v_{r}", v),
+                        )
                     },
                 ),
                 p + "policy": self.pack(
-                    p + "policy", alpha=alpha, mass_shift=mass_shift, score_source=score_source, window=window, policy=policy
+                    p + "policy",
+                    alpha=alpha,
+                    mass_shift=mass_shift,
+                    score_source=score_source,
+                    window=window,
+                    policy=policy,
                 ),
                 p + "recency": self.pack(
-                    p + "recency", tau_m=tau_m, tau_sh=tau_sh + RECENCY_BIAS, idle_m=idle_m, idle_sh=idle_sh + IDLE_BIAS
+                    p + "recency",
+                    tau_m=tau_m,
+                    tau_sh=tau_sh + RECENCY_BIAS,
+                    idle_m=idle_m,
+                    idle_sh=idle_sh + IDLE_BIAS,
                 ),
                 p + "budget": budget,
                 p + "auto_step": auto_step,
@@ -160,9 +195,15 @@ class Control:
         """Closes a session and waits until its pages are scrubbed and its frames free."""
         self.session_command(session, SessionCommand.CLOSE)
 
-    def session_command(self, session: int, command: SessionCommand, argument: int = 0) -> dict[str, int]:
-        """Gives a session command and waits for its end; the session's state, or DriverError when it was refused."""
-        self.write64(f"s{session}_command", self.pack(f"s{session}_command", command=command, argument=argument))
+    def session_command(
+        self, session: int, command: SessionCommand, argument: int = 0
+    ) -> dict[str, int]:
+        """Gives a session command and waits for its end; the session's state, or DriverError when
+        it was refused."""
+        self.write64(
+            f"s{session}_command",
+            self.pack(f"s{session}_command", command=command, argument=argument),
+        )
         state = self._idle_session(session)
         if state["refused"]:
             raise DriverError(f"session {session}: {command.name} was refused", self.time)

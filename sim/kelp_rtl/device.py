@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Long traces through the Verilated endpoint: a compiled host, memory and cold tier around it, programmed with whole arrays (spec §10, last row).
+"""Long traces through the Verilated endpoint: a compiled host, memory and cold tier around it,
+programmed with whole arrays (spec §10, last row).
 
 ::
 
@@ -10,9 +11,9 @@
     result = driver.run(Program.reads(addresses), progress=lambda done, cycle: bar.update(done))
     (result.data == lines).all(); driver.take_commits().result["outcome"]
 
-The C++ lies in ``driver/``; a header with the place of every payload field is generated from the endpoint's signature, so that none is
-written down twice. Whatever breaks a rule, an RTL ``Assert`` included, is a :class:`DriverError` that names the cycle; a driver that raised
-one is spent.
+The C++ lies in ``driver/``; a header with the place of every payload field is generated from the
+endpoint's signature, so that none is written down twice. Whatever breaks a rule, an RTL ``Assert``
+included, is a :class:`DriverError` that names the cycle; a driver that raised one is spent.
 """
 
 from __future__ import annotations
@@ -30,14 +31,31 @@ from kelp_spec.messages import M2SReq
 from kelp_spec.registers import RegisterMap
 
 from .control import Control
-from .library import Counts, ProgramBlock, Settings, build, endpoint_library, load, ports_header, with_module
+from .library import (
+    Counts,
+    ProgramBlock,
+    Settings,
+    build,
+    endpoint_library,
+    load,
+    ports_header,
+    with_module,
+)
 from .program import Program, Response, Result
 from .records import Commits, Records
 from .timing import DriverError, Failure, FlashTiming, MemoryTiming, Pressure, chance
 
-__all__ = ["Driver", "DriverError", "Failure", "FlashTiming", "MemoryTiming", "Pressure", "ports_header"]
+__all__ = [
+    "Driver",
+    "DriverError",
+    "Failure",
+    "FlashTiming",
+    "MemoryTiming",
+    "Pressure",
+    "ports_header",
+]
 
-FAILURES = {"failed": 1, "never": 2, "late": 3}     #: `Failure.kind` as the C++ takes it
+FAILURES = {"failed": 1, "never": 2, "late": 3}  #: `Failure.kind` as the C++ takes it
 
 
 class Driver(Control):
@@ -49,7 +67,8 @@ class Driver(Control):
     memory, flash, pressure
         Timing and back-pressure; `configure` changes them later.
     seed : int
-        Of every random choice: back-pressure, jitter, shuffled answers, initial memory contents of the model.
+        Of every random choice: back-pressure, jitter, shuffled answers, initial memory contents of
+        the model.
     outstanding : int
         Requests without an answer at most, 1 … 65535.
     in_order : bool
@@ -57,8 +76,8 @@ class Driver(Control):
     record_hot_reads : bool
         Log the hot lane's READ commits too, which change nothing.
     max_skip : int
-        Longest jump over cycles in which everything waits for the cold tier; 0: none. A deadline inside the endpoint may be noticed that much
-        late: choose less than the cold tier's timeout.
+        Longest jump over cycles in which everything waits for the cold tier; 0: none. A deadline
+        inside the endpoint may be noticed that much late: choose less than the cold tier's timeout.
     stall_limit : int
         Evaluated cycles without any transfer on any port after which a run has failed.
     waves : path
@@ -93,23 +112,37 @@ class Driver(Control):
         if component is None:
             from kelp_hw.endpoint import endpoint_signature
 
-            component, library = wiring.Signature(endpoint_signature(config)).create(), endpoint_library(config, waves is not None)
+            component, library = (
+                wiring.Signature(endpoint_signature(config)).create(),
+                endpoint_library(config, waves is not None),
+            )
         else:
             library = build(component, config, waves is not None)
         self.config = config
         self.addresses = AddressMap(config)
         self.registers = RegisterMap(config).by_name
         self._layouts = {
-            path[0]: member.shape for path, member, _ in component.signature.flatten(component) if path[0].startswith("commit_")
+            path[0]: member.shape
+            for path, member, _ in component.signature.flatten(component)
+            if path[0].startswith("commit_")
         }
         self._call = load(str(library))
         self._settings = Settings(
-            outstanding=outstanding, in_order=in_order, record_hot_reads=record_hot_reads, max_skip=max_skip, stall_limit=stall_limit
+            outstanding=outstanding,
+            in_order=in_order,
+            record_hot_reads=record_hot_reads,
+            max_skip=max_skip,
+            stall_limit=stall_limit,
         )
         self._fill(memory, flash, pressure)
-        self._simulation = self._call.kelp_new(ctypes.byref(self._settings), seed, str(waves).encode() if waves is not None else None)
+        self._simulation = self._call.kelp_new(
+            ctypes.byref(self._settings), seed, str(waves).encode() if waves is not None else None
+        )
         if not self._simulation:
-            raise MemoryError(f"no room for the {config.dram_lines * 64} bytes of memory of configuration {config.name!r}")
+            raise MemoryError(
+                f"no room for the {config.dram_lines * 64} bytes of memory of configuration "
+                + f"{config.name!r}"
+            )
         self.dump(dumping)
         self._program = None
         self._broken = False
@@ -129,15 +162,26 @@ class Driver(Control):
         if simulation:
             self._call.kelp_delete(simulation)
 
-    # --- set-up -----------------------------------------------------------------------------------------------------------
-    def configure(self, *, memory: MemoryTiming | None = None, flash: FlashTiming | None = None, pressure: Pressure | None = None) -> None:
-        """Change timing or back-pressure from the next cycle on; planted `failures` are added to those still to come."""
+    # - set-up -------------------------------------------------------------------------------------
+    def configure(
+        self,
+        *,
+        memory: MemoryTiming | None = None,
+        flash: FlashTiming | None = None,
+        pressure: Pressure | None = None,
+    ) -> None:
+        """Change timing or back-pressure from the next cycle on; planted `failures` are added to
+        those still to come."""
         self._fill(memory, flash, pressure)
         self._call.kelp_configure(self._simulation, ctypes.byref(self._settings))
         for failure in flash.failures if flash else ():
             if failure.kind not in FAILURES:
-                raise ValueError(f"kind = {failure.kind!r} is refused; legal: {', '.join(FAILURES)}")
-            self._call.kelp_plant(self._simulation, failure.op, failure.index, FAILURES[failure.kind], failure.cycles)
+                raise ValueError(
+                    f"kind = {failure.kind!r} is refused; legal: {', '.join(FAILURES)}"
+                )
+            self._call.kelp_plant(
+                self._simulation, failure.op, failure.index, FAILURES[failure.kind], failure.cycles
+            )
 
     def _fill(self, memory, flash, pressure):
         s = self._settings
@@ -155,18 +199,22 @@ class Driver(Control):
                 flash.jitter,
                 flash.abort_latency,
             )
-            s.flash_bytes_per_cycle, s.flash_failure = flash.bytes_per_cycle, chance("failure_rate", flash.failure_rate)
+            s.flash_bytes_per_cycle, s.flash_failure = (
+                flash.bytes_per_cycle,
+                chance("failure_rate", flash.failure_rate),
+            )
         if pressure:
             for name in Pressure.__dataclass_fields__:
                 setattr(s, f"stall_{name}", chance(name, getattr(pressure, name)))
 
     def reset(self, cycles: int = 2) -> None:
-        """Reset the endpoint and wait until it is ready. What is in flight is given up; memory and cold tier keep their contents."""
+        """Reset the endpoint and wait until it is ready. What is in flight is given up; memory and
+        cold tier keep their contents."""
         limit = 100_000 + 4 * (self.config.page_words + self.config.total_frames)
         self._check(self._call.kelp_reset(self._simulation, cycles, limit))
         self._program = None
 
-    # --- running ----------------------------------------------------------------------------------------------------------
+    # - running ------------------------------------------------------------------------------------
     def run(
         self,
         program: Program,
@@ -183,15 +231,18 @@ class Driver(Control):
         Parameters
         ----------
         lockstep
-            One request at a time, each when the endpoint is quiescent and nothing is in flight, with the port `lockstep` high.
+            One request at a time, each when the endpoint is quiescent and nothing is in flight,
+            with the port `lockstep` high.
         settle
             Wait for that at the end too; by default in lock-step.
         max_cycles
             Evaluated cycles at most; by default generous for the program's length.
         partial
-            Return what there is after `max_cycles` rather than raise; only `reset` may follow when answers are missing.
+            Return what there is after `max_cycles` rather than raise; only `reset` may follow when
+            answers are missing.
         progress
-            Called every `every` evaluated cycles with the requests finished and the endpoint's time.
+            Called every `every` evaluated cycles with the requests finished and the endpoint's
+            time.
         """
         self._usable()
         count = len(program)
@@ -199,12 +250,18 @@ class Driver(Control):
         settle = lockstep if settle is None else settle
         arrays = {
             "response": np.zeros(count, np.uint8),
-            **{name: np.full(count, -1, np.int64) for name in ("accept_cycle", "response_cycle", "accept_order", "response_order")},
+            **{
+                name: np.full(count, -1, np.int64)
+                for name in ("accept_cycle", "response_cycle", "accept_order", "response_order")
+            },
             "read_data": np.zeros((count, 64), np.uint8),
         }
         given = {name: getattr(program, name) for name in ProgramBlock.inputs}
         block = ProgramBlock(
-            count=count, each_alone=lockstep, settle=settle, **{name: array.ctypes.data for name, array in (given | arrays).items()}
+            count=count,
+            each_alone=lockstep,
+            settle=settle,
+            **{name: array.ctypes.data for name, array in (given | arrays).items()},
         )
         before = self.counts()
         self._check(self._call.kelp_start(self._simulation, ctypes.byref(block)))
@@ -220,7 +277,8 @@ class Driver(Control):
         if more and not partial:
             self._broken = True
             raise DriverError(
-                f"{count - self._call.kelp_finished(self._simulation)} of {count} requests unfinished after {limit} evaluated cycles",
+                f"{count - self._call.kelp_finished(self._simulation)} of {count} requests "
+                + f"unfinished after {limit} evaluated cycles",
                 self.time,
             )
         if not more:
@@ -235,7 +293,10 @@ class Driver(Control):
             response_order=arrays["response_order"],
             data=arrays["read_data"],
             missing=int((expects & (arrays["response"] == Response.NONE)).sum()),
-            counts={name: counts[name] if name.startswith("peak") else counts[name] - before[name] for name in counts},
+            counts={
+                name: counts[name] if name.startswith("peak") else counts[name] - before[name]
+                for name in counts
+            },
         )
 
     def settle(self, **options) -> Result:
@@ -249,7 +310,8 @@ class Driver(Control):
 
     @property
     def time(self) -> int:
-        """The endpoint's `now`, extended to 64 bits; a reset goes on at the next multiple of 2^32."""
+        """The endpoint's `now`, extended to 64 bits; a reset goes on at the next multiple of
+        2^32."""
         return self._call.kelp_time(self._simulation)
 
     @property
@@ -257,41 +319,60 @@ class Driver(Control):
         return bool(self._call.kelp_irq(self._simulation))
 
     def counts(self) -> dict[str, int]:
-        """The driver's own totals since it began; see :class:`~kelp_rtl.library.Counts`. `commits` are those not yet taken."""
+        """The driver's own totals since it began; see :class:`~kelp_rtl.library.Counts`. `commits`
+        are those not yet taken."""
         counts = Counts()
         self._call.kelp_counts(self._simulation, ctypes.byref(counts))
         return {name: getattr(counts, name) for name, _ in Counts._fields_}
 
     def take_commits(self) -> Commits:
         """The commit records since the last call, which the driver then forgets."""
-        return Commits(*(self._take(i, f"commit_{name}") for i, name in enumerate(("result", "frame", "score"))))
+        return Commits(
+            *(
+                self._take(i, f"commit_{name}")
+                for i, name in enumerate(("result", "frame", "score"))
+            )
+        )
 
     def _take(self, index, port):
         count = self._call.kelp_commit_count(self._simulation, index)
         layout = self._layouts[port]
-        cycle, order, hot = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.bool_)
+        cycle, order, hot = (
+            np.empty(count, np.int64),
+            np.empty(count, np.int64),
+            np.empty(count, np.bool_),
+        )
         words = np.empty((count, -(-layout.size // 32)), np.uint32)
-        self._call.kelp_commit_take(self._simulation, index, *(array.ctypes.data for array in (cycle, order, hot, words)))
+        self._call.kelp_commit_take(
+            self._simulation, index, *(array.ctypes.data for array in (cycle, order, hot, words))
+        )
         return Records(layout, words, cycle, order, hot)
 
-    # --- memory and cold tier, from behind ----------------------------------------------------------------------------------
+    # - memory and cold tier, from behind ----------------------------------------------------------
     @property
     def memory(self) -> np.ndarray:
         """The AXI4 memory, uint8[lines, 64], live and writable. Valid while the driver is."""
         address = self._call.kelp_memory(self._simulation)
-        return np.ctypeslib.as_array((ctypes.c_uint8 * (self.config.dram_lines * 64)).from_address(address)).reshape(-1, 64)
+        return np.ctypeslib.as_array(
+            (ctypes.c_uint8 * (self.config.dram_lines * 64)).from_address(address)
+        ).reshape(-1, 64)
 
     def flash(self, lba: int) -> tuple[np.ndarray, int, int] | None:
-        """What the cold tier holds at `lba`: its lines, uint8[lines, 64], live and writable, and the validity and poison bits; None without."""
+        """What the cold tier holds at `lba`: its lines, uint8[lines, 64], live and writable, and
+        the validity and poison bits; None without."""
         size, sector = ctypes.c_uint64(), ctypes.POINTER(ctypes.c_uint32)()
-        address = self._call.kelp_flash(self._simulation, lba, ctypes.byref(size), ctypes.byref(sector))
+        address = self._call.kelp_flash(
+            self._simulation, lba, ctypes.byref(size), ctypes.byref(sector)
+        )
         if not address:
             return None
-        lines = np.ctypeslib.as_array((ctypes.c_uint8 * size.value).from_address(address)).reshape(-1, 64)
+        lines = np.ctypeslib.as_array((ctypes.c_uint8 * size.value).from_address(address)).reshape(
+            -1, 64
+        )
         bits = sum(sector[i] << 32 * i for i in range(-(-2 * self.config.page_lines // 32)))
         return lines, bits & (1 << self.config.page_lines) - 1, bits >> self.config.page_lines
 
-    # --- internals ----------------------------------------------------------------------------------------------------------
+    # - internals ----------------------------------------------------------------------------------
     def _usable(self):
         if self._broken:
             raise DriverError("this driver failed before; make a new one", self.time)
@@ -299,5 +380,7 @@ class Driver(Control):
     def _check(self, status):
         if status < 0:
             self._broken = True
-            raise DriverError(with_module(self._call.kelp_error(self._simulation).decode()), self.time)
+            raise DriverError(
+                with_module(self._call.kelp_error(self._simulation).decode()), self.time
+            )
         return status

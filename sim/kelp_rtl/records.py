@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Commit records as the compiled driver logs them: whole payloads, fields taken apart when somebody asks, for all records at once."""
+"""Commit records as the compiled driver logs them: whole payloads, fields taken apart when somebody
+asks, for all records at once."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ __all__ = ["Commits", "Records"]
 class Records:
     """`n` payloads of one layout. `records["op.kind"]` is that field of all of them, cached.
 
-    Fields of up to 63 bits are int64, of 64 bits uint64, wider ones uint8[n, bytes] with the lowest byte first.
+    Fields of up to 63 bits are int64, of 64 bits uint64, wider ones uint8[n, bytes] with the lowest
+    byte first.
 
     Attributes
     ----------
@@ -47,7 +49,9 @@ class Records:
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._cache:
             if name not in self._fields:
-                raise KeyError(f"{name!r} is not a field of these records; fields: {', '.join(self.names)}")
+                raise KeyError(
+                    f"{name!r} is not a field of these records; fields: {', '.join(self.names)}"
+                )
             low, mask = self._fields[name]
             self._cache[name] = self._extract(low, mask.bit_length())
         return self._cache[name]
@@ -81,7 +85,8 @@ class Commits:
         return len(self.result) + len(self.frame) + len(self.score)
 
     def sequence(self) -> tuple[np.ndarray, np.ndarray]:
-        """(type, index) of all records in the endpoint's order; type 0 is `result`, 1 `frame`, 2 `score`."""
+        """(type, index) of all records in the endpoint's order; type 0 is `result`, 1 `frame`, 2
+        `score`."""
         parts = (self.result, self.frame, self.score)
         order = np.concatenate([p.order for p in parts])
         types = np.concatenate([np.full(len(p), i, np.uint8) for i, p in enumerate(parts)])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What stands around the endpoint in the compiled driver: timing, failures, back-pressure (see :mod:`kelp_rtl.device`)."""
+"""What stands around the endpoint in the compiled driver: timing, failures, back-pressure (see
+:mod:`kelp_rtl.device`)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class DriverError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryTiming:
-    """AXI4 memory: cycles from AR to R and from AW + W to B, up to `jitter` more at random; `shuffle`: answers out of order across ids."""
+    """AXI4 memory: cycles from AR to R and from AW + W to B, up to `jitter` more at random;
+    `shuffle`: answers out of order across ids."""
 
     latency: int = 64
     write_latency: int = 16
@@ -32,7 +34,8 @@ class MemoryTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What is planted for command number `index` (from 0, of its `op` alone): `failed`, `never` (no completion) or `late` by `cycles`."""
+    """What is planted for command number `index` (from 0, of its `op` alone): `failed`, `never` (no
+    completion) or `late` by `cycles`."""
 
     index: int
     op: ColdOp = ColdOp.READ
@@ -42,7 +45,8 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class FlashTiming:
-    """Cold tier: 25 µs and 14 GB/s at 1 GHz. `failure_rate`: share of commands that fail at random, besides the planted `failures`."""
+    """Cold tier: 25 µs and 14 GB/s at 1 GHz. `failure_rate`: share of commands that fail at random,
+    besides the planted `failures`."""
 
     latency: int = 25_000
     write_latency: int = 25_000
@@ -55,7 +59,8 @@ class FlashTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class Pressure:
-    """Share of cycles, per channel, in which the driver does not begin to offer, or does not take."""
+    """Share of cycles, per channel, in which the driver does not begin to offer, or does not
+    take."""
 
     req: float = 0.0
     rwd: float = 0.0

@@ -11,8 +11,9 @@
         session.write(0, k, v, start=0)            # float16 [kv_heads, tokens, head_dim]
         k, v = session.read(0, stop=64)
 
-The same calls work on the golden model (`golden:`), the Verilated RTL (`rtl:`), a server (`unix:`, `tcp://`) and mapped plain memory (`dax:`).
-NumPy is all that this package needs; a back end's own package is imported when a URL asks for it. docs/cxl_kv.md is the guide.
+The same calls work on the golden model (`golden:`), the Verilated RTL (`rtl:`), a server (`unix:`,
+`tcp://`) and mapped plain memory (`dax:`). NumPy is all that this package needs; a back end's own
+package is imported when a URL asks for it. docs/cxl_kv.md is the guide.
 """
 
 from __future__ import annotations
@@ -43,9 +44,35 @@ from .shape import PRESETS, LayerFormats, ModelShape, preset
 from .transport import LocalTransport, Status, Transport
 
 __all__ = [
-    "Batch", "BusError", "Completion", "ConnectionLostError", "CxlKvError", "Device", "DeviceFullError", "FlashError", "Format", "HintRefusedError",
-    "Hints", "HostType", "LayerFormats", "ModelShape", "NotMappedError", "OpenRefusedError", "PRESETS", "PoisonError", "Policy", "Session",
-    "SessionClosedError", "Status", "Transport", "TransportError", "UnsupportedError", "bf16_to_float32", "float32_to_bf16", "open", "preset",
+    "Batch",
+    "BusError",
+    "Completion",
+    "ConnectionLostError",
+    "CxlKvError",
+    "Device",
+    "DeviceFullError",
+    "FlashError",
+    "Format",
+    "HintRefusedError",
+    "Hints",
+    "HostType",
+    "LayerFormats",
+    "ModelShape",
+    "NotMappedError",
+    "OpenRefusedError",
+    "PRESETS",
+    "PoisonError",
+    "Policy",
+    "Session",
+    "SessionClosedError",
+    "Status",
+    "Transport",
+    "TransportError",
+    "UnsupportedError",
+    "bf16_to_float32",
+    "float32_to_bf16",
+    "open",
+    "preset",
 ]
 
 
@@ -55,8 +82,9 @@ def open(url: str) -> Device:
     Parameters
     ----------
     url : str
-        ``golden:CONFIG``, ``rtl:CONFIG`` (both with fields of the configuration as options: ``golden:trace?sessions=8``; ``rtl:unit?lockstep=1``),
-        ``unix:/path`` or ``tcp://host:port`` of a running `kelp serve`, ``dax:/path?config=CONFIG``.
+        ``golden:CONFIG``, ``rtl:CONFIG`` (both with fields of the configuration as options:
+        ``golden:trace?sessions=8``; ``rtl:unit?lockstep=1``), ``unix:/path`` or ``tcp://host:port``
+        of a running `kelp serve`, ``dax:/path?config=CONFIG``.
 
     Raises
     ------

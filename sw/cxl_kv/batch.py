@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Asynchronous batches: calls collected, carried out in order by one thread of the device, and reported through a completion descriptor.
+"""Asynchronous batches: calls collected, carried out in order by one thread of the device, and
+reported through a completion descriptor.
 
 ::
 
@@ -34,7 +35,8 @@ class State(Enum):
 
 @dataclass
 class Completion:
-    """What became of a submitted batch. Times are seconds of `time.monotonic`; None until they are known.
+    """What became of a submitted batch. Times are seconds of `time.monotonic`; None until they are
+    known.
 
     Attributes
     ----------
@@ -68,14 +70,18 @@ class Completion:
     def result(self, timeout: float | None = None) -> list:
         """The results; raises what the first failed call raised, or TimeoutError."""
         if not self.wait(timeout):
-            raise TimeoutError(f"batch of {self.calls} calls unfinished after {timeout} s ({self.completed} carried out)")
+            raise TimeoutError(
+                f"batch of {self.calls} calls unfinished after {timeout} s ({self.completed} "
+                + "carried out)"
+            )
         if self.error is not None:
             raise self.error
         return self.results
 
 
 class Batch:
-    """Calls to be carried out together. The methods mirror those of Session and take the session first; arrays must not be changed until completion."""
+    """Calls to be carried out together. The methods mirror those of Session and take the session
+    first; arrays must not be changed until completion."""
 
     def __init__(self, device):
         self._device = device

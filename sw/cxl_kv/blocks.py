@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Opaque blocks by key on a device: what engines that move whole KV chunks as bytes need (LMCache, vLLM, SGLang).
+"""Opaque blocks by key on a device: what engines that move whole KV chunks as bytes need (LMCache,
+vLLM, SGLang).
 
-A block takes whole pages of one session, stored raw16, so that its bytes come back as they went in; which of them are in DRAM is the device's business.
-The index lives in this process: it goes with it, and so do the blocks.
+A block takes whole pages of one session, stored raw16, so that its bytes come back as they went in;
+which of them are in DRAM is the device's business. The index lives in this process: it goes with
+it, and so do the blocks.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ from .shape import ModelShape
 
 __all__ = ["BlockStore"]
 
-_TOGETHER = 1 << 22   #: bytes that one load or store of several blocks moves at most, or one block
+_TOGETHER = 1 << 22  #: bytes that one load or store of several blocks moves at most, or one block
 
 
 class BlockStore:
-    """Blocks of up to `block_bytes` under hashable keys. Thread-safe; a context manager that closes its session.
+    """Blocks of up to `block_bytes` under hashable keys. Thread-safe; a context manager that closes
+    its session.
 
     Parameters
     ----------
@@ -49,8 +52,15 @@ class BlockStore:
         Blocks that were dropped because a line of theirs was poisoned.
     """
 
-    def __init__(self, device, block_bytes: int, *, blocks: int | None = None, policy: Policy = Policy(auto_step=256),
-                 on_drop: Callable[[Hashable, int], None] | None = None):
+    def __init__(
+        self,
+        device,
+        block_bytes: int,
+        *,
+        blocks: int | None = None,
+        policy: Policy = Policy(auto_step=256),
+        on_drop: Callable[[Hashable, int], None] | None = None,
+    ):
         if block_bytes < 1:
             raise ValueError(f"block_bytes = {block_bytes} is refused; legal: 1 and up")
         c = device.config
@@ -59,37 +69,47 @@ class BlockStore:
         self._pages_each = -(-block_bytes // self.page_bytes)
         most = c.queues * c.pages // self._pages_each
         if not most:
-            raise ValueError(f"block_bytes = {block_bytes} is refused; configuration {c.name!r} holds {c.queues * c.pages * self.page_bytes} bytes a session")
+            raise ValueError(
+                f"block_bytes = {block_bytes} is refused; configuration {c.name!r} holds "
+                + f"{c.queues * c.pages * self.page_bytes} bytes a session"
+            )
         self.capacity = most if blocks is None else blocks
         if not 1 <= self.capacity <= most:
             raise ValueError(f"blocks = {blocks} is refused; legal: 1 … {most}")
-        # One line a token: a position is a line, and a half of a page is as many positions as it has lines.
+        # One line a token: a position is a line, and a half of a page is as many positions as it
+        # has lines.
         shape = ModelShape(layers=1, kv_heads=c.queues, head_dim=ELEMENTS, page_tokens=c.half_lines)
         self.session = device.open_session(shape, policy=policy)
-        self._index: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()   # key → (place, bytes), least recently used first
+        # key → (place, bytes), least recently used first
+        self._index: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
         self._pins: dict[Hashable, int] = {}
         self._free = list(range(self.capacity - 1, -1, -1))
         self._lock = threading.RLock()
         self.evicted = self.lost = 0
 
-    # --- addresses ------------------------------------------------------------------------------------------------------------
+    # - addresses ----------------------------------------------------------------------------------
     def _addresses(self, place: int, size: int) -> np.ndarray:
-        """Of the lines of a block of `size` bytes. A device gets one queue after another, page by page; plain memory gets them as they lie."""
+        """Of the lines of a block of `size` bytes. A device gets one queue after another, page by
+        page; plain memory gets them as they lie."""
         c = self.device.config
         lines = np.arange(-(-size // LINE_BYTES))
         if not self.device.transport.hints:
-            first = (self.session.number << c.queue_bits + c.page_bits + c.line_bits) + place * self._pages_each * c.page_lines
+            first = (
+                self.session.number << c.queue_bits + c.page_bits + c.line_bits
+            ) + place * self._pages_each * c.page_lines
             return (first + lines << 6).astype(np.uint64)
         page = place * self._pages_each + lines // c.page_lines
         queue, page = page % c.queues, page // c.queues
         x = ((self.session.number << c.queue_bits) + queue << c.page_bits) + page << c.line_bits
         return (x + lines % c.page_lines << 6).astype(np.uint64)
 
-    # --- blocks ---------------------------------------------------------------------------------------------------------------
+    # - blocks -------------------------------------------------------------------------------------
     def put(self, key: Hashable, data) -> bool:
-        """Store bytes-like `data` under `key`, in place of what was there. False, and nothing stored, when every block is pinned.
+        """Store bytes-like `data` under `key`, in place of what was there. False, and nothing
+        stored, when every block is pinned.
 
-        Raises ValueError for more than `block_bytes`, DeviceFullError when the device had no frame: the block is then not there.
+        Raises ValueError for more than `block_bytes`, DeviceFullError when the device had no frame:
+        the block is then not there.
         """
         done = self.put_many([(key, data)])[0]
         if isinstance(done, Exception):
@@ -97,15 +117,24 @@ class BlockStore:
         return done
 
     def put_many(self, items: Iterable[tuple[Hashable, object]]) -> list[bool | Exception]:
-        """Several `put`s by as few stores as may be: of each, in order, what `put` would return or raise."""
+        """Several `put`s by as few stores as may be: of each, in order, what `put` would return or
+        raise."""
         results: list[bool | Exception] = []
-        placed: list[tuple[int, Hashable, int, np.ndarray, np.ndarray]] = []     # result, key, place, addresses, bytes
+        # result, key, place, addresses, bytes
+        placed: list[tuple[int, Hashable, int, np.ndarray, np.ndarray]] = []
         with self._lock:
             for key, data in items:
                 results.append(True)
-                data = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+                data = (
+                    np.frombuffer(data, np.uint8)
+                    if not isinstance(data, np.ndarray)
+                    else np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+                )
                 if data.nbytes > self.block_bytes:
-                    results[-1] = ValueError(f"a block of {data.nbytes} bytes is refused; legal: {self.block_bytes} at most")
+                    results[-1] = ValueError(
+                        f"a block of {data.nbytes} bytes is refused; legal: "
+                        + f"{self.block_bytes} at most"
+                    )
                     continue
                 if key in self._index:
                     place, _ = self._index[key]
@@ -116,7 +145,9 @@ class BlockStore:
                     continue
                 self._index[key] = (place, data.nbytes)
                 self._index.move_to_end(key)
-                placed.append((len(results) - 1, key, place, self._addresses(place, data.nbytes), data))
+                placed.append(
+                    (len(results) - 1, key, place, self._addresses(place, data.nbytes), data)
+                )
                 if sum(len(p[4]) for p in placed) >= _TOGETHER:
                     self._store(placed, results)
                     placed = []
@@ -129,8 +160,8 @@ class BlockStore:
         ends = np.cumsum([len(p[3]) for p in placed])
         lines = np.empty((int(ends[-1]), LINE_BYTES), np.uint8)
         for end, (_, _, _, addresses, data) in zip(ends, placed, strict=True):
-            flat = lines[end - len(addresses):end].reshape(-1)
-            flat[:data.nbytes], flat[data.nbytes:] = data, 0
+            flat = lines[end - len(addresses) : end].reshape(-1)
+            flat[: data.nbytes], flat[data.nbytes :] = data, 0
         try:
             self.device.transport.store(np.concatenate([p[3] for p in placed]), lines)
             self.session._check_written()
@@ -142,21 +173,23 @@ class BlockStore:
                     self._free.append(self._index.pop(key)[0])
                     self._pins.pop(key, None)
                 return
-            for one in placed:     # whose fault it was, one by one
+            for one in placed:  # whose fault it was, one by one
                 if one[1] in self._index and self._index[one[1]][0] == one[2]:
                     self._store([one], results)
 
     def get(self, key: Hashable) -> np.ndarray | None:
-        """The block's bytes, uint8[n]; None when it is not there. PoisonError when a line of it is lost: the block is then dropped."""
+        """The block's bytes, uint8[n]; None when it is not there. PoisonError when a line of it is
+        lost: the block is then dropped."""
         got = self.get_many([key])[0]
         if isinstance(got, Exception):
             raise got
         return got
 
     def get_many(self, keys: Iterable[Hashable]) -> list[np.ndarray | Exception | None]:
-        """Several `get`s by as few loads as may be: of each, in order, what `get` would return or raise."""
+        """Several `get`s by as few loads as may be: of each, in order, what `get` would return or
+        raise."""
         results: list[np.ndarray | Exception | None] = []
-        wanted: list[tuple[int, Hashable, int, np.ndarray]] = []     # result, key, bytes, addresses
+        wanted: list[tuple[int, Hashable, int, np.ndarray]] = []  # result, key, bytes, addresses
         with self._lock:
             for key in keys:
                 results.append(None)
@@ -195,8 +228,13 @@ class BlockStore:
             try:
                 self.session._fail(addresses, answers)
             except PoisonError as error:
-                results[number] = type(error)(f"block {key!r} is lost: {error.message}", session=error.session, layer=error.layer, head=error.head,
-                                              page=error.page)
+                results[number] = type(error)(
+                    f"block {key!r} is lost: {error.message}",
+                    session=error.session,
+                    layer=error.layer,
+                    head=error.head,
+                    page=error.page,
+                )
             except CxlKvError as error:
                 results[number] = error
 
@@ -256,7 +294,11 @@ class BlockStore:
         """Ask the device to bring blocks into DRAM, by speculative reads of their pages."""
         c = self.device.config
         with self._lock:
-            wanted = [self._addresses(*self._index[key])[::c.page_lines] for key in keys if key in self._index]
+            wanted = [
+                self._addresses(*self._index[key])[:: c.page_lines]
+                for key in keys
+                if key in self._index
+            ]
         if wanted:
             self.device.transport.spec_read(np.concatenate(wanted))
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What only LD-ID 0 may do, on behalf of all requesters of one core: open and close sessions, read the event log (spec §3, §9)."""
+"""What only LD-ID 0 may do, on behalf of all requesters of one core: open and close sessions, read
+the event log (spec §3, §9)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .transport import Core
 
 __all__ = ["Control"]
 
-_KEPT = 4096          #: event records kept for requesters that have not asked yet
+_KEPT = 4096  #: event records kept for requesters that have not asked yet
 _CLOSE_TIMEOUT = 120  #: seconds until a session that stays busy is given up
 
 
@@ -28,11 +29,15 @@ class Control:
         self.core = weakref.proxy(core)
         self.config: Config = core.config
         proxy = self.core
-        self.registers = Registers(core.config, lambda addresses: proxy.load(addresses, 0).lines,
-                                   lambda addresses, lines, enable: proxy.store(addresses, lines, enable, 0))
+        self.registers = Registers(
+            core.config,
+            lambda addresses: proxy.load(addresses, 0).lines,
+            lambda addresses, lines, enable: proxy.store(addresses, lines, enable, 0),
+        )
         self._events: deque[dict] = deque(maxlen=_KEPT)
-        self._next = 0                        # number of the next record
-        self._seen: dict[int, int] = {}       # id of a requester → number of the first record it has not seen
+        self._next = 0  # number of the next record
+        # id of a requester → number of the first record it has not seen
+        self._seen: dict[int, int] = {}
 
     @classmethod
     def of(cls, core: Core) -> Control:
@@ -42,12 +47,13 @@ class Control:
                 core.control = cls(core)
             return core.control
 
-    # --- sessions -------------------------------------------------------------------------------------------------------------
+    # - sessions -----------------------------------------------------------------------------------
     def open_session(self, request: dict, owner: int) -> int:
         """Open the first free session for LD-ID `owner`; its number.
 
-        `request`: register values `shape` (its owner field is replaced), `formats`, `policy`, `recency`, `auto_step`, and `budgets`, pairs of a value and the
-        list of queues that it is for; the first pair is for all queues.
+        `request`: register values `shape` (its owner field is replaced), `formats`, `policy`,
+        `recency`, `auto_step`, and `budgets`, pairs of a value and the list of queues that it is
+        for; the first pair is for all queues.
         """
         registers, config = self.registers, self.config
         for session in range(config.sessions):
@@ -55,27 +61,46 @@ class Control:
             if not state["open"] and not state["busy"]:
                 break
         else:
-            raise DeviceFullError(f"all {config.sessions} sessions of configuration {config.name!r} are open; close one, or use a configuration with more")
+            raise DeviceFullError(
+                f"all {config.sessions} sessions of configuration {config.name!r} are open; "
+                + "close one, or use a configuration with more"
+            )
         p = f"s{session}_"
         shape = unpack(registers.register(p + "shape"), request["shape"]) | {"owner": owner}
         budgets = request["budgets"]
-        registers.write_many([
-            (p + "shape", registers.pack(p + "shape", **shape)), (p + "formats", request["formats"]), (p + "policy", request["policy"]),
-            (p + "recency", request["recency"]), (p + "auto_step", request["auto_step"]), (p + "budget", budgets[0][0]),
-            (p + "command", registers.pack(p + "command", command=SessionCommand.OPEN)),
-        ])
+        registers.write_many(
+            [
+                (p + "shape", registers.pack(p + "shape", **shape)),
+                (p + "formats", request["formats"]),
+                (p + "policy", request["policy"]),
+                (p + "recency", request["recency"]),
+                (p + "auto_step", request["auto_step"]),
+                (p + "budget", budgets[0][0]),
+                (p + "command", registers.pack(p + "command", command=SessionCommand.OPEN)),
+            ]
+        )
         state = registers.fields(p + "state")
         if state["refused"] or not state["open"]:
             asked = unpack(registers.register(p + "formats"), request["formats"])
             codes = sorted({value for name, value in asked.items() if name.startswith("format")})
             stores = ", ".join(f"{int(f)} ({f.label})" for f in config.formats)
-            holds = f"configuration {config.name!r} holds {config.queues} queues of {config.pages} pages of {config.half_lines} lines, in formats {stores}"
-            raise OpenRefusedError(f"session {session}: the device refused {shape} with formats {codes}; {holds}")
+            holds = (
+                f"configuration {config.name!r} holds {config.queues} queues of "
+                + f"{config.pages} pages of {config.half_lines} lines, in formats {stores}"
+            )
+            raise OpenRefusedError(
+                f"session {session}: the device refused {shape} with formats {codes}; {holds}"
+            )
         for value, queues in budgets[1:]:
             writes = [(p + "budget", value)]
             for queue in queues:
-                writes += [(p + "queue", registers.pack(p + "queue", queue=queue)),
-                           (p + "command", registers.pack(p + "command", command=SessionCommand.APPLY_QUEUE))]
+                writes += [
+                    (p + "queue", registers.pack(p + "queue", queue=queue)),
+                    (
+                        p + "command",
+                        registers.pack(p + "command", command=SessionCommand.APPLY_QUEUE),
+                    ),
+                ]
             registers.write_many(writes)
         return session
 
@@ -88,7 +113,7 @@ class Control:
             if time.monotonic() > deadline:
                 raise TransportError(f"session {session} is still closing after {_CLOSE_TIMEOUT} s")
 
-    # --- events ---------------------------------------------------------------------------------------------------------------
+    # - events -------------------------------------------------------------------------------------
     def attach(self, requester) -> None:
         """A requester that sees the events from now on."""
         self._seen[id(requester)] = self._next
@@ -99,15 +124,21 @@ class Control:
         return self._next
 
     def events_of(self, requester, owned: dict[int, int]) -> list[dict]:
-        """Records that `requester` has not seen. One with another LD-ID than 0 sees what happened to its `owned` sessions, from the number on that it owns
-        them, and nothing that another LD-ID did."""
+        """Records that `requester` has not seen. One with another LD-ID than 0 sees what happened
+        to its `owned` sessions, from the number on that it owns them, and nothing that another
+        LD-ID did."""
         self._drain()
         first = self._seen[id(requester)]
         self._seen[id(requester)] = self._next
         news = [e for e in self._events if e["number"] >= first]
         if requester.ld_id == 0:
             return news
-        return [e for e in news if e["ld_id"] in (0, requester.ld_id) and e["number"] >= owned.get(e["session"], self._next)]
+        return [
+            e
+            for e in news
+            if e["ld_id"] in (0, requester.ld_id)
+            and e["number"] >= owned.get(e["session"], self._next)
+        ]
 
     def forget(self, requester) -> None:
         self._seen.pop(id(requester), None)
@@ -118,16 +149,27 @@ class Control:
         if not count:
             return
         count = min(count, EVENT_RECORDS)
-        values = registers.read_many([f"event_{what}{i}" for i in range(count) for what in ("", "time_")] + ["status"])
+        values = registers.read_many(
+            [f"event_{what}{i}" for i in range(count) for what in ("", "time_")] + ["status"]
+        )
         overflow = unpack(registers.register("status"), values.pop())["event_overflow"]
         registers.write("event_clear", 1)
         for i in range(count):
             record = unpack(registers.register(f"event_{i}"), values[2 * i])
             session, queue = divmod(record["squeue"], queues)
-            self._append(code=Event(record["code"]).name, ld_id=record["ld_id"], session=session, queue=queue, page=record["page"],
-                         argument=record["argument"], time=values[2 * i + 1])
+            self._append(
+                code=Event(record["code"]).name,
+                ld_id=record["ld_id"],
+                session=session,
+                queue=queue,
+                page=record["page"],
+                argument=record["argument"],
+                time=values[2 * i + 1],
+            )
         if overflow:
-            self._append(code="OVERFLOW", ld_id=0, session=0, queue=0, page=0, argument=0, time=values[-1])
+            self._append(
+                code="OVERFLOW", ld_id=0, session=0, queue=0, page=0, argument=0, time=values[-1]
+            )
 
     def _append(self, **record):
         self._events.append({"number": self._next, **record})

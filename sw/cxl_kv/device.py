@@ -30,14 +30,16 @@ _SETTINGS = ("low_water", "high_water", "reserve", "cold_retries", "cold_timeout
 
 
 class Device:
-    """An open KELP device; :func:`cxl_kv.open` makes one. Thread-safe; a context manager that closes it.
+    """An open KELP device; :func:`cxl_kv.open` makes one. Thread-safe; a context manager that
+    closes it.
 
     Attributes
     ----------
     config : kelp_spec.config.Config
         Sizes: sessions, queues, pages, frames.
     ld_id : int
-        Who this process is to the device. 0 is the control plane; a client of `kelp serve` has another and sees its own sessions alone.
+        Who this process is to the device. 0 is the control plane; a client of `kelp serve` has
+        another and sees its own sessions alone.
     registers : Registers
         Every register by name, as far as `ld_id` may touch it.
     transport : Transport
@@ -45,9 +47,11 @@ class Device:
 
     def __init__(self, transport: Transport):
         self.transport, self.config = transport, transport.config
-        self.registers = Registers(self.config, lambda addresses: transport.load(addresses).lines, transport.store)
-        self._events: deque[dict] = deque(maxlen=_EVENTS_KEPT)     # seen, kept for explanations
-        self._news: deque[dict] = deque(maxlen=_EVENTS_KEPT)       # not yet taken by `events()`
+        self.registers = Registers(
+            self.config, lambda addresses: transport.load(addresses).lines, transport.store
+        )
+        self._events: deque[dict] = deque(maxlen=_EVENTS_KEPT)  # seen, kept for explanations
+        self._news: deque[dict] = deque(maxlen=_EVENTS_KEPT)  # not yet taken by `events()`
         self._lock = threading.RLock()
         self._worker: Worker | None = None
         self._closed = False
@@ -56,8 +60,10 @@ class Device:
     def ld_id(self) -> int:
         return self.transport.ld_id
 
-    # --- sessions -------------------------------------------------------------------------------------------------------------
-    def open_session(self, shape: ModelShape, *, max_tokens: int | None = None, policy: Policy = Policy()) -> Session:
+    # - sessions -----------------------------------------------------------------------------------
+    def open_session(
+        self, shape: ModelShape, *, max_tokens: int | None = None, policy: Policy = Policy()
+    ) -> Session:
         """Open a session for one sequence.
 
         Parameters
@@ -79,81 +85,142 @@ class Device:
         c = self.config
         page_tokens = shape.page_tokens_in(c)
         if shape.queues > c.queues:
-            raise ValueError(f"layers · kv_heads = {shape.queues} is refused; configuration {c.name!r} holds {c.queues} queues")
+            raise ValueError(
+                f"layers · kv_heads = {shape.queues} is refused; configuration {c.name!r} "
+                + f"holds {c.queues} queues"
+            )
         most = c.pages * page_tokens
         max_tokens = most if max_tokens is None else max_tokens
         if not 1 <= max_tokens <= most:
-            raise ValueError(f"max_tokens = {max_tokens} is refused; legal: 1 … {most} ({c.pages} pages of {page_tokens} tokens)")
+            raise ValueError(
+                f"max_tokens = {max_tokens} is refused; legal: 1 … {most} ({c.pages} pages of "
+                + f"{page_tokens} tokens)"
+            )
         for r in shape.formats:
             for fmt in (r.k, r.v):
                 if fmt not in self.transport.formats:
                     has = ", ".join(sorted(f.label for f in self.transport.formats))
-                    where = "golden: and rtl: have all" if c.codecs else f"choose it, or a device of another configuration than {c.name!r}, which has no codecs"
-                    raise UnsupportedError(f"format {fmt.label} is not to be had from this back end, which stores {has}; {where}")
+                    where = (
+                        "golden: and rtl: have all"
+                        if c.codecs
+                        else "choose it, or a device of another configuration than "
+                        + f"{c.name!r}, which has no codecs"
+                    )
+                    raise UnsupportedError(
+                        f"format {fmt.label} is not to be had from this back end, which "
+                        + f"stores {has}; {where}"
+                    )
         pages = -(-max_tokens // page_tokens)
         ranges = {}
         for i in range(LAYER_RANGES):
             r = shape.formats[min(i, len(shape.formats) - 1)]
-            ranges |= {f"last_layer_{i}": r.last_layer, f"format_k_{i}": int(r.k), f"format_v_{i}": int(r.v)}
-        number = self.transport.open_session({
-            "shape": self.registers.pack("s0_shape", layers=shape.layers, kv_heads=shape.kv_heads, used_lines=page_tokens * shape.token_lines,
-                                         host_type=int(shape.dtype), k_only=int(shape.k_only), used_pages=pages),
-            "formats": self.registers.pack("s0_formats", **ranges),
-            "policy": self.registers.pack("s0_policy", **policy.policy_fields),
-            "recency": self.registers.pack("s0_recency", **policy.recency_fields),
-            "auto_step": policy.auto_step,
-            "budgets": [[policy.budget_lines, list(range(shape.queues))]],
-        })
+            ranges |= {
+                f"last_layer_{i}": r.last_layer,
+                f"format_k_{i}": int(r.k),
+                f"format_v_{i}": int(r.v),
+            }
+        number = self.transport.open_session(
+            {
+                "shape": self.registers.pack(
+                    "s0_shape",
+                    layers=shape.layers,
+                    kv_heads=shape.kv_heads,
+                    used_lines=page_tokens * shape.token_lines,
+                    host_type=int(shape.dtype),
+                    k_only=int(shape.k_only),
+                    used_pages=pages,
+                ),
+                "formats": self.registers.pack("s0_formats", **ranges),
+                "policy": self.registers.pack("s0_policy", **policy.policy_fields),
+                "recency": self.registers.pack("s0_recency", **policy.recency_fields),
+                "auto_step": policy.auto_step,
+                "budgets": [[policy.budget_lines, list(range(shape.queues))]],
+            }
+        )
         return Session(self, number, shape, max_tokens=max_tokens, policy=policy)
 
-    # --- the whole device -----------------------------------------------------------------------------------------------------
-    def configure(self, *, prefetch: Iterable[PrefetchSource | str] | None = None, pool_limits: dict[str, int] | None = None, **settings: int) -> None:
+    # - the whole device ---------------------------------------------------------------------------
+    def configure(
+        self,
+        *,
+        prefetch: Iterable[PrefetchSource | str] | None = None,
+        pool_limits: dict[str, int] | None = None,
+        **settings: int,
+    ) -> None:
         """Device-wide policy; needs the control plane (`ld_id` 0).
 
         Parameters
         ----------
         prefetch
-            Sources to switch on, all others off: ``"window"``, ``"spec_read"``, ``"hint"``, ``"layer_ahead"``, ``"previous"``.
+            Sources to switch on, all others off: ``"window"``, ``"spec_read"``, ``"hint"``,
+            ``"layer_ahead"``, ``"previous"``.
         pool_limits
             Frames that pools may use, by name (``{"raw16": 64}``); taken when the pool is empty.
         settings
-            low_water, high_water, reserve (frames), cold_retries, cold_timeout, starve_limit (cycles): docs/registers.md.
+            low_water, high_water, reserve (frames), cold_retries, cold_timeout, starve_limit
+            (cycles): docs/registers.md.
         """
         self._control("configure")
         for name, value in settings.items():
             if name not in _SETTINGS:
-                raise ValueError(f"{name!r} is no setting; legal: prefetch, pool_limits, {', '.join(_SETTINGS)}")
+                raise ValueError(
+                    f"{name!r} is no setting; legal: prefetch, pool_limits, {', '.join(_SETTINGS)}"
+                )
             self.registers.write(name, value=value)
         for name, frames in (pool_limits or {}).items():
             if name not in POOLS:
                 raise ValueError(f"pool {name!r} is unknown; legal: {', '.join(POOLS)}")
             self.registers.write(f"pool_limit_{name}", value=frames)
         if prefetch is not None:
-            wanted = {PrefetchSource[s.upper()] if isinstance(s, str) else PrefetchSource(s) for s in prefetch}
-            self.registers.write("prefetch_enable", **{s.name.lower(): int(s in wanted) for s in PrefetchSource if s})
+            wanted = {
+                PrefetchSource[s.upper()] if isinstance(s, str) else PrefetchSource(s)
+                for s in prefetch
+            }
+            self.registers.write(
+                "prefetch_enable", **{s.name.lower(): int(s in wanted) for s in PrefetchSource if s}
+            )
 
     def counters(self) -> dict[str, int]:
         """Totals of the whole device by name (`kelp_spec.registers.COUNTERS`); needs `ld_id` 0."""
         self._control("counters")
-        return dict(zip((name for name, _ in COUNTERS), self.registers.read_many(f"count_{name}" for name, _ in COUNTERS), strict=True))
+        return dict(
+            zip(
+                (name for name, _ in COUNTERS),
+                self.registers.read_many(f"count_{name}" for name, _ in COUNTERS),
+                strict=True,
+            )
+        )
 
     def pools(self) -> dict[str, dict[str, int]]:
         """Frames `used` and `limit`, and bytes of a frame, per pool; needs `ld_id` 0."""
         self._control("pools")
-        values = self.registers.read_many([f"pool_{what}_{pool}" for pool in POOLS for what in ("used", "limit")])
-        return {pool: {"used": values[2 * i], "limit": values[2 * i + 1], "frame_bytes": self.config.frame_lines[i] * LINE_BYTES}
-                for i, pool in enumerate(POOLS)}
+        values = self.registers.read_many(
+            [f"pool_{what}_{pool}" for pool in POOLS for what in ("used", "limit")]
+        )
+        return {
+            pool: {
+                "used": values[2 * i],
+                "limit": values[2 * i + 1],
+                "frame_bytes": self.config.frame_lines[i] * LINE_BYTES,
+            }
+            for i, pool in enumerate(POOLS)
+        }
 
     def latency_histograms(self) -> dict[str, np.ndarray]:
-        """`hit` and `miss`: int64[24], answers by ⌊log2⌋ of their latency in cycles; zeros on back ends without a clock. Needs `ld_id` 0."""
+        """`hit` and `miss`: int64[24], answers by ⌊log2⌋ of their latency in cycles; zeros on back
+        ends without a clock. Needs `ld_id` 0."""
         self._control("latency_histograms")
-        values = self.registers.read_many([f"{kind}_latency_{i}" for kind in ("hit", "miss") for i in range(HISTOGRAM_BINS)])
+        values = self.registers.read_many(
+            [f"{kind}_latency_{i}" for kind in ("hit", "miss") for i in range(HISTOGRAM_BINS)]
+        )
         return {"hit": np.array(values[:HISTOGRAM_BINS]), "miss": np.array(values[HISTOGRAM_BINS:])}
 
     def events(self) -> list[dict]:
-        """Events since the last call: `code`, `session`, `queue`, `page`, `argument`, `ld_id`, `time` (cycles), `number`.
+        """Events since the last call: `code`, `session`, `queue`, `page`, `argument`, `ld_id`,
+        `time` (cycles), `number`.
 
-        With another `ld_id` than 0, only those of the sessions opened here. `code` OVERFLOW says that the device's log of 16 ran over.
+        With another `ld_id` than 0, only those of the sessions opened here. `code` OVERFLOW says
+        that the device's log of 16 ran over.
         """
         self.poll()
         with self._lock:
@@ -162,7 +229,8 @@ class Device:
         return out
 
     def poll(self) -> list[dict]:
-        """Take the device's new event records; returns them, and keeps them for :meth:`events` and for explanations."""
+        """Take the device's new event records; returns them, and keeps them for :meth:`events` and
+        for explanations."""
         if not self.transport.hints:
             return []
         with self._lock:
@@ -176,7 +244,9 @@ class Device:
         self.poll()
         with self._lock:
             for e in reversed(self._events):
-                if (e["session"], e["queue"], e["page"]) == (session, queue, page) and e["code"] in _POISONING:
+                if (e["session"], e["queue"], e["page"]) == (session, queue, page) and e[
+                    "code"
+                ] in _POISONING:
                     return e["code"]
         return None
 
@@ -187,9 +257,11 @@ class Device:
 
     def _control(self, what: str) -> None:
         if self.ld_id:
-            raise UnsupportedError(f"{what}() needs the control plane (LD-ID 0); this connection is LD-ID {self.ld_id}")
+            raise UnsupportedError(
+                f"{what}() needs the control plane (LD-ID 0); this connection is LD-ID {self.ld_id}"
+            )
 
-    # --- asynchronous batches -----------------------------------------------------------------------------------------------
+    # - asynchronous batches -----------------------------------------------------------------------
     def batch(self) -> Batch:
         """An empty batch; see :class:`cxl_kv.batch.Batch`."""
         return Batch(self)
@@ -203,7 +275,8 @@ class Device:
             return self._worker
 
     def close(self) -> None:
-        """Finish the batches under way, close the sessions opened here and let go of the device. Harmless a second time."""
+        """Finish the batches under way, close the sessions opened here and let go of the device.
+        Harmless a second time."""
         if self._closed:
             return
         self._closed = True

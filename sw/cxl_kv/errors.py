@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Everything that `cxl_kv` raises: one tree under :class:`CxlKvError`.
 
-An error that concerns stored keys or values carries the place as attributes: `session`, `layer`, `head`, `page` (None where it does not apply), and says them
-in its message. No call returns data after one of these.
+An error that concerns stored keys or values carries the place as attributes: `session`, `layer`,
+`head`, `page` (None where it does not apply), and says them in its message. No call returns data
+after one of these.
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "BusError", "ConnectionLostError", "CxlKvError", "DeviceFullError", "FlashError", "HintRefusedError", "NotMappedError", "OpenRefusedError",
-    "PoisonError", "SessionClosedError", "TransportError", "UnsupportedError",
+    "BusError",
+    "ConnectionLostError",
+    "CxlKvError",
+    "DeviceFullError",
+    "FlashError",
+    "HintRefusedError",
+    "NotMappedError",
+    "OpenRefusedError",
+    "PoisonError",
+    "SessionClosedError",
+    "TransportError",
+    "UnsupportedError",
 ]
 
 
@@ -20,10 +31,33 @@ class CxlKvError(Exception):
 class _PlaceError(CxlKvError):
     """An error at a place in a session."""
 
-    def __init__(self, message: str, *, session: int | None = None, layer: int | None = None, head: int | None = None, page: int | None = None):
-        place = ", ".join(f"{name} {value}" for name, value in (("session", session), ("layer", layer), ("head", head), ("page", page)) if value is not None)
+    def __init__(
+        self,
+        message: str,
+        *,
+        session: int | None = None,
+        layer: int | None = None,
+        head: int | None = None,
+        page: int | None = None,
+    ):
+        place = ", ".join(
+            f"{name} {value}"
+            for name, value in (
+                ("session", session),
+                ("layer", layer),
+                ("head", head),
+                ("page", page),
+            )
+            if value is not None
+        )
         super().__init__(f"{place}: {message}" if place else message)
-        self.message, self.session, self.layer, self.head, self.page = message, session, layer, head, page
+        self.message, self.session, self.layer, self.head, self.page = (
+            message,
+            session,
+            layer,
+            head,
+            page,
+        )
 
     def __reduce__(self):
         return _rebuild, (type(self), self.message, self.session, self.layer, self.head, self.page)
@@ -34,17 +68,19 @@ def _rebuild(kind, message, session, layer, head, page):
 
 
 class PoisonError(_PlaceError):
-    """A line was answered with poison: its content is lost. Write the page anew, or recompute what it held."""
+    """A line was answered with poison: its content is lost. Write the page anew, or recompute what
+    it held."""
 
 
 class FlashError(PoisonError):
-    """Poison because the page could not be fetched from the cold tier (event FETCH_FAILED). The cold copy may have survived a passing fault."""
+    """Poison because the page could not be fetched from the cold tier (event FETCH_FAILED). The
+    cold copy may have survived a passing fault."""
 
 
 class BusError(PoisonError):
     """Mapped memory could not be reached (SIGBUS): truncated, unplugged or bad."""
 
-    address: int | None = None   #: of the line, in the KV aperture
+    address: int | None = None  #: of the line, in the KV aperture
 
     def at(self, address: int) -> BusError:
         self.address = address
@@ -52,11 +88,13 @@ class BusError(PoisonError):
 
 
 class DeviceFullError(PoisonError):
-    """A page found no frame within `starve_limit` (event STARVED), or there is no room for another session. Writes to that page are lost."""
+    """A page found no frame within `starve_limit` (event STARVED), or there is no room for another
+    session. Writes to that page are lost."""
 
 
 class NotMappedError(_PlaceError):
-    """A line outside the map: beyond the session's shape, or in a session that is another owner's (MemData-NXM)."""
+    """A line outside the map: beyond the session's shape, or in a session that is another owner's
+    (MemData-NXM)."""
 
 
 class SessionClosedError(NotMappedError):
@@ -76,8 +114,9 @@ class UnsupportedError(CxlKvError):
 
 
 class TransportError(_PlaceError):
-    """The way to the device failed (a broken frame, a bus error, a simulation that ended). What was in flight may or may not have happened; a read or write
-    names the first page that it was about."""
+    """The way to the device failed (a broken frame, a bus error, a simulation that ended). What was
+    in flight may or may not have happened; a read or write names the first page that it was
+    about."""
 
 
 class ConnectionLostError(TransportError):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A session's hints: attention masses, prefetch, pin, release, as hint lines (spec §6, docs/hints.md).
+"""A session's hints: attention masses, prefetch, pin, release, as hint lines (spec §6,
+docs/hints.md).
 
 A hint is advice: it never changes data, and one that is lost costs hit rate alone.
 """
@@ -12,7 +13,15 @@ from collections.abc import Iterable
 import numpy as np
 
 from kelp_spec.address import AddressMap
-from kelp_spec.hints import SEQUENCE_BITS, HintError, HintKind, HintLine, mass_lines, pack, page_lines
+from kelp_spec.hints import (
+    SEQUENCE_BITS,
+    HintError,
+    HintKind,
+    HintLine,
+    mass_lines,
+    pack,
+    page_lines,
+)
 
 from .errors import HintRefusedError, UnsupportedError
 
@@ -20,10 +29,13 @@ __all__ = ["Hints", "mass_codes"]
 
 
 def mass_codes(masses) -> list[int]:
-    """Attention masses, fractions of 1, as UQ0.16: rounded to nearest, 1 becomes 65535. HintRefusedError outside 0 … 1."""
+    """Attention masses, fractions of 1, as UQ0.16: rounded to nearest, 1 becomes 65535.
+    HintRefusedError outside 0 … 1."""
     masses = np.asarray(masses, np.float64).reshape(-1)
     if len(masses) and not (0 <= masses.min() and masses.max() <= 1.0000001):
-        raise HintRefusedError(f"mass {masses[~(masses >= 0) | (masses > 1)][0]} is refused; legal: 0 … 1")
+        raise HintRefusedError(
+            f"mass {masses[~(masses >= 0) | (masses > 1)][0]} is refused; legal: 0 … 1"
+        )
     return np.minimum(np.rint(masses * 65536), 65535).astype(np.int64).tolist()
 
 
@@ -36,44 +48,69 @@ class Hints:
         self._sequence = 0
         self._lock = threading.Lock()
 
-    def push_mass(self, layer: int, head: int, masses, *, first_page: int = 0, advance: bool = False) -> None:
+    def push_mass(
+        self, layer: int, head: int, masses, *, first_page: int = 0, advance: bool = False
+    ) -> None:
         """Attention mass that pages `first_page`, … of one queue received in this step.
 
         Parameters
         ----------
         masses : array of float
-            Fractions of the head's attention, 0 … 1, one a page; or ints, which are taken as UQ0.16 codes.
+            Fractions of the head's attention, 0 … 1, one a page; or ints, which are taken as UQ0.16
+            codes.
         advance : bool
             The session's step advances after them.
         """
         array = np.asarray(masses)
         codes = array.reshape(-1).tolist() if array.dtype.kind in "iu" else mass_codes(array)
         queue = self._queue(layer, head)
-        self._send(lambda sequence: mass_lines(session=self._session.number, queue=queue, first_page=first_page, masses=codes, sequence=sequence,
-                                               advance=advance))
+        self._send(
+            lambda sequence: mass_lines(
+                session=self._session.number,
+                queue=queue,
+                first_page=first_page,
+                masses=codes,
+                sequence=sequence,
+                advance=advance,
+            )
+        )
 
-    def push_attention(self, layer: int, weights, *, first_position: int = 0, advance: bool = False) -> None:
-        """Attention weights of one layer's newest token(s): float[kv_heads, positions], each row a head's weights of the positions from
-        `first_position` (the start of a page) on; a query group's rows are to be averaged first. Summed over pages and pushed."""
+    def push_attention(
+        self, layer: int, weights, *, first_position: int = 0, advance: bool = False
+    ) -> None:
+        """Attention weights of one layer's newest token(s): float[kv_heads, positions], each row a
+        head's weights of the positions from `first_position` (the start of a page) on; a query
+        group's rows are to be averaged first. Summed over pages and pushed."""
         weights = np.asarray(weights, np.float64)
         session = self._session
         tokens = session.page_tokens
         if weights.ndim != 2 or len(weights) != session.shape.kv_heads or first_position % tokens:
             legal = f"[{session.shape.kv_heads}, positions] from a multiple of {tokens}"
-            raise HintRefusedError(f"weights of shape {list(weights.shape)} from position {first_position} are refused; legal: {legal}")
+            raise HintRefusedError(
+                f"weights of shape {list(weights.shape)} from position {first_position} are "
+                + f"refused; legal: {legal}"
+            )
         pages = -(-weights.shape[1] // tokens)
         padded = np.zeros((len(weights), pages * tokens))
-        padded[:, :weights.shape[1]] = weights
+        padded[:, : weights.shape[1]] = weights
         masses = np.minimum(padded.reshape(len(weights), pages, tokens).sum(axis=2), 1.0)
         for head, row in enumerate(masses):
-            self.push_mass(layer, head, row, first_page=first_position // tokens, advance=advance and head == len(masses) - 1)
+            self.push_mass(
+                layer,
+                head,
+                row,
+                first_page=first_position // tokens,
+                advance=advance and head == len(masses) - 1,
+            )
 
     def prefetch(self, layer: int, head: int, pages: Iterable[int]) -> None:
-        """Pages of one queue to fetch from the cold tier (source ``hint`` must be on: `Device.configure`)."""
+        """Pages of one queue to fetch from the cold tier (source ``hint`` must be on:
+        `Device.configure`)."""
         self._pages(HintKind.PREFETCH, layer, head, pages)
 
     def pin(self, layer: int, head: int, pages: Iterable[int]) -> None:
-        """Pages of one queue that must stay resident. Refused by the device, with event PIN_REFUSED, beyond pool limit − reserve."""
+        """Pages of one queue that must stay resident. Refused by the device, with event
+        PIN_REFUSED, beyond pool limit − reserve."""
         self._pages(HintKind.PIN, layer, head, pages)
 
     def release(self, layer: int, head: int, pages: Iterable[int]) -> None:
@@ -84,24 +121,34 @@ class Hints:
         """The session's step advances by one, as a hint line of its own."""
         self.push_mass(0, 0, [], advance=True)
 
-    # --------------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
     def _pages(self, kind, layer, head, pages):
         pages = [int(p) for p in pages]
         queue = self._queue(layer, head)
         if pages:
-            self._send(lambda sequence: page_lines(kind, session=self._session.number, queue=queue, pages=pages, sequence=sequence))
+            self._send(
+                lambda sequence: page_lines(
+                    kind, session=self._session.number, queue=queue, pages=pages, sequence=sequence
+                )
+            )
 
     def _queue(self, layer, head):
         shape = self._session.shape
         if not (0 <= layer < shape.layers and 0 <= head < shape.kv_heads):
-            raise HintRefusedError(f"layer {layer}, head {head} is refused; legal: layer 0 … {shape.layers - 1}, head 0 … {shape.kv_heads - 1}")
+            raise HintRefusedError(
+                f"layer {layer}, head {head} is refused; legal: layer 0 … {shape.layers - 1}, "
+                + f"head 0 … {shape.kv_heads - 1}"
+            )
         return int(layer) * shape.kv_heads + int(head)
 
     def _send(self, make):
         session = self._session
         session._usable()
         if not session.device.transport.hints:
-            raise UnsupportedError("this back end is plain memory and takes no hints; golden:, rtl: and a KELP device do")
+            raise UnsupportedError(
+                "this back end is plain memory and takes no hints; golden:, rtl: and a KELP "
+                + "device do"
+            )
         with self._lock:
             try:
                 lines: list[HintLine] = list(make(self._sequence))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Where a session's keys and values lie in the address map, as whole arrays; and 16-bit host types for NumPy, which has no bfloat16 of its own."""
+"""Where a session's keys and values lie in the address map, as whole arrays; and 16-bit host types
+for NumPy, which has no bfloat16 of its own."""
 
 from __future__ import annotations
 
@@ -28,11 +29,16 @@ def bf16_to_float32(bits) -> np.ndarray:
 def to_bits(array, host_type: HostType, name: str) -> np.ndarray:
     """Elements as uint16 bit patterns; ValueError for what is not the session's type.
 
-    Taken as they are: any two-byte type (uint16, bfloat16 of another package), float16 only where the session is fp16.
+    Taken as they are: any two-byte type (uint16, bfloat16 of another package), float16 only where
+    the session is fp16.
     """
     array = np.asarray(array)
     if array.dtype.itemsize != 2 or array.dtype == np.float16 and host_type != HostType.FP16:
-        legal = "float16 or uint16 bit patterns" if host_type == HostType.FP16 else "uint16 bit patterns or a bfloat16 type (cxl_kv.float32_to_bf16 makes them)"
+        legal = (
+            "float16 or uint16 bit patterns"
+            if host_type == HostType.FP16
+            else "uint16 bit patterns or a bfloat16 type (cxl_kv.float32_to_bf16 makes them)"
+        )
         raise ValueError(f"{name} of dtype {array.dtype} is refused; this session takes {legal}")
     return np.ascontiguousarray(array).view(np.uint16)
 
@@ -60,7 +66,13 @@ class Layout:
         line = slot[:, None] * self.token_lines + np.arange(self.token_lines)
         in_queue = (page << c.line_bits)[:, None] + line
         halves = np.arange(self.shape.halves) << c.half_line_bits
-        x = ((self.session << c.queue_bits) + queue << c.page_bits + c.line_bits)[:, :, None, None, None] + halves[:, None, None] + in_queue
+        x = (
+            ((self.session << c.queue_bits) + queue << c.page_bits + c.line_bits)[
+                :, :, None, None, None
+            ]
+            + halves[:, None, None]
+            + in_queue
+        )
         return (x << 6).astype(np.uint64)
 
     def place(self, address: int) -> dict[str, int]:
@@ -72,17 +84,26 @@ class Layout:
         return dict(session=self.session, layer=layer, head=head, page=page)
 
     def to_lines(self, k: np.ndarray, v: np.ndarray | None) -> np.ndarray:
-        """uint16[layers, heads, positions, head_dim] of K and V → uint8[n, 64] in the order of :meth:`addresses`; padded with zeros to whole lines."""
+        """uint16[layers, heads, positions, head_dim] of K and V → uint8[n, 64] in the order of
+        :meth:`addresses`; padded with zeros to whole lines."""
         shape = (*k.shape[:2], self.shape.halves, k.shape[2], self.token_lines * ELEMENTS)
         if self.shape.halves == 1 and self.shape.head_dim == shape[-1]:
             return np.ascontiguousarray(k).view(np.uint8).reshape(-1, LINE_BYTES)
-        rows = np.empty(shape, np.uint16) if self.shape.head_dim == shape[-1] else np.zeros(shape, np.uint16)
-        rows[:, :, 0, :, :self.shape.head_dim] = k
+        rows = (
+            np.empty(shape, np.uint16)
+            if self.shape.head_dim == shape[-1]
+            else np.zeros(shape, np.uint16)
+        )
+        rows[:, :, 0, :, : self.shape.head_dim] = k
         if v is not None:
-            rows[:, :, 1, :, :self.shape.head_dim] = v
+            rows[:, :, 1, :, : self.shape.head_dim] = v
         return rows.view(np.uint8).reshape(-1, LINE_BYTES)
 
-    def from_lines(self, lines: np.ndarray, layers: int, heads: int, positions: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def from_lines(
+        self, lines: np.ndarray, layers: int, heads: int, positions: int
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """The way back; K and V are views of `lines`."""
-        rows = lines.view(np.uint16).reshape(layers, heads, self.shape.halves, positions, -1)[..., :self.shape.head_dim]
+        rows = lines.view(np.uint16).reshape(layers, heads, self.shape.halves, positions, -1)[
+            ..., : self.shape.head_dim
+        ]
         return rows[:, :, 0], rows[:, :, 1] if self.shape.halves == 2 else None

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A session's policy parameters in an engineer's units, and the register values they become (spec §5, §7)."""
+"""A session's policy parameters in an engineer's units, and the register values they become (spec
+§5, §7)."""
 
 from __future__ import annotations
 
@@ -25,13 +26,16 @@ class Policy:
     tau : float
         Recency time constant in steps, 1 … 65536.
     mass_gain : int
-        Pushed masses are multiplied by 2^mass_gain, saturating; 0 … 15. With masses spread over n pages, log2(n) keeps them well above rounding.
+        Pushed masses are multiplied by 2^mass_gain, saturating; 0 … 15. With masses spread over n
+        pages, log2(n) keeps them well above rounding.
     window : int
-        Pages prefetched on either side of an access, 0 … 63 (source ``window`` must be on: `Device.configure`).
+        Pages prefetched on either side of an access, 0 … 63 (source ``window`` must be on:
+        `Device.configure`).
     switches : int
         Policy: 0 the plain formula, 1 `kelp` (docs/policy.md).
     budget_bytes : int
-        DRAM that one queue may keep before it becomes the first to give frames back. 0: the queue with most frames gives.
+        DRAM that one queue may keep before it becomes the first to give frames back. 0: the queue
+        with most frames gives.
     auto_step : int
         The step advances by itself every so many accesses; 0: only by `advance`.
     """
@@ -50,11 +54,22 @@ class Policy:
             try:
                 object.__setattr__(self, "score", ScoreSource[self.score.upper()])
             except KeyError:
-                raise ValueError(f"score = {self.score!r} is refused; legal: none, pushed, observed") from None
-        for name, low, high in (("alpha", 1 / 256, 1), ("tau", 1, 65536), ("mass_gain", 0, 15), ("window", 0, 63), ("switches", 0, 1),
-                                ("budget_bytes", 0, (2**32 - 1) * LINE_BYTES), ("auto_step", 0, 2**24 - 1)):
+                raise ValueError(
+                    f"score = {self.score!r} is refused; legal: none, pushed, observed"
+                ) from None
+        for name, low, high in (
+            ("alpha", 1 / 256, 1),
+            ("tau", 1, 65536),
+            ("mass_gain", 0, 15),
+            ("window", 0, 63),
+            ("switches", 0, 1),
+            ("budget_bytes", 0, (2**32 - 1) * LINE_BYTES),
+            ("auto_step", 0, 2**24 - 1),
+        ):
             if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} = {getattr(self, name)!r} is refused; legal: {low} … {high}")
+                raise ValueError(
+                    f"{name} = {getattr(self, name)!r} is refused; legal: {low} … {high}"
+                )
 
     def with_(self, **changes) -> Policy:
         """A checked copy with some fields changed."""
@@ -63,13 +78,24 @@ class Policy:
     @property
     def policy_fields(self) -> dict[str, int]:
         """Fields of the register `policy`."""
-        return dict(alpha=round(self.alpha * 256), mass_shift=self.mass_gain, score_source=int(self.score), window=self.window, policy=self.switches)
+        return dict(
+            alpha=round(self.alpha * 256),
+            mass_shift=self.mass_gain,
+            score_source=int(self.score),
+            window=self.window,
+            policy=self.switches,
+        )
 
     @property
     def recency_fields(self) -> dict[str, int]:
         """Fields of the register `recency`."""
-        (tau_m, tau_sh), (idle_m, idle_sh) = recency_constants(self.tau), idle_constants(round(self.alpha * 256))
-        return dict(tau_m=tau_m, tau_sh=tau_sh + RECENCY_BIAS, idle_m=idle_m, idle_sh=idle_sh + IDLE_BIAS)
+        (tau_m, tau_sh), (idle_m, idle_sh) = (
+            recency_constants(self.tau),
+            idle_constants(round(self.alpha * 256)),
+        )
+        return dict(
+            tau_m=tau_m, tau_sh=tau_sh + RECENCY_BIAS, idle_m=idle_m, idle_sh=idle_sh + IDLE_BIAS
+        )
 
     @property
     def budget_lines(self) -> int:

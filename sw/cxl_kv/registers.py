@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Registers by name, over loads and stores of the register window; names and fields are those of `kelp_spec.registers` (docs/registers.md)."""
+"""Registers by name, over loads and stores of the register window; names and fields are those of
+`kelp_spec.registers` (docs/registers.md)."""
 
 from __future__ import annotations
 
@@ -15,12 +16,15 @@ __all__ = ["Registers", "pack", "unpack"]
 
 
 def pack(register, **fields: int) -> int:
-    """A register's value; fields not named have their reset values. ValueError names a field out of range."""
+    """A register's value; fields not named have their reset values. ValueError names a field out of
+    range."""
     value, known = register.reset, {f.name: f for f in register.fields}
     for name, content in fields.items():
         f = known[name]
         if not 0 <= int(content) < 1 << f.bits:
-            raise ValueError(f"{register.name}.{name} = {content!r} is refused; legal: 0 … {(1 << f.bits) - 1}")
+            raise ValueError(
+                f"{register.name}.{name} = {content!r} is refused; legal: 0 … {(1 << f.bits) - 1}"
+            )
         value = value & ~((1 << f.bits) - 1 << f.low) | int(content) << f.low
     return value
 
@@ -50,7 +54,9 @@ class Registers:
         try:
             return self.by_name[name]
         except KeyError:
-            raise KeyError(f"{name!r} is not a register of this configuration; docs/registers.md lists them") from None
+            raise KeyError(
+                f"{name!r} is not a register of this configuration; docs/registers.md lists them"
+            ) from None
 
     def read_many(self, names: Iterable[str]) -> list[int]:
         """Values in the order of `names`; each line of registers is loaded once."""
@@ -73,8 +79,11 @@ class Registers:
         rows = np.zeros((len(values), 8), "<u8")
         for row, offset, (_, value) in zip(rows, offsets, values, strict=True):
             row[offset % 64 // 8] = value
-        self._store(np.array([self._base + offset // 64 * 64 for offset in offsets], np.uint64), rows.view(np.uint8),
-                    np.array([0xFF << offset % 64 for offset in offsets], np.uint64))
+        self._store(
+            np.array([self._base + offset // 64 * 64 for offset in offsets], np.uint64),
+            rows.view(np.uint8),
+            np.array([0xFF << offset % 64 for offset in offsets], np.uint64),
+        )
 
     def write(self, name: str, value: int | None = None, **fields: int) -> None:
         """Write a whole value, or fields over the register's reset value."""

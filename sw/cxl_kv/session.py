@@ -11,7 +11,16 @@ from kelp_spec.formats import HostType
 from kelp_spec.metadata import PageState
 from kelp_spec.registers import SessionCommand
 
-from .errors import BusError, DeviceFullError, FlashError, NotMappedError, PoisonError, SessionClosedError, TransportError, UnsupportedError
+from .errors import (
+    BusError,
+    DeviceFullError,
+    FlashError,
+    NotMappedError,
+    PoisonError,
+    SessionClosedError,
+    TransportError,
+    UnsupportedError,
+)
 from .hints import Hints
 from .layout import Layout, to_bits
 from .policy import Policy
@@ -20,14 +29,17 @@ from .transport import Status
 
 __all__ = ["Session"]
 
-_SUMMED = {"head": (), "layer": (1,), "session": (0, 1)}   #: axes of [layers, kv_heads] that telemetry sums over
+#: axes of [layers, kv_heads] that telemetry sums over
+_SUMMED = {"head": (), "layer": (1,), "session": (0, 1)}
 
 
 class Session:
-    """One sequence's KV cache on a device; :meth:`cxl_kv.Device.open_session` makes one. A context manager that closes it.
+    """One sequence's KV cache on a device; :meth:`cxl_kv.Device.open_session` makes one. A context
+    manager that closes it.
 
-    Arrays are [kv_heads, positions, head_dim] for one layer and [layers, kv_heads, positions, head_dim] for several. In a session of fp16
-    they are float16; in one of bf16, uint16 bit patterns (or any two-byte type to write; `read(dtype=…)` views them as one).
+    Arrays are [kv_heads, positions, head_dim] for one layer and [layers, kv_heads, positions,
+    head_dim] for several. In a session of fp16 they are float16; in one of bf16, uint16 bit
+    patterns (or any two-byte type to write; `read(dtype=…)` views them as one).
 
     Attributes
     ----------
@@ -41,7 +53,13 @@ class Session:
     """
 
     def __init__(self, device, number: int, shape: ModelShape, *, max_tokens: int, policy: Policy):
-        self.device, self.number, self.shape, self.max_tokens, self.policy = device, number, shape, max_tokens, policy
+        self.device, self.number, self.shape, self.max_tokens, self.policy = (
+            device,
+            number,
+            shape,
+            max_tokens,
+            policy,
+        )
         self.layout = Layout(device.config, number, shape)
         self.page_tokens = self.layout.page_tokens
         self.pages = -(-max_tokens // self.page_tokens)
@@ -49,17 +67,28 @@ class Session:
         self.closed = False
         self._counted_before = self._queue_counters() if device.transport.hints else {}
 
-    # --- data -----------------------------------------------------------------------------------------------------------------
-    def write(self, layer, k, v=None, *, start: int | None = None, positions: Iterable[int] | None = None, heads=None) -> None:
+    # - data ---------------------------------------------------------------------------------------
+    def write(
+        self,
+        layer,
+        k,
+        v=None,
+        *,
+        start: int | None = None,
+        positions: Iterable[int] | None = None,
+        heads=None,
+    ) -> None:
         """Write keys and values.
 
         Parameters
         ----------
         layer : int or sequence of int
         k, v : array
-            [heads, n, head_dim], with the layers in front where `layer` is a sequence. `v` is None exactly for K-only shapes.
+            [heads, n, head_dim], with the layers in front where `layer` is a sequence. `v` is None
+            exactly for K-only shapes.
         start, positions
-            Positions start … start + n − 1, or n positions in any order; 0 when neither is given. Repeated positions: the last one stays.
+            Positions start … start + n − 1, or n positions in any order; 0 when neither is given.
+            Repeated positions: the last one stays.
         heads : int or sequence of int, optional
             KV heads; all when left out.
 
@@ -75,15 +104,23 @@ class Session:
         layers, one = self._layers(layer)
         heads = self._heads(heads)
         if (v is None) != self.shape.k_only:
-            raise ValueError("v is missing" if v is None else "v is refused: this session stores keys alone")
-        k, v = ((None if x is None else to_bits(x, self.shape.dtype, name)) for x, name in ((k, "k"), (v, "v")))
+            raise ValueError(
+                "v is missing" if v is None else "v is refused: this session stores keys alone"
+            )
+        k, v = (
+            (None if x is None else to_bits(x, self.shape.dtype, name))
+            for x, name in ((k, "k"), (v, "v"))
+        )
         if one:
             k, v = k[None], None if v is None else v[None]
         count = k.shape[2] if k.ndim == 4 else -1
         expected = (len(layers), len(heads), count, self.shape.head_dim)
         for name, x in (("k", k), ("v", v)):
             if x is not None and x.shape != expected:
-                raise ValueError(f"{name} of shape {list(x.shape[one:])} is refused; legal: {list(expected[one:-2])} + [positions, {self.shape.head_dim}]")
+                raise ValueError(
+                    f"{name} of shape {list(x.shape[one:])} is refused; legal: "
+                    + f"{list(expected[one:-2])} + [positions, {self.shape.head_dim}]"
+                )
         positions = self._positions(positions, 0 if start is None else start, count)
         if not count:
             return
@@ -100,7 +137,16 @@ class Session:
             raise type(error)(error.message, **self.layout.place(addresses[0])) from None
         self._check_written()
 
-    def read(self, layer, *, start: int = 0, stop: int | None = None, positions: Iterable[int] | None = None, heads=None, dtype=None):
+    def read(
+        self,
+        layer,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        positions: Iterable[int] | None = None,
+        heads=None,
+        dtype=None,
+    ):
         """Read keys and values.
 
         Parameters
@@ -110,13 +156,14 @@ class Session:
             Positions start … stop − 1, or those listed. What was never written reads as zeros.
         heads : int or sequence of int, optional
         dtype : dtype, optional
-            A two-byte type to view the elements as; float16 for fp16 sessions and uint16 for bf16 when left out.
+            A two-byte type to view the elements as; float16 for fp16 sessions and uint16 for bf16
+            when left out.
 
         Returns
         -------
         (k, v)
-            [heads, n, head_dim] each, with the layers in front where `layer` is a sequence; v is None for K-only shapes. They share one
-            buffer, which belongs to the caller.
+            [heads, n, head_dim] each, with the layers in front where `layer` is a sequence; v is
+            None for K-only shapes. They share one buffer, which belongs to the caller.
 
         Raises
         ------
@@ -128,12 +175,16 @@ class Session:
         layers, one = self._layers(layer)
         heads = self._heads(heads)
         if positions is None and stop is None:
-            raise ValueError("stop is missing: read(layer, start=…, stop=…) or read(layer, positions=…)")
+            raise ValueError(
+                "stop is missing: read(layer, start=…, stop=…) or read(layer, positions=…)"
+            )
         positions = self._positions(positions, start, 0 if stop is None else stop - start)
         addresses = self.layout.addresses(layers, heads, positions).reshape(-1)
         order = _page_order(addresses)
         try:
-            lines, status = self.device.transport.load(addresses if order is None else addresses[order])
+            lines, status = self.device.transport.load(
+                addresses if order is None else addresses[order]
+            )
         except TransportError as error:
             if not len(addresses):
                 raise
@@ -145,31 +196,47 @@ class Session:
         if status.any():
             self._fail(addresses, status)
         dtype = np.dtype(dtype or (np.float16 if self.shape.dtype == HostType.FP16 else np.uint16))
-        k, v = (None if x is None else x.view(dtype) for x in self.layout.from_lines(lines, len(layers), len(heads), len(positions)))
+        k, v = (
+            None if x is None else x.view(dtype)
+            for x in self.layout.from_lines(lines, len(layers), len(heads), len(positions))
+        )
         return (k[0], None if v is None else v[0]) if one else (k, v)
 
     def view(self, layer: int, head: int, page: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """The device's own memory of one page, without a copy: (k, v), uint16[page_tokens, head_dim], live and writable.
+        """The device's own memory of one page, without a copy: (k, v), uint16[page_tokens,
+        head_dim], live and writable.
 
-        Only where the device is mapped plain memory (`dax:`). Unlike :meth:`read`, touching a view of memory that is gone ends the process with SIGBUS.
+        Only where the device is mapped plain memory (`dax:`). Unlike :meth:`read`, touching a view
+        of memory that is gone ends the process with SIGBUS.
         """
         self._usable()
         if not 0 <= page < self.pages:
             raise ValueError(f"page = {page} is refused; legal: 0 … {self.pages - 1}")
         c, tokens = self.device.config, self.page_tokens
-        first = int(self.layout.addresses(self._layers(layer)[0], self._heads(head), np.array([page * tokens]))[0, 0, 0, 0, 0])
+        first = int(
+            self.layout.addresses(
+                self._layers(layer)[0], self._heads(head), np.array([page * tokens])
+            )[0, 0, 0, 0, 0]
+        )
         size = tokens * self.layout.token_lines * 64
-        halves = [self.device.transport.view(first + half * c.half_lines * 64, size) for half in range(self.shape.halves)]
+        halves = [
+            self.device.transport.view(first + half * c.half_lines * 64, size)
+            for half in range(self.shape.halves)
+        ]
         if halves[0] is None:
-            raise UnsupportedError("view() needs a device that is mapped plain memory (dax:); read() works everywhere")
-        halves = [h.view(np.uint16).reshape(tokens, -1)[:, :self.shape.head_dim] for h in halves]
+            raise UnsupportedError(
+                "view() needs a device that is mapped plain memory (dax:); read() works everywhere"
+            )
+        halves = [h.view(np.uint16).reshape(tokens, -1)[:, : self.shape.head_dim] for h in halves]
         return halves[0], halves[1] if len(halves) == 2 else None
 
-    # --- steps and policy -----------------------------------------------------------------------------------------------------
+    # - steps and policy ---------------------------------------------------------------------------
     def advance(self, steps: int = 1) -> None:
         """The session's step advances: one decode step is over."""
         self._usable()
-        self.device.registers.write(self._name("command"), command=SessionCommand.ADVANCE, argument=steps)
+        self.device.registers.write(
+            self._name("command"), command=SessionCommand.ADVANCE, argument=steps
+        )
 
     @property
     def step(self) -> int:
@@ -180,42 +247,73 @@ class Session:
         """Fields of the register `state`: open, busy, refused, decode, step."""
         return self.device.registers.fields(self._name("state"))
 
-    def set_policy(self, policy: Policy, *, layer: int | None = None, head: int | None = None) -> None:
-        """Change the policy of every queue, or of one layer's or one head's queues. Budgets are the control plane's (LD-ID 0)."""
+    def set_policy(
+        self, policy: Policy, *, layer: int | None = None, head: int | None = None
+    ) -> None:
+        """Change the policy of every queue, or of one layer's or one head's queues. Budgets are the
+        control plane's (LD-ID 0)."""
         self._usable()
         if policy.budget_bytes != self.policy.budget_bytes and self.device.ld_id:
-            raise UnsupportedError("budget_bytes is the control plane's to change; open a session with less, or ask who runs the server")
+            raise UnsupportedError(
+                "budget_bytes is the control plane's to change; open a session with less, or "
+                + "ask who runs the server"
+            )
         r = self.device.registers
         with self.device.transport.exclusive():
-            writes = [(self._name("policy"), r.pack(self._name("policy"), **policy.policy_fields)),
-                      (self._name("recency"), r.pack(self._name("recency"), **policy.recency_fields)),
-                      (self._name("auto_step"), policy.auto_step)]
+            writes = [
+                (self._name("policy"), r.pack(self._name("policy"), **policy.policy_fields)),
+                (self._name("recency"), r.pack(self._name("recency"), **policy.recency_fields)),
+                (self._name("auto_step"), policy.auto_step),
+            ]
             if not self.device.ld_id:
                 writes.append((self._name("budget"), policy.budget_lines))
             if layer is None and head is None:
-                writes.append((self._name("command"), r.pack(self._name("command"), command=SessionCommand.APPLY_ALL)))
+                writes.append(
+                    (
+                        self._name("command"),
+                        r.pack(self._name("command"), command=SessionCommand.APPLY_ALL),
+                    )
+                )
                 self.policy = policy
             else:
-                for one in self._layers(layer)[0] if layer is not None else range(self.shape.layers):
+                for one in (
+                    self._layers(layer)[0] if layer is not None else range(self.shape.layers)
+                ):
                     for h in self._heads(head):
-                        writes += [(self._name("queue"), r.pack(self._name("queue"), queue=int(one) * self.shape.kv_heads + int(h))),
-                                   (self._name("command"), r.pack(self._name("command"), command=SessionCommand.APPLY_QUEUE))]
+                        writes += [
+                            (
+                                self._name("queue"),
+                                r.pack(
+                                    self._name("queue"),
+                                    queue=int(one) * self.shape.kv_heads + int(h),
+                                ),
+                            ),
+                            (
+                                self._name("command"),
+                                r.pack(self._name("command"), command=SessionCommand.APPLY_QUEUE),
+                            ),
+                        ]
             r.write_many(writes)
 
-    # --- telemetry ------------------------------------------------------------------------------------------------------------
+    # - telemetry ----------------------------------------------------------------------------------
     def telemetry(self, by: str = "head") -> dict[str, np.ndarray]:
-        """`hits`, `misses`, `evictions`, `prefetch_useful`, `resident_bytes`, and where the configuration keeps them `allocations`, `write_backs`,
-        `prefetch_issued`, `evicted_missed`; counted since the session was opened.
+        """`hits`, `misses`, `evictions`, `prefetch_useful`, `resident_bytes`, and where the
+        configuration keeps them `allocations`, `write_backs`, `prefetch_issued`, `evicted_missed`;
+        counted since the session was opened.
 
         Parameters
         ----------
         by : str
-            ``"head"``: of each queue, int64[layers, kv_heads]; ``"layer"``: int64[layers]; ``"session"``: int64[].
+            ``"head"``: of each queue, int64[layers, kv_heads]; ``"layer"``: int64[layers];
+            ``"session"``: int64[].
         """
         self._usable()
         if by not in _SUMMED:
             raise ValueError(f"by = {by!r} is refused; legal: {', '.join(_SUMMED)}")
-        counts = {name: x - self._counted_before.get(name, 0) if name != "resident_bytes" else x for name, x in self._queue_counters().items()}
+        counts = {
+            name: x - self._counted_before.get(name, 0) if name != "resident_bytes" else x
+            for name, x in self._queue_counters().items()
+        }
         return {name: x.sum(axis=_SUMMED[by]) for name, x in counts.items()}
 
     def _queue_counters(self) -> dict[str, np.ndarray]:
@@ -223,29 +321,52 @@ class Session:
         r = self.device.registers
         prefix = self._name("queue_")
         names = [name for name in r.by_name if name.startswith(prefix)]
-        out = {name.removeprefix(prefix): np.zeros((self.shape.layers, self.shape.kv_heads), np.int64) for name in names}
+        out = {
+            name.removeprefix(prefix): np.zeros((self.shape.layers, self.shape.kv_heads), np.int64)
+            for name in names
+        }
         out["resident_bytes"] = np.zeros((self.shape.layers, self.shape.kv_heads), np.int64)
         with self.device.transport.exclusive():
             for queue in range(self.shape.queues):
                 r.write(self._name("queue"), queue=queue)
                 values = r.read_many([*names, self._name("resident")])
-                for column, value in zip([*(name.removeprefix(prefix) for name in names), "resident_bytes"], values, strict=True):
+                for column, value in zip(
+                    [*(name.removeprefix(prefix) for name in names), "resident_bytes"],
+                    values,
+                    strict=True,
+                ):
                     out[column].flat[queue] = value * 64 if column == "resident_bytes" else value
         return out
 
     def page_state(self, layer: int, head: int, page: int) -> dict:
-        """A page's word: `state` (PageState), `pinned`, `last_step`, `format_k`, `format_v`, `place`."""
+        """A page's word: `state` (PageState), `pinned`, `last_step`, `format_k`, `format_v`,
+        `place`."""
         self._usable()
         r = self.device.registers
         with self.device.transport.exclusive():
-            r.write_many([(self._name("queue"), r.pack(self._name("queue"), queue=int(layer) * self.shape.kv_heads + int(head), page=page)),
-                          (self._name("command"), r.pack(self._name("command"), command=SessionCommand.PEEK))])
+            r.write_many(
+                [
+                    (
+                        self._name("queue"),
+                        r.pack(
+                            self._name("queue"),
+                            queue=int(layer) * self.shape.kv_heads + int(head),
+                            page=page,
+                        ),
+                    ),
+                    (
+                        self._name("command"),
+                        r.pack(self._name("command"), command=SessionCommand.PEEK),
+                    ),
+                ]
+            )
             word = r.fields(self._name("page_word"))
         return word | {"state": PageState(word["state"])}
 
-    # --- end ------------------------------------------------------------------------------------------------------------------
+    # - end ----------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Close the session; its pages are scrubbed and its frames free when this returns. Harmless a second time."""
+        """Close the session; its pages are scrubbed and its frames free when this returns. Harmless
+        a second time."""
         if not self.closed:
             self.closed = True
             self.device.transport.close_session(self.number)
@@ -257,10 +378,12 @@ class Session:
         self.close()
 
     def __repr__(self):
-        size = f"{self.shape.layers} layers × {self.shape.kv_heads} heads × {self.max_tokens} tokens"
+        size = (
+            f"{self.shape.layers} layers × {self.shape.kv_heads} heads × {self.max_tokens} tokens"
+        )
         return f"<cxl_kv.Session {self.number}: {size}{' (closed)' if self.closed else ''}>"
 
-    # --- checks ---------------------------------------------------------------------------------------------------------------
+    # - checks -------------------------------------------------------------------------------------
     def _name(self, register: str) -> str:
         return f"s{self.number}_{register}"
 
@@ -272,18 +395,26 @@ class Session:
         return _indices(layer, self.shape.layers, "layer"), np.ndim(layer) == 0
 
     def _heads(self, heads) -> np.ndarray:
-        return np.arange(self.shape.kv_heads) if heads is None else _indices(heads, self.shape.kv_heads, "head")
+        return (
+            np.arange(self.shape.kv_heads)
+            if heads is None
+            else _indices(heads, self.shape.kv_heads, "head")
+        )
 
     def _positions(self, positions, start, count) -> np.ndarray:
         if positions is None:
             positions = np.arange(start, start + max(0, count))
         else:
-            positions = np.asarray(list(positions) if not isinstance(positions, np.ndarray) else positions, np.int64).reshape(-1)
+            positions = np.asarray(
+                list(positions) if not isinstance(positions, np.ndarray) else positions, np.int64
+            ).reshape(-1)
             if count and len(positions) != count:
                 raise ValueError(f"{len(positions)} positions for {count} tokens are refused")
         if len(positions) and not (0 <= positions.min() and positions.max() < self.max_tokens):
             bad = positions[(positions < 0) | (positions >= self.max_tokens)][0]
-            raise ValueError(f"position {bad} is refused; session {self.number} holds 0 … {self.max_tokens - 1}")
+            raise ValueError(
+                f"position {bad} is refused; session {self.number} holds 0 … {self.max_tokens - 1}"
+            )
         return positions
 
     def _check_written(self):
@@ -291,36 +422,67 @@ class Session:
             if event["session"] == self.number and event["code"] in ("STARVED", "CLOSED_SESSION"):
                 layer, head = divmod(event["queue"], self.shape.kv_heads)
                 if event["code"] == "CLOSED_SESSION":
-                    raise SessionClosedError("the session is closed on the device; nothing was stored", session=self.number)
-                lost = "the device is full: the page found no frame, and what was written to it is lost; release pages or close a session"
-                raise DeviceFullError(lost, session=self.number, layer=layer, head=head, page=event["page"])
+                    raise SessionClosedError(
+                        "the session is closed on the device; nothing was stored",
+                        session=self.number,
+                    )
+                lost = (
+                    "the device is full: the page found no frame, and what was written to "
+                    + "it is lost; release pages or close a session"
+                )
+                raise DeviceFullError(
+                    lost, session=self.number, layer=layer, head=head, page=event["page"]
+                )
 
     def _fail(self, addresses, status):
         first = int(np.flatnonzero(status)[0])
         place = self.layout.place(addresses[first])
         if status[first] == Status.NOT_MAPPED:
             if not self.state()["open"]:
-                raise SessionClosedError("the session is closed on the device, or another owner's", **place)
+                raise SessionClosedError(
+                    "the session is closed on the device, or another owner's", **place
+                )
             raise NotMappedError("the device maps no such line for this session", **place)
         if not self.device.transport.hints:
-            raise BusError("the memory behind this line is gone (SIGBUS); nothing is known about what it held", **place)
-        why = self.device.explain(self.number, place["layer"] * self.shape.kv_heads + place["head"], place["page"])
+            raise BusError(
+                "the memory behind this line is gone (SIGBUS); nothing is known about what it held",
+                **place,
+            )
+        why = self.device.explain(
+            self.number, place["layer"] * self.shape.kv_heads + place["head"], place["page"]
+        )
         if why == "FETCH_FAILED":
-            raise FlashError("the page could not be read from the cold tier; write it anew or recompute it", **place)
+            raise FlashError(
+                "the page could not be read from the cold tier; write it anew or recompute it",
+                **place,
+            )
         if why == "STARVED":
-            raise DeviceFullError("the device is full: the page found no frame, and its content is lost", **place)
-        raise PoisonError("the device answered with poison; write the page anew or recompute it", **place)
+            raise DeviceFullError(
+                "the device is full: the page found no frame, and its content is lost", **place
+            )
+        raise PoisonError(
+            "the device answered with poison; write the page anew or recompute it", **place
+        )
 
 
 def _indices(value, limit: int, name: str) -> np.ndarray:
     array = np.atleast_1d(np.asarray(value))
-    if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array) or array.min() < 0 or array.max() >= limit:
-        raise ValueError(f"{name} = {value!r} is refused; legal: 0 … {limit - 1}, or a sequence of them")
+    if (
+        array.ndim != 1
+        or array.dtype.kind not in "iu"
+        or not len(array)
+        or array.min() < 0
+        or array.max() >= limit
+    ):
+        raise ValueError(
+            f"{name} = {value!r} is refused; legal: 0 … {limit - 1}, or a sequence of them"
+        )
     return array.astype(np.int64)
 
 
 def _page_order(addresses: np.ndarray) -> np.ndarray | None:
-    """An order in which pages come one after another, K and V together, equal addresses in theirs; None where it is so already."""
+    """An order in which pages come one after another, K and V together, equal addresses in theirs;
+    None where it is so already."""
     if (addresses[1:] >= addresses[:-1]).all():
         return None
     return np.argsort(addresses, kind="stable")

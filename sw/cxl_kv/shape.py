@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What a model's KV cache looks like, and what a device is told about it: the session descriptor of spec §3 in an engineer's words. Plain Python.
+"""What a model's KV cache looks like, and what a device is told about it: the session descriptor of
+spec §3 in an engineer's words. Plain Python.
 
 ::
 
     ModelShape(layers=32, kv_heads=8, head_dim=128)                 # Llama-3-8B
-    preset("llama-3-70b", formats=(LayerFormats(last_layer=1, k="raw16", v="raw16"), LayerFormats(k="int8", v="int4")))
+    preset("llama-3-70b", formats=(LayerFormats(last_layer=1, k="raw16", v="raw16"),
+    LayerFormats(k="int8", v="int4")))
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ from kelp_spec.metadata import LAYER_RANGES
 
 __all__ = ["PRESETS", "LayerFormats", "ModelShape", "preset"]
 
-LAST_LAYER = 1023   #: of a range that goes on to the end
+LAST_LAYER = 1023  #: of a range that goes on to the end
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFormats:
-    """Stored formats of K and V in the layers up to `last_layer` that no earlier range holds. A format is a Format or its label (``"int8"``)."""
+    """Stored formats of K and V in the layers up to `last_layer` that no earlier range holds. A
+    format is a Format or its label (``"int8"``)."""
 
     k: Format | str = Format.RAW16
     v: Format | str = Format.RAW16
@@ -32,7 +35,9 @@ class LayerFormats:
     def __post_init__(self):
         for name in ("k", "v"):
             value = getattr(self, name)
-            object.__setattr__(self, name, Format.named(value) if isinstance(value, str) else Format(value))
+            object.__setattr__(
+                self, name, Format.named(value) if isinstance(value, str) else Format(value)
+            )
         if not 0 <= self.last_layer <= LAST_LAYER:
             raise ValueError(f"last_layer = {self.last_layer} is refused; legal: 0 … {LAST_LAYER}")
 
@@ -44,7 +49,8 @@ class ModelShape:
     Parameters
     ----------
     layers, kv_heads, head_dim : int
-        `head_dim` in elements; MLA keeps one head whose dimension is the latent's (rank plus RoPE part) and no V.
+        `head_dim` in elements; MLA keeps one head whose dimension is the latent's (rank plus RoPE
+        part) and no V.
     dtype : HostType or str
         ``"fp16"`` or ``"bf16"``; what the host reads and writes.
     page_tokens : int or None
@@ -80,8 +86,15 @@ class ModelShape:
         if self.page_tokens is not None and self.page_tokens < 1:
             raise ValueError(f"page_tokens = {self.page_tokens!r} is refused; legal: 1 and up")
         ends = [r.last_layer for r in formats]
-        if not 1 <= len(formats) <= LAYER_RANGES or ends != sorted(set(ends)) or ends[-1] < self.layers - 1:
-            raise ValueError(f"formats with last layers {ends} are refused; legal: 1 … {LAYER_RANGES} ascending ranges that reach layer {self.layers - 1}")
+        if (
+            not 1 <= len(formats) <= LAYER_RANGES
+            or ends != sorted(set(ends))
+            or ends[-1] < self.layers - 1
+        ):
+            raise ValueError(
+                f"formats with last layers {ends} are refused; legal: 1 … {LAYER_RANGES} "
+                + f"ascending ranges that reach layer {self.layers - 1}"
+            )
 
     @property
     def queues(self) -> int:
@@ -109,19 +122,34 @@ class ModelShape:
         """Tokens per page on a device of `config`; ValueError when not even one fits."""
         most = config.half_lines // self.token_lines
         if not most or self.page_tokens is not None and self.page_tokens > most:
-            legal = f"page_tokens of 1 … {most}" if most else f"head_dim up to {config.half_lines * ELEMENTS}"
+            legal = (
+                f"page_tokens of 1 … {most}"
+                if most
+                else f"head_dim up to {config.half_lines * ELEMENTS}"
+            )
             half = f"a page half of configuration {config.name!r} has {config.half_lines} lines"
-            raise ValueError(f"page_tokens = {self.page_tokens or 1} of {self.token_lines} lines is refused: {half}; legal: {legal}")
+            raise ValueError(
+                f"page_tokens = {self.page_tokens or 1} of {self.token_lines} lines is "
+                + f"refused: {half}; legal: {legal}"
+            )
         return self.page_tokens or min(16, most)
 
     def stored_page(self, layer: int, config: Config) -> StoredPage:
         """How one of the layer's pages is stored."""
         formats = self.formats_of(layer)
-        return StoredPage(formats.k, formats.v, self.page_tokens_in(config) * self.token_lines, self.k_only)
+        return StoredPage(
+            formats.k, formats.v, self.page_tokens_in(config) * self.token_lines, self.k_only
+        )
 
     def frame_bytes(self, layer: int, config: Config) -> int:
-        """DRAM that one resident page of the layer takes: a frame of the smallest pool that holds it."""
-        return config.frame_lines[smallest_pool(config.frame_lines, self.stored_page(layer, config).lines)] * LINE_BYTES
+        """DRAM that one resident page of the layer takes: a frame of the smallest pool that holds
+        it."""
+        return (
+            config.frame_lines[
+                smallest_pool(config.frame_lines, self.stored_page(layer, config).lines)
+            ]
+            * LINE_BYTES
+        )
 
     def with_(self, **changes) -> ModelShape:
         """A checked copy with some fields changed."""
@@ -135,7 +163,8 @@ PRESETS: dict[str, ModelShape] = {
     "qwen2.5-7b": ModelShape(layers=28, kv_heads=4, head_dim=128, dtype="bf16"),
     "qwen3-8b": ModelShape(layers=36, kv_heads=8, head_dim=128, dtype="bf16"),
     "qwen3-32b": ModelShape(layers=64, kv_heads=8, head_dim=128, dtype="bf16"),
-    # DeepSeek-V3's multi-head latent attention: a latent of 512 and a shared RoPE key of 64, once a layer.
+    # DeepSeek-V3's multi-head latent attention: a latent of 512 and a shared RoPE key of 64, once a
+    # layer.
     "deepseek-v3-mla": ModelShape(layers=61, kv_heads=1, head_dim=576, dtype="bf16", k_only=True),
 }
 

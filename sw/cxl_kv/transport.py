@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""How the library reaches a device: 64-byte loads and stores on the address map of `kelp_spec.address`, and nothing else (spec §3).
+"""How the library reaches a device: 64-byte loads and stores on the address map of
+`kelp_spec.address`, and nothing else (spec §3).
 
-A :class:`Core` is a device in this process; it takes the requester's LD-ID with every access. A :class:`Transport` is one requester's way to a core, here
-(:class:`LocalTransport`) or across a socket (`cxl_kv.remote`). A host with the region mapped would implement `load` and `store` as moves.
+A :class:`Core` is a device in this process; it takes the requester's LD-ID with every access. A
+:class:`Transport` is one requester's way to a core, here (:class:`LocalTransport`) or across a
+socket (`cxl_kv.remote`). A host with the region mapped would implement `load` and `store` as moves.
 """
 
 from __future__ import annotations
@@ -20,16 +22,25 @@ from kelp_spec.formats import LINE_BYTES, Format
 
 from .errors import TransportError
 
-__all__ = ["ALL_BYTES", "Core", "Loaded", "LocalTransport", "Status", "Transport", "as_addresses", "as_lines"]
+__all__ = [
+    "ALL_BYTES",
+    "Core",
+    "Loaded",
+    "LocalTransport",
+    "Status",
+    "Transport",
+    "as_addresses",
+    "as_lines",
+]
 
-ALL_BYTES = (1 << 64) - 1   #: byte enables of a whole line
+ALL_BYTES = (1 << 64) - 1  #: byte enables of a whole line
 
 
 class Status(IntEnum):
     """How a load of one line was answered."""
 
     DATA = 0
-    POISON = 1      #: the line's content is lost; its bytes read as zeros
+    POISON = 1  #: the line's content is lost; its bytes read as zeros
     NOT_MAPPED = 2  #: outside the map, closed, or another owner's
 
 
@@ -44,7 +55,10 @@ def as_addresses(addresses) -> np.ndarray:
     """uint64[n], each a multiple of 64; ValueError otherwise."""
     array = np.ascontiguousarray(addresses, np.uint64).reshape(-1)
     if (array & np.uint64(LINE_BYTES - 1)).any():
-        raise ValueError(f"address {int(array[np.flatnonzero(array & np.uint64(63))[0]]):#x} is refused; legal: multiples of {LINE_BYTES}")
+        raise ValueError(
+            f"address {int(array[np.flatnonzero(array & np.uint64(63))[0]]):#x} is refused; "
+            + f"legal: multiples of {LINE_BYTES}"
+        )
     return array
 
 
@@ -57,11 +71,12 @@ def as_lines(lines, count: int) -> np.ndarray:
 
 
 class Core(ABC):
-    """A device in this process. Its methods may be called under `lock` only; the lock is reentrant."""
+    """A device in this process. Its methods may be called under `lock` only; the lock is
+    reentrant."""
 
     config: Config
-    hints: bool = True          #: whether hint lines and policies mean anything to it
-    persistent: bool = False    #: whether its contents outlive the process
+    hints: bool = True  #: whether hint lines and policies mean anything to it
+    persistent: bool = False  #: whether its contents outlive the process
 
     def __init__(self):
         self.lock = threading.RLock()
@@ -76,7 +91,9 @@ class Core(ABC):
         """Loads in any order: as :meth:`Transport.load`."""
 
     @abstractmethod
-    def store(self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int) -> None:
+    def store(
+        self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int
+    ) -> None:
         """Stores; those to hints and registers in order. Done when it returns."""
 
     def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:  # noqa: B027 - a hint that a core may ignore
@@ -87,7 +104,8 @@ class Core(ABC):
         return self.lock
 
     def view(self, offset: int, size: int) -> np.ndarray | None:
-        """The device's own bytes, uint8[size], writable and live, from `offset` of the KV aperture on; None where there is no such mapping."""
+        """The device's own bytes, uint8[size], writable and live, from `offset` of the KV aperture
+        on; None where there is no such mapping."""
         return None
 
     def close(self) -> None:  # noqa: B027 - not every core holds something
@@ -119,7 +137,8 @@ class Transport(ABC):
 
     @abstractmethod
     def store(self, addresses, lines, byte_enable=None) -> None:
-        """Store uint8[n, 64]; `byte_enable` uint64[n], bit i for byte i, None for whole lines. Any later load sees it."""
+        """Store uint8[n, 64]; `byte_enable` uint64[n], bit i for byte i, None for whole lines. Any
+        later load sees it."""
 
     @abstractmethod
     def spec_read(self, addresses) -> None:
@@ -127,7 +146,8 @@ class Transport(ABC):
 
     @abstractmethod
     def open_session(self, request: dict) -> int:
-        """Open a session for this requester (`cxl_kv.control.open_session` says what a request holds); its number."""
+        """Open a session for this requester (`cxl_kv.control.open_session` says what a request
+        holds); its number."""
 
     @abstractmethod
     def close_session(self, session: int) -> None:
@@ -135,7 +155,8 @@ class Transport(ABC):
 
     @abstractmethod
     def events(self) -> list[dict]:
-        """Event records not seen by this transport yet; a requester other than LD-ID 0 gets those of its own sessions."""
+        """Event records not seen by this transport yet; a requester other than LD-ID 0 gets those
+        of its own sessions."""
 
     def exclusive(self) -> AbstractContextManager:
         """A stretch of accesses that no other requester's control sequence interrupts."""
@@ -150,7 +171,8 @@ class Transport(ABC):
 
 
 class LocalTransport(Transport):
-    """A requester in the core's own process. The last transport to close closes the core (`shared` keeps it)."""
+    """A requester in the core's own process. The last transport to close closes the core (`shared`
+    keeps it)."""
 
     def __init__(self, core: Core, ld_id: int = 0, *, shared: bool = False):
         from .control import Control
@@ -160,7 +182,8 @@ class LocalTransport(Transport):
         self.core, self.ld_id, self.config, self.shared = core, ld_id, core.config, shared
         self.formats, self.hints, self.persistent = core.formats, core.hints, core.persistent
         self._control = Control.of(core)
-        self._owned: dict[int, int] = {}   # session → first event record that is about it under this owner
+        # session → first event record that is about it under this owner
+        self._owned: dict[int, int] = {}
         with core.lock:
             self._control.attach(self)
         self._closed = False
@@ -179,7 +202,9 @@ class LocalTransport(Transport):
         addresses = as_addresses(addresses)
         lines = as_lines(lines, len(addresses))
         if byte_enable is not None:
-            byte_enable = np.ascontiguousarray(np.broadcast_to(np.asarray(byte_enable, np.uint64), addresses.shape))
+            byte_enable = np.ascontiguousarray(
+                np.broadcast_to(np.asarray(byte_enable, np.uint64), addresses.shape)
+            )
         with self.core.lock:
             self._usable()
             self.core.store(addresses, lines, byte_enable, self.ld_id)
@@ -227,7 +252,7 @@ class LocalTransport(Transport):
                 for session in sorted(self._owned):
                     self.close_session(session)
             except TransportError:
-                pass   # the core is gone, and its sessions with it
+                pass  # the core is gone, and its sessions with it
             self._closed = True
             self._control.forget(self)
             if not self.shared:

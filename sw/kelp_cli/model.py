@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""``kelp model``: sizes, latencies, hit rates, power and cost of a machine with KV endpoints, and what comes of the published figures."""
+"""``kelp model``: sizes, latencies, hit rates, power and cost of a machine with KV endpoints, and
+what comes of the published figures."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,21 +19,57 @@ _NAMES = "kv, wall, latency, endpoint, pipeline, serving, flash, cost, verdicts"
 def register(app: typer.Typer) -> None:
     @app.command()
     def model(
-        topics: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC…]", help=f"Of {_NAMES}; all when left out.", show_default=False)] = None,
-        inputs: Annotated[Path | None, typer.Option(help="A TOML with every input; what is shipped when left out.", show_default=False)] = None,
-        write_inputs: Annotated[Path | None, typer.Option(help="Write the shipped inputs to this file, to be edited, and stop.", show_default=False)] = None,
-        bench: Annotated[Path | None, typer.Option(help="Take the RTL's figures from this file of `kelp bench`.", show_default=False)] = None,
-        recordings: Annotated[
-            list[Path] | None, typer.Option(help="Measure how much attention the newest pages have; repeat for more.", show_default=False)
+        topics: Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="[TOPIC…]", help=f"Of {_NAMES}; all when left out.", show_default=False
+            ),
         ] = None,
-        json: Annotated[Path | None, typer.Option("--json", help="Also write everything to this file (- is stdout).")] = None,
-        png: Annotated[Path | None, typer.Option("--png", help="Also draw the plots into this file.")] = None,
-        arithmetic: Annotated[bool, typer.Option("--arithmetic/--no-arithmetic", help="Show how each published figure was computed.")] = True,
+        inputs: Annotated[
+            Path | None,
+            typer.Option(
+                help="A TOML with every input; what is shipped when left out.", show_default=False
+            ),
+        ] = None,
+        write_inputs: Annotated[
+            Path | None,
+            typer.Option(
+                help="Write the shipped inputs to this file, to be edited, and stop.",
+                show_default=False,
+            ),
+        ] = None,
+        bench: Annotated[
+            Path | None,
+            typer.Option(
+                help="Take the RTL's figures from this file of `kelp bench`.", show_default=False
+            ),
+        ] = None,
+        recordings: Annotated[
+            list[Path] | None,
+            typer.Option(
+                help="Measure how much attention the newest pages have; repeat for more.",
+                show_default=False,
+            ),
+        ] = None,
+        json: Annotated[
+            Path | None,
+            typer.Option("--json", help="Also write everything to this file (- is stdout)."),
+        ] = None,
+        png: Annotated[
+            Path | None, typer.Option("--png", help="Also draw the plots into this file.")
+        ] = None,
+        arithmetic: Annotated[
+            bool,
+            typer.Option(
+                "--arithmetic/--no-arithmetic", help="Show how each published figure was computed."
+            ),
+        ] = True,
     ) -> None:
-        """Model a machine with KV endpoints: KV sizes, capacity, latency, hit rates, flash, power, cost.
+        """Model a machine with KV endpoints: KV sizes, capacity, latency, hit rates, flash, power,
+        cost.
 
-        Every input is in one TOML. Each published figure gets a verdict, computed with the inputs as shipped: reproduced, depends (on what), or refuted.
-        docs/model.md has the findings.
+        Every input is in one TOML. Each published figure gets a verdict, computed with the inputs
+        as shipped: reproduced, depends (on what), or refuted. docs/model.md has the findings.
         """
         from kelp_sim.model import attention, report
         from kelp_sim.model.inputs import DEFAULTS, InputError, load, with_bench
@@ -47,14 +84,20 @@ def register(app: typer.Typer) -> None:
                 raise UserError(f"--write-inputs {write_inputs}: the file exists; name another")
             write_inputs.parent.mkdir(parents=True, exist_ok=True)
             write_inputs.write_text(DEFAULTS.read_text(encoding="utf-8"), encoding="utf-8")
-            console.print(f"{write_inputs} written: edit it, then kelp model --inputs {write_inputs}", soft_wrap=True)
+            console.print(
+                f"{write_inputs} written: edit it, then kelp model --inputs {write_inputs}",
+                soft_wrap=True,
+            )
             return
         try:
             chosen, shipped = load(inputs or DEFAULTS), load(DEFAULTS)
             if bench is not None:
                 chosen, shipped = with_bench(chosen, bench), with_bench(shipped, bench)
             if recordings:
-                chosen, shipped = attention.measured(chosen, recordings), attention.measured(shipped, recordings)
+                chosen, shipped = (
+                    attention.measured(chosen, recordings),
+                    attention.measured(shipped, recordings),
+                )
         except (InputError, TraceError) as error:
             raise UserError(str(error)) from None
         with console.status("simulating decode steps …") if console.is_terminal else _quiet():
@@ -67,7 +110,9 @@ def register(app: typer.Typer) -> None:
                 png.parent.mkdir(parents=True, exist_ok=True)
                 png.write_bytes(drawn(chosen))
         if json is not None:
-            write_json(json, "model", report.as_json(str(inputs) if inputs else "shipped", shown, found))
+            write_json(
+                json, "model", report.as_json(str(inputs) if inputs else "shipped", shown, found)
+            )
             if str(json) == "-":
                 return
         for table in shown:
@@ -86,7 +131,15 @@ def _new(title: str, caption: str = ""):
     from rich import box
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", title_style="bold", caption=caption or None, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
 
 
 def _table(table):
@@ -101,13 +154,17 @@ def _table(table):
 def _verdicts(found, arithmetic: bool):
     from rich.text import Text
 
-    counts = ", ".join(f"{sum(f.verdict == verdict for f in found)} {verdict}" for verdict in _STYLE)
+    counts = ", ".join(
+        f"{sum(f.verdict == verdict for f in found)} {verdict}" for verdict in _STYLE
+    )
     shown = _new("Published figures, with the inputs as shipped", counts)
     shown.add_column("figure", overflow="fold")
     for heading in ("claimed", "computed"):
         shown.add_column(heading, justify="right", no_wrap=True)
     shown.add_column("verdict", no_wrap=True)
-    shown.add_column("arithmetic; what it depends on" if arithmetic else "depends on", overflow="fold")
+    shown.add_column(
+        "arithmetic; what it depends on" if arithmetic else "depends on", overflow="fold"
+    )
     topic = None
     for f in found:
         if f.topic != topic:
@@ -115,5 +172,11 @@ def _verdicts(found, arithmetic: bool):
             shown.add_row(Text(topic, style="bold cyan"))
         why = f"{f.condition}: {f.under_condition:.4g}" if f.verdict == "depends" else ""
         text = f"{f.arithmetic}. {why}".strip(". ") if arithmetic else why
-        shown.add_row("  " + f.what, f"{f.claimed} {f.unit}".strip(), f"{f.computed:,.4g}", Text(f.verdict, style=_STYLE[f.verdict]), text)
+        shown.add_row(
+            "  " + f.what,
+            f"{f.claimed} {f.unit}".strip(),
+            f"{f.computed:,.4g}",
+            Text(f.verdict, style=_STYLE[f.verdict]),
+            text,
+        )
     return shown

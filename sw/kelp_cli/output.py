@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What every subcommand shares: the consoles, the error that becomes one line, and the JSON files."""
+"""What every subcommand shares: the consoles, the error that becomes one line, and the JSON
+files."""
 
 import json
 import sys
@@ -14,12 +15,14 @@ __all__ = ["SCHEMA_VERSION", "UserError", "complain", "console", "write_json"]
 # Of every JSON object this command writes; raised when a field changes its meaning or goes away.
 SCHEMA_VERSION = 1
 
-# Tables and results go to stdout; progress and complaints go to stderr, so that a pipe sees results alone.
+# Tables and results go to stdout; progress and complaints go to stderr, so that a pipe sees results
+# alone.
 console = Console(highlight=False)
 
 
 class UserError(Exception):
-    """Something the user can put right: shown as one line without a traceback; ``exit_code`` is the process's."""
+    """Something the user can put right: shown as one line without a traceback; ``exit_code`` is the
+    process's."""
 
     def __init__(self, message: str, *, exit_code: int = 1):
         super().__init__(message)
@@ -36,8 +39,14 @@ def complain(message: str) -> None:
 
 
 def write_json(path: Path | str, kind: str, payload: dict) -> None:
-    """Write ``payload`` with its ``schema`` (``kelp.<kind>``) and ``schema_version`` as UTF-8; ``-`` is stdout. Makes the directory."""
-    text = json.dumps({"schema": f"kelp.{kind}", "schema_version": SCHEMA_VERSION, **payload}, indent=2, ensure_ascii=False, allow_nan=False)
+    """Write ``payload`` with its ``schema`` (``kelp.<kind>``) and ``schema_version`` as UTF-8;
+    ``-`` is stdout. Makes the directory."""
+    text = json.dumps(
+        {"schema": f"kelp.{kind}", "schema_version": SCHEMA_VERSION, **payload},
+        indent=2,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
     if str(path) == "-":
         sys.stdout.write(text + "\n")
         return

@@ -18,22 +18,60 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def quality(
         recordings: Annotated[
-            list[Path] | None, typer.Argument(metavar="[RECORDING…]", help=f"With k, v and q; {_RECORDING} when left out.", show_default=False)
+            list[Path] | None,
+            typer.Argument(
+                metavar="[RECORDING…]",
+                help=f"With k, v and q; {_RECORDING} when left out.",
+                show_default=False,
+            ),
         ] = None,
-        model: Annotated[Path, typer.Option(help="A Llama-shaped model: config.json, model.safetensors, tokenizer.json.")] = _MODEL,
-        formats: Annotated[str | None, typer.Option(help="Formats, or K/V apart as int8/int4; comma between.", show_default=False)] = None,
-        texts: Annotated[int, typer.Option(min=0, help="Texts for perplexity; 0 leaves it out.")] = 12,
+        model: Annotated[
+            Path,
+            typer.Option(
+                help="A Llama-shaped model: config.json, model.safetensors, tokenizer.json."
+            ),
+        ] = _MODEL,
+        formats: Annotated[
+            str | None,
+            typer.Option(
+                help="Formats, or K/V apart as int8/int4; comma between.", show_default=False
+            ),
+        ] = None,
+        texts: Annotated[
+            int, typer.Option(min=0, help="Texts for perplexity; 0 leaves it out.")
+        ] = 12,
         tokens: Annotated[int, typer.Option(min=32, help="Tokens of each.")] = 2048,
-        tune: Annotated[int, typer.Option(min=0, help="So many of the texts choose formats for each layer and head; the others judge. 0: none.")] = 4,
-        budgets: Annotated[str, typer.Option(help="Losses of perplexity that plans may cost, as fractions.")] = "0.005,0.01",
-        every: Annotated[int, typer.Option(min=1, help="Attention error at each n-th decode step.")] = 16,
-        store: Annotated[Path, typer.Option(help="Finished measurements; a run that was killed goes on from there.")] = Path("build/quality/rows.jsonl"),
-        json: Annotated[Path | None, typer.Option("--json", help="Also write everything to this file (- is stdout).")] = None,
-        png: Annotated[Path | None, typer.Option("--png", help="Also draw the plots into this file.")] = None,
+        tune: Annotated[
+            int,
+            typer.Option(
+                min=0,
+                help="So many of the texts choose formats for each layer and head; the others "
+                + "judge. 0: none.",
+            ),
+        ] = 4,
+        budgets: Annotated[
+            str, typer.Option(help="Losses of perplexity that plans may cost, as fractions.")
+        ] = "0.005,0.01",
+        every: Annotated[
+            int, typer.Option(min=1, help="Attention error at each n-th decode step.")
+        ] = 16,
+        store: Annotated[
+            Path,
+            typer.Option(help="Finished measurements; a run that was killed goes on from there."),
+        ] = Path("build/quality/rows.jsonl"),
+        json: Annotated[
+            Path | None,
+            typer.Option("--json", help="Also write everything to this file (- is stdout)."),
+        ] = None,
+        png: Annotated[
+            Path | None, typer.Option("--png", help="Also draw the plots into this file.")
+        ] = None,
     ) -> None:
-        """Signal to noise, attention error and perplexity of stored formats, and formats for each layer and head.
+        """Signal to noise, attention error and perplexity of stored formats, and formats for each
+        layer and head.
 
-        The device's formats go through the golden codec, bit for bit; the model runs in NumPy. docs/quality.md has the findings.
+        The device's formats go through the golden codec, bit for bit; the model runs in NumPy.
+        docs/quality.md has the findings.
         """
         from kelp_sim.quality import llama, noise, plans, study
         from kelp_sim.quality import tokens as tokenizing
@@ -47,7 +85,10 @@ def register(app: typer.Typer) -> None:
             if min(allowed) <= 0:
                 raise ValueError
         except ValueError:
-            raise UserError(f"--budgets {budgets!r} is not positive numbers with commas between, such as 0.005,0.01") from None
+            raise UserError(
+                f"--budgets {budgets!r} is not positive numbers with commas between, such as "
+                + "0.005,0.01"
+            ) from None
         if tune and texts and not tune < texts:
             raise UserError(f"--tune {tune} of {texts} texts leaves none to judge by; legal: fewer")
         try:
@@ -56,17 +97,40 @@ def register(app: typer.Typer) -> None:
             traces = [read(path) for path in recordings or [_RECORDING]]
             with progress_bar() as bar:
                 task = bar.add_task("noise", total=len(traces) * len(names))
-                heads = [row for trace in traces for row in noise.measure(trace, names, every=every, progress=lambda name: bar.update(task, advance=1))]
+                heads = [
+                    row
+                    for trace in traces
+                    for row in noise.measure(
+                        trace, names, every=every, progress=lambda name: bar.update(task, advance=1)
+                    )
+                ]
                 done = None
                 if texts:
                     loaded = llama.load(model)
-                    chosen = tokenizing.texts(tokenizing.Tokenizer(model / "tokenizer.json"), texts, tokens)
-                    work = bar.add_task("perplexity", total=study.count(len(names), len(chosen), tune, len(allowed), loaded))
+                    chosen = tokenizing.texts(
+                        tokenizing.Tokenizer(model / "tokenizer.json"), texts, tokens
+                    )
+                    work = bar.add_task(
+                        "perplexity",
+                        total=study.count(len(names), len(chosen), tune, len(allowed), loaded),
+                    )
 
                     def heard(text, plan, stored):
-                        bar.update(work, advance=1, description=f"{plan}: {text}" + (" (stored)" if stored else ""))
+                        bar.update(
+                            work,
+                            advance=1,
+                            description=f"{plan}: {text}" + (" (stored)" if stored else ""),
+                        )
 
-                    done = study.run(loaded, chosen, names, tune=tune, budgets=allowed, store=store, progress=heard)
+                    done = study.run(
+                        loaded,
+                        chosen,
+                        names,
+                        tune=tune,
+                        budgets=allowed,
+                        store=store,
+                        progress=heard,
+                    )
         except (TraceError, llama.ModelError, tokenizing.TokenizerError, ValueError) as error:
             raise UserError(str(error)) from None
         if png is not None:
@@ -75,7 +139,9 @@ def register(app: typer.Typer) -> None:
             png.parent.mkdir(parents=True, exist_ok=True)
             png.write_bytes(drawn(heads, done))
         if json is not None:
-            report = {"noise": heads} | (done.as_json() | {"bars": study.bars(done)} if done else {})
+            report = {"noise": heads} | (
+                done.as_json() | {"bars": study.bars(done)} if done else {}
+            )
             write_json(json, "quality", report)
             if str(json) == "-":
                 return
@@ -86,7 +152,15 @@ def _table(title: str, *headings: str, caption: str = ""):
     from rich import box
     from rich.table import Table
 
-    shown = Table(title=title, title_justify="left", title_style="bold", caption=caption or None, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for i, heading in enumerate(headings):
         shown.add_column(heading, justify="right" if i else "left", no_wrap=True)
     return shown
@@ -94,32 +168,62 @@ def _table(title: str, *headings: str, caption: str = ""):
 
 def _show(heads: list[dict], done) -> None:
     names = list(dict.fromkeys(row["format"] for row in heads))
-    table = _table("Noise over layers and heads: mean (worst)", "format", "keys dB", "values dB", "attention error")
+    table = _table(
+        "Noise over layers and heads: mean (worst)",
+        "format",
+        "keys dB",
+        "values dB",
+        "attention error",
+    )
     for name in names:
         rows = [row for row in heads if row["format"] == name]
-        snr = ["exact" if min(v) > 900 else f"{sum(v) / len(v):.1f} ({min(v):.1f})" for v in ([r[key] for r in rows] for key in ("k_snr_db", "v_snr_db"))]
+        snr = [
+            "exact" if min(v) > 900 else f"{sum(v) / len(v):.1f} ({min(v):.1f})"
+            for v in ([r[key] for r in rows] for key in ("k_snr_db", "v_snr_db"))
+        ]
         errors = [r["attention_error"] for r in rows]
         table.add_row(name, *snr, f"{sum(errors) / len(errors):.2e} ({max(errors):.2e})")
     console.print(table)
     if done is None:
         return
-    table = _table(f"Perplexity of {len(done.documents)} texts, {done.perplexity:.2f} in raw16", "format K/V", "bits", "increase", "95 %", "nats/token")
+    table = _table(
+        f"Perplexity of {len(done.documents)} texts, {done.perplexity:.2f} in raw16",
+        "format K/V",
+        "bits",
+        "increase",
+        "95 %",
+        "nats/token",
+    )
     for row in done.formats:
         table.add_row(row["label"], f"{row['bits']:.2f}", *_figures(row))
     console.print(table)
     if done.units:
-        table = _table(f"One key or value head in int4 ({len(done.tuned_on)} texts): perplexity", "layer", *(
-            f"{kv} {head}" for kv in "KV" for head in sorted({u["head"] for u in done.units})))
+        table = _table(
+            f"One key or value head in int4 ({len(done.tuned_on)} texts): perplexity",
+            "layer",
+            *(f"{kv} {head}" for kv in "KV" for head in sorted({u["head"] for u in done.units})),
+        )
         for layer in sorted({u["layer"] for u in done.units}):
-            mine = sorted((u for u in done.units if u["layer"] == layer), key=lambda u: (u["kv"], u["head"]))
+            mine = sorted(
+                (u for u in done.units if u["layer"] == layer), key=lambda u: (u["kv"], u["head"])
+            )
             table.add_row(str(layer), *(f"{u['increase']:+.3%}" for u in mine))
         console.print(table)
     if done.plans:
-        legend = "\n".join(["K V of each layer from the first, a digit a head:", *(f"{p['label']}: {_digits(p['names'])}" for p in done.plans)])
+        legend = "\n".join(
+            [
+                "K V of each layer from the first, a digit a head:",
+                *(f"{p['label']}: {_digits(p['names'])}" for p in done.plans),
+            ]
+        )
         title = f"Plans of int8 and int4, judged on the other {done.plans[0]['documents']} texts"
-        table = _table(title, "plan", "bits", "foreseen", "increase", "95 %", "nats/token", caption=legend)
+        table = _table(
+            title, "plan", "bits", "foreseen", "increase", "95 %", "nats/token", caption=legend
+        )
         for row in done.plans:
-            table.add_row(row["label"], f"{row['bits']:.2f}", f"{row['foreseen']:+.3%}", *_figures(row))
+            table.add_row(
+                row["label"], f"{row['bits']:.2f}", f"{row['foreseen']:+.3%}", *_figures(row)
+            )
         console.print(table)
 
 
@@ -129,4 +233,8 @@ def _digits(names) -> str:
 
 
 def _figures(row: dict) -> tuple[str, str, str]:
-    return f"{row['increase']:+.3%}", f"{row['low']:+.3%} … {row['high']:+.3%}", f"{row['nats']:+.6f}"
+    return (
+        f"{row['increase']:+.3%}",
+        f"{row['low']:+.3%} … {row['high']:+.3%}",
+        f"{row['nats']:+.6f}",
+    )

@@ -16,12 +16,28 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     @app.command()
     def serve(
-        device: Annotated[str, typer.Argument(help="Device to serve: golden:CONFIG, rtl:CONFIG or dax:/path (docs/cxl_kv.md).")] = "golden:trace",
-        listen: Annotated[list[str] | None, typer.Option(help="unix:/path or tcp://host:port; may be given more than once.")] = None,
-        metrics: Annotated[str | None, typer.Option(help="HOST:PORT on which Prometheus finds /metrics.")] = None,
-        budget: Annotated[int | None, typer.Option(help="DRAM bytes per queue that a tenant may keep before its pages go first.")] = None,
+        device: Annotated[
+            str,
+            typer.Argument(
+                help="Device to serve: golden:CONFIG, rtl:CONFIG or dax:/path (docs/cxl_kv.md)."
+            ),
+        ] = "golden:trace",
+        listen: Annotated[
+            list[str] | None,
+            typer.Option(help="unix:/path or tcp://host:port; may be given more than once."),
+        ] = None,
+        metrics: Annotated[
+            str | None, typer.Option(help="HOST:PORT on which Prometheus finds /metrics.")
+        ] = None,
+        budget: Annotated[
+            int | None,
+            typer.Option(
+                help="DRAM bytes per queue that a tenant may keep before its pages go first."
+            ),
+        ] = None,
     ) -> None:
-        """Serve one device to many processes; each is a tenant with sessions of its own. Ends on Ctrl-C."""
+        """Serve one device to many processes; each is a tenant with sessions of its own. Ends on
+        Ctrl-C."""
         from cxl_kv.errors import CxlKvError
         from cxl_kv.serving.server import Server
         from cxl_kv.url import make_core
@@ -44,7 +60,11 @@ def register(app: typer.Typer) -> None:
             stop.wait()
             if exported:
                 exported.close()
-            console.print(f"{server.clients} clients hung up on; the device is closed" if server.clients else "the device is closed")
+            console.print(
+                f"{server.clients} clients hung up on; the device is closed"
+                if server.clients
+                else "the device is closed"
+            )
 
 
 def _export(core, where):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""``kelp size``: how much DRAM and flash a model's users need, and what hit rate was measured at that share of DRAM."""
+"""``kelp size``: how much DRAM and flash a model's users need, and what hit rate was measured at
+that share of DRAM."""
 
 from typing import Annotated
 
@@ -11,21 +12,38 @@ from .output import UserError, console
 
 __all__ = ["register"]
 
-# Hit rates over the five recordings, by share of the pages in DRAM (docs/replay.md, "The reference rows"; made by `python -m kelp_sim.replay.reference`).
-_MEASURED = ((0.125, 69.12, 74.82, 86.50), (0.25, 90.39, 95.96, 98.38), (0.50, 98.12, 99.47, 99.89), (1.0, 100.0, 100.0, 100.0))
+# Hit rates over the five recordings, by share of the pages in DRAM (docs/replay.md, "The reference
+# rows"; made by `python -m kelp_sim.replay.reference`).
+_MEASURED = (
+    (0.125, 69.12, 74.82, 86.50),
+    (0.25, 90.39, 95.96, 98.38),
+    (0.50, 98.12, 99.47, 99.89),
+    (1.0, 100.0, 100.0, 100.0),
+)
 _POLICIES = ("LRU per queue", "LRU pooled", "Belady pooled (bound)")
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def size(
-        model: Annotated[str, typer.Option(help="A shape by name: llama-3-70b, llama-3-8b, qwen2.5-7b, qwen3-8b, qwen3-32b, deepseek-v3-mla.")] = "llama-3-70b",
+        model: Annotated[
+            str,
+            typer.Option(
+                help="A shape by name: llama-3-70b, llama-3-8b, qwen2.5-7b, qwen3-8b, "
+                + "qwen3-32b, deepseek-v3-mla."
+            ),
+        ] = "llama-3-70b",
         context: Annotated[int, typer.Option(help="Tokens of one user.")] = 131072,
         users: Annotated[int, typer.Option(help="Sessions at once.")] = 1,
-        formats: Annotated[str, typer.Option(help="Stored format; K and V apart as int8/int4.")] = "raw16",
-        dram: Annotated[float, typer.Option(help="DRAM of the device for KV, in GiB (2^30 bytes).")] = 64.0,
+        formats: Annotated[
+            str, typer.Option(help="Stored format; K and V apart as int8/int4.")
+        ] = "raw16",
+        dram: Annotated[
+            float, typer.Option(help="DRAM of the device for KV, in GiB (2^30 bytes).")
+        ] = 64.0,
     ) -> None:
-        """DRAM and flash for a model's users, and the hit rate that recordings had at that share of DRAM."""
+        """DRAM and flash for a model's users, and the hit rate that recordings had at that share of
+        DRAM."""
         from cxl_kv.shape import LayerFormats, preset
         from kelp_spec.formats import LINE_BYTES, Format
         from kelp_spec.geometry import smallest_pool, stored_lines
@@ -36,19 +54,34 @@ def register(app: typer.Typer) -> None:
         except ValueError as error:
             raise UserError(str(error)) from None
         if context < 1 or users < 1 or not dram > 0:
-            raise UserError(f"context = {context}, users = {users}, dram = {dram} is refused; legal: positive numbers")
+            raise UserError(
+                f"context = {context}, users = {users}, dram = {dram} is refused; legal: "
+                + "positive numbers"
+            )
         pages = -(-context // 16) * shape.queues * users
         lines = 16 * shape.token_lines
-        frames = tuple(stored_lines(f, f, lines) for f in (Format.RAW16, Format.FP8_E4M3, Format.INT8, Format.INT4))
-        pool = smallest_pool(frames, stored_lines(shape.formats[0].k, shape.formats[0].v, lines, shape.k_only))
-        stored = frames[pool] * LINE_BYTES           # whole frames move, and a page takes the smallest that holds it
-        sectors = (-(-stored // 512) + 1) * 512      # the cold copy: the stored page, and a sector for validity and poison
+        frames = tuple(
+            stored_lines(f, f, lines)
+            for f in (Format.RAW16, Format.FP8_E4M3, Format.INT8, Format.INT4)
+        )
+        pool = smallest_pool(
+            frames, stored_lines(shape.formats[0].k, shape.formats[0].v, lines, shape.k_only)
+        )
+        # whole frames move, and a page takes the smallest that holds it
+        stored = frames[pool] * LINE_BYTES
+        # the cold copy: the stored page, and a sector for validity and poison
+        sectors = (-(-stored // 512) + 1) * 512
         total, capacity = pages * stored, dram * 2**30
         share = min(1.0, capacity / total)
-        table = Table(title=f"{model}, {users} × {context:,} tokens, stored as {formats}", title_justify="left", show_header=False)
+        table = Table(
+            title=f"{model}, {users} × {context:,} tokens, stored as {formats}",
+            title_justify="left",
+            show_header=False,
+        )
         host = shape.token_bytes * context * users
         for name, value in (
-            ("as the host sees it", f"{host / 2**30:,.1f} GiB"), ("as stored", f"{total / 2**30:,.1f} GiB in {pages:,} frames of {stored:,} bytes"),
+            ("as the host sees it", f"{host / 2**30:,.1f} GiB"),
+            ("as stored", f"{total / 2**30:,.1f} GiB in {pages:,} frames of {stored:,} bytes"),
             ("DRAM", f"{min(capacity, total) / 2**30:,.1f} GiB: {100 * share:.1f} % of the pages"),
             ("flash", f"{pages * sectors / 2**30:,.1f} GiB" if share < 1 else "none is needed"),
         ):
@@ -56,7 +89,10 @@ def register(app: typer.Typer) -> None:
         for column, policy in enumerate(_POLICIES, 1):
             table.add_row(f"hit rate, {policy}", _rate(share, column))
         console.print(table)
-        console.print("Hit rates: measured over five recordings of a small model's attention, interpolated between 12.5, 25, 50 and 100 % (docs/replay.md).")
+        console.print(
+            "Hit rates: measured over five recordings of a small model's attention, "
+            + "interpolated between 12.5, 25, 50 and 100 % (docs/replay.md)."
+        )
         console.print("Your model's attention will differ: record it and run kelp replay.")
 
 
@@ -65,5 +101,6 @@ def _rate(share: float, column: int) -> str:
         return f"below {_MEASURED[0][column]:.1f} % (nothing was measured under 12.5 %)"
     for low, high in zip(_MEASURED, _MEASURED[1:], strict=False):
         if share <= high[0]:
-            return f"{low[column] + (high[column] - low[column]) * (share - low[0]) / (high[0] - low[0]):.1f} %"
+            part = (share - low[0]) / (high[0] - low[0])
+            return f"{low[column] + (high[column] - low[column]) * part:.1f} %"
     return "100.0 %"

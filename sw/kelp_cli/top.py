@@ -20,17 +20,24 @@ _SHADES = " ░▒▓█"
 def register(app: typer.Typer) -> None:
     @app.command()
     def top(
-        url: Annotated[str, typer.Argument(help="A server of your own: unix:/path (kelp serve).")] = "unix:/tmp/kelp.sock",
+        url: Annotated[
+            str, typer.Argument(help="A server of your own: unix:/path (kelp serve).")
+        ] = "unix:/tmp/kelp.sock",
         interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
         once: Annotated[bool, typer.Option(help="Look once and end.")] = False,
     ) -> None:
-        """Hit rate, residency per layer and head, prefetch usefulness, pools, sessions and events of a served device."""
+        """Hit rate, residency per layer and head, prefetch usefulness, pools, sessions and events
+        of a served device."""
         import cxl_kv
 
         if interval <= 0:
             raise UserError(f"interval = {interval} is refused; legal: above 0")
         try:
-            with cxl_kv.open(url if "admin=" in url or not url.startswith("unix:") else url + ("&" if "?" in url else "?") + "admin=1") as device:
+            with cxl_kv.open(
+                url
+                if "admin=" in url or not url.startswith("unix:")
+                else url + ("&" if "?" in url else "?") + "admin=1"
+            ) as device:
                 before, events = device.counters(), []
                 if once:
                     console.print(_screen(url, device, before, None, events))
@@ -57,11 +64,34 @@ def _screen(url, device, now, before, events):
     totals = Table(title=f"{url} · {device.config.name}", title_justify="left")
     for column in ("", "total", "now"):
         totals.add_column(column, justify="right" if column else "left")
-    totals.add_row("hit rate", *(_percent(c["hits"], c["hits"] + c["misses"]) for c in (now, recent)))
-    for name in ("accesses", "reads", "writes", "evictions", "write_backs", "fetches", "hint_updates", "refused"):
-        totals.add_row(name.replace("_", " "), f"{now[name]:,}", f"{recent[name]:,}" if before else "")
-    useful, issued = ({k: sum(v for n, v in c.items() if n.startswith(f"prefetch_{k}_")) for k in ("useful", "issued")} for c in (now, recent))
-    totals.add_row("prefetch useful", _percent(useful["useful"], useful["issued"]), _percent(issued["useful"], issued["issued"]))
+    totals.add_row(
+        "hit rate", *(_percent(c["hits"], c["hits"] + c["misses"]) for c in (now, recent))
+    )
+    for name in (
+        "accesses",
+        "reads",
+        "writes",
+        "evictions",
+        "write_backs",
+        "fetches",
+        "hint_updates",
+        "refused",
+    ):
+        totals.add_row(
+            name.replace("_", " "), f"{now[name]:,}", f"{recent[name]:,}" if before else ""
+        )
+    useful, issued = (
+        {
+            k: sum(v for n, v in c.items() if n.startswith(f"prefetch_{k}_"))
+            for k in ("useful", "issued")
+        }
+        for c in (now, recent)
+    )
+    totals.add_row(
+        "prefetch useful",
+        _percent(useful["useful"], useful["issued"]),
+        _percent(issued["useful"], issued["issued"]),
+    )
     pools = Table(title="pools", title_justify="left")
     for column in ("pool", "used", "limit"):
         pools.add_column(column, justify="left" if column == "pool" else "right")
@@ -92,11 +122,19 @@ def _residency(device, s):
             values.append(64 * device.registers.read(f"s{number}_resident"))
         device.registers.write(f"s{number}_queue", kept)
     most = max(max(values), 1)
-    table = Table(title=f"session {number} · owner {s['owner']} · step {s['step']} · {'decode' if s['decode'] else 'prefill'}", title_justify="left")
+    table = Table(
+        title=f"session {number} · owner {s['owner']} · step {s['step']} · "
+        + f"{'decode' if s['decode'] else 'prefill'}",
+        title_justify="left",
+    )
     table.add_column("layer", justify="right")
     table.add_column("residency by head")
     table.add_column("bytes", justify="right")
     for layer in range(s["layers"]):
-        row = values[layer * heads:(layer + 1) * heads]
-        table.add_row(str(layer), "".join(_SHADES[-(-v * (len(_SHADES) - 1) // most)] * 2 for v in row), f"{sum(row):,}")
+        row = values[layer * heads : (layer + 1) * heads]
+        table.add_row(
+            str(layer),
+            "".join(_SHADES[-(-v * (len(_SHADES) - 1) // most)] * 2 for v in row),
+            f"{sum(row):,}",
+        )
     return table

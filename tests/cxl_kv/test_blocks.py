@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Opaque blocks: bytes in, the same bytes out, under pressure, pins and poison, on every kind of device."""
+"""Opaque blocks: bytes in, the same bytes out, under pressure, pins and poison, on every kind of
+device."""
 
 import numpy as np
 import pytest
@@ -28,8 +29,15 @@ def test_blocks_come_back_as_they_went_in(device, size):
             assert store.put(i, block(i, size))
         for i in np.random.default_rng(1).permutation(n).tolist():
             assert (store.get(i) == block(i, size)).all()
-        assert store.put(0, block(99, size)[: size // 2].tobytes()) and (store.get(0) == block(99, size)[: size // 2]).all()
-        assert len(store) == n and store.get("nothing") is None and store.used_bytes == n * size - size + size // 2
+        assert (
+            store.put(0, block(99, size)[: size // 2].tobytes())
+            and (store.get(0) == block(99, size)[: size // 2]).all()
+        )
+        assert (
+            len(store) == n
+            and store.get("nothing") is None
+            and store.used_bytes == n * size - size + size // 2
+        )
 
 
 def test_the_least_recently_used_gives_way_and_pinned_ones_stay(device):

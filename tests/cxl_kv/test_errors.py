@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What goes wrong on the device is a typed error that names session, layer, head and page; nothing wrong is ever returned, and everybody else goes on."""
+"""What goes wrong on the device is a typed error that names session, layer, head and page; nothing
+wrong is ever returned, and everybody else goes on."""
 
 import numpy as np
 import pytest
@@ -48,14 +49,30 @@ def test_a_page_that_flash_lost_is_named(device):
     layer, head, page = cold_page(first)
     device.transport.core.fail_fetches()
     where = dict(start=4 * page, stop=4 * page + 4, heads=head)
-    with pytest.raises(cxl_kv.FlashError, match=f"session 0, layer {layer}, head {head}, page {page}: .*cold tier") as caught:
+    with pytest.raises(
+        cxl_kv.FlashError, match=f"session 0, layer {layer}, head {head}, page {page}: .*cold tier"
+    ) as caught:
         first.read(layer, **where)
-    assert (caught.value.session, caught.value.layer, caught.value.head, caught.value.page) == (0, layer, head, page)
+    assert (caught.value.session, caught.value.layer, caught.value.head, caught.value.page) == (
+        0,
+        layer,
+        head,
+        page,
+    )
     assert "FETCH_FAILED" in [e["code"] for e in device.events()]
     assert (second.read([0, 1], stop=32)[0] == k).all()
     others = [p for p in range(first.pages) if p != page]
-    assert (first.read(layer, positions=[4 * p for p in others], heads=head)[0][0] == k[layer, head, [4 * p for p in others]]).all()
-    first.write(layer, k[layer, head, None, 4 * page:4 * page + 4], v[layer, head, None, 4 * page:4 * page + 4], start=4 * page, heads=head)
+    assert (
+        first.read(layer, positions=[4 * p for p in others], heads=head)[0][0]
+        == k[layer, head, [4 * p for p in others]]
+    ).all()
+    first.write(
+        layer,
+        k[layer, head, None, 4 * page : 4 * page + 4],
+        v[layer, head, None, 4 * page : 4 * page + 4],
+        start=4 * page,
+        heads=head,
+    )
     assert (first.read([0, 1], stop=32)[1] == v).all()
 
 
@@ -64,20 +81,23 @@ def test_a_full_device_says_which_page_was_lost(device):
     device.configure(low_water=0, high_water=0, reserve=0, starve_limit=3000)
     session = device.open_session(SHAPE)
     k, v = tensors()
-    session.write(0, k[0, :, :16], v[0, :, :16])      # 2 heads × 4 pages, and eight frames, of which eviction keeps one free
+    # 2 heads × 4 pages, and eight frames, of which eviction keeps one free
+    session.write(0, k[0, :, :16], v[0, :, :16])
     for head in (0, 1):
         session.hints.pin(0, head, range(4))
-    session.read(0, stop=16)                          # so the last one comes back and stays
+    session.read(0, stop=16)  # so the last one comes back and stays
     quiet(device)
     pinned = [session.page_state(0, head, page) for head in (0, 1) for page in range(4)]
     assert all(word["pinned"] and word["state"] is PageState.RESIDENT for word in pinned)
-    with pytest.raises(cxl_kv.DeviceFullError, match="session 0, layer 1, head 1, page 2: the device is full"):
+    with pytest.raises(
+        cxl_kv.DeviceFullError, match="session 0, layer 1, head 1, page 2: the device is full"
+    ):
         session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)
     with pytest.raises(cxl_kv.DeviceFullError, match="layer 1, head 1, page 2"):
         session.read(1, start=8, stop=9, heads=1)
     assert {"NO_VICTIM", "STARVED"} <= {e["code"] for e in device.events()}
     assert (session.read(0, stop=16)[0] == k[0, :, :16]).all()
-    device.configure(starve_limit=1 << 24)            # longer than flash takes to write a page back
+    device.configure(starve_limit=1 << 24)  # longer than flash takes to write a page back
     session.hints.release(0, 0, [0])
     quiet(device)
     session.write(1, k[1, 1:, 8:12], v[1, 1:, 8:12], start=8, heads=1)
@@ -99,11 +119,15 @@ def test_a_session_closed_behind_ones_back(device):
 
 
 def test_a_line_beyond_the_sessions_shape(device):
-    """An address of the session that its descriptor does not have: told apart from a closed session."""
+    """An address of the session that its descriptor does not have: told apart from a closed
+    session."""
     session = device.open_session(SHAPE, max_tokens=8)
     session.layout.shape = SHAPE
     session.max_tokens = 32
-    with pytest.raises(cxl_kv.NotMappedError, match="session 0, layer 0, head 0, page 2: the device maps no such line"):
+    with pytest.raises(
+        cxl_kv.NotMappedError,
+        match="session 0, layer 0, head 0, page 2: the device maps no such line",
+    ):
         session.read(0, start=8, stop=12)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Every code block of the host library's guide runs as it stands: the tutorial's Python in order, the shell's commands one by one. What needs an engine's
-environment is run by tests/engines."""
+"""Every code block of the host library's guide runs as it stands: the tutorial's Python in order,
+the shell's commands one by one. What needs an engine's environment is run by tests/engines."""
 
 import os
 import re
@@ -29,36 +29,63 @@ def test_the_tutorial_runs(capsys):
     for line, block in code:
         # Lines are numbered as in the guide, so that a failure points there.
         exec(compile("\n" * line + block, str(GUIDE), "exec"), names)
-    assert len(code) == len(re.findall(r"^```python", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)) == 8 and names["done"].completed == 2
+    assert (
+        len(code)
+        == len(re.findall(r"^```python", GUIDE.read_text(encoding="utf-8"), re.MULTILINE))
+        == 8
+        and names["done"].completed == 2
+    )
     assert "resident" not in capsys.readouterr().err
 
 
 def shell_lines():
     """Commands of the shell blocks."""
-    for block in re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+    for block in re.findall(
+        r"^```sh\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    ):
         yield from (shlex.split(line, comments=True) for line in block.splitlines() if line.strip())
 
 
 def test_the_shells_commands_run(tmp_path):
-    """`kelp` as it stands but for the socket's place and the port; of an engine's, that tests/engines runs the file."""
+    """`kelp` as it stands but for the socket's place and the port; of an engine's, that
+    tests/engines runs the file."""
     kelp = [sys.executable, "-c", "from kelp_cli.main import main; main()"]
     root, ran, server = GUIDE.parent.parent, [], None
     tested = (root / "tests" / "engines" / "test_examples.py").read_text(encoding="utf-8")
     try:
         for command in shell_lines():
             if command[0] == "make":
-                assert command[1] == "test-engines" and all(re.fullmatch(r'ENGINES=(\w+ ?)+', part) for part in command[2:])
-                assert all((root / f"requirements-{name}.lock").is_file() for part in command[2:] for name in part.removeprefix("ENGINES=").split())
+                assert command[1] == "test-engines" and all(
+                    re.fullmatch(r"ENGINES=(\w+ ?)+", part) for part in command[2:]
+                )
+                assert all(
+                    (root / f"requirements-{name}.lock").is_file()
+                    for part in command[2:]
+                    for name in part.removeprefix("ENGINES=").split()
+                )
                 continue
             if command[0].startswith(".venv."):
-                assert command[1].startswith("examples/") and command[1].removeprefix("examples/") in tested, command
+                assert (
+                    command[1].startswith("examples/")
+                    and command[1].removeprefix("examples/") in tested
+                ), command
                 continue
             assert command[0] == "kelp", command
-            arguments = [part.replace("/tmp/", f"{tmp_path}/").replace(":7600", ":0") for part in command[1:]]
+            arguments = [
+                part.replace("/tmp/", f"{tmp_path}/").replace(":7600", ":0") for part in command[1:]
+            ]
             ran.append(arguments[0])
             if arguments[0] == "serve":
-                server = subprocess.Popen([*kelp, *arguments], stdout=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "200"})
-                assert "serving golden:trace on unix:" in server.stdout.readline() and "tcp://127.0.0.1:" in server.stdout.readline()
+                server = subprocess.Popen(
+                    [*kelp, *arguments],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=os.environ | {"COLUMNS": "200"},
+                )
+                assert (
+                    "serving golden:trace on unix:" in server.stdout.readline()
+                    and "tcp://127.0.0.1:" in server.stdout.readline()
+                )
                 with cxl_kv.open(f"unix:{tmp_path}/kelp.sock") as device:
                     assert device.ld_id
                 continue

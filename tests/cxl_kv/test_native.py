@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The optional C library: built from nothing, it stores lines by every way that this CPU has, survives memory that is gone, and changes no answer."""
+"""The optional C library: built from nothing, it stores lines by every way that this CPU has,
+survives memory that is gone, and changes no answer."""
 
 import os
 import platform
@@ -46,7 +47,9 @@ def ways():
         return ["plain"]
     with open("/proc/cpuinfo", encoding="ascii") as text:
         flags = set(text.read().split())
-    return ["plain", "sse2"] + [way for way, flag in (("avx512", "avx512f"), ("movdir64b", "movdir64b")) if flag in flags]
+    return ["plain", "sse2"] + [
+        way for way, flag in (("avx512", "avx512f"), ("movdir64b", "movdir64b")) if flag in flags
+    ]
 
 
 def test_every_way_writes_the_same_lines(built, memory):
@@ -62,7 +65,9 @@ def test_every_way_writes_the_same_lines(built, memory):
         expected[offsets // np.uint64(64)] = lines
         assert (view.reshape(-1, 64) == expected).all(), way
         file.seek(0)
-        assert np.array_equal(np.frombuffer(file.read(), np.uint8), view), "the file shows what another process would see"
+        assert np.array_equal(np.frombuffer(file.read(), np.uint8), view), (
+            "the file shows what another process would see"
+        )
         got = np.zeros_like(lines)
         assert not native.load_lines(view.ctypes.data, offsets, got).any() and (got == lines).all()
 
@@ -74,14 +79,27 @@ def test_memory_that_is_gone_is_marked_line_by_line(built, memory):
     offsets = np.array([0, 4096, 64, 8192, 4032], np.uint64)
     lines = np.random.default_rng(2).integers(0, 256, (5, 64), np.uint8)
     for way in ways():
-        assert native.store_lines(view.ctypes.data, offsets, lines, way).tolist() == [False, True, False, True, False]
+        assert native.store_lines(view.ctypes.data, offsets, lines, way).tolist() == [
+            False,
+            True,
+            False,
+            True,
+            False,
+        ]
     got = np.zeros_like(lines)
-    assert native.load_lines(view.ctypes.data, offsets, got).tolist() == [False, True, False, True, False]
+    assert native.load_lines(view.ctypes.data, offsets, got).tolist() == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     assert (got[[0, 2, 4]] == lines[[0, 2, 4]]).all() and (view[:64] == lines[0]).all()
 
 
 def test_other_peoples_sigbus_is_theirs():
-    """Beside this library's moves the process dies of SIGBUS as it would have, or its own handler is called."""
+    """Beside this library's moves the process dies of SIGBUS as it would have, or its own handler
+    is called."""
     code = """
 import mmap, os, signal, sys, tempfile
 import numpy as np
@@ -95,12 +113,15 @@ os.truncate(file.fileno(), 0)
 if sys.argv[1] == "handler":
     import faulthandler
     faulthandler.enable()
-assert native.load_lines(view.ctypes.data, np.zeros(1, np.uint64), np.zeros((1, 64), np.uint8)).all()
+lines = np.zeros((1, 64), np.uint8)
+assert native.load_lines(view.ctypes.data, np.zeros(1, np.uint64), lines).all()
 print("caught", flush=True)
 view[0]
 """
     for how in ("none", "handler"):
-        done = subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code, how], capture_output=True, text=True, timeout=60
+        )
         assert (done.returncode, done.stdout) == (-signal.SIGBUS, "caught\n"), done.stderr
         assert ("Bus error" in done.stderr) == (how == "handler")
 
@@ -113,12 +134,17 @@ def test_dax_answers_alike_with_and_without(built, tmp_path, monkeypatch):
         native.library.cache_clear()
         assert (native.library() is None) == (wanted == "0")
         path = tmp_path / f"memory{wanted}"
-        with cxl_kv.open(f"dax:{path}?config=unit&create=1") as device, device.open_session(SHAPE, max_tokens=24) as session:
+        with (
+            cxl_kv.open(f"dax:{path}?config=unit&create=1") as device,
+            device.open_session(SHAPE, max_tokens=24) as session,
+        ):
             session.write([0, 1], data[0, :, :, :24], data[1, :, :, :24])
             session.write(1, data[0, 0, :, :3], data[1, 0, :, :3], positions=[7, 1, 7])
             seen = [x.tobytes() for x in session.read([0, 1], stop=24)]
             os.truncate(path, ALIGNMENT)
-            with pytest.raises(cxl_kv.BusError, match="session 0, layer 0, head 0, page 0") as caught:
+            with pytest.raises(
+                cxl_kv.BusError, match="session 0, layer 0, head 0, page 0"
+            ) as caught:
                 session.read([0, 1], stop=24)
             answers.append((seen, str(caught.value)))
     assert answers[0] == answers[1]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The host library's calls, over golden model and RTL: what is written is read, in every format, and both back ends answer alike."""
+"""The host library's calls, over golden model and RTL: what is written is read, in every format,
+and both back ends answer alike."""
 
 import subprocess
 import sys
@@ -30,8 +31,14 @@ def small(**changes):
 def tensors(shape, tokens, seed=1):
     """Bit patterns of keys and values: normal numbers of many sizes."""
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((2, shape.layers, shape.kv_heads, tokens, shape.head_dim)) * np.exp2(rng.integers(-6, 7, (2, 1, 1, tokens, 1)))
-    bits = x.astype(np.float16).view(np.uint16) if shape.dtype == HostType.FP16 else cxl_kv.float32_to_bf16(x.astype(np.float32))
+    x = rng.standard_normal((2, shape.layers, shape.kv_heads, tokens, shape.head_dim)) * np.exp2(
+        rng.integers(-6, 7, (2, 1, 1, tokens, 1))
+    )
+    bits = (
+        x.astype(np.float16).view(np.uint16)
+        if shape.dtype == HostType.FP16
+        else cxl_kv.float32_to_bf16(x.astype(np.float32))
+    )
     return bits[0], bits[1]
 
 
@@ -53,19 +60,27 @@ def test_what_was_written_is_read(device, label, dtype):
         session.advance()
         got_k, got_v = session.read([0, 1], stop=session.max_tokens, dtype=np.uint16)
         fmt = Format.named(label)
-        assert (got_k == stored(k, fmt, shape.dtype)).all() and (got_v == stored(v, fmt, shape.dtype)).all()
+        assert (got_k == stored(k, fmt, shape.dtype)).all() and (
+            got_v == stored(v, fmt, shape.dtype)
+        ).all()
         telemetry = session.telemetry()
         assert telemetry["evictions"].sum() > 0 and telemetry["misses"].sum() > 0
         assert telemetry["allocations"].tolist() == [[session.pages] * 2] * 2
         layers, whole = session.telemetry(by="layer"), session.telemetry(by="session")
-        assert (layers["hits"] == telemetry["hits"].sum(axis=1)).all() and whole["resident_bytes"] == telemetry["resident_bytes"].sum()
-        assert telemetry["resident_bytes"].sum() == sum(p["used"] * p["frame_bytes"] for p in device.pools().values())
+        assert (layers["hits"] == telemetry["hits"].sum(axis=1)).all() and whole[
+            "resident_bytes"
+        ] == telemetry["resident_bytes"].sum()
+        assert telemetry["resident_bytes"].sum() == sum(
+            p["used"] * p["frame_bytes"] for p in device.pools().values()
+        )
     assert sum(p["used"] for p in device.pools().values()) == 0
 
 
 @pytest.mark.timeout(1800)
 def test_positions_heads_and_layers_are_chosen_freely(device):
-    shape = small(formats=(cxl_kv.LayerFormats(last_layer=0), cxl_kv.LayerFormats(k="int8", v="int4")))
+    shape = small(
+        formats=(cxl_kv.LayerFormats(last_layer=0), cxl_kv.LayerFormats(k="int8", v="int4"))
+    )
     with device.open_session(shape, max_tokens=20) as session:
         model = np.zeros((2, 2, 2, 20, 32), np.uint16)
         rng = np.random.default_rng(4)
@@ -77,18 +92,27 @@ def test_positions_heads_and_layers_are_chosen_freely(device):
             ranges = (Format.RAW16, Format.RAW16) if layer == 0 else (Format.INT8, Format.INT4)
             model[0, layer, head, positions] = stored(k, ranges[0], HostType.FP16)[0]
             model[1, layer, head, positions] = stored(v, ranges[1], HostType.FP16)[0]
-        for layers, heads, positions in (([0, 1], None, None), (1, [1, 0], [3, 19, 0, 3]), (0, 1, range(5, 9))):
+        for layers, heads, positions in (
+            ([0, 1], None, None),
+            (1, [1, 0], [3, 19, 0, 3]),
+            (0, 1, range(5, 9)),
+        ):
             where = dict(stop=20) if positions is None else dict(positions=positions)
             k, v = session.read(layers, heads=heads, dtype=np.uint16, **where)
-            chosen = model[:, np.atleast_1d(layers)][:, :, np.atleast_1d(range(2) if heads is None else heads)]
-            chosen = chosen[:, :, :, np.arange(20) if positions is None else np.array(list(positions))]
+            chosen = model[:, np.atleast_1d(layers)][
+                :, :, np.atleast_1d(range(2) if heads is None else heads)
+            ]
+            chosen = chosen[
+                :, :, :, np.arange(20) if positions is None else np.array(list(positions))
+            ]
             expected = chosen if np.ndim(layers) else chosen[:, 0]
             assert (k == expected[0]).all() and (v == expected[1]).all()
 
 
 @pytest.mark.timeout(1800)
 def test_keys_alone_and_odd_sizes(device):
-    """An MLA-like latent: one head of three lines a token, no values; 80 elements do not fill their lines."""
+    """An MLA-like latent: one head of three lines a token, no values; 80 elements do not fill their
+    lines."""
     shape = cxl_kv.ModelShape(layers=3, kv_heads=1, head_dim=80, k_only=True, dtype="bf16")
     assert shape.token_lines == 3 and shape.page_tokens_in(device.config) == 1
     with device.open_session(shape) as session:
@@ -131,9 +155,12 @@ def test_hints_reach_their_pages(device):
     assert session.step == 2
     counters = device.counters()
     assert (counters["hint_lines"], counters["hint_updates"]) == (3, 3 + 2 * 3)
-    cold = [p for p in range(session.pages) if session.page_state(0, 1, p)["state"] is PageState.COLD]
+    cold = [
+        p for p in range(session.pages) if session.page_state(0, 1, p)["state"] is PageState.COLD
+    ]
     for _ in range(100):
-        # Dropped while write-backs leave no frame above the low-water mark; and a simulated device goes on only while it is spoken to.
+        # Dropped while write-backs leave no frame above the low-water mark; and a simulated device
+        # goes on only while it is spoken to.
         session.hints.prefetch(0, 1, cold[:1])
         if device.counters()["prefetch_issued_hint"]:
             break
@@ -158,12 +185,27 @@ def test_hints_reach_their_pages(device):
 def test_batches_complete_in_order(device):
     session = device.open_session(small())
     k, v = tensors(small(), 16)
-    batch = device.batch().write(session, [0, 1], k, v).read(session, 1, start=4, stop=16).advance(session, 3)
+    batch = (
+        device.batch()
+        .write(session, [0, 1], k, v)
+        .read(session, 1, start=4, stop=16)
+        .advance(session, 3)
+    )
     done = batch.submit()
     _, (got, _), _ = done.result(timeout=300)
-    assert (got.view(np.uint16) == k[1][:, 4:]).all() and done.state.value == "done" and done.completed == done.calls == 3
+    assert (
+        (got.view(np.uint16) == k[1][:, 4:]).all()
+        and done.state.value == "done"
+        and done.completed == done.calls == 3
+    )
     assert done.submitted <= done.started <= done.finished and session.step == 3
-    failed = device.batch().read(session, 0, stop=4).read(session, 0, stop=999).read(session, 0, stop=4).submit()
+    failed = (
+        device.batch()
+        .read(session, 0, stop=4)
+        .read(session, 0, stop=999)
+        .read(session, 0, stop=4)
+        .submit()
+    )
     with pytest.raises(ValueError, match="position 32"):
         failed.result(timeout=300)
     assert failed.completed == 1 and failed.state.value == "failed"
@@ -193,8 +235,15 @@ def test_in_lockstep_the_rtl_counts_as_the_golden_model():
     seen = []
     for url in ("golden:unit", "rtl:unit?lockstep=1"):
         with cxl_kv.open(url) as device:
-            device.configure(prefetch=["window", "hint", "previous", "layer_ahead"], low_water=1, high_water=2)
-            shape = small(formats=(cxl_kv.LayerFormats(last_layer=0, k="int8", v="int8"), cxl_kv.LayerFormats()))
+            device.configure(
+                prefetch=["window", "hint", "previous", "layer_ahead"], low_water=1, high_water=2
+            )
+            shape = small(
+                formats=(
+                    cxl_kv.LayerFormats(last_layer=0, k="int8", v="int8"),
+                    cxl_kv.LayerFormats(),
+                )
+            )
             session = device.open_session(shape, policy=cxl_kv.Policy(window=1, tau=20, alpha=0.25))
             rng = np.random.default_rng(9)
             data = []
@@ -205,11 +254,23 @@ def test_in_lockstep_the_rtl_counts_as_the_golden_model():
                     wanted = rng.choice(token + 1, min(token + 1, 5), replace=False)
                     data.append(session.read(layer, positions=wanted, dtype=np.uint16))
                 session.hints.push_mass(0, 1, rng.random(1 + token // 4) / 8, advance=True)
-            state = [session.page_state(layer, head, page) for layer in (0, 1) for head in (0, 1) for page in range(session.pages)]
+            state = [
+                session.page_state(layer, head, page)
+                for layer in (0, 1)
+                for head in (0, 1)
+                for page in range(session.pages)
+            ]
             for word in state:
                 if word["state"] is PageState.ABSENT:
                     word.clear()
-            seen.append((data, device.counters(), {name: x.tolist() for name, x in session.telemetry().items()}, state))
+            seen.append(
+                (
+                    data,
+                    device.counters(),
+                    {name: x.tolist() for name, x in session.telemetry().items()},
+                    state,
+                )
+            )
     for a, b in zip(*(s[0] for s in seen), strict=True):
         assert (a[0] == b[0]).all() and (a[1] == b[1]).all()
     assert seen[0][1] == seen[1][1]
@@ -256,14 +317,30 @@ def test_bad_calls_are_refused_by_name(call, problem):
 def test_a_device_without_codecs_stores_raw16_alone():
     with cxl_kv.open("golden:unit?codecs=0") as device:
         assert device.formats == {Format.RAW16}
-        with pytest.raises(cxl_kv.UnsupportedError, match=r"format int8 is not to be had .* stores raw16; choose it, or a device of another configuration"):
+        with pytest.raises(
+            cxl_kv.UnsupportedError,
+            match=r"format int8 is not to be had .* stores raw16; choose it, or a device of "
+            + r"another configuration",
+        ):
             device.open_session(small(formats="int8"))
         # Past the library's own check, the device refuses it.
-        registers, asked = device.registers, {f"format_k_{r}": 0 for r in range(4)} | {"format_v_3": int(Format.INT4)}
-        request = {"shape": registers.pack("s0_shape", layers=2, kv_heads=2, used_lines=4, used_pages=8), "policy": 0, "recency": 0, "auto_step": 0,
-                   "budgets": [[0x7FFFFFFF, []]]}
-        with pytest.raises(cxl_kv.OpenRefusedError, match=r"with formats \[0, 4\]; .*in formats 0 \(raw16\)"):
-            device.transport.open_session(request | {"formats": registers.pack("s0_formats", **asked)})
+        registers, asked = (
+            device.registers,
+            {f"format_k_{r}": 0 for r in range(4)} | {"format_v_3": int(Format.INT4)},
+        )
+        request = {
+            "shape": registers.pack("s0_shape", layers=2, kv_heads=2, used_lines=4, used_pages=8),
+            "policy": 0,
+            "recency": 0,
+            "auto_step": 0,
+            "budgets": [[0x7FFFFFFF, []]],
+        }
+        with pytest.raises(
+            cxl_kv.OpenRefusedError, match=r"with formats \[0, 4\]; .*in formats 0 \(raw16\)"
+        ):
+            device.transport.open_session(
+                request | {"formats": registers.pack("s0_formats", **asked)}
+            )
         with device.open_session(small()) as session:
             k, v = tensors(session.shape, 8)
             session.write([0, 1], k, v)
@@ -278,16 +355,23 @@ def test_no_board_answers(tmp_path):
 
 
 def test_presets_fit_their_device():
-    config = cxl_kv.open("golden:trace").config.with_(queues=640, half_lines=64, name="wide", sessions=1, pages=1024)
+    config = cxl_kv.open("golden:trace").config.with_(
+        queues=640, half_lines=64, name="wide", sessions=1, pages=1024
+    )
     for name in cxl_kv.PRESETS:
         shape = cxl_kv.preset(name, formats="int8")
-        assert shape.queues <= config.queues and shape.page_tokens_in(config) >= 1 and shape.frame_bytes(0, config) > 0
+        assert (
+            shape.queues <= config.queues
+            and shape.page_tokens_in(config) >= 1
+            and shape.frame_bytes(0, config) > 0
+        )
     assert cxl_kv.preset("llama-3-70b").token_bytes == 80 * 8 * 128 * 2 * 2
     assert cxl_kv.preset("deepseek-v3-mla").token_lines == 18
 
 
 def test_the_library_needs_numpy_alone():
-    """Neither importing it nor opening a session on the golden model brings in the RTL's packages."""
+    """Neither importing it nor opening a session on the golden model brings in the RTL's
+    packages."""
     code = """
 import sys, cxl_kv
 assert not {"kelp_golden", "kelp_verif", "kelp_hw"} & set(sys.modules)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Tests of the inference engines: each file needs an environment of its own, which `make test-engines` makes. Elsewhere they are not collected.
+"""Tests of the inference engines: each file needs an environment of its own, which `make
+test-engines` makes. Elsewhere they are not collected.
 
-Where KELP_ENGINE names the engine whose environment this is, its last line counts what ran, and a skipped test is a failure: nothing here may be left out.
+Where KELP_ENGINE names the engine whose environment this is, its last line counts what ran, and a
+skipped test is a failure: nothing here may be left out.
 """
 
 import importlib.util
@@ -11,11 +13,18 @@ import os
 import pytest
 
 NEEDS = {
-    "test_hf.py": "transformers", "test_hf_train.py": "transformers", "test_recorder.py": "transformers", "test_lmcache.py": "lmcache", "test_vllm.py": "vllm",
-    "test_vllm_connector.py": "vllm", "test_sglang.py": "sglang",
+    "test_hf.py": "transformers",
+    "test_hf_train.py": "transformers",
+    "test_recorder.py": "transformers",
+    "test_lmcache.py": "lmcache",
+    "test_vllm.py": "vllm",
+    "test_vllm_connector.py": "vllm",
+    "test_sglang.py": "sglang",
 }
 
-collect_ignore = [name for name, package in NEEDS.items() if importlib.util.find_spec(package) is None]
+collect_ignore = [
+    name for name, package in NEEDS.items() if importlib.util.find_spec(package) is None
+]
 if not os.environ.get("KELP_ENGINE"):
     collect_ignore.append("test_examples.py")
 
@@ -27,7 +36,11 @@ def _count(reporter, what):
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("KELP_ENGINE") and exitstatus == pytest.ExitCode.OK and _count(reporter, "skipped"):
+    if (
+        os.environ.get("KELP_ENGINE")
+        and exitstatus == pytest.ExitCode.OK
+        and _count(reporter, "skipped")
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -36,4 +49,7 @@ def pytest_unconfigure(config):
     engine = os.environ.get("KELP_ENGINE")
     if engine and reporter is not None:
         failed = _count(reporter, "failed") + _count(reporter, "error")
-        print(f"{engine}: {_count(reporter, 'passed')} passed, {failed} failed, {_count(reporter, 'skipped')} skipped")
+        print(
+            f"{engine}: {_count(reporter, 'passed')} passed, {failed} failed, "
+            + f"{_count(reporter, 'skipped')} skipped"
+        )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""transformers' generate() with its keys and values on a device: the very tokens of DynamicCache, and nothing kept on the host."""
+"""transformers' generate() with its keys and values on a device: the very tokens of DynamicCache,
+and nothing kept on the host."""
 
 import numpy as np
 import pytest
@@ -20,10 +21,21 @@ from transformers import (
 import cxl_kv
 from cxl_kv.connectors.hf import EndpointCache, model_shape, use_probe
 
-torch.set_num_threads(1)   # these models are too small to gain by more
+torch.set_num_threads(1)  # these models are too small to gain by more
 
-SIZES = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, vocab_size=101, head_dim=32,
-             max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=None)
+SIZES = dict(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=101,
+    head_dim=32,
+    max_position_embeddings=256,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+)
 MODELS = {
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "llama without groups": (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 4}),
@@ -31,7 +43,11 @@ MODELS = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {}),
     "mistral with a window": (MistralConfig, MistralForCausalLM, {"sliding_window": 7}),
-    "qwen2 with windows on some layers": (Qwen2Config, Qwen2ForCausalLM, {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen2 with windows on some layers": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
 }
 DEVICE = "golden:trace?sessions=8"
 
@@ -67,7 +83,9 @@ def cache_of(device, model, **options):
 
 
 def generate(model, cache, inputs, tokens=14, **options):
-    return model.generate(**inputs, past_key_values=cache, max_new_tokens=tokens, do_sample=False, **options)
+    return model.generate(
+        **inputs, past_key_values=cache, max_new_tokens=tokens, do_sample=False, **options
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
@@ -77,8 +95,15 @@ def test_the_tokens_are_those_of_a_dynamic_cache(device, name, dtype):
     expected = generate(model, DynamicCache(config=model.config), inputs)
     cache = cache_of(device, model)
     assert (generate(model, cache, inputs) == expected).all()
-    assert len(cache.rows) == 2 and cache.get_seq_length() == 24 and all(layer.keys is None for layer in cache.layers)
-    assert cache.rows[0].telemetry()["allocations"].sum() == model.config.num_hidden_layers * model.config.num_key_value_heads * 2
+    assert (
+        len(cache.rows) == 2
+        and cache.get_seq_length() == 24
+        and all(layer.keys is None for layer in cache.layers)
+    )
+    assert (
+        cache.rows[0].telemetry()["allocations"].sum()
+        == model.config.num_hidden_layers * model.config.num_key_value_heads * 2
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral with a window"])
@@ -114,10 +139,15 @@ def test_rows_are_repeated_selected_and_reset(device):
         cache.crop(-2)
     next_ids = torch.tensor([[40, 41], [42, 43], [44, 45]])
     mask = torch.ones(3, 11, dtype=torch.long)
-    logits = [model(input_ids=next_ids, attention_mask=mask, past_key_values=cache).logits for cache in (ours, theirs)]
+    logits = [
+        model(input_ids=next_ids, attention_mask=mask, past_key_values=cache).logits
+        for cache in (ours, theirs)
+    ]
     assert (logits[0] == logits[1]).all()
     ours.reset()
-    assert (generate(model, ours, inputs) == generate(model, DynamicCache(config=model.config), inputs)).all()
+    assert (
+        generate(model, ours, inputs) == generate(model, DynamicCache(config=model.config), inputs)
+    ).all()
     with pytest.raises(ValueError, match="batch of 3 rows"):
         model(input_ids=next_ids, past_key_values=ours)
 
@@ -135,14 +165,15 @@ def test_one_stored_byte_changes_the_logits(device):
     session = cache.rows[0]
     address = session.layout.addresses(np.array([1]), np.array([0]), np.array([4])).reshape(-1)[:1]
     line = device.transport.load(address).lines
-    line[0, 1] ^= 0x40   # an exponent bit of the first element of layer 1, head 0, position 4's key
+    line[0, 1] ^= 0x40  # an exponent bit of the first element of layer 1, head 0, position 4's key
     device.transport.store(address, line, np.array([2], np.uint64))
     assert (model(**step, past_key_values=cache).logits != before).any()
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral with a window"])
 def test_attention_mass_reaches_the_device(device, name):
-    """What the probe pushes is the eager attention's own mass, page by page, and changes no token."""
+    """What the probe pushes is the eager attention's own mass, page by page, and changes no
+    token."""
     model, inputs = model_of(name), prompt(batch=1, tokens=20)
     model.set_attn_implementation("eager")
     expected = generate(model, DynamicCache(config=model.config), inputs, tokens=4)
@@ -153,7 +184,10 @@ def test_attention_mass_reaches_the_device(device, name):
     pushed = []
     push_attention = cxl_kv.Hints.push_attention
     try:
-        cxl_kv.Hints.push_attention = lambda self, layer, weights, **how: (pushed.append((layer, weights, how)), push_attention(self, layer, weights, **how))[1]
+        cxl_kv.Hints.push_attention = lambda self, layer, weights, **how: (
+            pushed.append((layer, weights, how)),
+            push_attention(self, layer, weights, **how),
+        )[1]
         assert (generate(model, cache, inputs, tokens=4) == expected).all()
     finally:
         cxl_kv.Hints.push_attention = push_attention
@@ -161,11 +195,15 @@ def test_attention_mass_reaches_the_device(device, name):
     for layer, weights, how in pushed[-3:]:
         wanted = seen[layer][0, :, -1].float().reshape(2, 2, -1).mean(dim=1).numpy()
         got = np.zeros_like(wanted)
-        got[:, how["first_position"]:][:, :weights.shape[1]] = weights
+        got[:, how["first_position"] :][:, : weights.shape[1]] = weights
         assert np.allclose(got, wanted, atol=0.02) and how["advance"] == (layer == 2)
     counters = device.counters()
     pages = {"llama": 2}.get(name, 1)
-    assert counters["hint_updates"] >= 4 * 3 * 2 * pages and cache.rows[0].step == 4 and not device.events()
+    assert (
+        counters["hint_updates"] >= 4 * 3 * 2 * pages
+        and cache.rows[0].step == 4
+        and not device.events()
+    )
 
 
 @pytest.mark.parametrize("formats", ["fp8_e4m3", "fp8_e5m2", "int8", "int4"])
@@ -188,7 +226,10 @@ def test_through_the_rtl():
     with cxl_kv.open("rtl:trace") as device:
         cache = cache_of(device, model)
         assert (generate(model, cache, inputs, tokens=5) == expected).all()
-        assert device.transport.core.driver.counts()["memory_writes"] > 0 and "sessions" in cache.report()
+        assert (
+            device.transport.core.driver.counts()["memory_writes"] > 0
+            and "sessions" in cache.report()
+        )
 
 
 def test_what_cannot_be_stored_is_refused_by_name(device):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""LMCache's own classes on a KELP device: its plug-in factory, its memory objects, its event descriptors; and its own DAX adapter on the same calls."""
+"""LMCache's own classes on a KELP device: its plug-in factory, its memory objects, its event
+descriptors; and its own DAX adapter on the same calls."""
 
 import asyncio
 import multiprocessing
@@ -27,14 +28,19 @@ from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
 
-SHAPE = torch.Size([2, 4, 16, 64])      # K and V, layers, tokens, heads · head_dim
+SHAPE = torch.Size([2, 4, 16, 64])  # K and V, layers, tokens, heads · head_dim
 CHUNK = SHAPE.numel() * 2
 
 
 def adapter_of(url="golden:trace", **params):
     config = get_l2_adapter_config_class("plugin").from_dict(
-        {"type": "plugin", "module_path": "cxl_kv.connectors.lmcache", "class_name": "CxlL2Adapter",
-         "adapter_params": {"url": url, "block_bytes": CHUNK, **params}})
+        {
+            "type": "plugin",
+            "module_path": "cxl_kv.connectors.lmcache",
+            "class_name": "CxlL2Adapter",
+            "adapter_params": {"url": url, "block_bytes": CHUNK, **params},
+        }
+    )
     return create_l2_adapter(config)
 
 
@@ -43,7 +49,9 @@ def dax_of(path, slots, fresh=True):
         path.write_bytes(b"")
         os.truncate(path, slots * CHUNK)
     size = {"device_path": str(path), "max_dax_size_gb": slots * CHUNK / 2**30}
-    return create_l2_adapter(get_l2_adapter_config_class("dax").from_dict({"type": "dax", "slot_bytes": CHUNK, **size}))
+    return create_l2_adapter(
+        get_l2_adapter_config_class("dax").from_dict({"type": "dax", "slot_bytes": CHUNK, **size})
+    )
 
 
 def key_of(number, salt=""):
@@ -54,7 +62,16 @@ def object_of(seed=None):
     data = torch.zeros(SHAPE, dtype=torch.bfloat16)
     if seed is not None:
         data = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
-    meta = MemoryObjMetadata(SHAPE, torch.bfloat16, 0, CHUNK, 1, fmt=MemoryFormat.KV_2LTD, shapes=[SHAPE], dtypes=[torch.bfloat16])
+    meta = MemoryObjMetadata(
+        SHAPE,
+        torch.bfloat16,
+        0,
+        CHUNK,
+        1,
+        fmt=MemoryFormat.KV_2LTD,
+        shapes=[SHAPE],
+        dtypes=[torch.bfloat16],
+    )
     return TensorMemoryObj(data.view(torch.uint8).reshape(-1), meta, None)
 
 
@@ -102,7 +119,16 @@ def adapter():
 
 
 def test_objects_come_back_as_they_went_in(adapter):
-    assert len({adapter.get_store_event_fd(), adapter.get_lookup_and_lock_event_fd(), adapter.get_load_event_fd()}) == 3
+    assert (
+        len(
+            {
+                adapter.get_store_event_fd(),
+                adapter.get_lookup_and_lock_event_fd(),
+                adapter.get_load_event_fd(),
+            }
+        )
+        == 3
+    )
     keys = [key_of(i) for i in range(12)]
     result = store(adapter, keys, [object_of(i) for i in range(12)])
     assert result.is_successful() and result.bytes_transferred() == 12 * CHUNK
@@ -113,7 +139,10 @@ def test_objects_come_back_as_they_went_in(adapter):
     status = adapter.report_status()
     assert status["is_healthy"] and status["stored_object_count"] == 12
     page = adapter.list_l2_keys(page_size=5)
-    assert len(page.entries) == 5 and len(adapter.list_l2_keys(cursor=page.next_page_token).entries) == 7
+    assert (
+        len(page.entries) == 5
+        and len(adapter.list_l2_keys(cursor=page.next_page_token).entries) == 7
+    )
 
 
 def test_salts_are_tenants(adapter):
@@ -124,7 +153,9 @@ def test_salts_are_tenants(adapter):
     assert found(adapter, [key_of(1), key_of(1, "eve")]) == [False, False]
     assert dict(adapter.get_usage().bytes_by_cache_salt) == {"anna": CHUNK, "ben": CHUNK}
     adapter.delete([key_of(1, "ben")])
-    assert dict(adapter.get_usage().bytes_by_cache_salt) == {"anna": CHUNK} and found(adapter, [key_of(1, "ben")]) == [False]
+    assert dict(adapter.get_usage().bytes_by_cache_salt) == {"anna": CHUNK} and found(
+        adapter, [key_of(1, "ben")]
+    ) == [False]
 
 
 def test_locked_objects_outlive_pressure():
@@ -133,13 +164,20 @@ def test_locked_objects_outlive_pressure():
         store(adapter, [key_of(i) for i in range(4)], [object_of(i) for i in range(4)])
         assert all(found(adapter, [key_of(0), key_of(1)]))
         adapter.delete([key_of(0)])
-        assert store(adapter, [key_of(i) for i in range(4, 8)], [object_of(i) for i in range(4, 8)]).is_successful()
+        assert store(
+            adapter, [key_of(i) for i in range(4, 8)], [object_of(i) for i in range(4, 8)]
+        ).is_successful()
         ok, objects = load(adapter, [key_of(0), key_of(1), key_of(2), key_of(7)])
         assert ok == [True, True, False, True] and same(objects[0], 0) and same(objects[3], 7)
         assert adapter.get_usage().usage_fraction == 1.0
-        assert all(found(adapter, [key_of(6), key_of(7)])) and not store(adapter, [key_of(9)], [object_of(9)]).is_successful()
+        assert (
+            all(found(adapter, [key_of(6), key_of(7)]))
+            and not store(adapter, [key_of(9)], [object_of(9)]).is_successful()
+        )
         adapter.submit_unlock([key_of(0)])
-        assert store(adapter, [key_of(9)], [object_of(9)]).is_successful() and found(adapter, [key_of(0)]) == [False]
+        assert store(adapter, [key_of(9)], [object_of(9)]).is_successful() and found(
+            adapter, [key_of(0)]
+        ) == [False]
     finally:
         adapter.close()
 
@@ -151,27 +189,48 @@ def test_poison_is_a_failed_load_and_no_data():
         store(adapter, keys, [object_of(i) for i in range(4)])
         adapter.device.transport.core.fail_fetches()
         ok, objects = load(adapter, keys)
-        assert ok == [False, True, True, True] and not objects[0].raw_data.any() and all(same(objects[i], i) for i in (1, 2, 3))
-        assert found(adapter, keys) == [False, True, True, True] and adapter.get_usage().total_bytes_used == 3 * CHUNK
-        assert store(adapter, keys[:1], [object_of(7)]).is_successful() and same(load(adapter, keys[:1])[1][0], 7)
+        assert (
+            ok == [False, True, True, True]
+            and not objects[0].raw_data.any()
+            and all(same(objects[i], i) for i in (1, 2, 3))
+        )
+        assert (
+            found(adapter, keys) == [False, True, True, True]
+            and adapter.get_usage().total_bytes_used == 3 * CHUNK
+        )
+        assert store(adapter, keys[:1], [object_of(7)]).is_successful() and same(
+            load(adapter, keys[:1])[1][0], 7
+        )
     finally:
         adapter.close()
 
 
 def test_bad_parameters_are_named():
-    for params, problem in (({"blocks": 10**9}, "blocks"), ({"colour": 1}, "colour"), ({"block_bytes": "many"}, "many"), ({"url": "golden:x"}, "unknown")):
+    for params, problem in (
+        ({"blocks": 10**9}, "blocks"),
+        ({"colour": 1}, "colour"),
+        ({"block_bytes": "many"}, "many"),
+        ({"url": "golden:x"}, "unknown"),
+    ):
         with pytest.raises(ValueError, match=problem):
             adapter_of(**params)
 
 
-# --- storage plug-in --------------------------------------------------------------------------------------------------------------
+# - storage plug-in --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def plugin():
-    config = LMCacheEngineConfig.from_defaults(storage_plugins=["cxlkv"], extra_config={
-        "storage_plugin.cxlkv.module_path": "cxl_kv.connectors.lmcache", "storage_plugin.cxlkv.class_name": "CxlStoragePlugin",
-        "cxlkv.url": "golden:trace?frames=16,16,16,16", "cxlkv.block_bytes": CHUNK, "cxlkv.blocks": 6})
+    config = LMCacheEngineConfig.from_defaults(
+        storage_plugins=["cxlkv"],
+        extra_config={
+            "storage_plugin.cxlkv.module_path": "cxl_kv.connectors.lmcache",
+            "storage_plugin.cxlkv.class_name": "CxlStoragePlugin",
+            "cxlkv.url": "golden:trace?frames=16,16,16,16",
+            "cxlkv.block_bytes": CHUNK,
+            "cxlkv.blocks": 6,
+        },
+    )
     loop = asyncio.new_event_loop()
     cpu = LocalCPUBackend(config, memory_allocator=HostMemoryAllocator(1 << 24))
     backends = OrderedDict()
@@ -188,24 +247,32 @@ def engine_key(number):
 def test_the_storage_plugin_keeps_chunks(plugin):
     done = []
     keys = [engine_key(i) for i in range(5)]
-    plugin.batched_submit_put_task(keys, [object_of(i) for i in range(5)], on_complete_callback=done.append)
+    plugin.batched_submit_put_task(
+        keys, [object_of(i) for i in range(5)], on_complete_callback=done.append
+    )
     assert done == keys and plugin.contains(keys[0]) and not plugin.exists_in_put_tasks(keys[0])
     for i in (4, 0, 2):
         got = plugin.get_blocking(keys[i])
-        assert torch.equal(got.tensor, object_of(i).tensor) and got.metadata.fmt == MemoryFormat.KV_2LTD
+        assert (
+            torch.equal(got.tensor, object_of(i).tensor)
+            and got.metadata.fmt == MemoryFormat.KV_2LTD
+        )
     assert plugin.contains(keys[1], pin=True) and not plugin.remove(keys[1], force=False)
-    plugin.batched_submit_put_task([engine_key(i) for i in range(10, 14)], [object_of(i) for i in range(10, 14)])
+    plugin.batched_submit_put_task(
+        [engine_key(i) for i in range(10, 14)], [object_of(i) for i in range(10, 14)]
+    )
     assert plugin.contains(keys[1]) and not plugin.contains(keys[3])
     assert plugin.unpin(keys[1]) and plugin.remove(keys[1]) and plugin.get_blocking(keys[1]) is None
     plugin.device.transport.core.fail_fetches(20)
     assert plugin.get_blocking(engine_key(10)) is None and not plugin.contains(engine_key(10))
 
 
-# --- beside LMCache's own DAX adapter ---------------------------------------------------------------------------------------------
+# - beside LMCache's own DAX adapter ---------------------------------------------------------------
 
 
 def measured(adapter, first, count):
-    """Bytes a second of puts and of gets of objects `first` …, a batch of eight at a time, and the share that was found."""
+    """Bytes a second of puts and of gets of objects `first` …, a batch of eight at a time, and the
+    share that was found."""
     batches = [range(i, min(i + 8, first + count)) for i in range(first, first + count, 8)]
     put = get = 0.0
     hits = 0
@@ -229,7 +296,8 @@ def measured(adapter, first, count):
 
 
 def test_beside_the_dax_adapter(tmp_path, record_property):
-    """Throughput on files in one folder; figures, not bars. Rounds take turns, and each row is its best one: the machine may be busy. Both keep all."""
+    """Throughput on files in one folder; figures, not bars. Rounds take turns, and each row is its
+    best one: the machine may be busy. Both keep all."""
     count, rounds = 64, 4
     rows = {}
     ours = adapter_of(f"dax:{tmp_path}/ours?config=trace&create=1", blocks=count * rounds)
@@ -237,7 +305,11 @@ def test_beside_the_dax_adapter(tmp_path, record_property):
     golden = adapter_of(blocks=count)
     try:
         for turn in range(rounds):
-            for name, adapter in (("dax of LMCache", theirs), ("cxl_kv dax:", ours), *([("cxl_kv golden:", golden)] if turn == 0 else [])):
+            for name, adapter in (
+                ("dax of LMCache", theirs),
+                ("cxl_kv dax:", ours),
+                *([("cxl_kv golden:", golden)] if turn == 0 else []),
+            ):
                 row = measured(adapter, count * turn, count)
                 assert row[2] == 1.0
                 rows[name] = tuple(map(max, row, rows.get(name, row)))
@@ -253,13 +325,24 @@ def _keep(folder, ready):
     """A process that stores into both kinds of file, and is killed."""
     from pathlib import Path
 
-    adapters = [adapter_of(f"dax:{folder}/ours?config=trace&create=1", blocks=8), dax_of(Path(folder) / "theirs", 8)]
-    ready.put([store(adapter, [key_of(i) for i in range(4)], [object_of(i) for i in range(4)]).is_successful() for adapter in adapters])
+    adapters = [
+        adapter_of(f"dax:{folder}/ours?config=trace&create=1", blocks=8),
+        dax_of(Path(folder) / "theirs", 8),
+    ]
+    ready.put(
+        [
+            store(
+                adapter, [key_of(i) for i in range(4)], [object_of(i) for i in range(4)]
+            ).is_successful()
+            for adapter in adapters
+        ]
+    )
     time.sleep(600)
 
 
 def test_after_kill_9_both_begin_anew_on_their_files(tmp_path):
-    """Neither finds what the killed process had stored, for both keep their index in the process; both store and load again, and nothing wrong is loaded."""
+    """Neither finds what the killed process had stored, for both keep their index in the process;
+    both store and load again, and nothing wrong is loaded."""
     spawn = multiprocessing.get_context("spawn")
     ready = spawn.Queue()
     child = spawn.Process(target=_keep, args=(str(tmp_path), ready))
@@ -268,23 +351,34 @@ def test_after_kill_9_both_begin_anew_on_their_files(tmp_path):
     child.kill()
     child.join(60)
     size = os.path.getsize(tmp_path / "theirs")
-    for adapter in (adapter_of(f"dax:{tmp_path}/ours?config=trace", blocks=8), dax_of(tmp_path / "theirs", size // CHUNK, fresh=False)):
+    for adapter in (
+        adapter_of(f"dax:{tmp_path}/ours?config=trace", blocks=8),
+        dax_of(tmp_path / "theirs", size // CHUNK, fresh=False),
+    ):
         try:
             keys = [key_of(i) for i in range(4)]
             assert found(adapter, keys) == [False] * 4 and load(adapter, keys)[0] == [False] * 4
             assert store(adapter, keys[:2], [object_of(50), object_of(51)]).is_successful()
             ok, objects = load(adapter, keys)
-            assert ok == [True, True, False, False] and same(objects[0], 50) and same(objects[1], 51)
+            assert (
+                ok == [True, True, False, False] and same(objects[0], 50) and same(objects[1], 51)
+            )
         finally:
             adapter.close()
 
 
 def test_under_pressure_ours_makes_room_and_theirs_refuses(tmp_path):
-    """Twice as many objects as places. LMCache's eviction is its controller's; without it, its DAX adapter refuses what does not fit."""
+    """Twice as many objects as places. LMCache's eviction is its controller's; without it, its DAX
+    adapter refuses what does not fit."""
     results = {}
-    for name, adapter in (("ours", adapter_of(f"dax:{tmp_path}/ours?config=trace&create=1", blocks=8)), ("theirs", dax_of(tmp_path / "theirs", 8))):
+    for name, adapter in (
+        ("ours", adapter_of(f"dax:{tmp_path}/ours?config=trace&create=1", blocks=8)),
+        ("theirs", dax_of(tmp_path / "theirs", 8)),
+    ):
         try:
-            stored = [store(adapter, [key_of(i)], [object_of(i)]).is_successful() for i in range(16)]
+            stored = [
+                store(adapter, [key_of(i)], [object_of(i)]).is_successful() for i in range(16)
+            ]
             ok, objects = load(adapter, [key_of(i) for i in range(16)])
             assert all(same(obj, i) for i, obj in enumerate(objects) if ok[i])
             results[name] = (sum(stored), [i for i in range(16) if ok[i]])
@@ -296,9 +390,22 @@ def test_under_pressure_ours_makes_room_and_theirs_refuses(tmp_path):
 
 def test_after_kill_9_of_the_server_loads_fail_and_stores_too(tmp_path):
     url = f"unix:{tmp_path}/kelp.sock"
-    server = subprocess.Popen([sys.executable, "-c", f"""
-from cxl_kv.server import Server; from cxl_kv.url import make_core; import time
-server = Server(make_core("golden:trace")); server.listen({url!r}); print("up", flush=True); time.sleep(600)"""], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"""
+import time
+from cxl_kv.serving.server import Server
+from cxl_kv.url import make_core
+server = Server(make_core("golden:trace"))
+server.listen({url!r})
+print("up", flush=True)
+time.sleep(600)""",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert server.stdout.readline() == "up\n"
     adapter = adapter_of(url)
     try:
@@ -307,7 +414,11 @@ server = Server(make_core("golden:trace")); server.listen({url!r}); print("up", 
         server.kill()
         server.wait()
         ok, objects = load(adapter, [key_of(1)])
-        assert ok == [False] and not objects[0].raw_data.any() and not store(adapter, [key_of(2)], [object_of(2)]).is_successful()
+        assert (
+            ok == [False]
+            and not objects[0].raw_data.any()
+            and not store(adapter, [key_of(2)], [object_of(2)]).is_successful()
+        )
     finally:
         server.stdout.close()
         adapter.close()

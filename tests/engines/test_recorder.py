@@ -1,19 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The recorder on small models built from a config: what was recorded against their attention in full (in `.venv.hf`, docs/lab.md)."""
+"""The recorder on small models built from a config: what was recorded against their attention in
+full (in `.venv.hf`, docs/lab.md)."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from kelp_sim.lab.recorder import RecorderError, chosen_pages, record
 from kelp_sim.trace.trace import read
 
 SIZES = dict(
-    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
 )
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
@@ -36,30 +50,71 @@ def test_mass_is_the_models_own_attention(tmp_path, name):
     record(model, tokens, tmp_path / "t.npz", prefill=16, page_tokens=8, lines=True, max_pages=3)
     assert model.config._attn_implementation == before
     found = read(tmp_path / "t.npz")
-    assert (found.layers, found.q_heads, found.kv_heads, found.head_dim, found.steps, found.pages) == (3, 4, 2, 8, 44, 8)
+    assert (
+        found.layers,
+        found.q_heads,
+        found.kv_heads,
+        found.head_dim,
+        found.steps,
+        found.pages,
+    ) == (3, 4, 2, 8, 44, 8)
     model.set_attn_implementation("eager")
     with torch.inference_mode():
         whole = model(torch.as_tensor(tokens)[None], output_attentions=True)
     full = whole.attentions
     loss = torch.nn.functional.cross_entropy(whole.logits[0, 16:-1], torch.as_tensor(tokens[17:]))
-    assert json.loads(str(np.load(tmp_path / "t.npz")["meta"]))["cross_entropy"] == pytest.approx(float(loss), abs=1e-3)
+    assert json.loads(str(np.load(tmp_path / "t.npz")["meta"]))["cross_entropy"] == pytest.approx(
+        float(loss), abs=1e-3
+    )
     for layer, attention in enumerate(full):
-        rows = attention[0, :, 16:].reshape(2, 2, 44, 60).mean(1)    # queries of a KV head's group together
+        # queries of a KV head's group together
+        rows = attention[0, :, 16:].reshape(2, 2, 44, 60).mean(1)
         pages = torch.nn.functional.pad(rows, (0, 4)).unflatten(-1, (8, 8)).sum(-1).numpy()
         assert np.abs(pages * 65536 - found.mass[layer]).max() < 4
 
 
 def test_the_read_rule():
     mass = np.array([0.05, 0.5, 0.0, 0.3, 0.15])
-    assert chosen_pages(mass, 4, top_p=0.75, max_pages=16).tolist() == [False, True, False, True, True]
-    assert chosen_pages(mass, 2, top_p=0.99, max_pages=2).tolist() == [False, True, True, True, False]
-    assert chosen_pages(mass, 0, top_p=0.1, max_pages=16).tolist() == [True, True, False, False, False]
+    assert chosen_pages(mass, 4, top_p=0.75, max_pages=16).tolist() == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert chosen_pages(mass, 2, top_p=0.99, max_pages=2).tolist() == [
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert chosen_pages(mass, 0, top_p=0.1, max_pages=16).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
-@pytest.mark.parametrize("prefill,count,fault", [(12, 60, "prefill 12 is refused"), (64, 60, "prefill 64 is refused"), (16, 200, "200 tokens are refused")])
+@pytest.mark.parametrize(
+    "prefill,count,fault",
+    [
+        (12, 60, "prefill 12 is refused"),
+        (64, 60, "prefill 64 is refused"),
+        (16, 200, "200 tokens are refused"),
+    ],
+)
 def test_what_cannot_be_recorded(tmp_path, prefill, count, fault):
     with pytest.raises(RecorderError, match=fault):
-        record(MODELS["llama"]().eval(), np.zeros(count, int), tmp_path / "t.npz", prefill=prefill, page_tokens=8)
+        record(
+            MODELS["llama"]().eval(),
+            np.zeros(count, int),
+            tmp_path / "t.npz",
+            prefill=prefill,
+            page_tokens=8,
+        )
 
 
 def test_sliding_windows_are_refused(tmp_path):

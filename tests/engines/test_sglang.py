@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""SGLang's HiCache with its pages on a KELP device, made by SGLang's own factory as its dynamic back end."""
+"""SGLang's HiCache with its pages on a KELP device, made by SGLang's own factory as its dynamic
+back end."""
 
 import pytest
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig, HiCacheStorageFailureInjector, PoolHitPolicy, PoolName, PoolTransfer
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorageConfig,
+    HiCacheStorageFailureInjector,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+)
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 PAGE, WIDTH = 4, 128
 
 
 class Pool:
-    """A host pool's page interface: `tokens` rows of which pages of four are read and written flat."""
+    """A host pool's page interface: `tokens` rows of which pages of four are read and written
+    flat."""
 
     page_size = PAGE
 
@@ -19,22 +27,37 @@ class Pool:
         self.rows = torch.zeros(tokens, WIDTH, dtype=torch.bfloat16)
 
     def get_data_page(self, index, flat=True):
-        page = self.rows[index:index + PAGE]
+        page = self.rows[index : index + PAGE]
         return page.flatten() if flat else page
 
     def get_dummy_flat_data_page(self):
         return torch.zeros(PAGE * WIDTH, dtype=torch.bfloat16)
 
     def set_from_flat_data_page(self, index, page):
-        self.rows[index:index + PAGE] = page.reshape(PAGE, WIDTH)
+        self.rows[index : index + PAGE] = page.reshape(PAGE, WIDTH)
 
 
 def backend_of(url="golden:trace?frames=8,8,8,8", rank=0, mla=False, **extra):
     config = HiCacheStorageConfig(
-        tp_rank=rank, tp_size=2, pp_rank=0, pp_size=1, attn_cp_rank=0, attn_cp_size=1, is_mla_model=mla, enable_storage_metrics=False,
-        is_page_first_layout=True, model_name="model",
-        extra_config={"backend_name": "cxlkv", "module_path": "cxl_kv.connectors.sglang", "class_name": "CxlHiCacheStorage", "url": url,
-                      "page_bytes": PAGE * WIDTH * 2, **extra})
+        tp_rank=rank,
+        tp_size=2,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        is_mla_model=mla,
+        enable_storage_metrics=False,
+        is_page_first_layout=True,
+        model_name="model",
+        extra_config={
+            "backend_name": "cxlkv",
+            "module_path": "cxl_kv.connectors.sglang",
+            "class_name": "CxlHiCacheStorage",
+            "url": url,
+            "page_bytes": PAGE * WIDTH * 2,
+            **extra,
+        },
+    )
     return StorageBackendFactory.create_backend("dynamic", config, None)
 
 
@@ -46,7 +69,9 @@ def storage():
 
 
 def tensor(seed):
-    return torch.randn(PAGE * WIDTH, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    return torch.randn(PAGE * WIDTH, generator=torch.Generator().manual_seed(seed)).to(
+        torch.bfloat16
+    )
 
 
 def indices(*pages):
@@ -55,8 +80,14 @@ def indices(*pages):
 
 def test_values_come_back_as_they_went_in(storage):
     keys = [f"hash{i}" for i in range(20)]
-    assert storage.batch_set(keys, [tensor(i) for i in range(20)]) and storage.set("hash0", tensor(99))
-    assert storage.exists("hash3") and not storage.exists("nothing") and storage.batch_exists([*keys[:5], "nothing", *keys[5:]]) == 5
+    assert storage.batch_set(keys, [tensor(i) for i in range(20)]) and storage.set(
+        "hash0", tensor(99)
+    )
+    assert (
+        storage.exists("hash3")
+        and not storage.exists("nothing")
+        and storage.batch_exists([*keys[:5], "nothing", *keys[5:]]) == 5
+    )
     for i, got in enumerate(storage.batch_get(keys, [torch.zeros_like(tensor(0)) for _ in keys])):
         assert torch.equal(got, tensor(i))
     assert storage.get("nothing", torch.zeros_like(tensor(0))) is None
@@ -72,14 +103,22 @@ def test_pools_move_pages_by_index(storage):
     storage.register_mem_host_pool_v2(pool, PoolName.KV)
     storage.register_mem_host_pool_v2(other, PoolName.INDEXER)
     for i in range(3):
-        pool.rows[PAGE * i:PAGE * i + PAGE] = tensor(i).reshape(PAGE, WIDTH)
-        other.rows[PAGE * i:PAGE * i + PAGE] = tensor(50 + i).reshape(PAGE, WIDTH)
+        pool.rows[PAGE * i : PAGE * i + PAGE] = tensor(i).reshape(PAGE, WIDTH)
+        other.rows[PAGE * i : PAGE * i + PAGE] = tensor(50 + i).reshape(PAGE, WIDTH)
     keys = ["a", "b", "c"]
     assert storage.batch_set_v1(keys, indices(0, 1, 2)) == [True] * 3
-    assert storage.batch_set_v2([PoolTransfer(PoolName.INDEXER, indices(0, 1), keys=keys[:2])]) == {PoolName.INDEXER: [True, True]}
+    assert storage.batch_set_v2([PoolTransfer(PoolName.INDEXER, indices(0, 1), keys=keys[:2])]) == {
+        PoolName.INDEXER: [True, True]
+    }
     assert storage.batch_get_v1(["c", "nothing", "a"], indices(8, 9, 10)) == [True, False, True]
-    assert torch.equal(pool.rows[32:36].flatten(), tensor(2)) and torch.equal(pool.rows[40:44].flatten(), tensor(0)) and not pool.rows[36:40].any()
-    assert storage.batch_get_v2([PoolTransfer(PoolName.INDEXER, indices(5), keys=["b"])]) == {PoolName.INDEXER: [True]}
+    assert (
+        torch.equal(pool.rows[32:36].flatten(), tensor(2))
+        and torch.equal(pool.rows[40:44].flatten(), tensor(0))
+        and not pool.rows[36:40].any()
+    )
+    assert storage.batch_get_v2([PoolTransfer(PoolName.INDEXER, indices(5), keys=["b"])]) == {
+        PoolName.INDEXER: [True]
+    }
     assert torch.equal(other.rows[20:24].flatten(), tensor(51))
     assert storage.batch_get_v1(["a"], indices(1)[:2]) == [False]
 
@@ -89,32 +128,58 @@ def test_prefixes_end_where_a_pool_says_so(storage):
     for name in (PoolName.KV, PoolName.INDEXER, PoolName.SWA):
         storage.register_mem_host_pool_v2(pool, name)
     keys = [f"k{i}" for i in range(6)]
-    for name, there in ((PoolName.KV, keys[:5]), (PoolName.INDEXER, keys[:4]), (PoolName.SWA, [keys[1], keys[2]])):
+    for name, there in (
+        (PoolName.KV, keys[:5]),
+        (PoolName.INDEXER, keys[:4]),
+        (PoolName.SWA, [keys[1], keys[2]]),
+    ):
         storage.batch_set_v2([PoolTransfer(name, indices(*range(len(there))), keys=there)])
     assert storage.batch_exists_v2(keys).kv_hit_pages == 5
     indexer = PoolTransfer(PoolName.INDEXER)
     window = PoolTransfer(PoolName.SWA, keys=["x", "x"], hit_policy=PoolHitPolicy.TRAILING_PAGES)
     assert storage.batch_exists_v2(keys, [indexer]).kv_hit_pages == 4
     result = storage.batch_exists_v2(keys, [indexer, window])
-    assert result.kv_hit_pages == 3 and result.restorable_prefix_pages == [3] and result.extra_pool_hit_pages[PoolName.INDEXER] == 4
+    assert (
+        result.kv_hit_pages == 3
+        and result.restorable_prefix_pages == [3]
+        and result.extra_pool_hit_pages[PoolName.INDEXER] == 4
+    )
     assert storage.batch_exists_v2(["nothing"]).kv_hit_pages == 0
 
 
 def test_groups_of_compressed_blocks_tell_what_they_cover_and_gate_nothing(storage):
-    """Two keys for every block of three pages: five keys there are two whole groups, six pages; the prefix stays what the KV pages say."""
+    """Two keys for every block of three pages: five keys there are two whole groups, six pages; the
+    prefix stays what the KV pages say."""
     pool = Pool()
     for name in (PoolName.KV, PoolName.INDEXER):
         storage.register_mem_host_pool_v2(pool, name)
     keys, groups = [f"k{i}" for i in range(9)], [f"g{i}" for i in range(6)]
-    storage.batch_set_v2([PoolTransfer(PoolName.KV, indices(*range(8)), keys=keys[:8]), PoolTransfer(PoolName.INDEXER, indices(*range(5)), keys=groups[:5])])
-    blocks = PoolTransfer(PoolName.INDEXER, keys=groups, hit_policy=PoolHitPolicy.BLOCK_GROUPS, block_pages=3, group_pages=2)
+    storage.batch_set_v2(
+        [
+            PoolTransfer(PoolName.KV, indices(*range(8)), keys=keys[:8]),
+            PoolTransfer(PoolName.INDEXER, indices(*range(5)), keys=groups[:5]),
+        ]
+    )
+    blocks = PoolTransfer(
+        PoolName.INDEXER,
+        keys=groups,
+        hit_policy=PoolHitPolicy.BLOCK_GROUPS,
+        block_pages=3,
+        group_pages=2,
+    )
     result = storage.batch_exists_v2(keys, [blocks])
-    assert (result.kv_hit_pages, result.extra_pool_hit_pages, result.restorable_prefix_pages) == (8, {PoolName.KV: 8, PoolName.INDEXER: 6}, list(range(1, 9)))
+    assert (result.kv_hit_pages, result.extra_pool_hit_pages, result.restorable_prefix_pages) == (
+        8,
+        {PoolName.KV: 8, PoolName.INDEXER: 6},
+        list(range(1, 9)),
+    )
     storage.store.delete(storage._key("g1", PoolName.INDEXER))
     result = storage.batch_exists_v2(keys, [blocks])
     assert result.kv_hit_pages == 8 and PoolName.INDEXER not in result.extra_pool_hit_pages
     with pytest.raises(ValueError, match="block_pages = 0"):
-        storage.batch_exists_v2(keys, [PoolTransfer(PoolName.INDEXER, hit_policy=PoolHitPolicy.BLOCK_GROUPS)])
+        storage.batch_exists_v2(
+            keys, [PoolTransfer(PoolName.INDEXER, hit_policy=PoolHitPolicy.BLOCK_GROUPS)]
+        )
 
 
 def test_poison_ends_the_prefix(storage):
@@ -124,7 +189,9 @@ def test_poison_ends_the_prefix(storage):
     target = torch.zeros_like(tensor(0))
     lost = next(i for i in range(20) if storage.get(keys[i], target) is None)
     assert not storage.exists(keys[lost]) and storage.batch_exists_v2(keys).kv_hit_pages == lost
-    assert storage.set(keys[lost], tensor(lost)) and torch.equal(storage.get(keys[lost], target), tensor(lost))
+    assert storage.set(keys[lost], tensor(lost)) and torch.equal(
+        storage.get(keys[lost], target), tensor(lost)
+    )
 
 
 def test_ranks_do_not_share_pages_but_mla_replicas_do():
@@ -147,6 +214,10 @@ def test_sglangs_failure_injector_wraps_it(monkeypatch):
 
 
 def test_bad_settings_are_named():
-    for extra, problem in (({"url": None}, "url = None"), ({"page_bytes": "big"}, "big"), ({"blocks": 10**9}, "blocks")):
+    for extra, problem in (
+        ({"url": None}, "url = None"),
+        ({"page_bytes": "big"}, "big"),
+        ({"blocks": 10**9}, "blocks"),
+    ):
         with pytest.raises(ValueError, match=problem):
             backend_of(**extra)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""vLLM's own offloading classes with a KELP device as a secondary tier, and KELP's formula as the policy of its CPU tier; both loaded by module path."""
+"""vLLM's own offloading classes with a KELP device as a secondary tier, and KELP's formula as the
+policy of its CPU tier; both loaded by module path."""
 
 import mmap
 import time
@@ -13,7 +14,10 @@ from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
-from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
+from vllm.v1.kv_offload.tiering.manager import (
+    CPUPrimaryTierOffloadingManager,
+    TieringOffloadingManager,
+)
 
 CHUNK, CHUNKS = 4096, 8
 
@@ -42,7 +46,10 @@ class Region:
 
 def tier_of(view, url="golden:trace?frames=8,8,8,8", **config):
     return SecondaryTierFactory.create_secondary_tier(
-        {"type": "CxlTier", "module_path": "cxl_kv.connectors.vllm", "url": url, **config}, primary_kv_view=view, offloading_spec=None)
+        {"type": "CxlTier", "module_path": "cxl_kv.connectors.vllm", "url": url, **config},
+        primary_kv_view=view,
+        offloading_spec=None,
+    )
 
 
 @pytest.fixture
@@ -73,13 +80,21 @@ def test_chunks_come_back_as_they_went_in(tier, region):
     tier.submit_store(job(1, keys, range(4)))
     done = finished(tier)[1]
     assert done.success and done.transfer_bytes == 4 * CHUNK and not tier.has_pending_work()
-    assert [tier.lookup(key, context) for key in [*keys, key_of(9)]] == [LookupResult.HIT] * 4 + [LookupResult.MISS]
+    assert [tier.lookup(key, context) for key in [*keys, key_of(9)]] == [LookupResult.HIT] * 4 + [
+        LookupResult.MISS
+    ]
     region.rows[:] = 0
     tier.submit_load(job(2, keys[::-1], [7, 6, 5, 4], load=True))
-    assert finished(tier)[2].success and all((region.rows[4 + i] == content(i)).all() for i in range(4))
+    assert finished(tier)[2].success and all(
+        (region.rows[4 + i] == content(i)).all() for i in range(4)
+    )
     tier.submit_load(job(3, [keys[0], key_of(9)], [0, 1], load=True))
     failed = finished(tier)[3]
-    assert not failed.success and list(failed.successful_keys) == [keys[0]] and (region.rows[0] == content(0)).all()
+    assert (
+        not failed.success
+        and list(failed.successful_keys) == [keys[0]]
+        and (region.rows[0] == content(0)).all()
+    )
 
 
 def test_poison_is_a_failed_key_and_leaves_no_data(tier, region):
@@ -93,8 +108,15 @@ def test_poison_is_a_failed_key_and_leaves_no_data(tier, region):
     tier.submit_load(job(2, keys, range(6), load=True))
     result = finished(tier)[2]
     lost = [key for key in keys if key not in result.successful_keys]
-    assert not result.success and len(lost) == 1 and tier.lookup(lost[0], ReqContext("r")) is LookupResult.MISS
-    assert all((region.rows[i] == (content(i) if keys[i] in result.successful_keys else 0)).all() for i in range(6))
+    assert (
+        not result.success
+        and len(lost) == 1
+        and tier.lookup(lost[0], ReqContext("r")) is LookupResult.MISS
+    )
+    assert all(
+        (region.rows[i] == (content(i) if keys[i] in result.successful_keys else 0)).all()
+        for i in range(6)
+    )
 
 
 def test_nothing_blocks_the_scheduler(tier, region):
@@ -102,7 +124,11 @@ def test_nothing_blocks_the_scheduler(tier, region):
     with tier.device.transport.core.lock:
         started = time.monotonic()
         tier.submit_store(job(1, [key_of(1)], [0]))
-        assert tier.lookup(key_of(1), ReqContext("r")) is LookupResult.RETRY and tier.has_pending_work() and not tier.get_finished_jobs()
+        assert (
+            tier.lookup(key_of(1), ReqContext("r")) is LookupResult.RETRY
+            and tier.has_pending_work()
+            and not tier.get_finished_jobs()
+        )
         assert time.monotonic() - started < 5
     assert finished(tier)[1].success and tier.lookup(key_of(1), ReqContext("r")) is LookupResult.HIT
 
@@ -119,9 +145,15 @@ def test_more_chunks_than_places(tier, region):
 
 @pytest.fixture
 def managed(region):
-    primary = CPUPrimaryTierOffloadingManager(num_chunks=CHUNKS, mmap_region=region, cache_policy="KelpCachePolicy",
-                                              cache_policy_module_path="cxl_kv.connectors.vllm")
-    manager = TieringOffloadingManager(primary, [tier_of(primary.get_kv_memoryview(), url="golden:trace?frames=8,8,8,8")])
+    primary = CPUPrimaryTierOffloadingManager(
+        num_chunks=CHUNKS,
+        mmap_region=region,
+        cache_policy="KelpCachePolicy",
+        cache_policy_module_path="cxl_kv.connectors.vllm",
+    )
+    manager = TieringOffloadingManager(
+        primary, [tier_of(primary.get_kv_memoryview(), url="golden:trace?frames=8,8,8,8")]
+    )
     yield manager
     manager.secondary_tiers[0].shutdown()
 
@@ -140,7 +172,13 @@ def offload(manager, region, numbers, request):
         context.set_offload_key_position(key, position)
     out = manager.prepare_store(keys, context)
     assert out is not None
-    for key, chunk in zip(out.keys_to_store, out.store_spec.block_ids if hasattr(out.store_spec, "block_ids") else out.store_spec.chunk_ids, strict=True):
+    for key, chunk in zip(
+        out.keys_to_store,
+        out.store_spec.block_ids
+        if hasattr(out.store_spec, "block_ids")
+        else out.store_spec.chunk_ids,
+        strict=True,
+    ):
         region.rows[int(chunk)] = content(int.from_bytes(key[:8], "big"))
     manager.complete_store(keys, context, True)
     step(manager)
@@ -149,7 +187,8 @@ def offload(manager, region, numbers, request):
 
 
 def test_vllms_manager_cascades_to_the_device_and_promotes_from_it(managed, region):
-    """Three times as many chunks as the CPU tier holds: those that it gave up come back from the device."""
+    """Three times as many chunks as the CPU tier holds: those that it gave up come back from the
+    device."""
     for first in range(0, 24, 4):
         offload(managed, region, range(first, first + 4), f"store {first}")
         step(managed)
@@ -186,11 +225,13 @@ def test_a_lost_chunk_is_a_miss_that_vllm_recomputes(managed, region):
     assert managed.lookup(key_of(0), context) is LookupResult.HIT
 
 
-# --- policy -----------------------------------------------------------------------------------------------------------------------
+# - policy -----------------------------------------------------------------------------------------
 
 
 def policy_of(capacity=8):
-    return CachePolicyFactory.get_cache_policy_cls("KelpCachePolicy", "cxl_kv.connectors.vllm")(cache_capacity=capacity)
+    return CachePolicyFactory.get_cache_policy_cls("KelpCachePolicy", "cxl_kv.connectors.vllm")(
+        cache_capacity=capacity
+    )
 
 
 def filled(policy, count):
@@ -211,15 +252,22 @@ def test_what_is_used_often_outlives_what_was_used_last():
         policy.touch([key_of(1)], context)
     policy.touch([key_of(2)], context)
     policy.touch([], context)
-    # Used alike three requests ago and just now, the older one goes first; the much used one stays though it is the oldest of all.
-    assert [key for key, _ in policy.evict(2, set())] == [key_of(1), key_of(2)] and policy.get(key_of(0)) is not None
+    # Used alike three requests ago and just now, the older one goes first; the much used one stays
+    # though it is the oldest of all.
+    assert [key for key, _ in policy.evict(2, set())] == [key_of(1), key_of(2)] and policy.get(
+        key_of(0)
+    ) is not None
 
 
 def test_eviction_is_all_or_nothing_and_honours_pins():
     policy = policy_of()
     filled(policy, 4)
     policy.mark_non_evictable(key_of(0))
-    assert policy.evict(4, set()) is None and policy.evict(3, {key_of(1)}) is None and all(policy.get(key_of(i)) for i in range(4))
+    assert (
+        policy.evict(4, set()) is None
+        and policy.evict(3, {key_of(1)}) is None
+        and all(policy.get(key_of(i)) for i in range(4))
+    )
     out = policy.evict(2, {key_of(1)})
     assert {key for key, _ in out} == {key_of(2), key_of(3)} and policy.get(key_of(2)) is None
     policy.mark_evictable(key_of(0))
@@ -230,7 +278,11 @@ def test_eviction_is_all_or_nothing_and_honours_pins():
 
 
 def test_vllms_cpu_manager_runs_on_the_policy():
-    manager = CPUOffloadingManager(num_chunks=4, cache_policy="KelpCachePolicy", cache_policy_module_path="cxl_kv.connectors.vllm")
+    manager = CPUOffloadingManager(
+        num_chunks=4,
+        cache_policy="KelpCachePolicy",
+        cache_policy_module_path="cxl_kv.connectors.vllm",
+    )
     for n in range(10):
         context = ReqContext(f"request {n}")
         manager.on_new_request(context)
@@ -240,4 +292,7 @@ def test_vllms_cpu_manager_runs_on_the_policy():
         manager.complete_store(out.keys_to_store, context, True)
         manager.on_request_finished(context)
     context = ReqContext("last")
-    assert manager.lookup(key_of(0), context) is LookupResult.HIT and manager.lookup(key_of(100), context) is LookupResult.MISS
+    assert (
+        manager.lookup(key_of(0), context) is LookupResult.HIT
+        and manager.lookup(key_of(100), context) is LookupResult.MISS
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""vLLM's own scheduler, block pool and connector factory with a KELP device behind them; only the forward pass is stood in for, by a function of the tokens."""
+"""vLLM's own scheduler, block pool and connector factory with a KELP device behind them; only the
+forward pass is stood in for, by a function of the tokens."""
 
 import contextlib
 import json
@@ -8,7 +9,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.sampling_params import SamplingParams
@@ -21,8 +29,21 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 BLOCK, BLOCKS, LAYERS, HEADS, DIM = 16, 24, 2, 2, 32
-MODEL = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=64, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=4,
-             num_key_value_heads=HEADS, head_dim=DIM, vocab_size=128, max_position_embeddings=512, torch_dtype="bfloat16", eos_token_id=2, bos_token_id=1)
+MODEL = dict(
+    architectures=["LlamaForCausalLM"],
+    model_type="llama",
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    num_key_value_heads=HEADS,
+    head_dim=DIM,
+    vocab_size=128,
+    max_position_embeddings=512,
+    torch_dtype="bfloat16",
+    eos_token_id=2,
+    bos_token_id=1,
+)
 
 
 class Engine:
@@ -30,24 +51,49 @@ class Engine:
 
     def __init__(self, folder, url="golden:trace?frames=64,16,16,16", policy="recompute", **extra):
         (folder / "config.json").write_text(json.dumps(MODEL))
-        transfer = KVTransferConfig(kv_connector="CxlConnector", kv_connector_module_path="cxl_kv.connectors.vllm_connector", kv_role="kv_both",
-                                    kv_load_failure_policy=policy, kv_connector_extra_config={"url": url, **extra})
+        transfer = KVTransferConfig(
+            kv_connector="CxlConnector",
+            kv_connector_module_path="cxl_kv.connectors.vllm_connector",
+            kv_role="kv_both",
+            kv_load_failure_policy=policy,
+            kv_connector_extra_config={"url": url, **extra},
+        )
         cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
         cache.num_gpu_blocks = BLOCKS
         self.config = VllmConfig(
-            model_config=ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True), cache_config=cache,
-            scheduler_config=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256, is_encoder_decoder=False),
-            kv_transfer_config=transfer, device_config=DeviceConfig("cpu"))
+            model_config=ModelConfig(
+                model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True
+            ),
+            cache_config=cache,
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=4,
+                max_num_batched_tokens=64,
+                max_model_len=256,
+                is_encoder_decoder=False,
+            ),
+            kv_transfer_config=transfer,
+            device_config=DeviceConfig("cpu"),
+        )
         names = [f"layer.{i}" for i in range(LAYERS)]
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16)
-        self.kv_config = KVCacheConfig(num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(names, spec)])
-        self.scheduler = Scheduler(self.config, self.kv_config, StructuredOutputManager(self.config), block_size=BLOCK)
-        self.worker = KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, self.kv_config)
-        self.caches = {name: torch.zeros(BLOCKS, HEADS, BLOCK, 2 * DIM, dtype=torch.bfloat16) for name in names}
+        spec = FullAttentionSpec(
+            block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16
+        )
+        self.kv_config = KVCacheConfig(
+            num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(names, spec)]
+        )
+        self.scheduler = Scheduler(
+            self.config, self.kv_config, StructuredOutputManager(self.config), block_size=BLOCK
+        )
+        self.worker = KVConnectorFactory.create_connector(
+            self.config, KVConnectorRole.WORKER, self.kv_config
+        )
+        self.caches = {
+            name: torch.zeros(BLOCKS, HEADS, BLOCK, 2 * DIM, dtype=torch.bfloat16) for name in names
+        }
         self.worker.register_kv_caches(self.caches)
         self.requests: dict[str, Request] = {}
         self.tables: dict[str, list[int]] = {}
-        self.computed = 0     # tokens that forward passes were given
+        self.computed = 0  # tokens that forward passes were given
 
     def close(self):
         self.worker.shutdown()
@@ -55,21 +101,40 @@ class Engine:
 
     def add(self, name, tokens, salt=None):
         init_none_hash(sha256)
-        request = Request(name, list(tokens), SamplingParams(max_tokens=3, ignore_eos=True), None, cache_salt=salt,
-                          block_hasher=get_request_block_hasher(BLOCK, sha256))
+        request = Request(
+            name,
+            list(tokens),
+            SamplingParams(max_tokens=3, ignore_eos=True),
+            None,
+            cache_salt=salt,
+            block_hasher=get_request_block_hasher(BLOCK, sha256),
+        )
         self.requests[name] = request
         self.scheduler.add_request(request)
         return request
 
     def right(self, name, position):
-        """What each layer's cache must hold at a position: a function of every token up to it, as attention is."""
-        seed = hash(tuple(self.requests[name].all_token_ids[:position + 1])) & 0x7FFFFFFF
-        return torch.from_numpy(np.random.default_rng(seed).standard_normal((LAYERS, HEADS, 2 * DIM)).astype(np.float32)).to(torch.bfloat16)
+        """What each layer's cache must hold at a position: a function of every token up to it, as
+        attention is."""
+        seed = hash(tuple(self.requests[name].all_token_ids[: position + 1])) & 0x7FFFFFFF
+        return torch.from_numpy(
+            np.random.default_rng(seed).standard_normal((LAYERS, HEADS, 2 * DIM)).astype(np.float32)
+        ).to(torch.bfloat16)
 
     def check(self, name, positions):
         """Whether the cache holds what a correct pass would read there."""
-        return all(torch.equal(torch.stack([self.caches[f"layer.{i}"][self.tables[name][p // BLOCK], :, p % BLOCK] for i in range(LAYERS)]),
-                               self.right(name, p)) for p in positions)
+        return all(
+            torch.equal(
+                torch.stack(
+                    [
+                        self.caches[f"layer.{i}"][self.tables[name][p // BLOCK], :, p % BLOCK]
+                        for i in range(LAYERS)
+                    ]
+                ),
+                self.right(name, p),
+            )
+            for p in positions
+        )
 
     def step(self):
         """One pass; the load errors that it had."""
@@ -78,29 +143,56 @@ class Engine:
             self.tables[r.req_id] = list(r.block_ids[0])
         cached = out.scheduled_cached_reqs
         for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            self.tables[name] = (list(ids[0]) if name in cached.resumed_req_ids else self.tables[name] + list(ids[0])) if ids else self.tables[name]
-        starts = {r.req_id: r.num_computed_tokens for r in out.scheduled_new_reqs} | dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+            self.tables[name] = (
+                (
+                    list(ids[0])
+                    if name in cached.resumed_req_ids
+                    else self.tables[name] + list(ids[0])
+                )
+                if ids
+                else self.tables[name]
+            )
+        starts = {r.req_id: r.num_computed_tokens for r in out.scheduled_new_reqs} | dict(
+            zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        )
         self.worker.bind_connector_metadata(out.kv_connector_metadata)
         self.worker.start_load_kv(None)
         names, sampled, errors = list(out.num_scheduled_tokens), [], set(self.worker._failed)
         for name in names:
             start, count = starts[name], out.num_scheduled_tokens[name]
-            astray = bool(errors & set(self.tables[name][:-(-start // BLOCK)]))
+            astray = bool(errors & set(self.tables[name][: -(-start // BLOCK)]))
             if not astray:
-                assert self.check(name, range(start)), f"{name} would attend to something else than its own tokens"
+                assert self.check(name, range(start)), (
+                    f"{name} would attend to something else than its own tokens"
+                )
             for position in range(start, start + count):
                 for i in range(LAYERS):
                     # What is computed from a lost block is wrong, and must not be kept.
-                    value = self.right(name, position)[i] if not astray else torch.full((HEADS, 2 * DIM), 99.0, dtype=torch.bfloat16)
-                    self.caches[f"layer.{i}"][self.tables[name][position // BLOCK], :, position % BLOCK] = value
+                    value = (
+                        self.right(name, position)[i]
+                        if not astray
+                        else torch.full((HEADS, 2 * DIM), 99.0, dtype=torch.bfloat16)
+                    )
+                    self.caches[f"layer.{i}"][
+                        self.tables[name][position // BLOCK], :, position % BLOCK
+                    ] = value
             self.computed += count
             sampled.append([7] if start + count >= self.requests[name].num_tokens else [])
         self.worker.wait_for_save()
-        output = KVConnectorOutput(invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
-                                   kv_connector_worker_meta=self.worker.build_connector_worker_meta())
+        output = KVConnectorOutput(
+            invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
+            kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
+        )
         self.worker.clear_connector_metadata()
-        self.scheduler.update_from_output(out, ModelRunnerOutput(
-            req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=sampled, kv_connector_output=output))
+        self.scheduler.update_from_output(
+            out,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: i for i, name in enumerate(names)},
+                sampled_token_ids=sampled,
+                kv_connector_output=output,
+            ),
+        )
         return output.invalid_block_ids
 
     def run(self):
@@ -113,7 +205,8 @@ class Engine:
         raise AssertionError("requests did not end")
 
     def forget(self):
-        """vLLM's own prefix cache is emptied, and its memory overwritten: what is found from here on came from the device."""
+        """vLLM's own prefix cache is emptied, and its memory overwritten: what is found from here
+        on came from the device."""
         assert self.scheduler.kv_cache_manager.reset_prefix_cache()
         for cache in self.caches.values():
             cache.fill_(55.0)
@@ -130,7 +223,8 @@ def prompt(seed, tokens=70):
 
 
 def test_a_prefix_comes_back_from_the_device(engine):
-    """Four whole blocks of the prompt are loaded, not computed; what attention reads is right in every pass."""
+    """Four whole blocks of the prompt are loaded, not computed; what attention reads is right in
+    every pass."""
     engine.add("first", prompt(1))
     assert not any(engine.run()) and engine.computed == 70 + 2
     engine.forget()
@@ -145,14 +239,15 @@ def test_a_prefix_comes_back_from_the_device(engine):
 
 
 def test_poison_is_a_load_error_and_the_request_recomputes(engine):
-    """Blocks beyond the device's frames are cold, and two fetches fail: the scheduler computes from the first lost block on, and the request ends well."""
+    """Blocks beyond the device's frames are cold, and two fetches fail: the scheduler computes from
+    the first lost block on, and the request ends well."""
     for seed in range(6):
         engine.add(f"fill {seed}", prompt(seed))
         assert not any(engine.run())
     engine.forget()
     before = engine.computed
     engine.worker.device.transport.core.fail_fetches(2)
-    longer = prompt(0) + prompt(9)[:40]     # the pass that fails fills two more blocks, wrongly
+    longer = prompt(0) + prompt(9)[:40]  # the pass that fails fills two more blocks, wrongly
     request = engine.add("again", longer)
     errors = engine.run()
     assert 1 <= len(errors[0]) <= 2 and not any(errors[1:])
@@ -162,7 +257,9 @@ def test_poison_is_a_load_error_and_the_request_recomputes(engine):
     engine.forget()
     before = engine.computed
     engine.add("third", longer)
-    assert lost and not any(engine.run()) and engine.computed - before == 110 - 96 + 2, "and is on the device again, as the right pass had it"
+    assert lost and not any(engine.run()) and engine.computed - before == 110 - 96 + 2, (
+        "and is on the device again, as the right pass had it"
+    )
 
 
 @pytest.mark.parametrize("engine", [{"policy": "fail"}], indirect=True)
@@ -175,7 +272,10 @@ def test_poison_ends_the_request_where_that_is_the_policy(engine):
     request = engine.add("again", prompt(0))
     other = engine.add("unharmed", prompt(77))
     engine.run()
-    assert request.status == RequestStatus.FINISHED_ERROR and other.status == RequestStatus.FINISHED_LENGTH_CAPPED
+    assert (
+        request.status == RequestStatus.FINISHED_ERROR
+        and other.status == RequestStatus.FINISHED_LENGTH_CAPPED
+    )
 
 
 @pytest.mark.parametrize("engine", [{"blocks": 5}], indirect=True)
@@ -191,7 +291,9 @@ def test_what_gave_way_is_not_promised(engine):
     engine.forget()
     before = engine.computed
     engine.add("gone", prompt(1))
-    assert not any(engine.run()) and engine.computed - before == 70 + 2 and engine.worker.store.evicted
+    assert (
+        not any(engine.run()) and engine.computed - before == 70 + 2 and engine.worker.store.evicted
+    )
 
 
 def test_a_server_that_dies_is_a_load_error(tmp_path):
@@ -207,7 +309,11 @@ def test_a_server_that_dies_is_a_load_error(tmp_path):
         server.close()
         request = engine.add("second", prompt(1))
         errors = engine.run()
-        assert len(errors[0]) == 4 and request.status == RequestStatus.FINISHED_LENGTH_CAPPED and engine.computed == 72 + 6 + 70 + 2
+        assert (
+            len(errors[0]) == 4
+            and request.status == RequestStatus.FINISHED_LENGTH_CAPPED
+            and engine.computed == 72 + 6 + 70 + 2
+        )
 
 
 def test_bad_settings_are_named(tmp_path):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Stored formats: their sizes, the golden model against ml_dtypes, and what must hold of any codec."""
+"""Stored formats: their sizes, the golden model against ml_dtypes, and what must hold of any
+codec."""
 
 import numpy as np
 import pytest
@@ -10,7 +11,13 @@ from hypothesis.extra import numpy as nps
 
 from kelp_golden.codec import decode, encode
 from kelp_spec.formats import Format, HostType, data_lines, scale_lines, stored_page_lines
-from kelp_verif.codec.codec_cases import all_codes, all_stored, below_maximum, block_maximum, mixed_lines
+from kelp_verif.codec.codec_cases import (
+    all_codes,
+    all_stored,
+    below_maximum,
+    block_maximum,
+    mixed_lines,
+)
 from kelp_verif.codec.codec_oracle import oracle_decode, oracle_encode
 
 by_host = pytest.mark.parametrize("host_type", HostType, ids=lambda h: h.name.lower())
@@ -26,10 +33,17 @@ any_line = nps.arrays(np.uint16, (1, 32), elements=st.integers(0, 0xFFFF))
 
 @st.composite
 def finite_lines(draw, host_type):
-    """A line of finite elements around a common magnitude, as KV lines are, or of any finite elements."""
+    """A line of finite elements around a common magnitude, as KV lines are, or of any finite
+    elements."""
     top = INF[host_type] - 1
     low = draw(st.integers(0, top))
-    magnitude = draw(nps.arrays(np.uint16, (1, 32), elements=st.integers(low, min(top, low + draw(st.sampled_from([0, 50, 3000, top]))))))
+    magnitude = draw(
+        nps.arrays(
+            np.uint16,
+            (1, 32),
+            elements=st.integers(low, min(top, low + draw(st.sampled_from([0, 50, 3000, top])))),
+        )
+    )
     return magnitude | draw(nps.arrays(np.uint16, (1, 32), elements=st.sampled_from([0, 0x8000])))
 
 
@@ -43,7 +57,16 @@ def as_float(lines, host_type):
 # ---- sizes ----
 
 
-@pytest.mark.parametrize("fmt, lines", [(Format.RAW16, 128), (Format.FP8_E4M3, 64), (Format.FP8_E5M2, 64), (Format.INT8, 66), (Format.INT4, 36)])
+@pytest.mark.parametrize(
+    "fmt, lines",
+    [
+        (Format.RAW16, 128),
+        (Format.FP8_E4M3, 64),
+        (Format.FP8_E5M2, 64),
+        (Format.INT8, 66),
+        (Format.INT4, 36),
+    ],
+)
 def test_stored_page_of_128_lines(fmt, lines):
     assert stored_page_lines(fmt, 128) == lines == data_lines(fmt, 128) + scale_lines(fmt, 128)
 
@@ -57,7 +80,9 @@ def test_partly_filled_dram_lines_count_whole():
 
 def test_formats_by_name():
     assert [Format.named(f.label) for f in Format] == list(Format)
-    with pytest.raises(ValueError, match="'int5' is unknown; legal: raw16, fp8_e4m3, fp8_e5m2, int8, int4"):
+    with pytest.raises(
+        ValueError, match="'int5' is unknown; legal: raw16, fp8_e4m3, fp8_e5m2, int8, int4"
+    ):
         Format.named("int5")
 
 
@@ -68,7 +93,9 @@ def test_formats_by_name():
 @by_format
 def test_every_code_against_ml_dtypes(fmt, host_type):
     lines = all_codes()[::32] if fmt in (Format.INT8, Format.INT4) else all_codes()
-    for got, want in zip(encode(lines, host_type, fmt), oracle_encode(lines, host_type, fmt), strict=True):
+    for got, want in zip(
+        encode(lines, host_type, fmt), oracle_encode(lines, host_type, fmt), strict=True
+    ):
         assert np.array_equal(got, want)
 
 
@@ -76,9 +103,15 @@ def test_every_code_against_ml_dtypes(fmt, host_type):
 @pytest.mark.parametrize("fmt", [Format.INT8, Format.INT4], ids=lambda f: f.label)
 def test_blocks_against_ml_dtypes(fmt, host_type):
     rng = np.random.default_rng(21)
-    chunks = [*block_maximum(host_type, rng, lanes=32), *below_maximum(host_type, rng, reach=2), mixed_lines(rng, 50_000)[0]]
+    chunks = [
+        *block_maximum(host_type, rng, lanes=32),
+        *below_maximum(host_type, rng, reach=2),
+        mixed_lines(rng, 50_000)[0],
+    ]
     lines = np.concatenate(chunks)
-    for got, want in zip(encode(lines, host_type, fmt), oracle_encode(lines, host_type, fmt), strict=True):
+    for got, want in zip(
+        encode(lines, host_type, fmt), oracle_encode(lines, host_type, fmt), strict=True
+    ):
         assert np.array_equal(got, want)
 
 
@@ -86,7 +119,9 @@ def test_blocks_against_ml_dtypes(fmt, host_type):
 @by_format
 def test_every_stored_code_against_ml_dtypes(fmt, host_type):
     payload, scale = all_stored(fmt)
-    assert np.array_equal(decode(payload, scale, host_type, fmt), oracle_decode(payload, scale, host_type, fmt))
+    assert np.array_equal(
+        decode(payload, scale, host_type, fmt), oracle_decode(payload, scale, host_type, fmt)
+    )
 
 
 # ---- properties ----
@@ -96,22 +131,31 @@ def test_every_stored_code_against_ml_dtypes(fmt, host_type):
 def test_stored_twice_is_stored_once(line, host_type, fmt):
     """What comes back out is stored without further loss."""
     if fmt == Format.INT4:
-        # int4 holds this only where an element uses the whole range and S · q is exact in the host type; see the next test.
+        # int4 holds this only where an element uses the whole range and S · q is exact in the host
+        # type; see the next test.
         line = np.where((line & 0x7FFF) >= INF[host_type], 0x4000, line).astype(np.uint16)
         line[0, 0] |= 0x2000
     payload, scale = encode(line, host_type, fmt)
-    if fmt == Format.INT4 and not np.isin(payload & 15, (7, 9)).any() and not np.isin(payload >> 4, (7, 9)).any():
+    if (
+        fmt == Format.INT4
+        and not np.isin(payload & 15, (7, 9)).any()
+        and not np.isin(payload >> 4, (7, 9)).any()
+    ):
         return
     first = decode(payload, scale, host_type, fmt)
     assert np.array_equal(first, decode(*encode(first, host_type, fmt), host_type, fmt))
 
 
 def test_int4_that_does_not_reach_seven_may_move_again():
-    """1.99 needs S = 20/64, where it is a 6; 6 S alone would do with S = 18/64. docs/arithmetic.md says so."""
+    """1.99 needs S = 20/64, where it is a 6; 6 S alone would do with S = 18/64. docs/arithmetic.md
+    says so."""
     line = np.full((1, 32), 0x3FFF, np.uint16)
     payload, scale = encode(line, HostType.FP16, Format.INT4)
     assert (payload == 0x66).all()
-    assert encode(decode(payload, scale, HostType.FP16, Format.INT4), HostType.FP16, Format.INT4)[1][0] != scale[0]
+    assert (
+        encode(decode(payload, scale, HostType.FP16, Format.INT4), HostType.FP16, Format.INT4)[1][0]
+        != scale[0]
+    )
 
 
 @given(data=st.data(), host_type=st.sampled_from(HostType))
@@ -127,9 +171,15 @@ def test_error_bounds(data, host_type):
         assert (abs(x - y) <= max(amax * share, floor) + least).all()
 
 
-@given(a=st.integers(0, 0x7FFF), b=st.integers(0, 0x7FFF), host_type=st.sampled_from(HostType), fmt=st.sampled_from(QUANTISED))
+@given(
+    a=st.integers(0, 0x7FFF),
+    b=st.integers(0, 0x7FFF),
+    host_type=st.sampled_from(HostType),
+    fmt=st.sampled_from(QUANTISED),
+)
 def test_order_is_kept(a, b, host_type, fmt):
-    """Of two elements of a line, the larger does not come back smaller; and a line and its negative come back as negatives."""
+    """Of two elements of a line, the larger does not come back smaller; and a line and its negative
+    come back as negatives."""
     top = INF[host_type]
     line = np.zeros((1, 32), np.uint16)
     line[0, :3] = min(a, top), min(b, top), max(min(a, top), min(b, top))
@@ -141,7 +191,9 @@ def test_order_is_kept(a, b, host_type, fmt):
 
 @given(line=any_line, host_type=st.sampled_from(HostType))
 def test_raw16_is_the_line_itself(line, host_type):
-    assert np.array_equal(decode(*encode(line, host_type, Format.RAW16), host_type, Format.RAW16), line)
+    assert np.array_equal(
+        decode(*encode(line, host_type, Format.RAW16), host_type, Format.RAW16), line
+    )
 
 
 # ---- the corners that the specification names ----
@@ -171,7 +223,11 @@ def test_nan_of_fp8_keeps_its_sign(host_type):
     for fmt, nan in ((Format.FP8_E4M3, 0x7F), (Format.FP8_E5M2, 0x7E)):
         payload, scale = encode(line, host_type, fmt)
         assert list(payload[0, :3]) == [nan, nan | 0x80, 0]
-        assert list(decode(payload, scale, host_type, fmt)[0, :3]) == [NAN[host_type], NAN[host_type] | 0x8000, 0]
+        assert list(decode(payload, scale, host_type, fmt)[0, :3]) == [
+            NAN[host_type],
+            NAN[host_type] | 0x8000,
+            0,
+        ]
 
 
 @by_host
@@ -187,7 +243,10 @@ def test_one_nan_makes_the_block_positive_nan(fmt, host_type):
 def test_infinity_of_e5m2_is_infinity():
     payload = np.full((1, 32), 0xFC, np.uint8)
     for host_type in HostType:
-        assert (decode(payload, np.zeros(1, np.uint16), host_type, Format.FP8_E5M2) == INF[host_type] | 0x8000).all()
+        assert (
+            decode(payload, np.zeros(1, np.uint16), host_type, Format.FP8_E5M2)
+            == INF[host_type] | 0x8000
+        ).all()
 
 
 @by_host
@@ -195,11 +254,15 @@ def test_int4_takes_the_smallest_scale_that_reaches(host_type):
     lines = np.concatenate([*block_maximum(host_type, np.random.default_rng(22), lanes=32)])
     _, scale = encode(lines, host_type, Format.INT4)
     amax = abs(as_float(lines, host_type))
-    amax = np.minimum(amax, as_float(np.array([INF[host_type] - 1], np.uint16), host_type)).max(axis=1)
+    amax = np.minimum(amax, as_float(np.array([INF[host_type] - 1], np.uint16), host_type)).max(
+        axis=1
+    )
     finite = scale != 255
     exponent, m = (scale & 255).astype(int), (scale >> 8).astype(int)
     assert (7 * np.ldexp((8 + m) / 8, exponent - 127) >= amax)[finite].all()
-    smaller = np.where(m > 0, np.ldexp((7 + m) / 8, exponent - 127), np.ldexp(15 / 8, exponent - 128))
+    smaller = np.where(
+        m > 0, np.ldexp((7 + m) / 8, exponent - 127), np.ldexp(15 / 8, exponent - 128)
+    )
     assert (7 * smaller < amax)[finite & (scale > 0)].all()
 
 

@@ -4,7 +4,20 @@
 
 __all__ = ["WAIVED"]
 
-# How Amaranth and Yosys write Verilog: initial values beside processes, constants in processes, widths extended, fields that a block leaves alone, outputs
-# of the clock's cell left open; and the cell library's own sins, which are reported before its files are left out.
-WAIVED = ("ALWNEVER", "CASEINCOMPLETE", "DECLFILENAME", "INITIALDLY", "PINMISSING", "PROCASSINIT", "SPECIFYIGN", "UNDRIVEN", "UNUSEDSIGNAL", "VARHIDDEN",
-          "WIDTHEXPAND", "WIDTHTRUNC")
+# How Amaranth and Yosys write Verilog: initial values beside processes, constants in processes,
+# widths extended, fields that a block leaves alone, outputs of the clock's cell left open; and the
+# cell library's own sins, which are reported before its files are left out.
+WAIVED = (
+    "ALWNEVER",
+    "CASEINCOMPLETE",
+    "DECLFILENAME",
+    "INITIALDLY",
+    "PINMISSING",
+    "PROCASSINIT",
+    "SPECIFYIGN",
+    "UNDRIVEN",
+    "UNUSEDSIGNAL",
+    "VARHIDDEN",
+    "WIDTHEXPAND",
+    "WIDTHTRUNC",
+)

@@ -6,4 +6,4 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-RECORDING = ROOT / "data" / "traces" / "attn_0.npz"     #: the recording that `make demo` replays
+RECORDING = ROOT / "data" / "traces" / "attn_0.npz"  #: the recording that `make demo` replays

@@ -9,7 +9,8 @@ __all__ = ["forked"]
 
 
 def forked(work):
-    """A process that does `work` and keeps what it returns until it is killed; its number, once the work is done."""
+    """A process that does `work` and keeps what it returns until it is killed; its number, once the
+    work is done."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:

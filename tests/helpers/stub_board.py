@@ -17,9 +17,16 @@ class Stub(wiring.Component):
     hz = 80_000_000
 
     def __init__(self):
-        super().__init__({"rx": In(1, init=1), "tx": Out(1, init=1), "sdram": Out(SdramPins()), "leds": Out(8)})
+        super().__init__(
+            {"rx": In(1, init=1), "tx": Out(1, init=1), "sdram": Out(SdramPins()), "leds": Out(8)}
+        )
 
     def elaborate(self, platform):
         m = Module()
-        m.d.sync += [self.tx.eq(self.rx), self.leds.eq(self.leds + self.sdram.dq_i), self.sdram.dq_o.eq(self.sdram.dq_i), self.sdram.cs_n.eq(self.rx)]
+        m.d.sync += [
+            self.tx.eq(self.rx),
+            self.leds.eq(self.leds + self.sdram.dq_i),
+            self.sdram.dq_o.eq(self.sdram.dq_i),
+            self.sdram.cs_n.eq(self.rx),
+        ]
         return m

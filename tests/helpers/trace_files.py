@@ -8,12 +8,23 @@ import numpy as np
 
 
 def sizes(**changes):
-    meta = dict(format="kelp-attention-1", layers=2, q_heads=4, kv_heads=2, head_dim=8, page_tokens=4, prefill_tokens=16, steps=24, tokens=40)
+    meta = dict(
+        format="kelp-attention-1",
+        layers=2,
+        q_heads=4,
+        kv_heads=2,
+        head_dim=8,
+        page_tokens=4,
+        prefill_tokens=16,
+        steps=24,
+        tokens=40,
+    )
     return meta | changes
 
 
 def contents(seed=1, with_kv=True, **changes):
-    """The keys of a recording whose reads are random pages and always the page being written; ``changes`` are to ``meta``."""
+    """The keys of a recording whose reads are random pages and always the page being written;
+    ``changes`` are to ``meta``."""
     meta = sizes(**changes)
     rng = np.random.default_rng(seed)
     pages = -(-meta["tokens"] // meta["page_tokens"])
@@ -28,7 +39,9 @@ def contents(seed=1, with_kv=True, **changes):
     }
     if with_kv:
         for key in ("k", "v"):
-            keys[key] = rng.standard_normal((*shape[:2], meta["tokens"], meta["head_dim"])).astype(np.float16)
+            keys[key] = rng.standard_normal((*shape[:2], meta["tokens"], meta["head_dim"])).astype(
+                np.float16
+            )
     return keys
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The compiled driver: its models and its vigilance on a small stand-in for the endpoint, then the endpoint itself."""
+"""The compiled driver: its models and its vigilance on a small stand-in for the endpoint, then the
+endpoint itself."""
 
 import functools
 import time
@@ -23,11 +24,12 @@ COLD = 1 << 30  #: address bit that sends an access of the stand-in through the 
 
 
 class StandIn(wiring.Component):
-    """Serves one request at a time: line = low address bits. With COLD a read fetches the line from lba = line first and a write puts it there
-    afterwards.
+    """Serves one request at a time: line = low address bits. With COLD a read fetches the line from
+    lba = line first and a write puts it there afterwards.
 
-    The LD-ID chooses what goes wrong: 8 answers twice, 9 under another tag, 10 on the wrong channel, 11 never, 12 breaks an Assert, 13 changes
-    an offer, 14 leaves the memory, 15 answers another LD-ID.
+    The LD-ID chooses what goes wrong: 8 answers twice, 9 under another tag, 10 on the wrong
+    channel, 11 never, 12 breaks an Assert, 13 changes an offer, 14 leaves the memory, 15 answers
+    another LD-ID.
     """
 
     def __init__(self, *, config):
@@ -39,7 +41,15 @@ class StandIn(wiring.Component):
         c = self.config
         req, rwd, drs, ndr, axi = self.m2s_req, self.m2s_rwd, self.s2m_drs, self.s2m_ndr, self.axi
         command, completion = self.cold_command, self.cold_completion
-        write, tag, ld_id, address, held, strobe, poison = Signal(), Signal(16), Signal(4), Signal(46), Signal(512), Signal(64), Signal()
+        write, tag, ld_id, address, held, strobe, poison = (
+            Signal(),
+            Signal(16),
+            Signal(4),
+            Signal(46),
+            Signal(512),
+            Signal(64),
+            Signal(),
+        )
         opcode, failed, attempt, again, served = Signal(4), Signal(), Signal(), Signal(), Signal(8)
         line = address[: c.dram_line_bits]
         cold = address[(COLD >> 6).bit_length() - 1]
@@ -79,7 +89,13 @@ class StandIn(wiring.Component):
                         poison.eq(rwd.p.poison),
                     ]
                 with m.Elif(take_req):
-                    m.d.sync += [write.eq(0), tag.eq(req.p.tag), ld_id.eq(req.p.ld_id), address.eq(req.p.address), opcode.eq(req.p.opcode)]
+                    m.d.sync += [
+                        write.eq(0),
+                        tag.eq(req.p.tag),
+                        ld_id.eq(req.p.ld_id),
+                        address.eq(req.p.address),
+                        opcode.eq(req.p.opcode),
+                    ]
                 with m.If(take_rwd):
                     m.next = "WRITE"
                 with m.Elif(take_req & (req.p.opcode != M2SReq.MEM_SPEC_RD)):
@@ -111,7 +127,10 @@ class StandIn(wiring.Component):
             with m.State("COMPLETION"):
                 m.d.comb += [completion.ready.eq(1), self.quiescent.eq(1)]
                 with m.If(completion.valid):
-                    m.d.sync += [failed.eq(completion.p.status != ColdStatus.OK), poison.eq(completion.p.sector.poison[0])]
+                    m.d.sync += [
+                        failed.eq(completion.p.status != ColdStatus.OK),
+                        poison.eq(completion.p.sector.poison[0]),
+                    ]
                     m.next = "ANSWER"
                     with m.If(~write & (completion.p.status == ColdStatus.OK)):
                         m.next = "READ"
@@ -184,11 +203,16 @@ def at(numbers):
     return np.asarray(numbers, np.uint64) * 64
 
 
-# --- the host ---------------------------------------------------------------------------------------------------------------
+# - the host ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("stall", [0.0, 0.4])
 @pytest.mark.parametrize("in_order", [False, True])
 def test_what_was_written_is_read(stall, in_order):
-    d = driver(pressure=Pressure.everywhere(stall), in_order=in_order, memory=MemoryTiming(jitter=20, shuffle=True), seed=5)
+    d = driver(
+        pressure=Pressure.everywhere(stall),
+        in_order=in_order,
+        memory=MemoryTiming(jitter=20, shuffle=True),
+        seed=5,
+    )
     data = lines(100)
     written = d.run(Program.writes(at(range(100)), data, ld_id=3))
     assert (written.response == Response.CMP).all() and written.missing == 0
@@ -197,8 +221,15 @@ def test_what_was_written_is_read(stall, in_order):
     assert (read.response == Response.DATA).all()
     assert (read.data == data[order]).all()
     assert (d.memory[:100] == data).all()
-    assert read.counts["memory_reads"] == 100 and read.counts["memory_writes"] == 0 and written.counts["memory_writes"] == 100
-    assert sorted(read.response_order) == list(range(100)) and (read.accept_order == np.arange(100)).all()
+    assert (
+        read.counts["memory_reads"] == 100
+        and read.counts["memory_writes"] == 0
+        and written.counts["memory_writes"] == 100
+    )
+    assert (
+        sorted(read.response_order) == list(range(100))
+        and (read.accept_order == np.arange(100)).all()
+    )
     assert (read.latency >= 64).all() and read.accept_cycle.min() >= written.response_cycle.max()
 
 
@@ -226,7 +257,10 @@ def test_groups_wait_for_the_answers_before():
 
 def test_settled_groups_and_lockstep_come_one_by_one():
     d = driver()
-    plain, settled = (d.run(Program.reads(at(range(20)), group=np.arange(20), flags=flags)) for flags in (0, SETTLE))
+    plain, settled = (
+        d.run(Program.reads(at(range(20)), group=np.arange(20), flags=flags))
+        for flags in (0, SETTLE)
+    )
     assert settled.counts["simulated"] > plain.counts["simulated"]
     locked = d.run(Program.reads(at(range(20))), lockstep=True)
     assert (locked.accept_cycle[1:] > locked.response_cycle[:-1]).all()
@@ -235,15 +269,30 @@ def test_settled_groups_and_lockstep_come_one_by_one():
 def test_spec_reads_and_other_opcodes():
     d = driver()
     result = d.run(Program(opcode=[SPEC_READ, M2SReq.MEM_INV, READ, 15], address=at([1, 2, 3, 4])))
-    assert result.response.tolist() == [Response.NONE, Response.CMP, Response.DATA, Response.CMP] and result.missing == 0
+    assert (
+        result.response.tolist() == [Response.NONE, Response.CMP, Response.DATA, Response.CMP]
+        and result.missing == 0
+    )
     assert result.response_cycle[0] == -1 and (result.accept_cycle >= 0).all()
 
 
 def test_joined_programs():
     program = Program.join(
-        [Program.writes(at([1, 2]), lines(2)), Program.reads(at([1])), Program.writes(at([3, 4]), lines(2, 7)), Program.reads(at([3]))]
+        [
+            Program.writes(at([1, 2]), lines(2)),
+            Program.reads(at([1])),
+            Program.writes(at([3, 4]), lines(2, 7)),
+            Program.reads(at([3])),
+        ]
     )
-    assert program.group.tolist() == [0, 0, 1, 2, 2, 3] and program.data_index.tolist() == [0, 1, -1, 2, 3, -1]
+    assert program.group.tolist() == [0, 0, 1, 2, 2, 3] and program.data_index.tolist() == [
+        0,
+        1,
+        -1,
+        2,
+        3,
+        -1,
+    ]
     result = driver().run(program)
     assert (result.data[2] == lines(1)[0]).all() and (result.data[5] == lines(1, 7)[0]).all()
 
@@ -263,7 +312,7 @@ def test_bad_programs_are_refused(arguments, problem):
         Program(**arguments)
 
 
-# --- the memory -------------------------------------------------------------------------------------------------------------
+# - the memory -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("latency", [1, 64])
 def test_memory_latency(latency):
     d = driver(memory=MemoryTiming(latency=latency))
@@ -271,7 +320,7 @@ def test_memory_latency(latency):
     assert set(d.run(Program.reads(at(range(10)))).latency) == {latency + 2}
 
 
-# --- the cold tier ----------------------------------------------------------------------------------------------------------
+# - the cold tier ----------------------------------------------------------------------------------
 def cold_round(d, numbers, data):
     cold = np.asarray(numbers) + (COLD >> 6)
     written = d.run(Program.writes(at(cold), data))
@@ -286,7 +335,9 @@ def test_cold_lines_come_back_in_time():
     assert (read.response == Response.DATA).all() and (read.data == data).all()
     assert (read.counts["flash_reads"], read.counts["flash_read_bytes"]) == (8, 8 * 1024)
     # One line is a sector and comes with another: 128 cycles of link.
-    assert (np.abs(read.latency - (5000 + 128 + 64)) < 8).all() and (np.abs(written.latency - (300 + 128 + 16)) < 8).all()
+    assert (np.abs(read.latency - (5000 + 128 + 64)) < 8).all() and (
+        np.abs(written.latency - (300 + 128 + 16)) < 8
+    ).all()
     contents, valid, poison = d.flash(3)
     assert (contents == data[3]).all() and valid == 1 and poison == 0 and d.flash(99) is None
 
@@ -298,22 +349,34 @@ def test_time_is_skipped_without_changing_a_cycle():
         results.append(cold_round(d, range(4), lines(4))[1])
     plain, short, long = results
     for other in (short, long):
-        assert (other.response_cycle - other.accept_cycle[0] == plain.response_cycle - plain.accept_cycle[0]).all()
+        assert (
+            other.response_cycle - other.accept_cycle[0]
+            == plain.response_cycle - plain.accept_cycle[0]
+        ).all()
         assert other.counts["simulated"] == plain.counts["simulated"] == plain.counts["evaluated"]
     assert (
-        plain.counts["evaluated"] > 100_000 and short.counts["evaluated"] < 10_000 and long.counts["evaluated"] < short.counts["evaluated"]
+        plain.counts["evaluated"] > 100_000
+        and short.counts["evaluated"] < 10_000
+        and long.counts["evaluated"] < short.counts["evaluated"]
     )
 
 
 def test_planted_failures():
-    d = driver(flash=FlashTiming(latency=1000, failures=[Failure(index=1), Failure(index=2, kind="late", cycles=5000)]))
+    d = driver(
+        flash=FlashTiming(
+            latency=1000, failures=[Failure(index=1), Failure(index=2, kind="late", cycles=5000)]
+        )
+    )
     _, read = cold_round(d, range(4), lines(4))
     assert read.response.tolist() == [Response.DATA, Response.NXM, Response.DATA, Response.DATA]
     assert read.latency[2] - read.latency[3] == 5000 and read.counts["flash_failed"] == 1
 
 
 def test_a_tier_that_never_answers_is_noticed():
-    d = driver(flash=FlashTiming(failures=[Failure(index=0, op=ColdOp.WRITE, kind="never")]), stall_limit=3000)
+    d = driver(
+        flash=FlashTiming(failures=[Failure(index=0, op=ColdOp.WRITE, kind="never")]),
+        stall_limit=3000,
+    )
     with pytest.raises(DriverError, match="nothing has moved for 3000 cycles; 1 requests wait"):
         cold_round(d, [0], lines(1))
 
@@ -323,7 +386,7 @@ def test_reading_an_empty_slot_is_noticed():
         driver().run(Program.reads(at([5 + (COLD >> 6)])))
 
 
-# --- vigilance --------------------------------------------------------------------------------------------------------------
+# - vigilance --------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("ld_id", "opcode", "problem"),
     [
@@ -349,7 +412,9 @@ def test_what_goes_wrong_is_said(ld_id, opcode, problem):
 
 def test_running_out_of_cycles():
     d = driver()
-    with pytest.raises(DriverError, match="90 of 100 requests unfinished after 700 evaluated cycles"):
+    with pytest.raises(
+        DriverError, match="90 of 100 requests unfinished after 700 evaluated cycles"
+    ):
         d.run(Program.reads(at(range(100))), max_cycles=700)
 
 
@@ -368,12 +433,16 @@ def test_reset_under_traffic():
 
 def test_the_seed_decides():
     def run(seed):
-        return driver(pressure=Pressure.everywhere(0.3), seed=seed).run(Program.reads(at(range(50)))).response_cycle.tolist()
+        return (
+            driver(pressure=Pressure.everywhere(0.3), seed=seed)
+            .run(Program.reads(at(range(50))))
+            .response_cycle.tolist()
+        )
 
     assert run(1) == run(1) != run(2)
 
 
-# --- commits, progress, waves -------------------------------------------------------------------------------------------------
+# - commits, progress, waves -----------------------------------------------------------------------
 def test_commit_records():
     program = Program(opcode=[READ, WRITE] * 4, address=at(range(8)), data=lines(4))
     for hot in (False, True):
@@ -381,12 +450,21 @@ def test_commit_records():
         result = d.run(program)
         commits = d.take_commits()
         assert commits.result["op.kind"].tolist() == [Op.READ, Op.WRITE] * 4
-        assert commits.result["frame"].tolist() == list(range(8)) and len(set(commits.result["op.origin.tag"].tolist())) == 8
+        assert (
+            commits.result["frame"].tolist() == list(range(8))
+            and len(set(commits.result["op.origin.tag"].tolist())) == 8
+        )
         assert (commits.result.cycle == result.accept_cycle).all()
         assert commits.frame["entry.valid"].tolist() == (list(range(8)) if hot else [1, 3, 5, 7])
-        assert (commits.frame["entry.poison"] == (1 << UNIT.page_lines) - 1).all() and commits.score["score"].tolist() == [1, 3, 5, 7]
+        assert (
+            commits.frame["entry.poison"] == (1 << UNIT.page_lines) - 1
+        ).all() and commits.score["score"].tolist() == [1, 3, 5, 7]
         kinds = [kind for kind, _ in commits]
-        assert kinds == (["frame"] if hot else []) * 1 + kinds[hot:] and kinds[-3:] == ["result", "frame", "score"]
+        assert kinds == (["frame"] if hot else []) * 1 + kinds[hot:] and kinds[-3:] == [
+            "result",
+            "frame",
+            "score",
+        ]
         assert commits.frame.hot.sum() == (4 if hot else 0)
         assert len(d.take_commits()) == 0
         with pytest.raises(KeyError, match="not a field"):
@@ -395,7 +473,11 @@ def test_commit_records():
 
 def test_progress_is_reported():
     seen = []
-    driver().run(Program.reads(at(range(100))), progress=lambda done, cycle: seen.append((done, cycle)), every=500)
+    driver().run(
+        Program.reads(at(range(100))),
+        progress=lambda done, cycle: seen.append((done, cycle)),
+        every=500,
+    )
     assert len(seen) > 10 and seen == sorted(seen) and seen[-1][0] == 100
 
 
@@ -425,11 +507,14 @@ def test_overhead(record_property):
     result = d.run(program)
     rate = result.counts["evaluated"] / (time.perf_counter() - started)
     record_property("cycles_per_second", rate)
-    print(f"driver alone: {rate:,.0f} cycles/s, {len(program) / result.counts['evaluated'] * rate:,.0f} requests/s")
+    print(
+        f"driver alone: {rate:,.0f} cycles/s, "
+        + f"{len(program) / result.counts['evaluated'] * rate:,.0f} requests/s"
+    )
     assert rate > 20_000
 
 
-# --- the endpoint itself ------------------------------------------------------------------------------------------------------
+# - the endpoint itself ----------------------------------------------------------------------------
 FAST = FlashTiming(latency=2000, write_latency=1500)
 
 
@@ -442,7 +527,13 @@ def endpoint(queues=4, **options):
 def pages(d, queues, numbers):
     """Addresses of every line of some pages."""
     return np.array(
-        [d.address(0, q, p, kv, line) for q in range(queues) for p in numbers for kv in range(2) for line in range(UNIT.half_lines)],
+        [
+            d.address(0, q, p, kv, line)
+            for q in range(queues)
+            for p in numbers
+            for kv in range(2)
+            for line in range(UNIT.half_lines)
+        ],
         np.uint64,
     )
 
@@ -451,7 +542,11 @@ def pages(d, queues, numbers):
 @pytest.mark.parametrize("stall", [0.0, 0.3])
 def test_endpoint_keeps_what_it_is_given(stall):
     """Four times as many pages as frames: most of them go to flash and come back."""
-    d = endpoint(pressure=Pressure.everywhere(stall), memory=MemoryTiming(jitter=30 if stall else 0, shuffle=stall > 0), seed=3)
+    d = endpoint(
+        pressure=Pressure.everywhere(stall),
+        memory=MemoryTiming(jitter=30 if stall else 0, shuffle=stall > 0),
+        seed=3,
+    )
     addresses = pages(d, 4, range(8))
     data = lines(len(addresses))
     written = d.run(Program.writes(addresses, data), settle=True)
@@ -460,7 +555,11 @@ def test_endpoint_keeps_what_it_is_given(stall):
     read = d.run(Program.reads(addresses[order]), settle=True)
     assert (read.response == Response.DATA).all() and (read.data == data[order]).all()
     counters, counts = d.counters(), d.counts()
-    assert (counters["writes"], counters["reads"], counters["allocations"]) == (len(addresses), len(addresses), 32)
+    assert (counters["writes"], counters["reads"], counters["allocations"]) == (
+        len(addresses),
+        len(addresses),
+        32,
+    )
     assert (
         counters["evictions"] >= 24
         and counters["write_backs"] == counts["flash_writes"]
@@ -469,7 +568,11 @@ def test_endpoint_keeps_what_it_is_given(stall):
     histograms = d.latency_histograms()
     assert sum(histograms["hit"]) + sum(histograms["miss"]) == 2 * len(addresses)
     commits = d.take_commits()
-    assert (commits.result["op.kind"] == Op.RELEASE).sum() >= 24 and len(commits.frame) and len(commits.score)
+    assert (
+        (commits.result["op.kind"] == Op.RELEASE).sum() >= 24
+        and len(commits.frame)
+        and len(commits.score)
+    )
 
 
 @pytest.mark.timeout(1800)
@@ -482,12 +585,27 @@ def test_lockstep_does_not_depend_on_timing():
         read = d.run(Program.reads(addresses[order]), lockstep=True)
         commits = d.take_commits().result
         return read, np.stack(
-            [commits[name] for name in ("op.kind", "outcome", "op.squeue", "op.page", "word.state", "word.place", "frame")], axis=1
+            [
+                commits[name]
+                for name in (
+                    "op.kind",
+                    "outcome",
+                    "op.squeue",
+                    "op.page",
+                    "word.state",
+                    "word.place",
+                    "frame",
+                )
+            ],
+            axis=1,
         )
 
     (fast, ops), (slow, other) = (
         run(),
-        run(flash=FlashTiming(latency=9000, jitter=500), memory=MemoryTiming(latency=100, jitter=50, shuffle=True)),
+        run(
+            flash=FlashTiming(latency=9000, jitter=500),
+            memory=MemoryTiming(latency=100, jitter=50, shuffle=True),
+        ),
     )
     assert (fast.data == slow.data).all() and slow.counts["simulated"] > fast.counts["simulated"]
     # The hot lane's own commits aside, the ops are the same.
@@ -497,8 +615,14 @@ def test_lockstep_does_not_depend_on_timing():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["failed", "never", "late"])
 def test_endpoint_survives_a_faulty_tier(kind):
-    failures = [Failure(index=i, op=op, kind=kind, cycles=9000) for op in (ColdOp.READ, ColdOp.WRITE) for i in (0, 3, 7)]
-    d = endpoint(flash=FlashTiming(latency=2000, write_latency=1500, failures=failures), max_skip=500)
+    failures = [
+        Failure(index=i, op=op, kind=kind, cycles=9000)
+        for op in (ColdOp.READ, ColdOp.WRITE)
+        for i in (0, 3, 7)
+    ]
+    d = endpoint(
+        flash=FlashTiming(latency=2000, write_latency=1500, failures=failures), max_skip=500
+    )
     d.write64("cold_timeout", 8000)
     addresses = pages(d, 4, range(4))
     data = lines(len(addresses))
@@ -506,7 +630,9 @@ def test_endpoint_survives_a_faulty_tier(kind):
     read = d.run(Program.reads(addresses), settle=True)
     assert (read.response == Response.DATA).all() and (read.data == data).all()
     counts = d.counts()
-    assert counts["flash_failed"] == (6 if kind == "failed" else 0) and counts["flash_aborts"] == (0 if kind == "failed" else 6)
+    assert counts["flash_failed"] == (6 if kind == "failed" else 0) and counts["flash_aborts"] == (
+        0 if kind == "failed" else 6
+    )
 
 
 @pytest.mark.timeout(1800)
@@ -515,8 +641,17 @@ def test_endpoint_registers_hints_and_refusals():
     assert d.read64("identity") == d.registers["identity"].reset
     first = pages(d, 1, [0])
     d.run(Program.writes(first, lines(len(first))))
-    assert d.page_word(0, 0, 0)["state"] == PageState.RESIDENT and d.page_word(0, 0, 1)["state"] == PageState.ABSENT
-    d.push_hints([HintLine(kind=HintKind.MASS, session=0, queue=0, first_page=0, entries=(5, 6), advance=True)])
+    assert (
+        d.page_word(0, 0, 0)["state"] == PageState.RESIDENT
+        and d.page_word(0, 0, 1)["state"] == PageState.ABSENT
+    )
+    d.push_hints(
+        [
+            HintLine(
+                kind=HintKind.MASS, session=0, queue=0, first_page=0, entries=(5, 6), advance=True
+            )
+        ]
+    )
     d.settle()
     assert d.read_fields("s0_state")["step"] == 1 and d.counters()["hint_lines"] == 1
     answers = d.run(
@@ -524,11 +659,19 @@ def test_endpoint_registers_hints_and_refusals():
             opcode=[READ, READ, READ, READ, WRITE],
             ld_id=[0, 0, 0, 5, 0],
             data=lines(1),
-            address=[d.address(0, 0, 1, 0, 0), d.address(1, 0, 0, 0, 0), 3 << UNIT.aperture_bits, int(first[0]), d.address(0, 3, 0, 0, 0)],
+            address=[
+                d.address(0, 0, 1, 0, 0),
+                d.address(1, 0, 0, 0, 0),
+                3 << UNIT.aperture_bits,
+                int(first[0]),
+                d.address(0, 3, 0, 0, 0),
+            ],
         )
     )
     assert (
-        answers.response.tolist() == [Response.DATA, Response.NXM, Response.NXM, Response.NXM, Response.CMP] and not answers.data[0].any()
+        answers.response.tolist()
+        == [Response.DATA, Response.NXM, Response.NXM, Response.NXM, Response.CMP]
+        and not answers.data[0].any()
     )
     d.close_session(0)
     assert not d.read_fields("s0_state")["open"] and d.read64("pool_used_raw16") == 0

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The endpoint between a vendor's CXL IP and its memory controller: AXI4 on both sides, flat ports, for an Agilex or UltraScale+ design to instantiate."""
+"""The endpoint between a vendor's CXL IP and its memory controller: AXI4 on both sides, flat ports,
+for an Agilex or UltraScale+ design to instantiate."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def _payload(member):
 
 
 class AxiEndpoint(wiring.Component):
-    """:class:`.axi_front.AxiFront` and the endpoint. Each port, in a row of its own: :data:`.axi_ports.PORT_DOCS`.
+    """:class:`.axi_front.AxiFront` and the endpoint. Each port, in a row of its own:
+    :data:`.axi_ports.PORT_DOCS`.
 
     Parameters
     ----------
@@ -33,13 +35,25 @@ class AxiEndpoint(wiring.Component):
     def __init__(self, *, config: Config, id_bits: int = 8, depth: int = 128, ld_id: int = 0):
         self.config = config
         self.front = AxiFront(id_bits=id_bits, depth=depth, ld_id=ld_id)
-        members = {name: member for name, member in self.front.signature.members.items() if name.startswith("s_axi_")}
+        members = {
+            name: member
+            for name, member in self.front.signature.members.items()
+            if name.startswith("s_axi_")
+        }
         signature = endpoint_signature(config)
-        members |= {name: signature[name] for name in ("cold_command", "cold_completion", "ready", "irq")}
+        members |= {
+            name: signature[name] for name in ("cold_command", "cold_completion", "ready", "irq")
+        }
         for channel, member in axi_signature(config).members.items():
             out = member.flow is Out
-            members |= {f"m_axi_{channel}valid": (Out if out else In)(1), f"m_axi_{channel}ready": (In if out else Out)(1)}
-            members |= {f"m_axi_{channel}{field}": (Out if out else In)(_payload(member)[field].shape) for field in _payload(member).members}
+            members |= {
+                f"m_axi_{channel}valid": (Out if out else In)(1),
+                f"m_axi_{channel}ready": (In if out else Out)(1),
+            }
+            members |= {
+                f"m_axi_{channel}{field}": (Out if out else In)(_payload(member)[field].shape)
+                for field in _payload(member).members
+            }
         super().__init__(members)
 
     def elaborate(self, platform):
@@ -54,13 +68,31 @@ class AxiEndpoint(wiring.Component):
                 connect(m, getattr(front, name), getattr(endpoint, name))
         connect(m, endpoint.cold_command, flipped(self.cold_command))
         connect(m, flipped(self.cold_completion), endpoint.cold_completion)
-        m.d.comb += [self.ready.eq(endpoint.ready), self.irq.eq(endpoint.irq), endpoint.s2m_bisnp.ready.eq(1)]
+        m.d.comb += [
+            self.ready.eq(endpoint.ready),
+            self.irq.eq(endpoint.irq),
+            endpoint.s2m_bisnp.ready.eq(1),
+        ]
         for channel, member in axi_signature(self.config).members.items():
             port = getattr(endpoint.axi, channel)
-            valid, ready = getattr(self, f"m_axi_{channel}valid"), getattr(self, f"m_axi_{channel}ready")
-            fields = [(getattr(self, f"m_axi_{channel}{field}"), port.p[field]) for field in _payload(member).members]
+            valid, ready = (
+                getattr(self, f"m_axi_{channel}valid"),
+                getattr(self, f"m_axi_{channel}ready"),
+            )
+            fields = [
+                (getattr(self, f"m_axi_{channel}{field}"), port.p[field])
+                for field in _payload(member).members
+            ]
             if member.flow is Out:
-                m.d.comb += [valid.eq(port.valid), port.ready.eq(ready), *(outer.eq(inner) for outer, inner in fields)]
+                m.d.comb += [
+                    valid.eq(port.valid),
+                    port.ready.eq(ready),
+                    *(outer.eq(inner) for outer, inner in fields),
+                ]
             else:
-                m.d.comb += [port.valid.eq(valid), ready.eq(port.ready), *(inner.eq(outer) for outer, inner in fields)]
+                m.d.comb += [
+                    port.valid.eq(valid),
+                    ready.eq(port.ready),
+                    *(inner.eq(outer) for outer, inner in fields),
+                ]
         return m

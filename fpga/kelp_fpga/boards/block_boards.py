@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Boards whose memory chip we have no controller for (DDR3): the same top, its memory and cold tier in block RAM. Clock, UART and LEDs are all that they need.
+"""Boards whose memory chip we have no controller for (DDR3): the same top, its memory and cold tier
+in block RAM. Clock, UART and LEDs are all that they need.
 
-The ButterStick has no UART of its own: an adapter of 3.3 V goes on its SYZYGY connector VIO0 (S0 receives, S1 sends). That connector's supply is off until
-`VccIo` has set it.
+The ButterStick has no UART of its own: an adapter of 3.3 V goes on its SYZYGY connector VIO0 (S0
+receives, S1 sends). That connector's supply is off until `VccIo` has set it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ __all__ = ["BLOCK_BOARDS", "BlockBoard", "BlockTop", "VccIo", "outputs", "single
 
 @dataclass(frozen=True)
 class BlockBoard:
-    """`oscillator`: name and Hz of the clock; `leds`: (platform, module, board); `clock`: as :func:`.ecp5_clock.ecp5_clock`; `dividers`: (Hz, oscillator),
-    refuses what `clock` cannot make."""
+    """`oscillator`: name and Hz of the clock; `leds`: (platform, module, board); `clock`: as
+    :func:`.ecp5_clock.ecp5_clock`; `dividers`: (Hz, oscillator), refuses what `clock` cannot
+    make."""
 
     platform: Callable
     oscillator: tuple[str, int]
@@ -58,13 +60,15 @@ class BlockTop(Elaboratable):
 
 
 class VccIo(Elaboratable):
-    """3.3 V on the ButterStick's connectors. Each regulator's output falls with a control voltage that we make by density: 0.313 of 3.3 V give 3.3 V
-    (0.6 V feedback; 68 kΩ from the control to it, 53.6 kΩ from the output, 13 kΩ to ground). They are switched on when the control has settled."""
+    """3.3 V on the ButterStick's connectors. Each regulator's output falls with a control voltage
+    that we make by density: 0.313 of 3.3 V give 3.3 V (0.6 V feedback; 68 kΩ from the control to
+    it, 53.6 kΩ from the output, 13 kΩ to ground). They are switched on when the control has
+    settled."""
 
     _DENSITY = round(0.313 / 3.3 * 1024)
 
     def __init__(self, hz: int):
-        self.settled = round(0.2 * hz)      # thirty times the filter's 68 kΩ · 0.1 µF
+        self.settled = round(0.2 * hz)  # thirty times the filter's 68 kΩ · 0.1 µF
 
     def elaborate(self, platform):
         m = Module()
@@ -92,7 +96,8 @@ def single_leds(platform, m, board) -> None:
 
 
 def _rgb_leds(platform, m, board) -> None:
-    """Two of the eight in each of four coloured LEDs: the first green, the second blue; so 7, failed, is the last one's blue."""
+    """Two of the eight in each of four coloured LEDs: the first green, the second blue; so 7,
+    failed, is the last one's blue."""
     colours = [platform.request("rgb_led", n, dir={"r": "-", "g": "-", "b": "-"}) for n in range(4)]
     outputs(m, [getattr(colour, part) for colour in colours for part in "gb"], board.leds)
     for n, colour in enumerate(colours):
@@ -101,16 +106,23 @@ def _rgb_leds(platform, m, board) -> None:
 
 
 def _shared_leds(platform, m, board) -> None:
-    """Seven anodes, cathodes shared by colour: the first seven of the eight in green, in red when the self-test has failed. And the connectors' supply."""
+    """Seven anodes, cathodes shared by colour: the first seven of the eight in green, in red when
+    the self-test has failed. And the connectors' supply."""
     row = platform.request("rgb_leds_muxed", dir={"leds": "-", "r": "-", "g": "-", "b": "-"})
     failed = board.leds[7]
-    outputs(m, [row.leds, row.r, row.g, row.b], [Cat(board.leds[:7]) | failed.replicate(7), ~failed, failed, Const(1)])
+    outputs(
+        m,
+        [row.leds, row.r, row.g, row.b],
+        [Cat(board.leds[:7]) | failed.replicate(7), ~failed, failed, Const(1)],
+    )
     m.submodules.vccio = VccIo(board.hz)
 
 
 def _butterstick():
     platform = ButterStickPlatform(VCCIOA="3V3", VCCIOB="3V3", VCCIOC="3V3")
-    platform.add_resources([UARTResource(0, rx="S0", tx="S1", conn=("syzygy", 0), attrs=Attrs(IO_TYPE="LVCMOS33"))])
+    platform.add_resources(
+        [UARTResource(0, rx="S0", tx="S1", conn=("syzygy", 0), attrs=Attrs(IO_TYPE="LVCMOS33"))]
+    )
     return platform
 
 

@@ -14,8 +14,10 @@ __all__ = ["NoEndpoint"]
 
 
 class NoEndpoint(wiring.Component):
-    """The ports of :class:`kelp_hw.endpoint.Endpoint`. Every request is answered at once as one outside the map is: NXM to a read, Cmp to the others; nothing
-    reaches memory. One request is offered at a time, as the bridge does. What is synthesised with it is small enough to be routed in minutes.
+    """The ports of :class:`kelp_hw.endpoint.Endpoint`. Every request is answered at once as one
+    outside the map is: NXM to a read, Cmp to the others; nothing reaches memory. One request is
+    offered at a time, as the bridge does. What is synthesised with it is small enough to be routed
+    in minutes.
 
     Parameters
     ----------
@@ -31,12 +33,23 @@ class NoEndpoint(wiring.Component):
         req, rwd, drs, ndr = self.m2s_req, self.m2s_rwd, self.s2m_drs, self.s2m_ndr
         read, silent = Signal(), Signal()
         m.d.comb += [
-            self.ready.eq(1), self.quiescent.eq(~(req.valid | rwd.valid | drs.valid | ndr.valid)), self.m2s_birsp.ready.eq(1),
-            self.cold_completion.ready.eq(1), self.axi.r.ready.eq(1), self.axi.b.ready.eq(1),
-            read.eq((req.p.opcode == M2SReq.MEM_RD) | (req.p.opcode == M2SReq.MEM_RD_DATA)), silent.eq(req.p.opcode == M2SReq.MEM_SPEC_RD),
-            drs.p.opcode.eq(S2MDRS.MEM_DATA_NXM), drs.p.tag.eq(req.p.tag), drs.p.ld_id.eq(req.p.ld_id), drs.valid.eq(req.valid & read),
-            ndr.p.opcode.eq(S2MNDR.CMP), ndr.p.tag.eq(Mux(rwd.valid, rwd.p.tag, req.p.tag)), ndr.p.ld_id.eq(Mux(rwd.valid, rwd.p.ld_id, req.p.ld_id)),
+            self.ready.eq(1),
+            self.quiescent.eq(~(req.valid | rwd.valid | drs.valid | ndr.valid)),
+            self.m2s_birsp.ready.eq(1),
+            self.cold_completion.ready.eq(1),
+            self.axi.r.ready.eq(1),
+            self.axi.b.ready.eq(1),
+            read.eq((req.p.opcode == M2SReq.MEM_RD) | (req.p.opcode == M2SReq.MEM_RD_DATA)),
+            silent.eq(req.p.opcode == M2SReq.MEM_SPEC_RD),
+            drs.p.opcode.eq(S2MDRS.MEM_DATA_NXM),
+            drs.p.tag.eq(req.p.tag),
+            drs.p.ld_id.eq(req.p.ld_id),
+            drs.valid.eq(req.valid & read),
+            ndr.p.opcode.eq(S2MNDR.CMP),
+            ndr.p.tag.eq(Mux(rwd.valid, rwd.p.tag, req.p.tag)),
+            ndr.p.ld_id.eq(Mux(rwd.valid, rwd.p.ld_id, req.p.ld_id)),
             ndr.valid.eq(rwd.valid | (req.valid & ~read & ~silent)),
-            rwd.ready.eq(ndr.ready), req.ready.eq(Mux(read, drs.ready, silent | (ndr.ready & ~rwd.valid))),
+            rwd.ready.eq(ndr.ready),
+            req.ready.eq(Mux(read, drs.ready, silent | (ndr.ready & ~rwd.valid))),
         ]
         return m

@@ -11,8 +11,9 @@ __all__ = ["OnePlace"]
 
 
 class OnePlace(wiring.Component):
-    """Holds one item: takes the next when the one before has gone. `i.ready` is a register's output and the payload's registers have no other enable, so
-    that nothing on the far side reaches the hundreds of registers on this one in the same cycle.
+    """Holds one item: takes the next when the one before has gone. `i.ready` is a register's output
+    and the payload's registers have no other enable, so that nothing on the far side reaches the
+    hundreds of registers on this one in the same cycle.
 
     Latency 1 cycle, throughput one transfer in two cycles.
 
@@ -31,11 +32,16 @@ class OnePlace(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        # A register of its own says that nothing is held: `valid` belongs to whoever takes the item, and may lie far off.
+        # A register of its own says that nothing is held: `valid` belongs to whoever takes the
+        # item, and may lie far off.
         empty = Signal(init=1)
         m.d.comb += [self.i.ready.eq(empty), Assert(empty != self.o.valid)]
         with m.If(empty):
-            m.d.sync += [self.o.valid.eq(self.i.valid), empty.eq(~self.i.valid), self.o.p.eq(self.i.p)]
+            m.d.sync += [
+                self.o.valid.eq(self.i.valid),
+                empty.eq(~self.i.valid),
+                self.o.p.eq(self.i.p),
+            ]
         with m.Elif(self.o.ready):
             m.d.sync += [self.o.valid.eq(0), empty.eq(1)]
         return m

@@ -19,11 +19,13 @@ _OSCILLATOR = 25_000_000
 
 
 class Ulx3s(Elaboratable):
-    """:class:`.board.Board` on the board's pins. The SDRAM's clock is ours, inverted by an output register so that it leaves the pad as the data do."""
+    """:class:`.board.Board` on the board's pins. The SDRAM's clock is ours, inverted by an output
+    register so that it leaves the pad as the data do."""
 
     def __init__(self, board: Board):
         self.board = board
-        pll_dividers(board.hz, _OSCILLATOR)      # refuses what cannot be made before anything is built
+        # refuses what cannot be made before anything is built
+        pll_dividers(board.hz, _OSCILLATOR)
 
     def elaborate(self, platform):
         m = Module()

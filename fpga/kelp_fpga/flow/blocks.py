@@ -9,14 +9,24 @@ from kelp_spec.config import Config
 
 __all__ = ["BLOCKS", "block"]
 
-#: Name → class, and its arguments beside the configuration. All that stands in `kelp_hw.endpoint.Endpoint` but its `Skid`s.
+#: Name → class, and its arguments beside the configuration. All that stands in
+#: `kelp_hw.endpoint.Endpoint` but its `Skid`s.
 BLOCKS: dict[str, tuple[str, dict]] = {
-    "data_path": ("kelp_hw.datapath.datapath:DataPath", {}), "tracker": ("kelp_hw.tracker.tracker:Tracker", {}), "eviction": ("kelp_hw.eviction.eviction:Eviction", {}),
-    "registers": ("kelp_hw.control.registers:Registers", {"event_sources": 4}), "ema": ("kelp_hw.scores.ema:EmaEngine", {}),
-    "cold_scheduler": ("kelp_hw.miss.cold_scheduler:ColdScheduler", {}), "miss_buffer": ("kelp_hw.miss.miss_buffer:MissBuffer", {}),
-    "frame_table": ("kelp_hw.tracker.frame_table:FrameTable", {}), "prefetcher": ("kelp_hw.prefetch.prefetch:Prefetcher", {}), "hints": ("kelp_hw.host.hints:HintAbsorber", {}),
-    "ingress": ("kelp_hw.host.ingress:Ingress", {}), "egress": ("kelp_hw.host.egress:Egress", {}), "data_queue": ("kelp_hw.endpoint:DataQueue", {}),
-    "telemetry": ("kelp_hw.control.telemetry:Telemetry", {}), "phase": ("kelp_hw.control.phase:PhaseDetector", {}),
+    "data_path": ("kelp_hw.datapath.datapath:DataPath", {}),
+    "tracker": ("kelp_hw.tracker.tracker:Tracker", {}),
+    "eviction": ("kelp_hw.eviction.eviction:Eviction", {}),
+    "registers": ("kelp_hw.control.registers:Registers", {"event_sources": 4}),
+    "ema": ("kelp_hw.scores.ema:EmaEngine", {}),
+    "cold_scheduler": ("kelp_hw.miss.cold_scheduler:ColdScheduler", {}),
+    "miss_buffer": ("kelp_hw.miss.miss_buffer:MissBuffer", {}),
+    "frame_table": ("kelp_hw.tracker.frame_table:FrameTable", {}),
+    "prefetcher": ("kelp_hw.prefetch.prefetch:Prefetcher", {}),
+    "hints": ("kelp_hw.host.hints:HintAbsorber", {}),
+    "ingress": ("kelp_hw.host.ingress:Ingress", {}),
+    "egress": ("kelp_hw.host.egress:Egress", {}),
+    "data_queue": ("kelp_hw.endpoint:DataQueue", {}),
+    "telemetry": ("kelp_hw.control.telemetry:Telemetry", {}),
+    "phase": ("kelp_hw.control.phase:PhaseDetector", {}),
     "windows": ("kelp_hw.control.queue_config:QueueConfig", {"fields": ("window",)}),
 }
 

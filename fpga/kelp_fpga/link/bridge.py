@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The host bridge: CXL.mem messages and the board's registers over any stream of bytes, each delivered exactly once."""
+"""The host bridge: CXL.mem messages and the board's registers over any stream of bytes, each
+delivered exactly once."""
 
 from __future__ import annotations
 
@@ -23,12 +24,15 @@ _BOARD_REPLY = data.StructLayout(dict(BOARD_REPLY))
 
 
 class HostBridge(wiring.Component):
-    """Between a line of bytes (UART, Ethernet, …) and the endpoint's channels. kelp_fpga.link.protocol has the frames, kelp_fpga.link.host_link the protocol.
+    """Between a line of bytes (UART, Ethernet, …) and the endpoint's channels.
+    kelp_fpga.link.protocol has the frames, kelp_fpga.link.host_link the protocol.
 
-    A request waits in the bridge while the endpoint does not take it; an answer is kept until the host acknowledges it, and at `WINDOW` of them the
-    bridge takes no more. After a SYNC with a new nonce the answers still owed to the host before are taken and dropped.
+    A request waits in the bridge while the endpoint does not take it; an answer is kept until the
+    host acknowledges it, and at `WINDOW` of them the bridge takes no more. After a SYNC with a new
+    nonce the answers still owed to the host before are taken and dropped.
 
-    Latency: a request leaves four cycles and its bytes after its frame's last byte. Throughput: that of the line.
+    Latency: a request leaves four cycles and its bytes after its frame's last byte. Throughput:
+    that of the line.
 
     Parameters
     ----------
@@ -44,12 +48,14 @@ class HostBridge(wiring.Component):
     device_reset : In
         The endpoint is being reset and owes no more answers.
     hold : In
-        The device tests itself: the host reaches the board's registers alone, its requests and a new connection wait. `inject` are the test's requests, and the
-        endpoint's answers are taken with `take_drs` and `take_ndr` where they come in.
+        The device tests itself: the host reaches the board's registers alone, its requests and a
+        new connection wait. `inject` are the test's requests, and the endpoint's answers are taken
+        with `take_drs` and `take_ndr` where they come in.
     owed : Out
         The endpoint owes answers.
     board_address, board_data, board_write : Out
-        A register of the board is read (and written when `board_write`); `board_read_data` is sampled in that cycle, marked by `board_valid`.
+        A register of the board is read (and written when `board_write`); `board_read_data` is
+        sampled in that cycle, marked by `board_valid`.
     synced : Out
         A host has connected.
     heard : Out
@@ -58,14 +64,29 @@ class HostBridge(wiring.Component):
 
     def __init__(self, *, patience: int = 512):
         self.patience = patience
-        super().__init__({
-            "i": In(stream.Signature(8)), "o": Out(stream.Signature(8)),
-            "m2s_req": Out(stream.Signature(MESSAGES["M2SReq"])), "m2s_rwd": Out(stream.Signature(MESSAGES["M2SRwD"])),
-            "s2m_drs": In(stream.Signature(MESSAGES["S2MDRS"])), "s2m_ndr": In(stream.Signature(MESSAGES["S2MNDR"])),
-            "device_reset": In(1), "hold": In(1), "inject": In(stream.Signature(injected)), "take_drs": In(1), "take_ndr": In(1), "owed": Out(1),
-            "board_address": Out(7), "board_data": Out(32), "board_write": Out(1), "board_valid": Out(1), "board_read_data": In(32),
-            "synced": Out(1), "heard": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(8)),
+                "o": Out(stream.Signature(8)),
+                "m2s_req": Out(stream.Signature(MESSAGES["M2SReq"])),
+                "m2s_rwd": Out(stream.Signature(MESSAGES["M2SRwD"])),
+                "s2m_drs": In(stream.Signature(MESSAGES["S2MDRS"])),
+                "s2m_ndr": In(stream.Signature(MESSAGES["S2MNDR"])),
+                "device_reset": In(1),
+                "hold": In(1),
+                "inject": In(stream.Signature(injected)),
+                "take_drs": In(1),
+                "take_ndr": In(1),
+                "owed": Out(1),
+                "board_address": Out(7),
+                "board_data": Out(32),
+                "board_write": Out(1),
+                "board_valid": Out(1),
+                "board_read_data": In(32),
+                "synced": Out(1),
+                "heard": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -74,7 +95,8 @@ class HostBridge(wiring.Component):
         m.submodules.receiver = receiver = LinkReceiver()
         m.submodules.sender = sender = LinkSender(patience=self.patience)
         connect(m, flipped(self.i), deframer.i)
-        # Whether the framer must escape a byte hangs on the sender's memory, whose address hangs on whether the framer takes the byte: a register between.
+        # Whether the framer must escape a byte hangs on the sender's memory, whose address hangs on
+        # whether the framer takes the byte: a register between.
         m.submodules.to_framer = to_framer = Skid(body_byte)
         connect(m, sender.o, to_framer.i)
         connect(m, to_framer.o, framer.i)
@@ -82,20 +104,37 @@ class HostBridge(wiring.Component):
         connect(m, flipped(self.inject), receiver.inject)
         draining, nonce = Signal(), Signal(32)
         m.d.comb += [
-            receiver.byte.eq(deframer.byte), receiver.byte_valid.eq(deframer.byte_valid), receiver.end.eq(deframer.end), receiver.good.eq(deframer.good),
-            receiver.enable.eq(self.synced), sender.enable.eq(self.synced), sender.expected.eq(receiver.expected), sender.nonce.eq(nonce),
-            *(getattr(sender, name).eq(getattr(receiver, name)) for name in ("ack", "ack_valid", "polled", "owed", "urgent")),
-            self.heard.eq(receiver.sync | receiver.ack_valid), receiver.hold.eq(self.hold),
+            receiver.byte.eq(deframer.byte),
+            receiver.byte_valid.eq(deframer.byte_valid),
+            receiver.end.eq(deframer.end),
+            receiver.good.eq(deframer.good),
+            receiver.enable.eq(self.synced),
+            sender.enable.eq(self.synced),
+            sender.expected.eq(receiver.expected),
+            sender.nonce.eq(nonce),
+            *(
+                getattr(sender, name).eq(getattr(receiver, name))
+                for name in ("ack", "ack_valid", "polled", "owed", "urgent")
+            ),
+            self.heard.eq(receiver.sync | receiver.ack_valid),
+            receiver.hold.eq(self.hold),
         ]
 
-        # --- a host connects ------------------------------------------------------------------------------------------------------
-        # A request that stands at the endpoint's door goes in first: what is offered is not taken back. Then all is forgotten, then the endpoint answers.
-        owed, asked, answered, cleared = Signal(24), Signal(), Signal(2), Signal()    # `owed`: answers that the endpoint still owes
-        asked_before, answered_before = Signal(), Signal(2)      # counted a cycle late: `cleared` is later still
-        m.d.sync += [asked_before.eq(asked), answered_before.eq(answered), owed.eq(owed + asked_before - answered_before)]
+        # - a host connects ------------------------------------------------------------------------
+        # A request that stands at the endpoint's door goes in first: what is offered is not taken
+        # back. Then all is forgotten, then the endpoint answers.
+        # `owed`: answers that the endpoint still owes
+        owed, asked, answered, cleared = Signal(24), Signal(), Signal(2), Signal()
+        # counted a cycle late: `cleared` is later still
+        asked_before, answered_before = Signal(), Signal(2)
+        m.d.sync += [
+            asked_before.eq(asked),
+            answered_before.eq(answered),
+            owed.eq(owed + asked_before - answered_before),
+        ]
         m.d.comb += self.owed.eq(owed.any())
         with m.If(self.device_reset):
-            m.d.sync += owed.eq(0)      # for hundreds of cycles
+            m.d.sync += owed.eq(0)  # for hundreds of cycles
         with m.If(draining & ~cleared & ~receiver.o.valid & ~self.hold):
             m.d.comb += [receiver.clear.eq(1), sender.clear.eq(1)]
             m.d.sync += cleared.eq(1)
@@ -104,48 +143,84 @@ class HostBridge(wiring.Component):
             m.d.comb += sender.greet.eq(1)
         with m.If(receiver.sync):
             with m.If((receiver.nonce != nonce) | ~(self.synced | draining)):
-                m.d.sync += [nonce.eq(receiver.nonce), draining.eq(1), cleared.eq(0), self.synced.eq(0)]
+                m.d.sync += [
+                    nonce.eq(receiver.nonce),
+                    draining.eq(1),
+                    cleared.eq(0),
+                    self.synced.eq(0),
+                ]
                 m.d.comb += sender.greet.eq(0)
             with m.Elif(self.synced):
-                m.d.comb += sender.greet.eq(1)     # its answer was lost
+                m.d.comb += sender.greet.eq(1)  # its answer was lost
 
-        # --- requests ---------------------------------------------------------------------------------------------------------------
+        # - requests -------------------------------------------------------------------------------
         message, kind = receiver.o.p.payload, receiver.o.p.kind
 
         def view(shape, code):
-            return data.View(shape, message[len(message) - 8 * TO_DEVICE[code]:][:shape.size])
+            return data.View(shape, message[len(message) - 8 * TO_DEVICE[code] :][: shape.size])
 
-        req, rwd, board = view(MESSAGES["M2SReq"], Kind.REQ), view(MESSAGES["M2SRwD"], Kind.RWD), view(_BOARD_REQUEST, Kind.BOARD)
+        req, rwd, board = (
+            view(MESSAGES["M2SReq"], Kind.REQ),
+            view(MESSAGES["M2SRwD"], Kind.RWD),
+            view(_BOARD_REQUEST, Kind.BOARD),
+        )
         for port, payload, code in ((self.m2s_req, req, Kind.REQ), (self.m2s_rwd, rwd, Kind.RWD)):
-            m.d.comb += [Value.cast(port.payload).eq(Value.cast(payload)), port.valid.eq(receiver.o.valid & (kind == code))]
+            m.d.comb += [
+                Value.cast(port.payload).eq(Value.cast(payload)),
+                port.valid.eq(receiver.o.valid & (kind == code)),
+            ]
             with m.If(port.valid & port.ready):
-                m.d.comb += [receiver.o.ready.eq(1), asked.eq(1 if code == Kind.RWD else payload.opcode != M2SReq.MEM_SPEC_RD)]
+                m.d.comb += [
+                    receiver.o.ready.eq(1),
+                    asked.eq(1 if code == Kind.RWD else payload.opcode != M2SReq.MEM_SPEC_RD),
+                ]
 
-        # --- answers: the board's, then data, then completions ------------------------------------------------------------------
+        # - answers: the board's, then data, then completions --------------------------------------
         board_pending, board_reply = Signal(), Signal(_BOARD_REPLY)
         m.d.sync += [self.board_valid.eq(0), self.board_write.eq(0)]
         with m.If(self.board_valid):
             m.d.sync += board_reply.data.eq(self.board_read_data)
         with m.If(receiver.o.valid & (kind == Kind.BOARD) & (draining | ~board_pending)):
             m.d.comb += receiver.o.ready.eq(1)
-            m.d.sync += [self.board_valid.eq(1), self.board_write.eq(board.write), self.board_address.eq(board.address), self.board_data.eq(board.data),
-                         board_pending.eq(1), board_reply.tag.eq(board.tag)]
+            m.d.sync += [
+                self.board_valid.eq(1),
+                self.board_write.eq(board.write),
+                self.board_address.eq(board.address),
+                self.board_data.eq(board.data),
+                board_pending.eq(1),
+                board_reply.tag.eq(board.tag),
+            ]
         with m.If(self.hold):
             m.d.comb += [self.s2m_drs.ready.eq(self.take_drs), self.s2m_ndr.ready.eq(self.take_ndr)]
-        # Whose turn it is, in a register: it chooses among hundreds of bits, and an answer takes the line longer than that cycle. Of a shorter message the
-        # bytes behind its own are never sent.
+        # Whose turn it is, in a register: it chooses among hundreds of bits, and an answer takes
+        # the line longer than that cycle. Of a shorter message the bytes behind its own are never
+        # sent.
         turn = Signal(Kind)
         drs, ndr = Value.cast(self.s2m_drs.payload), Value.cast(self.s2m_ndr.payload)
         m.d.comb += [sender.i.p.kind.eq(turn), sender.i.p.payload.eq(drs)]
         with m.Switch(turn):
             with m.Case(Kind.BOARD):
-                m.d.comb += sender.i.p.payload[:len(Value.cast(board_reply))].eq(Value.cast(board_reply))
+                m.d.comb += sender.i.p.payload[: len(Value.cast(board_reply))].eq(
+                    Value.cast(board_reply)
+                )
             with m.Case(Kind.REQ):
-                m.d.comb += sender.i.p.payload[:len(ndr)].eq(ndr)
-        stands = Signal()       # its answer is still there: a reset forgets it, draining and hold take it by themselves
+                m.d.comb += sender.i.p.payload[: len(ndr)].eq(ndr)
+        # its answer is still there: a reset forgets it, draining and hold take it by themselves
+        stands = Signal()
         m.d.comb += [
-            stands.eq(~draining & (((turn == Kind.BOARD) & board_pending) | (~self.hold & (
-                ((turn == Kind.RWD) & self.s2m_drs.valid) | ((turn == Kind.REQ) & self.s2m_ndr.valid))))),
+            stands.eq(
+                ~draining
+                & (
+                    ((turn == Kind.BOARD) & board_pending)
+                    | (
+                        ~self.hold
+                        & (
+                            ((turn == Kind.RWD) & self.s2m_drs.valid)
+                            | ((turn == Kind.REQ) & self.s2m_ndr.valid)
+                        )
+                    )
+                )
+            ),
             sender.i.valid.eq(stands),
         ]
         with m.If(draining):
@@ -163,7 +238,26 @@ class HostBridge(wiring.Component):
                     with m.Case(Kind.REQ):
                         m.d.comb += self.s2m_ndr.ready.eq(1)
         with m.Else():
-            m.d.sync += turn.eq(Mux(draining, Kind.CONTROL, Mux(board_pending, Kind.BOARD, Mux(
-                self.hold, Kind.CONTROL, Mux(self.s2m_drs.valid, Kind.RWD, Mux(self.s2m_ndr.valid, Kind.REQ, Kind.CONTROL))))))
-        m.d.comb += answered.eq((self.s2m_drs.valid & self.s2m_drs.ready) + (self.s2m_ndr.valid & self.s2m_ndr.ready))
+            m.d.sync += turn.eq(
+                Mux(
+                    draining,
+                    Kind.CONTROL,
+                    Mux(
+                        board_pending,
+                        Kind.BOARD,
+                        Mux(
+                            self.hold,
+                            Kind.CONTROL,
+                            Mux(
+                                self.s2m_drs.valid,
+                                Kind.RWD,
+                                Mux(self.s2m_ndr.valid, Kind.REQ, Kind.CONTROL),
+                            ),
+                        ),
+                    ),
+                )
+            )
+        m.d.comb += answered.eq(
+            (self.s2m_drs.valid & self.s2m_drs.ready) + (self.s2m_ndr.valid & self.s2m_ndr.ready)
+        )
         return m

@@ -12,7 +12,8 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def crc32_step(crc: Value, byte: Value) -> Value:
-    """`crc` (32 bits, from INITIAL on) after `byte`. What is sent is its complement, least significant byte first."""
+    """`crc` (32 bits, from INITIAL on) after `byte`. What is sent is its complement, least
+    significant byte first."""
     bits = list(crc)
     for k in range(8):
         feedback = bits[0] ^ byte[k]

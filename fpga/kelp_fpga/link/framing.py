@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Frames on a stream of bytes: flags, escapes and CRC-32 (kelp_fpga.link.protocol). Knows nothing of what frames mean, nor what carries the bytes."""
+"""Frames on a stream of bytes: flags, escapes and CRC-32 (kelp_fpga.link.protocol). Knows nothing
+of what frames mean, nor what carries the bytes."""
 
 from __future__ import annotations
 
@@ -25,24 +26,43 @@ class Deframer(wiring.Component):
     byte, byte_valid : Out
         Each byte of a body, the CRC's included.
     end, good : Out
-        A body is over; `good`: its CRC is right and it does not end within an escape. Bodies of no bytes are not reported.
+        A body is over; `good`: its CRC is right and it does not end within an escape. Bodies of no
+        bytes are not reported.
     """
 
     def __init__(self):
-        super().__init__({"i": In(stream.Signature(8)), "byte": Out(8), "byte_valid": Out(1), "end": Out(1), "good": Out(1)})
+        super().__init__(
+            {
+                "i": In(stream.Signature(8)),
+                "byte": Out(8),
+                "byte_valid": Out(1),
+                "end": Out(1),
+                "good": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         crc, escaped, empty, byte = Signal(32, init=INITIAL), Signal(), Signal(init=1), Signal(8)
         m.d.comb += [self.i.ready.eq(1), byte.eq(self.i.payload ^ Mux(escaped, 0x20, 0))]
-        m.d.sync += [self.byte.eq(byte), self.byte_valid.eq(0), self.end.eq(0), self.good.eq((crc == RESIDUE) & ~escaped)]
+        m.d.sync += [
+            self.byte.eq(byte),
+            self.byte_valid.eq(0),
+            self.end.eq(0),
+            self.good.eq((crc == RESIDUE) & ~escaped),
+        ]
         with m.If(self.i.valid):
             with m.If(self.i.payload == FLAG):
                 m.d.sync += [self.end.eq(~empty), crc.eq(INITIAL), escaped.eq(0), empty.eq(1)]
             with m.Elif(self.i.payload == ESCAPE):
                 m.d.sync += [escaped.eq(1), empty.eq(0)]
             with m.Else():
-                m.d.sync += [self.byte_valid.eq(1), escaped.eq(0), empty.eq(0), crc.eq(crc32_step(crc, byte))]
+                m.d.sync += [
+                    self.byte_valid.eq(1),
+                    escaped.eq(0),
+                    empty.eq(0),
+                    crc.eq(crc32_step(crc, byte)),
+                ]
         return m
 
 
@@ -80,7 +100,12 @@ class Framer(wiring.Component):
                 with m.If(self.i.valid & self.o.ready):
                     m.next = "BODY"
             with m.State("BODY"):
-                m.d.comb += [byte.eq(self.i.p.byte), last.eq(self.i.p.last), self.o.valid.eq(self.i.valid), self.i.ready.eq(taken)]
+                m.d.comb += [
+                    byte.eq(self.i.p.byte),
+                    last.eq(self.i.p.last),
+                    self.o.valid.eq(self.i.valid),
+                    self.i.ready.eq(taken),
+                ]
                 put(done=taken)
                 with m.If(taken):
                     m.d.sync += crc.eq(crc32_step(crc, byte))

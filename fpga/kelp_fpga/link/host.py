@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A board at the end of a line, as its host sees it: requests and answers in arrays, and the board's registers."""
+"""A board at the end of a line, as its host sees it: requests and answers in arrays, and the
+board's registers."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ __all__ = ["BoardError", "Host"]
 
 _ALL = (1 << 64) - 1
 _TAGS = 1 << 16
-_IN_FLIGHT = 64     #: requests that the host has asked and the board has not answered
+_IN_FLIGHT = 64  #: requests that the host has asked and the board has not answered
 
 
 class BoardError(RuntimeError):
@@ -33,37 +34,50 @@ class Host:
     Parameters
     ----------
     port
-        Has `read(timeout)`, `write(data)` → bytes taken, `close()`; see :class:`.serial_port.SerialPort`.
+        Has `read(timeout)`, `write(data)` → bytes taken, `close()`; see
+        :class:`.serial_port.SerialPort`.
     timeout : float
-        Seconds of silence after which something must have been lost; more where the board is simulated and slow.
+        Seconds of silence after which something must have been lost; more where the board is
+        simulated and slow.
     patience : float
         Seconds of silence after which the board is given up.
     config : Config, optional
         What the board was built from; by default the one of `BOARD_CONFIGS` whose digest it shows.
     """
 
-    def __init__(self, port, *, timeout: float = 0.25, patience: float = 10.0, config: Config | None = None):
+    def __init__(
+        self, port, *, timeout: float = 0.25, patience: float = 10.0, config: Config | None = None
+    ):
         self.port, self.patience = port, patience
         self._out, self._tag = b"", 0
         self.link = HostLink(nonce=secrets.randbits(32), timeout=timeout)
         self._until(lambda: self.link.up, "connect")
         if self.board(BoardRegister.IDENT) != IDENT:
-            raise BoardError("the board answers, but is none of ours: load a bitstream with `kelp fpga program`")
+            raise BoardError(
+                "the board answers, but is none of ours: load a bitstream with `kelp fpga program`"
+            )
         digest = f"{self.board(BoardRegister.DIGEST):08x}"
-        known = [c for c in ([config] if config else BOARD_CONFIGS.values()) if c.digest.startswith(digest)]
+        known = [
+            c
+            for c in ([config] if config else BOARD_CONFIGS.values())
+            if c.digest.startswith(digest)
+        ]
         if not known:
             names = ", ".join(BOARD_CONFIGS)
-            raise BoardError(f"the board was built from a configuration with digest {digest}…; none of {names} has it: use the sources it was built from")
+            raise BoardError(
+                f"the board was built from a configuration with digest {digest}…; none of "
+                + f"{names} has it: use the sources it was built from"
+            )
         self.config = known[0]
 
-    # --- the line ---------------------------------------------------------------------------------------------------------------
+    # - the line -----------------------------------------------------------------------------------
     def _turn(self, wait: float) -> list[tuple[int, bytes]]:
         """Send what can be sent, take what has come."""
         now = time.monotonic()
         if len(self._out) < 4096:
             self._out += self.link.pump(now)
         if self._out:
-            self._out = self._out[self.port.write(self._out):]
+            self._out = self._out[self.port.write(self._out) :]
         deadline = self.link.deadline
         limit = wait if deadline is None else min(wait, max(0.0, deadline - now))
         data = self.port.read(0.001 if self._out else limit)
@@ -78,13 +92,16 @@ class Host:
                 heard, since = self.link.heard, time.monotonic()
             elif time.monotonic() - since > self.patience:
                 seen = f"bad frames: {self.link.bad}, polls: {self.link.polls}"
-                raise BoardError(f"no answer from the board for {self.patience:g} s ({what}; {seen}): is it powered, programmed, and the baud rate right?")
+                raise BoardError(
+                    f"no answer from the board for {self.patience:g} s ({what}; {seen}): is "
+                    + "it powered, programmed, and the baud rate right?"
+                )
 
     def _next_tag(self) -> int:
         self._tag = (self._tag + 1) % _TAGS
         return self._tag
 
-    # --- the board's registers --------------------------------------------------------------------------------------------------
+    # - the board's registers ----------------------------------------------------------------------
     def board(self, register: BoardRegister, value: int | None = None) -> int:
         """Read, or write when there is a value; what the register held."""
         tag, got = self._next_tag(), []
@@ -95,7 +112,16 @@ class Host:
                 raise BoardError(f"an answer that nobody asked for: kind {kind}, {reply}")
             got.append(reply["data"])
 
-        self.link.submit(Kind.BOARD, pack(BOARD_REQUEST, tag=tag, address=register, write=int(value is not None), data=value or 0))
+        self.link.submit(
+            Kind.BOARD,
+            pack(
+                BOARD_REQUEST,
+                tag=tag,
+                address=register,
+                write=int(value is not None),
+                data=value or 0,
+            ),
+        )
         self._until(lambda: got, f"board register {register.name}", take)
         return got[0]
 
@@ -115,8 +141,10 @@ class Host:
             if time.monotonic() - started > seconds:
                 raise BoardError(f"the board is not {bit} after {seconds:g} s: {status}")
 
-    # --- CXL.mem ----------------------------------------------------------------------------------------------------------------
-    def read(self, addresses, *, ld_id: int = 0, progress=None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    # - CXL.mem ------------------------------------------------------------------------------------
+    def read(
+        self, addresses, *, ld_id: int = 0, progress=None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Lines at `addresses`: data uint8[n, 64], poisoned bool[n], not mapped bool[n]."""
         n = len(addresses)
         data, poison, nxm = np.zeros((n, 64), np.uint8), np.zeros(n, bool), np.zeros(n, bool)
@@ -125,26 +153,63 @@ class Host:
             data[i] = np.frombuffer(fields["data"].to_bytes(64, "little"), np.uint8)
             poison[i], nxm[i] = fields["poison"], fields["opcode"] == S2MDRS.MEM_DATA_NXM
 
-        requests = (("M2SReq", {"opcode": M2SReq.MEM_RD, "address": int(a) >> 6, "ld_id": ld_id}) for a in addresses)
+        requests = (
+            ("M2SReq", {"opcode": M2SReq.MEM_RD, "address": int(a) >> 6, "ld_id": ld_id})
+            for a in addresses
+        )
         self._exchange(n, requests, Kind.RWD, take, progress)
         return data, poison, nxm
 
-    def write(self, addresses, lines, byte_enable=None, *, ld_id: int = 0, ordered: bool = False, progress=None) -> None:
+    def write(
+        self,
+        addresses,
+        lines,
+        byte_enable=None,
+        *,
+        ld_id: int = 0,
+        ordered: bool = False,
+        progress=None,
+    ) -> None:
         """Store lines; with `ordered` each is complete before the next is sent."""
-        enable = np.broadcast_to(np.uint64(_ALL) if byte_enable is None else np.asarray(byte_enable, np.uint64), (len(addresses),)).tolist()
+        enable = np.broadcast_to(
+            np.uint64(_ALL) if byte_enable is None else np.asarray(byte_enable, np.uint64),
+            (len(addresses),),
+        ).tolist()
 
         def request(address, line, mask):
             opcode = M2SRwD.MEM_WR if mask == _ALL else M2SRwD.MEM_WR_PTL
-            return "M2SRwD", {"opcode": opcode, "address": int(address) >> 6, "ld_id": ld_id, "bep": int(mask != _ALL), "byte_enable": mask,
-                              "data": int.from_bytes(bytes(line), "little")}
+            return "M2SRwD", {
+                "opcode": opcode,
+                "address": int(address) >> 6,
+                "ld_id": ld_id,
+                "bep": int(mask != _ALL),
+                "byte_enable": mask,
+                "data": int.from_bytes(bytes(line), "little"),
+            }
 
         requests = (request(*each) for each in zip(addresses, lines, enable, strict=True))
-        self._exchange(len(addresses), requests, Kind.REQ, lambda i, fields: None, progress, most=1 if ordered else _IN_FLIGHT)
+        self._exchange(
+            len(addresses),
+            requests,
+            Kind.REQ,
+            lambda i, fields: None,
+            progress,
+            most=1 if ordered else _IN_FLIGHT,
+        )
 
     def spec_read(self, addresses, *, ld_id: int = 0) -> None:
         """Speculative reads: nothing is answered; returns when the board has them."""
         for address in addresses:
-            self.link.submit(Kind.REQ, pack(FIELDS["M2SReq"], opcode=M2SReq.MEM_SPEC_RD, address=int(address) >> 6, ld_id=ld_id), answers=0)
+            self.link.submit(
+                Kind.REQ,
+                pack(
+                    FIELDS["M2SReq"],
+                    opcode=M2SReq.MEM_SPEC_RD,
+                    address=int(address) >> 6,
+                    ld_id=ld_id,
+                ),
+                answers=0,
+            )
         self._until(lambda: self.link.idle, "speculative reads")
 
     def _exchange(self, count, requests, kind_wanted, take, progress, most=_IN_FLIGHT) -> None:
@@ -156,7 +221,9 @@ class Host:
             nonlocal done
             fields = unpack(fields_of, payload) if kind == kind_wanted else {"tag": None}
             if fields["tag"] not in waiting:
-                raise BoardError(f"an answer that nobody asked for: kind {kind}, tag {fields['tag']}")
+                raise BoardError(
+                    f"an answer that nobody asked for: kind {kind}, tag {fields['tag']}"
+                )
             take(waiting.pop(fields["tag"]), fields)
             done += 1
 
@@ -165,10 +232,17 @@ class Host:
                 name, fields = next(requests)
                 tag = self._next_tag()
                 waiting[tag] = sent
-                self.link.submit(Kind.RWD if name == "M2SRwD" else Kind.REQ, pack(FIELDS[name], tag=tag, **fields))
+                self.link.submit(
+                    Kind.RWD if name == "M2SRwD" else Kind.REQ,
+                    pack(FIELDS[name], tag=tag, **fields),
+                )
                 sent += 1
             before = done
-            self._until(lambda before=before: done > before, f"{count - done} of {count} answers missing", answer)
+            self._until(
+                lambda before=before: done > before,
+                f"{count - done} of {count} answers missing",
+                answer,
+            )
             if progress is not None:
                 progress(done)
 

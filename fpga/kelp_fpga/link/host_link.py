@@ -1,21 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The host's half of the bridge: exactly-once, in-order delivery both ways over a line that loses, doubles, changes and adds bytes.
+"""The host's half of the bridge: exactly-once, in-order delivery both ways over a line that loses,
+doubles, changes and adds bytes.
 
-Go-back-N with a window of `WINDOW` frames each way. Only the host keeps time: the device sends a frame once and then again when it is told to, so an idle line
-is silent, and a device whose host has gone says nothing. A frame whose number is not the next is thrown away; the device then says NAK, once, with the
-number that it wants; the host polls, once. Whatever that loses too is found by the host's time-out, which polls.
+Go-back-N with a window of `WINDOW` frames each way. Only the host keeps time: the device sends a
+frame once and then again when it is told to, so an idle line is silent, and a device whose host has
+gone says nothing. A frame whose number is not the next is thrown away; the device then says NAK,
+once, with the number that it wants; the host polls, once. Whatever that loses too is found by the
+host's time-out, which polls.
 
-A connection begins with SYNC and a random nonce: the device forgets its frames, waits until the endpoint has answered everything that an earlier host
-asked, throws those answers away, and answers with the nonce. Until then the host ignores all else, so nothing of an earlier connection is ever delivered.
+A connection begins with SYNC and a random nonce: the device forgets its frames, waits until the
+endpoint has answered everything that an earlier host asked, throws those answers away, and answers
+with the nonce. Until then the host ignores all else, so nothing of an earlier connection is ever
+delivered.
 
-No input or output happens here: whoever owns the line feeds bytes in and carries bytes out, and says what time it is (any unit).
+No input or output happens here: whoever owns the line feeds bytes in and carries bytes out, and
+says what time it is (any unit).
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from .protocol import ACK_SLACK, FROM_DEVICE, NAK, POLL, VERSION, WINDOW, Deframer, Frame, Kind, encode
+from .protocol import (
+    ACK_SLACK,
+    FROM_DEVICE,
+    NAK,
+    POLL,
+    VERSION,
+    WINDOW,
+    Deframer,
+    Frame,
+    Kind,
+    encode,
+)
 
 __all__ = ["HostLink", "LinkError"]
 
@@ -32,14 +49,16 @@ class HostLink:
     nonce : int
         32 bits that differ from those of other connections.
     timeout : float
-        Silence after which something must have been lost. Each further one in a row is twice as long, up to `16 · timeout`.
+        Silence after which something must have been lost. Each further one in a row is twice as
+        long, up to `16 · timeout`.
 
     Attributes
     ----------
     up : bool
         SYNC was answered.
     awaiting : int
-        Messages that the device still owes (the caller says with `submit` how many each message is worth).
+        Messages that the device still owes (the caller says with `submit` how many each message is
+        worth).
     resent, polls, bad, duplicates : int
         For a report: frames sent again, polls sent, bodies thrown away, frames received twice.
     """
@@ -47,11 +66,13 @@ class HostLink:
     def __init__(self, *, nonce: int, timeout: float):
         self._nonce, self._timeout = nonce.to_bytes(4, "little"), timeout
         self._deframer = Deframer(FROM_DEVICE)
-        self._queue: deque[tuple[int, bytes, int]] = deque()     # not sent yet
+        self._queue: deque[tuple[int, bytes, int]] = deque()  # not sent yet
         self._unacked: deque[tuple[int, bytes]] = deque()
-        self._base = self._next = self._expected = 0             # all modulo 256
-        self._unsaid = 0                                         # frames received since the last that said so
-        self._asked = False                                      # the gap before the next frame was reported
+        self._base = self._next = self._expected = 0  # all modulo 256
+        # frames received since the last that said so
+        self._unsaid = 0
+        # the gap before the next frame was reported
+        self._asked = False
         self._poll = self._again = False
         self._deadline: float | None = None
         self._patience = timeout
@@ -82,7 +103,7 @@ class HostLink:
         self._queue.append((int(kind), payload, answers))
         self.awaiting += answers
 
-    # --- out --------------------------------------------------------------------------------------------------------------------
+    # - out ----------------------------------------------------------------------------------------
     def pump(self, now: float) -> bytes:
         """What is to be sent now."""
         out = []
@@ -122,7 +143,7 @@ class HostLink:
             self._deadline = now + self._patience
         return b"".join(map(encode, out))
 
-    # --- in ---------------------------------------------------------------------------------------------------------------------
+    # - in -----------------------------------------------------------------------------------------
     def feed(self, data: bytes, now: float) -> list[tuple[int, bytes]]:
         """Bytes have come; the messages delivered by them."""
         out = []
@@ -143,7 +164,10 @@ class HostLink:
         version, window = frame.payload[4:6]
         if (version, window) != (VERSION, WINDOW):
             theirs, ours = f"version {version}, window {window}", f"{VERSION}, {WINDOW}"
-            raise LinkError(f"the board's bridge has {theirs}; this host has {ours}: build host and bitstream from the same sources")
+            raise LinkError(
+                f"the board's bridge has {theirs}; this host has {ours}: build host and "
+                + "bitstream from the same sources"
+            )
         self.up, self._deadline = True, None
 
     def _frame(self, frame: Frame, out: list) -> None:
@@ -168,4 +192,4 @@ class HostLink:
             self._asked = True
         else:
             self.duplicates += 1
-            self._unsaid = ACK_SLACK      # it may not know that we have it
+            self._unsaid = ACK_SLACK  # it may not know that we have it

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The host bridge's frames, common to gateware and host. Plain Python (docs/fpga.md, "Host bridge").
+"""The host bridge's frames, common to gateware and host. Plain Python (docs/fpga.md, "Host
+bridge").
 
-A frame is FLAG, a body, FLAG. In the body FLAG and ESCAPE are sent as ESCAPE, byte ^ 0x20. A body is four parts:
+A frame is FLAG, a body, FLAG. In the body FLAG and ESCAPE are sent as ESCAPE, byte ^ 0x20. A body
+is four parts:
 
 | bytes | content |
 |---|---|
@@ -11,7 +13,8 @@ A frame is FLAG, a body, FLAG. In the body FLAG and ESCAPE are sent as ESCAPE, b
 | n | payload, whose length follows from direction and kind |
 | 4 | CRC-32 (IEEE 802.3, as zlib's) of what is before it, least significant byte first |
 
-Payloads are the packed fields of a message (`kelp_spec.messages`, lowest field in the lowest bits), little-endian, filled up to a byte.
+Payloads are the packed fields of a message (`kelp_spec.messages`, lowest field in the lowest bits),
+little-endian, filled up to a byte.
 """
 
 from __future__ import annotations
@@ -22,17 +25,37 @@ from typing import NamedTuple
 
 from kelp_spec.messages import FIELDS
 
-__all__ = ["ACK_SLACK", "BOARD_REPLY", "BOARD_REQUEST", "ESCAPE", "FLAG", "FROM_DEVICE", "NAK", "OVERHEAD", "POLL", "RESIDUE", "TO_DEVICE", "VERSION",
-           "WINDOW", "Deframer", "Frame", "Kind", "encode", "pack", "packed_bytes", "unpack"]
+__all__ = [
+    "ACK_SLACK",
+    "BOARD_REPLY",
+    "BOARD_REQUEST",
+    "ESCAPE",
+    "FLAG",
+    "FROM_DEVICE",
+    "NAK",
+    "OVERHEAD",
+    "POLL",
+    "RESIDUE",
+    "TO_DEVICE",
+    "VERSION",
+    "WINDOW",
+    "Deframer",
+    "Frame",
+    "Kind",
+    "encode",
+    "pack",
+    "packed_bytes",
+    "unpack",
+]
 
 FLAG, ESCAPE = 0x7E, 0x7D
-POLL = 0x10      #: to the device: send again what I have not acknowledged, and say what you expect
-NAK = 0x20       #: from the device: frames from `ack` on did not arrive (or this answers a poll)
-RESIDUE = 0xDEBB20E3   #: the CRC register after a whole good body
-OVERHEAD = 7     #: bytes of a body beside its payload
+POLL = 0x10  #: to the device: send again what I have not acknowledged, and say what you expect
+NAK = 0x20  #: from the device: frames from `ack` on did not arrive (or this answers a poll)
+RESIDUE = 0xDEBB20E3  #: the CRC register after a whole good body
+OVERHEAD = 7  #: bytes of a body beside its payload
 VERSION = 1
-WINDOW = 8       #: frames on their way without acknowledgement, each direction
-ACK_SLACK = 4    #: frames received before a side that has nothing to send acknowledges
+WINDOW = 8  #: frames on their way without acknowledgement, each direction
+ACK_SLACK = 4  #: frames received before a side that has nothing to send acknowledges
 
 #: The board's own registers (kelp_fpga.boards.board): lowest first.
 BOARD_REQUEST = (("tag", 16), ("address", 7), ("write", 1), ("data", 32))
@@ -44,20 +67,31 @@ class Kind(IntEnum):
 
     CONTROL = 0
     SYNC = 1
-    REQ = 2      #: to the device: M2SReq; from it: S2MNDR
-    RWD = 3      #: to the device: M2SRwD; from it: S2MDRS
-    BOARD = 4    #: to the device: BOARD_REQUEST; from it: BOARD_REPLY
+    REQ = 2  #: to the device: M2SReq; from it: S2MNDR
+    RWD = 3  #: to the device: M2SRwD; from it: S2MDRS
+    BOARD = 4  #: to the device: BOARD_REQUEST; from it: BOARD_REPLY
 
 
 def packed_bytes(fields) -> int:
     return -(-sum(bits for _, bits in fields) // 8)
 
 
-#: kind → payload bytes. SYNC carries a nonce of four bytes; its answer adds version, window, and two bytes of zero.
-TO_DEVICE = {Kind.CONTROL: 0, Kind.SYNC: 4, Kind.REQ: packed_bytes(FIELDS["M2SReq"]), Kind.RWD: packed_bytes(FIELDS["M2SRwD"]),
-             Kind.BOARD: packed_bytes(BOARD_REQUEST)}
-FROM_DEVICE = {Kind.CONTROL: 0, Kind.SYNC: 8, Kind.REQ: packed_bytes(FIELDS["S2MNDR"]), Kind.RWD: packed_bytes(FIELDS["S2MDRS"]),
-               Kind.BOARD: packed_bytes(BOARD_REPLY)}
+#: kind → payload bytes. SYNC carries a nonce of four bytes; its answer adds version, window, and
+#: two bytes of zero.
+TO_DEVICE = {
+    Kind.CONTROL: 0,
+    Kind.SYNC: 4,
+    Kind.REQ: packed_bytes(FIELDS["M2SReq"]),
+    Kind.RWD: packed_bytes(FIELDS["M2SRwD"]),
+    Kind.BOARD: packed_bytes(BOARD_REQUEST),
+}
+FROM_DEVICE = {
+    Kind.CONTROL: 0,
+    Kind.SYNC: 8,
+    Kind.REQ: packed_bytes(FIELDS["S2MNDR"]),
+    Kind.RWD: packed_bytes(FIELDS["S2MDRS"]),
+    Kind.BOARD: packed_bytes(BOARD_REPLY),
+}
 
 
 class Frame(NamedTuple):
@@ -100,7 +134,8 @@ def encode(frame: Frame) -> bytes:
 
 
 class Deframer:
-    """Bytes in, good frames out; `bad` counts bodies that were thrown away. Resynchronises at the next FLAG, whatever came before."""
+    """Bytes in, good frames out; `bad` counts bodies that were thrown away. Resynchronises at the
+    next FLAG, whatever came before."""
 
     def __init__(self, lengths: dict[int, int]):
         self.lengths, self.bad = lengths, 0
@@ -118,14 +153,19 @@ class Deframer:
                 self._body, self._escaped = bytearray(), False
             elif byte == ESCAPE:
                 self._escaped = True
-            elif len(self._body) <= self._longest:   # one more than any good body: then it is bad for certain
+            elif len(self._body) <= self._longest:
+                # one more than any good body: then it is bad for certain
                 self._body.append(byte ^ (0x20 if self._escaped else 0))
                 self._escaped = False
         return out
 
     def _finish(self) -> Frame | None:
         body = bytes(self._body)
-        if self._escaped or len(body) < OVERHEAD or zlib.crc32(body[:-4]) != int.from_bytes(body[-4:], "little"):
+        if (
+            self._escaped
+            or len(body) < OVERHEAD
+            or zlib.crc32(body[:-4]) != int.from_bytes(body[-4:], "little")
+        ):
             return None
         kind = body[0] & 0xF
         if self.lengths.get(kind) != len(body) - OVERHEAD:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The receiving half of the device's link: bodies of frames to messages, each once and in order (kelp_fpga.link.host_link has the protocol)."""
+"""The receiving half of the device's link: bodies of frames to messages, each once and in order
+(kelp_fpga.link.host_link has the protocol)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .protocol import OVERHEAD, POLL, TO_DEVICE, WINDOW, Kind
 __all__ = ["LinkReceiver", "injected", "received"]
 
 _LONGEST = max(TO_DEVICE.values())
-_SLOT = 128     #: bytes of memory per frame
+_SLOT = 128  #: bytes of memory per frame
 
 #: A message: its kind, and its payload in the upper bytes of `payload` (`Kind.RWD` fills it).
 received = data.StructLayout({"kind": 4, "payload": 8 * _LONGEST})
@@ -24,7 +25,8 @@ injected = data.StructLayout({"byte": 8, "kind": 4, "last": 1})
 
 
 class LinkReceiver(wiring.Component):
-    """Frames are kept in a memory of `WINDOW` slots until their message is taken; a frame counts only when its CRC has been seen to be right.
+    """Frames are kept in a memory of `WINDOW` slots until their message is taken; a frame counts
+    only when its CRC has been seen to be right.
 
     Throughput: a byte a cycle in; a message leaves in as many cycles as it has bytes, and 4.
 
@@ -34,9 +36,11 @@ class LinkReceiver(wiring.Component):
         From :class:`.framing.Deframer`.
     o : Out stream(received)
     hold : In
-        Of what the host sent only messages of `Kind.BOARD` leave; behind another one they wait with it.
+        Of what the host sent only messages of `Kind.BOARD` leave; behind another one they wait with
+        it.
     inject : In stream(injected)
-        Messages of the device's own, out of the same register; begun between two of the host's. While `hold`.
+        Messages of the device's own, out of the same register; begun between two of the host's.
+        While `hold`.
     clear : In
         Forget every frame and count from 0 again.
     enable : In
@@ -56,11 +60,27 @@ class LinkReceiver(wiring.Component):
     """
 
     def __init__(self):
-        super().__init__({
-            "byte": In(8), "byte_valid": In(1), "end": In(1), "good": In(1), "o": Out(stream.Signature(received)), "clear": In(1), "enable": In(1),
-            "hold": In(1), "inject": In(stream.Signature(injected)),
-            "expected": Out(8), "ack": Out(8), "ack_valid": Out(1), "owed": Out(1), "urgent": Out(1), "polled": Out(1), "sync": Out(1), "nonce": Out(32),
-        })
+        super().__init__(
+            {
+                "byte": In(8),
+                "byte_valid": In(1),
+                "end": In(1),
+                "good": In(1),
+                "o": Out(stream.Signature(received)),
+                "clear": In(1),
+                "enable": In(1),
+                "hold": In(1),
+                "inject": In(stream.Signature(injected)),
+                "expected": Out(8),
+                "ack": Out(8),
+                "ack_valid": Out(1),
+                "owed": Out(1),
+                "urgent": Out(1),
+                "polled": Out(1),
+                "sync": Out(1),
+                "nonce": Out(32),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -69,16 +89,21 @@ class LinkReceiver(wiring.Component):
         kinds = Array(Signal(4, name=f"kind_{k}") for k in range(WINDOW))
         lengths = {kind: n + OVERHEAD for kind, n in TO_DEVICE.items()}
 
-        # --- a body comes in ----------------------------------------------------------------------------------------------------
-        index = Signal(range(_SLOT))                 # bytes of this body so far; stops at a length that no body has
+        # - a body comes in ------------------------------------------------------------------------
+        # bytes of this body so far; stops at a length that no body has
+        index = Signal(range(_SLOT))
         control, seq, tail = Signal(8), Signal(8), Signal(32 + 32)
-        taken = Signal(8)                            # number of the next frame whose message leaves
-        # Whether there is a place for this body, known before its first byte is stored: one that comes free later has not got that.
+        taken = Signal(8)  # number of the next frame whose message leaves
+        # Whether there is a place for this body, known before its first byte is stored: one that
+        # comes free later has not got that.
         room = Signal()
         with m.If(index < 2):
             m.d.sync += room.eq((self.expected - taken)[:8] < WINDOW)
         with m.If(self.byte_valid):
-            m.d.sync += [index.eq(Mux(index.all(), index, index + 1)), tail.eq(Cat(tail[8:], self.byte))]
+            m.d.sync += [
+                index.eq(Mux(index.all(), index, index + 1)),
+                tail.eq(Cat(tail[8:], self.byte)),
+            ]
             with m.If(index == 0):
                 m.d.sync += control.eq(self.byte)
             with m.If(index == 1):
@@ -86,11 +111,12 @@ class LinkReceiver(wiring.Component):
             with m.If(index == 2):
                 m.d.sync += self.ack.eq(self.byte)
         m.d.comb += [
-            slots.write_en.eq(self.byte_valid & (index >= 3) & room), slots.write_data.eq(self.byte),
+            slots.write_en.eq(self.byte_valid & (index >= 3) & room),
+            slots.write_data.eq(self.byte),
             slots.write_address.eq(Cat((index - 3)[:7], self.expected[:slot_bits])),
         ]
         kind = control[:4]
-        m.d.comb += self.nonce.eq(tail[:32])         # behind the nonce come four bytes of CRC
+        m.d.comb += self.nonce.eq(tail[:32])  # behind the nonce come four bytes of CRC
         # Judged in the cycle after its end: bodies are two bytes of the line apart at least.
         sound, wanted, missing_told = Signal(), Signal(), Signal()
         m.d.sync += sound.eq(0)
@@ -105,11 +131,20 @@ class LinkReceiver(wiring.Component):
         with m.If(sound & (kind == Kind.SYNC)):
             m.d.comb += self.sync.eq(1)
         with m.Elif(sound & self.enable):
-            m.d.comb += [self.ack_valid.eq(1), self.polled.eq((control & POLL).any()), self.owed.eq(numbered)]
+            m.d.comb += [
+                self.ack_valid.eq(1),
+                self.polled.eq((control & POLL).any()),
+                self.owed.eq(numbered),
+            ]
             with m.If(wanted):
-                m.d.sync += [self.expected.eq(self.expected + 1), kinds[self.expected[:slot_bits]].eq(kind), missing_told.eq(0)]
+                m.d.sync += [
+                    self.expected.eq(self.expected + 1),
+                    kinds[self.expected[:slot_bits]].eq(kind),
+                    missing_told.eq(0),
+                ]
             with m.Elif(numbered):
-                # A frame from behind was seen before: it is only acknowledged again. One from ahead shows a gap.
+                # A frame from behind was seen before: it is only acknowledged again. One from ahead
+                # shows a gap.
                 ahead = (seq - self.expected)[:8] < 2 * WINDOW
                 m.d.comb += self.urgent.eq(ahead & ~missing_told)
                 m.d.sync += missing_told.eq(missing_told | ahead)
@@ -117,7 +152,7 @@ class LinkReceiver(wiring.Component):
                 m.d.comb += self.urgent.eq(1)
                 m.d.sync += missing_told.eq(0)
 
-        # --- a message goes out -------------------------------------------------------------------------------------------------
+        # - a message goes out ---------------------------------------------------------------------
         place, here = Signal(range(_LONGEST + 1)), Signal()
         size = Signal(range(_LONGEST + 1))
         slot_kind = kinds[taken[:slot_bits]]
@@ -125,15 +160,25 @@ class LinkReceiver(wiring.Component):
             for code, length in TO_DEVICE.items():
                 with m.Case(code):
                     m.d.comb += size.eq(Const(length, len(size)))
-        m.d.comb += [slots.read_en.eq(1), slots.read_address.eq(Cat(Cat(place, Const(0, 7))[:7], taken[:slot_bits]))]
-        inside, own = Signal(), Signal()    # a message of the device's own is being made; is the one that leaves
-        # A byte goes in from a register, whose enable comes from one: it steers hundreds. `complete`: the last one goes in.
-        # Bytes that are not taken may pass through while no message stands here: its own push them out.
+        m.d.comb += [
+            slots.read_en.eq(1),
+            slots.read_address.eq(Cat(Cat(place, Const(0, 7))[:7], taken[:slot_bits])),
+        ]
+        # a message of the device's own is being made; is the one that leaves
+        inside, own = Signal(), Signal()
+        # A byte goes in from a register, whose enable comes from one: it steers hundreds.
+        # `complete`: the last one goes in. Bytes that are not taken may pass through while no
+        # message stands here: its own push them out.
         moves, byte, complete = Signal(), Signal(8), Signal()
-        m.d.sync += [moves.eq(~self.o.valid & ~complete & (here | self.inject.valid)), byte.eq(Mux(here, slots.read_data, self.inject.p.byte))]
+        m.d.sync += [
+            moves.eq(~self.o.valid & ~complete & (here | self.inject.valid)),
+            byte.eq(Mux(here, slots.read_data, self.inject.p.byte)),
+        ]
         with m.If(moves):
             m.d.sync += self.o.p.payload.eq(Cat(self.o.p.payload[8:], byte))
-        m.d.comb += self.inject.ready.eq(self.hold & ~self.o.valid & ~complete & ~here & (place == 0))
+        m.d.comb += self.inject.ready.eq(
+            self.hold & ~self.o.valid & ~complete & ~here & (place == 0)
+        )
         with m.If(self.o.valid):
             with m.If(self.o.ready):
                 m.d.sync += [self.o.valid.eq(0), taken.eq(taken + ~own), own.eq(0)]
@@ -141,14 +186,32 @@ class LinkReceiver(wiring.Component):
             m.d.sync += [self.o.valid.eq(1), complete.eq(0)]
         with m.Elif(inside | (self.inject.valid & self.inject.ready)):
             with m.If(self.inject.valid):
-                m.d.sync += [self.o.p.kind.eq(self.inject.p.kind), inside.eq(~self.inject.p.last), own.eq(1), complete.eq(self.inject.p.last)]
+                m.d.sync += [
+                    self.o.p.kind.eq(self.inject.p.kind),
+                    inside.eq(~self.inject.p.last),
+                    own.eq(1),
+                    complete.eq(self.inject.p.last),
+                ]
         with m.Elif(((taken != self.expected) & ~(self.hold & (slot_kind != Kind.BOARD))) | here):
-            m.d.sync += [self.o.p.kind.eq(slot_kind), here.eq(place != size), place.eq(Mux(place == size, 0, place + 1))]
+            m.d.sync += [
+                self.o.p.kind.eq(slot_kind),
+                here.eq(place != size),
+                place.eq(Mux(place == size, 0, place + 1)),
+            ]
             with m.If(place == size):
                 m.d.sync += complete.eq(1)
         with m.If(own & ~self.hold):
             # Nobody waits for its answer any more, and the device is being reset.
             m.d.sync += [self.o.valid.eq(0), complete.eq(0), own.eq(0), inside.eq(0)]
         with m.If(self.clear):
-            m.d.sync += [self.expected.eq(0), taken.eq(0), self.o.valid.eq(0), complete.eq(0), here.eq(0), place.eq(0), missing_told.eq(0), own.eq(0)]
+            m.d.sync += [
+                self.expected.eq(0),
+                taken.eq(0),
+                self.o.valid.eq(0),
+                complete.eq(0),
+                here.eq(0),
+                place.eq(0),
+                missing_told.eq(0),
+                own.eq(0),
+            ]
         return m

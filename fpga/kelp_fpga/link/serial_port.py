@@ -13,9 +13,9 @@ import tty
 
 __all__ = ["PortError", "SerialPort"]
 
-_SERIAL_STRUCT = 128                #: bytes, room enough for Linux's `struct serial_struct`
-_FLAGS_AT = struct.calcsize("iiIi")     #: type, line, port and irq come before its flags
-_LOW_LATENCY = 1 << 13              #: ASYNC_LOW_LATENCY
+_SERIAL_STRUCT = 128  #: bytes, room enough for Linux's `struct serial_struct`
+_FLAGS_AT = struct.calcsize("iiIi")  #: type, line, port and irq come before its flags
+_LOW_LATENCY = 1 << 13  #: ASYNC_LOW_LATENCY
 
 
 class PortError(OSError):
@@ -25,8 +25,10 @@ class PortError(OSError):
 class SerialPort:
     """Raw, 8N1, no flow control, low latency where the driver has it.
 
-    An FTDI chip keeps what does not fill a USB packet until its latency timer ends, 16 ms by default: longer than the board takes for a whole window of
-    answers. With ASYNC_LOW_LATENCY the driver makes that 1 ms. A port that refuses it (a pseudo-terminal, another driver) is used as it is.
+    An FTDI chip keeps what does not fill a USB packet until its latency timer ends, 16 ms by
+    default: longer than the board takes for a whole window of answers. With ASYNC_LOW_LATENCY the
+    driver makes that 1 ms. A port that refuses it (a pseudo-terminal, another driver) is used as it
+    is.
 
     Parameters
     ----------
@@ -39,14 +41,23 @@ class SerialPort:
     def __init__(self, path: str, baud: int = 3_000_000):
         speed = getattr(termios, f"B{baud}", None)
         if speed is None:
-            legal = sorted(int(name[1:]) for name in dir(termios) if name[0] == "B" and name[1:].isdigit() and int(name[1:]) >= 9600)
+            legal = sorted(
+                int(name[1:])
+                for name in dir(termios)
+                if name[0] == "B" and name[1:].isdigit() and int(name[1:]) >= 9600
+            )
             raise ValueError(f"baud = {baud} is refused; legal: {', '.join(map(str, legal))}")
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
         except PermissionError:
-            raise PortError(f"{path}: permission denied: add yourself to the group that owns it (dialout), and log in again") from None
+            raise PortError(
+                f"{path}: permission denied: add yourself to the group that owns it "
+                + "(dialout), and log in again"
+            ) from None
         except OSError as error:
-            raise PortError(f"{path}: {error.strerror}; is the board plugged in? ls /dev/ttyUSB* /dev/ttyACM*") from None
+            raise PortError(
+                f"{path}: {error.strerror}; is the board plugged in? ls /dev/ttyUSB* /dev/ttyACM*"
+            ) from None
         self.path = path
         try:
             tty.setraw(self._fd)
@@ -64,7 +75,7 @@ class SerialPort:
     def _ask_for_low_latency(self) -> None:
         settings = bytearray(_SERIAL_STRUCT)
         fcntl.ioctl(self._fd, termios.TIOCGSERIAL, settings)
-        flags, = struct.unpack_from("i", settings, _FLAGS_AT)
+        (flags,) = struct.unpack_from("i", settings, _FLAGS_AT)
         struct.pack_into("i", settings, _FLAGS_AT, flags | _LOW_LATENCY)
         fcntl.ioctl(self._fd, termios.TIOCSSERIAL, settings)
 

@@ -11,12 +11,18 @@ __all__ = ["UartReceiver", "UartTransmitter", "uart_divisor"]
 
 
 def uart_divisor(hz: int, baud: int) -> int:
-    """Clock cycles per bit of a line rate. ValueError when the clock does not make it within 3 %."""
+    """Clock cycles per bit of a line rate. ValueError when the clock does not make it within 3
+    %."""
     if hz <= 0 or baud <= 0:
-        raise ValueError(f"a clock of {hz / 1e6:g} MHz and baud = {baud} are refused; legal: more than 0")
+        raise ValueError(
+            f"a clock of {hz / 1e6:g} MHz and baud = {baud} are refused; legal: more than 0"
+        )
     divisor = max(1, round(hz / baud))
     if not 0.97 < hz / divisor / baud < 1.03:
-        raise ValueError(f"baud = {baud} is refused with a clock of {hz / 1e6:g} MHz: {hz / baud:.2f} cycles a bit; choose a whole part of the clock")
+        raise ValueError(
+            f"baud = {baud} is refused with a clock of {hz / 1e6:g} MHz: {hz / baud:.2f} "
+            + "cycles a bit; choose a whole part of the clock"
+        )
     return divisor
 
 
@@ -27,9 +33,11 @@ def _checked(divisor: int) -> int:
 
 
 class UartReceiver(wiring.Component):
-    """Bytes from a wire. A byte without a stop bit is dropped, and so is one that comes while the byte before it has not been taken.
+    """Bytes from a wire. A byte without a stop bit is dropped, and so is one that comes while the
+    byte before it has not been taken.
 
-    Sampled in the middle of each bit, counted from the start bit's edge: off by half a bit after 9.5, so the clocks may differ by 4 % at large divisors.
+    Sampled in the middle of each bit, counted from the start bit's edge: off by half a bit after
+    9.5, so the clocks may differ by 4 % at large divisors.
 
     Parameters
     ----------
@@ -51,19 +59,29 @@ class UartReceiver(wiring.Component):
         m = Module()
         rx = Signal(init=1)
         m.submodules.sync = cdc.FFSynchronizer(self.rx, rx, init=1)
-        count, bits, shift, busy = Signal(range(self.divisor + self.divisor // 2)), Signal(range(10)), Signal(8), Signal()
+        count, bits, shift, busy = (
+            Signal(range(self.divisor + self.divisor // 2)),
+            Signal(range(10)),
+            Signal(8),
+            Signal(),
+        )
         with m.If(self.o.valid & self.o.ready):
             m.d.sync += self.o.valid.eq(0)
-        broken = Signal()                     # the line must rest before another start bit counts
+        broken = Signal()  # the line must rest before another start bit counts
         with m.If(broken):
             m.d.sync += broken.eq(~rx)
         with m.Elif(~busy):
-            # One and a half bits from here is the middle of the first data bit; a start bit that is gone half a bit on was noise.
+            # One and a half bits from here is the middle of the first data bit; a start bit that is
+            # gone half a bit on was noise.
             m.d.sync += [busy.eq(~rx), bits.eq(0), count.eq(self.divisor // 2 - 1)]
         with m.Elif(count != 0):
             m.d.sync += count.eq(count - 1)
         with m.Else():
-            m.d.sync += [count.eq(self.divisor - 1), bits.eq(bits + 1), shift.eq(Cat(shift[1:], rx))]
+            m.d.sync += [
+                count.eq(self.divisor - 1),
+                bits.eq(bits + 1),
+                shift.eq(Cat(shift[1:], rx)),
+            ]
             with m.If((bits == 0) & rx):
                 m.d.sync += busy.eq(0)
             with m.If(bits == 9):
@@ -97,9 +115,17 @@ class UartTransmitter(wiring.Component):
         count, bits, shift = Signal(range(self.divisor)), Signal(range(11)), Signal(9, init=0x1FF)
         last = Signal()
         m.d.comb += [last.eq(count == 0), self.i.ready.eq((bits == 0) | ((bits == 1) & last))]
-        m.d.sync += [self.tx.eq(Mux(bits == 0, 1, self.tx)), count.eq(Mux(last, self.divisor - 1, count - 1))]
+        m.d.sync += [
+            self.tx.eq(Mux(bits == 0, 1, self.tx)),
+            count.eq(Mux(last, self.divisor - 1, count - 1)),
+        ]
         with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [self.tx.eq(0), shift.eq(Cat(self.i.payload, 1)), bits.eq(10), count.eq(self.divisor - 1)]
+            m.d.sync += [
+                self.tx.eq(0),
+                shift.eq(Cat(self.i.payload, 1)),
+                bits.eq(10),
+                count.eq(self.divisor - 1),
+            ]
         with m.Elif((bits != 0) & last):
             m.d.sync += [self.tx.eq(shift[0]), shift.eq(Cat(shift[1:], 1)), bits.eq(bits - 1)]
         return m

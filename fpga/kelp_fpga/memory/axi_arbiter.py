@@ -17,11 +17,13 @@ __all__ = ["AxiArbiter"]
 
 
 class AxiArbiter(wiring.Component):
-    """Transactions of `managers` taken in turns, one line each; the memory sees each id with the manager's number above it.
+    """Transactions of `managers` taken in turns, one line each; the memory sees each id with the
+    manager's number above it.
 
-    Addresses and data pass through registers, for both directions: no `ready` of the memory's reaches a manager in the same cycle. A read's takes three
-    cycles, a write's four, less than a memory of this board takes for it. An answer is shown to its manager from the cycle on after it comes, so one comes in
-    two cycles; its payload passes as it is.
+    Addresses and data pass through registers, for both directions: no `ready` of the memory's
+    reaches a manager in the same cycle. A read's takes three cycles, a write's four, less than a
+    memory of this board takes for it. An answer is shown to its manager from the cycle on after it
+    comes, so one comes in two cycles; its payload passes as it is.
 
     Parameters
     ----------
@@ -40,42 +42,74 @@ class AxiArbiter(wiring.Component):
         self.managers, self.id_bits = managers, id_bits
         self.select_bits = (managers - 1).bit_length()
         side = AxiSignature(address_bits=address_bits, id_bits=id_bits)
-        super().__init__({**{f"i_{n}": In(side) for n in range(managers)},
-                          "o": Out(AxiSignature(address_bits=address_bits, id_bits=id_bits + self.select_bits))})
+        super().__init__(
+            {
+                **{f"i_{n}": In(side) for n in range(managers)},
+                "o": Out(
+                    AxiSignature(address_bits=address_bits, id_bits=id_bits + self.select_bits)
+                ),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         ports = [getattr(self, f"i_{n}") for n in range(self.managers)]
         self._addresses(m, "ar", [port.ar for port in ports], self.o.ar, ())
         self._addresses(m, "aw", [port.aw for port in ports], self.o.aw, [port.w for port in ports])
-        # A write's answer, which says little, waits in registers: whose it is and whether that one takes it is more than a memory's cycle has time for.
+        # A write's answer, which says little, waits in registers: whose it is and whether that one
+        # takes it is more than a memory's cycle has time for.
         m.submodules.written = written = Skid(self.o.b.p.shape())
         connect(m, flipped(self.o.b), written.i)
         for name, answer in (("r", self.o.r), ("b", written.o)):
-            select = answer.p.id[self.id_bits:]
+            select = answer.p.id[self.id_bits :]
             shown, taken = Signal(self.managers, name=f"{name}_shown"), Signal(name=f"{name}_taken")
-            m.d.comb += [taken.eq(Cat(shown[n] & getattr(port, name).ready for n, port in enumerate(ports)).any()), answer.ready.eq(taken)]
+            m.d.comb += [
+                taken.eq(
+                    Cat(shown[n] & getattr(port, name).ready for n, port in enumerate(ports)).any()
+                ),
+                answer.ready.eq(taken),
+            ]
             for n, port in enumerate(ports):
                 channel = getattr(port, name)
                 m.d.sync += shown[n].eq(answer.valid & (select == n) & ~taken)
-                m.d.comb += [channel.valid.eq(shown[n]), channel.p.id.eq(answer.p.id[:self.id_bits]),
-                             *(channel.p[field].eq(answer.p[field]) for field in answer.p.shape().members if field != "id")]
+                m.d.comb += [
+                    channel.valid.eq(shown[n]),
+                    channel.p.id.eq(answer.p.id[: self.id_bits]),
+                    *(
+                        channel.p[field].eq(answer.p[field])
+                        for field in answer.p.shape().members
+                        if field != "id"
+                    ),
+                ]
         return m
 
     def _addresses(self, m, name, inputs, output, data):
-        """Choose one input, hold the choice until its address (and its data) are in the registers and those have been taken."""
-        picks = Signal(self.managers, name=f"{name}_picks")         # `chosen` again, a bit each: it steers hundreds of bits
-        chosen, busy, sent = Signal(range(self.managers), name=f"{name}_chosen"), Signal(name=f"{name}_busy"), Signal(2, name=f"{name}_sent")
+        """Choose one input, hold the choice until its address (and its data) are in the registers
+        and those have been taken."""
+        # `chosen` again, a bit each: it steers hundreds of bits
+        picks = Signal(self.managers, name=f"{name}_picks")
+        chosen, busy, sent = (
+            Signal(range(self.managers), name=f"{name}_chosen"),
+            Signal(name=f"{name}_busy"),
+            Signal(2, name=f"{name}_sent"),
+        )
         valid, payload = Array(i.valid for i in inputs), Array(i.payload for i in inputs)
         taken = Signal(2, name=f"{name}_taken")
-        # The one that is chosen offers its address until it is taken: nobody has to ask, and what others offer reaches no manager.
+        # The one that is chosen offers its address until it is taken: nobody has to ask, and what
+        # others offer reaches no manager.
         m.d.comb += taken[0].eq(busy & ~sent[0] & ~output.valid)
         m.d.sync += Assert(~busy | sent[0] | valid[chosen], "an address is taken back")
         with m.If(output.ready):
             m.d.sync += output.valid.eq(0)
         with m.If(taken[0]):
-            m.d.sync += [output.valid.eq(1), output.p.id.eq(Cat(payload[chosen].id, chosen)),
-                         *(output.p[field].eq(payload[chosen][field]) for field in ("addr", "len", "size", "burst"))]
+            m.d.sync += [
+                output.valid.eq(1),
+                output.p.id.eq(Cat(payload[chosen].id, chosen)),
+                *(
+                    output.p[field].eq(payload[chosen][field])
+                    for field in ("addr", "len", "size", "burst")
+                ),
+            ]
         with m.If(~busy):
             for offset in reversed(range(1, self.managers + 1)):
                 for last in range(self.managers):
@@ -90,13 +124,15 @@ class AxiArbiter(wiring.Component):
             m.d.comb += i.ready.eq(taken[0] & (chosen == n))
         if data:
             w = self.o.w
-            # Told from registers, a cycle late, so that no manager waits for an answer of this cycle's to what it offers. What it offers it goes on to offer:
-            # asked is who did a cycle ago, and that one's data are there.
+            # Told from registers, a cycle late, so that no manager waits for an answer of this
+            # cycle's to what it offers. What it offers it goes on to offer: asked is who did a
+            # cycle ago, and that one's data are there.
             asks, offers = Signal(self.managers), Cat(d.valid for d in data)
             m.d.comb += taken[1].eq(asks.any())
             m.d.sync += [
                 asks.eq(Mux(busy & ~sent[1] & ~taken[1] & ~w.valid, picks & offers, 0)),
-                Assert(~asks.any() | (busy & ~sent[1] & ~w.valid & (asks == picks))), Assert((asks & ~offers) == 0, "data are taken back"),
+                Assert(~asks.any() | (busy & ~sent[1] & ~w.valid & (asks == picks))),
+                Assert((asks & ~offers) == 0, "data are taken back"),
             ]
             with m.If(w.ready):
                 m.d.sync += w.valid.eq(0)
@@ -104,6 +140,9 @@ class AxiArbiter(wiring.Component):
                 m.d.sync += w.valid.eq(1)
             for n, d in enumerate(data):
                 m.d.comb += d.ready.eq(asks[n])
-            payloads = (Value.cast(d.payload) & picks[n].replicate(len(Value.cast(d.payload))) for n, d in enumerate(data))
+            payloads = (
+                Value.cast(d.payload) & picks[n].replicate(len(Value.cast(d.payload)))
+                for n, d in enumerate(data)
+            )
             with m.If(~w.valid):
                 m.d.sync += Value.cast(w.payload).eq(reduce(or_, payloads))

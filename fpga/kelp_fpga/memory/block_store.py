@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""First light without any chip beside the FPGA: an AXI4 memory in block RAM, or in UltraRAM where there is some."""
+"""First light without any chip beside the FPGA: an AXI4 memory in block RAM, or in UltraRAM where
+there is some."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from kelp_hw.lib.wide_memory import WideMemory
 
 __all__ = ["LINE_RAM", "BlockStore"]
 
-LINE_RAM = Path(__file__).parents[1] / "macros" / "kelp_line_ram.v"     #: what `ultra` instantiates
+LINE_RAM = Path(__file__).parents[1] / "macros" / "kelp_line_ram.v"  #: what `ultra` instantiates
 
 
 class BlockStore(wiring.Component):
-    """`lines` lines behind one AXI4 port, one line per transaction, in order; addresses beyond wrap round.
+    """`lines` lines behind one AXI4 port, one line per transaction, in order; addresses beyond wrap
+    round.
 
-    Latency: a read's R one cycle after its AR. Throughput: a read every cycle, a write every other cycle.
+    Latency: a read's R one cycle after its AR. Throughput: a read every cycle, a write every other
+    cycle.
 
     Parameters
     ----------
@@ -28,7 +31,8 @@ class BlockStore(wiring.Component):
         A power of two.
     address_bits, id_bits : int
     ultra : bool
-        In `kelp_line_ram`: UltraRAM, which has no initial value to be written out and so is of any size.
+        In `kelp_line_ram`: UltraRAM, which has no initial value to be written out and so is of any
+        size.
     """
 
     def __init__(self, *, lines: int, address_bits: int, id_bits: int, ultra: bool = False):
@@ -41,20 +45,46 @@ class BlockStore(wiring.Component):
         m = Module()
         axi = self.axi
         bits = (self.lines - 1).bit_length()
-        read_en, read_address, write_address, write_en = Signal(), Signal(bits), Signal(bits), Signal(64)
+        read_en, read_address, write_address, write_en = (
+            Signal(),
+            Signal(bits),
+            Signal(bits),
+            Signal(64),
+        )
         if self.ultra:
             m.submodules.rows = Instance(
-                "kelp_line_ram", p_DEPTH=self.lines, p_ADDRESS_WIDTH=bits, i_clk=ClockSignal(), i_read_en=read_en, i_read_address=read_address,
-                o_read_data=axi.r.p.data, i_write_en=write_en, i_write_address=write_address, i_write_data=axi.w.p.data)
+                "kelp_line_ram",
+                p_DEPTH=self.lines,
+                p_ADDRESS_WIDTH=bits,
+                i_clk=ClockSignal(),
+                i_read_en=read_en,
+                i_read_address=read_address,
+                o_read_data=axi.r.p.data,
+                i_write_en=write_en,
+                i_write_address=write_address,
+                i_write_data=axi.w.p.data,
+            )
         else:
             m.submodules.rows = rows = WideMemory(depth=self.lines, shape=512, granularity=8)
-            m.d.comb += [rows.read_en.eq(read_en), rows.read_address.eq(read_address), axi.r.p.data.eq(rows.read_data),
-                         rows.write_en.eq(write_en), rows.write_address.eq(write_address), rows.write_data.eq(axi.w.p.data)]
+            m.d.comb += [
+                rows.read_en.eq(read_en),
+                rows.read_address.eq(read_address),
+                axi.r.p.data.eq(rows.read_data),
+                rows.write_en.eq(write_en),
+                rows.write_address.eq(write_address),
+                rows.write_data.eq(axi.w.p.data),
+            ]
         m.d.comb += [
-            axi.ar.ready.eq(~axi.r.valid | axi.r.ready), read_en.eq(axi.ar.valid & axi.ar.ready), read_address.eq(axi.ar.p.addr[6:]),
-            axi.aw.ready.eq(axi.w.valid & ~axi.b.valid), axi.w.ready.eq(axi.aw.valid & ~axi.b.valid), write_address.eq(axi.aw.p.addr[6:]),
+            axi.ar.ready.eq(~axi.r.valid | axi.r.ready),
+            read_en.eq(axi.ar.valid & axi.ar.ready),
+            read_address.eq(axi.ar.p.addr[6:]),
+            axi.aw.ready.eq(axi.w.valid & ~axi.b.valid),
+            axi.w.ready.eq(axi.aw.valid & ~axi.b.valid),
+            write_address.eq(axi.aw.p.addr[6:]),
             write_en.eq(Mux(axi.aw.valid & axi.aw.ready, axi.w.p.strb, 0)),
-            axi.r.p.resp.eq(RESP_OKAY), axi.r.p.last.eq(1), axi.b.p.resp.eq(RESP_OKAY),
+            axi.r.p.resp.eq(RESP_OKAY),
+            axi.r.p.last.eq(1),
+            axi.b.p.resp.eq(RESP_OKAY),
         ]
         with m.If(axi.r.ready):
             m.d.sync += axi.r.valid.eq(0)

@@ -16,15 +16,19 @@ from .sdram_timing import COMMON, SdramTiming
 
 __all__ = ["Sdram"]
 
-_BATCH = 8   #: lines of one direction in a row while the other waits: turning the data pins round costs cycles
+#: lines of one direction in a row while the other waits: turning the data pins round costs cycles
+_BATCH = 8
 
 
 class Sdram(wiring.Component):
-    """32 MB behind one AXI4 port, one 64-byte line per transaction, in order. A write is answered when every later read sees it; write data is taken while
-    it goes out, so W waits up to 32 cycles. Two lines read may wait for R; a manager that does not take them stops its own reads, never refresh.
+    """32 MB behind one AXI4 port, one 64-byte line per transaction, in order. A write is answered
+    when every later read sees it; write data is taken while it goes out, so W waits up to 32
+    cycles. Two lines read may wait for R; a manager that does not take them stops its own reads,
+    never refresh.
 
-    Throughput: one line in 32 cycles over different banks (2 bytes a cycle), measured in tests/fpga/memory/test_sdram.py.
-    Latency of a read when idle: 42 cycles and tRCD and CAS latency.
+    Throughput: one line in 32 cycles over different banks (2 bytes a cycle), measured in
+    tests/fpga/memory/test_sdram.py. Latency of a read when idle: 42 cycles and tRCD and CAS
+    latency.
 
     Parameters
     ----------
@@ -33,7 +37,8 @@ class Sdram(wiring.Component):
         Of the port; address bits above 25 are ignored.
     timing : SdramTiming
     core_domain : str
-        Clock domain of what talks to the chip. When the port is reset alone, for 64 cycles at least, the chip is refreshed all the same and keeps its data.
+        Clock domain of what talks to the chip. When the port is reset alone, for 64 cycles at
+        least, the chip is refreshed all the same and keeps its data.
 
     Members
     -------
@@ -43,10 +48,24 @@ class Sdram(wiring.Component):
         The chip is initialised; requests wait until then.
     """
 
-    def __init__(self, *, hz: float, address_bits: int, id_bits: int, timing: SdramTiming = COMMON, core_domain: str = "sync"):
+    def __init__(
+        self,
+        *,
+        hz: float,
+        address_bits: int,
+        id_bits: int,
+        timing: SdramTiming = COMMON,
+        core_domain: str = "sync",
+    ):
         self.core = SdramCore(hz=hz, id_bits=id_bits, timing=timing)
         self.id_bits, self.core_domain = id_bits, core_domain
-        super().__init__({"axi": In(AxiSignature(address_bits=address_bits, id_bits=id_bits)), "pins": Out(SdramPins()), "ready": Out(1)})
+        super().__init__(
+            {
+                "axi": In(AxiSignature(address_bits=address_bits, id_bits=id_bits)),
+                "pins": Out(SdramPins()),
+                "ready": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -56,45 +75,79 @@ class Sdram(wiring.Component):
         connect(m, core.pins, flipped(self.pins))
         m.d.comb += self.ready.eq(core.ready)
 
-        # --- which goes next ------------------------------------------------------------------------------------------------------
-        reads, writes = Signal(2), Signal(2)         # lines whose answer has not been taken
+        # - which goes next ------------------------------------------------------------------------
+        reads, writes = Signal(2), Signal(2)  # lines whose answer has not been taken
         writing, batch = Signal(), Signal(range(_BATCH + 1))
         can_read, can_write, write = Signal(), Signal(), Signal()
         m.d.comb += [
-            can_read.eq(axi.ar.valid & (reads < 2)), can_write.eq(axi.aw.valid & axi.w.valid & ~core.start_write & (writes < 2)),
+            can_read.eq(axi.ar.valid & (reads < 2)),
+            can_write.eq(axi.aw.valid & axi.w.valid & ~core.start_write & (writes < 2)),
             write.eq(can_write & (~can_read | (writing ^ (batch == _BATCH)))),
-            core.i.valid.eq(can_read | can_write), core.i.p.write.eq(write), core.i.p.id.eq(Mux(write, axi.aw.p.id, axi.ar.p.id)),
-            Cat(*(core.i.p.line[name] for name in ("bank", "group", "row"))).eq(Mux(write, axi.aw.p.addr, axi.ar.p.addr)[6:]),
-            axi.ar.ready.eq(core.i.ready & ~write & can_read), axi.aw.ready.eq(core.i.ready & write),
+            core.i.valid.eq(can_read | can_write),
+            core.i.p.write.eq(write),
+            core.i.p.id.eq(Mux(write, axi.aw.p.id, axi.ar.p.id)),
+            Cat(*(core.i.p.line[name] for name in ("bank", "group", "row"))).eq(
+                Mux(write, axi.aw.p.addr, axi.ar.p.addr)[6:]
+            ),
+            axi.ar.ready.eq(core.i.ready & ~write & can_read),
+            axi.aw.ready.eq(core.i.ready & write),
         ]
         taken = core.i.valid & core.i.ready
         with m.If(taken):
-            m.d.sync += [writing.eq(write), batch.eq(Mux(write == writing, Mux(batch == _BATCH, batch, batch + 1), 1))]
+            m.d.sync += [
+                writing.eq(write),
+                batch.eq(Mux(write == writing, Mux(batch == _BATCH, batch, batch + 1), 1)),
+            ]
 
-        # --- writes ---------------------------------------------------------------------------------------------------------------
-        # The next line stands at the shift registers' inputs until it begins; `columns`: those still to be moved to the front, `moving` while there are any.
+        # - writes ---------------------------------------------------------------------------------
+        # The next line stands at the shift registers' inputs until it begins; `columns`: those
+        # still to be moved to the front, `moving` while there are any.
         out, masks = Signal(LINE_BITS), Signal(LINE_BYTES)
         columns, moving = Signal(range(LINE_BEATS)), Signal()
-        m.d.comb += [axi.w.ready.eq(core.start_write), core.write_data.eq(out[:16]), core.write_mask.eq(masks[:2])]
-        m.d.sync += [out.eq(Mux(moving, out[16:], axi.w.p.data)), masks.eq(Mux(moving, masks[2:], ~axi.w.p.strb))]
+        m.d.comb += [
+            axi.w.ready.eq(core.start_write),
+            core.write_data.eq(out[:16]),
+            core.write_mask.eq(masks[:2]),
+        ]
+        m.d.sync += [
+            out.eq(Mux(moving, out[16:], axi.w.p.data)),
+            masks.eq(Mux(moving, masks[2:], ~axi.w.p.strb)),
+        ]
         with m.If(core.start_write):
             m.d.sync += [columns.eq(LINE_BEATS - 1), moving.eq(1)]
         with m.Elif(moving):
             m.d.sync += [columns.eq(columns - 1), moving.eq(columns != 1)]
         m.submodules.done = done = SyncFIFO(width=self.id_bits, depth=2)
-        m.d.comb += [done.w_en.eq(core.wrote), done.w_data.eq(core.wrote_id), axi.b.valid.eq(done.r_rdy), axi.b.p.id.eq(done.r_data),
-                     axi.b.p.resp.eq(RESP_OKAY), done.r_en.eq(axi.b.ready)]
+        m.d.comb += [
+            done.w_en.eq(core.wrote),
+            done.w_data.eq(core.wrote_id),
+            axi.b.valid.eq(done.r_rdy),
+            axi.b.p.id.eq(done.r_data),
+            axi.b.p.resp.eq(RESP_OKAY),
+            done.r_en.eq(axi.b.ready),
+        ]
         m.d.sync += writes.eq(writes + (taken & write) - (axi.b.valid & axi.b.ready))
 
-        # --- reads ----------------------------------------------------------------------------------------------------------------
-        gathered, full, gathered_id, held = Signal(LINE_BITS), Signal(), Signal(self.id_bits), Signal()
+        # - reads ----------------------------------------------------------------------------------
+        gathered, full, gathered_id, held = (
+            Signal(LINE_BITS),
+            Signal(),
+            Signal(self.id_bits),
+            Signal(),
+        )
         with m.If(core.read_valid):
             m.d.sync += gathered.eq(Cat(gathered[16:], core.read_data))
         with m.If(axi.r.valid & axi.r.ready):
             m.d.sync += held.eq(0)
-        # Two lines are 32 cycles apart, so the second may find the first gone: no row of registers waits for `ready`.
+        # Two lines are 32 cycles apart, so the second may find the first gone: no row of registers
+        # waits for `ready`.
         with m.If(full & ~held):
-            m.d.sync += [axi.r.p.data.eq(gathered), axi.r.p.id.eq(gathered_id), held.eq(1), full.eq(0)]
+            m.d.sync += [
+                axi.r.p.data.eq(gathered),
+                axi.r.p.id.eq(gathered_id),
+                held.eq(1),
+                full.eq(0),
+            ]
         with m.If(core.read_last):
             m.d.sync += [full.eq(1), gathered_id.eq(core.read_id)]
         m.d.comb += [axi.r.valid.eq(held), axi.r.p.resp.eq(RESP_OKAY), axi.r.p.last.eq(1)]

@@ -11,19 +11,31 @@ from .sdram_core import SdramPins
 
 __all__ = ["SdramPads"]
 
-#: `SdramPins` → the name of the chip's port in amaranth-boards, whose ports know which of them are active low.
-_OUTPUTS = {"cke": "clk_en", "cs_n": "cs", "ras_n": "ras", "cas_n": "cas", "we_n": "we", "ba": "ba", "a": "a", "dqm": "dqm"}
+#: `SdramPins` → the name of the chip's port in amaranth-boards, whose ports know which of them are
+#: active low.
+_OUTPUTS = {
+    "cke": "clk_en",
+    "cs_n": "cs",
+    "ras_n": "ras",
+    "cas_n": "cas",
+    "we_n": "we",
+    "ba": "ba",
+    "a": "a",
+    "dqm": "dqm",
+}
 
 
 class SdramPads(wiring.Component):
-    """Everything but the clock leaves from a register in its pad and is taken by one, so that all leave together, at a time that no placement changes.
+    """Everything but the clock leaves from a register in its pad and is taken by one, so that all
+    leave together, at a time that no placement changes.
 
     Latency: one cycle each way, which :class:`.sdram_core.SdramCore` counts on.
 
     Parameters
     ----------
     ports : object
-        The chip's ports by amaranth-boards' names: `clk_en`, `cs`, `ras`, `cas`, `we`, `ba`, `a`, `dqm`, `dq`.
+        The chip's ports by amaranth-boards' names: `clk_en`, `cs`, `ras`, `cas`, `we`, `ba`, `a`,
+        `dqm`, `dq`.
 
     Members
     -------
@@ -40,7 +52,8 @@ class SdramPads(wiring.Component):
         for ours, theirs in _OUTPUTS.items():
             m.submodules[theirs] = pad = io.FFBuffer("o", getattr(self._ports, theirs))
             value = getattr(self.pins, ours)
-            m.d.comb += pad.o.eq(~value if ours.endswith("_n") else value)      # a buffer's 1 is active, whatever the pin's is
+            # a buffer's 1 is active, whatever the pin's is
+            m.d.comb += pad.o.eq(~value if ours.endswith("_n") else value)
         m.submodules.dq = dq = io.FFBuffer("io", self._ports.dq)
         m.d.comb += [dq.o.eq(self.pins.dq_o), dq.oe.eq(self.pins.dq_oe), self.pins.dq_i.eq(dq.i)]
         return m

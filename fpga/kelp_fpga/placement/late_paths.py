@@ -15,7 +15,7 @@ from .refinement import Refinement
 __all__ = ["Group", "Wire", "late_paths"]
 
 _KIND = re.compile(r"_(TRELLIS_FF|LUT4|PFUMX|L6MUX21|CCU2C|DP16KD|TRELLIS_DPR16X4)_.*")
-_SLACK = 1e-3       # ns: arrivals are sums of single precision
+_SLACK = 1e-3  # ns: arrivals are sums of single precision
 
 
 class Wire(NamedTuple):
@@ -29,7 +29,8 @@ class Wire(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Ends that begin and end in cells of the same names but for numbers: the latest one's arrival in ns without setup, how many there are, its wires."""
+    """Ends that begin and end in cells of the same names but for numbers: the latest one's arrival
+    in ns without setup, how many there are, its wires."""
 
     ns: float
     ends: int
@@ -39,7 +40,8 @@ class Group(NamedTuple):
 
 
 def late_paths(refined: Path, *, above: float) -> list[Group]:
-    """The ends that arrive `above` so many ns at speed 6, setup not counted, the latest group first, with wires as `annealed_design` predicts them.
+    """The ends that arrive `above` so many ns at speed 6, setup not counted, the latest group
+    first, with wires as `annealed_design` predicts them.
 
     Parameters
     ----------
@@ -54,7 +56,9 @@ def late_paths(refined: Path, *, above: float) -> list[Group]:
         The file is not there, or no netlist with a top module.
     """
     modules = json.loads(refined.read_text(encoding="utf-8")).get("modules", {}).values()
-    top = next((module for module in modules if int(module.get("attributes", {}).get("top", "0"), 2)), None)
+    top = next(
+        (module for module in modules if int(module.get("attributes", {}).get("top", "0"), 2)), None
+    )
     if top is None:
         raise ValueError("no module of it is the top")
     placed = Placed(top)
@@ -70,7 +74,9 @@ def late_paths(refined: Path, *, above: float) -> list[Group]:
         path = [end]
         while True:
             net = arcs[path[-1]]["net"]
-            before = next((n for n in into[int(net)] if abs(gives[n] - nets[net]["arrival"]) < _SLACK), None)
+            before = next(
+                (n for n in into[int(net)] if abs(gives[n] - nets[net]["arrival"]) < _SLACK), None
+            )
             if before is None or nets[net]["arrival"] <= nets[net]["start"] + _SLACK:
                 return path[::-1]
             path.append(before)
@@ -81,12 +87,22 @@ def late_paths(refined: Path, *, above: float) -> list[Group]:
     found = defaultdict(list)
     for end in ((arcs["to"] < 0) & (arcs["path"] > above)).nonzero()[0]:
         path = path_to(int(end))
-        group = tuple(re.sub(r"\d+", "", plain(cell)) for cell in (arcs[path[0]]["source"], arcs[end]["cell"]))
+        group = tuple(
+            re.sub(r"\d+", "", plain(cell)) for cell in (arcs[path[0]]["source"], arcs[end]["cell"])
+        )
         found[group].append((float(arcs[end]["path"]), path))
     groups = []
     for ends in found.values():
         ns, path = max(ends)
-        wires = [Wire(plain(cell := arcs[n]["source"]), placed.x[cell], placed.y[cell],
-                      int(nets[arcs[n]["net"]]["after_end"] - nets[arcs[n]["net"]]["after"]), float(arcs[n]["wire"])) for n in path]
+        wires = [
+            Wire(
+                plain(cell := arcs[n]["source"]),
+                placed.x[cell],
+                placed.y[cell],
+                int(nets[arcs[n]["net"]]["after_end"] - nets[arcs[n]["net"]]["after"]),
+                float(arcs[n]["wire"]),
+            )
+            for n in path
+        ]
         groups.append(Group(ns, len(ends), wires[0].driver, plain(arcs[path[-1]]["cell"]), wires))
     return sorted(groups, key=lambda group: -group.ns)

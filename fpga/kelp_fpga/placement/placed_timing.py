@@ -11,7 +11,8 @@ __all__ = ["Order"]
 
 
 class Order:
-    """A netlist's wires sorted once; arrivals are measured in that order (`annealed_design.measure`).
+    """A netlist's wires sorted once; arrivals are measured in that order
+    (`annealed_design.measure`).
 
     Parameters
     ----------
@@ -28,7 +29,10 @@ class Order:
     """
 
     def __init__(self, placed: Placed):
-        net, to = (np.array([getattr(arc, what) for arc in placed.arcs], np.int64) for what in ("net", "to"))
+        net, to = (
+            np.array([getattr(arc, what) for arc in placed.arcs], np.int64)
+            for what in ("net", "to")
+        )
         inner = to >= 0
         self.level = np.zeros(len(placed.driver), np.int64)
         for _ in range(len(self.level) + 1):

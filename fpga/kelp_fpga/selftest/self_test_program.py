@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What the built-in self-test asks of the endpoint, and what must come back: a program for :mod:`.self_test`, made for one configuration. Plain Python.
+"""What the built-in self-test asks of the endpoint, and what must come back: a program for
+:mod:`.self_test`, made for one configuration. Plain Python.
 
-A program is a ROM: instructions of eight bytes, then the data that they write. A CHECK holds the CRC-32 that the answers since the last one must have; of
-every read those are its 64 bytes and a status byte (opcode, and 8 for poison), of every write the byte `WRITTEN`. What a stored line must come back as is
-computed by the golden model's codecs, which share no arithmetic with the hardware's.
+A program is a ROM: instructions of eight bytes, then the data that they write. A CHECK holds the
+CRC-32 that the answers since the last one must have; of every read those are its 64 bytes and a
+status byte (opcode, and 8 for poison), of every write the byte `WRITTEN`. What a stored line must
+come back as is computed by the golden model's codecs, which share no arithmetic with the
+hardware's.
 
-The session that it opens lasts until the reset behind the test. Three queues hold the five stored formats: K raw16, V fp8_e4m3; fp8_e5m2, int8; int4, int4.
-Without codecs there is one, of raw16 alone.
+The session that it opens lasts until the reset behind the test. Three queues hold the five stored
+formats: K raw16, V fp8_e4m3; fp8_e5m2, int8; int4, int4. Without codecs there is one, of raw16
+alone.
 """
 
 from __future__ import annotations
@@ -28,17 +32,42 @@ from kelp_spec.registers import COUNTERS, RegisterMap, SessionCommand
 
 from ..configs import FIRST_LIGHT
 
-__all__ = ["INSTRUCTION", "PART_NAMES", "POISON", "WRITTEN", "Op", "Part", "Program", "State", "Writer", "program"]
+__all__ = [
+    "INSTRUCTION",
+    "PART_NAMES",
+    "POISON",
+    "WRITTEN",
+    "Op",
+    "Part",
+    "Program",
+    "State",
+    "Writer",
+    "program",
+]
 
-POISON = 1 << 3                        #: in a read's status byte
-WRITTEN = 1 << 7 | S2MNDR.CMP          #: a write's status byte
-FULL_LINE = 8                          #: `word` of an instruction that writes all eight words
+POISON = 1 << 3  #: in a read's status byte
+WRITTEN = 1 << 7 | S2MNDR.CMP  #: a write's status byte
+FULL_LINE = 8  #: `word` of an instruction that writes all eight words
 
-#: (field, bits), lowest first. `repeat`: once more than that, on following lines with following data; `pointer`: its data in the ROM, in words of eight
-#: bytes; `word`: the one word that is written, its data repeated over the line. A CHECK has its number in `pointer` and its CRC in `address`.
-INSTRUCTION = (("op", 2), ("part", 2), ("flip", 2), ("word", 4), ("repeat", 6), ("pointer", 10), ("address", 38))
+#: (field, bits), lowest first. `repeat`: once more than that, on following lines with following
+#: data; `pointer`: its data in the ROM, in words of eight bytes; `word`: the one word that is
+#: written, its data repeated over the line. A CHECK has its number in `pointer` and its CRC in
+#: `address`.
+INSTRUCTION = (
+    ("op", 2),
+    ("part", 2),
+    ("flip", 2),
+    ("word", 4),
+    ("repeat", 6),
+    ("pointer", 10),
+    ("address", 38),
+)
 
-_QUEUES = ((Format.RAW16, Format.FP8_E4M3), (Format.FP8_E5M2, Format.INT8), (Format.INT4, Format.INT4))
+_QUEUES = (
+    (Format.RAW16, Format.FP8_E4M3),
+    (Format.FP8_E5M2, Format.INT8),
+    (Format.INT4, Format.INT4),
+)
 _PATTERNS = 16
 
 
@@ -63,7 +92,12 @@ class Part(IntEnum):
     ECC = 3
 
 
-PART_NAMES = {Part.MEMORY: "memory march", Part.LOOPBACK: "endpoint loop-back", Part.CODEC: "codec signature", Part.ECC: "metadata ECC"}
+PART_NAMES = {
+    Part.MEMORY: "memory march",
+    Part.LOOPBACK: "endpoint loop-back",
+    Part.CODEC: "codec signature",
+    Part.ECC: "metadata ECC",
+}
 
 
 class State(IntEnum):
@@ -71,13 +105,14 @@ class State(IntEnum):
 
     NOT_RUN = 0
     PASSED = 1
-    WRONG = 2        #: something else came back
-    SILENT = 3       #: nothing came back
+    WRONG = 2  #: something else came back
+    SILENT = 3  #: nothing came back
 
 
 @dataclass(frozen=True)
 class Program:
-    """`rom`: its bytes. `checks`: of each CHECK, by its number, the part that it belongs to and what it is about."""
+    """`rom`: its bytes. `checks`: of each CHECK, by its number, the part that it belongs to and
+    what it is about."""
 
     rom: bytes
     checks: tuple[tuple[Part, str], ...]
@@ -95,13 +130,28 @@ def patterns() -> np.ndarray:
     sign = (i & 1) << 15
     special = np.full(ELEMENTS, 0x3C00) + 0x35 * i
     lines = [
-        np.zeros(ELEMENTS), sign | 0x41 * i, sign | (i % 31) << 10 | 0x2AB, sign | 0x3C00 + 0x40 * i, sign | 0x3F80 + 8 * i, sign | 0x0001 << i % 15,
-        np.where(i == 9, 0x7FFF, special), np.where(i == 17, 0xFC00, special), np.where(i == 30, 0x7F80, special), sign | 0x7BFF - 0x11 * i,
+        np.zeros(ELEMENTS),
+        sign | 0x41 * i,
+        sign | (i % 31) << 10 | 0x2AB,
+        sign | 0x3C00 + 0x40 * i,
+        sign | 0x3F80 + 8 * i,
+        sign | 0x0001 << i % 15,
+        np.where(i == 9, 0x7FFF, special),
+        np.where(i == 17, 0xFC00, special),
+        np.where(i == 30, 0x7F80, special),
+        sign | 0x7BFF - 0x11 * i,
     ]
     while len(lines) < _PATTERNS:
         # Elements of like magnitude, as those of a key are, in either type.
         top = rng.choice((0x2800, 0x3400, 0x4400, 0x3C80, 0x3F00))
-        lines.append(np.array([rng.getrandbits(1) << 15 | top + rng.randrange(-0x600, 0x600) for _ in range(ELEMENTS)]))
+        lines.append(
+            np.array(
+                [
+                    rng.getrandbits(1) << 15 | top + rng.randrange(-0x600, 0x600)
+                    for _ in range(ELEMENTS)
+                ]
+            )
+        )
     return np.array(lines).astype(np.uint16)
 
 
@@ -109,7 +159,11 @@ class Writer:
     """Instructions, data and what is expected, as they are written down."""
 
     def __init__(self, config: Config):
-        self.config, self.map, self.registers = config, AddressMap(config), RegisterMap(config).by_name
+        self.config, self.map, self.registers = (
+            config,
+            AddressMap(config),
+            RegisterMap(config).by_name,
+        )
         self.steps, self.data, self.checks = [], [], []
         self.places: dict[bytes, int] = {}
         self.part, self.expected, self.refused = Part.LOOPBACK, b"", 0
@@ -121,8 +175,29 @@ class Writer:
             self.data.append(data)
         return self.places[data]
 
-    def _step(self, op: Op, line: int, *, data: bytes | None = None, word: int = FULL_LINE, repeat: int = 1, flip: int = 0) -> None:
-        self.steps.append(({"op": op, "part": self.part, "flip": flip, "word": word, "repeat": repeat - 1, "address": line}, data))
+    def _step(
+        self,
+        op: Op,
+        line: int,
+        *,
+        data: bytes | None = None,
+        word: int = FULL_LINE,
+        repeat: int = 1,
+        flip: int = 0,
+    ) -> None:
+        self.steps.append(
+            (
+                {
+                    "op": op,
+                    "part": self.part,
+                    "flip": flip,
+                    "word": word,
+                    "repeat": repeat - 1,
+                    "address": line,
+                },
+                data,
+            )
+        )
 
     def line(self, queue: int, page: int, kv: int, line: int) -> int:
         return self.map.encode(KvAddress(0, queue, page, kv, line)) // LINE_BYTES
@@ -136,7 +211,7 @@ class Writer:
         count = len(data) // LINE_BYTES
         self._step(Op.READ, line, repeat=count)
         for n in range(count):
-            self.expected += data[LINE_BYTES * n:LINE_BYTES * (n + 1)] + bytes([status])
+            self.expected += data[LINE_BYTES * n : LINE_BYTES * (n + 1)] + bytes([status])
 
     def register(self, name: str, **fields: int) -> None:
         register = self.registers[name]
@@ -150,11 +225,23 @@ class Writer:
         """Read the registers' line that holds the counters of errors; its others must be 0."""
         line = self.registers["count_corrected"].offset // LINE_BYTES
         names = {self.registers[f"count_{name}"].offset: name for name, _ in COUNTERS}
-        data = b"".join(wanted.get(names[line * LINE_BYTES + 8 * n], 0).to_bytes(8, "little") for n in range(8))
+        data = b"".join(
+            wanted.get(names[line * LINE_BYTES + 8 * n], 0).to_bytes(8, "little") for n in range(8)
+        )
         self.read(self.map.register_base // LINE_BYTES + line, data)
 
     def check(self, what: str) -> None:
-        self.steps.append(({"op": Op.CHECK, "part": self.part, "pointer": len(self.checks), "address": zlib.crc32(self.expected)}, None))
+        self.steps.append(
+            (
+                {
+                    "op": Op.CHECK,
+                    "part": self.part,
+                    "pointer": len(self.checks),
+                    "address": zlib.crc32(self.expected),
+                },
+                None,
+            )
+        )
         self.checks.append((self.part, what))
         self.expected = b""
 
@@ -162,12 +249,17 @@ class Writer:
         first = len(self.steps) + 1
         words = []
         for fields, data in [*self.steps, ({"op": Op.END}, None)]:
-            values = dict(fields) if data is None else fields | {"pointer": first + self.place(data)}
+            values = (
+                dict(fields) if data is None else fields | {"pointer": first + self.place(data)}
+            )
             word = place = 0
             for name, bits in INSTRUCTION:
                 value = int(values.get(name, 0))
                 if value >> bits:
-                    raise ValueError(f"configuration {self.config.name!r} is refused by the self-test: {name} = {value} does not fit {bits} bits")
+                    raise ValueError(
+                        f"configuration {self.config.name!r} is refused by the self-test: "
+                        + f"{name} = {value} does not fit {bits} bits"
+                    )
                 word |= value << place
                 place += bits
             words.append(word.to_bytes(8, "little"))
@@ -175,11 +267,15 @@ class Writer:
 
 
 def program(config: Config) -> Program:
-    """The program of one configuration; ValueError when that is too small for it. `first_light` has nothing that a program could test."""
+    """The program of one configuration; ValueError when that is too small for it. `first_light` has
+    nothing that a program could test."""
     if config.name == FIRST_LIGHT:
         return Writer(config).finish()
     if config.queues < len(_QUEUES) + 1:
-        raise ValueError(f"configuration {config.name!r} is refused by the self-test: queues = {config.queues}; legal: {len(_QUEUES) + 1} and up")
+        raise ValueError(
+            f"configuration {config.name!r} is refused by the self-test: queues = "
+            + f"{config.queues}; legal: {len(_QUEUES) + 1} and up"
+        )
     w = Writer(config)
     lines = patterns()
     text = lines.astype("<u2").tobytes()
@@ -189,15 +285,16 @@ def program(config: Config) -> Program:
     w.register("high_water", value=1)
     _open(w, HostType.FP16)
 
-    # Loop-back: whole lines in two pages of raw16, then a part of one, a line never written, and one that is not mapped.
+    # Loop-back: whole lines in two pages of raw16, then a part of one, a line never written, and
+    # one that is not mapped.
     last = config.pages - 1
     for page in (1, last):
-        w.write(w.line(0, page, 0, 0), text[-LINE_BYTES * chunk:])
+        w.write(w.line(0, page, 0, 0), text[-LINE_BYTES * chunk :])
     for page in (1, last):
-        w.read(w.line(0, page, 0, 0), text[-LINE_BYTES * chunk:])
+        w.read(w.line(0, page, 0, 0), text[-LINE_BYTES * chunk :])
     part = b"\x5a\xa5\x00\xff\x12\x34\x56\x78"
     w.write(w.line(0, 1, 0, 1), part, word=3)
-    merged = bytearray(text[-LINE_BYTES * chunk:][LINE_BYTES:2 * LINE_BYTES])
+    merged = bytearray(text[-LINE_BYTES * chunk :][LINE_BYTES : 2 * LINE_BYTES])
     merged[24:32] = part
     w.read(w.line(0, 1, 0, 1), bytes(merged))
     w.read(w.line(0, 2, 0, 0), bytes(LINE_BYTES))
@@ -213,18 +310,28 @@ def program(config: Config) -> Program:
             w.check(f"session of {host_type.name.lower()}")
         for queue, formats in enumerate(_queues(config)):
             for kv, fmt in enumerate(formats):
-                stored = decode(*encode(lines, host_type, fmt), host_type, fmt).astype("<u2").tobytes()
+                stored = (
+                    decode(*encode(lines, host_type, fmt), host_type, fmt).astype("<u2").tobytes()
+                )
                 for page in range(pages):
-                    w.write(w.line(queue, page, kv, 0), text[LINE_BYTES * chunk * page:LINE_BYTES * chunk * (page + 1)])
+                    w.write(
+                        w.line(queue, page, kv, 0),
+                        text[LINE_BYTES * chunk * page : LINE_BYTES * chunk * (page + 1)],
+                    )
                 for page in range(pages):
-                    w.read(w.line(queue, page, kv, 0), stored[LINE_BYTES * chunk * page:LINE_BYTES * chunk * (page + 1)])
+                    w.read(
+                        w.line(queue, page, kv, 0),
+                        stored[LINE_BYTES * chunk * page : LINE_BYTES * chunk * (page + 1)],
+                    )
                 w.check(f"{fmt.label} of {host_type.name.lower()}")
 
-    # ECC: a page word is written with a bit flipped and, a step later, read: repaired, counted, and written back whole. With two bits flipped the page is lost.
+    # ECC: a page word is written with a bit flipped and, a step later, read: repaired, counted, and
+    # written back whole. With two bits flipped the page is lost.
     w.part = Part.ECC
     line = text[-LINE_BYTES:]
     single, double = w.line(0, 3, 0, 0), w.line(0, 2, 0, 0)
-    advance = {"command": SessionCommand.ADVANCE, "argument": 1}      # the first access of a step writes the page word, and reads it from the SRAM
+    # the first access of a step writes the page word, and reads it from the SRAM
+    advance = {"command": SessionCommand.ADVANCE, "argument": 1}
     w.register("s0_command", **advance)
     w.write(single, line, flip=0b01)
     for _ in range(2):
@@ -242,7 +349,14 @@ def program(config: Config) -> Program:
 
 def _open(w: Writer, host_type: HostType) -> None:
     c, queues = w.config, _queues(w.config)
-    w.register("s0_shape", layers=len(queues), kv_heads=1, used_lines=c.half_lines, host_type=int(host_type), used_pages=c.pages)
+    w.register(
+        "s0_shape",
+        layers=len(queues),
+        kv_heads=1,
+        used_lines=c.half_lines,
+        host_type=int(host_type),
+        used_pages=c.pages,
+    )
     ranges = {}
     for r in range(LAYER_RANGES):
         layer = min(r, len(queues) - 1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What the quantiser and the dequantiser share: how a host element splits, and which of some magnitudes is the largest."""
+"""What the quantiser and the dequantiser share: how a host element splits, and which of some
+magnitudes is the largest."""
 
 from amaranth.hdl import C, Cat, Mux, Value
 
@@ -25,7 +26,8 @@ def is_all_ones(exponent: Value, host_type: Value) -> Value:
 
 
 def largest(of: list[Value]) -> Value:
-    """The largest of two to four, one comparison deep: the winners' comparison is chosen among those made beforehand."""
+    """The largest of two to four, one comparison deep: the winners' comparison is chosen among
+    those made beforehand."""
     a, b = of[:2]
     ab, larger = at_least(a, b), Mux(at_least(a, b), a, b)
     if len(of) == 2:
@@ -34,14 +36,20 @@ def largest(of: list[Value]) -> Value:
         return Mux(Mux(ab, at_least(a, of[2]), at_least(b, of[2])), larger, of[2])
     c, d = of[2:]
     cd = at_least(c, d)
-    return Mux(Mux(ab, Mux(cd, at_least(a, c), at_least(a, d)), Mux(cd, at_least(b, c), at_least(b, d))), larger, Mux(cd, c, d))
+    return Mux(
+        Mux(ab, Mux(cd, at_least(a, c), at_least(a, d)), Mux(cd, at_least(b, c), at_least(b, d))),
+        larger,
+        Mux(cd, c, d),
+    )
 
 
 def at_least(a: Value, b: Value) -> Value:
-    """a >= b, for numbers of an odd width: the bit below makes it even, and the answer the end of a carry chain of two bits a cell."""
+    """a >= b, for numbers of an odd width: the bit below makes it even, and the answer the end of a
+    carry chain of two bits a cell."""
     return Cat(C(1, 1), a) > Cat(C(0, 1), b)
 
 
 def gated(value: Value, enable: Value) -> Value:
-    """``value`` or zeros. A Mux with zero would become a register's synchronous reset, whose net has to wait for the enable's."""
+    """``value`` or zeros. A Mux with zero would become a register's synchronous reset, whose net
+    has to wait for the enable's."""
     return value & enable.replicate(len(value))

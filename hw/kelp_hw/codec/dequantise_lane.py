@@ -2,12 +2,14 @@
 
 """One element of the dequantiser, stage by stage, as expressions.
 
-A stored element is a magnitude of eight bits: |q|, |q| · (8+m), or an fp8 significand with its hidden one on top. Shifted until its highest
-one meets the host's hidden one, it is the host's fraction; where the host is subnormal, it is shifted as far as all of them are.
+A stored element is a magnitude of eight bits: |q|, |q| · (8+m), or an fp8 significand with its
+hidden one on top. Shifted until its highest one meets the host's hidden one, it is the host's
+fraction; where the host is subnormal, it is shifted as far as all of them are.
 
-Shifting is rotation to the left in a ring of 16 bits. Bits 11…0 of the ring are the hidden one, ten bits of fraction and one below; the
-magnitude starts in 11…4. An int block below fp16's normal range turns it the other way, and what falls off the end comes round to
-bits 15…8, which its elements do not reach any more.
+Shifting is rotation to the left in a ring of 16 bits. Bits 11…0 of the ring are the hidden one, ten
+bits of fraction and one below; the magnitude starts in 11…4. An int block below fp16's normal range
+turns it the other way, and what falls off the end comes round to bits 15…8, which its elements do
+not reach any more.
 """
 
 from amaranth.hdl import C, Cat, Mux, Value
@@ -16,9 +18,17 @@ from kelp_spec.formats import HostType
 
 from .codec_lane import gated
 
-__all__ = ["BASE_BITS", "absolute", "fp8_parts", "host_code", "leading_zeros", "multiplied", "rotated"]
+__all__ = [
+    "BASE_BITS",
+    "absolute",
+    "fp8_parts",
+    "host_code",
+    "leading_zeros",
+    "multiplied",
+    "rotated",
+]
 
-BASE_BITS = 9   #: of the host's exponent field while it may still be too large
+BASE_BITS = 9  #: of the host's exponent field while it may still be too large
 
 
 def absolute(q: Value) -> Value:
@@ -35,7 +45,8 @@ def multiplied(q: Value, once: Value, thrice: Value) -> Value:
 
 
 def fp8_parts(code: Value, is_e5m2: Value) -> tuple[Value, Value, Value]:
-    """Of seven bits of magnitude: the upper four bits of the significand, the exponent counted from the subnormals', and whether it is Inf or NaN.
+    """Of seven bits of magnitude: the upper four bits of the significand, the exponent counted from
+    the subnormals', and whether it is Inf or NaN.
 
     A NaN's significand is 1.1, Inf's is 1.0, as those of the host's are.
     """
@@ -44,7 +55,11 @@ def fp8_parts(code: Value, is_e5m2: Value) -> tuple[Value, Value, Value]:
     special = Mux(is_e5m2, field.all(), code.all())
     nan = special & fraction.any()
     hidden = field.any()
-    return Cat(fraction[0:2] & (~nan).replicate(2), fraction[2] | nan, hidden), field | ~hidden, special
+    return (
+        Cat(fraction[0:2] & (~nan).replicate(2), fraction[2] | nan, hidden),
+        field | ~hidden,
+        special,
+    )
 
 
 def leading_zeros(bits: Value) -> Value:
@@ -64,16 +79,28 @@ def rotated(magnitude: Value, places: Value) -> Value:
 
 
 def host_code(
-    host_type: Value, sign: Value, field: Value, ring: Value, deep: Value, special: Value, clamps: Value, void: Value
+    host_type: Value,
+    sign: Value,
+    field: Value,
+    ring: Value,
+    deep: Value,
+    special: Value,
+    clamps: Value,
+    void: Value,
 ) -> Value:
     """The host element, but for rounding.
 
-    ``field`` is the exponent field of a normal result. ``deep`` says that what is in the upper half of the ring fell off the lower end.
-    ``clamps`` asks for the largest finite value where ``field`` is too large; ``special`` makes fp8's Inf or NaN, ``void`` a NaN of zeros.
+    ``field`` is the exponent field of a normal result. ``deep`` says that what is in the upper half
+    of the ring fell off the lower end. ``clamps`` asks for the largest finite value where ``field``
+    is too large; ``special`` makes fp8's Inf or NaN, ``void`` a NaN of zeros.
     """
     bf16 = host_type == HostType.BF16
     hidden = ring[11] & ~deep
     over = clamps & hidden & (field[8] | field[0:8].all())
-    exponent = (gated(field[0:8], hidden) | (special | over | void).replicate(8)) & Cat(~over, C(127, 7))
-    fraction = Cat(ring[1:8], gated(ring[8:10], ~deep), (ring[10] & ~deep) | void) | over.replicate(10)
+    exponent = (gated(field[0:8], hidden) | (special | over | void).replicate(8)) & Cat(
+        ~over, C(127, 7)
+    )
+    fraction = Cat(ring[1:8], gated(ring[8:10], ~deep), (ring[10] & ~deep) | void) | over.replicate(
+        10
+    )
     return Mux(bf16, Cat(fraction[3:10], exponent, sign), Cat(fraction, exponent[0:5], sign))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What stands in the quantiser's and the dequantiser's places where every line is raw16 (`Config.codecs` is False)."""
+"""What stands in the quantiser's and the dequantiser's places where every line is raw16
+(`Config.codecs` is False)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ __all__ = ["RawDequantiser", "RawQuantiser"]
 
 
 class RawQuantiser(Quantiser):
-    """A host line is its own payload, and has no scale. Latency 1 cycle, throughput one line per cycle; a `format` other than RAW16 fails an assertion."""
+    """A host line is its own payload, and has no scale. Latency 1 cycle, throughput one line per
+    cycle; a `format` other than RAW16 fails an assertion."""
 
     def __init__(self, *, meta_shape):
         super().__init__(meta_shape=meta_shape)
@@ -25,7 +27,8 @@ class RawQuantiser(Quantiser):
 
 
 class RawDequantiser(Dequantiser):
-    """A payload is the host line. Latency 1 cycle, throughput one line per cycle; a `format` other than RAW16 fails an assertion."""
+    """A payload is the host line. Latency 1 cycle, throughput one line per cycle; a `format` other
+    than RAW16 fails an assertion."""
 
     def __init__(self, *, meta_shape):
         super().__init__(meta_shape=meta_shape)
@@ -41,6 +44,10 @@ def _passed_on(block: Quantiser | Dequantiser, given: Value, taken: Value) -> Mo
     i, o = block.i, block.o
     m.d.comb += i.ready.eq(o.ready | ~o.valid)
     with m.If(i.ready):
-        m.d.sync += [o.valid.eq(i.valid), taken.eq(given), Value.cast(o.p.meta).eq(Value.cast(i.p.meta))]
+        m.d.sync += [
+            o.valid.eq(i.valid),
+            taken.eq(given),
+            Value.cast(o.p.meta).eq(Value.cast(i.p.meta)),
+        ]
     m.d.sync += Assert(~i.valid | (i.p.format == Format.RAW16))
     return m

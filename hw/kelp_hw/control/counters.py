@@ -14,29 +14,39 @@ from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 
 from ..lib.sram import Sram
 
-__all__ = ["TotalCounters", "QueueCounters", "QUEUE_COUNTER_BITS", "TOTAL_BITS", "queue_event_layout"]
+__all__ = [
+    "TotalCounters",
+    "QueueCounters",
+    "QUEUE_COUNTER_BITS",
+    "TOTAL_BITS",
+    "queue_event_layout",
+]
 
 TOTAL_BITS = 48
 QUEUE_COUNTER_BITS = 32
 
 
 class TotalCounters(wiring.Component):
-    """Counts pulses, one bit per entry of `kelp_spec.registers.COUNTERS`, any number at once, every cycle.
+    """Counts pulses, one bit per entry of `kelp_spec.registers.COUNTERS`, any number at once, every
+    cycle.
 
-    Each counter gathers pulses in a few flops; a pointer visits the counters in turn and adds the gathered pulses to a 48-bit word in memory. A read is
-    therefore up to `rows` + 3 cycles behind the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after `rows` + 4 cycles at
-    most (it is captured when the pointer passes).
+    Each counter gathers pulses in a few flops; a pointer visits the counters in turn and adds the
+    gathered pulses to a 48-bit word in memory. A read is therefore up to `rows` + 3 cycles behind
+    the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after
+    `rows` + 4 cycles at most (it is captured when the pointer passes).
     """
 
     def __init__(self):
         self.rows = 1 << (len(COUNTERS) - 1).bit_length()
-        super().__init__({
-            "pulses": In(len(COUNTERS)),
-            "clear": In(1),                        #: held for `rows` + 4 cycles or more
-            "read_index": In(range(self.rows)),
-            "read_data": Out(TOTAL_BITS),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "pulses": In(len(COUNTERS)),
+                "clear": In(1),  #: held for `rows` + 4 cycles or more
+                "read_index": In(range(self.rows)),
+                "read_data": Out(TOTAL_BITS),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -44,7 +54,7 @@ class TotalCounters(wiring.Component):
         write = memory.write_port()
         read = memory.read_port()
         pointer = Signal(range(self.rows))
-        here = Signal(range(self.rows))       # the counter whose word is out
+        here = Signal(range(self.rows))  # the counter whose word is out
         m.d.sync += [pointer.eq(pointer + 1), here.eq(pointer)]
         m.d.comb += read.addr.eq(pointer)
 
@@ -58,10 +68,17 @@ class TotalCounters(wiring.Component):
         for i, g in enumerate(gathered):
             m.d.sync += g.eq(Mux(here == i, 0, g) + self.pulses[i])
             m.d.comb += Assert(g <= self.rows)
-        # A cycle each for the word and what is to be added, for the sum, and for its write: the pointer comes back much later.
+        # A cycle each for the word and what is to be added, for the sum, and for its write: the
+        # pointer comes back much later.
         old, more, total = Signal(TOTAL_BITS), Signal(gather_bits), Signal(TOTAL_BITS)
         there, written = Signal.like(here), Signal.like(here)
-        m.d.sync += [old.eq(read.data), more.eq(add), there.eq(here), total.eq(old + more), written.eq(there)]
+        m.d.sync += [
+            old.eq(read.data),
+            more.eq(add),
+            there.eq(here),
+            total.eq(old + more),
+            written.eq(there),
+        ]
         m.d.comb += [
             write.addr.eq(written),
             write.data.eq(Mux(self.clear, 0, total)),
@@ -81,16 +98,20 @@ def queue_event_layout(config: Config) -> data.StructLayout:
 
 
 def _queue_counters(config: Config) -> tuple[str, ...]:
-    return tuple(name for name, _ in (QUEUE_COUNTERS if config.wide_counters else QUEUE_COUNTERS[:4]))
+    return tuple(
+        name for name, _ in (QUEUE_COUNTERS if config.wide_counters else QUEUE_COUNTERS[:4])
+    )
 
 
 class QueueCounters(wiring.Component):
-    """Counters of each (session, queue): entries of `QUEUE_COUNTERS`, the first four when `config.wide_counters` is off. 32 bits, wrapping.
+    """Counters of each (session, queue): entries of `QUEUE_COUNTERS`, the first four when
+    `config.wide_counters` is off. 32 bits, wrapping.
 
-    `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and taken in cycles without `i`. `wipe` is held until a cycle with
-    `wipe_ready`, in which none of these is being counted: the counters of `wipe_squeue` are then 0.
-    Read: hold `read_squeue`; `read_data` is valid one cycle after a cycle with `read_grant`, without the events of the two and three cycles before that.
-    An event of the cycle of the `wipe` counts after it.
+    `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and
+    taken in cycles without `i`. `wipe` is held until a cycle with `wipe_ready`, in which none of
+    these is being counted: the counters of `wipe_squeue` are then 0. Read: hold `read_squeue`;
+    `read_data` is valid one cycle after a cycle with `read_grant`, without the events of the two
+    and three cycles before that. An event of the cycle of the `wipe` counts after it.
 
     Parameters
     ----------
@@ -101,26 +122,37 @@ class QueueCounters(wiring.Component):
         self.config = config
         self.names = _queue_counters(config)
         self.event = queue_event_layout(config)
-        super().__init__({
-            "i": In(self.event), "i_valid": In(1),
-            "i_useful": In(config.squeue_bits), "i_useful_valid": In(1),
-            "clear": In(1),                         #: held for `squeues` cycles or more
-            "wipe": In(1), "wipe_squeue": In(config.squeue_bits), "wipe_ready": Out(1),
-            "read_squeue": In(config.squeue_bits),
-            "read_grant": Out(1),
-            "read_data": Out(data.ArrayLayout(QUEUE_COUNTER_BITS, len(self.names))),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(self.event),
+                "i_valid": In(1),
+                "i_useful": In(config.squeue_bits),
+                "i_useful_valid": In(1),
+                "clear": In(1),  #: held for `squeues` cycles or more
+                "wipe": In(1),
+                "wipe_squeue": In(config.squeue_bits),
+                "wipe_ready": Out(1),
+                "read_squeue": In(config.squeue_bits),
+                "read_grant": Out(1),
+                "read_data": Out(data.ArrayLayout(QUEUE_COUNTER_BITS, len(self.names))),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
         row = data.ArrayLayout(QUEUE_COUNTER_BITS, len(self.names))
         m.submodules.sram = sram = Sram(depth=c.squeues, shape=row)
-        # A burst of useful prefetches waits here; accesses come at most once a page and step, so it drains.
+        # A burst of useful prefetches waits here; accesses come at most once a page and step, so it
+        # drains.
         m.submodules.fifo = fifo = SyncFIFO(width=c.squeue_bits, depth=16)
         useful = self.names.index("prefetch_useful")
-        m.d.comb += [fifo.w_data.eq(self.i_useful), fifo.w_en.eq(self.i_useful_valid), Assert(~self.i_useful_valid | fifo.w_rdy)]
+        m.d.comb += [
+            fifo.w_data.eq(self.i_useful),
+            fifo.w_en.eq(self.i_useful_valid),
+            Assert(~self.i_useful_valid | fifo.w_rdy),
+        ]
 
         # Whose turn it is, is known late: it reads in the next cycle.
         s0, v0, s1, v1 = Signal(self.event), Signal(), Signal(self.event), Signal()
@@ -131,23 +163,48 @@ class QueueCounters(wiring.Component):
             fifo.r_en.eq(~self.i_valid),
         ]
         m.d.sync += [v0.eq(self.i_valid | fifo.r_rdy), v1.eq(v0), s1.eq(s0)]
-        m.d.sync += [s0.squeue.eq(Mux(self.i_valid, self.i.squeue, fifo.r_data)), s0.bump.eq(Mux(self.i_valid, self.i.bump, 1 << useful))]
+        m.d.sync += [
+            s0.squeue.eq(Mux(self.i_valid, self.i.squeue, fifo.r_data)),
+            s0.bump.eq(Mux(self.i_valid, self.i.bump, 1 << useful)),
+        ]
 
-        # Read, into a register of its own because a block RAM's output comes late, counted, written: what the two events before counted is forwarded, that of
-        # the older one on the way into that register, and the memory shows what is written while it is read.
-        raw, counted, s2, v2, squeue3, v3 = Signal(row), Signal(row), Signal(self.event), Signal(), Signal.like(s1.squeue), Signal()
+        # Read, into a register of its own because a block RAM's output comes late, counted,
+        # written: what the two events before counted is forwarded, that of the older one on the way
+        # into that register, and the memory shows what is written while it is read.
+        raw, counted, s2, v2, squeue3, v3 = (
+            Signal(row),
+            Signal(row),
+            Signal(self.event),
+            Signal(),
+            Signal.like(s1.squeue),
+            Signal(),
+        )
         follows_next, follows = Signal(), Signal()
         m.d.sync += [v2.eq(v1), s2.eq(s1), v3.eq(v2), squeue3.eq(s2.squeue)]
-        m.d.sync += [follows_next.eq(v2 & (s0.squeue == s2.squeue)), follows.eq(v2 & (s1.squeue == s2.squeue))]
+        m.d.sync += [
+            follows_next.eq(v2 & (s0.squeue == s2.squeue)),
+            follows.eq(v2 & (s1.squeue == s2.squeue)),
+        ]
         m.d.sync += raw.eq(Mux(follows_next, counted.as_value(), sram.read_data.as_value()))
         for i in range(len(self.names)):
             m.d.sync += counted[i].eq(Mux(follows, counted[i], raw[i]) + s2.bump[i])
-        m.d.comb += [sram.write_en.eq(v3), sram.write_address.eq(squeue3), sram.write_data.eq(counted)]
-        m.d.comb += [self.read_data.eq(sram.read_data), self.idle.eq(~v0 & ~v1 & ~v2 & ~v3 & ~fifo.r_rdy & ~self.i_valid)]
+        m.d.comb += [
+            sram.write_en.eq(v3),
+            sram.write_address.eq(squeue3),
+            sram.write_data.eq(counted),
+        ]
+        m.d.comb += [
+            self.read_data.eq(sram.read_data),
+            self.idle.eq(~v0 & ~v1 & ~v2 & ~v3 & ~fifo.r_rdy & ~self.i_valid),
+        ]
 
         m.d.comb += self.wipe_ready.eq(~v0 & ~v1 & ~v2 & ~v3 & ~self.clear)
         with m.If(self.wipe & self.wipe_ready):
-            m.d.comb += [sram.write_en.eq(1), sram.write_address.eq(self.wipe_squeue), sram.write_data.eq(0)]
+            m.d.comb += [
+                sram.write_en.eq(1),
+                sram.write_address.eq(self.wipe_squeue),
+                sram.write_data.eq(0),
+            ]
 
         sweep = Signal(range(c.squeues))
         with m.If(self.clear):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Event log: the first sixteen records since the last clear, an overflow flag, and the interrupt (spec §9)."""
+"""Event log: the first sixteen records since the last clear, an overflow flag, and the interrupt
+(spec §9)."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ __all__ = ["EventLog"]
 class EventLog(wiring.Component):
     """Records events of several sources, one a cycle; a source may raise one a cycle.
 
-    Each source has one waiting place; an event that finds its source's place or the log full is lost and sets `overflow`. Records keep order within a source.
-    `irq` is high from a cycle after the first recorded event whose bit is set in `irq_enable` until `clear`; `idle` waits for it.
+    Each source has one waiting place; an event that finds its source's place or the log full is
+    lost and sets `overflow`. Records keep order within a source. `irq` is high from a cycle after
+    the first recorded event whose bit is set in `irq_enable` until `clear`; `idle` waits for it.
 
     Parameters
     ----------
@@ -35,19 +37,21 @@ class EventLog(wiring.Component):
         layouts = Layouts(config)
         self.sources = sources
         self.record = data.StructLayout({"event": layouts.event, "time": TIME_BITS})
-        super().__init__({
-            "i": In(layouts.event).array(sources),
-            "i_valid": In(1).array(sources),
-            "now": In(TIME_BITS),
-            "clear": In(1),
-            "irq_enable": In(32),
-            "read_index": In(range(EVENT_RECORDS)),
-            "read_data": Out(self.record),          #: combinational
-            "count": Out(range(EVENT_RECORDS + 1)),
-            "overflow": Out(1),
-            "irq": Out(1),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(layouts.event).array(sources),
+                "i_valid": In(1).array(sources),
+                "now": In(TIME_BITS),
+                "clear": In(1),
+                "irq_enable": In(32),
+                "read_index": In(range(EVENT_RECORDS)),
+                "read_data": Out(self.record),  #: combinational
+                "count": Out(range(EVENT_RECORDS + 1)),
+                "overflow": Out(1),
+                "irq": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()

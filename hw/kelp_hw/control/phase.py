@@ -11,8 +11,8 @@ from kelp_spec.config import Config
 
 __all__ = ["PHASE_WINDOW", "PhaseDetector", "phase_request_layout"]
 
-PHASE_WINDOW = 4096   #: requests of a session between two decisions
-_FACTOR = 10          #: reads > 10 · writes means decode
+PHASE_WINDOW = 4096  #: requests of a session between two decisions
+_FACTOR = 10  #: reads > 10 · writes means decode
 
 
 def phase_request_layout(config: Config) -> data.StructLayout:
@@ -21,10 +21,11 @@ def phase_request_layout(config: Config) -> data.StructLayout:
 
 
 class PhaseDetector(wiring.Component):
-    """After every 4096 requests of a session: decode when it read more than ten times as often as it wrote, else prefill.
+    """After every 4096 requests of a session: decode when it read more than ten times as often as
+    it wrote, else prefill.
 
-    A session begins in prefill, with no requests counted, when it is opened. Two requests a cycle, the hot lane's before the tracker's, as
-    at M3. `decode` follows in the second cycle.
+    A session begins in prefill, with no requests counted, when it is opened. Two requests a cycle,
+    the hot lane's before the tracker's, as at M3. `decode` follows in the second cycle.
 
     Parameters
     ----------
@@ -47,16 +48,21 @@ class PhaseDetector(wiring.Component):
         self.config = config
         self.window = window
         request = phase_request_layout(config)
-        super().__init__({
-            "i_hot": In(request), "i_hot_valid": In(1),
-            "i_op": In(request), "i_op_valid": In(1),
-            "open": In(config.sessions),
-            "decode": Out(config.sessions),
-        })
+        super().__init__(
+            {
+                "i_hot": In(request),
+                "i_hot_valid": In(1),
+                "i_op": In(request),
+                "i_op_valid": In(1),
+                "open": In(config.sessions),
+                "decode": Out(config.sessions),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
-        # Only writes are counted: of `window` requests, reads > 10 · writes is window > 11 · writes, writes ≤ most.
+        # Only writes are counted: of `window` requests, reads > 10 · writes is window > 11 ·
+        # writes, writes ≤ most.
         most = (self.window - 1) // (_FACTOR + 1)
         # Whose a request is, is known before it is counted.
         lanes = (("hot", self.i_hot_valid, self.i_hot), ("op", self.i_op_valid, self.i_op))
@@ -66,19 +72,29 @@ class PhaseDetector(wiring.Component):
         m.d.sync += is_open.eq(self.open)
         for s in range(self.config.sessions):
             total = Signal(range(self.window), name=f"total_{s}")
-            writes = Signal(range(most + 2), name=f"writes_{s}")       # stops at most + 1
+            writes = Signal(range(most + 2), name=f"writes_{s}")  # stops at most + 1
             mine, wrote, last = {}, {}, {}
             for lane, valid, request in lanes:
-                mine[lane], wrote[lane], last[lane] = (Signal(name=f"{what}_{s}_{lane}") for what in ("mine", "wrote", "last"))
+                mine[lane], wrote[lane], last[lane] = (
+                    Signal(name=f"{what}_{s}_{lane}") for what in ("mine", "wrote", "last")
+                )
                 m.d.sync += mine[lane].eq(valid & (request.session == s))
                 m.d.comb += wrote[lane].eq(mine[lane] & writes_of[lane])
-            # Side by side, not one lane after the other: how many requests are left in the window, and how many writes more leave it at most `most`. A window
-            # has more than two requests: it ends with one lane's or with the other's.
+            # Side by side, not one lane after the other: how many requests are left in the window,
+            # and how many writes more leave it at most `most`. A window has more than two requests:
+            # it ends with one lane's or with the other's.
             room = Signal(3, name=f"room_{s}")
-            hot_room, op_room, counted = Signal(name=f"hot_room_{s}"), Signal(name=f"op_room_{s}"), Signal(range(most + 2), name=f"counted_{s}")
+            hot_room, op_room, counted = (
+                Signal(name=f"hot_room_{s}"),
+                Signal(name=f"op_room_{s}"),
+                Signal(range(most + 2), name=f"counted_{s}"),
+            )
             m.d.comb += [
                 last["hot"].eq(mine["hot"] & (total == self.window - 1)),
-                last["op"].eq(mine["op"] & Mux(mine["hot"], total == self.window - 2, total == self.window - 1)),
+                last["op"].eq(
+                    mine["op"]
+                    & Mux(mine["hot"], total == self.window - 2, total == self.window - 1)
+                ),
                 room.eq(Cat(writes <= most - k for k in range(3))),
                 hot_room.eq(Mux(wrote["hot"], room[1], room[0])),
                 op_room.eq(Mux(wrote["op"], Mux(wrote["hot"], room[2], room[1]), hot_room)),

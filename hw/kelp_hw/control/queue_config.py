@@ -16,11 +16,12 @@ __all__ = ["QueueConfig"]
 
 
 class QueueConfig(wiring.Component):
-    """Written by the broadcast of the configuration walk, read by one block; each block that needs configuration has a copy, since a memory has one read port.
+    """Written by the broadcast of the configuration walk, read by one block; each block that needs
+    configuration has a copy, since a memory has one read port.
 
-    Latency: one cycle from `read_squeue` (with `read_en`) to `o`, which holds while `read_en` is low. A read
-    in the cycle of a write returns the new fields.
-    Queues that were never configured read undefined values: nothing is asked about them before OPEN has configured them.
+    Latency: one cycle from `read_squeue` (with `read_en`) to `o`, which holds while `read_en` is
+    low. A read in the cycle of a write returns the new fields. Queues that were never configured
+    read undefined values: nothing is asked about them before OPEN has configured them.
 
     Parameters
     ----------
@@ -47,17 +48,27 @@ class QueueConfig(wiring.Component):
         self.config = config
         self.fields = tuple(fields)
         self.shape = data.StructLayout({name: known[name] for name in fields})
-        super().__init__({
-            "write": In(layouts.config_write), "write_valid": In(1),
-            "read_en": In(1), "read_squeue": In(config.squeue_bits), "o": Out(self.shape),
-        })
+        super().__init__(
+            {
+                "write": In(layouts.config_write),
+                "write_valid": In(1),
+                "read_en": In(1),
+                "read_squeue": In(config.squeue_bits),
+                "o": Out(self.shape),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.rows = rows = Sram(depth=self.config.squeues, shape=self.shape)
-        m.d.comb += [rows.read_en.eq(self.read_en), rows.read_address.eq(self.read_squeue), self.o.eq(rows.read_data)]
         m.d.comb += [
-            rows.write_en.eq(self.write_valid), rows.write_address.eq(self.write.squeue),
+            rows.read_en.eq(self.read_en),
+            rows.read_address.eq(self.read_squeue),
+            self.o.eq(rows.read_data),
+        ]
+        m.d.comb += [
+            rows.write_en.eq(self.write_valid),
+            rows.write_address.eq(self.write.squeue),
             *(rows.write_data[name].eq(self.write.queue_config[name]) for name in self.fields),
         ]
         return m

@@ -19,18 +19,21 @@ def register_layout(register: Register) -> data.Layout:
 
 
 class RegisterFile(wiring.Component):
-    """One 64-bit register access at a time: writes merge under `mask` in the cycle of `write`; `read_data` follows `index` three cycles later.
-    `known` and `allowed` follow `index` by one cycle, and so does `write`, while `index` holds; `is_external` follows by two.
+    """One 64-bit register access at a time: writes merge under `mask` in the cycle of `write`;
+    `read_data` follows `index` three cycles later. `known` and `allowed` follow `index` by one
+    cycle, and so does `write`, while `index` holds; `is_external` follows by two.
 
-    Writable registers are members `rw_<name>` (outputs); read-only ones are inputs `ro_<name>`; write-only ones pulse `wo_<name>_strobe` with `wo_<name>`.
-    `allowed` says whether `ld_id` may
-    touch the register at `index`; a write that is not allowed changes nothing. Offsets that are not `known` read zero and ignore writes.
+    Writable registers are members `rw_<name>` (outputs); read-only ones are inputs `ro_<name>`;
+    write-only ones pulse `wo_<name>_strobe` with `wo_<name>`. `allowed` says whether `ld_id` may
+    touch the register at `index`; a write that is not allowed changes nothing. Offsets that are not
+    `known` read zero and ignore writes.
 
     Parameters
     ----------
     config : Config
     external : iterable of str
-        Names of read-only registers that live in memories: the owner answers on `external_data` while `index` holds.
+        Names of read-only registers that live in memories: the owner answers on `external_data`
+        while `index` holds.
     """
 
     def __init__(self, *, config: Config, external=()):
@@ -38,13 +41,23 @@ class RegisterFile(wiring.Component):
         self.external = frozenset(external)
         unknown = self.external - self.map.by_name.keys()
         if unknown:
-            raise ValueError(f"external = {sorted(unknown)} is refused; legal: names of registers in the map")
+            raise ValueError(
+                f"external = {sorted(unknown)} is refused; legal: names of registers in the map"
+            )
         self.index_bits = 13
         self.sessions = config.sessions
         members = {
-            "index": In(self.index_bits), "write": In(1), "write_data": In(64), "mask": In(64), "ld_id": In(4),
-            "owner": In(data.ArrayLayout(4, config.sessions)),     #: LD-ID that owns each session
-            "known": Out(1), "allowed": Out(1), "read_data": Out(64), "external_data": In(64), "is_external": Out(1),
+            "index": In(self.index_bits),
+            "write": In(1),
+            "write_data": In(64),
+            "mask": In(64),
+            "ld_id": In(4),
+            "owner": In(data.ArrayLayout(4, config.sessions)),  #: LD-ID that owns each session
+            "known": Out(1),
+            "allowed": Out(1),
+            "read_data": Out(64),
+            "external_data": In(64),
+            "is_external": Out(1),
         }
         for r in self.map.registers:
             if r.name in self.external:
@@ -79,7 +92,7 @@ class RegisterFile(wiring.Component):
                     elif r.scope is Scope.CONTROL:
                         m.d.comb += allowed.eq(control)
                     else:
-                        session = int(r.name[1:r.name.index("_")])
+                        session = int(r.name[1 : r.name.index("_")])
                         m.d.comb += allowed.eq(control | (self.ld_id == self.owner[session]))
                     if r.name in self.external:
                         m.d.comb += external.eq(1)
@@ -93,7 +106,9 @@ class RegisterFile(wiring.Component):
                 used = _used_mask(r)
                 of_this = held.as_value() & used
                 with m.If(here[r.name] & write):
-                    m.d.sync += held.as_value().eq(((held.as_value() & ~self.mask) | (self.write_data & self.mask)) & used)
+                    m.d.sync += held.as_value().eq(
+                        ((held.as_value() & ~self.mask) | (self.write_data & self.mask)) & used
+                    )
             elif r.access is Access.WO:
                 m.d.comb += [
                     getattr(self, "wo_" + r.name).as_value().eq(self.write_data & self.mask),
@@ -107,8 +122,12 @@ class RegisterFile(wiring.Component):
         chosen = Signal(64)
         was_allowed = Signal()
         m.d.sync += [
-            chosen.eq(read), self.is_external.eq(here_external), was_allowed.eq(self.allowed),
-            self.read_data.eq(Mux(was_allowed, Mux(self.is_external, self.external_data, chosen), 0)),
+            chosen.eq(read),
+            self.is_external.eq(here_external),
+            was_allowed.eq(self.allowed),
+            self.read_data.eq(
+                Mux(was_allowed, Mux(self.is_external, self.external_data, chosen), 0)
+            ),
         ]
         return m
 

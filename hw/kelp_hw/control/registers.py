@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Hint and register accesses of the host: the window's sequencer, session commands, telemetry read-out (spec §3, §9)."""
+"""Hint and register accesses of the host: the window's sequencer, session commands, telemetry
+read-out (spec §3, §9)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, PrefetchSource
-from kelp_spec.registers import COUNTERS, EVENT_RECORDS, HISTOGRAM_BINS, SESSION_BASE, SESSION_STRIDE, RegisterMap
+from kelp_spec.registers import (
+    COUNTERS,
+    EVENT_RECORDS,
+    HISTOGRAM_BINS,
+    SESSION_BASE,
+    SESSION_STRIDE,
+    RegisterMap,
+)
 
 from ..host.egress import side_answer_layout
 from ..host.ingress import side_layout
@@ -24,12 +32,20 @@ __all__ = ["Registers", "settings_layout", "hint_line_layout"]
 
 
 def settings_layout(config: Config) -> data.StructLayout:
-    """Values of the control registers that other blocks read; `pool_limit` as it will be in the next cycle."""
-    return data.StructLayout({
-        "low_water": 16, "high_water": 16, "reserve": 16, "cold_retries": 4, "cold_timeout": 32, "starve_limit": 32,
-        "prefetch_enable": len(PrefetchSource) - 1,
-        "pool_limit": data.ArrayLayout(24, len(POOLS)),
-    })
+    """Values of the control registers that other blocks read; `pool_limit` as it will be in the
+    next cycle."""
+    return data.StructLayout(
+        {
+            "low_water": 16,
+            "high_water": 16,
+            "reserve": 16,
+            "cold_retries": 4,
+            "cold_timeout": 32,
+            "starve_limit": 32,
+            "prefetch_enable": len(PrefetchSource) - 1,
+            "pool_limit": data.ArrayLayout(24, len(POOLS)),
+        }
+    )
 
 
 def hint_line_layout() -> data.StructLayout:
@@ -38,9 +54,11 @@ def hint_line_layout() -> data.StructLayout:
 
 
 class Registers(wiring.Component):
-    """Serves one hint or register access at a time; a line of registers takes about 8 · 4 cycles, one of counters up to 8 · 72.
+    """Serves one hint or register access at a time; a line of registers takes about 8 · 4 cycles,
+    one of counters up to 8 · 72.
 
-    A write's Cmp comes after its effect: a session command's after its op has passed M3. Refused accesses answer zeros / Cmp and raise REGISTER_REFUSED.
+    A write's Cmp comes after its effect: a session command's after its op has passed M3. Refused
+    accesses answer zeros / Cmp and raise REGISTER_REFUSED.
 
     Parameters
     ----------
@@ -49,41 +67,63 @@ class Registers(wiring.Component):
         Event inputs of the other blocks.
     """
 
-    _EXTERNAL_WAIT = 72   #: cycles until a counter's word has been met by the rotating pointer
+    _EXTERNAL_WAIT = 72  #: cycles until a counter's word has been met by the rotating pointer
 
     def __init__(self, *, config: Config, event_sources: int):
         self.config = config
         self.layouts = layouts = Layouts(config)
         self.event_sources = event_sources
         self.queue_counters = QueueCounters(config=config)
-        super().__init__({
-            "i": In(stream.Signature(side_layout())),
-            "o": Out(stream.Signature(side_answer_layout())),
-            "o_hint": Out(stream.Signature(hint_line_layout())),
-            "now": In(TIME_BITS), "ready": In(1), "quiescent": In(1),
-            "sessions": In(data.ArrayLayout(layouts.session, config.sessions)), "decode": In(config.sessions),
-            "pool_used": In(data.ArrayLayout(24, len(POOLS))), "pool_unused": In(len(POOLS)),
-            "i_result": In(layouts.result), "i_result_valid": In(1),
-            "settings": Out(settings_layout(config)),
-            "config_write": Out(config_write_layout(config)), "config_write_valid": Out(1),
-            "config_ready": In(1),                 #: a configuration may be written in the next cycle
-            "descriptor": Out(layouts.session),
-            "o_control": Out(stream.Signature(layouts.op)),
-            "pulses": In(len(COUNTERS)),
-            "i_queue": In(self.queue_counters.event), "i_queue_valid": In(1), "i_useful": In(config.squeue_bits), "i_useful_valid": In(1),
-            "i_latency": In(data.StructLayout({"missed": 1, "cycles": 20})), "i_latency_valid": In(1),
-            "i_event": In(layouts.event).array(event_sources), "i_event_valid": In(1).array(event_sources),
-            "resident_squeue": Out(config.squeue_bits), "resident_lines": In(32),
-            "irq": Out(1), "idle": Out(1),
-            "cleared": Out(1),                     #: the telemetry memories are zero after reset
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(side_layout())),
+                "o": Out(stream.Signature(side_answer_layout())),
+                "o_hint": Out(stream.Signature(hint_line_layout())),
+                "now": In(TIME_BITS),
+                "ready": In(1),
+                "quiescent": In(1),
+                "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
+                "decode": In(config.sessions),
+                "pool_used": In(data.ArrayLayout(24, len(POOLS))),
+                "pool_unused": In(len(POOLS)),
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "settings": Out(settings_layout(config)),
+                "config_write": Out(config_write_layout(config)),
+                "config_write_valid": Out(1),
+                #: a configuration may be written in the next cycle
+                "config_ready": In(1),
+                "descriptor": Out(layouts.session),
+                "o_control": Out(stream.Signature(layouts.op)),
+                "pulses": In(len(COUNTERS)),
+                "i_queue": In(self.queue_counters.event),
+                "i_queue_valid": In(1),
+                "i_useful": In(config.squeue_bits),
+                "i_useful_valid": In(1),
+                "i_latency": In(data.StructLayout({"missed": 1, "cycles": 20})),
+                "i_latency_valid": In(1),
+                "i_event": In(layouts.event).array(event_sources),
+                "i_event_valid": In(1).array(event_sources),
+                "resident_squeue": Out(config.squeue_bits),
+                "resident_lines": In(32),
+                "irq": Out(1),
+                "idle": Out(1),
+                "cleared": Out(1),  #: the telemetry memories are zero after reset
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
         names = RegisterMap(c).by_name
-        external = [n for n in names if n.startswith(("count_", "hit_latency_", "miss_latency_", "event_time_")) or
-                    (n.startswith("event_") and n[6:].isdigit()) or "_queue_" in n or n.endswith("_resident")]
+        external = [
+            n
+            for n in names
+            if n.startswith(("count_", "hit_latency_", "miss_latency_", "event_time_"))
+            or (n.startswith("event_") and n[6:].isdigit())
+            or "_queue_" in n
+            or n.endswith("_resident")
+        ]
         m.submodules.file = file = RegisterFile(config=c, external=external)
         m.submodules.control = control = SessionControl(config=c)
         m.submodules.totals = totals = TotalCounters()
@@ -95,65 +135,114 @@ class Registers(wiring.Component):
         owner = Signal(owners)
         for s in range(c.sessions):
             m.d.comb += owner[s].eq(Mux(self.sessions[s].open, self.sessions[s].ld_id, 0))
-            m.d.comb += [control.open[s].eq(self.sessions[s].open), control.closing[s].eq(self.sessions[s].closing), control.owner[s].eq(owner[s])]
+            m.d.comb += [
+                control.open[s].eq(self.sessions[s].open),
+                control.closing[s].eq(self.sessions[s].closing),
+                control.owner[s].eq(owner[s]),
+            ]
             for part in ("shape", "formats", "queue", "policy", "recency", "budget"):
                 m.d.comb += getattr(control, part)[s].eq(getattr(file, f"rw_s{s}_{part}"))
         m.d.comb += [
             file.owner.eq(owner),
-            control.command_ld_id.eq(file.ld_id), control.config_ready.eq(self.config_ready & (~control.opening | queues.wipe_ready)),
+            control.command_ld_id.eq(file.ld_id),
+            control.config_ready.eq(self.config_ready & (~control.opening | queues.wipe_ready)),
             # A session begins with counters of 0: its owner may not read what another's did.
-            queues.wipe_squeue.eq(control.config_write.squeue), queues.wipe.eq(control.opening & self.config_ready),
+            queues.wipe_squeue.eq(control.config_write.squeue),
+            queues.wipe.eq(control.opening & self.config_ready),
             self.descriptor.eq(control.descriptor),
         ]
-        # The walk's broadcast begins at registers, for memories all over the device. The op that ends the walk is two cycles behind it.
-        m.d.sync += [self.config_write.eq(control.config_write), self.config_write_valid.eq(control.config_write_valid)]
+        # The walk's broadcast begins at registers, for memories all over the device. The op that
+        # ends the walk is two cycles behind it.
+        m.d.sync += [
+            self.config_write.eq(control.config_write),
+            self.config_write_valid.eq(control.config_write_valid),
+        ]
         for s in range(c.sessions):
             with m.If(getattr(file, f"wo_s{s}_command_strobe")):
-                m.d.comb += [control.command_valid.eq(1), control.command_session.eq(s), control.command.eq(getattr(file, f"wo_s{s}_command"))]
+                m.d.comb += [
+                    control.command_valid.eq(1),
+                    control.command_session.eq(s),
+                    control.command.eq(getattr(file, f"wo_s{s}_command")),
+                ]
 
-        # --- settings and status --------------------------------------------------------------------------------------------
-        for name in ("low_water", "high_water", "reserve", "cold_retries", "cold_timeout", "starve_limit"):
+        # - settings and status --------------------------------------------------------------------
+        for name in (
+            "low_water",
+            "high_water",
+            "reserve",
+            "cold_retries",
+            "cold_timeout",
+            "starve_limit",
+        ):
             m.d.comb += self.settings[name].eq(getattr(file, "rw_" + name).value)
         m.d.comb += self.settings.prefetch_enable.eq(file.rw_prefetch_enable.as_value())
         for p, pool in enumerate(POOLS):
-            limit, fitting, following = (Signal(24, init=c.frames[p], name=f"{what}_{pool}") for what in ("limit", "fitting", "following"))
+            limit, fitting, following = (
+                Signal(24, init=c.frames[p], name=f"{what}_{pool}")
+                for what in ("limit", "fitting", "following")
+            )
             wanted = getattr(file, f"rw_pool_limit_{pool}").value
-            m.d.sync += [fitting.eq(Mux(wanted > c.frames[p], c.frames[p], Mux(wanted == 0, 1, wanted))), limit.eq(following)]
-            # A pool in use keeps its limit; the new one is taken once the pool is empty. The one pop that may come in that very cycle finds
-            # a frame under any limit, because none is 0.
-            m.d.comb += [following.eq(Mux(self.pool_unused[p], fitting, limit)), self.settings.pool_limit[p].eq(following),
-                         getattr(file, f"ro_pool_used_{pool}").value.eq(self.pool_used[p])]
+            m.d.sync += [
+                fitting.eq(Mux(wanted > c.frames[p], c.frames[p], Mux(wanted == 0, 1, wanted))),
+                limit.eq(following),
+            ]
+            # A pool in use keeps its limit; the new one is taken once the pool is empty. The one
+            # pop that may come in that very cycle finds a frame under any limit, because none is 0.
+            m.d.comb += [
+                following.eq(Mux(self.pool_unused[p], fitting, limit)),
+                self.settings.pool_limit[p].eq(following),
+                getattr(file, f"ro_pool_used_{pool}").value.eq(self.pool_used[p]),
+            ]
         m.d.comb += [
-            file.ro_status.ready.eq(self.ready), file.ro_status.quiescent.eq(self.quiescent), file.ro_status.irq.eq(events.irq),
-            file.ro_status.event_overflow.eq(events.overflow), file.ro_event_count.value.eq(events.count),
-            events.clear.eq(file.wo_event_clear_strobe & file.wo_event_clear.value), events.irq_enable.eq(file.rw_irq_enable.value), self.irq.eq(events.irq),
+            file.ro_status.ready.eq(self.ready),
+            file.ro_status.quiescent.eq(self.quiescent),
+            file.ro_status.irq.eq(events.irq),
+            file.ro_status.event_overflow.eq(events.overflow),
+            file.ro_event_count.value.eq(events.count),
+            events.clear.eq(file.wo_event_clear_strobe & file.wo_event_clear.value),
+            events.irq_enable.eq(file.rw_irq_enable.value),
+            self.irq.eq(events.irq),
         ]
         # The evictor's PEEKs, which look for a frame's owner, carry its token.
         peek, peeked = Signal(self.layouts.page_word), Signal()
-        m.d.comb += peeked.eq(self.i_result_valid & (self.i_result.op.kind == Op.PEEK) & (self.i_result.op.slot == 0))
+        m.d.comb += peeked.eq(
+            self.i_result_valid & (self.i_result.op.kind == Op.PEEK) & (self.i_result.op.slot == 0)
+        )
         with m.If(peeked):
             m.d.sync += peek.eq(self.i_result.word)
         for s in range(c.sessions):
             state, word = getattr(file, f"ro_s{s}_state"), getattr(file, f"ro_s{s}_page_word")
             m.d.comb += [
                 state.open.eq(self.sessions[s].open & ~self.sessions[s].closing),
-                state.busy.eq((control.busy & (control.busy_session == s)) | self.sessions[s].closing),
-                state.refused.eq(control.refused[s]), state.decode.eq(self.decode[s]), state.step.eq(self.sessions[s].step),
+                state.busy.eq(
+                    (control.busy & (control.busy_session == s)) | self.sessions[s].closing
+                ),
+                state.refused.eq(control.refused[s]),
+                state.decode.eq(self.decode[s]),
+                state.step.eq(self.sessions[s].step),
             ]
             # The word belongs to the session that asked: another owner must not read it.
             asked = Signal(name=f"asked_{s}")
             with m.If(peeked):
                 m.d.sync += asked.eq(self.i_result.op.session == s)
             with m.If(~self.sessions[s].open):
-                m.d.sync += asked.eq(0)      # nor the session's next owner
+                m.d.sync += asked.eq(0)  # nor the session's next owner
             with m.If(asked):
-                m.d.comb += [getattr(word, f).eq(getattr(peek, f)) for f in ("state", "format_k", "format_v", "pinned", "place", "last_step")]
+                m.d.comb += [
+                    getattr(word, f).eq(getattr(peek, f))
+                    for f in ("state", "format_k", "format_v", "pinned", "place", "last_step")
+                ]
 
-        # --- step advance by accesses ---------------------------------------------------------------------------------------
-        access = self.i_result_valid & self.i_result.first & ((self.i_result.op.kind == Op.READ) | (self.i_result.op.kind == Op.WRITE))
+        # - step advance by accesses ---------------------------------------------------------------
+        access = (
+            self.i_result_valid
+            & self.i_result.first
+            & ((self.i_result.op.kind == Op.READ) | (self.i_result.op.kind == Op.WRITE))
+        )
         due = Signal(c.sessions)
-        # M0 says late that it takes the op: who sent it is told a cycle after that, because `control` counts the cycles from there. A session whose next
-        # step is due in that cycle keeps it.
+        # M0 says late that it takes the op: who sent it is told a cycle after that, because
+        # `control` counts the cycles from there. A session whose next step is due in that cycle
+        # keeps it.
         of_control, went = Signal(), Signal()
         with m.If(went):
             with m.If(of_control):
@@ -178,11 +267,19 @@ class Registers(wiring.Component):
         with m.If(self.o_control.valid):
             m.d.sync += self.o_control.valid.eq(~self.o_control.ready)
         with m.Elif(~went):
-            m.d.sync += [self.o_control.valid.eq(control.o_op.valid | due.any()), self.o_control.p.eq(control.o_op.p), of_control.eq(control.o_op.valid)]
+            m.d.sync += [
+                self.o_control.valid.eq(control.o_op.valid | due.any()),
+                self.o_control.p.eq(control.o_op.p),
+                of_control.eq(control.o_op.valid),
+            ]
             with m.If(~control.o_op.valid):
-                m.d.sync += [self.o_control.p.kind.eq(Op.STEP), self.o_control.p.session.eq(step_session), self.o_control.p.delta.eq(1)]
+                m.d.sync += [
+                    self.o_control.p.kind.eq(Op.STEP),
+                    self.o_control.p.session.eq(step_session),
+                    self.o_control.p.delta.eq(1),
+                ]
 
-        # --- telemetry ------------------------------------------------------------------------------------------------------
+        # - telemetry ------------------------------------------------------------------------------
         # Reset empties the telemetry memories row by row; the longest of them sets the time.
         clear, longest = Signal(init=1), max(c.squeues, totals.rows + 4)
         clearing = Signal(range(longest + 1))
@@ -190,18 +287,34 @@ class Registers(wiring.Component):
         with m.If(clearing == longest):
             m.d.sync += clear.eq(0)
         m.d.comb += [
-            self.cleared.eq(~clear), totals.clear.eq(clear), queues.clear.eq(clear), histogram.clear.eq(clear),
-            totals.pulses.eq(self.pulses), queues.i.eq(self.i_queue), queues.i_valid.eq(self.i_queue_valid), queues.i_useful.eq(self.i_useful),
-            queues.i_useful_valid.eq(self.i_useful_valid), histogram.i.eq(self.i_latency), histogram.i_valid.eq(self.i_latency_valid),
+            self.cleared.eq(~clear),
+            totals.clear.eq(clear),
+            queues.clear.eq(clear),
+            histogram.clear.eq(clear),
+            totals.pulses.eq(self.pulses),
+            queues.i.eq(self.i_queue),
+            queues.i_valid.eq(self.i_queue_valid),
+            queues.i_useful.eq(self.i_useful),
+            queues.i_useful_valid.eq(self.i_useful_valid),
+            histogram.i.eq(self.i_latency),
+            histogram.i_valid.eq(self.i_latency_valid),
             events.now.eq(self.now),
         ]
         for k in range(self.event_sources):
-            m.d.comb += [events.i[k].eq(self.i_event[k]), events.i_valid[k].eq(self.i_event_valid[k])]
-        m.d.comb += [events.i[self.event_sources].eq(control.o_event), events.i_valid[self.event_sources].eq(control.o_event_valid)]
+            m.d.comb += [
+                events.i[k].eq(self.i_event[k]),
+                events.i_valid[k].eq(self.i_event_valid[k]),
+            ]
+        m.d.comb += [
+            events.i[self.event_sources].eq(control.o_event),
+            events.i_valid[self.event_sources].eq(control.o_event_valid),
+        ]
         refused = Signal()
         m.d.comb += [
-            events.i_valid[self.event_sources + 1].eq(refused), events.i[self.event_sources + 1].code.eq(Event.REGISTER_REFUSED),
-            events.i[self.event_sources + 1].ld_id.eq(file.ld_id), events.i[self.event_sources + 1].argument.eq(file.index),
+            events.i_valid[self.event_sources + 1].eq(refused),
+            events.i[self.event_sources + 1].code.eq(Event.REGISTER_REFUSED),
+            events.i[self.event_sources + 1].ld_id.eq(file.ld_id),
+            events.i[self.event_sources + 1].argument.eq(file.index),
         ]
 
         # Read-out of memories: captured in whatever cycle the memory is free during the long wait.
@@ -211,10 +324,15 @@ class Registers(wiring.Component):
         session_shift = (SESSION_STRIDE // 8).bit_length() - 1
         m.d.comb += session.eq((index - SESSION_BASE // 8) >> session_shift)
         squeue = Signal(c.squeue_bits)
-        m.d.sync += squeue.eq(session * c.queues + Mux(select[session] < c.queues, select[session], 0))
-        # OPEN has wiped the counters of the queues in use; the others may hold what an owner before did.
+        m.d.sync += squeue.eq(
+            session * c.queues + Mux(select[session] < c.queues, select[session], 0)
+        )
+        # OPEN has wiped the counters of the queues in use; the others may hold what an owner before
+        # did.
         in_use = Signal()
-        m.d.sync += in_use.eq(select[session] < Array(s.used_queues for s in self.sessions)[session])
+        m.d.sync += in_use.eq(
+            select[session] < Array(s.used_queues for s in self.sessions)[session]
+        )
         bins = Signal(6)
         m.d.comb += bins.eq(Mux(index[5], index[:5] + 32, index[:5]))
         histogram_row = Signal(64)
@@ -226,8 +344,11 @@ class Registers(wiring.Component):
         with m.If(queue_due):
             m.d.sync += queue_row.eq(queues.read_data)
         m.d.comb += [
-            totals.read_index.eq(index[:len(totals.read_index)]), histogram.read_row.eq(bins), queues.read_squeue.eq(squeue),
-            self.resident_squeue.eq(squeue), events.read_index.eq(index[1:5]),
+            totals.read_index.eq(index[: len(totals.read_index)]),
+            histogram.read_row.eq(bins),
+            queues.read_squeue.eq(squeue),
+            self.resident_squeue.eq(squeue),
+            events.read_index.eq(index[1:5]),
         ]
         record = events.read_data
         offset = Signal(session_shift)
@@ -236,43 +357,74 @@ class Registers(wiring.Component):
             with m.If(offset < 0x80 // 8):
                 m.d.comb += file.external_data.eq(self.resident_lines)
             with m.Else():
-                m.d.comb += file.external_data.eq(Mux(in_use, Array(queue_row[i] for i in range(len(queues.names)))[(offset - 0x80 // 8)[:3]], 0))
+                m.d.comb += file.external_data.eq(
+                    Mux(
+                        in_use,
+                        Array(queue_row[i] for i in range(len(queues.names)))[
+                            (offset - 0x80 // 8)[:3]
+                        ],
+                        0,
+                    )
+                )
         with m.Elif(index >= 0x800 // 8):
             m.d.comb += file.external_data.eq(histogram_row)
         with m.Elif(index >= 0x400 // 8):
             m.d.comb += file.external_data.eq(totals.read_data)
         with m.Elif(~index[0]):
             with m.If(index[1:5] < events.count):
-                m.d.comb += file.external_data.eq(record.event.code | record.event.ld_id << 8 | record.event.squeue << 12 | record.event.page << 28 |
-                                                  record.event.argument << 44)
+                m.d.comb += file.external_data.eq(
+                    record.event.code
+                    | record.event.ld_id << 8
+                    | record.event.squeue << 12
+                    | record.event.page << 28
+                    | record.event.argument << 44
+                )
         with m.Elif(index[1:5] < events.count):
             m.d.comb += file.external_data.eq(record.time)
         assert HISTOGRAM_BINS <= 32 and EVENT_RECORDS == 16
 
-        # --- sequencer ------------------------------------------------------------------------------------------------------
+        # - sequencer ------------------------------------------------------------------------------
         word, wait = Signal(3), Signal(range(self._EXTERNAL_WAIT + 1))
-        line, load = Signal(512), Signal(8)     # which word of the line is loaded: a bit each, for 64 registers
+        # which word of the line is loaded: a bit each, for 64 registers
+        line, load = Signal(512), Signal(8)
         m.d.sync += load.eq(0)
         for k in range(8):
             with m.If(load[k]):
                 m.d.sync += line.word_select(k, 64).eq(file.read_data)
         side = self.i.p
-        # A word is written in the cycle after its register is decoded: it is picked from the line meanwhile.
+        # A word is written in the cycle after its register is decoded: it is picked from the line
+        # meanwhile.
         lane_enable = Signal(8)
         # Its decoder is far from where the access waits: a register between.
         m.d.sync += file.index.eq(side.offset << 3 | word)
-        m.d.sync += [lane_enable.eq(side.byte_enable.word_select(word, 8)), file.write_data.eq(side.data.word_select(word, 64))]
+        m.d.sync += [
+            lane_enable.eq(side.byte_enable.word_select(word, 8)),
+            file.write_data.eq(side.data.word_select(word, 64)),
+        ]
         m.d.comb += [
             file.ld_id.eq(side.ld_id),
-            self.o.p.tag.eq(side.tag), self.o.p.ld_id.eq(side.ld_id), self.o.p.write.eq(side.write), self.o.p.data.eq(Mux(side.write | side.hint, 0, line)),
-            self.o_hint.p.data.eq(side.data), self.o_hint.p.ld_id.eq(side.ld_id), self.o_hint.p.broken.eq(~side.byte_enable.all() | side.poison),
+            self.o.p.tag.eq(side.tag),
+            self.o.p.ld_id.eq(side.ld_id),
+            self.o.p.write.eq(side.write),
+            self.o.p.data.eq(Mux(side.write | side.hint, 0, line)),
+            self.o_hint.p.data.eq(side.data),
+            self.o_hint.p.ld_id.eq(side.ld_id),
+            self.o_hint.p.broken.eq(~side.byte_enable.all() | side.poison),
         ]
         for b in range(8):
-            m.d.comb += file.mask[8 * b:8 * b + 8].eq(lane_enable[b].replicate(8))
+            m.d.comb += file.mask[8 * b : 8 * b + 8].eq(lane_enable[b].replicate(8))
         touched, served, decoded = Signal(), Signal(), Signal(2)
         with m.FSM():
             with m.State("IDLE"):
-                m.d.comb += self.idle.eq(~self.i.valid & ~control.busy & ~due.any() & ~self.o_control.valid & totals.idle & queues.idle & events.idle)
+                m.d.comb += self.idle.eq(
+                    ~self.i.valid
+                    & ~control.busy
+                    & ~due.any()
+                    & ~self.o_control.valid
+                    & totals.idle
+                    & queues.idle
+                    & events.idle
+                )
                 m.d.sync += [word.eq(0), wait.eq(0), touched.eq(0), served.eq(0), decoded.eq(0)]
                 with m.If(self.i.valid):
                     with m.If(side.hint):
@@ -286,7 +438,8 @@ class Registers(wiring.Component):
                 with m.If(~side.write | self.o_hint.ready):
                     m.next = "ANSWER"
             with m.State("WRITE"):
-                # A command may be running still: its registers must not change under it. Which register comes next is known two cycles later.
+                # A command may be running still: its registers must not change under it. Which
+                # register comes next is known two cycles later.
                 m.d.sync += decoded.eq(Cat(1, decoded[0]))
                 with m.If(~control.busy & decoded[1]):
                     m.d.sync += decoded.eq(0)
@@ -301,13 +454,18 @@ class Registers(wiring.Component):
                     m.next = "ANSWER"
             with m.State("READ"):
                 m.d.sync += wait.eq(wait + 1)
-                # In the first cycle the decoder still tells of the word before, which may be another's.
+                # In the first cycle the decoder still tells of the word before, which may be
+                # another's.
                 with m.If(file.known & (wait != 0)):
-                    m.d.sync += [touched.eq(touched | ~file.allowed), served.eq(served | file.allowed)]
+                    m.d.sync += [
+                        touched.eq(touched | ~file.allowed),
+                        served.eq(served | file.allowed),
+                    ]
                 with m.If(wait == Mux(file.is_external, self._EXTERNAL_WAIT, 3)):
                     m.d.sync += [load.bit_select(word, 1).eq(1), wait.eq(0), word.eq(word + 1)]
                     with m.If(word == 7):
-                        # Whoever may read some of a line is not to blame for what else is in it; one that polls its own state least of all.
+                        # Whoever may read some of a line is not to blame for what else is in it;
+                        # one that polls its own state least of all.
                         m.d.comb += refused.eq(touched & ~served)
                         m.next = "LOAD"
             with m.State("LOAD"):
@@ -317,7 +475,8 @@ class Registers(wiring.Component):
                 with m.If(self.o.ready):
                     m.next = "DONE"
             with m.State("DONE"):
-                # A cycle of its own: requests behind this one do not wait for the channel of its answer within a cycle.
+                # A cycle of its own: requests behind this one do not wait for the channel of its
+                # answer within a cycle.
                 m.d.comb += self.i.ready.eq(1)
                 m.next = "IDLE"
         return m

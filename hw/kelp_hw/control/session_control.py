@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Session commands: OPEN with its walk over the session's queues, CLOSE, step advance, queue parameters, PEEK (spec §3, §9)."""
+"""Session commands: OPEN with its walk over the session's queues, CLOSE, step advance, queue
+parameters, PEEK (spec §3, §9)."""
 
 from __future__ import annotations
 
@@ -20,25 +21,28 @@ __all__ = ["SessionControl", "config_write_layout"]
 
 def config_write_layout(config: Config) -> data.StructLayout:
     """A queue's new configuration, broadcast to every copy of the queue configuration memory."""
-    return data.StructLayout({"squeue": config.squeue_bits, "queue_config": Layouts(config).queue_config})
+    return data.StructLayout(
+        {"squeue": config.squeue_bits, "queue_config": Layouts(config).queue_config}
+    )
 
 
 class SessionControl(wiring.Component):
     """Carries out one session command at a time; `busy` while it does.
 
-    OPEN checks the descriptor, writes every queue's configuration (one a cycle while `config_ready`, with `opening`), then sends an OPEN op with `descriptor`.
-    It is refused (`refused`, an event) when the session is open or still closing, by any LD-ID but 0, or with a descriptor (or a format)
-    outside the configuration.
-    CLOSE, ADVANCE and PEEK become ops; APPLY repeats the walk for one queue or all, with the shape and the formats that the session was opened with.
-    PEEK and APPLY of a queue that the session does not use are refused.
-    A command ends when its op has passed M3.
+    OPEN checks the descriptor, writes every queue's configuration (one a cycle while
+    `config_ready`, with `opening`), then sends an OPEN op with `descriptor`. It is refused
+    (`refused`, an event) when the session is open or still closing, by any LD-ID but 0, or with a
+    descriptor (or a format) outside the configuration. CLOSE, ADVANCE and PEEK become ops; APPLY
+    repeats the walk for one queue or all, with the shape and the formats that the session was
+    opened with. PEEK and APPLY of a queue that the session does not use are refused. A command ends
+    when its op has passed M3.
 
     Parameters
     ----------
     config : Config
     """
 
-    _SETTLE = 8   #: cycles from the tracker's intake to M3 and a margin
+    _SETTLE = 8  #: cycles from the tracker's intake to M3 and a margin
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -48,17 +52,34 @@ class SessionControl(wiring.Component):
         def per_session(name):
             return data.ArrayLayout(register_layout(by_name["s0_" + name]), config.sessions)
 
-        super().__init__({
-            "command": In(register_layout(by_name["s0_command"])), "command_session": In(config.session_bits), "command_valid": In(1), "command_ld_id": In(4),
-            "shape": In(per_session("shape")), "formats": In(per_session("formats")), "queue": In(per_session("queue")), "policy": In(per_session("policy")),
-            "recency": In(per_session("recency")), "budget": In(per_session("budget")),
-            "open": In(config.sessions), "closing": In(config.sessions), "owner": In(data.ArrayLayout(4, config.sessions)),
-            "config_write": Out(config_write_layout(config)), "config_write_valid": Out(1), "config_ready": In(1), "opening": Out(1),
-            "descriptor": Out(layouts.session),
-            "o_op": Out(stream.Signature(layouts.op)),
-            "busy": Out(1), "busy_session": Out(config.session_bits), "refused": Out(config.sessions),
-            "o_event": Out(layouts.event), "o_event_valid": Out(1),
-        })
+        super().__init__(
+            {
+                "command": In(register_layout(by_name["s0_command"])),
+                "command_session": In(config.session_bits),
+                "command_valid": In(1),
+                "command_ld_id": In(4),
+                "shape": In(per_session("shape")),
+                "formats": In(per_session("formats")),
+                "queue": In(per_session("queue")),
+                "policy": In(per_session("policy")),
+                "recency": In(per_session("recency")),
+                "budget": In(per_session("budget")),
+                "open": In(config.sessions),
+                "closing": In(config.sessions),
+                "owner": In(data.ArrayLayout(4, config.sessions)),
+                "config_write": Out(config_write_layout(config)),
+                "config_write_valid": Out(1),
+                "config_ready": In(1),
+                "opening": Out(1),
+                "descriptor": Out(layouts.session),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "busy": Out(1),
+                "busy_session": Out(config.session_bits),
+                "refused": Out(config.sessions),
+                "o_event": Out(layouts.event),
+                "o_event_valid": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -67,43 +88,78 @@ class SessionControl(wiring.Component):
 
         def of_session(given):
             held = Signal.like(given[0])
-            m.d.comb += held.as_value().eq(Array(given[s].as_value() for s in range(c.sessions))[session])
+            m.d.comb += held.as_value().eq(
+                Array(given[s].as_value() for s in range(c.sessions))[session]
+            )
             return held
 
-        # The pages of an open session keep the shape and the formats that they were opened with, whatever the registers say by now.
+        # The pages of an open session keep the shape and the formats that they were opened with,
+        # whatever the registers say by now.
         opened_shape, opened_formats = Signal.like(self.shape), Signal.like(self.formats)
         opening = Signal()
         m.d.comb += opening.eq(command == SessionCommand.OPEN)
         shape, formats = Signal.like(self.shape[0]), Signal.like(self.formats[0])
-        for held, given, kept in ((shape, self.shape, opened_shape), (formats, self.formats, opened_formats)):
-            m.d.comb += held.as_value().eq(Mux(opening, of_session(given).as_value(), of_session(kept).as_value()))
-        queue, policy, recency, budget = (of_session(given) for given in (self.queue, self.policy, self.recency, self.budget))
+        for held, given, kept in (
+            (shape, self.shape, opened_shape),
+            (formats, self.formats, opened_formats),
+        ):
+            m.d.comb += held.as_value().eq(
+                Mux(opening, of_session(given).as_value(), of_session(kept).as_value())
+            )
+        queue, policy, recency, budget = (
+            of_session(given) for given in (self.queue, self.policy, self.recency, self.budget)
+        )
         is_open = self.open.bit_select(session, 1)
         is_closing = self.closing.bit_select(session, 1)
 
         # Registered: the product, what it is made of, and the pools' choice are on no hurry's path.
-        used_queues, layers, heads = Signal(20), Signal.like(shape.layers), Signal.like(shape.kv_heads)
-        m.d.sync += [layers.eq(shape.layers), heads.eq(shape.kv_heads), used_queues.eq(layers * heads)]
+        used_queues, layers, heads = (
+            Signal(20),
+            Signal.like(shape.layers),
+            Signal.like(shape.kv_heads),
+        )
+        m.d.sync += [
+            layers.eq(shape.layers),
+            heads.eq(shape.kv_heads),
+            used_queues.eq(layers * heads),
+        ]
         legal = Signal()
-        m.d.sync += legal.eq((used_queues != 0) & (used_queues <= c.queues) & (shape.used_lines != 0) & (shape.used_lines <= c.half_lines) &
-                             (shape.used_pages != 0) & (shape.used_pages <= c.pages))
+        m.d.sync += legal.eq(
+            (used_queues != 0)
+            & (used_queues <= c.queues)
+            & (shape.used_lines != 0)
+            & (shape.used_lines <= c.half_lines)
+            & (shape.used_pages != 0)
+            & (shape.used_pages <= c.pages)
+        )
         # A queue that the session does not use may be another session's.
         selects_own = Signal()
         m.d.sync += selects_own.eq(queue.queue < used_queues)
         range_index = Signal(range(LAYER_RANGES))
         stored = Signal(c.half_line_bits + 4)
         pools = Array(Signal(2, name=f"pool_{r}") for r in range(LAYER_RANGES))
-        ranges = [(formats[f"last_layer_{r}"], formats[f"format_k_{r}"], formats[f"format_v_{r}"]) for r in range(LAYER_RANGES)]
+        ranges = [
+            (formats[f"last_layer_{r}"], formats[f"format_k_{r}"], formats[f"format_v_{r}"])
+            for r in range(LAYER_RANGES)
+        ]
         format_k = Array(k for _, k, _ in ranges)
         format_v = Array(v for _, _, v in ranges)
         m.submodules.stored = lines = _StoredLines(config=c)
         m.d.sync += [
-            lines.format_k.eq(format_k[range_index] if c.codecs else Format.RAW16), lines.format_v.eq(format_v[range_index] if c.codecs else Format.RAW16),
-            lines.used_lines.eq(shape.used_lines), lines.k_only.eq(shape.k_only), stored.eq(lines.lines),
+            lines.format_k.eq(format_k[range_index] if c.codecs else Format.RAW16),
+            lines.format_v.eq(format_v[range_index] if c.codecs else Format.RAW16),
+            lines.used_lines.eq(shape.used_lines),
+            lines.k_only.eq(shape.k_only),
+            stored.eq(lines.lines),
         ]
         bad_format = Signal()
 
-        layer, head, index, squeue = Signal(10), Signal(10), Signal(c.queue_bits + 1), Signal(c.squeue_bits)
+        layer, head, index, squeue = (
+            Signal(10),
+            Signal(10),
+            Signal(c.queue_bits + 1),
+            Signal(c.squeue_bits),
+        )
         wait = Signal(range(self._SETTLE + 1))
         own_range = Signal(range(LAYER_RANGES))
         m.d.comb += own_range.eq(LAYER_RANGES - 1)
@@ -113,23 +169,43 @@ class SessionControl(wiring.Component):
         q = self.config_write.queue_config
         m.d.comb += [
             self.config_write.squeue.eq(squeue),
-            q.alpha.eq(policy.alpha), q.mass_shift.eq(policy.mass_shift), q.score_source.eq(policy.score_source), q.window.eq(policy.window),
+            q.alpha.eq(policy.alpha),
+            q.mass_shift.eq(policy.mass_shift),
+            q.score_source.eq(policy.score_source),
+            q.window.eq(policy.window),
             q.policy.eq(policy.policy),
-            q.tau_m.eq(recency.tau_m), q.tau_sh.eq(recency.tau_sh), q.idle_m.eq(recency.idle_m), q.idle_sh.eq(recency.idle_sh),
+            q.tau_m.eq(recency.tau_m),
+            q.tau_sh.eq(recency.tau_sh),
+            q.idle_m.eq(recency.idle_m),
+            q.idle_sh.eq(recency.idle_sh),
             q.budget.eq(Mux(budget.value >> c.dram_line_bits, ~0, budget.value)),
-            q.format_k.eq(format_k[own_range]), q.format_v.eq(format_v[own_range]), q.pool.eq(pools[own_range]),
+            q.format_k.eq(format_k[own_range]),
+            q.format_v.eq(format_v[own_range]),
+            q.pool.eq(pools[own_range]),
         ]
         d = self.descriptor
         m.d.comb += [
-            d.open.eq(1), d.closing.eq(0), d.ld_id.eq(shape.owner), d.host_type.eq(shape.host_type), d.used_queues.eq(used_queues),
+            d.open.eq(1),
+            d.closing.eq(0),
+            d.ld_id.eq(shape.owner),
+            d.host_type.eq(shape.host_type),
+            d.used_queues.eq(used_queues),
             d.used_lines.eq(shape.used_lines),
-            d.k_only.eq(shape.k_only), d.used_pages.eq(shape.used_pages), d.kv_heads.eq(shape.kv_heads), d.step.eq(0),
+            d.k_only.eq(shape.k_only),
+            d.used_pages.eq(shape.used_pages),
+            d.kv_heads.eq(shape.kv_heads),
+            d.step.eq(0),
         ]
 
         def refuse():
             return [self.refused.bit_select(session, 1).eq(1)]
 
-        m.d.comb += [self.busy_session.eq(session), self.o_event.code.eq(Event.OPEN_REFUSED), self.o_event.ld_id.eq(ld_id), self.o_event.argument.eq(session)]
+        m.d.comb += [
+            self.busy_session.eq(session),
+            self.o_event.code.eq(Event.OPEN_REFUSED),
+            self.o_event.ld_id.eq(ld_id),
+            self.o_event.argument.eq(session),
+        ]
         op = self.o_op.p
         m.d.comb += [op.session.eq(session), op.delta.eq(argument)]
         selected = Signal(c.squeue_bits)
@@ -138,8 +214,13 @@ class SessionControl(wiring.Component):
         with m.FSM():
             with m.State("IDLE"):
                 with m.If(self.command_valid):
-                    m.d.sync += [command.eq(self.command.command), argument.eq(self.command.argument), session.eq(self.command_session),
-                                 ld_id.eq(self.command_ld_id), wait.eq(0)]
+                    m.d.sync += [
+                        command.eq(self.command.command),
+                        argument.eq(self.command.argument),
+                        session.eq(self.command_session),
+                        ld_id.eq(self.command_ld_id),
+                        wait.eq(0),
+                    ]
                     m.next = "CHECK"
             with m.State("CHECK"):
                 # Three cycles for the registered product and limits, then one verdict.
@@ -153,31 +234,56 @@ class SessionControl(wiring.Component):
                             with m.If(privileged & legal & ~is_open & ~is_closing):
                                 for s in range(c.sessions):
                                     with m.If(session == s):
-                                        m.d.sync += [opened_shape[s].eq(shape), opened_formats[s].eq(formats)]
+                                        m.d.sync += [
+                                            opened_shape[s].eq(shape),
+                                            opened_formats[s].eq(formats),
+                                        ]
                                 m.next = "POOLS"
                         with m.Case(SessionCommand.CLOSE):
                             with m.If(privileged & is_open & ~is_closing):
                                 m.next = "SEND"
                         with m.Case(SessionCommand.APPLY_QUEUE, SessionCommand.APPLY_ALL):
-                            with m.If(is_open & (policy.alpha != 0) & (policy.alpha <= 256) & ((command == SessionCommand.APPLY_ALL) | selects_own)):
+                            with m.If(
+                                is_open
+                                & (policy.alpha != 0)
+                                & (policy.alpha <= 256)
+                                & ((command == SessionCommand.APPLY_ALL) | selects_own)
+                            ):
                                 m.next = "POOLS"
                         with m.Case(SessionCommand.ADVANCE, SessionCommand.PEEK):
-                            with m.If(is_open & ((command == SessionCommand.ADVANCE) | selects_own)):
+                            with m.If(
+                                is_open & ((command == SessionCommand.ADVANCE) | selects_own)
+                            ):
                                 m.next = "SEND"
                     m.d.sync += wait.eq(0)
             with m.State("POOLS"):
-                # Each range: formats, its sizes, their sum, then the smallest frame that holds them.
+                # Each range: formats, its sizes, their sum, then the smallest frame that holds
+                # them.
                 m.d.comb += self.busy.eq(1)
                 m.d.sync += wait.eq(wait + 1)
                 with m.If(wait == 3):
                     smallest = Const(0, 2)
-                    for size, pool in sorted(((size, p) for p, size in enumerate(c.frame_lines)), reverse=True):
+                    for size, pool in sorted(
+                        ((size, p) for p, size in enumerate(c.frame_lines)), reverse=True
+                    ):
                         smallest = Mux(stored <= size, pool, smallest)
-                    m.d.sync += [pools[range_index].eq(smallest), range_index.eq(range_index + 1), wait.eq(0)]
-                    with m.If((format_k[range_index] > max(c.formats)) | (format_v[range_index] > max(c.formats))):
+                    m.d.sync += [
+                        pools[range_index].eq(smallest),
+                        range_index.eq(range_index + 1),
+                        wait.eq(0),
+                    ]
+                    with m.If(
+                        (format_k[range_index] > max(c.formats))
+                        | (format_v[range_index] > max(c.formats))
+                    ):
                         m.d.sync += bad_format.eq(1)
                     with m.If(range_index == LAYER_RANGES - 1):
-                        m.d.sync += [layer.eq(0), head.eq(0), index.eq(0), squeue.eq(session * c.queues)]
+                        m.d.sync += [
+                            layer.eq(0),
+                            head.eq(0),
+                            index.eq(0),
+                            squeue.eq(session * c.queues),
+                        ]
                         m.next = "WALK"
             with m.State("WALK"):
                 m.d.comb += self.busy.eq(1)
@@ -196,7 +302,13 @@ class SessionControl(wiring.Component):
                             with m.If(command != SessionCommand.OPEN):
                                 m.next = "DONE"
             with m.State("SEND"):
-                m.d.comb += [self.busy.eq(1), self.o_op.valid.eq(1), op.squeue.eq(selected), op.page.eq(queue.page), op.kind.eq(Op.PEEK)]
+                m.d.comb += [
+                    self.busy.eq(1),
+                    self.o_op.valid.eq(1),
+                    op.squeue.eq(selected),
+                    op.page.eq(queue.page),
+                    op.kind.eq(Op.PEEK),
+                ]
                 with m.Switch(command):
                     with m.Case(SessionCommand.OPEN):
                         m.d.comb += op.kind.eq(Op.OPEN)
@@ -224,11 +336,20 @@ class SessionControl(wiring.Component):
 
 
 class _StoredLines(wiring.Component):
-    """DRAM lines of a stored page from its formats, one cycle later: the integer form of `kelp_spec.geometry.StoredPage.lines`."""
+    """DRAM lines of a stored page from its formats, one cycle later: the integer form of
+    `kelp_spec.geometry.StoredPage.lines`."""
 
     def __init__(self, *, config: Config):
         self.bits = config.half_line_bits
-        super().__init__({"format_k": In(3), "format_v": In(3), "used_lines": In(self.bits + 1), "k_only": In(1), "lines": Out(self.bits + 4)})
+        super().__init__(
+            {
+                "format_k": In(3),
+                "format_v": In(3),
+                "used_lines": In(self.bits + 1),
+                "k_only": In(1),
+                "lines": Out(self.bits + 4),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -251,11 +372,20 @@ class _StoredLines(wiring.Component):
                         m.d.comb += size.eq(n * f.scale_bytes)
             return size
 
-        k, v, k_bytes, v_bytes = Signal(self.bits + 1), Signal(self.bits + 1), Signal(self.bits + 3), Signal(self.bits + 3)
-        aligned, k_only = Signal(), Signal()        # V's two-byte scales are aligned
+        k, v, k_bytes, v_bytes = (
+            Signal(self.bits + 1),
+            Signal(self.bits + 1),
+            Signal(self.bits + 3),
+            Signal(self.bits + 3),
+        )
+        aligned, k_only = Signal(), Signal()  # V's two-byte scales are aligned
         m.d.sync += [
-            k.eq(payload(self.format_k)), v.eq(payload(self.format_v)), k_bytes.eq(scales(self.format_k)), v_bytes.eq(scales(self.format_v)),
-            aligned.eq(self.format_v == Format.INT4), k_only.eq(self.k_only),
+            k.eq(payload(self.format_k)),
+            v.eq(payload(self.format_v)),
+            k_bytes.eq(scales(self.format_k)),
+            v_bytes.eq(scales(self.format_v)),
+            aligned.eq(self.format_v == Format.INT4),
+            k_only.eq(self.k_only),
         ]
         start = Signal(self.bits + 4)
         total = Signal(self.bits + 5)

@@ -20,16 +20,17 @@ from .counters import queue_event_layout
 
 __all__ = ["EVICTED_SOON", "Telemetry"]
 
-EVICTED_SOON = 16   #: steps within which a miss counts against the eviction before it
+EVICTED_SOON = 16  #: steps within which a miss counts against the eviction before it
 
 
 class Telemetry(wiring.Component):
-    """One result, one hot request and one usage report a cycle. Outputs, one for each counter and event, follow: of results, hot requests and the prefetcher's
-    drops two cycles later, of usage and of its other pulses one.
+    """One result, one hot request and one usage report a cycle. Outputs, one for each counter and
+    event, follow: of results, hot requests and the prefetcher's drops two cycles later, of usage
+    and of its other pulses one.
 
-    A page word that becomes COLD keeps the low bits of the session's step in `place`: a miss that finds them less than 16 steps old counts as evicted too
-    soon. A demand that first
-    meets a prefetch while it is fetching counts as late, once.
+    A page word that becomes COLD keeps the low bits of the session's step in `place`: a miss that
+    finds them less than 16 steps old counts as evicted too soon. A demand that first meets a
+    prefetch while it is fetching counts as late, once.
 
     Parameters
     ----------
@@ -40,19 +41,32 @@ class Telemetry(wiring.Component):
         self.config = config
         layouts = self.layouts = Layouts(config)
         self.queue_event = queue_event_layout(config)
-        super().__init__({
-            "i_result": In(layouts.result), "i_result_valid": In(1),
-            "i_hot": In(hot_layout(config)), "i_hot_valid": In(1),
-            "i_usage": In(layouts.usage), "i_usage_valid": In(1),
-            "i_prefetch": In(pulses_layout()),
-            "swept": In(1), "hint_line": In(1), "hint_update": In(1), "score_corrected": In(1), "score_uncorrected": In(1),
-            "pulses": Out(len(COUNTERS)),
-            "o_queue": Out(self.queue_event), "o_queue_valid": Out(1),
-            "o_useful": Out(config.squeue_bits), "o_useful_valid": Out(1),
-            "o_late": Out(3), "o_late_valid": Out(1),
-            "o_event": Out(layouts.event), "o_event_valid": Out(1),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "i_hot": In(hot_layout(config)),
+                "i_hot_valid": In(1),
+                "i_usage": In(layouts.usage),
+                "i_usage_valid": In(1),
+                "i_prefetch": In(pulses_layout()),
+                "swept": In(1),
+                "hint_line": In(1),
+                "hint_update": In(1),
+                "score_corrected": In(1),
+                "score_uncorrected": In(1),
+                "pulses": Out(len(COUNTERS)),
+                "o_queue": Out(self.queue_event),
+                "o_queue_valid": Out(1),
+                "o_useful": Out(config.squeue_bits),
+                "o_useful_valid": Out(1),
+                "o_late": Out(3),
+                "o_late_valid": Out(1),
+                "o_event": Out(layouts.event),
+                "o_event_valid": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -65,7 +79,10 @@ class Telemetry(wiring.Component):
         m.submodules.sources = sources = Sram(depth=c.misses, shape=3)
         unmet = Signal(c.misses)
         m.d.comb += [
-            sources.read_en.eq(1), sources.read_address.eq(self.i_result.miss), sources.write_address.eq(r.miss), sources.write_data.eq(op.source),
+            sources.read_en.eq(1),
+            sources.read_address.eq(self.i_result.miss),
+            sources.write_address.eq(r.miss),
+            sources.write_data.eq(op.source),
             sources.write_en.eq(valid & (op.kind == Op.PREFETCH) & (outcome == Outcome.MISSED)),
         ]
 
@@ -107,10 +124,22 @@ class Telemetry(wiring.Component):
         hot_valid, hot_write = Signal(), Signal()
         m.d.sync += [hot_valid.eq(self.i_hot_valid), hot_write.eq(self.i_hot.write)]
         simple = {
-            "accesses": access, "reads": (served & ~op.write) | (hot_valid & ~hot_write), "writes": (served & op.write) | (hot_valid & hot_write),
-            "hits": hit, "misses": missed, "allocations": allocated, "evictions": evicted, "write_backs": written, "fetches": fetched,
-            "evicted_missed": too_soon, "corrected": corrected, "uncorrected": uncorrected, "refused": demand & (outcome == Outcome.REFUSED),
-            "hint_lines": self.hint_line, "hint_updates": self.hint_update, "sweeps": self.swept,
+            "accesses": access,
+            "reads": (served & ~op.write) | (hot_valid & ~hot_write),
+            "writes": (served & op.write) | (hot_valid & hot_write),
+            "hits": hit,
+            "misses": missed,
+            "allocations": allocated,
+            "evictions": evicted,
+            "write_backs": written,
+            "fetches": fetched,
+            "evicted_missed": too_soon,
+            "corrected": corrected,
+            "uncorrected": uncorrected,
+            "refused": demand & (outcome == Outcome.REFUSED),
+            "hint_lines": self.hint_line,
+            "hint_updates": self.hint_update,
+            "sweeps": self.swept,
         }
         for name, pulse in simple.items():
             m.d.sync += self.pulses[names[name]].eq(pulse)
@@ -121,27 +150,48 @@ class Telemetry(wiring.Component):
                 p = self.i_prefetch
                 for what in ("issued", "useful", "late", "useless"):
                     m.d.sync += self.pulses[names[f"prefetch_{what}_{label}"]].eq(p[what][bit])
-                # A cycle may drop one candidate for each reason, and they are counted together; a source's are one pulse, the rest of them follow.
+                # A cycle may drop one candidate for each reason, and they are counted together; a
+                # source's are one pulse, the rest of them follow.
                 reasons = p.dropped.shape().length
-                dropped, backlog = Signal(range(reasons + 1), name=f"more_dropped_{label}"), Signal(6, name=f"dropped_{label}")
+                dropped, backlog = (
+                    Signal(range(reasons + 1), name=f"more_dropped_{label}"),
+                    Signal(6, name=f"dropped_{label}"),
+                )
                 total = backlog + dropped
                 m.d.sync += [
-                    dropped.eq(sum((p.dropped[why][bit] for why in range(1, reasons)), start=p.dropped[0][bit])),
-                    self.pulses[names[f"prefetch_dropped_{label}"]].eq(total != 0), backlog.eq(total - (total != 0)),
+                    dropped.eq(
+                        sum(
+                            (p.dropped[why][bit] for why in range(1, reasons)),
+                            start=p.dropped[0][bit],
+                        )
+                    ),
+                    self.pulses[names[f"prefetch_dropped_{label}"]].eq(total != 0),
+                    backlog.eq(total - (total != 0)),
                 ]
                 drops.append(dropped)
 
-        bump = {"hits": hit, "misses": missed, "evictions": evicted, "prefetch_useful": 0, "allocations": allocated, "write_backs": written,
-                "prefetch_issued": issued, "evicted_missed": too_soon}
-        wanted = list(bump)[:len(self.o_queue.bump)]
+        bump = {
+            "hits": hit,
+            "misses": missed,
+            "evictions": evicted,
+            "prefetch_useful": 0,
+            "allocations": allocated,
+            "write_backs": written,
+            "prefetch_issued": issued,
+            "evicted_missed": too_soon,
+        }
+        wanted = list(bump)[: len(self.o_queue.bump)]
         m.d.sync += [
-            self.o_queue.squeue.eq(op.squeue), self.o_queue_valid.eq(access | released | issued),
+            self.o_queue.squeue.eq(op.squeue),
+            self.o_queue_valid.eq(access | released | issued),
             *(self.o_queue.bump[i].eq(bump[name]) for i, name in enumerate(wanted)),
-            self.o_useful.eq(self.i_usage.squeue), self.o_useful_valid.eq(self.i_usage_valid & self.i_usage.useful),
-            self.o_late.eq(sources.read_data), self.o_late_valid.eq(late),
+            self.o_useful.eq(self.i_usage.squeue),
+            self.o_useful_valid.eq(self.i_usage_valid & self.i_usage.useful),
+            self.o_late.eq(sources.read_data),
+            self.o_late_valid.eq(late),
         ]
 
-        # --- events ---------------------------------------------------------------------------------------------------------
+        # - events ---------------------------------------------------------------------------------
         code = Signal.like(self.o_event.code)
         with m.If(r.uncorrected):
             m.d.comb += code.eq(Event.UNCORRECTED)
@@ -159,12 +209,24 @@ class Telemetry(wiring.Component):
             m.d.comb += code.eq(Event.CORRECTED)
         m.d.sync += [
             self.o_event_valid.eq(valid & (code != Event.NONE)),
-            self.o_event.code.eq(code), self.o_event.ld_id.eq(Mux(demand, op.origin.ld_id, 0)), self.o_event.squeue.eq(op.squeue),
+            self.o_event.code.eq(code),
+            self.o_event.ld_id.eq(Mux(demand, op.origin.ld_id, 0)),
+            self.o_event.squeue.eq(op.squeue),
             self.o_event.page.eq(op.page),
             self.o_event.argument.eq(Mux(demand, op.origin.tag, op.frame)),
         ]
-        m.d.comb += self.idle.eq(~valid & ~self.i_result_valid & ~hot_valid & ~self.i_hot_valid & (corrected_left == 0) & (uncorrected_left == 0) &
-                                 ~Cat(drops).any() & ~self.pulses.any() & ~self.o_queue_valid & ~self.o_useful_valid & ~self.i_usage_valid &
-                                 ~self.o_event_valid)
+        m.d.comb += self.idle.eq(
+            ~valid
+            & ~self.i_result_valid
+            & ~hot_valid
+            & ~self.i_hot_valid
+            & (corrected_left == 0)
+            & (uncorrected_left == 0)
+            & ~Cat(drops).any()
+            & ~self.pulses.any()
+            & ~self.o_queue_valid
+            & ~self.o_useful_valid
+            & ~self.i_usage_valid
+            & ~self.o_event_valid
+        )
         return m
-

@@ -8,7 +8,16 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.formats import LINE_BITS, LINE_BYTES
 
-__all__ = ["AxiSignature", "BURST_INCR", "RESP_OKAY", "SIZE_LINE", "address_layout", "read_layout", "response_layout", "write_layout"]
+__all__ = [
+    "AxiSignature",
+    "BURST_INCR",
+    "RESP_OKAY",
+    "SIZE_LINE",
+    "address_layout",
+    "read_layout",
+    "response_layout",
+    "write_layout",
+]
 
 SIZE_LINE = (LINE_BYTES - 1).bit_length()  #: AxSIZE of a 64-byte beat
 BURST_INCR = 1
@@ -33,10 +42,12 @@ def response_layout(*, id_bits: int) -> data.StructLayout:
 
 
 class AxiSignature(wiring.Signature):
-    """AXI4 seen from the manager: each channel is a stream named after it, whose payload has the standard field names.
+    """AXI4 seen from the manager: each channel is a stream named after it, whose payload has the
+    standard field names.
 
-    A wrapper that exposes `m_axi_arvalid`, `m_axi_arid` … renames; nothing has to be computed. Signals that are constant for one-line
-    transactions and unknown to the endpoint (lock, cache, prot, qos, region, user) are left to that wrapper.
+    A wrapper that exposes `m_axi_arvalid`, `m_axi_arid` … renames; nothing has to be computed.
+    Signals that are constant for one-line transactions and unknown to the endpoint (lock, cache,
+    prot, qos, region, user) are left to that wrapper.
 
     Parameters
     ----------
@@ -60,10 +71,12 @@ class AxiSignature(wiring.Signature):
         #: Payload of AR and AW, and of W.
         self.address = address_layout(address_bits=address_bits, id_bits=id_bits)
         self.write = write_layout()
-        super().__init__({
-            "aw": Out(stream.Signature(self.address)),
-            "w": Out(stream.Signature(self.write)),
-            "b": In(stream.Signature(response_layout(id_bits=id_bits))),
-            "ar": Out(stream.Signature(self.address)),
-            "r": In(stream.Signature(read_layout(id_bits=id_bits))),
-        })
+        super().__init__(
+            {
+                "aw": Out(stream.Signature(self.address)),
+                "w": Out(stream.Signature(self.write)),
+                "b": In(stream.Signature(response_layout(id_bits=id_bits))),
+                "ar": Out(stream.Signature(self.address)),
+                "r": In(stream.Signature(read_layout(id_bits=id_bits))),
+            }
+        )

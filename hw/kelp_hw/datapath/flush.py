@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Takes a frame's lines out of the line buffers and reports when memory has them (docs/design.md §4)."""
+"""Takes a frame's lines out of the line buffers and reports when memory has them (docs/design.md
+§4)."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ def flush_layout(config: Config) -> data.StructLayout:
 
 
 class FlushUnit(wiring.Component):
-    """Flushes frames in the order of `i`, one at a time; others wait in a queue, so that the head goes on.
+    """Flushes frames in the order of `i`, one at a time; others wait in a queue, so that the head
+    goes on.
 
-    When an item leaves on `o`, everything stored in its frame before the item entered is in memory, confirmed by B, and no buffer holds a line
-    of it, except lines that ops behind the flush use. Time: 4 cycles, and one write and its response for each dirty line, overlapped.
+    When an item leaves on `o`, everything stored in its frame before the item entered is in memory,
+    confirmed by B, and no buffer holds a line of it, except lines that ops behind the flush use.
+    Time: 4 cycles, and one write and its response for each dirty line, overlapped.
 
     Parameters
     ----------
@@ -33,7 +36,8 @@ class FlushUnit(wiring.Component):
     Members
     -------
     i, o : streams of flush_layout
-    frame, capture, invalidate, pending : the flush ports of both slot tables; `pending` is the OR of theirs
+    frame, capture, invalidate, pending : the flush ports of both slot tables; `pending` is the OR
+    of theirs
     """
 
     #: Flushes at work and waiting; the head waits for a place.
@@ -41,18 +45,28 @@ class FlushUnit(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.layout = flush_layout(config)
-        super().__init__({
-            "i": In(stream.Signature(self.layout)), "o": Out(stream.Signature(self.layout)),
-            "frame": Out(config.frame_bits), "capture": Out(1), "invalidate": Out(1), "pending": In(1), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(self.layout)),
+                "o": Out(stream.Signature(self.layout)),
+                "frame": Out(config.frame_bits),
+                "capture": Out(1),
+                "invalidate": Out(1),
+                "pending": In(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.queue = queue = SyncFIFO(width=self.layout.size, depth=self.QUEUED)
         item = self.layout(queue.r_data)
         m.d.comb += [
-            queue.w_en.eq(self.i.valid), queue.w_data.eq(self.i.p), self.i.ready.eq(queue.w_rdy),
-            self.frame.eq(item.frame), self.o.p.eq(item),
+            queue.w_en.eq(self.i.valid),
+            queue.w_data.eq(self.i.p),
+            self.i.ready.eq(queue.w_rdy),
+            self.frame.eq(item.frame),
+            self.o.p.eq(item),
         ]
         with m.FSM() as fsm:
             with m.State("IDLE"):

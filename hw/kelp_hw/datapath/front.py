@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The data path's front half: finds or allocates each op's slots, asks memory early, and queues the op (docs/design.md §4, D1 and D2)."""
+"""The data path's front half: finds or allocates each op's slots, asks memory early, and queues the
+op (docs/design.md §4, D1 and D2)."""
 
 from __future__ import annotations
 
@@ -22,12 +23,15 @@ __all__ = ["DataFront"]
 
 
 class DataFront(wiring.Component):
-    """Takes data ops in order and passes them on in order, each with its slots; full writes go to the write path besides.
+    """Takes data ops in order and passes them on in order, each with its slots; full writes go to
+    the write path besides.
 
-    D1 compares the tags, and makes an ANSWER of a READ whose line is poisoned or was never written; D2 attaches or allocates; an op stays in D2 while no
-    slot, queue place or read-request place is free. `room` promises that in the next cycle `o` and `o_write` take what comes: an op waits for both,
-    whichever it needs. Latency from `i` to AR: 3 cycles, when AR is idle; to `o`: 2 cycles. Throughput one op per cycle, with one line read and one scale
-    read each; AR drains one per cycle.
+    D1 compares the tags, and makes an ANSWER of a READ whose line is poisoned or was never written;
+    D2 attaches or allocates; an op stays in D2 while no slot, queue place or read-request place is
+    free. `room` promises that in the next cycle `o` and `o_write` take what comes: an op waits for
+    both, whichever it needs. Latency from `i` to AR: 3 cycles, when AR is idle; to `o`: 2 cycles.
+    Throughput one op per cycle, with one line read and one scale read each; AR drains one per
+    cycle.
 
     Parameters
     ----------
@@ -37,7 +41,8 @@ class DataFront(wiring.Component):
         Whose look-up ports `line_*` and `scale_*` mirror.
     """
 
-    #: Read requests waiting for AR, for lines and for scales each. Streams that walk in step ask for all their scale lines at once.
+    #: Read requests waiting for AR, for lines and for scales each. Streams that walk in step ask
+    #: for all their scale lines at once.
     QUEUED = 16
 
     def __init__(self, *, config: Config, axi: AxiSignature, lines: SlotTable, scales: SlotTable):
@@ -46,20 +51,40 @@ class DataFront(wiring.Component):
         self.id_bits = axi.id_bits
 
         def look(table):
-            return wiring.Signature({
-                "look_en": Out(1), "look_tag": Out(table.tag_layout), "use": Out(1), "fire": Out(1), "address": Out(table.address_bits),
-                "position": Out(table.position_bits), "available": In(1), "slot": In(table.slot_bits), "select": In(table.slots), "request_fill": In(1),
-            })
+            return wiring.Signature(
+                {
+                    "look_en": Out(1),
+                    "look_tag": Out(table.tag_layout),
+                    "use": Out(1),
+                    "fire": Out(1),
+                    "address": Out(table.address_bits),
+                    "position": Out(table.position_bits),
+                    "available": In(1),
+                    "slot": In(table.slot_bits),
+                    "select": In(table.slots),
+                    "request_fill": In(1),
+                }
+            )
 
-        super().__init__({
-            "i": In(stream.Signature(layouts.data_op)),
-            "line": Out(look(lines)), "quarters": Out(QUARTERS), "reads": Out(1), "stores": Out(1), "wait": In(1),
-            "scale": Out(look(scales)), "scale_reads": Out(1),
-            "o": Out(stream.Signature(order_layout(config))), "o_line": Out(lines.slots), "o_scale": Out(scales.slots),
-            "o_write": Out(stream.Signature(WritePath.full_write_layout(config))), "room": In(1),
-            "ar": Out(stream.Signature(axi.address)),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(layouts.data_op)),
+                "line": Out(look(lines)),
+                "quarters": Out(QUARTERS),
+                "reads": Out(1),
+                "stores": Out(1),
+                "wait": In(1),
+                "scale": Out(look(scales)),
+                "scale_reads": Out(1),
+                "o": Out(stream.Signature(order_layout(config))),
+                "o_line": Out(lines.slots),
+                "o_scale": Out(scales.slots),
+                "o_write": Out(stream.Signature(WritePath.full_write_layout(config))),
+                "room": In(1),
+                "ar": Out(stream.Signature(axi.address)),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -78,32 +103,52 @@ class DataFront(wiring.Component):
         accesses, one_reads, answered = Signal(), Signal(), Signal()
         uses_line, uses_scale, reads, full_write = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            # What a READ's line is comes late in the frame stage's cycle, so that what becomes of the op is for this one to say.
+            # What a READ's line is comes late in the frame stage's cycle, so that what becomes of
+            # the op is for this one to say.
             answered.eq((one.kind == DataOp.READ) & (one.poison | one.fresh)),
             accesses.eq(((one.kind == DataOp.READ) | (one.kind == DataOp.WRITE)) & ~answered),
-            one_reads.eq(((one.kind == DataOp.READ) & ~answered) | ((one.kind == DataOp.WRITE) & one.partial & ~one.fresh)),
+            one_reads.eq(
+                ((one.kind == DataOp.READ) & ~answered)
+                | ((one.kind == DataOp.WRITE) & one.partial & ~one.fresh)
+            ),
         ]
         with m.If(two_free):
             m.d.sync += [
-                uses_line.eq(one_valid & accesses), uses_scale.eq(one_valid & accesses & one.scaled), reads.eq(one_reads),
-                full_write.eq((one.kind == DataOp.WRITE) & ~one.partial), self.quarters.eq(quarters_of(one.format, one.part)),
+                uses_line.eq(one_valid & accesses),
+                uses_scale.eq(one_valid & accesses & one.scaled),
+                reads.eq(one_reads),
+                full_write.eq((one.kind == DataOp.WRITE) & ~one.partial),
+                self.quarters.eq(quarters_of(one.format, one.part)),
             ]
             m.d.sync += [
-                two_valid.eq(one_valid), two.eq(one),
-                two.kind.eq(Mux(answered, DataOp.ANSWER, one.kind)), two.answer.eq(Mux(answered, Mux(one.poison, Answer.POISON, Answer.ZEROS), one.answer)),
-                line_address.eq(one.base + one.offset), scale_address.eq(one.base + one.scale_offset),
+                two_valid.eq(one_valid),
+                two.eq(one),
+                two.kind.eq(Mux(answered, DataOp.ANSWER, one.kind)),
+                two.answer.eq(
+                    Mux(answered, Mux(one.poison, Answer.POISON, Answer.ZEROS), one.answer)
+                ),
+                line_address.eq(one.base + one.offset),
+                scale_address.eq(one.base + one.scale_offset),
             ]
 
         # D1
         for look, offset in ((self.line, one.offset), (self.scale, one.scale_offset)):
-            m.d.comb += [look.look_en.eq(two_free), look.look_tag.frame.eq(one.frame), look.look_tag.offset.eq(offset)]
+            m.d.comb += [
+                look.look_en.eq(two_free),
+                look.look_tag.frame.eq(one.frame),
+                look.look_tag.offset.eq(offset),
+            ]
 
         # D2
         able, space = Signal(), Signal()
         m.d.comb += [
-            self.line.use.eq(uses_line), self.scale.use.eq(uses_scale),
-            self.reads.eq(reads), self.stores.eq(two.kind == DataOp.WRITE), self.scale_reads.eq(reads),
-            self.line.address.eq(line_address), self.scale.address.eq(scale_address),
+            self.line.use.eq(uses_line),
+            self.scale.use.eq(uses_scale),
+            self.reads.eq(reads),
+            self.stores.eq(two.kind == DataOp.WRITE),
+            self.scale_reads.eq(reads),
+            self.line.address.eq(line_address),
+            self.scale.address.eq(scale_address),
         ]
         position = Signal(POSITION_BITS)
         with m.If(fire):
@@ -113,29 +158,68 @@ class DataFront(wiring.Component):
         def request(slot):
             return data.StructLayout({"address": c.dram_line_bits, "slot": len(slot)})
 
-        m.submodules.line_requests = line_requests = RequestQueue(shape=request(self.line.slot), depth=self.QUEUED)
-        m.submodules.scale_requests = scale_requests = RequestQueue(shape=request(self.scale.slot), depth=self.QUEUED)
+        m.submodules.line_requests = line_requests = RequestQueue(
+            shape=request(self.line.slot), depth=self.QUEUED
+        )
+        m.submodules.scale_requests = scale_requests = RequestQueue(
+            shape=request(self.scale.slot), depth=self.QUEUED
+        )
         m.d.comb += [
-            able.eq(two_valid & space & (~self.line.use | self.line.available) & (~self.scale.use | self.scale.available)),
-            # Both streams take the op in the same cycle: `space` has promised a place in each, and one among the requests.
-            self.o.valid.eq(able), self.o_write.valid.eq(able & full_write), fire.eq(able),
+            able.eq(
+                two_valid
+                & space
+                & (~self.line.use | self.line.available)
+                & (~self.scale.use | self.scale.available)
+            ),
+            # Both streams take the op in the same cycle: `space` has promised a place in each, and
+            # one among the requests.
+            self.o.valid.eq(able),
+            self.o_write.valid.eq(able & full_write),
+            fire.eq(able),
             self.line.fire.eq(fire & self.line.use),
             self.scale.fire.eq(fire & self.scale.use),
             line_requests.i_valid.eq(self.line.fire & self.line.request_fill),
-            line_requests.i.address.eq(line_address), line_requests.i.slot.eq(self.line.slot),
+            line_requests.i.address.eq(line_address),
+            line_requests.i.slot.eq(self.line.slot),
             scale_requests.i_valid.eq(self.scale.fire & self.scale.request_fill),
-            scale_requests.i.address.eq(scale_address), scale_requests.i.slot.eq(self.scale.slot),
-            self.o_write.p.write_slot.eq(two.write_slot), self.o_write.p.format.eq(two.format), self.o_write.p.host_type.eq(two.host_type),
-            self.o_line.eq(self.line.select), self.o_scale.eq(self.scale.select),
-            self.o.p.line_slot.eq(self.line.slot), self.o.p.scale_slot.eq(self.scale.slot),
-            self.o.p.wait_line.eq(self.wait), self.o.p.wait_scale.eq(reads & two.scaled),
+            scale_requests.i.address.eq(scale_address),
+            scale_requests.i.slot.eq(self.scale.slot),
+            self.o_write.p.write_slot.eq(two.write_slot),
+            self.o_write.p.format.eq(two.format),
+            self.o_write.p.host_type.eq(two.host_type),
+            self.o_line.eq(self.line.select),
+            self.o_scale.eq(self.scale.select),
+            self.o.p.line_slot.eq(self.line.slot),
+            self.o.p.scale_slot.eq(self.scale.slot),
+            self.o.p.wait_line.eq(self.wait),
+            self.o.p.wait_scale.eq(reads & two.scaled),
         ]
-        for field in ("kind", "answer", "part", "scaled", "scale_byte", "format", "host_type", "partial", "fresh", "poison", "has_write", "write_slot"):
+        for field in (
+            "kind",
+            "answer",
+            "part",
+            "scaled",
+            "scale_byte",
+            "format",
+            "host_type",
+            "partial",
+            "fresh",
+            "poison",
+            "has_write",
+            "write_slot",
+        ):
             m.d.comb += self.o.p[field].eq(two[field])
-        m.d.comb += Value.cast(self.o.p.origin).eq(Mux(two.kind == DataOp.FLUSH, Cat(two.frame, two.token), Value.cast(two.origin)))
+        m.d.comb += Value.cast(self.o.p.origin).eq(
+            Mux(two.kind == DataOp.FLUSH, Cat(two.frame, two.token), Value.cast(two.origin))
+        )
 
-        # A place for the op of this cycle and one for the next, known a cycle ahead: whether an op goes steers all slots of the tables.
-        m.d.sync += space.eq(self.room & (line_requests.level <= self.QUEUED - 2) & (scale_requests.level <= self.QUEUED - 2))
+        # A place for the op of this cycle and one for the next, known a cycle ahead: whether an op
+        # goes steers all slots of the tables.
+        m.d.sync += space.eq(
+            self.room
+            & (line_requests.level <= self.QUEUED - 2)
+            & (scale_requests.level <= self.QUEUED - 2)
+        )
         m.d.sync += Assert(~fire | (self.o.ready & (self.o_write.ready | ~full_write)))
 
         # AR: lines and scales in turn; the choice stands while AR waits.
@@ -143,11 +227,26 @@ class DataFront(wiring.Component):
         chosen_before = Signal()
         stalled = Signal()
         m.d.comb += [
-            chosen.eq(Mux(stalled, chosen_before, scale_requests.o.valid & (~line_requests.o.valid | ~chosen_before))),
+            chosen.eq(
+                Mux(
+                    stalled,
+                    chosen_before,
+                    scale_requests.o.valid & (~line_requests.o.valid | ~chosen_before),
+                )
+            ),
             self.ar.valid.eq(line_requests.o.valid | scale_requests.o.valid),
-            self.ar.p.id.eq(Mux(chosen, scale_requests.o.p.slot | (1 << self.id_bits - 1), line_requests.o.p.slot)),
-            self.ar.p.addr.eq(Mux(chosen, scale_requests.o.p.address, line_requests.o.p.address) << 6),
-            self.ar.p.size.eq(SIZE_LINE), self.ar.p.burst.eq(BURST_INCR),
+            self.ar.p.id.eq(
+                Mux(
+                    chosen,
+                    scale_requests.o.p.slot | (1 << self.id_bits - 1),
+                    line_requests.o.p.slot,
+                )
+            ),
+            self.ar.p.addr.eq(
+                Mux(chosen, scale_requests.o.p.address, line_requests.o.p.address) << 6
+            ),
+            self.ar.p.size.eq(SIZE_LINE),
+            self.ar.p.burst.eq(BURST_INCR),
             line_requests.o.ready.eq(self.ar.ready & ~chosen),
             scale_requests.o.ready.eq(self.ar.ready & chosen),
         ]

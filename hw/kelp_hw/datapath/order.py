@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What the two halves of the data path share: the order of ops between look-up and head (docs/design.md §4)."""
+"""What the two halves of the data path share: the order of ops between look-up and head
+(docs/design.md §4)."""
 
 from __future__ import annotations
 
@@ -12,23 +13,42 @@ from ..layouts import Layouts
 
 __all__ = ["ORDER_DEPTH", "POSITION_BITS", "order_layout", "raw_only"]
 
-#: Ops between look-up and head. A memory of 64 cycles needs about 80 at one op per cycle; a block RAM has 512 rows anyway.
+#: Ops between look-up and head. A memory of 64 cycles needs about 80 at one op per cycle; a block
+#: RAM has 512 rows anyway.
 ORDER_DEPTH = 256
-#: Numbers of the ops in order; unique among those queued, at the head, and in the one partial write that is put back later.
+#: Numbers of the ops in order; unique among those queued, at the head, and in the one partial write
+#: that is put back later.
 POSITION_BITS = (ORDER_DEPTH - 1).bit_length() + 2
 
 
 def order_layout(config: Config) -> data.StructLayout:
-    """A data op whose slots are known. `wait_line`, `wait_scale`: it needs the slot's fill. A FLUSH has its frame and token in `origin`."""
+    """A data op whose slots are known. `wait_line`, `wait_scale`: it needs the slot's fill. A FLUSH
+    has its frame and token in `origin`."""
     c = config
-    return data.StructLayout({
-        "kind": 2, "answer": 3, "line_slot": (c.line_slots - 1).bit_length(), "scale_slot": (c.scale_slots - 1).bit_length(),
-        "wait_line": 1, "wait_scale": 1, "part": 2, "scaled": 1, "scale_byte": 6, "format": 3, "host_type": 1, "partial": 1, "fresh": 1,
-        "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits,
-        "origin": Layouts(config).origin,
-    })
+    return data.StructLayout(
+        {
+            "kind": 2,
+            "answer": 3,
+            "line_slot": (c.line_slots - 1).bit_length(),
+            "scale_slot": (c.scale_slots - 1).bit_length(),
+            "wait_line": 1,
+            "wait_scale": 1,
+            "part": 2,
+            "scaled": 1,
+            "scale_byte": 6,
+            "format": 3,
+            "host_type": 1,
+            "partial": 1,
+            "fresh": 1,
+            "poison": 1,
+            "has_write": 1,
+            "write_slot": c.write_slot_bits,
+            "origin": Layouts(config).origin,
+        }
+    )
 
 
 def raw_only(op) -> list:
-    """Assignments that make an op one of raw16, which without codecs every op is: what depends on the format becomes constant."""
+    """Assignments that make an op one of raw16, which without codecs every op is: what depends on
+    the format becomes constant."""
     return [op.format.eq(Format.RAW16), op.part.eq(0), op.scaled.eq(0), op.scale_byte.eq(0)]

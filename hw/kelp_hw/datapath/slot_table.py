@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Which DRAM line each slot of a line buffer holds, and what is still under way for it (docs/design.md §4)."""
+"""Which DRAM line each slot of a line buffer holds, and what is still under way for it
+(docs/design.md §4)."""
 
 from __future__ import annotations
 
@@ -13,13 +14,16 @@ from amaranth.utils import exact_log2
 
 __all__ = ["NoSlots", "SlotTable", "encode", "one_hot"]
 
-#: Cycles between two looks of the patrol at one slot; a dirty slot is due after at most two of them.
+#: Cycles between two looks of the patrol at one slot; a dirty slot is due after at most two of
+#: them.
 PATROL_PERIOD = 512
 
 
 def encode(select: Value, bits: int) -> Value:
     """Index of the one set bit of `select`; 0 when none is set."""
-    return Cat(Cat(select[n] for n in range(len(select)) if n >> bit & 1).any() for bit in range(bits))
+    return Cat(
+        Cat(select[n] for n in range(len(select)) if n >> bit & 1).any() for bit in range(bits)
+    )
 
 
 def one_hot(index: Value, count: int) -> Value:
@@ -28,38 +32,47 @@ def one_hot(index: Value, count: int) -> Value:
 
 
 def behind_first(m: Module, vector: Value) -> Value:
-    """The bits above the lowest set one: a tree of ORs, which an FPGA's tables do sooner than its carry chain."""
+    """The bits above the lowest set one: a tree of ORs, which an FPGA's tables do sooner than its
+    carry chain."""
     bits, reach = Signal(len(vector)), 1
     m.d.comb += bits.eq(vector)
     while reach < len(bits):
         wider = Signal(len(bits))
         m.d.comb += wider.eq(reduce(or_, (bits << k * reach for k in range(4))))
         bits, reach = wider, 4 * reach
-    return (bits << 1)[:len(bits)]
+    return (bits << 1)[: len(bits)]
 
 
 def first_from(m: Module, vector: Value, ahead: Value) -> Value:
-    """One-hot of the first set bit of `vector` in cyclic order that begins with the bits of the mask `ahead`."""
+    """One-hot of the first set bit of `vector` in cyclic order that begins with the bits of the
+    mask `ahead`."""
     above = Signal(len(vector))
     m.d.comb += above.eq(vector & ahead)
     return Mux(above.any(), above & ~behind_first(m, above), vector & ~behind_first(m, vector))
 
 
 class SlotTable(wiring.Component):
-    """Tags and states of `slots` slots: a fully associative look-up, an allocator, the order of write-back, and flushing.
+    """Tags and states of `slots` slots: a fully associative look-up, an allocator, the order of
+    write-back, and flushing.
 
-    **Look-up.** `look_tag` is compared with every tag in the cycle of `look_en`; in the cycles that follow, `hit`, `match`, `slot`, `select` and `available`
-    stand for it until the next `look_en`. `fire` (only with `use` and `available`) attaches the op to that slot, or allocates it; look-ups may follow
-    each other every cycle. `may_allocate`, known early, is up while an op waits to allocate `victim_slot`, which nobody uses. Allocation is cyclic, so a slot's
-    line stays for combining about as long as `slots` allocations.
-    **Use.** A slot is busy from `fire` until the op that was attached last is released: `position`, a number that is unique among the attached ops,
+    **Look-up.** `look_tag` is compared with every tag in the cycle of `look_en`; in the cycles that
+    follow, `hit`, `match`, `slot`, `select` and `available` stand for it until the next `look_en`.
+    `fire` (only with `use` and `available`) attaches the op to that slot, or allocates it; look-ups
+    may follow each other every cycle. `may_allocate`, known early, is up while an op waits to
+    allocate `victim_slot`, which nobody uses. Allocation is cyclic, so a slot's line stays for
+    combining about as long as `slots` allocations. **Use.** A slot is busy from `fire` until the op
+    that was attached last is released: `position`, a number that is unique among the attached ops,
     comes back in `release_position`. Busy, filling, dirty and writing slots are never reallocated.
-    **Head.** `head_filled` tells of the op at the head, which `read_select` and `read_waits` are of, whether its slot's fill is there or it waits for none:
-    worked out in the cycle before, for it and for the one behind it (`next_*`), which is at the head next when `head_moves`.
-    **Write-back.** A stored-to slot is due when its content is complete, when it will be reallocated within `lead` allocations, when the patrol
-    has seen it dirty twice (within 2·PATROL_PERIOD + 1 cycles), when its frame is flushed, or under `drain`. `out_*` offers the due slots, one per cycle.
-    **Flush.** `flush_capture` notes what has to reach memory of `flush_frame`, which must have been stable for a cycle; when `flush_pending` falls,
-    `flush_invalidate` forgets the frame's slots, except those to which later ops have been attached meanwhile.
+    **Head.** `head_filled` tells of the op at the head, which `read_select` and `read_waits` are
+    of, whether its slot's fill is there or it waits for none: worked out in the cycle before, for
+    it and for the one behind it (`next_*`), which is at the head next when `head_moves`.
+    **Write-back.** A stored-to slot is due when its content is complete, when it will be
+    reallocated within `lead` allocations, when the patrol has seen it dirty twice (within
+    2·PATROL_PERIOD + 1 cycles), when its frame is flushed, or under `drain`. `out_*` offers the due
+    slots, one per cycle. **Flush.** `flush_capture` notes what has to reach memory of
+    `flush_frame`, which must have been stable for a cycle; when `flush_pending` falls,
+    `flush_invalidate` forgets the frame's slots, except those to which later ops have been attached
+    meanwhile.
 
     No error behaviour: contradictions are `Assert`ed.
 
@@ -72,7 +85,16 @@ class SlotTable(wiring.Component):
         1 … slots − 1.
     """
 
-    def __init__(self, *, slots: int, frame_bits: int, offset_bits: int, address_bits: int, position_bits: int, lead: int):
+    def __init__(
+        self,
+        *,
+        slots: int,
+        frame_bits: int,
+        offset_bits: int,
+        address_bits: int,
+        position_bits: int,
+        lead: int,
+    ):
         if not isinstance(slots, int) or slots not in (4, 8, 16, 32, 64, 128, 256):
             raise ValueError(f"slots = {slots!r} is refused; legal: a power of two, 4 … 256")
         if not isinstance(lead, int) or not 1 <= lead < slots:
@@ -83,44 +105,78 @@ class SlotTable(wiring.Component):
         self.tag_layout = data.StructLayout({"frame": frame_bits, "offset": offset_bits})
         self.address_bits = address_bits
         self.position_bits = position_bits
-        super().__init__({
-            # look-up
-            "look_en": In(1), "look_tag": In(self.tag_layout),
-            "use": In(1), "fire": In(1), "want_fill": In(1), "address": In(address_bits), "position": In(position_bits),
-            "hit": Out(1), "match": Out(slots), "available": Out(1), "slot": Out(slot_bits), "select": Out(slots),
-            "allocate": Out(1), "may_allocate": Out(1), "victim_slot": Out(slot_bits), "request_fill": Out(1),
-            # head: both selects are one-hot or zero
-            "read_select": In(slots), "read_waits": In(1), "next_select": In(slots), "next_waits": In(1), "head_moves": In(1), "head_filled": Out(1),
-            "filled": Out(slots),
-            "head_select": In(slots), "store_en": In(1), "store_complete": In(1),
-            "release_en": In(1), "release_slot": In(slot_bits), "release_position": In(position_bits),
-            # memory
-            "fill_done": In(1), "fill_slot": In(slot_bits), "written": In(1), "written_slot": In(slot_bits),
-            # write-back
-            "out_valid": Out(1), "out_slot": Out(slot_bits), "out_address": Out(address_bits), "out_take": In(1),
-            # flush
-            "drain": In(1),
-            "flush_frame": In(frame_bits), "flush_capture": In(1), "flush_invalidate": In(1), "flush_pending": Out(1),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                # look-up
+                "look_en": In(1),
+                "look_tag": In(self.tag_layout),
+                "use": In(1),
+                "fire": In(1),
+                "want_fill": In(1),
+                "address": In(address_bits),
+                "position": In(position_bits),
+                "hit": Out(1),
+                "match": Out(slots),
+                "available": Out(1),
+                "slot": Out(slot_bits),
+                "select": Out(slots),
+                "allocate": Out(1),
+                "may_allocate": Out(1),
+                "victim_slot": Out(slot_bits),
+                "request_fill": Out(1),
+                # head: both selects are one-hot or zero
+                "read_select": In(slots),
+                "read_waits": In(1),
+                "next_select": In(slots),
+                "next_waits": In(1),
+                "head_moves": In(1),
+                "head_filled": Out(1),
+                "filled": Out(slots),
+                "head_select": In(slots),
+                "store_en": In(1),
+                "store_complete": In(1),
+                "release_en": In(1),
+                "release_slot": In(slot_bits),
+                "release_position": In(position_bits),
+                # memory
+                "fill_done": In(1),
+                "fill_slot": In(slot_bits),
+                "written": In(1),
+                "written_slot": In(slot_bits),
+                # write-back
+                "out_valid": Out(1),
+                "out_slot": Out(slot_bits),
+                "out_address": Out(address_bits),
+                "out_take": In(1),
+                # flush
+                "drain": In(1),
+                "flush_frame": In(frame_bits),
+                "flush_capture": In(1),
+                "flush_invalidate": In(1),
+                "flush_pending": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         n, bits = self.slots, self.slot_bits
 
         tags = [Signal(self.tag_layout, name=f"tag_{i}") for i in range(n)]
-        valid = Signal(n)      # the tag counts
-        busy = Signal(n)       # an op between `fire` and release uses it
-        filling = Signal(n)    # a read is to be issued or under way
-        filled = self.filled   # that read's data is there
-        dirty = Signal(n)      # stored to since its last write-back
-        writing = Signal(n)    # write-back without response yet
-        complete = Signal(n)   # to be written: nothing more can be combined into it, or it has waited long
-        aged = Signal(n)       # soon to be reallocated
-        seen = Signal(n)       # dirty when the patrol came by
+        valid = Signal(n)  # the tag counts
+        busy = Signal(n)  # an op between `fire` and release uses it
+        filling = Signal(n)  # a read is to be issued or under way
+        filled = self.filled  # that read's data is there
+        dirty = Signal(n)  # stored to since its last write-back
+        writing = Signal(n)  # write-back without response yet
+        # to be written: nothing more can be combined into it, or it has waited long
+        complete = Signal(n)
+        aged = Signal(n)  # soon to be reallocated
+        seen = Signal(n)  # dirty when the patrol came by
 
-        # --- look-up ------------------------------------------------------------------------------------------------------------
-        # Both are known at the end of the cycle of `look_en`; in those that follow, the op's slot is on the way of everything.
+        # - look-up --------------------------------------------------------------------------------
+        # Both are known at the end of the cycle of `look_en`; in those that follow, the op's slot
+        # is on the way of everything.
         looked, hit = self.match, self.hit
         tag = Signal(self.tag_layout)
         victim_valid = Signal()
@@ -128,15 +184,30 @@ class SlotTable(wiring.Component):
         allocated = Signal(n)
         attached = Signal(n)
         forgotten = Signal(n)
-        # `fire` comes late in its cycle: what it does to the slots happens in the next one, and who looks at them in that one is told of it here.
-        late_attached, late_allocated, late_filling, late_tag = Signal(n), Signal(n), Signal(n), Signal(self.tag_layout)
-        m.d.sync += [late_attached.eq(attached), late_allocated.eq(allocated), late_filling.eq(Mux(self.request_fill, attached, 0)), late_tag.eq(tag)]
+        # `fire` comes late in its cycle: what it does to the slots happens in the next one, and who
+        # looks at them in that one is told of it here.
+        late_attached, late_allocated, late_filling, late_tag = (
+            Signal(n),
+            Signal(n),
+            Signal(n),
+            Signal(self.tag_layout),
+        )
+        m.d.sync += [
+            late_attached.eq(attached),
+            late_allocated.eq(allocated),
+            late_filling.eq(Mux(self.request_fill, attached, 0)),
+            late_tag.eq(tag),
+        ]
         m.d.comb += [
             self.available.eq(self.hit | victim_valid),
             self.select.eq(Mux(hit, looked, victim)),
             self.slot.eq(encode(self.select, bits)),
-            self.allocate.eq(self.fire & ~hit), self.may_allocate.eq(self.use & victim_valid & ~hit),
-            self.request_fill.eq(self.want_fill & ~(looked & (((filling | filled) & ~late_allocated) | late_filling)).any()),
+            self.allocate.eq(self.fire & ~hit),
+            self.may_allocate.eq(self.use & victim_valid & ~hit),
+            self.request_fill.eq(
+                self.want_fill
+                & ~(looked & (((filling | filled) & ~late_allocated) | late_filling)).any()
+            ),
             attached.eq(Mux(self.fire, self.select, 0)),
             allocated.eq(Mux(self.allocate, victim, 0)),
         ]
@@ -146,12 +217,21 @@ class SlotTable(wiring.Component):
             equal, again = Signal(n), Signal()
             m.d.comb += [
                 again.eq(Value.cast(late_tag) == Value.cast(self.look_tag)),
-                equal.eq((Cat(Value.cast(t) == Value.cast(self.look_tag) for t in tags) & valid & ~forgotten & ~late_allocated)
-                         | (again.replicate(n) & late_allocated)),
+                equal.eq(
+                    (
+                        Cat(Value.cast(t) == Value.cast(self.look_tag) for t in tags)
+                        & valid
+                        & ~forgotten
+                        & ~late_allocated
+                    )
+                    | (again.replicate(n) & late_allocated)
+                ),
             ]
-            # The op before may give a slot another tag in this very cycle. (It comes late whether it does.)
+            # The op before may give a slot another tag in this very cycle. (It comes late whether
+            # it does.)
             m.d.sync += [
-                tag.eq(self.look_tag), looked.eq((equal & ~allocated) | Mux(same, allocated, 0)),
+                tag.eq(self.look_tag),
+                looked.eq((equal & ~allocated) | Mux(same, allocated, 0)),
                 hit.eq(Mux(self.allocate, (equal & ~victim).any() | same, equal.any())),
             ]
         with m.Else():
@@ -165,14 +245,19 @@ class SlotTable(wiring.Component):
         m.submodules.addresses, m.submodules.lasts = addresses, lasts
         address_write, address_read = addresses.write_port(), addresses.read_port(domain="comb")
         last_write, last_read = lasts.write_port(), lasts.read_port(domain="comb")
-        # Written before it is known whether the op goes: nobody needs a victim's address, and the op will be the last one attached to its slot.
+        # Written before it is known whether the op goes: nobody needs a victim's address, and the
+        # op will be the last one attached to its slot.
         m.d.comb += [
-            address_write.en.eq(self.may_allocate), address_write.addr.eq(self.victim_slot), address_write.data.eq(self.address),
-            last_write.en.eq(self.use & self.available), last_write.addr.eq(self.slot), last_write.data.eq(self.position),
+            address_write.en.eq(self.may_allocate),
+            address_write.addr.eq(self.victim_slot),
+            address_write.data.eq(self.address),
+            last_write.en.eq(self.use & self.available),
+            last_write.addr.eq(self.slot),
+            last_write.data.eq(self.position),
         ]
 
-        # --- allocator: one candidate is always ready ---------------------------------------------------------------------------
-        ahead = Signal(n)      # slots after the one picked last
+        # - allocator: one candidate is always ready -----------------------------------------------
+        ahead = Signal(n)  # slots after the one picked last
         picked = Signal(n)
         used_victim = Signal()
         free = Signal(n)
@@ -187,19 +272,37 @@ class SlotTable(wiring.Component):
         with m.If(~victim_valid | used_victim):
             m.d.sync += victim_valid.eq(candidates.any())
             with m.If(candidates.any()):
-                m.d.sync += [victim.eq(picked), self.victim_slot.eq(encode(picked, bits)), ahead.eq(behind_first(m, picked))]
+                m.d.sync += [
+                    victim.eq(picked),
+                    self.victim_slot.eq(encode(picked, bits)),
+                    ahead.eq(behind_first(m, picked)),
+                ]
 
-        # --- what happens to a slot ---------------------------------------------------------------------------------------------
+        # - what happens to a slot -----------------------------------------------------------------
         release = Signal(n)
         fill = Signal(n)
-        # Of the op that is at the head in the next cycle: the one there now, or the one behind it. Which of them, is known late, and whether a fill comes:
-        # what was there and what comes in this cycle are put together in the next one.
+        # Of the op that is at the head in the next cycle: the one there now, or the one behind it.
+        # Which of them, is known late, and whether a fill comes: what was there and what comes in
+        # this cycle are put together in the next one.
         awaits = one_hot(self.fill_slot, n)
         m.d.comb += last_read.addr.eq(self.release_slot)
         known, comes = Signal(), Signal()
         m.d.sync += [
-            known.eq(Mux(self.head_moves, ~self.next_waits | (self.next_select & filled).any(), ~self.read_waits | (self.read_select & filled).any())),
-            comes.eq(self.fill_done & Mux(self.head_moves, (self.next_select & awaits).any(), (self.read_select & awaits).any())),
+            known.eq(
+                Mux(
+                    self.head_moves,
+                    ~self.next_waits | (self.next_select & filled).any(),
+                    ~self.read_waits | (self.read_select & filled).any(),
+                )
+            ),
+            comes.eq(
+                self.fill_done
+                & Mux(
+                    self.head_moves,
+                    (self.next_select & awaits).any(),
+                    (self.read_select & awaits).any(),
+                )
+            ),
         ]
         m.d.comb += self.head_filled.eq(known | comes)
         written = Signal(n)
@@ -207,16 +310,27 @@ class SlotTable(wiring.Component):
         out = Signal(n)
         taken = Signal(n)
         m.d.comb += [
-            release.eq(Mux(self.release_en & (last_read.data == self.release_position), one_hot(self.release_slot, n), 0)),
+            release.eq(
+                Mux(
+                    self.release_en & (last_read.data == self.release_position),
+                    one_hot(self.release_slot, n),
+                    0,
+                )
+            ),
             fill.eq(Mux(self.fill_done, awaits, 0)),
             written.eq(Mux(self.written, one_hot(self.written_slot, n), 0)),
             stored.eq(Mux(self.store_en, self.head_select, 0)),
             taken.eq(Mux(self.out_take, out, 0)),
         ]
-        # Whether the head stores comes late in its cycle, and whether write-back has its turn: what that does to the slots happens in the next one. A slot
-        # stored to is busy until then, and one taken is still dirty.
+        # Whether the head stores comes late in its cycle, and whether write-back has its turn: what
+        # that does to the slots happens in the next one. A slot stored to is busy until then, and
+        # one taken is still dirty.
         late_stored, late_complete, late_taken = Signal(n), Signal(), Signal(n)
-        m.d.sync += [late_stored.eq(stored), late_complete.eq(self.store_complete), late_taken.eq(taken)]
+        m.d.sync += [
+            late_stored.eq(stored),
+            late_complete.eq(self.store_complete),
+            late_taken.eq(taken),
+        ]
         m.d.sync += [
             valid.eq((valid & ~forgotten) | late_allocated),
             busy.eq((busy & ~release) | late_attached),
@@ -226,8 +340,9 @@ class SlotTable(wiring.Component):
             writing.eq((writing & ~written) | late_taken),
         ]
 
-        # --- write-back -----------------------------------------------------------------------------------------------------------
-        # The hand runs `lead` slots ahead of the allocator; a slot that it has passed is written as soon as it is stored to.
+        # - write-back -----------------------------------------------------------------------------
+        # The hand runs `lead` slots ahead of the allocator; a slot that it has passed is written as
+        # soon as it is stored to.
         hand = Signal(bits)
         hand_moves = Signal()
         prescaler = Signal(range(max(2, PATROL_PERIOD // n)))
@@ -243,16 +358,25 @@ class SlotTable(wiring.Component):
         with m.If(hand_moves):
             m.d.sync += hand.eq(hand + 1)
         m.d.sync += [
-            complete.eq(((complete | (patrols & seen & dirty)) & ~late_taken) | Mux(late_complete, late_stored, 0)),
+            complete.eq(
+                ((complete | (patrols & seen & dirty)) & ~late_taken)
+                | Mux(late_complete, late_stored, 0)
+            ),
             seen.eq((seen & ~patrols & ~late_taken) | (patrols & dirty & ~late_taken)),
             aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0)) & ~late_allocated),
         ]
-        to_write = Signal(n)   # of the flush under way: still to be written
+        to_write = Signal(n)  # of the flush under way: still to be written
         due = Signal(n)
         out_ahead = Signal(n)
         out_picked = Signal(n)
         m.d.comb += [
-            due.eq(dirty & ~writing & ~late_taken & (complete | aged | to_write | self.drain.replicate(n)) & ~Mux(self.out_valid, out, 0)),
+            due.eq(
+                dirty
+                & ~writing
+                & ~late_taken
+                & (complete | aged | to_write | self.drain.replicate(n))
+                & ~Mux(self.out_valid, out, 0)
+            ),
             out_picked.eq(first_from(m, due, out_ahead)),
             self.out_slot.eq(encode(out, bits)),
             address_read.addr.eq(self.out_slot),
@@ -260,42 +384,71 @@ class SlotTable(wiring.Component):
         ]
         with m.If(~self.out_valid | self.out_take):
             m.d.sync += [self.out_valid.eq(due.any()), out.eq(out_picked)]
-        # What is behind the slot offered is worked out when it stands there: the next is picked in the order from the one before, and is never that itself.
+        # What is behind the slot offered is worked out when it stands there: the next is picked in
+        # the order from the one before, and is never that itself.
         m.d.sync += out_ahead.eq(behind_first(m, out))
 
-        # --- flush ----------------------------------------------------------------------------------------------------------------
+        # - flush ----------------------------------------------------------------------------------
         of_frame = Signal(n)
         to_confirm = Signal(n)  # of the flush under way: written, response awaited
         m.d.sync += of_frame.eq(Cat(t.frame == self.flush_frame for t in tags) & valid)
         with m.If(self.flush_capture):
-            m.d.sync += [to_write.eq(of_frame & dirty & ~late_taken), to_confirm.eq(of_frame & (late_taken | (writing & ~dirty)) & ~written)]
+            m.d.sync += [
+                to_write.eq(of_frame & dirty & ~late_taken),
+                to_confirm.eq(of_frame & (late_taken | (writing & ~dirty)) & ~written),
+            ]
         with m.Else():
-            m.d.sync += [to_write.eq(to_write & ~late_taken), to_confirm.eq((to_confirm & ~written) | (to_write & late_taken))]
+            m.d.sync += [
+                to_write.eq(to_write & ~late_taken),
+                to_confirm.eq((to_confirm & ~written) | (to_write & late_taken)),
+            ]
         m.d.comb += self.flush_pending.eq((to_write | to_confirm).any())
         with m.If(self.flush_invalidate):
-            m.d.comb += forgotten.eq(of_frame & ~(busy | late_attached | filling | dirty | writing) & ~Mux(self.use, looked, 0))
+            m.d.comb += forgotten.eq(
+                of_frame
+                & ~(busy | late_attached | filling | dirty | writing)
+                & ~Mux(self.use, looked, 0)
+            )
 
         m.d.comb += self.idle.eq(~(busy | late_attached | filling | dirty | writing).any())
 
-        # --- invariants -----------------------------------------------------------------------------------------------------------
+        # - invariants -----------------------------------------------------------------------------
         m.d.sync += [
             Assert((looked & (looked - 1)) == 0, "two slots hold one line"),
-            Assert((hit == looked.any()) & ((looked & ~(valid | late_allocated)) == 0), "a look-up's result is out of date"),
-            Assert(~self.fire | (self.use & self.available), "an op takes a slot that is not there"),
-            Assert(~self.allocate | ~(victim & (busy | late_attached | filling | dirty | writing)).any(), "a slot in use is reallocated"),
-            Assert((late_filling & (filling | filled) & ~late_allocated) == 0, "a slot is filled twice"),
+            Assert(
+                (hit == looked.any()) & ((looked & ~(valid | late_allocated)) == 0),
+                "a look-up's result is out of date",
+            ),
+            Assert(
+                ~self.fire | (self.use & self.available), "an op takes a slot that is not there"
+            ),
+            Assert(
+                ~self.allocate
+                | ~(victim & (busy | late_attached | filling | dirty | writing)).any(),
+                "a slot in use is reallocated",
+            ),
+            Assert(
+                (late_filling & (filling | filled) & ~late_allocated) == 0, "a slot is filled twice"
+            ),
             Assert((fill & ~filling) == 0, "read data for a slot that awaits none"),
             Assert((written & ~writing) == 0, "write response for a slot that awaits none"),
             Assert((taken & (writing | late_taken | ~dirty)) == 0, "a slot is written back twice"),
-            Assert((late_stored & ~busy) == 0, "a slot is reallocated before it is known that it was stored to"),
+            Assert(
+                (late_stored & ~busy) == 0,
+                "a slot is reallocated before it is known that it was stored to",
+            ),
             Assert((stored & ~busy) == 0, "a slot that no op uses is stored to"),
-            Assert(~self.release_en | (one_hot(self.release_slot, n) & busy).any(), "a slot that no op uses is released"),
+            Assert(
+                ~self.release_en | (one_hot(self.release_slot, n) & busy).any(),
+                "a slot that no op uses is released",
+            ),
         ]
         return m
 
 
 class NoSlots(SlotTable):
-    """The ports of a table that nobody ever looks up in: idle, with nothing to write and nothing to wait for."""
+    """The ports of a table that nobody ever looks up in: idle, with nothing to write and nothing to
+    wait for."""
 
     def elaborate(self, platform):
         m = Module()

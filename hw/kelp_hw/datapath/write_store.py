@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Where accepted write data waits for its data op, and which slots of it are free (docs/design.md §4, §10)."""
+"""Where accepted write data waits for its data op, and which slots of it are free (docs/design.md
+§4, §10)."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ __all__ = ["WriteStore"]
 class WriteStore(wiring.Component):
     """`write_slots` lines with byte enables, and the list of free slots.
 
-    A slot is offered and handed out on `o_slot`, written by `i` (valid-only) from its offer on, read any number of times, and freed by `free` (valid-only).
-    Read latency one cycle; `o_row` holds while `read_en` is low. A freed slot is offered again three cycles later at the earliest.
+    A slot is offered and handed out on `o_slot`, written by `i` (valid-only) from its offer on,
+    read any number of times, and freed by `free` (valid-only). Read latency one cycle; `o_row`
+    holds while `read_en` is low. A freed slot is offered again three cycles later at the earliest.
 
     Parameters
     ----------
@@ -33,47 +35,68 @@ class WriteStore(wiring.Component):
         self.config = config
         bits = config.write_slot_bits
         self.row_layout = data.StructLayout({"data": LINE_BITS, "byte_enable": LINE_BYTES})
-        super().__init__({
-            "o_slot": Out(stream.Signature(bits)),
-            "i": In(write_layout(config)), "i_valid": In(1),
-            "read_en": In(1), "read_slot": In(bits), "o_row": Out(self.row_layout),
-            "free_en": In(1), "free_slot": In(bits),
-            "idle": Out(1),
-        })
-        # State that proofs look at (kelp_verif.formal.pool_specs): slots never handed out, slots out.
+        super().__init__(
+            {
+                "o_slot": Out(stream.Signature(bits)),
+                "i": In(write_layout(config)),
+                "i_valid": In(1),
+                "read_en": In(1),
+                "read_slot": In(bits),
+                "o_row": Out(self.row_layout),
+                "free_en": In(1),
+                "free_slot": In(bits),
+                "idle": Out(1),
+            }
+        )
+        # State that proofs look at (kelp_verif.formal.pool_specs): slots never handed out, slots
+        # out.
         self.unused = Signal(range(config.write_slots + 1), init=config.write_slots)
-        self.held, self.taken = Signal(range(config.write_slots + 1)), Signal()    # `taken`: one more, since the cycle before
+        # `taken`: one more, since the cycle before
+        self.held, self.taken = Signal(range(config.write_slots + 1)), Signal()
 
     def elaborate(self, platform):
         m = Module()
         n, bits = self.config.write_slots, self.config.write_slot_bits
         m.submodules.rows = rows = WideMemory(depth=n, shape=self.row_layout, apart=True)
         m.d.comb += [
-            rows.write_en.eq(self.i_valid), rows.write_address.eq(self.i.slot),
-            rows.write_data.data.eq(self.i.data), rows.write_data.byte_enable.eq(self.i.byte_enable),
-            rows.read_en.eq(self.read_en), rows.read_address.eq(self.read_slot), self.o_row.eq(rows.read_data),
+            rows.write_en.eq(self.i_valid),
+            rows.write_address.eq(self.i.slot),
+            rows.write_data.data.eq(self.i.data),
+            rows.write_data.byte_enable.eq(self.i.byte_enable),
+            rows.read_en.eq(self.read_en),
+            rows.read_address.eq(self.read_slot),
+            self.o_row.eq(rows.read_data),
         ]
 
         # Slots never used yet come first, so that the list needs no filling after reset.
         m.submodules.free = free = SyncFIFOBuffered(width=bits, depth=n)
-        # Whether a slot is taken comes late, from the host's channel, which hears of the offer at the beginning of the cycle: it steers the choice of two
-        # places, not the places, which address memories.
+        # Whether a slot is taken comes late, from the host's channel, which hears of the offer at
+        # the beginning of the cycle: it steers the choice of two places, not the places, which
+        # address memories.
         m.submodules.offer = offer = Skid(bits, late=())
         connect(m, offer.o, flipped(self.o_slot))
         unused = self.unused
         m.d.comb += [
-            offer.i.valid.eq((unused != 0) | free.r_rdy), offer.i.p.eq(Mux(unused != 0, n - unused, free.r_data)),
+            offer.i.valid.eq((unused != 0) | free.r_rdy),
+            offer.i.p.eq(Mux(unused != 0, n - unused, free.r_data)),
             free.r_en.eq((unused == 0) & offer.i.ready),
-            free.w_en.eq(self.free_en), free.w_data.eq(self.free_slot),
+            free.w_en.eq(self.free_en),
+            free.w_data.eq(self.free_slot),
         ]
         with m.If((unused != 0) & offer.i.ready):
             m.d.sync += unused.eq(unused - 1)
 
         held, taken = self.held, self.taken
-        m.d.sync += [taken.eq(self.o_slot.valid & self.o_slot.ready), held.eq(held + taken - self.free_en)]
+        m.d.sync += [
+            taken.eq(self.o_slot.valid & self.o_slot.ready),
+            held.eq(held + taken - self.free_en),
+        ]
         m.d.comb += self.idle.eq((held == 0) & ~taken)
         m.d.sync += [
-            Assert(~self.free_en | taken | (held != 0), "more write slots are freed than were handed out"),
+            Assert(
+                ~self.free_en | taken | (held != 0),
+                "more write slots are freed than were handed out",
+            ),
             Assert(~self.free_en | free.w_rdy, "the list of free write slots overflows"),
         ]
         return m

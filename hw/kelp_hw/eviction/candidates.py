@@ -15,11 +15,13 @@ __all__ = ["CandidateList"]
 
 
 class CandidateList(wiring.Component):
-    """Keeps the `config.candidates` best of the pages inserted since `clear`: lower class first, then higher priority, then the page inserted first
-    (a sweep inserts in ascending order, so the lower page; spec §5, docs/design.md §6).
+    """Keeps the `config.candidates` best of the pages inserted since `clear`: lower class first,
+    then higher priority, then the page inserted first (a sweep inserts in ascending order, so the
+    lower page; spec §5, docs/design.md §6).
 
-    One insertion or one `take` per cycle. A `take` is effective in the next cycle, an insertion in the one after that: in between the candidate is `coming`,
-    and where it goes is a register. `clear` wins over both. Taking while inserting or while one is coming is not allowed.
+    One insertion or one `take` per cycle. A `take` is effective in the next cycle, an insertion in
+    the one after that: in between the candidate is `coming`, and where it goes is a register.
+    `clear` wins over both. Taking while inserting or while one is coming is not allowed.
 
     Parameters
     ----------
@@ -38,15 +40,26 @@ class CandidateList(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
-        super().__init__({
-            "clear": In(1), "take": In(1), "i": In(layouts.candidate), "i_valid": In(1),
-            "best": Out(layouts.candidate), "best_valid": Out(1), "coming": Out(layouts.candidate),
-        })
+        super().__init__(
+            {
+                "clear": In(1),
+                "take": In(1),
+                "i": In(layouts.candidate),
+                "i_valid": In(1),
+                "best": Out(layouts.candidate),
+                "best_valid": Out(1),
+                "coming": Out(layouts.candidate),
+            }
+        )
         # State that proofs look at (kelp_verif.formal.order_specs).
-        self.places = [Signal(layouts.candidate, name=f"place{k}", reset_less=True) for k in range(config.candidates)]
+        self.places = [
+            Signal(layouts.candidate, name=f"place{k}", reset_less=True)
+            for k in range(config.candidates)
+        ]
         self.valid = Signal(config.candidates)
         self.coming_valid = Signal()
-        self.before = Signal(config.candidates)     # before which places `coming` goes: a run at the end, since the list is sorted
+        # before which places `coming` goes: a run at the end, since the list is sorted
+        self.before = Signal(config.candidates)
 
     def elaborate(self, platform):
         m = Module()
@@ -56,12 +69,20 @@ class CandidateList(wiring.Component):
         def key(candidate):
             return Cat(~candidate.priority, candidate.kind)
 
-        # The new candidate is compared with the list as it will be when the one that is coming has its place.
+        # The new candidate is compared with the list as it will be when the one that is coming has
+        # its place.
         comes, before = self.coming_valid, self.before
         first, later = Signal(keep), Signal()
-        m.d.comb += [*(first[k].eq(~valid[k] | (key(self.i) < key(places[k]))) for k in range(keep)), later.eq(key(self.i) < key(self.coming))]
+        m.d.comb += [
+            *(first[k].eq(~valid[k] | (key(self.i) < key(places[k]))) for k in range(keep)),
+            later.eq(key(self.i) < key(self.coming)),
+        ]
         moved = Cat(later, *(Mux(before[k - 1], first[k - 1], later) for k in range(1, keep)))
-        m.d.sync += [self.coming.eq(self.i), comes.eq(self.i_valid & ~self.clear), before.eq(Mux(comes, (before & moved) | (~before & first), first))]
+        m.d.sync += [
+            self.coming.eq(self.i),
+            comes.eq(self.i_valid & ~self.clear),
+            before.eq(Mux(comes, (before & moved) | (~before & first), first)),
+        ]
         with m.If(comes):
             m.d.sync += valid.eq(Cat(1, valid))
             for k in range(keep):
@@ -79,5 +100,8 @@ class CandidateList(wiring.Component):
         m.d.comb += [self.best.eq(places[0]), self.best_valid.eq(valid[0])]
         m.d.sync += Assert(~((self.i_valid | comes) & self.take))
         for k in range(keep - 1):
-            m.d.sync += Assert(~valid[k + 1] | (valid[k] & (key(places[k]) <= key(places[k + 1]))), "the list is not sorted")
+            m.d.sync += Assert(
+                ~valid[k + 1] | (valid[k] & (key(places[k]) <= key(places[k + 1]))),
+                "the list is not sorted",
+            )
         return m

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Closes sessions: scrubs every page, waits for the frames to be freed, reports CLOSED (spec §3, docs/design.md §6)."""
+"""Closes sessions: scrubs every page, waits for the frames to be freed, reports CLOSED (spec §3,
+docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ __all__ = ["Closer"]
 
 
 class Closer(wiring.Component):
-    """One session at a time, the first that is closing after the last one closed: SCRUB of pages 0 … used − 1 of queues 0 … used − 1 in order, up to
-    `IN_FLIGHT` ops and frames not yet freed at once. A page that is being fetched or written back answers RETRY; the walk goes on, since that page may wait for
-    the very frames that later pages hold, and after `WAIT` cycles another begins at the first such page (a SCRUB of an ABSENT page does nothing). Then CLOSED.
+    """One session at a time, the first that is closing after the last one closed: SCRUB of pages 0
+    … used − 1 of queues 0 … used − 1 in order, up to `IN_FLIGHT` ops and frames not yet freed at
+    once. A page that is being fetched or written back answers RETRY; the walk goes on, since that
+    page may wait for the very frames that later pages hold, and after `WAIT` cycles another begins
+    at the first such page (a SCRUB of an ABSENT page does nothing). Then CLOSED.
 
     Throughput: one page per cycle when the path takes them and no frame is to be freed.
 
@@ -40,10 +43,15 @@ class Closer(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
-        super().__init__({
-            "sessions": In(data.ArrayLayout(layouts.session, config.sessions)), "i_result": In(layouts.result), "i_result_valid": In(1),
-            "o_op": Out(stream.Signature(layouts.op)), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -51,7 +59,12 @@ class Closer(wiring.Component):
         sessions = Array(self.sessions[k] for k in range(c.sessions))
         base = Array(Const(k * c.queues, c.squeue_bits) for k in range(c.sessions))
         session = Signal(range(c.sessions))
-        squeue, page, last_squeue, last_page = Signal(c.squeue_bits), Signal(c.page_bits), Signal(c.squeue_bits), Signal(c.page_bits)
+        squeue, page, last_squeue, last_page = (
+            Signal(c.squeue_bits),
+            Signal(c.page_bits),
+            Signal(c.squeue_bits),
+            Signal(c.page_bits),
+        )
         ours = sessions[session]
 
         # SCRUBs decided or on their way, and frames that they took away and that are not free yet.
@@ -59,32 +72,56 @@ class Closer(wiring.Component):
         scrubbed, freed, taken = Signal(), Signal(), Signal()
         in_flight, frames = Signal(range(self.IN_FLIGHT + 1)), Signal(range(self.IN_FLIGHT + 1))
         load, room = Signal(range(2 * self.IN_FLIGHT + 1)), Signal()
-        orphan, again, again_squeue, again_page = Signal(), Signal(), Signal(c.squeue_bits), Signal(c.page_bits)
+        orphan, again, again_squeue, again_page = (
+            Signal(),
+            Signal(),
+            Signal(c.squeue_bits),
+            Signal(c.page_bits),
+        )
         m.d.comb += [
             scrubbed.eq(self.i_result_valid & (r.op.kind == Op.SCRUB)),
-            freed.eq(self.i_result_valid & (r.op.kind == Op.FREE) & (r.op.slot == self.layouts.scrub_token)),
-            orphan.eq(scrubbed & (r.outcome != Outcome.RETRY) & (r.old.state == PageState.RESIDENT)),
+            freed.eq(
+                self.i_result_valid
+                & (r.op.kind == Op.FREE)
+                & (r.op.slot == self.layouts.scrub_token)
+            ),
+            orphan.eq(
+                scrubbed & (r.outcome != Outcome.RETRY) & (r.old.state == PageState.RESIDENT)
+            ),
             load.eq(in_flight + frames),
         ]
         # `load` grows by one a cycle at most.
         m.d.sync += [
-            room.eq(load < self.IN_FLIGHT - 1), in_flight.eq(in_flight + taken - scrubbed), frames.eq(frames + orphan - freed),
+            room.eq(load < self.IN_FLIGHT - 1),
+            in_flight.eq(in_flight + taken - scrubbed),
+            frames.eq(frames + orphan - freed),
             Assert(~freed | (frames != 0)),
         ]
         with m.If(scrubbed & (r.outcome == Outcome.RETRY) & ~again):
             m.d.sync += [again.eq(1), again_squeue.eq(r.op.squeue), again_page.eq(r.op.page)]
 
         op = self.o_op.payload
-        m.d.comb += [op.session.eq(session), op.squeue.eq(squeue), op.page.eq(page), op.slot.eq(self.layouts.scrub_token), op.kind.eq(Op.SCRUB)]
+        m.d.comb += [
+            op.session.eq(session),
+            op.squeue.eq(squeue),
+            op.page.eq(page),
+            op.slot.eq(self.layouts.scrub_token),
+            op.kind.eq(Op.SCRUB),
+        ]
         wait = Signal(range(self.WAIT + 1))
         offered = Signal()
         with m.FSM():
             with m.State("IDLE"):
-                m.d.comb += self.idle.eq(~Cat(self.sessions[k].closing for k in range(c.sessions)).any())
+                m.d.comb += self.idle.eq(
+                    ~Cat(self.sessions[k].closing for k in range(c.sessions)).any()
+                )
                 with m.If(ours.closing):
                     m.d.sync += [
-                        squeue.eq(base[session]), page.eq(0), again.eq(0),
-                        last_squeue.eq(base[session] + ours.used_queues - 1), last_page.eq(ours.used_pages - 1),
+                        squeue.eq(base[session]),
+                        page.eq(0),
+                        again.eq(0),
+                        last_squeue.eq(base[session] + ours.used_queues - 1),
+                        last_page.eq(ours.used_pages - 1),
                     ]
                     m.next = "WALK"
                     with m.If((ours.used_queues == 0) | (ours.used_pages == 0)):

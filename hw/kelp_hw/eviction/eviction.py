@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Eviction engine: queue state, sweep, evictor, evictions under way, orphans and closer, on one stream of ops (docs/design.md §6)."""
+"""Eviction engine: queue state, sweep, evictor, evictions under way, orphans and closer, on one
+stream of ops (docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ __all__ = ["Eviction"]
 class Eviction(wiring.Component):
     """Keeps free frames above the low-water mark, closes sessions, recovers frames of lost words.
 
-    Its ops leave in this order of priority: RELEASE, FREE, CLAIM, SCAN, PEEK and RECOVER, SCRUB and CLOSED; one per cycle, one cycle after their source
-    offered them, the closer's two.
+    Its ops leave in this order of priority: RELEASE, FREE, CLAIM, SCAN, PEEK and RECOVER, SCRUB and
+    CLOSED; one per cycle, one cycle after their source offered them, the closer's two.
 
     Parameters
     ----------
@@ -50,10 +51,11 @@ class Eviction(wiring.Component):
     o_write_back : out, stream; i_written_back : in, stream (cold scheduler)
     o_op, o_prefetch : out, streams of op; o_prefetch has PREFETCHes of policy `kelp`
     hold : in; evicting, learning : out
-        While `hold` was on in the cycle before, nothing new is begun; `evicting` from a granted CLAIM to its RELEASE; `learning`: an access is still to
-        reach policy `kelp`.
+        While `hold` was on in the cycle before, nothing new is begun; `evicting` from a granted
+        CLAIM to its RELEASE; `learning`: an access is still to reach policy `kelp`.
     frames, prefetch_on, prefetch_water : in
-        Frames of the pools in use; prefetch by policy `kelp` is switched on, and the frames that it leaves free.
+        Frames of the pools in use; prefetch by policy `kelp` is switched on, and the frames that it
+        leaves free.
     resident_squeue : in; resident_lines : out
     swept : out
         Pulse per sweep.
@@ -61,27 +63,53 @@ class Eviction(wiring.Component):
     ready : out
         The reset scrub is over.
     idle : out; quiet : out
-        Nothing is under way; nothing is, except what waits for the flash (for some cycles, so that it may be trusted at once).
+        Nothing is under way; nothing is, except what waits for the flash (for some cycles, so that
+        it may be trusted at once).
     """
 
     def __init__(self, *, config: Config):
         self.config = config
         layouts = EvictionLayouts(config)
         counts = data.ArrayLayout(count_bits(config), len(POOLS))
-        super().__init__({
-            "i_result": In(layouts.result), "i_result_valid": In(1), "queue_ready": Out(1),
-            "config_write": In(layouts.config_write), "config_write_valid": In(1), "config_ready": Out(1),
-            "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
-            "i_scan": In(layouts.scanned), "i_scan_valid": In(1), "i_claim": In(layouts.claim), "i_claim_valid": In(1),
-            "i_owner": In(layouts.frame_owner), "i_owner_valid": In(1),
-            "i_flushed": In(stream.Signature(flush_layout(config))),
-            "pool_free": In(counts), "pool_used": In(counts), "low_water": In(16),
-            "o_write_back": Out(stream.Signature(layouts.write_back)), "i_written_back": In(stream.Signature(layouts.written_back)),
-            "o_op": Out(stream.Signature(layouts.op)), "o_prefetch": Out(stream.Signature(layouts.op)), "hold": In(1), "evicting": Out(1), "learning": Out(1),
-            "frames": In(max(config.page_words, 2).bit_length()), "prefetch_on": In(1), "prefetch_water": In(16),
-            "resident_squeue": In(config.squeue_bits), "resident_lines": Out(32),
-            "swept": Out(1), "o_event": Out(layouts.event), "o_event_valid": Out(1), "ready": Out(1), "idle": Out(1), "quiet": Out(1),
-        })
+        super().__init__(
+            {
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "queue_ready": Out(1),
+                "config_write": In(layouts.config_write),
+                "config_write_valid": In(1),
+                "config_ready": Out(1),
+                "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
+                "i_scan": In(layouts.scanned),
+                "i_scan_valid": In(1),
+                "i_claim": In(layouts.claim),
+                "i_claim_valid": In(1),
+                "i_owner": In(layouts.frame_owner),
+                "i_owner_valid": In(1),
+                "i_flushed": In(stream.Signature(flush_layout(config))),
+                "pool_free": In(counts),
+                "pool_used": In(counts),
+                "low_water": In(16),
+                "o_write_back": Out(stream.Signature(layouts.write_back)),
+                "i_written_back": In(stream.Signature(layouts.written_back)),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "o_prefetch": Out(stream.Signature(layouts.op)),
+                "hold": In(1),
+                "evicting": Out(1),
+                "learning": Out(1),
+                "frames": In(max(config.page_words, 2).bit_length()),
+                "prefetch_on": In(1),
+                "prefetch_water": In(16),
+                "resident_squeue": In(config.squeue_bits),
+                "resident_lines": Out(32),
+                "swept": Out(1),
+                "o_event": Out(layouts.event),
+                "o_event_valid": Out(1),
+                "ready": Out(1),
+                "idle": Out(1),
+                "quiet": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -95,86 +123,185 @@ class Eviction(wiring.Component):
         m.submodules.kelp = kelp = KelpState(config=c)
 
         for block in (queues, sweep, evictor, slots, orphans, closer, kelp):
-            m.d.comb += [block.i_result.eq(self.i_result), block.i_result_valid.eq(self.i_result_valid)]
+            m.d.comb += [
+                block.i_result.eq(self.i_result),
+                block.i_result_valid.eq(self.i_result_valid),
+            ]
         m.d.comb += [
             # outside
-            self.queue_ready.eq(queues.ready), self.config_ready.eq(1), self.ready.eq(queues.initialised),
-            queues.config_write.eq(self.config_write), queues.config_write_valid.eq(self.config_write_valid),
-            queues.resident_squeue.eq(self.resident_squeue), self.resident_lines.eq(queues.resident_lines),
-            sweep.i_scan.eq(self.i_scan), sweep.i_scan_valid.eq(self.i_scan_valid), slots.i_claim.eq(self.i_claim), slots.i_claim_valid.eq(self.i_claim_valid),
-            orphans.i_owner.eq(self.i_owner), orphans.i_owner_valid.eq(self.i_owner_valid),
-            evictor.pool_free.eq(self.pool_free), evictor.pool_used.eq(self.pool_used),
-            evictor.sessions.eq(self.sessions), closer.sessions.eq(self.sessions),
-            self.swept.eq(sweep.start & ~sweep.ahead), self.evicting.eq(~slots.idle),
+            self.queue_ready.eq(queues.ready),
+            self.config_ready.eq(1),
+            self.ready.eq(queues.initialised),
+            queues.config_write.eq(self.config_write),
+            queues.config_write_valid.eq(self.config_write_valid),
+            queues.resident_squeue.eq(self.resident_squeue),
+            self.resident_lines.eq(queues.resident_lines),
+            sweep.i_scan.eq(self.i_scan),
+            sweep.i_scan_valid.eq(self.i_scan_valid),
+            slots.i_claim.eq(self.i_claim),
+            slots.i_claim_valid.eq(self.i_claim_valid),
+            orphans.i_owner.eq(self.i_owner),
+            orphans.i_owner_valid.eq(self.i_owner_valid),
+            evictor.pool_free.eq(self.pool_free),
+            evictor.pool_used.eq(self.pool_used),
+            evictor.sessions.eq(self.sessions),
+            closer.sessions.eq(self.sessions),
+            self.swept.eq(sweep.start & ~sweep.ahead),
+            self.evicting.eq(~slots.idle),
             # evictor and queue state
-            *(getattr(evictor, name).eq(getattr(queues, name)) for name in ("roots", "requester", "entered", "done", "refreshing", "look_done", "look",
-                                                                            "offer_done")),
-            queues.offer_valid.eq(evictor.offer_valid), queues.offer.eq(evictor.offer),
-            queues.look_valid.eq(evictor.look_valid), queues.look_squeue.eq(evictor.look_squeue),
+            *(
+                getattr(evictor, name).eq(getattr(queues, name))
+                for name in (
+                    "roots",
+                    "requester",
+                    "entered",
+                    "done",
+                    "refreshing",
+                    "look_done",
+                    "look",
+                    "offer_done",
+                )
+            ),
+            queues.offer_valid.eq(evictor.offer_valid),
+            queues.offer.eq(evictor.offer),
+            queues.look_valid.eq(evictor.look_valid),
+            queues.look_squeue.eq(evictor.look_squeue),
             # evictor and sweep
-            sweep.squeue.eq(evictor.squeue), sweep.watch.eq(evictor.watch), sweep.start.eq(evictor.start), sweep.look.eq(evictor.sweep_look),
-            sweep.step.eq(evictor.step), sweep.take.eq(evictor.take), evictor.sweep_busy.eq(sweep.busy),
-            *(getattr(evictor, name).eq(getattr(sweep, name)) for name in ("best", "best_valid", "swept_step", "other", "other_valid", "followed", "wanted",
-                                                                           "wanted_valid")),
-            *(getattr(sweep, name).eq(getattr(evictor, name)) for name in ("session", "ahead", "clear", "drop", "next_wanted")),
-            *(getattr(sweep, name).eq(getattr(kelp, name)) for name in ("near", "second", "marginal")),
+            sweep.squeue.eq(evictor.squeue),
+            sweep.watch.eq(evictor.watch),
+            sweep.start.eq(evictor.start),
+            sweep.look.eq(evictor.sweep_look),
+            sweep.step.eq(evictor.step),
+            sweep.take.eq(evictor.take),
+            evictor.sweep_busy.eq(sweep.busy),
+            *(
+                getattr(evictor, name).eq(getattr(sweep, name))
+                for name in (
+                    "best",
+                    "best_valid",
+                    "swept_step",
+                    "other",
+                    "other_valid",
+                    "followed",
+                    "wanted",
+                    "wanted_valid",
+                )
+            ),
+            *(
+                getattr(sweep, name).eq(getattr(evictor, name))
+                for name in ("session", "ahead", "clear", "drop", "next_wanted")
+            ),
+            *(
+                getattr(sweep, name).eq(getattr(kelp, name))
+                for name in ("near", "second", "marginal")
+            ),
             # evictor and policy `kelp`
-            *(getattr(evictor, name).eq(getattr(kelp, name)) for name in ("explore", "in_credit", "refresh", "refresh_squeue", "ahead_session",
-                                                                          "ahead_squeue")),
+            *(
+                getattr(evictor, name).eq(getattr(kelp, name))
+                for name in (
+                    "explore",
+                    "in_credit",
+                    "refresh",
+                    "refresh_squeue",
+                    "ahead_session",
+                    "ahead_squeue",
+                )
+            ),
             evictor.ahead_wanted.eq(kelp.ahead),
-            *(getattr(kelp, name).eq(getattr(evictor, name)) for name in ("disputed", "gave", "gave_value", "refreshed", "looked")),
-            evictor.prefetch_on.eq(self.prefetch_on), evictor.prefetch_water.eq(self.prefetch_water), kelp.frames.eq(self.frames),
-            kelp.sessions.eq(self.sessions), self.learning.eq(~kelp.idle),
+            *(
+                getattr(kelp, name).eq(getattr(evictor, name))
+                for name in ("disputed", "gave", "gave_value", "refreshed", "looked")
+            ),
+            evictor.prefetch_on.eq(self.prefetch_on),
+            evictor.prefetch_water.eq(self.prefetch_water),
+            kelp.frames.eq(self.frames),
+            kelp.sessions.eq(self.sessions),
+            self.learning.eq(~kelp.idle),
             # sweep and residency map
-            *(getattr(queues, name).eq(getattr(sweep, name)) for name in ("read_valid", "read_squeue", "read_index")),
-            sweep.read_ready.eq(queues.read_ready), sweep.word.eq(queues.word),
+            *(
+                getattr(queues, name).eq(getattr(sweep, name))
+                for name in ("read_valid", "read_squeue", "read_index")
+            ),
+            sweep.read_ready.eq(queues.read_ready),
+            sweep.word.eq(queues.word),
             # evictor and slots
-            *(getattr(evictor, name).eq(getattr(slots, name)) for name in ("free_slot", "has_free", "under_way")),
-            slots.squeue.eq(evictor.squeue), slots.page.eq(evictor.page), evictor.working.eq(slots.working),
-            slots.other_squeue.eq(orphans.squeue), slots.other_page.eq(orphans.page), orphans.working.eq(slots.other_working),
+            *(
+                getattr(evictor, name).eq(getattr(slots, name))
+                for name in ("free_slot", "has_free", "under_way")
+            ),
+            slots.squeue.eq(evictor.squeue),
+            slots.page.eq(evictor.page),
+            evictor.working.eq(slots.working),
+            slots.other_squeue.eq(orphans.squeue),
+            slots.other_page.eq(orphans.page),
+            orphans.working.eq(slots.other_working),
         ]
         # The closer's walk does not hear in the same cycle whether its op may go.
         layout = evictor.o_op.payload.shape()
-        kept = data.StructLayout({name: layout[name].shape for name in ("kind", "session", "squeue", "page")})
+        kept = data.StructLayout(
+            {name: layout[name].shape for name in ("kind", "session", "squeue", "page")}
+        )
         m.submodules.closing = closing = Skid(kept)
         scrub = stream.Signature(layout).create()
         m.d.comb += [
-            *(closing.i.p[name].eq(closer.o_op.p[name]) for name in kept.members), closing.i.valid.eq(closer.o_op.valid),
-            closer.o_op.ready.eq(closing.i.ready), scrub.valid.eq(closing.o.valid), closing.o.ready.eq(scrub.ready),
-            *(scrub.p[name].eq(closing.o.p[name]) for name in kept.members), scrub.p.slot.eq(queues.layouts.scrub_token),
-            slots.scrub_squeue.eq(closing.o.p.squeue), slots.scrub_page.eq(closing.o.p.page),
+            *(closing.i.p[name].eq(closer.o_op.p[name]) for name in kept.members),
+            closing.i.valid.eq(closer.o_op.valid),
+            closer.o_op.ready.eq(closing.i.ready),
+            scrub.valid.eq(closing.o.valid),
+            closing.o.ready.eq(scrub.ready),
+            *(scrub.p[name].eq(closing.o.p[name]) for name in kept.members),
+            scrub.p.slot.eq(queues.layouts.scrub_token),
+            slots.scrub_squeue.eq(closing.o.p.squeue),
+            slots.scrub_page.eq(closing.o.p.page),
         ]
-        m.d.sync += [evictor.hold.eq(self.hold), evictor.low_water.eq(self.low_water)]      # from all over the endpoint
+        # from all over the endpoint
+        m.d.sync += [evictor.hold.eq(self.hold), evictor.low_water.eq(self.low_water)]
         connect(m, slots.o_write_back, flipped(self.o_write_back))
         connect(m, evictor.o_prefetch, flipped(self.o_prefetch))
         connect(m, flipped(self.i_written_back), slots.i_written_back)
 
-        # Whose flush it was says its token. It is far from here, and flushes take some cycles each: one register, and a cycle between two. Whose it is
-        # stands in registers as well: that decides which op goes.
-        comes_own, own, other, flushed, held = Signal(), Signal(), Signal(), Signal.like(self.i_flushed.payload), Signal()
+        # Whose flush it was says its token. It is far from here, and flushes take some cycles each:
+        # one register, and a cycle between two. Whose it is stands in registers as well: that
+        # decides which op goes.
+        comes_own, own, other, flushed, held = (
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal.like(self.i_flushed.payload),
+            Signal(),
+        )
         m.d.comb += [
-            comes_own.eq(self.i_flushed.payload.token < c.write_backs), self.i_flushed.ready.eq(~held),
-            slots.i_flushed.eq(flushed.token), slots.i_flushed_valid.eq(own),
-            orphans.i_flushed.payload.eq(flushed), orphans.i_flushed.valid.eq(other),
+            comes_own.eq(self.i_flushed.payload.token < c.write_backs),
+            self.i_flushed.ready.eq(~held),
+            slots.i_flushed.eq(flushed.token),
+            slots.i_flushed_valid.eq(own),
+            orphans.i_flushed.payload.eq(flushed),
+            orphans.i_flushed.valid.eq(other),
             Assert(held == (own | other)),
         ]
         with m.If(~held):
             m.d.sync += [
-                flushed.eq(self.i_flushed.payload), held.eq(self.i_flushed.valid),
-                own.eq(self.i_flushed.valid & comes_own), other.eq(self.i_flushed.valid & ~comes_own),
+                flushed.eq(self.i_flushed.payload),
+                held.eq(self.i_flushed.valid),
+                own.eq(self.i_flushed.valid & comes_own),
+                other.eq(self.i_flushed.valid & ~comes_own),
             ]
         with m.Elif(own | orphans.i_flushed.ready):
             m.d.sync += [held.eq(0), own.eq(0), other.eq(0)]
 
         # An op that is offered stays, whatever comes after it: hence the register.
         sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, scrub)
-        # A page whose eviction was cancelled may still be on its way to flash: its frame is nobody else's before that is over.
-        wants = [source.valid & ~slots.scrub_working if source is scrub else source.valid for source in sources]
+        # A page whose eviction was cancelled may still be on its way to flash: its frame is nobody
+        # else's before that is over.
+        wants = [
+            source.valid & ~slots.scrub_working if source is scrub else source.valid
+            for source in sources
+        ]
         take = Signal()
         m.d.comb += take.eq(~self.o_op.valid | self.o_op.ready)
         with m.If(take):
             m.d.sync += self.o_op.valid.eq(Cat(wants).any())
-            chosen = sources[-1].payload.as_value()      # of nobody it may be anything
+            chosen = sources[-1].payload.as_value()  # of nobody it may be anything
             for k, (source, want) in reversed(list(enumerate(zip(sources, wants, strict=True)))):
                 m.d.comb += source.ready.eq(want & ~Cat(wants[:k]).any())
                 if k < len(sources) - 1:
@@ -182,7 +309,10 @@ class Eviction(wiring.Component):
             m.d.sync += self.o_op.payload.eq(chosen)
 
         # --- events, one at a time ---
-        m.d.comb += [self.o_event_valid.eq(evictor.o_event_valid | orphans.o_event_valid), self.o_event.eq(orphans.o_event)]
+        m.d.comb += [
+            self.o_event_valid.eq(evictor.o_event_valid | orphans.o_event_valid),
+            self.o_event.eq(orphans.o_event),
+        ]
         with m.If(evictor.o_event_valid):
             m.d.comb += self.o_event.eq(evictor.o_event)
         with m.Else():
@@ -190,9 +320,20 @@ class Eviction(wiring.Component):
 
         calm, still = Signal(), Signal(8)
         m.d.comb += [
-            calm.eq(queues.idle & ~sweep.busy & ~evictor.busy & slots.quiet & orphans.idle & closer.idle & kelp.idle & ~self.o_op.valid
-                    & ~self.i_result_valid & ~self.i_flushed.valid),
-            self.quiet.eq(calm & still.all()), self.idle.eq(self.quiet & slots.idle),
+            calm.eq(
+                queues.idle
+                & ~sweep.busy
+                & ~evictor.busy
+                & slots.quiet
+                & orphans.idle
+                & closer.idle
+                & kelp.idle
+                & ~self.o_op.valid
+                & ~self.i_result_valid
+                & ~self.i_flushed.valid
+            ),
+            self.quiet.eq(calm & still.all()),
+            self.idle.eq(self.quiet & slots.idle),
         ]
         m.d.sync += still.eq(Cat(calm, still))
         return m

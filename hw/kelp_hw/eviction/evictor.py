@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Chooses victims: which pool needs a frame, which queue gives it, which page of the queue (spec §7, docs/design.md §6, docs/policy.md)."""
+"""Chooses victims: which pool needs a frame, which queue gives it, which page of the queue (spec
+§7, docs/design.md §6, docs/policy.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ __all__ = ["Evictor"]
 
 
 class Job(enum.Enum, shape=2):
-    """What the block is at: a victim, or what policy `kelp` asks for (a queue's value anew, a look ahead)."""
+    """What the block is at: a victim, or what policy `kelp` asks for (a queue's value anew, a look
+    ahead)."""
 
     EVICT = 0
     REFRESH = 1
@@ -28,7 +30,8 @@ class Job(enum.Enum, shape=2):
 
 
 class Phase(enum.Enum, shape=3):
-    """Policy `kelp`: a queue that the tree names; the queue that asks; one after another; a page was given, or none."""
+    """Policy `kelp`: a queue that the tree names; the queue that asks; one after another; a page
+    was given, or none."""
 
     OFFERED = 0
     ASKED = 1
@@ -38,13 +41,17 @@ class Phase(enum.Enum, shape=3):
 
 
 class Evictor(wiring.Component):
-    """One choice at a time, by the rules of docs/design.md §6; each is a function of M3's decisions so far.
+    """One choice at a time, by the rules of docs/design.md §6; each is a function of M3's decisions
+    so far.
 
-    Time: a choice from the list takes about 60 cycles, of them 45 to let the queue state absorb the last eviction; a new queue costs a sweep besides.
-    A queue that is passed over costs about 8 cycles. Under policy `kelp` every choice sweeps, mostly once, and ends with an offer (a walk of the tree).
+    Time: a choice from the list takes about 60 cycles, of them 45 to let the queue state absorb the
+    last eviction; a new queue costs a sweep besides. A queue that is passed over costs about 8
+    cycles. Under policy `kelp` every choice sweeps, mostly once, and ends with an offer (a walk of
+    the tree).
 
-    Between choices it does what `kelp` asks for: a queue is swept so that its offer is true again; another is looked at for pages to prefetch, and those are
-    fetched one by one while there is credit and a frame above `prefetch_water`.
+    Between choices it does what `kelp` asks for: a queue is swept so that its offer is true again;
+    another is looked at for pages to prefetch, and those are fetched one by one while there is
+    credit and a frame above `prefetch_water`.
 
     Parameters
     ----------
@@ -58,48 +65,98 @@ class Evictor(wiring.Component):
         No choice begins.
     sessions : in
     i_result, i_result_valid : in, result
-    roots, requester, entered, done, refreshing, look_valid, look_squeue, look_done, look : the queue state
-    squeue, watch, start, sweep_look, step, session, ahead, sweep_busy, best, best_valid, take, clear, swept_step, other, other_valid, followed, wanted,
+    roots, requester, entered, done, refreshing, look_valid, look_squeue, look_done, look : the
+    queue state squeue, watch, start, sweep_look, step, session, ahead, sweep_busy, best,
+    best_valid, take, clear, swept_step, other, other_valid, followed, wanted,
     wanted_valid, drop, next_wanted : the sweep
     offer_valid, offer, offer_done : the queue state
-    disputed, explore, gave, gave_value, in_credit, refresh, refresh_squeue, refreshed, ahead_wanted, ahead_session, ahead_squeue, looked : policy `kelp`
+    disputed, explore, gave, gave_value, in_credit, refresh, refresh_squeue, refreshed,
+    ahead_wanted, ahead_session, ahead_squeue, looked : policy `kelp`
     prefetch_on, prefetch_water : in
         Prefetch by `kelp` is switched on; frames that it leaves free.
     free_slot, has_free, under_way, page, working : the eviction slots
     o_op : out, stream of op (CLAIM)
     o_prefetch : out, stream of op (PREFETCH)
     o_event, o_event_valid : out
-        NO_VICTIM, once until an eviction of the pool succeeds; `argument` is the pool, `squeue` the first that was tried.
+        NO_VICTIM, once until an eviction of the pool succeeds; `argument` is the pool, `squeue` the
+        first that was tried.
     busy : out
         A choice is being made, or will be without further input.
     """
 
-    SETTLE = 4   #: cycles in which a result and what it did to the pools reach this block
+    SETTLE = 4  #: cycles in which a result and what it did to the pools reach this block
 
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
         counts = data.ArrayLayout(count_bits(config), len(POOLS))
-        super().__init__({
-            "pool_free": In(counts), "pool_used": In(counts), "low_water": In(16), "hold": In(1),
-            "sessions": In(data.ArrayLayout(layouts.session, config.sessions)), "i_result": In(layouts.result), "i_result_valid": In(1),
-            "roots": In(data.ArrayLayout(layouts.root, len(POOLS))), "requester": In(data.ArrayLayout(config.squeue_bits, len(POOLS))),
-            "entered": In(QueueState.count_bits(config)), "done": In(QueueState.count_bits(config)), "refreshing": In(1),
-            "look_valid": Out(1), "look_squeue": Out(config.squeue_bits), "look_done": In(1), "look": In(layouts.look),
-            "squeue": Out(config.squeue_bits), "watch": Out(1), "start": Out(1), "sweep_look": Out(layouts.look), "step": Out(layouts.session["step"].shape),
-            "sweep_busy": In(1), "best": In(layouts.candidate), "best_valid": In(1), "take": Out(1), "swept_step": In(layouts.session["step"].shape),
-            "session": Out(config.session_bits), "ahead": Out(1), "clear": Out(1), "other": In(layouts.candidate), "other_valid": In(1), "followed": In(1),
-            "wanted": In(config.page_bits), "wanted_valid": In(1), "drop": Out(1), "next_wanted": Out(1),
-            "offer_valid": Out(1), "offer": Out(SCORE_BITS), "offer_done": In(1),
-            "disputed": Out(1), "explore": In(1), "gave": Out(1), "gave_value": Out(SCORE_BITS), "in_credit": In(1),
-            "refresh": In(1), "refresh_squeue": In(config.squeue_bits), "refreshed": Out(1),
-            "ahead_wanted": In(1), "ahead_session": In(config.session_bits), "ahead_squeue": In(config.squeue_bits), "looked": Out(1),
-            "prefetch_on": In(1), "prefetch_water": In(16),
-            "free_slot": In(config.write_back_bits), "has_free": In(1), "under_way": In(data.ArrayLayout(range(config.write_backs + 1), len(POOLS))),
-            "page": Out(config.page_bits), "working": In(1),
-            "o_op": Out(stream.Signature(layouts.op)), "o_prefetch": Out(stream.Signature(layouts.op)),
-            "o_event": Out(layouts.event), "o_event_valid": Out(1), "busy": Out(1),
-        })
+        super().__init__(
+            {
+                "pool_free": In(counts),
+                "pool_used": In(counts),
+                "low_water": In(16),
+                "hold": In(1),
+                "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "roots": In(data.ArrayLayout(layouts.root, len(POOLS))),
+                "requester": In(data.ArrayLayout(config.squeue_bits, len(POOLS))),
+                "entered": In(QueueState.count_bits(config)),
+                "done": In(QueueState.count_bits(config)),
+                "refreshing": In(1),
+                "look_valid": Out(1),
+                "look_squeue": Out(config.squeue_bits),
+                "look_done": In(1),
+                "look": In(layouts.look),
+                "squeue": Out(config.squeue_bits),
+                "watch": Out(1),
+                "start": Out(1),
+                "sweep_look": Out(layouts.look),
+                "step": Out(layouts.session["step"].shape),
+                "sweep_busy": In(1),
+                "best": In(layouts.candidate),
+                "best_valid": In(1),
+                "take": Out(1),
+                "swept_step": In(layouts.session["step"].shape),
+                "session": Out(config.session_bits),
+                "ahead": Out(1),
+                "clear": Out(1),
+                "other": In(layouts.candidate),
+                "other_valid": In(1),
+                "followed": In(1),
+                "wanted": In(config.page_bits),
+                "wanted_valid": In(1),
+                "drop": Out(1),
+                "next_wanted": Out(1),
+                "offer_valid": Out(1),
+                "offer": Out(SCORE_BITS),
+                "offer_done": In(1),
+                "disputed": Out(1),
+                "explore": In(1),
+                "gave": Out(1),
+                "gave_value": Out(SCORE_BITS),
+                "in_credit": In(1),
+                "refresh": In(1),
+                "refresh_squeue": In(config.squeue_bits),
+                "refreshed": Out(1),
+                "ahead_wanted": In(1),
+                "ahead_session": In(config.session_bits),
+                "ahead_squeue": In(config.squeue_bits),
+                "looked": Out(1),
+                "prefetch_on": In(1),
+                "prefetch_water": In(16),
+                "free_slot": In(config.write_back_bits),
+                "has_free": In(1),
+                "under_way": In(data.ArrayLayout(range(config.write_backs + 1), len(POOLS))),
+                "page": Out(config.page_bits),
+                "working": In(1),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "o_prefetch": Out(stream.Signature(layouts.op)),
+                "o_event": Out(layouts.event),
+                "o_event_valid": Out(1),
+                "busy": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -111,7 +168,11 @@ class Evictor(wiring.Component):
         target = Signal(16)
         m.d.sync += target.eq(Mux(self.low_water == 0, 1, self.low_water))
         for p in pools:
-            m.d.sync += need[p].eq((self.pool_used[p] != 0) & (self.pool_free[p] + self.under_way[p] < target) & ~resting[p])
+            m.d.sync += need[p].eq(
+                (self.pool_used[p] != 0)
+                & (self.pool_free[p] + self.under_way[p] < target)
+                & ~resting[p]
+            )
         next_pool, pool, turn = Signal(POOL_BITS), Signal(POOL_BITS), Signal(POOL_BITS)
         for k in reversed(pools):
             candidate = Signal(POOL_BITS, name=f"turn{k}")
@@ -119,11 +180,17 @@ class Evictor(wiring.Component):
             with m.If(need.bit_select(candidate, 1)):
                 m.d.comb += turn.eq(candidate)
 
-        # A pool without a victim rests until one may have appeared; what appears during an attempt counts too.
+        # A pool without a victim rests until one may have appeared; what appears during an attempt
+        # counts too.
         r, appeared = self.i_result, Signal()
         wakes = Signal()
-        m.d.comb += wakes.eq(self.i_result_valid & (
-            (r.changed & (r.word.state == PageState.RESIDENT) & ~r.word.pinned) | (r.op.kind == Op.RELEASE)))
+        m.d.comb += wakes.eq(
+            self.i_result_valid
+            & (
+                (r.changed & (r.word.state == PageState.RESIDENT) & ~r.word.pinned)
+                | (r.op.kind == Op.RELEASE)
+            )
+        )
         with m.If(wakes):
             m.d.sync += [resting.eq(0), appeared.eq(1)]
 
@@ -133,49 +200,117 @@ class Evictor(wiring.Component):
         fetch_session = Signal(c.session_bits)
         above = [squeue >= k * c.queues for k in range(1, c.sessions)]
         sessions = Array(self.sessions[k] for k in range(c.sessions))
-        m.d.sync += [session.eq(sum(above, start=Const(0))), closing.eq(sessions[session].closing), step.eq(sessions[session].step)]
-        roots, requester = Array(self.roots[p] for p in pools), Array(self.requester[p] for p in pools)
+        m.d.sync += [
+            session.eq(sum(above, start=Const(0))),
+            closing.eq(sessions[session].closing),
+            step.eq(sessions[session].step),
+        ]
+        roots, requester = (
+            Array(self.roots[p] for p in pools),
+            Array(self.requester[p] for p in pools),
+        )
 
         # --- whose list it is ---
-        list_squeue, list_session, outlived = Signal(c.squeue_bits), Signal(range(c.sessions)), Signal()
+        list_squeue, list_session, outlived = (
+            Signal(c.squeue_bits),
+            Signal(range(c.sessions)),
+            Signal(),
+        )
         with m.If(sessions[list_session].closing):
             m.d.sync += outlived.eq(1)
         old_list, usable, eligible, kelp = Signal(), Signal(), Signal(), Signal()
         # The list has stood still for longer when it is asked for.
-        m.d.sync += usable.eq(old_list & self.best_valid & ~outlived & ~closing & ((self.best.kind == 0) | (self.swept_step == step)))
+        m.d.sync += usable.eq(
+            old_list
+            & self.best_valid
+            & ~outlived
+            & ~closing
+            & ((self.best.kind == 0) | (self.swept_step == step))
+        )
         m.d.comb += [
             # Also of a session that is closing: its own fetches may wait for these frames.
-            eligible.eq(self.look.listed & (self.look.pool == pool)), kelp.eq(self.look.policy == Policy.KELP),
-            self.look_squeue.eq(squeue), self.squeue.eq(squeue), self.sweep_look.eq(self.look), self.session.eq(session),
-            # The sweep is given the step of its own session as M3 has it now; `step` above is a cycle late.
+            eligible.eq(self.look.listed & (self.look.pool == pool)),
+            kelp.eq(self.look.policy == Policy.KELP),
+            self.look_squeue.eq(squeue),
+            self.squeue.eq(squeue),
+            self.sweep_look.eq(self.look),
+            self.session.eq(session),
+            # The sweep is given the step of its own session as M3 has it now; `step` above is a
+            # cycle late.
             self.step.eq(sessions[session].step),
         ]
         op = self.o_op.payload
-        claim_page, claim_step, claim_slot = Signal(c.page_bits), Signal.like(self.step), Signal.like(self.free_slot)
-        m.d.comb += [op.kind.eq(Op.CLAIM), op.squeue.eq(squeue), op.page.eq(claim_page), op.delta.eq(claim_step), op.slot.eq(claim_slot)]
+        claim_page, claim_step, claim_slot = (
+            Signal(c.page_bits),
+            Signal.like(self.step),
+            Signal.like(self.free_slot),
+        )
+        m.d.comb += [
+            op.kind.eq(Op.CLAIM),
+            op.squeue.eq(squeue),
+            op.page.eq(claim_page),
+            op.delta.eq(claim_step),
+            op.slot.eq(claim_slot),
+        ]
 
         # --- policy `kelp`: what is being done, and how far the search has come ---
         job, phase = Signal(Job), Signal(Phase)
-        sweeps, worthy, chosen_squeue = Signal(range(SWEEPS_MOST + 1)), Signal(range(SWEEPS + 1)), Signal(c.squeue_bits)
-        # Whether this is the first page that is taken after a sweep, whom that page's loss will be put down to, and what the page was worth.
+        sweeps, worthy, chosen_squeue = (
+            Signal(range(SWEEPS_MOST + 1)),
+            Signal(range(SWEEPS + 1)),
+            Signal(c.squeue_bits),
+        )
+        # Whether this is the first page that is taken after a sweep, whom that page's loss will be
+        # put down to, and what the page was worth.
         fresh_take, differs, other_turn, given_by = Signal(), Signal(), Signal(), Signal(GIVEN_BITS)
         claim_kind, claim_priority, has_page = Signal(CLASS_BITS), Signal(SCORE_BITS), Signal()
-        # Of the pool, a cycle late: the root stands longer than that before it is known to be absorbed.
-        root_squeue, over, gladly, asking = Signal(c.squeue_bits), Signal(), Signal(), Signal(c.squeue_bits)
+        # Of the pool, a cycle late: the root stands longer than that before it is known to be
+        # absorbed.
+        root_squeue, over, gladly, asking = (
+            Signal(c.squeue_bits),
+            Signal(),
+            Signal(),
+            Signal(c.squeue_bits),
+        )
         m.d.sync += [
-            root_squeue.eq(roots[pool].squeue), over.eq(roots[pool].excess != 0), gladly.eq(roots[pool].excess > 1), asking.eq(requester[pool]),
+            root_squeue.eq(roots[pool].squeue),
+            over.eq(roots[pool].excess != 0),
+            gladly.eq(roots[pool].excess > 1),
+            asking.eq(requester[pool]),
         ]
         m.d.comb += [
-            differs.eq(fresh_take & self.best_valid & (self.best.kind == 0) & self.other_valid & (self.other.page != self.best.page)),
-            other_turn.eq(differs & self.explore), self.page.eq(Mux(other_turn, self.other.page, self.best.page)),
-            has_page.eq(self.best_valid & (self.best.kind == 0)), self.gave_value.eq(~claim_priority),
+            differs.eq(
+                fresh_take
+                & self.best_valid
+                & (self.best.kind == 0)
+                & self.other_valid
+                & (self.other.page != self.best.page)
+            ),
+            other_turn.eq(differs & self.explore),
+            self.page.eq(Mux(other_turn, self.other.page, self.best.page)),
+            has_page.eq(self.best_valid & (self.best.kind == 0)),
+            self.gave_value.eq(~claim_priority),
             op.mass.eq(given_by),
-            # A queue with nothing but pages in use offers next to nothing; after its turn, what it will be able to offer in the next step.
-            self.offer.eq(Mux(~self.best_valid, 0, Mux((self.best.kind == 0) | ((job == Job.REFRESH) & (self.best.kind == 1)), self.best.priority, 1))),
+            # A queue with nothing but pages in use offers next to nothing; after its turn, what it
+            # will be able to offer in the next step.
+            self.offer.eq(
+                Mux(
+                    ~self.best_valid,
+                    0,
+                    Mux(
+                        (self.best.kind == 0) | ((job == Job.REFRESH) & (self.best.kind == 1)),
+                        self.best.priority,
+                        1,
+                    ),
+                )
+            ),
         ]
         fetch, fetching = self.o_prefetch.payload, Signal(c.squeue_bits)
         m.d.comb += [
-            fetch.kind.eq(Op.PREFETCH), fetch.session.eq(fetch_session), fetch.squeue.eq(fetching), fetch.page.eq(self.wanted),
+            fetch.kind.eq(Op.PREFETCH),
+            fetch.session.eq(fetch_session),
+            fetch.squeue.eq(fetching),
+            fetch.page.eq(self.wanted),
             fetch.source.eq(PrefetchSource.POLICY),
         ]
 
@@ -183,21 +318,47 @@ class Evictor(wiring.Component):
         fresh, absorbed, caught_up = Signal(), Signal.like(self.entered), Signal()
         m.d.comb += [absorbed.eq(self.done - awaited), self.busy.eq(1)]
         can_fetch, fetch_pool, coming, list_kelp = Signal(), Signal(POOL_BITS), Signal(), Signal()
-        m.d.comb += [coming.eq(Cat(self.under_way[p] != 0 for p in pools).any()), self.ahead.eq(job == Job.AHEAD)]
+        m.d.comb += [
+            coming.eq(Cat(self.under_way[p] != 0 for p in pools).any()),
+            self.ahead.eq(job == Job.AHEAD),
+        ]
         free = Array(self.pool_free[p] for p in pools)
         m.d.sync += can_fetch.eq(self.in_credit & (free[fetch_pool] > self.prefetch_water))
         with m.FSM():
             with m.State("IDLE"):
-                m.d.comb += self.busy.eq(((need.any() & self.has_free) | self.refresh | self.ahead_wanted | self.wanted_valid) & ~self.hold)
-                m.d.sync += [wait.eq(self.SETTLE), looked.eq(0), phase.eq(Phase.OFFERED), sweeps.eq(0), worthy.eq(0)]
+                m.d.comb += self.busy.eq(
+                    (
+                        (need.any() & self.has_free)
+                        | self.refresh
+                        | self.ahead_wanted
+                        | self.wanted_valid
+                    )
+                    & ~self.hold
+                )
+                m.d.sync += [
+                    wait.eq(self.SETTLE),
+                    looked.eq(0),
+                    phase.eq(Phase.OFFERED),
+                    sweeps.eq(0),
+                    worthy.eq(0),
+                ]
                 with m.If(self.hold):
                     pass
                 with m.Elif(need.any() & self.has_free):
-                    m.d.sync += [pool.eq(turn), next_pool.eq(turn + 1), appeared.eq(0), job.eq(Job.EVICT)]
+                    m.d.sync += [
+                        pool.eq(turn),
+                        next_pool.eq(turn + 1),
+                        appeared.eq(0),
+                        job.eq(Job.EVICT),
+                    ]
                     m.next = "SETTLE"
                 with m.Elif(self.refresh):
                     m.d.comb += self.refreshed.eq(1)
-                    m.d.sync += [job.eq(Job.REFRESH), squeue.eq(self.refresh_squeue), old_list.eq(0)]
+                    m.d.sync += [
+                        job.eq(Job.REFRESH),
+                        squeue.eq(self.refresh_squeue),
+                        old_list.eq(0),
+                    ]
                     m.next = "SETTLE"
                 with m.Elif(self.wanted_valid):
                     with m.If(can_fetch):
@@ -207,8 +368,13 @@ class Evictor(wiring.Component):
                 with m.Elif(self.ahead_wanted):
                     m.d.comb += self.looked.eq(1)
                     with m.If(self.prefetch_on & self.in_credit):
-                        m.d.sync += [job.eq(Job.AHEAD), squeue.eq(self.ahead_squeue), fetching.eq(self.ahead_squeue),
-                                     fetch_session.eq(self.ahead_session), old_list.eq(0)]
+                        m.d.sync += [
+                            job.eq(Job.AHEAD),
+                            squeue.eq(self.ahead_squeue),
+                            fetching.eq(self.ahead_squeue),
+                            fetch_session.eq(self.ahead_session),
+                            old_list.eq(0),
+                        ]
                         m.next = "SETTLE"
             with m.State("SETTLE"):
                 # All results up to now have become events; then all of these are absorbed.
@@ -216,7 +382,8 @@ class Evictor(wiring.Component):
                 with m.If(wait == 0):
                     m.next = "ABSORB"
             with m.State("ABSORB"):
-                # `done` may have gone past, so it is the sign of the difference that counts; and while all is refreshed, so far past that the sign turns.
+                # `done` may have gone past, so it is the sign of the difference that counts; and
+                # while all is refreshed, so far past that the sign turns.
                 with m.If(~absorbed[-1]):
                     m.d.sync += caught_up.eq(1)
                 with m.If((caught_up | ~absorbed[-1]) & ~self.refreshing):
@@ -226,10 +393,17 @@ class Evictor(wiring.Component):
             with m.State("CHOOSE"):
                 chosen = Signal(c.squeue_bits)
                 m.d.comb += chosen.eq(Mux(over, root_squeue, asking))
-                m.d.sync += [squeue.eq(chosen), first.eq(chosen), chosen_squeue.eq(chosen), old_list.eq(chosen == list_squeue), fresh.eq(0)]
+                m.d.sync += [
+                    squeue.eq(chosen),
+                    first.eq(chosen),
+                    chosen_squeue.eq(chosen),
+                    old_list.eq(chosen == list_squeue),
+                    fresh.eq(0),
+                ]
                 m.next = "LOOK"
             with m.State("LOOK"):
-                # `session`, `closing` and `step` follow `squeue` by three cycles, the answer by four.
+                # `session`, `closing` and `step` follow `squeue` by three cycles, the answer by
+                # four.
                 m.d.comb += self.look_valid.eq(~self.look_done)
                 with m.If(self.look_done):
                     m.next = "JUDGE"
@@ -239,7 +413,9 @@ class Evictor(wiring.Component):
                 with m.If(job != Job.EVICT):
                     m.d.sync += fetch_pool.eq(self.look.pool)
                     m.next = "IDLE"
-                    with m.If(kelp & Mux(job == Job.AHEAD, self.look.newest_valid, self.look.listed)):
+                    with m.If(
+                        kelp & Mux(job == Job.AHEAD, self.look.newest_valid, self.look.listed)
+                    ):
                         m.next = "WATCH"
                 with m.Elif(kelp & ~eligible & (phase == Phase.OFFERED)):
                     m.d.comb += self.clear.eq(1)
@@ -259,7 +435,11 @@ class Evictor(wiring.Component):
                 m.d.comb += self.watch.eq(1)
                 m.d.sync += [wait.eq(self.SETTLE), looked.eq(1), fresh.eq(1), old_list.eq(0)]
                 with m.If(job != Job.AHEAD):
-                    m.d.sync += [list_squeue.eq(squeue), list_session.eq(session), list_kelp.eq(kelp)]
+                    m.d.sync += [
+                        list_squeue.eq(squeue),
+                        list_session.eq(session),
+                        list_kelp.eq(kelp),
+                    ]
                 m.next = "SETTLE"
             with m.State("START"):
                 m.d.comb += self.start.eq(1)
@@ -292,11 +472,19 @@ class Evictor(wiring.Component):
                     with m.Default():
                         m.next = "NEXT"
             with m.State("AGAIN"):
-                # What the tree said may not have been so any more: then another queue has more to offer, up to a limit.
+                # What the tree said may not have been so any more: then another queue has more to
+                # offer, up to a limit.
                 m.d.sync += [chosen_squeue.eq(squeue), first.eq(squeue)]
-                with m.If((worthy != SWEEPS) & (sweeps != SWEEPS_MOST) & (root_squeue != squeue) & gladly):
-                    m.d.sync += [squeue.eq(root_squeue), chosen_squeue.eq(root_squeue), first.eq(root_squeue), old_list.eq(root_squeue == list_squeue),
-                                 fresh.eq(0)]
+                with m.If(
+                    (worthy != SWEEPS) & (sweeps != SWEEPS_MOST) & (root_squeue != squeue) & gladly
+                ):
+                    m.d.sync += [
+                        squeue.eq(root_squeue),
+                        chosen_squeue.eq(root_squeue),
+                        first.eq(root_squeue),
+                        old_list.eq(root_squeue == list_squeue),
+                        fresh.eq(0),
+                    ]
                     m.next = "LOOK"
                 with m.Elif(has_page | (asking == squeue)):
                     m.next = "TAKE"
@@ -306,9 +494,14 @@ class Evictor(wiring.Component):
                     m.next = "LOOK"
             with m.State("TAKE"):
                 m.d.sync += [
-                    claim_page.eq(self.page), claim_step.eq(Mux(other_turn, self.other.last_step, self.best.last_step)), claim_slot.eq(self.free_slot),
-                    claim_kind.eq(self.best.kind), claim_priority.eq(Mux(other_turn, self.other.priority, self.best.priority)),
-                    given_by.eq(Mux(differs, 1 + (self.followed ^ other_turn), 0)), fresh_take.eq(0), first.eq(Mux(phase == Phase.ASKED, squeue, first)),
+                    claim_page.eq(self.page),
+                    claim_step.eq(Mux(other_turn, self.other.last_step, self.best.last_step)),
+                    claim_slot.eq(self.free_slot),
+                    claim_kind.eq(self.best.kind),
+                    claim_priority.eq(Mux(other_turn, self.other.priority, self.best.priority)),
+                    given_by.eq(Mux(differs, 1 + (self.followed ^ other_turn), 0)),
+                    fresh_take.eq(0),
+                    first.eq(Mux(phase == Phase.ASKED, squeue, first)),
                 ]
                 m.d.comb += self.disputed.eq(differs)
                 with m.If(~self.best_valid & list_kelp):
@@ -348,7 +541,13 @@ class Evictor(wiring.Component):
             with m.State("NEXT"):
                 following = Signal(c.squeue_bits)
                 m.d.comb += following.eq(Mux(squeue == c.squeues - 1, 0, squeue + 1))
-                m.d.sync += [squeue.eq(following), fresh.eq(0), old_list.eq(0), wait.eq(self.SETTLE), phase.eq(Phase.SEARCH)]
+                m.d.sync += [
+                    squeue.eq(following),
+                    fresh.eq(0),
+                    old_list.eq(0),
+                    wait.eq(self.SETTLE),
+                    phase.eq(Phase.SEARCH),
+                ]
                 m.next = "LOOK"
                 with m.If(following == first):
                     m.d.comb += self.o_event_valid.eq(~reported.bit_select(pool, 1))
@@ -367,7 +566,15 @@ class Evictor(wiring.Component):
                     m.next = "FETCHING"
             with m.State("FETCHING"):
                 m.d.sync += wait.eq(self.SETTLE)
-                with m.If(self.i_result_valid & (r.op.kind == Op.PREFETCH) & (r.op.source == PrefetchSource.POLICY)):
+                with m.If(
+                    self.i_result_valid
+                    & (r.op.kind == Op.PREFETCH)
+                    & (r.op.source == PrefetchSource.POLICY)
+                ):
                     m.next = "FOUND"
-        m.d.comb += [self.o_event.code.eq(Event.NO_VICTIM), self.o_event.squeue.eq(first), self.o_event.argument.eq(pool)]
+        m.d.comb += [
+            self.o_event.code.eq(Event.NO_VICTIM),
+            self.o_event.squeue.eq(first),
+            self.o_event.argument.eq(pool),
+        ]
         return m

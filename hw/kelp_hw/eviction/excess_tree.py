@@ -17,10 +17,12 @@ __all__ = ["ExcessTree"]
 
 
 class ExcessTree(wiring.Component):
-    """Four binary trees (one per pool) of maxima in one memory: a node holds the largest excess of the squeues below it and who has it, the lower of equals.
+    """Four binary trees (one per pool) of maxima in one memory: a node holds the largest excess of
+    the squeues below it and who has it, the lower of equals.
 
-    `start` writes one squeue's leaf and walks to the root: three cycles per level, `CYCLES` in all, while `busy`. The roots stand in registers. After reset
-    the block clears its memory, busy meanwhile.
+    `start` writes one squeue's leaf and walks to the root: three cycles per level, `CYCLES` in all,
+    while `busy`. The roots stand in registers. After reset the block clears its memory, busy
+    meanwhile.
 
     Parameters
     ----------
@@ -39,18 +41,26 @@ class ExcessTree(wiring.Component):
         layouts = self.layouts = EvictionLayouts(config)
         self.levels = config.squeue_bits
         self.CYCLES = 3 * self.levels + 1
-        super().__init__({
-            "start": In(1), "pool": In(POOL_BITS), "squeue": In(config.squeue_bits), "excess": In(layouts.root["excess"].shape),
-            "busy": Out(1), "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))),
-        })
-        # State that proofs look at (kelp_verif.formal.order_specs): the walk is at `node` of a pool's tree, whose value is `best`.
+        super().__init__(
+            {
+                "start": In(1),
+                "pool": In(POOL_BITS),
+                "squeue": In(config.squeue_bits),
+                "excess": In(layouts.root["excess"].shape),
+                "busy": Out(1),
+                "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))),
+            }
+        )
+        # State that proofs look at (kelp_verif.formal.order_specs): the walk is at `node` of a
+        # pool's tree, whose value is `best`.
         self.walk_pool, self.node = Signal(POOL_BITS), Signal(self.levels + 1)
         self.best = Signal(layouts.root)
 
     def elaborate(self, platform):
         m = Module()
         root = self.layouts.root
-        node_bits = self.levels + 1     # heap order: 1 is the root, leaf of squeue q is 2^levels + q
+        # heap order: 1 is the root, leaf of squeue q is 2^levels + q
+        node_bits = self.levels + 1
         m.submodules.nodes = nodes = SplitSram(depth=len(POOLS) << node_bits, shape=root)
         roots = Array([Signal(root, name=f"root{p}") for p in range(len(POOLS))])
         m.d.comb += [self.roots[p].eq(roots[p]) for p in range(len(POOLS))]
@@ -66,13 +76,21 @@ class ExcessTree(wiring.Component):
                 with m.If(clear == nodes.depth - 1):
                     m.next = "IDLE"
             with m.State("IDLE"):
-                m.d.sync += [pool.eq(self.pool), node.eq(Cat(self.squeue, Const(1, 1))), best.squeue.eq(self.squeue), best.excess.eq(self.excess)]
+                m.d.sync += [
+                    pool.eq(self.pool),
+                    node.eq(Cat(self.squeue, Const(1, 1))),
+                    best.squeue.eq(self.squeue),
+                    best.excess.eq(self.excess),
+                ]
                 with m.If(self.start):
                     m.next = "WRITE"
             with m.State("WRITE"):
                 # This node is known; its sibling is fetched to make their parent.
                 m.d.comb += [
-                    self.busy.eq(1), nodes.write_en.eq(1), nodes.write_address.eq(Cat(node, pool)), nodes.write_data.eq(best),
+                    self.busy.eq(1),
+                    nodes.write_en.eq(1),
+                    nodes.write_address.eq(Cat(node, pool)),
+                    nodes.write_data.eq(best),
                     nodes.read_en.eq(1),
                 ]
                 with m.If(node == 1):
@@ -87,7 +105,9 @@ class ExcessTree(wiring.Component):
             with m.State("COMPARE"):
                 m.d.comb += self.busy.eq(1)
                 # The left child has the lower squeues and wins ties.
-                with m.If(Mux(node[0], sibling.excess >= best.excess, sibling.excess > best.excess)):
+                with m.If(
+                    Mux(node[0], sibling.excess >= best.excess, sibling.excess > best.excess)
+                ):
                     m.d.sync += best.eq(sibling)
                 m.d.sync += node.eq(node >> 1)
                 m.next = "WRITE"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What policy `kelp` learns from accesses: the few numbers of the whole pool, and when to look at a queue anew (docs/policy.md)."""
+"""What policy `kelp` learns from accesses: the few numbers of the whole pool, and when to look at a
+queue anew (docs/policy.md)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ __all__ = ["KelpState"]
 
 
 class KelpState(wiring.Component):
-    """Follows M3's results on queues whose policy is `kelp`. `near` and `second` are, a cycle after a result is shown, as of all results before it.
+    """Follows M3's results on queues whose policy is `kelp`. `near` and `second` are, a cycle after
+    a result is shown, as of all results before it.
 
     Parameters
     ----------
@@ -64,15 +66,31 @@ class KelpState(wiring.Component):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
         self.shadow = LruShadow(config=config)
-        super().__init__({
-            "i_result": In(layouts.result), "i_result_valid": In(1), "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
-            "frames": In(self.shadow.count_bits),
-            "near": Out(8), "second": Out(1), "disputed": In(1), "explore": Out(1),
-            "gave": In(1), "gave_value": In(SCORE_BITS), "marginal": Out(SCORE_BITS), "in_credit": Out(1),
-            "refresh": Out(1), "refresh_squeue": Out(config.squeue_bits), "refreshed": In(1),
-            "ahead": Out(1), "ahead_session": Out(config.session_bits), "ahead_squeue": Out(config.squeue_bits), "looked": In(1),
-            "lost": Out(1), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
+                "frames": In(self.shadow.count_bits),
+                "near": Out(8),
+                "second": Out(1),
+                "disputed": In(1),
+                "explore": Out(1),
+                "gave": In(1),
+                "gave_value": In(SCORE_BITS),
+                "marginal": Out(SCORE_BITS),
+                "in_credit": Out(1),
+                "refresh": Out(1),
+                "refresh_squeue": Out(config.squeue_bits),
+                "refreshed": In(1),
+                "ahead": Out(1),
+                "ahead_session": Out(config.session_bits),
+                "ahead_squeue": Out(config.squeue_bits),
+                "looked": In(1),
+                "lost": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -85,20 +103,34 @@ class KelpState(wiring.Component):
             with m.Case(Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED):
                 m.d.comb += served.eq(1)
         demand = ((op.kind == Op.READ) | (op.kind == Op.WRITE)) & r.first & served
-        was = {s: r.old.state == s for s in (PageState.ABSENT, PageState.LOST, PageState.COLD, PageState.FETCHING)}
+        was = {
+            s: r.old.state == s
+            for s in (PageState.ABSENT, PageState.LOST, PageState.COLD, PageState.FETCHING)
+        }
         prefetched = (op.kind == Op.PREFETCH) & (r.outcome == Outcome.MISSED)
         access, read, opened = Signal(), Signal(), Signal()
         new, missed, given = Signal(), Signal(), Signal(GIVEN_BITS)
         squeue, last, session_id = Signal(c.squeue_bits), Signal(STEP_BITS), Signal(c.session_bits)
-        used_queues, kv_heads, step = Signal(c.queue_bits + 1), Signal(c.queue_bits + 1), Signal(STEP_BITS)
+        used_queues, kv_heads, step = (
+            Signal(c.queue_bits + 1),
+            Signal(c.queue_bits + 1),
+            Signal(STEP_BITS),
+        )
         regs = self.sessions[op.session]
         valid = self.i_result_valid & r.policy
         m.d.sync += [
-            access.eq(valid & demand), read.eq(valid & ((demand & was[PageState.COLD]) | prefetched)),
+            access.eq(valid & demand),
+            read.eq(valid & ((demand & was[PageState.COLD]) | prefetched)),
             opened.eq(self.i_result_valid & (op.kind == Op.OPEN) & (r.outcome == Outcome.DONE)),
-            new.eq(was[PageState.ABSENT] | was[PageState.LOST]), missed.eq(was[PageState.COLD] | was[PageState.FETCHING]),
-            given.eq(r.old.place), squeue.eq(op.squeue), last.eq(r.old.last_step), session_id.eq(op.session),
-            used_queues.eq(regs.used_queues), kv_heads.eq(regs.kv_heads), step.eq(r.word.last_step),
+            new.eq(was[PageState.ABSENT] | was[PageState.LOST]),
+            missed.eq(was[PageState.COLD] | was[PageState.FETCHING]),
+            given.eq(r.old.place),
+            squeue.eq(op.squeue),
+            last.eq(r.old.last_step),
+            session_id.eq(op.session),
+            used_queues.eq(regs.used_queues),
+            kv_heads.eq(regs.kv_heads),
+            step.eq(r.word.last_step),
         ]
 
         # --- miss rate, duel ---
@@ -108,19 +140,40 @@ class KelpState(wiring.Component):
             m.d.sync += rate.eq(rate + change)
         lower = Signal(16)
         m.d.comb += [
-            lower.eq(rate >> NEAR_SHIFT), self.near.eq(Mux(lower > NEAR_MOST - NEAR_LEAST, NEAR_LEAST, NEAR_MOST - lower)),
+            lower.eq(rate >> NEAR_SHIFT),
+            self.near.eq(Mux(lower > NEAR_MOST - NEAR_LEAST, NEAR_LEAST, NEAR_MOST - lower)),
         ]
-        # `second` stands beside `duel` and says whether that is more than 0: it decides what is added to it. Whether the sum is, or where it ends,
-        # is known from `duel` for each regret, beside the addition.
+        # `second` stands beside `duel` and says whether that is more than 0: it decides what is
+        # added to it. Whether the sum is, or where it ends, is known from `duel` for each regret,
+        # beside the addition.
         rare = EXPLORE - 1
-        cases = ((1, 0, FIRST_REGRET), (1, 1, FIRST_REGRET * rare), (2, 1, -SECOND_REGRET), (2, 0, -SECOND_REGRET * rare))
+        cases = (
+            (1, 0, FIRST_REGRET),
+            (1, 1, FIRST_REGRET * rare),
+            (2, 1, -SECOND_REGRET),
+            (2, 0, -SECOND_REGRET * rare),
+        )
         regret = Signal(signed(max(abs(counts) for *_, counts in cases).bit_length() + 1))
-        duel, most, least, leads = Signal(signed(DUEL_MOST.bit_length() + 1)), Signal(), Signal(), Signal()
+        duel, most, least, leads = (
+            Signal(signed(DUEL_MOST.bit_length() + 1)),
+            Signal(),
+            Signal(),
+            Signal(),
+        )
         m.d.comb += leads.eq(self.second)
         for who, follows, counts in cases:
             with m.If(read & (given == who) & (self.second == follows)):
-                m.d.comb += [regret.eq(counts), most.eq(duel >= DUEL_MOST - counts), least.eq(duel <= -DUEL_MOST - counts), leads.eq(duel > -counts)]
-        m.d.sync += [duel.eq(Mux(most, DUEL_MOST, Mux(least, -DUEL_MOST, duel + regret))), self.second.eq(leads), Assert(self.second == (duel > 0))]
+                m.d.comb += [
+                    regret.eq(counts),
+                    most.eq(duel >= DUEL_MOST - counts),
+                    least.eq(duel <= -DUEL_MOST - counts),
+                    leads.eq(duel > -counts),
+                ]
+        m.d.sync += [
+            duel.eq(Mux(most, DUEL_MOST, Mux(least, -DUEL_MOST, duel + regret))),
+            self.second.eq(leads),
+            Assert(self.second == (duel > 0)),
+        ]
 
         # --- victims ---
         disputes = Signal(range(EXPLORE))
@@ -128,44 +181,67 @@ class KelpState(wiring.Component):
         with m.If(self.disputed):
             m.d.sync += disputes.eq(disputes + 1)
         with m.If(self.gave):
-            m.d.sync += self.marginal.eq(self.marginal + ((self.gave_value - self.marginal) >> MARGINAL_SHIFT))
+            m.d.sync += self.marginal.eq(
+                self.marginal + ((self.gave_value - self.marginal) >> MARGINAL_SHIFT)
+            )
 
         # --- LRU's reads, a cycle later: the octile takes the session's shape ---
         first = Array([Const(k * c.queues, c.squeue_bits) for k in range(c.sessions)])
         queue, octile = Signal(c.queue_bits), Signal(OCTILE_BITS)
         m.d.comb += queue.eq(squeue - first[session_id])
-        highest = Signal(c.queue_bits)      # bits of the last queue's number say how far to shift
+        highest = Signal(c.queue_bits)  # bits of the last queue's number say how far to shift
         m.d.comb += [highest.eq(used_queues - 1), octile.eq(queue)]
         for shift in range(1, c.queue_bits - OCTILE_BITS + 1):
-            with m.If(highest[shift + OCTILE_BITS - 1:].any()):
+            with m.If(highest[shift + OCTILE_BITS - 1 :].any()):
                 m.d.comb += octile.eq(queue >> shift)
         m.d.sync += [
-            shadow.i_valid.eq(access | read | opened), shadow.i.access.eq(access), shadow.i.read.eq(read), shadow.i.opened.eq(opened),
-            shadow.i.session.eq(session_id), shadow.i.octile.eq(octile), shadow.i.step.eq(step), shadow.i.last.eq(last), shadow.i.new.eq(new),
+            shadow.i_valid.eq(access | read | opened),
+            shadow.i.access.eq(access),
+            shadow.i.read.eq(read),
+            shadow.i.opened.eq(opened),
+            shadow.i.session.eq(session_id),
+            shadow.i.octile.eq(octile),
+            shadow.i.step.eq(step),
+            shadow.i.last.eq(last),
+            shadow.i.new.eq(new),
         ]
         m.d.comb += [shadow.frames.eq(self.frames), self.lost.eq(shadow.lost)]
         # Before the shadow is idle: it counts some cycles earlier.
         m.d.sync += self.in_credit.eq(shadow.credit > 0)
 
-        # --- a queue's turn begins: the one before is valued anew, and the next layer's is looked at ---
+        # --- a queue's turn begins: revalue the one before, look at the next layer's ---
         turn = data.StructLayout({"valid": 1, "squeue": c.squeue_bits, "step": STEP_BITS})
         turns = Array([Signal(turn, name=f"turn{k}") for k in range(c.sessions)])
         at, begins = Signal(turn), Signal()
-        following, around, end = Signal(c.squeue_bits + 2), Signal(c.squeue_bits + 2), Signal(c.squeue_bits + 2)
+        following, around, end = (
+            Signal(c.squeue_bits + 2),
+            Signal(c.squeue_bits + 2),
+            Signal(c.squeue_bits + 2),
+        )
         m.d.comb += [
-            at.eq(turns[session_id]), begins.eq(access & ~(at.valid & (at.squeue == squeue) & (at.step == step))),
-            following.eq(squeue + kv_heads), end.eq(first[session_id] + used_queues), around.eq(following - used_queues),
+            at.eq(turns[session_id]),
+            begins.eq(access & ~(at.valid & (at.squeue == squeue) & (at.step == step))),
+            following.eq(squeue + kv_heads),
+            end.eq(first[session_id] + used_queues),
+            around.eq(following - used_queues),
         ]
         with m.If(self.refreshed):
             m.d.sync += self.refresh.eq(0)
         with m.If(self.looked):
             m.d.sync += self.ahead.eq(0)
         with m.If(access):
-            m.d.sync += [turns[session_id].valid.eq(1), turns[session_id].squeue.eq(squeue), turns[session_id].step.eq(step)]
+            m.d.sync += [
+                turns[session_id].valid.eq(1),
+                turns[session_id].squeue.eq(squeue),
+                turns[session_id].step.eq(step),
+            ]
         with m.If(begins):
             m.d.sync += [
-                self.refresh.eq(at.valid), self.refresh_squeue.eq(at.squeue), self.ahead_session.eq(session_id),
-                self.ahead_squeue.eq(Mux(following >= end, around, following)), self.ahead.eq(used_queues != kv_heads),
+                self.refresh.eq(at.valid),
+                self.refresh_squeue.eq(at.squeue),
+                self.ahead_session.eq(session_id),
+                self.ahead_squeue.eq(Mux(following >= end, around, following)),
+                self.ahead.eq(used_queues != kv_heads),
             ]
         with m.If(opened):
             m.d.sync += turns[session_id].valid.eq(0)

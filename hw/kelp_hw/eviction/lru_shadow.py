@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What LRU over the whole pool would have read from flash, and so the credit of policy `kelp`'s prefetch (docs/policy.md)."""
+"""What LRU over the whole pool would have read from flash, and so the credit of policy `kelp`'s
+prefetch (docs/policy.md)."""
 
 from __future__ import annotations
 
@@ -20,16 +21,29 @@ _CREDIT_BITS = CREDIT_MOST.bit_length() + 1
 
 
 def shadow_event_layout(config: Config) -> data.StructLayout:
-    """`access`: the first demand of a page in `step`, its access before in `last` unless it is `new`. `read`: it, or a prefetch, reads flash."""
-    return data.StructLayout({"access": 1, "read": 1, "opened": 1, "session": config.session_bits, "octile": OCTILE_BITS, "step": STEP_BITS,
-                              "last": STEP_BITS, "new": 1})
+    """`access`: the first demand of a page in `step`, its access before in `last` unless it is
+    `new`. `read`: it, or a prefetch, reads flash."""
+    return data.StructLayout(
+        {
+            "access": 1,
+            "read": 1,
+            "opened": 1,
+            "session": config.session_bits,
+            "octile": OCTILE_BITS,
+            "step": STEP_BITS,
+            "last": STEP_BITS,
+            "new": 1,
+        }
+    )
 
 
 class LruShadow(wiring.Component):
-    """Counts pages by (step, octile of queues) of their last access; those of the buckets from a boundary on would fill the pool under LRU.
+    """Counts pages by (step, octile of queues) of their last access; those of the buckets from a
+    boundary on would fill the pool under LRU.
 
-    Off every path: events wait in a queue, and one that finds it full is lost, which spoils a count in the ring until its step is forgotten. An event takes
-    about 13 cycles, 26 more for each step that has passed; a session that opens clears its ring.
+    Off every path: events wait in a queue, and one that finds it full is lost, which spoils a count
+    in the ring until its step is forgotten. An event takes about 13 cycles, 26 more for each step
+    that has passed; a session that opens clears its ring.
 
     Parameters
     ----------
@@ -53,8 +67,16 @@ class LruShadow(wiring.Component):
         self.config = config
         self.layout = shadow_event_layout(config)
         self.count_bits = max(config.page_words, 2).bit_length()
-        super().__init__({"i": In(self.layout), "i_valid": In(1), "frames": In(self.count_bits), "credit": Out(signed(_CREDIT_BITS)), "lost": Out(1),
-                          "idle": Out(1)})
+        super().__init__(
+            {
+                "i": In(self.layout),
+                "i_valid": In(1),
+                "frames": In(self.count_bits),
+                "credit": Out(signed(_CREDIT_BITS)),
+                "lost": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -62,11 +84,17 @@ class LruShadow(wiring.Component):
         slot_bits = (SHADOW_STEPS - 1).bit_length() + OCTILE_BITS
         m.submodules.events = events = fifo.SyncFIFO(width=self.layout.size, depth=self.DEPTH)
         m.submodules.ring = ring = Sram(depth=c.sessions << slot_bits, shape=self.count_bits)
-        m.d.comb += [events.w_data.eq(self.i), events.w_en.eq(self.i_valid & events.w_rdy), self.lost.eq(self.i_valid & ~events.w_rdy)]
+        m.d.comb += [
+            events.w_data.eq(self.i),
+            events.w_en.eq(self.i_valid & events.w_rdy),
+            self.lost.eq(self.i_valid & ~events.w_rdy),
+        ]
 
         e, session = Signal(self.layout), Signal(range(max(2, c.sessions)))
         m.d.comb += session.eq(e.session)
-        state = data.StructLayout({"boundary": _BUCKET_BITS, "inside": self.count_bits, "now": STEP_BITS})
+        state = data.StructLayout(
+            {"boundary": _BUCKET_BITS, "inside": self.count_bits, "now": STEP_BITS}
+        )
         states = Array([Signal(state, name=f"state{k}") for k in range(c.sessions)])
         boundary, inside, now = Signal(_BUCKET_BITS), Signal(self.count_bits), Signal(STEP_BITS)
 
@@ -74,19 +102,27 @@ class LruShadow(wiring.Component):
         bucket, wanted, here = Signal(_BUCKET_BITS), Signal(_BUCKET_BITS), Signal(slot_bits)
         ahead, since, old = Signal(STEP_BITS), Signal(STEP_BITS), Signal(_BUCKET_BITS)
         value, member, clearing = Signal(self.count_bits), Signal(), Signal(slot_bits)
-        # Of these numbers, a cycle later: steps have passed, so many that all is forgotten; so long ago was the last access; the bucket that is forgotten was
-        # a member; the bucket lies below the boundary.
+        # Of these numbers, a cycle later: steps have passed, so many that all is forgotten; so long
+        # ago was the last access; the bucket that is forgotten was a member; the bucket lies below
+        # the boundary.
         steps, leaps, long_ago, goes, below = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.sync += [
-            steps.eq(ahead != 0), leaps.eq(ahead >= SHADOW_STEPS), long_ago.eq(since >= SHADOW_STEPS),
-            below.eq((bucket + 1)[:_BUCKET_BITS + 1] < boundary), member.eq(bucket >= boundary),
+            steps.eq(ahead != 0),
+            leaps.eq(ahead >= SHADOW_STEPS),
+            long_ago.eq(since >= SHADOW_STEPS),
+            below.eq((bucket + 1)[: _BUCKET_BITS + 1] < boundary),
+            member.eq(bucket >= boundary),
             # Before step 256 there is nothing to forget.
             goes.eq((bucket[OCTILE_BITS:] >= SHADOW_STEPS) & (boundary <= old)),
-            value.eq(ring.read_data),      # a block RAM is slow to answer
+            value.eq(ring.read_data),  # a block RAM is slow to answer
         ]
         m.d.comb += [
-            here.eq(bucket), wanted.eq(Cat(e.octile, e.last)), ahead.eq(e.step - now), since.eq(e.step - e.last),
-            ring.read_address.eq(Cat(here, session)), ring.write_address.eq(Cat(here, session)),
+            here.eq(bucket),
+            wanted.eq(Cat(e.octile, e.last)),
+            ahead.eq(e.step - now),
+            since.eq(e.step - e.last),
+            ring.read_address.eq(Cat(here, session)),
+            ring.write_address.eq(Cat(here, session)),
             old.eq(bucket - (SHADOW_STEPS << OCTILE_BITS)),
         ]
         earn, spend = Signal(), Signal()
@@ -102,7 +138,12 @@ class LruShadow(wiring.Component):
                 with m.If(events.r_rdy):
                     m.next = "RECALL"
             with m.State("RECALL"):
-                m.d.sync += [boundary.eq(states[session].boundary), inside.eq(states[session].inside), now.eq(states[session].now), clearing.eq(0)]
+                m.d.sync += [
+                    boundary.eq(states[session].boundary),
+                    inside.eq(states[session].inside),
+                    now.eq(states[session].now),
+                    clearing.eq(0),
+                ]
                 m.next = "COMPARE"
             with m.State("COMPARE"):
                 m.next = "BEGIN"
@@ -116,7 +157,10 @@ class LruShadow(wiring.Component):
                     m.next = "CLEAR"
                 with m.Elif(steps):
                     # The bucket that this step's takes the place of is 256 steps old.
-                    m.d.sync += [now.eq(now + 1), bucket.eq(Cat(clearing[:OCTILE_BITS], (now + 1)[:STEP_BITS]))]
+                    m.d.sync += [
+                        now.eq(now + 1),
+                        bucket.eq(Cat(clearing[:OCTILE_BITS], (now + 1)[:STEP_BITS])),
+                    ]
                     m.next = "FORGET"
                 with m.Else():
                     m.d.sync += bucket.eq(wanted)
@@ -124,8 +168,13 @@ class LruShadow(wiring.Component):
             with m.State("CLEAR"):
                 # Everything is forgotten: the session is new, or has leapt.
                 m.d.comb += [ring.write_en.eq(1), ring.write_data.eq(0)]
-                m.d.sync += [clearing.eq(clearing + 1), bucket.eq(bucket + 1), inside.eq(0), now.eq(Mux(e.opened, 0, e.step)),
-                             boundary.eq(Mux(e.opened, 0, Cat(e.octile & 0, e.step)))]
+                m.d.sync += [
+                    clearing.eq(clearing + 1),
+                    bucket.eq(bucket + 1),
+                    inside.eq(0),
+                    now.eq(Mux(e.opened, 0, e.step)),
+                    boundary.eq(Mux(e.opened, 0, Cat(e.octile & 0, e.step))),
+                ]
                 with m.If(clearing.all()):
                     m.d.sync += clearing.eq(0)
                     m.next = "COMPARE"
@@ -155,7 +204,11 @@ class LruShadow(wiring.Component):
             with m.State("LEAVING"):
                 m.next = "LEAVE"
             with m.State("LEAVE"):
-                m.d.comb += [earn.eq(below), ring.write_en.eq(1), ring.write_data.eq(Mux(value == 0, 0, value - 1))]
+                m.d.comb += [
+                    earn.eq(below),
+                    ring.write_en.eq(1),
+                    ring.write_data.eq(Mux(value == 0, 0, value - 1)),
+                ]
                 with m.If((value != 0) & member):
                     m.d.sync += inside.eq(inside - 1)
                 m.d.sync += bucket.eq(Cat(e.octile, e.step))
@@ -179,7 +232,12 @@ class LruShadow(wiring.Component):
             with m.State("ADVANCING"):
                 m.next = "ADVANCE"
             with m.State("ADVANCE"):
-                m.d.sync += [inside.eq(inside - value), boundary.eq(boundary + 1), bucket.eq(bucket + 1), Assert(inside >= value)]
+                m.d.sync += [
+                    inside.eq(inside - value),
+                    boundary.eq(boundary + 1),
+                    bucket.eq(bucket + 1),
+                    Assert(inside >= value),
+                ]
                 m.next = "FULL"
             with m.State("SPEND"):
                 m.d.comb += spend.eq(e.read)
@@ -187,6 +245,10 @@ class LruShadow(wiring.Component):
             with m.State("DONE"):
                 after = states[session]
                 with m.If(e.access | e.opened):
-                    m.d.sync += [after.boundary.eq(boundary), after.inside.eq(inside), after.now.eq(now)]
+                    m.d.sync += [
+                        after.boundary.eq(boundary),
+                        after.inside.eq(inside),
+                        after.now.eq(now),
+                    ]
                 m.next = "IDLE"
         return m

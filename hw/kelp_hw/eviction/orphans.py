@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Frames without a page: frees those that were flushed, and finds those of lost page words (spec §4, docs/design.md §6)."""
+"""Frames without a page: frees those that were flushed, and finds those of lost page words (spec
+§4, docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -18,11 +19,13 @@ __all__ = ["Orphans"]
 
 
 class Orphans(wiring.Component):
-    """Answers each flushed frame with FREE, and each uncorrectable page word with a search for the frame that it may have had.
+    """Answers each flushed frame with FREE, and each uncorrectable page word with a search for the
+    frame that it may have had.
 
-    A search waits until every miss entry alive at its start has flipped and no eviction works on the page. Then it PEEKs every frame, one at a time; the
-    owner's frame is RECOVERed, which flushes and frees it. About 10 cycles per frame, in the background; up to `LOST` words wait their turn, the search for
-    more is given up (`overflow`): their frames stay used until reset.
+    A search waits until every miss entry alive at its start has flipped and no eviction works on
+    the page. Then it PEEKs every frame, one at a time; the owner's frame is RECOVERed, which
+    flushes and frees it. About 10 cycles per frame, in the background; up to `LOST` words wait
+    their turn, the search for more is given up (`overflow`): their frames stay used until reset.
 
     Parameters
     ----------
@@ -50,13 +53,25 @@ class Orphans(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
-        super().__init__({
-            "i_flushed": In(stream.Signature(flush_layout(config))), "i_result": In(layouts.result), "i_result_valid": In(1),
-            "i_owner": In(layouts.frame_owner), "i_owner_valid": In(1),
-            "squeue": Out(config.squeue_bits), "page": Out(config.page_bits), "working": In(1),
-            "o_free": Out(stream.Signature(layouts.op)), "o_op": Out(stream.Signature(layouts.op)),
-            "o_event": Out(layouts.event), "o_event_valid": Out(1), "event_taken": In(1), "overflow": Out(1), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i_flushed": In(stream.Signature(flush_layout(config))),
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "i_owner": In(layouts.frame_owner),
+                "i_owner_valid": In(1),
+                "squeue": Out(config.squeue_bits),
+                "page": Out(config.page_bits),
+                "working": In(1),
+                "o_free": Out(stream.Signature(layouts.op)),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "o_event": Out(layouts.event),
+                "o_event_valid": Out(1),
+                "event_taken": In(1),
+                "overflow": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -72,8 +87,11 @@ class Orphans(wiring.Component):
         # --- flushed frames ---
         free = self.o_free.payload
         m.d.comb += [
-            self.o_free.valid.eq(self.i_flushed.valid), self.i_flushed.ready.eq(self.o_free.ready),
-            free.kind.eq(Op.FREE), free.frame.eq(self.i_flushed.payload.frame), free.slot.eq(self.i_flushed.payload.token),
+            self.o_free.valid.eq(self.i_flushed.valid),
+            self.i_flushed.ready.eq(self.o_free.ready),
+            free.kind.eq(Op.FREE),
+            free.frame.eq(self.i_flushed.payload.frame),
+            free.slot.eq(self.i_flushed.payload.token),
             free.pool.eq(pool_of(self.i_flushed.payload.frame)),
         ]
 
@@ -83,11 +101,17 @@ class Orphans(wiring.Component):
         where = data.StructLayout({"page": c.page_bits, "squeue": c.squeue_bits})
         head, at, new = Signal(where), Signal(where), Signal(where)
         m.d.comb += [
-            head.eq(lost.r_data), new.squeue.eq(r.op.squeue), new.page.eq(r.op.page), lost.w_data.eq(new),
-            lost.w_en.eq(self.i_result_valid & r.uncorrected), self.overflow.eq(lost.w_en & ~lost.w_rdy),
-            self.squeue.eq(at.squeue), self.page.eq(at.page),
+            head.eq(lost.r_data),
+            new.squeue.eq(r.op.squeue),
+            new.page.eq(r.op.page),
+            lost.w_data.eq(new),
+            lost.w_en.eq(self.i_result_valid & r.uncorrected),
+            self.overflow.eq(lost.w_en & ~lost.w_rdy),
+            self.squeue.eq(at.squeue),
+            self.page.eq(at.page),
         ]
-        # Miss entries under way, and those that a search waits for: any of them may hold the page's frame.
+        # Miss entries under way, and those that a search waits for: any of them may hold the page's
+        # frame.
         alive, pending = Signal(c.misses), Signal(c.misses)
         entry = Signal(c.misses)
         m.d.comb += entry.eq(1 << r.miss)
@@ -102,14 +126,24 @@ class Orphans(wiring.Component):
         wait = Signal(range(self.WAIT + 1))
         op = self.o_op.payload
         m.d.comb += [
-            op.kind.eq(Op.PEEK), op.squeue.eq(at.squeue), op.page.eq(at.page), op.frame.eq(frame), op.slot.eq(self.layouts.recover_token),
+            op.kind.eq(Op.PEEK),
+            op.squeue.eq(at.squeue),
+            op.page.eq(at.page),
+            op.frame.eq(frame),
+            op.slot.eq(self.layouts.recover_token),
             op.pool.eq(pool_of(frame)),
-            self.o_event.code.eq(Event.FRAME_RECOVERED), self.o_event.squeue.eq(at.squeue), self.o_event.page.eq(at.page),
+            self.o_event.code.eq(Event.FRAME_RECOVERED),
+            self.o_event.squeue.eq(at.squeue),
+            self.o_event.page.eq(at.page),
         ]
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.idle.eq(~lost.r_rdy & ~self.i_flushed.valid)
-                m.d.sync += [at.eq(head), pending.eq(Mux(flips, alive & ~entry, alive)), frame.eq(0)]
+                m.d.sync += [
+                    at.eq(head),
+                    pending.eq(Mux(flips, alive & ~entry, alive)),
+                    frame.eq(0),
+                ]
                 with m.If(lost.r_rdy):
                     m.d.comb += lost.r_en.eq(1)
                     m.next = "MISSES"
@@ -127,7 +161,11 @@ class Orphans(wiring.Component):
                 with m.If(self.i_owner_valid & (self.i_owner.slot == self.layouts.recover_token)):
                     m.d.sync += Assert(self.i_owner.frame == frame)
                     m.next = "NEXT"
-                    with m.If(self.i_owner.in_use & (self.i_owner.squeue == at.squeue) & (self.i_owner.page == at.page)):
+                    with m.If(
+                        self.i_owner.in_use
+                        & (self.i_owner.squeue == at.squeue)
+                        & (self.i_owner.page == at.page)
+                    ):
                         m.next = "RECOVER"
             with m.State("RECOVER"):
                 m.d.comb += [op.kind.eq(Op.RECOVER), self.o_op.valid.eq(1)]

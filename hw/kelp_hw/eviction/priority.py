@@ -18,14 +18,15 @@ from ..lib.exp2 import Exp2
 
 __all__ = ["PriorityUnit"]
 
-_VALUE_BITS = 14      #: 6 · 511 + 4095 + 64 · 127
+_VALUE_BITS = 14  #: 6 · 511 + 4095 + 64 · 127
 
 
 class PriorityUnit(wiring.Component):
-    """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16; under policy `kelp` p = 65535 − value, in two opinions.
+    """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16;
+    under policy `kelp` p = 65535 − value, in two opinions.
 
-    Latency: `LATENCY` cycles; throughput: one page per cycle, in order, never stalls. The sweep's constants (`step` … `recency_sh`) must hold still
-    while pages are inside.
+    Latency: `LATENCY` cycles; throughput: one page per cycle, in order, never stalls. The sweep's
+    constants (`step` … `recency_sh`) must hold still while pages are inside.
 
     Parameters
     ----------
@@ -37,7 +38,8 @@ class PriorityUnit(wiring.Component):
     step, newest, newest_valid, recency_m, recency_sh : in
         The sweep's step, the queue's newest page, its recency constant as configured.
     kelp, second, near : in
-        The queue's policy; under it, which opinion is followed, and the factor of pages whose turn has passed (256: none), in 1/256.
+        The queue's policy; under it, which opinion is followed, and the factor of pages whose turn
+        has passed (256: none), in 1/256.
     o, o_valid : out, candidate
     o_eligible, o_cold : out
         Whether the page may be a victim at all, or is on flash; low pages are only counted.
@@ -50,27 +52,55 @@ class PriorityUnit(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
-        super().__init__({
-            "i": In(layouts.scanned), "i_valid": In(1),
-            "step": In(STEP_BITS), "newest": In(config.page_bits), "newest_valid": In(1), "recency_m": In(16), "recency_sh": In(5),
-            "kelp": In(1), "second": In(1), "near": In(9),
-            "o": Out(layouts.candidate), "o_valid": Out(1), "o_eligible": Out(1), "o_cold": Out(1), "o_other": Out(SCORE_BITS),
-        })
+        super().__init__(
+            {
+                "i": In(layouts.scanned),
+                "i_valid": In(1),
+                "step": In(STEP_BITS),
+                "newest": In(config.page_bits),
+                "newest_valid": In(1),
+                "recency_m": In(16),
+                "recency_sh": In(5),
+                "kelp": In(1),
+                "second": In(1),
+                "near": In(9),
+                "o": Out(layouts.candidate),
+                "o_valid": Out(1),
+                "o_eligible": Out(1),
+                "o_cold": Out(1),
+                "o_other": Out(SCORE_BITS),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
 
         # 1: age and class
-        carried = data.StructLayout({"page": c.page_bits, "last_step": STEP_BITS, "kind": CLASS_BITS, "eligible": 1, "cold": 1, "score": SCORE_BITS,
-                                      "count": PROFILE_BITS, "over": 1})
+        carried = data.StructLayout(
+            {
+                "page": c.page_bits,
+                "last_step": STEP_BITS,
+                "kind": CLASS_BITS,
+                "eligible": 1,
+                "cold": 1,
+                "score": SCORE_BITS,
+                "count": PROFILE_BITS,
+                "over": 1,
+            }
+        )
         age, first = Signal(STEP_BITS, reset_less=True), Signal(carried, reset_less=True)
         is_newest = Signal()
         m.d.comb += is_newest.eq(self.newest_valid & (self.i.page == self.newest))
         m.d.sync += [
             age.eq(self.step - self.i.last_step),
-            first.page.eq(self.i.page), first.last_step.eq(self.i.last_step), first.eligible.eq(self.i.eligible), first.score.eq(self.i.score),
-            first.cold.eq(self.i.cold), first.count.eq(self.i.count), first.over.eq(self.i.over),
+            first.page.eq(self.i.page),
+            first.last_step.eq(self.i.last_step),
+            first.eligible.eq(self.i.eligible),
+            first.score.eq(self.i.score),
+            first.cold.eq(self.i.cold),
+            first.count.eq(self.i.count),
+            first.over.eq(self.i.over),
             first.kind.eq(Mux(is_newest, 2, self.i.last_step == self.step)),
         ]
 
@@ -78,32 +108,58 @@ class PriorityUnit(wiring.Component):
         m.submodules.exp2 = exp2 = Exp2(bias=RECENCY_BIAS)
         m.submodules.wait = wait = Delay(shape=carried, cycles=Exp2.LATENCY)
         m.d.comb += [
-            exp2.steps.eq(age), exp2.mantissa.eq(self.recency_m), exp2.shift.eq(self.recency_sh),
-            wait.en.eq(1), wait.i.eq(first),
+            exp2.steps.eq(age),
+            exp2.mantissa.eq(self.recency_m),
+            exp2.shift.eq(self.recency_sh),
+            wait.en.eq(1),
+            wait.i.eq(first),
         ]
         decay, last = Signal(SCORE_BITS, reset_less=True), Signal(carried, reset_less=True)
         # 65536 − halving, and 65535 where nothing is left of the halving.
         m.d.sync += [decay.eq(Mux(exp2.halving == 0, 65535, 0 - exp2.halving)), last.eq(wait.o)]
 
         product = Signal(2 * SCORE_BITS, reset_less=True)
-        multiplied = Signal(data.StructLayout({name: carried[name].shape for name in ("page", "last_step", "kind", "eligible", "cold")}), reset_less=True)
-        m.d.sync += [product.eq((~last.score)[:SCORE_BITS] * decay), *(multiplied[name].eq(last[name]) for name in multiplied.shape().members)]
+        multiplied = Signal(
+            data.StructLayout(
+                {
+                    name: carried[name].shape
+                    for name in ("page", "last_step", "kind", "eligible", "cold")
+                }
+            ),
+            reset_less=True,
+        )
+        m.d.sync += [
+            product.eq((~last.score)[:SCORE_BITS] * decay),
+            *(multiplied[name].eq(last[name]) for name in multiplied.shape().members),
+        ]
 
-        # Policy `kelp`: the value in both opinions; a page whose turn has passed is worth a factor less.
-        common, profiled, factor = Signal(COMMON_BITS, reset_less=True), Signal(_VALUE_BITS, reset_less=True), Signal(9, reset_less=True)
+        # Policy `kelp`: the value in both opinions; a page whose turn has passed is worth a factor
+        # less.
+        common, profiled, factor = (
+            Signal(COMMON_BITS, reset_less=True),
+            Signal(_VALUE_BITS, reset_less=True),
+            Signal(9, reset_less=True),
+        )
         values = [Signal(_VALUE_BITS + 9, name=f"value{k}", reset_less=True) for k in (1, 2)]
         m.d.comb += common.eq(last.score)
         m.d.sync += [
-            factor.eq(Mux(wait.o.over, self.near, 256)), profiled.eq(wait.o.score[:COMMON_BITS] + (wait.o.count << PROFILE_SHIFT)),
-            values[0].eq(profiled * factor), values[1].eq(common * factor),
+            factor.eq(Mux(wait.o.over, self.near, 256)),
+            profiled.eq(wait.o.score[:COMMON_BITS] + (wait.o.count << PROFILE_SHIFT)),
+            values[0].eq(profiled * factor),
+            values[1].eq(common * factor),
         ]
         # Out of registers: multipliers are far from the list, which compares with what comes.
         followed, other = Signal(_VALUE_BITS), Signal(_VALUE_BITS)
-        m.d.comb += [followed.eq(Mux(self.second, values[1], values[0])[8:]), other.eq(Mux(self.second, values[0], values[1])[8:])]
+        m.d.comb += [
+            followed.eq(Mux(self.second, values[1], values[0])[8:]),
+            other.eq(Mux(self.second, values[0], values[1])[8:]),
+        ]
         m.d.sync += [
             *(self.o[name].eq(multiplied[name]) for name in ("page", "last_step", "kind")),
-            self.o_eligible.eq(multiplied.eligible), self.o_cold.eq(multiplied.cold),
-            self.o.priority.eq(Mux(self.kelp, 65535 - followed, product[SCORE_BITS:])), self.o_other.eq(65535 - other),
+            self.o_eligible.eq(multiplied.eligible),
+            self.o_cold.eq(multiplied.cold),
+            self.o.priority.eq(Mux(self.kelp, 65535 - followed, product[SCORE_BITS:])),
+            self.o_other.eq(65535 - other),
         ]
 
         valid = Signal(self.LATENCY)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Per-queue state that eviction decides on: listed pages, resident count, excess over the budget, newest page, requester (docs/design.md §6)."""
+"""Per-queue state that eviction decides on: listed pages, resident count, excess over the budget,
+newest page, requester (docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -21,18 +22,22 @@ __all__ = ["QueueState"]
 
 
 class QueueState(wiring.Component):
-    """Follows the results of M3. A page is *listed* while its word is RESIDENT; the residency map says which are, and what changes there is counted.
+    """Follows the results of M3. A page is *listed* while its word is RESIDENT; the residency map
+    says which are, and what changes there is counted.
 
-    Nothing here is on a request's path: results that matter become events in a queue; each costs about `3·log2(squeues) + 10` cycles. `ready` says that RESERVE
-    more may come, beside those that evictions cause by themselves. `entered` and `done` count events modulo `count_bits` bits, so that the evictor can wait
-    until all that had come is absorbed.
+    Nothing here is on a request's path: results that matter become events in a queue; each costs
+    about `3·log2(squeues) + 10` cycles. `ready` says that RESERVE more may come, beside those that
+    evictions cause by themselves. `entered` and `done` count events modulo `count_bits` bits, so
+    that the evictor can wait until all that had come is absorbed.
 
-    The excess of a queue whose eviction was cancelled (or failed) counts as 0 until another page of it comes or goes, so that the evictor does not ask for
-    pages that are in use again and again.
+    The excess of a queue whose eviction was cancelled (or failed) counts as 0 until another page of
+    it comes or goes, so that the evictor does not ask for pages that are in use again and again.
 
-    A configuration write changes the budget at once; the excess of all queues is then worked out anew in the background (`refreshing`).
+    A configuration write changes the budget at once; the excess of all queues is then worked out
+    anew in the background (`refreshing`).
 
-    A queue whose policy is `kelp` has no budget: its excess is what it offered last, and 0 when an eviction was cancelled or nothing is left.
+    A queue whose policy is `kelp` has no budget: its excess is what it offered last, and 0 when an
+    eviction was cancelled or nothing is left.
 
     Parameters
     ----------
@@ -53,9 +58,11 @@ class QueueState(wiring.Component):
         `look_valid` is held until `look_done` comes with the answer.
     read_valid … word : the residency map's read port
     offer_valid, offer : in; offer_done : out
-        Policy `kelp`: how gladly the squeue of `look_squeue` gives a page, which is its excess from then on; `offer_valid` is held until `offer_done`.
+        Policy `kelp`: how gladly the squeue of `look_squeue` gives a page, which is its excess from
+        then on; `offer_valid` is held until `offer_done`.
     resident_squeue : in; resident_lines : out
-        For the registers: DRAM lines of the queue's listed pages; follows within a few hundred cycles.
+        For the registers: DRAM lines of the queue's listed pages; follows within a few hundred
+        cycles.
     initialised : out
         The reset scrub is over; results before it are not allowed.
     idle : out
@@ -63,8 +70,9 @@ class QueueState(wiring.Component):
 
     @staticmethod
     def unforeseen(config: Config) -> int:
-        """Events beyond M0's credit: one CLAIM (the evictor waits for it), and a cancellation and a failed write-back for each eviction under way;
-        and two that come while `ready` is on its way."""
+        """Events beyond M0's credit: one CLAIM (the evictor waits for it), and a cancellation and a
+        failed write-back for each eviction under way; and two that come while `ready` is on its
+        way."""
         return 1 + 2 * config.write_backs + 2
 
     @classmethod
@@ -74,48 +82,81 @@ class QueueState(wiring.Component):
 
     @classmethod
     def count_bits(cls, config: Config) -> int:
-        """Of `entered` and `done`: twice the depth and more, so that the difference of two counts has a sign."""
+        """Of `entered` and `done`: twice the depth and more, so that the difference of two counts
+        has a sign."""
         return cls.depth(config).bit_length() + 1
 
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
         self.map = ResidencyMap(config=config)
-        super().__init__({
-            "i_result": In(layouts.result), "i_result_valid": In(1), "ready": Out(1),
-            "config_write": In(layouts.config_write), "config_write_valid": In(1),
-            "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))), "requester": Out(data.ArrayLayout(config.squeue_bits, len(POOLS))),
-            "entered": Out(self.count_bits(config)), "done": Out(self.count_bits(config)), "refreshing": Out(1),
-            "look_valid": In(1), "look_squeue": In(config.squeue_bits), "look_done": Out(1), "look": Out(layouts.look),
-            "offer_valid": In(1), "offer": In(SCORE_BITS), "offer_done": Out(1),
-            **{name: self.map.signature.members[name] for name in ("read_valid", "read_squeue", "read_index", "read_ready", "word")},
-            "resident_squeue": In(config.squeue_bits), "resident_lines": Out(32),
-            "initialised": Out(1), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "ready": Out(1),
+                "config_write": In(layouts.config_write),
+                "config_write_valid": In(1),
+                "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))),
+                "requester": Out(data.ArrayLayout(config.squeue_bits, len(POOLS))),
+                "entered": Out(self.count_bits(config)),
+                "done": Out(self.count_bits(config)),
+                "refreshing": Out(1),
+                "look_valid": In(1),
+                "look_squeue": In(config.squeue_bits),
+                "look_done": Out(1),
+                "look": Out(layouts.look),
+                "offer_valid": In(1),
+                "offer": In(SCORE_BITS),
+                "offer_done": Out(1),
+                **{
+                    name: self.map.signature.members[name]
+                    for name in ("read_valid", "read_squeue", "read_index", "read_ready", "word")
+                },
+                "resident_squeue": In(config.squeue_bits),
+                "resident_lines": Out(32),
+                "initialised": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
-        event = data.StructLayout({"squeue": c.squeue_bits, "page": c.page_bits, "listed": 1, "newest": 1, "cancelled": 1})
+        event = data.StructLayout(
+            {"squeue": c.squeue_bits, "page": c.page_bits, "listed": 1, "newest": 1, "cancelled": 1}
+        )
 
         # --- what of a result matters ---
         r = self.i_result
 
         def nowhere(state):
-            return (state == PageState.ABSENT) | (state == PageState.COLD) | (state == PageState.LOST)
+            return (
+                (state == PageState.ABSENT) | (state == PageState.COLD) | (state == PageState.LOST)
+            )
 
         came, was_listed, is_listed, demand = Signal(event), Signal(), Signal(), Signal()
         came_valid, came_next = Signal(), Signal()
         needs_frame, allocates = Signal(), Signal()
         m.d.comb += [
             demand.eq((r.op.kind == Op.READ) | (r.op.kind == Op.WRITE)),
-            was_listed.eq(r.old.state == PageState.RESIDENT), is_listed.eq(r.word.state == PageState.RESIDENT),
+            was_listed.eq(r.old.state == PageState.RESIDENT),
+            is_listed.eq(r.word.state == PageState.RESIDENT),
             needs_frame.eq(r.changed & demand & nowhere(r.old.state) & ~nowhere(r.word.state)),
             allocates.eq(needs_frame & (r.op.kind == Op.WRITE) & (r.old.state != PageState.COLD)),
-            came_next.eq(self.i_result_valid & ((r.changed & (was_listed != is_listed)) | r.uncorrected | allocates)),
+            came_next.eq(
+                self.i_result_valid
+                & ((r.changed & (was_listed != is_listed)) | r.uncorrected | allocates)
+            ),
         ]
-        m.d.sync += [came.squeue.eq(r.op.squeue), came.page.eq(r.op.page), came.listed.eq(is_listed), came.newest.eq(allocates), came_valid.eq(came_next),
-                     came.cancelled.eq((r.old.state == PageState.WRITING_BACK) & ~r.uncorrected)]
+        m.d.sync += [
+            came.squeue.eq(r.op.squeue),
+            came.page.eq(r.op.page),
+            came.listed.eq(is_listed),
+            came.newest.eq(allocates),
+            came_valid.eq(came_next),
+            came.cancelled.eq((r.old.state == PageState.WRITING_BACK) & ~r.uncorrected),
+        ]
         requester = Array([Signal(c.squeue_bits, name=f"requester{p}") for p in range(len(POOLS))])
         m.d.comb += [self.requester[p].eq(requester[p]) for p in range(len(POOLS))]
         with m.If(self.i_result_valid & needs_frame):
@@ -129,23 +170,48 @@ class QueueState(wiring.Component):
             m.d.sync += self.entered.eq(self.entered + 1)
 
         # --- memories ---
-        record = data.StructLayout({"count": c.page_bits + 1, "newest": c.page_bits, "newest_valid": 1, "in_use": 1})
+        record = data.StructLayout(
+            {"count": c.page_bits + 1, "newest": c.page_bits, "newest_valid": 1, "in_use": 1}
+        )
         m.submodules.records = records = Sram(depth=c.squeues, shape=record)
-        m.submodules.settings = settings = QueueConfig(config=c, fields=("pool", "budget", "policy", "tau_m", "tau_sh"))
+        m.submodules.settings = settings = QueueConfig(
+            config=c, fields=("pool", "budget", "policy", "tau_m", "tau_sh")
+        )
         m.submodules.tree = tree = ExcessTree(config=c)
         m.submodules.map = listed = self.map
-        squeue, page, value, newest, cancelled = Signal(c.squeue_bits), Signal(c.page_bits), Signal(), Signal(), Signal()
+        squeue, page, value, newest, cancelled = (
+            Signal(c.squeue_bits),
+            Signal(c.page_bits),
+            Signal(),
+            Signal(),
+            Signal(),
+        )
         m.d.comb += [
             self.roots.eq(tree.roots),
-            settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid), settings.read_squeue.eq(squeue),
-            records.read_address.eq(squeue), records.write_address.eq(squeue),
-            listed.squeue.eq(squeue), listed.page.eq(page), listed.value.eq(value),
-            *(getattr(listed, name).eq(getattr(self, name)) for name in ("read_valid", "read_squeue", "read_index")),
-            self.read_ready.eq(listed.read_ready), self.word.eq(listed.word),
+            settings.write.eq(self.config_write),
+            settings.write_valid.eq(self.config_write_valid),
+            settings.read_squeue.eq(squeue),
+            records.read_address.eq(squeue),
+            records.write_address.eq(squeue),
+            listed.squeue.eq(squeue),
+            listed.page.eq(page),
+            listed.value.eq(value),
+            *(
+                getattr(listed, name).eq(getattr(self, name))
+                for name in ("read_valid", "read_squeue", "read_index")
+            ),
+            self.read_ready.eq(listed.read_ready),
+            self.word.eq(listed.word),
         ]
 
         # --- one task at a time: an event, a look, a queue to refresh, the registers' read-out ---
-        is_event, is_look, is_refresh, is_offer, changed = Signal(), Signal(), Signal(), Signal(), Signal()
+        is_event, is_look, is_refresh, is_offer, changed = (
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+        )
         taken = Signal(event)
         m.d.comb += taken.eq(events.r_data)
         refresh_next, refresh_left = Signal(range(c.squeues)), Signal(range(c.squeues + 1))
@@ -161,9 +227,14 @@ class QueueState(wiring.Component):
         resident = Signal(c.dram_line_bits + 1)
         # As the memory has them; what decides on the policy is far from there, and a cycle later.
         pool, policy, kelp = Signal.like(tree.pool), Signal.like(settings.o.policy), Signal()
-        m.d.comb += [changed.eq(listed.was != value), after.eq(found), tree.pool.eq(pool), tree.squeue.eq(squeue)]
+        m.d.comb += [
+            changed.eq(listed.was != value),
+            after.eq(found),
+            tree.pool.eq(pool),
+            tree.squeue.eq(squeue),
+        ]
         frame_lines = Array([Const(n) for n in c.frame_lines])
-        started = Signal()   # before the first clock edge inputs mean nothing
+        started = Signal()  # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
 
         with m.FSM(init="CLEAR"):
@@ -177,8 +248,16 @@ class QueueState(wiring.Component):
                     m.d.sync += self.initialised.eq(1)
                     m.next = "IDLE"
             with m.State("IDLE"):
-                m.d.sync += [page.eq(taken.page), value.eq(taken.listed), newest.eq(taken.newest), cancelled.eq(taken.cancelled),
-                             is_event.eq(0), is_look.eq(0), is_refresh.eq(0), is_offer.eq(0)]
+                m.d.sync += [
+                    page.eq(taken.page),
+                    value.eq(taken.listed),
+                    newest.eq(taken.newest),
+                    cancelled.eq(taken.cancelled),
+                    is_event.eq(0),
+                    is_look.eq(0),
+                    is_refresh.eq(0),
+                    is_offer.eq(0),
+                ]
                 with m.If(events.r_rdy):
                     m.d.comb += events.r_en.eq(1)
                     m.d.sync += [squeue.eq(taken.squeue), is_event.eq(1)]
@@ -191,7 +270,9 @@ class QueueState(wiring.Component):
                     m.next = "READ"
                 with m.Elif(refresh_left != 0):
                     m.d.sync += [
-                        squeue.eq(refresh_next), is_refresh.eq(1), refresh_left.eq(refresh_left - 1),
+                        squeue.eq(refresh_next),
+                        is_refresh.eq(1),
+                        refresh_left.eq(refresh_left - 1),
                         refresh_next.eq(Mux(refresh_next == c.squeues - 1, 0, refresh_next + 1)),
                     ]
                     m.next = "READ"
@@ -199,23 +280,46 @@ class QueueState(wiring.Component):
                     m.d.sync += [squeue.eq(self.resident_squeue), readout_wait.eq(~0)]
                     m.next = "READ"
             with m.State("READ"):
-                m.d.comb += [records.read_en.eq(1), settings.read_en.eq(1), listed.update.eq(is_event)]
+                m.d.comb += [
+                    records.read_en.eq(1),
+                    settings.read_en.eq(1),
+                    listed.update.eq(is_event),
+                ]
                 m.next = "WAS"
             with m.State("WAS"):
                 # What comes out of memories: counting waits a cycle for it.
-                m.d.sync += [found.eq(records.read_data), pool.eq(settings.o.pool), policy.eq(settings.o.policy)]
+                m.d.sync += [
+                    found.eq(records.read_data),
+                    pool.eq(settings.o.pool),
+                    policy.eq(settings.o.policy),
+                ]
                 m.next = "COUNT"
             with m.State("COUNT"):
-                m.d.sync += [lines.eq(frame_lines[pool]), budget.eq(settings.o.budget), count.eq(after.count), in_use.eq(after.in_use), kelp.eq(policy)]
+                m.d.sync += [
+                    lines.eq(frame_lines[pool]),
+                    budget.eq(settings.o.budget),
+                    count.eq(after.count),
+                    in_use.eq(after.in_use),
+                    kelp.eq(policy),
+                ]
                 m.next = "MULTIPLY"
                 with m.If(is_event):
                     m.d.comb += counted.eq(1)
                     m.d.sync += [
-                        Assert(~changed | value | (found.count != 0), "a queue lists fewer pages than none"),
-                        Assert(~changed | ~value | (found.count != c.pages), "a queue lists more pages than it has"),
+                        Assert(
+                            ~changed | value | (found.count != 0),
+                            "a queue lists fewer pages than none",
+                        ),
+                        Assert(
+                            ~changed | ~value | (found.count != c.pages),
+                            "a queue lists more pages than it has",
+                        ),
                     ]
                     with m.If(changed):
-                        m.d.comb += [after.count.eq(Mux(value, found.count + 1, found.count - 1)), after.in_use.eq(cancelled & value)]
+                        m.d.comb += [
+                            after.count.eq(Mux(value, found.count + 1, found.count - 1)),
+                            after.in_use.eq(cancelled & value),
+                        ]
                     with m.Else():
                         m.d.sync += self.done.eq(self.done + 1)
                         m.next = "IDLE"
@@ -226,9 +330,12 @@ class QueueState(wiring.Component):
                     m.next = "START"
             with m.State("LOOKED"):
                 m.d.sync += [
-                    self.look_done.eq(1), self.look.listed.eq(count != 0),
+                    self.look_done.eq(1),
+                    self.look.listed.eq(count != 0),
                     *(self.look[name].eq(found[name]) for name in ("newest", "newest_valid")),
-                    self.look.pool.eq(pool), self.look.policy.eq(kelp), *(self.look[name].eq(settings.o[name]) for name in ("tau_m", "tau_sh")),
+                    self.look.pool.eq(pool),
+                    self.look.policy.eq(kelp),
+                    *(self.look[name].eq(settings.o[name]) for name in ("tau_m", "tau_sh")),
                 ]
                 m.next = "IDLE"
             with m.State("MULTIPLY"):
@@ -240,7 +347,9 @@ class QueueState(wiring.Component):
                 with m.Elif(is_refresh & ((count == 0) | kelp)):
                     m.next = "IDLE"
             with m.State("SUBTRACT"):
-                m.d.sync += tree.excess.eq(Mux((resident > budget) & ~in_use & ~kelp, resident - budget, 0))
+                m.d.sync += tree.excess.eq(
+                    Mux((resident > budget) & ~in_use & ~kelp, resident - budget, 0)
+                )
                 m.d.sync += Assert(resident < 1 << c.dram_line_bits)
                 m.next = "START"
                 with m.If(~is_event & ~is_refresh):
@@ -254,17 +363,29 @@ class QueueState(wiring.Component):
                     m.d.sync += [self.done.eq(self.done + is_event), self.offer_done.eq(is_offer)]
                     m.next = "IDLE"
 
-        # Written in the cycle after COUNT, from registers; nothing takes their place before the end of it.
+        # Written in the cycle after COUNT, from registers; nothing takes their place before the end
+        # of it.
         write, kept = Signal(), Signal(record)
         m.d.sync += write.eq(counted)
         m.d.comb += [
-            kept.count.eq(count), kept.in_use.eq(in_use), kept.newest.eq(Mux(newest, page, found.newest)), kept.newest_valid.eq(newest | found.newest_valid),
-            records.write_en.eq(clears | write), records.write_data.eq(Mux(clears, 0, kept)),
+            kept.count.eq(count),
+            kept.in_use.eq(in_use),
+            kept.newest.eq(Mux(newest, page, found.newest)),
+            kept.newest_valid.eq(newest | found.newest_valid),
+            records.write_en.eq(clears | write),
+            records.write_data.eq(Mux(clears, 0, kept)),
         ]
         for answered in (self.look_done, self.offer_done):
             with m.If(answered):
                 m.d.sync += answered.eq(0)
         with m.If(self.config_write_valid):
             m.d.sync += refresh_left.eq(c.squeues)
-        m.d.comb += self.idle.eq(~came_valid & ~came_next & (self.entered == self.done) & ~self.refreshing & ~self.look_valid & ~self.offer_valid)
+        m.d.comb += self.idle.eq(
+            ~came_valid
+            & ~came_next
+            & (self.entered == self.done)
+            & ~self.refreshing
+            & ~self.look_valid
+            & ~self.offer_valid
+        )
         return m

@@ -20,11 +20,13 @@ def word_pages(config: Config) -> int:
 
 
 class ResidencyMap(wiring.Component):
-    """Words of up to 64 pages of one squeue; one page is set or cleared at a time, whole words are read.
+    """Words of up to 64 pages of one squeue; one page is set or cleared at a time, whole words are
+    read.
 
-    `update` reads the page's word in its cycle and writes it two cycles later, when `was` tells the bit before; one update in two cycles, of any page.
-    A word is read per cycle, but waits (`read_ready` low) while an update reads; `word` follows a cycle after. After reset the map clears itself, one word
-    per cycle, until `ready`.
+    `update` reads the page's word in its cycle and writes it two cycles later, when `was` tells the
+    bit before; one update in two cycles, of any page. A word is read per cycle, but waits
+    (`read_ready` low) while an update reads; `word` follows a cycle after. After reset the map
+    clears itself, one word per cycle, until `ready`.
 
     Parameters
     ----------
@@ -44,11 +46,21 @@ class ResidencyMap(wiring.Component):
         self.config = config
         self.word_pages = word_pages(config)
         self.words = config.pages // self.word_pages
-        super().__init__({
-            "update": In(1), "squeue": In(config.squeue_bits), "page": In(config.page_bits), "value": In(1), "was": Out(1),
-            "read_valid": In(1), "read_squeue": In(config.squeue_bits), "read_index": In(range(max(2, self.words))), "read_ready": Out(1),
-            "word": Out(self.word_pages), "ready": Out(1),
-        })
+        super().__init__(
+            {
+                "update": In(1),
+                "squeue": In(config.squeue_bits),
+                "page": In(config.page_bits),
+                "value": In(1),
+                "was": Out(1),
+                "read_valid": In(1),
+                "read_squeue": In(config.squeue_bits),
+                "read_index": In(range(max(2, self.words))),
+                "read_ready": Out(1),
+                "word": Out(self.word_pages),
+                "ready": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -60,16 +72,23 @@ class ResidencyMap(wiring.Component):
         place = Cat(self.page[bit_bits:], self.squeue)
         updating, changing = Signal(), Signal()
         bit, value, address = Signal(bit_bits), Signal(), Signal(words.address_bits)
-        raw, changed = Signal(self.word_pages, reset_less=True), Signal(self.word_pages)      # a block RAM is slow to answer
+        # a block RAM is slow to answer
+        raw, changed = Signal(self.word_pages, reset_less=True), Signal(self.word_pages)
         m.d.comb += [
             self.read_ready.eq(~self.update & self.ready),
-            words.read_en.eq(1),      # whoever reads takes the word in the next cycle
-            words.read_address.eq(Mux(self.update, place, Cat(self.read_index[:index_bits], self.read_squeue))),
-            self.word.eq(words.read_data), self.was.eq(raw.bit_select(bit, 1)),
-            changed.eq(raw), changed.bit_select(bit, 1).eq(value),
+            words.read_en.eq(1),  # whoever reads takes the word in the next cycle
+            words.read_address.eq(
+                Mux(self.update, place, Cat(self.read_index[:index_bits], self.read_squeue))
+            ),
+            self.word.eq(words.read_data),
+            self.was.eq(raw.bit_select(bit, 1)),
+            changed.eq(raw),
+            changed.bit_select(bit, 1).eq(value),
         ]
         m.d.sync += [
-            updating.eq(self.update), changing.eq(updating), raw.eq(words.read_data),
+            updating.eq(self.update),
+            changing.eq(updating),
+            raw.eq(words.read_data),
             Assert(~(self.update & updating), "an update came before the last one was read"),
         ]
         with m.If(self.update):
@@ -78,7 +97,15 @@ class ResidencyMap(wiring.Component):
         clear = Signal(range(words.depth))
         with m.If(~self.ready):
             m.d.comb += [words.write_en.eq(1), words.write_address.eq(clear)]
-            m.d.sync += [Assert(~self.update), clear.eq(clear + 1), self.ready.eq(clear == words.depth - 1)]
+            m.d.sync += [
+                Assert(~self.update),
+                clear.eq(clear + 1),
+                self.ready.eq(clear == words.depth - 1),
+            ]
         with m.Else():
-            m.d.comb += [words.write_en.eq(changing), words.write_address.eq(address), words.write_data.eq(changed)]
+            m.d.comb += [
+                words.write_en.eq(changing),
+                words.write_address.eq(address),
+                words.write_data.eq(changed),
+            ]
         return m

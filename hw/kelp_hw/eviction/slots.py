@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Evictions under way: from a CLAIM that was granted to the decision on its RELEASE (docs/design.md §6)."""
+"""Evictions under way: from a CLAIM that was granted to the decision on its RELEASE (docs/design.md
+§6)."""
 
 from __future__ import annotations
 
@@ -20,9 +21,10 @@ __all__ = ["EvictionSlots"]
 class EvictionSlots(wiring.Component):
     """`write_backs` evictions side by side: claimed → flushed → (dirty) written to flash → RELEASE.
 
-    What the frame stage and the data path report of a slot moves it on at once: a flushed frame goes into the line of those that want their cold write or
-    of those that want their RELEASE, and leaves it in that order. So nothing waits longer than for those before it. A slot takes its next eviction `COOL`
-    cycles after its RELEASE was decided, when the pool's free count has it.
+    What the frame stage and the data path report of a slot moves it on at once: a flushed frame
+    goes into the line of those that want their cold write or of those that want their RELEASE, and
+    leaves it in that order. So nothing waits longer than for those before it. A slot takes its next
+    eviction `COOL` cycles after its RELEASE was decided, when the pool's free count has it.
 
     Parameters
     ----------
@@ -31,7 +33,8 @@ class EvictionSlots(wiring.Component):
     Members
     -------
     i_result, i_result_valid : in, result
-        A CLAIM that is DONE begins the eviction of slot `op.slot`, the result of its RELEASE ends it.
+        A CLAIM that is DONE begins the eviction of slot `op.slot`, the result of its RELEASE ends
+        it.
     i_claim, i_claim_valid : in, claim
         What the frame stage found; before the frame is flushed.
     i_flushed, i_flushed_valid : in, token
@@ -42,7 +45,8 @@ class EvictionSlots(wiring.Component):
         Where the next CLAIM goes; follows a CLAIM by two cycles.
     under_way : out, per pool
         Evictions whose frame the pool does not count as free yet.
-    squeue, page : in; working : out; other_squeue, other_page : in; other_working : out; scrub_squeue, scrub_page : in; scrub_working : out
+    squeue, page : in; working : out; other_squeue, other_page : in; other_working : out;
+    scrub_squeue, scrub_page : in; scrub_working : out
         Whether an eviction works on that page; asked by three.
     idle : out; quiet : out
         Quiet when all that is under way waits for the flash.
@@ -54,24 +58,40 @@ class EvictionSlots(wiring.Component):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
         token = config.write_back_bits
-        super().__init__({
-            "i_result": In(layouts.result), "i_result_valid": In(1), "i_claim": In(layouts.claim), "i_claim_valid": In(1),
-            "i_flushed": In(token), "i_flushed_valid": In(1),
-            "o_write_back": Out(stream.Signature(layouts.write_back)), "i_written_back": In(stream.Signature(layouts.written_back)),
-            "o_op": Out(stream.Signature(layouts.op)),
-            "free_slot": Out(token), "has_free": Out(1),
-            "under_way": Out(data.ArrayLayout(range(config.write_backs + 1), len(POOLS))),
-            "squeue": In(config.squeue_bits), "page": In(config.page_bits), "working": Out(1),
-            "other_squeue": In(config.squeue_bits), "other_page": In(config.page_bits), "other_working": Out(1),
-            "scrub_squeue": In(config.squeue_bits), "scrub_page": In(config.page_bits), "scrub_working": Out(1), "idle": Out(1), "quiet": Out(1),
-        })
+        super().__init__(
+            {
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "i_claim": In(layouts.claim),
+                "i_claim_valid": In(1),
+                "i_flushed": In(token),
+                "i_flushed_valid": In(1),
+                "o_write_back": Out(stream.Signature(layouts.write_back)),
+                "i_written_back": In(stream.Signature(layouts.written_back)),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "free_slot": Out(token),
+                "has_free": Out(1),
+                "under_way": Out(data.ArrayLayout(range(config.write_backs + 1), len(POOLS))),
+                "squeue": In(config.squeue_bits),
+                "page": In(config.page_bits),
+                "working": Out(1),
+                "other_squeue": In(config.squeue_bits),
+                "other_page": In(config.page_bits),
+                "other_working": Out(1),
+                "scrub_squeue": In(config.squeue_bits),
+                "scrub_page": In(config.page_bits),
+                "scrub_working": Out(1),
+                "idle": Out(1),
+                "quiet": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c, layouts = self.config, self.layouts
         slots, token = range(c.write_backs), c.write_back_bits
         r = self.i_result
-        started = Signal()   # before the first clock edge inputs mean nothing
+        started = Signal()  # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
 
         # --- which pages are worked on ---
@@ -85,14 +105,28 @@ class EvictionSlots(wiring.Component):
             claimed.eq(self.i_result_valid & (r.op.kind == Op.CLAIM) & (r.outcome == Outcome.DONE)),
             released.eq(self.i_result_valid & (r.op.kind == Op.RELEASE)),
         ]
-        cooling = [Signal(data.StructLayout({"valid": 1, "slot": token, "pool": POOL_BITS}), name=f"cooling{k}") for k in range(self.COOL)]
-        m.d.sync += [cooling[0].valid.eq(released), cooling[0].slot.eq(at), cooling[0].pool.eq(r.op.pool)]
+        cooling = [
+            Signal(
+                data.StructLayout({"valid": 1, "slot": token, "pool": POOL_BITS}),
+                name=f"cooling{k}",
+            )
+            for k in range(self.COOL)
+        ]
+        m.d.sync += [
+            cooling[0].valid.eq(released),
+            cooling[0].slot.eq(at),
+            cooling[0].pool.eq(r.op.pool),
+        ]
         m.d.sync += [after.eq(before) for before, after in zip(cooling, cooling[1:], strict=False)]
         gone = cooling[-1]
         m.d.comb += freed.eq(gone.valid)
         for k in slots:
             with m.If(claimed & (at == k)):
-                m.d.sync += [busy[k].eq(1), pages[k].squeue.eq(r.op.squeue), pages[k].page.eq(r.op.page)]
+                m.d.sync += [
+                    busy[k].eq(1),
+                    pages[k].squeue.eq(r.op.squeue),
+                    pages[k].page.eq(r.op.page),
+                ]
             with m.If(freed & (gone.slot == k)):
                 m.d.sync += busy[k].eq(0)
         m.d.sync += self.has_free.eq(~busy.all())
@@ -101,14 +135,20 @@ class EvictionSlots(wiring.Component):
                 m.d.sync += self.free_slot.eq(k)
 
         def working_on(squeue, page):
-            return Cat(busy[k] & (pages[k].squeue == squeue) & (pages[k].page == page) for k in slots).any()
+            return Cat(
+                busy[k] & (pages[k].squeue == squeue) & (pages[k].page == page) for k in slots
+            ).any()
 
         m.d.comb += [
-            self.working.eq(working_on(self.squeue, self.page)), self.other_working.eq(working_on(self.other_squeue, self.other_page)),
-            self.scrub_working.eq(working_on(self.scrub_squeue, self.scrub_page)), self.idle.eq(busy == 0),
+            self.working.eq(working_on(self.squeue, self.page)),
+            self.other_working.eq(working_on(self.other_squeue, self.other_page)),
+            self.scrub_working.eq(working_on(self.scrub_squeue, self.scrub_page)),
+            self.idle.eq(busy == 0),
         ]
         for p in range(len(POOLS)):
-            m.d.sync += self.under_way[p].eq(self.under_way[p] + (claimed & (r.pool == p)) - (freed & (gone.pool == p)))
+            m.d.sync += self.under_way[p].eq(
+                self.under_way[p] + (claimed & (r.pool == p)) - (freed & (gone.pool == p))
+            )
 
         # --- what is known of each: three writers, a memory for each ---
         def table(name, layout, writes, address, value):
@@ -119,7 +159,12 @@ class EvictionSlots(wiring.Component):
 
         begun = data.StructLayout({"where": where, "pool": POOL_BITS, "given_by": GIVEN_BITS})
         beginning = Signal(begun)
-        m.d.comb += [beginning.where.squeue.eq(r.op.squeue), beginning.where.page.eq(r.op.page), beginning.pool.eq(r.pool), beginning.given_by.eq(r.op.mass)]
+        m.d.comb += [
+            beginning.where.squeue.eq(r.op.squeue),
+            beginning.where.page.eq(r.op.page),
+            beginning.pool.eq(r.pool),
+            beginning.given_by.eq(r.op.mass),
+        ]
         read_begun = table("begun", begun, claimed, at, beginning)
         found = data.StructLayout({"frame": c.frame_bits, "dirty": 1})
         finding = Signal(found)
@@ -127,7 +172,9 @@ class EvictionSlots(wiring.Component):
         claim_slot = Signal(token)
         m.d.comb += claim_slot.eq(self.i_claim.slot)
         read_found = table("found", found, self.i_claim_valid, claim_slot, finding)
-        read_sector = table("sectors", layouts.sector, self.i_claim_valid, claim_slot, self.i_claim.sector)
+        read_sector = table(
+            "sectors", layouts.sector, self.i_claim_valid, claim_slot, self.i_claim.sector
+        )
         judged = read_found()
         m.d.comb += judged.addr.eq(self.i_flushed)
 
@@ -138,9 +185,13 @@ class EvictionSlots(wiring.Component):
         clean, back = Signal(), self.i_written_back
         going, release = data.View(leaving, releases.w_data), data.View(leaving, releases.r_data)
         m.d.comb += [
-            writes.w_data.eq(self.i_flushed), writes.w_en.eq(self.i_flushed_valid & judged.data.dirty),
-            clean.eq(self.i_flushed_valid & ~judged.data.dirty), back.ready.eq(~clean),
-            going.slot.eq(self.i_flushed), going.failed.eq(0), releases.w_en.eq(clean | back.valid),
+            writes.w_data.eq(self.i_flushed),
+            writes.w_en.eq(self.i_flushed_valid & judged.data.dirty),
+            clean.eq(self.i_flushed_valid & ~judged.data.dirty),
+            back.ready.eq(~clean),
+            going.slot.eq(self.i_flushed),
+            going.failed.eq(0),
+            releases.w_en.eq(clean | back.valid),
         ]
         with m.If(~clean):
             m.d.comb += [going.slot.eq(back.payload.token), going.failed.eq(back.payload.failed)]
@@ -148,21 +199,38 @@ class EvictionSlots(wiring.Component):
         wanted, wanted_frame, wanted_sector = read_begun(), read_found(), read_sector()
         m.d.comb += [
             *(port.addr.eq(writes.r_data) for port in (wanted, wanted_frame, wanted_sector)),
-            self.o_write_back.valid.eq(writes.r_rdy), writes.r_en.eq(self.o_write_back.ready), self.o_write_back.payload.token.eq(writes.r_data),
-            self.o_write_back.payload.squeue.eq(wanted.data.where.squeue), self.o_write_back.payload.page.eq(wanted.data.where.page),
-            self.o_write_back.payload.frame.eq(wanted_frame.data.frame), self.o_write_back.payload.sector.eq(wanted_sector.data),
+            self.o_write_back.valid.eq(writes.r_rdy),
+            writes.r_en.eq(self.o_write_back.ready),
+            self.o_write_back.payload.token.eq(writes.r_data),
+            self.o_write_back.payload.squeue.eq(wanted.data.where.squeue),
+            self.o_write_back.payload.page.eq(wanted.data.where.page),
+            self.o_write_back.payload.frame.eq(wanted_frame.data.frame),
+            self.o_write_back.payload.sector.eq(wanted_sector.data),
         ]
         ending, ending_frame = read_begun(), read_found()
         op = self.o_op.payload
         m.d.comb += [
             *(port.addr.eq(release.slot) for port in (ending, ending_frame)),
-            self.o_op.valid.eq(releases.r_rdy), releases.r_en.eq(self.o_op.ready),
-            op.kind.eq(Op.RELEASE), op.slot.eq(release.slot), op.failed.eq(release.failed), op.pool.eq(ending.data.pool),
-            op.squeue.eq(ending.data.where.squeue), op.page.eq(ending.data.where.page), op.frame.eq(ending_frame.data.frame),
-            op.written.eq(ending_frame.data.dirty), op.mass.eq(ending.data.given_by),
+            self.o_op.valid.eq(releases.r_rdy),
+            releases.r_en.eq(self.o_op.ready),
+            op.kind.eq(Op.RELEASE),
+            op.slot.eq(release.slot),
+            op.failed.eq(release.failed),
+            op.pool.eq(ending.data.pool),
+            op.squeue.eq(ending.data.where.squeue),
+            op.page.eq(ending.data.where.page),
+            op.frame.eq(ending_frame.data.frame),
+            op.written.eq(ending_frame.data.dirty),
+            op.mass.eq(ending.data.given_by),
             # M3 keeps the session's step in the word of an evicted page.
-            # Worked out beside the op, not from it: a payload that depends on itself is a loop to whoever takes it as one vector.
-            op.session.eq(sum((ending.data.where.squeue >= k * c.queues for k in range(1, c.sessions)), start=Const(0))),
+            # Worked out beside the op, not from it: a payload that depends on itself is a loop to
+            # whoever takes it as one vector.
+            op.session.eq(
+                sum(
+                    (ending.data.where.squeue >= k * c.queues for k in range(1, c.sessions)),
+                    start=Const(0),
+                )
+            ),
         ]
 
         # --- evictions that do not wait for the flash ---
@@ -170,17 +238,26 @@ class EvictionSlots(wiring.Component):
         # Counted a cycle late: the flash's answers come late in theirs.
         more, fewer = Signal(2), Signal(2)
         m.d.sync += [
-            more.eq(Cat(claimed, back.valid & back.ready)), fewer.eq(Cat(self.o_write_back.valid & self.o_write_back.ready, freed)),
+            more.eq(Cat(claimed, back.valid & back.ready)),
+            fewer.eq(Cat(self.o_write_back.valid & self.o_write_back.ready, freed)),
             active.eq(active + more[0] + more[1] - fewer[0] - fewer[1]),
         ]
         m.d.comb += self.quiet.eq((active == 0) & (more == 0) & ~back.valid)
 
         m.d.sync += [
-            Assert(~started | ~claimed | ~busy.bit_select(at, 1), "a CLAIM into a slot that is taken"),
+            Assert(
+                ~started | ~claimed | ~busy.bit_select(at, 1), "a CLAIM into a slot that is taken"
+            ),
             Assert(~started | ~self.i_claim_valid | busy.bit_select(claim_slot, 1)),
-            Assert(~started | ~self.i_flushed_valid | busy.bit_select(self.i_flushed, 1), "a flush that no eviction asked for"),
+            Assert(
+                ~started | ~self.i_flushed_valid | busy.bit_select(self.i_flushed, 1),
+                "a flush that no eviction asked for",
+            ),
             Assert(~started | ~back.valid | busy.bit_select(back.payload.token, 1)),
-            Assert(~started | ~claimed | ~working_on(r.op.squeue, r.op.page), "two evictions of one page"),
+            Assert(
+                ~started | ~claimed | ~working_on(r.op.squeue, r.op.page),
+                "two evictions of one page",
+            ),
             Assert(~started | ((writes.w_rdy | ~writes.w_en) & (releases.w_rdy | ~releases.w_en))),
         ]
         return m

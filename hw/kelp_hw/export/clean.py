@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Tidies the Verilog that Yosys writes, where a linter would stop: unfinished cases and logical operators on vectors."""
+"""Tidies the Verilog that Yosys writes, where a linter would stop: unfinished cases and logical
+operators on vectors."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["default_cases", "distinct_instances", "drop_true_asserts", "initial_constants", "reduce_not"]
+__all__ = [
+    "default_cases",
+    "distinct_instances",
+    "drop_true_asserts",
+    "initial_constants",
+    "reduce_not",
+]
 
 
 def default_cases(verilog: str) -> str:
@@ -30,14 +37,19 @@ def reduce_not(verilog: str) -> str:
 
 
 def initial_constants(verilog: str) -> str:
-    """``always @* x = constant;`` as ``initial``: the block reads nothing, so it would never run."""
+    """``always @* x = constant;`` as ``initial``: the block reads nothing, so it would never
+    run."""
     constant = r"(?:\d+'[hbd][0-9a-fA-Fx_]+|\{[ ,0-9'hbdxa-fA-F]*\})"
-    return re.sub(r"(?m)^  always @\*\n(    [^;\n]* = " + constant + r";)$", r"  initial\n\1", verilog)
+    return re.sub(
+        r"(?m)^  always @\*\n(    [^;\n]* = " + constant + r";)$", r"  initial\n\1", verilog
+    )
 
 
 def drop_true_asserts(verilog: str) -> str:
     """Without the asserts that always hold in this configuration."""
-    return re.sub(r"(?m)^  always @\*\n    if \(1'h1\) begin\n      assert \(1'h1\);\n    end\n", "", verilog)
+    return re.sub(
+        r"(?m)^  always @\*\n    if \(1'h1\) begin\n      assert \(1'h1\);\n    end\n", "", verilog
+    )
 
 
 def distinct_instances(verilog: str, top: str) -> str:

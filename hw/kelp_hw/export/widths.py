@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Makes every width in RTLIL explicit, so that the Verilog written from it has no implicit extension or truncation for a linter to report.
+"""Makes every width in RTLIL explicit, so that the Verilog written from it has no implicit
+extension or truncation for a linter to report.
 
-Amaranth's operators take operands of different widths; Verilog extends them silently, and `-Wall` says so. The meaning does not change: operands
-are extended as their signedness says, or cut where the result is narrower anyway.
+Amaranth's operators take operands of different widths; Verilog extends them silently, and `-Wall`
+says so. The meaning does not change: operands are extended as their signedness says, or cut where
+the result is narrower anyway.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def explicit_widths(rtlil: str) -> str:
             module = _Module()
         elif text.startswith("wire "):
             words = text.split()
-            module.widths[words[-1]] = int(words[words.index("width") + 1]) if "width" in words else 1
+            module.widths[words[-1]] = (
+                int(words[words.index("width") + 1]) if "width" in words else 1
+            )
         elif text.startswith("cell $"):
             cell = [line]
             for inner in lines:
@@ -55,8 +59,16 @@ def _cell(lines: list[str], module: _Module) -> list[str]:
     kind = lines[0].split()[1]
     if kind not in _SAME_AS_RESULT | _UNARY | _COMPARE | _LEFT | _RIGHT:
         return lines
-    parameters = dict(re.match(r"\s*parameter \\(\S+) (\S+)", x).groups() for x in lines if x.strip().startswith("parameter"))
-    ports = dict(re.match(r"\s*connect \\(\S+) (.*)", x).groups() for x in lines if x.strip().startswith("connect"))
+    parameters = dict(
+        re.match(r"\s*parameter \\(\S+) (\S+)", x).groups()
+        for x in lines
+        if x.strip().startswith("parameter")
+    )
+    ports = dict(
+        re.match(r"\s*connect \\(\S+) (.*)", x).groups()
+        for x in lines
+        if x.strip().startswith("connect")
+    )
     a_width, y_width = int(parameters["A_WIDTH"]), int(parameters["Y_WIDTH"])
     b_width = int(parameters.get("B_WIDTH", 0))
     signed = {p: parameters.get(p + "_SIGNED") == "1" for p in "AB"}
@@ -66,18 +78,29 @@ def _cell(lines: list[str], module: _Module) -> list[str]:
     both = signed["A"] and (signed["B"] or kind in _UNARY | _LEFT | _RIGHT)
     if kind in _COMPARE:
         width = max(a_width, b_width)
-        ports["A"], ports["B"] = (_fit(ports[p], w, width, both, module) for p, w in (("A", a_width), ("B", b_width)))
+        ports["A"], ports["B"] = (
+            _fit(ports[p], w, width, both, module) for p, w in (("A", a_width), ("B", b_width))
+        )
         a_width = b_width = width
     elif kind in _SAME_AS_RESULT:
-        ports["A"], ports["B"] = (_fit(ports[p], w, y_width, both, module) for p, w in (("A", a_width), ("B", b_width)))
+        ports["A"], ports["B"] = (
+            _fit(ports[p], w, y_width, both, module) for p, w in (("A", a_width), ("B", b_width))
+        )
         a_width = b_width = y_width
     elif kind in _UNARY | _LEFT or a_width <= y_width:
         ports["A"] = _fit(ports["A"], a_width, y_width, both, module)
         a_width = y_width
     else:
-        # A right shift needs the bits that its result drops, but no zeros above them, which Yosys would strip again.
+        # A right shift needs the bits that its result drops, but no zeros above them, which Yosys
+        # would strip again.
         parts = _parts(ports["A"], module)
-        while not signed["A"] and len(parts) > 1 and parts[0][1] is None and not int(parts[0][0], 2) and a_width - parts[0][2] >= y_width:
+        while (
+            not signed["A"]
+            and len(parts) > 1
+            and parts[0][1] is None
+            and not int(parts[0][0], 2)
+            and a_width - parts[0][2] >= y_width
+        ):
             a_width -= parts.pop(0)[2]
         ports["A"] = _join(parts, module)
         module.fresh += 1
@@ -89,7 +112,9 @@ def _cell(lines: list[str], module: _Module) -> list[str]:
     parameters["A_WIDTH"], parameters["Y_WIDTH"] = str(a_width), str(y_width)
     if "B_WIDTH" in parameters:
         parameters["B_WIDTH"] = str(b_width)
-    body = [f"    parameter \\{k} {v}" for k, v in parameters.items()] + [f"    connect \\{k} {v}" for k, v in ports.items()]
+    body = [f"    parameter \\{k} {v}" for k, v in parameters.items()] + [
+        f"    connect \\{k} {v}" for k, v in ports.items()
+    ]
     return [*before, lines[0], *body, "  end", *after]
 
 
@@ -102,20 +127,25 @@ def _fit(value: str, width: int, wanted: int, signed: bool, module: _Module) -> 
     if wanted > width:
         name, low, bits = parts[0]
         fill = "0" if not signed else name[0] if low is None else f"{name} [{low + bits - 1}]"
-        pad = [(fill * (wanted - width), None, wanted - width)] if len(fill) == 1 else [(name, low + bits - 1, 1)] * (wanted - width)
+        pad = (
+            [(fill * (wanted - width), None, wanted - width)]
+            if len(fill) == 1
+            else [(name, low + bits - 1, 1)] * (wanted - width)
+        )
         return _join(pad + parts, module)
     kept: list = []
     for name, low, bits in reversed(parts):
         if wanted == 0:
             break
         take = min(bits, wanted)
-        kept.insert(0, (name[len(name) - take:], None, take) if low is None else (name, low, take))
+        kept.insert(0, (name[len(name) - take :], None, take) if low is None else (name, low, take))
         wanted -= take
     return _join(kept, module)
 
 
 def _parts(value: str, module: _Module) -> list[tuple[str, int | None, int]]:
-    """Pieces, highest first: (bits, None, width) of a constant, (wire, lowest bit, width) of a wire."""
+    """Pieces, highest first: (bits, None, width) of a constant, (wire, lowest bit, width) of a
+    wire."""
     found = []
     for token in _TOKEN.findall(value):
         if token in "{}":
@@ -134,5 +164,12 @@ def _parts(value: str, module: _Module) -> list[tuple[str, int | None, int]]:
 
 
 def _join(parts, module: _Module) -> str:
-    text = [f"{bits}'{name}" if low is None else f"{name} [{low + bits - 1}:{low}]" if bits > 1 else f"{name} [{low}]" for name, low, bits in parts]
+    text = [
+        f"{bits}'{name}"
+        if low is None
+        else f"{name} [{low + bits - 1}:{low}]"
+        if bits > 1
+        else f"{name} [{low}]"
+        for name, low, bits in parts
+    ]
     return text[0] if len(text) == 1 else "{ " + " ".join(text) + " }"

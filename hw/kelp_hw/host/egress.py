@@ -15,7 +15,7 @@ from ..layouts import MESSAGES, TIME_BITS, Layouts
 
 __all__ = ["Egress", "side_answer_layout"]
 
-_META_NO_OP = 3   # MetaField: no metadata is kept
+_META_NO_OP = 3  # MetaField: no metadata is kept
 
 
 def side_answer_layout() -> data.StructLayout:
@@ -24,10 +24,12 @@ def side_answer_layout() -> data.StructLayout:
 
 
 class Egress(wiring.Component):
-    """Sends every answer on its channel: data, zeros, poison and NXM as S2M DRS, completions as S2M NDR.
+    """Sends every answer on its channel: data, zeros, poison and NXM as S2M DRS, completions as S2M
+    NDR.
 
-    The data path's answers keep their order; those of hints and registers take turns with them. Outputs are registered: latency 1 cycle, throughput 1 DRS and
-    1 NDR a cycle (one of them from the data path). `latency` reports each KV answer once, for the histogram, in cycles of `now`.
+    The data path's answers keep their order; those of hints and registers take turns with them.
+    Outputs are registered: latency 1 cycle, throughput 1 DRS and 1 NDR a cycle (one of them from
+    the data path). `latency` reports each KV answer once, for the histogram, in cycles of `now`.
 
     Parameters
     ----------
@@ -37,16 +39,18 @@ class Egress(wiring.Component):
     def __init__(self, *, config: Config):
         layouts = Layouts(config)
         start_bits = layouts.origin["start"].shape
-        super().__init__({
-            "i": In(stream.Signature(layouts.answer)),
-            "i_side": In(stream.Signature(side_answer_layout())),
-            "now": In(TIME_BITS),
-            "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
-            "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
-            "o_latency": Out(data.StructLayout({"missed": 1, "cycles": start_bits})),
-            "o_latency_valid": Out(1),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(layouts.answer)),
+                "i_side": In(stream.Signature(side_answer_layout())),
+                "now": In(TIME_BITS),
+                "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
+                "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
+                "o_latency": Out(data.StructLayout({"missed": 1, "cycles": start_bits})),
+                "o_latency_valid": Out(1),
+                "idle": Out(1),
+            }
+        )
         # State that proofs look at (kelp_verif.formal.turn_specs).
         self.side_turn = Signal()
         self.drs_empty, self.ndr_empty = Signal(init=1), Signal(init=1)
@@ -54,14 +58,17 @@ class Egress(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         drs, ndr = self.s2m_drs, self.s2m_ndr
-        # A register of its own says that a channel is empty: `valid` belongs to whoever takes the message, and may lie far off.
+        # A register of its own says that a channel is empty: `valid` belongs to whoever takes the
+        # message, and may lie far off.
         drs_empty, ndr_empty = self.drs_empty, self.ndr_empty
         drs_free = drs_empty | drs.ready
         ndr_free = ndr_empty | ndr.ready
 
         completion = self.i.p.answer == Answer.CMP
-        # The side has a channel every second time when both want it, and waits a cycle for it when it is alone: whose turn it is, is a register, because it
-        # chooses among hundreds of bits. It is the side's only while an answer of its stands there, so nobody has to ask for that as well.
+        # The side has a channel every second time when both want it, and waits a cycle for it when
+        # it is alone: whose turn it is, is a register, because it chooses among hundreds of bits.
+        # It is the side's only while an answer of its stands there, so nobody has to ask for that
+        # as well.
         side_turn = self.side_turn
         want_drs, want_ndr = self.i.valid & ~completion, self.i.valid & completion
         pick_side_drs = Signal()
@@ -70,18 +77,29 @@ class Egress(wiring.Component):
             pick_side_drs.eq(side_turn & ~self.i_side.p.write),
             pick_side_ndr.eq(side_turn & self.i_side.p.write),
             self.i.ready.eq(Mux(completion, ndr_free & ~pick_side_ndr, drs_free & ~pick_side_drs)),
-            self.i_side.ready.eq(Mux(self.i_side.p.write, ndr_free & pick_side_ndr, drs_free & pick_side_drs)),
+            self.i_side.ready.eq(
+                Mux(self.i_side.p.write, ndr_free & pick_side_ndr, drs_free & pick_side_drs)
+            ),
         ]
-        # A turn is lost to the data path's answer, not to a channel that stands still: else a slow link would see the side's answers alone.
+        # A turn is lost to the data path's answer, not to a channel that stands still: else a slow
+        # link would see the side's answers alone.
         with m.If(self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)):
             m.d.sync += side_turn.eq(~self.i_side.ready)
 
-        # The payload of nothing may be anything: only the channel itself decides when its registers are written.
+        # The payload of nothing may be anything: only the channel itself decides when its registers
+        # are written.
         a = self.i.p
         with m.If(drs_free):
             m.d.sync += [
-                drs.valid.eq(want_drs | pick_side_drs), drs_empty.eq(~(want_drs | pick_side_drs)),
-                drs.p.opcode.eq(Mux(~pick_side_drs & (a.answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
+                drs.valid.eq(want_drs | pick_side_drs),
+                drs_empty.eq(~(want_drs | pick_side_drs)),
+                drs.p.opcode.eq(
+                    Mux(
+                        ~pick_side_drs & (a.answer == Answer.NXM),
+                        S2MDRS.MEM_DATA_NXM,
+                        S2MDRS.MEM_DATA,
+                    )
+                ),
                 drs.p.meta_field.eq(_META_NO_OP),
                 drs.p.meta_value.eq(0),
                 drs.p.dev_load.eq(DevLoad.LIGHT),
@@ -92,7 +110,8 @@ class Egress(wiring.Component):
             ]
         with m.If(ndr_free):
             m.d.sync += [
-                ndr.valid.eq(want_ndr | pick_side_ndr), ndr_empty.eq(~(want_ndr | pick_side_ndr)),
+                ndr.valid.eq(want_ndr | pick_side_ndr),
+                ndr_empty.eq(~(want_ndr | pick_side_ndr)),
                 ndr.p.opcode.eq(S2MNDR.CMP),
                 ndr.p.meta_field.eq(_META_NO_OP),
                 ndr.p.meta_value.eq(0),
@@ -108,7 +127,9 @@ class Egress(wiring.Component):
             self.o_latency.cycles.eq(self.now - self.i.p.origin.start),
             # What stands at an input is its source's still.
             self.idle.eq(drs_empty & ndr_empty),
-            Assert(drs_empty != drs.valid), Assert(ndr_empty != ndr.valid),
-            Assert(~self.i.valid | (self.i.p.answer != Answer.NONE)), Assert(~self.i.valid | (self.i.p.answer == Answer.DATA) | ~self.i.p.data.any()),
+            Assert(drs_empty != drs.valid),
+            Assert(ndr_empty != ndr.valid),
+            Assert(~self.i.valid | (self.i.p.answer != Answer.NONE)),
+            Assert(~self.i.valid | (self.i.p.answer == Answer.DATA) | ~self.i.p.data.any()),
         ]
         return m

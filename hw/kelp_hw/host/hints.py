@@ -9,7 +9,17 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.hints import ENTRIES, ENTRY_BITS, FLAGS_KNOWN, HEADER, HEADER_BITS, SEQUENCE_BITS, VERSION, HintFlag, HintKind
+from kelp_spec.hints import (
+    ENTRIES,
+    ENTRY_BITS,
+    FLAGS_KNOWN,
+    HEADER,
+    HEADER_BITS,
+    SEQUENCE_BITS,
+    VERSION,
+    HintFlag,
+    HintKind,
+)
 from kelp_spec.metadata import Event, Op
 
 from ..control.registers import hint_line_layout
@@ -19,26 +29,35 @@ __all__ = ["HintAbsorber"]
 
 _HEADER = data.StructLayout({name: bits for name, bits, _ in HEADER})
 _COUNT_BITS = ENTRIES.bit_length()
-_PAGE_BITS = ENTRY_BITS + 1   # first_page + index may pass 65535
+_PAGE_BITS = ENTRY_BITS + 1  # first_page + index may pass 65535
 
 # What leaves a line, one a cycle: an event about the line, one of its entries, its step advance.
 _EVENT, _ENTRY, _STEP = range(3)
-_OP_OF_KIND = {HintKind.MASS: Op.MASS, HintKind.PREFETCH: Op.PREFETCH, HintKind.PIN: Op.PIN, HintKind.RELEASE: Op.UNPIN}
+_OP_OF_KIND = {
+    HintKind.MASS: Op.MASS,
+    HintKind.PREFETCH: Op.PREFETCH,
+    HintKind.PIN: Op.PIN,
+    HintKind.RELEASE: Op.UNPIN,
+}
 
 
 class HintAbsorber(wiring.Component):
-    """Takes hint lines in order and turns each into ops, in the order of its entries, then its step advance.
+    """Takes hint lines in order and turns each into ops, in the order of its entries, then its step
+    advance.
 
-    MASS, PIN and RELEASE entries leave on `o_op` as MASS, PIN and UNPIN, PREFETCH entries on `o_prefetch`; nothing leaves before what
-    precedes it has been taken. Lines wait in a queue of `config.hint_lines`; when it is full, `i` stalls and nothing is lost.
-    Throughput: one entry a cycle, also across lines of two or more entries. Latency: 5 cycles from `i` to the first op.
+    MASS, PIN and RELEASE entries leave on `o_op` as MASS, PIN and UNPIN, PREFETCH entries on
+    `o_prefetch`; nothing leaves before what precedes it has been taken. Lines wait in a queue of
+    `config.hint_lines`; when it is full, `i` stalls and nothing is lost. Throughput: one entry a
+    cycle, also across lines of two or more entries. Latency: 5 cycles from `i` to the first op.
 
-    A line is dropped whole, with an event, when it is malformed or `broken` (HINT_MALFORMED), its session is beyond the configuration
-    (OUT_OF_MAP), closed or closing (CLOSED_SESSION), or another LD-ID's (FOREIGN_LD; LD-ID 0 may write to every session). Of an accepted
-    line: a number other than the one expected logs HINT_GAP (`argument`: the number expected) and the next is expected after it; a queue
-    outside the session logs HINT_BAD_QUEUE (`argument`: the queue) and no entry counts; an entry for a page outside the session is left
-    out, the first of a line logs HINT_BAD_PAGE (`argument`: the page). The step advances in all these cases. Numbers start at 0 after
-    OPEN. Whether a session is open is judged once for each line; M3 judges each op again.
+    A line is dropped whole, with an event, when it is malformed or `broken` (HINT_MALFORMED), its
+    session is beyond the configuration (OUT_OF_MAP), closed or closing (CLOSED_SESSION), or another
+    LD-ID's (FOREIGN_LD; LD-ID 0 may write to every session). Of an accepted line: a number other
+    than the one expected logs HINT_GAP (`argument`: the number expected) and the next is expected
+    after it; a queue outside the session logs HINT_BAD_QUEUE (`argument`: the queue) and no entry
+    counts; an entry for a page outside the session is left out, the first of a line logs
+    HINT_BAD_PAGE (`argument`: the page). The step advances in all these cases. Numbers start at 0
+    after OPEN. Whether a session is open is judged once for each line; M3 judges each op again.
 
     Parameters
     ----------
@@ -59,43 +78,51 @@ class HintAbsorber(wiring.Component):
             raise TypeError(f"config = {config!r} is refused; legal: a kelp_spec.Config")
         self.config = config
         self.layouts = layouts = Layouts(config)
-        super().__init__({
-            "i": In(stream.Signature(hint_line_layout())),
-            "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
-            "o_op": Out(stream.Signature(layouts.op)),
-            "o_prefetch": Out(stream.Signature(layouts.page)),
-            "o_event": Out(layouts.event),
-            "o_event_valid": Out(1),
-            "line_taken": Out(1),
-            "mass_taken": Out(1),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(stream.Signature(hint_line_layout())),
+                "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "o_prefetch": Out(stream.Signature(layouts.page)),
+                "o_event": Out(layouts.event),
+                "o_event_valid": Out(1),
+                "line_taken": Out(1),
+                "mass_taken": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
         head_layout = data.StructLayout({"header": _HEADER, "ld_id": 4, "broken": 1})
 
-        # Header and entries wait apart: the next header is judged while the entries of the line before it leave.
+        # Header and entries wait apart: the next header is judged while the entries of the line
+        # before it leave.
         m.submodules.heads = heads = SyncFIFO(width=head_layout.size, depth=c.hint_lines)
         m.submodules.bodies = bodies = SyncFIFO(width=ENTRIES * ENTRY_BITS, depth=c.hint_lines)
         head_in = Signal(head_layout)
         m.d.comb += [
-            head_in.header.eq(self.i.p.data[:HEADER_BITS]), head_in.ld_id.eq(self.i.p.ld_id), head_in.broken.eq(self.i.p.broken),
-            heads.w_data.eq(head_in), bodies.w_data.eq(self.i.p.data[HEADER_BITS:]),
-            self.i.ready.eq(bodies.w_rdy), heads.w_en.eq(self.i.valid & bodies.w_rdy), bodies.w_en.eq(self.i.valid & bodies.w_rdy),
+            head_in.header.eq(self.i.p.data[:HEADER_BITS]),
+            head_in.ld_id.eq(self.i.p.ld_id),
+            head_in.broken.eq(self.i.p.broken),
+            heads.w_data.eq(head_in),
+            bodies.w_data.eq(self.i.p.data[HEADER_BITS:]),
+            self.i.ready.eq(bodies.w_rdy),
+            heads.w_en.eq(self.i.valid & bodies.w_rdy),
+            bodies.w_en.eq(self.i.valid & bodies.w_rdy),
             Assert(heads.w_rdy | ~bodies.w_rdy),
         ]
         head = Signal(head_layout)
         head_valid = Signal()
-        judge = Signal()        # the head becomes the current line
+        judge = Signal()  # the head becomes the current line
         m.d.comb += heads.r_en.eq(~head_valid | judge)
         with m.If(heads.r_en):
             m.d.sync += [head_valid.eq(heads.r_rdy), head.eq(heads.r_data)]
 
-        # --- judge a line -------------------------------------------------------------------------------------------------
+        # - judge a line ---------------------------------------------------------------------------
         h = head.header
-        session_id = h.session[:c.session_bits]
+        session_id = h.session[: c.session_bits]
         session = Signal(self.layouts.session)
         expected = Signal(data.ArrayLayout(SEQUENCE_BITS, c.sessions))
         expected_here = Signal(SEQUENCE_BITS)
@@ -108,8 +135,16 @@ class HintAbsorber(wiring.Component):
         advance = (h.flags & HintFlag.ADVANCE).any()
         malformed = Signal()
         code = Signal(5)
-        m.d.comb += malformed.eq(head.broken | (h.version != VERSION) | ~known_kind | (h.flags & ~FLAGS_KNOWN).any() | (h.count > ENTRIES) |
-                                 h.reserved.any() | (listed & h.first_page.any()) | ((h.count == 0) & ~advance))
+        m.d.comb += malformed.eq(
+            head.broken
+            | (h.version != VERSION)
+            | ~known_kind
+            | (h.flags & ~FLAGS_KNOWN).any()
+            | (h.count > ENTRIES)
+            | h.reserved.any()
+            | (listed & h.first_page.any())
+            | ((h.count == 0) & ~advance)
+        )
         with m.If(malformed):
             m.d.comb += code.eq(Event.HINT_MALFORMED)
         with m.Elif(h.session >= c.sessions):
@@ -124,12 +159,24 @@ class HintAbsorber(wiring.Component):
         with m.If(~malformed & (h.session < c.sessions)):
             m.d.comb += base.eq(session_id * c.queues)
 
-        # --- the current line -----------------------------------------------------------------------------------------------
-        line = Signal(data.StructLayout({
-            "kind": 4, "ld_id": 4, "session": c.session_bits, "squeue": c.squeue_bits, "used_pages": c.page_bits + 1,
-            "code": 5, "argument": 16, "expected": SEQUENCE_BITS}))
-        gap, told, step = Signal(), Signal(), Signal()       # still to leave: HINT_GAP, the event `code`, the step advance
-        left = Signal(_COUNT_BITS)                           # entries still to leave
+        # - the current line -----------------------------------------------------------------------
+        line = Signal(
+            data.StructLayout(
+                {
+                    "kind": 4,
+                    "ld_id": 4,
+                    "session": c.session_bits,
+                    "squeue": c.squeue_bits,
+                    "used_pages": c.page_bits + 1,
+                    "code": 5,
+                    "argument": 16,
+                    "expected": SEQUENCE_BITS,
+                }
+            )
+        )
+        # still to leave: HINT_GAP, the event `code`, the step advance
+        gap, told, step = Signal(), Signal(), Signal()
+        left = Signal(_COUNT_BITS)  # entries still to leave
         index = Signal(range(ENTRIES))
         page = Signal(_PAGE_BITS)
         line_valid, line_done = Signal(), Signal()
@@ -138,53 +185,105 @@ class HintAbsorber(wiring.Component):
             with m.If(~self.sessions[s].open):
                 m.d.sync += expected[s].eq(0)
 
-        # --- one item a cycle -------------------------------------------------------------------------------------------------
-        item = Signal(data.StructLayout({"type": 2, "kind": 4, "first": 1, "ld_id": 4, "session": c.session_bits, "squeue": c.squeue_bits,
-                                         "used_pages": c.page_bits + 1, "code": 5, "argument": 16, "page": _PAGE_BITS, "mass": ENTRY_BITS}))
+        # - one item a cycle -----------------------------------------------------------------------
+        item = Signal(
+            data.StructLayout(
+                {
+                    "type": 2,
+                    "kind": 4,
+                    "first": 1,
+                    "ld_id": 4,
+                    "session": c.session_bits,
+                    "squeue": c.squeue_bits,
+                    "used_pages": c.page_bits + 1,
+                    "code": 5,
+                    "argument": 16,
+                    "page": _PAGE_BITS,
+                    "mass": ENTRY_BITS,
+                }
+            )
+        )
         item_valid, move = Signal(), Signal()
         entry = Signal(ENTRY_BITS)
         entries = Signal(data.ArrayLayout(ENTRY_BITS, ENTRIES))
         m.d.comb += [entries.eq(bodies.r_data), entry.eq(entries[index]), bodies.r_en.eq(line_done)]
         send = move & line_valid
         # Exactly one thing is left, and it leaves now.
-        m.d.comb += line_done.eq(send & Mux(left == 0, Cat(gap, told, step).xor() & ~(gap & told & step), (left == 1) & ~gap & ~told & ~step))
+        m.d.comb += line_done.eq(
+            send
+            & Mux(
+                left == 0,
+                Cat(gap, told, step).xor() & ~(gap & told & step),
+                (left == 1) & ~gap & ~told & ~step,
+            )
+        )
         with m.If(move):
             m.d.sync += item_valid.eq(line_valid)
         with m.If(send):
             m.d.sync += [
-                item.kind.eq(line.kind), item.first.eq(index == 0), item.ld_id.eq(line.ld_id), item.session.eq(line.session),
-                item.squeue.eq(line.squeue), item.used_pages.eq(line.used_pages), item.page.eq(Mux(line.kind == HintKind.MASS, page, entry)),
+                item.kind.eq(line.kind),
+                item.first.eq(index == 0),
+                item.ld_id.eq(line.ld_id),
+                item.session.eq(line.session),
+                item.squeue.eq(line.squeue),
+                item.used_pages.eq(line.used_pages),
+                item.page.eq(Mux(line.kind == HintKind.MASS, page, entry)),
                 item.mass.eq(entry),
             ]
             with m.If(gap):
-                m.d.sync += [gap.eq(0), item.type.eq(_EVENT), item.code.eq(Event.HINT_GAP), item.argument.eq(line.expected)]
+                m.d.sync += [
+                    gap.eq(0),
+                    item.type.eq(_EVENT),
+                    item.code.eq(Event.HINT_GAP),
+                    item.argument.eq(line.expected),
+                ]
             with m.Elif(told):
-                m.d.sync += [told.eq(0), item.type.eq(_EVENT), item.code.eq(line.code), item.argument.eq(line.argument)]
+                m.d.sync += [
+                    told.eq(0),
+                    item.type.eq(_EVENT),
+                    item.code.eq(line.code),
+                    item.argument.eq(line.argument),
+                ]
             with m.Elif(left != 0):
-                m.d.sync += [left.eq(left - 1), index.eq(index + 1), page.eq(page + 1), item.type.eq(_ENTRY)]
+                m.d.sync += [
+                    left.eq(left - 1),
+                    index.eq(index + 1),
+                    page.eq(page + 1),
+                    item.type.eq(_ENTRY),
+                ]
             with m.Else():
                 m.d.sync += [step.eq(0), item.type.eq(_STEP)]
 
-        # The next line takes over in the cycle in which the last item of this one leaves: after the updates above, to win over them.
+        # The next line takes over in the cycle in which the last item of this one leaves: after the
+        # updates above, to win over them.
         with m.If(line_done):
             m.d.sync += line_valid.eq(0)
         with m.If(judge):
             m.d.sync += [
                 line_valid.eq(1),
-                line.kind.eq(h.kind), line.ld_id.eq(head.ld_id), line.session.eq(session_id), line.used_pages.eq(session.used_pages),
+                line.kind.eq(h.kind),
+                line.ld_id.eq(head.ld_id),
+                line.session.eq(session_id),
+                line.used_pages.eq(session.used_pages),
                 line.expected.eq(expected_here),
                 line.squeue.eq(Mux(accepted & ~bad_queue, base + h.queue, base)),
                 line.code.eq(Mux(bad_queue, Event.HINT_BAD_QUEUE, code)),
-                line.argument.eq(Mux(bad_queue, h.queue, Mux(code == Event.OUT_OF_MAP, h.session, h.sequence))),
-                gap.eq(accepted & (h.sequence != expected_here)), told.eq(~accepted | bad_queue), step.eq(accepted & advance),
-                left.eq(Mux(accepted & ~bad_queue, h.count, 0)), index.eq(0), page.eq(h.first_page),
+                line.argument.eq(
+                    Mux(bad_queue, h.queue, Mux(code == Event.OUT_OF_MAP, h.session, h.sequence))
+                ),
+                gap.eq(accepted & (h.sequence != expected_here)),
+                told.eq(~accepted | bad_queue),
+                step.eq(accepted & advance),
+                left.eq(Mux(accepted & ~bad_queue, h.count, 0)),
+                index.eq(0),
+                page.eq(h.first_page),
             ]
             with m.If(accepted):
                 m.d.sync += expected[session_id].eq(h.sequence + 1)
 
-        # --- check the page, and out ------------------------------------------------------------------------------------------
+        # - check the page, and out ----------------------------------------------------------------
         bad_page = Signal()
-        bad_seen = Signal()     # this line's HINT_BAD_PAGE has been logged
+        bad_seen = Signal()  # this line's HINT_BAD_PAGE has been logged
         out_op, out_page = self.o_op, self.o_prefetch
         leaves = Signal()
         m.d.comb += [
@@ -197,11 +296,17 @@ class HintAbsorber(wiring.Component):
         prefetch = (item.type == _ENTRY) & (item.kind == HintKind.PREFETCH)
         with m.If(leaves):
             m.d.sync += [
-                out_op.valid.eq(~prefetch), out_page.valid.eq(prefetch),
-                out_op.p.session.eq(item.session), out_op.p.squeue.eq(item.squeue),
-                out_op.p.page.eq(Mux(item.type == _ENTRY, item.page, 0)), out_op.p.delta.eq(item.type == _STEP),
-                out_op.p.mass.eq(Mux((item.type == _ENTRY) & (item.kind == HintKind.MASS), item.mass, 0)),
-                out_page.p.squeue.eq(item.squeue), out_page.p.page.eq(item.page),
+                out_op.valid.eq(~prefetch),
+                out_page.valid.eq(prefetch),
+                out_op.p.session.eq(item.session),
+                out_op.p.squeue.eq(item.squeue),
+                out_op.p.page.eq(Mux(item.type == _ENTRY, item.page, 0)),
+                out_op.p.delta.eq(item.type == _STEP),
+                out_op.p.mass.eq(
+                    Mux((item.type == _ENTRY) & (item.kind == HintKind.MASS), item.mass, 0)
+                ),
+                out_page.p.squeue.eq(item.squeue),
+                out_page.p.page.eq(item.page),
             ]
             with m.If(item.type == _STEP):
                 m.d.sync += out_op.p.kind.eq(Op.STEP)
@@ -216,11 +321,21 @@ class HintAbsorber(wiring.Component):
         m.d.comb += [
             self.o_event_valid.eq(move & item_valid & ((item.type == _EVENT) | log_bad)),
             self.o_event.code.eq(Mux(bad_page, Event.HINT_BAD_PAGE, item.code)),
-            self.o_event.ld_id.eq(item.ld_id), self.o_event.squeue.eq(item.squeue), self.o_event.page.eq(Mux(bad_page, item.page, 0)),
+            self.o_event.ld_id.eq(item.ld_id),
+            self.o_event.squeue.eq(item.squeue),
+            self.o_event.page.eq(Mux(bad_page, item.page, 0)),
             self.o_event.argument.eq(Mux(bad_page, item.page, item.argument)),
             self.line_taken.eq(line_done),
             self.mass_taken.eq(out_op.valid & out_op.ready & (out_op.p.kind == Op.MASS)),
-            self.idle.eq(~self.i.valid & ~heads.r_rdy & ~head_valid & ~line_valid & ~item_valid & ~out_op.valid & ~out_page.valid),
+            self.idle.eq(
+                ~self.i.valid
+                & ~heads.r_rdy
+                & ~head_valid
+                & ~line_valid
+                & ~item_valid
+                & ~out_op.valid
+                & ~out_page.valid
+            ),
         ]
 
         m.d.comb += [

@@ -21,8 +21,18 @@ __all__ = ["Ingress", "side_layout", "write_layout"]
 
 def side_layout() -> data.StructLayout:
     """An access to the hint aperture (`hint`) or the register window; `offset` is in lines."""
-    return data.StructLayout({"hint": 1, "write": 1, "offset": (REGISTER_BYTES // 64 - 1).bit_length(), "byte_enable": 64, "data": 512, "ld_id": 4, "tag": 16,
-                              "poison": 1})
+    return data.StructLayout(
+        {
+            "hint": 1,
+            "write": 1,
+            "offset": (REGISTER_BYTES // 64 - 1).bit_length(),
+            "byte_enable": 64,
+            "data": 512,
+            "ld_id": 4,
+            "tag": 16,
+            "poison": 1,
+        }
+    )
 
 
 def write_layout(config: Config) -> data.StructLayout:
@@ -33,14 +43,18 @@ def write_layout(config: Config) -> data.StructLayout:
 class Ingress(wiring.Component):
     """Takes one M2S message a cycle, RwD before Req, and sends it where its address says.
 
-    KV accesses, refused ones and those without memory go to `o_request` in order of acceptance; hint and register accesses to `o_side`, each after the
-    requests that were accepted before it have left; MemSpecRd to `o_spec`, dropped (and `spec_dropped` pulsed) when that is full. A RwD message that needs
-    a write slot waits for one on `i_write_slot`, and Req messages go on meanwhile.
-    Outputs are registered, and `o_request.ready` does not reach M2S in the same cycle: latency 1 cycle, throughput 1 message a cycle.
+    KV accesses, refused ones and those without memory go to `o_request` in order of acceptance;
+    hint and register accesses to `o_side`, each after the requests that were accepted before it
+    have left; MemSpecRd to `o_spec`, dropped (and `spec_dropped` pulsed) when that is full. A RwD
+    message that needs a write slot waits for one on `i_write_slot`, and Req messages go on
+    meanwhile. Outputs are registered, and `o_request.ready` does not reach M2S in the same cycle:
+    latency 1 cycle, throughput 1 message a cycle.
 
-    `o_ahead` is what `o_request.p` will be in the next cycle, unless it holds a request that is not taken.
+    `o_ahead` is what `o_request.p` will be in the next cycle, unless it holds a request that is not
+    taken.
 
-    An address outside the map or an unknown opcode leaves as a request with `refused` set; nothing is dropped but MemSpecRd.
+    An address outside the map or an unknown opcode leaves as a request with `refused` set; nothing
+    is dropped but MemSpecRd.
 
     Parameters
     ----------
@@ -52,45 +66,68 @@ class Ingress(wiring.Component):
         self.config = config
         self.layouts = layouts
         offset_bits = config.line_bits + config.page_bits + config.queue_bits + config.session_bits
-        self._where = data.StructLayout({
-            "kv_line": config.line_bits, "page": config.page_bits, "queue": config.queue_bits, "session": config.session_bits, "squeue": config.squeue_bits,
-            "line_offset": offset_bits, "in_kv": 1, "in_hint": 1, "in_register": 1,
-        })
-        super().__init__({
-            "m2s_req": In(stream.Signature(MESSAGES["M2SReq"])),
-            "m2s_rwd": In(stream.Signature(MESSAGES["M2SRwD"])),
-            "now": In(TIME_BITS),
-            "enable": In(1),                       #: accept nothing until the reset scrub is over
-            "i_write_slot": In(stream.Signature(config.write_slot_bits)),
-            "o_request": Out(stream.Signature(layouts.request)), "o_ahead": Out(ahead_layout(config)),
-            "o_write": Out(write_layout(config)),
-            "o_write_valid": Out(1),
-            "o_side": Out(stream.Signature(side_layout())),
-            "o_spec": Out(stream.Signature(layouts.page)),
-            "spec_dropped": Out(1),
-            "idle": Out(1),
-        })
+        self._where = data.StructLayout(
+            {
+                "kv_line": config.line_bits,
+                "page": config.page_bits,
+                "queue": config.queue_bits,
+                "session": config.session_bits,
+                "squeue": config.squeue_bits,
+                "line_offset": offset_bits,
+                "in_kv": 1,
+                "in_hint": 1,
+                "in_register": 1,
+            }
+        )
+        super().__init__(
+            {
+                "m2s_req": In(stream.Signature(MESSAGES["M2SReq"])),
+                "m2s_rwd": In(stream.Signature(MESSAGES["M2SRwD"])),
+                "now": In(TIME_BITS),
+                "enable": In(1),  #: accept nothing until the reset scrub is over
+                "i_write_slot": In(stream.Signature(config.write_slot_bits)),
+                "o_request": Out(stream.Signature(layouts.request)),
+                "o_ahead": Out(ahead_layout(config)),
+                "o_write": Out(write_layout(config)),
+                "o_write_valid": Out(1),
+                "o_side": Out(stream.Signature(side_layout())),
+                "o_spec": Out(stream.Signature(layouts.page)),
+                "spec_dropped": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
         req, rwd = self.m2s_req.p, self.m2s_rwd.p
 
-        # Each channel's address is taken apart by itself: which of the two messages is taken is known last.
+        # Each channel's address is taken apart by itself: which of the two messages is taken is
+        # known last.
         take_rwd = Signal()
 
         def decode(address, name):
-            place = data.StructLayout({"kv_line": c.line_bits, "page": c.page_bits, "queue": c.queue_bits, "session": c.session_bits})
+            place = data.StructLayout(
+                {
+                    "kv_line": c.line_bits,
+                    "page": c.page_bits,
+                    "queue": c.queue_bits,
+                    "session": c.session_bits,
+                }
+            )
             at = Signal(self._where, name=name)
             shift = place.size
             line_offset, above = address[:shift], address[shift:]
             fields = place(line_offset)
             queue, session = fields.queue, fields.session
             m.d.comb += [
-                *(at[field].eq(fields[field]) for field in place.members), at.line_offset.eq(line_offset),
+                *(at[field].eq(fields[field]) for field in place.members),
+                at.line_offset.eq(line_offset),
                 at.in_kv.eq((above == Region.KV) & (queue < c.queues) & (session < c.sessions)),
                 at.in_hint.eq((above == Region.HINT) & (line_offset < HINT_BYTES // 64)),
-                at.in_register.eq((above == Region.REGISTER) & (line_offset < REGISTER_BYTES // 64)),
+                at.in_register.eq(
+                    (above == Region.REGISTER) & (line_offset < REGISTER_BYTES // 64)
+                ),
                 at.squeue.eq(session * c.queues + queue),
             ]
             return at, above
@@ -105,14 +142,21 @@ class Ingress(wiring.Component):
         partial = (rwd.opcode == M2SRwD.MEM_WR_PTL) & ~rwd.byte_enable.all()
         opcode_read = (req.opcode == M2SReq.MEM_RD) | (req.opcode == M2SReq.MEM_RD_DATA)
         opcode_spec = req.opcode == M2SReq.MEM_SPEC_RD
-        opcode_none = (req.opcode == M2SReq.MEM_INV) | (req.opcode == M2SReq.MEM_INV_NT) | (req.opcode == M2SReq.MEM_CLN_EVCT)
+        opcode_none = (
+            (req.opcode == M2SReq.MEM_INV)
+            | (req.opcode == M2SReq.MEM_INV_NT)
+            | (req.opcode == M2SReq.MEM_CLN_EVCT)
+        )
 
         # Places to put it.
-        # Whether there are, registers tell: the host does not hear what the tracker does in the same cycle.
-        m.submodules.requests = requests = Skid(self.layouts.request, late=("squeue", "page", "poison"))
+        # Whether there are, registers tell: the host does not hear what the tracker does in the
+        # same cycle.
+        m.submodules.requests = requests = Skid(
+            self.layouts.request, late=("squeue", "page", "poison")
+        )
         request_free = requests.i.ready
-        # What goes to the side comes into sight when the requests before it have left: a CLOSE or a hint does not overtake them. One of them at most is
-        # still here when it is accepted.
+        # What goes to the side comes into sight when the requests before it have left: a CLOSE or a
+        # hint does not overtake them. One of them at most is still here when it is accepted.
         side_valid, behind = Signal(), Signal()
         side_free = ~side_valid | (~behind & self.o_side.ready)
         spec_free = ~self.o_spec.valid | self.o_spec.ready
@@ -121,12 +165,23 @@ class Ingress(wiring.Component):
         rwd_side = (rwd_above == Region.HINT) | (rwd_above == Region.REGISTER)
         needs_slot = opcode_write & rwd_kv
         can_rwd = Signal()
-        m.d.comb += can_rwd.eq(self.enable & Mux(opcode_write & rwd_side, side_free & request_free, request_free & (~needs_slot | self.i_write_slot.valid)))
+        m.d.comb += can_rwd.eq(
+            self.enable
+            & Mux(
+                opcode_write & rwd_side,
+                side_free & request_free,
+                request_free & (~needs_slot | self.i_write_slot.valid),
+            )
+        )
         m.d.comb += take_rwd.eq(self.m2s_rwd.valid & can_rwd)
 
         req_side = (req_above == Region.HINT) | (req_above == Region.REGISTER)
         can_req = Signal()
-        m.d.comb += can_req.eq(self.enable & ~take_rwd & Mux(opcode_read & req_side, side_free & request_free, opcode_spec | request_free))
+        m.d.comb += can_req.eq(
+            self.enable
+            & ~take_rwd
+            & Mux(opcode_read & req_side, side_free & request_free, opcode_spec | request_free)
+        )
         take_req = self.m2s_req.valid & can_req
 
         m.d.comb += [
@@ -134,7 +189,11 @@ class Ingress(wiring.Component):
             self.m2s_req.ready.eq(can_req),
         ]
 
-        to_side = Mux(take_rwd, opcode_write & (of_rwd.in_hint | of_rwd.in_register), take_req & opcode_read & (of_req.in_hint | of_req.in_register))
+        to_side = Mux(
+            take_rwd,
+            opcode_write & (of_rwd.in_hint | of_rwd.in_register),
+            take_req & opcode_read & (of_req.in_hint | of_req.in_register),
+        )
         to_spec = ~take_rwd & take_req & opcode_spec & of_req.in_kv
         to_request = (take_rwd | take_req) & ~to_side & ~(~take_rwd & opcode_spec)
         take_slot = take_rwd & opcode_write & of_rwd.in_kv
@@ -143,7 +202,13 @@ class Ingress(wiring.Component):
             return Mux(~known, Event.UNKNOWN_OPCODE, Mux(in_kv, Event.NONE, Event.OUT_OF_MAP))
 
         refused = Signal(5)
-        m.d.comb += refused.eq(Mux(take_rwd, refusal(opcode_write, of_rwd.in_kv), refusal(opcode_read | opcode_none, of_req.in_kv)))
+        m.d.comb += refused.eq(
+            Mux(
+                take_rwd,
+                refusal(opcode_write, of_rwd.in_kv),
+                refusal(opcode_read | opcode_none, of_req.in_kv),
+            )
+        )
 
         r = requests.i.p
         connect(m, requests.o, flipped(self.o_request))
@@ -154,7 +219,10 @@ class Ingress(wiring.Component):
             r.poison.eq(take_rwd & rwd.poison),
             r.has_write.eq(take_slot),
             r.write_slot.eq(self.i_write_slot.p),
-            *(r[field].eq(at[field]) for field in ("session", "queue", "squeue", "page", "kv_line")),
+            *(
+                r[field].eq(at[field])
+                for field in ("session", "queue", "squeue", "page", "kv_line")
+            ),
             r.refused.eq(refused),
             r.no_memory.eq(Mux(take_rwd, ~opcode_write, ~opcode_read)),
             r.origin.tag.eq(Mux(take_rwd, rwd.tag, req.tag)),
@@ -165,19 +233,35 @@ class Ingress(wiring.Component):
 
         # M0 is told of both channels' messages, and last of which it is.
         spare = requests.spare
-        for k, (channel, where, known, memory) in enumerate(((req, of_req, opcode_read | opcode_none, opcode_read), (rwd, of_rwd, opcode_write, opcode_write))):
+        for k, (channel, where, known, memory) in enumerate(
+            (
+                (req, of_req, opcode_read | opcode_none, opcode_read),
+                (rwd, of_rwd, opcode_write, opcode_write),
+            )
+        ):
             coming = self.o_ahead.candidates[k]
             m.d.comb += [
-                *(coming[f].eq(Mux(requests.spare_valid, spare[f], where[f])) for f in ("session", "squeue", "page", "kv_line")),
+                *(
+                    coming[f].eq(Mux(requests.spare_valid, spare[f], where[f]))
+                    for f in ("session", "squeue", "page", "kv_line")
+                ),
                 coming.ld_id.eq(Mux(requests.spare_valid, spare.origin.ld_id, channel.ld_id)),
-                coming.memory.eq(Mux(requests.spare_valid, (spare.refused == 0) & ~spare.no_memory, where.in_kv & known & memory)),
+                coming.memory.eq(
+                    Mux(
+                        requests.spare_valid,
+                        (spare.refused == 0) & ~spare.no_memory,
+                        where.in_kv & known & memory,
+                    )
+                ),
             ]
         m.d.comb += self.o_ahead.which.eq(take_rwd)
 
-        # A slot reserved for an address whose queue or session turns out to be beyond the configuration is simply not taken.
+        # A slot reserved for an address whose queue or session turns out to be beyond the
+        # configuration is simply not taken.
         m.d.comb += [
             self.i_write_slot.ready.eq(take_slot),
-            # Into a slot that is still free, too: whether the message is taken, or goes to memory at all, comes late for hundreds of write enables.
+            # Into a slot that is still free, too: whether the message is taken, or goes to memory
+            # at all, comes late for hundreds of write enables.
             self.o_write_valid.eq(self.m2s_rwd.valid & self.i_write_slot.valid),
             self.o_write.slot.eq(self.i_write_slot.p),
             self.o_write.data.eq(rwd.data),
@@ -214,13 +298,21 @@ class Ingress(wiring.Component):
         with m.If(spec_free):
             m.d.sync += [self.o_spec.p.squeue.eq(of_req.squeue), self.o_spec.p.page.eq(of_req.page)]
 
-        m.d.comb += self.idle.eq(requests.idle & ~side_valid & ~self.o_spec.valid & ~self.m2s_req.valid & ~self.m2s_rwd.valid)
+        m.d.comb += self.idle.eq(
+            requests.idle
+            & ~side_valid
+            & ~self.o_spec.valid
+            & ~self.m2s_req.valid
+            & ~self.m2s_rwd.valid
+        )
 
         # Each accepted message goes to exactly one place, and never onto an unread one.
         m.d.comb += [
             Assert(~(to_request & ~request_free)),
             Assert(~(to_side & ~side_free)),
             Assert(~take_slot | self.i_write_slot.valid),
-            Assert(~((take_rwd | take_req) & ~Cat(to_request, to_side, opcode_spec & ~take_rwd).any())),
+            Assert(
+                ~((take_rwd | take_req) & ~Cat(to_request, to_side, opcode_spec & ~take_rwd).any())
+            ),
         ]
         return m

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""One bit per byte of each slot, cleared by one owner and set by another, in memories with one write port each."""
+"""One bit per byte of each slot, cleared by one owner and set by another, in memories with one
+write port each."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ __all__ = ["ByteMask"]
 
 
 class ByteMask(wiring.Component):
-    """A mask of 64 bits per slot. A bit is set when its copies in two memories differ, so that clearing writes one memory and setting the other.
+    """A mask of 64 bits per slot. A bit is set when its copies in two memories differ, so that
+    clearing writes one memory and setting the other.
 
-    Reads show the state before this cycle's clear. `read_mask` shows its set, too; `look_mask` does not, but `look_set` tells that one is of the slot.
-    Clearing and setting one slot in the same cycle is not allowed. Throughput: one clear and one set per cycle.
+    Reads show the state before this cycle's clear. `read_mask` shows its set, too; `look_mask` does
+    not, but `look_set` tells that one is of the slot. Clearing and setting one slot in the same
+    cycle is not allowed. Throughput: one clear and one set per cycle.
 
     Parameters
     ----------
@@ -33,11 +36,20 @@ class ByteMask(wiring.Component):
     def __init__(self, *, slots: int):
         self.slots = slots
         bits = exact_log2(slots)
-        super().__init__({
-            "clear_en": In(1), "clear_slot": In(bits),
-            "set_en": In(1), "set_slot": In(bits), "set_bytes": In(LINE_BYTES),
-            "look_slot": In(bits), "look_mask": Out(LINE_BYTES), "look_set": Out(1), "read_slot": In(bits), "read_mask": Out(LINE_BYTES),
-        })
+        super().__init__(
+            {
+                "clear_en": In(1),
+                "clear_slot": In(bits),
+                "set_en": In(1),
+                "set_slot": In(bits),
+                "set_bytes": In(LINE_BYTES),
+                "look_slot": In(bits),
+                "look_mask": Out(LINE_BYTES),
+                "look_set": Out(1),
+                "read_slot": In(bits),
+                "read_mask": Out(LINE_BYTES),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -52,13 +64,24 @@ class ByteMask(wiring.Component):
         clear, flip = cleared.write_port(), flipped.write_port()
         ours, theirs = read(flipped, self.set_slot), read(cleared, self.set_slot)
         m.d.comb += [
-            clear.en.eq(self.clear_en), clear.addr.eq(self.clear_slot), clear.data.eq(read(flipped, self.clear_slot)),
-            flip.en.eq(self.set_en), flip.addr.eq(self.set_slot), flip.data.eq((ours & ~self.set_bytes) | (~theirs & self.set_bytes)),
+            clear.en.eq(self.clear_en),
+            clear.addr.eq(self.clear_slot),
+            clear.data.eq(read(flipped, self.clear_slot)),
+            flip.en.eq(self.set_en),
+            flip.addr.eq(self.set_slot),
+            flip.data.eq((ours & ~self.set_bytes) | (~theirs & self.set_bytes)),
         ]
         now = self.set_en & (self.set_slot == self.read_slot)
         m.d.comb += [
-            self.look_mask.eq(read(flipped, self.look_slot) ^ read(cleared, self.look_slot)), self.look_set.eq(self.set_en & (self.set_slot == self.look_slot)),
-            self.read_mask.eq(read(flipped, self.read_slot) ^ read(cleared, self.read_slot) | (self.set_bytes & now.replicate(LINE_BYTES))),
+            self.look_mask.eq(read(flipped, self.look_slot) ^ read(cleared, self.look_slot)),
+            self.look_set.eq(self.set_en & (self.set_slot == self.look_slot)),
+            self.read_mask.eq(
+                read(flipped, self.read_slot) ^ read(cleared, self.read_slot)
+                | (self.set_bytes & now.replicate(LINE_BYTES))
+            ),
         ]
-        m.d.sync += Assert(~(self.clear_en & self.set_en & (self.clear_slot == self.set_slot)), "a slot is cleared and set at once")
+        m.d.sync += Assert(
+            ~(self.clear_en & self.set_en & (self.clear_slot == self.set_slot)),
+            "a slot is cleared and set at once",
+        )
         return m

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A payload that waits beside a long pipeline, in distributed RAM instead of a register per bit and stage."""
+"""A payload that waits beside a long pipeline, in distributed RAM instead of a register per bit and
+stage."""
 
 from __future__ import annotations
 
@@ -41,8 +42,11 @@ class Delay(wiring.Component):
         place = Signal(range(depth))
         held = Signal(width, reset_less=True)
         m.d.comb += [
-            write.en.eq(self.en), write.addr.eq(place), write.data.eq(Value.cast(self.i)),
-            read.addr.eq(place - (self.cycles - 1)), Value.cast(self.o).eq(held),
+            write.en.eq(self.en),
+            write.addr.eq(place),
+            write.data.eq(Value.cast(self.i)),
+            read.addr.eq(place - (self.cycles - 1)),
+            Value.cast(self.o).eq(held),
         ]
         with m.If(self.en):
             m.d.sync += [place.eq(place + 1), held.eq(read.data)]

@@ -14,15 +14,16 @@ __all__ = ["Exp2", "EXP2_TABLE"]
 #: T[i] = round(65536 · 2^(−i/256)), i = 0 … 256.
 EXP2_TABLE = tuple(round(65536 * 2.0 ** (-i / 256)) for i in range(257))
 
-_T_BITS = 21          # t saturates at 2^21 − 1: 31 halvings leave nothing of 17 bits
+_T_BITS = 21  # t saturates at 2^21 − 1: 31 halvings leave nothing of 17 bits
 _SHIFT_BITS = 5
 
 
 class Exp2(wiring.Component):
-    """Recency and idle decay share this pipeline; whoever uses it carries its own valid and payload beside it.
+    """Recency and idle decay share this pipeline; whoever uses it carries its own valid and payload
+    beside it.
 
-    t = min(⌊steps · mantissa · 2^−(shift − bias)⌋, 2^21 − 1); n = t >> 16; i = (t >> 8) & 255; e = T[i] − ((T[i] − T[i+1]) · (t & 255) >> 8);
-    `halving` = e >> n, 0 … 65536.
+    t = min(⌊steps · mantissa · 2^−(shift − bias)⌋, 2^21 − 1); n = t >> 16; i = (t >> 8) & 255; e =
+    T[i] − ((T[i] − T[i+1]) · (t & 255) >> 8); `halving` = e >> n, 0 … 65536.
 
     Latency: `LATENCY` cycles; throughput: one per cycle. No error cases: every input has a value.
 
@@ -43,7 +44,14 @@ class Exp2(wiring.Component):
         if not isinstance(bias, int) or isinstance(bias, bool) or not 0 <= bias <= 8:
             raise ValueError(f"bias = {bias!r} is refused; legal: 0 … 8")
         self.bias = bias
-        super().__init__({"steps": In(STEP_BITS), "mantissa": In(16), "shift": In(_SHIFT_BITS), "halving": Out(17)})
+        super().__init__(
+            {
+                "steps": In(STEP_BITS),
+                "mantissa": In(16),
+                "shift": In(_SHIFT_BITS),
+                "halving": Out(17),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -56,9 +64,18 @@ class Exp2(wiring.Component):
             return Signal(shape, name=name, reset_less=True)
 
         # 1: multiplier inputs, the steps in two parts since a hardware multiplier is 18 bits wide.
-        low, high, mantissa, shift1 = reg("low", 16), reg("high", STEP_BITS - 16), reg("mantissa1", 16), reg("shift1", _SHIFT_BITS)
+        low, high, mantissa, shift1 = (
+            reg("low", 16),
+            reg("high", STEP_BITS - 16),
+            reg("mantissa1", 16),
+            reg("shift1", _SHIFT_BITS),
+        )
         # 2: products
-        low_product, high_product, shift2 = reg("low_product", 32), reg("high_product", STEP_BITS), reg("shift2", _SHIFT_BITS)
+        low_product, high_product, shift2 = (
+            reg("low_product", 32),
+            reg("high_product", STEP_BITS),
+            reg("shift2", _SHIFT_BITS),
+        )
         # 3: steps · mantissa
         product, shift3 = reg("product", STEP_BITS + 16), reg("shift3", _SHIFT_BITS)
         # 4, 5: shifted right, by multiples of eight and then by the rest
@@ -66,10 +83,17 @@ class Exp2(wiring.Component):
         coarse, shift4 = reg("coarse", wide), reg("shift4", 3)
         fine = reg("fine", wide)
         m.d.sync += [
-            low.eq(self.steps[:16]), high.eq(self.steps[16:]), mantissa.eq(self.mantissa), shift1.eq(self.shift),
-            low_product.eq(low * mantissa), high_product.eq(high * mantissa), shift2.eq(shift1),
-            product.eq(low_product + (high_product << 16)), shift3.eq(shift2),
-            coarse.eq((product << self.bias) >> (shift3[3:] << 3)), shift4.eq(shift3[:3]),
+            low.eq(self.steps[:16]),
+            high.eq(self.steps[16:]),
+            mantissa.eq(self.mantissa),
+            shift1.eq(self.shift),
+            low_product.eq(low * mantissa),
+            high_product.eq(high * mantissa),
+            shift2.eq(shift1),
+            product.eq(low_product + (high_product << 16)),
+            shift3.eq(shift2),
+            coarse.eq((product << self.bias) >> (shift3[3:] << 3)),
+            shift4.eq(shift3[:3]),
             fine.eq(coarse >> shift4),
         ]
 
@@ -77,7 +101,8 @@ class Exp2(wiring.Component):
         t = reg("t", _T_BITS)
         # 7: table read
         n7, fraction7 = reg("n7", _T_BITS - 16), reg("fraction7", 8)
-        # 8: table out, kept from the multiplier since a block RAM is slow to answer; 9: interpolation product; 10: e; 11: halved n times
+        # 8: table out, kept from the multiplier since a block RAM is slow to answer; 9:
+        # interpolation product; 10: e; 11: halved n times
         row8, fraction8, n8 = reg("row8", 25), reg("fraction8", 8), reg("n8", _T_BITS - 16)
         value9, drop9, n9 = reg("value9", 17), reg("drop9", 8), reg("n9", _T_BITS - 16)
         e, n10 = reg("e", 17), reg("n10", _T_BITS - 16)
@@ -85,10 +110,16 @@ class Exp2(wiring.Component):
         m.d.comb += [row.addr.eq(t[8:16]), drop.eq(row8[17:] * fraction8)]
         m.d.sync += [
             t.eq(Mux(fine[_T_BITS:].any(), ~0, fine)),
-            n7.eq(t[16:]), fraction7.eq(t[:8]),
-            row8.eq(row.data), n8.eq(n7), fraction8.eq(fraction7),
-            value9.eq(row8[:17]), drop9.eq(drop >> 8), n9.eq(n8),
-            e.eq(value9 - drop9), n10.eq(n9),
+            n7.eq(t[16:]),
+            fraction7.eq(t[:8]),
+            row8.eq(row.data),
+            n8.eq(n7),
+            fraction8.eq(fraction7),
+            value9.eq(row8[:17]),
+            drop9.eq(drop >> 8),
+            n9.eq(n8),
+            e.eq(value9 - drop9),
+            n10.eq(n9),
             self.halving.eq(e >> n10),
         ]
         return m

@@ -13,12 +13,13 @@ __all__ = ["FreeList"]
 
 
 class FreeList(wiring.Component):
-    """Hands out the ids `first` … `first` + `count` − 1, each once in ascending order, then those returned, oldest first. No id has two
-    owners.
+    """Hands out the ids `first` … `first` + `count` − 1, each once in ascending order, then those
+    returned, oldest first. No id has two owners.
 
-    Throughput: one id out and one back per cycle. A returned id can be taken two cycles later at the earliest; `level` counts it in the
-    next cycle. `i` is valid-only: whoever returns an id owns it, so there is always room. An id below `first` may be returned in exchange
-    for one that is kept for good. Reset makes every id free, without a walk over memory.
+    Throughput: one id out and one back per cycle. A returned id can be taken two cycles later at
+    the earliest; `level` counts it in the next cycle. `i` is valid-only: whoever returns an id owns
+    it, so there is always room. An id below `first` may be returned in exchange for one that is
+    kept for good. Reset makes every id free, without a walk over memory.
 
     Parameters
     ----------
@@ -39,21 +40,30 @@ class FreeList(wiring.Component):
     def __init__(self, *, count: int, first: int = 0):
         for field, value, low in (("count", count, 1), ("first", first, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise ValueError(f"{field} = {value!r} is refused; legal: an integer of {low} and up")
+                raise ValueError(
+                    f"{field} = {value!r} is refused; legal: an integer of {low} and up"
+                )
         self.count, self.first = count, first
         self.id_bits = max(1, ceil_log2(first + count))
-        super().__init__({
-            "i": In(self.id_bits), "i_valid": In(1),
-            "o": Out(stream.Signature(self.id_bits)),
-            "level": Out(range(count + 1), init=count),
-        })
-        # State that proofs look at (kelp_verif.formal.pool_specs): ids from here on were never handed out.
+        super().__init__(
+            {
+                "i": In(self.id_bits),
+                "i_valid": In(1),
+                "o": Out(stream.Signature(self.id_bits)),
+                "level": Out(range(count + 1), init=count),
+            }
+        )
+        # State that proofs look at (kelp_verif.formal.pool_specs): ids from here on were never
+        # handed out.
         self.never_used = Signal(range(first + count + 1), init=first)
 
     def elaborate(self, platform):
         m = Module()
-        # One more than the ids: a buffered FIFO is full for a cycle while its last word moves to the output.
-        m.submodules.returned = returned = SyncFIFOBuffered(width=self.id_bits, depth=self.count + 1)
+        # One more than the ids: a buffered FIFO is full for a cycle while its last word moves to
+        # the output.
+        m.submodules.returned = returned = SyncFIFOBuffered(
+            width=self.id_bits, depth=self.count + 1
+        )
         never_used = self.never_used
         fresh = never_used != self.first + self.count
         take = self.o.valid & self.o.ready

@@ -12,14 +12,15 @@ from kelp_spec.registers import HISTOGRAM_BINS
 
 __all__ = ["LatencyHistogram"]
 
-_ROWS = 64   # two halves of 32: hits, then misses
+_ROWS = 64  # two halves of 32: hits, then misses
 
 
 class LatencyHistogram(wiring.Component):
     """Counts latencies by power of two: bin b holds 2^b … 2^(b+1)−1 cycles, bin 0 also 0.
 
-    One event a cycle, seen by reads from five cycles later on. Counts are 32 bits and saturate. Reading takes the spare read slots of events: `read_data` is
-    the count of `read_row` (b, or 32 + b for misses) one cycle after a cycle in which `read_grant` is high.
+    One event a cycle, seen by reads from five cycles later on. Counts are 32 bits and saturate.
+    Reading takes the spare read slots of events: `read_data` is the count of `read_row` (b, or 32 +
+    b for misses) one cycle after a cycle in which `read_grant` is high.
 
     Parameters
     ----------
@@ -31,14 +32,16 @@ class LatencyHistogram(wiring.Component):
         if not 1 <= cycle_bits <= 32:
             raise ValueError(f"cycle_bits = {cycle_bits} is refused; legal: 1 … 32")
         self.cycle_bits = cycle_bits
-        super().__init__({
-            "i": In(data.StructLayout({"missed": 1, "cycles": cycle_bits})),
-            "i_valid": In(1),
-            "clear": In(1),                 #: held high for 64 cycles or more empties every bin
-            "read_row": In(range(_ROWS)),
-            "read_grant": Out(1),
-            "read_data": Out(32),
-        })
+        super().__init__(
+            {
+                "i": In(data.StructLayout({"missed": 1, "cycles": cycle_bits})),
+                "i_valid": In(1),
+                "clear": In(1),  #: held high for 64 cycles or more empties every bin
+                "read_row": In(range(_ROWS)),
+                "read_grant": Out(1),
+                "read_data": Out(32),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -46,7 +49,8 @@ class LatencyHistogram(wiring.Component):
         write = memory.write_port()
         read = memory.read_port(transparent_for=(write,))
 
-        # Stage 0: what egress says late. 1: bin number. 2: count out. 3: incremented. 4: written, and forwarded to younger events on the same row.
+        # Stage 0: what egress says late. 1: bin number. 2: count out. 3: incremented. 4: written,
+        # and forwarded to younger events on the same row.
         event, valid0 = Signal.like(self.i), Signal()
         m.d.sync += [event.eq(self.i), valid0.eq(self.i_valid)]
         bin_ = Signal(range(HISTOGRAM_BINS))
@@ -58,16 +62,28 @@ class LatencyHistogram(wiring.Component):
                 m.d.comb += bin_.eq(HISTOGRAM_BINS - 1)
         rows, valid = [Signal(range(_ROWS), name=f"row{k}") for k in range(1, 5)], Signal(4)
         row1, row2, row3, row4 = rows
-        m.d.sync += [row1.eq(Cat(bin_, event.missed)), row2.eq(row1), row3.eq(row2), row4.eq(row3), valid.eq(Cat(valid0, valid))]
-        m.d.comb += [read.addr.eq(Mux(valid[0], row1, self.read_row)), self.read_grant.eq(~valid[0]), self.read_data.eq(read.data)]
+        m.d.sync += [
+            row1.eq(Cat(bin_, event.missed)),
+            row2.eq(row1),
+            row3.eq(row2),
+            row4.eq(row3),
+            valid.eq(Cat(valid0, valid)),
+        ]
+        m.d.comb += [
+            read.addr.eq(Mux(valid[0], row1, self.read_row)),
+            self.read_grant.eq(~valid[0]),
+            self.read_data.eq(read.data),
+        ]
 
-        # The memory shows what is written while it is read; the event just before has its count in stage 4 when this one is in stage 3, the one before that
-        # when this one's count is out.
+        # The memory shows what is written while it is read; the event just before has its count in
+        # stage 4 when this one is in stage 3, the one before that when this one's count is out.
         count, after, follows, follows_second = Signal(32), Signal(32), Signal(), Signal()
         before = Mux(follows, after, count)
         m.d.sync += [
-            follows_second.eq(valid[2] & (row1 == row3)), count.eq(Mux(follows_second, after, read.data)),
-            follows.eq(valid[2] & (row2 == row3)), after.eq(before + ~before.all()),
+            follows_second.eq(valid[2] & (row1 == row3)),
+            count.eq(Mux(follows_second, after, read.data)),
+            follows.eq(valid[2] & (row2 == row3)),
+            after.eq(before + ~before.all()),
         ]
         m.d.comb += [write.addr.eq(row4), write.en.eq(valid[3]), write.data.eq(after)]
         sweep = Signal(range(_ROWS))

@@ -13,10 +13,11 @@ __all__ = ["OrderQueue"]
 
 
 class OrderQueue(wiring.Component):
-    """A queue of `depth` items, as `SyncFIFOBuffered` cycle by cycle, except that no logic waits for the block RAM's late output: it goes to a register.
+    """A queue of `depth` items, as `SyncFIFOBuffered` cycle by cycle, except that no logic waits
+    for the block RAM's late output: it goes to a register.
 
-    That register costs no cycle: it is loaded with what the RAM was asked for beforehand, or, when nothing waits in the RAM, with what came last.
-    Latency 2 cycles, throughput one item per cycle.
+    That register costs no cycle: it is loaded with what the RAM was asked for beforehand, or, when
+    nothing waits in the RAM, with what came last. Latency 2 cycles, throughput one item per cycle.
 
     Parameters
     ----------
@@ -42,27 +43,44 @@ class OrderQueue(wiring.Component):
         if not isinstance(depth, int) or depth < 4 or depth & (depth - 1):
             raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 4 and up")
         self.width, self.depth = width, depth
-        super().__init__({"i": In(stream.Signature(width)), "o": Out(stream.Signature(width)), "level": Out(range(depth + 1))})
+        super().__init__(
+            {
+                "i": In(stream.Signature(width)),
+                "o": Out(stream.Signature(width)),
+                "level": Out(range(depth + 1)),
+            }
+        )
         self.last, self.ahead = Signal(width), Signal()
 
     def elaborate(self, platform):
         m = Module()
-        # What is read is never what is being written: a row is read in the cycle after it was written at the earliest.
+        # What is read is never what is being written: a row is read in the cycle after it was
+        # written at the earliest.
         m.submodules.rows = rows = Sram(depth=self.depth, shape=self.width, transparent=False)
         begin, end = Signal(range(self.depth)), Signal(range(self.depth))
         last, ahead = self.last, self.ahead
         waits, moves, asks, puts, takes = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            self.i.ready.eq(self.level != self.depth), puts.eq(self.i.valid & self.i.ready), takes.eq(self.o.valid & self.o.ready),
-            rows.write_en.eq(puts), rows.write_address.eq(end), rows.write_data.eq(self.i.p),
-            rows.read_en.eq(asks), rows.read_address.eq(begin),
+            self.i.ready.eq(self.level != self.depth),
+            puts.eq(self.i.valid & self.i.ready),
+            takes.eq(self.o.valid & self.o.ready),
+            rows.write_en.eq(puts),
+            rows.write_address.eq(end),
+            rows.write_data.eq(self.i.p),
+            rows.read_en.eq(asks),
+            rows.read_address.eq(begin),
             # At most `depth` - 1 wait in the RAM: where two do, one is ahead.
-            waits.eq(begin != end), moves.eq(~self.o.valid | self.o.ready), asks.eq(waits & (~ahead | moves)),
+            waits.eq(begin != end),
+            moves.eq(~self.o.valid | self.o.ready),
+            asks.eq(waits & (~ahead | moves)),
         ]
         m.d.sync += [last.eq(self.i.p), ahead.eq(Mux(moves, ahead & waits, ahead | waits))]
         with m.If(moves):
             # With nothing ahead, what waits came in the cycle before.
-            m.d.sync += [self.o.valid.eq(ahead | waits), self.o.p.eq(Mux(ahead, rows.read_data, last))]
+            m.d.sync += [
+                self.o.valid.eq(ahead | waits),
+                self.o.p.eq(Mux(ahead, rows.read_data, last)),
+            ]
         with m.If(puts):
             m.d.sync += end.eq(end + 1)
         with m.If(asks):
@@ -72,7 +90,10 @@ class OrderQueue(wiring.Component):
         waiting = Signal(range(self.depth))
         m.d.comb += waiting.eq(end - begin)
         m.d.sync += [
-            Assert(self.level == waiting + ahead + self.o.valid, "an item is counted twice or not at all"),
+            Assert(
+                self.level == waiting + ahead + self.o.valid,
+                "an item is counted twice or not at all",
+            ),
             Assert(ahead | (waiting <= 1), "an older item waits than the one that came last"),
         ]
         return m

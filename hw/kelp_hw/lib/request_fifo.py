@@ -13,7 +13,8 @@ __all__ = ["RequestQueue"]
 class RequestQueue(wiring.Component):
     """A queue of `depth` places whose input cannot wait: whoever sends has counted the places.
 
-    Latency 1 cycle, throughput one a cycle. `i_valid` may come late in its cycle: the row at the end is written in any case, and counts only with it.
+    Latency 1 cycle, throughput one a cycle. `i_valid` may come late in its cycle: the row at the
+    end is written in any case, and counts only with it.
 
     Parameters
     ----------
@@ -33,17 +34,31 @@ class RequestQueue(wiring.Component):
         if not isinstance(depth, int) or depth < 2 or depth & (depth - 1):
             raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 2 and up")
         self.depth, self.shape = depth, shape
-        super().__init__({"i": In(shape), "i_valid": In(1), "o": Out(stream.Signature(shape)), "level": Out(range(depth + 1))})
+        super().__init__(
+            {
+                "i": In(shape),
+                "i_valid": In(1),
+                "o": Out(stream.Signature(shape)),
+                "level": Out(range(depth + 1)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.rows = rows = memory.Memory(shape=Shape.cast(self.shape).width, depth=self.depth, init=())
+        m.submodules.rows = rows = memory.Memory(
+            shape=Shape.cast(self.shape).width, depth=self.depth, init=()
+        )
         write, read = rows.write_port(), rows.read_port(domain="comb")
         begin, end, takes = Signal(range(self.depth)), Signal(range(self.depth)), Signal()
         m.d.comb += [
             # When all places are taken, the end is the beginning.
-            write.en.eq(self.level != self.depth), write.addr.eq(end), write.data.eq(Value.cast(self.i)), read.addr.eq(begin),
-            self.o.valid.eq(self.level != 0), Value.cast(self.o.p).eq(read.data), takes.eq(self.o.valid & self.o.ready),
+            write.en.eq(self.level != self.depth),
+            write.addr.eq(end),
+            write.data.eq(Value.cast(self.i)),
+            read.addr.eq(begin),
+            self.o.valid.eq(self.level != 0),
+            Value.cast(self.o.p).eq(read.data),
+            takes.eq(self.o.valid & self.o.ready),
         ]
         with m.If(takes):
             m.d.sync += begin.eq(begin + 1)

@@ -14,12 +14,13 @@ __all__ = ["Secded"]
 class Secded:
     """A Hsiao code for words of `width` data bits. Its methods build combinational logic.
 
-    Every column of the parity-check matrix has odd weight and columns are chosen so that the rows are balanced: one XOR tree of about
-    3·width/check_bits inputs per check bit, and "odd syndrome" alone tells a single error from a double one. Zero data has zero check bits, so a
-    cleared word is a code word. The code word is the data in the low bits, then the check bits.
+    Every column of the parity-check matrix has odd weight and columns are chosen so that the rows
+    are balanced: one XOR tree of about 3·width/check_bits inputs per check bit, and "odd syndrome"
+    alone tells a single error from a double one. Zero data has zero check bits, so a cleared word
+    is a code word. The code word is the data in the low bits, then the check bits.
 
-    A single flipped bit anywhere in the code word is corrected, two are detected. Three or more are detected when their syndrome is not that of a
-    single one.
+    A single flipped bit anywhere in the code word is corrected, two are detected. Three or more are
+    detected when their syndrome is not that of a single one.
 
     The syndrome and the repair are apart, so that a register may stand between them.
 
@@ -40,7 +41,8 @@ class Secded:
             raise ValueError(f"width = {width!r} is refused; legal: 4 … 64")
         self.width = width
         check = 4
-        while (1 << (check - 1)) - check < width:   # odd-weight columns left when the unit vectors are taken
+        # odd-weight columns left when the unit vectors are taken
+        while (1 << (check - 1)) - check < width:
             check += 1
         self.check_bits = check
         self.code_bits = width + check
@@ -48,28 +50,42 @@ class Secded:
         self.layout = data.StructLayout({"data": width, "check": check})
 
     def _rows(self, value: Value, columns) -> Value:
-        """One tree for each check bit, so that synthesis can make it as flat as its inputs allow."""
-        return Cat(Cat(bit for bit, column in zip(value, columns, strict=True) if column >> r & 1).xor() for r in range(self.check_bits))
+        """One tree for each check bit, so that synthesis can make it as flat as its inputs
+        allow."""
+        return Cat(
+            Cat(bit for bit, column in zip(value, columns, strict=True) if column >> r & 1).xor()
+            for r in range(self.check_bits)
+        )
 
     def encode(self, value) -> Value:
         """The code word of `value`."""
-        value = Value.cast(value)[:self.width]
-        return Cat(value, self._rows(value, self.columns[:self.width]))
+        value = Value.cast(value)[: self.width]
+        return Cat(value, self._rows(value, self.columns[: self.width]))
 
     def syndrome(self, code) -> Value:
         """Zero for a code word."""
-        return self._rows(Value.cast(code)[:self.code_bits], self.columns)
+        return self._rows(Value.cast(code)[: self.code_bits], self.columns)
 
     def repair(self, code, syndrome) -> tuple[Value, Value, Value]:
-        """(data with a single error corrected, single error, uncorrectable error) from a code word as read and its syndrome."""
+        """(data with a single error corrected, single error, uncorrectable error) from a code word
+        as read and its syndrome."""
         syndrome = Value.cast(syndrome)
-        hit = Cat(syndrome == Const(column, self.check_bits) for column in self.columns[:self.width])
-        single, double = (self._looked_up(which, syndrome) for which in (set(self.columns), set(range(1, 1 << self.check_bits)) - set(self.columns)))
-        return Value.cast(code)[:self.width] ^ hit, single, double
+        hit = Cat(
+            syndrome == Const(column, self.check_bits) for column in self.columns[: self.width]
+        )
+        single, double = (
+            self._looked_up(which, syndrome)
+            for which in (
+                set(self.columns),
+                set(range(1, 1 << self.check_bits)) - set(self.columns),
+            )
+        )
+        return Value.cast(code)[: self.width] ^ hit, single, double
 
     def _looked_up(self, which: set[int], syndrome: Value) -> Value:
-        """Whether the syndrome is one of `which`. Of seven bits that is two levels of an FPGA's tables. A constant loses leading zeros in Verilog, and lint
-        says so: of a table whose last bit is 0 the complement is written."""
+        """Whether the syndrome is one of `which`. Of seven bits that is two levels of an FPGA's
+        tables. A constant loses leading zeros in Verilog, and lint says so: of a table whose last
+        bit is 0 the complement is written."""
         rows = 1 << self.check_bits
         table, last = sum(1 << each for each in which), rows - 1 in which
         found = Const(table if last else ~table & ((1 << rows) - 1), rows).bit_select(syndrome, 1)
@@ -77,13 +93,17 @@ class Secded:
 
 
 def _balanced(width: int, check: int) -> list[int]:
-    """`width` distinct odd-weight columns of weight 3 and up, lightest first, each taken so that the heaviest row stays light."""
+    """`width` distinct odd-weight columns of weight 3 and up, lightest first, each taken so that
+    the heaviest row stays light."""
     load = [0] * check
     columns = []
     for weight in range(3, check + 1, 2):
         left = [sum(1 << r for r in rows) for rows in combinations(range(check), weight)]
         while left and len(columns) < width:
-            best = min(left, key=lambda c: sorted((load[r] + (c >> r & 1) for r in range(check)), reverse=True))
+            best = min(
+                left,
+                key=lambda c: sorted((load[r] + (c >> r & 1) for r in range(check)), reverse=True),
+            )
             left.remove(best)
             columns.append(best)
             load = [n + (best >> r & 1) for r, n in enumerate(load)]

@@ -11,12 +11,15 @@ __all__ = ["Skid"]
 
 
 class Skid(wiring.Component):
-    """Passes a stream on through registers: neither `o.valid` and its payload nor `i.ready` depends on an input of the same cycle.
+    """Passes a stream on through registers: neither `o.valid` and its payload nor `i.ready` depends
+    on an input of the same cycle.
 
-    Latency 1 cycle, throughput one transfer a cycle. Two places: the one at `o`, and one for the transfer that comes while `o` stands still.
+    Latency 1 cycle, throughput one transfer a cycle. Two places: the one at `o`, and one for the
+    transfer that comes while `o` stands still.
 
-    With `late`, for an `o.ready` that comes late in its cycle, the two places are filled in turns and `o.p` is the choice of one: `o.ready` steers that choice,
-    and no register of the payload but those of the fields in `late`, which come straight from a register.
+    With `late`, for an `o.ready` that comes late in its cycle, the two places are filled in turns
+    and `o.p` is the choice of one: `o.ready` steers that choice, and no register of the payload but
+    those of the fields in `late`, which come straight from a register.
 
     Parameters
     ----------
@@ -28,7 +31,8 @@ class Skid(wiring.Component):
     -------
     i, o : streams
     behind, behind_valid : out
-        What comes to `o` behind the transfer that stands there: in the next cycle, if that one is taken in this.
+        What comes to `o` behind the transfer that stands there: in the next cycle, if that one is
+        taken in this.
     idle : out
         Nothing is held.
     """
@@ -36,7 +40,15 @@ class Skid(wiring.Component):
     def __init__(self, shape, *, late: tuple[str, ...] | None = None):
         Shape.cast(shape)
         self.shape, self.late = shape, late
-        super().__init__({"i": In(stream.Signature(shape)), "o": Out(stream.Signature(shape)), "behind": Out(shape), "behind_valid": Out(1), "idle": Out(1)})
+        super().__init__(
+            {
+                "i": In(stream.Signature(shape)),
+                "o": Out(stream.Signature(shape)),
+                "behind": Out(shape),
+                "behind_valid": Out(1),
+                "idle": Out(1),
+            }
+        )
         #: What was at `i` when the transfer at `o` stood still, when `spare_valid`.
         self.spare, self.spare_valid = Signal(shape), Signal()
 
@@ -44,17 +56,31 @@ class Skid(wiring.Component):
         m = Module()
         spare, spare_valid = self.spare, self.spare_valid
         moves = Signal()
-        m.d.comb += [moves.eq(~self.o.valid | self.o.ready), self.i.ready.eq(~spare_valid), self.idle.eq(~self.o.valid & ~spare_valid)]
+        m.d.comb += [
+            moves.eq(~self.o.valid | self.o.ready),
+            self.i.ready.eq(~spare_valid),
+            self.idle.eq(~self.o.valid & ~spare_valid),
+        ]
         with m.If(~spare_valid):
             m.d.sync += spare.eq(self.i.p)
-        m.d.comb += [Value.cast(self.behind).eq(Mux(spare_valid, Value.cast(spare), Value.cast(self.i.p))), self.behind_valid.eq(spare_valid | self.i.valid)]
+        m.d.comb += [
+            Value.cast(self.behind).eq(Mux(spare_valid, Value.cast(spare), Value.cast(self.i.p))),
+            self.behind_valid.eq(spare_valid | self.i.valid),
+        ]
         any_left = self.o.valid & ~self.o.ready
-        m.d.sync += [self.o.valid.eq(self.behind_valid | any_left), spare_valid.eq(self.behind_valid & any_left)]
+        m.d.sync += [
+            self.o.valid.eq(self.behind_valid | any_left),
+            spare_valid.eq(self.behind_valid & any_left),
+        ]
         if self.late is None:
             with m.If(moves):
                 m.d.sync += self.o.p.eq(self.behind)
         else:
-            places, puts, gets = [Signal(self.shape, name=f"place_{k}") for k in range(2)], Signal(), Signal()
+            places, puts, gets = (
+                [Signal(self.shape, name=f"place_{k}") for k in range(2)],
+                Signal(),
+                Signal(),
+            )
             for k, place in enumerate(places):
                 with m.If(~spare_valid & (puts == k)):
                     m.d.sync += place.eq(self.i.p)
@@ -63,8 +89,13 @@ class Skid(wiring.Component):
             with m.If(self.o.valid & self.o.ready):
                 m.d.sync += gets.eq(~gets)
             m.d.comb += self.o.p.eq(Mux(gets, Value.cast(places[1]), Value.cast(places[0])))
-            m.d.comb += [Assert(puts == gets ^ self.o.valid ^ spare_valid),
-                         Assert(~spare_valid | (Mux(gets, Value.cast(places[0]), Value.cast(places[1])) == Value.cast(spare)))]
+            m.d.comb += [
+                Assert(puts == gets ^ self.o.valid ^ spare_valid),
+                Assert(
+                    ~spare_valid
+                    | (Mux(gets, Value.cast(places[0]), Value.cast(places[1])) == Value.cast(spare))
+                ),
+            ]
             for name in self.late:
                 held = Signal.like(self.o.p[name], name=f"held_{name}")
                 with m.If(moves):

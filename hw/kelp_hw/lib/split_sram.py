@@ -12,11 +12,14 @@ from .sram import Sram, memory_ports
 
 __all__ = ["Piece", "SplitSram"]
 
-_PART_BITS, _SLICE = 11, 9      #: rows and bits of a block RAM where it has parity bits and the most rows; deeper ones lose an eighth of their bits
+#: rows and bits of a block RAM where it has parity bits and the most rows; deeper ones lose an
+#: eighth of their bits
+_PART_BITS, _SLICE = 11, 9
 
 
 class Piece(NamedTuple):
-    """What one `Sram` holds of a memory: `rows` from `first` on, and of these `bits` from `low` on."""
+    """What one `Sram` holds of a memory: `rows` from `first` on, and of these `bits` from `low`
+    on."""
 
     first: int
     rows: int
@@ -28,13 +31,16 @@ class Piece(NamedTuple):
 class SplitSram(wiring.Component):
     """A `Sram` whose answer comes out of registers, a cycle later.
 
-    A block RAM is slow to answer, and synthesis makes a deep memory of many that are far apart, with multiplexers between them and what reads. Here a memory of
-    more rows than `Sram` keeps in `lib.memory` is split into parts of 2^11 rows, and each part into slices of nine bits, one block RAM each: nothing but the
-    collision's multiplexer stands between a block RAM and its register. Between parts the choice is behind the registers.
-    A memory of more than `SPLIT_UP_TO` rows is none of an FPGA's block RAM: it stays one macro.
+    A block RAM is slow to answer, and synthesis makes a deep memory of many that are far apart,
+    with multiplexers between them and what reads. Here a memory of more rows than `Sram` keeps in
+    `lib.memory` is split into parts of 2^11 rows, and each part into slices of nine bits, one block
+    RAM each: nothing but the collision's multiplexer stands between a block RAM and its register.
+    Between parts the choice is behind the registers. A memory of more than `SPLIT_UP_TO` rows is
+    none of an FPGA's block RAM: it stays one macro.
 
-    Latency: two cycles, `read_en` with `read_address` → `read_data`, which holds when `read_en` was low in the cycle but one before.
-    Throughput, collisions and contents after configuration are `Sram`'s.
+    Latency: two cycles, `read_en` with `read_address` → `read_data`, which holds when `read_en` was
+    low in the cycle but one before. Throughput, collisions and contents after configuration are
+    `Sram`'s.
 
     Parameters
     ----------
@@ -60,14 +66,23 @@ class SplitSram(wiring.Component):
 
     @classmethod
     def split(cls, depth: int, width: int) -> list[Piece]:
-        """The pieces of a memory, each a `Sram` of that name, parts in ascending order, and slices within each."""
+        """The pieces of a memory, each a `Sram` of that name, parts in ascending order, and slices
+        within each."""
         if not Sram.MACRO_ABOVE < depth <= cls.SPLIT_UP_TO:
             return [Piece(0, depth, 0, width, "whole")]
         pieces = []
         for first in range(0, depth, 1 << _PART_BITS):
             for low in range(0, width, _SLICE):
                 name = f"part{first >> _PART_BITS}_bits{low}"
-                pieces.append(Piece(first, min(depth - first, 1 << _PART_BITS), low, min(_SLICE, width - low), name))
+                pieces.append(
+                    Piece(
+                        first,
+                        min(depth - first, 1 << _PART_BITS),
+                        low,
+                        min(_SLICE, width - low),
+                        name,
+                    )
+                )
         return pieces
 
     def elaborate(self, platform):
@@ -77,18 +92,24 @@ class SplitSram(wiring.Component):
         inside = self.address_bits if parts == 1 else _PART_BITS
         for piece in self.pieces:
             part, bits = piece.first >> _PART_BITS, slice(piece.low, piece.low + piece.bits)
-            m.submodules[piece.name] = rows = Sram(depth=piece.rows, shape=piece.bits, macro=True if len(self.pieces) > 1 else None)
+            m.submodules[piece.name] = rows = Sram(
+                depth=piece.rows, shape=piece.bits, macro=True if len(self.pieces) > 1 else None
+            )
             here = self.write_address[inside:] == part if parts > 1 else 1
             m.d.comb += [
-                rows.read_en.eq(self.read_en), rows.read_address.eq(self.read_address[:inside]),
-                rows.write_en.eq(self.write_en & here), rows.write_address.eq(self.write_address[:inside]),
+                rows.read_en.eq(self.read_en),
+                rows.read_address.eq(self.read_address[:inside]),
+                rows.write_en.eq(self.write_en & here),
+                rows.write_address.eq(self.write_address[:inside]),
                 rows.write_data.eq(Value.cast(self.write_data)[bits]),
             ]
             m.d.sync += raw[part][bits].eq(rows.read_data)
         if parts == 1:
             m.d.comb += Value.cast(self.read_data).eq(raw[0])
             return m
-        asked, answers = (Signal(range(parts), name=name, reset_less=True) for name in ("asked", "answers"))
+        asked, answers = (
+            Signal(range(parts), name=name, reset_less=True) for name in ("asked", "answers")
+        )
         with m.If(self.read_en):
             m.d.sync += asked.eq(self.read_address[inside:])
         m.d.sync += answers.eq(asked)

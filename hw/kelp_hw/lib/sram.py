@@ -12,29 +12,41 @@ __all__ = ["Sram", "memory_ports"]
 
 
 def memory_ports(depth: int, shape) -> tuple[int, int, dict]:
-    """(bits of a row, bits of an address, members) of a memory with one read and one write port; ValueError when it would have no row or no bit."""
+    """(bits of a row, bits of an address, members) of a memory with one read and one write port;
+    ValueError when it would have no row or no bit."""
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
         raise ValueError(f"depth = {depth!r} is refused; legal: an integer of 1 and up")
     width = Shape.cast(shape).width
     if width < 1:
         raise ValueError(f"shape = {shape!r} is refused; legal: a shape of at least one bit")
     address_bits = max(1, ceil_log2(depth))
-    return width, address_bits, {
-        "read_en": In(1), "read_address": In(address_bits), "read_data": Out(shape),
-        "write_en": In(1), "write_address": In(address_bits), "write_data": In(shape),
-    }
+    return (
+        width,
+        address_bits,
+        {
+            "read_en": In(1),
+            "read_address": In(address_bits),
+            "read_data": Out(shape),
+            "write_en": In(1),
+            "write_address": In(address_bits),
+            "write_data": In(shape),
+        },
+    )
 
 
 class Sram(wiring.Component):
     """A memory with one read and one write port on one clock.
 
-    Small ones are `lib.memory` (block or distributed RAM on an FPGA, and Amaranth's simulator runs them); large ones are an `Instance` of the
-    macro `kelp_sram` or `kelp_sram_apart`, whose behavioural models are in `macros` and which an ASIC or UltraRAM flow replaces.
+    Small ones are `lib.memory` (block or distributed RAM on an FPGA, and Amaranth's simulator runs
+    them); large ones are an `Instance` of the macro `kelp_sram` or `kelp_sram_apart`, whose
+    behavioural models are in `macros` and which an ASIC or UltraRAM flow replaces.
 
-    Latency: one cycle, `read_en` with `read_address` → `read_data`, which then holds while `read_en` is low.
-    Throughput: one read and one write per cycle. A read of the address that is written in the same cycle returns the **new** data, or what nobody may look
-    at when it is not `transparent`; block RAMs of FPGAs have a multiplexer behind their outputs for the former.
-    Contents after configuration are zero for `lib.memory` and undefined for the macro: whoever needs a value scrubs. Reset clears nothing.
+    Latency: one cycle, `read_en` with `read_address` → `read_data`, which then holds while
+    `read_en` is low. Throughput: one read and one write per cycle. A read of the address that is
+    written in the same cycle returns the **new** data, or what nobody may look at when it is not
+    `transparent`; block RAMs of FPGAs have a multiplexer behind their outputs for the former.
+    Contents after configuration are zero for `lib.memory` and undefined for the macro: whoever
+    needs a value scrubs. Reset clears nothing.
 
     Parameters
     ----------
@@ -43,7 +55,8 @@ class Sram(wiring.Component):
     shape : shape-like
         Shape of a row: a width or a layout.
     macro : bool or None
-        Force or forbid the macro; by default it is used above `MACRO_ABOVE` rows, or above `APART_ABOVE` when not `transparent`.
+        Force or forbid the macro; by default it is used above `MACRO_ABOVE` rows, or above
+        `APART_ABOVE` when not `transparent`.
     transparent : bool
 
     Members
@@ -53,15 +66,19 @@ class Sram(wiring.Component):
 
     #: Amaranth writes out a Memory's initial value row by row, which does not scale.
     MACRO_ABOVE = 4096
-    #: A Memory's read without transparency returns the old row, which FPGA synthesis keeps with a comparison and a multiplexer behind the block RAM; the
-    #: macro's may return anything.
+    #: A Memory's read without transparency returns the old row, which FPGA synthesis keeps with a
+    #: comparison and a multiplexer behind the block RAM; the macro's may return anything.
     APART_ABOVE = 128
 
     def __init__(self, *, depth: int, shape, macro: bool | None = None, transparent: bool = True):
         self.depth = depth
         self.shape = shape
         self.width, self.address_bits, members = memory_ports(depth, shape)
-        self.macro = depth > (self.MACRO_ABOVE if transparent else self.APART_ABOVE) if macro is None else bool(macro)
+        self.macro = (
+            depth > (self.MACRO_ABOVE if transparent else self.APART_ABOVE)
+            if macro is None
+            else bool(macro)
+        )
         self.transparent = transparent
         super().__init__(members)
 
@@ -70,16 +87,27 @@ class Sram(wiring.Component):
         if self.macro:
             m.submodules.macro = Instance(
                 "kelp_sram" if self.transparent else "kelp_sram_apart",
-                p_DEPTH=self.depth, p_WIDTH=self.width, p_ADDRESS_WIDTH=self.address_bits, i_clk=ClockSignal("sync"),
-                i_read_en=self.read_en, i_read_address=self.read_address, o_read_data=Value.cast(self.read_data),
-                i_write_en=self.write_en, i_write_address=self.write_address, i_write_data=Value.cast(self.write_data),
+                p_DEPTH=self.depth,
+                p_WIDTH=self.width,
+                p_ADDRESS_WIDTH=self.address_bits,
+                i_clk=ClockSignal("sync"),
+                i_read_en=self.read_en,
+                i_read_address=self.read_address,
+                o_read_data=Value.cast(self.read_data),
+                i_write_en=self.write_en,
+                i_write_address=self.write_address,
+                i_write_data=Value.cast(self.write_data),
             )
             return m
         m.submodules.memory = rows = memory.Memory(shape=self.width, depth=self.depth, init=())
         write = rows.write_port()
         read = rows.read_port(transparent_for=(write,) if self.transparent else ())
         m.d.comb += [
-            read.en.eq(self.read_en), read.addr.eq(self.read_address), Value.cast(self.read_data).eq(read.data),
-            write.en.eq(self.write_en), write.addr.eq(self.write_address), write.data.eq(Value.cast(self.write_data)),
+            read.en.eq(self.read_en),
+            read.addr.eq(self.read_address),
+            Value.cast(self.read_data).eq(read.data),
+            write.en.eq(self.write_en),
+            write.addr.eq(self.write_address),
+            write.data.eq(Value.cast(self.write_data)),
         ]
         return m

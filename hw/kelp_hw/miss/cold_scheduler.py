@@ -19,15 +19,15 @@ from ..tracker.page_address import frame_base, pool_of_frame, times
 
 __all__ = ["ColdScheduler", "TRY_BITS"]
 
-TRY_BITS = 4   #: width of the retry count
+TRY_BITS = 4  #: width of the retry count
 
 
 class _Phase(IntEnum):
     """Of a command that has been sent at least once."""
 
-    QUEUED = 0          #: waits to be sent again
+    QUEUED = 0  #: waits to be sent again
     FLIGHT = 1
-    ABORT_QUEUED = 2    #: timed out; its ABORT waits to be sent
+    ABORT_QUEUED = 2  #: timed out; its ABORT waits to be sent
     ABORTING = 3
 
 
@@ -43,19 +43,23 @@ class _Act(IntEnum):
 class ColdScheduler(wiring.Component):
     """Turns fetches and write-backs into commands and answers each exactly once.
 
-    Order: ABORT, demand, prefetch, write-back. A fetch that is raised before its command has left joins the demand. Every miss entry and
-    `write_backs` write-backs, each under a token of its own, may be in flight at once. A completion with FAILED, or a timeout, is tried
-    again `retries` times before the fetch or write-back has failed.
+    Order: ABORT, demand, prefetch, write-back. A fetch that is raised before its command has left
+    joins the demand. Every miss entry and `write_backs` write-backs, each under a token of its own,
+    may be in flight at once. A completion with FAILED, or a timeout, is tried again `retries` times
+    before the fetch or write-back has failed.
 
-    The port's contract: the tier accepts every command in bounded time (it has room for `misses` + `write_backs` commands and as many
-    ABORTs) and completes it at most once. A command that has no completion `timeout` cycles after it was sent is aborted. From the
-    completion (ABORTED) of an ABORT on, or `timeout` cycles after its acceptance at the latest, the tier moves no data for that id, and
-    neither a retry nor the frame's next use begins before. Completions that nobody waits for are ignored; each try of an entry flips the
-    id's attempt bit, so that a late one is not taken for its successor's.
+    The port's contract: the tier accepts every command in bounded time (it has room for `misses` +
+    `write_backs` commands and as many ABORTs) and completes it at most once. A command that has no
+    completion `timeout` cycles after it was sent is aborted. From the completion (ABORTED) of an
+    ABORT on, or `timeout` cycles after its acceptance at the latest, the tier moves no data for
+    that id, and neither a retry nor the frame's next use begins before. Completions that nobody
+    waits for are ignored; each try of an entry flips the id's attempt bit, so that a late one is
+    not taken for its successor's.
 
-    One engine looks at one entry every four cycles: completions and commands in turn, and whenever neither is due, the next entry's
-    deadline. So a completion is taken within a few cycles, and a timeout is noticed at most 4 · (`misses` + `write_backs`) cycles late when
-    nothing else happens, at no cost per entry. Latency from `i_fetch` to `o_command`: 9 cycles.
+    One engine looks at one entry every four cycles: completions and commands in turn, and whenever
+    neither is due, the next entry's deadline. So a completion is taken within a few cycles, and a
+    timeout is noticed at most 4 · (`misses` + `write_backs`) cycles late when nothing else happens,
+    at no cost per entry. Latency from `i_fetch` to `o_command`: 9 cycles.
 
     Parameters
     ----------
@@ -84,18 +88,26 @@ class ColdScheduler(wiring.Component):
         c = self.config = config
         layouts = self.layouts = Layouts(config)
         self.entries = c.misses + c.write_backs
-        super().__init__({
-            "i_fetch": In(layouts.fetch), "i_fetch_valid": In(1),
-            "i_raise": In(c.miss_bits), "i_raise_valid": In(1),
-            "o_fetched": Out(stream.Signature(layouts.fetched)),
-            "i_write_back": In(stream.Signature(layouts.write_back)),
-            "o_written_back": Out(stream.Signature(layouts.written_back)),
-            "o_command": Out(stream.Signature(layouts.cold_command)),
-            "i_completion": In(stream.Signature(layouts.cold_completion)),
-            "now": In(TIME_BITS), "timeout": In(TIME_BITS), "retries": In(TRY_BITS),
-            "o_retry": Out(1), "o_timeout": Out(1),
-            "idle": Out(1), "quiet": Out(1),
-        })
+        super().__init__(
+            {
+                "i_fetch": In(layouts.fetch),
+                "i_fetch_valid": In(1),
+                "i_raise": In(c.miss_bits),
+                "i_raise_valid": In(1),
+                "o_fetched": Out(stream.Signature(layouts.fetched)),
+                "i_write_back": In(stream.Signature(layouts.write_back)),
+                "o_written_back": Out(stream.Signature(layouts.written_back)),
+                "o_command": Out(stream.Signature(layouts.cold_command)),
+                "i_completion": In(stream.Signature(layouts.cold_completion)),
+                "now": In(TIME_BITS),
+                "timeout": In(TIME_BITS),
+                "retries": In(TRY_BITS),
+                "o_retry": Out(1),
+                "o_timeout": Out(1),
+                "idle": Out(1),
+                "quiet": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -109,28 +121,44 @@ class ColdScheduler(wiring.Component):
         m.submodules.where = where = Sram(depth=entries, shape=where_layout)
         m.submodules.states = states = Sram(depth=entries, shape=state_layout)
         m.submodules.sectors = sectors = Sram(depth=c.write_backs, shape=self.layouts.sector)
-        # Lines of entries that wait to be sent, each entry at most once in each; one place more, see FreeList.
+        # Lines of entries that wait to be sent, each entry at most once in each; one place more,
+        # see FreeList.
         m.submodules.demand = demand = SyncFIFOBuffered(width=turn_layout.size, depth=c.misses + 1)
-        m.submodules.writes = writes = SyncFIFOBuffered(width=turn_layout.size, depth=c.write_backs + 1)
+        m.submodules.writes = writes = SyncFIFOBuffered(
+            width=turn_layout.size, depth=c.write_backs + 1
+        )
         m.submodules.aborts = aborts = SyncFIFOBuffered(width=turn_layout.size, depth=entries + 1)
         # Prefetches wait as one bit each, because a raised one leaves from the middle.
         prefetches = Signal(c.misses)
-        active = Signal(entries)   # sent at least once and not answered: the row of `states` counts
+        active = Signal(entries)  # sent at least once and not answered: the row of `states` counts
 
-        reading, looking, acting, act, index, again = Signal(), Signal(), Signal(), Signal(2), Signal(index_shape), Signal()
-        # --- requests ---------------------------------------------------------------------------------------------------------
+        reading, looking, acting, act, index, again = (
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(2),
+            Signal(index_shape),
+            Signal(),
+        )
+        # - requests -------------------------------------------------------------------------------
         raised = Signal()
         busy_writes = Signal(c.write_backs)
-        push_again = Signal()      # the engine puts an entry back into line
+        push_again = Signal()  # the engine puts an entry back into line
         new_demand, new_index = Signal(), Signal(c.miss_bits)
         new_write = self.i_write_back.valid & self.i_write_back.ready
         wb = self.i_write_back.payload
         m.d.comb += [
-            self.i_write_back.ready.eq(~self.i_fetch_valid & ~acting),     # an entry that goes back into line is known late
+            # an entry that goes back into line is known late
+            self.i_write_back.ready.eq(~self.i_fetch_valid & ~acting),
             where.write_en.eq(self.i_fetch_valid | new_write),
             where.write_address.eq(Mux(self.i_fetch_valid, self.i_fetch.miss, c.misses + wb.token)),
-            *(where.write_data[name].eq(Mux(self.i_fetch_valid, self.i_fetch[name], wb[name])) for name in ("squeue", "page", "frame")),
-            sectors.write_en.eq(new_write), sectors.write_address.eq(wb.token), sectors.write_data.eq(wb.sector),
+            *(
+                where.write_data[name].eq(Mux(self.i_fetch_valid, self.i_fetch[name], wb[name]))
+                for name in ("squeue", "page", "frame")
+            ),
+            sectors.write_en.eq(new_write),
+            sectors.write_address.eq(wb.token),
+            sectors.write_data.eq(wb.sector),
         ]
         with m.If(new_write):
             m.d.sync += busy_writes.bit_select(wb.token, 1).eq(1)
@@ -139,7 +167,7 @@ class ColdScheduler(wiring.Component):
         with m.If(raised):
             m.d.sync += prefetches.bit_select(self.i_raise, 1).eq(0)
 
-        # --- engine: choose an entry, then act on it ----------------------------------------------------------------------------
+        # - engine: choose an entry, then act on it ------------------------------------------------
         scan, pointer = Signal(index_shape), Signal(range(c.misses))
         pre_valid = Signal()
         prefer_send = Signal()
@@ -149,15 +177,24 @@ class ColdScheduler(wiring.Component):
         found, any_prefetch, raised_here, can_leave = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             raised_here.eq(self.i_raise_valid & (self.i_raise == pointer)),
-            # No prefetch leaves in the cycle of a raise, so that whether one is raised does not wait for what the engine chooses.
-            raised.eq(self.i_raise_valid & prefetches.bit_select(self.i_raise, 1)), can_leave.eq(found & ~self.i_raise_valid),
-            can_send.eq((aborts.r_rdy | demand.r_rdy | can_leave | (writes.r_rdy & ~any_prefetch)) & ~blocked),
+            # No prefetch leaves in the cycle of a raise, so that whether one is raised does not
+            # wait for what the engine chooses.
+            raised.eq(self.i_raise_valid & prefetches.bit_select(self.i_raise, 1)),
+            can_leave.eq(found & ~self.i_raise_valid),
+            can_send.eq(
+                (aborts.r_rdy | demand.r_rdy | can_leave | (writes.r_rdy & ~any_prefetch))
+                & ~blocked
+            ),
             can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
         ]
-        # Commands that wait for the tier are known a cycle late: the one that the engine may be giving counts as given.
+        # Commands that wait for the tier are known a cycle late: the one that the engine may be
+        # giving counts as given.
         m.d.sync += [
             any_prefetch.eq(prefetches.any()),
-            blocked.eq((pre_valid | (acting & ((act == _Act.SEND) | (act == _Act.ABORT)))) & self.o_command.valid),
+            blocked.eq(
+                (pre_valid | (acting & ((act == _Act.SEND) | (act == _Act.ABORT))))
+                & self.o_command.valid
+            ),
         ]
         with m.If(found):
             with m.If(raised_here):
@@ -170,7 +207,11 @@ class ColdScheduler(wiring.Component):
         id_ = self.i_completion.payload.id
         with m.If(~reading & ~looking & ~acting):
             with m.If(can_answer & self.i_completion.valid & ~(prefer_send & can_send)):
-                m.d.comb += [go.eq(1), choice.eq(_Act.COMPLETE), chosen.eq(Mux(id_.index < entries, id_.index, 0))]
+                m.d.comb += [
+                    go.eq(1),
+                    choice.eq(_Act.COMPLETE),
+                    chosen.eq(Mux(id_.index < entries, id_.index, 0)),
+                ]
             with m.Elif(can_send):
                 m.d.comb += [go.eq(1), choice.eq(Mux(aborts.r_rdy, _Act.ABORT, _Act.SEND))]
                 with m.If(aborts.r_rdy):
@@ -185,138 +226,250 @@ class ColdScheduler(wiring.Component):
             with m.Elif(can_answer):
                 m.d.comb += [go.eq(1), choice.eq(_Act.SCAN), chosen.eq(scan)]
                 m.d.sync += scan.eq(Mux(scan == entries - 1, 0, scan + 1))
-            m.d.sync += [act.eq(choice), index.eq(chosen), again.eq(chosen_again)]      # whether one was chosen comes later
+            # whether one was chosen comes later
+            m.d.sync += [act.eq(choice), index.eq(chosen), again.eq(chosen_again)]
         with m.If(go):
             m.d.sync += prefer_send.eq(choice == _Act.COMPLETE)
         write_index = Signal(c.write_back_bits)
         m.d.comb += [
-            states.read_en.eq(reading), states.read_address.eq(index),
-            where.read_en.eq(reading), where.read_address.eq(index),
+            states.read_en.eq(reading),
+            states.read_address.eq(index),
+            where.read_en.eq(reading),
+            where.read_address.eq(index),
             write_index.eq(index - c.misses),
-            sectors.read_en.eq(acting & (act == _Act.SEND)), sectors.read_address.eq(write_index),
+            sectors.read_en.eq(acting & (act == _Act.SEND)),
+            sectors.read_address.eq(write_index),
         ]
 
         state, after = states.read_data, Signal(state_layout)
         is_write, live = Signal(), Signal()
         tried, finish, store = Signal(), Signal(), Signal()
-        # What was found out about the entry while its row was looked at; `acts`: with it the engine acts, in one cycle.
-        acts, more, succeeded, rejected, expired, lapsed, abort_expired = Signal(), Signal(), Signal(), Signal(), Signal(), Signal(), Signal()
-        here = Signal(entries)     # the entry, one-hot
+        # What was found out about the entry while its row was looked at; `acts`: with it the engine
+        # acts, in one cycle.
+        acts, more, succeeded, rejected, expired, lapsed, abort_expired = (
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+        )
+        here = Signal(entries)  # the entry, one-hot
         # Of the completion, which stands until it is taken.
         completion = self.i_completion.payload
         known, attempt, is_ok, is_aborted, mine = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.sync += [
-            live.eq(active.bit_select(index, 1)), known.eq(completion.id.index < entries), attempt.eq(completion.id.attempt),
-            here.eq(1 << index), is_ok.eq(completion.status == ColdStatus.OK), is_aborted.eq(completion.status == ColdStatus.ABORTED),
+            live.eq(active.bit_select(index, 1)),
+            known.eq(completion.id.index < entries),
+            attempt.eq(completion.id.attempt),
+            here.eq(1 << index),
+            is_ok.eq(completion.status == ColdStatus.OK),
+            is_aborted.eq(completion.status == ColdStatus.ABORTED),
         ]
         age, abort_age, abort_stalled = Signal(TIME_BITS), Signal(TIME_BITS), Signal(TIME_BITS)
         m.d.comb += [
             is_write.eq(index >= c.misses),
-            age.eq(self.now - state.sent), abort_age.eq(self.now - abort_stalled),
+            age.eq(self.now - state.sent),
+            abort_age.eq(self.now - abort_stalled),
             after.eq(state),
         ]
         # Whoever reads the row next, reads it two cycles later at the earliest.
-        m.d.sync += [states.write_address.eq(index), states.write_data.eq(after), states.write_en.eq(store), reading.eq(go)]
+        m.d.sync += [
+            states.write_address.eq(index),
+            states.write_data.eq(after),
+            states.write_en.eq(store),
+            reading.eq(go),
+        ]
         with m.If(reading):
             m.d.sync += looking.eq(1)
         # The entry's row is out: two long comparisons, and what they and the completion mean to it.
-        flight, aborting, completes = state.phase == _Phase.FLIGHT, state.phase == _Phase.ABORTING, act == _Act.COMPLETE
+        flight, aborting, completes = (
+            state.phase == _Phase.FLIGHT,
+            state.phase == _Phase.ABORTING,
+            act == _Act.COMPLETE,
+        )
         m.d.comb += mine.eq(live & known & (attempt == state.attempt))
         with m.If(looking):
             m.d.sync += [
-                looking.eq(0), acting.eq(1), more.eq(state.tries < self.retries),
+                looking.eq(0),
+                acting.eq(1),
+                more.eq(state.tries < self.retries),
                 expired.eq((act == _Act.SCAN) & live & flight & (age >= self.timeout)),
-                lapsed.eq((act == _Act.SCAN) & live & aborting & (age >= self.timeout)), abort_expired.eq(abort_age >= self.timeout),
+                lapsed.eq((act == _Act.SCAN) & live & aborting & (age >= self.timeout)),
+                abort_expired.eq(abort_age >= self.timeout),
                 succeeded.eq(completes & mine & flight & is_ok),
                 rejected.eq(completes & mine & Mux(is_ok, 0, flight | (aborting & is_aborted))),
             ]
         m.d.comb += acts.eq(acting & ~(new_demand & (rejected | lapsed)))
         with m.If(acts):
             m.d.sync += acting.eq(0)
-            m.d.comb += [tried.eq(rejected | (lapsed & abort_expired)), self.i_completion.ready.eq(completes)]
+            m.d.comb += [
+                tried.eq(rejected | (lapsed & abort_expired)),
+                self.i_completion.ready.eq(completes),
+            ]
             with m.If(expired):
-                m.d.comb += [after.phase.eq(_Phase.ABORT_QUEUED), store.eq(1), aborts.w_en.eq(1), self.o_timeout.eq(1)]
+                m.d.comb += [
+                    after.phase.eq(_Phase.ABORT_QUEUED),
+                    store.eq(1),
+                    aborts.w_en.eq(1),
+                    self.o_timeout.eq(1),
+                ]
             with m.If(act == _Act.SEND):
-                m.d.comb += [store.eq(1), after.phase.eq(_Phase.FLIGHT), after.attempt.eq(~state.attempt), after.tries.eq(Mux(again, state.tries, 0)),
-                             after.sent.eq(self.now)]
+                m.d.comb += [
+                    store.eq(1),
+                    after.phase.eq(_Phase.FLIGHT),
+                    after.attempt.eq(~state.attempt),
+                    after.tries.eq(Mux(again, state.tries, 0)),
+                    after.sent.eq(self.now),
+                ]
             with m.If(act == _Act.ABORT):
                 m.d.comb += [store.eq(1), after.phase.eq(_Phase.ABORTING), after.sent.eq(self.now)]
             with m.If(tried & more):
-                m.d.comb += [push_again.eq(1), store.eq(1), after.phase.eq(_Phase.QUEUED), after.tries.eq(state.tries + 1)]
+                m.d.comb += [
+                    push_again.eq(1),
+                    store.eq(1),
+                    after.phase.eq(_Phase.QUEUED),
+                    after.tries.eq(state.tries + 1),
+                ]
             m.d.comb += finish.eq(succeeded | (tried & ~more))
-        # A new demand goes into line first: it cannot wait. The engine does, when it may put its entry back.
+        # A new demand goes into line first: it cannot wait. The engine does, when it may put its
+        # entry back.
         m.d.sync += [
-            new_demand.eq((self.i_fetch_valid & self.i_fetch.demand) | raised), new_index.eq(Mux(self.i_raise_valid, self.i_raise, self.i_fetch.miss)),
+            new_demand.eq((self.i_fetch_valid & self.i_fetch.demand) | raised),
+            new_index.eq(Mux(self.i_raise_valid, self.i_raise, self.i_fetch.miss)),
         ]
-        put_demand, put_write = data.View(turn_layout, demand.w_data), data.View(turn_layout, writes.w_data)
+        put_demand, put_write = (
+            data.View(turn_layout, demand.w_data),
+            data.View(turn_layout, writes.w_data),
+        )
         m.d.comb += [
             self.o_retry.eq(push_again),
             demand.w_en.eq(new_demand | (push_again & ~is_write)),
-            put_demand.index.eq(Mux(new_demand, new_index, index)), put_demand.again.eq(~new_demand),
+            put_demand.index.eq(Mux(new_demand, new_index, index)),
+            put_demand.again.eq(~new_demand),
             writes.w_en.eq(new_write | (push_again & is_write)),
-            put_write.index.eq(Mux(push_again, index, c.misses + wb.token)), put_write.again.eq(push_again),
+            put_write.index.eq(Mux(push_again, index, c.misses + wb.token)),
+            put_write.again.eq(push_again),
             aborts.w_data.eq(index),
         ]
 
-        # --- answers ----------------------------------------------------------------------------------------------------------
+        # - answers --------------------------------------------------------------------------------
         with m.If(self.o_fetched.ready):
             m.d.sync += self.o_fetched.valid.eq(0)
         with m.If(self.o_written_back.ready):
             m.d.sync += self.o_written_back.valid.eq(0)
         sends = acts & (act == _Act.SEND)
-        m.d.sync += active.eq((active | (here & sends.replicate(entries))) & ~(here & finish.replicate(entries)))
+        m.d.sync += active.eq(
+            (active | (here & sends.replicate(entries))) & ~(here & finish.replicate(entries))
+        )
         with m.If(finish):
             with m.If(is_write):
-                m.d.sync += [self.o_written_back.valid.eq(1), busy_writes.bit_select(write_index, 1).eq(0)]
+                m.d.sync += [
+                    self.o_written_back.valid.eq(1),
+                    busy_writes.bit_select(write_index, 1).eq(0),
+                ]
             with m.Else():
                 m.d.sync += self.o_fetched.valid.eq(1)
         # Whether there is an answer is known late; what it would be is taken before.
         with m.If(~self.o_written_back.valid):
-            m.d.sync += [self.o_written_back.payload.token.eq(write_index), self.o_written_back.payload.failed.eq(~succeeded)]
+            m.d.sync += [
+                self.o_written_back.payload.token.eq(write_index),
+                self.o_written_back.payload.failed.eq(~succeeded),
+            ]
         with m.If(~self.o_fetched.valid):
             m.d.sync += [
-                self.o_fetched.payload.miss.eq(index), self.o_fetched.payload.failed.eq(~succeeded), self.o_fetched.payload.sector.eq(completion.sector),
+                self.o_fetched.payload.miss.eq(index),
+                self.o_fetched.payload.failed.eq(~succeeded),
+                self.o_fetched.payload.sector.eq(completion.sector),
             ]
 
-        # --- commands: a stage between the reads and the two constant multiplications -------------------------------------------
-        pre, command = Signal(S({"op": 2, "id": self.layouts.cold_id, "where": where_layout})), self.o_command.payload
+        # - commands: a stage between the reads and the two constant multiplications ---------------
+        pre, command = (
+            Signal(S({"op": 2, "id": self.layouts.cold_id, "where": where_layout})),
+            self.o_command.payload,
+        )
         with m.If(acts & ((act == _Act.SEND) | (act == _Act.ABORT))):
-            m.d.sync += [pre_valid.eq(1), Assert(~pre_valid | ~self.o_command.valid | self.o_command.ready, "a command took another's place")]
+            m.d.sync += [
+                pre_valid.eq(1),
+                Assert(
+                    ~pre_valid | ~self.o_command.valid | self.o_command.ready,
+                    "a command took another's place",
+                ),
+            ]
         with m.If(acting & ((act == _Act.SEND) | (act == _Act.ABORT))):
             m.d.sync += [
-                pre.op.eq(Mux(act == _Act.ABORT, ColdOp.ABORT, Mux(is_write, ColdOp.WRITE, ColdOp.READ))),
-                pre.id.index.eq(index), pre.id.attempt.eq(state.attempt ^ (act == _Act.SEND)), pre.where.eq(where.read_data),
+                pre.op.eq(
+                    Mux(act == _Act.ABORT, ColdOp.ABORT, Mux(is_write, ColdOp.WRITE, ColdOp.READ))
+                ),
+                pre.id.index.eq(index),
+                pre.id.attempt.eq(state.attempt ^ (act == _Act.SEND)),
+                pre.where.eq(where.read_data),
             ]
         pool = pool_of_frame(c, pre.where.frame)
         with m.If(~self.o_command.valid | self.o_command.ready):
             m.d.sync += [
-                self.o_command.valid.eq(pre_valid), command.op.eq(pre.op), command.id.eq(pre.id),
+                self.o_command.valid.eq(pre_valid),
+                command.op.eq(pre.op),
+                command.id.eq(pre.id),
                 command.lba.eq(times(Cat(pre.where.page, pre.where.squeue), c.cold_slot_sectors)),
-                command.line.eq(sum(frame_base(c, pool, pre.where.frame))), command.lines.eq(Array(c.frame_lines)[pool]),
+                command.line.eq(sum(frame_base(c, pool, pre.where.frame))),
+                command.lines.eq(Array(c.frame_lines)[pool]),
                 command.sector.eq(sectors.read_data),
             ]
             with m.If(pre_valid):
                 m.d.sync += pre_valid.eq(0)
-        # An ABORT's own deadline counts from its acceptance; one register for all of them errs on the late side.
-        with m.If((pre_valid & (pre.op == ColdOp.ABORT)) | (self.o_command.valid & (command.op == ColdOp.ABORT))):
+        # An ABORT's own deadline counts from its acceptance; one register for all of them errs on
+        # the late side.
+        with m.If(
+            (pre_valid & (pre.op == ColdOp.ABORT))
+            | (self.o_command.valid & (command.op == ColdOp.ABORT))
+        ):
             m.d.sync += abort_stalled.eq(self.now)
 
         m.d.comb += [
-            self.quiet.eq(~Cat((reading | looking | acting) & (act != _Act.SCAN), prefetches.any(), new_demand, demand.level != 0, writes.level != 0,
-                               aborts.level != 0, pre_valid,
-                               self.o_command.valid, self.o_fetched.valid, self.o_written_back.valid, self.i_completion.valid, self.i_fetch_valid,
-                               self.i_write_back.valid).any()),
+            self.quiet.eq(
+                ~Cat(
+                    (reading | looking | acting) & (act != _Act.SCAN),
+                    prefetches.any(),
+                    new_demand,
+                    demand.level != 0,
+                    writes.level != 0,
+                    aborts.level != 0,
+                    pre_valid,
+                    self.o_command.valid,
+                    self.o_fetched.valid,
+                    self.o_written_back.valid,
+                    self.i_completion.valid,
+                    self.i_fetch_valid,
+                    self.i_write_back.valid,
+                ).any()
+            ),
             self.idle.eq(self.quiet & ~active.any() & ~busy_writes.any()),
         ]
 
         m.d.comb += Assert(~found | prefetches.bit_select(pointer, 1))
-        twice, unlined, started = Signal(), Signal(), Signal()   # before the first clock edge inputs mean nothing
+        # before the first clock edge inputs mean nothing
+        twice, unlined, started = Signal(), Signal(), Signal()
         m.d.sync += started.eq(1)
         m.d.sync += [
-            Assert(~started | ~new_write | ~busy_writes.bit_select(wb.token, 1), "two write-backs under one token"),
-            twice.eq(self.i_fetch_valid & (active.bit_select(self.i_fetch.miss, 1) | prefetches.bit_select(self.i_fetch.miss, 1)
-                                           | (self.i_raise_valid & raised))),
-            unlined.eq((demand.w_en & ~demand.w_rdy) | (writes.w_en & ~writes.w_rdy) | (aborts.w_en & ~aborts.w_rdy)),
+            Assert(
+                ~started | ~new_write | ~busy_writes.bit_select(wb.token, 1),
+                "two write-backs under one token",
+            ),
+            twice.eq(
+                self.i_fetch_valid
+                & (
+                    active.bit_select(self.i_fetch.miss, 1)
+                    | prefetches.bit_select(self.i_fetch.miss, 1)
+                    | (self.i_raise_valid & raised)
+                )
+            ),
+            unlined.eq(
+                (demand.w_en & ~demand.w_rdy)
+                | (writes.w_en & ~writes.w_rdy)
+                | (aborts.w_en & ~aborts.w_rdy)
+            ),
         ]
         m.d.comb += [Assert(~twice), Assert(~unlined)]
         return m

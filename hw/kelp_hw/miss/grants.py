@@ -19,14 +19,17 @@ __all__ = ["MissGrants"]
 
 
 class MissGrants(wiring.Component):
-    """Asks for frames, oldest miss first within a pool, pools in turn: one GRANT at a time, and only for a pool that has a frame.
+    """Asks for frames, oldest miss first within a pool, pools in turn: one GRANT at a time, and
+    only for a pool that has a frame.
 
-    An entry that heads its pool's line when `starve_limit` cycles have passed since its miss, and for which there is still no frame, gets a
-    GRANT with `failed`: M3 then only stops counting it as waiting. Those behind it are older than the limit by then or soon, so a dead pool
-    empties itself.
+    An entry that heads its pool's line when `starve_limit` cycles have passed since its miss, and
+    for which there is still no frame, gets a GRANT with `failed`: M3 then only stops counting it as
+    waiting. Those behind it are older than the limit by then or soon, so a dead pool empties
+    itself.
 
-    Latency: three cycles from an entry at the head of a pool with frames to `o_op`, and up to three more until it is the pool's turn; throughput: a GRANT
-    each eight cycles or so, the pipeline's latency included.
+    Latency: three cycles from an entry at the head of a pool with frames to `o_op`, and up to three
+    more until it is the pool's turn; throughput: a GRANT each eight cycles or so, the pipeline's
+    latency included.
 
     Parameters
     ----------
@@ -35,7 +38,8 @@ class MissGrants(wiring.Component):
     Members
     -------
     i, i_valid : in, {miss, pool, session, squeue, page, kind}
-        A new miss that needs a frame. Valid-only; each miss id at most once until its GRANT is done.
+        A new miss that needs a frame. Valid-only; each miss id at most once until its GRANT is
+        done.
     i_outcome, i_outcome_valid : in, Outcome
         M3's decision about the GRANT that is under way.
     pool_free : in, four counts, in frames
@@ -45,7 +49,8 @@ class MissGrants(wiring.Component):
     idle : out
         No entry waits.
     quiet : out
-        No entry waits, or those that do wait for time to pass, or for a frame, of which it hears a cycle late.
+        No entry waits, or those that do wait for time to pass, or for a frame, of which it hears a
+        cycle late.
     starving : out
         An entry waits, and none that does can have a frame.
     """
@@ -53,17 +58,33 @@ class MissGrants(wiring.Component):
     def __init__(self, *, config: Config):
         c = self.config = config
         layouts = Layouts(config)
-        self.waiting = data.StructLayout({"miss": c.miss_bits, "pool": POOL_BITS, "session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits,
-                                          "kind": layouts.miss_kind_bits})
-        super().__init__({
-            "i": In(self.waiting), "i_valid": In(1),
-            "i_outcome": In(4), "i_outcome_valid": In(1),
-            "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
-            "now": In(TIME_BITS), "starve_limit": In(TIME_BITS),
-            "o_op": Out(stream.Signature(layouts.op)),
-            "idle": Out(1), "quiet": Out(1), "starving": Out(1),
-        })
-        # State that proofs look at (kelp_verif.formal.grant_specs): of the cycle before, the pool's first entry, and which pools had a frame.
+        self.waiting = data.StructLayout(
+            {
+                "miss": c.miss_bits,
+                "pool": POOL_BITS,
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "kind": layouts.miss_kind_bits,
+            }
+        )
+        super().__init__(
+            {
+                "i": In(self.waiting),
+                "i_valid": In(1),
+                "i_outcome": In(4),
+                "i_outcome_valid": In(1),
+                "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
+                "now": In(TIME_BITS),
+                "starve_limit": In(TIME_BITS),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "idle": Out(1),
+                "quiet": Out(1),
+                "starving": Out(1),
+            }
+        )
+        # State that proofs look at (kelp_verif.formal.grant_specs): of the cycle before, the pool's
+        # first entry, and which pools had a frame.
         self.head, self.had_frame = Signal(c.miss_bits), Signal(len(POOLS))
 
     def elaborate(self, platform):
@@ -71,27 +92,43 @@ class MissGrants(wiring.Component):
         c = self.config
         lines = []
         for p, name in enumerate(POOLS):
-            m.submodules[f"line_{name}"] = line = SyncFIFOBuffered(width=c.miss_bits, depth=c.misses + 1)
+            m.submodules[f"line_{name}"] = line = SyncFIFOBuffered(
+                width=c.miss_bits, depth=c.misses + 1
+            )
             lines.append(line)
-            m.d.comb += [line.w_data.eq(self.i.miss), line.w_en.eq(self.i_valid & (self.i.pool == p))]
+            m.d.comb += [
+                line.w_data.eq(self.i.miss),
+                line.w_en.eq(self.i_valid & (self.i.pool == p)),
+            ]
 
         row = data.StructLayout({"waiting": self.waiting, "since": TIME_BITS})
         m.submodules.rows = rows = Sram(depth=c.misses, shape=row)
-        m.d.comb += [rows.write_en.eq(self.i_valid), rows.write_address.eq(self.i.miss), rows.write_data.waiting.eq(self.i), rows.write_data.since.eq(self.now)]
+        m.d.comb += [
+            rows.write_en.eq(self.i_valid),
+            rows.write_address.eq(self.i.miss),
+            rows.write_data.waiting.eq(self.i),
+            rows.write_data.since.eq(self.now),
+        ]
 
         pool = Signal(POOL_BITS)
         head, had_frame = self.head, self.had_frame
         has_frame, in_line = Signal(len(POOLS)), Signal(len(POOLS))
-        m.d.comb += [bit.eq(count != 0) for bit, count in zip(has_frame, self.pool_free, strict=True)]
+        m.d.comb += [
+            bit.eq(count != 0) for bit, count in zip(has_frame, self.pool_free, strict=True)
+        ]
         m.d.comb += [bit.eq(line.level != 0) for bit, line in zip(in_line, lines, strict=True)]
         m.d.comb += [
-            rows.read_en.eq(1), rows.read_address.eq(head),
+            rows.read_en.eq(1),
+            rows.read_address.eq(head),
             self.idle.eq(in_line == 0),
         ]
 
         # Judged is by the frames of the cycle before; M3 has the last word.
         entry, op, pop, looking = rows.read_data, self.o_op.payload, Signal(), Signal()
-        m.d.comb += [self.quiet.eq(looking & ((in_line & had_frame) == 0)), self.starving.eq(looking & in_line.any() & ((in_line & has_frame) == 0))]
+        m.d.comb += [
+            self.quiet.eq(looking & ((in_line & had_frame) == 0)),
+            self.starving.eq(looking & in_line.any() & ((in_line & has_frame) == 0)),
+        ]
         m.d.comb += [line.r_en.eq(pop & (pool == p)) for p, line in enumerate(lines)]
         m.d.sync += [head.eq(Array(line.r_data for line in lines)[pool]), had_frame.eq(has_frame)]
         grant, waited = Signal(), Signal(TIME_BITS)
@@ -100,8 +137,14 @@ class MissGrants(wiring.Component):
         with m.If(~self.o_op.valid):
             m.d.sync += [
                 op.eq(0),
-                op.kind.eq(Op.GRANT), op.session.eq(entry.waiting.session), op.squeue.eq(entry.waiting.squeue), op.page.eq(entry.waiting.page),
-                op.miss.eq(entry.waiting.miss), op.pool.eq(pool), op.miss_kind.eq(entry.waiting.kind), op.failed.eq(~grant),
+                op.kind.eq(Op.GRANT),
+                op.session.eq(entry.waiting.session),
+                op.squeue.eq(entry.waiting.squeue),
+                op.page.eq(entry.waiting.page),
+                op.miss.eq(entry.waiting.miss),
+                op.pool.eq(pool),
+                op.miss_kind.eq(entry.waiting.kind),
+                op.failed.eq(~grant),
             ]
         with m.FSM():
             with m.State("LOOK"):

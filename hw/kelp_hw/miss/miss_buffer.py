@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Miss buffer: every page that is being fetched or waits for a frame, the requests parked on it, and the ops that bring it home
-(docs/design.md §5)."""
+"""Miss buffer: every page that is being fetched or waits for a frame, the requests parked on it,
+and the ops that bring it home (docs/design.md §5)."""
 
 from __future__ import annotations
 
@@ -24,28 +24,32 @@ __all__ = ["MissBuffer"]
 
 
 class MissBuffer(wiring.Component):
-    """Watches what M3 decides and answers with GRANT, FILL, REPLAY and FLIP until no request is parked and no page fetching.
+    """Watches what M3 decides and answers with GRANT, FILL, REPLAY and FLIP until no request is
+    parked and no page fetching.
 
-    An entry lives from the MISSED that takes its id to the FLIP that is DONE (or ORPHAN: its page was lost meanwhile, the frame is flushed
-    under `orphan_token`):
+    An entry lives from the MISSED that takes its id to the FLIP that is DONE (or ORPHAN: its page
+    was lost meanwhile, the frame is flushed under `orphan_token`):
 
-    - DEMAND: GRANT → `o_fetch` → `i_fetched` → FILL → REPLAY of each parked request in order → FLIP; RETRY of the FLIP means that more have
-      parked, which are replayed before the next FLIP. PREFETCH starts with its frame at `o_fetch`; each request that parks raises it
-      (`o_raise`). ALLOCATE skips the fetch.
-    - An entry that gets no frame in `starve_limit` cycles: GRANT with `failed`, then REPLAY with `failed` (answered with poison or, for a
-      write that is thereby dropped, Cmp), then FLIP with `failed`, and with `lost` when a write was dropped or the page was lost before.
+    - DEMAND: GRANT → `o_fetch` → `i_fetched` → FILL → REPLAY of each parked request in order →
+      FLIP; RETRY of the FLIP means that more have parked, which are replayed before the next FLIP.
+      PREFETCH starts with its frame at `o_fetch`; each request that parks raises it (`o_raise`).
+      ALLOCATE skips the fetch.
+    - An entry that gets no frame in `starve_limit` cycles: GRANT with `failed`, then REPLAY with
+      `failed` (answered with poison or, for a write that is thereby dropped, Cmp), then FLIP with
+      `failed`, and with `lost` when a write was dropped or the page was lost before.
 
-    While an entry is drained that has had a page's worth of replays or a RETRY, `ready` is low, so that requests cannot park faster than
-    they leave.
+    While an entry is drained that has had a page's worth of replays or a RETRY, `ready` is low, so
+    that requests cannot park faster than they leave.
 
-    Throughput: one op per cycle; a visit costs its replays and about twelve cycles (the pipeline's latency is waited for once per FLIP).
-    Latency from `i_fetched` to FILL: 4 cycles.
+    Throughput: one op per cycle; a visit costs its replays and about twelve cycles (the pipeline's
+    latency is waited for once per FLIP). Latency from `i_fetched` to FILL: 4 cycles.
 
     Parameters
     ----------
     config : Config
     margin : int
-        Park places that `ready` promises: as many as requests can pass M0 before the first of them is counted here, which takes seven cycles.
+        Park places that `ready` promises: as many as requests can pass M0 before the first of them
+        is counted here, which takes seven cycles.
 
     Members
     -------
@@ -56,7 +60,8 @@ class MissBuffer(wiring.Component):
     pool_free : in, four counts, in frames
     o_op : out, stream of op
     sector_address : in; sector_data : out, a cycle later
-    o_fetch, o_fetch_valid : out, fetch; o_raise, o_raise_valid : out, miss id; i_fetched : in, stream of fetched
+    o_fetch, o_fetch_valid : out, fetch; o_raise, o_raise_valid : out, miss id; i_fetched : in,
+    stream of fetched
         The cold-tier scheduler.
     now, starve_limit : in, cycles
     idle : out
@@ -68,31 +73,63 @@ class MissBuffer(wiring.Component):
     """
 
     def __init__(self, *, config: Config, margin: int = RESERVE):
-        if not isinstance(margin, int) or isinstance(margin, bool) or not 1 <= margin <= config.parked:
+        if (
+            not isinstance(margin, int)
+            or isinstance(margin, bool)
+            or not 1 <= margin <= config.parked
+        ):
             raise ValueError(f"margin = {margin!r} is refused; legal: 1 … {config.parked} (parked)")
         c = self.config = config
         self.margin = margin
         layouts = self.layouts = Layouts(config)
-        super().__init__({
-            "i_result": In(layouts.result), "i_result_valid": In(1),
-            "o_miss_free": Out(stream.Signature(c.miss_bits)),
-            "ready": Out(1),
-            "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
-            "o_op": Out(stream.Signature(layouts.op)),
-            "sector_address": In(c.miss_bits), "sector_data": Out(layouts.sector),
-            "o_fetch": Out(layouts.fetch), "o_fetch_valid": Out(1),
-            "o_raise": Out(c.miss_bits), "o_raise_valid": Out(1),
-            "i_fetched": In(stream.Signature(layouts.fetched)),
-            "now": In(TIME_BITS), "starve_limit": In(TIME_BITS),
-            "idle": Out(1), "quiet": Out(1), "starving": Out(1),
-        })
+        super().__init__(
+            {
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "o_miss_free": Out(stream.Signature(c.miss_bits)),
+                "ready": Out(1),
+                "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "sector_address": In(c.miss_bits),
+                "sector_data": Out(layouts.sector),
+                "o_fetch": Out(layouts.fetch),
+                "o_fetch_valid": Out(1),
+                "o_raise": Out(c.miss_bits),
+                "o_raise_valid": Out(1),
+                "i_fetched": In(stream.Signature(layouts.fetched)),
+                "now": In(TIME_BITS),
+                "starve_limit": In(TIME_BITS),
+                "idle": Out(1),
+                "quiet": Out(1),
+                "starving": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c, S = self.config, data.StructLayout
-        row_layout = S({"session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits, "pool": POOL_BITS, "kind": 2, "lost": 1, "source": 3})
-        parked_layout = S({"kv_line": c.line_bits, "write": 1, "partial": 1, "poison": 1, "has_write": 1, "write_slot": c.write_slot_bits,
-                           "origin": self.layouts.origin})
+        row_layout = S(
+            {
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "pool": POOL_BITS,
+                "kind": 2,
+                "lost": 1,
+                "source": 3,
+            }
+        )
+        parked_layout = S(
+            {
+                "kv_line": c.line_bits,
+                "write": 1,
+                "partial": 1,
+                "poison": 1,
+                "has_write": 1,
+                "write_slot": c.write_slot_bits,
+                "origin": self.layouts.origin,
+            }
+        )
         done_layout = S({"miss": c.miss_bits, "failed": 1, "starved": 1})
 
         m.submodules.ids = ids = FreeList(count=c.misses)
@@ -101,8 +138,8 @@ class MissBuffer(wiring.Component):
         m.submodules.rows = rows = Sram(depth=c.misses, shape=row_layout)
         m.submodules.frames = frames = Sram(depth=c.misses, shape=c.frame_bits)
         m.submodules.sectors = sectors = Sram(depth=c.misses, shape=self.layouts.sector)
-        # Entries ready to be filled; each at most once, one more place because a buffered FIFO is full for a cycle while a word moves to
-        # its output.
+        # Entries ready to be filled; each at most once, one more place because a buffered FIFO is
+        # full for a cycle while a word moves to its output.
         m.submodules.landed = landed = SyncFIFOBuffered(width=done_layout.size, depth=c.misses + 1)
 
         m.d.comb += self.starving.eq(grants.starving)
@@ -114,30 +151,74 @@ class MissBuffer(wiring.Component):
         row = rows.write_data
         m.d.comb += [
             created.eq(self.i_result_valid & (r.outcome == Outcome.MISSED)),
-            parked.eq(self.i_result_valid & demand & ((r.outcome == Outcome.MISSED) | (r.outcome == Outcome.PARKED))),
-            granted.eq(self.i_result_valid & (decided.kind == Op.GRANT) & (r.outcome == Outcome.DONE)),
+            parked.eq(
+                self.i_result_valid
+                & demand
+                & ((r.outcome == Outcome.MISSED) | (r.outcome == Outcome.PARKED))
+            ),
+            granted.eq(
+                self.i_result_valid & (decided.kind == Op.GRANT) & (r.outcome == Outcome.DONE)
+            ),
             given.eq(granted & ~decided.failed),
-            self.o_miss_free.valid.eq(ids.o.valid), self.o_miss_free.payload.eq(ids.o.payload), ids.o.ready.eq(self.o_miss_free.ready),
-
-            rows.write_en.eq(created), rows.write_address.eq(r.miss),
-            row.session.eq(decided.session), row.squeue.eq(decided.squeue), row.page.eq(decided.page), row.pool.eq(r.pool),
-            row.kind.eq(Mux(~demand, MissKind.PREFETCH, Mux(r.old.state == PageState.COLD, MissKind.DEMAND, MissKind.ALLOCATE))),
-            row.lost.eq(r.old.state == PageState.LOST), row.source.eq(Mux(demand, PrefetchSource.NONE, decided.source)),
-
-            frames.write_en.eq(created | given), frames.write_address.eq(Mux(created, r.miss, decided.miss)), frames.write_data.eq(r.frame),
-
-            lists.i_valid.eq(created | parked), lists.i.list.eq(r.miss), lists.i.create.eq(created), lists.i.park.eq(parked),
-            *(lists.i.data[name].eq(decided[name]) for name in ("kv_line", "write", "partial", "poison", "has_write", "write_slot", "origin")),
-
-            grants.i_valid.eq(created & demand), grants.i.miss.eq(r.miss), grants.i.pool.eq(r.pool), grants.i.session.eq(decided.session),
-            grants.i.squeue.eq(decided.squeue), grants.i.page.eq(decided.page), grants.i.kind.eq(row.kind),
-            grants.i_outcome.eq(r.outcome), grants.i_outcome_valid.eq(self.i_result_valid & (decided.kind == Op.GRANT)),
-            grants.pool_free.eq(self.pool_free), grants.now.eq(self.now), grants.starve_limit.eq(self.starve_limit),
-
-            self.o_fetch_valid.eq(Mux(created, ~demand, given & (decided.miss_kind == MissKind.DEMAND))),
-            self.o_fetch.miss.eq(Mux(created, r.miss, decided.miss)), self.o_fetch.squeue.eq(decided.squeue), self.o_fetch.page.eq(decided.page),
-            self.o_fetch.frame.eq(r.frame), self.o_fetch.demand.eq(~created),
-            self.o_raise_valid.eq(parked & ~created), self.o_raise.eq(r.miss),
+            self.o_miss_free.valid.eq(ids.o.valid),
+            self.o_miss_free.payload.eq(ids.o.payload),
+            ids.o.ready.eq(self.o_miss_free.ready),
+            rows.write_en.eq(created),
+            rows.write_address.eq(r.miss),
+            row.session.eq(decided.session),
+            row.squeue.eq(decided.squeue),
+            row.page.eq(decided.page),
+            row.pool.eq(r.pool),
+            row.kind.eq(
+                Mux(
+                    ~demand,
+                    MissKind.PREFETCH,
+                    Mux(r.old.state == PageState.COLD, MissKind.DEMAND, MissKind.ALLOCATE),
+                )
+            ),
+            row.lost.eq(r.old.state == PageState.LOST),
+            row.source.eq(Mux(demand, PrefetchSource.NONE, decided.source)),
+            frames.write_en.eq(created | given),
+            frames.write_address.eq(Mux(created, r.miss, decided.miss)),
+            frames.write_data.eq(r.frame),
+            lists.i_valid.eq(created | parked),
+            lists.i.list.eq(r.miss),
+            lists.i.create.eq(created),
+            lists.i.park.eq(parked),
+            *(
+                lists.i.data[name].eq(decided[name])
+                for name in (
+                    "kv_line",
+                    "write",
+                    "partial",
+                    "poison",
+                    "has_write",
+                    "write_slot",
+                    "origin",
+                )
+            ),
+            grants.i_valid.eq(created & demand),
+            grants.i.miss.eq(r.miss),
+            grants.i.pool.eq(r.pool),
+            grants.i.session.eq(decided.session),
+            grants.i.squeue.eq(decided.squeue),
+            grants.i.page.eq(decided.page),
+            grants.i.kind.eq(row.kind),
+            grants.i_outcome.eq(r.outcome),
+            grants.i_outcome_valid.eq(self.i_result_valid & (decided.kind == Op.GRANT)),
+            grants.pool_free.eq(self.pool_free),
+            grants.now.eq(self.now),
+            grants.starve_limit.eq(self.starve_limit),
+            self.o_fetch_valid.eq(
+                Mux(created, ~demand, given & (decided.miss_kind == MissKind.DEMAND))
+            ),
+            self.o_fetch.miss.eq(Mux(created, r.miss, decided.miss)),
+            self.o_fetch.squeue.eq(decided.squeue),
+            self.o_fetch.page.eq(decided.page),
+            self.o_fetch.frame.eq(r.frame),
+            self.o_fetch.demand.eq(~created),
+            self.o_raise_valid.eq(parked & ~created),
+            self.o_raise.eq(r.miss),
         ]
 
         # Entries land by a completion, or without one: M3's word cannot wait, the completion can.
@@ -151,7 +232,9 @@ class MissBuffer(wiring.Component):
             arrival.starved.eq(at_once & decided.failed),
             landed.w_data.eq(arrival),
             landed.w_en.eq(at_once | (self.i_fetched.valid & self.i_fetched.ready)),
-            sectors.read_en.eq(1), sectors.read_address.eq(self.sector_address), self.sector_data.eq(sectors.read_data),
+            sectors.read_en.eq(1),
+            sectors.read_address.eq(self.sector_address),
+            self.sector_data.eq(sectors.read_data),
         ]
 
         # One entry at a time is brought home. Its row and frame are read once and held.
@@ -162,9 +245,18 @@ class MissBuffer(wiring.Component):
         replays, retried, dropped = Signal(range(c.page_lines + 1)), Signal(), Signal()
         resting = Signal()
         m.d.comb += [
-            rows.read_address.eq(done.miss), frames.read_address.eq(done.miss), lists.visit.eq(done.miss),
-            op.session.eq(entry.session), op.squeue.eq(entry.squeue), op.page.eq(entry.page), op.pool.eq(entry.pool), op.miss.eq(done.miss),
-            op.frame.eq(frames.read_data), op.miss_kind.eq(entry.kind), op.source.eq(entry.source), op.slot.eq(self.layouts.orphan_token),
+            rows.read_address.eq(done.miss),
+            frames.read_address.eq(done.miss),
+            lists.visit.eq(done.miss),
+            op.session.eq(entry.session),
+            op.squeue.eq(entry.squeue),
+            op.page.eq(entry.page),
+            op.pool.eq(entry.pool),
+            op.miss.eq(done.miss),
+            op.frame.eq(frames.read_data),
+            op.miss_kind.eq(entry.kind),
+            op.source.eq(entry.source),
+            op.slot.eq(self.layouts.orphan_token),
             op.failed.eq(done.failed | done.starved),
             ids.i.eq(done.miss),
         ]
@@ -191,16 +283,38 @@ class MissBuffer(wiring.Component):
                     m.next = "REPLAY"
             with m.State("REPLAY"):
                 m.d.comb += [
-                    op_valid.eq(lists.o.valid), lists.o.ready.eq(op_taken), op.kind.eq(Op.REPLAY), op.failed.eq(done.starved),
-                    *(op[name].eq(waiter[name]) for name in ("kv_line", "write", "partial", "poison", "has_write", "write_slot", "origin")),
+                    op_valid.eq(lists.o.valid),
+                    lists.o.ready.eq(op_taken),
+                    op.kind.eq(Op.REPLAY),
+                    op.failed.eq(done.starved),
+                    *(
+                        op[name].eq(waiter[name])
+                        for name in (
+                            "kv_line",
+                            "write",
+                            "partial",
+                            "poison",
+                            "has_write",
+                            "write_slot",
+                            "origin",
+                        )
+                    ),
                     op.origin.missed.eq(1),
                 ]
                 with m.If(lists.o.valid & op_taken):
-                    m.d.sync += [dropped.eq(dropped | waiter.write), replays.eq(Mux(replays == c.page_lines, replays, replays + 1))]
+                    m.d.sync += [
+                        dropped.eq(dropped | waiter.write),
+                        replays.eq(Mux(replays == c.page_lines, replays, replays + 1)),
+                    ]
                 with m.If(lists.empty):
                     m.next = "FLIP"
             with m.State("FLIP"):
-                m.d.comb += [op_valid.eq(1), op.kind.eq(Op.FLIP), op.failed.eq(done.starved), op.lost.eq(entry.lost | dropped)]
+                m.d.comb += [
+                    op_valid.eq(1),
+                    op.kind.eq(Op.FLIP),
+                    op.failed.eq(done.starved),
+                    op.lost.eq(entry.lost | dropped),
+                ]
                 with m.If(op_taken):
                     m.next = "DECIDED"
             with m.State("DECIDED"):
@@ -214,9 +328,15 @@ class MissBuffer(wiring.Component):
 
         # GRANT first: it starts 25 µs of waiting, a replay ends them.
         free_output = ~self.o_op.valid | self.o_op.ready
-        m.d.comb += [grants.o_op.ready.eq(free_output), op_taken.eq(op_valid & free_output & ~grants.o_op.valid)]
+        m.d.comb += [
+            grants.o_op.ready.eq(free_output),
+            op_taken.eq(op_valid & free_output & ~grants.o_op.valid),
+        ]
         with m.If(free_output):
-            m.d.sync += [self.o_op.valid.eq(grants.o_op.valid | op_valid), self.o_op.payload.eq(Mux(grants.o_op.valid, grants.o_op.payload, op))]
+            m.d.sync += [
+                self.o_op.valid.eq(grants.o_op.valid | op_valid),
+                self.o_op.payload.eq(Mux(grants.o_op.valid, grants.o_op.payload, op)),
+            ]
 
         just_decided, alive = Signal(), Signal(range(c.misses + 1))
         m.d.sync += just_decided.eq(self.i_result_valid)
@@ -224,7 +344,14 @@ class MissBuffer(wiring.Component):
         m.d.comb += [
             self.ready.eq((lists.level >= self.margin) & ~draining),
             self.idle.eq((alive == 0) & ~self.o_op.valid & ~self.i_result_valid & ~just_decided),
-            self.quiet.eq(resting & grants.quiet & ~self.o_op.valid & ~self.i_fetched.valid & ~self.i_result_valid & ~just_decided),
+            self.quiet.eq(
+                resting
+                & grants.quiet
+                & ~self.o_op.valid
+                & ~self.i_fetched.valid
+                & ~self.i_result_valid
+                & ~just_decided
+            ),
         ]
 
         # M3 may have taken more ids than it has used, never fewer.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Requests that wait for a page: one linked list per miss entry, all in one memory (docs/design.md §5)."""
+"""Requests that wait for a page: one linked list per miss entry, all in one memory (docs/design.md
+§5)."""
 
 from __future__ import annotations
 
@@ -15,14 +16,18 @@ __all__ = ["ParkLists"]
 
 
 class ParkLists(wiring.Component):
-    """Appends to any list, reads one list at a time; nothing is lost, duplicated or reordered within a list.
+    """Appends to any list, reads one list at a time; nothing is lost, duplicated or reordered
+    within a list.
 
-    A list is *created* (by the first append or by one without data), appended to, and read in a *visit*; once it is empty it may be created
-    again. Every list always owns one empty node, its tail: an append fills the tail and links a new one behind it, so data and link are one
-    write, and a node that is read is never written again. Lists must be created for the first time in ascending order (that is the order in
-    which `FreeList` hands out miss ids), which tells a list's first life from the later ones without a reset walk.
+    A list is *created* (by the first append or by one without data), appended to, and read in a
+    *visit*; once it is empty it may be created again. Every list always owns one empty node, its
+    tail: an append fills the tail and links a new one behind it, so data and link are one write,
+    and a node that is read is never written again. Lists must be created for the first time in
+    ascending order (that is the order in which `FreeList` hands out miss ids), which tells a list's
+    first life from the later ones without a reset walk.
 
-    Throughput: one append and one read per cycle. An append can be read three cycles later, if its list is being visited.
+    Throughput: one append and one read per cycle. An append can be read three cycles later, if its
+    list is being visited.
 
     Parameters
     ----------
@@ -36,12 +41,13 @@ class ParkLists(wiring.Component):
     Members
     -------
     i, i_valid : in, {list, create, park, data}
-        `create` begins a list's life, `park` appends `data`. Valid-only: `level` must have been looked at.
+        `create` begins a list's life, `park` appends `data`. Valid-only: `level` must have been
+        looked at.
     level : out
         Free nodes; it counts an append two cycles later.
     visit, visit_start, visit_end : in
-        The list to read, and strobes that begin and end its visit; `visit` must hold from the one to the other. Only an empty list may be
-        left.
+        The list to read, and strobes that begin and end its visit; `visit` must hold from the one
+        to the other. Only an empty list may be left.
     o : out, stream of `shape`
         The visited list, oldest first.
     empty : out
@@ -55,20 +61,29 @@ class ParkLists(wiring.Component):
         self.lists, self.nodes, self.shape = lists, nodes, shape
         self.list_bits = max(1, ceil_log2(lists))
         self.node_bits = max(1, ceil_log2(lists + nodes))
-        self.append = data.StructLayout({"list": self.list_bits, "create": 1, "park": 1, "data": shape})
-        super().__init__({
-            "i": In(self.append), "i_valid": In(1),
-            "level": Out(range(nodes + 1)),
-            "visit": In(self.list_bits), "visit_start": In(1), "visit_end": In(1),
-            "o": Out(stream.Signature(shape)),
-            "empty": Out(1),
-        })
+        self.append = data.StructLayout(
+            {"list": self.list_bits, "create": 1, "park": 1, "data": shape}
+        )
+        super().__init__(
+            {
+                "i": In(self.append),
+                "i_valid": In(1),
+                "level": Out(range(nodes + 1)),
+                "visit": In(self.list_bits),
+                "visit_start": In(1),
+                "visit_end": In(1),
+                "o": Out(stream.Signature(shape)),
+                "empty": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
-        # The ids below `lists` begin as the lists' tails; from then on nodes of either kind change places freely.
+        # The ids below `lists` begin as the lists' tails; from then on nodes of either kind change
+        # places freely.
         m.submodules.free = free = FreeList(count=self.nodes, first=self.lists)
-        # What a node holds, and its link: the way from a link to the next is the visit's loop, which a memory as wide as both, a block RAM, would make long.
+        # What a node holds, and its link: the way from a link to the next is the visit's loop,
+        # which a memory as wide as both, a block RAM, would make long.
         m.submodules.node = node = Sram(depth=self.lists + self.nodes, shape=self.shape)
         m.submodules.link = link = Sram(depth=self.lists + self.nodes, shape=self.node_bits)
         # Tails are read by appends and by the visit: two copies with the same writes.
@@ -77,8 +92,8 @@ class ParkLists(wiring.Component):
         m.submodules.head = head = Sram(depth=self.lists, shape=self.node_bits)
         m.d.comb += self.level.eq(free.level)
 
-        # Append: look up the tail, then fill it and link the new one. Successive appends to one list see each other's tail through the
-        # transparent read.
+        # Append: look up the tail, then fill it and link the new one. Successive appends to one
+        # list see each other's tail through the transparent read.
         created = Signal(range(self.lists + 1))
         late, late_valid, late_first = Signal(self.append), Signal(), Signal()
         first = self.i.create & (self.i.list == created)
@@ -93,25 +108,47 @@ class ParkLists(wiring.Component):
             fresh.eq(free.o.payload),
             park.eq(late_valid & late.park),
             free.o.ready.eq(park),
-            node.write_en.eq(park), node.write_address.eq(last), Value.cast(node.write_data).eq(Value.cast(late.data)),
-            link.write_en.eq(park), link.write_address.eq(last), link.write_data.eq(fresh),
-            head.write_en.eq(late_valid & late.create), head.write_address.eq(late.list), head.write_data.eq(last),
+            node.write_en.eq(park),
+            node.write_address.eq(last),
+            Value.cast(node.write_data).eq(Value.cast(late.data)),
+            link.write_en.eq(park),
+            link.write_address.eq(last),
+            link.write_data.eq(fresh),
+            head.write_en.eq(late_valid & late.create),
+            head.write_address.eq(late.list),
+            head.write_data.eq(last),
         ]
         for copy in (tail, tail_seen):
-            m.d.comb += [copy.write_en.eq(park | (late_valid & late.create)), copy.write_address.eq(late.list), copy.write_data.eq(Mux(park, fresh, last))]
+            m.d.comb += [
+                copy.write_en.eq(park | (late_valid & late.create)),
+                copy.write_address.eq(late.list),
+                copy.write_data.eq(Mux(park, fresh, last)),
+            ]
 
-        # Visit: the node at the cursor and the list's tail are read again in every cycle, so that both show the same appends.
-        opening, open_, cursor, ahead = Signal(), Signal(), Signal(self.node_bits), Signal(self.node_bits)
+        # Visit: the node at the cursor and the list's tail are read again in every cycle, so that
+        # both show the same appends.
+        opening, open_, cursor, ahead = (
+            Signal(),
+            Signal(),
+            Signal(self.node_bits),
+            Signal(self.node_bits),
+        )
         take = self.o.valid & self.o.ready
         m.d.comb += [
-            head.read_en.eq(1), head.read_address.eq(self.visit),
-            tail_seen.read_en.eq(1), tail_seen.read_address.eq(self.visit),
+            head.read_en.eq(1),
+            head.read_address.eq(self.visit),
+            tail_seen.read_en.eq(1),
+            tail_seen.read_address.eq(self.visit),
             ahead.eq(Mux(opening, head.read_data, Mux(take, link.read_data, cursor))),
-            node.read_en.eq(1), node.read_address.eq(ahead), link.read_en.eq(1), link.read_address.eq(ahead),
+            node.read_en.eq(1),
+            node.read_address.eq(ahead),
+            link.read_en.eq(1),
+            link.read_address.eq(ahead),
             self.empty.eq(open_ & (cursor == tail_seen.read_data)),
             self.o.valid.eq(open_ & (cursor != tail_seen.read_data)),
             Value.cast(self.o.payload).eq(Value.cast(node.read_data)),
-            free.i.eq(cursor), free.i_valid.eq(take),
+            free.i.eq(cursor),
+            free.i_valid.eq(take),
         ]
         m.d.sync += [opening.eq(self.visit_start), cursor.eq(ahead)]
         with m.If(opening):
@@ -121,7 +158,9 @@ class ParkLists(wiring.Component):
 
         wrong_visit, wrong_create = Signal(), Signal()
         m.d.sync += [
-            wrong_visit.eq((self.visit_end & self.o.valid) | (self.visit_start & (opening | open_))),
+            wrong_visit.eq(
+                (self.visit_end & self.o.valid) | (self.visit_start & (opening | open_))
+            ),
             wrong_create.eq(self.i_valid & self.i.create & (self.i.list > created)),
         ]
         m.d.comb += [

@@ -17,32 +17,44 @@ from .throttle import SOURCES, Throttle
 
 __all__ = ["HINT_PATIENCE", "Prefetcher", "pulses_layout"]
 
-HINT_PATIENCE = 255   #: cycles that a hinted page waits for room in the queue
-_FLYING_MAX = 31      #: PREFETCH ops between `o_op` and M3, far above the tracker's depth
+HINT_PATIENCE = 255  #: cycles that a hinted page waits for room in the queue
+_FLYING_MAX = 31  #: PREFETCH ops between `o_op` and M3, far above the tracker's depth
 
 
 def pulses_layout() -> data.StructLayout:
-    """Counts of one cycle, one bit for each source (code − 1). `dropped` has one such word for each DropReason."""
+    """Counts of one cycle, one bit for each source (code − 1). `dropped` has one such word for each
+    DropReason."""
     per_source = SOURCES - 1
-    return data.StructLayout({"issued": per_source, "useful": per_source, "late": per_source, "useless": per_source,
-                              "dropped": data.ArrayLayout(per_source, len(DropReason))})
+    return data.StructLayout(
+        {
+            "issued": per_source,
+            "useful": per_source,
+            "late": per_source,
+            "useless": per_source,
+            "dropped": data.ArrayLayout(per_source, len(DropReason)),
+        }
+    )
 
 
 class Prefetcher(wiring.Component):
     """Collects candidates, judges them, keeps the nearest, and offers them as PREFETCH ops.
 
-    Sources, in the order in which they get at the queue: MemSpecRd and hint lists (taking turns), accesses (window, layer ahead), the
-    previous step. One candidate a cycle is judged: it must lie in an open session (OUTSIDE), of an enabled source (DISABLED), and within
-    the source's credit (THROTTLED); what passes goes into the queue. The queue takes one candidate a cycle whatever happens; while it has
-    no room, accesses and the previous step wait, a hinted page waits up to 255 cycles, and only MemSpecRd and impatient hints displace
-    what is queued. The previous step's walk begins when nothing else is under way. Latency from access to op: 11 cycles, from MemSpecRd or
-    hint 6. Throughput: one candidate and one op a cycle; nothing depends on the number of queues.
+    Sources, in the order in which they get at the queue: MemSpecRd and hint lists (taking turns),
+    accesses (window, layer ahead), the previous step. One candidate a cycle is judged: it must lie
+    in an open session (OUTSIDE), of an enabled source (DISABLED), and within the source's credit
+    (THROTTLED); what passes goes into the queue. The queue takes one candidate a cycle whatever
+    happens; while it has no room, accesses and the previous step wait, a hinted page waits up to
+    255 cycles, and only MemSpecRd and impatient hints displace what is queued. The previous step's
+    walk begins when nothing else is under way. Latency from access to op: 11 cycles, from MemSpecRd
+    or hint 6. Throughput: one candidate and one op a cycle; nothing depends on the number of
+    queues.
 
-    Whether a page is resident or in flight already is M3's to know: its result says MISSED (taken) or DROPPED (REFUSED here). Each candidate
-    is counted as issued or as dropped, once. Candidates of a session that closes are cancelled; the one on `o_op` is M3's to refuse.
+    Whether a page is resident or in flight already is M3's to know: its result says MISSED (taken)
+    or DROPPED (REFUSED here). Each candidate is counted as issued or as dropped, once. Candidates
+    of a session that closes are cancelled; the one on `o_op` is M3's to refuse.
 
-    In lock-step (one access, hint line, MemSpecRd or step advance at a time, all drained before the next) the ops come in the order of
-    `kelp_golden.prefetch`.
+    In lock-step (one access, hint line, MemSpecRd or step advance at a time, all drained before the
+    next) the ops come in the order of `kelp_golden.prefetch`.
 
     Parameters
     ----------
@@ -60,7 +72,8 @@ class Prefetcher(wiring.Component):
     i_hint, i_spec : streams of pages
     sessions : session registers as M3 has them
     enable : bit of source code − 1: the source is switched on, from the next cycle on
-    window_squeue, window : read port of the queue configuration; `window` follows the address by one cycle
+    window_squeue, window : read port of the queue configuration; `window` follows the address by
+    one cycle
     o_op : stream of PREFETCH ops
     pulses : counts (`pulses_layout`), up to two cycles behind; they follow `idle` by as much
     access_lost, previous_lost : pulses: an access that found its source's memory full
@@ -74,21 +87,28 @@ class Prefetcher(wiring.Component):
         self.config = config
         self.layouts = layouts = Layouts(config)
         self.throttle = Throttle()
-        super().__init__({
-            "i_result": In(layouts.result), "i_result_valid": In(1),
-            "i_usage": In(layouts.usage), "i_usage_valid": In(1),
-            "i_late": In(3), "i_late_valid": In(1),
-            "i_hint": In(stream.Signature(layouts.page)),
-            "i_spec": In(stream.Signature(layouts.page)),
-            "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
-            "enable": In(SOURCES - 1),
-            "window_squeue": Out(config.squeue_bits), "window": In(DISTANCE_BITS),
-            "o_op": Out(stream.Signature(layouts.op)),
-            "pulses": Out(pulses_layout()),
-            "access_lost": Out(1), "previous_lost": Out(1),
-            "credit": Out(self.throttle.credit.shape()),
-            "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i_result": In(layouts.result),
+                "i_result_valid": In(1),
+                "i_usage": In(layouts.usage),
+                "i_usage_valid": In(1),
+                "i_late": In(3),
+                "i_late_valid": In(1),
+                "i_hint": In(stream.Signature(layouts.page)),
+                "i_spec": In(stream.Signature(layouts.page)),
+                "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
+                "enable": In(SOURCES - 1),
+                "window_squeue": Out(config.squeue_bits),
+                "window": In(DISTANCE_BITS),
+                "o_op": Out(stream.Signature(layouts.op)),
+                "pulses": Out(pulses_layout()),
+                "access_lost": Out(1),
+                "previous_lost": Out(1),
+                "credit": Out(self.throttle.credit.shape()),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -102,13 +122,13 @@ class Prefetcher(wiring.Component):
         for s in range(c.sessions):
             m.d.comb += live[s].eq(self.sessions[s].open & ~self.sessions[s].closing)
 
-        switched = Signal(1 << 3)          # by source code
+        switched = Signal(1 << 3)  # by source code
         m.d.sync += switched.eq(self.enable << 1)
 
         def enabled(source):
             return switched.bit_select(source, 1)
 
-        # --- results of M3, registered ----------------------------------------------------------------------------------------
+        # - results of M3, registered --------------------------------------------------------------
         r, op = self.i_result, self.i_result.op
         demand = (op.kind == Op.READ) | (op.kind == Op.WRITE)
         served = Signal()
@@ -118,29 +138,46 @@ class Prefetcher(wiring.Component):
         accessed, stepped, taken, refused = Signal(), Signal(), Signal(), Signal()
         source, page = Signal(3), Signal.like(from_access.i)
         m.d.sync += [
-            accessed.eq(self.i_result_valid & demand & r.first & served), stepped.eq(self.i_result_valid & (op.kind == Op.STEP)),
-            taken.eq(self.i_result_valid & (op.kind == Op.PREFETCH) & (r.outcome == Outcome.MISSED)),
-            refused.eq(self.i_result_valid & (op.kind == Op.PREFETCH) & (r.outcome != Outcome.MISSED)),
-            source.eq(op.source), page.session.eq(op.session), page.squeue.eq(op.squeue), page.page.eq(op.page),
+            accessed.eq(self.i_result_valid & demand & r.first & served),
+            stepped.eq(self.i_result_valid & (op.kind == Op.STEP)),
+            taken.eq(
+                self.i_result_valid & (op.kind == Op.PREFETCH) & (r.outcome == Outcome.MISSED)
+            ),
+            refused.eq(
+                self.i_result_valid & (op.kind == Op.PREFETCH) & (r.outcome != Outcome.MISSED)
+            ),
+            source.eq(op.source),
+            page.session.eq(op.session),
+            page.squeue.eq(op.squeue),
+            page.page.eq(op.page),
         ]
         window_on, layer_on = enabled(PrefetchSource.WINDOW), enabled(PrefetchSource.LAYER_AHEAD)
         m.d.comb += [
-            from_access.sessions.eq(self.sessions), from_access.i.eq(page), from_access.i_valid.eq(accessed & (window_on | layer_on)),
-            from_access.window_on.eq(window_on), from_access.layer_on.eq(layer_on),
-            self.window_squeue.eq(from_access.window_squeue), from_access.window.eq(self.window), self.access_lost.eq(from_access.lost),
-            from_previous.i.eq(page), from_previous.i_valid.eq(accessed & enabled(PrefetchSource.PREVIOUS)),
-            from_previous.step.eq(page.session), from_previous.step_valid.eq(stepped), from_previous.live.eq(live),
+            from_access.sessions.eq(self.sessions),
+            from_access.i.eq(page),
+            from_access.i_valid.eq(accessed & (window_on | layer_on)),
+            from_access.window_on.eq(window_on),
+            from_access.layer_on.eq(layer_on),
+            self.window_squeue.eq(from_access.window_squeue),
+            from_access.window.eq(self.window),
+            self.access_lost.eq(from_access.lost),
+            from_previous.i.eq(page),
+            from_previous.i_valid.eq(accessed & enabled(PrefetchSource.PREVIOUS)),
+            from_previous.step.eq(page.session),
+            from_previous.step_valid.eq(stepped),
+            from_previous.live.eq(live),
             self.previous_lost.eq(from_previous.lost),
         ]
 
-        # --- one candidate a cycle ----------------------------------------------------------------------------------------------
+        # - one candidate a cycle ------------------------------------------------------------------
         picked, picked_valid = Signal(candidate_layout(c)), Signal()
         judged, judged_valid = Signal(candidate_layout(c)), Signal()
         room = Signal()
         patience = Signal(range(HINT_PATIENCE + 1))
         spec_turn = Signal()
         hint_wants = Signal()
-        # A cycle old, and as if a candidate had been picked in it: a slot may stay free, but none is ever missing.
+        # A cycle old, and as if a candidate had been picked in it: a slot may stay free, but none
+        # is ever missing.
         m.d.sync += room.eq(queue.count + judged_valid + picked_valid + 1 < queue.slots)
         m.d.comb += [
             hint_wants.eq(self.i_hint.valid & (room | (patience == HINT_PATIENCE))),
@@ -149,39 +186,66 @@ class Prefetcher(wiring.Component):
             from_access.o.ready.eq(room & ~self.i_spec.valid & ~hint_wants),
             from_previous.o.ready.eq(from_access.o.ready & ~from_access.o.valid),
         ]
-        m.d.sync += patience.eq(Mux(self.i_hint.valid & ~self.i_hint.ready, Mux(patience == HINT_PATIENCE, patience, patience + 1), 0))
+        m.d.sync += patience.eq(
+            Mux(
+                self.i_hint.valid & ~self.i_hint.ready,
+                Mux(patience == HINT_PATIENCE, patience, patience + 1),
+                0,
+            )
+        )
         with m.If(self.i_spec.valid & hint_wants):
             m.d.sync += spec_turn.eq(~spec_turn)
 
-        asked = Signal(self.layouts.page)        # by MemSpecRd or hint: the session is not named
+        asked = Signal(self.layouts.page)  # by MemSpecRd or hint: the session is not named
         asked_session = Signal(c.session_bits)
-        m.d.comb += asked.eq(Mux(self.i_spec.valid & self.i_spec.ready, self.i_spec.p, self.i_hint.p))
+        m.d.comb += asked.eq(
+            Mux(self.i_spec.valid & self.i_spec.ready, self.i_spec.p, self.i_hint.p)
+        )
         for s in range(1, c.sessions):
             with m.If(asked.squeue >= s * c.queues):
                 m.d.comb += asked_session.eq(s)
         m.d.sync += picked_valid.eq(0)
-        with m.If((self.i_spec.valid & self.i_spec.ready) | (self.i_hint.valid & self.i_hint.ready)):
+        with m.If(
+            (self.i_spec.valid & self.i_spec.ready) | (self.i_hint.valid & self.i_hint.ready)
+        ):
             m.d.sync += [
-                picked_valid.eq(1), picked.session.eq(asked_session), picked.squeue.eq(asked.squeue), picked.page.eq(asked.page), picked.distance.eq(0),
-                picked.source.eq(Mux(self.i_spec.valid & self.i_spec.ready, PrefetchSource.SPEC_READ, PrefetchSource.HINT)),
+                picked_valid.eq(1),
+                picked.session.eq(asked_session),
+                picked.squeue.eq(asked.squeue),
+                picked.page.eq(asked.page),
+                picked.distance.eq(0),
+                picked.source.eq(
+                    Mux(
+                        self.i_spec.valid & self.i_spec.ready,
+                        PrefetchSource.SPEC_READ,
+                        PrefetchSource.HINT,
+                    )
+                ),
             ]
         with m.Elif(from_access.o.valid & from_access.o.ready):
             m.d.sync += [picked_valid.eq(1), picked.eq(from_access.o.p)]
         with m.Elif(from_previous.o.valid & from_previous.o.ready):
             m.d.sync += [picked_valid.eq(1), picked.eq(from_previous.o.p)]
 
-        # --- judge it: where it lies, and a cycle later its source ------------------------------------------------------------------
+        # - judge it: where it lies, and a cycle later its source ----------------------------------
         session = Signal(self.layouts.session)
         inside = Signal()
         reason = Signal(DropReason)
         m.d.comb += session.eq(self.sessions[picked.session])
         # Whether its session still lives is seen again in the queue, which cancels it otherwise.
         m.d.sync += [
-            judged.eq(picked), judged_valid.eq(picked_valid),
-            inside.eq(live.bit_select(picked.session, 1) & (picked.page < session.used_pages) &
-                      (picked.squeue < picked.session * c.queues + session.used_queues)),
+            judged.eq(picked),
+            judged_valid.eq(picked_valid),
+            inside.eq(
+                live.bit_select(picked.session, 1)
+                & (picked.page < session.used_pages)
+                & (picked.squeue < picked.session * c.queues + session.used_queues)
+            ),
         ]
-        m.d.comb += [throttle.offer.eq(judged.source), throttle.offer_valid.eq(judged_valid & inside & enabled(judged.source))]
+        m.d.comb += [
+            throttle.offer.eq(judged.source),
+            throttle.offer_valid.eq(judged_valid & inside & enabled(judged.source)),
+        ]
         with m.If(~inside):
             m.d.comb += reason.eq(DropReason.OUTSIDE)
         with m.Elif(~enabled(judged.source)):
@@ -192,29 +256,50 @@ class Prefetcher(wiring.Component):
         m.d.comb += passes.eq(throttle.offer_valid & throttle.allow)
         m.d.comb += [queue.i.eq(judged), queue.i_valid.eq(passes), queue.cancel.eq(~live)]
 
-        # --- ops ------------------------------------------------------------------------------------------------------------------
+        # - ops ------------------------------------------------------------------------------------
         flying = Signal(range(_FLYING_MAX + 1))
         leaves = self.o_op.valid & self.o_op.ready
         m.d.comb += [
-            self.o_op.valid.eq(queue.o.valid & (flying != _FLYING_MAX)), queue.o.ready.eq(self.o_op.ready & (flying != _FLYING_MAX)),
-            self.o_op.p.kind.eq(Op.PREFETCH), self.o_op.p.session.eq(queue.o.p.session), self.o_op.p.squeue.eq(queue.o.p.squeue),
-            self.o_op.p.page.eq(queue.o.p.page), self.o_op.p.source.eq(queue.o.p.source),
+            self.o_op.valid.eq(queue.o.valid & (flying != _FLYING_MAX)),
+            queue.o.ready.eq(self.o_op.ready & (flying != _FLYING_MAX)),
+            self.o_op.p.kind.eq(Op.PREFETCH),
+            self.o_op.p.session.eq(queue.o.p.session),
+            self.o_op.p.squeue.eq(queue.o.p.squeue),
+            self.o_op.p.page.eq(queue.o.p.page),
+            self.o_op.p.source.eq(queue.o.p.source),
         ]
         # Those of policy `kelp` do not come from here.
         own_result = (taken | refused) & (source != PrefetchSource.POLICY)
         m.d.sync += flying.eq(flying + leaves - own_result)
 
-        # --- feedback and counts ----------------------------------------------------------------------------------------------------
+        # - feedback and counts --------------------------------------------------------------------
         quiet, idle, begun, settle = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            quiet.eq(from_access.idle & ~picked_valid & ~judged_valid & (queue.count == 0) & ~queue.o.valid & (flying == 0) &
-                     ~self.i_hint.valid & ~self.i_spec.valid & ~accessed & ~taken & ~refused),
-            from_previous.quiet.eq(quiet), idle.eq(quiet & from_previous.idle), self.idle.eq(idle & ~self.i_result_valid),
-            throttle.issued.eq(source), throttle.issued_valid.eq(taken),
-            throttle.useful.eq(self.i_usage.source), throttle.useful_valid.eq(self.i_usage_valid & self.i_usage.useful),
-            throttle.settle.eq(settle), self.credit.eq(throttle.credit),
+            quiet.eq(
+                from_access.idle
+                & ~picked_valid
+                & ~judged_valid
+                & (queue.count == 0)
+                & ~queue.o.valid
+                & (flying == 0)
+                & ~self.i_hint.valid
+                & ~self.i_spec.valid
+                & ~accessed
+                & ~taken
+                & ~refused
+            ),
+            from_previous.quiet.eq(quiet),
+            idle.eq(quiet & from_previous.idle),
+            self.idle.eq(idle & ~self.i_result_valid),
+            throttle.issued.eq(source),
+            throttle.issued_valid.eq(taken),
+            throttle.useful.eq(self.i_usage.source),
+            throttle.useful_valid.eq(self.i_usage_valid & self.i_usage.useful),
+            throttle.settle.eq(settle),
+            self.credit.eq(throttle.credit),
         ]
-        # In time: the first candidate is judged three cycles after the start, and the last one of what was before it two.
+        # In time: the first candidate is judged three cycles after the start, and the last one of
+        # what was before it two.
         m.d.sync += [begun.eq(from_access.start | from_previous.start), settle.eq(idle | begun)]
 
         def pulse(target, code, valid):
@@ -228,14 +313,25 @@ class Prefetcher(wiring.Component):
         pulse(pulses.late, self.i_late, self.i_late_valid)
         for why in (DropReason.OUTSIDE, DropReason.DISABLED, DropReason.THROTTLED):
             pulse(pulses.dropped[why], judged.source, judged_valid & ~passes & (reason == why))
-        drop, drop_valid = Signal.like(queue.o_drop), Signal()       # the queue's compare is long enough for a cycle of its own
+        # the queue's compare is long enough for a cycle of its own
+        drop, drop_valid = Signal.like(queue.o_drop), Signal()
         cancel, cancel_valid = Signal(3), Signal()
-        m.d.sync += [drop.eq(queue.o_drop), drop_valid.eq(queue.o_drop_valid), cancel.eq(queue.o_cancel), cancel_valid.eq(queue.o_cancel_valid)]
+        m.d.sync += [
+            drop.eq(queue.o_drop),
+            drop_valid.eq(queue.o_drop_valid),
+            cancel.eq(queue.o_cancel),
+            cancel_valid.eq(queue.o_cancel_valid),
+        ]
         for why in (DropReason.DUPLICATE, DropReason.FULL):
             pulse(pulses.dropped[why], drop.source, drop_valid & (drop.reason == why))
-        # A dead one is pushed out only while nothing leaves the queue, so never in the cycle in which another's turn comes.
+        # A dead one is pushed out only while nothing leaves the queue, so never in the cycle in
+        # which another's turn comes.
         pushed_out = drop_valid & (drop.reason == DropReason.CANCELLED)
-        pulse(pulses.dropped[DropReason.CANCELLED], Mux(pushed_out, drop.source, cancel), pushed_out | cancel_valid)
+        pulse(
+            pulses.dropped[DropReason.CANCELLED],
+            Mux(pushed_out, drop.source, cancel),
+            pushed_out | cancel_valid,
+        )
         pulse(pulses.dropped[DropReason.REFUSED], source, refused)
 
         m.d.comb += [

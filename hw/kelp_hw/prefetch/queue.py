@@ -15,25 +15,34 @@ from kelp_spec.config import Config
 
 __all__ = ["DISTANCE_BITS", "DropReason", "PrefetchQueue", "candidate_layout", "drop_layout"]
 
-DISTANCE_BITS = 6   #: a window reaches at most 63 pages
+DISTANCE_BITS = 6  #: a window reaches at most 63 pages
 
 
 class DropReason(IntEnum):
     """Why a candidate went no further."""
 
-    OUTSIDE = 0     #: its session is not open, or the queue or the page is outside the session
-    DISABLED = 1    #: its source is switched off
-    THROTTLED = 2   #: its source is out of credit
-    DUPLICATE = 3   #: the page was queued already; of the two the nearer one stays
-    FULL = 4        #: the queue was full, and this was the farthest candidate
-    CANCELLED = 5   #: its session closed while it was queued
-    REFUSED = 6     #: M3 did not take it: absent, resident or fetching already, or no frame or miss entry to spare
+    OUTSIDE = 0  #: its session is not open, or the queue or the page is outside the session
+    DISABLED = 1  #: its source is switched off
+    THROTTLED = 2  #: its source is out of credit
+    DUPLICATE = 3  #: the page was queued already; of the two the nearer one stays
+    FULL = 4  #: the queue was full, and this was the farthest candidate
+    CANCELLED = 5  #: its session closed while it was queued
+    #: M3 did not take it: absent, resident or fetching already, or no frame or miss entry to spare
+    REFUSED = 6
 
 
 def candidate_layout(config: Config) -> data.StructLayout:
-    """A page that may be worth fetching. `distance`: 0 asked for now, else how far from the access that suggests it."""
-    return data.StructLayout({"session": config.session_bits, "squeue": config.squeue_bits, "page": config.page_bits, "source": 3,
-                              "distance": DISTANCE_BITS})
+    """A page that may be worth fetching. `distance`: 0 asked for now, else how far from the access
+    that suggests it."""
+    return data.StructLayout(
+        {
+            "session": config.session_bits,
+            "squeue": config.squeue_bits,
+            "page": config.page_bits,
+            "source": 3,
+            "distance": DISTANCE_BITS,
+        }
+    )
 
 
 def drop_layout() -> data.StructLayout:
@@ -42,17 +51,21 @@ def drop_layout() -> data.StructLayout:
 
 
 class PrefetchQueue(wiring.Component):
-    """Keeps the nearest candidates and hands them out nearest first, first come first served among equals.
+    """Keeps the nearest candidates and hands them out nearest first, first come first served among
+    equals.
 
-    A sorted shift register: takes one candidate a cycle, always, and gives one a cycle. Latency: 3 cycles from `i` to `o`.
+    A sorted shift register: takes one candidate a cycle, always, and gives one a cycle. Latency: 3
+    cycles from `i` to `o`.
 
-    A candidate for a page that is queued, or waiting on `o`, is merged with it: the nearer of the two keeps its place in the order (equal:
-    the older), the other one counts as dropped (DUPLICATE). When all `slots` are taken and none leaves, the farthest candidate, the new one
-    included, is dropped (FULL). A candidate whose session is in `cancel` dies, keeps its slot until its turn comes, and then counts as
-    dropped (CANCELLED) instead of leaving; on `o` it is past cancelling.
+    A candidate for a page that is queued, or waiting on `o`, is merged with it: the nearer of the
+    two keeps its place in the order (equal: the older), the other one counts as dropped
+    (DUPLICATE). When all `slots` are taken and none leaves, the farthest candidate, the new one
+    included, is dropped (FULL). A candidate whose session is in `cancel` dies, keeps its slot until
+    its turn comes, and then counts as dropped (CANCELLED) instead of leaving; on `o` it is past
+    cancelling.
 
-    Every candidate taken leaves on `o` once or is reported once, on `o_drop` (in the cycle after one that brought a candidate) or on
-    `o_cancel` (in the cycle in which a dead one's turn comes).
+    Every candidate taken leaves on `o` once or is reported once, on `o_drop` (in the cycle after
+    one that brought a candidate) or on `o_cancel` (in the cycle in which a dead one's turn comes).
 
     Parameters
     ----------
@@ -75,21 +88,26 @@ class PrefetchQueue(wiring.Component):
         self.config = config
         self.slots = config.prefetch_slots
         self.candidate = candidate_layout(config)
-        super().__init__({
-            "i": In(self.candidate), "i_valid": In(1),
-            "o": Out(stream.Signature(self.candidate)),
-            "cancel": In(config.sessions),
-            "o_drop": Out(drop_layout()), "o_drop_valid": Out(1),
-            "o_cancel": Out(3), "o_cancel_valid": Out(1),
-            "count": Out(range(self.slots + 1)),
-        })
+        super().__init__(
+            {
+                "i": In(self.candidate),
+                "i_valid": In(1),
+                "o": Out(stream.Signature(self.candidate)),
+                "cancel": In(config.sessions),
+                "o_drop": Out(drop_layout()),
+                "o_drop_valid": Out(1),
+                "o_cancel": Out(3),
+                "o_cancel_valid": Out(1),
+                "count": Out(range(self.slots + 1)),
+            }
+        )
         # State that proofs look at (kelp_verif.formal.prefetch_spec).
-        self.new = Signal(self.candidate)    # on its way in
+        self.new = Signal(self.candidate)  # on its way in
         self.new_valid = Signal()
         self.held = [Signal(self.candidate, name=f"slot_{k}") for k in range(self.slots)]
-        self.valid = Signal(self.slots)      # the low `count` bits
-        self.dead = Signal(self.slots)       # cancelled
-        self.merged = Signal()               # the new one is superfluous
+        self.valid = Signal(self.slots)  # the low `count` bits
+        self.dead = Signal(self.slots)  # cancelled
+        self.merged = Signal()  # the new one is superfluous
 
     def elaborate(self, platform):
         m = Module()
@@ -97,7 +115,11 @@ class PrefetchQueue(wiring.Component):
         held, valid, dead, merged = self.held, self.valid, self.dead, self.merged
 
         def cancelled(candidate):
-            return self.cancel.bit_select(candidate.session, 1) if self.config.sessions > 1 else self.cancel[0]
+            return (
+                self.cancel.bit_select(candidate.session, 1)
+                if self.config.sessions > 1
+                else self.cancel[0]
+            )
 
         def same_page(a, b):
             return (a.squeue == b.squeue) & (a.page == b.page)
@@ -110,37 +132,55 @@ class PrefetchQueue(wiring.Component):
         o_free = ~self.o.valid | self.o.ready
         m.d.comb += leave.eq(valid[0] & (o_free | dead[0]))
 
-        # The new one was compared with every slot while it came in; the answers moved with the slots. It goes before the first slot that
-        # is empty or holds a farther one (`after` is monotonic).
-        same, far, same_o = Signal(n), Signal(n), Signal()      # compared
+        # The new one was compared with every slot while it came in; the answers moved with the
+        # slots. It goes before the first slot that is empty or holds a farther one (`after` is
+        # monotonic).
+        same, far, same_o = Signal(n), Signal(n), Signal()  # compared
         after, twin, dies = Signal(n), Signal(n), Signal(n)
-        earlier = Signal(n + 1)                                 # bit k: a twin in a slot below k
+        earlier = Signal(n + 1)  # bit k: a twin in a slot below k
         on_o, any_twin = Signal(), Signal()
         m.d.comb += [
-            after.eq(~valid | far), twin.eq(valid & ~dead & same), on_o.eq(self.o.valid & same_o), any_twin.eq(twin.any()),
-            earlier.eq(Cat(0, *(twin[:k].any() for k in range(1, n + 1)))), dies.eq(valid & (dead | Cat(cancelled(slot) for slot in held))),
-            # A twin that is at least as near makes the new one superfluous; so does one that leaves now or waits on `o`.
+            after.eq(~valid | far),
+            twin.eq(valid & ~dead & same),
+            on_o.eq(self.o.valid & same_o),
+            any_twin.eq(twin.any()),
+            earlier.eq(Cat(0, *(twin[:k].any() for k in range(1, n + 1)))),
+            dies.eq(valid & (dead | Cat(cancelled(slot) for slot in held))),
+            # A twin that is at least as near makes the new one superfluous; so does one that leaves
+            # now or waits on `o`.
             merged.eq((twin & ~after).any() | (leave & twin[0]) | on_o),
         ]
 
-        # What lies behind the new one moves up, as far as the farther twin that it replaces. A twin below its place is one that it merges
-        # with, so `earlier` stops it as well, in fewer levels than `merged` would.
+        # What lies behind the new one moves up, as far as the farther twin that it replaces. A twin
+        # below its place is one that it merges with, so `earlier` stops it as well, in fewer levels
+        # than `merged` would.
         after_here, earlier_here = Signal(n), Signal(n)
-        m.d.comb += [after_here.eq(Mux(leave, Cat(after[1:], 1), after)), earlier_here.eq(Mux(leave, earlier[1:], earlier[:n]))]
+        m.d.comb += [
+            after_here.eq(Mux(leave, Cat(after[1:], 1), after)),
+            earlier_here.eq(Mux(leave, earlier[1:], earlier[:n])),
+        ]
         insert = Signal()
         m.d.comb += insert.eq(new_valid & ~on_o)
-        # What comes in is compared with every candidate where it is now; which of the answers a slot takes is known late.
+        # What comes in is compared with every candidate where it is now; which of the answers a
+        # slot takes is known late.
         places = [*held, new]
         alike, beyond = Signal(n + 1), Signal(n + 1)
-        m.d.comb += [*(alike[k].eq(same_page(slot, self.i)) for k, slot in enumerate(places)),
-                     *(beyond[k].eq(farther(slot, self.i)) for k, slot in enumerate(places))]
+        m.d.comb += [
+            *(alike[k].eq(same_page(slot, self.i)) for k, slot in enumerate(places)),
+            *(beyond[k].eq(farther(slot, self.i)) for k, slot in enumerate(places)),
+        ]
         for k in range(n):
             below = after_here[k - 1] if k else Const(0)
             place = insert & ~earlier_here[k] & after_here[k] & ~below
             push = insert & ~earlier_here[k] & below
 
             def take(j, slot_dead, k=k):
-                m.d.sync += [held[k].eq(places[j]), dead[k].eq(slot_dead), same[k].eq(alike[j]), far[k].eq(beyond[j])]
+                m.d.sync += [
+                    held[k].eq(places[j]),
+                    dead[k].eq(slot_dead),
+                    same[k].eq(alike[j]),
+                    far[k].eq(beyond[j]),
+                ]
 
             take(k, dies[k])
             with m.If(place):
@@ -149,15 +189,22 @@ class PrefetchQueue(wiring.Component):
                 take(max(k - 1, 0), dies[max(k - 1, 0)])
             with m.Elif(leave & ~push):
                 take(min(k + 1, n - 1), dies[k + 1] if k + 1 < n else 0)
-        m.d.sync += [new.eq(self.i), new_valid.eq(self.i_valid), same_o.eq(same_page(self.o.p, self.i))]
+        m.d.sync += [
+            new.eq(self.i),
+            new_valid.eq(self.i_valid),
+            same_o.eq(same_page(self.o.p, self.i)),
+        ]
         with m.If(o_free):
             m.d.sync += self.o.valid.eq(leave & ~dead[0])
             with m.If(leave & ~dead[0]):
                 m.d.sync += [self.o.p.eq(held[0]), same_o.eq(alike[0])]
 
-        taken = Signal(range(n + 1))          # slots
+        taken = Signal(range(n + 1))  # slots
         enters = Signal()
-        m.d.comb += [enters.eq(insert & ~any_twin & (leave | ~valid[n - 1])), self.count.eq(taken + new_valid)]
+        m.d.comb += [
+            enters.eq(insert & ~any_twin & (leave | ~valid[n - 1])),
+            self.count.eq(taken + new_valid),
+        ]
         with m.If(enters & ~leave):
             m.d.sync += [valid.eq(Cat(1, valid)), taken.eq(taken + 1)]
         with m.If(leave & ~enters):
@@ -167,12 +214,16 @@ class PrefetchQueue(wiring.Component):
         full = valid[n - 1] & ~leave
         m.d.comb += [
             self.o_drop_valid.eq(new_valid & (on_o | any_twin | full)),
-            self.o_drop.source.eq(new.source), self.o_drop.reason.eq(DropReason.DUPLICATE),
-            self.o_cancel_valid.eq(leave & dead[0]), self.o_cancel.eq(held[0].source),
+            self.o_drop.source.eq(new.source),
+            self.o_drop.reason.eq(DropReason.DUPLICATE),
+            self.o_cancel_valid.eq(leave & dead[0]),
+            self.o_cancel.eq(held[0].source),
         ]
         with m.If(any_twin & ~merged):
             # One twin at most, so the sources can be or-ed.
-            m.d.comb += self.o_drop.source.eq(reduce(or_, (held[k].source & twin[k].replicate(3) for k in range(n))))
+            m.d.comb += self.o_drop.source.eq(
+                reduce(or_, (held[k].source & twin[k].replicate(3) for k in range(n)))
+            )
         with m.Elif(~merged):
             m.d.comb += self.o_drop.reason.eq(DropReason.FULL)
             with m.If(after[n - 1]):
@@ -180,11 +231,18 @@ class PrefetchQueue(wiring.Component):
                 with m.If(dead[n - 1]):
                     m.d.comb += self.o_drop.reason.eq(DropReason.CANCELLED)
 
-        m.d.comb += [Assert(taken <= n), Assert(~(new_valid & self.o.valid) | (same_o == same_page(self.o.p, new)))]
+        m.d.comb += [
+            Assert(taken <= n),
+            Assert(~(new_valid & self.o.valid) | (same_o == same_page(self.o.p, new))),
+        ]
         for k in range(n):
             m.d.comb += [
-                Assert(valid[k] == (taken > k)), Assert(valid[k] | ~dead[k]),
-                Assert(~(new_valid & valid[k]) | ((same[k] == same_page(held[k], new)) & (far[k] == farther(held[k], new)))),
+                Assert(valid[k] == (taken > k)),
+                Assert(valid[k] | ~dead[k]),
+                Assert(
+                    ~(new_valid & valid[k])
+                    | ((same[k] == same_page(held[k], new)) & (far[k] == farther(held[k], new)))
+                ),
                 Assert(~(new_valid & earlier[k] & twin[k])),
             ]
             if k:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Prefetch candidates from accesses: RoPE window, layer ahead, and the previous step's pages (spec §7)."""
+"""Prefetch candidates from accesses: RoPE window, layer ahead, and the previous step's pages (spec
+§7)."""
 
 from __future__ import annotations
 
@@ -20,16 +21,21 @@ __all__ = ["AccessSource", "PreviousSource", "access_layout"]
 
 def access_layout(config: Config) -> data.StructLayout:
     """The first demand line of a page in a step."""
-    return data.StructLayout({"session": config.session_bits, "squeue": config.squeue_bits, "page": config.page_bits})
+    return data.StructLayout(
+        {"session": config.session_bits, "squeue": config.squeue_bits, "page": config.page_bits}
+    )
 
 
 class AccessSource(wiring.Component):
-    """The pages that one access suggests: the same page of the next layer, then page + 1, − 1, + 2, − 2, … within the queue's window.
+    """The pages that one access suggests: the same page of the next layer, then page + 1, − 1, + 2,
+    − 2, … within the queue's window.
 
-    Layer ahead means the same head of the next layer (squeue + kv_heads) and has distance 1; it is left out in the last layer. The window
-    is clipped to the session's pages. Candidates leave nearest first, one a cycle, but the first of an access three cycles after
-    that of the one before at the earliest, and wait as long as `o` does; accesses wait in a queue
-    of `accesses`; one that finds it full is `lost`, with all it would have suggested. Latency from access to first candidate: 6 cycles.
+    Layer ahead means the same head of the next layer (squeue + kv_heads) and has distance 1; it is
+    left out in the last layer. The window is clipped to the session's pages. Candidates leave
+    nearest first, one a cycle, but the first of an access three cycles after that of the one before
+    at the earliest, and wait as long as `o` does; accesses wait in a queue of `accesses`; one that
+    finds it full is `lost`, with all it would have suggested. Latency from access to first
+    candidate: 6 cycles.
 
     Parameters
     ----------
@@ -57,21 +63,32 @@ class AccessSource(wiring.Component):
         self.config = config
         self.accesses = accesses
         layouts = Layouts(config)
-        super().__init__({
-            "i": In(access_layout(config)), "i_valid": In(1),
-            "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
-            "window_on": In(1), "layer_on": In(1),
-            "window_squeue": Out(config.squeue_bits), "window": In(DISTANCE_BITS),
-            "o": Out(stream.Signature(candidate_layout(config))),
-            "start": Out(1), "lost": Out(1), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(access_layout(config)),
+                "i_valid": In(1),
+                "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
+                "window_on": In(1),
+                "layer_on": In(1),
+                "window_squeue": Out(config.squeue_bits),
+                "window": In(DISTANCE_BITS),
+                "o": Out(stream.Signature(candidate_layout(config))),
+                "start": Out(1),
+                "lost": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
         access = access_layout(c)
         m.submodules.waiting = waiting = SyncFIFO(width=access.size, depth=self.accesses)
-        m.d.comb += [waiting.w_data.eq(self.i), waiting.w_en.eq(self.i_valid), self.lost.eq(self.i_valid & ~waiting.w_rdy)]
+        m.d.comb += [
+            waiting.w_data.eq(self.i),
+            waiting.w_en.eq(self.i_valid),
+            self.lost.eq(self.i_valid & ~waiting.w_rdy),
+        ]
 
         # Look the window up, then clip it, then walk it: three accesses are under way at a time.
         looked, looked_valid, take_looked = Signal(access), Signal(), Signal()
@@ -82,39 +99,60 @@ class AccessSource(wiring.Component):
         with m.If(waiting.r_en):
             m.d.sync += [looked_valid.eq(waiting.r_rdy), looked.eq(waiting.r_data)]
 
-        # The window comes from far away, a cycle after its address, and into a register; what it is compared with comes from registers of its own.
+        # The window comes from far away, a cycle after its address, and into a register; what it is
+        # compared with comes from registers of its own.
         session, known = Signal(Layouts(c).session), Signal(2)
         window = Signal(DISTANCE_BITS)
         room_up = Signal(c.page_bits + 1)
         ahead, end = Signal(c.squeue_bits + 2), Signal(c.squeue_bits + 2)
         m.d.comb += session.eq(self.sessions[looked.session])
         m.d.sync += [
-            known.eq(Mux(waiting.r_en, 0, Cat(1, known))), window.eq(Mux(self.window_on, self.window, 0)),
-            room_up.eq(Mux(session.used_pages > looked.page, session.used_pages - 1 - looked.page, 0)), ahead.eq(looked.squeue + session.kv_heads),
+            known.eq(Mux(waiting.r_en, 0, Cat(1, known))),
+            window.eq(Mux(self.window_on, self.window, 0)),
+            room_up.eq(
+                Mux(session.used_pages > looked.page, session.used_pages - 1 - looked.page, 0)
+            ),
+            ahead.eq(looked.squeue + session.kv_heads),
             end.eq(looked.session * c.queues + session.used_queues),
         ]
-        walk = data.StructLayout({"session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits, "up": DISTANCE_BITS,
-                                  "down": DISTANCE_BITS, "layer": 1, "ahead": c.squeue_bits})
+        walk = data.StructLayout(
+            {
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "up": DISTANCE_BITS,
+                "down": DISTANCE_BITS,
+                "layer": 1,
+                "ahead": c.squeue_bits,
+            }
+        )
         clipped, clipped_valid, take_clipped = Signal(walk), Signal(), Signal()
-        # The walk's end comes late in its cycle, and goes no further than the access that waits next to it.
+        # The walk's end comes late in its cycle, and goes no further than the access that waits
+        # next to it.
         m.d.comb += take_looked.eq(known[1] & ~clipped_valid)
         with m.If(take_clipped):
             m.d.sync += clipped_valid.eq(0)
         with m.If(take_looked):
             m.d.sync += [
-                clipped_valid.eq(1), clipped.session.eq(looked.session), clipped.squeue.eq(looked.squeue), clipped.page.eq(looked.page),
-                clipped.up.eq(Mux(room_up < window, room_up, window)), clipped.down.eq(Mux(looked.page < window, looked.page, window)),
-                clipped.ahead.eq(ahead), clipped.layer.eq(self.layer_on & (ahead < end)),
+                clipped_valid.eq(1),
+                clipped.session.eq(looked.session),
+                clipped.squeue.eq(looked.squeue),
+                clipped.page.eq(looked.page),
+                clipped.up.eq(Mux(room_up < window, room_up, window)),
+                clipped.down.eq(Mux(looked.page < window, looked.page, window)),
+                clipped.ahead.eq(ahead),
+                clipped.layer.eq(self.layer_on & (ahead < end)),
             ]
 
-        # One candidate a cycle: `layer`, then for each distance the page above and the page below, as far as there are any.
+        # One candidate a cycle: `layer`, then for each distance the page above and the page below,
+        # as far as there are any.
         now, now_valid = Signal(walk), Signal()
         distance = Signal(DISTANCE_BITS)
-        below = Signal()                  # the page below at `distance` is next
+        below = Signal()  # the page below at `distance` is next
         more_up, more_down = Signal(), Signal()
         m.d.comb += [more_up.eq(distance < now.up), more_down.eq(distance < now.down)]
-        done = Signal()                   # the candidate on `o` is the last
-        to_below = Signal()               # next comes the page below at this distance
+        done = Signal()  # the candidate on `o` is the last
+        to_below = Signal()  # next comes the page below at this distance
         m.d.comb += [
             to_below.eq(~now.layer & ~below & (distance <= now.down)),
             done.eq(~to_below & ~more_up & ~more_down & ~(now.layer & (now.up | now.down).any())),
@@ -122,11 +160,18 @@ class AccessSource(wiring.Component):
         o = self.o
         m.d.comb += [
             o.valid.eq(now_valid),
-            o.p.session.eq(now.session), o.p.squeue.eq(Mux(now.layer, now.ahead, now.squeue)),
-            o.p.page.eq(Mux(now.layer, now.page, Mux(below, now.page - distance, now.page + distance))),
-            o.p.source.eq(Mux(now.layer, PrefetchSource.LAYER_AHEAD, PrefetchSource.WINDOW)), o.p.distance.eq(distance),
-            take_clipped.eq(clipped_valid & (~now_valid | (o.ready & done))), self.start.eq(take_clipped),
-            self.idle.eq(~self.i_valid & ~waiting.r_rdy & ~looked_valid & ~clipped_valid & ~now_valid),
+            o.p.session.eq(now.session),
+            o.p.squeue.eq(Mux(now.layer, now.ahead, now.squeue)),
+            o.p.page.eq(
+                Mux(now.layer, now.page, Mux(below, now.page - distance, now.page + distance))
+            ),
+            o.p.source.eq(Mux(now.layer, PrefetchSource.LAYER_AHEAD, PrefetchSource.WINDOW)),
+            o.p.distance.eq(distance),
+            take_clipped.eq(clipped_valid & (~now_valid | (o.ready & done))),
+            self.start.eq(take_clipped),
+            self.idle.eq(
+                ~self.i_valid & ~waiting.r_rdy & ~looked_valid & ~clipped_valid & ~now_valid
+            ),
         ]
         with m.If(now_valid & o.ready):
             with m.If(now.layer):
@@ -140,7 +185,12 @@ class AccessSource(wiring.Component):
         with m.If(take_clipped):
             # An access without candidates takes one cycle and shows none.
             any_up, any_down = clipped.up.any(), clipped.down.any()
-            m.d.sync += [now.eq(clipped), now_valid.eq(clipped.layer | any_up | any_down), distance.eq(1), below.eq(~clipped.layer & ~any_up)]
+            m.d.sync += [
+                now.eq(clipped),
+                now_valid.eq(clipped.layer | any_up | any_down),
+                distance.eq(1),
+                below.eq(~clipped.layer & ~any_up),
+            ]
 
         m.d.comb += [
             Assert(~now_valid | now.layer | (distance <= Mux(below, now.down, now.up))),
@@ -150,11 +200,13 @@ class AccessSource(wiring.Component):
 
 
 class PreviousSource(wiring.Component):
-    """Remembers each session's last accesses and offers those of the step that ended, oldest first, with distance 1.
+    """Remembers each session's last accesses and offers those of the step that ended, oldest first,
+    with distance 1.
 
-    Each session has a ring of `entries`; when a step has more accesses, the oldest give way (`lost` pulses for each). A session's step
-    advance takes note of its ring; the walk begins when `quiet` is on, offers one entry a cycle, skips what has been overwritten meanwhile
-    (`lost`), and ends early when the session steps again. Sessions are served lowest first.
+    Each session has a ring of `entries`; when a step has more accesses, the oldest give way (`lost`
+    pulses for each). A session's step advance takes note of its ring; the walk begins when `quiet`
+    is on, offers one entry a cycle, skips what has been overwritten meanwhile (`lost`), and ends
+    early when the session steps again. Sessions are served lowest first.
 
     Parameters
     ----------
@@ -179,22 +231,32 @@ class PreviousSource(wiring.Component):
             raise TypeError(f"config = {config!r} is refused; legal: a kelp_spec.Config")
         sessions = 1 << (config.sessions - 1).bit_length()
         if entries < 4 * sessions or entries & (entries - 1):
-            raise ValueError(f"entries = {entries} is refused; legal: a power of two, {4 * sessions} and up")
+            raise ValueError(
+                f"entries = {entries} is refused; legal: a power of two, {4 * sessions} and up"
+            )
         self.config = config
         self.entries = entries
         self.session_entries = entries // sessions
-        super().__init__({
-            "i": In(access_layout(config)), "i_valid": In(1),
-            "step": In(config.session_bits), "step_valid": In(1),
-            "live": In(config.sessions), "quiet": In(1),
-            "o": Out(stream.Signature(candidate_layout(config))),
-            "start": Out(1), "lost": Out(1), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(access_layout(config)),
+                "i_valid": In(1),
+                "step": In(config.session_bits),
+                "step_valid": In(1),
+                "live": In(config.sessions),
+                "quiet": In(1),
+                "o": Out(stream.Signature(candidate_layout(config))),
+                "start": Out(1),
+                "lost": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c, size = self.config, self.session_entries
-        # `age` of an entry: the session's step modulo 4. Among the entries of a walk it tells the noted ones from those that came after.
+        # `age` of an entry: the session's step modulo 4. Among the entries of a walk it tells the
+        # noted ones from those that came after.
         entry = data.StructLayout({"squeue": c.squeue_bits, "page": c.page_bits, "age": 2})
         m.submodules.ring = ring = Memory(shape=entry, depth=self.entries, init=[])
         write, read = ring.write_port(), ring.read_port()
@@ -202,17 +264,21 @@ class PreviousSource(wiring.Component):
         def array(shape, name):
             return Array(Signal(shape, name=f"{name}_{s}") for s in range(c.sessions))
 
-        head = array(range(size), "head")            # where the next access goes
-        fill = array(range(size + 1), "fill")        # accesses of the step under way
+        head = array(range(size), "head")  # where the next access goes
+        fill = array(range(size + 1), "fill")  # accesses of the step under way
         age = array(2, "age")
-        noted = array(range(size + 1), "noted")      # entries of the step that ended, up to `noted_end`
+        # entries of the step that ended, up to `noted_end`
+        noted = array(range(size + 1), "noted")
         noted_end = array(range(size), "noted_end")
         waits = Signal(c.sessions)
 
         here = self.i.session
         m.d.comb += [
-            write.en.eq(self.i_valid), write.addr.eq(here * size + head[here]),
-            write.data.squeue.eq(self.i.squeue), write.data.page.eq(self.i.page), write.data.age.eq(age[here]),
+            write.en.eq(self.i_valid),
+            write.addr.eq(here * size + head[here]),
+            write.data.squeue.eq(self.i.squeue),
+            write.data.page.eq(self.i.page),
+            write.data.age.eq(age[here]),
         ]
         overwrites = Signal()
         with m.If(self.i_valid):
@@ -230,37 +296,55 @@ class PreviousSource(wiring.Component):
         for s in reversed(range(c.sessions)):
             with m.If(waits[s]):
                 m.d.comb += first.eq(s)
-        ahead_valid = Signal()                       # the memory's output is an entry of the walk
-        out_valid, stale = Signal(), Signal()        # on `o`, unless it was overwritten meanwhile
+        ahead_valid = Signal()  # the memory's output is an entry of the walk
+        out_valid, stale = Signal(), Signal()  # on `o`, unless it was overwritten meanwhile
         move, stop = Signal(), Signal()
         m.d.comb += [
             self.o.valid.eq(out_valid & ~stale),
             move.eq(~self.o.valid | self.o.ready),
             stop.eq(waits.bit_select(session, 1) | ~self.live.bit_select(session, 1)),
-            read.addr.eq(session * size + at), read.en.eq(move),
+            read.addr.eq(session * size + at),
+            read.en.eq(move),
         ]
         with m.If(move):
             m.d.sync += [
-                out_valid.eq(ahead_valid & ~stop), stale.eq(read.data.age != old),
-                self.o.p.session.eq(session), self.o.p.squeue.eq(read.data.squeue), self.o.p.page.eq(read.data.page),
-                self.o.p.source.eq(PrefetchSource.PREVIOUS), self.o.p.distance.eq(1),
+                out_valid.eq(ahead_valid & ~stop),
+                stale.eq(read.data.age != old),
+                self.o.p.session.eq(session),
+                self.o.p.squeue.eq(read.data.squeue),
+                self.o.p.page.eq(read.data.page),
+                self.o.p.source.eq(PrefetchSource.PREVIOUS),
+                self.o.p.distance.eq(1),
             ]
         with m.If(~walking):
             with m.If(waits.any() & self.quiet):
                 m.d.comb += self.start.eq(1)
                 m.d.sync += [
-                    walking.eq(1), session.eq(first), left.eq(noted[first]), at.eq(noted_end[first] - noted[first]), old.eq(age[first] - 1),
+                    walking.eq(1),
+                    session.eq(first),
+                    left.eq(noted[first]),
+                    at.eq(noted_end[first] - noted[first]),
+                    old.eq(age[first] - 1),
                     waits.bit_select(first, 1).eq(0),
                 ]
         with m.Elif(stop):
             m.d.sync += [walking.eq(0), ahead_valid.eq(0)]
         with m.Elif(move):
-            m.d.sync += [ahead_valid.eq(left != 0), at.eq(at + 1), left.eq(Mux(left == 0, 0, left - 1)), walking.eq(left != 0)]
-        # After the walk's own updates: a step in the cycle in which a walk of its session begins ends that walk and asks for the next.
+            m.d.sync += [
+                ahead_valid.eq(left != 0),
+                at.eq(at + 1),
+                left.eq(Mux(left == 0, 0, left - 1)),
+                walking.eq(left != 0),
+            ]
+        # After the walk's own updates: a step in the cycle in which a walk of its session begins
+        # ends that walk and asks for the next.
         with m.If(self.step_valid & (fill[self.step] != 0)):
             m.d.sync += [
-                noted[self.step].eq(fill[self.step]), noted_end[self.step].eq(head[self.step]), waits.bit_select(self.step, 1).eq(1),
-                fill[self.step].eq(0), age[self.step].eq(age[self.step] + 1),
+                noted[self.step].eq(fill[self.step]),
+                noted_end[self.step].eq(head[self.step]),
+                waits.bit_select(self.step, 1).eq(1),
+                fill[self.step].eq(0),
+                age[self.step].eq(age[self.step] + 1),
             ]
         for s in range(c.sessions):
             with m.If(~self.live[s]):

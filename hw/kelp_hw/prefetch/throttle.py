@@ -11,21 +11,25 @@ from kelp_spec.metadata import PrefetchSource
 
 __all__ = ["CREDIT_MAX", "ISSUED_PERIOD", "SOURCES", "USEFUL_LEAST", "Throttle"]
 
-SOURCES = len(PrefetchSource)    #: codes 1 … SOURCES − 1
-CREDIT_MAX = 64                  #: also the group: a source may pass `credit` of every 64 candidates it offers
-ISSUED_PERIOD = 256              #: prefetches issued between two looks at a source
-USEFUL_LEAST = 64                #: fewer useful ones among them halve the credit
+SOURCES = len(PrefetchSource)  #: codes 1 … SOURCES − 1
+#: also the group: a source may pass `credit` of every 64 candidates it offers
+CREDIT_MAX = 64
+ISSUED_PERIOD = 256  #: prefetches issued between two looks at a source
+USEFUL_LEAST = 64  #: fewer useful ones among them halve the credit
 
 
 class Throttle(wiring.Component):
-    """Gives each source a credit of 1 … 64: of every 64 candidates that a source offers, the first `credit` pass.
+    """Gives each source a credit of 1 … 64: of every 64 candidates that a source offers, the first
+    `credit` pass.
 
-    Credits start at 64 (everything passes). After every 256 prefetches of a source that were issued, the useful ones since the last time
-    decide: fewer than 64 halve the credit (not below 1), else it grows by one (not above 64). A new credit counts from the next cycle with
-    `settle` on, so that the candidates of one access are all judged by the same credit. A source that is throttled to 1 still passes one
-    candidate in 64 and can earn its credit back.
+    Credits start at 64 (everything passes). After every 256 prefetches of a source that were
+    issued, the useful ones since the last time decide: fewer than 64 halve the credit (not below
+    1), else it grows by one (not above 64). A new credit counts from the next cycle with `settle`
+    on, so that the candidates of one access are all judged by the same credit. A source that is
+    throttled to 1 still passes one candidate in 64 and can earn its credit back.
 
-    `allow` is combinational; everything else takes effect in the next cycle. One offer, one issue and one use a cycle.
+    `allow` is combinational; everything else takes effect in the next cycle. One offer, one issue
+    and one use a cycle.
 
     Members
     -------
@@ -38,15 +42,26 @@ class Throttle(wiring.Component):
     """
 
     def __init__(self):
-        super().__init__({
-            "offer": In(3), "offer_valid": In(1), "allow": Out(1),
-            "issued": In(3), "issued_valid": In(1),
-            "useful": In(3), "useful_valid": In(1),
-            "settle": In(1),
-            "credit": Out(data.ArrayLayout(CREDIT_MAX.bit_length(), SOURCES), init=[CREDIT_MAX] * SOURCES),
-        })
-        # State that proofs look at (kelp_verif.formal.arithmetic_specs): candidates offered, modulo the group.
-        self.position = Array(Signal(range(CREDIT_MAX), name=f"position_{s}") for s in range(SOURCES))
+        super().__init__(
+            {
+                "offer": In(3),
+                "offer_valid": In(1),
+                "allow": Out(1),
+                "issued": In(3),
+                "issued_valid": In(1),
+                "useful": In(3),
+                "useful_valid": In(1),
+                "settle": In(1),
+                "credit": Out(
+                    data.ArrayLayout(CREDIT_MAX.bit_length(), SOURCES), init=[CREDIT_MAX] * SOURCES
+                ),
+            }
+        )
+        # State that proofs look at (kelp_verif.formal.arithmetic_specs): candidates offered, modulo
+        # the group.
+        self.position = Array(
+            Signal(range(CREDIT_MAX), name=f"position_{s}") for s in range(SOURCES)
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -55,7 +70,7 @@ class Throttle(wiring.Component):
         for s in range(1, SOURCES):
             earned = Signal(range(CREDIT_MAX + 1), init=CREDIT_MAX, name=f"earned_{s}")
             issued = Signal(range(ISSUED_PERIOD), name=f"issued_{s}")
-            useful = Signal(range(USEFUL_LEAST + 1), name=f"useful_{s}")     # stops at USEFUL_LEAST
+            useful = Signal(range(USEFUL_LEAST + 1), name=f"useful_{s}")  # stops at USEFUL_LEAST
             one_useful = self.useful_valid & (self.useful == s)
             with m.If(self.offer_valid & (self.offer == s)):
                 m.d.sync += position[s].eq(position[s] + 1)
@@ -67,9 +82,20 @@ class Throttle(wiring.Component):
                     # A use in this very cycle belongs to the next period.
                     m.d.sync += [
                         useful.eq(one_useful),
-                        earned.eq(Mux(useful == USEFUL_LEAST, Mux(earned == CREDIT_MAX, earned, earned + 1), Mux(earned == 1, 1, earned >> 1))),
+                        earned.eq(
+                            Mux(
+                                useful == USEFUL_LEAST,
+                                Mux(earned == CREDIT_MAX, earned, earned + 1),
+                                Mux(earned == 1, 1, earned >> 1),
+                            )
+                        ),
                     ]
             with m.If(self.settle):
                 m.d.sync += self.credit[s].eq(earned)
-            m.d.comb += Assert((self.credit[s] >= 1) & (self.credit[s] <= CREDIT_MAX) & (earned >= 1) & (earned <= CREDIT_MAX))
+            m.d.comb += Assert(
+                (self.credit[s] >= 1)
+                & (self.credit[s] <= CREDIT_MAX)
+                & (earned >= 1)
+                & (earned <= CREDIT_MAX)
+            )
         return m

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""EMA engine: one score per page, updated by what M3 saw (spec §4, §5; docs/design.md §7, docs/arithmetic.md)."""
+"""EMA engine: one score per page, updated by what M3 saw (spec §4, §5; docs/design.md §7,
+docs/arithmetic.md)."""
 
 from __future__ import annotations
 
@@ -36,18 +37,26 @@ class EmaStep(wiring.Component):
     LATENCY = 3
 
     def __init__(self):
-        super().__init__({"s": In(SCORE_BITS), "x": In(SCORE_BITS), "a": In(9), "o": Out(SCORE_BITS)})
+        super().__init__(
+            {"s": In(SCORE_BITS), "x": In(SCORE_BITS), "a": In(9), "o": Out(SCORE_BITS)}
+        )
 
     def elaborate(self, platform):
         m = Module()
-        difference, alpha = Signal(signed(SCORE_BITS + 1), reset_less=True), Signal(9, reset_less=True)
+        difference, alpha = (
+            Signal(signed(SCORE_BITS + 1), reset_less=True),
+            Signal(9, reset_less=True),
+        )
         product = Signal(signed(SCORE_BITS + 10), reset_less=True)
         s1, s2 = Signal(SCORE_BITS, reset_less=True), Signal(SCORE_BITS, reset_less=True)
         total = Signal(signed(SCORE_BITS + 3))
         m.d.comb += total.eq(s2 + ((product + 128) >> 8))
         m.d.sync += [
-            difference.eq(self.x - self.s), alpha.eq(Mux(self.a[8], 256, self.a)), s1.eq(self.s),
-            product.eq(difference * alpha), s2.eq(s1),
+            difference.eq(self.x - self.s),
+            alpha.eq(Mux(self.a[8], 256, self.a)),
+            s1.eq(self.s),
+            product.eq(difference * alpha),
+            s2.eq(s1),
             self.o.eq(total),
         ]
         m.d.sync += Assert((total >= 0) & (total <= 65535), "a score left 0 … 65535")
@@ -57,15 +66,19 @@ class EmaStep(wiring.Component):
 class EmaEngine(wiring.Component):
     """Owns the score SRAM, SECDED over each score, and executes score events in order.
 
-    INIT writes the score of one touch from zero, TOUCH folds the idle steps and takes an EMA step with x = 65535, MASS takes one with
-    x = min(65535, `mass` << the queue's gain), SCAN reads. TOUCH counts only for queues whose source is OBSERVED, MASS only for PUSHED. A corrected score
-    is written back, SCANs' too; an uncorrectable one counts as 0. INIT looks at nothing that was there, and every other event comes after one: the
-    words need no scrub. A queue's policy says what its pages' words are: a score, or the two frequencies of `kelp`, for which each TOUCH counts and no MASS;
-    with them go the queue's profile, its newest page and the session's turn, all as of the events so far.
+    INIT writes the score of one touch from zero, TOUCH folds the idle steps and takes an EMA step
+    with x = 65535, MASS takes one with x = min(65535, `mass` << the queue's gain), SCAN reads.
+    TOUCH counts only for queues whose source is OBSERVED, MASS only for PUSHED. A corrected score
+    is written back, SCANs' too; an uncorrectable one counts as 0. INIT looks at nothing that was
+    there, and every other event comes after one: the words need no scrub. A queue's policy says
+    what its pages' words are: a score, or the two frequencies of `kelp`, for which each TOUCH
+    counts and no MASS; with them go the queue's profile, its newest page and the session's turn,
+    all as of the events so far.
 
-    Throughput: one event per cycle on distinct pages; an event on a page whose previous update is not written yet waits for it (`HAZARD` cycles at most).
-    Latency: `LATENCY` cycles from `i` to `o_commit` and the write when nothing waits, `SCAN_LATENCY` to `o_scan`.
-    Never loses an event: `ready` = at least RESERVE places free.
+    Throughput: one event per cycle on distinct pages; an event on a page whose previous update is
+    not written yet waits for it (`HAZARD` cycles at most). Latency: `LATENCY` cycles from `i` to
+    `o_commit` and the write when nothing waits, `SCAN_LATENCY` to `o_scan`. Never loses an event:
+    `ready` = at least RESERVE places free.
 
     Parameters
     ----------
@@ -91,27 +104,50 @@ class EmaEngine(wiring.Component):
     LATENCY = Exp2.LATENCY + 13
     SCAN_LATENCY = LATENCY - 2
     DEPTH = 2 * RESERVE
-    PLACES = 16   #: events between the queue and the score's read; fourteen go through without a wait
+    #: events between the queue and the score's read; fourteen go through without a wait
+    PLACES = 16
 
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
         self.secded = Secded(SCORE_WORD_BITS)
-        super().__init__({
-            "i": In(layouts.score_event), "i_valid": In(1), "ready": Out(1),
-            "config_write": In(layouts.config_write), "config_write_valid": In(1),
-            "o_scan": Out(layouts.scanned), "o_scan_valid": Out(1),
-            "o_commit": Out(layouts.score_commit), "o_commit_valid": Out(1),
-            "corrected": Out(1), "uncorrected": Out(1), "cleared": Out(1), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(layouts.score_event),
+                "i_valid": In(1),
+                "ready": Out(1),
+                "config_write": In(layouts.config_write),
+                "config_write_valid": In(1),
+                "o_scan": Out(layouts.scanned),
+                "o_scan_valid": Out(1),
+                "o_commit": Out(layouts.score_commit),
+                "o_commit_valid": Out(1),
+                "corrected": Out(1),
+                "uncorrected": Out(1),
+                "cleared": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c, code = self.config, self.secded
-        # What of an event goes through the pipeline: `argument` is the idle steps, x, or what a SCAN found.
+        # What of an event goes through the pipeline: `argument` is the idle steps, x, or what a
+        # SCAN found.
         found = data.StructLayout({"last_step": STEP_BITS, "eligible": 1, "cold": 1})
-        event = data.StructLayout({"kind": 3, "session": c.session_bits, "squeue": c.squeue_bits, "page": c.page_bits, "slot": 4, "tag": 1, "step": 8,
-                                   "idle": FOLDED.bit_length(), "argument": found.size})
+        event = data.StructLayout(
+            {
+                "kind": 3,
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "slot": 4,
+                "tag": 1,
+                "step": 8,
+                "idle": FOLDED.bit_length(),
+                "argument": found.size,
+            }
+        )
 
         def address(e):
             return Cat(e.page, e.squeue)
@@ -122,9 +158,14 @@ class EmaEngine(wiring.Component):
         scanned = Signal(found)
         m.d.comb += [
             idle_steps.eq(Mux(self.i.gap == 0, 0, self.i.gap - 1)),
-            scanned.last_step.eq(self.i.scan.last_step), scanned.eligible.eq((self.i.scan.state == PageState.RESIDENT) & ~self.i.scan.pinned),
+            scanned.last_step.eq(self.i.scan.last_step),
+            scanned.eligible.eq((self.i.scan.state == PageState.RESIDENT) & ~self.i.scan.pinned),
             scanned.cold.eq(self.i.scan.state == PageState.COLD),
-            *(pushed[name].eq(self.i[name]) for name in ("kind", "session", "squeue", "page", "slot", "step")), pushed.tag.eq(self.i.scan_tag),
+            *(
+                pushed[name].eq(self.i[name])
+                for name in ("kind", "session", "squeue", "page", "slot", "step")
+            ),
+            pushed.tag.eq(self.i.scan_tag),
             pushed.idle.eq(Mux(idle_steps > FOLDED, FOLDED, idle_steps)),
         ]
         with m.Switch(self.i.kind):
@@ -134,36 +175,74 @@ class EmaEngine(wiring.Component):
                 m.d.comb += pushed.argument.eq(self.i.mass)
             with m.Default():
                 m.d.comb += pushed.argument.eq(scanned)
-        m.d.comb += [queue.w_data.eq(pushed), queue.w_en.eq(self.i_valid & (self.i.kind != ScoreEvent.NONE))]
+        m.d.comb += [
+            queue.w_data.eq(pushed),
+            queue.w_en.eq(self.i_valid & (self.i.kind != ScoreEvent.NONE)),
+        ]
         m.d.sync += Assert(~queue.w_en | queue.w_rdy, "a score event came without credit")
         # One place for what comes while `ready` itself is on its way.
         m.d.sync += self.ready.eq(queue.level < self.DEPTH - RESERVE - 1)
 
-        # --- front: configuration, x, the fold's factor. It stands never still, so that a page that waits holds no register of it: there is a place at its
+        # --- front: configuration, x, the fold's factor ---
+        # It stands never still, so that a page that waits holds no register of it: there is a place
+        # at its
         # end for every event that enters.
         enters, drops, takes, dropped, taken = Signal(), Signal(), Signal(), Signal(), Signal()
         inside = Signal(range(self.PLACES + 1))
         # Whoever leaves is counted a cycle late: both are known late.
-        m.d.sync += [dropped.eq(drops), taken.eq(takes), inside.eq((inside + enters - dropped - taken)[:len(inside)])]
+        m.d.sync += [
+            dropped.eq(drops),
+            taken.eq(takes),
+            inside.eq((inside + enters - dropped - taken)[: len(inside)]),
+        ]
         a0, a0_valid = Signal(event, reset_less=True), Signal()
-        m.submodules.settings = settings = QueueConfig(config=c, fields=("alpha", "mass_shift", "score_source", "policy", "idle_m", "idle_sh"))
+        m.submodules.settings = settings = QueueConfig(
+            config=c, fields=("alpha", "mass_shift", "score_source", "policy", "idle_m", "idle_sh")
+        )
         m.submodules.newest = newest = Sram(depth=c.squeues, shape=c.page_bits)
         m.d.comb += [
-            queue.r_en.eq(inside < self.PLACES), enters.eq(queue.r_en & queue.r_rdy),
-            settings.write.eq(self.config_write), settings.write_valid.eq(self.config_write_valid),
-            settings.read_en.eq(1), settings.read_squeue.eq(data.View(event, queue.r_data).squeue),
-            # An event sees the newest page as the events before it left it: the one just before writes as this one reads.
-            newest.read_en.eq(1), newest.read_address.eq(data.View(event, queue.r_data).squeue),
-            newest.write_en.eq(a0_valid & (a0.kind == ScoreEvent.INIT)), newest.write_address.eq(a0.squeue), newest.write_data.eq(a0.page),
+            queue.r_en.eq(inside < self.PLACES),
+            enters.eq(queue.r_en & queue.r_rdy),
+            settings.write.eq(self.config_write),
+            settings.write_valid.eq(self.config_write_valid),
+            settings.read_en.eq(1),
+            settings.read_squeue.eq(data.View(event, queue.r_data).squeue),
+            # An event sees the newest page as the events before it left it: the one just before
+            # writes as this one reads.
+            newest.read_en.eq(1),
+            newest.read_address.eq(data.View(event, queue.r_data).squeue),
+            newest.write_en.eq(a0_valid & (a0.kind == ScoreEvent.INIT)),
+            newest.write_address.eq(a0.squeue),
+            newest.write_data.eq(a0.page),
         ]
-        a1, a1_valid, newest1 = Signal(event, reset_less=True), Signal(), Signal(c.page_bits, reset_less=True)
-        setting = Signal(settings.shape, reset_less=True)       # a block RAM is slow to answer
+        a1, a1_valid, newest1 = (
+            Signal(event, reset_less=True),
+            Signal(),
+            Signal(c.page_bits, reset_less=True),
+        )
+        setting = Signal(settings.shape, reset_less=True)  # a block RAM is slow to answer
         m.d.sync += [
-            a0.eq(queue.r_data), a0_valid.eq(enters), a1.eq(a0), a1_valid.eq(a0_valid), newest1.eq(newest.read_data), setting.eq(settings.o),
+            a0.eq(queue.r_data),
+            a0_valid.eq(enters),
+            a1.eq(a0),
+            a1_valid.eq(a0_valid),
+            newest1.eq(newest.read_data),
+            setting.eq(settings.o),
         ]
 
-        step = data.StructLayout({"event": event, "x": SCORE_BITS, "gain": 4, "over": 1, "alpha": 9, "fold": 1, "kelp": 1, "turned": 1,
-                                  "distance": c.page_bits})
+        step = data.StructLayout(
+            {
+                "event": event,
+                "x": SCORE_BITS,
+                "gain": 4,
+                "over": 1,
+                "alpha": 9,
+                "fold": 1,
+                "kelp": 1,
+                "turned": 1,
+                "distance": c.page_bits,
+            }
+        )
         counts, kelp = Signal(), Signal()
         m.d.comb += kelp.eq(setting.policy == Policy.KELP)
         touch = a1.kind == ScoreEvent.TOUCH
@@ -174,9 +253,19 @@ class EmaEngine(wiring.Component):
                 m.d.comb += counts.eq((setting.score_source == ScoreSource.PUSHED) & ~kelp)
             with m.Default():
                 m.d.comb += counts.eq(1)
-        # An event goes into its place in two parts: a cycle later what has been worked out from memories.
+        # An event goes into its place in two parts: a cycle later what has been worked out from
+        # memories.
         early = data.StructLayout({name: shape.shape for name, shape in event if name != "idle"})
-        late = data.StructLayout({"idle": event["idle"].shape, "gain": 4, "alpha": 9, "kelp": 1, "turned": 1, "distance": c.page_bits})
+        late = data.StructLayout(
+            {
+                "idle": event["idle"].shape,
+                "gain": 4,
+                "alpha": 9,
+                "kelp": 1,
+                "turned": 1,
+                "distance": c.page_bits,
+            }
+        )
         early1, late2 = Signal(early), Signal(late, reset_less=True)
         m.submodules.turns = turns = Turns(config=c)
         init1, scan1 = a1.kind == ScoreEvent.INIT, a1.kind == ScoreEvent.SCAN
@@ -189,14 +278,18 @@ class EmaEngine(wiring.Component):
             late2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, setting.mass_shift, 0)),
             # A SCAN's score must come back as it was when it is written at all.
             late2.alpha.eq(Mux(scan1, 0, setting.alpha)),
-            late2.kelp.eq(kelp), late2.turned.eq(scan1 & turns.over), late2.distance.eq(Mux(init1, a1.page, newest1 - a1.page)),
+            late2.kelp.eq(kelp),
+            late2.turned.eq(scan1 & turns.over),
+            late2.distance.eq(Mux(init1, a1.page, newest1 - a1.page)),
             # Where its turn has passed, this step counts as idle.
             late2.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
         ]
         m.submodules.exp2 = exp2 = Exp2(bias=IDLE_BIAS)
         waiting = Signal(Exp2.LATENCY)
         m.d.comb += [
-            exp2.steps.eq(a1.argument), exp2.mantissa.eq(setting.idle_m), exp2.shift.eq(setting.idle_sh),
+            exp2.steps.eq(a1.argument),
+            exp2.mantissa.eq(setting.idle_m),
+            exp2.shift.eq(setting.idle_sh),
             drops.eq(a1_valid & ~counts),
         ]
         m.d.sync += waiting.eq(Cat(a1_valid & counts, waiting))
@@ -204,20 +297,40 @@ class EmaEngine(wiring.Component):
         m.submodules.places = places = memory.Memory(shape=early, depth=self.PLACES, init=())
         m.submodules.rests = rests = memory.Memory(shape=late, depth=self.PLACES, init=())
         m.submodules.factors = known = memory.Memory(shape=SCORE_BITS, depth=self.PLACES, init=())
-        put, get, know, more = Signal(range(self.PLACES)), Signal(range(self.PLACES)), Signal(range(self.PLACES)), Signal(range(self.PLACES + 1))
+        put, get, know, more = (
+            Signal(range(self.PLACES)),
+            Signal(range(self.PLACES)),
+            Signal(range(self.PLACES)),
+            Signal(range(self.PLACES + 1)),
+        )
         put_late, late_valid = Signal.like(put), Signal()
         (put_event, get_event), (put_rest, get_rest), (put_factor, get_factor) = (
-            (rows.write_port(), rows.read_port(domain="comb")) for rows in (places, rests, known))
+            (rows.write_port(), rows.read_port(domain="comb")) for rows in (places, rests, known)
+        )
         computed, halving = Signal(), Signal(SCORE_BITS)
         m.d.comb += [
-            computed.eq(waiting[-1]), halving.eq(Mux(exp2.halving[SCORE_BITS], 65535, exp2.halving)),
-            put_event.en.eq(a1_valid), put_event.addr.eq(put), put_event.data.eq(early1), get_event.addr.eq(get),
-            put_rest.en.eq(late_valid), put_rest.addr.eq(put_late), put_rest.data.eq(late2), get_rest.addr.eq(get),
-            put_factor.en.eq(computed), put_factor.addr.eq(know), put_factor.data.eq(halving), get_factor.addr.eq(get),
+            computed.eq(waiting[-1]),
+            halving.eq(Mux(exp2.halving[SCORE_BITS], 65535, exp2.halving)),
+            put_event.en.eq(a1_valid),
+            put_event.addr.eq(put),
+            put_event.data.eq(early1),
+            get_event.addr.eq(get),
+            put_rest.en.eq(late_valid),
+            put_rest.addr.eq(put_late),
+            put_rest.data.eq(late2),
+            get_rest.addr.eq(get),
+            put_factor.en.eq(computed),
+            put_factor.addr.eq(know),
+            put_factor.data.eq(halving),
+            get_factor.addr.eq(get),
         ]
         m.d.sync += [
-            put.eq(put + (a1_valid & counts)), put_late.eq(put), late_valid.eq(a1_valid),
-            know.eq(know + computed), get.eq(get + takes), more.eq((more + computed - takes)[:len(more)]),
+            put.eq(put + (a1_valid & counts)),
+            put_late.eq(put),
+            late_valid.eq(a1_valid),
+            know.eq(know + computed),
+            get.eq(get + takes),
+            more.eq((more + computed - takes)[: len(more)]),
             Assert(inside <= self.PLACES),
         ]
 
@@ -226,54 +339,98 @@ class EmaEngine(wiring.Component):
         factor = Signal(SCORE_BITS, reset_less=True)
         got, rest = get_event.data, get_rest.data
         m.d.comb += [
-            *(next_.event[name].eq(got[name]) for name, _ in early), next_.event.idle.eq(rest.idle),
-            *(next_[name].eq(rest[name]) for name in ("gain", "alpha", "kelp", "turned", "distance")),
+            *(next_.event[name].eq(got[name]) for name, _ in early),
+            next_.event.idle.eq(rest.idle),
+            *(
+                next_[name].eq(rest[name])
+                for name in ("gain", "alpha", "kelp", "turned", "distance")
+            ),
             next_.fold.eq((got.kind == ScoreEvent.TOUCH) & (got.argument[:STEP_BITS] != 0)),
             next_.x.eq(Mux(got.kind == ScoreEvent.MASS, got.argument, 65535)),
             takes.eq(~held & ((more != 0) | computed)),
         ]
         with m.If(~held):
-            m.d.sync += [b0.eq(next_), b0_valid.eq((more != 0) | computed), factor.eq(Mux(more != 0, get_factor.data, halving))]
+            m.d.sync += [
+                b0.eq(next_),
+                b0_valid.eq((more != 0) | computed),
+                factor.eq(Mux(more != 0, get_factor.data, halving)),
+            ]
 
         # --- back, rigid: read, check, correct, fold, EMA step, encode and write ---
         m.submodules.scores = scores = SplitSram(depth=c.page_words, shape=code.code_bits)
         back = [Signal(step, name=f"b{k}", reset_less=True) for k in range(1, 10)]
         back_valid = Signal(len(back))
         m.submodules.profile = profile = Profile(config=c)
-        # The write of the last stage is seen by a read of the same cycle; a page of any older stage is waited for. SCANs do not write (but to correct).
-        # Bit k: what stands in b0 waits for stage k + 1. Compared before it comes to b0, with what will have moved on a stage by then; while it waits,
-        # the others move on.
+        # The write of the last stage is seen by a read of the same cycle; a page of any older stage
+        # is waited for. SCANs do not write (but to correct). Bit k: what stands in b0 waits for
+        # stage k + 1. Compared before it comes to b0, with what will have moved on a stage by then;
+        # while it waits, the others move on.
         clash, counted = Signal(len(back) - 1), Signal(Profile.BUSY)
         m.d.sync += [clash.eq(clash << 1), counted.eq(counted << 1)]
         with m.If(~held):
             for bits, same in (
                 (clash, lambda b: address(b.event) == address(next_.event)),
-                (counted, lambda b: b.kelp & (b.event.squeue == next_.event.squeue) & (b.distance == next_.distance)),
+                (
+                    counted,
+                    lambda b: (
+                        b.kelp
+                        & (b.event.squeue == next_.event.squeue)
+                        & (b.distance == next_.distance)
+                    ),
+                ),
             ):
                 before = zip((b0_valid, *back_valid), (b0, *back), strict=True)
-                m.d.sync += bits.eq(Cat(valid & (b.event.kind != ScoreEvent.SCAN) & same(b) for _, (valid, b) in zip(bits, before, strict=False)))
+                m.d.sync += bits.eq(
+                    Cat(
+                        valid & (b.event.kind != ScoreEvent.SCAN) & same(b)
+                        for _, (valid, b) in zip(bits, before, strict=False)
+                    )
+                )
         m.d.comb += [
             held.eq(b0_valid & (clash.any() | counted.any())),
-            self.cleared.eq(profile.ready), profile.valid.eq(b0_valid & ~held & b0.kelp), profile.squeue.eq(b0.event.squeue), profile.distance.eq(b0.distance),
-            profile.epoch.eq(b0.event.step[EPOCH_SHIFT:]), profile.counts.eq(b0.event.kind == ScoreEvent.TOUCH),
+            self.cleared.eq(profile.ready),
+            profile.valid.eq(b0_valid & ~held & b0.kelp),
+            profile.squeue.eq(b0.event.squeue),
+            profile.distance.eq(b0.distance),
+            profile.epoch.eq(b0.event.step[EPOCH_SHIFT:]),
+            profile.counts.eq(b0.event.kind == ScoreEvent.TOUCH),
             profile.clears.eq(b0.event.kind == ScoreEvent.INIT),
-            scores.read_en.eq(1), scores.read_address.eq(address(b0.event)),
+            scores.read_en.eq(1),
+            scores.read_address.eq(address(b0.event)),
         ]
         m.d.sync += [back[0].eq(b0), back_valid.eq(Cat(b0_valid & ~held, back_valid))]
         m.d.sync += [back[k].eq(back[k - 1]) for k in range(1, len(back))]
-        b1, b2, b3, b4, b5, b7, b8, b9 = back[0], back[1], back[2], back[3], back[4], back[6], back[7], back[8]
+        b1, b2, b3, b4, b5, b7, b8, b9 = (
+            back[0],
+            back[1],
+            back[2],
+            back[3],
+            back[4],
+            back[6],
+            back[7],
+            back[8],
+        )
 
         # b2 … b4: x << gain in two steps, then saturated; x itself is not needed before b5.
         low, high = Signal(SCORE_BITS + 3), Signal(SCORE_BITS + 12)
         m.d.comb += [low.eq(b1.x << b1.gain[:2]), high.eq(b2.x << (b2.gain[2:] << 2))]
         m.d.sync += [
-            b2.x.eq(low), b2.over.eq(low[SCORE_BITS:].any()), b3.x.eq(high), b3.over.eq(b2.over | high[SCORE_BITS:].any()),
+            b2.x.eq(low),
+            b2.over.eq(low[SCORE_BITS:].any()),
+            b3.x.eq(high),
+            b3.over.eq(b2.over | high[SCORE_BITS:].any()),
             b4.x.eq(Mux(b3.over, 65535, b3.x)),
         ]
 
         # b1: the SRAM's. b2: code word out. b3: its syndrome.
-        raw2, raw3, syndrome3 = scores.read_data, Signal(code.code_bits, reset_less=True), Signal(code.check_bits, reset_less=True)
-        factors = [factor] + [Signal(SCORE_BITS, name=f"factor{k}", reset_less=True) for k in range(1, 5)]
+        raw2, raw3, syndrome3 = (
+            scores.read_data,
+            Signal(code.code_bits, reset_less=True),
+            Signal(code.check_bits, reset_less=True),
+        )
+        factors = [factor] + [
+            Signal(SCORE_BITS, name=f"factor{k}", reset_less=True) for k in range(1, 5)
+        ]
         m.d.sync += [factors[k].eq(factors[k - 1]) for k in range(1, len(factors))]
         m.d.sync += [raw3.eq(raw2), syndrome3.eq(code.syndrome(raw2))]
 
@@ -282,7 +439,9 @@ class EmaEngine(wiring.Component):
         fresh = b3.event.kind == ScoreEvent.INIT
         s4, single4, double4 = Signal(SCORE_WORD_BITS, reset_less=True), Signal(), Signal()
         m.d.sync += [
-            s4.eq(Mux(fresh | double, 0, fixed)), single4.eq(back_valid[2] & single & ~fresh), double4.eq(back_valid[2] & double & ~fresh),
+            s4.eq(Mux(fresh | double, 0, fixed)),
+            single4.eq(back_valid[2] & single & ~fresh),
+            double4.eq(back_valid[2] & double & ~fresh),
         ]
         # b5: folded
         product = Signal(2 * SCORE_BITS, reset_less=True)
@@ -291,42 +450,78 @@ class EmaEngine(wiring.Component):
 
         # b6 … b8: EMA step
         m.submodules.ema = ema = EmaStep()
-        m.d.comb += [ema.s.eq(Mux(b5.fold, product[SCORE_BITS:], s5)), ema.x.eq(b5.x), ema.a.eq(b5.alpha)]
+        m.d.comb += [
+            ema.s.eq(Mux(b5.fold, product[SCORE_BITS:], s5)),
+            ema.x.eq(b5.x),
+            ema.a.eq(b5.alpha),
+        ]
 
-        # b7: two frequencies folded, as policy `kelp` has them, and a SCAN's profile's count; b8: touched, or a SCAN's word as it was
+        # b7: two frequencies folded, as policy `kelp` has them, and a SCAN's profile's count; b8:
+        # touched, or a SCAN's word as it was
         m.submodules.frequencies = frequencies = Frequencies()
         s6, s7, s8 = (Signal(SCORE_WORD_BITS, name=f"s{k}", reset_less=True) for k in (6, 7, 8))
-        entries = [Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True) for k in range(5, 10)]
+        entries = [
+            Signal(PROFILE_BITS + EPOCH_BITS, name=f"entry{k}", reset_less=True)
+            for k in range(5, 10)
+        ]
         counts_of = [Signal(PROFILE_BITS, name=f"count{k}", reset_less=True) for k in range(4, 8)]
         m.d.comb += [frequencies.idle.eq(b2.event.idle), frequencies.word.eq(s4)]
         m.d.sync += [
-            s6.eq(s5), s7.eq(s6), s8.eq(s7),
-            entries[0].eq(profile.entry), *(after.eq(before) for before, after in zip(entries, entries[1:], strict=False)),
-            counts_of[0].eq(profile.count), *(after.eq(before) for before, after in zip(counts_of, counts_of[1:], strict=False)),
+            s6.eq(s5),
+            s7.eq(s6),
+            s8.eq(s7),
+            entries[0].eq(profile.entry),
+            *(after.eq(before) for before, after in zip(entries, entries[1:], strict=False)),
+            counts_of[0].eq(profile.count),
+            *(after.eq(before) for before, after in zip(counts_of, counts_of[1:], strict=False)),
         ]
         info = Signal(found)
         m.d.comb += [
             info.eq(b7.event.argument),
-            self.o_scan.page.eq(b7.event.page), self.o_scan.slot.eq(b7.event.slot), self.o_scan.tag.eq(b7.event.tag),
-            self.o_scan.eligible.eq(info.eligible), self.o_scan.cold.eq(info.cold), self.o_scan.last_step.eq(info.last_step),
-            self.o_scan.score.eq(Mux(b7.kelp, frequencies.common, s7)), self.o_scan.count.eq(counts_of[-1]), self.o_scan.over.eq(b7.turned),
+            self.o_scan.page.eq(b7.event.page),
+            self.o_scan.slot.eq(b7.event.slot),
+            self.o_scan.tag.eq(b7.event.tag),
+            self.o_scan.eligible.eq(info.eligible),
+            self.o_scan.cold.eq(info.cold),
+            self.o_scan.last_step.eq(info.last_step),
+            self.o_scan.score.eq(Mux(b7.kelp, frequencies.common, s7)),
+            self.o_scan.count.eq(counts_of[-1]),
+            self.o_scan.over.eq(b7.turned),
             self.o_scan_valid.eq(back_valid[6] & (b7.event.kind == ScoreEvent.SCAN)),
         ]
 
         # b9: written
-        word9, score9 = Signal(code.code_bits, reset_less=True), Signal(SCORE_WORD_BITS, reset_less=True)
+        word9, score9 = (
+            Signal(code.code_bits, reset_less=True),
+            Signal(SCORE_WORD_BITS, reset_less=True),
+        )
         score8 = Signal(SCORE_WORD_BITS)
         errors = Signal(2 * (len(back) - 4))
-        m.d.comb += score8.eq(Mux(b8.kelp, Mux(b8.event.kind == ScoreEvent.SCAN, s8, frequencies.touched), ema.o))
-        m.d.sync += [word9.eq(code.encode(score8)), score9.eq(score8), errors.eq(Cat(single4, double4, errors))]
+        m.d.comb += score8.eq(
+            Mux(b8.kelp, Mux(b8.event.kind == ScoreEvent.SCAN, s8, frequencies.touched), ema.o)
+        )
+        m.d.sync += [
+            word9.eq(code.encode(score8)),
+            score9.eq(score8),
+            errors.eq(Cat(single4, double4, errors)),
+        ]
         single9, double9 = errors[-2], errors[-1]
         write9 = Signal()
-        m.d.sync += write9.eq(back_valid[7] & ((b8.event.kind != ScoreEvent.SCAN) | errors[-4] | errors[-3]))
+        m.d.sync += write9.eq(
+            back_valid[7] & ((b8.event.kind != ScoreEvent.SCAN) | errors[-4] | errors[-3])
+        )
         m.d.comb += [
-            scores.write_en.eq(write9), scores.write_address.eq(address(b9.event)), scores.write_data.eq(word9),
-            *(self.o_commit[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")), self.o_commit.score.eq(score9),
+            scores.write_en.eq(write9),
+            scores.write_address.eq(address(b9.event)),
+            scores.write_data.eq(word9),
+            *(self.o_commit[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")),
+            self.o_commit.score.eq(score9),
             self.o_commit.profile.eq(Mux(b9.kelp, entries[-1], 0)),
-            self.o_commit_valid.eq(back_valid[8]), self.corrected.eq(single9), self.uncorrected.eq(double9),
-            self.idle.eq(~(self.i_valid | queue.r_rdy | (inside != 0) | b0_valid | back_valid.any())),
+            self.o_commit_valid.eq(back_valid[8]),
+            self.corrected.eq(single9),
+            self.uncorrected.eq(double9),
+            self.idle.eq(
+                ~(self.i_valid | queue.r_rdy | (inside != 0) | b0_valid | back_valid.any())
+            ),
         ]
         return m

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""M0: which request and which background op enter the tracker pipeline in a cycle (docs/design.md §1)."""
+"""M0: which request and which background op enter the tracker pipeline in a cycle (docs/design.md
+§1)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from kelp_spec.metadata import Op
 
 from ..layouts import Layouts
 
-__all__ = ["BACKGROUND", "KINDS", "Arbiter", "behind_layout", "choose", "credits_layout", "entering_layout"]
+__all__ = [
+    "BACKGROUND",
+    "KINDS",
+    "Arbiter",
+    "behind_layout",
+    "choose",
+    "credits_layout",
+    "entering_layout",
+]
 
 #: Background streams, first to last, and the ops that each may carry.
 KINDS = {
@@ -25,50 +34,106 @@ KINDS = {
 BACKGROUND = tuple(KINDS)
 
 _SESSION_OPS = (Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
-_FRAME_OPS = (Op.FILL, Op.REPLAY, Op.FLIP, Op.CLAIM, Op.RELEASE, Op.FREE, Op.SCRUB, Op.RECOVER, Op.PEEK)
+_FRAME_OPS = (
+    Op.FILL,
+    Op.REPLAY,
+    Op.FLIP,
+    Op.CLAIM,
+    Op.RELEASE,
+    Op.FREE,
+    Op.SCRUB,
+    Op.RECOVER,
+    Op.PEEK,
+)
 _QUEUE_OPS = (Op.FLIP, Op.CLAIM, Op.RELEASE, Op.SCRUB)
 _SCORE_OPS = (Op.SCAN, Op.MASS)
 _MISS_OPS = (Op.PREFETCH,)
 _WORDLESS = (Op.GRANT, Op.FREE, *_SESSION_OPS)
 
-#: The fields that ops of a stream use; the others are zero in the pipeline, which keeps the multiplexer small.
+#: The fields that ops of a stream use; the others are zero in the pipeline, which keeps the
+#: multiplexer small.
 _ORIGIN = ("kv_line", "write", "partial", "poison", "has_write", "write_slot", "origin")
 _FIELDS = {
-    "miss": (*_ORIGIN, "session", "squeue", "page", "miss", "pool", "frame", "failed", "miss_kind", "lost", "source", "slot"),
+    "miss": (
+        *_ORIGIN,
+        "session",
+        "squeue",
+        "page",
+        "miss",
+        "pool",
+        "frame",
+        "failed",
+        "miss_kind",
+        "lost",
+        "source",
+        "slot",
+    ),
     "control": ("session", "squeue", "page", "delta"),
     "hint": ("session", "squeue", "page", "mass", "delta"),
-    "evict": ("session", "squeue", "page", "pool", "frame", "failed", "slot", "mass", "delta", "written"),
+    "evict": (
+        "session",
+        "squeue",
+        "page",
+        "pool",
+        "frame",
+        "failed",
+        "slot",
+        "mass",
+        "delta",
+        "written",
+    ),
     "prefetch": ("session", "squeue", "page", "source"),
 }
 _REQUEST = (*_ORIGIN, "session", "squeue", "page", "refused", "no_memory")
 
 
 def credits_layout() -> data.StructLayout:
-    """Each: at least RESERVE places free, or (`miss_id`) one more free miss id than ops on their way that may take one."""
-    return data.StructLayout(dict.fromkeys(("data", "miss", "miss_id", "score", "queue", "event"), 1))
+    """Each: at least RESERVE places free, or (`miss_id`) one more free miss id than ops on their
+    way that may take one."""
+    return data.StructLayout(
+        dict.fromkeys(("data", "miss", "miss_id", "score", "queue", "event"), 1)
+    )
 
 
 def behind_layout() -> data.StructLayout:
-    """What a stream has in the next cycle if its op is taken in this one. Not `valid`: nothing, or the stream does not tell."""
+    """What a stream has in the next cycle if its op is taken in this one. Not `valid`: nothing, or
+    the stream does not tell."""
     return data.StructLayout({"valid": 1, "kind": 5})
 
 
 def entering_layout(config: Config) -> data.StructLayout:
-    """An op in two parts, `request`'s and `behind`'s (the background op's), before it is known whose it is: none of their bits waits for M0's choice.
+    """An op in two parts, `request`'s and `behind`'s (the background op's), before it is known
+    whose it is: none of their bits waits for M0's choice.
 
-    `cold`: the op is a request's; `takes_frame`: it is a background op that uses the frame stage, else the request part is the request's of the cycle.
+    `cold`: the op is a request's; `takes_frame`: it is a background op that uses the frame stage,
+    else the request part is the request's of the cycle.
     """
     op = Layouts(config).op
-    return data.StructLayout({
-        "request": data.StructLayout({field: op.members[field] for field in _REQUEST}),
-        "behind": data.StructLayout({field: shape for field, shape in op.members.items() if field not in ("refused", "no_memory")}),
-        "cold": 1, "takes_frame": 1,
-    })
+    return data.StructLayout(
+        {
+            "request": data.StructLayout({field: op.members[field] for field in _REQUEST}),
+            "behind": data.StructLayout(
+                {
+                    field: shape
+                    for field, shape in op.members.items()
+                    if field not in ("refused", "no_memory")
+                }
+            ),
+            "cold": 1,
+            "takes_frame": 1,
+        }
+    )
 
 
 def choose(entering: data.View) -> dict:
-    """The op from its two parts, by field. Its request part is the request's of the cycle, if there is one, also of a hot one that goes beside it."""
-    request, behind, cold, takes_frame = entering.request, entering.behind, entering.cold, entering.takes_frame
+    """The op from its two parts, by field. Its request part is the request's of the cycle, if there
+    is one, also of a hot one that goes beside it."""
+    request, behind, cold, takes_frame = (
+        entering.request,
+        entering.behind,
+        entering.cold,
+        entering.takes_frame,
+    )
     fields = {"kind": Mux(cold, Mux(request.write, Op.WRITE, Op.READ), behind.kind)}
     for field in behind.shape().members:
         if field in _ORIGIN:
@@ -77,19 +142,26 @@ def choose(entering: data.View) -> dict:
             fields[field] = Mux(cold, request[field], behind[field])
         elif field != "kind":
             fields[field] = behind[field] & (~cold).replicate(len(behind[field]))
-    return fields | {field: request[field] & cold.replicate(len(request[field])) for field in ("refused", "no_memory")}
+    return fields | {
+        field: request[field] & cold.replicate(len(request[field]))
+        for field in ("refused", "no_memory")
+    }
 
 
 class Arbiter(wiring.Component):
-    """Admits at most one request and one op a cycle, each only with the credits that cover its worst case.
+    """Admits at most one request and one op a cycle, each only with the credits that cover its
+    worst case.
 
-    Which background op goes, if one does, is chosen a cycle ahead, from the ops that stand at their streams then and stay, and from what is `behind` the
-    one that goes then: so an op waits for at least one cycle, unless its stream told of it, and a stream that tells has one op a cycle.
+    Which background op goes, if one does, is chosen a cycle ahead, from the ops that stand at their
+    streams then and stay, and from what is `behind` the one that goes then: so an op waits for at
+    least one cycle, unless its stream told of it, and a stream that tells has one op a cycle.
 
-    A `hot` request needs only the frame stage, so an op that does not use that stage enters with it; every other request and every other op takes the
-    cycle alone. A request goes first, unless background ops have had less than one in eight of the cycles in which they could have gone; what they had
-    beyond that counts for up to `SURPLUS` cycles, so none waits longer than `PATIENCE` + `SURPLUS` for requests. Among the background streams the first
-    in `BACKGROUND` that could go does. `hold` admits nothing.
+    A `hot` request needs only the frame stage, so an op that does not use that stage enters with
+    it; every other request and every other op takes the cycle alone. A request goes first, unless
+    background ops have had less than one in eight of the cycles in which they could have gone; what
+    they had beyond that counts for up to `SURPLUS` cycles, so none waits longer than `PATIENCE` +
+    `SURPLUS` for requests. Among the background streams the first in `BACKGROUND` that could go
+    does. `hold` admits nothing.
 
     Parameters
     ----------
@@ -104,33 +176,49 @@ class Arbiter(wiring.Component):
     credits_ahead : in
         What `credits` will be in the next cycle; of it `data`, `score` and `queue` are asked.
     good : in
-        The request goes to memory, as far as its own fields tell; only then it looks at a page word.
+        The request goes to memory, as far as its own fields tell; only then it looks at a page
+        word.
     o_hot : out
         The request enters by the hot lane.
     o_valid, o_entering : out
         What enters the tracker lane; :func:`choose` says which op that is.
     o_reads, o_takes, o_session, o_frame_peek, o_background : out
-        The op looks at a page word; may take a miss id; changes a session; is a PEEK of a frame (one from the evictor); is no request.
+        The op looks at a page word; may take a miss id; changes a session; is a PEEK of a frame
+        (one from the evictor); is no request.
     o_queue : out
         Queue within the session, of a request.
     """
 
     PATIENCE = 7
-    SURPLUS = 16   #: first lines of 16 page-sequential streams pass in one burst
+    SURPLUS = 16  #: first lines of 16 page-sequential streams pass in one burst
 
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = Layouts(config)
         # An event log that always takes events leaves nothing of its credit.
-        super().__init__({
-            "i_request": In(stream.Signature(layouts.request)),
-            **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
-            "behind": In(data.ArrayLayout(behind_layout(), len(BACKGROUND))),
-            "hot": In(1), "good": In(1), "hold": In(1), "credits": In(credits_layout(), init={"event": 1}), "credits_ahead": In(credits_layout()),
-            "o_hot": Out(1), "o_valid": Out(1), "o_entering": Out(entering_layout(config)), "o_queue": Out(config.queue_bits),
-            "o_reads": Out(1), "o_takes": Out(1), "o_session": Out(1), "o_frame_peek": Out(1), "o_background": Out(1),
-        })
-        # Background's claim to one slot in eight; proofs look at it (kelp_verif.formal.arbiter_spec).
+        super().__init__(
+            {
+                "i_request": In(stream.Signature(layouts.request)),
+                **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
+                "behind": In(data.ArrayLayout(behind_layout(), len(BACKGROUND))),
+                "hot": In(1),
+                "good": In(1),
+                "hold": In(1),
+                "credits": In(credits_layout(), init={"event": 1}),
+                "credits_ahead": In(credits_layout()),
+                "o_hot": Out(1),
+                "o_valid": Out(1),
+                "o_entering": Out(entering_layout(config)),
+                "o_queue": Out(config.queue_bits),
+                "o_reads": Out(1),
+                "o_takes": Out(1),
+                "o_session": Out(1),
+                "o_frame_peek": Out(1),
+                "o_background": Out(1),
+            }
+        )
+        # Background's claim to one slot in eight; proofs look at it
+        # (kelp_verif.formal.arbiter_spec).
         self.claim = Signal(range(-self.SURPLUS, self.PATIENCE + 1))
         #: Which background op would go, one bit at most, and whether it needs the frame stage.
         self.pick, self.pick_frame = Signal(len(BACKGROUND)), Signal()
@@ -142,9 +230,12 @@ class Arbiter(wiring.Component):
         pick, pick_frame = self.pick, self.pick_frame
 
         def one_of(name, kind, ops):
-            """Whether the stream's op is one of these; of the two sets, the smaller one is looked for."""
+            """Whether the stream's op is one of these; of the two sets, the smaller one is looked
+            for."""
             found = Signal()
-            these, others = ([k for k in KINDS[name] if (k in ops) == wanted] for wanted in (True, False))
+            these, others = (
+                [k for k in KINDS[name] if (k in ops) == wanted] for wanted in (True, False)
+            )
             with m.Switch(kind):
                 with m.Case(*min(these, others, key=len)):
                     m.d.comb += found.eq(len(these) <= len(others))
@@ -153,36 +244,58 @@ class Arbiter(wiring.Component):
             return found
 
         def able(name, valid, kind):
-            """Whether an op that stands at the stream in the next cycle has its credits then, and whether it uses the frame stage."""
+            """Whether an op that stands at the stream in the next cycle has its credits then, and
+            whether it uses the frame stage."""
             uses = [one_of(name, kind, ops) for ops in (_FRAME_OPS, _QUEUE_OPS, _SCORE_OPS)]
             return valid & (Cat(ahead.data, ahead.queue, ahead.score) | ~Cat(uses)).all(), uses[0]
 
         def first(ops):
             """The first that is able, and whether that one uses the frame stage."""
-            chosen = Cat(here & ~Cat(before for before, _ in ops[:i]).any() for i, (here, _) in enumerate(ops))
+            chosen = Cat(
+                here & ~Cat(before for before, _ in ops[:i]).any()
+                for i, (here, _) in enumerate(ops)
+            )
             return Cat(chosen, (chosen & Cat(uses_frame for _, uses_frame in ops)).any())
 
-        # The next pick is made for both cases, before it is known whether the present one goes. Only PREFETCH needs what `miss` and `miss_id` stand for, and
-        # is last: it is picked without, and waits here without keeping anyone waiting.
-        standing = [able(name, s.valid, s.p.kind) for name, s in zip(BACKGROUND, streams, strict=True)]
-        behind = [able(name, self.behind[i].valid, self.behind[i].kind) for i, name in enumerate(BACKGROUND)]
-        after = [tuple(Mux(pick[i], of_next, of_now) for of_next, of_now in zip(behind[i], standing[i], strict=True)) for i in range(len(BACKGROUND))]
-        if_stays, if_goes, background = Signal(len(BACKGROUND) + 1), Signal(len(BACKGROUND) + 1), Signal()
+        # The next pick is made for both cases, before it is known whether the present one goes.
+        # Only PREFETCH needs what `miss` and `miss_id` stand for, and is last: it is picked
+        # without, and waits here without keeping anyone waiting.
+        standing = [
+            able(name, s.valid, s.p.kind) for name, s in zip(BACKGROUND, streams, strict=True)
+        ]
+        behind = [
+            able(name, self.behind[i].valid, self.behind[i].kind)
+            for i, name in enumerate(BACKGROUND)
+        ]
+        after = [
+            tuple(
+                Mux(pick[i], of_next, of_now)
+                for of_next, of_now in zip(behind[i], standing[i], strict=True)
+            )
+            for i in range(len(BACKGROUND))
+        ]
+        if_stays, if_goes, background = (
+            Signal(len(BACKGROUND) + 1),
+            Signal(len(BACKGROUND) + 1),
+            Signal(),
+        )
         m.d.comb += [if_stays.eq(first(standing)), if_goes.eq(first(after))]
         m.d.sync += Cat(pick, pick_frame).eq(Mux(background, if_goes, if_stays))
         any_able, prefetch = Signal(), pick[BACKGROUND.index("prefetch")]
-        m.d.comb += any_able.eq(pick.any() & credits.event & (credits.miss & credits.miss_id | ~prefetch) & ~self.hold)
+        m.d.comb += any_able.eq(
+            pick.any() & credits.event & (credits.miss & credits.miss_id | ~prefetch) & ~self.hold
+        )
 
-        # The claim rises with every cycle lost and falls by seven with one won, not below -SURPLUS: what was won in quiet cycles lets a burst of requests
-        # through.
+        # The claim rises with every cycle lost and falls by seven with one won, not below -SURPLUS:
+        # what was won in quiet cycles lets a burst of requests through.
         claim = self.claim
         urgent = Signal()
         m.d.comb += urgent.eq(any_able & (claim == self.PATIENCE))
         all_credits = Signal()
         m.d.comb += all_credits.eq(credits.as_value().all())
 
-        # A hot request yields only to an urgent op that needs the frame stage, a cold one to any urgent op.
-        # `hot` comes late: everything else is ready when it arrives.
+        # A hot request yields only to an urgent op that needs the frame stage, a cold one to any
+        # urgent op. `hot` comes late: everything else is ready when it arrives.
         cold_able, hot_able, able_if_cold, takes_frame = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             hot_able.eq(self.i_request.valid & credits.data & ~self.hold & ~(urgent & pick_frame)),
@@ -190,30 +303,49 @@ class Arbiter(wiring.Component):
             self.o_hot.eq(self.hot & hot_able),
             cold_able.eq(~self.hot & able_if_cold),
             background.eq(any_able & Mux(self.hot, ~(hot_able & pick_frame), ~able_if_cold)),
-            takes_frame.eq(any_able & pick_frame & Mux(self.hot, ~hot_able, ~able_if_cold)),     # a background op with the frame stage
+            # a background op with the frame stage
+            takes_frame.eq(any_able & pick_frame & Mux(self.hot, ~hot_able, ~able_if_cold)),
             self.i_request.ready.eq(self.o_hot | cold_able),
             Cat(s.ready for s in streams).eq(Mux(background, pick, 0)),
         ]
         with m.If(background):
-            m.d.sync += claim.eq(Mux(claim < self.PATIENCE - self.SURPLUS, -self.SURPLUS, claim - self.PATIENCE))
+            m.d.sync += claim.eq(
+                Mux(claim < self.PATIENCE - self.SURPLUS, -self.SURPLUS, claim - self.PATIENCE)
+            )
         with m.Elif(any_able & ~urgent):
             m.d.sync += claim.eq(claim + 1)
 
         # The op that enters: both parts, whoever it is.
         entering = self.o_entering
         m.d.comb += [entering.cold.eq(cold_able), entering.takes_frame.eq(takes_frame)]
-        m.d.comb += [Value.cast(entering.request[field]).eq(Value.cast(request[field])) for field in entering.request.shape().members]
+        m.d.comb += [
+            Value.cast(entering.request[field]).eq(Value.cast(request[field]))
+            for field in entering.request.shape().members
+        ]
         for field in entering.behind.shape().members:
-            terms = [(pick[i], s.p[field]) for i, s in enumerate(streams) if field == "kind" or field in _FIELDS[BACKGROUND[i]]]
+            terms = [
+                (pick[i], s.p[field])
+                for i, s in enumerate(streams)
+                if field == "kind" or field in _FIELDS[BACKGROUND[i]]
+            ]
             m.d.comb += Value.cast(entering.behind[field]).eq(_select(terms))
 
         wordless, session_op, takes = (Signal(len(streams)) for _ in range(3))
         for i, (name, s) in enumerate(zip(BACKGROUND, streams, strict=True)):
-            m.d.comb += [found[i].eq(one_of(name, s.p.kind, ops)) for found, ops in ((wordless, _WORDLESS), (session_op, _SESSION_OPS), (takes, _MISS_OPS))]
-        started = Signal()   # before the first clock edge inputs mean nothing
+            m.d.comb += [
+                found[i].eq(one_of(name, s.p.kind, ops))
+                for found, ops in (
+                    (wordless, _WORDLESS),
+                    (session_op, _SESSION_OPS),
+                    (takes, _MISS_OPS),
+                )
+            ]
+        started = Signal()  # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
         for name, s in zip(BACKGROUND, streams, strict=True):
-            m.d.sync += Assert(~started | ~s.valid | Cat(s.p.kind == kind for kind in KINDS[name]).any())
+            m.d.sync += Assert(
+                ~started | ~s.valid | Cat(s.p.kind == kind for kind in KINDS[name]).any()
+            )
         m.d.comb += [
             self.o_valid.eq(cold_able | background),
             self.o_queue.eq(request.queue),
@@ -232,7 +364,8 @@ class Arbiter(wiring.Component):
 
 
 def _select(terms) -> Value:
-    """OR of the values whose condition, one at most, is set. ANDs, because a zero chosen by a multiplexer becomes a register's reset, a long wire away."""
+    """OR of the values whose condition, one at most, is set. ANDs, because a zero chosen by a
+    multiplexer becomes a register's reset, a long wire away."""
     selected = Const(0)
     for condition, value in terms:
         chosen = Value.cast(value)

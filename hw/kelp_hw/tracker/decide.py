@@ -19,37 +19,86 @@ __all__ = ["Decide", "context_layout", "frame_of", "strobes_layout"]
 def context_layout(config: Config) -> data.StructLayout:
     """What M3 knows of an op besides its word.
 
-    `kinds`: bit k, the op is there and of kind k; `asks`: it is a request that is not refused and wants memory; `states`: bit s, its word's state is s, LOST
-    when the word is uncorrectable; `own_frame`, `pool_frame`, `allocates`: the op names a frame itself, takes its pool's next one (:func:`frame_of`), or asks
-    to write, and takes it if its page has none; `grants`: it is a GRANT that has not failed. These are known from registers, where `op` and `word` would have
-    to be decoded first.
-    `valid`; `event`: the op is a request and refused; `is_open`, `usable` (open and not closing), `step`: its session; `format_k`, `format_v`,
-    `policy`: its queue's;
-    `frame_peek`: PEEK is of a frame; `can_*`, `frame`: its pool (`kelp_hw.tracker.pools`); `miss`, `empty`: the next free miss id, and whether no request is
-    parked on `op.miss` (`kelp_hw.tracker.miss_ids`); `corrected`, `uncorrected`: of the word.
+    `kinds`: bit k, the op is there and of kind k; `asks`: it is a request that is not refused and
+    wants memory; `states`: bit s, its word's state is s, LOST when the word is uncorrectable;
+    `own_frame`, `pool_frame`, `allocates`: the op names a frame itself, takes its pool's next one
+    (:func:`frame_of`), or asks to write, and takes it if its page has none; `grants`: it is a GRANT
+    that has not failed. These are known from registers, where `op` and `word` would have to be
+    decoded first. `valid`; `event`: the op is a request and refused; `is_open`, `usable` (open and
+    not closing), `step`: its session; `format_k`, `format_v`, `policy`: its queue's; `frame_peek`:
+    PEEK is of a frame; `can_*`, `frame`: its pool (`kelp_hw.tracker.pools`); `miss`, `empty`: the
+    next free miss id, and whether no request is parked on `op.miss` (`kelp_hw.tracker.miss_ids`);
+    `corrected`, `uncorrected`: of the word.
     """
-    return data.StructLayout({
-        "valid": 1, "event": 5, "is_open": 1, "usable": 1, "step": 24, "format_k": 3, "format_v": 3, "pool": 2, "policy": 1, "frame_peek": 1,
-        "can_pop": 1, "can_take": 1, "can_prefetch": 1, "can_pin": 1, "frame": config.frame_bits, "miss": config.miss_bits, "empty": 1,
-        "corrected": 1, "uncorrected": 1, "kinds": max(Op) + 1, "asks": 1, "states": len(PageState),
-        **dict.fromkeys(("own_frame", "pool_frame", "allocates", "grants"), 1),
-    })
+    return data.StructLayout(
+        {
+            "valid": 1,
+            "event": 5,
+            "is_open": 1,
+            "usable": 1,
+            "step": 24,
+            "format_k": 3,
+            "format_v": 3,
+            "pool": 2,
+            "policy": 1,
+            "frame_peek": 1,
+            "can_pop": 1,
+            "can_take": 1,
+            "can_prefetch": 1,
+            "can_pin": 1,
+            "frame": config.frame_bits,
+            "miss": config.miss_bits,
+            "empty": 1,
+            "corrected": 1,
+            "uncorrected": 1,
+            "kinds": max(Op) + 1,
+            "asks": 1,
+            "states": len(PageState),
+            **dict.fromkeys(("own_frame", "pool_frame", "allocates", "grants"), 1),
+        }
+    )
 
 
 def strobes_layout() -> data.StructLayout:
-    """What an op does to the registers at M3: pools, miss ids, sessions, hot pages; `write`: the page word is written."""
-    return data.StructLayout(dict.fromkeys((
-        "write", "pop", "push", "wait", "unwait", "want", "pin", "unpin", "take", "parked", "park", "unpark", "open", "close", "closed", "step", "keep", "drop",
-        "drop_session"), 1))
+    """What an op does to the registers at M3: pools, miss ids, sessions, hot pages; `write`: the
+    page word is written."""
+    return data.StructLayout(
+        dict.fromkeys(
+            (
+                "write",
+                "pop",
+                "push",
+                "wait",
+                "unwait",
+                "want",
+                "pin",
+                "unpin",
+                "take",
+                "parked",
+                "park",
+                "unpark",
+                "open",
+                "close",
+                "closed",
+                "step",
+                "keep",
+                "drop",
+                "drop_session",
+            ),
+            1,
+        )
+    )
 
 
-#: Ops that name a frame themselves, and ops that take their pool's next one; a write that allocates takes it, too, and all others mean the word's.
+#: Ops that name a frame themselves, and ops that take their pool's next one; a write that allocates
+#: takes it, too, and all others mean the word's.
 _OP_FRAME = (Op.FILL, Op.REPLAY, Op.FLIP, Op.RELEASE, Op.FREE, Op.PEEK, Op.RECOVER)
 _POOL_FRAME = (Op.GRANT, Op.PREFETCH)
 
 
 def frame_of(kind, asks, write) -> dict:
-    """`own_frame`, `pool_frame` and `allocates` of an op's kind, of what :func:`context_layout` calls `asks`, and of whether it writes."""
+    """`own_frame`, `pool_frame` and `allocates` of an op's kind, of what :func:`context_layout`
+    calls `asks`, and of whether it writes."""
     own, pool = (Cat(kind == k for k in kinds).any() for kinds in (_OP_FRAME, _POOL_FRAME))
     return {"own_frame": own, "pool_frame": pool, "allocates": asks & write}
 
@@ -57,16 +106,18 @@ def frame_of(kind, asks, write) -> dict:
 class Decide(wiring.Component):
     """The op table of docs/design.md §3. Combinational.
 
-    `result.op` is the op with `refused` replaced by the Event of a refusal (READ, WRITE, PIN, OPEN). `result.old` is the word as the op found it: LOST with
-    everything else zero when it was uncorrectable. `result.first`: the op is an access. `result.frame`: the frame that the op took, gave back, or uses.
-    `found_frame` is that of an op that names none itself. `frame_op_valid` is set for every request and for every op that takes the cycle at M0, whatever
-    its outcome. `score_valid`: see docs/design.md §7.
+    `result.op` is the op with `refused` replaced by the Event of a refusal (READ, WRITE, PIN,
+    OPEN). `result.old` is the word as the op found it: LOST with everything else zero when it was
+    uncorrectable. `result.first`: the op is an access. `result.frame`: the frame that the op took,
+    gave back, or uses. `found_frame` is that of an op that names none itself. `frame_op_valid` is
+    set for every request and for every op that takes the cycle at M0, whatever its outcome.
+    `score_valid`: see docs/design.md §7.
 
-    `failed` GRANT, REPLAY and FLIP belong to an entry that gets no frame: GRANT ends its wait, REPLAY answers poison or Cmp, FLIP makes the page COLD
-    again, or LOST when a write was dropped.
+    `failed` GRANT, REPLAY and FLIP belong to an entry that gets no frame: GRANT ends its wait,
+    REPLAY answers poison or Cmp, FLIP makes the page COLD again, or LOST when a write was dropped.
 
-    PIN and UNPIN of an ABSENT or LOST page, of a page pinned or unpinned already, and in a session that is not usable change nothing. A pin counts until
-    UNPIN, SCRUB or the loss of the word.
+    PIN and UNPIN of an ABSENT or LOST page, of a page pinned or unpinned already, and in a session
+    that is not usable change nothing. A pin counts until UNPIN, SCRUB or the loss of the word.
 
     Parameters
     ----------
@@ -82,19 +133,35 @@ class Decide(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         self.layouts = layouts = Layouts(config)
-        super().__init__({
-            "op": In(layouts.op), "word": In(layouts.page_word), "context": In(context_layout(config)),
-            "result": Out(layouts.result), "found_frame": Out(config.frame_bits), "strobes": Out(strobes_layout()),
-            "frame_op": Out(layouts.frame_op), "frame_op_valid": Out(1),
-            "score": Out(layouts.score_event), "score_valid": Out(1),
-        })
+        super().__init__(
+            {
+                "op": In(layouts.op),
+                "word": In(layouts.page_word),
+                "context": In(context_layout(config)),
+                "result": Out(layouts.result),
+                "found_frame": Out(config.frame_bits),
+                "strobes": Out(strobes_layout()),
+                "frame_op": Out(layouts.frame_op),
+                "frame_op_valid": Out(1),
+                "score": Out(layouts.score_event),
+                "score_valid": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
-        op, x, result, strobes, frame_op, score = self.op, self.context, self.result, self.strobes, self.frame_op, self.score
+        op, x, result, strobes, frame_op, score = (
+            self.op,
+            self.context,
+            self.result,
+            self.strobes,
+            self.frame_op,
+            self.score,
+        )
 
-        # An uncorrectable word is LOST before the op looks at it, and all else of it is zero; only what becomes of it is told so, the rest goes by `states`:
-        # nothing but the state of a LOST word is asked for.
+        # An uncorrectable word is LOST before the op looks at it, and all else of it is zero; only
+        # what becomes of it is told so, the rest goes by `states`: nothing but the state of a LOST
+        # word is asked for.
         read, old, new = self.word, Signal(self.layouts.page_word), Signal(self.layouts.page_word)
         m.d.comb += old.eq(read)
         with m.If(x.uncorrected):
@@ -104,28 +171,57 @@ class Decide(wiring.Component):
         nowhere = state[PageState.ABSENT] | state[PageState.LOST]
         changed, touched, demand, under = Signal(), Signal(), Signal(), Signal()
         # A FETCHING word's place is a miss id, and no more.
-        m.d.comb += under.eq(state[PageState.FETCHING] & (read.place[:len(op.miss)] == op.miss))
-        m.d.comb += [touched.eq(read.last_step != x.step), demand.eq((op.kind == Op.READ) | (op.kind == Op.WRITE) | (op.kind == Op.REPLAY))]
+        m.d.comb += under.eq(state[PageState.FETCHING] & (read.place[: len(op.miss)] == op.miss))
+        m.d.comb += [
+            touched.eq(read.last_step != x.step),
+            demand.eq((op.kind == Op.READ) | (op.kind == Op.WRITE) | (op.kind == Op.REPLAY)),
+        ]
 
         m.d.comb += [
             new.eq(old),
-            result.op.eq(op), result.old.eq(old), result.word.eq(new), result.changed.eq(changed | x.uncorrected),
-            result.corrected.eq(x.corrected), result.uncorrected.eq(x.uncorrected),
-            result.pool.eq(x.pool), result.policy.eq(x.policy), result.miss.eq(op.miss),
-            frame_op.kind.eq(op.kind), frame_op.outcome.eq(result.outcome), frame_op.frame.eq(result.frame), frame_op.pool.eq(x.pool),
-            frame_op.squeue.eq(op.squeue), frame_op.page.eq(op.page), frame_op.kv_line.eq(op.kv_line),
-            # A page whose word was lost while it was fetched no longer knows its formats; they are still the queue's.
-            frame_op.format_k.eq(Mux(nowhere, x.format_k, read.format_k)), frame_op.format_v.eq(Mux(nowhere, x.format_v, read.format_v)),
-            frame_op.write.eq(op.write & demand), frame_op.has_write.eq(op.has_write & demand), frame_op.write_slot.eq(op.write_slot),
-            frame_op.partial.eq(op.partial), frame_op.poison.eq(op.poison),
-            frame_op.origin.eq(op.origin), frame_op.source.eq(op.source), frame_op.miss.eq(op.miss), frame_op.slot.eq(op.slot),
-            score.squeue.eq(op.squeue), score.page.eq(op.page), score.gap.eq(x.step - read.last_step), score.mass.eq(op.mass), score.slot.eq(op.slot),
-            score.session.eq(op.session), score.step.eq(x.step), score.scan_tag.eq(op.mass[0]),
+            result.op.eq(op),
+            result.old.eq(old),
+            result.word.eq(new),
+            result.changed.eq(changed | x.uncorrected),
+            result.corrected.eq(x.corrected),
+            result.uncorrected.eq(x.uncorrected),
+            result.pool.eq(x.pool),
+            result.policy.eq(x.policy),
+            result.miss.eq(op.miss),
+            frame_op.kind.eq(op.kind),
+            frame_op.outcome.eq(result.outcome),
+            frame_op.frame.eq(result.frame),
+            frame_op.pool.eq(x.pool),
+            frame_op.squeue.eq(op.squeue),
+            frame_op.page.eq(op.page),
+            frame_op.kv_line.eq(op.kv_line),
+            # A page whose word was lost while it was fetched no longer knows its formats; they are
+            # still the queue's.
+            frame_op.format_k.eq(Mux(nowhere, x.format_k, read.format_k)),
+            frame_op.format_v.eq(Mux(nowhere, x.format_v, read.format_v)),
+            frame_op.write.eq(op.write & demand),
+            frame_op.has_write.eq(op.has_write & demand),
+            frame_op.write_slot.eq(op.write_slot),
+            frame_op.partial.eq(op.partial),
+            frame_op.poison.eq(op.poison),
+            frame_op.origin.eq(op.origin),
+            frame_op.source.eq(op.source),
+            frame_op.miss.eq(op.miss),
+            frame_op.slot.eq(op.slot),
+            score.squeue.eq(op.squeue),
+            score.page.eq(op.page),
+            score.gap.eq(x.step - read.last_step),
+            score.mass.eq(op.mass),
+            score.slot.eq(op.slot),
+            score.session.eq(op.session),
+            score.step.eq(x.step),
+            score.scan_tag.eq(op.mass[0]),
             score.scan.eq(old),
             strobes.write.eq(x.valid & (changed | x.corrected | x.uncorrected)),
         ]
         self._strobes(m, state, here, nowhere, under)
-        # Whose frame it is, is asked apart from what becomes of the op: the frame table is addressed with it in this cycle.
+        # Whose frame it is, is asked apart from what becomes of the op: the frame table is
+        # addressed with it in this cycle.
         m.d.comb += [
             self.found_frame.eq(Mux(x.pool_frame | (x.allocates & nowhere), x.frame, read.place)),
             result.frame.eq(Mux(x.own_frame, op.frame, self.found_frame)),
@@ -139,7 +235,13 @@ class Decide(wiring.Component):
 
         def fetch():
             """The page waits under a new miss entry."""
-            return [changed.eq(1), new.state.eq(PageState.FETCHING), new.place.eq(x.miss), result.miss.eq(x.miss), outcome(Outcome.MISSED)]
+            return [
+                changed.eq(1),
+                new.state.eq(PageState.FETCHING),
+                new.place.eq(x.miss),
+                result.miss.eq(x.miss),
+                outcome(Outcome.MISSED),
+            ]
 
         with m.If(x.valid):
             with m.Switch(op.kind):
@@ -147,8 +249,15 @@ class Decide(wiring.Component):
                     m.d.comb += self.frame_op_valid.eq(1)
                     with m.If(x.event != Event.NONE):
                         m.d.comb += [
-                            outcome(Outcome.REFUSED), result.op.refused.eq(x.event),
-                            frame_op.answer.eq(Mux(op.write | op.no_memory | (x.event == Event.UNKNOWN_OPCODE), Answer.CMP, Answer.NXM)),
+                            outcome(Outcome.REFUSED),
+                            result.op.refused.eq(x.event),
+                            frame_op.answer.eq(
+                                Mux(
+                                    op.write | op.no_memory | (x.event == Event.UNKNOWN_OPCODE),
+                                    Answer.CMP,
+                                    Answer.NXM,
+                                )
+                            ),
                         ]
                     with m.Elif(op.no_memory):
                         m.d.comb += frame_op.answer.eq(Answer.CMP)
@@ -159,8 +268,13 @@ class Decide(wiring.Component):
                     with m.If(~op.failed & ~x.can_pop):
                         m.d.comb += outcome(Outcome.RETRY)
                 with m.Case(Op.FILL):
-                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(1), frame_op.init.eq(1), frame_op.lost.eq(op.lost),
-                                 frame_op.failed.eq(op.failed)]
+                    m.d.comb += [
+                        self.frame_op_valid.eq(1),
+                        frame_op.use.eq(1),
+                        frame_op.init.eq(1),
+                        frame_op.lost.eq(op.lost),
+                        frame_op.failed.eq(op.failed),
+                    ]
                 with m.Case(Op.REPLAY):
                     m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(~op.failed)]
                     with m.If(op.failed):
@@ -170,9 +284,16 @@ class Decide(wiring.Component):
                     with m.If(~x.empty):
                         m.d.comb += outcome(Outcome.RETRY)
                     with m.Elif(~under):
-                        m.d.comb += [outcome(Mux(op.failed, Outcome.VOID, Outcome.ORPHAN)), frame_op.use.eq(~op.failed)]
+                        m.d.comb += [
+                            outcome(Mux(op.failed, Outcome.VOID, Outcome.ORPHAN)),
+                            frame_op.use.eq(~op.failed),
+                        ]
                     with m.Elif(~op.failed):
-                        m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT), new.place.eq(op.frame)]
+                        m.d.comb += [
+                            changed.eq(1),
+                            new.state.eq(PageState.RESIDENT),
+                            new.place.eq(op.frame),
+                        ]
                     with m.Elif(op.lost | (op.miss_kind == MissKind.ALLOCATE)):
                         m.d.comb += [changed.eq(1), new.eq(0), new.state.eq(PageState.LOST)]
                     with m.Else():
@@ -181,21 +302,41 @@ class Decide(wiring.Component):
                     m.d.comb += scored(ScoreEvent.SCAN)
                 with m.Case(Op.CLAIM):
                     m.d.comb += self.frame_op_valid.eq(1)
-                    with m.If(state[PageState.RESIDENT] & ~read.pinned & (read.last_step == op.delta)):
-                        m.d.comb += [changed.eq(1), new.state.eq(PageState.WRITING_BACK), frame_op.use.eq(1)]
+                    with m.If(
+                        state[PageState.RESIDENT] & ~read.pinned & (read.last_step == op.delta)
+                    ):
+                        m.d.comb += [
+                            changed.eq(1),
+                            new.state.eq(PageState.WRITING_BACK),
+                            frame_op.use.eq(1),
+                        ]
                     with m.Else():
                         m.d.comb += outcome(Outcome.VOID)
                 with m.Case(Op.RELEASE):
-                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(1), frame_op.failed.eq(op.failed)]
+                    m.d.comb += [
+                        self.frame_op_valid.eq(1),
+                        frame_op.use.eq(1),
+                        frame_op.failed.eq(op.failed),
+                    ]
                     with m.If(~state[PageState.WRITING_BACK]):
                         m.d.comb += outcome(Outcome.VOID)
                     with m.Elif(op.failed):
                         m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT)]
                     with m.Else():
-                        # Step and opinion stay in the word, so that a miss soon after can be counted against this eviction and whoever chose it.
-                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(Cat(op.mass[:GIVEN_BITS], x.step))]
+                        # Step and opinion stay in the word, so that a miss soon after can be
+                        # counted against this eviction and whoever chose it.
+                        m.d.comb += [
+                            changed.eq(1),
+                            new.state.eq(PageState.COLD),
+                            new.place.eq(Cat(op.mass[:GIVEN_BITS], x.step)),
+                        ]
                 with m.Case(Op.FREE):
-                    m.d.comb += [result.pool.eq(op.pool), frame_op.pool.eq(op.pool), self.frame_op_valid.eq(1), frame_op.use.eq(1)]
+                    m.d.comb += [
+                        result.pool.eq(op.pool),
+                        frame_op.pool.eq(op.pool),
+                        self.frame_op_valid.eq(1),
+                        frame_op.use.eq(1),
+                    ]
                 with m.Case(Op.PREFETCH):
                     with m.If(x.usable & state[PageState.COLD] & x.can_prefetch):
                         m.d.comb += fetch()
@@ -213,7 +354,10 @@ class Decide(wiring.Component):
                         with m.If(x.can_pin):
                             m.d.comb += [changed.eq(1), new.pinned.eq(1)]
                         with m.Else():
-                            m.d.comb += [outcome(Outcome.REFUSED), result.op.refused.eq(Event.PIN_REFUSED)]
+                            m.d.comb += [
+                                outcome(Outcome.REFUSED),
+                                result.op.refused.eq(Event.PIN_REFUSED),
+                            ]
                 with m.Case(Op.UNPIN):
                     with m.If(~x.usable | nowhere):
                         m.d.comb += outcome(Outcome.VOID)
@@ -223,7 +367,10 @@ class Decide(wiring.Component):
                     m.d.comb += outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))
                 with m.Case(Op.OPEN):
                     with m.If(x.is_open):
-                        m.d.comb += [outcome(Outcome.REFUSED), result.op.refused.eq(Event.OPEN_REFUSED)]
+                        m.d.comb += [
+                            outcome(Outcome.REFUSED),
+                            result.op.refused.eq(Event.OPEN_REFUSED),
+                        ]
                 with m.Case(Op.CLOSE):
                     m.d.comb += outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))
                 with m.Case(Op.SCRUB):
@@ -231,7 +378,11 @@ class Decide(wiring.Component):
                     with m.If(state[PageState.FETCHING] | state[PageState.WRITING_BACK]):
                         m.d.comb += outcome(Outcome.RETRY)
                     with m.Elif(~state[PageState.ABSENT]):
-                        m.d.comb += [changed.eq(1), new.eq(0), frame_op.use.eq(state[PageState.RESIDENT])]
+                        m.d.comb += [
+                            changed.eq(1),
+                            new.eq(0),
+                            frame_op.use.eq(state[PageState.RESIDENT]),
+                        ]
                 with m.Case(Op.PEEK):
                     m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(x.frame_peek)]
                 with m.Case(Op.RECOVER):
@@ -245,19 +396,36 @@ class Decide(wiring.Component):
         m.d.sync += [
             Assert(strobes.pop + strobes.push <= 1),
             Assert(~(x.valid & x.corrected & x.uncorrected)),
-            Assert(~x.valid | (Cat(old.state == s for s in PageState) == x.states)), Assert(x.kinds == Mux(x.valid, 1 << op.kind, 0)),
+            Assert(~x.valid | (Cat(old.state == s for s in PageState) == x.states)),
+            Assert(x.kinds == Mux(x.valid, 1 << op.kind, 0)),
             Assert(x.grants == (x.kinds[Op.GRANT] & ~op.failed)),
-            *(Assert(~x.valid | (x[name] == value)) for name, value in frame_of(op.kind, x.asks, op.write).items()),
-            Assert(x.asks == (x.valid & ((op.kind == Op.READ) | (op.kind == Op.WRITE)) & (x.event == Event.NONE) & ~op.no_memory)),
+            *(
+                Assert(~x.valid | (x[name] == value))
+                for name, value in frame_of(op.kind, x.asks, op.write).items()
+            ),
+            Assert(
+                x.asks
+                == (
+                    x.valid
+                    & ((op.kind == Op.READ) | (op.kind == Op.WRITE))
+                    & (x.event == Event.NONE)
+                    & ~op.no_memory
+                )
+            ),
         ]
         return m
 
     def _strobes(self, m, state, here, nowhere, under):
-        """What the registers at M3 are told, each in one sum of products beside the op table: it has to reach them, and change them, in the same cycle."""
+        """What the registers at M3 are told, each in one sum of products beside the op table: it
+        has to reach them, and change them, in the same cycle."""
         op, x, strobes, read = self.op, self.context, self.strobes, self.word
         is_op, demand = {kind: x.kinds[kind] for kind in Op}, x.asks
         fits, prefetch, scrub = Signal(), Signal(), Signal()
-        cold, fetching, writing_back = state[PageState.COLD], state[PageState.FETCHING], state[PageState.WRITING_BACK]
+        cold, fetching, writing_back = (
+            state[PageState.COLD],
+            state[PageState.FETCHING],
+            state[PageState.WRITING_BACK],
+        )
         usable = x.usable & ~nowhere
         m.d.comb += [
             fits.eq(x.allocates & nowhere & x.can_take),
@@ -265,22 +433,44 @@ class Decide(wiring.Component):
             scrub.eq(is_op[Op.SCRUB] & ~(fetching | writing_back | state[PageState.ABSENT])),
             strobes.pop.eq((x.grants & x.can_pop) | fits | prefetch),
             strobes.push.eq((is_op[Op.RELEASE] & writing_back & ~op.failed) | is_op[Op.FREE]),
-            strobes.wait.eq((demand & cold) | (x.allocates & nowhere & ~x.can_take)), strobes.unwait.eq(is_op[Op.GRANT] & (op.failed | x.can_pop)),
-            # What is free in the next cycle does not depend on whether a frame was free for who wants one: it is taken, or waited for.
-            strobes.want.eq((x.grants & x.can_pop) | (x.allocates & nowhere) | prefetch | (demand & cold)),
-            strobes.take.eq(strobes.wait | prefetch), strobes.parked.eq(strobes.wait),
-            strobes.park.eq(demand & fetching), strobes.unpark.eq(is_op[Op.REPLAY]),
+            strobes.wait.eq((demand & cold) | (x.allocates & nowhere & ~x.can_take)),
+            strobes.unwait.eq(is_op[Op.GRANT] & (op.failed | x.can_pop)),
+            # What is free in the next cycle does not depend on whether a frame was free for who
+            # wants one: it is taken, or waited for.
+            strobes.want.eq(
+                (x.grants & x.can_pop) | (x.allocates & nowhere) | prefetch | (demand & cold)
+            ),
+            strobes.take.eq(strobes.wait | prefetch),
+            strobes.parked.eq(strobes.wait),
+            strobes.park.eq(demand & fetching),
+            strobes.unpark.eq(is_op[Op.REPLAY]),
             strobes.pin.eq(is_op[Op.PIN] & usable & ~read.pinned & x.can_pin),
-            # A word that is gone takes its pin along, as far as that can still be read, and its place among the hot pages.
-            strobes.unpin.eq(read.pinned & (
-                (x.valid & x.uncorrected) | (is_op[Op.UNPIN] & usable) | scrub |
-                (is_op[Op.FLIP] & x.empty & under & op.failed & (op.lost | (op.miss_kind == MissKind.ALLOCATE))))),
-            # A page may leave the hot ones for nothing, and need not come there with its first write: its next request keeps it. So neither waits for more
-            # of the word than its state.
+            # A word that is gone takes its pin along, as far as that can still be read, and its
+            # place among the hot pages.
+            strobes.unpin.eq(
+                read.pinned
+                & (
+                    (x.valid & x.uncorrected)
+                    | (is_op[Op.UNPIN] & usable)
+                    | scrub
+                    | (
+                        is_op[Op.FLIP]
+                        & x.empty
+                        & under
+                        & op.failed
+                        & (op.lost | (op.miss_kind == MissKind.ALLOCATE))
+                    )
+                )
+            ),
+            # A page may leave the hot ones for nothing, and need not come there with its first
+            # write: its next request keeps it. So neither waits for more of the word than its
+            # state.
             strobes.keep.eq((demand & here) | (x.allocates & state[PageState.ABSENT] & x.can_take)),
             strobes.drop.eq(is_op[Op.CLAIM] | is_op[Op.SCRUB] | (x.valid & x.uncorrected)),
             strobes.drop_session.eq(is_op[Op.STEP] | is_op[Op.CLOSE]),
-            strobes.step.eq(is_op[Op.STEP] & x.is_open), strobes.open.eq(is_op[Op.OPEN] & ~x.is_open), strobes.close.eq(is_op[Op.CLOSE] & x.is_open),
+            strobes.step.eq(is_op[Op.STEP] & x.is_open),
+            strobes.open.eq(is_op[Op.OPEN] & ~x.is_open),
+            strobes.close.eq(is_op[Op.CLOSE] & x.is_open),
             strobes.closed.eq(is_op[Op.CLOSED]),
         ]
 
@@ -292,20 +482,37 @@ class Decide(wiring.Component):
             with m.If(touched):
                 m.d.comb += scored(ScoreEvent.TOUCH)
         with m.If(here):
-            m.d.comb += [outcome(Outcome.HIT), frame_op.use.eq(1), changed.eq(touched | state[PageState.WRITING_BACK]), new.state.eq(PageState.RESIDENT)]
+            m.d.comb += [
+                outcome(Outcome.HIT),
+                frame_op.use.eq(1),
+                changed.eq(touched | state[PageState.WRITING_BACK]),
+                new.state.eq(PageState.RESIDENT),
+            ]
         with m.Elif(state[PageState.FETCHING]):
-            m.d.comb += [outcome(Outcome.PARKED), changed.eq(touched), result.miss.eq(self.word.place)]
+            m.d.comb += [
+                outcome(Outcome.PARKED),
+                changed.eq(touched),
+                result.miss.eq(self.word.place),
+            ]
         with m.Elif(state[PageState.COLD]):
             m.d.comb += fetch()
         with m.Elif(op.write):
             m.d.comb += [
-                changed.eq(1), result.first.eq(1), scored(ScoreEvent.INIT),
-                new.format_k.eq(x.format_k), new.format_v.eq(x.format_v), new.last_step.eq(x.step),
+                changed.eq(1),
+                result.first.eq(1),
+                scored(ScoreEvent.INIT),
+                new.format_k.eq(x.format_k),
+                new.format_v.eq(x.format_v),
+                new.last_step.eq(x.step),
             ]
             with m.If(x.can_take):
                 m.d.comb += [
-                    outcome(Outcome.ALLOCATED), new.state.eq(PageState.RESIDENT), new.place.eq(x.frame),
-                    frame_op.use.eq(1), frame_op.init.eq(1), frame_op.lost.eq(state[PageState.LOST]),
+                    outcome(Outcome.ALLOCATED),
+                    new.state.eq(PageState.RESIDENT),
+                    new.place.eq(x.frame),
+                    frame_op.use.eq(1),
+                    frame_op.init.eq(1),
+                    frame_op.lost.eq(state[PageState.LOST]),
                 ]
             with m.Else():
                 m.d.comb += fetch()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Frame table: dirty, validity, poison, owner and prefetch bookkeeping of every frame, and the frame stage F1, F2 (docs/design.md §4)."""
+"""Frame table: dirty, validity, poison, owner and prefetch bookkeeping of every frame, and the
+frame stage F1, F2 (docs/design.md §4)."""
 
 from __future__ import annotations
 
@@ -20,26 +21,29 @@ __all__ = ["FrameTable"]
 class FrameTable(wiring.Component):
     """Executes frame ops in order, one per cycle, and tells the data path what to do.
 
-    Latency: two cycles from `i` to every output; throughput: one op per cycle, also on one frame in successive cycles (forwarded); never
-    stalls, so whoever drives `i` has reserved the data path's place. After reset `ready` rises once every entry is zero,
-    `config.total_frames` cycles later.
+    Latency: two cycles from `i` to every output; throughput: one op per cycle, also on one frame in
+    successive cycles (forwarded); never stalls, so whoever drives `i` has reserved the data path's
+    place. After reset `ready` rises once every entry is zero, `config.total_frames` cycles later.
 
-    What an op with `use` does to its frame's entry, and the data op it emits (spec §3, §4; docs/design.md §3, §4):
+    What an op with `use` does to its frame's entry, and the data op it emits (spec §3, §4;
+    docs/design.md §3, §4):
 
-    | op | entry | data op |
-    |---|---|---|
-    | any with `init` | starts anew: owner, source, in use; valid and poison all ones (`lost` or `failed`), else from `sector_data` (FILL), else zeros | |
-    | READ, REPLAY of a read | `used` | READ, `poison` or `fresh` when the line is poisoned or was never written |
-    | WRITE, REPLAY of one | `used`, `dirty`, `redirty`, line valid; poisoned by `poison`, healed by a full write | WRITE (`fresh`: into zeros); ANSWER Cmp |
-    | CLAIM, outcome DONE | `redirty` cleared | FLUSH, `o_claim` |
-    | RELEASE, DONE, not failed | no longer in use | |
-    | RELEASE, VOID, not failed | `dirty` := `redirty`, if the frame still has the op's owner | |
-    | SCRUB, RECOVER, DONE or ORPHAN; FLIP, ORPHAN | no longer in use | FLUSH |
-    | PEEK | | `o_owner` |
+    - any op with `init`: the entry starts anew (owner, source, in use); its valid and poison bits
+      are all ones with `lost` or `failed`, else `sector_data` (FILL), else zeros.
+    - READ, REPLAY of a read: sets `used`; emits READ, with `poison` when the line is poisoned and
+      `fresh` when it was never written.
+    - WRITE, REPLAY of a write: sets `used`, `dirty`, `redirty` and the line's valid bit; `poison`
+      poisons the line, a full write heals it; emits WRITE (`fresh`: into zeros) and ANSWER Cmp.
+    - CLAIM with outcome DONE: clears `redirty`; emits FLUSH and `o_claim`.
+    - RELEASE with DONE, not failed: the frame is no longer in use.
+    - RELEASE with VOID, not failed: `dirty` := `redirty`, if the frame still has the op's owner.
+    - SCRUB, RECOVER with DONE or ORPHAN, FLIP with ORPHAN: no longer in use; emits FLUSH.
+    - PEEK: emits `o_owner`.
 
-    Without `use` the entry is not touched. `answer` other than NONE always becomes an ANSWER; `has_write` rides along, so that the data
-    path frees the write slot. The first READ or WRITE on an unused prefetched frame reports it useful, its end without one useless; a
-    REPLAY counts it as used silently, since M3 has called it late.
+    Without `use` the entry is not touched. `answer` other than NONE always becomes an ANSWER;
+    `has_write` rides along, so that the data path frees the write slot. The first READ or WRITE on
+    an unused prefetched frame reports it useful, its end without one useless; a REPLAY counts it as
+    used silently, since M3 has called it late.
 
     Parameters
     ----------
@@ -61,111 +65,238 @@ class FrameTable(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = Layouts(config)
-        super().__init__({
-            "i": In(layouts.frame_op), "i_valid": In(1),
-            "sector_address": Out(config.miss_bits), "sector_data": In(layouts.sector),
-            "o": Out(layouts.data_op), "o_valid": Out(1),
-            "o_claim": Out(layouts.claim), "o_claim_valid": Out(1),
-            "o_owner": Out(layouts.frame_owner), "o_owner_valid": Out(1),
-            "o_usage": Out(layouts.usage), "o_usage_valid": Out(1),
-            "o_commit": Out(layouts.frame_commit), "o_commit_valid": Out(1),
-            "ready": Out(1), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i": In(layouts.frame_op),
+                "i_valid": In(1),
+                "sector_address": Out(config.miss_bits),
+                "sector_data": In(layouts.sector),
+                "o": Out(layouts.data_op),
+                "o_valid": Out(1),
+                "o_claim": Out(layouts.claim),
+                "o_claim_valid": Out(1),
+                "o_owner": Out(layouts.frame_owner),
+                "o_owner_valid": Out(1),
+                "o_usage": Out(layouts.usage),
+                "o_usage_valid": Out(1),
+                "o_commit": Out(layouts.frame_commit),
+                "o_commit_valid": Out(1),
+                "ready": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         c, entry_layout = self.config, self.layouts.frame_entry
-        m.submodules.table = table = Sram(depth=c.total_frames, shape=entry_layout, transparent=False)
+        m.submodules.table = table = Sram(
+            depth=c.total_frames, shape=entry_layout, transparent=False
+        )
         m.submodules.place = place = PageAddress(config=c)
 
-        # Input cycle: M3 presents the frame and the miss entry whose sector may be needed. Both are read in any case: whether they matter comes late.
+        # Input cycle: M3 presents the frame and the miss entry whose sector may be needed. Both are
+        # read in any case: whether they matter comes late.
         m.d.comb += [
-            table.read_en.eq(1), table.read_address.eq(self.i.frame),
+            table.read_en.eq(1),
+            table.read_address.eq(self.i.frame),
             self.sector_address.eq(self.i.miss),
         ]
         f1, f1_valid = Signal(self.layouts.frame_op), Signal()
         m.d.sync += [f1.eq(self.i), f1_valid.eq(self.i_valid)]
 
-        # F1: the entry is out, or a fill starts it anew. An op's entry is written in the cycle after F2, and goes the long way to the block RAMs from a
-        # register. So three writes are not seen: that of the cycle in which it was read, that of this cycle, and that of the op in F2.
+        # F1: the entry is out, or a fill starts it anew. An op's entry is written in the cycle
+        # after F2, and goes the long way to the block RAMs from a register. So three writes are not
+        # seen: that of the cycle in which it was read, that of this cycle, and that of the op in
+        # F2.
         f2, f2_valid = Signal(self.layouts.frame_op), Signal()
         after, before, instead = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout)
-        written, write_frame = Signal(), Signal.like(self.i.frame)     # `before` is written
-        was_written, was_frame, was = Signal(), Signal.like(self.i.frame), Signal(entry_layout)     # a cycle ago
-        # Block RAMs are slow, and frames are compared far from them: each of the three waits in a register, and so does which of them it is.
-        same, passed, met, read, stands_in = Signal(), Signal(), Signal(), Signal(entry_layout), Signal(entry_layout)
+        written, write_frame = Signal(), Signal.like(self.i.frame)  # `before` is written
+        # a cycle ago
+        was_written, was_frame, was = Signal(), Signal.like(self.i.frame), Signal(entry_layout)
+        # Block RAMs are slow, and frames are compared far from them: each of the three waits in a
+        # register, and so does which of them it is.
+        same, passed, met, read, stands_in = (
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(entry_layout),
+            Signal(entry_layout),
+        )
         from_before, from_read = Signal(), Signal()
-        m.d.comb += [same.eq(f2_valid & f2.use & (f2.frame == f1.frame)), passed.eq(written & (write_frame == f1.frame)),
-                     met.eq(was_written & (was_frame == f1.frame)), instead.eq(Mux(passed, before.as_value(), was.as_value()))]
+        m.d.comb += [
+            same.eq(f2_valid & f2.use & (f2.frame == f1.frame)),
+            passed.eq(written & (write_frame == f1.frame)),
+            met.eq(was_written & (was_frame == f1.frame)),
+            instead.eq(Mux(passed, before.as_value(), was.as_value())),
+        ]
         m.d.sync += [
-            f2.eq(f1), f2_valid.eq(f1_valid), before.eq(after), written.eq(f2_valid & f2.use), write_frame.eq(f2.frame), stands_in.eq(instead),
-            was.eq(before), was_written.eq(written), was_frame.eq(write_frame),
-            read.eq(table.read_data), from_before.eq(same & ~f1.init), from_read.eq(~(same | passed | met | f1.init)),
+            f2.eq(f1),
+            f2_valid.eq(f1_valid),
+            before.eq(after),
+            written.eq(f2_valid & f2.use),
+            write_frame.eq(f2.frame),
+            stands_in.eq(instead),
+            was.eq(before),
+            was_written.eq(written),
+            was_frame.eq(write_frame),
+            read.eq(table.read_data),
+            from_before.eq(same & ~f1.init),
+            from_read.eq(~(same | passed | met | f1.init)),
         ]
         with m.If(f1.init):
             ruined = f1.lost | f1.failed
             from_sector = f1.kind == Op.FILL
             m.d.comb += [
-                instead.eq(0), instead.in_use.eq(1), instead.source.eq(f1.source), instead.squeue.eq(f1.squeue), instead.page.eq(f1.page),
+                instead.eq(0),
+                instead.in_use.eq(1),
+                instead.source.eq(f1.source),
+                instead.squeue.eq(f1.squeue),
+                instead.page.eq(f1.page),
                 instead.valid.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.valid, 0))),
                 instead.poison.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.poison, 0))),
             ]
-        m.d.comb += [getattr(place, name).eq(f1[name]) for name in ("frame", "pool", "kv_line", "used_lines", "k_only", "format_k", "format_v")]
+        m.d.comb += [
+            getattr(place, name).eq(f1[name])
+            for name in ("frame", "pool", "kv_line", "used_lines", "k_only", "format_k", "format_v")
+        ]
 
         # What the op is, in bits that are there when its entry is.
         def of_kind(*kinds):
             return f1.use & Cat(f1.kind == k for k in kinds).any()
 
-        is_demand, is_write, is_done, is_orphan, is_flush = Signal(), Signal(), Signal(), Signal(), Signal()
-        lets_go, line = Signal(), Signal(c.page_lines)          # `line`: a bit for each
-        demand, reads, stores, spoils, heals, first_use, ends, voids, flushes, emits = (Signal(name=name) for name in (
-            "demand", "reads", "stores", "spoils", "heals", "first_use", "ends", "voids", "flushes", "emits"))
+        is_demand, is_write, is_done, is_orphan, is_flush = (
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+        )
+        lets_go, line = Signal(), Signal(c.page_lines)  # `line`: a bit for each
+        demand, reads, stores, spoils, heals, first_use, ends, voids, flushes, emits = (
+            Signal(name=name)
+            for name in (
+                "demand",
+                "reads",
+                "stores",
+                "spoils",
+                "heals",
+                "first_use",
+                "ends",
+                "voids",
+                "flushes",
+                "emits",
+            )
+        )
         kind, answer = Signal(DataOp), Signal(Answer)
         m.d.comb += [
             is_demand.eq((f1.answer == Answer.NONE) & of_kind(Op.READ, Op.WRITE, Op.REPLAY)),
             is_write.eq(is_demand & ((f1.kind == Op.WRITE) | ((f1.kind == Op.REPLAY) & f1.write))),
-            is_done.eq(f1.outcome == Outcome.DONE), is_orphan.eq(f1.outcome == Outcome.ORPHAN),
-            lets_go.eq((of_kind(Op.SCRUB, Op.RECOVER) & (is_done | is_orphan)) | (of_kind(Op.FLIP) & is_orphan)),
+            is_done.eq(f1.outcome == Outcome.DONE),
+            is_orphan.eq(f1.outcome == Outcome.ORPHAN),
+            lets_go.eq(
+                (of_kind(Op.SCRUB, Op.RECOVER) & (is_done | is_orphan))
+                | (of_kind(Op.FLIP) & is_orphan)
+            ),
             is_flush.eq(lets_go | (of_kind(Op.CLAIM) & is_done)),
         ]
         m.d.sync += [
-            line.eq(1 << f1.kv_line), demand.eq(is_demand), reads.eq(is_demand & ~is_write), stores.eq(is_write), spoils.eq(is_write & f1.poison),
-            heals.eq(is_write & ~f1.partial), first_use.eq(is_demand & (f1.kind != Op.REPLAY)),
-            # The write-back may outlive its page's stay in the frame; a new owner's dirt is not its to clear.
-            ends.eq(lets_go | (of_kind(Op.RELEASE) & is_done & ~f1.failed)), voids.eq(of_kind(Op.RELEASE) & (f1.outcome == Outcome.VOID) & ~f1.failed),
-            flushes.eq(is_flush), emits.eq(f1_valid & (is_demand | is_flush | (f1.answer != Answer.NONE))),
-            self.o_claim_valid.eq(f1_valid & of_kind(Op.CLAIM) & is_done), self.o_owner_valid.eq(f1_valid & of_kind(Op.PEEK)),
+            line.eq(1 << f1.kv_line),
+            demand.eq(is_demand),
+            reads.eq(is_demand & ~is_write),
+            stores.eq(is_write),
+            spoils.eq(is_write & f1.poison),
+            heals.eq(is_write & ~f1.partial),
+            first_use.eq(is_demand & (f1.kind != Op.REPLAY)),
+            # The write-back may outlive its page's stay in the frame; a new owner's dirt is not its
+            # to clear.
+            ends.eq(lets_go | (of_kind(Op.RELEASE) & is_done & ~f1.failed)),
+            voids.eq(of_kind(Op.RELEASE) & (f1.outcome == Outcome.VOID) & ~f1.failed),
+            flushes.eq(is_flush),
+            emits.eq(f1_valid & (is_demand | is_flush | (f1.answer != Answer.NONE))),
+            self.o_claim_valid.eq(f1_valid & of_kind(Op.CLAIM) & is_done),
+            self.o_owner_valid.eq(f1_valid & of_kind(Op.PEEK)),
             # Poisoned bytes are not worth storing: nobody may read the line before a full write.
-            kind.eq(Mux(is_flush, DataOp.FLUSH, Mux(is_write & ~f1.poison, DataOp.WRITE, Mux(is_demand & ~is_write, DataOp.READ, DataOp.ANSWER)))),
-            answer.eq(Mux(is_flush, Answer.NONE, Mux(is_write, Answer.CMP, Mux(is_demand, Answer.DATA, f1.answer)))),
+            kind.eq(
+                Mux(
+                    is_flush,
+                    DataOp.FLUSH,
+                    Mux(
+                        is_write & ~f1.poison,
+                        DataOp.WRITE,
+                        Mux(is_demand & ~is_write, DataOp.READ, DataOp.ANSWER),
+                    ),
+                )
+            ),
+            answer.eq(
+                Mux(
+                    is_flush,
+                    Answer.NONE,
+                    Mux(is_write, Answer.CMP, Mux(is_demand, Answer.DATA, f1.answer)),
+                )
+            ),
         ]
 
-        # F2: resolve the line, rewrite the entry, tell the data path, which makes of a READ and what its line is an answer.
+        # F2: resolve the line, rewrite the entry, tell the data path, which makes of a READ and
+        # what its line is an answer.
         entry, owner, unused = Signal(entry_layout), Signal(), Signal()
         o = self.o
         m.d.comb += [
-            entry.eq(Mux(from_before, before.as_value(), Mux(from_read, read.as_value(), stands_in.as_value()))),
+            entry.eq(
+                Mux(
+                    from_before,
+                    before.as_value(),
+                    Mux(from_read, read.as_value(), stands_in.as_value()),
+                )
+            ),
             owner.eq(entry.in_use & (entry.squeue == f2.squeue) & (entry.page == f2.page)),
             unused.eq(entry.in_use & (entry.source != PrefetchSource.NONE) & ~entry.used),
             after.eq(entry),
-            after.used.eq(entry.used | demand), after.redirty.eq((entry.redirty & ~self.o_claim_valid) | stores),
-            after.dirty.eq(Mux(voids & owner, entry.redirty, entry.dirty | stores)), after.in_use.eq(entry.in_use & ~ends),
+            after.used.eq(entry.used | demand),
+            after.redirty.eq((entry.redirty & ~self.o_claim_valid) | stores),
+            after.dirty.eq(Mux(voids & owner, entry.redirty, entry.dirty | stores)),
+            after.in_use.eq(entry.in_use & ~ends),
             after.valid.eq(entry.valid | (line & stores.replicate(c.page_lines))),
-            after.poison.eq((entry.poison & ~(line & heals.replicate(c.page_lines))) | (line & spoils.replicate(c.page_lines))),
-            o.kind.eq(kind), o.answer.eq(answer), self.o_valid.eq(emits),
+            after.poison.eq(
+                (entry.poison & ~(line & heals.replicate(c.page_lines)))
+                | (line & spoils.replicate(c.page_lines))
+            ),
+            o.kind.eq(kind),
+            o.answer.eq(answer),
+            self.o_valid.eq(emits),
             o.fresh.eq(~(entry.valid & line).any() & (reads | (stores & f2.partial))),
             o.poison.eq(((entry.poison & line).any() & reads) | (answer == Answer.POISON)),
-            o.frame.eq(f2.frame), o.base.eq(place.base), o.offset.eq(place.offset), o.part.eq(place.part), o.scaled.eq(place.scaled),
-            o.scale_offset.eq(place.scale_offset), o.scale_byte.eq(place.scale_byte), o.format.eq(place.format), o.host_type.eq(f2.host_type),
-            o.partial.eq(f2.partial), o.has_write.eq(f2.has_write), o.write_slot.eq(f2.write_slot), o.token.eq(f2.slot), o.origin.eq(f2.origin),
-            self.o_claim.slot.eq(f2.slot), self.o_claim.frame.eq(f2.frame), self.o_claim.dirty.eq(entry.dirty),
-            self.o_claim.sector.valid.eq(entry.valid), self.o_claim.sector.poison.eq(entry.poison),
-            self.o_owner.slot.eq(f2.slot), self.o_owner.frame.eq(f2.frame), self.o_owner.in_use.eq(entry.in_use), self.o_owner.squeue.eq(entry.squeue),
+            o.frame.eq(f2.frame),
+            o.base.eq(place.base),
+            o.offset.eq(place.offset),
+            o.part.eq(place.part),
+            o.scaled.eq(place.scaled),
+            o.scale_offset.eq(place.scale_offset),
+            o.scale_byte.eq(place.scale_byte),
+            o.format.eq(place.format),
+            o.host_type.eq(f2.host_type),
+            o.partial.eq(f2.partial),
+            o.has_write.eq(f2.has_write),
+            o.write_slot.eq(f2.write_slot),
+            o.token.eq(f2.slot),
+            o.origin.eq(f2.origin),
+            self.o_claim.slot.eq(f2.slot),
+            self.o_claim.frame.eq(f2.frame),
+            self.o_claim.dirty.eq(entry.dirty),
+            self.o_claim.sector.valid.eq(entry.valid),
+            self.o_claim.sector.poison.eq(entry.poison),
+            self.o_owner.slot.eq(f2.slot),
+            self.o_owner.frame.eq(f2.frame),
+            self.o_owner.in_use.eq(entry.in_use),
+            self.o_owner.squeue.eq(entry.squeue),
             self.o_owner.page.eq(entry.page),
-            self.o_usage.source.eq(entry.source), self.o_usage.squeue.eq(entry.squeue),
-            self.o_usage.useful.eq(first_use & unused), self.o_usage.useless.eq(ends & unused),
+            self.o_usage.source.eq(entry.source),
+            self.o_usage.squeue.eq(entry.squeue),
+            self.o_usage.useful.eq(first_use & unused),
+            self.o_usage.useless.eq(ends & unused),
             self.o_usage_valid.eq(f2_valid & (self.o_usage.useful | self.o_usage.useless)),
-            self.o_commit.op.eq(f2), self.o_commit.entry.eq(after), self.o_commit_valid.eq(f2_valid),
+            self.o_commit.op.eq(f2),
+            self.o_commit.entry.eq(after),
+            self.o_commit_valid.eq(f2_valid),
             self.idle.eq(~self.i_valid & ~f1_valid & ~f2_valid),
         ]
 
@@ -177,18 +308,38 @@ class FrameTable(wiring.Component):
             with m.If(scrub == c.total_frames - 1):
                 m.d.sync += self.ready.eq(1)
         with m.Else():
-            m.d.comb += [table.write_en.eq(written), table.write_address.eq(write_frame), table.write_data.eq(before)]
+            m.d.comb += [
+                table.write_en.eq(written),
+                table.write_address.eq(write_frame),
+                table.write_data.eq(before),
+            ]
 
         with m.If(f2_valid):
             m.d.comb += [
                 # No request reaches a frame that is not its page's.
                 Assert(~demand | owner),
-                Assert(~(f2.use & ((f2.kind == Op.CLAIM) | (f2.kind == Op.RELEASE)) & (f2.outcome == Outcome.DONE)) | owner),
-                # A frame is filled only when nobody has it, and what was clean at its claim is dirty only by later writes.
+                Assert(
+                    ~(
+                        f2.use
+                        & ((f2.kind == Op.CLAIM) | (f2.kind == Op.RELEASE))
+                        & (f2.outcome == Outcome.DONE)
+                    )
+                    | owner
+                ),
+                # A frame is filled only when nobody has it, and what was clean at its claim is
+                # dirty only by later writes.
                 Assert(~(f2.use & entry.in_use & entry.redirty) | entry.dirty),
                 Assert(~stores | f2.has_write),
             ]
         taken = Signal()
-        m.d.sync += taken.eq(f1_valid & f1.init & Mux(same, after.in_use, Mux(passed, before.in_use, Mux(met, was.in_use, table.read_data.in_use))))
+        m.d.sync += taken.eq(
+            f1_valid
+            & f1.init
+            & Mux(
+                same,
+                after.in_use,
+                Mux(passed, before.in_use, Mux(met, was.in_use, table.read_data.in_use)),
+            )
+        )
         m.d.comb += Assert(~taken)
         return m

@@ -15,10 +15,12 @@ __all__ = ["HotPages"]
 
 
 class HotPages(wiring.Component):
-    """Pages that are resident and already touched in their session's step, with their frame, pool and formats; `config.hot_pages` of them.
+    """Pages that are resident and already touched in their session's step, with their frame, pool
+    and formats; `config.hot_pages` of them.
 
-    Looked up at M0 by `same` (`hit` in the same cycle, `entry` in the next), changed at M3: `keep` enters the op's page if it is not there, in place of the
-    entry that has been there longest; `drop` removes it; `drop_session` removes a session's pages.
+    Looked up at M0 by `same` (`hit` in the same cycle, `entry` in the next), changed at M3: `keep`
+    enters the op's page if it is not there, in place of the entry that has been there longest;
+    `drop` removes it; `drop_session` removes a session's pages.
 
     Parameters
     ----------
@@ -46,13 +48,25 @@ class HotPages(wiring.Component):
         self.config = config
         layouts = Layouts(config)
         self.page_layout = layouts.page
-        self.entry_layout = data.StructLayout({"frame": config.frame_bits, "pool": POOL_BITS, "format_k": 3, "format_v": 3})
-        super().__init__({
-            "pages": Out(data.ArrayLayout(layouts.page, config.hot_pages)), "entering": Out(config.hot_pages),
-            "same": In(config.hot_pages), "hit": Out(1), "entry": Out(self.entry_layout),
-            "ahead": In(layouts.page),
-            "page": In(layouts.page), "session": In(config.session_bits), "keep": In(1), "new": In(self.entry_layout), "drop": In(1), "drop_session": In(1),
-        })
+        self.entry_layout = data.StructLayout(
+            {"frame": config.frame_bits, "pool": POOL_BITS, "format_k": 3, "format_v": 3}
+        )
+        super().__init__(
+            {
+                "pages": Out(data.ArrayLayout(layouts.page, config.hot_pages)),
+                "entering": Out(config.hot_pages),
+                "same": In(config.hot_pages),
+                "hit": Out(1),
+                "entry": Out(self.entry_layout),
+                "ahead": In(layouts.page),
+                "page": In(layouts.page),
+                "session": In(config.session_bits),
+                "keep": In(1),
+                "new": In(self.entry_layout),
+                "drop": In(1),
+                "drop_session": In(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -70,19 +84,35 @@ class HotPages(wiring.Component):
             chosen = chosen | Mux(looked[i], entries[i].as_value(), 0)
         m.d.comb += self.entry.eq(chosen)
 
-        # M3 says late what becomes of its page; where that page is now has been found by then, with what the op before it does allowed for.
-        oldest, entering, left = Signal(n, init=1), self.entering, Signal(n)     # one bit each
+        # M3 says late what becomes of its page; where that page is now has been found by then, with
+        # what the op before it does allowed for.
+        oldest, entering, left = Signal(n, init=1), self.entering, Signal(n)  # one bit each
         enter = Signal()
         m.d.comb += [
-            enter.eq(self.keep & ~found.any()), entering.eq(Mux(enter, oldest, 0)),
-            left.eq(valid & ~Mux(self.drop, found, 0) & ~Mux(self.drop_session, Cat(s == self.session for s in sessions), 0)),
+            enter.eq(self.keep & ~found.any()),
+            entering.eq(Mux(enter, oldest, 0)),
+            left.eq(
+                valid
+                & ~Mux(self.drop, found, 0)
+                & ~Mux(self.drop_session, Cat(s == self.session for s in sessions), 0)
+            ),
         ]
         same_again = self.page.as_value() == self.ahead.as_value()
         m.d.sync += [
             valid.eq(left | entering),
-            found.eq(Cat(Mux(entering[i], same_again, left[i] & (pages[i].as_value() == self.ahead.as_value())) for i in range(n))),
+            found.eq(
+                Cat(
+                    Mux(
+                        entering[i],
+                        same_again,
+                        left[i] & (pages[i].as_value() == self.ahead.as_value()),
+                    )
+                    for i in range(n)
+                )
+            ),
         ]
-        # A look-up of the cycle in which its entry is replaced reads the entry's data a cycle later: they are replaced a cycle later, too.
+        # A look-up of the cycle in which its entry is replaced reads the entry's data a cycle
+        # later: they are replaced a cycle later, too.
         place, new = Signal(n), Signal(self.entry_layout)
         m.d.sync += [place.eq(entering), new.eq(self.new)]
         with m.If(enter):
@@ -93,7 +123,15 @@ class HotPages(wiring.Component):
             with m.If(place[i]):
                 m.d.sync += entries[i].eq(new)
         m.d.sync += [
-            Assert(~(self.keep | self.drop) | (found == Cat(valid[i] & (pages[i].as_value() == self.page.as_value()) for i in range(n)))),
+            Assert(
+                ~(self.keep | self.drop)
+                | (
+                    found
+                    == Cat(
+                        valid[i] & (pages[i].as_value() == self.page.as_value()) for i in range(n)
+                    )
+                )
+            ),
             Assert(self.keep + self.drop + self.drop_session <= 1),
             Assert((looked & (looked - 1)) == 0),
         ]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""From a frame and a host line to DRAM lines: the frame's base, the payload's and the scale's offsets (docs/design.md §2)."""
+"""From a frame and a host line to DRAM lines: the frame's base, the payload's and the scale's
+offsets (docs/design.md §2)."""
 
 from __future__ import annotations
 
@@ -18,34 +19,52 @@ __all__ = ["PageAddress", "frame_base", "pool_of_frame", "times"]
 def _by_format(format_, value, width):
     """`value(Format)` chosen by a format code; codes that are no format read as raw16."""
     table = [value(f) for f in Format]
-    return Array([Const(table[i] if i < len(table) else table[0], width) for i in range(1 << FORMAT_BITS)])[format_]
+    return Array(
+        [Const(table[i] if i < len(table) else table[0], width) for i in range(1 << FORMAT_BITS)]
+    )[format_]
 
 
 def pool_of_frame(config: Config, frame):
     """The pool a global frame id belongs to."""
-    return sum(((frame >= first)[0] for first in config.pool_first_frame[1:]), Const(0, 1))[:POOL_BITS]
+    return sum(((frame >= first)[0] for first in config.pool_first_frame[1:]), Const(0, 1))[
+        :POOL_BITS
+    ]
 
 
 def times(value, constant: int):
-    """`value` · `constant` by shifts and adds: a multiplier block would be the slowest thing in the stage."""
-    return sum((value << bit for bit in range(constant.bit_length()) if constant >> bit & 1), Const(0, 1))
+    """`value` · `constant` by shifts and adds: a multiplier block would be the slowest thing in the
+    stage."""
+    return sum(
+        (value << bit for bit in range(constant.bit_length()) if constant >> bit & 1), Const(0, 1)
+    )
 
 
 def frame_base(config: Config, pool, frame):
-    """Two numbers whose sum, modulo the DRAM lines' width, is the first DRAM line of `frame`, which lies in `pool`."""
+    """Two numbers whose sum, modulo the DRAM lines' width, is the first DRAM line of `frame`, which
+    lies in `pool`."""
     width = config.dram_line_bits
     tops = [1 << lines.bit_length() - 1 for lines in config.frame_lines]
-    start = [(base - first * lines) % (1 << width)
-             for base, first, lines in zip(config.pool_base_line, config.pool_first_frame, config.frame_lines, strict=True)]
-    high = Array(times(frame, top) for top in tops)[pool] + Array(Const(k, width) for k in start)[pool]
-    low = Array(times(frame, lines - top) for lines, top in zip(config.frame_lines, tops, strict=True))[pool]
+    start = [
+        (base - first * lines) % (1 << width)
+        for base, first, lines in zip(
+            config.pool_base_line, config.pool_first_frame, config.frame_lines, strict=True
+        )
+    ]
+    high = (
+        Array(times(frame, top) for top in tops)[pool] + Array(Const(k, width) for k in start)[pool]
+    )
+    low = Array(
+        times(frame, lines - top) for lines, top in zip(config.frame_lines, tops, strict=True)
+    )[pool]
     return high, low
 
 
 class PageAddress(wiring.Component):
-    """Places one host line of a stored page. It agrees with `kelp_spec.geometry.StoredPage.place` for every line that the page has.
+    """Places one host line of a stored page. It agrees with `kelp_spec.geometry.StoredPage.place`
+    for every line that the page has.
 
-    Latency: one cycle; throughput: one line a cycle; never stalls. Lines that the page does not have give a meaningless place.
+    Latency: one cycle; throughput: one line a cycle; never stalls. Lines that the page does not
+    have give a meaningless place.
 
     Parameters
     ----------
@@ -56,18 +75,30 @@ class PageAddress(wiring.Component):
     frame, pool, kv_line, used_lines, k_only, format_k, format_v : in
         `used_lines` host lines per half; `k_only`: the page stores no V.
     base, offset, part, scaled, scale_offset, scale_byte, format : out, a cycle later
-        `scale_offset` and `scale_byte` count only when `scaled`. Offsets are DRAM lines from `base`.
+        `scale_offset` and `scale_byte` count only when `scaled`. Offsets are DRAM lines from
+        `base`.
     """
 
     def __init__(self, *, config: Config):
         c = self.config = config
-        super().__init__({
-            "frame": In(c.frame_bits), "pool": In(POOL_BITS), "kv_line": In(c.line_bits), "used_lines": In(c.half_line_bits + 1), "k_only":
-            In(1),
-            "format_k": In(FORMAT_BITS), "format_v": In(FORMAT_BITS),
-            "base": Out(c.dram_line_bits), "offset": Out(c.offset_bits), "part": Out(2),
-            "scaled": Out(1), "scale_offset": Out(c.offset_bits), "scale_byte": Out(6), "format": Out(FORMAT_BITS),
-        })
+        super().__init__(
+            {
+                "frame": In(c.frame_bits),
+                "pool": In(POOL_BITS),
+                "kv_line": In(c.line_bits),
+                "used_lines": In(c.half_line_bits + 1),
+                "k_only": In(1),
+                "format_k": In(FORMAT_BITS),
+                "format_v": In(FORMAT_BITS),
+                "base": Out(c.dram_line_bits),
+                "offset": Out(c.offset_bits),
+                "part": Out(2),
+                "scaled": Out(1),
+                "scale_offset": Out(c.offset_bits),
+                "scale_byte": Out(6),
+                "format": Out(FORMAT_BITS),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -77,9 +108,13 @@ class PageAddress(wiring.Component):
             return f.lines_per_dram_line.bit_length() - 1
 
         def data_lines(format_, lines):  # rounded up
-            return (lines + ((1 << _by_format(format_, shift, 2)) - 1)) >> _by_format(format_, shift, 2)
+            return (lines + ((1 << _by_format(format_, shift, 2)) - 1)) >> _by_format(
+                format_, shift, 2
+            )
 
-        format_k, format_v = (self.format_k, self.format_v) if c.codecs else (Const(Format.RAW16, FORMAT_BITS),) * 2
+        format_k, format_v = (
+            (self.format_k, self.format_v) if c.codecs else (Const(Format.RAW16, FORMAT_BITS),) * 2
+        )
         v, line = self.kv_line[-1], self.kv_line[:-1]
         format_ = Signal(FORMAT_BITS)
         m.d.comb += format_.eq(Mux(v, format_v, format_k))
@@ -89,7 +124,8 @@ class PageAddress(wiring.Component):
             v_base.eq(data_lines(format_k, self.used_lines)),
             v_lines.eq(Mux(self.k_only, 0, data_lines(format_v, self.used_lines))),
         ]
-        # V's first scale is aligned to a V scale, which matters behind an odd number of one-byte K scales.
+        # V's first scale is aligned to a V scale, which matters behind an odd number of one-byte K
+        # scales.
         byte_bits = c.line_bits + 1
         k_scale, v_scale = (_by_format(f, lambda x: x.scale_bytes, 2) for f in (format_k, format_v))
         k_bytes, v_start = Signal(byte_bits + 1), Signal(byte_bits + 1)
@@ -101,13 +137,21 @@ class PageAddress(wiring.Component):
         scale_base, byte = Signal(width), Signal(byte_bits + 1)
         high, low = Signal(c.dram_line_bits), Signal(c.dram_line_bits)
         m.d.sync += [
-            *(part.eq(value) for part, value in zip((high, low), frame_base(c, self.pool, self.frame), strict=True)),
+            *(
+                part.eq(value)
+                for part, value in zip(
+                    (high, low), frame_base(c, self.pool, self.frame), strict=True
+                )
+            ),
             self.format.eq(format_),
             self.offset.eq(Mux(v, v_base, 0) + (line >> _by_format(format_, shift, 2))),
             self.part.eq(line & ((1 << _by_format(format_, shift, 2)) - 1)),
             self.scaled.eq(_by_format(format_, lambda x: x.scale_bytes != 0, 1)),
             scale_base.eq(v_base + v_lines),
-            byte.eq(Mux(v, v_start, 0) + (line << (_by_format(format_, lambda x: x.scale_bytes, 2) >> 1))),
+            byte.eq(
+                Mux(v, v_start, 0)
+                + (line << (_by_format(format_, lambda x: x.scale_bytes, 2) >> 1))
+            ),
         ]
         m.d.comb += [
             self.base.eq(high + low),
@@ -117,4 +161,6 @@ class PageAddress(wiring.Component):
         return m
 
 
-assert LINE_BYTES == 64 and ELEMENTS == 32 and max(f.scale_bytes for f in Format) == 2, "PageAddress is written for these"
+assert LINE_BYTES == 64 and ELEMENTS == 32 and max(f.scale_bytes for f in Format) == 2, (
+    "PageAddress is written for these"
+)

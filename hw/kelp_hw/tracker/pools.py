@@ -21,16 +21,19 @@ def count_bits(config: Config) -> int:
 
 
 def counted(counter, up, down):
-    """The counter, one more or one less. M3 says late that something is taken, and sooner that something comes back: that one steers the carry chain."""
-    return counter.eq(Mux(up == down, counter, (counter + Mux(down, -1, 1))[:len(counter)]))
+    """The counter, one more or one less. M3 says late that something is taken, and sooner that
+    something comes back: that one steers the carry chain."""
+    return counter.eq(Mux(up == down, counter, (counter + Mux(down, -1, 1))[: len(counter)]))
 
 
 class FreeFrames(wiring.Component):
-    """Frame ids of one pool: never-used ids ascending first, then freed ids in the order in which they came back.
+    """Frame ids of one pool: never-used ids ascending first, then freed ids in the order in which
+    they came back.
 
-    `frame` is the id that `pop` takes, valid in every cycle in which `free` > 0; the next one follows a cycle later. A frame pushed in one cycle can be
-    popped in the next. One pop and one push per cycle. `free` = limit − used counts; `limit` bounds the number of frames in use, not their ids, and
-    changes only while `used` is 0.
+    `frame` is the id that `pop` takes, valid in every cycle in which `free` > 0; the next one
+    follows a cycle later. A frame pushed in one cycle can be popped in the next. One pop and one
+    push per cycle. `free` = limit − used counts; `limit` bounds the number of frames in use, not
+    their ids, and changes only while `used` is 0.
 
     Parameters
     ----------
@@ -56,25 +59,40 @@ class FreeFrames(wiring.Component):
         if not isinstance(frames, int) or frames < 1:
             raise ValueError(f"frames = {frames!r} is refused; legal: 1 and up")
         if not 0 <= first <= (1 << frame_bits) - frames:
-            raise ValueError(f"first = {first!r} is refused; legal: 0 … {(1 << frame_bits) - frames} with {frames} frames of {frame_bits} bits")
+            raise ValueError(
+                f"first = {first!r} is refused; legal: 0 … {(1 << frame_bits) - frames} with "
+                + f"{frames} frames of {frame_bits} bits"
+            )
         self.first = first
         self.frames = frames
         self.frame_bits = frame_bits
         bits = frames.bit_length()
-        super().__init__({
-            "limit": In(bits), "pop": In(1), "frame": Out(frame_bits), "push": In(1), "push_frame": In(frame_bits), "free": Out(bits), "used": Out(bits),
-            "unused": Out(1, init=1),
-        })
+        super().__init__(
+            {
+                "limit": In(bits),
+                "pop": In(1),
+                "frame": Out(frame_bits),
+                "push": In(1),
+                "push_frame": In(frame_bits),
+                "free": Out(bits),
+                "used": Out(bits),
+                "unused": Out(1, init=1),
+            }
+        )
         # State that proofs look at (kelp_verif.formal.pool_specs).
-        self.fresh = Signal(bits)       # ids never used so far are first + fresh …
-        # M3 says late in its cycle that it pops: `limit` comes a cycle early, so that what depends on it is known by then.
-        self.bound = Signal(bits)       # the limit
-        self.has_fresh = Signal()       # fresh < bound
+        self.fresh = Signal(bits)  # ids never used so far are first + fresh …
+        # M3 says late in its cycle that it pops: `limit` comes a cycle early, so that what depends
+        # on it is known by then.
+        self.bound = Signal(bits)  # the limit
+        self.has_fresh = Signal()  # fresh < bound
         self.fresh_frame = Signal(frame_bits, init=first)
-        self.count = Signal(bits)       # freed ids
+        self.count = Signal(bits)  # freed ids
         self.head = Signal(frame_bits)  # the oldest of them
-        self.behind = Signal(frame_bits)    # the next one
-        self.oldest, self.end = Signal(range(frames), name="oldest"), Signal(range(frames), name="end")
+        self.behind = Signal(frame_bits)  # the next one
+        self.oldest, self.end = (
+            Signal(range(frames), name="oldest"),
+            Signal(range(frames), name="end"),
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -83,10 +101,14 @@ class FreeFrames(wiring.Component):
         has_fresh = self.has_fresh
         left = Signal(signed(len(fresh) + 1))
         m.d.comb += left.eq(self.limit - fresh)
-        m.d.sync += [self.bound.eq(self.limit), has_fresh.eq(Mux(self.pop & has_fresh, left > 1, left > 0))]
+        m.d.sync += [
+            self.bound.eq(self.limit),
+            has_fresh.eq(Mux(self.pop & has_fresh, left > 1, left > 0)),
+        ]
 
-        # Freed ids: a ring whose oldest element is also in `head`. The memory shows the one behind it, which moves into `head` with a pop; a push
-        # that meets it is seen at once. Whether it does is known for both elements before it is known which is read: a pop comes late.
+        # Freed ids: a ring whose oldest element is also in `head`. The memory shows the one behind
+        # it, which moves into `head` with a pop; a push that meets it is seen at once. Whether it
+        # does is known for both elements before it is known which is read: a pop comes late.
         m.submodules.ring = ring = Sram(depth=self.frames, shape=self.frame_bits, transparent=False)
         second, third = (Signal(range(self.frames), name=name) for name in ("second", "third"))
         pop_freed, met, pushed = Signal(), Signal(), Signal(self.frame_bits)
@@ -101,10 +123,15 @@ class FreeFrames(wiring.Component):
             second.eq(after(oldest)),
             third.eq(after(second)),
             ring.read_address.eq(Mux(pop_freed, third, second)),
-            ring.write_en.eq(self.push), ring.write_address.eq(end), ring.write_data.eq(self.push_frame),
+            ring.write_en.eq(self.push),
+            ring.write_address.eq(end),
+            ring.write_data.eq(self.push_frame),
             self.behind.eq(Mux(met, pushed, ring.read_data)),
         ]
-        m.d.sync += [met.eq(self.push & Mux(pop_freed, end == third, end == second)), pushed.eq(self.push_frame)]
+        m.d.sync += [
+            met.eq(self.push & Mux(pop_freed, end == third, end == second)),
+            pushed.eq(self.push_frame),
+        ]
         with m.If(self.pop & has_fresh):
             m.d.sync += [fresh.eq(fresh + 1), fresh_frame.eq(fresh_frame + 1)]
         with m.If(self.push):
@@ -113,7 +140,11 @@ class FreeFrames(wiring.Component):
             m.d.sync += [oldest.eq(second), head.eq(self.behind)]
         with m.If(self.push & Mux(pop_freed, count == 1, count == 0)):
             m.d.sync += head.eq(self.push_frame)
-        m.d.sync += [counted(count, self.push, pop_freed), counted(self.used, self.pop, self.push), Assert(self.unused == (self.used == 0))]
+        m.d.sync += [
+            counted(count, self.push, pop_freed),
+            counted(self.used, self.pop, self.push),
+            Assert(self.unused == (self.used == 0)),
+        ]
         with m.If(self.pop != self.push):
             m.d.sync += self.unused.eq(self.push & (self.used == 1))
         m.d.comb += [
@@ -130,7 +161,8 @@ class FreeFrames(wiring.Component):
 class Pools(wiring.Component):
     """The four pools as M3 sees them: one op per cycle works on the pool `select`.
 
-    `frame`, chosen by `select`, and the `can_*` answers, chosen a cycle earlier by `ahead`, reflect every op of earlier cycles.
+    `frame`, chosen by `select`, and the `can_*` answers, chosen a cycle earlier by `ahead`, reflect
+    every op of earlier cycles.
 
     Parameters
     ----------
@@ -141,7 +173,8 @@ class Pools(wiring.Component):
     limit : in
         Frames that each pool may use in the next cycle.
     low_water, reserve : in
-        Frames that prefetch leaves free; frames that pins leave unpinned. Both count two cycles later.
+        Frames that prefetch leaves free; frames that pins leave unpinned. Both count two cycles
+        later.
     ahead, select : in
         What `select` will be in the next cycle, and is.
     frame : out
@@ -154,24 +187,47 @@ class Pools(wiring.Component):
     want : in
         `pop` or `wait`: whoever sets them may know this before he knows which.
     pin, unpin : in
-        `unpin` of a pool without pins does nothing: the pin of a word that could not be corrected is counted as it was read.
+        `unpin` of a pool without pins does nothing: the pin of a word that could not be corrected
+        is counted as it was read.
     free, used, unused : out, of each pool
     """
 
     def __init__(self, *, config: Config):
         self.config = config
         bits = count_bits(config)
-        super().__init__({
-            "limit": In(data.ArrayLayout(bits, len(POOLS))), "low_water": In(bits), "reserve": In(bits),
-            "ahead": In(POOL_BITS), "select": In(POOL_BITS), "frame": Out(config.frame_bits),
-            "can_pop": Out(1), "can_take": Out(1), "can_prefetch": Out(1), "can_pin": Out(1),
-            "pop": In(1), "push": In(1), "push_frame": In(config.frame_bits), "wait": In(1), "unwait": In(1), "want": In(1), "pin": In(1), "unpin": In(1),
-            "free": Out(data.ArrayLayout(bits, len(POOLS))), "used": Out(data.ArrayLayout(bits, len(POOLS))), "unused": Out(len(POOLS)),
-        })
+        super().__init__(
+            {
+                "limit": In(data.ArrayLayout(bits, len(POOLS))),
+                "low_water": In(bits),
+                "reserve": In(bits),
+                "ahead": In(POOL_BITS),
+                "select": In(POOL_BITS),
+                "frame": Out(config.frame_bits),
+                "can_pop": Out(1),
+                "can_take": Out(1),
+                "can_prefetch": Out(1),
+                "can_pin": Out(1),
+                "pop": In(1),
+                "push": In(1),
+                "push_frame": In(config.frame_bits),
+                "wait": In(1),
+                "unwait": In(1),
+                "want": In(1),
+                "pin": In(1),
+                "unpin": In(1),
+                "free": Out(data.ArrayLayout(bits, len(POOLS))),
+                "used": Out(data.ArrayLayout(bits, len(POOLS))),
+                "unused": Out(len(POOLS)),
+            }
+        )
         # State that proofs look at (kelp_verif.formal.pool_specs).
         self.waiting = [Signal(range(config.misses + 1), name=f"waiting_{name}") for name in POOLS]
-        self.taken = [Signal(max(bits, len(self.waiting[0])) + 1, name=f"taken_{name}") for name in POOLS]   # used + waiting
-        self.pins = [Signal(bits, name=f"pins_{name}") for name in POOLS]                                     # a PIN beyond the limit is refused
+        # used + waiting
+        self.taken = [
+            Signal(max(bits, len(self.waiting[0])) + 1, name=f"taken_{name}") for name in POOLS
+        ]
+        # a PIN beyond the limit is refused
+        self.pins = [Signal(bits, name=f"pins_{name}") for name in POOLS]
 
     def elaborate(self, platform):
         m = Module()
@@ -179,20 +235,30 @@ class Pools(wiring.Component):
         bits = count_bits(c)
 
         def room(counter, limit, name):
-            """Whether the counter is below the limit: as it stands, with one more, with one less."""
+            """Whether the counter is below the limit: as it stands, with one more, with one
+            less."""
             left = Signal(signed(max(len(counter), len(limit)) + 1), name=f"room_{name}")
             m.d.comb += left.eq(limit - counter)
             whole, some = ~left[-1], left[1:-1].any()
             return whole & (some | left[0]), whole & some, whole
 
-        frames, some_pins, rooms = [], [], {name: [] for name in ("can_pop", "can_take", "can_prefetch", "can_pin")}
+        frames, some_pins, rooms = (
+            [],
+            [],
+            {name: [] for name in ("can_pop", "can_take", "can_prefetch", "can_pin")},
+        )
         fewer = self.unwait | self.push
         for p, name in enumerate(POOLS):
-            m.submodules[name] = pool = FreeFrames(first=c.pool_first_frame[p], frames=c.frames[p], frame_bits=c.frame_bits)
+            m.submodules[name] = pool = FreeFrames(
+                first=c.pool_first_frame[p], frames=c.frames[p], frame_bits=c.frame_bits
+            )
             here = self.select == p
             waiting, taken, pins = self.waiting[p], self.taken[p], self.pins[p]
             # Registers change seldom; the sums with them need not be in the way of M3.
-            prefetch_limit, pin_limit = Signal(bits, name=f"prefetch_limit_{name}"), Signal(bits, name=f"pin_limit_{name}")
+            prefetch_limit, pin_limit = (
+                Signal(bits, name=f"prefetch_limit_{name}"),
+                Signal(bits, name=f"pin_limit_{name}"),
+            )
             limit = self.limit[p]
             m.d.sync += [
                 prefetch_limit.eq(Mux(limit > self.low_water, limit - self.low_water, 0)),
@@ -200,27 +266,56 @@ class Pools(wiring.Component):
             ]
             m.d.comb += [
                 pool.limit.eq(limit),
-                pool.pop.eq(self.pop & here), pool.push.eq(self.push & here), pool.push_frame.eq(self.push_frame),
-                self.free[p].eq(pool.free), self.used[p].eq(pool.used), self.unused[p].eq(pool.unused),
+                pool.pop.eq(self.pop & here),
+                pool.push.eq(self.push & here),
+                pool.push_frame.eq(self.push_frame),
+                self.free[p].eq(pool.free),
+                self.used[p].eq(pool.used),
+                self.unused[p].eq(pool.unused),
             ]
             m.d.sync += Assert(taken == pool.used + waiting)
             some_pins.append(pins != 0)
-            m.d.sync += [counted(waiting, here & self.wait, here & self.unwait), counted(taken, here & self.want, here & fewer),
-                         counted(pins, here & self.pin, here & self.unpin & some_pins[p])]
+            m.d.sync += [
+                counted(waiting, here & self.wait, here & self.unwait),
+                counted(taken, here & self.want, here & fewer),
+                counted(pins, here & self.pin, here & self.unpin & some_pins[p]),
+            ]
             with m.If(here):
-                m.d.sync += Assert((~self.unwait | (waiting != 0)) & ~(self.wait & self.pop) & ~(self.unwait & self.push))
+                m.d.sync += Assert(
+                    (~self.unwait | (waiting != 0))
+                    & ~(self.wait & self.pop)
+                    & ~(self.unwait & self.push)
+                )
             frames.append(pool.frame)
-            for answer, counter, most in (("can_pop", pool.used, limit), ("can_take", taken, limit), ("can_prefetch", taken, prefetch_limit),
-                                          ("can_pin", pins, pin_limit)):
+            for answer, counter, most in (
+                ("can_pop", pool.used, limit),
+                ("can_take", taken, limit),
+                ("can_prefetch", taken, prefetch_limit),
+                ("can_pin", pins, pin_limit),
+            ):
                 rooms[answer].append(room(counter, most, f"{answer}_{name}"))
         m.d.comb += self.frame.eq(Array(frames)[self.select])
         m.d.sync += Assert(self.want == (self.wait | self.pop))
-        # M3 has the answers from the beginning of its cycle. They are ready for each way in which the op that is there may count; it says so late.
+        # M3 has the answers from the beginning of its cycle. They are ready for each way in which
+        # the op that is there may count; it says so late.
         same = self.ahead == self.select
-        ways = {"can_pop": (self.pop, self.push), "can_take": (self.want, fewer), "can_prefetch": (self.want, fewer),
-                "can_pin": (self.pin, self.unpin & Array(some_pins)[self.select])}
+        ways = {
+            "can_pop": (self.pop, self.push),
+            "can_take": (self.want, fewer),
+            "can_prefetch": (self.want, fewer),
+            "can_pin": (self.pin, self.unpin & Array(some_pins)[self.select]),
+        }
         for answer, (up, down) in ways.items():
-            stays, more, less = (Signal(name=f"{answer}_{way}") for way in ("stays", "more", "less"))
-            m.d.comb += [way.eq(Array(each)[self.ahead]) for way, each in zip((stays, more, less), zip(*rooms[answer], strict=True), strict=True)]
-            m.d.sync += getattr(self, answer).eq(Mux(same & (up != down), Mux(up, more, less), stays))
+            stays, more, less = (
+                Signal(name=f"{answer}_{way}") for way in ("stays", "more", "less")
+            )
+            m.d.comb += [
+                way.eq(Array(each)[self.ahead])
+                for way, each in zip(
+                    (stays, more, less), zip(*rooms[answer], strict=True), strict=True
+                )
+            ]
+            m.d.sync += getattr(self, answer).eq(
+                Mux(same & (up != down), Mux(up, more, less), stays)
+            )
         return m

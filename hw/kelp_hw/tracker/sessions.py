@@ -18,8 +18,8 @@ __all__ = ["SessionCheck", "Sessions"]
 class Sessions(wiring.Component):
     """The registers of every session; one command per cycle, in effect in the next.
 
-    OPEN takes `descriptor` and sets `open`; it is for a session that is not open. CLOSE sets `closing` of an open one, CLOSED clears both, STEP adds
-    `delta` to the step, modulo 2^24.
+    OPEN takes `descriptor` and sets `open`; it is for a session that is not open. CLOSE sets
+    `closing` of an open one, CLOSED clears both, STEP adds `delta` to the step, modulo 2^24.
 
     Parameters
     ----------
@@ -34,11 +34,18 @@ class Sessions(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = Layouts(config)
-        super().__init__({
-            "select": In(config.session_bits), "open": In(1), "close": In(1), "closed": In(1), "step": In(1), "delta": In(layouts.op["delta"].shape),
-            "descriptor": In(layouts.session),
-            "sessions": Out(data.ArrayLayout(layouts.session, config.sessions)),
-        })
+        super().__init__(
+            {
+                "select": In(config.session_bits),
+                "open": In(1),
+                "close": In(1),
+                "closed": In(1),
+                "step": In(1),
+                "delta": In(layouts.op["delta"].shape),
+                "descriptor": In(layouts.session),
+                "sessions": Out(data.ArrayLayout(layouts.session, config.sessions)),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -46,7 +53,11 @@ class Sessions(wiring.Component):
             session = self.sessions[s]
             with m.If(self.select == s):
                 with m.If(self.open):
-                    m.d.sync += [session.eq(self.descriptor), session.open.eq(1), session.closing.eq(0)]
+                    m.d.sync += [
+                        session.eq(self.descriptor),
+                        session.open.eq(1),
+                        session.closing.eq(0),
+                    ]
                     m.d.sync += Assert(~session.open)
                 with m.If(self.close):
                     m.d.sync += session.closing.eq(1)
@@ -61,8 +72,8 @@ class Sessions(wiring.Component):
 class SessionCheck(wiring.Component):
     """Whether a request may go on: 0, or the Event code of its refusal. Combinational.
 
-    The first that applies: what ingress found, CLOSED_SESSION (not open, or closing), FOREIGN_LD, OUT_OF_MAP (queue, page or line beyond what the session
-    uses, V of a K-only session).
+    The first that applies: what ingress found, CLOSED_SESSION (not open, or closing), FOREIGN_LD,
+    OUT_OF_MAP (queue, page or line beyond what the session uses, V of a K-only session).
 
     Parameters
     ----------
@@ -72,18 +83,29 @@ class SessionCheck(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = Layouts(config)
-        super().__init__({
-            "session": In(layouts.session), "refused": In(layouts.op["refused"].shape), "ld_id": In(4), "queue": In(config.queue_bits),
-            "page": In(config.page_bits), "kv_line": In(config.line_bits), "event": Out(layouts.op["refused"].shape),
-        })
+        super().__init__(
+            {
+                "session": In(layouts.session),
+                "refused": In(layouts.op["refused"].shape),
+                "ld_id": In(4),
+                "queue": In(config.queue_bits),
+                "page": In(config.page_bits),
+                "kv_line": In(config.line_bits),
+                "event": Out(layouts.op["refused"].shape),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         half = self.config.half_line_bits
         s = self.session
         outside = Signal()
-        m.d.comb += outside.eq((self.queue >= s.used_queues) | (self.page >= s.used_pages) | (self.kv_line[:half] >= s.used_lines) |
-                               (self.kv_line[half] & s.k_only))
+        m.d.comb += outside.eq(
+            (self.queue >= s.used_queues)
+            | (self.page >= s.used_pages)
+            | (self.kv_line[:half] >= s.used_lines)
+            | (self.kv_line[half] & s.k_only)
+        )
         m.d.comb += self.event.eq(self.refused)
         with m.If(self.refused == Event.NONE):
             with m.If(~s.open | s.closing):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The tracker pipeline: every change of what the device is happens here, at M3, in one order (docs/design.md §1, §3)."""
+"""The tracker pipeline: every change of what the device is happens here, at M3, in one order
+(docs/design.md §1, §3)."""
 
 from __future__ import annotations
 
@@ -26,19 +27,31 @@ __all__ = ["Tracker", "hot_layout"]
 
 def hot_layout(config: Config) -> data.StructLayout:
     """A request served by the hot lane: a hit that is no access and changes no page word."""
-    return data.StructLayout({"session": config.session_bits, "squeue": config.squeue_bits, "page": config.page_bits, "kv_line": config.line_bits, "write": 1})
+    return data.StructLayout(
+        {
+            "session": config.session_bits,
+            "squeue": config.squeue_bits,
+            "page": config.page_bits,
+            "kv_line": config.line_bits,
+            "write": 1,
+        }
+    )
 
 
 class Tracker(wiring.Component):
-    """Takes requests and background ops, decides one op (and one hot request before it) per cycle, and tells everyone.
+    """Takes requests and background ops, decides one op (and one hot request before it) per cycle,
+    and tells everyone.
 
-    The pipeline M0, MA, M1, M2, M3 never stalls. `o_frame_op` is valid in the fourth cycle after the cycle of a request's handshake (M3, combinational);
-    `o_result`, `o_hot`, `o_score` of the same cycle's ops follow one cycle later. Throughput: one request per cycle, 7 of 8 cycles when background ops need the
-    port all the time; with page-sequential requests every background op that does not use the frame stage finds a cycle (§1). Ops that change a
-    session enter alone, five cycles before the next.
+    The pipeline M0, MA, M1, M2, M3 never stalls. `o_frame_op` is valid in the fourth cycle after
+    the cycle of a request's handshake (M3, combinational); `o_result`, `o_hot`, `o_score` of the
+    same cycle's ops follow one cycle later. Throughput: one request per cycle, 7 of 8 cycles when
+    background ops need the port all the time; with page-sequential requests every background op
+    that does not use the frame stage finds a cycle (§1). Ops that change a session enter alone,
+    five cycles before the next.
 
-    Nothing is accepted before `ready`, which rises when every page word is ABSENT. Refused requests become ANSWER frame ops; `o_result.op.refused` says why.
-    A page word with one flipped bit is corrected, one with two becomes LOST.
+    Nothing is accepted before `ready`, which rises when every page word is ABSENT. Refused requests
+    become ANSWER frame ops; `o_result.op.refused` says why. A page word with one flipped bit is
+    corrected, one with two becomes LOST.
 
     Parameters
     ----------
@@ -50,16 +63,17 @@ class Tracker(wiring.Component):
     ahead : in
         What `i_request.p` will be in the next cycle, unless it holds a request that is not taken.
     i_miss, i_control, i_hint, i_evict, i_prefetch : streams of ops
-        In this order of priority. An op's `session` is needed for REPLAY, SCAN, RELEASE, PREFETCH, MASS, PIN, UNPIN,
-        STEP, OPEN, CLOSE, CLOSED. A PEEK from `i_evict` is of a
-        frame, one from `i_control` of a page word.
+        In this order of priority. An op's `session` is needed for REPLAY, SCAN, RELEASE, PREFETCH,
+        MASS, PIN, UNPIN, STEP, OPEN, CLOSE, CLOSED. A PEEK from `i_evict` is of a frame, one from
+        `i_control` of a page word.
     behind : in, of each of these
-        What the stream has in the next cycle if its op is taken in this; one that does not tell has an op in every other cycle at most.
+        What the stream has in the next cycle if its op is taken in this; one that does not tell has
+        an op in every other cycle at most.
     i_miss_free : stream of free miss ids
         At first all of them, then each when its entry is done with.
     data_ready, miss_ready, score_ready, queue_ready, event_ready : in
-        At least RESERVE places free behind `o_frame_op`, for parked requests, behind `o_score`, in the queue state, in the event log. M0 hears of
-        it a cycle later.
+        At least RESERVE places free behind `o_frame_op`, for parked requests, behind `o_score`, in
+        the queue state, in the event log. M0 hears of it a cycle later.
     config_write, config_write_valid : in
         {squeue, queue_config}: the queue's formats and pool, before OPEN.
     descriptor : in
@@ -80,24 +94,46 @@ class Tracker(wiring.Component):
         layouts = self.layouts = Layouts(config)
         self.words = PageWords(config=config)
         counts = data.ArrayLayout(count_bits(config), len(POOLS))
-        super().__init__({
-            "i_request": In(stream.Signature(layouts.request)), "ahead": In(ahead_layout(config)),
-            **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
-            "behind": In(data.ArrayLayout(behind_layout(), len(BACKGROUND))),
-            "i_miss_free": In(stream.Signature(config.miss_bits)),
-            "data_ready": In(1), "miss_ready": In(1), "score_ready": In(1), "queue_ready": In(1), "event_ready": In(1),
-            "config_write": In(data.StructLayout({"squeue": config.squeue_bits, "queue_config": layouts.queue_config})), "config_write_valid": In(1),
-            "descriptor": In(layouts.session),
-            "low_water": In(count_bits(config)), "reserve": In(count_bits(config)), "pool_limit": In(counts),
-            "ecc_flip": In(self.words.code.code_bits),
-            "o_result": Out(layouts.result), "o_result_valid": Out(1),
-            "o_frame_op": Out(layouts.frame_op), "o_frame_op_valid": Out(1), "o_frame_op_hot": Out(1),
-            "o_score": Out(layouts.score_event), "o_score_valid": Out(1),
-            "o_hot": Out(hot_layout(config)), "o_hot_valid": Out(1),
-            "sessions": Out(data.ArrayLayout(layouts.session, config.sessions)),
-            "pool_free": Out(counts), "pool_used": Out(counts), "pool_unused": Out(len(POOLS)),
-            "ready": Out(1), "idle": Out(1),
-        })
+        super().__init__(
+            {
+                "i_request": In(stream.Signature(layouts.request)),
+                "ahead": In(ahead_layout(config)),
+                **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
+                "behind": In(data.ArrayLayout(behind_layout(), len(BACKGROUND))),
+                "i_miss_free": In(stream.Signature(config.miss_bits)),
+                "data_ready": In(1),
+                "miss_ready": In(1),
+                "score_ready": In(1),
+                "queue_ready": In(1),
+                "event_ready": In(1),
+                "config_write": In(
+                    data.StructLayout(
+                        {"squeue": config.squeue_bits, "queue_config": layouts.queue_config}
+                    )
+                ),
+                "config_write_valid": In(1),
+                "descriptor": In(layouts.session),
+                "low_water": In(count_bits(config)),
+                "reserve": In(count_bits(config)),
+                "pool_limit": In(counts),
+                "ecc_flip": In(self.words.code.code_bits),
+                "o_result": Out(layouts.result),
+                "o_result_valid": Out(1),
+                "o_frame_op": Out(layouts.frame_op),
+                "o_frame_op_valid": Out(1),
+                "o_frame_op_hot": Out(1),
+                "o_score": Out(layouts.score_event),
+                "o_score_valid": Out(1),
+                "o_hot": Out(hot_layout(config)),
+                "o_hot_valid": Out(1),
+                "sessions": Out(data.ArrayLayout(layouts.session, config.sessions)),
+                "pool_free": Out(counts),
+                "pool_used": Out(counts),
+                "pool_unused": Out(len(POOLS)),
+                "ready": Out(1),
+                "idle": Out(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -116,76 +152,148 @@ class Tracker(wiring.Component):
         def session(index):
             return sessions.sessions[index] if c.sessions > 1 else sessions.sessions[0]
 
-        # --- M0: admission ----------------------------------------------------------------------------------------------
+        # - M0: admission --------------------------------------------------------------------------
         request = self.i_request.p
         for name in ("request", *BACKGROUND):
-            wiring.connect(m, wiring.flipped(getattr(self, f"i_{name}")), getattr(arbiter, f"i_{name}"))
+            wiring.connect(
+                m, wiring.flipped(getattr(self, f"i_{name}")), getattr(arbiter, f"i_{name}")
+            )
         wiring.connect(m, wiring.flipped(self.i_miss_free), miss_ids.i)
 
         # What a stage knows of its op besides the op itself.
-        about = data.StructLayout({"valid": 1, "hot": 1, "reads": 1, "blocks": 1, "takes": 1, "session": 1, "frame_peek": 1, "background": 1,
-                                   "queue": c.queue_bits, "hot_page": layouts.page, "hot_session": c.session_bits})
+        about = data.StructLayout(
+            {
+                "valid": 1,
+                "hot": 1,
+                "reads": 1,
+                "blocks": 1,
+                "takes": 1,
+                "session": 1,
+                "frame_peek": 1,
+                "background": 1,
+                "queue": c.queue_bits,
+                "hot_page": layouts.page,
+                "hot_session": c.session_bits,
+            }
+        )
         stages = ma, m1, m2, m3 = [Signal(about, name=name) for name in ("ma", "m1", "m2", "m3")]
-        ops = opa, op1, op2, op3 = [Signal(layouts.op, name=f"op{name}") for name in ("a", "1", "2", "3")]
+        ops = opa, op1, op2, op3 = [
+            Signal(layouts.op, name=f"op{name}") for name in ("a", "1", "2", "3")
+        ]
 
-        # A hot page may lose its place by an op in the pipeline that looks at its word: by any background op, and by a request that finds the word beyond
-        # repair; so does one on a hot page that may not take the hot lane. A request that follows another op on its page within four cycles is given
-        # that op's word and finds nothing new.
+        # A hot page may lose its place by an op in the pipeline that looks at its word: by any
+        # background op, and by a request that finds the word beyond repair; so does one on a hot
+        # page that may not take the hot lane. A request that follows another op on its page within
+        # four cycles is given that op's word and finds nothing new.
         same, blocks = Signal(4), Signal(4)
         m.d.comb += [
-            same.eq(foresight.same & Cat(a.valid & a.reads for a in stages)), blocks.eq(Cat(a.blocks for a in stages)),
-            foresight.ahead.eq(self.ahead), foresight.moves.eq(~self.i_request.valid | self.i_request.ready), foresight.valid.eq(self.i_request.valid),
-            *(foresight.request[f].eq(request[f]) for f in ("session", "squeue", "page", "kv_line")),
-            foresight.request.ld_id.eq(request.origin.ld_id), foresight.request.memory.eq((request.refused == 0) & ~request.no_memory),
+            same.eq(foresight.same & Cat(a.valid & a.reads for a in stages)),
+            blocks.eq(Cat(a.blocks for a in stages)),
+            foresight.ahead.eq(self.ahead),
+            foresight.moves.eq(~self.i_request.valid | self.i_request.ready),
+            foresight.valid.eq(self.i_request.valid),
+            *(
+                foresight.request[f].eq(request[f])
+                for f in ("session", "squeue", "page", "kv_line")
+            ),
+            foresight.request.ld_id.eq(request.origin.ld_id),
+            foresight.request.memory.eq((request.refused == 0) & ~request.no_memory),
             *(foresight.ops[k][f].eq(o[f]) for k, o in enumerate(ops) for f in ("squeue", "page")),
-            *(foresight.background[f].eq(arbiter.o_entering.behind[f]) for f in ("squeue", "page")), foresight.was_background.eq(ma.background),
-            foresight.pages.eq(hot_pages.pages), foresight.entering.eq(hot_pages.entering), foresight.sessions.eq(sessions.sessions),
+            *(foresight.background[f].eq(arbiter.o_entering.behind[f]) for f in ("squeue", "page")),
+            foresight.was_background.eq(ma.background),
+            foresight.pages.eq(hot_pages.pages),
+            foresight.entering.eq(hot_pages.entering),
+            foresight.sessions.eq(sessions.sessions),
         ]
-        on_their_way, hold = Signal(3), Signal(init=1)     # `hold`: an op that changes a session is on its way
+        # `hold`: an op that changes a session is on its way
+        on_their_way, hold = Signal(3), Signal(init=1)
         credits = arbiter.credits
         m.d.comb += on_their_way.eq(sum(((a.valid & a.takes) for a in stages), start=0))
         m.d.comb += [
-            arbiter.good.eq(foresight.good), hot_pages.same.eq(foresight.hit),
-            arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),   # poison is an event, which takes a result
-            arbiter.hold.eq(hold), arbiter.behind.eq(self.behind),
-            *(arbiter.credits_ahead[name].eq(getattr(self, f"{name}_ready")) for name in credits.shape().members if name != "miss_id"),
-            # One id for each op on its way that may take one, and for the one that enters in this cycle, which only does where there was a credit.
-            arbiter.credits_ahead.miss_id.eq(Mux(credits.miss_id, miss_ids.level > on_their_way + 1, miss_ids.level > on_their_way)),
-            queues.write_en.eq(self.config_write_valid), queues.write_address.eq(self.config_write.squeue),
-            *(queues.write_data[f].eq(self.config_write.queue_config[f]) for f in queue_layout.members),
+            arbiter.good.eq(foresight.good),
+            hot_pages.same.eq(foresight.hit),
+            # poison is an event, which takes a result
+            arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),
+            arbiter.hold.eq(hold),
+            arbiter.behind.eq(self.behind),
+            *(
+                arbiter.credits_ahead[name].eq(getattr(self, f"{name}_ready"))
+                for name in credits.shape().members
+                if name != "miss_id"
+            ),
+            # One id for each op on its way that may take one, and for the one that enters in this
+            # cycle, which only does where there was a credit.
+            arbiter.credits_ahead.miss_id.eq(
+                Mux(
+                    credits.miss_id,
+                    miss_ids.level > on_their_way + 1,
+                    miss_ids.level > on_their_way,
+                )
+            ),
+            queues.write_en.eq(self.config_write_valid),
+            queues.write_address.eq(self.config_write.squeue),
+            *(
+                queues.write_data[f].eq(self.config_write.queue_config[f])
+                for f in queue_layout.members
+            ),
         ]
         # The last of these cycles is for `foresight`, which looks at the session a cycle early.
-        m.d.sync += hold.eq(~self.ready | (arbiter.o_valid & arbiter.o_session) | Cat(a.valid & a.session for a in stages).any())
+        m.d.sync += hold.eq(
+            ~self.ready
+            | (arbiter.o_valid & arbiter.o_session)
+            | Cat(a.valid & a.session for a in stages).any()
+        )
         entered = Signal.like(arbiter.o_entering)
         m.d.sync += [
             credits.eq(arbiter.credits_ahead),
-            entered.eq(arbiter.o_entering), ma.valid.eq(arbiter.o_valid), ma.hot.eq(arbiter.o_hot), ma.reads.eq(arbiter.o_reads), ma.takes.eq(arbiter.o_takes),
-            ma.blocks.eq(arbiter.o_background | hot_pages.hit), ma.background.eq(arbiter.o_background),
-            ma.session.eq(arbiter.o_session), ma.frame_peek.eq(arbiter.o_frame_peek), ma.queue.eq(arbiter.o_queue),
+            entered.eq(arbiter.o_entering),
+            ma.valid.eq(arbiter.o_valid),
+            ma.hot.eq(arbiter.o_hot),
+            ma.reads.eq(arbiter.o_reads),
+            ma.takes.eq(arbiter.o_takes),
+            ma.blocks.eq(arbiter.o_background | hot_pages.hit),
+            ma.background.eq(arbiter.o_background),
+            ma.session.eq(arbiter.o_session),
+            ma.frame_peek.eq(arbiter.o_frame_peek),
+            ma.queue.eq(arbiter.o_queue),
         ]
 
-        # --- MA: whose op it is steers it from a register, its address goes to the memories, the hot entry comes out ------------
+        # --- MA: op chosen by a register, memories addressed, hot entry comes out ---
         m.d.comb += [
             *(Value.cast(opa[field]).eq(value) for field, value in choose(entered).items()),
-            ma.hot_page.squeue.eq(entered.request.squeue), ma.hot_page.page.eq(entered.request.page), ma.hot_session.eq(entered.request.session),
+            ma.hot_page.squeue.eq(entered.request.squeue),
+            ma.hot_page.page.eq(entered.request.page),
+            ma.hot_session.eq(entered.request.session),
         ]
         m.d.comb += [
-            words.look.squeue.eq(opa.squeue), words.look.page.eq(opa.page), words.look_valid.eq(ma.valid & ma.reads),
-            queues.read_en.eq(1), queues.read_address.eq(opa.squeue),
+            words.look.squeue.eq(opa.squeue),
+            words.look.page.eq(opa.page),
+            words.look_valid.eq(ma.valid & ma.reads),
+            queues.read_en.eq(1),
+            queues.read_address.eq(opa.squeue),
         ]
 
         for k, (stage, op) in enumerate(zip(stages, ops, strict=True)):
             with m.If(self.i_request.valid & stage.valid):
-                m.d.sync += Assert(foresight.same[k] == ((op.squeue == request.squeue) & (op.page == request.page)))
+                m.d.sync += Assert(
+                    foresight.same[k] == ((op.squeue == request.squeue) & (op.page == request.page))
+                )
 
-        # --- M1: page word and queue configuration come out; M2: the word is repaired, the op is judged by its session ---------
+        # --- M1: page word, queue configuration come out; M2: corrected, session checked ---
         hot1, hot2, hot3 = (Signal(hot_pages.entry_layout, name=f"hot{i}") for i in (1, 2, 3))
         queue2, session2 = Signal(queue_layout), Signal(layouts.session)
-        shape_layout = data.StructLayout({name: layouts.session[name].shape for name in ("used_lines", "k_only", "host_type")})
-        shape1, shape2, shape3 = (Signal(shape_layout, name=f"shape{i}") for i in (1, 2, 3))   # of the session whose request goes to the frame stage
+        shape_layout = data.StructLayout(
+            {name: layouts.session[name].shape for name in ("used_lines", "k_only", "host_type")}
+        )
+        # of the session whose request goes to the frame stage
+        shape1, shape2, shape3 = (Signal(shape_layout, name=f"shape{i}") for i in (1, 2, 3))
         m.submodules.check = check = SessionCheck(config=c)
         m.d.comb += [
-            check.session.eq(session2), check.refused.eq(op2.refused), check.ld_id.eq(op2.origin.ld_id), check.queue.eq(m2.queue), check.page.eq(op2.page),
+            check.session.eq(session2),
+            check.refused.eq(op2.refused),
+            check.ld_id.eq(op2.origin.ld_id),
+            check.queue.eq(m2.queue),
+            check.page.eq(op2.page),
             check.kv_line.eq(op2.kv_line),
         ]
         queue3, session3, event3 = Signal(queue_layout), Signal(layouts.session), Signal(5)
@@ -193,71 +301,158 @@ class Tracker(wiring.Component):
         frames2 = frame_of(op2.kind, asks2, op2.write)
         frames3 = {name: Signal(name=f"{name}3") for name in frames2}
         usable3, grants3 = Signal(), Signal()
-        named3, frame3 = Signal(), Signal(c.frame_bits)     # whether the frame op's frame is known without the word, and which it is
-        m.d.comb += asks2.eq(m2.valid & ((op2.kind == Op.READ) | (op2.kind == Op.WRITE)) & (check.event == Event.NONE) & ~op2.no_memory)
+        # whether the frame op's frame is known without the word, and which it is
+        named3, frame3 = Signal(), Signal(c.frame_bits)
+        m.d.comb += asks2.eq(
+            m2.valid
+            & ((op2.kind == Op.READ) | (op2.kind == Op.WRITE))
+            & (check.event == Event.NONE)
+            & ~op2.no_memory
+        )
         shaping = session(Mux(m1.hot, m1.hot_session, op1.session))
         m.d.comb += [shape1[name].eq(shaping[name]) for name in shape_layout.members]
         own_pool2 = (op2.kind == Op.GRANT) | (op2.kind == Op.FREE)
         m.d.comb += pools.ahead.eq(Mux(own_pool2, op2.pool, queue2.pool))
         m.d.sync += [
-            op1.eq(opa), m1.eq(ma), op2.eq(op1), m2.eq(m1), op3.eq(op2), m3.eq(m2),
-            hot1.eq(hot_pages.entry), hot2.eq(hot1), hot3.eq(hot2),
-            queue2.eq(queues.read_data), queue3.eq(queue2), queue3.pool.eq(pools.ahead),
-            session2.eq(session(op1.session)), session3.eq(session2), shape2.eq(shape1), shape3.eq(shape2),
+            op1.eq(opa),
+            m1.eq(ma),
+            op2.eq(op1),
+            m2.eq(m1),
+            op3.eq(op2),
+            m3.eq(m2),
+            hot1.eq(hot_pages.entry),
+            hot2.eq(hot1),
+            hot3.eq(hot2),
+            queue2.eq(queues.read_data),
+            queue3.eq(queue2),
+            queue3.pool.eq(pools.ahead),
+            session2.eq(session(op1.session)),
+            session3.eq(session2),
+            shape2.eq(shape1),
+            shape3.eq(shape2),
             event3.eq(check.event),
             *(kinds3[k].eq(m2.valid & (op2.kind == k)) for k in Op),
-            usable3.eq(session2.open & ~session2.closing), grants3.eq(m2.valid & (op2.kind == Op.GRANT) & ~op2.failed),
-            named3.eq(m2.hot | frames2["own_frame"]), frame3.eq(Mux(m2.hot, hot2.frame, op2.frame)),
-            asks3.eq(asks2), *(frames3[name].eq(value) for name, value in frames2.items()),
+            usable3.eq(session2.open & ~session2.closing),
+            grants3.eq(m2.valid & (op2.kind == Op.GRANT) & ~op2.failed),
+            named3.eq(m2.hot | frames2["own_frame"]),
+            frame3.eq(Mux(m2.hot, hot2.frame, op2.frame)),
+            asks3.eq(asks2),
+            *(frames3[name].eq(value) for name, value in frames2.items()),
         ]
 
-        # --- M3: the decision ---------------------------------------------------------------------------------------------
+        # - M3: the decision -----------------------------------------------------------------------
         x, strobes, result = decide.context, decide.strobes, decide.result
         m.d.comb += [
-            decide.op.eq(op3), decide.word.eq(words.word), words.new.eq(result.word), words.write.eq(strobes.write), words.flip.eq(self.ecc_flip),
+            decide.op.eq(op3),
+            decide.word.eq(words.word),
+            words.new.eq(result.word),
+            words.write.eq(strobes.write),
+            words.flip.eq(self.ecc_flip),
             *(x[name].eq(value) for name, value in frames3.items()),
-            x.kinds.eq(kinds3), x.asks.eq(asks3), x.grants.eq(grants3), x.states.eq(words.states),
-            x.valid.eq(m3.valid), x.event.eq(event3), x.is_open.eq(session3.open), x.usable.eq(usable3), x.step.eq(session3.step),
-            x.format_k.eq(queue3.format_k), x.format_v.eq(queue3.format_v), x.pool.eq(queue3.pool), x.policy.eq(queue3.policy), x.frame_peek.eq(m3.frame_peek),
-            x.can_pop.eq(pools.can_pop), x.can_take.eq(pools.can_take), x.can_prefetch.eq(pools.can_prefetch), x.can_pin.eq(pools.can_pin),
-            x.frame.eq(pools.frame), x.miss.eq(miss_ids.id), x.empty.eq(miss_ids.empty), x.corrected.eq(words.corrected), x.uncorrected.eq(words.uncorrected),
-            pools.limit.eq(self.pool_limit), pools.low_water.eq(self.low_water), pools.reserve.eq(self.reserve), pools.select.eq(queue3.pool),
-            pools.push_frame.eq(op3.frame), miss_ids.park_id.eq(words.word.place), miss_ids.look.eq(op2.miss), miss_ids.select.eq(op3.miss),
-            sessions.select.eq(op3.session), sessions.delta.eq(op3.delta), sessions.descriptor.eq(self.descriptor),
-            hot_pages.ahead.squeue.eq(op2.squeue), hot_pages.ahead.page.eq(op2.page),
-            hot_pages.page.squeue.eq(op3.squeue), hot_pages.page.page.eq(op3.page), hot_pages.session.eq(op3.session),
-            hot_pages.new.frame.eq(result.word.place), hot_pages.new.format_k.eq(result.word.format_k), hot_pages.new.format_v.eq(result.word.format_v),
+            x.kinds.eq(kinds3),
+            x.asks.eq(asks3),
+            x.grants.eq(grants3),
+            x.states.eq(words.states),
+            x.valid.eq(m3.valid),
+            x.event.eq(event3),
+            x.is_open.eq(session3.open),
+            x.usable.eq(usable3),
+            x.step.eq(session3.step),
+            x.format_k.eq(queue3.format_k),
+            x.format_v.eq(queue3.format_v),
+            x.pool.eq(queue3.pool),
+            x.policy.eq(queue3.policy),
+            x.frame_peek.eq(m3.frame_peek),
+            x.can_pop.eq(pools.can_pop),
+            x.can_take.eq(pools.can_take),
+            x.can_prefetch.eq(pools.can_prefetch),
+            x.can_pin.eq(pools.can_pin),
+            x.frame.eq(pools.frame),
+            x.miss.eq(miss_ids.id),
+            x.empty.eq(miss_ids.empty),
+            x.corrected.eq(words.corrected),
+            x.uncorrected.eq(words.uncorrected),
+            pools.limit.eq(self.pool_limit),
+            pools.low_water.eq(self.low_water),
+            pools.reserve.eq(self.reserve),
+            pools.select.eq(queue3.pool),
+            pools.push_frame.eq(op3.frame),
+            miss_ids.park_id.eq(words.word.place),
+            miss_ids.look.eq(op2.miss),
+            miss_ids.select.eq(op3.miss),
+            sessions.select.eq(op3.session),
+            sessions.delta.eq(op3.delta),
+            sessions.descriptor.eq(self.descriptor),
+            hot_pages.ahead.squeue.eq(op2.squeue),
+            hot_pages.ahead.page.eq(op2.page),
+            hot_pages.page.squeue.eq(op3.squeue),
+            hot_pages.page.page.eq(op3.page),
+            hot_pages.session.eq(op3.session),
+            hot_pages.new.frame.eq(result.word.place),
+            hot_pages.new.format_k.eq(result.word.format_k),
+            hot_pages.new.format_v.eq(result.word.format_v),
             hot_pages.new.pool.eq(queue3.pool),
-            *(getattr(block, name).eq(strobes[name]) for block, names in (
-                (pools, ("pop", "push", "wait", "unwait", "want", "pin", "unpin")), (miss_ids, ("take", "parked", "park", "unpark")),
-                (sessions, ("open", "close", "closed", "step")), (hot_pages, ("keep", "drop", "drop_session"))) for name in names),
-            self.sessions.eq(sessions.sessions), self.pool_free.eq(pools.free), self.pool_used.eq(pools.used), self.pool_unused.eq(pools.unused),
+            *(
+                getattr(block, name).eq(strobes[name])
+                for block, names in (
+                    (pools, ("pop", "push", "wait", "unwait", "want", "pin", "unpin")),
+                    (miss_ids, ("take", "parked", "park", "unpark")),
+                    (sessions, ("open", "close", "closed", "step")),
+                    (hot_pages, ("keep", "drop", "drop_session")),
+                )
+                for name in names
+            ),
+            self.sessions.eq(sessions.sessions),
+            self.pool_free.eq(pools.free),
+            self.pool_used.eq(pools.used),
+            self.pool_unused.eq(pools.unused),
             self.ready.eq(words.ready),
-            self.idle.eq(~Cat(a.valid | a.hot for a in stages).any() & ~self.o_result_valid & ~self.o_hot_valid),
+            self.idle.eq(
+                ~Cat(a.valid | a.hot for a in stages).any()
+                & ~self.o_result_valid
+                & ~self.o_hot_valid
+            ),
         ]
 
         # The frame stage: the hot request's op, or the tracker lane's, never both.
         frame_op = self.o_frame_op
         m.d.comb += [
-            self.o_frame_op_valid.eq(m3.hot | decide.frame_op_valid), self.o_frame_op_hot.eq(m3.hot),
-            frame_op.eq(decide.frame_op), frame_op.frame.eq(Mux(named3, frame3, decide.found_frame)),
+            self.o_frame_op_valid.eq(m3.hot | decide.frame_op_valid),
+            self.o_frame_op_hot.eq(m3.hot),
+            frame_op.eq(decide.frame_op),
+            frame_op.frame.eq(Mux(named3, frame3, decide.found_frame)),
             *(frame_op[name].eq(shape3[name]) for name in shape_layout.members),
         ]
         with m.If(m3.hot):
             m.d.comb += [
-                frame_op.kind.eq(Mux(op3.write, Op.WRITE, Op.READ)), frame_op.outcome.eq(Outcome.HIT), frame_op.answer.eq(0),
-                frame_op.squeue.eq(m3.hot_page.squeue), frame_op.page.eq(m3.hot_page.page),
-                frame_op.format_k.eq(hot3.format_k), frame_op.format_v.eq(hot3.format_v),
-                frame_op.use.eq(1), frame_op.init.eq(0), frame_op.write.eq(op3.write), frame_op.has_write.eq(op3.has_write),
-                frame_op.pool.eq(hot3.pool), frame_op.source.eq(0), frame_op.slot.eq(0),
+                frame_op.kind.eq(Mux(op3.write, Op.WRITE, Op.READ)),
+                frame_op.outcome.eq(Outcome.HIT),
+                frame_op.answer.eq(0),
+                frame_op.squeue.eq(m3.hot_page.squeue),
+                frame_op.page.eq(m3.hot_page.page),
+                frame_op.format_k.eq(hot3.format_k),
+                frame_op.format_v.eq(hot3.format_v),
+                frame_op.use.eq(1),
+                frame_op.init.eq(0),
+                frame_op.write.eq(op3.write),
+                frame_op.has_write.eq(op3.has_write),
+                frame_op.pool.eq(hot3.pool),
+                frame_op.source.eq(0),
+                frame_op.slot.eq(0),
             ]
         m.d.sync += Assert(~(m3.hot & decide.frame_op_valid))
 
-        # --- F1: everyone else --------------------------------------------------------------------------------------------
+        # - F1: everyone else ----------------------------------------------------------------------
         m.d.sync += [
-            self.o_result.eq(result), self.o_result_valid.eq(m3.valid),
-            self.o_score.eq(decide.score), self.o_score_valid.eq(decide.score_valid),
-            self.o_hot.session.eq(m3.hot_session), self.o_hot.squeue.eq(m3.hot_page.squeue), self.o_hot.page.eq(m3.hot_page.page),
-            self.o_hot.kv_line.eq(op3.kv_line), self.o_hot.write.eq(op3.write), self.o_hot_valid.eq(m3.hot),
+            self.o_result.eq(result),
+            self.o_result_valid.eq(m3.valid),
+            self.o_score.eq(decide.score),
+            self.o_score_valid.eq(decide.score_valid),
+            self.o_hot.session.eq(m3.hot_session),
+            self.o_hot.squeue.eq(m3.hot_page.squeue),
+            self.o_hot.page.eq(m3.hot_page.page),
+            self.o_hot.kv_line.eq(op3.kv_line),
+            self.o_hot.write.eq(op3.write),
+            self.o_hot_valid.eq(m3.hot),
         ]
         return m

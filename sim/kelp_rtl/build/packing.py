@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Between a port's one vector and the fields of its layout, fast enough for every cycle of a bench."""
+"""Between a port's one vector and the fields of its layout, fast enough for every cycle of a
+bench."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ __all__ = ["Packing"]
 
 
 class Packing:
-    """Packs and unpacks one `data.StructLayout`; nested fields are written with a dot (`sector.valid`).
+    """Packs and unpacks one `data.StructLayout`; nested fields are written with a dot
+    (`sector.valid`).
 
-    `pack(a=1, **{"b.c": 2})` leaves fields that are not named at zero and refuses values that do not fit; `unpack(vector)` is a dict of
-    all of them.
+    `pack(a=1, **{"b.c": 2})` leaves fields that are not named at zero and refuses values that do
+    not fit; `unpack(vector)` is a dict of all of them.
     """
 
     def __init__(self, layout: data.StructLayout):

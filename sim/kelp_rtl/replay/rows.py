@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Ops as rows of numbers, so that what a device in lock-step committed and what the golden model did are compared as two arrays.
+"""Ops as rows of numbers, so that what a device in lock-step committed and what the golden model
+did are compared as two arrays.
 
-A row holds every argument that counts for its kind of op (docs/design.md §3; the rest is left at zero), the outcome, what was taken, and the
-page word before and after.
+A row holds every argument that counts for its kind of op (docs/design.md §3; the rest is left at
+zero), the outcome, what was taken, and the page word before and after.
 """
 
 from __future__ import annotations
@@ -14,13 +15,30 @@ from kelp_spec.metadata import Op, Outcome
 
 from ..records import Commits
 
-__all__ = ["ENTRY", "ENTRY_FIELDS", "OPS", "SCORES", "WORD", "describe", "device_entries", "device_ops", "device_scores", "golden_op", "mask_ops"]
+__all__ = [
+    "ENTRY",
+    "ENTRY_FIELDS",
+    "OPS",
+    "SCORES",
+    "WORD",
+    "describe",
+    "device_entries",
+    "device_ops",
+    "device_scores",
+    "golden_op",
+    "mask_ops",
+]
 
 #: Fields of a page word and of a frame entry, as commit records name them.
 WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
 ENTRY_FIELDS = ("in_use", "dirty", "redirty", "used", "source", "squeue", "page", "valid", "poison")
 
-_ARGUMENTS = tuple("session squeue page kv_line write partial poison miss pool frame failed miss_kind lost source slot mass delta written".split())
+_ARGUMENTS = tuple(
+    (
+        "session squeue page kv_line write partial poison miss pool frame failed miss_kind lost "
+        + "source slot mass delta written"
+    ).split()
+)
 _TAKEN = ("changed", "first", "frame", "miss")
 
 #: Columns of an op's row.
@@ -75,7 +93,19 @@ def _masks() -> np.ndarray:
 _MASKS = _masks()
 _HOT_MASK = np.array(
     [
-        name in ("kind", "outcome", "op.squeue", "op.page", "op.kv_line", "op.partial", "op.poison", "changed", "first", "frame")
+        name
+        in (
+            "kind",
+            "outcome",
+            "op.squeue",
+            "op.page",
+            "op.kv_line",
+            "op.partial",
+            "op.poison",
+            "changed",
+            "first",
+            "frame",
+        )
         for name in OPS
     ],
     np.int64,
@@ -117,23 +147,31 @@ def golden_op(result: Result) -> tuple:
 
 
 def mask_ops(rows: np.ndarray, hot: np.ndarray) -> np.ndarray:
-    """The rows with everything at zero that does not count for their kind and outcome; of a `hot` one counts what its lane looks at."""
+    """The rows with everything at zero that does not count for their kind and outcome; of a `hot`
+    one counts what its lane looks at."""
     kind, outcome = rows[:, 0], rows[:, 1]
     rows = rows * np.where(hot[:, None], _HOT_MASK, _MASKS[kind])
     rows[~np.isin(outcome, _TAKES_MISS), _MISS] = 0
     # A frame is taken or used by these alone.
-    taken = np.isin(kind, (Op.READ, Op.WRITE)) & np.isin(outcome, (Outcome.HIT, Outcome.ALLOCATED)) | np.isin(
-        kind, (Op.GRANT, Op.CLAIM)
-    ) & (outcome == Outcome.DONE)
+    taken = np.isin(kind, (Op.READ, Op.WRITE)) & np.isin(
+        outcome, (Outcome.HIT, Outcome.ALLOCATED)
+    ) | np.isin(kind, (Op.GRANT, Op.CLAIM)) & (outcome == Outcome.DONE)
     taken |= (kind == Op.PREFETCH) & (outcome == Outcome.MISSED)
     rows[~taken, _FRAME] = 0
     return rows
 
 
-def device_ops(commits: Commits, types: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of all ops in a commit stream, unmasked, and which came by the hot lane. `types` and `index` are the stream's order."""
+def device_ops(
+    commits: Commits, types: np.ndarray, index: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of all ops in a commit stream, unmasked, and which came by the hot lane. `types` and
+    `index` are the stream's order."""
     results, frames = commits.result, commits.frame
-    frame_hot = frames.hot[index * (types == 1)] & (types == 1) if len(frames) else np.zeros(len(types), bool)
+    frame_hot = (
+        frames.hot[index * (types == 1)] & (types == 1)
+        if len(frames)
+        else np.zeros(len(types), bool)
+    )
     is_op = (types == 0) | frame_hot
     of, at = types[is_op], index[is_op]
     rows = np.zeros((len(of), len(OPS)), np.int64)
@@ -159,28 +197,48 @@ _HOT_FIELDS = {
 
 
 def device_entries(commits: Commits, types: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Rows of all frame entries that ops used; `valid` and `poison` as Python integers where they are wider than 63 bits."""
+    """Rows of all frame entries that ops used; `valid` and `poison` as Python integers where they
+    are wider than 63 bits."""
     frames = commits.frame
     at = index[types == 1]
     if not len(at):
         return np.zeros((0, len(ENTRY)), np.int64)
     at = at[frames["op.use"][at] == 1]
-    columns = [wide_integers(frames[f"entry.{name}" if name not in ("kind", "frame") else f"op.{name}"][at]) for name in ENTRY]
-    return np.stack([np.asarray(column, object if any(c.dtype == object for c in columns) else np.int64) for column in columns], axis=1)
+    columns = [
+        wide_integers(
+            frames[f"entry.{name}" if name not in ("kind", "frame") else f"op.{name}"][at]
+        )
+        for name in ENTRY
+    ]
+    return np.stack(
+        [
+            np.asarray(column, object if any(c.dtype == object for c in columns) else np.int64)
+            for column in columns
+        ],
+        axis=1,
+    )
 
 
 def device_scores(commits: Commits, types: np.ndarray, index: np.ndarray) -> np.ndarray:
     at = index[types == 2]
-    return np.stack([commits.score[name][at] for name in ("kind", "squeue", "page", "score", "profile")], axis=1)
+    return np.stack(
+        [commits.score[name][at] for name in ("kind", "squeue", "page", "score", "profile")], axis=1
+    )
 
 
 def wide_integers(column: np.ndarray) -> np.ndarray:
     """A field of any width as integers, one a record."""
     if column.ndim == 1:
         return column
-    return np.array([int.from_bytes(row.tobytes(), "little") for row in column] or [0], object)[: len(column)]
+    return np.array([int.from_bytes(row.tobytes(), "little") for row in column] or [0], object)[
+        : len(column)
+    ]
 
 
 def describe(names: tuple[str, ...], device, golden) -> str:
     """The columns in which two rows differ."""
-    return ", ".join(f"{name}: device {d}, golden {g}" for name, d, g in zip(names, device, golden, strict=True) if d != g)
+    return ", ".join(
+        f"{name}: device {d}, golden {g}"
+        for name, d, g in zip(names, device, golden, strict=True)
+        if d != g
+    )

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Block traces: which KV blocks requests asked for, as columns in one file, and importers of what others record.
+"""Block traces: which KV blocks requests asked for, as columns in one file, and importers of what
+others record.
 
-Format ``kelp-blocks-1``, an .npz: ``meta`` a JSON string {format, source, block_tokens, references, blocks}; ``time_ms`` [references] int64, never falling;
-``request`` [references] int64, never falling; ``block`` [references] int64, 0 … blocks − 1, numbered in order of first use. Whatever is wrong with a file
-is a :class:`~kelp_sim.trace.trace.TraceError` of one line.
+Format ``kelp-blocks-1``, an .npz: ``meta`` a JSON string {format, source, block_tokens, references,
+blocks}; ``time_ms`` [references] int64, never falling; ``request`` [references] int64, never
+falling; ``block`` [references] int64, 0 … blocks − 1, numbered in order of first use. Whatever is
+wrong with a file is a :class:`~kelp_sim.trace.trace.TraceError` of one line.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _ORACLE = np.dtype([("time", "<u4"), ("object", "<u8"), ("size", "<u4"), ("next"
 @dataclass(frozen=True, eq=False)
 class BlockTrace:
     source: str
-    block_tokens: int        #: 0 where the source does not say
+    block_tokens: int  #: 0 where the source does not say
     time_ms: np.ndarray
     request: np.ndarray
     block: np.ndarray
@@ -44,12 +46,26 @@ class BlockTrace:
         _, first, inverse = np.unique(np.asarray(names), return_index=True, return_inverse=True)
         rank = np.empty(len(first), np.int64)
         rank[np.argsort(first)] = np.arange(len(first))
-        return cls(source, block_tokens, np.asarray(time_ms, np.int64), np.asarray(request, np.int64), rank[inverse.ravel()])
+        return cls(
+            source,
+            block_tokens,
+            np.asarray(time_ms, np.int64),
+            np.asarray(request, np.int64),
+            rank[inverse.ravel()],
+        )
 
     def write(self, path: Path) -> None:
-        meta = {"format": FORMAT, "source": self.source, "block_tokens": self.block_tokens, "references": len(self.block), "blocks": self.blocks}
+        meta = {
+            "format": FORMAT,
+            "source": self.source,
+            "block_tokens": self.block_tokens,
+            "references": len(self.block),
+            "blocks": self.blocks,
+        }
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(path, meta=np.array(json.dumps(meta)), **{c: getattr(self, c) for c in _COLUMNS})
+        np.savez_compressed(
+            path, meta=np.array(json.dumps(meta)), **{c: getattr(self, c) for c in _COLUMNS}
+        )
 
 
 def read_blocks(path: Path) -> BlockTrace:
@@ -65,20 +81,33 @@ def read_blocks(path: Path) -> BlockTrace:
     except TraceError:
         raise
     except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError) as error:
-        raise TraceError(f"{path}: is damaged or no .npz: {str(error).splitlines()[0][:120]}") from None
+        raise TraceError(
+            f"{path}: is damaged or no .npz: {str(error).splitlines()[0][:120]}"
+        ) from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise TraceError(f"{path}: meta.format is {meta.get('format') if isinstance(meta, dict) else meta!r}, not {FORMAT!r}")
+        raise TraceError(
+            f"{path}: meta.format is "
+            + f"{meta.get('format') if isinstance(meta, dict) else meta!r}, not {FORMAT!r}"
+        )
     count = len(columns["block"])
     for name, column in columns.items():
         if column.dtype != np.int64 or column.shape != (count,) or not count:
-            raise TraceError(f"{path}: {name} is {column.dtype}{list(column.shape)}; the format asks for int64[{count or 'at least 1'}]")
+            raise TraceError(
+                f"{path}: {name} is {column.dtype}{list(column.shape)}; the format asks for "
+                + f"int64[{count or 'at least 1'}]"
+            )
         if name != "block" and (np.diff(column) < 0).any():
-            raise TraceError(f"{path}: {name} falls at reference {int(np.argmax(np.diff(column) < 0)) + 1}")
+            raise TraceError(
+                f"{path}: {name} falls at reference {int(np.argmax(np.diff(column) < 0)) + 1}"
+            )
     firsts = np.maximum.accumulate(columns["block"])
     if columns["block"].min() < 0 or firsts[0] != 0 or (np.diff(firsts) > 1).any():
         raise TraceError(f"{path}: blocks are not numbered from 0 in order of first use")
     if (meta.get("references"), meta.get("blocks")) != (count, int(firsts[-1]) + 1):
-        raise TraceError(f"{path}: meta states {meta.get('references')} references to {meta.get('blocks')} blocks; there are {count} to {int(firsts[-1]) + 1}")
+        raise TraceError(
+            f"{path}: meta states {meta.get('references')} references to {meta.get('blocks')} "
+            + f"blocks; there are {count} to {int(firsts[-1]) + 1}"
+        )
     return BlockTrace(str(meta.get("source")), int(meta.get("block_tokens", 0)), **columns)
 
 
@@ -95,7 +124,14 @@ def _lines(path: Path) -> Iterator[tuple[int, dict]]:
                 yield number, entry
 
 
-def _requests(path: Path, source: str, block_tokens: int, hashes: str, per_second: int, tokens: str | None = None) -> BlockTrace:
+def _requests(
+    path: Path,
+    source: str,
+    block_tokens: int,
+    hashes: str,
+    per_second: int,
+    tokens: str | None = None,
+) -> BlockTrace:
     times, requests, names = [], [], []
     for index, (number, entry) in enumerate(_lines(path)):
         blocks, at = entry.get(hashes), entry.get("timestamp")
@@ -111,7 +147,9 @@ def _requests(path: Path, source: str, block_tokens: int, hashes: str, per_secon
     order = np.argsort(np.array(times), kind="stable")
     renumbered = np.unique(np.array(requests)[order], return_index=True, return_inverse=True)
     rank = np.argsort(np.argsort(renumbered[1]))
-    return BlockTrace.of(source, block_tokens, np.array(times)[order], rank[renumbered[2]], np.array(names)[order])
+    return BlockTrace.of(
+        source, block_tokens, np.array(times)[order], rank[renumbered[2]], np.array(names)[order]
+    )
 
 
 def _mooncake(path: Path) -> BlockTrace:
@@ -120,7 +158,8 @@ def _mooncake(path: Path) -> BlockTrace:
 
 
 def _lmcache(path: Path) -> BlockTrace:
-    """LMCache's lookup log (`--lookup-hash-log-dir`): seconds, `chunk_hashes` of `chunk_size` tokens."""
+    """LMCache's lookup log (`--lookup-hash-log-dir`): seconds, `chunk_hashes` of `chunk_size`
+    tokens."""
     return _requests(path, "lmcache", 256, "chunk_hashes", 1, tokens="chunk_size")
 
 
@@ -128,12 +167,25 @@ def _oracle(path: Path) -> BlockTrace:
     """libCacheSim's oracleGeneral: 24-byte records."""
     size = path.stat().st_size
     if not size or size % _ORACLE.itemsize:
-        raise TraceError(f"{path}: {size} bytes are no whole records of {_ORACLE.itemsize} bytes (compressed files must be unpacked first)")
+        raise TraceError(
+            f"{path}: {size} bytes are no whole records of {_ORACLE.itemsize} bytes "
+            + "(compressed files must be unpacked first)"
+        )
     records = np.fromfile(path, _ORACLE)
     if (np.diff(records["time"].astype(np.int64)) < 0).any():
         raise TraceError(f"{path}: time falls, so this is no oracleGeneral trace")
-    return BlockTrace.of("oracleGeneral", 0, records["time"].astype(np.int64) * 1000, np.arange(len(records)), records["object"])
+    return BlockTrace.of(
+        "oracleGeneral",
+        0,
+        records["time"].astype(np.int64) * 1000,
+        np.arange(len(records)),
+        records["object"],
+    )
 
 
 #: Source → importer of a file of its kind.
-IMPORTERS: dict[str, Callable[[Path], BlockTrace]] = {"mooncake": _mooncake, "lmcache": _lmcache, "oracle": _oracle}
+IMPORTERS: dict[str, Callable[[Path], BlockTrace]] = {
+    "mooncake": _mooncake,
+    "lmcache": _lmcache,
+    "oracle": _oracle,
+}

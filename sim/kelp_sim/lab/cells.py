@@ -30,22 +30,34 @@ class Cell:
     accesses: int | None
     residency: float
     policy: str
-    scope: str    #: "pooled" or "per-head"
-    parameters: tuple[tuple[str, float], ...] = ()    #: those that were set, by name
+    scope: str  #: "pooled" or "per-head"
+    parameters: tuple[tuple[str, float], ...] = ()  #: those that were set, by name
     first_step: int = 0
 
     @property
     def key(self) -> str:
-        """Names this cell and everything that its row depends on: the trace's bytes, the policy's source and the lab's."""
-        return hashlib.sha256(f"{asdict(self)}{_digest(self.trace)}{_sources(self.policy)}".encode()).hexdigest()[:24]
+        """Names this cell and everything that its row depends on: the trace's bytes, the policy's
+        source and the lab's."""
+        return hashlib.sha256(
+            f"{asdict(self)}{_digest(self.trace)}{_sources(self.policy)}".encode()
+        ).hexdigest()[:24]
 
 
 def cells(
-    traces, residencies, policies, *, rule: str = "recorded", accesses: int | None = None, first_step: int = 0, settings: dict | None = None
+    traces,
+    residencies,
+    policies,
+    *,
+    rule: str = "recorded",
+    accesses: int | None = None,
+    first_step: int = 0,
+    settings: dict | None = None,
 ) -> list[Cell]:
-    """The grid, references first: pooled LRU and Belady, without which there is no gap, and LRU per queue, to which flash reads are relative.
+    """The grid, references first: pooled LRU and Belady, without which there is no gap, and LRU per
+    queue, to which flash reads are relative.
 
-    ``settings``: a parameter, or POLICY.PARAMETER, → its values; every policy that has it runs with every combination of them. ValueError where none has it.
+    ``settings``: a parameter, or POLICY.PARAMETER, → its values; every policy that has it runs with
+    every combination of them. ValueError where none has it.
     """
     wanted = [("lru", "per-head", ()), ("lru", "pooled", ()), ("belady", "pooled", ())]
     used = set()
@@ -60,13 +72,28 @@ def cells(
         for values in itertools.product(*axes.values()):
             chosen = tuple(zip(axes, values, strict=True))
             arguments(name, dict(chosen))
-            wanted += [(name, scope, chosen) for scope in load(name).scopes if (name, scope, chosen) not in wanted]
+            wanted += [
+                (name, scope, chosen)
+                for scope in load(name).scopes
+                if (name, scope, chosen) not in wanted
+            ]
     for setting in settings or {}:
         if setting not in used:
-            has = {name: ", ".join(f"{n} ({v})" for n, v in parameters_of(load(name)).items()) for name in policies}
+            has = {
+                name: ", ".join(f"{n} ({v})" for n, v in parameters_of(load(name)).items())
+                for name in policies
+            }
             legal = "; ".join(f"{name}: {text}" for name, text in has.items() if text)
-            raise ValueError(f"parameter {setting!r} belongs to none of the policies chosen; legal: {legal or 'none of them has any'}")
-    return [Cell(str(t), rule, accesses, r, *w, first_step) for w in wanted for r in residencies for t in traces]
+            raise ValueError(
+                f"parameter {setting!r} belongs to none of the policies chosen; legal: "
+                + f"{legal or 'none of them has any'}"
+            )
+    return [
+        Cell(str(t), rule, accesses, r, *w, first_step)
+        for w in wanted
+        for r in residencies
+        for t in traces
+    ]
 
 
 @functools.lru_cache(64)
@@ -77,7 +104,14 @@ def _digest(path: str) -> str:
 @functools.cache
 def _sources(policy: str) -> str:
     here = Path(__file__).parent
-    files = sorted([*here.glob("*.py"), *here.glob("policies/*.py"), *here.parent.glob("trace/*.py"), *here.parent.glob("replay/*.py")])
+    files = sorted(
+        [
+            *here.glob("*.py"),
+            *here.glob("policies/*.py"),
+            *here.parent.glob("trace/*.py"),
+            *here.parent.glob("replay/*.py"),
+        ]
+    )
     if policy.partition(":")[0].endswith(".py"):
         files.append(Path(policy.rpartition(":")[0]))
     digest = hashlib.sha256()
@@ -99,29 +133,55 @@ def compiled(policy: str, *, pooled: bool) -> bool:
 _KELP = ("kelp", "kelp-noprefetch")
 
 
-def replay(line: Timeline, policy: str, *, capacity: int, pooled: bool, parameters: dict | None = None, prefetch: bool = True) -> Outcome:
-    """The compiled form where there is one, else the plain one; they decide alike (tests/sim/lab/test_compiled.py). ``prefetch`` False: it may ask for nothing."""
+def replay(
+    line: Timeline,
+    policy: str,
+    *,
+    capacity: int,
+    pooled: bool,
+    parameters: dict | None = None,
+    prefetch: bool = True,
+) -> Outcome:
+    """The compiled form where there is one, else the plain one; they decide alike
+    (tests/sim/lab/test_compiled.py). ``prefetch`` False: it may ask for nothing."""
     if parameters and compiled(policy, pooled=pooled):
-        maker(policy, parameters)(engine.Pool(line.sequence, range(line.sequence.queues), capacity))    # says what is wrong with them
+        # says what is wrong with them
+        maker(policy, parameters)(engine.Pool(line.sequence, range(line.sequence.queues), capacity))
     if policy in _KELP and pooled:
         from .fast_kelp import run_kelp
 
-        return run_kelp(line, capacity=capacity, prefetch=prefetch and policy == "kelp", **arguments(policy, parameters))
+        return run_kelp(
+            line,
+            capacity=capacity,
+            prefetch=prefetch and policy == "kelp",
+            **arguments(policy, parameters),
+        )
     for ids, form in ((LISTS, run_list), (ADAPTIVE, run_adaptive), (SCORED, run_scored)):
         if policy in ids:
             return form(line, policy, capacity=capacity, pooled=pooled, parameters=parameters)
-    return engine.run(line, maker(policy, parameters), capacity=capacity, pooled=pooled, prefetch=prefetch)
+    return engine.run(
+        line, maker(policy, parameters), capacity=capacity, pooled=pooled, prefetch=prefetch
+    )
 
 
 def row(cell: Cell) -> dict:
-    """Replay and report. Rates are fractions; a first allocation is an access and neither hit nor miss is charged for it."""
+    """Replay and report. Rates are fractions; a first allocation is an access and neither hit nor
+    miss is charged for it."""
     line = _timeline(cell.trace, cell.rule, cell.accesses, cell.first_step)
     sequence, policy, parameters = line.sequence, load(cell.policy), dict(cell.parameters)
-    choices = {"capacity": sequence.capacity(cell.residency), "pooled": cell.scope == "pooled", "parameters": parameters}
+    choices = {
+        "capacity": sequence.capacity(cell.residency),
+        "pooled": cell.scope == "pooled",
+        "parameters": parameters,
+    }
     began = time.perf_counter()
     outcome = replay(line, cell.policy, **choices)
     seconds = time.perf_counter() - began
-    without = replay(line, cell.policy, **choices, prefetch=False).misses if policy.prefetches else outcome.misses
+    without = (
+        replay(line, cell.policy, **choices, prefetch=False).misses
+        if policy.prefetches
+        else outcome.misses
+    )
     count = np.bincount(sequence.queue, minlength=sequence.queues)
     missed = np.bincount(sequence.queue[outcome.missed], minlength=sequence.queues)
     return {

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Replays an access sequence under one policy, by the rules of docs/replay.md: the plain form that every fast form must equal.
+"""Replays an access sequence under one policy, by the rules of docs/replay.md: the plain form that
+every fast form must equal.
 
-The engine owns what is fact: which pages have a frame, which were touched in this step, what was missed. A :class:`Policy` is told of one
-access at a time and answers two questions: which page gives way, and what to fetch ahead. It is handed nothing of what is still to come.
+The engine owns what is fact: which pages have a frame, which were touched in this step, what was
+missed. A :class:`Policy` is told of one access at a time and answers two questions: which page
+gives way, and what to fetch ahead. It is handed nothing of what is still to come.
 
-Prefetch: asked for at the first access of each (step, layer); each page takes a frame and a flash read at once and lands when the next layer
-begins. Until then it is in flight: an access to it is a miss (counted late), without a second flash read, and it is no victim.
+Prefetch: asked for at the first access of each (step, layer); each page takes a frame and a flash
+read at once and lands when the next layer begins. Until then it is in flight: an access to it is a
+miss (counted late), without a second flash read, and it is no victim.
 
-A policy that stands for the device (`kelp`, docs/policy.md) may ask for the device's rules: ``reserve`` frames kept free by evicting after the
-access, pages in use as a last resort, a start from its own history, and fetches after an access (:meth:`Policy.ahead`).
+A policy that stands for the device (`kelp`, docs/policy.md) may ask for the device's rules:
+``reserve`` frames kept free by evicting after the access, pages in use as a last resort, a start
+from its own history, and fetches after an access (:meth:`Policy.ahead`).
 """
 
 from __future__ import annotations
@@ -20,19 +24,31 @@ import numpy as np
 
 from ..trace.accesses import AccessSequence
 
-__all__ = ["PREFETCH_PER_HEAD", "Access", "Outcome", "Policy", "PolicyError", "Pool", "Timeline", "run"]
+__all__ = [
+    "PREFETCH_PER_HEAD",
+    "Access",
+    "Outcome",
+    "Policy",
+    "PolicyError",
+    "Pool",
+    "Timeline",
+    "run",
+]
 
-#: Pages that may be prefetched per KV head and layer. A 70B decoder at 10 tokens/s has 1.25 ms a layer: 14 GB/s bring 267 8-KB pages per head.
+#: Pages that may be prefetched per KV head and layer. A 70B decoder at 10 tokens/s has 1.25 ms a
+#: layer: 14 GB/s bring 267 8-KB pages per head.
 PREFETCH_PER_HEAD = 32
 
 
 class PolicyError(ValueError):
-    """A policy broke its contract: it evicted what is not resident or is protected, or fetched what does not exist."""
+    """A policy broke its contract: it evicted what is not resident or is protected, or fetched what
+    does not exist."""
 
 
 @dataclass(slots=True)
 class Access:
-    """One access. ``key`` = queue · pages + page names the page everywhere. In the history ``index`` and ``step`` are −1."""
+    """One access. ``key`` = queue · pages + page names the page everywhere. In the history
+    ``index`` and ``step`` are −1."""
 
     index: int
     step: int
@@ -40,13 +56,16 @@ class Access:
     queue: int
     page: int
     key: int
-    newest: int     #: the page being written, the same in every queue
-    mass: int       #: this page's share of the attention mass of the pages read so (UQ0.16); known when its step is over
+    newest: int  #: the page being written, the same in every queue
+    #: this page's share of the attention mass of the pages read so (UQ0.16); known when its step is
+    #: over
+    mass: int
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """A sequence with what a replay needs of each access; ``mass`` is renormalised over the pages read, [accesses] UQ0.16."""
+    """A sequence with what a replay needs of each access; ``mass`` is renormalised over the pages
+    read, [accesses] UQ0.16."""
 
     sequence: AccessSequence
     keys: np.ndarray
@@ -59,11 +78,20 @@ class Timeline:
         if mass is None:
             return cls(sequence, keys, np.zeros(len(keys), np.int64))
         cell = sequence.step.astype(np.int64) * sequence.queues + sequence.queue
-        total = np.bincount(cell, weights=mass.astype(float), minlength=sequence.steps * sequence.queues)[cell]
-        return cls(sequence, keys, np.minimum(65535, mass.astype(np.int64) * 65536 // np.maximum(1, total.astype(np.int64))))
+        total = np.bincount(
+            cell, weights=mass.astype(float), minlength=sequence.steps * sequence.queues
+        )[cell]
+        return cls(
+            sequence,
+            keys,
+            np.minimum(
+                65535, mass.astype(np.int64) * 65536 // np.maximum(1, total.astype(np.int64))
+            ),
+        )
 
     def next_use(self) -> np.ndarray:
-        """[accesses]: the step of the page's next access, or a step that never comes. For Belady alone."""
+        """[accesses]: the step of the page's next access, or a step that never comes. For Belady
+        alone."""
         order = np.lexsort((np.arange(len(self.keys)), self.keys))
         by_page, step = self.keys[order], self.sequence.step[order].astype(np.int64)
         following = np.full(len(order), np.int64(1) << 40)
@@ -73,28 +101,44 @@ class Timeline:
 
 
 class Pool:
-    """The frames that one policy shares out, and what stands in them. ``queues`` is the range of queues that the pool serves."""
+    """The frames that one policy shares out, and what stands in them. ``queues`` is the range of
+    queues that the pool serves."""
 
     def __init__(self, sequence: AccessSequence, queues: range, frames: int):
         self.queues, self.frames = queues, frames
-        self.pages, self.kv_heads, self.layers = sequence.final_pages, sequence.kv_heads, sequence.layers
+        self.pages, self.kv_heads, self.layers = (
+            sequence.final_pages,
+            sequence.kv_heads,
+            sequence.layers,
+        )
         self.all_queues, self.page_tokens = sequence.queues, sequence.page_tokens
         self.history_pages = sequence.history_pages
         keys = self.all_queues * self.pages
         self.page_of = np.tile(np.arange(self.pages), self.all_queues)
         self.resident = np.zeros(keys, bool)
-        self.known = np.zeros(keys, bool)               # has had a frame: a page that exists
-        self.touched = np.full(keys, -1, np.int64)      # step of the last access
+        self.known = np.zeros(keys, bool)  # has had a frame: a page that exists
+        self.touched = np.full(keys, -1, np.int64)  # step of the last access
         self.in_flight = np.zeros(keys, bool)
         self.used = 0
 
     def is_open(self, key: int, now: Access) -> bool:
-        """Whether ``key`` may be evicted: resident, landed, not touched in this step, not being written."""
-        return bool(self.resident[key]) and self.touched[key] != now.step and key % self.pages != now.newest and not self.in_flight[key]
+        """Whether ``key`` may be evicted: resident, landed, not touched in this step, not being
+        written."""
+        return (
+            bool(self.resident[key])
+            and self.touched[key] != now.step
+            and key % self.pages != now.newest
+            and not self.in_flight[key]
+        )
 
     def open(self, now: Access) -> np.ndarray:
         """All such keys, ascending."""
-        return np.flatnonzero(self.resident & (self.touched != now.step) & (self.page_of != now.newest) & ~self.in_flight)
+        return np.flatnonzero(
+            self.resident
+            & (self.touched != now.step)
+            & (self.page_of != now.newest)
+            & ~self.in_flight
+        )
 
     @property
     def history(self) -> Iterable[int]:
@@ -103,10 +147,12 @@ class Pool:
 
 
 class Policy:
-    """What a policy is: a class that takes a :class:`Pool` and answers :meth:`victim`. The rest it overrides as it needs.
+    """What a policy is: a class that takes a :class:`Pool` and answers :meth:`victim`. The rest it
+    overrides as it needs.
 
-    Class attributes: ``id`` its name; ``scopes`` where it is meant to run (``pooled``, ``per-head``); ``bits`` what it keeps per page;
-    ``oracle`` True where it is told of the future (Belady); ``prefetches`` True where :meth:`prefetch` may answer.
+    Class attributes: ``id`` its name; ``scopes`` where it is meant to run (``pooled``,
+    ``per-head``); ``bits`` what it keeps per page; ``oracle`` True where it is told of the future
+    (Belady); ``prefetches`` True where :meth:`prefetch` may answer.
     """
 
     id = "?"
@@ -114,10 +160,16 @@ class Policy:
     bits = 0
     oracle = False
     prefetches = False
-    reserve = 0               #: frames of the pool that are kept free: evictions follow the access until so many are
-    evicts_in_use = False     #: any resident page may be its victim; it answers None only for an empty pool
-    writes_history = False    #: it starts empty, and the history is written page after page, queue by queue, under its own rules
-    writes_through = False    #: a page written while no frame can be had exists all the same, on flash (else its allocation is still to come)
+    #: frames of the pool that are kept free: evictions follow the access until so many are
+    reserve = 0
+    #: any resident page may be its victim; it answers None only for an empty pool
+    evicts_in_use = False
+    #: it starts empty, and the history is written page after page, queue by queue, under its own
+    #: rules
+    writes_history = False
+    #: a page written while no frame can be had exists all the same, on flash (else its allocation
+    #: is still to come)
+    writes_through = False
 
     def __init__(self, pool: Pool):
         self.pool = pool
@@ -128,7 +180,8 @@ class Policy:
             self.admitted(key, None)
 
     def admitted(self, key: int, now: Access | None) -> None:
-        """``key`` got a frame: for access ``now`` when ``now.key == key``, else by prefetch (None: at the start)."""
+        """``key`` got a frame: for access ``now`` when ``now.key == key``, else by prefetch (None:
+        at the start)."""
 
     def hit(self, key: int, now: Access) -> None:
         """``now`` found ``key`` resident (or in flight)."""
@@ -137,21 +190,24 @@ class Policy:
         """Called first for every access, before it is looked up; ``missed``: it will be a miss."""
 
     def victim(self, now: Access) -> int | None:
-        """A key for which ``pool.is_open(key, now)``; None when there is none. The engine removes it and calls :meth:`evicted`."""
+        """A key for which ``pool.is_open(key, now)``; None when there is none. The engine removes
+        it and calls :meth:`evicted`."""
         raise NotImplementedError
 
     def evicted(self, key: int, now: Access) -> None:
         """``key`` lost its frame."""
 
     def prefetch(self, now: Access) -> Iterable[int]:
-        """Keys to fetch, best first, at the first access of a layer; resident ones and ones that do not exist are passed over."""
+        """Keys to fetch, best first, at the first access of a layer; resident ones and ones that do
+        not exist are passed over."""
         return ()
 
     def after(self, now: Access) -> None:
         """``now`` and its evictions are over."""
 
     def ahead(self, now: Access) -> Iterable[int]:
-        """Keys to fetch then, asked for one at a time: each takes a frame, and evictions follow, which may hit it."""
+        """Keys to fetch then, asked for one at a time: each takes a frame, and evictions follow,
+        which may hit it."""
         return ()
 
     def fetched(self, key: int) -> None:
@@ -160,7 +216,8 @@ class Policy:
 
 @dataclass(eq=False)
 class Outcome:
-    """What a policy did. ``missed`` is [accesses] bool; ``victims`` lists (access, key) in order where asked for."""
+    """What a policy did. ``missed`` is [accesses] bool; ``victims`` lists (access, key) in order
+    where asked for."""
 
     missed: np.ndarray
     bypasses: int = 0
@@ -188,34 +245,66 @@ def run(
     accesses: int | None = None,
     prefetch: bool = True,
 ) -> Outcome:
-    """Replay ``timeline`` (its first ``accesses``) with one policy for all queues, or one for each with an equal share; without ``prefetch``
-    none is asked for its prefetches."""
+    """Replay ``timeline`` (its first ``accesses``) with one policy for all queues, or one for each
+    with an equal share; without ``prefetch`` none is asked for its prefetches."""
     count = len(timeline.keys) if accesses is None else accesses
-    return _Replay(timeline, make, capacity=capacity, pooled=pooled, record=record, count=count, prefetch=prefetch).outcome
+    return _Replay(
+        timeline,
+        make,
+        capacity=capacity,
+        pooled=pooled,
+        record=record,
+        count=count,
+        prefetch=prefetch,
+    ).outcome
 
 
 class _Replay:
     """One replay; it is over when it is made."""
 
-    def __init__(self, timeline: Timeline, make, *, capacity: int, pooled: bool, record: bool, count: int, prefetch: bool):
+    def __init__(
+        self,
+        timeline: Timeline,
+        make,
+        *,
+        capacity: int,
+        pooled: bool,
+        record: bool,
+        count: int,
+        prefetch: bool,
+    ):
         self.sequence = sequence = timeline.sequence
         share, every = sequence.share(capacity), range(sequence.queues)
-        self.pools = [Pool(sequence, q, capacity if pooled else share) for q in ([every] if pooled else [range(q, q + 1) for q in every])]
+        self.pools = [
+            Pool(sequence, q, capacity if pooled else share)
+            for q in ([every] if pooled else [range(q, q + 1) for q in every])
+        ]
         self.policies = [make(pool) for pool in self.pools]
         self.record, self.prefetch = record, prefetch
         self.outcome = Outcome(missed=np.zeros(count, bool))
         self.limit = PREFETCH_PER_HEAD * sequence.kv_heads
-        self.unused: set[int] = set()                  # prefetched and not accessed since
+        self.unused: set[int] = set()  # prefetched and not accessed since
         self.flying: list[tuple[Pool, int]] = []
-        self.issued = 0                                # in this layer
+        self.issued = 0  # in this layer
         for pool, policy in zip(self.pools, self.policies, strict=True):
             self._start(pool, policy, sequence.initial_pages(capacity))
             if policy.oracle:
                 policy.tell(timeline)
         layer_now = (-1, -1)
         columns = (sequence.step, sequence.queue, sequence.page, timeline.keys, timeline.mass)
-        for index, (step, queue, page, key, mass) in enumerate(zip(*(c[:count].tolist() for c in columns), strict=True)):
-            now = Access(index, step, queue // sequence.kv_heads, queue, page, key, int(sequence.newest_page(step)), mass)
+        for index, (step, queue, page, key, mass) in enumerate(
+            zip(*(c[:count].tolist() for c in columns), strict=True)
+        ):
+            now = Access(
+                index,
+                step,
+                queue // sequence.kv_heads,
+                queue,
+                page,
+                key,
+                int(sequence.newest_page(step)),
+                mass,
+            )
             if (step, now.layer) != layer_now:
                 layer_now = (step, now.layer)
                 self._layer(now)
@@ -226,7 +315,20 @@ class _Replay:
         if policy.writes_history:
             for page in range(pool.history_pages):
                 for queue in pool.queues:
-                    self._access(pool, policy, Access(-1, -1, queue // pool.kv_heads, queue, page, queue * pool.pages + page, page, 0))
+                    self._access(
+                        pool,
+                        policy,
+                        Access(
+                            -1,
+                            -1,
+                            queue // pool.kv_heads,
+                            queue,
+                            page,
+                            queue * pool.pages + page,
+                            page,
+                            0,
+                        ),
+                    )
             return
         keys = [q * pool.pages + p for q in pool.queues for p in initial]
         pool.known[list(pool.history)] = True
@@ -249,7 +351,10 @@ class _Replay:
             if self.issued == self.limit:
                 break
             if not 0 <= wanted < len(pool.known) or wanted // pool.pages not in pool.queues:
-                raise PolicyError(f"policy {policy.id!r} fetches key {wanted} at access {now.index}, which its pool does not hold")
+                raise PolicyError(
+                    f"policy {policy.id!r} fetches key {wanted} at access {now.index}, which "
+                    + "its pool does not hold"
+                )
             if pool.resident[wanted] or not pool.known[wanted]:
                 continue
             if pool.used >= pool.frames and not self._evict(pool, policy, now):
@@ -269,7 +374,10 @@ class _Replay:
         if key is None:
             return False
         if not (pool.resident[key] if policy.evicts_in_use else pool.is_open(key, now)):
-            raise PolicyError(f"policy {policy.id!r} evicts key {key} at access {now.index}, which is not resident or is protected")
+            raise PolicyError(
+                f"policy {policy.id!r} evicts key {key} at access {now.index}, which is not "
+                + "resident or is protected"
+            )
         pool.resident[key] = pool.in_flight[key] = False
         pool.used -= 1
         self.unused.discard(key)

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`arc`, `s3fifo` and `wtinylfu` compiled: the rules of :mod:`.engine` over four linked lists a pool, equal decision for decision.
+"""`arc`, `s3fifo` and `wtinylfu` compiled: the rules of :mod:`.engine` over four linked lists a
+pool, equal decision for decision.
 
-A key stands in one list at most. The first lists of a policy hold what is resident, the others its ghosts:
-`arc` once, often | ghosts of either; `s3fifo` small, main | ghosts; `wtinylfu` window, probation, protected.
+A key stands in one list at most. The first lists of a policy hold what is resident, the others its
+ghosts: `arc` once, often | ghosts of either; `s3fifo` small, main | ghosts; `wtinylfu` window,
+probation, protected.
 """
 
 from __future__ import annotations
@@ -20,14 +22,21 @@ __all__ = ["ADAPTIVE", "run_adaptive"]
 ADAPTIVE = ("arc", "s3fifo", "wtinylfu")
 _ARC, _S3FIFO, _WTINYLFU = range(3)
 _LISTS = 4
-_NEWER, _OLDER, _IN = range(3)   #: columns of a node: its neighbours, and the list that it stands in; the node of a list has its length there
+#: columns of a node: its neighbours, and the list that it stands in; the node of a list has its
+#: length there
+_NEWER, _OLDER, _IN = range(3)
 
 
 @numba.njit(cache=True)
 def _push(key, to, nodes):
     """As the newest of list ``to``, which is the node at its end."""
     newest = nodes[to, _OLDER]
-    nodes[newest, _NEWER], nodes[key, _OLDER], nodes[key, _NEWER], nodes[to, _OLDER] = key, newest, to, key
+    nodes[newest, _NEWER], nodes[key, _OLDER], nodes[key, _NEWER], nodes[to, _OLDER] = (
+        key,
+        newest,
+        to,
+        key,
+    )
     nodes[key, _IN] = to
     nodes[to, _IN] += 1
 
@@ -110,7 +119,11 @@ def _wtinylfu_victim(window, step, newest, touched, page_of, count, nodes):
     incumbent = _first_open(window + 1, step, newest, touched, page_of, nodes)
     if incumbent < 0:
         incumbent = _first_open(window + 2, step, newest, touched, page_of, nodes)
-    return incumbent if candidate < 0 or (incumbent >= 0 and count[candidate] > count[incumbent]) else candidate
+    return (
+        incumbent
+        if candidate < 0 or (incumbent >= 0 and count[candidate] > count[incumbent])
+        else candidate
+    )
 
 
 @numba.njit(cache=True)
@@ -118,7 +131,11 @@ def _admit(kind, base, key, returning, full, limits, count, nodes):
     if kind == _ARC:
         _push(key, base + (1 if returning else 0), nodes)
     elif kind == _S3FIFO:
-        _push(key, base + (1 if returning or (not full and nodes[base, _IN] >= limits[0]) else 0), nodes)
+        _push(
+            key,
+            base + (1 if returning or (not full and nodes[base, _IN] >= limits[0]) else 0),
+            nodes,
+        )
         count[key] = 0
     else:
         _push(key, base, nodes)
@@ -127,16 +144,43 @@ def _admit(kind, base, key, returning, full, limits, count, nodes):
 
 
 @numba.njit(cache=True)
-def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initial, history, limits, missed, victims):
-    """``limits``: of `s3fifo` small and ghost frames and the accesses that promote; of `wtinylfu` window and protected frames. Returns victims, bypasses."""
+def _replay(
+    kind,
+    steps,
+    queues,
+    key_of,
+    newest_of,
+    pages,
+    pools,
+    frames,
+    initial,
+    history,
+    limits,
+    missed,
+    victims,
+):
+    """``limits``: of `s3fifo` small and ghost frames and the accesses that promote; of `wtinylfu`
+    window and protected frames. Returns victims, bypasses."""
     keys = pages * (queues.max() + 1) if pools == 1 else pages * pools
     resident_lists = 3 if kind == _WTINYLFU else 2
     nodes = np.empty((keys + _LISTS * pools, 3), np.int64)
     for node in range(len(nodes)):
-        nodes[node, _NEWER], nodes[node, _OLDER], nodes[node, _IN] = node, node, -1 if node < keys else 0
-    known, touched, page_of = np.zeros(keys, np.bool_), np.full(keys, -1, np.int64), np.arange(keys) % pages
+        nodes[node, _NEWER], nodes[node, _OLDER], nodes[node, _IN] = (
+            node,
+            node,
+            -1 if node < keys else 0,
+        )
+    known, touched, page_of = (
+        np.zeros(keys, np.bool_),
+        np.full(keys, -1, np.int64),
+        np.arange(keys) % pages,
+    )
     count, used = np.zeros(keys, np.int64), np.zeros(pools, np.int64)
-    target, full, until_aging = np.zeros(pools), np.zeros(pools, np.bool_), np.full(pools, 10 * frames)
+    target, full, until_aging = (
+        np.zeros(pools),
+        np.zeros(pools, np.bool_),
+        np.full(pools, 10 * frames),
+    )
     for key in range(keys):
         known[key] = page_of[key] < history
         if initial <= page_of[key] < history:
@@ -168,7 +212,7 @@ def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initia
             _drop(key, nodes)
         if 0 <= which < resident_lists:
             touched[key] = step
-            if kind == _ARC:    # written out here: as a call of its own it took most of the time
+            if kind == _ARC:  # written out here: as a call of its own it took most of the time
                 _drop(key, nodes)
                 _push(key, base + 1, nodes)
             elif kind == _S3FIFO:
@@ -185,9 +229,13 @@ def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initia
             newest, forget = newest_of[index], False
             full[pool] = True
             if kind == _ARC:
-                victim, forget = _arc_victim(base, frames, target[pool], returning, step, newest, touched, page_of, nodes)
+                victim, forget = _arc_victim(
+                    base, frames, target[pool], returning, step, newest, touched, page_of, nodes
+                )
             elif kind == _S3FIFO:
-                victim = _s3fifo_victim(base, frames, limits, step, newest, touched, page_of, count, nodes)
+                victim = _s3fifo_victim(
+                    base, frames, limits, step, newest, touched, page_of, count, nodes
+                )
             else:
                 victim = _wtinylfu_victim(base, step, newest, touched, page_of, count, nodes)
             if victim < 0:
@@ -212,11 +260,27 @@ def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initia
     return evictions, bypasses
 
 
-def run_adaptive(timeline: Timeline, policy: str, *, capacity: int, pooled: bool, parameters: dict | None = None, record: bool = False) -> Outcome:
+def run_adaptive(
+    timeline: Timeline,
+    policy: str,
+    *,
+    capacity: int,
+    pooled: bool,
+    parameters: dict | None = None,
+    record: bool = False,
+) -> Outcome:
     """Replay under one of :data:`ADAPTIVE`."""
     frames = capacity if pooled else timeline.sequence.share(capacity)
     limits = _LIMITS[policy](frames, **arguments(policy, parameters))
-    return outcome_of(_replay, timeline, ADAPTIVE.index(policy), capacity, pooled, (np.array(limits, np.int64),), record)
+    return outcome_of(
+        _replay,
+        timeline,
+        ADAPTIVE.index(policy),
+        capacity,
+        pooled,
+        (np.array(limits, np.int64),),
+        record,
+    )
 
 
 def _wtinylfu_limits(frames, window, protected):
@@ -226,6 +290,10 @@ def _wtinylfu_limits(frames, window, protected):
 
 _LIMITS = {
     "arc": lambda frames: (0, 0, 0),
-    "s3fifo": lambda frames, small, ghost, promote: (int(frames * small), int(frames * ghost), promote),
+    "s3fifo": lambda frames, small, ghost, promote: (
+        int(frames * small),
+        int(frames * ghost),
+        promote,
+    ),
     "wtinylfu": _wtinylfu_limits,
 }

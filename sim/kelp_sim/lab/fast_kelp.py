@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`kelp` compiled: docs/policy.md in one loop with arithmetic of its own, equal decision for decision to :mod:`.policies.kelp` and to golden lock-step."""
+"""`kelp` compiled: docs/policy.md in one loop with arithmetic of its own, equal decision for
+decision to :mod:`.policies.kelp` and to golden lock-step."""
 
 from __future__ import annotations
 
@@ -18,18 +19,42 @@ __all__ = ["run_kelp"]
 
 
 _Numbers = namedtuple("_Numbers", [f.name for f in dataclasses.fields(Constants)])
-_State = namedtuple("_State", "resident known unused fast slow last given_by counts epochs newest offers ring fold_fast fold_slow pool")
+_State = namedtuple(
+    "_State",
+    "resident known unused fast slow last given_by counts epochs newest offers ring fold_fast "
+    + "fold_slow pool",
+)
 # Numbers of the pool, in `pool`:
-USED, MISS_RATE, MARGINAL, CREDIT, DUEL, DISPUTED, REQUESTER, TURN_STEP, TURN_KEY, BOUNDARY, INSIDE, SHADOW_NOW, SWEPT = range(13)
-# What a sweep finds, in `found`: kind (−1: no page) and value of the best page in the opinion followed, its key, the runner-up's kind and value, the best
-# ordinary page in the other opinion.
+(
+    USED,
+    MISS_RATE,
+    MARGINAL,
+    CREDIT,
+    DUEL,
+    DISPUTED,
+    REQUESTER,
+    TURN_STEP,
+    TURN_KEY,
+    BOUNDARY,
+    INSIDE,
+    SHADOW_NOW,
+    SWEPT,
+) = range(13)
+# What a sweep finds, in `found`: kind (−1: no page) and value of the best page in the opinion
+# followed, its key, the runner-up's kind and value, the best ordinary page in the other opinion.
 KIND, VALUE, KEY, NEXT_KIND, NEXT_VALUE, OTHER_VALUE, OTHER_KEY = range(7)
-_TOP = 1 << 40     #: an offer is this minus a value
+_TOP = 1 << 40  #: an offer is this minus a value
 
 
 def _folds(alpha: int, bits: int) -> np.ndarray:
     """2^bits · (1 − α/256)^n for n = 0 … FOLDED, rounded half up, in exact integers."""
-    return np.array([((1 << bits + 1) * (256 - alpha) ** n + 256**n) // (2 * 256**n) for n in range(spec.FOLDED + 1)], np.int64)
+    return np.array(
+        [
+            ((1 << bits + 1) * (256 - alpha) ** n + 256**n) // (2 * 256**n)
+            for n in range(spec.FOLDED + 1)
+        ],
+        np.int64,
+    )
 
 
 @numba.njit(cache=True)
@@ -39,10 +64,13 @@ def _count(s, c, at, step):
 
 @numba.njit(cache=True)
 def _values(s, c, pages, key, step):
-    """First and second opinion of a page, before the factor, and whether its turn in this step is over."""
+    """First and second opinion of a page, before the factor, and whether its turn in this step is
+    over."""
     over = s.pool[TURN_STEP] == step and key < s.pool[TURN_KEY]
     idle = min(max(step - s.last[key], 1) - 1 + (over and c.turn), spec.FOLDED)
-    common = c.weight_fast * (s.fast[key] * s.fold_fast[idle] >> c.fast_bits) + c.weight_slow * (s.slow[key] * s.fold_slow[idle] >> c.slow_bits)
+    common = c.weight_fast * (s.fast[key] * s.fold_fast[idle] >> c.fast_bits) + c.weight_slow * (
+        s.slow[key] * s.fold_slow[idle] >> c.slow_bits
+    )
     queue, page = key // pages, key % pages
     at = queue * (pages + 1) + s.newest[queue] - page
     first = common + c.weight_profile * _count(s, c, at, step)
@@ -66,10 +94,18 @@ def _sweep(s, c, pages, low, high, step, found):
                 first, second = first * near >> 8, second * near >> 8
             value, other = (first, second) if s.pool[DUEL] <= 0 else (second, first)
             kind = 2 if key == queue * pages + s.newest[queue] else 1 if s.last[key] == step else 0
-            if found[KIND] < 0 or kind < found[KIND] or (kind == found[KIND] and value < found[VALUE]):
+            if (
+                found[KIND] < 0
+                or kind < found[KIND]
+                or (kind == found[KIND] and value < found[VALUE])
+            ):
                 found[NEXT_KIND], found[NEXT_VALUE] = found[KIND], found[VALUE]
                 found[KIND], found[VALUE], found[KEY] = kind, value, key
-            elif found[NEXT_KIND] < 0 or kind < found[NEXT_KIND] or (kind == found[NEXT_KIND] and value < found[NEXT_VALUE]):
+            elif (
+                found[NEXT_KIND] < 0
+                or kind < found[NEXT_KIND]
+                or (kind == found[NEXT_KIND] and value < found[NEXT_VALUE])
+            ):
                 found[NEXT_KIND], found[NEXT_VALUE] = kind, value
             if kind == 0 and (found[OTHER_KEY] < 0 or other < found[OTHER_VALUE]):
                 found[OTHER_VALUE], found[OTHER_KEY] = other, key
@@ -82,7 +118,8 @@ def _offer(kind, value):
 
 @numba.njit(cache=True)
 def _queue(s, c, pages, step, found):
-    """The queue that gives; it has been swept. -1 after a sweep of the whole pool, where the constants ask for that."""
+    """The queue that gives; it has been swept. -1 after a sweep of the whole pool, where the
+    constants ask for that."""
     if not c.sweeps:
         _sweep(s, c, pages, 0, len(s.offers), step, found)
         return -1
@@ -140,14 +177,19 @@ def _read(s, c, given_by):
     pool = s.pool
     pool[CREDIT] = max(-c.credit_most, pool[CREDIT] - 1)
     if given_by == 1:
-        pool[DUEL] = min(c.duel_most, pool[DUEL] + c.first_regret * (1 if pool[DUEL] <= 0 else c.explore - 1))
+        pool[DUEL] = min(
+            c.duel_most, pool[DUEL] + c.first_regret * (1 if pool[DUEL] <= 0 else c.explore - 1)
+        )
     elif given_by == 2:
-        pool[DUEL] = max(-c.duel_most, pool[DUEL] - c.second_regret * (1 if pool[DUEL] > 0 else c.explore - 1))
+        pool[DUEL] = max(
+            -c.duel_most, pool[DUEL] - c.second_regret * (1 if pool[DUEL] > 0 else c.explore - 1)
+        )
 
 
 @numba.njit(cache=True)
 def _shadow(s, c, step, last, octile, frames):
-    """Whether LRU over the whole pool would miss a page whose last access was in step ``last``; −1 for a new one."""
+    """Whether LRU over the whole pool would miss a page whose last access was in step ``last``; −1
+    for a new one."""
     pool, ring, missed = s.pool, s.ring, False
     if step - pool[SHADOW_NOW] >= spec.SHADOW_STEPS:
         ring[:] = 0
@@ -210,7 +252,8 @@ def _learn(s, c, shape, step, queue, key, missed):
 
 @numba.njit(cache=True)
 def _replay(steps, queue_of, page_of, shape, s, c, prefetch, history, victims):
-    """[accesses]: missed; evictions, pages prefetched, those of use. The first ``history`` accesses write the history, in step 0."""
+    """[accesses]: missed; evictions, pages prefetched, those of use. The first ``history`` accesses
+    write the history, in step 0."""
     queues, pages, kv_heads, frames = shape
     pool, missed, found = s.pool, np.zeros(len(steps), np.bool_), np.zeros(7, np.int64)
     evictions = issued = useful = 0
@@ -224,7 +267,8 @@ def _replay(steps, queue_of, page_of, shape, s, c, prefetch, history, victims):
         useful += s.unused[key]
         s.unused[key] = False
         begins = step * queues + queue != turn
-        # The access itself, then what is wanted ahead: each takes a frame, and pages give way until the reserve is free again.
+        # The access itself, then what is wanted ahead: each takes a frame, and pages give way until
+        # the reserve is free again.
         target, want, at = key, 0, -1
         while True:
             if not s.resident[target]:
@@ -242,7 +286,10 @@ def _replay(steps, queue_of, page_of, shape, s, c, prefetch, history, victims):
             if at < 0:
                 if not begins:
                     break
-                if left_behind >= 0 and s.resident[left_behind * pages : (left_behind + 1) * pages].any():
+                if (
+                    left_behind >= 0
+                    and s.resident[left_behind * pages : (left_behind + 1) * pages].any()
+                ):
                     _sweep(s, c, pages, left_behind, left_behind + 1, step, found)
                     s.offers[left_behind] = 1 if found[KIND] == 2 else _TOP - found[VALUE]
                 turn, left_behind = step * queues + queue, queue
@@ -266,7 +313,14 @@ def _replay(steps, queue_of, page_of, shape, s, c, prefetch, history, victims):
     return missed, evictions, issued, useful
 
 
-def run_kelp(timeline: Timeline, *, capacity: int, constants: Constants = Constants(), prefetch: bool = True, record: bool = False) -> Outcome:
+def run_kelp(
+    timeline: Timeline,
+    *,
+    capacity: int,
+    constants: Constants = Constants(),
+    prefetch: bool = True,
+    record: bool = False,
+) -> Outcome:
     """Replay under `kelp`, pooled."""
     t, c = timeline.sequence, _Numbers(*dataclasses.astuple(constants))
     queues, pages = t.queues, t.final_pages
@@ -277,13 +331,34 @@ def run_kelp(timeline: Timeline, *, capacity: int, constants: Constants = Consta
 
     profile = queues * (pages + 1)
     state = _State(
-        *(zeros(keys, bool) for _ in range(3)), *(zeros(keys) for _ in range(4)), zeros(profile), zeros(profile), np.full(queues, -1), zeros(queues),
-        zeros(spec.SHADOW_STEPS << spec.OCTILE_BITS), _folds(c.alpha_fast, c.fast_bits), _folds(c.alpha_slow, c.slow_bits), zeros(SWEPT + 1))
+        *(zeros(keys, bool) for _ in range(3)),
+        *(zeros(keys) for _ in range(4)),
+        zeros(profile),
+        zeros(profile),
+        np.full(queues, -1),
+        zeros(queues),
+        zeros(spec.SHADOW_STEPS << spec.OCTILE_BITS),
+        _folds(c.alpha_fast, c.fast_bits),
+        _folds(c.alpha_slow, c.slow_bits),
+        zeros(SWEPT + 1),
+    )
     first = np.arange(history)
-    steps, queue, page = (np.concatenate([a, b]).astype(np.int64) for a, b in (
-        (first * 0, t.step + 1), (first % queues, t.queue), (first // queues, t.page)))
+    steps, queue, page = (
+        np.concatenate([a, b]).astype(np.int64)
+        for a, b in ((first * 0, t.step + 1), (first % queues, t.queue), (first // queues, t.page))
+    )
     victims = np.empty((2 * len(steps) + 2 * keys, 2), np.int64)
-    missed, evictions, issued, useful = _replay(steps, queue, page, (queues, pages, t.kv_heads, capacity), state, c, prefetch, history, victims)
+    missed, evictions, issued, useful = _replay(
+        steps,
+        queue,
+        page,
+        (queues, pages, t.kv_heads, capacity),
+        state,
+        c,
+        prefetch,
+        history,
+        victims,
+    )
     outcome = Outcome(missed[history:], 0, issued, useful)
     if record:
         outcome.victims = [(max(-1, index), key) for index, key in victims[:evictions].tolist()]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`lru`, `fifo`, `clock` and `sieve` compiled: the rules of :mod:`.engine` over one linked list a pool, equal decision for decision."""
+"""`lru`, `fifo`, `clock` and `sieve` compiled: the rules of :mod:`.engine` over one linked list a
+pool, equal decision for decision."""
 
 from __future__ import annotations
 
@@ -27,10 +28,17 @@ def _unlink(key, newer, older):
 
 
 @numba.njit(cache=True)
-def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initial, history, missed, victims):
-    """`pools`: 1, or one a queue. List ends are nodes of their own behind the keys. Returns how many victims and bypasses there were."""
+def _replay(
+    kind, steps, queues, key_of, newest_of, pages, pools, frames, initial, history, missed, victims
+):
+    """`pools`: 1, or one a queue. List ends are nodes of their own behind the keys. Returns how
+    many victims and bypasses there were."""
     keys = pages * (queues.max() + 1) if pools == 1 else pages * pools
-    resident, known, marked = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
+    resident, known, marked = (
+        np.zeros(keys, np.bool_),
+        np.zeros(keys, np.bool_),
+        np.zeros(keys, np.bool_),
+    )
     touched = np.full(keys, -1, np.int64)
     newer, older = np.arange(keys + pools), np.arange(keys + pools)
     used, hand = np.zeros(pools, np.int64), np.arange(keys, keys + pools)
@@ -104,21 +112,52 @@ def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initia
 def columns(timeline: Timeline) -> tuple[np.ndarray, ...]:
     """Step, queue, key and page being written of every access, as the compiled loops take them."""
     s = timeline.sequence
-    return tuple(np.ascontiguousarray(a, np.int64) for a in (s.step, s.queue, timeline.keys, s.newest_page(s.step)))
+    return tuple(
+        np.ascontiguousarray(a, np.int64)
+        for a in (s.step, s.queue, timeline.keys, s.newest_page(s.step))
+    )
 
 
-def outcome_of(loop, timeline: Timeline, kind: int, capacity: int, pooled: bool, more: tuple = (), record: bool = False) -> Outcome:
-    """What a compiled ``loop`` of one ``kind`` of policy does; ``more``: what it takes beside the accesses and the pools."""
+def outcome_of(
+    loop,
+    timeline: Timeline,
+    kind: int,
+    capacity: int,
+    pooled: bool,
+    more: tuple = (),
+    record: bool = False,
+) -> Outcome:
+    """What a compiled ``loop`` of one ``kind`` of policy does; ``more``: what it takes beside the
+    accesses and the pools."""
     s = timeline.sequence
     missed = np.zeros(len(s), np.bool_)
     victims = np.empty((len(s) if record else 0, 2), np.int64)
     pools, frames = (1, capacity) if pooled else (s.queues, s.share(capacity))
     evictions, bypasses = loop(
-        kind, *columns(timeline), s.final_pages, pools, frames, s.initial_pages(capacity).start, s.history_pages, *more, missed, victims
+        kind,
+        *columns(timeline),
+        s.final_pages,
+        pools,
+        frames,
+        s.initial_pages(capacity).start,
+        s.history_pages,
+        *more,
+        missed,
+        victims,
     )
-    return Outcome(missed, bypasses, victims=[tuple(v) for v in victims[:evictions].tolist()] if record else [])
+    return Outcome(
+        missed, bypasses, victims=[tuple(v) for v in victims[:evictions].tolist()] if record else []
+    )
 
 
-def run_list(timeline: Timeline, policy: str, *, capacity: int, pooled: bool, parameters: dict | None = None, record: bool = False) -> Outcome:
+def run_list(
+    timeline: Timeline,
+    policy: str,
+    *,
+    capacity: int,
+    pooled: bool,
+    parameters: dict | None = None,
+    record: bool = False,
+) -> Outcome:
     """Replay under one of :data:`LISTS`, which have no parameters."""
     return outcome_of(_replay, timeline, LISTS.index(policy), capacity, pooled, record=record)

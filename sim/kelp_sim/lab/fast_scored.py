@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Policies with a value per page, compiled: the rules of :mod:`.engine` and a search for the lowest value, equal decision for decision.
+"""Policies with a value per page, compiled: the rules of :mod:`.engine` and a search for the lowest
+value, equal decision for decision.
 
-A value is one of three: a rank that only an access of the page itself changes (`lfu`, `belady`, `h2o`, `streamingllm`), policy 0's priority (`ema`), or
-mass with age (`snapkv`, `quest`). `plain` never evicts.
+A value is one of three: a rank that only an access of the page itself changes (`lfu`, `belady`,
+`h2o`, `streamingllm`), policy 0's priority (`ema`), or mass with age (`snapkv`, `quest`). `plain`
+never evicts.
 """
 
 from __future__ import annotations
@@ -27,14 +29,44 @@ _TOP = 65535
 
 
 @numba.njit(cache=True)
-def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initial, history, per_access, rank, kept, fading, constant, missed, victims):
-    """Returns how many victims and bypasses there were. ``per_access``: what the policy learns of each access; ``rank``: what it starts from;
-    ``kept``, ``fading``: what idle steps leave of a score and of a value."""
+def _replay(
+    kind,
+    steps,
+    queues,
+    key_of,
+    newest_of,
+    pages,
+    pools,
+    frames,
+    initial,
+    history,
+    per_access,
+    rank,
+    kept,
+    fading,
+    constant,
+    missed,
+    victims,
+):
+    """Returns how many victims and bypasses there were. ``per_access``: what the policy learns of
+    each access; ``rank``: what it starts from; ``kept``, ``fading``: what idle steps leave of a
+    score and of a value."""
     keys = len(rank)
-    resident, known, touched = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_), np.full(keys, -1, np.int64)
-    listed, place, used = np.empty((pools, frames + 1), np.int64), np.empty(keys, np.int64), np.zeros(pools, np.int64)
+    resident, known, touched = (
+        np.zeros(keys, np.bool_),
+        np.zeros(keys, np.bool_),
+        np.full(keys, -1, np.int64),
+    )
+    listed, place, used = (
+        np.empty((pools, frames + 1), np.int64),
+        np.empty(keys, np.int64),
+        np.zeros(pools, np.int64),
+    )
     last, page_of = np.full(keys, -1, np.int64), np.arange(keys) % pages
-    votes, voted = np.zeros((constant if kind == _SNAPKV else 1, keys), np.int64), np.full(pools, -1, np.int64)
+    votes, voted = (
+        np.zeros((constant if kind == _SNAPKV else 1, keys), np.int64),
+        np.full(pools, -1, np.int64),
+    )
     for key in range(keys):
         known[key] = page_of[key] < history
         if initial <= page_of[key] < history:
@@ -67,7 +99,9 @@ def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initia
             votes[row, key] += per_access[index]
             rank[key] += per_access[index]
         elif kind == _QUEST:
-            rank[key] = max(rank[key] * fading[min(step - last[key], len(fading) - 1)], per_access[index])
+            rank[key] = max(
+                rank[key] * fading[min(step - last[key], len(fading) - 1)], per_access[index]
+            )
         last[key] = step
         if resident[key]:
             touched[key] = step
@@ -78,15 +112,20 @@ def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initia
             for i in range(used[pool] if kind != _PLAIN else 0):
                 at = listed[pool, i]
                 if touched[at] != step and page_of[at] != newest:
-                    # The values are written out here: as a function of its own it took most of the time.
+                    # The values are written out here: as a function of its own it took most of the
+                    # time.
                     value = rank[at]
-                    if kind == _EMA:    # whole numbers below 2^32: exact
+                    if kind == _EMA:  # whole numbers below 2^32: exact
                         value = -np.floor((_TOP - value) * fading[step - last[at]] / 65536)
                     elif kind == _QUEST:
                         value *= fading[min(step - last[at], len(fading) - 1)]
                     elif kind == _SNAPKV:
                         before, after = max(at - 1, 0), min(at + 1, keys - 1)
-                        value = 2 * value + (rank[before] if first <= before else 0) + (rank[after] if after < end else 0)
+                        value = (
+                            2 * value
+                            + (rank[before] if first <= before else 0)
+                            + (rank[after] if after < end else 0)
+                        )
                     if value < lowest or (value == lowest and at < victim):
                         lowest, victim = value, at
             if victim < 0:
@@ -106,7 +145,15 @@ def _replay(kind, steps, queues, key_of, newest_of, pages, pools, frames, initia
     return evictions, bypasses
 
 
-def run_scored(timeline: Timeline, policy: str, *, capacity: int, pooled: bool, parameters: dict | None = None, record: bool = False) -> Outcome:
+def run_scored(
+    timeline: Timeline,
+    policy: str,
+    *,
+    capacity: int,
+    pooled: bool,
+    parameters: dict | None = None,
+    record: bool = False,
+) -> Outcome:
     """Replay under one of :data:`SCORED`."""
     s, set_to = timeline.sequence, arguments(policy, parameters)
     keys, age = s.queues * s.final_pages, np.arange(s.steps + 2)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Records the attention of any Hugging Face causal model as a ``kelp-attention-1`` file, through transformers' attention interface.
+"""Records the attention of any Hugging Face causal model as a ``kelp-attention-1`` file, through
+transformers' attention interface.
 
-The text is teacher-forced: one prefill, then one decode step a token, :data:`STEPS` of them in one pass, since each attends to what is before it alone. The
-model's own attention runs as it is (SDPA), and beside it each layer's rows of probabilities, one a step, are summed over pages and averaged over the group's
-query heads; a full attention matrix is never made. Needs torch and transformers (the environment `.venv.hf`, `make test-engines ENGINES=hf`); nothing
-else of this project does.
+The text is teacher-forced: one prefill, then one decode step a token, :data:`STEPS` of them in one
+pass, since each attends to what is before it alone. The model's own attention runs as it is (SDPA),
+and beside it each layer's rows of probabilities, one a step, are summed over pages and averaged
+over the group's query heads; a full attention matrix is never made. Needs torch and transformers
+(the environment `.venv.hf`, `make test-engines ENGINES=hf`); nothing else of this project does.
 
-Read rule: largest mass first until ``top_p`` of it, at most ``max_pages``, and always the page being written.
+Read rule: largest mass first until ``top_p`` of it, at most ``max_pages``, and always the page
+being written.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import numpy as np
 
 __all__ = ["STEPS", "RecorderError", "chosen_pages", "record"]
 
-STEPS = 32    #: decode steps of one pass
+STEPS = 32  #: decode steps of one pass
 _NAME = "kelp_recorder"
 
 
@@ -35,8 +38,8 @@ class _Tape:
 
     page_tokens: int
     on: bool = False
-    mass: list = field(default_factory=list)       # [kv_heads, steps, pages] float32
-    queries: list = field(default_factory=list)    # [q_heads, steps, head_dim]
+    mass: list = field(default_factory=list)  # [kv_heads, steps, pages] float32
+    queries: list = field(default_factory=list)  # [q_heads, steps, head_dim]
 
 
 def chosen_pages(mass: np.ndarray, newest: int, *, top_p: float, max_pages: int) -> np.ndarray:
@@ -44,7 +47,11 @@ def chosen_pages(mass: np.ndarray, newest: int, *, top_p: float, max_pages: int)
     order = np.argsort(-mass, axis=-1, kind="stable")
     ordered = np.take_along_axis(mass, order, axis=-1)
     before = np.cumsum(ordered, axis=-1) - ordered
-    wanted = (before < top_p * mass.sum(axis=-1, keepdims=True)) & (np.arange(mass.shape[-1]) < max_pages) & (ordered > 0)
+    wanted = (
+        (before < top_p * mass.sum(axis=-1, keepdims=True))
+        & (np.arange(mass.shape[-1]) < max_pages)
+        & (ordered > 0)
+    )
     chosen = np.zeros(mass.shape, bool)
     np.put_along_axis(chosen, order, wanted, axis=-1)
     chosen[..., newest] = True
@@ -63,17 +70,33 @@ def _taped(model, tape: _Tape) -> Iterator[None]:
             heads, steps, count = key.shape[1], query.shape[2], key.shape[2]
             rows = query[0].float().unflatten(0, (heads, -1))
             scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            scores = rows @ key[0].float().transpose(1, 2)[:, None] * scale    # [kv_heads, group, steps, tokens]
-            later = torch.arange(count, device=key.device) > torch.arange(count - steps, count, device=key.device)[:, None]
+            # [kv_heads, group, steps, tokens]
+            scores = rows @ key[0].float().transpose(1, 2)[:, None] * scale
+            later = (
+                torch.arange(count, device=key.device)
+                > torch.arange(count - steps, count, device=key.device)[:, None]
+            )
             scores = scores.masked_fill(later, -torch.inf)
             if attention_mask is not None:
                 mask = attention_mask[0, 0, -steps:, :count]
-                scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.float()
+                scores = (
+                    scores.masked_fill(~mask, -torch.inf)
+                    if mask.dtype == torch.bool
+                    else scores + mask.float()
+                )
             share = scores.softmax(-1).mean(1)
             padding = -share.shape[-1] % tape.page_tokens
-            tape.mass.append(torch.nn.functional.pad(share, (0, padding)).unflatten(-1, (-1, tape.page_tokens)).sum(-1).cpu().numpy())
+            tape.mass.append(
+                torch.nn.functional.pad(share, (0, padding))
+                .unflatten(-1, (-1, tape.page_tokens))
+                .sum(-1)
+                .cpu()
+                .numpy()
+            )
             tape.queries.append(query[0].to(torch.float16).cpu().numpy())
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **rest
+        )
 
     AttentionInterface.register(_NAME, attend)
     with contextlib.suppress(ImportError):
@@ -101,18 +124,27 @@ def record(
     lines: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Decode ``tokens`` with ``model`` and write the recording; ``lines``: keys, values and queries too. ``progress`` hears (steps done, steps)."""
+    """Decode ``tokens`` with ``model`` and write the recording; ``lines``: keys, values and queries
+    too. ``progress`` hears (steps done, steps)."""
     import torch
     from transformers import DynamicCache
 
     count = len(tokens)
     if not 0 < prefill < count or prefill % page_tokens:
-        raise RecorderError(f"prefill {prefill} is refused; legal: a multiple of {page_tokens} below the text's {count} tokens")
+        raise RecorderError(
+            f"prefill {prefill} is refused; legal: a multiple of {page_tokens} below the "
+            + f"text's {count} tokens"
+        )
     limit = getattr(model.config, "max_position_embeddings", count)
     if count > limit:
         raise RecorderError(f"{count} tokens are refused; the model's positions end at {limit}")
-    if getattr(model.config, "sliding_window", None) and getattr(model.config, "use_sliding_window", True):
-        raise RecorderError(f"{type(model).__name__} has a sliding window of {model.config.sliding_window} tokens, which is not recorded")
+    if getattr(model.config, "sliding_window", None) and getattr(
+        model.config, "use_sliding_window", True
+    ):
+        raise RecorderError(
+            f"{type(model).__name__} has a sliding window of {model.config.sliding_window} "
+            + "tokens, which is not recorded"
+        )
     steps, pages = count - prefill, -(-count // page_tokens)
     tape = _Tape(page_tokens)
     text = torch.as_tensor(np.asarray(tokens, np.int64), device=model.device)[None]
@@ -126,15 +158,27 @@ def record(
             at, end = prefill + step, min(prefill + step + STEPS, count)
             logits = model(text[:, at:end], past_key_values=cache, use_cache=True).logits[0]
             following = text[0, at + 1 : end + 1]
-            loss -= float(torch.log_softmax(logits[: len(following)].float(), -1).gather(1, following[:, None]).sum())
+            loss -= float(
+                torch.log_softmax(logits[: len(following)].float(), -1)
+                .gather(1, following[:, None])
+                .sum()
+            )
             if mass is None:
                 if not tape.mass:
-                    raise RecorderError(f"{type(model).__name__} does not call the attention interface: it cannot be recorded")
+                    raise RecorderError(
+                        f"{type(model).__name__} does not call the attention interface: it "
+                        + "cannot be recorded"
+                    )
                 shapes = {m.shape[0] for m in tape.mass}
                 if len(shapes) > 1:
-                    raise RecorderError(f"layers of several shapes ({sorted(shapes)} KV heads) are not recorded")
+                    raise RecorderError(
+                        f"layers of several shapes ({sorted(shapes)} KV heads) are not recorded"
+                    )
                 mass = np.zeros((len(tape.mass), tape.mass[0].shape[0], steps, pages), np.float32)
-                queries = np.zeros((len(tape.mass), tape.queries[0].shape[0], steps, tape.queries[0].shape[2]), np.float16)
+                queries = np.zeros(
+                    (len(tape.mass), tape.queries[0].shape[0], steps, tape.queries[0].shape[2]),
+                    np.float16,
+                )
             for layer, (m, q) in enumerate(zip(tape.mass, tape.queries, strict=True)):
                 mass[layer, :, step : step + end - at, : m.shape[-1]] = m
                 queries[layer, :, step : step + end - at] = q
@@ -144,17 +188,34 @@ def record(
                 progress(end - prefill, steps)
     reads = np.zeros(mass.shape, bool)
     for step in range(steps):
-        reads[:, :, step] = chosen_pages(mass[:, :, step], (prefill + step) // page_tokens, top_p=top_p, max_pages=max_pages)
+        reads[:, :, step] = chosen_pages(
+            mass[:, :, step], (prefill + step) // page_tokens, top_p=top_p, max_pages=max_pages
+        )
     layers, kv_heads = mass.shape[:2]
     meta = {
-        "format": "kelp-attention-1", "layers": layers, "q_heads": queries.shape[1], "kv_heads": kv_heads, "head_dim": queries.shape[-1],
-        "page_tokens": page_tokens, "prefill_tokens": prefill, "tokens": count, "steps": steps,
-        "read_rule": {"top_p": top_p, "max_pages": max_pages, "plus": "current page"}, "cross_entropy": round(loss / max(1, steps - 1), 4),
+        "format": "kelp-attention-1",
+        "layers": layers,
+        "q_heads": queries.shape[1],
+        "kv_heads": kv_heads,
+        "head_dim": queries.shape[-1],
+        "page_tokens": page_tokens,
+        "prefill_tokens": prefill,
+        "tokens": count,
+        "steps": steps,
+        "read_rule": {"top_p": top_p, "max_pages": max_pages, "plus": "current page"},
+        "cross_entropy": round(loss / max(1, steps - 1), 4),
     }
-    arrays = {"mass": np.minimum(65535, np.round(mass * 65536)).astype(np.uint16), "reads": np.packbits(reads, axis=-1, bitorder="little")}
+    arrays = {
+        "mass": np.minimum(65535, np.round(mass * 65536)).astype(np.uint16),
+        "reads": np.packbits(reads, axis=-1, bitorder="little"),
+    }
     if lines:
         arrays["q"] = queries
         for name, which in (("k", "keys"), ("v", "values")):
-            arrays[name] = np.stack([getattr(layer, which)[0].to(torch.float16).cpu().numpy() for layer in cache.layers])
+            arrays[name] = np.stack(
+                [getattr(layer, which)[0].to(torch.float16).cpu().numpy() for layer in cache.layers]
+            )
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, meta=np.array(json.dumps(meta)), tokens=np.asarray(tokens).astype(np.int32), **arrays)
+    np.savez_compressed(
+        path, meta=np.array(json.dumps(meta)), tokens=np.asarray(tokens).astype(np.int32), **arrays
+    )

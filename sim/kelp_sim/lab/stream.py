@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A policy on a plain stream of keys: no steps, no queues, nothing protected. For block traces, and to hold policies against other simulators."""
+"""A policy on a plain stream of keys: no steps, no queues, nothing protected. For block traces, and
+to hold policies against other simulators."""
 
 from __future__ import annotations
 
@@ -17,9 +18,20 @@ class StreamPool(Pool):
 
     def __init__(self, keys: int, frames: int):
         self.queues, self.frames, self.used = range(1), frames, 0
-        self.pages, self.kv_heads, self.layers, self.all_queues, self.page_tokens, self.history_pages = keys, 1, 1, 1, 1, 0
+        (
+            self.pages,
+            self.kv_heads,
+            self.layers,
+            self.all_queues,
+            self.page_tokens,
+            self.history_pages,
+        ) = keys, 1, 1, 1, 1, 0
         self.page_of = np.arange(keys)
-        self.resident, self.known, self.in_flight = np.zeros(keys, bool), np.zeros(keys, bool), np.zeros(keys, bool)
+        self.resident, self.known, self.in_flight = (
+            np.zeros(keys, bool),
+            np.zeros(keys, bool),
+            np.zeros(keys, bool),
+        )
         self.touched = np.full(keys, -1, np.int64)
 
     def is_open(self, key: int, now: Access) -> bool:
@@ -45,7 +57,8 @@ class _Line:
 
 
 def run_keys(keys: np.ndarray, make: Callable[[Pool], Policy], frames: int) -> np.ndarray:
-    """[accesses] bool: the misses (a key's first access is one) of a cache that starts empty. ``keys`` are 0 … n − 1."""
+    """[accesses] bool: the misses (a key's first access is one) of a cache that starts empty.
+    ``keys`` are 0 … n − 1."""
     pool = StreamPool(int(keys.max()) + 1, frames)
     policy = make(pool)
     policy.start([])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Runs many cells: on all cores through joblib, or on a Dask cluster; a finished row is kept at once, so that a killed sweep goes on where it was."""
+"""Runs many cells: on all cores through joblib, or on a Dask cluster; a finished row is kept at
+once, so that a killed sweep goes on where it was."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ def sweep(
     store: Path | None = None,
     progress: Callable[[Cell, bool], None] | None = None,
 ) -> list[dict]:
-    """Rows of ``wanted`` in its order. ``store``: a file of one finished row a line, read first; rows of other sources or traces do not count.
+    """Rows of ``wanted`` in its order. ``store``: a file of one finished row a line, read first;
+    rows of other sources or traces do not count.
 
-    ``progress`` hears each cell when it is done, and whether it was found in the store. ``jobs`` −1: all cores.
+    ``progress`` hears each cell when it is done, and whether it was found in the store. ``jobs``
+    −1: all cores.
     """
     found = _stored(store)
     rows: dict[Cell, dict] = {}
@@ -57,7 +60,8 @@ def _stored(store: Path | None) -> dict[str, dict]:
         return {}
     found = {}
     for line in store.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):    # a kill may have cut the last line short
+        # a kill may have cut the last line short
+        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
             entry = json.loads(line)
             found[entry["key"]] = entry["row"]
     return found
@@ -76,17 +80,23 @@ def _run(left: Sequence[Cell], jobs: int, cluster: str | None, stack: contextlib
     if cluster is None:
         import joblib
 
-        yield from joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(joblib.delayed(_pair)(cell) for cell in left)
+        yield from joblib.Parallel(n_jobs=jobs, return_as="generator_unordered")(
+            joblib.delayed(_pair)(cell) for cell in left
+        )
         return
     import joblib
 
     try:
         from dask.distributed import Client
     except ModuleNotFoundError:
-        raise ClusterError("--cluster needs the package 'distributed': pip install -e '.[cluster]'") from None
+        raise ClusterError(
+            "--cluster needs the package 'distributed': pip install -e '.[cluster]'"
+        ) from None
     try:
         client = stack.enter_context(Client(cluster, timeout="10s"))
     except (OSError, TimeoutError, ValueError) as error:
         raise ClusterError(f"no Dask scheduler answers at {cluster}: {error}") from error
     stack.enter_context(joblib.parallel_config(backend="dask", client=client))
-    yield from joblib.Parallel(return_as="generator_unordered")(joblib.delayed(_pair)(cell) for cell in left)
+    yield from joblib.Parallel(return_as="generator_unordered")(
+        joblib.delayed(_pair)(cell) for cell in left
+    )

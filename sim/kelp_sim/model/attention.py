@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""How much of the attention mass lies on the newest pages, measured on recordings: what a window of recent tokens can hope for."""
+"""How much of the attention mass lies on the newest pages, measured on recordings: what a window of
+recent tokens can hope for."""
 
 from __future__ import annotations
 
@@ -17,12 +18,18 @@ __all__ = ["findings", "measured", "recent_mass"]
 
 
 def recent_mass(trace: Trace, share: float) -> float:
-    """Mean over steps, layers and heads of the mass on the newest ⌈share · pages⌉ pages, of the mass on all."""
+    """Mean over steps, layers and heads of the mass on the newest ⌈share · pages⌉ pages, of the
+    mass on all."""
     mass = trace.mass.reshape(trace.queues, trace.steps, trace.pages).astype(np.float64)
     total = np.cumsum(mass, axis=2)
     newest = (trace.prefill_tokens + np.arange(trace.steps)) // trace.page_tokens
-    before = newest + 1 - np.ceil(share * (newest + 1)).astype(int)  # pages that are not among the newest
-    older = np.where(before > 0, np.take_along_axis(total, np.maximum(0, before - 1)[None, :, None], axis=2)[..., 0], 0.0)
+    # pages that are not among the newest
+    before = newest + 1 - np.ceil(share * (newest + 1)).astype(int)
+    older = np.where(
+        before > 0,
+        np.take_along_axis(total, np.maximum(0, before - 1)[None, :, None], axis=2)[..., 0],
+        0.0,
+    )
     everything = total[:, :, -1]
     return float(1 - (older / np.maximum(everything, 1)).mean())
 
@@ -30,7 +37,10 @@ def recent_mass(trace: Trace, share: float) -> float:
 def measured(inputs: Inputs, recordings: Sequence[Path]) -> Inputs:
     """``inputs`` with the recent mass of recordings; each counts the same."""
     traces = [read(path) for path in recordings]
-    values = tuple(float(np.mean([recent_mass(trace, share) for trace in traces])) for share in inputs.policy.residency)
+    values = tuple(
+        float(np.mean([recent_mass(trace, share) for trace in traces]))
+        for share in inputs.policy.residency
+    )
     return replace(inputs, policy=replace(inputs.policy, recent_mass=values))
 
 

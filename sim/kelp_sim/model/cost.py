@@ -17,7 +17,10 @@ _HOURS = 8766  # of a year
 def endpoint_price(inputs: Inputs) -> float:
     """Thousands of dollars for one endpoint: DRAM, flash, controller."""
     cost = inputs.cost
-    dram, flash = inputs.endpoint.dram_gb * cost.dram_dollars_per_gb, inputs.flash.capacity_tb * cost.flash_dollars_per_tb
+    dram, flash = (
+        inputs.endpoint.dram_gb * cost.dram_dollars_per_gb,
+        inputs.flash.capacity_tb * cost.flash_dollars_per_tb,
+    )
     return (dram + flash + cost.controller_dollars) / 1e3
 
 
@@ -29,13 +32,19 @@ def total_k(inputs: Inputs, gpus: int, endpoints: int) -> float:
     """Thousands of dollars: purchase and power over the years."""
     cost = inputs.cost
     kilowatt = (gpus * cost.gpu_kilowatt + endpoints * endpoint_watts(inputs) / 1e3) * cost.overhead
-    return gpus * cost.gpu + endpoints * endpoint_price(inputs) + kilowatt * _HOURS * cost.years * cost.dollars_per_kwh / 1e3
+    return (
+        gpus * cost.gpu
+        + endpoints * endpoint_price(inputs)
+        + kilowatt * _HOURS * cost.years * cost.dollars_per_kwh / 1e3
+    )
 
 
 def machines(inputs: Inputs, context: int, rate_per_minute: float) -> dict:
-    """GPUs alone, and GPUs that hold the weights with endpoints that hold the KV, for requests of ``context`` tokens at a rate; KV in the raw format.
+    """GPUs alone, and GPUs that hold the weights with endpoints that hold the KV, for requests of
+    ``context`` tokens at a rate; KV in the raw format.
 
-    Endpoints are as many as capacity needs and as many as the bytes read per second need. Compute is not counted: both must do the same.
+    Endpoints are as many as capacity needs and as many as the bytes read per second need. Compute
+    is not counted: both must do the same.
     """
     chosen = inputs.break_even
     users = rate_per_minute / 60 * chosen.hold_seconds
@@ -43,7 +52,9 @@ def machines(inputs: Inputs, context: int, rate_per_minute: float) -> dict:
     gpus = max(1, math.ceil((chosen.weights_gb + kv_gb) / inputs.gpu.hbm_gb))
     holding = max(1, math.ceil(chosen.weights_gb / inputs.gpu.hbm_gb))
     read = kv_gb * chosen.read_share * chosen.tokens_per_s
-    endpoints = max(math.ceil(kv_gb / inputs.endpoint.dram_gb), math.ceil(read / inputs.link.gb_per_s))
+    endpoints = max(
+        math.ceil(kv_gb / inputs.endpoint.dram_gb), math.ceil(read / inputs.link.gb_per_s)
+    )
     if gpus == holding:
         endpoints = 0
     alone, beside = total_k(inputs, gpus, 0), total_k(inputs, holding, endpoints)
@@ -62,21 +73,33 @@ def machines(inputs: Inputs, context: int, rate_per_minute: float) -> dict:
 
 
 def break_even_seconds(inputs: Inputs, context: int, rate_per_minute: float) -> float:
-    """How long each request must be held until its KV no longer fits beside the weights: below that a second machine of either kind is idle."""
+    """How long each request must be held until its KV no longer fits beside the weights: below that
+    a second machine of either kind is idle."""
     chosen = inputs.break_even
-    room = max(1, math.ceil(chosen.weights_gb / inputs.gpu.hbm_gb)) * inputs.gpu.hbm_gb - chosen.weights_gb
-    return room / (kv_bytes(inputs.models[inputs.serving.model], context) / 1e9) * 60 / rate_per_minute
+    room = (
+        max(1, math.ceil(chosen.weights_gb / inputs.gpu.hbm_gb)) * inputs.gpu.hbm_gb
+        - chosen.weights_gb
+    )
+    return (
+        room / (kv_bytes(inputs.models[inputs.serving.model], context) / 1e9) * 60 / rate_per_minute
+    )
 
 
 def tables(inputs: Inputs) -> list[Table]:
     typical, peak = inputs.power.typical, inputs.power.peak
     rows = [{"part": part, "typical_w": typical[part], "peak_w": peak[part]} for part in typical]
-    rows.append({"part": "an endpoint", "typical_w": sum(typical.values()), "peak_w": sum(peak.values())})
+    rows.append(
+        {"part": "an endpoint", "typical_w": sum(typical.values()), "peak_w": sum(peak.values())}
+    )
     power = Table(
         name="power",
         title="Power of an endpoint",
         rows=tuple(rows),
-        columns=(("part", "part", ""), ("typical_w", "typical W", ".0f"), ("peak_w", "peak W", ".0f")),
+        columns=(
+            ("part", "part", ""),
+            ("typical_w", "typical W", ".0f"),
+            ("peak_w", "peak W", ".0f"),
+        ),
     )
     cost, rows = inputs.cost, []
     for what, gpus, endpoints, published in (
@@ -91,7 +114,9 @@ def tables(inputs: Inputs) -> list[Table]:
                 "published_k": sum(published),
                 "computed_k": total_k(inputs, gpus, endpoints),
                 "capacity_gb": gpus * inputs.gpu.hbm_gb + endpoints * inputs.endpoint.dram_gb,
-                "kv_gb_per_s": gpus * inputs.gpu.hbm_gb_per_s if not endpoints else endpoints * inputs.link.gb_per_s,
+                "kv_gb_per_s": gpus * inputs.gpu.hbm_gb_per_s
+                if not endpoints
+                else endpoints * inputs.link.gb_per_s,
             }
         )
     tco = Table(
@@ -109,8 +134,15 @@ def tables(inputs: Inputs) -> list[Table]:
         ),
     )
     chosen = inputs.break_even
-    rows = tuple(machines(inputs, context, rate) for context in chosen.contexts for rate in chosen.rates_per_minute)
-    title = f"Break-even: requests held {chosen.hold_seconds:g} s at {chosen.tokens_per_s:g} tokens/s, {chosen.read_share:.1%} read"
+    rows = tuple(
+        machines(inputs, context, rate)
+        for context in chosen.contexts
+        for rate in chosen.rates_per_minute
+    )
+    title = (
+        f"Break-even: requests held {chosen.hold_seconds:g} s at {chosen.tokens_per_s:g} "
+        + f"tokens/s, {chosen.read_share:.1%} read"
+    )
     even = Table(
         name="break_even",
         title=title,
@@ -138,11 +170,28 @@ def findings(inputs: Inputs) -> list[Finding]:
     seconds = break_even_seconds(inputs, 16384, 10)
     kv_rate = endpoints * inputs.link.gb_per_s
     dram = f"{inputs.endpoint.dram_gb:g} GB · {cost.dram_dollars_per_gb:g} $"
-    parts = f"{dram} + {inputs.flash.capacity_tb:g} TB · {cost.flash_dollars_per_tb:g} $ + {cost.controller_dollars:g} $"
+    parts = (
+        f"{dram} + {inputs.flash.capacity_tb:g} TB · {cost.flash_dollars_per_tb:g} $ + "
+        + f"{cost.controller_dollars:g} $"
+    )
     room = inputs.gpu.hbm_gb - inputs.break_even.weights_gb
     return [
-        finding("power", "an endpoint, typical", "W", "80", endpoint_watts(inputs), "40 + 15 + 12 + 8 + 5"),
-        finding("power", "an endpoint, peak", "W", "123", sum(inputs.power.peak.values()), "60 + 25 + 18 + 12 + 8"),
+        finding(
+            "power",
+            "an endpoint, typical",
+            "W",
+            "80",
+            endpoint_watts(inputs),
+            "40 + 15 + 12 + 8 + 5",
+        ),
+        finding(
+            "power",
+            "an endpoint, peak",
+            "W",
+            "123",
+            sum(inputs.power.peak.values()),
+            "60 + 25 + 18 + 12 + 8",
+        ),
         finding("cost", "8 × B200", "k$", "473", alone, "240 + 147 + 50 + 36"),
         finding("cost", "B200 and 5 endpoints", "k$", "128.5", beside, "42.5 + 58 + 10 + 18"),
         finding("cost", "the ratio", "×", "3.7", alone / beside, f"{alone:g} / {beside:g}"),
@@ -163,7 +212,8 @@ def findings(inputs: Inputs) -> list[Finding]:
             "×",
             "3.7",
             alone / (gpus * inputs.gpu.hbm_gb_per_s) / (beside / kv_rate),
-            f"{alone:g} k$ / {gpus * inputs.gpu.hbm_gb_per_s:,.0f} GB/s against {beside:g} k$ / {kv_rate:g} GB/s",
+            f"{alone:g} k$ / {gpus * inputs.gpu.hbm_gb_per_s:,.0f} GB/s against {beside:g} k$ "
+            + f"/ {kv_rate:g} GB/s",
             condition="only capacity counts, not bandwidth",
             under_condition=alone / beside,
         ),
@@ -173,7 +223,8 @@ def findings(inputs: Inputs) -> list[Finding]:
             "",
             "10",
             10 * seconds / inputs.break_even.hold_seconds,
-            f"{room:g} GB beside the weights hold 9.7 requests of 5.37 GB; at {inputs.break_even.hold_seconds:g} s each",
+            f"{room:g} GB beside the weights hold 9.7 requests of 5.37 GB; at "
+            + f"{inputs.break_even.hold_seconds:g} s each",
             condition=f"each request held for {seconds:.0f} s",
             under_condition=10.0,
             within=0.05,

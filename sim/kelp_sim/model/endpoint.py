@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What is published of the endpoint's inside: queues, scores, formats, metadata, prefetch; against the device's own integers and measurements."""
+"""What is published of the endpoint's inside: queues, scores, formats, metadata, prefetch; against
+the device's own integers and measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from .findings import Finding, Table, finding
 from .inputs import Inputs
 from .kv_size import kv_bytes
 
-__all__ = ["base_hit_rate", "findings", "peers", "residency_for", "score_row", "stored_share", "tables"]
+__all__ = [
+    "base_hit_rate",
+    "findings",
+    "peers",
+    "residency_for",
+    "score_row",
+    "stored_share",
+    "tables",
+]
 
 _HOST_LINES = 128  #: of a page of 16 tokens at head_dim 128
 _TAU = 1000
@@ -34,13 +43,15 @@ def stored_share(fmt: Format) -> float:
 
 
 def base_hit_rate(speedup: float, hit_rate: float, hit_ns: float, miss_ns: float) -> float:
-    """The hit rate without prefetch from which ``hit_rate`` makes the mean access ``speedup`` times faster."""
+    """The hit rate without prefetch from which ``hit_rate`` makes the mean access ``speedup`` times
+    faster."""
     after = hit_rate * hit_ns + (1 - hit_rate) * miss_ns
     return (miss_ns - speedup * after) / (miss_ns - hit_ns)
 
 
 def residency_for(hit_rate: float, residency, rates) -> float:
-    """The residency at which ``rates`` pass ``hit_rate``, on the line through the measured points."""
+    """The residency at which ``rates`` pass ``hit_rate``, on the line through the measured
+    points."""
     return float(np.interp(hit_rate, rates, residency))
 
 
@@ -50,7 +61,12 @@ def _mean_ns(hit_rate: float, miss_us: float) -> float:
 
 def tables(inputs: Inputs) -> list[Table]:
     rows = tuple(
-        {"format": fmt.label, "bytes_per_byte": stored_share(fmt), "gb": 40 * stored_share(fmt), "dram_gb_per_s_for_64": 64 * stored_share(fmt)}
+        {
+            "format": fmt.label,
+            "bytes_per_byte": stored_share(fmt),
+            "gb": 40 * stored_share(fmt),
+            "dram_gb_per_s_for_64": 64 * stored_share(fmt),
+        }
         for fmt in Format
     )
     stored = Table(
@@ -94,12 +110,25 @@ def tables(inputs: Inputs) -> list[Table]:
 
 
 def peers(inputs: Inputs) -> Table:
-    """What others publish (claims, unless said otherwise) beside what our RTL was measured to do."""
+    """What others publish (claims, unless said otherwise) beside what our RTL was measured to
+    do."""
     rtl, rows = inputs.rtl, []
-    ours = f"64 B/cycle, {rtl.quantise_cycles.value:g} and {rtl.dequantise_cycles.value:g} cycles, 156 and 165 MHz routed on an ECP5"
-    words = f"{rtl.metadata_bytes_per_kv_byte.value:.2%}, and {rtl.frame_bytes_per_resident_byte.value:.2%} of what is resident"
+    ours = (
+        f"64 B/cycle, {rtl.quantise_cycles.value:g} and {rtl.dequantise_cycles.value:g} "
+        + "cycles, 156 and 165 MHz routed on an ECP5"
+    )
+    words = (
+        f"{rtl.metadata_bytes_per_kv_byte.value:.2%}, and "
+        + f"{rtl.frame_bytes_per_resident_byte.value:.2%} of what is resident"
+    )
     for system, what, published, own, command in (
-        ("CXL-SpecKV 2512.11920", "codec", "64 B/cycle, 20 stages, 812 MHz (estimated)", ours, rtl.quantise_cycles.command),
+        (
+            "CXL-SpecKV 2512.11920",
+            "codec",
+            "64 B/cycle, 20 stages, 812 MHz (estimated)",
+            ours,
+            rtl.quantise_cycles.command,
+        ),
         (
             "TRACE 2509.03377",
             "codec",
@@ -114,10 +143,30 @@ def peers(inputs: Inputs) -> Table:
             f"{rtl.tracker_updates_per_cycle.value:g} a cycle, 640 queues",
             rtl.tracker_updates_per_cycle.command,
         ),
-        ("concept paper", "metadata", "1.6 % of the KV", words, rtl.metadata_bytes_per_kv_byte.command),
-        ("concept paper", "controller and its memory", "30 + 50 ns", f"{rtl.hit_latency_cycles.value:g} cycles + 50 ns", rtl.hit_latency_cycles.command),
+        (
+            "concept paper",
+            "metadata",
+            "1.6 % of the KV",
+            words,
+            rtl.metadata_bytes_per_kv_byte.command,
+        ),
+        (
+            "concept paper",
+            "controller and its memory",
+            "30 + 50 ns",
+            f"{rtl.hit_latency_cycles.value:g} cycles + 50 ns",
+            rtl.hit_latency_cycles.command,
+        ),
     ):
-        rows.append({"system": system, "what": what, "published": published, "ours": own, "command": command})
+        rows.append(
+            {
+                "system": system,
+                "what": what,
+                "published": published,
+                "ours": own,
+                "command": command,
+            }
+        )
     columns = tuple((key, key, "") for key in ("system", "what", "published", "ours", "command"))
     return Table(name="peers", title="Others, and our RTL", rows=tuple(rows), columns=columns)
 
@@ -126,10 +175,26 @@ def findings(inputs: Inputs) -> list[Finding]:
     model, policy, flash = inputs.models["llama-3-70b"], inputs.policy, inputs.flash
     context = 131072
     entries = context * model.layers * model.kv_heads
-    found = [finding("endpoint", "queues", "", "640", model.layers * model.kv_heads, "80 layers · 8 KV heads")]
-    for name, score, age, claimed_decay, claimed in (("A", 0.211, 50, "0.049", "0.039"), ("B", 0.08, 2000, "0.865", "0.796")):
+    found = [
+        finding(
+            "endpoint", "queues", "", "640", model.layers * model.kv_heads, "80 layers · 8 KV heads"
+        )
+    ]
+    for name, score, age, claimed_decay, claimed in (
+        ("A", 0.211, 50, "0.049", "0.039"),
+        ("B", 0.08, 2000, "0.865", "0.796"),
+    ):
         by_formula, value, ours = score_row(score, age)
-        found.append(finding("endpoint", f"row {name}: recency decay at age {age}", "", claimed_decay, by_formula, f"1 − e^(−{age}/1000)"))
+        found.append(
+            finding(
+                "endpoint",
+                f"row {name}: recency decay at age {age}",
+                "",
+                claimed_decay,
+                by_formula,
+                f"1 − e^(−{age}/1000)",
+            )
+        )
         found.append(
             finding(
                 "endpoint",
@@ -137,14 +202,18 @@ def findings(inputs: Inputs) -> list[Finding]:
                 "",
                 claimed,
                 value,
-                f"(1 − {score}) · {by_formula:.4f}; the device's integers give {round(ours * 65536)}/65536 = {ours:.4f}",
+                f"(1 − {score}) · {by_formula:.4f}; the device's integers give "
+                + f"{round(ours * 65536)}/65536 = {ours:.4f}",
                 condition=f"the decay rounded to {claimed_decay} first",
                 under_condition=(1 - score) * float(claimed_decay),
             )
         )
     before = base_hit_rate(3.2, 0.85, 250, flash.latency_us * 1e3)
     faster = _mean_ns(policy.lru_per_queue[0], flash.latency_us) / _mean_ns(0.85, flash.latency_us)
-    enough, without = (residency_for(0.85, policy.residency, rates) for rates in (policy.window, policy.lru_per_queue))
+    enough, without = (
+        residency_for(0.85, policy.residency, rates)
+        for rates in (policy.window, policy.lru_per_queue)
+    )
     found += [
         finding(
             "prefetch",
@@ -152,7 +221,8 @@ def findings(inputs: Inputs) -> list[Finding]:
             "%",
             "85",
             100 * policy.window[0],
-            f"measured; at 25 % {100 * policy.window[1]:.1f} %. LRU without a window has 85 % at {without:.1%}",
+            f"measured; at 25 % {100 * policy.window[1]:.1f} %. LRU without a window has 85 % "
+            + f"at {without:.1%}",
             condition=f"{enough:.1%} of the pages in DRAM",
             under_condition=100 * float(np.interp(enough, policy.residency, policy.window)),
         ),
@@ -162,7 +232,8 @@ def findings(inputs: Inputs) -> list[Finding]:
             "×",
             "1.4",
             policy.window_flash_reads[1],
-            f"measured: flash reads against LRU per queue; at 12.5 % {policy.window_flash_reads[0]:.2f}",
+            "measured: flash reads against LRU per queue; at 12.5 % "
+            + f"{policy.window_flash_reads[0]:.2f}",
         ),
         finding(
             "prefetch",
@@ -197,7 +268,8 @@ def findings(inputs: Inputs) -> list[Finding]:
                 "GB/s",
                 claimed,
                 64 * inputs.endpoint.clock_ghz * figure.value,
-                f"ours: {figure.value:g} line of 64 B a cycle at {inputs.endpoint.clock_ghz:g} GHz ({figure.command})",
+                f"ours: {figure.value:g} line of 64 B a cycle at "
+                + f"{inputs.endpoint.clock_ghz:g} GHz ({figure.command})",
             )
         )
     for fmt, claimed in ((Format.FP8_E4M3, "20"), (Format.INT8, "20"), (Format.INT4, "10")):
@@ -224,6 +296,13 @@ def findings(inputs: Inputs) -> list[Finding]:
             condition="MB read as MiB",
             under_condition=8 * entries / 2**20,
         ),
-        finding("metadata", "the same, of the KV", "%", "1.6", 100 * 8 * entries / kv_bytes(model, context), "8 B / (327 680 / 640) B"),
+        finding(
+            "metadata",
+            "the same, of the KV",
+            "%",
+            "1.6",
+            100 * 8 * entries / kv_bytes(model, context),
+            "8 B / (327 680 / 640) B",
+        ),
     ]
     return found

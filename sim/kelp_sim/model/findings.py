@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A published figure and what comes of it, and a table of computed rows. The verdict is computed, never written down.
+"""A published figure and what comes of it, and a table of computed rows. The verdict is computed,
+never written down.
 
-A figure is **reproduced** when the computed value is the published one as far as that is printed (half a unit of its last digit), it **depends** when
-the value computed under a stated condition is, and it is **refuted** otherwise.
+A figure is **reproduced** when the computed value is the published one as far as that is printed
+(half a unit of its last digit), it **depends** when the value computed under a stated condition is,
+and it is **refuted** otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ _BOUNDS = {">": operator.gt, "≥": operator.ge, "<": operator.lt}
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """``claimed`` as printed; ``computed`` from the inputs; ``condition`` says what gives ``under_condition`` instead."""
+    """``claimed`` as printed; ``computed`` from the inputs; ``condition`` says what gives
+    ``under_condition`` instead."""
 
     topic: str
     what: str
@@ -35,7 +38,8 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of one question: ``columns`` are (key, heading, format) in order; ``formats`` of '' prints as it is. ``notes`` stand below."""
+    """Rows of one question: ``columns`` are (key, heading, format) in order; ``formats`` of ''
+    prints as it is. ``notes`` stand below."""
 
     name: str
     title: str
@@ -44,11 +48,14 @@ class Table:
     notes: tuple[str, ...] = field(default=())
 
     def cells(self, row: dict) -> list[str]:
-        return ["–" if row[key] is None else format(row[key], spec) for key, _, spec in self.columns]
+        return [
+            "–" if row[key] is None else format(row[key], spec) for key, _, spec in self.columns
+        ]
 
 
 def agrees(claimed: str, computed: float, within: float = 0.0) -> bool:
-    """Whether ``computed`` is ``claimed`` as far as it is printed, or ``within`` that share of it (for a figure said to be approximate).
+    """Whether ``computed`` is ``claimed`` as far as it is printed, or ``within`` that share of it
+    (for a figure said to be approximate).
 
     ``claimed`` may be a bound: ">90", "≥48", "<0.1".
     """

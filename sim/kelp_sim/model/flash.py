@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The flash tier: what a window of recent tokens costs to read ahead, how many fetches hide its latency, how long it can keep finished sessions."""
+"""The flash tier: what a window of recent tokens costs to read ahead, how many fetches hide its
+latency, how long it can keep finished sessions."""
 
 from __future__ import annotations
 
@@ -14,12 +15,24 @@ __all__ = ["fetches_in_flight", "findings", "tables", "window_ms"]
 
 def window_ms(inputs: Inputs, tokens: int) -> float:
     """Time to read ``tokens`` of KV from one endpoint's flash."""
-    return inputs.flash.latency_us / 1e3 + tokens * kv_bytes_per_token(inputs.models[inputs.prefetch.model]) / inputs.flash.gb_per_s / 1e6
+    return (
+        inputs.flash.latency_us / 1e3
+        + tokens
+        * kv_bytes_per_token(inputs.models[inputs.prefetch.model])
+        / inputs.flash.gb_per_s
+        / 1e6
+    )
 
 
 def page_bytes(inputs: Inputs) -> float:
     model = inputs.models[inputs.prefetch.model]
-    queues = model.layers * model.kv_heads if isinstance(model, Heads) else sum(g.layers for g in model.groups) if hasattr(model, "groups") else model.layers
+    queues = (
+        model.layers * model.kv_heads
+        if isinstance(model, Heads)
+        else sum(g.layers for g in model.groups)
+        if hasattr(model, "groups")
+        else model.layers
+    )
     return inputs.endpoint.page_tokens * kv_bytes_per_token(model) / queues
 
 
@@ -33,7 +46,15 @@ def tables(inputs: Inputs) -> list[Table]:
     rows = []
     for tokens in chosen.window_tokens:
         ms, decode_s = window_ms(inputs, tokens), tokens / chosen.tokens_per_s
-        rows.append({"window": tokens, "gb": tokens * token / 1e9, "ms": ms, "decode_s": decode_s, "share": ms / 1e3 / decode_s})
+        rows.append(
+            {
+                "window": tokens,
+                "gb": tokens * token / 1e9,
+                "ms": ms,
+                "decode_s": decode_s,
+                "share": ms / 1e3 / decode_s,
+            }
+        )
     windows = Table(
         name="prefetch",
         title=f"Windows read ahead from flash, {inputs.flash.gb_per_s:g} GB/s",
@@ -45,7 +66,10 @@ def tables(inputs: Inputs) -> list[Table]:
             ("decode_s", f"decode s at {chosen.tokens_per_s:g}/s", ".0f"),
             ("share", "of the flash's time", ".2%"),
         ),
-        notes=(f"{fetches_in_flight(inputs)} pages of {page_bytes(inputs):,.0f} B in flight hide the latency",),
+        notes=(
+            f"{fetches_in_flight(inputs)} pages of {page_bytes(inputs):,.0f} B in flight hide "
+            + "the latency",
+        ),
     )
     rows = []
     for minutes in chosen.session_minutes:

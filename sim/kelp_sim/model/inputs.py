@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What the models are told: one TOML, every key required and checked; :class:`InputError` names the table, the key, the value and what is legal.
+"""What the models are told: one TOML, every key required and checked; :class:`InputError` names the
+table, the key, the value and what is legal.
 
-The dataclasses below are the schema. Numbers are above 0 unless :func:`_zero` (0 too) or :func:`_share` (0 … 1) says otherwise.
+The dataclasses below are the schema. Numbers are above 0 unless :func:`_zero` (0 too) or
+:func:`_share` (0 … 1) says otherwise.
 """
 
 from __future__ import annotations
@@ -13,7 +15,18 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import get_args, get_origin, get_type_hints
 
-__all__ = ["DEFAULTS", "Heads", "Hybrid", "InputError", "Inputs", "Latent", "Measured", "Scenario", "load", "with_bench"]
+__all__ = [
+    "DEFAULTS",
+    "Heads",
+    "Hybrid",
+    "InputError",
+    "Inputs",
+    "Latent",
+    "Measured",
+    "Scenario",
+    "load",
+    "with_bench",
+]
 
 DEFAULTS = Path(__file__).parent / "defaults.toml"
 DENSE, LATENT, HYBRID = ("mha", "gqa", "mqa"), "mla", "hybrid"
@@ -58,7 +71,8 @@ class Latent:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Layers with one entry for each ``compress`` tokens, and beside each ``index_bytes`` of index key."""
+    """Layers with one entry for each ``compress`` tokens, and beside each ``index_bytes`` of index
+    key."""
 
     layers: int
     compress: int
@@ -291,15 +305,25 @@ def load(path: Path = DEFAULTS) -> Inputs:
 def with_bench(inputs: Inputs, path: Path) -> Inputs:
     """``inputs`` with the figures of [rtl] that a file of `kelp bench` holds."""
     try:
-        rows = {row["name"]: float(row["value"]) for row in json.loads(Path(path).read_text(encoding="utf-8"))}
+        rows = {
+            row["name"]: float(row["value"])
+            for row in json.loads(Path(path).read_text(encoding="utf-8"))
+        }
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError):
-        raise InputError(f"{path} is no file of `kelp bench`: a list of rows with name and value is expected") from None
+        raise InputError(
+            f"{path} is no file of `kelp bench`: a list of rows with name and value is expected"
+        ) from None
     figures = {f.name: getattr(inputs.rtl, f.name) for f in fields(Rtl)}
-    found = {name: replace(old, value=rows[old.row]) for name, old in figures.items() if old.row in rows}
+    found = {
+        name: replace(old, value=rows[old.row]) for name, old in figures.items() if old.row in rows
+    }
     if not found:
-        raise InputError(f"{path} has none of the rows that [rtl] names, such as {inputs.rtl.hit_latency_cycles.row!r}")
+        raise InputError(
+            f"{path} has none of the rows that [rtl] names, such as "
+            + f"{inputs.rtl.hit_latency_cycles.row!r}"
+        )
     return replace(inputs, rtl=replace(inputs.rtl, **found))
 
 
@@ -307,16 +331,28 @@ def _check(inputs: Inputs) -> None:
     """What one key alone cannot tell."""
     for name, model in inputs.models.items():
         if isinstance(model, Heads):
-            legal = {"mha": model.kv_heads == model.query_heads, "mqa": model.kv_heads == 1, "gqa": model.query_heads % model.kv_heads == 0}
+            legal = {
+                "mha": model.kv_heads == model.query_heads,
+                "mqa": model.kv_heads == 1,
+                "gqa": model.query_heads % model.kv_heads == 0,
+            }
             if not legal[model.attention]:
-                raise InputError(f"[models.{name}] kv_heads = {model.kv_heads} is refused for {model.attention} with {model.query_heads} query heads")
+                raise InputError(
+                    f"[models.{name}] kv_heads = {model.kv_heads} is refused for "
+                    + f"{model.attention} with {model.query_heads} query heads"
+                )
     for where in ("wall", "serving", "prefetch", "inflection"):
         name = getattr(inputs, where).model
         if name not in inputs.models:
-            raise InputError(f"[{where}] model = {name!r} is unknown; there are: {', '.join(inputs.models)}")
+            raise InputError(
+                f"[{where}] model = {name!r} is unknown; there are: {', '.join(inputs.models)}"
+            )
     for f in fields(Policy):
         if len(getattr(inputs.policy, f.name)) != len(inputs.policy.residency):
-            raise InputError(f"[policy] {f.name} needs {len(inputs.policy.residency)} values, one for each residency")
+            raise InputError(
+                f"[policy] {f.name} needs {len(inputs.policy.residency)} values, one for each "
+                + "residency"
+            )
     if set(inputs.power.typical) != set(inputs.power.peak):
         raise InputError("[power.typical] and [power.peak] must name the same parts")
 
@@ -331,9 +367,19 @@ def _record(cls, table, where: str):
             raise InputError(f"{_in(where)} has an unknown key {key!r}; legal: {', '.join(known)}")
     for key in known:
         if key not in table:
-            raise InputError(f"{_in(where)} lacks {key!r}" + (" (all keys are required)" if name == "the file" else ""))
+            raise InputError(
+                f"{_in(where)} lacks {key!r}"
+                + (" (all keys are required)" if name == "the file" else "")
+            )
     hints = get_type_hints(cls)
-    return cls(**{key: _value(hints[key], table[key], f"{where}.{key}" if where else key, known[key].metadata) for key in known})
+    return cls(
+        **{
+            key: _value(
+                hints[key], table[key], f"{where}.{key}" if where else key, known[key].metadata
+            )
+            for key in known
+        }
+    )
 
 
 def _value(kind, value, where: str, rules):
@@ -341,12 +387,16 @@ def _value(kind, value, where: str, rules):
         return _record(kind, value, where)
     if get_origin(kind) is tuple:
         if not isinstance(value, list) or not value:
-            raise InputError(f"{_at(where)}{value!r} is refused; legal: a list of at least one value")
+            raise InputError(
+                f"{_at(where)}{value!r} is refused; legal: a list of at least one value"
+            )
         return tuple(_value(get_args(kind)[0], v, where, rules) for v in value)
     if get_origin(kind) is dict:
         if not isinstance(value, dict) or not value:
             raise InputError(f"{_at(where)}must be a table with at least one entry")
-        return {key: _value(get_args(kind)[1], v, f"{where}.{key}", rules) for key, v in value.items()}
+        return {
+            key: _value(get_args(kind)[1], v, f"{where}.{key}", rules) for key, v in value.items()
+        }
     if kind in (int, float):
         return _number(kind, value, where, rules)
     if kind is str:
@@ -361,14 +411,30 @@ def _model(value, where: str):
     for names, cls in ((DENSE, Heads), ((LATENT,), Latent), ((HYBRID,), Hybrid)):
         if attention in names:
             return _record(cls, value, where)
-    raise InputError(f"{_in(where)} attention = {attention!r} is unknown; legal: {', '.join((*DENSE, LATENT, HYBRID))}")
+    raise InputError(
+        f"{_in(where)} attention = {attention!r} is unknown; legal: "
+        + f"{', '.join((*DENSE, LATENT, HYBRID))}"
+    )
 
 
 def _number(kind, value, where: str, rules):
     legal = "0 … 1" if rules.get("share") else ("0 and up" if rules.get("zero") else "above 0")
-    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and (kind is float or isinstance(value, int))
-    if not fits or value < 0 or (value == 0 and not rules.get("zero")) or (rules.get("share") and value > 1):
-        raise InputError(f"{_at(where)}{value!r} is refused; legal: {'a whole number ' if kind is int else ''}{legal}")
+    fits = (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and (kind is float or isinstance(value, int))
+    )
+    if (
+        not fits
+        or value < 0
+        or (value == 0 and not rules.get("zero"))
+        or (rules.get("share") and value > 1)
+    ):
+        raise InputError(
+            f"{_at(where)}{value!r} is refused; legal: "
+            + f"{'a whole number ' if kind is int else ''}{legal}"
+        )
     return kind(value)
 
 

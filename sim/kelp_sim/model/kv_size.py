@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """How many bytes a model's KV cache takes, by architecture.
 
-MHA, GQA, MQA: 2 · layers · KV heads · head_dim · bytes for each token. MLA: layers · (latent + RoPE) · bytes. Hybrid: for each layer one entry (and index
-key) for every ``compress`` tokens, and a window of whole tokens.
+MHA, GQA, MQA: 2 · layers · KV heads · head_dim · bytes for each token. MLA: layers · (latent +
+RoPE) · bytes. Hybrid: for each layer one entry (and index key) for every ``compress`` tokens, and a
+window of whole tokens.
 """
 
 from __future__ import annotations
@@ -29,25 +30,47 @@ def kv_bytes(model: Heads | Latent | Hybrid, tokens: int) -> float:
     """What ``tokens`` of context take: whole entries, and a hybrid's windows."""
     if isinstance(model, Hybrid):
         window = min(tokens, model.window_tokens)
-        return sum(g.layers * (tokens // g.compress * (g.entry_bytes + g.index_bytes) + window * g.entry_bytes) for g in model.groups)
+        return sum(
+            g.layers
+            * (tokens // g.compress * (g.entry_bytes + g.index_bytes) + window * g.entry_bytes)
+            for g in model.groups
+        )
     return tokens * kv_bytes_per_token(model)
 
 
 def tables(inputs: Inputs) -> list[Table]:
     rows = []
     for name, model in inputs.models.items():
-        row = {"model": name, "attention": model.attention, "bytes_per_token": kv_bytes_per_token(model)}
+        row = {
+            "model": name,
+            "attention": model.attention,
+            "bytes_per_token": kv_bytes_per_token(model),
+        }
         for tokens in inputs.contexts:
             row[f"gb_at_{tokens}"] = kv_bytes(model, tokens) / 1e9
         rows.append(row)
-    columns = (("model", "model", ""), ("attention", "attention", ""), ("bytes_per_token", "B/token", ",.0f"))
-    columns += tuple((f"gb_at_{tokens}", f"GB at {short(tokens)}", ",.2f") for tokens in inputs.contexts)
-    return [Table(name="kv_size", title="KV cache of one sequence", columns=columns, rows=tuple(rows))]
+    columns = (
+        ("model", "model", ""),
+        ("attention", "attention", ""),
+        ("bytes_per_token", "B/token", ",.0f"),
+    )
+    columns += tuple(
+        (f"gb_at_{tokens}", f"GB at {short(tokens)}", ",.2f") for tokens in inputs.contexts
+    )
+    return [
+        Table(name="kv_size", title="KV cache of one sequence", columns=columns, rows=tuple(rows))
+    ]
 
 
 def short(tokens: int) -> str:
     """131072 → 128K."""
-    return f"{tokens // 1024}K" if tokens % 1024 == 0 and tokens < M else f"{tokens // M}M" if tokens % M == 0 else f"{tokens:,}"
+    return (
+        f"{tokens // 1024}K"
+        if tokens % 1024 == 0 and tokens < M
+        else f"{tokens // M}M"
+        if tokens % M == 0
+        else f"{tokens:,}"
+    )
 
 
 def spaced(number: float) -> str:
@@ -58,19 +81,64 @@ def spaced(number: float) -> str:
 def findings(inputs: Inputs) -> list[Finding]:
     topic = "KV size"
     gqa, mha = inputs.models["llama-3-70b"], inputs.models["mha-70b"]
-    mla, v4, v4_small = (inputs.models[name] for name in ("deepseek-v3", "deepseek-v4-pro", "deepseek-v4-pro-fp8"))
+    mla, v4, v4_small = (
+        inputs.models[name] for name in ("deepseek-v3", "deepseek-v4-pro", "deepseek-v4-pro-fp8")
+    )
     token = kv_bytes_per_token(gqa)
     latent = kv_bytes_per_token(mla)
     found = [
-        finding(topic, "Llama-3-70B, KV per token", "B", "327680", token, "2 · 80 layers · 8 heads · 128 · 2 B"),
-        finding(topic, "the same at 128K", "GiB", "40", kv_bytes(gqa, 131072) / GIB, "327 680 · 131 072 / 2^30"),
         finding(
-            topic, "Llama-3-70B at 1M", "GB", "320", token * M / 1e9, "327 680 · 2^20 = 343.6 GB", condition="GB read as GiB", under_condition=token * M / GIB
+            topic,
+            "Llama-3-70B, KV per token",
+            "B",
+            "327680",
+            token,
+            "2 · 80 layers · 8 heads · 128 · 2 B",
         ),
-        finding(topic, "GLM-5.2 (estimate) at 1M", "GB", "343", 328e3 * M / 1e9, "≈328 kB · 2^20; the shape is not published", within=0.005),
-        finding(topic, "DeepSeek-V3, KV per layer and token", "B", "1152", latent / mla.layers, "(512 + 64) · 2 B"),
         finding(
-            topic, "DeepSeek-V3, KV per token", "KB", "68.6", latent / 1e3, "1152 · 61 = 70 272 B", condition="KB read as KiB", under_condition=latent / 1024
+            topic,
+            "the same at 128K",
+            "GiB",
+            "40",
+            kv_bytes(gqa, 131072) / GIB,
+            "327 680 · 131 072 / 2^30",
+        ),
+        finding(
+            topic,
+            "Llama-3-70B at 1M",
+            "GB",
+            "320",
+            token * M / 1e9,
+            "327 680 · 2^20 = 343.6 GB",
+            condition="GB read as GiB",
+            under_condition=token * M / GIB,
+        ),
+        finding(
+            topic,
+            "GLM-5.2 (estimate) at 1M",
+            "GB",
+            "343",
+            328e3 * M / 1e9,
+            "≈328 kB · 2^20; the shape is not published",
+            within=0.005,
+        ),
+        finding(
+            topic,
+            "DeepSeek-V3, KV per layer and token",
+            "B",
+            "1152",
+            latent / mla.layers,
+            "(512 + 64) · 2 B",
+        ),
+        finding(
+            topic,
+            "DeepSeek-V3, KV per token",
+            "KB",
+            "68.6",
+            latent / 1e3,
+            "1152 · 61 = 70 272 B",
+            condition="KB read as KiB",
+            under_condition=latent / 1024,
         ),
         finding(
             topic,
@@ -82,7 +150,15 @@ def findings(inputs: Inputs) -> list[Finding]:
             condition="68.6 KiB taken as 68.6 kB, times 2^20",
             under_condition=round(latent / 1024, 1) * 1e3 * M / 1e9,
         ),
-        finding(topic, "DeepSeek-V4-Pro, KV per token", "KB", "10", kv_bytes_per_token(v4) / 1e3, "30 · (1024 + 256)/4 + 31 · 1024/128 B", within=0.05),
+        finding(
+            topic,
+            "DeepSeek-V4-Pro, KV per token",
+            "KB",
+            "10",
+            kv_bytes_per_token(v4) / 1e3,
+            "30 · (1024 + 256)/4 + 31 · 1024/128 B",
+            within=0.05,
+        ),
         finding(
             topic,
             "DeepSeek-V4-Pro at 128K, bf16",
@@ -123,7 +199,14 @@ def findings(inputs: Inputs) -> list[Finding]:
             condition="KB read as KiB",
             under_condition=kv_bytes_per_token(mha) / mha.layers / 1024,
         ),
-        finding(topic, "MHA against GQA", "×", "8", kv_bytes_per_token(mha) / token, "64 heads / 8 heads"),
+        finding(
+            topic,
+            "MHA against GQA",
+            "×",
+            "8",
+            kv_bytes_per_token(mha) / token,
+            "64 heads / 8 heads",
+        ),
     ]
     for label, claimed, percent, tokens, loose in (
         ("4K", "1.3", "0.7", 4096, 4000),

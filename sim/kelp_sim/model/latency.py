@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A CXL.mem read of a resident line, stage by stage, with the controller's measured cycles; and what link and memory can carry."""
+"""A CXL.mem read of a resident line, stage by stage, with the controller's measured cycles; and
+what link and memory can carry."""
 
 from __future__ import annotations
 
@@ -36,7 +37,10 @@ def tables(inputs: Inputs) -> list[Table]:
         total += ns
         rows.append({"stage": name, "ns": ns, "total_ns": total})
     cycles = inputs.rtl.hit_latency_cycles
-    note = f"controller: {cycles.value:g} cycles at {inputs.endpoint.clock_ghz:g} GHz ({cycles.command})"
+    note = (
+        f"controller: {cycles.value:g} cycles at {inputs.endpoint.clock_ghz:g} GHz "
+        + f"({cycles.command})"
+    )
     stages = Table(
         name="latency",
         title="A read of a resident line",
@@ -49,10 +53,19 @@ def tables(inputs: Inputs) -> list[Table]:
         title="What each part of an endpoint can carry",
         columns=(("part", "part", ""), ("gb_per_s", "GB/s", ",.1f")),
         rows=(
-            {"part": f"link, {inputs.link.lanes} lanes of {inputs.link.gt_per_s:g} GT/s", "gb_per_s": inputs.link.gb_per_s},
-            {"part": "controller, reads and writes mixed (RTL)", "gb_per_s": controller_gb_per_s(inputs)},
+            {
+                "part": f"link, {inputs.link.lanes} lanes of {inputs.link.gt_per_s:g} GT/s",
+                "gb_per_s": inputs.link.gb_per_s,
+            },
+            {
+                "part": "controller, reads and writes mixed (RTL)",
+                "gb_per_s": controller_gb_per_s(inputs),
+            },
             {"part": "DRAM", "gb_per_s": dram_gb_per_s(inputs)},
-            {"part": "flash, as far as the miss path uses it (RTL)", "gb_per_s": inputs.flash.gb_per_s * inputs.rtl.tier_share.value},
+            {
+                "part": "flash, as far as the miss path uses it (RTL)",
+                "gb_per_s": inputs.flash.gb_per_s * inputs.rtl.tier_share.value,
+            },
         ),
     )
     return [stages, rates]
@@ -68,7 +81,8 @@ def findings(inputs: Inputs) -> list[Finding]:
             "ns",
             "250",
             stages,
-            f"50 + 30 + 70 + 50: the source's stages do not add up; with our controller {read_ns(inputs):.0f}",
+            "50 + 30 + 70 + 50: the source's stages do not add up; with our controller "
+            + f"{read_ns(inputs):.0f}",
             condition="50 ns that no stage names",
             under_condition=stages + 50,
         ),
@@ -82,7 +96,29 @@ def findings(inputs: Inputs) -> list[Finding]:
             condition="200 ns, the sum of the stages",
             under_condition=dma * 1e3 / stages,
         ),
-        finding("latency", "the same with 16 µs, as elsewhere in the source", "×", "65", 16e3 / 250, "16 µs / 250 ns", within=0.02),
-        finding("latency", "x16 Gen5", "GB/s", "64", raw, "32 GT/s · 16 / 8, raw: 59 GB/s when a 68 B flit carries 64 B of data"),
-        finding("tiers", "8 channels of DDR5-6400", "GB/s", "409.6", dram_gb_per_s(inputs), "8 · 8 B · 6400 MT/s"),
+        finding(
+            "latency",
+            "the same with 16 µs, as elsewhere in the source",
+            "×",
+            "65",
+            16e3 / 250,
+            "16 µs / 250 ns",
+            within=0.02,
+        ),
+        finding(
+            "latency",
+            "x16 Gen5",
+            "GB/s",
+            "64",
+            raw,
+            "32 GT/s · 16 / 8, raw: 59 GB/s when a 68 B flit carries 64 B of data",
+        ),
+        finding(
+            "tiers",
+            "8 channels of DDR5-6400",
+            "GB/s",
+            "409.6",
+            dram_gb_per_s(inputs),
+            "8 · 8 B · 6400 MT/s",
+        ),
     ]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Layers streamed from endpoints while the one before is computed.
 
-A transfer may begin when a buffer is free: with n buffers, when the layer n before it has been computed. Endpoints serve one layer together, each its
-share over a link of its own.
+A transfer may begin when a buffer is free: with n buffers, when the layer n before it has been
+computed. Endpoints serve one layer together, each its share over a link of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ __all__ = ["Step", "findings", "stream", "tables", "transfer_ms"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One pass over the layers, ms: from the first transfer's start to the last layer's end, and how long the compute units stood still."""
+    """One pass over the layers, ms: from the first transfer's start to the last layer's end, and
+    how long the compute units stood still."""
 
     total_ms: float
     idle_ms: float
@@ -57,7 +58,8 @@ def tables(inputs: Inputs) -> list[Table]:
     return [
         Table(
             name="pipeline",
-            title=f"{chosen.layers} layers of {chosen.layer_gb:g} GB, {chosen.compute_ms:g} ms each, {chosen.buffers} buffers",
+            title=f"{chosen.layers} layers of {chosen.layer_gb:g} GB, {chosen.compute_ms:g} "
+            + f"ms each, {chosen.buffers} buffers",
             rows=tuple(rows),
             columns=(
                 ("endpoints", "endpoints", "d"),

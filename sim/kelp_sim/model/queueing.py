@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""First-come queues, compiled: an open one of several servers, and decoding sessions that share a link, a memory and a flash tier with what is written.
+"""First-come queues, compiled: an open one of several servers, and decoding sessions that share a
+link, a memory and a flash tier with what is written.
 
-Times are in one unit, the caller's. Queues are exact (every customer in order of arrival); equal seeds give equal results.
+Times are in one unit, the caller's. Queues are exact (every customer in order of arrival); equal
+seeds give equal results.
 """
 
 from __future__ import annotations
@@ -16,18 +18,23 @@ __all__ = ["READ_ONLY", "Busy", "Writes", "decode", "waits"]
 
 
 class Writes(NamedTuple):
-    """What a session writes, and what becomes of it. A page is written back once at most, when it leaves DRAM: what is full does not change."""
+    """What a session writes, and what becomes of it. A page is written back once at most, when it
+    leaves DRAM: what is full does not change."""
 
-    token_link: float       #: how long the lines of one token and layer hold the link (the controller takes a line a cycle, read or write)
-    token_memory: float     #: … and the memory
-    page_memory: float      #: one page into memory or out of it
-    page_flash: float       #: one page onto flash
-    heads: float            #: pages that a layer opens every ``page_tokens`` tokens
+    #: how long the lines of one token and layer hold the link (the controller takes a line a cycle,
+    #: read or write)
+    token_link: float
+    token_memory: float  #: … and the memory
+    page_memory: float  #: one page into memory or out of it
+    page_flash: float  #: one page onto flash
+    heads: float  #: pages that a layer opens every ``page_tokens`` tokens
     page_tokens: int
-    leaves: float           #: share of the pages that leave DRAM
-    free_frames: float      #: pages that may wait to be written back before a page to be read waits for a frame
-    prefill_pages: int      #: pages of each queue that are written before a session begins to decode
-    prefill_every: float    #: time from one of them to the next
+    leaves: float  #: share of the pages that leave DRAM
+    #: pages that may wait to be written back before a page to be read waits for a frame
+    free_frames: float
+    #: pages of each queue that are written before a session begins to decode
+    prefill_pages: int
+    prefill_every: float  #: time from one of them to the next
 
 
 READ_ONLY = Writes(0.0, 0.0, 0.0, 0.0, 0.0, 1, 0.0, 0.0, 0, 0.0)
@@ -55,15 +62,35 @@ def waits(arrival: np.ndarray, service: np.ndarray, servers: int) -> np.ndarray:
 
 
 @numba.njit(cache=True)
-def decode(begin, steps, layers, compute, link, fixed, pages, miss_rate, page, flash_latency, slow_share, slow_latency, seed, writes):
-    """Step times [sessions, steps] of sessions that begin to decode at ``begin`` (float64, ascending), and how :class:`Busy` what they share was.
+def decode(
+    begin,
+    steps,
+    layers,
+    compute,
+    link,
+    fixed,
+    pages,
+    miss_rate,
+    page,
+    flash_latency,
+    slow_share,
+    slow_latency,
+    seed,
+    writes,
+):
+    """Step times [sessions, steps] of sessions that begin to decode at ``begin`` (float64,
+    ascending), and how :class:`Busy` what they share was.
 
-    For each layer a session asks for its pages: they hold the shared link for ``link`` and the shared memory for a page's time each, and arrive ``fixed``
-    after the later of the two; each of ``pages`` misses with chance ``miss_rate``, holds the shared flash for ``page`` and the memory once more; the last
-    of them arrives ``flash_latency`` later, or ``slow_latency`` where one is slow (chance ``slow_share`` each). When both are there the layer computes
-    for ``compute``, writes its token, and the next is asked for. Endpoints share their requests evenly, so that several act as one of their summed rate.
+    For each layer a session asks for its pages: they hold the shared link for ``link`` and the
+    shared memory for a page's time each, and arrive ``fixed`` after the later of the two; each of
+    ``pages`` misses with chance ``miss_rate``, holds the shared flash for ``page`` and the memory
+    once more; the last of them arrives ``flash_latency`` later, or ``slow_latency`` where one is
+    slow (chance ``slow_share`` each). When both are there the layer computes for ``compute``,
+    writes its token, and the next is asked for. Endpoints share their requests evenly, so that
+    several act as one of their summed rate.
 
-    Flash reads go before write-backs, but for the one that has begun, and for those that ``free_frames`` cannot hold.
+    Flash reads go before write-backs, but for the one that has begun, and for those that
+    ``free_frames`` cannot hold.
     """
     np.random.seed(seed)
     sessions = len(begin)
@@ -73,20 +100,25 @@ def decode(begin, steps, layers, compute, link, fixed, pages, miss_rate, page, f
         for s in range(sessions):
             waiting.append((begin[s] - writes.prefill_pages * writes.prefill_every, sessions + s))
     heapq.heapify(waiting)
-    layer, step, started, prefilled = np.zeros(sessions, np.int64), np.zeros(sessions, np.int64), begin.copy(), np.zeros(sessions, np.int64)
+    layer, step, started, prefilled = (
+        np.zeros(sessions, np.int64),
+        np.zeros(sessions, np.int64),
+        begin.copy(),
+        np.zeros(sessions, np.int64),
+    )
     origin = waiting[0][0]
     link_free = memory_free = flash_free = end = origin
     link_busy = memory_busy = flash_busy = written = backlog = 0.0
     token_lines = layers * writes.page_tokens
     while len(waiting):
         now, s = heapq.heappop(waiting)
-        idle = now - flash_free    # flash has had this long for what waits to be written
+        idle = now - flash_free  # flash has had this long for what waits to be written
         if idle > 0:
             done = min(backlog, idle)
             backlog -= done
             written += done
             flash_free = now
-        if s >= sessions:    # a page of every queue, of a session in its prefill
+        if s >= sessions:  # a page of every queue, of a session in its prefill
             s -= sessions
             left = np.random.binomial(int(layers * writes.heads), writes.leaves)
             link_free = max(link_free, now) + token_lines * writes.token_link
@@ -100,7 +132,11 @@ def decode(begin, steps, layers, compute, link, fixed, pages, miss_rate, page, f
                 heapq.heappush(waiting, (now + writes.prefill_every, sessions + s))
             continue
         missed = np.random.binomial(pages, miss_rate) if miss_rate > 0 else 0
-        left = np.random.binomial(int(writes.heads), writes.leaves) if (step[s] + s) % writes.page_tokens == 0 and writes.leaves > 0 else 0
+        left = (
+            np.random.binomial(int(writes.heads), writes.leaves)
+            if (step[s] + s) % writes.page_tokens == 0 and writes.leaves > 0
+            else 0
+        )
         link_free = max(link_free, now) + link + writes.token_link
         memory = (pages + missed + left) * writes.page_memory + writes.token_memory
         memory_free = max(memory_free, now) + memory
@@ -110,7 +146,8 @@ def decode(begin, steps, layers, compute, link, fixed, pages, miss_rate, page, f
         if missed > 0:
             first = 0.0
             if idle > 0 and backlog > 0:
-                first = min(backlog, writes.page_flash * np.random.random())    # what is left of the page that is being written
+                # what is left of the page that is being written
+                first = min(backlog, writes.page_flash * np.random.random())
             first = max(first, backlog - writes.free_frames * writes.page_flash)
             backlog -= first
             written += first
@@ -129,4 +166,6 @@ def decode(begin, steps, layers, compute, link, fixed, pages, miss_rate, page, f
         if step[s] < steps:
             heapq.heappush(waiting, (done, s))
     span = end - origin
-    return out, Busy(link_busy / span, memory_busy / span, (flash_busy + written) / span, written / span)
+    return out, Busy(
+        link_busy / span, memory_busy / span, (flash_busy + written) / span, written / span
+    )

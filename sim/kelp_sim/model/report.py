@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""All rooms together: the tables of the given inputs, and what comes of the published figures with the inputs as shipped."""
+"""All rooms together: the tables of the given inputs, and what comes of the published figures with
+the inputs as shipped."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from .inputs import Inputs
 __all__ = ["TOPICS", "all_findings", "as_json", "tables"]
 
 #: Name on the command line → room.
-TOPICS = {"kv": kv_size, "wall": wall, "latency": latency, "endpoint": endpoint, "pipeline": pipeline, "serving": serving, "flash": flash, "cost": cost}
+TOPICS = {
+    "kv": kv_size,
+    "wall": wall,
+    "latency": latency,
+    "endpoint": endpoint,
+    "pipeline": pipeline,
+    "serving": serving,
+    "flash": flash,
+    "cost": cost,
+}
 
 
 def tables(inputs: Inputs, topics=tuple(TOPICS)) -> list[Table]:
@@ -18,10 +28,19 @@ def tables(inputs: Inputs, topics=tuple(TOPICS)) -> list[Table]:
 
 
 def all_findings(shipped: Inputs) -> list[Finding]:
-    """Every published figure. It belongs to the published inputs, so a user's own do not change its verdict."""
+    """Every published figure. It belongs to the published inputs, so a user's own do not change its
+    verdict."""
     return [found for room in (*TOPICS.values(), attention) for found in room.findings(shipped)]
 
 
 def as_json(inputs_path: str, shown: list[Table], found: list[Finding]) -> dict:
-    counts = {verdict: sum(f.verdict == verdict for f in found) for verdict in ("reproduced", "depends", "refuted")}
-    return {"inputs": inputs_path, "tables": {t.name: list(t.rows) for t in shown}, "findings": [f.as_json() for f in found], "verdicts": counts}
+    counts = {
+        verdict: sum(f.verdict == verdict for f in found)
+        for verdict in ("reproduced", "depends", "refuted")
+    }
+    return {
+        "inputs": inputs_path,
+        "tables": {t.name: list(t.rows) for t in shown},
+        "findings": [f.as_json() for f in found],
+        "verdicts": counts,
+    }

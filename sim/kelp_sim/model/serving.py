@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Decode steps through endpoints: what a hit rate is worth, and how step times spread over users (a queueing simulation, :mod:`.queueing`).
+"""Decode steps through endpoints: what a hit rate is worth, and how step times spread over users (a
+queueing simulation, :mod:`.queueing`).
 
-A step reads the weights from HBM layer by layer. Each layer reads ``read_share`` of its context's KV from the endpoints over their links, at the
-controller's measured lines per cycle; pages that miss are read from flash first, at its latency and bandwidth times the measured share of it that the miss
-path uses. What is decoded and what is prefilled is written through the same controllers into the same memory, and goes to the same flash when it leaves.
+A step reads the weights from HBM layer by layer. Each layer reads ``read_share`` of its context's
+KV from the endpoints over their links, at the controller's measured lines per cycle; pages that
+miss are read from flash first, at its latency and bandwidth times the measured share of it that the
+miss path uses. What is decoded and what is prefilled is written through the same controllers into
+the same memory, and goes to the same flash when it leaves.
 """
 
 from __future__ import annotations
@@ -38,11 +41,18 @@ __all__ = [
 
 #: Published: hit rate → step ms, and scenario → P50, P95, P99, P99.9 ms.
 CLAIMED_CURVE = {0.95: 28, 0.9: 45, 0.85: 72, 0.8: 98, 0.7: 185, 0.6: 340}
-CLAIMED_PERCENTILES = {"chat-4k": (8, 15, 28, 85), "doc-qa-32k": (25, 45, 95, 250), "long-128k": (45, 120, 350, 1200)}
+CLAIMED_PERCENTILES = {
+    "chat-4k": (8, 15, 28, 85),
+    "doc-qa-32k": (25, 45, 95, 250),
+    "long-128k": (45, 120, 350, 1200),
+}
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
-_SESSIONS = 120  # simulated arrivals of a scenario; a tenth, which may find the machine still empty, is left out of the quantiles
+# simulated arrivals of a scenario; a tenth, which may find the machine still empty, is left out of
+# the quantiles
+_SESSIONS = 120
 _SPREAD_SESSIONS = 60
-_BURST = 1e6  # tokens a second of a prefill that arrives at once: what is written then waits for flash
+# tokens a second of a prefill that arrives at once: what is written then waits for flash
+_BURST = 1e6
 _LOADS = (0.5, 0.8, 0.95)  # of the link, tried for the widest spread
 
 
@@ -107,7 +117,14 @@ def writes_of(inputs: Inputs, layer: Layer, leaves: float, prefill_tokens: int) 
     )
 
 
-def _run(inputs: Inputs, layer: Layer, begin: np.ndarray, steps: int, hit_rate: float, writes: Writes = READ_ONLY):
+def _run(
+    inputs: Inputs,
+    layer: Layer,
+    begin: np.ndarray,
+    steps: int,
+    hit_rate: float,
+    writes: Writes = READ_ONLY,
+):
     return decode(
         begin.astype(np.float64),
         steps,
@@ -126,7 +143,8 @@ def _run(inputs: Inputs, layer: Layer, begin: np.ndarray, steps: int, hit_rate: 
     )
 
 
-_USED = ("models", "gpu", "endpoint", "link", "flash", "rtl", "latency", "serving")  # parts of the inputs that this room reads
+# parts of the inputs that this room reads
+_USED = ("models", "gpu", "endpoint", "link", "flash", "rtl", "latency", "serving")
 
 
 def _once(work):
@@ -145,27 +163,47 @@ def _once(work):
 
 @_once
 def sensitivity(inputs: Inputs) -> list[dict]:
-    """For each hit rate: mean step time of sessions in a closed loop, and how busy link and flash are."""
+    """For each hit rate: mean step time of sessions in a closed loop, and how busy link and flash
+    are."""
     chosen = inputs.serving.sensitivity
     layer = layer_of(inputs, chosen.context, chosen.read_share)
     begin = np.arange(chosen.sessions) * (layer.compute + layer.link) / chosen.sessions
     rows = []
     for hit_rate in chosen.hit_rates:
-        times, busy = _run(inputs, layer, begin, inputs.serving.steps, hit_rate, writes_of(inputs, layer, chosen.leaves_dram, 0))
-        rows.append({"hit_rate": hit_rate, "step_ms": float(times.mean()), "link_busy": busy.link, "flash_busy": busy.flash})
+        times, busy = _run(
+            inputs,
+            layer,
+            begin,
+            inputs.serving.steps,
+            hit_rate,
+            writes_of(inputs, layer, chosen.leaves_dram, 0),
+        )
+        rows.append(
+            {
+                "hit_rate": hit_rate,
+                "step_ms": float(times.mean()),
+                "link_busy": busy.link,
+                "flash_busy": busy.flash,
+            }
+        )
     return rows
 
 
 @_once
 def percentiles(inputs: Inputs, name: str, load: float | None = None) -> dict:
-    """Quantiles of the step times of sessions that arrive at random and decode ``output_tokens`` each; ``load``: so often that the link is so busy.
+    """Quantiles of the step times of sessions that arrive at random and decode ``output_tokens``
+    each; ``load``: so often that the link is so busy.
 
     Where no ``load`` is given, also what it would be if nothing were written.
     """
     scenario = inputs.serving.scenarios[name]
     layer = layer_of(inputs, scenario.context, scenario.read_share)
     rng = np.random.default_rng(inputs.serving.seed)
-    between = 1e3 / scenario.sessions_per_s if load is None else scenario.output_tokens * layer.layers * layer.link / load
+    between = (
+        1e3 / scenario.sessions_per_s
+        if load is None
+        else scenario.output_tokens * layer.layers * layer.link / load
+    )
     begin = np.cumsum(rng.exponential(between, _SESSIONS if load is None else _SPREAD_SESSIONS))
     writes = writes_of(inputs, layer, scenario.leaves_dram, scenario.context)
     times, busy = _run(inputs, layer, begin, scenario.output_tokens, scenario.hit_rate, writes)
@@ -183,39 +221,56 @@ def percentiles(inputs: Inputs, name: str, load: float | None = None) -> dict:
     }
     row |= {f"p{100 * q:g}_ms": float(np.quantile(settled, q)) for q in QUANTILES}
     if load is None:
-        unwritten = _run(inputs, layer, begin, scenario.output_tokens, scenario.hit_rate)[0][len(times) // 10 :]
-        row |= {"mean_ms_without_writes": float(unwritten.mean()), "p99.9_ms_without_writes": float(np.quantile(unwritten, 0.999))}
+        unwritten = _run(inputs, layer, begin, scenario.output_tokens, scenario.hit_rate)[0][
+            len(times) // 10 :
+        ]
+        row |= {
+            "mean_ms_without_writes": float(unwritten.mean()),
+            "p99.9_ms_without_writes": float(np.quantile(unwritten, 0.999)),
+        }
     return row
 
 
 def unloaded_ms(inputs: Inputs, scenario: Scenario, read_share: float) -> float:
-    """Expected step time of one session alone: each layer computes when its pages have crossed the link and its misses, slow ones among them, are there."""
+    """Expected step time of one session alone: each layer computes when its pages have crossed the
+    link and its misses, slow ones among them, are there."""
     layer = layer_of(inputs, scenario.context, read_share)
     missed = layer.pages * (1 - scenario.hit_rate)
     any_slow = 1 - (1 - inputs.flash.slow_share) ** missed
     link, flash = layer.link + layer.fixed, missed * layer.page
-    usual, slow = max(link, flash + min(1.0, missed) * layer.flash), max(link, flash + max(layer.slow, layer.flash))
+    usual, slow = (
+        max(link, flash + min(1.0, missed) * layer.flash),
+        max(link, flash + max(layer.slow, layer.flash)),
+    )
     return layer.layers * (layer.compute + (1 - any_slow) * usual + any_slow * slow)
 
 
 def read_share_for(inputs: Inputs, scenario: Scenario, step_ms: float) -> float | None:
-    """The share of the context that one user may read in ``step_ms``; None where no share gives it."""
+    """The share of the context that one user may read in ``step_ms``; None where no share gives
+    it."""
     low, high = 0.0, 1.0
     if not unloaded_ms(inputs, scenario, low) <= step_ms <= unloaded_ms(inputs, scenario, high):
         return None
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if unloaded_ms(inputs, scenario, middle) < step_ms else (low, middle)
+        low, high = (
+            (middle, high) if unloaded_ms(inputs, scenario, middle) < step_ms else (low, middle)
+        )
     return high
 
 
 def widest_spread(inputs: Inputs, name: str) -> tuple[float, float]:
     """(P99.9 / P50, link load) of the load at which step times spread most."""
-    return max((row["p99.9_ms"] / row["p50_ms"], load) for load in _LOADS for row in (percentiles(inputs, name, load),))
+    return max(
+        (row["p99.9_ms"] / row["p50_ms"], load)
+        for load in _LOADS
+        for row in (percentiles(inputs, name, load),)
+    )
 
 
 def fit_open_loop(points: dict[float, float]) -> tuple[float, float, float, float]:
-    """(base, cost, saturating miss rate, worst relative error) of ``base + cost · m / (1 − m / saturating)``, fitted to hit rate → ms by relative error."""
+    """(base, cost, saturating miss rate, worst relative error) of ``base + cost · m / (1 − m /
+    saturating)``, fitted to hit rate → ms by relative error."""
     misses, ms = 1 - np.array(list(points)), np.array(list(points.values()), float)
     best = None
     for saturating in np.linspace(1.02 * misses.max(), 1.0, 400):
@@ -232,8 +287,14 @@ def tables(inputs: Inputs) -> list[Table]:
     curve = Table(
         name="hit_rate",
         rows=tuple(sensitivity(inputs)),
-        columns=(("hit_rate", "hit rate", ".1%"), ("step_ms", "step ms", ".1f"), ("link_busy", "link busy", ".0%"), ("flash_busy", "flash busy", ".0%")),
-        title=f"Hit rate: {chosen.sessions} sessions at {chosen.context:,} tokens, {chosen.read_share:.1%} read, {inputs.serving.endpoints} endpoints",
+        columns=(
+            ("hit_rate", "hit rate", ".1%"),
+            ("step_ms", "step ms", ".1f"),
+            ("link_busy", "link busy", ".0%"),
+            ("flash_busy", "flash busy", ".0%"),
+        ),
+        title=f"Hit rate: {chosen.sessions} sessions at {chosen.context:,} tokens, "
+        + f"{chosen.read_share:.1%} read, {inputs.serving.endpoints} endpoints",
     )
     names = [f"p{100 * q:g}_ms" for q in QUANTILES]
     spread = Table(
@@ -258,8 +319,14 @@ def tables(inputs: Inputs) -> list[Table]:
 def findings(inputs: Inputs) -> list[Finding]:
     base, cost, saturating, worst = fit_open_loop(CLAIMED_CURVE)
     gb = cost * inputs.flash.gb_per_s / 1e3
-    all_missed = f"{cost:.0f} ms for all misses are {gb:.1f} GB a step from one flash, {gb / inputs.link.gb_per_s * 1e3:.0f} ms of one link"
-    open_loop = f"open loop, flash full at {1 - saturating:.0%} hits: {base:.0f} + {cost:.0f}·m/(1 − m/{saturating:.2f}) ms, within {worst:.0%}"
+    all_missed = (
+        f"{cost:.0f} ms for all misses are {gb:.1f} GB a step from one flash, "
+        + f"{gb / inputs.link.gb_per_s * 1e3:.0f} ms of one link"
+    )
+    open_loop = (
+        f"open loop, flash full at {1 - saturating:.0%} hits: {base:.0f} + "
+        + f"{cost:.0f}·m/(1 − m/{saturating:.2f}) ms, within {worst:.0%}"
+    )
     found = []
     rows = {row["hit_rate"]: row for row in sensitivity(inputs)}
     for hit_rate, claimed in CLAIMED_CURVE.items():
@@ -271,13 +338,17 @@ def findings(inputs: Inputs) -> list[Finding]:
                 "ms",
                 str(claimed),
                 rows[hit_rate]["step_ms"],
-                f"simulated: {inputs.serving.sensitivity.sessions} sessions in a closed loop, flash {busy:.0%} busy. {all_missed}",
+                f"simulated: {inputs.serving.sensitivity.sessions} sessions in a closed loop, "
+                + f"flash {busy:.0%} busy. {all_missed}",
                 condition=open_loop,
                 under_condition=base + cost * m / (1 - m / saturating),
                 within=0.05,
             )
         )
-    slopes = [(a, b, (CLAIMED_CURVE[b] - CLAIMED_CURVE[a]) / (100 * (a - b))) for a, b in zip(list(CLAIMED_CURVE), list(CLAIMED_CURVE)[1:], strict=False)]
+    slopes = [
+        (a, b, (CLAIMED_CURVE[b] - CLAIMED_CURVE[a]) / (100 * (a - b)))
+        for a, b in zip(list(CLAIMED_CURVE), list(CLAIMED_CURVE)[1:], strict=False)
+    ]
     below, above = slopes[-2][2], slopes[-3][2]
     found.append(
         finding(
@@ -286,29 +357,47 @@ def findings(inputs: Inputs) -> list[Finding]:
             "×",
             ">2",
             below / above,
-            f"{below:.1f} against {above:.1f} ms a point, then {slopes[-1][2]:.1f}: the published curve bends, without a cliff",
+            f"{below:.1f} against {above:.1f} ms a point, then {slopes[-1][2]:.1f}: the "
+            + "published curve bends, without a cliff",
         )
     )
     weights = inputs.serving.weights_gb / inputs.gpu.hbm_gb_per_s * 1e3
     for name, claims in CLAIMED_PERCENTILES.items():
         row, scenario = percentiles(inputs, name), inputs.serving.scenarios[name]
-        how = f"simulated: {row['mean_users']:.1f} users at once, link {row['link_busy']:.0%} busy; weights alone are {weights:.2f} ms of HBM"
+        how = (
+            f"simulated: {row['mean_users']:.1f} users at once, link {row['link_busy']:.0%} "
+            + f"busy; weights alone are {weights:.2f} ms of HBM"
+        )
         share = read_share_for(inputs, scenario, claims[0])
-        burst = percentiles(replace(inputs, serving=replace(inputs.serving, prefill_tokens_per_s=_BURST)), name)
+        burst = percentiles(
+            replace(inputs, serving=replace(inputs.serving, prefill_tokens_per_s=_BURST)), name
+        )
         for q, claimed in zip(QUANTILES, claims, strict=True):
             condition = {}
             if q == 0.5 and share is not None:
                 condition = {
-                    "condition": f"one user who reads {share:.1%} of the context, not {scenario.read_share:.1%}",
+                    "condition": f"one user who reads {share:.1%} of the context, not "
+                    + f"{scenario.read_share:.1%}",
                     "under_condition": unloaded_ms(inputs, scenario, share),
                 }
             elif q == QUANTILES[-1]:
                 condition = {
-                    "condition": f"contexts written at {_BURST:,.0f} tokens/s: the first step waits until flash has taken {scenario.leaves_dram:.0%} of one",
+                    "condition": f"contexts written at {_BURST:,.0f} tokens/s: the first step "
+                    + f"waits until flash has taken {scenario.leaves_dram:.0%} of one",
                     "under_condition": burst[f"p{100 * q:g}_ms"],
                     "within": 0.05,
                 }
-            found.append(finding("percentiles", f"{name}, P{100 * q:g}", "ms", str(claimed), row[f"p{100 * q:g}_ms"], how, **condition))
+            found.append(
+                finding(
+                    "percentiles",
+                    f"{name}, P{100 * q:g}",
+                    "ms",
+                    str(claimed),
+                    row[f"p{100 * q:g}_ms"],
+                    how,
+                    **condition,
+                )
+            )
         spread, load = widest_spread(inputs, name)
         burst_spread = burst["p99.9_ms"] / burst["p50_ms"]
         found.append(
@@ -318,7 +407,8 @@ def findings(inputs: Inputs) -> list[Finding]:
                 "×",
                 f"{claims[3] / claims[0]:.1f}",
                 spread,
-                f"widest at {load:.0%} of the link; slow reads come in every step alike. Contexts written at {_BURST:,.0f} tokens/s: {burst_spread:.1f}",
+                f"widest at {load:.0%} of the link; slow reads come in every step alike. "
+                + f"Contexts written at {_BURST:,.0f} tokens/s: {burst_spread:.1f}",
             )
         )
     return found

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The capacity wall (weights and users' KV against HBM) and the inflection point (when KV is worth optimising)."""
+"""The capacity wall (weights and users' KV against HBM) and the inflection point (when KV is worth
+optimising)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ __all__ = ["findings", "inflection_tokens", "inflection_users", "tables", "wall_
 
 def wall_gb(inputs: Inputs, users: int, context: int) -> float:
     """Weights and KV of ``users`` at ``context`` tokens, GB."""
-    return inputs.wall.weights_gb + users * kv_bytes(inputs.models[inputs.wall.model], context) / 1e9
+    return (
+        inputs.wall.weights_gb + users * kv_bytes(inputs.models[inputs.wall.model], context) / 1e9
+    )
 
 
 def inflection_tokens(inputs: Inputs) -> float:
@@ -24,7 +27,13 @@ def inflection_tokens(inputs: Inputs) -> float:
     model = inputs.models[chosen.model]
     if isinstance(model, (Heads, Latent)):
         model = replace(model, element_bytes=chosen.kv_element_bytes)
-    return chosen.share * model.parameters_billion * 1e9 * chosen.weight_bytes / kv_bytes_per_token(model)
+    return (
+        chosen.share
+        * model.parameters_billion
+        * 1e9
+        * chosen.weight_bytes
+        / kv_bytes_per_token(model)
+    )
 
 
 def inflection_users(inputs: Inputs, context: int) -> int:
@@ -55,24 +64,39 @@ def tables(inputs: Inputs) -> list[Table]:
     )
     columns += tuple((f"hbm_at_{users}", f"HBMs for {users}", ".2f") for users in inputs.wall.users)
     wall = Table(
-        name="wall", title=f"Capacity wall: {inputs.wall.model}, {inputs.wall.weights_gb:g} GB of weights, {hbm:g} GB of HBM", columns=columns, rows=tuple(rows)
+        name="wall",
+        title=f"Capacity wall: {inputs.wall.model}, {inputs.wall.weights_gb:g} GB of weights, "
+        + f"{hbm:g} GB of HBM",
+        columns=columns,
+        rows=tuple(rows),
     )
     tokens = inflection_tokens(inputs)
     rows = tuple(
-        {"context": c, "users": inflection_users(inputs, c), "kv_gb_for_each": c * inputs.inflection.share * _weights(inputs) / tokens}
+        {
+            "context": c,
+            "users": inflection_users(inputs, c),
+            "kv_gb_for_each": c * inputs.inflection.share * _weights(inputs) / tokens,
+        }
         for c in inputs.inflection.contexts
     )
     inflection = Table(
         name="inflection",
-        title=f"Inflection: {inputs.inflection.share:.0%} of {_weights(inputs):.1f} GB of weights = {tokens:,.0f} tokens of KV",
-        columns=(("context", "context", ",d"), ("users", "users from which it is worth it", ",d"), ("kv_gb_for_each", "KV GB each", ".2f")),
+        title=f"Inflection: {inputs.inflection.share:.0%} of {_weights(inputs):.1f} GB of "
+        + f"weights = {tokens:,.0f} tokens of KV",
+        columns=(
+            ("context", "context", ",d"),
+            ("users", "users from which it is worth it", ",d"),
+            ("kv_gb_for_each", "KV GB each", ".2f"),
+        ),
         rows=rows,
     )
     return [wall, inflection]
 
 
 def _weights(inputs: Inputs) -> float:
-    return inputs.models[inputs.inflection.model].parameters_billion * inputs.inflection.weight_bytes
+    return (
+        inputs.models[inputs.inflection.model].parameters_billion * inputs.inflection.weight_bytes
+    )
 
 
 def findings(inputs: Inputs) -> list[Finding]:
@@ -106,10 +130,22 @@ def findings(inputs: Inputs) -> list[Finding]:
             "K",
             "215",
             tokens / 1e3,
-            f"0.5 · 70.6 GB / 163 840 B; KV in fp8 too (with fp16 KV {inflection_tokens(wide) / 1e3:.0f}K)",
+            "0.5 · 70.6 GB / 163 840 B; KV in fp8 too (with fp16 KV "
+            + f"{inflection_tokens(wide) / 1e3:.0f}K)",
             within=0.003,
         ),
     ]
-    for context, label, claimed in zip((8192, 32768, 131072), ("8K", "32K", "128K"), ("27", "7", "2"), strict=True):
-        found.append(finding("inflection", f"users at {label}", "", claimed, inflection_users(inputs, context), f"⌈{spaced(tokens)} / {spaced(context)}⌉"))
+    for context, label, claimed in zip(
+        (8192, 32768, 131072), ("8K", "32K", "128K"), ("27", "7", "2"), strict=True
+    ):
+        found.append(
+            finding(
+                "inflection",
+                f"users at {label}",
+                "",
+                claimed,
+                inflection_users(inputs, context),
+                f"⌈{spaced(tokens)} / {spaced(context)}⌉",
+            )
+        )
     return found

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Formats a vector may be stored in, as functions from float16 [..., head_dim] to what comes back, float32.
+"""Formats a vector may be stored in, as functions from float16 [..., head_dim] to what comes back,
+float32.
 
-``raw16 fp8_e4m3 fp8_e5m2 int8 int4``: the device's, by the golden codec, 32 elements a line. A head that is no whole number of lines is filled up with zeros,
-as the host does. ``int4+h``, ``int8+h``: the same behind a Hadamard transform over the whole head, which the host undoes (for keys it can turn the query
-instead). For comparison, not in hardware: ``mxfp4`` (OCP: blocks of 32, E2M1, E8M0 scale) and ``nvfp4`` (blocks of 16, E2M1, E4M3 scale, one float32 scale for
-each head), both also with ``+h``.
+``raw16 fp8_e4m3 fp8_e5m2 int8 int4``: the device's, by the golden codec, 32 elements a line. A head
+that is no whole number of lines is filled up with zeros, as the host does. ``int4+h``, ``int8+h``:
+the same behind a Hadamard transform over the whole head, which the host undoes (for keys it can
+turn the query instead). For comparison, not in hardware: ``mxfp4`` (OCP: blocks of 32, E2M1, E8M0
+scale) and ``nvfp4`` (blocks of 16, E2M1, E4M3 scale, one float32 scale for each head), both also
+with ``+h``.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ def stored(name: str, values: np.ndarray) -> np.ndarray:
 def hadamard(size: int) -> np.ndarray:
     """The orthonormal, symmetric Hadamard matrix of a power of two."""
     if size < 1 or size & (size - 1):
-        raise ValueError(f"a Hadamard transform over {size} elements is refused; legal: a power of two")
+        raise ValueError(
+            f"a Hadamard transform over {size} elements is refused; legal: a power of two"
+        )
     matrix = np.ones((1, 1), np.float32)
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -70,12 +75,15 @@ def mxfp4(values: np.ndarray) -> np.ndarray:
     """OCP MXFP4: scale 2^(⌊log2 amax⌋ − 2) of 32 elements, saturating, ties to the even code."""
     blocks = _blocks(values, 32)
     amax = np.abs(blocks).max(axis=-1, keepdims=True)
-    scale = np.exp2(np.clip(np.floor(np.log2(np.where(amax > 0, amax, 1))) - 2, -127, 127)).astype(np.float32)
+    scale = np.exp2(np.clip(np.floor(np.log2(np.where(amax > 0, amax, 1))) - 2, -127, 127)).astype(
+        np.float32
+    )
     return _unblocked(_e2m1(blocks / scale) * scale, values.shape)
 
 
 def nvfp4(values: np.ndarray) -> np.ndarray:
-    """NVFP4: amax / 6 of 16 elements as an E4M3 number, times one float32 for each head (the first axis but last two), such that the largest is 448."""
+    """NVFP4: amax / 6 of 16 elements as an E4M3 number, times one float32 for each head (the first
+    axis but last two), such that the largest is 448."""
     whole = np.abs(values).max(axis=(-2, -1), keepdims=True) / (6 * 448)
     whole = np.where(whole > 0, whole, 1).astype(np.float32)
     blocks = _blocks(values / whole, 16)
@@ -99,7 +107,9 @@ def _e2m1(values: np.ndarray) -> np.ndarray:
     """Nearest of ±0, 0.5, 1, 1.5, 2, 3, 4, 6; ties to the even code; larger ones to 6."""
     magnitude = np.abs(values)
     low = np.searchsorted(_E2M1_MIDDLES, magnitude, side="left")
-    tied = (low < len(_E2M1_MIDDLES)) & (magnitude == _E2M1_MIDDLES[np.minimum(low, len(_E2M1_MIDDLES) - 1)])
+    tied = (low < len(_E2M1_MIDDLES)) & (
+        magnitude == _E2M1_MIDDLES[np.minimum(low, len(_E2M1_MIDDLES) - 1)]
+    )
     return np.sign(values) * _E2M1[low + (tied & (low % 2 == 1))]
 
 

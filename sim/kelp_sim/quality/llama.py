@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A Llama-shaped model in NumPy, float32: a folder with config.json, model.safetensors (fp16 or fp32) and tokenizer.json.
+"""A Llama-shaped model in NumPy, float32: a folder with config.json, model.safetensors (fp16 or
+fp32) and tokenizer.json.
 
-:meth:`Llama.losses` runs a whole text at once, teacher-forced. Keys (after RoPE) and values of every layer pass through ``store`` as float16
-[2, kv_heads, tokens, head_dim] (K, V) before any query sees them: what comes back is what is attended to, of the token's own key and value too, as with a host
-that reads everything from the device.
+:meth:`Llama.losses` runs a whole text at once, teacher-forced. Keys (after RoPE) and values of
+every layer pass through ``store`` as float16 [2, kv_heads, tokens, head_dim] (K, V) before any
+query sees them: what comes back is what is attended to, of the token's own key and value too, as
+with a host that reads everything from the device.
 """
 
 from __future__ import annotations
@@ -18,9 +20,17 @@ import numpy as np
 
 __all__ = ["Llama", "ModelError", "attend", "load"]
 
-_ROWS = 256    # queries at once: bounds memory and skips most of what causality masks
+_ROWS = 256  # queries at once: bounds memory and skips most of what causality masks
 _TYPES = {"F16": np.float16, "F32": np.float32}
-_SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size", "rope_theta", "rms_norm_eps")
+_SHAPE = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "rope_theta",
+    "rms_norm_eps",
+)
 
 Store = Callable[[int, np.ndarray], np.ndarray]
 
@@ -30,7 +40,8 @@ class ModelError(ValueError):
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Causal attention of queries [heads, n, d], which stand at tokens ``positions`` (ascending), over [kv_heads, tokens, d]; float32 [heads, n, d]."""
+    """Causal attention of queries [heads, n, d], which stand at tokens ``positions`` (ascending),
+    over [kv_heads, tokens, d]; float32 [heads, n, d]."""
     heads, count, dim = q.shape
     group = heads // len(k)
     out = np.empty(q.shape, np.float32)
@@ -45,7 +56,9 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -
             scores[:, sure:][hidden] = -np.inf
             scores -= scores.max(axis=1, keepdims=True)
             np.exp(scores, out=scores)
-            out[head, start : start + _ROWS] = scores @ v[head // group, :seen] / scores.sum(axis=1, keepdims=True)
+            out[head, start : start + _ROWS] = (
+                scores @ v[head // group, :seen] / scores.sum(axis=1, keepdims=True)
+            )
     return out
 
 
@@ -68,7 +81,10 @@ class Llama:
 
     @property
     def head_dim(self) -> int:
-        return self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"]
+        return (
+            self.config.get("head_dim")
+            or self.config["hidden_size"] // self.config["num_attention_heads"]
+        )
 
     def losses(self, tokens: np.ndarray, store: Store | None = None) -> np.ndarray:
         """float64 [tokens − 1]: −log p of each next token."""
@@ -79,25 +95,43 @@ class Llama:
             at = f"model.layers.{layer}."
             normed = self._norm(x, w[at + "input_layernorm.weight"])
             counts = (("q", heads), ("k", self.kv_heads), ("v", self.kv_heads))
-            q, k, v = (self._heads(normed @ w[at + f"self_attn.{name}_proj.weight"].T, n) for name, n in counts)
+            q, k, v = (
+                self._heads(normed @ w[at + f"self_attn.{name}_proj.weight"].T, n)
+                for name, n in counts
+            )
             q, k = _turned(q, cos, sin), _turned(k, cos, sin)
             kv = np.stack([k, v]).astype(np.float16)
             k, v = kv.astype(np.float32) if store is None else store(layer, kv)
-            out = attend(q, k, v, np.arange(len(tokens))).transpose(1, 0, 2).reshape(len(tokens), -1)
+            out = (
+                attend(q, k, v, np.arange(len(tokens))).transpose(1, 0, 2).reshape(len(tokens), -1)
+            )
             x = x + out @ w[at + "self_attn.o_proj.weight"].T
             normed = self._norm(x, w[at + "post_attention_layernorm.weight"])
             gate = normed @ w[at + "mlp.gate_proj.weight"].T
-            x = x + (gate / (1 + np.exp(-gate)) * (normed @ w[at + "mlp.up_proj.weight"].T)) @ w[at + "mlp.down_proj.weight"].T
-        logits = self._norm(x, w["model.norm.weight"]) @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
+            x = (
+                x
+                + (gate / (1 + np.exp(-gate)) * (normed @ w[at + "mlp.up_proj.weight"].T))
+                @ w[at + "mlp.down_proj.weight"].T
+            )
+        logits = (
+            self._norm(x, w["model.norm.weight"])
+            @ w.get("lm_head.weight", w["model.embed_tokens.weight"]).T
+        )
         logits = logits[:-1] - logits[:-1].max(axis=1, keepdims=True)
         chosen = np.take_along_axis(logits, tokens[1:, None], axis=1)[:, 0]
         return np.log(np.exp(logits).sum(axis=1, dtype=np.float64)) - chosen
 
     def _heads(self, rows: np.ndarray, heads: int) -> np.ndarray:
-        return np.ascontiguousarray(rows.reshape(len(rows), heads, self.head_dim).transpose(1, 0, 2))
+        return np.ascontiguousarray(
+            rows.reshape(len(rows), heads, self.head_dim).transpose(1, 0, 2)
+        )
 
     def _norm(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(self.config["rms_norm_eps"])) * weight
+        return (
+            x
+            / np.sqrt((x * x).mean(axis=1, keepdims=True) + np.float32(self.config["rms_norm_eps"]))
+            * weight
+        )
 
     def _rope(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         frequency = self.config["rope_theta"] ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
@@ -117,16 +151,30 @@ def load(folder: Path) -> Llama:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         data = (folder / "model.safetensors").read_bytes()
     except OSError as error:
-        raise ModelError(f"{error.filename}: {error.strerror}; a folder with config.json, model.safetensors and tokenizer.json is expected") from None
+        raise ModelError(
+            f"{error.filename}: {error.strerror}; a folder with config.json, "
+            + "model.safetensors and tokenizer.json is expected"
+        ) from None
     except ValueError as error:
         raise ModelError(f"{folder}/config.json: {error}") from None
     # transformers 5 keeps the base of RoPE in a table of its own.
     config.setdefault("rope_theta", (config.get("rope_parameters") or {}).get("rope_theta"))
     missing = [key for key in _SHAPE if config.get(key) is None]
     if config.get("model_type") != "llama" or missing:
-        raise ModelError(f"{folder}/config.json is not of a Llama-shaped model" + (f": {', '.join(missing)} missing" if missing else ""))
-    if config.get("rope_scaling") or config.get("hidden_act", "silu") != "silu" or config.get("attention_bias") or config.get("mlp_bias"):
-        raise ModelError(f"{folder}/config.json has rope_scaling, biases or another activation than silu, which this model does not run")
+        raise ModelError(
+            f"{folder}/config.json is not of a Llama-shaped model"
+            + (f": {', '.join(missing)} missing" if missing else "")
+        )
+    if (
+        config.get("rope_scaling")
+        or config.get("hidden_act", "silu") != "silu"
+        or config.get("attention_bias")
+        or config.get("mlp_bias")
+    ):
+        raise ModelError(
+            f"{folder}/config.json has rope_scaling, biases or another activation than silu, "
+            + "which this model does not run"
+        )
     try:
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])
@@ -137,8 +185,12 @@ def load(folder: Path) -> Llama:
             flat = np.frombuffer(data[8 + size + begin : 8 + size + end], _TYPES[entry["dtype"]])
             weights[name] = flat.reshape(entry["shape"]).astype(np.float32)
         model = Llama(folder, config, weights, hashlib.sha256(data).hexdigest()[:16])
-        if any(f"model.layers.{n}.mlp.down_proj.weight" not in weights for n in range(model.layers)):
+        if any(
+            f"model.layers.{n}.mlp.down_proj.weight" not in weights for n in range(model.layers)
+        ):
             raise KeyError("a layer's weights")
     except (ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder}/model.safetensors cannot be used: {error}; fp16 or fp32 weights are expected") from None
+        raise ModelError(
+            f"{folder}/model.safetensors cannot be used: {error}; fp16 or fp32 weights are expected"
+        ) from None
     return model

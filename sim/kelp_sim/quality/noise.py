@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Signal to noise of stored keys and values, and of what attention makes of them, for each layer and head of a recording that holds k, v and q.
+"""Signal to noise of stored keys and values, and of what attention makes of them, for each layer
+and head of a recording that holds k, v and q.
 
-SNR in dB is 10 log10(Σ x² / Σ (x − x̂)²) over all tokens. The attention output of every sampled decode step is computed with the recording's own queries, from
-stored keys and values both; its error is the share of its energy that is wrong, Σ (o − ô)² / Σ o².
+SNR in dB is 10 log10(Σ x² / Σ (x − x̂)²) over all tokens. The attention output of every sampled
+decode step is computed with the recording's own queries, from stored keys and values both; its
+error is the share of its energy that is wrong, Σ (o − ô)² / Σ o².
 """
 
 from __future__ import annotations
@@ -30,8 +32,15 @@ def attention_error(exact: np.ndarray, given: np.ndarray) -> float:
 
 
 @one_thread()
-def measure(trace: Trace, names: Sequence[str], *, every: int = 16, progress: Callable[[str], None] | None = None) -> list[dict]:
-    """Rows {trace, format, layer, head, k_snr_db, v_snr_db, attention_error}; each ``every``-th decode step is attended. A format may set K and V apart."""
+def measure(
+    trace: Trace,
+    names: Sequence[str],
+    *,
+    every: int = 16,
+    progress: Callable[[str], None] | None = None,
+) -> list[dict]:
+    """Rows {trace, format, layer, head, k_snr_db, v_snr_db, attention_error}; each ``every``-th
+    decode step is attended. A format may set K and V apart."""
     if trace.k is None or trace.q is None:
         raise TraceError(f"{trace.path} has no keys, values and queries: record with --lines")
     positions = trace.prefill_tokens + np.arange(0, trace.steps, every)
@@ -46,12 +55,24 @@ def measure(trace: Trace, names: Sequence[str], *, every: int = 16, progress: Ca
         k_name, _, v_name = name.partition("/")
         for layer in range(trace.layers):
             k, v, out = exact[layer]
-            k_back, v_back = stored(k_name, trace.k[layer]), stored(v_name or k_name, trace.v[layer])
+            k_back, v_back = (
+                stored(k_name, trace.k[layer]),
+                stored(v_name or k_name, trace.v[layer]),
+            )
             given = attend(queries[layer], k_back, v_back, positions)
             for head in range(trace.kv_heads):
                 mine = slice(head * group, (head + 1) * group)
-                rows.append({"trace": trace.name, "format": name, "layer": layer, "head": head, "k_snr_db": snr_db(k[head], k_back[head]),
-                             "v_snr_db": snr_db(v[head], v_back[head]), "attention_error": attention_error(out[mine], given[mine])})
+                rows.append(
+                    {
+                        "trace": trace.name,
+                        "format": name,
+                        "layer": layer,
+                        "head": head,
+                        "k_snr_db": snr_db(k[head], k_back[head]),
+                        "v_snr_db": snr_db(v[head], v_back[head]),
+                        "attention_error": attention_error(out[mine], given[mine]),
+                    }
+                )
         if progress is not None:
             progress(name)
     return rows

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Perplexity of a model whose keys and values come back from storage, against the same model with raw16: paired, with an interval over documents.
+"""Perplexity of a model whose keys and values come back from storage, against the same model with
+raw16: paired, with an interval over documents.
 
-One measurement is one text under one plan: the sum of −log p over its tokens. Measurements are kept in a file as they are made, keyed by model, text, plan
-and the sources that matter, so that a run that was killed goes on where it was.
+One measurement is one text under one plan: the sum of −log p over its tokens. Measurements are kept
+in a file as they are made, keyed by model, text, plan and the sources that matter, so that a run
+that was killed goes on where it was.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _DRAWS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A plan against raw16: nats for each token, and what that does to perplexity as a fraction; the 95 % interval is a bootstrap over documents."""
+    """A plan against raw16: nats for each token, and what that does to perplexity as a fraction;
+    the 95 % interval is a bootstrap over documents."""
 
     label: str
     bits: float
@@ -45,24 +48,42 @@ class Difference:
 @cache
 def _sources() -> str:
     """Changes with any source that a measurement depends on."""
-    return hashlib.sha256(b"".join(Path(module.__file__).read_bytes() for module in (codec, formats, llama))).hexdigest()[:12]
+    return hashlib.sha256(
+        b"".join(Path(module.__file__).read_bytes() for module in (codec, formats, llama))
+    ).hexdigest()[:12]
 
 
 class Measurer:
-    """Measures (text, plan) pairs of one model, or finds them in ``store``. ``progress`` hears (text, plan label, whether it was found)."""
+    """Measures (text, plan) pairs of one model, or finds them in ``store``. ``progress`` hears
+    (text, plan label, whether it was found)."""
 
-    def __init__(self, model: llama.Llama, store: Path | None = None, progress: Callable[[str, str, bool], None] | None = None):
+    def __init__(
+        self,
+        model: llama.Llama,
+        store: Path | None = None,
+        progress: Callable[[str, str, bool], None] | None = None,
+    ):
         self.model, self._store, self._progress = model, store, progress
         self._found: dict[str, float] = {}
         if store is not None and store.exists():
             for line in store.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):    # a kill may have cut the last line short
+                # a kill may have cut the last line short
+                with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):
                     entry = json.loads(line)
                     self._found[entry["key"]] = float(entry["nats"])
 
     def nats(self, name: str, tokens: np.ndarray, plan: Plan) -> float:
         """Sum of −log p over the text."""
-        key = hashlib.sha256("|".join((self.model.digest, hashlib.sha256(tokens.tobytes()).hexdigest(), plan.key, _sources())).encode()).hexdigest()[:24]
+        key = hashlib.sha256(
+            "|".join(
+                (
+                    self.model.digest,
+                    hashlib.sha256(tokens.tobytes()).hexdigest(),
+                    plan.key,
+                    _sources(),
+                )
+            ).encode()
+        ).hexdigest()[:24]
         stored = key in self._found
         if not stored:
             with one_thread():
@@ -70,7 +91,12 @@ class Measurer:
             if self._store is not None:
                 self._store.parent.mkdir(parents=True, exist_ok=True)
                 with self._store.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"key": key, "text": name, "plan": plan.label, "nats": self._found[key]}) + "\n")
+                    file.write(
+                        json.dumps(
+                            {"key": key, "text": name, "plan": plan.label, "nats": self._found[key]}
+                        )
+                        + "\n"
+                    )
         if self._progress is not None:
             self._progress(name, plan.label, stored)
         return self._found[key]
@@ -78,7 +104,10 @@ class Measurer:
     def against_raw(self, documents: Sequence[tuple[str, np.ndarray]], plan: Plan) -> Difference:
         """``plan`` against raw16 on ``documents``."""
         raw = uniform("raw16", self.model.layers, self.model.kv_heads)
-        pairs = [(self.nats(name, tokens, plan) - self.nats(name, tokens, raw), len(tokens) - 1) for name, tokens in documents]
+        pairs = [
+            (self.nats(name, tokens, plan) - self.nats(name, tokens, raw), len(tokens) - 1)
+            for name, tokens in documents
+        ]
         return difference(plan.label, plan.bits, np.array(pairs))
 
     def perplexity(self, documents: Sequence[tuple[str, np.ndarray]], plan: Plan) -> float:
@@ -92,5 +121,13 @@ def difference(label: str, bits: float, pairs: np.ndarray) -> Difference:
     drawn = np.random.default_rng(1).integers(0, len(pairs), (_DRAWS, len(pairs)))
     means = pairs[drawn, 0].sum(axis=1) / pairs[drawn, 1].sum(axis=1)
     low, high = np.quantile(means, (0.025, 0.975))
-    return Difference(label=label, bits=bits, documents=len(pairs), tokens=int(pairs[:, 1].sum()), nats=float(mean), increase=float(np.expm1(mean)),
-                      low=float(np.expm1(low)), high=float(np.expm1(high)))
+    return Difference(
+        label=label,
+        bits=bits,
+        documents=len(pairs),
+        tokens=int(pairs[:, 1].sum()),
+        nats=float(mean),
+        increase=float(np.expm1(mean)),
+        low=float(np.expm1(low)),
+        high=float(np.expm1(high)),
+    )

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Which format each layer, head, key and value is stored in: :class:`Plan`; and the cheapest plan within a loss, from measured losses of single parts.
+"""Which format each layer, head, key and value is stored in: :class:`Plan`; and the cheapest plan
+within a loss, from measured losses of single parts.
 
-A *unit* is what may have a format of its own: (layer, 0 for K or 1 for V, head). Losses of units are taken to add up; a plan is measured before it is
-recommended.
+A *unit* is what may have a format of its own: (layer, 0 for K or 1 for V, head). Losses of units
+are taken to add up; a plan is measured before it is recommended.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Plan:
     names: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
     def store(self, layer: int, kv: np.ndarray) -> np.ndarray:
-        """What comes back of float16 [2, kv_heads, tokens, head_dim]; float32. The signature of :data:`kelp_sim.quality.llama.Store`."""
+        """What comes back of float16 [2, kv_heads, tokens, head_dim]; float32. The signature of
+        :data:`kelp_sim.quality.llama.Store`."""
         out = np.empty(kv.shape, np.float32)
         for half in (0, 1):
             for name in set(self.names[layer][half]):
@@ -37,7 +39,9 @@ class Plan:
     @property
     def bits(self) -> float:
         """Mean stored bits of an element."""
-        return float(np.mean([bits(name) for layer in self.names for half in layer for name in half]))
+        return float(
+            np.mean([bits(name) for layer in self.names for half in layer for name in half])
+        )
 
     @property
     def key(self) -> str:
@@ -46,8 +50,15 @@ class Plan:
     def with_units(self, label: str, units, name: str) -> Plan:
         """The same with ``name`` for some units."""
         chosen = set(units)
-        names = tuple(tuple(tuple(name if (layer, half, head) in chosen else old for head, old in enumerate(heads)) for half, heads in enumerate(both))
-                      for layer, both in enumerate(self.names))
+        names = tuple(
+            tuple(
+                tuple(
+                    name if (layer, half, head) in chosen else old for head, old in enumerate(heads)
+                )
+                for half, heads in enumerate(both)
+            )
+            for layer, both in enumerate(self.names)
+        )
         return Plan(label, names)
 
 
@@ -56,12 +67,16 @@ def uniform(text: str, layers: int, kv_heads: int) -> Plan:
     k, _, v = text.partition("/")
     for name in (k, v or k):
         if name not in NAMES:
-            raise ValueError(f"format {name!r} is unknown; legal: {', '.join(NAMES)}, or K and V apart as int8/int4")
+            raise ValueError(
+                f"format {name!r} is unknown; legal: {', '.join(NAMES)}, or K and V apart as "
+                + "int8/int4"
+            )
     return Plan(text, ((((k,) * kv_heads), ((v or k,) * kv_heads)),) * layers)
 
 
 def cheapest(losses: dict[Unit, float], budget: float) -> list[Unit]:
-    """As many units as fit into ``budget``, the least loss first. A loss below 0 is noise and counts as 0."""
+    """As many units as fit into ``budget``, the least loss first. A loss below 0 is noise and
+    counts as 0."""
     chosen, spent = [], 0.0
     for unit in sorted(losses, key=lambda u: (losses[u], u)):
         spent += max(0.0, losses[unit])
@@ -72,7 +87,8 @@ def cheapest(losses: dict[Unit, float], budget: float) -> list[Unit]:
 
 
 def cheapest_ranges(losses: dict[Unit, float], budget: float, ranges: int) -> list[Unit]:
-    """The same where a session has ``ranges`` of layers, K and V apart, heads together: most (layer, K|V) within ``budget``, then least loss.
+    """The same where a session has ``ranges`` of layers, K and V apart, heads together: most
+    (layer, K|V) within ``budget``, then least loss.
 
     By dynamic programming over layers.
     """
@@ -80,7 +96,8 @@ def cheapest_ranges(losses: dict[Unit, float], budget: float, ranges: int) -> li
     cost = np.zeros((layers, 2))
     for (layer, half, _), loss in losses.items():
         cost[layer, half] += max(0.0, loss)
-    # state: (choice of the last layer as bits K=1, V=2; ranges used; parts chosen) → (loss, choices)
+    # state: (choice of the last layer as bits K=1, V=2; ranges used; parts chosen) → (loss,
+    # choices)
     best: dict[tuple[int, int, int], tuple[float, tuple[int, ...]]] = {}
     for choice in range(4):
         best[choice, 1, _parts(choice)] = (_loss(cost[0], choice), (choice,))
@@ -93,7 +110,9 @@ def cheapest_ranges(losses: dict[Unit, float], budget: float, ranges: int) -> li
                 if state[1] <= ranges and (state not in following or entry < following[state]):
                     following[state] = entry
         best = following
-    fitting = [(-parts, loss, choices) for (_, _, parts), (loss, choices) in best.items() if loss <= budget]
+    fitting = [
+        (-parts, loss, choices) for (_, _, parts), (loss, choices) in best.items() if loss <= budget
+    ]
     choices = min(fitting)[2]
     return sorted(unit for unit in losses if choices[unit[0]] >> unit[1] & 1)
 

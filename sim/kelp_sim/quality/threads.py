@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Keeps NumPy's OpenBLAS to one thread for a while: on a busy machine its threads wait for one another, which costs more than they save at these sizes."""
+"""Keeps NumPy's OpenBLAS to one thread for a while: on a busy machine its threads wait for one
+another, which costs more than they save at these sizes."""
 
 from __future__ import annotations
 
@@ -34,5 +35,7 @@ def _controls():
         for prefix in ("scipy_openblas", "openblas"):
             for suffix in ("64_", ""):
                 with contextlib.suppress(AttributeError):
-                    return getattr(library, f"{prefix}_get_num_threads{suffix}"), getattr(library, f"{prefix}_set_num_threads{suffix}")
+                    return getattr(library, f"{prefix}_get_num_threads{suffix}"), getattr(
+                        library, f"{prefix}_set_num_threads{suffix}"
+                    )
     return None

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A byte-level BPE tokenizer (``tokenizer.json`` of type BPE with the ByteLevel pre-tokenizer), in plain Python; and the texts that quality is measured on."""
+"""A byte-level BPE tokenizer (``tokenizer.json`` of type BPE with the ByteLevel pre-tokenizer), in
+plain Python; and the texts that quality is measured on."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import numpy as np
 
 __all__ = ["Tokenizer", "TokenizerError", "texts"]
 
-# GPT-2's pieces: contractions, words, numbers, other signs, spaces. A trailing space belongs to what follows.
+# GPT-2's pieces: contractions, words, numbers, other signs, spaces. A trailing space belongs to
+# what follows.
 _PIECES = re.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+|\s+(?!\S)|\s+")
 
 
@@ -26,7 +28,11 @@ class TokenizerError(ValueError):
 @functools.cache
 def _letters() -> list[str]:
     """The printable character that stands for each byte."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    plain = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     others = [b for b in range(256) if b not in plain]
     names = {b: chr(b) for b in plain} | {b: chr(256 + i) for i, b in enumerate(others)}
     return [names[b] for b in range(256)]
@@ -41,7 +47,9 @@ class Tokenizer:
             model = table["model"]
             if model["type"] != "BPE" or table["pre_tokenizer"]["type"] != "ByteLevel":
                 raise TokenizerError(f"{path}: a byte-level BPE tokenizer is expected")
-            merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
+            merges = [
+                tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]
+            ]
             self._ids: dict[str, int] = model["vocab"]
         except OSError as error:
             raise TokenizerError(f"{path}: {error.strerror}") from None
@@ -74,22 +82,35 @@ class Tokenizer:
 
 
 def texts(tokenizer: Tokenizer, count: int, tokens: int) -> list[tuple[str, np.ndarray]]:
-    """(file name, the first ``tokens`` ids) of ``count`` modules of the running Python's standard library that are long enough.
+    """(file name, the first ``tokens`` ids) of ``count`` modules of the running Python's standard
+    library that are long enough.
 
-    The order is that of the names' hashes: arbitrary, the same everywhere, and more texts begin with the same ones.
+    The order is that of the names' hashes: arbitrary, the same everywhere, and more texts begin
+    with the same ones.
     """
     library = Path(sysconfig.get_path("stdlib"))
     # A token is seldom more than eight bytes here: a shorter file may be too short.
     found = []
     for folder, folders, files in os.walk(library):
-        folders[:] = [name for name in folders if name not in ("site-packages", "dist-packages", "lib2to3", "encodings", "__pycache__")]
+        folders[:] = [
+            name
+            for name in folders
+            if name not in ("site-packages", "dist-packages", "lib2to3", "encodings", "__pycache__")
+        ]
         found += [Path(folder, name) for name in files if name.endswith(".py")]
     chosen = []
-    for path in sorted(found, key=lambda p: hashlib.sha256(p.relative_to(library).as_posix().encode()).digest()):
+    for path in sorted(
+        found, key=lambda p: hashlib.sha256(p.relative_to(library).as_posix().encode()).digest()
+    ):
         if len(chosen) < count and path.stat().st_size > 8 * tokens:
-            ids = tokenizer.encode(path.read_text(encoding="utf-8", errors="replace")[: 16 * tokens])[:tokens]
+            ids = tokenizer.encode(
+                path.read_text(encoding="utf-8", errors="replace")[: 16 * tokens]
+            )[:tokens]
             if len(ids) == tokens:
                 chosen.append((path.name, np.array(ids, np.int64)))
     if len(chosen) < count:
-        raise TokenizerError(f"{count} texts are refused; {library} has {len(chosen)} files that are long enough for {tokens} tokens")
+        raise TokenizerError(
+            f"{count} texts are refused; {library} has {len(chosen)} files that are long "
+            + f"enough for {tokens} tokens"
+        )
     return chosen

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""How any engine's figures become a result: a :class:`Meter` step by step, :func:`summarise` at the end."""
+"""How any engine's figures become a result: a :class:`Meter` step by step, :func:`summarise` at the
+end."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ __all__ = ["Meter", "summarise"]
 
 @dataclass
 class Meter:
-    """Figures of a replay step by step, from a golden endpoint's own counters: `begin` after the history, `end_step` after each step."""
+    """Figures of a replay step by step, from a golden endpoint's own counters: `begin` after the
+    history, `end_step` after each step."""
 
     endpoint: Endpoint
     queues: int
@@ -49,7 +51,8 @@ class Meter:
         return np.diff(np.array([m[column] for m in self._marks]), axis=0)
 
     def columns(self, steps: int) -> dict:
-        """The per-step fields of a ReplayResult; steps that a comparison did not live to see are empty."""
+        """The per-step fields of a ReplayResult; steps that a comparison did not live to see are
+        empty."""
         self._marks += [self._marks[-1]] * (steps + 1 - len(self._marks))
         demand, prefetch, write_back = (self._differences(c) for c in (2, 3, 4))
         return dict(
@@ -69,7 +72,9 @@ class Meter:
             for page in range(pages):
                 word = tracker.word(queue, page)
                 if word.state in (PageState.RESIDENT, PageState.WRITING_BACK):
-                    states[page, queue] = PageResidency.DIRTY if frames[word.place].dirty else PageResidency.CLEAN
+                    states[page, queue] = (
+                        PageResidency.DIRTY if frames[word.place].dirty else PageResidency.CLEAN
+                    )
                 elif word.state in (PageState.COLD, PageState.FETCHING):
                     states[page, queue] = PageResidency.COLD
         return states
@@ -94,7 +99,8 @@ def summarise(
     ladder: bool = False,
     on_start: Callable[[str], None] | None = None,
 ) -> ReplayResult:
-    """A result from an engine's counters (`counters`: the totals of the replay without its history) and its meter."""
+    """A result from an engine's counters (`counters`: the totals of the replay without its history)
+    and its meter."""
     sequence = done.sequence
     return ReplayResult(
         trace=done.trace.name,

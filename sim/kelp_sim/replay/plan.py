@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What a replay asks of a device: :func:`plan` turns a recording, a configuration and the user's choices into one :class:`Plan`.
+"""What a replay asks of a device: :func:`plan` turns a recording, a configuration and the user's
+choices into one :class:`Plan`.
 
 Every engine carries out the same one.
 """
@@ -24,7 +25,8 @@ from ..trace.trace import LINE_BYTES, Trace, TraceError
 
 __all__ = ["BUDGETS", "Plan", "capacity_shares", "plan"]
 
-#: Who gives way when a pool runs short: queues above an equal share of its frames, or (no budgets) the queue that asks.
+#: Who gives way when a pool runs short: queues above an equal share of its frames, or (no budgets)
+#: the queue that asks.
 BUDGETS = ("equal", "none")
 _UNLIMITED = (1 << 31) - 1
 
@@ -70,7 +72,9 @@ class Plan:
     def row(self) -> np.ndarray:
         """[requests]: each one's row in `lines`."""
         r = self.requests
-        return ((r["queue"].astype(np.int64) * self.trace.pages + r["page"]) * 2 + r["kv"]) * self.trace.half_lines + r["line"]
+        return (
+            (r["queue"].astype(np.int64) * self.trace.pages + r["page"]) * 2 + r["kv"]
+        ) * self.trace.half_lines + r["line"]
 
     @property
     def lines(self) -> np.ndarray:
@@ -79,7 +83,8 @@ class Plan:
 
     @cached_property
     def hints(self) -> tuple[tuple[bytes, ...], ...]:
-        """[steps]: the hint lines that the host pushes when a step is over: the attention mass of every page written so far, queue after queue."""
+        """[steps]: the hint lines that the host pushes when a step is over: the attention mass of
+        every page written so far, queue after queue."""
         s = self.sequence
         if self.setup.source != ScoreSource.PUSHED:
             return ((),) * s.steps
@@ -89,7 +94,9 @@ class Plan:
             lines = []
             for queue in range(s.queues):
                 masses = mass[queue, s.first_step + step, : int(s.newest_page(step)) + 1].tolist()
-                packed = mass_lines(session=0, queue=queue, first_page=0, masses=masses, sequence=sequence)
+                packed = mass_lines(
+                    session=0, queue=queue, first_page=0, masses=masses, sequence=sequence
+                )
                 lines += [pack(line, self.setup.config) for line in packed]
                 sequence = (sequence + -(-len(masses) // ENTRIES)) % (1 << SEQUENCE_BITS)
             steps.append(tuple(lines))
@@ -101,14 +108,19 @@ class Plan:
         found, first = {}, 0
         for r in self.setup.formats:
             last = min(r.last_layer, self.setup.layers - 1)
-            where = "all layers" if (first, last) == (0, self.setup.layers - 1) else f"layers {first}–{last}"
+            where = (
+                "all layers"
+                if (first, last) == (0, self.setup.layers - 1)
+                else f"layers {first}–{last}"
+            )
             found |= {f"{where}, K": r.k.label, f"{where}, V": r.v.label}
             first = last + 1
         return found
 
 
 def capacity_shares(capacity: int, pools: Sequence[int]) -> tuple[int, ...]:
-    """Frames of each pool: `capacity` in proportion to the queues it holds (`pools`: each queue's pool), the rest to the largest remainders."""
+    """Frames of each pool: `capacity` in proportion to the queues it holds (`pools`: each queue's
+    pool), the rest to the largest remainders."""
     held = np.bincount(pools, minlength=len(POOLS))
     whole, rest = np.divmod(capacity * held, len(pools))
     for pool in np.argsort(-rest, kind="stable")[: capacity - int(whole.sum())]:
@@ -123,7 +135,9 @@ def plan(
     residency: float = 0.25,
     accesses: int | None = None,
     first_step: int = 0,
-    formats: Iterable[LayerFormats] = (LayerFormats(last_layer=1023, k=Format.RAW16, v=Format.RAW16),),
+    formats: Iterable[LayerFormats] = (
+        LayerFormats(last_layer=1023, k=Format.RAW16, v=Format.RAW16),
+    ),
     prefetch: Iterable[PrefetchSource] = (),
     window: int = 0,
     tau: float = 1000,
@@ -136,7 +150,8 @@ def plan(
     high_water: int = 4,
     seed: int = 1,
 ) -> Plan:
-    """Everything that a replay is, checked: TraceError where the recording cannot be used, ValueError for a choice outside its range."""
+    """Everything that a replay is, checked: TraceError where the recording cannot be used,
+    ValueError for a choice outside its range."""
     sequence = access_sequence(trace, first_step=first_step, accesses=accesses)
     capacity = sequence.capacity(residency)
     sequence.share(capacity)
@@ -164,8 +179,23 @@ def plan(
         pools = Setup(**sizes, limits=config.frames, budgets=(0,) * len(POOLS)).pools
         limits = capacity_shares(capacity, pools)
         held = np.bincount(pools, minlength=len(POOLS))
-        shares = [limit // max(1, int(queues)) * lines for limit, queues, lines in zip(limits, held, config.frame_lines, strict=True)]
-        setup = Setup(**sizes, limits=limits, budgets=tuple(shares) if budget == "equal" else (_UNLIMITED,) * len(POOLS))
+        shares = [
+            limit // max(1, int(queues)) * lines
+            for limit, queues, lines in zip(limits, held, config.frame_lines, strict=True)
+        ]
+        setup = Setup(
+            **sizes,
+            limits=limits,
+            budgets=tuple(shares) if budget == "equal" else (_UNLIMITED,) * len(POOLS),
+        )
     except ValueError as error:
         raise TraceError(f"{trace.path}: does not fit: {error}") from None
-    return Plan(trace=trace, sequence=sequence, setup=setup, residency=residency, capacity=capacity, budget=budget, seed=seed)
+    return Plan(
+        trace=trace,
+        sequence=sequence,
+        setup=setup,
+        residency=residency,
+        capacity=capacity,
+        budget=budget,
+        seed=seed,
+    )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Replaying a recording on the golden endpoint alone, one request at a time, with no look at hardware."""
+"""Replaying a recording on the golden endpoint alone, one request at a time, with no look at
+hardware."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _SECTOR = 512
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GoldenRun:
-    """What the golden engine did. `seconds` are of the replay alone, without set-up, history and the resolving of answers."""
+    """What the golden engine did. `seconds` are of the replay alone, without set-up, history and
+    the resolving of answers."""
 
     endpoint: Endpoint
     lockstep: LockStep
@@ -41,30 +43,51 @@ class GoldenRun:
 
 
 def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> GoldenRun:
-    """Carry out a plan with the golden endpoint, every line request of it; `progress` hears the accesses done, once a step.
+    """Carry out a plan with the golden endpoint, every line request of it; `progress` hears the
+    accesses done, once a step.
 
-    Requests go in order, one at a time. Of an access, what may change anything is a request of its own; reads of further lines of a page
-    that the access has just touched are hits that change nothing, and are taken together. Where the recording has keys and values, each
-    answer is compared with them.
+    Requests go in order, one at a time. Of an access, what may change anything is a request of its
+    own; reads of further lines of a page that the access has just touched are hits that change
+    nothing, and are taken together. Where the recording has keys and values, each answer is
+    compared with them.
     """
     setup, sequence = done.setup, done.sequence
     endpoint = setup.endpoint()
-    engine = LockStep(endpoint, evict_target=max(1, setup.low_water, setup.high_water), enable=setup.prefetch)
+    engine = LockStep(
+        endpoint, evict_target=max(1, setup.low_water, setup.high_water), enable=setup.prefetch
+    )
     engine.open(0, setup.descriptor)
     data = _Data(done) if done.trace.k is not None else None
     half, used = setup.config.half_lines, done.trace.half_lines
     requests = done.requests
     for r in requests[: done.history].tolist():
         _, _, queue, page, kv, line = r
-        engine.request(TrackerOp(Op.WRITE, 0, queue, page, kv * half + line, 1, origin=data and data.origin(queue, page, kv, line)))
+        engine.request(
+            TrackerOp(
+                Op.WRITE,
+                0,
+                queue,
+                page,
+                kv * half + line,
+                1,
+                origin=data and data.origin(queue, page, kv, line),
+            )
+        )
     meter = Meter(endpoint, setup.queues)
     meter.begin()
-    before, queues_before = dict(endpoint.counters), {name: list(values) for name, values in endpoint.queue_counters.items()}
+    before, queues_before = (
+        dict(endpoint.counters),
+        {name: list(values) for name, values in endpoint.queue_counters.items()},
+    )
     answers: list[tuple[int, int, int, int]] = []  # queue, page, kv_line, version
 
     per_token = done.trace.lines_per_token
     newest, written = sequence.newest.tolist(), (sequence.written_tokens * per_token).tolist()
-    queue_of, page_of, starts = sequence.queue.tolist(), sequence.page.tolist(), sequence.step_starts.tolist()
+    queue_of, page_of, starts = (
+        sequence.queue.tolist(),
+        sequence.page.tolist(),
+        sequence.step_starts.tolist(),
+    )
     masks = [((1 << n) - 1) * (1 | 1 << half) for n in range(used + 1)]
     request, again = engine.request, endpoint.read_again
     began = time.perf_counter()
@@ -77,7 +100,15 @@ def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> 
                 for kv in (0, 1):
                     for line in range(lines - per_token, lines):
                         request(
-                            TrackerOp(Op.WRITE, 0, queue, page, kv * half + line, 1, origin=data and data.origin(queue, page, kv, line))
+                            TrackerOp(
+                                Op.WRITE,
+                                0,
+                                queue,
+                                page,
+                                kv * half + line,
+                                1,
+                                origin=data and data.origin(queue, page, kv, line),
+                            )
                         )
             else:
                 answer = request(TrackerOp(Op.READ, 0, queue, page))
@@ -95,7 +126,8 @@ def run_golden(done: Plan, *, progress: Callable[[int], None] | None = None) -> 
     seconds = time.perf_counter() - began
     counters = {name: value - before[name] for name, value in endpoint.counters.items()}
     per_queue = {
-        name: [b - a for a, b in zip(queues_before[name], values, strict=True)] for name, values in endpoint.queue_counters.items()
+        name: [b - a for a, b in zip(queues_before[name], values, strict=True)]
+        for name, values in endpoint.queue_counters.items()
     }
     reads = [m + p for m, p in zip(per_queue["misses"], per_queue["prefetch_issued"], strict=True)]
     wrong, examples = data.compare(endpoint, answers) if data else (0, ())
@@ -135,26 +167,41 @@ class _Data:
         got = endpoint.lines.resolve(np.maximum(version, -1))
         raw = np.ascontiguousarray(self._plan.trace.lines[queue, page, kv, line]).view("<u2")
         wanted = np.empty_like(raw)
-        by_queue = np.array([[int(f.k), int(f.v)] for f in map(setup.formats_of, range(setup.queues))])
+        by_queue = np.array(
+            [[int(f.k), int(f.v)] for f in map(setup.formats_of, range(setup.queues))]
+        )
         fmt = by_queue[queue, kv]
         for f in np.unique(fmt).tolist():
-            payload, scale = codec.encode(np.ascontiguousarray(raw[fmt == f]), setup.host_type, Format(f))
+            payload, scale = codec.encode(
+                np.ascontiguousarray(raw[fmt == f]), setup.host_type, Format(f)
+            )
             wanted[fmt == f] = codec.decode(payload, scale, setup.host_type, Format(f))
         bad = (got != wanted).any(axis=1) | (version < 0)
         examples = tuple(
-            f"queue {queue[i]} page {page[i]} line {kv_line[i]}: {got[i].tobytes().hex()} for {wanted[i].tobytes().hex()}"
+            f"queue {queue[i]} page {page[i]} line {kv_line[i]}: {got[i].tobytes().hex()} for "
+            + f"{wanted[i].tobytes().hex()}"
             for i in np.flatnonzero(bad)[:5]
         )
         return int(bad.sum()), examples
 
 
 def golden(
-    done: Plan, *, command: str, progress: Callable[[int], None] | None = None, on_start: Callable[[str], None] | None = None
+    done: Plan,
+    *,
+    command: str,
+    progress: Callable[[int], None] | None = None,
+    on_start: Callable[[str], None] | None = None,
 ) -> ReplayResult:
     """Replay with the golden engine."""
     run = run_golden(done, progress=progress)
-    bytes_of = [(-(-done.setup.stored_lines(q) * LINE_BYTES // _SECTOR) + 1) * _SECTOR for q in range(done.setup.queues)]
-    moved = tuple(sum(n * size for n, size in zip(pages, bytes_of, strict=False)) for pages in (run.page_reads, run.page_writes))
+    bytes_of = [
+        (-(-done.setup.stored_lines(q) * LINE_BYTES // _SECTOR) + 1) * _SECTOR
+        for q in range(done.setup.queues)
+    ]
+    moved = tuple(
+        sum(n * size for n, size in zip(pages, bytes_of, strict=False))
+        for pages in (run.page_reads, run.page_writes)
+    )
     return summarise(
         done,
         engine="golden",

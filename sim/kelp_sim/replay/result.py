@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What a replay of a recording found: filled by an engine (RTL or golden model), read by :mod:`kelp_sim.report`."""
+"""What a replay of a recording found: filled by an engine (RTL or golden model), read by
+:mod:`kelp_sim.report`."""
 
 from __future__ import annotations
 
@@ -17,69 +18,77 @@ __all__ = ["PageResidency", "ReplayResult"]
 class PageResidency(IntEnum):
     """One cell of :attr:`ReplayResult.residency_map`."""
 
-    ABSENT = 0      #: never written
-    COLD = 1        #: on flash only
-    CLEAN = 2       #: in DRAM, same as on flash
-    DIRTY = 3       #: in DRAM, differs from flash or is not there
+    ABSENT = 0  #: never written
+    COLD = 1  #: on flash only
+    CLEAN = 2  #: in DRAM, same as on flash
+    DIRTY = 3  #: in DRAM, differs from flash or is not there
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ReplayResult:
-    """Counts are of the free-running replay unless they say lock-step; an access is the first demand line of a page in a step.
+    """Counts are of the free-running replay unless they say lock-step; an access is the first
+    demand line of a page in a step.
 
-    A misfilled field (a fraction outside 0 … 1, an array of another shape) is a ValueError that names it.
+    A misfilled field (a fraction outside 0 … 1, an array of another shape) is a ValueError that
+    names it.
     """
 
     # What ran.
-    trace: str                      #: the recording's name
-    engine: str                     #: "rtl" or "golden"
-    command: str                    #: what to type to get this result again
+    trace: str  #: the recording's name
+    engine: str  #: "rtl" or "golden"
+    command: str  #: what to type to get this result again
     config: str
     config_hash: str
     policy: str
     seed: int
-    residency: float                #: asked for
-    capacity: int                   #: frames that makes
-    kv_heads: int                   #: queue = layer · kv_heads + head
-    formats: Mapping[str, str]      #: where → stored format, for example "layers 0–2, K" → "fp8_e4m3"
+    residency: float  #: asked for
+    capacity: int  #: frames that makes
+    kv_heads: int  #: queue = layer · kv_heads + head
+    #: where → stored format, for example "layers 0–2, K" → "fp8_e4m3"
+    formats: Mapping[str, str]
 
     # Agreement with the golden model.
     accesses: int
     lockstep_accesses: int
     line_requests: int
-    mismatches: int                 #: unequal lines + decisions + counters, free-running and lock-step together
+    #: unequal lines + decisions + counters, free-running and lock-step together
+    mismatches: int
     mismatch_examples: tuple[str, ...] = ()
-    lockstep: Mapping[str, int] = field(default_factory=dict)   #: counts of the lock-step part: "misses", "victims", "write_backs", …
+    #: counts of the lock-step part: "misses", "victims", "write_backs", …
+    lockstep: Mapping[str, int] = field(default_factory=dict)
 
     # What the policy did, from the engine's own counters.
-    hit_rate: float                 #: 1 − misses / accesses
+    hit_rate: float  #: 1 − misses / accesses
     demand_misses: int
     victims: int
     write_backs: int
     prefetches: int
-    flash_reads: int                #: pages read from flash, demand and prefetch
+    flash_reads: int  #: pages read from flash, demand and prefetch
     flash_read_bytes: int
     flash_write_bytes: int
 
     # Speed.
-    cycles: int                     #: 0: the engine has no clock
-    lines_per_second: float         #: line requests per second of wall-clock time of the simulation
+    cycles: int  #: 0: the engine has no clock
+    lines_per_second: float  #: line requests per second of wall-clock time of the simulation
 
     # Per step and queue (head).
-    step_accesses: np.ndarray       #: [steps, queues]
-    step_misses: np.ndarray         #: [steps, queues]
-    flash_demand: np.ndarray        #: [steps] pages read on demand
-    flash_prefetch: np.ndarray      #: [steps] pages read ahead
-    flash_write_back: np.ndarray    #: [steps] pages written
-    residency_map: np.ndarray       #: [pages, queues] of PageResidency, at the end
-    resident_pages: np.ndarray | None = None     #: [steps, queues] resident pages when each step ends
+    step_accesses: np.ndarray  #: [steps, queues]
+    step_misses: np.ndarray  #: [steps, queues]
+    flash_demand: np.ndarray  #: [steps] pages read on demand
+    flash_prefetch: np.ndarray  #: [steps] pages read ahead
+    flash_write_back: np.ndarray  #: [steps] pages written
+    residency_map: np.ndarray  #: [pages, queues] of PageResidency, at the end
+    #: [steps, queues] resident pages when each step ends
+    resident_pages: np.ndarray | None = None
 
     # Latency from request to answer in cycles: bin b counts 2^b … 2^(b+1) − 1, bin 0 also 0.
     hit_latency: np.ndarray
     miss_latency: np.ndarray
 
-    references: Mapping[str, Reference]          #: kelp_sim.replay.reference.references(sequence, capacity): the same reads, the same capacity
-    #: kelp_sim.lab.study.ladder: policy → (misses, flash reads) on the same reads with the same capacity, worst idea first; empty where not asked for.
+    #: kelp_sim.replay.reference.references(sequence, capacity): the same reads, the same capacity
+    references: Mapping[str, Reference]
+    #: kelp_sim.lab.study.ladder: policy → (misses, flash reads) on the same reads with the same
+    #: capacity, worst idea first; empty where not asked for.
     ladder: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -92,7 +101,9 @@ class ReplayResult:
         if self.cycles < 0:
             raise ValueError(f"cycles = {self.cycles} is refused; legal: 0 (no clock) and up")
         if set(self.references) != set(REFERENCES):
-            raise ValueError(f"references = {sorted(self.references)} are refused; legal: {sorted(REFERENCES)}")
+            raise ValueError(
+                f"references = {sorted(self.references)} are refused; legal: {sorted(REFERENCES)}"
+            )
         steps, queues = np.shape(self.step_accesses)
         shapes = {
             "step_misses": (steps, queues),
@@ -110,7 +121,10 @@ class ReplayResult:
                 raise ValueError(f"{name} has shape {np.shape(value)}; legal: {shape}")
         for name, reference in self.references.items():
             if reference.accesses.shape != (steps, queues):
-                raise ValueError(f"references[{name!r}] is over {reference.accesses.shape} steps and queues; legal: {(steps, queues)}")
+                raise ValueError(
+                    f"references[{name!r}] is over {reference.accesses.shape} steps and "
+                    + f"queues; legal: {(steps, queues)}"
+                )
 
     @property
     def steps(self) -> int:

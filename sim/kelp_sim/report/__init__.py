@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Shows a :class:`~kelp_sim.replay.result.ReplayResult`: terminal table, plots, one self-contained HTML page, report.json.
+"""Shows a :class:`~kelp_sim.replay.result.ReplayResult`: terminal table, plots, one self-contained
+HTML page, report.json.
 
-:func:`write` makes all the files; :func:`table` is what the terminal shows. matplotlib is imported only where a plot is drawn.
+:func:`write` makes all the files; :func:`table` is what the terminal shows. matplotlib is imported
+only where a plot is drawn.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ from .terminal import table
 __all__ = ["as_json", "table", "write", "write_json"]
 
 
-def write(result: ReplayResult, directory: Path | str, *, on_start: Callable[[str], None] | None = None) -> list[Path]:
-    """Write report.json, the plots and report.html into ``directory`` (made if need be); the paths. ``on_start`` hears each file's name."""
+def write(
+    result: ReplayResult, directory: Path | str, *, on_start: Callable[[str], None] | None = None
+) -> list[Path]:
+    """Write report.json, the plots and report.html into ``directory`` (made if need be); the paths.
+    ``on_start`` hears each file's name."""
     from . import page, plots
 
     directory = Path(directory)

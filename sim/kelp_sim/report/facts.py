@@ -28,58 +28,132 @@ def verdict(result: ReplayResult) -> str:
     """One sentence: does the engine agree with the golden model?"""
     engine = {"rtl": "RTL", "golden": "Golden model"}.get(result.engine, result.engine)
     if result.mismatches:
-        return f"{engine}: {result.mismatches:,} mismatches in {result.line_requests:,} line requests."
+        return (
+            f"{engine}: {result.mismatches:,} mismatches in {result.line_requests:,} line requests."
+        )
     if result.engine == "golden":
         return f"{engine}: {result.line_requests:,} line requests replayed."
-    return f"{engine} and golden model agree: 0 mismatches in {result.line_requests:,} line requests."
+    return (
+        f"{engine} and golden model agree: 0 mismatches in {result.line_requests:,} line requests."
+    )
 
 
 def sections(result: ReplayResult) -> list[Section]:
     """Everything a reader is told, in order; every number formatted once, here."""
-    lockstep = ", ".join(f"{count:,} {name.replace('_', '-')}" for name, count in result.lockstep.items())
+    lockstep = ", ".join(
+        f"{count:,} {name.replace('_', '-')}" for name, count in result.lockstep.items()
+    )
     per_step = result.flash_reads / result.steps
     return [
-        Section("Agreement with the golden model", [
-            Row("accesses" if result.lockstep_accesses == result.accesses else "accesses, free-running", f"{result.accesses:,}",
-                f"{result.steps:,} steps × {result.queues} heads"),
-            Row("accesses, lock-step", f"{result.lockstep_accesses:,}", lockstep),
-            Row("line requests", f"{result.line_requests:,}", "64 bytes each"),
-            Row("mismatches", f"{result.mismatches:,}", "unequal lines, decisions and counters"),
-        ]),
-        Section("Hit rate on the same reads", [
-            Row("Belady pooled", _percent(result.belady_hit_rate), "knows the future: the bound"),
-            Row("KELP", _percent(result.hit_rate), f"{result.policy}; from the engine's counters"),
-            Row("LRU pooled", _percent(result.lru_pooled_hit_rate), "one pool for all heads"),
-            Row("LRU per queue", _percent(result.lru_hit_rate), "equal shares"),
-        ]),
-        *([Section("From LRU to kelp, idea by idea", [
-            Row(name, _percent(1 - misses / result.accesses), f"{reads / result.accesses:.4f} flash reads")
-            for name, (misses, reads) in result.ladder.items()
-        ], "kelp lab, the same reads and frames; flash reads per access")] if result.ladder else []),
-        Section("Flash", [
-            Row("demand misses", f"{result.demand_misses:,}", f"{result.demand_misses / result.accesses:.4f} per access"),
-            Row("prefetches", f"{result.prefetches:,}"),
-            Row("page reads", f"{result.flash_reads:,}", f"{result.flash_reads_per_access:.4f} per access, {per_step:.1f} per step"),
-            Row("victims", f"{result.victims:,}"),
-            Row("write-backs", f"{result.write_backs:,}"),
-            Row("bytes read / written", f"{_bytes(result.flash_read_bytes)} / {_bytes(result.flash_write_bytes)}"),
-        ]),
-        Section("Speed", [
-            *([
-                Row("cycles", f"{result.cycles:,}", "1 ns each for the cold tier"),
-                Row("lines per cycle", f"{result.lines_per_cycle:.3f}", "closed loop: layer after layer"),
-            ] if result.cycles else []),
-            Row("lines per second", f"{result.lines_per_second:,.0f}", "of this simulation, wall clock"),
-        ]),
-        Section("What ran", [
-            Row("recording", result.trace),
-            Row("configuration", result.config, result.config_hash),
-            Row("residency", _percent(result.residency), f"{result.capacity:,} frames"),
-            Row("stored formats", ", ".join(dict.fromkeys(result.formats.values())),
-                "; ".join(f"{where}: {stored}" for where, stored in result.formats.items())),
-            Row("engine, seed", f"{result.engine}, {result.seed}"),
-            Row("command", result.command),
-        ]),
+        Section(
+            "Agreement with the golden model",
+            [
+                Row(
+                    "accesses"
+                    if result.lockstep_accesses == result.accesses
+                    else "accesses, free-running",
+                    f"{result.accesses:,}",
+                    f"{result.steps:,} steps × {result.queues} heads",
+                ),
+                Row("accesses, lock-step", f"{result.lockstep_accesses:,}", lockstep),
+                Row("line requests", f"{result.line_requests:,}", "64 bytes each"),
+                Row(
+                    "mismatches", f"{result.mismatches:,}", "unequal lines, decisions and counters"
+                ),
+            ],
+        ),
+        Section(
+            "Hit rate on the same reads",
+            [
+                Row(
+                    "Belady pooled", _percent(result.belady_hit_rate), "knows the future: the bound"
+                ),
+                Row(
+                    "KELP",
+                    _percent(result.hit_rate),
+                    f"{result.policy}; from the engine's counters",
+                ),
+                Row("LRU pooled", _percent(result.lru_pooled_hit_rate), "one pool for all heads"),
+                Row("LRU per queue", _percent(result.lru_hit_rate), "equal shares"),
+            ],
+        ),
+        *(
+            [
+                Section(
+                    "From LRU to kelp, idea by idea",
+                    [
+                        Row(
+                            name,
+                            _percent(1 - misses / result.accesses),
+                            f"{reads / result.accesses:.4f} flash reads",
+                        )
+                        for name, (misses, reads) in result.ladder.items()
+                    ],
+                    "kelp lab, the same reads and frames; flash reads per access",
+                )
+            ]
+            if result.ladder
+            else []
+        ),
+        Section(
+            "Flash",
+            [
+                Row(
+                    "demand misses",
+                    f"{result.demand_misses:,}",
+                    f"{result.demand_misses / result.accesses:.4f} per access",
+                ),
+                Row("prefetches", f"{result.prefetches:,}"),
+                Row(
+                    "page reads",
+                    f"{result.flash_reads:,}",
+                    f"{result.flash_reads_per_access:.4f} per access, {per_step:.1f} per step",
+                ),
+                Row("victims", f"{result.victims:,}"),
+                Row("write-backs", f"{result.write_backs:,}"),
+                Row(
+                    "bytes read / written",
+                    f"{_bytes(result.flash_read_bytes)} / {_bytes(result.flash_write_bytes)}",
+                ),
+            ],
+        ),
+        Section(
+            "Speed",
+            [
+                *(
+                    [
+                        Row("cycles", f"{result.cycles:,}", "1 ns each for the cold tier"),
+                        Row(
+                            "lines per cycle",
+                            f"{result.lines_per_cycle:.3f}",
+                            "closed loop: layer after layer",
+                        ),
+                    ]
+                    if result.cycles
+                    else []
+                ),
+                Row(
+                    "lines per second",
+                    f"{result.lines_per_second:,.0f}",
+                    "of this simulation, wall clock",
+                ),
+            ],
+        ),
+        Section(
+            "What ran",
+            [
+                Row("recording", result.trace),
+                Row("configuration", result.config, result.config_hash),
+                Row("residency", _percent(result.residency), f"{result.capacity:,} frames"),
+                Row(
+                    "stored formats",
+                    ", ".join(dict.fromkeys(result.formats.values())),
+                    "; ".join(f"{where}: {stored}" for where, stored in result.formats.items()),
+                ),
+                Row("engine, seed", f"{result.engine}, {result.seed}"),
+                Row("command", result.command),
+            ],
+        ),
     ]
 
 
@@ -108,9 +182,16 @@ def as_json(result: ReplayResult) -> dict:
         "lru_hit_rate": result.lru_hit_rate,
         "lru_pooled_hit_rate": result.lru_pooled_hit_rate,
         "belady_hit_rate": result.belady_hit_rate,
-        "ladder": {name: {"demand_misses": int(misses), "flash_reads": int(reads)} for name, (misses, reads) in result.ladder.items()},
+        "ladder": {
+            name: {"demand_misses": int(misses), "flash_reads": int(reads)}
+            for name, (misses, reads) in result.ladder.items()
+        },
         "references": {
-            name: {"hit_rate": one.hit_rate, "misses": int(one.misses.sum()), "bypasses": one.bypasses}
+            name: {
+                "hit_rate": one.hit_rate,
+                "misses": int(one.misses.sum()),
+                "bypasses": one.bypasses,
+            }
             for name, one in result.references.items()
         },
         "demand_misses": int(result.demand_misses),
@@ -134,7 +215,10 @@ def as_json(result: ReplayResult) -> dict:
 
 def write_json(result: ReplayResult, path: Path) -> None:
     """report.json: UTF-8, no NaN."""
-    path.write_text(json.dumps(as_json(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(as_json(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+        encoding="utf-8",
+    )
 
 
 def _percent(fraction: float) -> str:

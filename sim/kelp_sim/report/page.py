@@ -15,7 +15,8 @@ __all__ = ["html"]
 
 _STYLE = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; color: #252b33; background: #f5f6f8; margin: 0; }
+body { font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; color: #252b33;
+  background: #f5f6f8; margin: 0; }
 main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 24px; margin: 0 0 4px; }
 h2 { font-size: 17px; margin: 0 0 10px; }
@@ -23,7 +24,8 @@ p.under { margin: 0 0 18px; color: #5b6570; }
 p.verdict { padding: 12px 16px; border-radius: 8px; font-weight: 600; }
 p.good { background: #e3f4e9; color: #17653a; }
 p.bad { background: #fbe4e2; color: #9a2018; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 18px 0; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
+  margin: 18px 0; }
 .card, figure, section { background: #fff; border: 1px solid #e1e5ea; border-radius: 8px; }
 .card { padding: 12px 16px; }
 .card b { display: block; font-size: 22px; font-variant-numeric: tabular-nums; }
@@ -33,12 +35,14 @@ table { border-collapse: collapse; width: 100%; }
 th { text-align: left; padding: 14px 0 4px; color: #1f5fbf; font-size: 14px; }
 tr:first-child th { padding-top: 0; }
 td { padding: 4px 12px 4px 0; border-bottom: 1px solid #eef0f3; vertical-align: top; }
-td.value { text-align: right; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.value { text-align: right; font-weight: 600; font-variant-numeric: tabular-nums;
+  white-space: nowrap; }
 td.note { color: #5b6570; width: 50%; overflow-wrap: anywhere; }
 figure { margin: 0 0 16px; padding: 14px; }
 figure img { width: 100%; height: auto; display: block; }
 figcaption { color: #5b6570; font-size: 14px; margin-top: 8px; }
-pre { background: #f0f2f5; border-radius: 6px; padding: 10px 12px; margin: 0; overflow-x: auto; font-size: 13px; }
+pre { background: #f0f2f5; border-radius: 6px; padding: 10px 12px; margin: 0; overflow-x: auto;
+  font-size: 13px; }
 summary { cursor: pointer; font-weight: 600; }
 details pre { margin-top: 10px; }
 """
@@ -50,24 +54,39 @@ def html(result: ReplayResult, pictures: list[tuple[Plot, bytes]]) -> str:
     parts = [
         f"<h1>{title}</h1>",
         f'<p class="under">{escape(_subtitle(result))}</p>',
-        f'<p class="verdict {"bad" if result.mismatches else "good"}">{escape(verdict(result))}</p>',
+        '<p class="verdict '
+        + f'{"bad" if result.mismatches else "good"}">{escape(verdict(result))}</p>',
         f'<div class="cards">{"".join(_card(*card) for card in _cards(result))}</div>',
         *(_picture(plot, image) for plot, image in pictures),
         f"<section><h2>Figures</h2>{_table(result)}</section>",
     ]
     if result.mismatch_examples:
-        parts.append(f"<section><h2>Mismatches</h2><pre>{escape(chr(10).join(result.mismatch_examples))}</pre></section>")
-    parts.append(f"<section><h2>The command that made this page</h2><pre>{escape(result.command)}</pre></section>")
+        parts.append(
+            f"<section><h2>Mismatches</h2><pre>{escape(chr(10).join(result.mismatch_examples))}</pre></section>"
+        )
+    parts.append(
+        "<section><h2>The command that made this "
+        + f"page</h2><pre>{escape(result.command)}</pre></section>"
+    )
     data = escape(json.dumps(as_json(result), indent=2, ensure_ascii=False, allow_nan=False))
-    parts.append(f"<section><details><summary>report.json</summary><pre>{data}</pre></details></section>")
+    parts.append(
+        f"<section><details><summary>report.json</summary><pre>{data}</pre></details></section>"
+    )
     body = "\n".join(parts)
-    meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    meta = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    )
     head = f"<head>{meta}<title>{title}</title><style>{_STYLE}</style></head>"
     return f'<!DOCTYPE html>\n<html lang="en">{head}\n<body><main>\n{body}\n</main></body></html>\n'
 
 
 def _subtitle(result: ReplayResult) -> str:
-    what = [f"{result.engine} engine", f"configuration {result.config}", f"policy {result.policy}", f"residency {result.residency:.4g}"]
+    what = [
+        f"{result.engine} engine",
+        f"configuration {result.config}",
+        f"policy {result.policy}",
+        f"residency {result.residency:.4g}",
+    ]
     return ", ".join([*what, f"seed {result.seed}"])
 
 
@@ -89,7 +108,10 @@ def _card(value: str, label: str) -> str:
 def _picture(plot: Plot, image: bytes) -> str:
     source = "data:image/png;base64," + base64.b64encode(image).decode("ascii")
     caption = escape(plot.caption)
-    return f'<figure id="{plot.name}"><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+    return (
+        f'<figure id="{plot.name}"><img src="{source}" '
+        + f'alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+    )
 
 
 def _table(result: ReplayResult) -> str:
@@ -100,5 +122,8 @@ def _table(result: ReplayResult) -> str:
         for row in section.rows:
             if row.label != "command":
                 label, value, note = map(escape, row)
-                lines.append(f'<tr><td>{label}</td><td class="value">{value}</td><td class="note">{note}</td></tr>')
+                lines.append(
+                    f'<tr><td>{label}</td><td class="value">{value}</td><td '
+                    + f'class="note">{note}</td></tr>'
+                )
     return "\n".join([*lines, "</table>"])

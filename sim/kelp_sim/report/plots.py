@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The pictures of a replay. Each draws one :class:`~matplotlib.figure.Figure`; no global matplotlib state is touched."""
+"""The pictures of a replay. Each draws one :class:`~matplotlib.figure.Figure`; no global matplotlib
+state is touched."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _RESIDENCY = {
     PageResidency.CLEAN: ("#3f7fd1", "resident, clean"),
     PageResidency.DIRTY: ("#14305c", "resident, dirty"),
 }
-_PANELS = 12    # heads drawn one by one; more would be too small to read
+_PANELS = 12  # heads drawn one by one; more would be too small to read
 
 
 class Plot(NamedTuple):
@@ -63,7 +64,9 @@ def _title(figure: Figure, text: str) -> None:
 
 
 def _rate(misses: np.ndarray, accesses: np.ndarray, window: int) -> np.ndarray:
-    """1 − misses / accesses over the last ``window`` steps (fewer at the start); NaN where nothing was accessed."""
+    """1 − misses / accesses over the last ``window`` steps (fewer at the start); NaN where nothing
+    was accessed."""
+
     def summed(counts):
         total = np.concatenate([[0], np.cumsum(counts)])
         ends = np.arange(1, len(total))
@@ -82,9 +85,21 @@ def hit_rate(result: ReplayResult) -> Figure:
     window = max(1, min(64, result.steps // 8))
     shown = np.sort(np.argsort(-result.step_misses.sum(axis=0), kind="stable")[:_PANELS])
     curves = [
-        ("Belady pooled", result.references["Belady pooled"].misses, dict(color=_BELADY, linewidth=1.3)),
-        ("LRU per queue", result.references["LRU per queue"].misses, dict(color=_LRU, linewidth=1.3)),
-        ("KELP (" + result.policy.partition(",")[0] + ")", result.step_misses, dict(color=_KELP, linewidth=1.9)),
+        (
+            "Belady pooled",
+            result.references["Belady pooled"].misses,
+            dict(color=_BELADY, linewidth=1.3),
+        ),
+        (
+            "LRU per queue",
+            result.references["LRU per queue"].misses,
+            dict(color=_LRU, linewidth=1.3),
+        ),
+        (
+            "KELP (" + result.policy.partition(",")[0] + ")",
+            result.step_misses,
+            dict(color=_KELP, linewidth=1.9),
+        ),
     ]
     columns = min(4, len(shown))
     rows = -(-len(shown) // columns)
@@ -99,7 +114,9 @@ def hit_rate(result: ReplayResult) -> Figure:
         for label, misses, look in curves:
             rate = _rate(misses[:, queue], result.step_accesses[:, queue], window)
             axes.plot(steps, rate, label=label, **look)
-        total = 1 - result.step_misses[:, queue].sum() / max(1, result.step_accesses[:, queue].sum())
+        total = 1 - result.step_misses[:, queue].sum() / max(
+            1, result.step_accesses[:, queue].sum()
+        )
         _style(axes, f"{_head_label(result, queue)}: {total:.1%}")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -107,21 +124,34 @@ def hit_rate(result: ReplayResult) -> Figure:
     _lower_bound(grid[0, 0])
     figure.supxlabel("decode step", fontsize=10, color=_TEXT)
     figure.supylabel(f"hit rate, last {window} steps", fontsize=10, color=_TEXT)
-    which = "per head" if len(shown) == result.queues else f"of the {len(shown)} heads (of {result.queues}) with most misses"
+    which = (
+        "per head"
+        if len(shown) == result.queues
+        else f"of the {len(shown)} heads (of {result.queues}) with most misses"
+    )
     _title(figure, f"Hit rate {which}; the panel's figure is KELP's over the whole replay")
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False, fontsize=9)
+    figure.legend(
+        *grid[0, 0].get_legend_handles_labels(),
+        loc="outside lower right",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )
     return figure
 
 
 def _lower_bound(axes) -> None:
     """y from a round figure below the lowest curve to 1: rates near 1 stay apart."""
-    lowest = min(np.nanmin(line.get_ydata()) for other in axes.figure.axes for line in other.get_lines())
+    lowest = min(
+        np.nanmin(line.get_ydata()) for other in axes.figure.axes for line in other.get_lines()
+    )
     axes.set_ylim(np.floor(lowest * 10) / 10 - (0.02 if lowest <= 0 else 0), 1.015)
 
 
 def flash(result: ReplayResult) -> Figure:
     """Pages moved to and from flash at each step, and what LRU and Belady would have read."""
-    # A power of two, as a page's tokens are: then the opening of pages does not beat against the bars.
+    # A power of two, as a page's tokens are: then the opening of pages does not beat against the
+    # bars.
     group = 1 << max(0, (result.steps - 1) // 120).bit_length()
     starts = np.arange(0, result.steps, group)
     edges = np.append(starts, result.steps) + 0.5
@@ -133,17 +163,45 @@ def flash(result: ReplayResult) -> Figure:
     figure = _figure(11, 5.6)
     reads, writes = figure.subplots(2, 1, sharex=True, height_ratios=(2.4, 1))
     demand, ahead = mean(result.flash_demand), mean(result.flash_prefetch)
-    reads.stairs(demand, edges, fill=True, color=_DEMAND, label=f"KELP, demand ({result.flash_demand.sum():,})")
-    reads.stairs(demand + ahead, edges, baseline=demand, fill=True, color=_PREFETCH,
-                 label=f"KELP, prefetch ({result.flash_prefetch.sum():,})")
+    reads.stairs(
+        demand,
+        edges,
+        fill=True,
+        color=_DEMAND,
+        label=f"KELP, demand ({result.flash_demand.sum():,})",
+    )
+    reads.stairs(
+        demand + ahead,
+        edges,
+        baseline=demand,
+        fill=True,
+        color=_PREFETCH,
+        label=f"KELP, prefetch ({result.flash_prefetch.sum():,})",
+    )
     for name, color in (("LRU per queue", _LRU), ("Belady pooled", _BELADY)):
         misses = result.references[name].misses.sum(axis=1)
-        reads.stairs(mean(misses), edges, color=color, linewidth=1.6, baseline=None, label=f"{name} ({misses.sum():,})")
+        reads.stairs(
+            mean(misses),
+            edges,
+            color=color,
+            linewidth=1.6,
+            baseline=None,
+            label=f"{name} ({misses.sum():,})",
+        )
     _style(reads, "Read from flash (total pages in brackets)")
     _style(writes, "Written to flash", x="decode step")
-    figure.supylabel("pages per step" if group == 1 else f"pages per step, mean of {group} steps", fontsize=10, color=_TEXT)
-    writes.stairs(mean(result.flash_write_back), edges, fill=True, color=_WRITE_BACK,
-                  label=f"KELP, write-back ({result.flash_write_back.sum():,})")
+    figure.supylabel(
+        "pages per step" if group == 1 else f"pages per step, mean of {group} steps",
+        fontsize=10,
+        color=_TEXT,
+    )
+    writes.stairs(
+        mean(result.flash_write_back),
+        edges,
+        fill=True,
+        color=_WRITE_BACK,
+        label=f"KELP, write-back ({result.flash_write_back.sum():,})",
+    )
     for axes in (reads, writes):
         axes.set_ylim(bottom=0)
         axes.margins(x=0)
@@ -167,37 +225,63 @@ def latency(result: ReplayResult) -> Figure:
         heights[: max(0, min(len(counted), last + 1) - first)] = counted[first : last + 1]
         axes.bar(np.arange(first, last + 1) + 0.5, heights, width=0.92, color=color)
         total = int(counted.sum())
-        _style(axes, f"{name.capitalize()}: {total:,} line requests" + _quantiles(counted), y="line requests")
+        _style(
+            axes,
+            f"{name.capitalize()}: {total:,} line requests" + _quantiles(counted),
+            y="line requests",
+        )
         axes.grid(False, axis="x")
         if total:
             axes.set_yscale("log")
             axes.set_ylim(0.7, max(10, heights.max()) * 4)
             for place, height in enumerate(heights):
                 if height:
-                    axes.annotate(f"{height / total:.1%}" if height / total >= 0.001 else f"{int(height)}", (first + place + 0.5, height),
-                                  ha="center", va="bottom", fontsize=8, color=_TEXT, xytext=(0, 2), textcoords="offset points")
+                    axes.annotate(
+                        f"{height / total:.1%}" if height / total >= 0.001 else f"{int(height)}",
+                        (first + place + 0.5, height),
+                        ha="center",
+                        va="bottom",
+                        fontsize=8,
+                        color=_TEXT,
+                        xytext=(0, 2),
+                        textcoords="offset points",
+                    )
         else:
             axes.set_ylim(0, 1)
             axes.set_yticks([])
         axes.set_xlim(first, last + 1)
-    grid[1].set_xticks(np.arange(first, last + 2), [_cycles(2**power if power else 0) for power in range(first, last + 2)])
-    grid[1].set_xlabel("cycles from request to answer (each bar from its left to its right label)", color=_TEXT)
+    grid[1].set_xticks(
+        np.arange(first, last + 2),
+        [_cycles(2**power if power else 0) for power in range(first, last + 2)],
+    )
+    grid[1].set_xlabel(
+        "cycles from request to answer (each bar from its left to its right label)", color=_TEXT
+    )
     _title(figure, "Latency of line requests, share of each bar above it")
     return figure
 
 
 def _quantiles(counted: np.ndarray) -> str:
-    """Bins that hold the median and the 99th percentile: all that a log2 histogram knows of them."""
+    """Bins that hold the median and the 99th percentile: all that a log2 histogram knows of
+    them."""
     total = counted.sum()
     if not total:
         return ""
     reached = np.cumsum(counted) / total
     half, late = (int(np.searchsorted(reached, share)) for share in (0.5, 0.99))
-    return f"; median below {_cycles(2 ** (half + 1))}, 99 % below {_cycles(2 ** (late + 1))} cycles"
+    return (
+        f"; median below {_cycles(2 ** (half + 1))}, 99 % below {_cycles(2 ** (late + 1))} cycles"
+    )
 
 
 def _cycles(count: int) -> str:
-    return str(count) if count < 1024 else f"{count >> 10}Ki" if count < 1 << 20 else f"{count >> 20}Mi"
+    return (
+        str(count)
+        if count < 1024
+        else f"{count >> 10}Ki"
+        if count < 1 << 20
+        else f"{count >> 20}Mi"
+    )
 
 
 def residency(result: ReplayResult) -> Figure:
@@ -207,7 +291,9 @@ def residency(result: ReplayResult) -> Figure:
     share = result.capacity / result.queues
     over_time = result.resident_pages is not None
     figure = _figure(11, 8.6 if over_time else 6.4)
-    grid = figure.subplots(3 if over_time else 2, 1, height_ratios=(1, 3.2, 1.7) if over_time else (1, 3.2))
+    grid = figure.subplots(
+        3 if over_time else 2, 1, height_ratios=(1, 3.2, 1.7) if over_time else (1, 3.2)
+    )
     bars, cells = grid[:2]
 
     queues = np.arange(result.queues)
@@ -222,15 +308,31 @@ def residency(result: ReplayResult) -> Figure:
 
     colours = ListedColormap([_RESIDENCY[state][0] for state in PageResidency])
     norm = BoundaryNorm(np.arange(len(PageResidency) + 1) - 0.5, len(PageResidency))
-    cells.imshow(states, cmap=colours, norm=norm, aspect="auto", interpolation="nearest", origin="lower")
-    _style(cells, "Where each page is at the end", x="queue = layer · KV heads + head", y="page of the sequence")
+    cells.imshow(
+        states, cmap=colours, norm=norm, aspect="auto", interpolation="nearest", origin="lower"
+    )
+    _style(
+        cells,
+        "Where each page is at the end",
+        x="queue = layer · KV heads + head",
+        y="page of the sequence",
+    )
     cells.grid(False)
     for boundary in queues[1:] - 0.5 if result.queues <= 64 else ():
         cells.axvline(boundary, color="white", linewidth=1.5)
     cells.xaxis.set_major_locator(MaxNLocator(20, integer=True))
     present = [state for state in PageResidency if (states == state).any()]
-    cells.legend(handles=[Patch(facecolor=_RESIDENCY[state][0], edgecolor="#9aa3ad", label=_RESIDENCY[state][1]) for state in present],
-                 loc="lower right", bbox_to_anchor=(1.0, 0.985), ncols=len(present), frameon=False, fontsize=9)
+    cells.legend(
+        handles=[
+            Patch(facecolor=_RESIDENCY[state][0], edgecolor="#9aa3ad", label=_RESIDENCY[state][1])
+            for state in present
+        ],
+        loc="lower right",
+        bbox_to_anchor=(1.0, 0.985),
+        ncols=len(present),
+        frameon=False,
+        fontsize=9,
+    )
     if over_time:
         _resident_over_time(figure, grid[2], result)
     _title(figure, f"Residency: {int(resident.sum()):,} of {result.capacity:,} frames in use")
@@ -240,7 +342,15 @@ def residency(result: ReplayResult) -> Figure:
 def _resident_over_time(figure: Figure, axes, result: ReplayResult) -> None:
     extent = (0.5, result.steps + 0.5, -0.5, result.queues - 0.5)
     pages = np.asarray(result.resident_pages).T
-    image = axes.imshow(pages, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest", origin="lower", extent=extent)
+    image = axes.imshow(
+        pages,
+        cmap="Blues",
+        vmin=0,
+        aspect="auto",
+        interpolation="nearest",
+        origin="lower",
+        extent=extent,
+    )
     _style(axes, "Resident pages of each head over time", x="decode step", y="queue")
     axes.grid(False)
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -253,8 +363,28 @@ def _resident_over_time(figure: Figure, axes, result: ReplayResult) -> None:
 
 
 PLOTS = (
-    Plot("hit_rate", "Hit rate over decode steps, head by head; LRU in equal shares and Belady over one pool on the same reads.", hit_rate),
-    Plot("flash", "Pages read from and written to flash over decode steps; the lines are what LRU and Belady would have read.", flash),
-    Plot("latency", "Cycles from a line request's acceptance to its answer, for resident pages and for pages that were fetched.", latency),
-    Plot("residency", "Where each page of each head is when the replay ends, and how the frames are divided among the heads.", residency),
+    Plot(
+        "hit_rate",
+        "Hit rate over decode steps, head by head; LRU in equal shares and Belady over one "
+        + "pool on the same reads.",
+        hit_rate,
+    ),
+    Plot(
+        "flash",
+        "Pages read from and written to flash over decode steps; the lines are what LRU and "
+        + "Belady would have read.",
+        flash,
+    ),
+    Plot(
+        "latency",
+        "Cycles from a line request's acceptance to its answer, for resident pages and for "
+        + "pages that were fetched.",
+        latency,
+    ),
+    Plot(
+        "residency",
+        "Where each page of each head is when the replay ends, and how the frames are divided "
+        + "among the heads.",
+        residency,
+    ),
 )

@@ -21,7 +21,9 @@ def table(result: ReplayResult) -> Table:
         title=f"KELP replay of {result.trace}",
         title_justify="left",
         title_style="bold",
-        caption=Text(("✓ " if good else "✗ ") + verdict(result), style="bold green" if good else "bold red"),
+        caption=Text(
+            ("✓ " if good else "✗ ") + verdict(result), style="bold green" if good else "bold red"
+        ),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         show_header=False,
@@ -36,7 +38,11 @@ def table(result: ReplayResult) -> Table:
                 # As wide as the terminal, not as wide as a number: it is there to be copied.
                 continue
             bad = row.label == "mismatches" and not good
-            shown.add_row(Padding(Text(row.label), (0, 0, 0, 2)), Text(row.value, style="bold red" if bad else "bold"), Text(row.note))
+            shown.add_row(
+                Padding(Text(row.label), (0, 0, 0, 2)),
+                Text(row.value, style="bold red" if bad else "bold"),
+                Text(row.note),
+            )
         shown.add_section()
     for example in result.mismatch_examples[:5]:
         shown.add_row(Text("  mismatch", style="red"), "", Text(example))

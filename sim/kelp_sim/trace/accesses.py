@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The exact access sequence of a recording under the replay rules (docs/replay.md), and the line requests that carry it out.
+"""The exact access sequence of a recording under the replay rules (docs/replay.md), and the line
+requests that carry it out.
 
-Order: step, layer, head, ascending page, one access at a time. The page being written comes last in its head, being the highest. In that
-access the host first writes the K and V lines of the step's token, then reads the page's written lines like any other page's.
+Order: step, layer, head, ascending page, one access at a time. The page being written comes last in
+its head, being the highest. In that access the host first writes the K and V lines of the step's
+token, then reads the page's written lines like any other page's.
 """
 
 from __future__ import annotations
@@ -17,20 +19,33 @@ from .trace import Trace, TraceError
 
 __all__ = ["LINE_REQUEST", "AccessSequence", "access_sequence"]
 
-#: One line request: the access it belongs to (−1 before the first), whether it writes, and where the line is; kv is 0 for K, 1 for V.
-LINE_REQUEST = np.dtype([("access", "i4"), ("write", "?"), ("queue", "u2"), ("page", "u2"), ("kv", "u1"), ("line", "u2")])
+#: One line request: the access it belongs to (−1 before the first), whether it writes, and where
+#: the line is; kv is 0 for K, 1 for V.
+LINE_REQUEST = np.dtype(
+    [
+        ("access", "i4"),
+        ("write", "?"),
+        ("queue", "u2"),
+        ("page", "u2"),
+        ("kv", "u1"),
+        ("line", "u2"),
+    ]
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AccessSequence:
-    """Accesses of whole steps. ``step`` counts from 0 at ``first_step`` of the recording; all arrays are [accesses]."""
+    """Accesses of whole steps. ``step`` counts from 0 at ``first_step`` of the recording; all
+    arrays are [accesses]."""
 
     layers: int
     kv_heads: int
     page_tokens: int
     lines_per_token: int
     first_step: int
-    first_token: int             #: token that step 0 writes; the pages before it are the history, complete when the replay starts
+    #: token that step 0 writes; the pages before it are the history, complete when the replay
+    #: starts
+    first_token: int
     step: np.ndarray
     queue: np.ndarray
     page: np.ndarray
@@ -68,8 +83,11 @@ class AccessSequence:
 
     @cached_property
     def written_tokens(self) -> np.ndarray:
-        """[accesses]: tokens of the page that are written when it is read; fewer than page_tokens in the page being written alone."""
-        return np.minimum(self.page_tokens, self.first_token + self.step + 1 - self.page * self.page_tokens)
+        """[accesses]: tokens of the page that are written when it is read; fewer than page_tokens
+        in the page being written alone."""
+        return np.minimum(
+            self.page_tokens, self.first_token + self.step + 1 - self.page * self.page_tokens
+        )
 
     @cached_property
     def step_starts(self) -> np.ndarray:
@@ -78,7 +96,8 @@ class AccessSequence:
 
     @cached_property
     def layer_starts(self) -> np.ndarray:
-        """[steps · layers + 1]: index of the first access of each (step, layer): the unit that a closed-loop host issues at once."""
+        """[steps · layers + 1]: index of the first access of each (step, layer): the unit that a
+        closed-loop host issues at once."""
         layer = self.step * self.layers + self.queue // self.kv_heads
         return np.searchsorted(layer, np.arange(self.steps * self.layers + 1))
 
@@ -87,19 +106,25 @@ class AccessSequence:
         return (self.first_token + step) // self.page_tokens
 
     def capacity(self, residency: float) -> int:
-        """⌊residency · final pages · queues⌋ frames. In exact decimals: 0.29 of 100 pages is 29, not the 28 of binary floats."""
+        """⌊residency · final pages · queues⌋ frames. In exact decimals: 0.29 of 100 pages is 29,
+        not the 28 of binary floats."""
         if not 0 < residency <= 1:
             raise ValueError(f"residency = {residency} is refused; legal: above 0, at most 1")
         return int(Fraction(str(residency)) * self.final_pages * self.queues)
 
     def share(self, capacity: int) -> int:
-        """Frames of each queue when ``capacity`` is divided equally; at least one, or the rules have no meaning."""
+        """Frames of each queue when ``capacity`` is divided equally; at least one, or the rules
+        have no meaning."""
         if capacity < self.queues:
-            raise ValueError(f"capacity = {capacity} frames is refused; legal: at least one for each of {self.queues} queues")
+            raise ValueError(
+                f"capacity = {capacity} frames is refused; legal: at least one for each of "
+                + f"{self.queues} queues"
+            )
         return capacity // self.queues
 
     def initial_pages(self, capacity: int) -> range:
-        """The pages of every queue that are resident at the start: the newest of the history, as many as an equal share holds."""
+        """The pages of every queue that are resident at the start: the newest of the history, as
+        many as an equal share holds."""
         return range(max(0, self.history_pages - self.share(capacity)), self.history_pages)
 
     def counts(self, marked: np.ndarray | None = None) -> np.ndarray:
@@ -107,7 +132,9 @@ class AccessSequence:
         cell = self.step.astype(np.int64) * self.queues + self.queue
         if marked is not None:
             cell = cell[marked]
-        return np.bincount(cell, minlength=self.steps * self.queues).reshape(self.steps, self.queues)
+        return np.bincount(cell, minlength=self.steps * self.queues).reshape(
+            self.steps, self.queues
+        )
 
     @property
     def line_reads(self) -> int:
@@ -118,21 +145,25 @@ class AccessSequence:
         return 2 * self.lines_per_token * int(self.newest.sum())
 
     def line_requests(self) -> np.ndarray:
-        """Every line request of the sequence in order, as :data:`LINE_REQUEST`; ``Trace.lines`` holds the bytes.
+        """Every line request of the sequence in order, as :data:`LINE_REQUEST`; ``Trace.lines``
+        holds the bytes.
 
-        An access to the page being written starts with the writes of its token (K lines, then V lines); then all its written lines are
-        read, K then V, ascending.
+        An access to the page being written starts with the writes of its token (K lines, then V
+        lines); then all its written lines are read, K then V, ascending.
         """
         written = self.written_tokens * self.lines_per_token
         writes = np.where(self.newest, self.lines_per_token, 0)
         first = (written - writes).repeat(2 * writes)
-        return np.concatenate([
-            self._requests(2 * writes, write=True, half=writes, base=first),
-            self._requests(2 * written, write=False, half=written, base=0),
-        ])[self._interleave(2 * writes, 2 * written)]
+        return np.concatenate(
+            [
+                self._requests(2 * writes, write=True, half=writes, base=first),
+                self._requests(2 * written, write=False, half=written, base=0),
+            ]
+        )[self._interleave(2 * writes, 2 * written)]
 
     def history_requests(self) -> np.ndarray:
-        """The writes that make the history, as :data:`LINE_REQUEST` with access −1: ascending page, queue, K then V, line."""
+        """The writes that make the history, as :data:`LINE_REQUEST` with access −1: ascending page,
+        queue, K then V, line."""
         half = self.page_tokens * self.lines_per_token
         shape = (self.history_pages, self.queues, 2, half)
         requests = np.zeros(int(np.prod(shape)), LINE_REQUEST)
@@ -142,7 +173,8 @@ class AccessSequence:
         return requests
 
     def _requests(self, counts: np.ndarray, *, write: bool, half: np.ndarray, base) -> np.ndarray:
-        """``counts[a]`` requests for each access a: lines base … base + half[a] − 1 of K, then the same of V."""
+        """``counts[a]`` requests for each access a: lines base … base + half[a] − 1 of K, then the
+        same of V."""
         access = np.arange(len(self)).repeat(counts)
         kv, line = np.divmod(_position(counts), np.maximum(1, half)[access])
         requests = np.zeros(len(access), LINE_REQUEST)
@@ -153,8 +185,11 @@ class AccessSequence:
 
     @staticmethod
     def _interleave(writes: np.ndarray, reads: np.ndarray) -> np.ndarray:
-        """Order that puts each access's writes before its reads, given all writes followed by all reads."""
-        access = np.concatenate([np.arange(len(writes)).repeat(writes), np.arange(len(reads)).repeat(reads)])
+        """Order that puts each access's writes before its reads, given all writes followed by all
+        reads."""
+        access = np.concatenate(
+            [np.arange(len(writes)).repeat(writes), np.arange(len(reads)).repeat(reads)]
+        )
         return np.argsort(access, kind="stable")
 
 
@@ -164,19 +199,31 @@ def _position(counts: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1]) - (ends - counts).repeat(counts)
 
 
-def access_sequence(trace: Trace, *, first_step: int = 0, accesses: int | None = None) -> AccessSequence:
-    """The accesses of ``trace`` from ``first_step`` on: all of them, or as many whole steps as hold at least ``accesses``.
+def access_sequence(
+    trace: Trace, *, first_step: int = 0, accesses: int | None = None
+) -> AccessSequence:
+    """The accesses of ``trace`` from ``first_step`` on: all of them, or as many whole steps as hold
+    at least ``accesses``.
 
-    A part of a recording is a trace of its own: its history is what was written before ``first_step``, and its final pages are those at its
-    end. ``first_step`` must open a page, so that the history is whole pages.
+    A part of a recording is a trace of its own: its history is what was written before
+    ``first_step``, and its final pages are those at its end. ``first_step`` must open a page, so
+    that the history is whole pages.
     """
     if not 0 <= first_step < trace.steps or first_step % trace.page_tokens:
-        raise TraceError(f"{trace.path}: first step {first_step} is refused; legal: a multiple of {trace.page_tokens} below {trace.steps}")
-    by_step = trace.reads.reshape(trace.queues, trace.steps, trace.pages).transpose(1, 0, 2)[first_step:]
+        raise TraceError(
+            f"{trace.path}: first step {first_step} is refused; legal: a multiple of "
+            + f"{trace.page_tokens} below {trace.steps}"
+        )
+    by_step = trace.reads.reshape(trace.queues, trace.steps, trace.pages).transpose(1, 0, 2)[
+        first_step:
+    ]
     if accesses is not None:
         ends = np.cumsum(by_step.sum(axis=(1, 2)))
         if not 0 < accesses <= ends[-1]:
-            raise TraceError(f"{trace.path}: {accesses} accesses are refused; legal: 1 … {ends[-1]} from step {first_step}")
+            raise TraceError(
+                f"{trace.path}: {accesses} accesses are refused; legal: 1 … {ends[-1]} from "
+                + f"step {first_step}"
+            )
         by_step = by_step[: int(np.searchsorted(ends, accesses)) + 1]
     step, queue, page = (index.astype(np.int32) for index in np.nonzero(by_step))
     return AccessSequence(

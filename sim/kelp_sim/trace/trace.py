@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Reads and checks a recorded attention trace (``attn_*.npz``, format ``kelp-attention-1``; see data/traces/README.md).
+"""Reads and checks a recorded attention trace (``attn_*.npz``, format ``kelp-attention-1``; see
+data/traces/README.md).
 
-:func:`read` returns a :class:`Trace` whose arrays have been checked against each other and against the replay rules, so that nothing behind
-it checks again. Whatever is wrong with a file is a :class:`TraceError` of one line that names the file and the fault.
+:func:`read` returns a :class:`Trace` whose arrays have been checked against each other and against
+the replay rules, so that nothing behind it checks again. Whatever is wrong with a file is a
+:class:`TraceError` of one line that names the file and the fault.
 """
 
 from __future__ import annotations
@@ -20,19 +22,42 @@ __all__ = ["FORMAT", "LINE_BYTES", "Trace", "TraceError", "read"]
 
 FORMAT = "kelp-attention-1"
 LINE_BYTES = 64
-_NUMBERS = ("layers", "q_heads", "kv_heads", "head_dim", "page_tokens", "prefill_tokens", "tokens", "steps")
+_NUMBERS = (
+    "layers",
+    "q_heads",
+    "kv_heads",
+    "head_dim",
+    "page_tokens",
+    "prefill_tokens",
+    "tokens",
+    "steps",
+)
 _ALWAYS = ("meta", "mass", "reads")
-# A damaged archive shows itself as any of these, depending on which byte is hit; MemoryError is a shape that cannot be meant.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError, KeyError, RuntimeError, MemoryError, SyntaxError, TypeError)
+# A damaged archive shows itself as any of these, depending on which byte is hit; MemoryError is a
+# shape that cannot be meant.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    OSError,
+    KeyError,
+    RuntimeError,
+    MemoryError,
+    SyntaxError,
+    TypeError,
+)
 
 
 class TraceError(ValueError):
-    """A trace cannot be used; the message is one line that names the file and what is wrong with it."""
+    """A trace cannot be used; the message is one line that names the file and what is wrong with
+    it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trace:
-    """One recording. Queue = layer · kv_heads + head; page p starts with token p · page_tokens; step t decodes token prefill_tokens + t."""
+    """One recording. Queue = layer · kv_heads + head; page p starts with token p · page_tokens;
+    step t decodes token prefill_tokens + t."""
 
     path: Path
     layers: int
@@ -42,11 +67,15 @@ class Trace:
     page_tokens: int
     prefill_tokens: int
     steps: int
-    reads: np.ndarray                #: [layers, kv_heads, steps, pages] bool: the pages read, the newest among them
-    mass: np.ndarray                 #: [layers, kv_heads, steps, pages] uint16: attention mass, UQ0.16
-    k: np.ndarray | None = None      #: [layers, kv_heads, tokens, head_dim] float16: keys after RoPE
-    v: np.ndarray | None = None      #: [layers, kv_heads, tokens, head_dim] float16
-    q: np.ndarray | None = None      #: [layers, q_heads, steps, head_dim] float16: the decode steps' queries
+    #: [layers, kv_heads, steps, pages] bool: the pages read, the newest among them
+    reads: np.ndarray
+    #: [layers, kv_heads, steps, pages] uint16: attention mass, UQ0.16
+    mass: np.ndarray
+    #: [layers, kv_heads, tokens, head_dim] float16: keys after RoPE
+    k: np.ndarray | None = None
+    v: np.ndarray | None = None  #: [layers, kv_heads, tokens, head_dim] float16
+    #: [layers, q_heads, steps, head_dim] float16: the decode steps' queries
+    q: np.ndarray | None = None
 
     @property
     def name(self) -> str:
@@ -81,13 +110,24 @@ class Trace:
 
     @cached_property
     def lines(self) -> np.ndarray:
-        """[queues, pages, 2, half_lines, 64] uint8: the recording's own bytes as the host writes them; K 0, V 1; zeros pad a token."""
+        """[queues, pages, 2, half_lines, 64] uint8: the recording's own bytes as the host writes
+        them; K 0, V 1; zeros pad a token."""
         if self.k is None:
-            raise TraceError(f"{self.path}: has no keys and values (k, v), which a replay of data needs; attn_0 and attn_1 have them")
-        padded = np.zeros((2, self.queues, self.pages * self.page_tokens, self.lines_per_token * LINE_BYTES // 2), np.float16)
+            raise TraceError(
+                f"{self.path}: has no keys and values (k, v), which a replay of data needs; "
+                + "attn_0 and attn_1 have them"
+            )
+        padded = np.zeros(
+            (2, self.queues, self.pages * self.page_tokens, self.lines_per_token * LINE_BYTES // 2),
+            np.float16,
+        )
         for kv, half in enumerate((self.k, self.v)):
-            padded[kv, :, : self.tokens, : self.head_dim] = half.reshape(self.queues, self.tokens, self.head_dim)
-        lines = padded.view(np.uint8).reshape(2, self.queues, self.pages, self.half_lines, LINE_BYTES)
+            padded[kv, :, : self.tokens, : self.head_dim] = half.reshape(
+                self.queues, self.tokens, self.head_dim
+            )
+        lines = padded.view(np.uint8).reshape(
+            2, self.queues, self.pages, self.half_lines, LINE_BYTES
+        )
         return np.ascontiguousarray(lines.transpose(1, 2, 0, 3, 4))
 
 
@@ -99,7 +139,13 @@ def read(path: str | Path) -> Trace:
     trace = Trace(
         path=path,
         reads=_unpack(path, arrays["reads"], numbers),
-        mass=_checked(path, arrays, "mass", (*_queue_shape(numbers), numbers["steps"], _pages(numbers)), np.uint16),
+        mass=_checked(
+            path,
+            arrays,
+            "mass",
+            (*_queue_shape(numbers), numbers["steps"], _pages(numbers)),
+            np.uint16,
+        ),
         **_optional(path, arrays, numbers),
         **{field: numbers[field] for field in _NUMBERS if field != "tokens"},
     )
@@ -116,8 +162,13 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file:
             head = file.read(4)
             if not zipfile.is_zipfile(file):
-                # The table of contents is at an archive's end: a zip that begins right and is none has lost its tail.
-                fault = "is truncated: its zip directory is missing" if head == b"PK\3\4" else "is not an .npz (zip) file"
+                # The table of contents is at an archive's end: a zip that begins right and is none
+                # has lost its tail.
+                fault = (
+                    "is truncated: its zip directory is missing"
+                    if head == b"PK\3\4"
+                    else "is not an .npz (zip) file"
+                )
                 raise TraceError(f"{path}: {fault}")
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
@@ -125,24 +176,33 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
                 if missing:
                     found = _printable(", ".join(archive.files)) or "nothing"
                     raise TraceError(f"{path}: has no {', '.join(missing)}; found {found}")
-                return {key: _load(path, archive, key) for key in (*_ALWAYS, "k", "v", "q") if key in archive.files}
+                return {
+                    key: _load(path, archive, key)
+                    for key in (*_ALWAYS, "k", "v", "q")
+                    if key in archive.files
+                }
     except PermissionError:
         raise TraceError(f"{path}: may not be read (permission denied)") from None
     except TraceError:
         raise
     except _DAMAGE as error:
-        raise TraceError(f"{path}: is damaged: {_printable(str(error)) or type(error).__name__}") from error
+        raise TraceError(
+            f"{path}: is damaged: {_printable(str(error)) or type(error).__name__}"
+        ) from error
 
 
 def _load(path: Path, archive, key: str) -> np.ndarray:
     try:
         return archive[key]
     except _DAMAGE as error:
-        raise TraceError(f"{path}: {key} is damaged: {_printable(str(error)) or type(error).__name__}") from error
+        raise TraceError(
+            f"{path}: {key} is damaged: {_printable(str(error)) or type(error).__name__}"
+        ) from error
 
 
 def _printable(text: str) -> str:
-    """What a damaged file says may be of any length and hold any character; an error is one line."""
+    """What a damaged file says may be of any length and hold any character; an error is one
+    line."""
     return "".join(c if c.isprintable() else " " for c in text)[:120]
 
 
@@ -163,10 +223,15 @@ def _numbers(path: Path, meta: np.ndarray) -> dict[str, int]:
             raise TraceError(f"{path}: meta.{field} is {value!r}; legal: 1 … {(1 << 24) - 1}")
     numbers = {field: stated[field] for field in _NUMBERS}
     if numbers["prefill_tokens"] % numbers["page_tokens"]:
-        raise TraceError(f"{path}: meta.prefill_tokens {numbers['prefill_tokens']} is not whole pages of {numbers['page_tokens']} tokens")
+        raise TraceError(
+            f"{path}: meta.prefill_tokens {numbers['prefill_tokens']} is not whole pages of "
+            + f"{numbers['page_tokens']} tokens"
+        )
     if numbers["tokens"] != numbers["prefill_tokens"] + numbers["steps"]:
         parts = f"({numbers['prefill_tokens']} + {numbers['steps']})"
-        raise TraceError(f"{path}: meta.tokens {numbers['tokens']} is not prefill_tokens + steps {parts}")
+        raise TraceError(
+            f"{path}: meta.tokens {numbers['tokens']} is not prefill_tokens + steps {parts}"
+        )
     return numbers
 
 
@@ -178,23 +243,36 @@ def _pages(numbers: dict[str, int]) -> int:
     return -(-numbers["tokens"] // numbers["page_tokens"])
 
 
-def _checked(path: Path, arrays: dict[str, np.ndarray], key: str, shape: tuple[int, ...], dtype) -> np.ndarray:
+def _checked(
+    path: Path, arrays: dict[str, np.ndarray], key: str, shape: tuple[int, ...], dtype
+) -> np.ndarray:
     found = arrays[key]
     if found.shape != shape or found.dtype != dtype:
-        raise TraceError(f"{path}: {key} is {found.dtype}{list(found.shape)}; meta asks for {np.dtype(dtype)}{list(shape)}")
+        raise TraceError(
+            f"{path}: {key} is {found.dtype}{list(found.shape)}; meta asks for "
+            + f"{np.dtype(dtype)}{list(shape)}"
+        )
     return found
 
 
 def _unpack(path: Path, packed: np.ndarray, numbers: dict[str, int]) -> np.ndarray:
     pages = _pages(numbers)
-    packed = _checked(path, {"reads": packed}, "reads", (*_queue_shape(numbers), numbers["steps"], -(-pages // 8)), np.uint8)
+    packed = _checked(
+        path,
+        {"reads": packed},
+        "reads",
+        (*_queue_shape(numbers), numbers["steps"], -(-pages // 8)),
+        np.uint8,
+    )
     bits = np.unpackbits(packed, axis=-1, bitorder="little").view(bool)
     if bits[..., pages:].any():
         raise TraceError(f"{path}: reads has bits set beyond page {pages - 1}")
     return bits[..., :pages]
 
 
-def _optional(path: Path, arrays: dict[str, np.ndarray], numbers: dict[str, int]) -> dict[str, np.ndarray]:
+def _optional(
+    path: Path, arrays: dict[str, np.ndarray], numbers: dict[str, int]
+) -> dict[str, np.ndarray]:
     if ("k" in arrays) != ("v" in arrays):
         raise TraceError(f"{path}: has {'k but no v' if 'k' in arrays else 'v but no k'}")
     shapes = {
@@ -202,7 +280,11 @@ def _optional(path: Path, arrays: dict[str, np.ndarray], numbers: dict[str, int]
         "v": (*_queue_shape(numbers), numbers["tokens"], numbers["head_dim"]),
         "q": (numbers["layers"], numbers["q_heads"], numbers["steps"], numbers["head_dim"]),
     }
-    return {key: _checked(path, arrays, key, shape, np.float16) for key, shape in shapes.items() if key in arrays}
+    return {
+        key: _checked(path, arrays, key, shape, np.float16)
+        for key, shape in shapes.items()
+        if key in arrays
+    }
 
 
 def _check_reads(trace: Trace) -> None:
@@ -211,7 +293,12 @@ def _check_reads(trace: Trace) -> None:
     newest = (trace.prefill_tokens + steps) // trace.page_tokens
     unread = ~trace.reads[:, :, steps, newest]
     future = (trace.reads & (np.arange(trace.pages) > newest[:, None])).any(axis=-1)
-    for bad, fault in ((unread, "does not read the page being written"), (future, "reads a page that is not written yet")):
+    for bad, fault in (
+        (unread, "does not read the page being written"),
+        (future, "reads a page that is not written yet"),
+    ):
         if bad.any():
             layer, head, step = np.argwhere(bad)[0]
-            raise TraceError(f"{trace.path}: reads: layer {layer}, head {head} {fault} at step {step}")
+            raise TraceError(
+                f"{trace.path}: reads: layer {layer}, head {head} {fault} at step {step}"
+            )

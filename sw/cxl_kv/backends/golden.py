@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`golden:` — the NumPy golden endpoint as a device in this process: same answers, bit for bit, as the RTL in lock-step, and no clock.
+"""`golden:` — the NumPy golden endpoint as a device in this process: same answers, bit for bit, as
+the RTL in lock-step, and no clock.
 
-Times, latency histograms and cycle limits are zero or without effect: the golden model knows order, not cycles.
+Times, latency histograms and cycle limits are zero or without effect: the golden model knows order,
+not cycles.
 """
 
 from __future__ import annotations
@@ -41,20 +43,32 @@ class GoldenCore(Core):
         self.config = config
         self.endpoint = Endpoint(config)
         self.endpoint.lines = DeviceLines()
-        self.window = RegisterWindow(config, command=self._command, read=self._read_register, written=self._written,
-                                     owner=lambda s: self.endpoint.tracker.sessions[s].ld_id if self.endpoint.tracker.sessions[s].open else 0)
+        self.window = RegisterWindow(
+            config,
+            command=self._command,
+            read=self._read_register,
+            written=self._written,
+            owner=lambda s: (
+                self.endpoint.tracker.sessions[s].ld_id
+                if self.endpoint.tracker.sessions[s].open
+                else 0
+            ),
+        )
         self.engine = Engine(self.endpoint, evict_target=4, log_event=self.window.events.log)
         self.phases = [PhaseDetector() for _ in range(config.sessions)]
-        self._accesses = [0] * config.sessions                      # since the last automatic step
-        self._peeked: tuple[int, int] | None = None                 # session that asked, word
+        self._accesses = [0] * config.sessions  # since the last automatic step
+        self._peeked: tuple[int, int] | None = None  # session that asked, word
         for name, value in self.window.values.items():
             self._written(name, value)
 
-    # --- loads and stores -----------------------------------------------------------------------------------------------------
+    # - loads and stores ---------------------------------------------------------------------------
     def _decode(self, addresses):
         """Region, offset in it, and of KV lines: session, queue, page, line."""
         c = self.config
-        region, offset = addresses >> np.uint64(c.aperture_bits), addresses & np.uint64((1 << c.aperture_bits) - 1)
+        region, offset = (
+            addresses >> np.uint64(c.aperture_bits),
+            addresses & np.uint64((1 << c.aperture_bits) - 1),
+        )
         x = (offset >> np.uint64(6)).astype(np.int64)
         line, x = x & c.page_lines - 1, x >> c.line_bits
         page, x = x & c.pages - 1, x >> c.page_bits
@@ -63,13 +77,18 @@ class GoldenCore(Core):
 
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
         region, offset, session, queue, page, line = self._decode(addresses)
-        lines, status = np.zeros((len(addresses), LINE_BYTES), np.uint8), np.zeros(len(addresses), np.uint8)
+        lines, status = (
+            np.zeros((len(addresses), LINE_BYTES), np.uint8),
+            np.zeros(len(addresses), np.uint8),
+        )
         versions = np.full(len(addresses), _ZEROS, np.int64)
         kv = (region == Region.KV) & (queue < self.config.queues) & (session < self.config.sessions)
         side = np.flatnonzero(~kv)
         for first, last in _runs(kv, session, queue, page):
             s, q, p = int(session[first]), int(queue[first]), int(page[first])
-            self._read_page(s, s * self.config.queues + q, p, line[first:last], ld_id, versions[first:last])
+            self._read_page(
+                s, s * self.config.queues + q, p, line[first:last], ld_id, versions[first:last]
+            )
         for i in side.tolist():
             at = int(offset[i])
             if region[i] == Region.REGISTER and at < REGISTER_BYTES:
@@ -89,43 +108,83 @@ class GoldenCore(Core):
         """Loads of one page's lines, in order, into `versions`."""
         n = len(lines)
         for i, line in enumerate(lines.tolist()):
-            answer = self._request(TrackerOp(Op.READ, session=session, squeue=squeue, page=page, kv_line=line, ld_id=ld_id))
-            versions[i] = _NXM if answer.kind == Answer.NXM else _POISONED if answer.poison else answer.version
-            if i + 1 < n and self._read_rest(session, squeue, page, lines[i + 1:], ld_id, versions[i + 1:]):
+            answer = self._request(
+                TrackerOp(
+                    Op.READ, session=session, squeue=squeue, page=page, kv_line=line, ld_id=ld_id
+                )
+            )
+            versions[i] = (
+                _NXM
+                if answer.kind == Answer.NXM
+                else _POISONED
+                if answer.poison
+                else answer.version
+            )
+            if i + 1 < n and self._read_rest(
+                session, squeue, page, lines[i + 1 :], ld_id, versions[i + 1 :]
+            ):
                 return
 
     def _read_rest(self, session, squeue, page, lines, ld_id, versions) -> bool:
-        """All of `lines` at once, where they are sound hits that change nothing; False, and nothing done, where they are not."""
+        """All of `lines` at once, where they are sound hits that change nothing; False, and nothing
+        done, where they are not."""
         regs = self.endpoint.tracker.sessions[session]
         bits = 0
         for line in lines.tolist():
             bits |= 1 << line
         half = (1 << self.config.half_lines) - 1
-        inside = (bits | bits >> self.config.half_lines) & half < 1 << regs.used_lines and not (regs.k_only and bits > half)
-        if ld_id != regs.ld_id or not inside or not self.endpoint.read_again(squeue, page, bits, len(lines)):
+        inside = (bits | bits >> self.config.half_lines) & half < 1 << regs.used_lines and not (
+            regs.k_only and bits > half
+        )
+        if (
+            ld_id != regs.ld_id
+            or not inside
+            or not self.endpoint.read_again(squeue, page, bits, len(lines))
+        ):
             return False
-        base, current = (squeue * self.config.pages + page) * self.config.page_lines, self.endpoint.lines.current
+        base, current = (
+            (squeue * self.config.pages + page) * self.config.page_lines,
+            self.endpoint.lines.current,
+        )
         versions[:] = [current(base + line) for line in lines.tolist()]
         self._count(session, False, len(lines))
         return True
 
-    def store(self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int) -> None:
+    def store(
+        self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int
+    ) -> None:
         region, offset, session, queue, page, line = self._decode(addresses)
         kv = (region == Region.KV) & (queue < self.config.queues) & (session < self.config.sessions)
         enable = None if byte_enable is None or (byte_enable == ALL_BYTES).all() else byte_enable
         for first, last in _runs(kv, session, queue, page, singles=True):
             if kv[first]:
                 s, q, p = int(session[first]), int(queue[first]), int(page[first])
-                self._write_page(s, s * self.config.queues + q, p, line[first:last], lines[first:last], None if enable is None else enable[first:last], ld_id)
+                self._write_page(
+                    s,
+                    s * self.config.queues + q,
+                    p,
+                    line[first:last],
+                    lines[first:last],
+                    None if enable is None else enable[first:last],
+                    ld_id,
+                )
                 continue
-            at, data, mask = int(offset[first]), lines[first].tobytes(), ALL_BYTES if enable is None else int(enable[first])
+            at, data, mask = (
+                int(offset[first]),
+                lines[first].tobytes(),
+                ALL_BYTES if enable is None else int(enable[first]),
+            )
             if region[first] == Region.REGISTER and at < REGISTER_BYTES:
                 self.window.store(at // LINE_BYTES, data, mask, ld_id)
             elif region[first] == Region.HINT and at < HINT_BYTES:
                 if mask == ALL_BYTES:
                     self.engine.hint(data, ld_id)
                 else:
-                    self.window.events.log(Event.HINT_MALFORMED, ld_id=ld_id, argument=int.from_bytes(data[6:8], "little"))
+                    self.window.events.log(
+                        Event.HINT_MALFORMED,
+                        ld_id=ld_id,
+                        argument=int.from_bytes(data[6:8], "little"),
+                    )
             else:
                 self._outside(ld_id)
 
@@ -133,18 +192,39 @@ class GoldenCore(Core):
         where = dict(session=session, squeue=squeue, page=page, ld_id=ld_id)
         for i, line in enumerate(lines.tolist()):
             mask = ALL_BYTES if enable is None else int(enable[i])
-            self._request(TrackerOp(Op.WRITE, kv_line=line, write=1, partial=int(mask != ALL_BYTES), origin=(rows[i].tobytes(), mask), **where))
-            if enable is None and i + 1 < len(lines) and self._write_rest(session, squeue, page, lines[i + 1:], rows[i + 1:], ld_id):
+            self._request(
+                TrackerOp(
+                    Op.WRITE,
+                    kv_line=line,
+                    write=1,
+                    partial=int(mask != ALL_BYTES),
+                    origin=(rows[i].tobytes(), mask),
+                    **where,
+                )
+            )
+            if (
+                enable is None
+                and i + 1 < len(lines)
+                and self._write_rest(session, squeue, page, lines[i + 1 :], rows[i + 1 :], ld_id)
+            ):
                 return
 
     def _write_rest(self, session, squeue, page, lines, rows, ld_id) -> bool:
-        """Whole lines of a page that this step has touched: hits that change its frame entry and the lines, no more."""
+        """Whole lines of a page that this step has touched: hits that change its frame entry and
+        the lines, no more."""
         endpoint, half = self.endpoint, self.config.half_lines
         regs = endpoint.tracker.sessions[session]
         in_half = lines % half
         frame = self.engine.settled_frame(squeue, page)
-        if (frame is None or ld_id != regs.ld_id or not regs.open or regs.closing or (in_half >= regs.used_lines).any()
-                or regs.k_only and (lines >= half).any()):
+        if (
+            frame is None
+            or ld_id != regs.ld_id
+            or not regs.open
+            or regs.closing
+            or (in_half >= regs.used_lines).any()
+            or regs.k_only
+            and (lines >= half).any()
+        ):
             return False
         bits = 0
         for line in lines.tolist():
@@ -156,7 +236,9 @@ class GoldenCore(Core):
         word = endpoint.tracker.word(squeue, page)
         for fmt, mine in ((word.format_k, lines < half), (word.format_v, lines >= half)):
             if mine.any():
-                endpoint.lines.write_many((base + lines[mine]).tolist(), rows[mine], fmt, regs.host_type)
+                endpoint.lines.write_many(
+                    (base + lines[mine]).tolist(), rows[mine], fmt, regs.host_type
+                )
         endpoint.counters["writes"] += len(lines)
         self._count(session, True, len(lines))
         return True
@@ -167,7 +249,7 @@ class GoldenCore(Core):
             if r == Region.KV and q < self.config.queues and s < self.config.sessions:
                 self.engine.spec_read(int(s) * self.config.queues + int(q), int(p))
 
-    # --- one request ----------------------------------------------------------------------------------------------------------
+    # - one request --------------------------------------------------------------------------------
     def _request(self, op: TrackerOp):
         before = self.endpoint.counters["accesses"]
         refused = self.endpoint.counters["refused"]
@@ -188,7 +270,7 @@ class GoldenCore(Core):
         for _ in range(count):
             phase.request(write)
 
-    # --- registers ------------------------------------------------------------------------------------------------------------
+    # - registers ----------------------------------------------------------------------------------
     def _written(self, name: str, value: int) -> None:
         tracker = self.endpoint.tracker
         if name == "reserve":
@@ -202,23 +284,29 @@ class GoldenCore(Core):
         elif name.startswith("pool_limit_"):
             self._limits()
         elif name.endswith("_auto_step") and not value:
-            self._accesses[int(name[1:name.index("_")])] = 0
+            self._accesses[int(name[1 : name.index("_")])] = 0
 
     def _limits(self):
         """A pool in use keeps its limit; the new one is taken once it is empty."""
-        for name, pool, most in zip(POOLS, self.endpoint.tracker.pools, self.config.frames, strict=True):
+        for name, pool, most in zip(
+            POOLS, self.endpoint.tracker.pools, self.config.frames, strict=True
+        ):
             if not pool.used:
                 pool.limit = min(most, self.window.values[f"pool_limit_{name}"])
 
     def _read_register(self, name: str, session: int | None) -> int:
         endpoint = self.endpoint
         if name.startswith("count_"):
-            name = name[len("count_"):]
+            name = name[len("count_") :]
             if name == "sweeps":
                 return self.engine.evictor.sweeps
             if name.startswith("prefetch_dropped_"):
                 source = name.rpartition("dropped_")[2]
-                return endpoint.counters[name] + sum(n for (s, _), n in self.engine.prefetcher.dropped.items() if s.name.lower() == source)
+                return endpoint.counters[name] + sum(
+                    n
+                    for (s, _), n in self.engine.prefetcher.dropped.items()
+                    if s.name.lower() == source
+                )
             return endpoint.counters[name]
         if name.startswith("pool_used_"):
             return endpoint.tracker.pools[pool_of(name)].used
@@ -232,14 +320,25 @@ class GoldenCore(Core):
         regs = endpoint.tracker.sessions[session]
         part = name.partition("_")[2]
         if part == "state":
-            return regs.open | self.window.refused[session] << 2 | int(self.phases[session].decode) << 3 | regs.step << 8
+            return (
+                regs.open
+                | self.window.refused[session] << 2
+                | int(self.phases[session].decode) << 3
+                | regs.step << 8
+            )
         selected = self.window.fields(f"s{session}_queue")
-        squeue = session * self.config.queues + (selected["queue"] if selected["queue"] < self.config.queues else 0)
+        squeue = session * self.config.queues + (
+            selected["queue"] if selected["queue"] < self.config.queues else 0
+        )
         if part == "resident":
             return endpoint.queues.resident_lines(squeue)
         if part == "page_word":
             return self._peeked[1] if self._peeked and self._peeked[0] == session else 0
-        return endpoint.queue_counters[part.removeprefix("queue_")][squeue] if selected["queue"] < regs.used_queues else 0
+        return (
+            endpoint.queue_counters[part.removeprefix("queue_")][squeue]
+            if selected["queue"] < regs.used_queues
+            else 0
+        )
 
     def _command(self, session: int, code: int, argument: int, ld_id: int) -> bool:
         command, regs = session_command(code), self.endpoint.tracker.sessions[session]
@@ -253,18 +352,30 @@ class GoldenCore(Core):
             self.engine.close(session)
             self._limits()
             if self._peeked and self._peeked[0] == session:
-                self._peeked = None     # the next owner must not read it
+                self._peeked = None  # the next owner must not read it
         elif command is SessionCommand.ADVANCE:
             self.engine.step(session, argument & (1 << STEP_BITS) - 1)
         elif command is SessionCommand.APPLY_ALL:
             return self._apply(session)
         elif (at := self.window.fields(f"s{session}_queue"))["queue"] >= regs.used_queues:
-            return False        # it may be another session's
+            return False  # it may be another session's
         elif command is SessionCommand.APPLY_QUEUE:
             return self._apply(session, only=at["queue"])
         elif command is SessionCommand.PEEK:
-            word = self.endpoint.tracker.word(session * self.config.queues + at["queue"], at["page"] % self.config.pages)
-            self._peeked = session, (word.state | word.format_k << 3 | word.format_v << 6 | word.pinned << 9 | word.place << 10 | word.last_step << 34)
+            word = self.endpoint.tracker.word(
+                session * self.config.queues + at["queue"], at["page"] % self.config.pages
+            )
+            self._peeked = (
+                session,
+                (
+                    word.state
+                    | word.format_k << 3
+                    | word.format_v << 6
+                    | word.pinned << 9
+                    | word.place << 10
+                    | word.last_step << 34
+                ),
+            )
         else:
             return False
         return True
@@ -274,8 +385,18 @@ class GoldenCore(Core):
         if ld_id or self.endpoint.tracker.sessions[session].open or layouts is None:
             return False
         self._apply(session)
-        self.engine.open(session, Session(ld_id=shape["owner"], host_type=shape["host_type"], used_queues=len(layouts), used_lines=shape["used_lines"],
-                                          k_only=shape["k_only"], used_pages=shape["used_pages"], kv_heads=shape["kv_heads"]))
+        self.engine.open(
+            session,
+            Session(
+                ld_id=shape["owner"],
+                host_type=shape["host_type"],
+                used_queues=len(layouts),
+                used_lines=shape["used_lines"],
+                k_only=shape["k_only"],
+                used_pages=shape["used_pages"],
+                kv_heads=shape["kv_heads"],
+            ),
+        )
         self.engine.hints.opened(session)
         self.phases[session].opened()
         self._accesses[session] = 0
@@ -285,31 +406,53 @@ class GoldenCore(Core):
         """Queue parameters from the session's registers into its queues."""
         p = f"s{session}_"
         _, layouts = self.window.descriptor(session)
-        policy, recency, budget = self.window.fields(p + "policy"), self.window.fields(p + "recency"), self.window.values[p + "budget"]
+        policy, recency, budget = (
+            self.window.fields(p + "policy"),
+            self.window.fields(p + "recency"),
+            self.window.values[p + "budget"],
+        )
         live = self.endpoint.tracker.sessions[session].open
         if layouts is None or live and not 1 <= policy["alpha"] <= 256:
             return False
         for queue, layout in enumerate(layouts):
             if only is None or queue == only:
-                self.endpoint.configure(session * self.config.queues + queue, QueueConfig(*layout), QueuePolicy(
-                    alpha=min(policy["alpha"], 256), mass_shift=policy["mass_shift"], source=policy["score_source"], window=policy["window"],
-                    policy=policy["policy"], tau=(recency["tau_m"], recency["tau_sh"] - RECENCY_BIAS),
-                    idle=(recency["idle_m"], recency["idle_sh"] - IDLE_BIAS), budget=budget))
+                self.endpoint.configure(
+                    session * self.config.queues + queue,
+                    QueueConfig(*layout),
+                    QueuePolicy(
+                        alpha=min(policy["alpha"], 256),
+                        mass_shift=policy["mass_shift"],
+                        source=policy["score_source"],
+                        window=policy["window"],
+                        policy=policy["policy"],
+                        tau=(recency["tau_m"], recency["tau_sh"] - RECENCY_BIAS),
+                        idle=(recency["idle_m"], recency["idle_sh"] - IDLE_BIAS),
+                        budget=budget,
+                    ),
+                )
         return True
 
-    # --- faults ---------------------------------------------------------------------------------------------------------------
+    # - faults -------------------------------------------------------------------------------------
     def fail_fetches(self, count: int = 1) -> None:
-        """The next `count` fetches from the cold tier fail for good: their pages read as poison, with an event."""
+        """The next `count` fetches from the cold tier fail for good: their pages read as poison,
+        with an event."""
         self.engine.fetches_to_fail += count
 
 
 def _runs(kv, session, queue, page, singles=False):
-    """(first, last + 1) of stretches of KV lines of one page, in order; with `singles` every other line is a stretch of its own."""
+    """(first, last + 1) of stretches of KV lines of one page, in order; with `singles` every other
+    line is a stretch of its own."""
     n = len(kv)
     if not n:
         return []
     new = np.ones(n, bool)
-    new[1:] = ~kv[1:] | ~kv[:-1] | (session[1:] != session[:-1]) | (queue[1:] != queue[:-1]) | (page[1:] != page[:-1])
+    new[1:] = (
+        ~kv[1:]
+        | ~kv[:-1]
+        | (session[1:] != session[:-1])
+        | (queue[1:] != queue[:-1])
+        | (page[1:] != page[:-1])
+    )
     first = np.flatnonzero(new)
     ends = np.append(first[1:], n)
     return [(int(a), int(b)) for a, b in zip(first, ends, strict=True) if singles or kv[a]]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The golden model's lock-step engine as a whole device needs it: line contents that do not grow with time, CLOSE, failed fetches, pages without a frame."""
+"""The golden model's lock-step engine as a whole device needs it: line contents that do not grow
+with time, CLOSE, failed fetches, pages without a frame."""
 
 from __future__ import annotations
 
@@ -18,12 +19,14 @@ __all__ = ["DeviceLines", "Engine"]
 
 
 class DeviceLines(Lines):
-    """Lines with one place each: a version is a place, and only the present content is kept. Encoded and decoded once, when first read."""
+    """Lines with one place each: a version is a place, and only the present content is kept.
+    Encoded and decoded once, when first read."""
 
     def __init__(self):
         super().__init__()
         self._rows = np.zeros((64, ELEMENTS), "<u2")
-        self._kinds = np.zeros(64, np.int16)        # format << 1 | host type; −1: already what the host reads
+        # format << 1 | host type; −1: already what the host reads
+        self._kinds = np.zeros(64, np.int16)
         self._free: list[int] = []
         self._used = 0
 
@@ -67,7 +70,9 @@ class DeviceLines(Lines):
         kinds = self._kinds[wanted]
         for kind in np.unique(kinds[kinds >= 0]).tolist():
             mine = wanted[kinds == kind]
-            payload, scale = encode(np.ascontiguousarray(self._rows[mine]), kind & 1, Format(kind >> 1))
+            payload, scale = encode(
+                np.ascontiguousarray(self._rows[mine]), kind & 1, Format(kind >> 1)
+            )
             self._rows[mine] = decode(payload, scale, kind & 1, Format(kind >> 1))
             self._kinds[mine] = -1
         out[real] = self._rows[versions[real]]
@@ -75,7 +80,8 @@ class DeviceLines(Lines):
 
 
 class Engine(LockStep):
-    """One golden endpoint in lock-step, with the parts of a device's life that a replay never meets.
+    """One golden endpoint in lock-step, with the parts of a device's life that a replay never
+    meets.
 
     Parameters
     ----------
@@ -88,7 +94,8 @@ class Engine(LockStep):
     def __init__(self, endpoint, *, evict_target: int, log_event: Callable, enable=()):
         super().__init__(endpoint, evict_target=evict_target, enable=enable)
         self.log_event = log_event
-        self.fetches_to_fail = 0    #: that many of the next fetches from the cold tier fail, after their retries
+        #: that many of the next fetches from the cold tier fail, after their retries
+        self.fetches_to_fail = 0
 
     def _do(self, op: TrackerOp, **given):
         if op.kind == Op.FILL and op.miss_kind != MissKind.ALLOCATE and self.fetches_to_fail:
@@ -115,15 +122,29 @@ class Engine(LockStep):
         super()._serve(miss, op, lost=lost)
 
     def _starve(self, miss, op, kind, squeue, page, pool, lost):
-        """Nothing can be evicted: the page is given up, as a device does after `starve_limit` (docs/decisions.md)."""
-        where = dict(session=squeue // self.endpoint.config.queues, squeue=squeue, page=page, miss=miss)
+        """Nothing can be evicted: the page is given up, as a device does after `starve_limit`
+        (docs/decisions.md)."""
+        where = dict(
+            session=squeue // self.endpoint.config.queues, squeue=squeue, page=page, miss=miss
+        )
         if not self.evictor.reported[pool]:
             self.evictor.reported[pool] = True
             self.log_event(Event.NO_VICTIM, squeue=squeue, argument=pool)
         self._do(TrackerOp(Op.GRANT, pool=pool, failed=1, **where))
         self.log_event(Event.STARVED, squeue=squeue, page=page)
-        self._do(TrackerOp(Op.REPLAY, kv_line=op.kv_line, write=op.write, partial=op.partial, poison=op.poison, ld_id=op.ld_id, origin=op.origin, failed=1,
-                           **where))
+        self._do(
+            TrackerOp(
+                Op.REPLAY,
+                kv_line=op.kv_line,
+                write=op.write,
+                partial=op.partial,
+                poison=op.poison,
+                ld_id=op.ld_id,
+                origin=op.origin,
+                failed=1,
+                **where,
+            )
+        )
         answered = self.endpoint.version
         self._do(TrackerOp(Op.FLIP, miss_kind=kind, failed=1, lost=int(lost or op.write), **where))
         self.endpoint.tracker.return_miss(miss)
@@ -136,7 +157,13 @@ class Engine(LockStep):
 
     def hint(self, line: bytes, ld_id: int = 0) -> None:
         for item in self._events_of(line, ld_id):
-            self.log_event(item.code, ld_id=item.ld_id, squeue=item.squeue, page=item.page, argument=item.argument)
+            self.log_event(
+                item.code,
+                ld_id=item.ld_id,
+                squeue=item.squeue,
+                page=item.page,
+                argument=item.argument,
+            )
         super().hint(line, ld_id)
 
     def _events_of(self, line, ld_id):
@@ -153,7 +180,9 @@ class Engine(LockStep):
         self.evictor.drop(session)
         self.prefetcher.closed(session)
         first = session * config.queues * config.pages
-        for key in sorted(k for k in endpoint.tracker.words if first <= k < first + config.queues * config.pages):
+        for key in sorted(
+            k for k in endpoint.tracker.words if first <= k < first + config.queues * config.pages
+        ):
             squeue, page = divmod(key, config.pages)
             where = dict(session=session, squeue=squeue, page=page)
             result = self._do(TrackerOp(Op.SCRUB, **where))
@@ -162,9 +191,10 @@ class Engine(LockStep):
             endpoint.cold.pop(key, None)
         self._do(TrackerOp(Op.CLOSED, session=session))
 
-    # --- many lines of one page ---------------------------------------------------------------------------------------------
+    # - many lines of one page ---------------------------------------------------------------------
     def settled_frame(self, squeue: int, page: int):
-        """The frame entry of a page that this step has touched and whose demand therefore changes neither word nor score; None otherwise."""
+        """The frame entry of a page that this step has touched and whose demand therefore changes
+        neither word nor score; None otherwise."""
         word = self.endpoint.tracker.words.get(squeue * self.endpoint.pages + page)
         session = self.endpoint.tracker.sessions[squeue // self.endpoint.config.queues]
         if word is None or word.state != PageState.RESIDENT or word.last_step != session.step:

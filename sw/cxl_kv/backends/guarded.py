@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Copies in and out of mapped memory that may be gone: where a plain move would end the process with SIGBUS, these say which line it was.
+"""Copies in and out of mapped memory that may be gone: where a plain move would end the process
+with SIGBUS, these say which line it was.
 
-Where `cxl_kv.native` was built, its loads and stores are this process's own, a line at a time, and SIGBUS is caught. Otherwise the kernel does the move
-(`process_vm_readv` on this very process), so that a page that cannot be reached is an error code: it finds pages that were truncated away, unplugged, or known
-to be bad (hwpoison), promises no width, and a load that *discovers* an uncorrectable error inside the kernel's own copy may still be fatal to the machine.
+Where `cxl_kv.native` was built, its loads and stores are this process's own, a line at a time, and
+SIGBUS is caught. Otherwise the kernel does the move (`process_vm_readv` on this very process), so
+that a page that cannot be reached is an error code: it finds pages that were truncated away,
+unplugged, or known to be bad (hwpoison), promises no width, and a load that *discovers* an
+uncorrectable error inside the kernel's own copy may still be fatal to the machine.
 """
 
 from __future__ import annotations
@@ -20,13 +23,20 @@ from ..errors import TransportError
 __all__ = ["move"]
 
 _PAGE = 4096
-_MOST = 1024   #: IOV_MAX
+_MOST = 1024  #: IOV_MAX
 _IOVEC = np.dtype([("base", np.uint64), ("length", np.uint64)])
 
 _libc = ctypes.CDLL(None, use_errno=True)
 for _name in ("process_vm_readv", "process_vm_writev"):
     getattr(_libc, _name).restype = ctypes.c_ssize_t
-    getattr(_libc, _name).argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+    getattr(_libc, _name).argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    ]
 
 
 def move(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: bool) -> np.ndarray:
@@ -48,7 +58,11 @@ def move(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: bool) -> 
     """
     if native.library() is not None:
         offsets, lines = np.ascontiguousarray(offsets, np.uint64), np.ascontiguousarray(buffer)
-        return native.store_lines(base, offsets, lines) if write else native.load_lines(base, offsets, buffer)
+        return (
+            native.store_lines(base, offsets, lines)
+            if write
+            else native.load_lines(base, offsets, buffer)
+        )
     return _by_kernel(base, offsets, buffer, write=write)
 
 
@@ -56,12 +70,13 @@ def _by_kernel(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: boo
     n = len(offsets)
     bad = np.zeros(n, bool)
     function = _libc.process_vm_writev if write else _libc.process_vm_readv
-    edges = np.flatnonzero(np.append(True, offsets[1:] != offsets[:-1] + np.uint64(64)))   # first lines of runs
+    # first lines of runs
+    edges = np.flatnonzero(np.append(True, offsets[1:] != offsets[:-1] + np.uint64(64)))
     at = 0
     while at < n:
         # As many runs as one call takes, the first of them from line `at` on.
         first = int(np.searchsorted(edges, at, side="right")) - 1
-        starts = edges[first:first + _MOST].copy()
+        starts = edges[first : first + _MOST].copy()
         starts[0] = at
         end = int(edges[first + _MOST]) if first + _MOST < len(edges) else n
         remote = np.empty(len(starts), _IOVEC)
@@ -72,7 +87,9 @@ def _by_kernel(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: boo
         if done < 0:
             code = ctypes.get_errno()
             if code != errno.EFAULT:
-                raise TransportError(f"the kernel refuses to move mapped memory: {os.strerror(code)}")
+                raise TransportError(
+                    f"the kernel refuses to move mapped memory: {os.strerror(code)}"
+                )
             done = 0
         at += done // 64
         if at < end:

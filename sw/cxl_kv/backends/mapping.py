@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Shared mappings at addresses of whole 2 MiB, so that the kernel can map them by large pages: what Python's own mmap cannot ask for."""
+"""Shared mappings at addresses of whole 2 MiB, so that the kernel can map them by large pages: what
+Python's own mmap cannot ask for."""
 
 from __future__ import annotations
 
@@ -14,29 +15,41 @@ from ..errors import TransportError
 
 __all__ = ["ALIGNMENT", "mapped"]
 
-ALIGNMENT = 1 << 21   #: of a mapping's address and length
+ALIGNMENT = 1 << 21  #: of a mapping's address and length
 
 _FIXED, _NORESERVE, _FAILED = 0x10, 0x4000, ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 def _mmap(*arguments) -> int:
     address = _libc.mmap(*arguments)
     if address == _FAILED:
-        raise TransportError(f"the kernel refuses to map {arguments[1]} bytes: {os.strerror(ctypes.get_errno())}")
+        raise TransportError(
+            f"the kernel refuses to map {arguments[1]} bytes: {os.strerror(ctypes.get_errno())}"
+        )
     return address
 
 
 def mapped(file: int, size: int) -> np.ndarray:
-    """The first `size` bytes of an open file or device, a multiple of ALIGNMENT, readable and writable, MAP_SHARED: uint8[size] at an address that is one, too.
+    """The first `size` bytes of an open file or device, a multiple of ALIGNMENT, readable and
+    writable, MAP_SHARED: uint8[size] at an address that is one, too.
 
     The mapping ends with the last array that looks at it. TransportError when the kernel refuses.
     """
     # Reserve more than is needed, and put the mapping where it is aligned.
-    reserved = _mmap(None, size + ALIGNMENT, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, -1, 0)
+    reserved = _mmap(
+        None, size + ALIGNMENT, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, -1, 0
+    )
     base = -(-reserved // ALIGNMENT) * ALIGNMENT
     try:
         _mmap(base, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED, file, 0)

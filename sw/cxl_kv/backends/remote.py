@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """`unix:/path` and `tcp://host:port` — a device behind `kelp serve`, shared with other clients.
 
-A client is a tenant of its own: the server gives it an LD-ID, and the device lets that LD-ID reach its own sessions alone. `?admin=1` asks for LD-ID 0, which
-the server grants on a unix socket to the user that runs it. A broken connection ends the transport; the server then closes the sessions it had opened.
+A client is a tenant of its own: the server gives it an LD-ID, and the device lets that LD-ID reach
+its own sessions alone. `?admin=1` asks for LD-ID 0, which the server grants on a unix socket to the
+user that runs it. A broken connection ends the transport; the server then closes the sessions it
+had opened.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ def connect(url: str, timeout: float) -> socket.socket:
     except OSError as error:
         if connection is not None:
             connection.close()
-        raise errors.ConnectionLostError(f"{url}: nobody serves there ({error.strerror or error}); start one with: kelp serve --listen {url}") from None
+        raise errors.ConnectionLostError(
+            f"{url}: nobody serves there ({error.strerror or error}); start one with: kelp "
+            + f"serve --listen {url}"
+        ) from None
     return connection
 
 
@@ -57,7 +62,9 @@ class RemoteTransport(Transport):
         self._timeout = float(options.pop("timeout", "600"))
         admin = bool(int(options.pop("admin", "0")))
         if options:
-            raise ValueError(f"option {next(iter(options))!r} of {url!r} is unknown; legal: admin, timeout")
+            raise ValueError(
+                f"option {next(iter(options))!r} of {url!r} is unknown; legal: admin, timeout"
+            )
         self.url = url
         self._lock = threading.RLock()
         self._number = self._locked = 0
@@ -69,7 +76,11 @@ class RemoteTransport(Transport):
             self._connection.close()
             raise
         self.config = Config(**{**hello["config"], "frames": tuple(hello["config"]["frames"])})
-        self.ld_id, self.hints, self.persistent = hello["ld_id"], hello["hints"], hello["persistent"]
+        self.ld_id, self.hints, self.persistent = (
+            hello["ld_id"],
+            hello["hints"],
+            hello["persistent"],
+        )
         self.formats = frozenset(Format(f) for f in hello["formats"])
 
     def _ask(self, op: Op, *parts) -> bytearray:
@@ -83,7 +94,10 @@ class RemoteTransport(Transport):
                 if number != self._number:
                     raise errors.TransportError(f"reply {number} to request {self._number}")
             except errors.TransportError as error:
-                self._break(f"{self.url}: {error}; what was in flight may or may not have happened, and this connection's sessions are closed")
+                self._break(
+                    f"{self.url}: {error}; what was in flight may or may not have happened, "
+                    + "and this connection's sessions are closed"
+                )
                 raise type(error)(self._broken) from None
             except BaseException:
                 # Interrupted half-way: the stream is out of step, so it ends here.
@@ -102,39 +116,52 @@ class RemoteTransport(Transport):
         with contextlib.suppress(OSError):
             self._connection.close()
 
-    # --- accesses -------------------------------------------------------------------------------------------------------------
+    # - accesses -----------------------------------------------------------------------------------
     def load(self, addresses) -> Loaded:
         addresses = as_addresses(addresses)
-        lines, status = np.empty((len(addresses), LINE_BYTES), np.uint8), np.empty(len(addresses), np.uint8)
+        lines, status = (
+            np.empty((len(addresses), LINE_BYTES), np.uint8),
+            np.empty(len(addresses), np.uint8),
+        )
         for first in range(0, len(addresses), MOST_LINES):
-            part = addresses[first:first + MOST_LINES]
+            part = addresses[first : first + MOST_LINES]
             payload = np.frombuffer(self._ask(Op.LOAD, part), np.uint8)
             if len(payload) != len(part) * (LINE_BYTES + 1):
                 self._break(f"{self.url}: {len(payload)} bytes for {len(part)} lines")
                 raise errors.TransportError(self._broken)
-            lines[first:first + len(part)] = payload[:len(part) * LINE_BYTES].reshape(-1, LINE_BYTES)
-            status[first:first + len(part)] = payload[len(part) * LINE_BYTES:]
+            lines[first : first + len(part)] = payload[: len(part) * LINE_BYTES].reshape(
+                -1, LINE_BYTES
+            )
+            status[first : first + len(part)] = payload[len(part) * LINE_BYTES :]
         return Loaded(lines, status)
 
     def store(self, addresses, lines, byte_enable=None) -> None:
         addresses = as_addresses(addresses)
         lines = as_lines(lines, len(addresses))
         if byte_enable is not None:
-            byte_enable = np.ascontiguousarray(np.broadcast_to(np.asarray(byte_enable, np.uint64), addresses.shape))
+            byte_enable = np.ascontiguousarray(
+                np.broadcast_to(np.asarray(byte_enable, np.uint64), addresses.shape)
+            )
             if (byte_enable == ALL_BYTES).all():
                 byte_enable = None
         for first in range(0, len(addresses), MOST_LINES):
             cut = slice(first, first + MOST_LINES)
             part = addresses[cut]
             head = np.array([len(part), byte_enable is not None], np.uint32)
-            self._ask(Op.STORE, head, part, lines[cut], *(() if byte_enable is None else (byte_enable[cut],)))
+            self._ask(
+                Op.STORE,
+                head,
+                part,
+                lines[cut],
+                *(() if byte_enable is None else (byte_enable[cut],)),
+            )
 
     def spec_read(self, addresses) -> None:
         addresses = as_addresses(addresses)
         for first in range(0, len(addresses), MOST_LINES):
-            self._ask(Op.SPEC_READ, addresses[first:first + MOST_LINES])
+            self._ask(Op.SPEC_READ, addresses[first : first + MOST_LINES])
 
-    # --- control --------------------------------------------------------------------------------------------------------------
+    # - control ------------------------------------------------------------------------------------
     def open_session(self, request: dict) -> int:
         return from_json(self._ask(Op.OPEN, to_json(request)))["session"]
 

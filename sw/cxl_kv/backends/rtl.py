@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`rtl:` — the Verilated endpoint in this process, behind the compiled driver (docs/driver.md). Simulation is not acceleration."""
+"""`rtl:` — the Verilated endpoint in this process, behind the compiled driver (docs/driver.md).
+Simulation is not acceleration."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class RtlCore(Core):
     ----------
     config : Config
     lockstep : bool
-        One request at a time, each from a settled endpoint: counters and victims are then those of `golden:`. Answers are the same either way.
+        One request at a time, each from a settled endpoint: counters and victims are then those of
+        `golden:`. Answers are the same either way.
     seed : int
         Of the driver.
     """
@@ -37,11 +39,21 @@ class RtlCore(Core):
         from kelp_rtl.program import PARTIAL, READ, SPEC_READ, WRITE, Program, Response
 
         self.config, self.lockstep = config, lockstep
-        self._program, self._opcodes, self._failure, self._flash, self._error = Program, (READ, WRITE, PARTIAL, SPEC_READ), Failure, FlashTiming, DriverError
+        self._program, self._opcodes, self._failure, self._flash, self._error = (
+            Program,
+            (READ, WRITE, PARTIAL, SPEC_READ),
+            Failure,
+            FlashTiming,
+            DriverError,
+        )
         # NXM and POISON are told apart from DATA by one look-up.
         self._status = np.zeros(max(Response) + 1, np.uint8)
         self._status[Response.POISON], self._status[Response.NXM] = Status.POISON, Status.NOT_MAPPED
-        _LOG.info("opening the RTL of configuration %r; the first time, it is built, which takes some minutes", config.name)
+        _LOG.info(
+            "opening the RTL of configuration %r; the first time, it is built, which takes "
+            + "some minutes",
+            config.name,
+        )
         self.driver = Driver(config, seed=seed)
 
     def _run(self, program):
@@ -49,7 +61,7 @@ class RtlCore(Core):
             result = self.driver.run(program, lockstep=self.lockstep)
         except self._error as error:
             raise TransportError(f"the simulated endpoint stopped: {error}") from error
-        self.driver.take_commits()   # nobody audits here, and they would pile up
+        self.driver.take_commits()  # nobody audits here, and they would pile up
         return result
 
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
@@ -58,17 +70,29 @@ class RtlCore(Core):
         result = self._run(self._program(opcode=self._opcodes[0], address=addresses, ld_id=ld_id))
         return Loaded(result.data, self._status[result.response])
 
-    def store(self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int) -> None:
+    def store(
+        self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int
+    ) -> None:
         if not len(addresses):
             return
         _, write, partial, _ = self._opcodes
         opcode, enable = write, ALL_BYTES
         if byte_enable is not None:
             opcode, enable = np.where(byte_enable == ALL_BYTES, write, partial), byte_enable
-        # Registers take effect one after another, and after what was stored before them; KV lines go at full rate.
+        # Registers take effect one after another, and after what was stored before them; KV lines
+        # go at full rate.
         side = addresses >> np.uint64(self.config.aperture_bits) != Region.KV
         group = np.cumsum(side | np.append(False, side[:-1]))
-        self._run(self._program(opcode=opcode, address=addresses, ld_id=ld_id, group=group, data=lines, byte_enable=enable))
+        self._run(
+            self._program(
+                opcode=opcode,
+                address=addresses,
+                ld_id=ld_id,
+                group=group,
+                data=lines,
+                byte_enable=enable,
+            )
+        )
 
     def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:
         if len(addresses):
@@ -82,7 +106,13 @@ class RtlCore(Core):
         """The next `count` fetches from the cold tier fail for good, retries included."""
         tries = 1 + self.driver.read64("cold_retries")
         done = self.driver.counts()["flash_reads"]
-        self.driver.configure(flash=self._flash(failures=[self._failure(index=done + i, op=ColdOp.READ) for i in range(tries * count)]))
+        self.driver.configure(
+            flash=self._flash(
+                failures=[
+                    self._failure(index=done + i, op=ColdOp.READ) for i in range(tries * count)
+                ]
+            )
+        )
 
     def close(self) -> None:
         self.driver.close()

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`serial:/dev/ttyUSB0` — a board as a device of cxl_kv: the library's loads and stores become CXL.mem requests over the bridge.
+"""`serial:/dev/ttyUSB0` — a board as a device of cxl_kv: the library's loads and stores become
+CXL.mem requests over the bridge.
 
-Options in the URL: `baud` (3000000), `timeout` (seconds of silence before something counts as lost; 0.25), `patience` (seconds of silence before the board is
-given up; 10), `reset` (1: start the endpoint anew, the default; 0: keep what it holds).
+Options in the URL: `baud` (3000000), `timeout` (seconds of silence before something counts as lost;
+0.25), `patience` (seconds of silence before the board is given up; 10), `reset` (1: start the
+endpoint anew, the default; 0: keep what it holds).
 """
 
 from __future__ import annotations
@@ -35,11 +37,20 @@ class SerialCore(Core):
         super().__init__()
         options = {} if options is None else options
         baud = int(options.pop("baud", "3000000"))
-        timeout, patience = float(options.pop("timeout", "0.25")), float(options.pop("patience", "10"))
+        timeout, patience = (
+            float(options.pop("timeout", "0.25")),
+            float(options.pop("patience", "10")),
+        )
         reset = bool(int(options.pop("reset", "1")))
-        self.host = self._guarded(lambda: Host(SerialPort(path, baud), timeout=timeout, patience=patience))
+        self.host = self._guarded(
+            lambda: Host(SerialPort(path, baud), timeout=timeout, patience=patience)
+        )
         self.config = self.host.config
-        self._guarded(lambda: self.host.reset(seconds=patience) if reset else self.host.wait("ready", patience))
+        self._guarded(
+            lambda: (
+                self.host.reset(seconds=patience) if reset else self.host.wait("ready", patience)
+            )
+        )
 
     @staticmethod
     def _guarded(do):
@@ -50,16 +61,28 @@ class SerialCore(Core):
 
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
         lines, poison, nxm = self._guarded(lambda: self.host.read(addresses, ld_id=ld_id))
-        return Loaded(lines, np.where(nxm, Status.NOT_MAPPED, np.where(poison, Status.POISON, Status.DATA)).astype(np.uint8))
+        return Loaded(
+            lines,
+            np.where(nxm, Status.NOT_MAPPED, np.where(poison, Status.POISON, Status.DATA)).astype(
+                np.uint8
+            ),
+        )
 
-    def store(self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int) -> None:
-        # Registers and hints take effect one after another, and after what was stored before them; KV lines go at the line's full rate.
+    def store(
+        self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int
+    ) -> None:
+        # Registers and hints take effect one after another, and after what was stored before them;
+        # KV lines go at the line's full rate.
         side = addresses >> np.uint64(self.config.aperture_bits) != Region.KV
         for part in np.split(np.arange(len(addresses)), np.flatnonzero(np.diff(side)) + 1):
             if len(part):
                 enable = None if byte_enable is None else byte_enable[part]
                 ordered = bool(side[part[0]])
-                self._guarded(lambda p=part, e=enable, o=ordered: self.host.write(addresses[p], lines[p], e, ld_id=ld_id, ordered=o))
+                self._guarded(
+                    lambda p=part, e=enable, o=ordered: self.host.write(
+                        addresses[p], lines[p], e, ld_id=ld_id, ordered=o
+                    )
+                )
 
     def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:
         self._guarded(lambda: self.host.spec_read(addresses, ld_id=ld_id))

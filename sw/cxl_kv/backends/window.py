@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A register window in software: storage, access rights and session commands by the rules of docs/registers.md, for cores that are not hardware.
+"""A register window in software: storage, access rights and session commands by the rules of
+docs/registers.md, for cores that are not hardware.
 
-The owner of a :class:`RegisterWindow` says what read-only registers hold and carries out the commands; this class decides who may touch what, and
-what a descriptor must look like for OPEN.
+The owner of a :class:`RegisterWindow` says what read-only registers hold and carries out the
+commands; this class decides who may touch what, and what a descriptor must look like for OPEN.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import Format
 from kelp_spec.geometry import smallest_pool, stored_lines
 from kelp_spec.metadata import LAYER_RANGES, Event
-from kelp_spec.registers import EVENT_RECORDS, IDENTITY, SESSION_BASE, SESSION_STRIDE, Access, RegisterMap, Scope, SessionCommand
+from kelp_spec.registers import (
+    EVENT_RECORDS,
+    IDENTITY,
+    SESSION_BASE,
+    SESSION_STRIDE,
+    Access,
+    RegisterMap,
+    Scope,
+    SessionCommand,
+)
 
 from ..registers import unpack
 
@@ -25,15 +35,22 @@ class EventLog:
     """The first sixteen records since the last clear, and whether more were lost."""
 
     def __init__(self):
-        self.records: deque[tuple[int, int]] = deque()   # (record, time)
+        self.records: deque[tuple[int, int]] = deque()  # (record, time)
         self.overflow = False
         self.time = 0
 
-    def log(self, code: Event, *, ld_id: int = 0, squeue: int = 0, page: int = 0, argument: int = 0) -> None:
+    def log(
+        self, code: Event, *, ld_id: int = 0, squeue: int = 0, page: int = 0, argument: int = 0
+    ) -> None:
         if len(self.records) == EVENT_RECORDS:
             self.overflow = True
             return
-        self.records.append((int(code) | ld_id << 8 | squeue << 12 | page << 28 | (argument & 0xFFFFF) << 44, self.time & 0xFFFFFFFF))
+        self.records.append(
+            (
+                int(code) | ld_id << 8 | squeue << 12 | page << 28 | (argument & 0xFFFFF) << 44,
+                self.time & 0xFFFFFFFF,
+            )
+        )
 
     def clear(self) -> None:
         self.records.clear()
@@ -49,10 +66,16 @@ class QueueLayout(tuple):
     pool = property(lambda self: self[2])
 
 
-def queue_layouts(config: Config, shape: dict[str, int], formats: dict[str, int]) -> list[QueueLayout] | None:
+def queue_layouts(
+    config: Config, shape: dict[str, int], formats: dict[str, int]
+) -> list[QueueLayout] | None:
     """Of each queue of a descriptor; None when the device refuses it."""
     queues = shape["layers"] * shape["kv_heads"]
-    if not (0 < queues <= config.queues and 0 < shape["used_lines"] <= config.half_lines and 0 < shape["used_pages"] <= config.pages):
+    if not (
+        0 < queues <= config.queues
+        and 0 < shape["used_lines"] <= config.half_lines
+        and 0 < shape["used_pages"] <= config.pages
+    ):
         return None
     ranges = []
     for r in range(LAYER_RANGES):
@@ -67,7 +90,9 @@ def queue_layouts(config: Config, shape: dict[str, int], formats: dict[str, int]
         ranges.append((formats[f"last_layer_{r}"], QueueLayout((k, v, pool))))
     out = []
     for layer in range(shape["layers"]):
-        out += [next((layout for last, layout in ranges if layer <= last), ranges[-1][1])] * shape["kv_heads"]
+        out += [next((layout for last, layout in ranges if layer <= last), ranges[-1][1])] * shape[
+            "kv_heads"
+        ]
     return out
 
 
@@ -80,34 +105,56 @@ class RegisterWindow:
     command : callable
         (session, SessionCommand or int, argument, ld_id) → whether it was carried out.
     read : callable
-        (register name, its session or None) → value of a read-only register, or None to leave it zero.
+        (register name, its session or None) → value of a read-only register, or None to leave it
+        zero.
     written : callable
         (register name, value) after a read/write register has changed.
     owner : callable
         session → LD-ID of its owner, 0 while it is not open.
     """
 
-    def __init__(self, config: Config, *, command: Callable, read: Callable, written: Callable, owner: Callable):
+    def __init__(
+        self,
+        config: Config,
+        *,
+        command: Callable,
+        read: Callable,
+        written: Callable,
+        owner: Callable,
+    ):
         self.config, self.events = config, EventLog()
         self._command, self._read, self._written, self._owner = command, read, written, owner
         self.registers = RegisterMap(config)
         self._by_index = {r.offset // 8: r for r in self.registers.registers}
-        self._masks = {r.name: sum((1 << f.bits) - 1 << f.low for f in r.fields) for r in self.registers.registers}
+        self._masks = {
+            r.name: sum((1 << f.bits) - 1 << f.low for f in r.fields)
+            for r in self.registers.registers
+        }
         self.values = {r.name: r.reset for r in self.registers.registers if r.access is Access.RW}
         self.refused = [0] * config.sessions
-        self._constants = {name: self.registers.by_name[name].reset for name in ("identity", "digest", "geometry")}
+        self._constants = {
+            name: self.registers.by_name[name].reset for name in ("identity", "digest", "geometry")
+        }
         assert self._constants["identity"] == IDENTITY
 
     def fields(self, name: str) -> dict[str, int]:
         return unpack(self.registers.by_name[name], self.values[name])
 
     def _session(self, register) -> int | None:
-        return (register.offset - SESSION_BASE) // SESSION_STRIDE if register.offset >= SESSION_BASE else None
+        return (
+            (register.offset - SESSION_BASE) // SESSION_STRIDE
+            if register.offset >= SESSION_BASE
+            else None
+        )
 
     def _allowed(self, register, ld_id):
         if register.scope is Scope.ALL:
             return True
-        return ld_id == 0 or register.scope is Scope.SESSION and self._owner(self._session(register)) == ld_id
+        return (
+            ld_id == 0
+            or register.scope is Scope.SESSION
+            and self._owner(self._session(register)) == ld_id
+        )
 
     def load(self, line: int, ld_id: int) -> bytes:
         """The 64 bytes of line `line` of the window."""
@@ -120,7 +167,9 @@ class RegisterWindow:
                 refused = True
                 continue
             served = True
-            out[8 * word:8 * word + 8] = (self._value(register) & self._masks[register.name]).to_bytes(8, "little")
+            out[8 * word : 8 * word + 8] = (
+                self._value(register) & self._masks[register.name]
+            ).to_bytes(8, "little")
         if refused and not served:
             self.events.log(Event.REGISTER_REFUSED, ld_id=ld_id, argument=8 * line + 7)
         return bytes(out)
@@ -152,7 +201,7 @@ class RegisterWindow:
                 self.events.log(Event.REGISTER_REFUSED, ld_id=ld_id, argument=8 * line + word)
                 continue
             mask = int.from_bytes(bytes(0xFF if enable >> b & 1 else 0 for b in range(8)), "little")
-            value = int.from_bytes(data[8 * word:8 * word + 8], "little") & mask
+            value = int.from_bytes(data[8 * word : 8 * word + 8], "little") & mask
             name = register.name
             if register.access is Access.RW:
                 self.values[name] = (self.values[name] & ~mask | value) & self._masks[name]
@@ -169,7 +218,8 @@ class RegisterWindow:
                     self.events.log(Event.OPEN_REFUSED, ld_id=ld_id, argument=session)
 
     def descriptor(self, session: int) -> tuple[dict[str, int], list[QueueLayout] | None]:
-        """What OPEN would take: the shape's fields, and each queue's layout or None when the device refuses it."""
+        """What OPEN would take: the shape's fields, and each queue's layout or None when the device
+        refuses it."""
         shape = self.fields(f"s{session}_shape")
         return shape, queue_layouts(self.config, shape, self.fields(f"s{session}_formats"))
 

@@ -10,8 +10,10 @@
         model.generate(**inputs, past_key_values=cache)
         print(cache.report())
 
-`update` writes the new tokens' keys and values to the device and returns what the device gives back for all of them; nothing is kept in host memory. One
-session holds one row of the batch. With the attention implementation ``"kelp_probe"`` (`use_probe(model)`) each step's attention mass is pushed as hints.
+`update` writes the new tokens' keys and values to the device and returns what the device gives back
+for all of them; nothing is kept in host memory. One session holds one row of the batch. With the
+attention implementation ``"kelp_probe"`` (`use_probe(model)`) each step's attention mass is pushed
+as hints.
 """
 
 from __future__ import annotations
@@ -32,20 +34,30 @@ from ..shape import ModelShape
 
 __all__ = ["PROBE", "EndpointCache", "EndpointLayer", "model_shape", "use_probe"]
 
-PROBE = "kelp_probe"   #: attention implementation that tells the cache what was attended to
+PROBE = "kelp_probe"  #: attention implementation that tells the cache what was attended to
 
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-_asking = threading.local()   # the cache that this thread's latest `update` belongs to
+_asking = threading.local()  # the cache that this thread's latest `update` belongs to
 
 
 def model_shape(config, dtype: torch.dtype, **changes) -> ModelShape:
-    """The KV shape of a model's config; `changes` as of ModelShape (formats, page_tokens). UnsupportedError for a dtype that no device stores."""
+    """The KV shape of a model's config; `changes` as of ModelShape (formats, page_tokens).
+    UnsupportedError for a dtype that no device stores."""
     config = config.get_text_config(decoder=True)
     if dtype not in _DTYPES:
-        raise UnsupportedError(f"keys and values of {dtype} are not stored by the device; load the model in torch.float16 or torch.bfloat16")
+        raise UnsupportedError(
+            f"keys and values of {dtype} are not stored by the device; load the model in "
+            + "torch.float16 or torch.bfloat16"
+        )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return ModelShape(layers=config.num_hidden_layers, kv_heads=heads, head_dim=head_dim, dtype=_DTYPES[dtype], **changes)
+    return ModelShape(
+        layers=config.num_hidden_layers,
+        kv_heads=heads,
+        head_dim=head_dim,
+        dtype=_DTYPES[dtype],
+        **changes,
+    )
 
 
 class EndpointLayer(DynamicLayer):
@@ -63,8 +75,11 @@ class EndpointLayer(DynamicLayer):
         self.dtype, self.device = key_states.dtype, key_states.device
         self.is_initialized = True
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store [batch, kv_heads, n, head_dim]; returns what the device has of the whole row, or of the sliding window, as it reads it."""
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store [batch, kv_heads, n, head_dim]; returns what the device has of the whole row, or of
+        the sliding window, as it reads it."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         new = key_states.shape[-2]
@@ -92,7 +107,10 @@ class EndpointLayer(DynamicLayer):
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}) is refused; a negative number says how many tokens to remove")
+            raise ValueError(
+                f"crop({tokens_to_remove}) is refused; a negative number says how many tokens "
+                + "to remove"
+            )
         self.length = max(0, self.length + tokens_to_remove)
 
     def reorder_cache(self, beam_idx) -> None:
@@ -115,38 +133,59 @@ class EndpointCache(Cache):
     max_tokens : int, optional
         Positions per row.
     policy : Policy
-        With ``score="pushed"``, the default, masses come from the attention implementation PROBE; without it, choose ``"observed"``.
+        With ``score="pushed"``, the default, masses come from the attention implementation PROBE;
+        without it, choose ``"observed"``.
     page_tokens : int, optional
     """
 
-    def __init__(self, device, config, *, formats="raw16", max_tokens: int | None = None, policy: Policy = Policy(score="pushed", mass_gain=4),
-                 page_tokens: int | None = None):
+    def __init__(
+        self,
+        device,
+        config,
+        *,
+        formats="raw16",
+        max_tokens: int | None = None,
+        policy: Policy = Policy(score="pushed", mass_gain=4),
+        page_tokens: int | None = None,
+    ):
         text = config.get_text_config(decoder=True)
         windows = _sliding_windows(text)
-        super().__init__(layers=[EndpointLayer(self, i, window) for i, window in enumerate(windows)])
+        super().__init__(
+            layers=[EndpointLayer(self, i, window) for i, window in enumerate(windows)]
+        )
         self.device, self.config, self.policy = device, config, policy
         self._shape_changes = dict(formats=formats, page_tokens=page_tokens)
         self._max_tokens = max_tokens
         self.rows: list[Session] = []
         self._spare: list[Session] = []
-        self.probed = False    #: whether the attention implementation has pushed masses in this step
+        #: whether the attention implementation has pushed masses in this step
+        self.probed = False
 
-    # --- data -----------------------------------------------------------------------------------------------------------------
+    # - data ---------------------------------------------------------------------------------------
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """[batch, kv_heads, n, head_dim] at positions start …; rows get their sessions here."""
         self._rows_for(keys)
         for row, session in enumerate(self.rows):
             session.write(layer, _to_numpy(keys[row]), _to_numpy(values[row]), start=start)
 
-    def read(self, layer: int, first: int, last: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(
+        self, layer: int, first: int, last: int, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions first … last − 1 of every row, as the device gives them."""
         if layer == len(self.layers) - 1 and not self.probed:
             for session in self.rows:
                 session.advance()
         self.probed = False
         _asking.cache = self
-        pairs = [session.read(layer, start=first, stop=last, dtype=np.int16) for session in self.rows]
-        return tuple(torch.from_numpy(np.stack([pair[half] for pair in pairs])).view(like.dtype).to(like.device) for half in (0, 1))
+        pairs = [
+            session.read(layer, start=first, stop=last, dtype=np.int16) for session in self.rows
+        ]
+        return tuple(
+            torch.from_numpy(np.stack([pair[half] for pair in pairs]))
+            .view(like.dtype)
+            .to(like.device)
+            for half in (0, 1)
+        )
 
     def _rows_for(self, states: torch.Tensor) -> None:
         batch = states.shape[0]
@@ -161,9 +200,11 @@ class EndpointCache(Cache):
             return self._spare.pop()
         shape = model_shape(self.config, dtype, **self._shape_changes)
         most = self.device.config.pages * shape.page_tokens_in(self.device.config)
-        return self.device.open_session(shape, max_tokens=min(most, self._max_tokens or most), policy=self.policy)
+        return self.device.open_session(
+            shape, max_tokens=min(most, self._max_tokens or most), policy=self.policy
+        )
 
-    # --- rows -----------------------------------------------------------------------------------------------------------------
+    # - rows ---------------------------------------------------------------------------------------
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         """Row i becomes what row beam_idx[i] was."""
         self._choose(beam_idx.tolist())
@@ -172,10 +213,15 @@ class EndpointCache(Cache):
         self._choose([row for row in range(len(self.rows)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._choose(indices.nonzero().flatten().tolist() if indices.dtype == torch.bool else indices.tolist())
+        self._choose(
+            indices.nonzero().flatten().tolist()
+            if indices.dtype == torch.bool
+            else indices.tolist()
+        )
 
     def _choose(self, sources: Sequence[int]) -> None:
-        """Sessions move to their new rows; a row that is wanted more than once is copied on the device's side of this library, as it reads.
+        """Sessions move to their new rows; a row that is wanted more than once is copied on the
+        device's side of this library, as it reads.
 
         A copy of raw16, fp8 or int8 is exact; int4 may round once more.
         """
@@ -191,7 +237,13 @@ class EndpointCache(Cache):
         layers = list(range(len(self.layers)))
         copies = [(i, source) for i, source in enumerate(sources) if rows[i] is None]
         for i, source in copies:
-            rows[i] = self._session(next(dtype for dtype, name in _DTYPES.items() if name == old[0].shape.dtype.name.lower()))
+            rows[i] = self._session(
+                next(
+                    dtype
+                    for dtype, name in _DTYPES.items()
+                    if name == old[0].shape.dtype.name.lower()
+                )
+            )
             if length:
                 keys, values = old[source].read(layers, stop=length, dtype=np.uint16)
                 rows[i].write(layers, keys, values)
@@ -203,30 +255,48 @@ class EndpointCache(Cache):
         self._spare += self.rows
         self.rows = []
 
-    # --- attention mass -------------------------------------------------------------------------------------------------------
+    # - attention mass -----------------------------------------------------------------------------
     def push(self, layer: int, weights: torch.Tensor) -> None:
-        """Weights [batch, heads, queries, keys] of a layer's attention over what `update` returned: the newest query's mass, averaged over each KV head's
-        group, goes to the device; with the last layer the step advances."""
+        """Weights [batch, heads, queries, keys] of a layer's attention over what `update` returned:
+        the newest query's mass, averaged over each KV head's group, goes to the device; with the
+        last layer the step advances."""
         batch, heads, _, keys = weights.shape
         kv_heads = self.rows[0].shape.kv_heads
-        newest = weights.detach()[:, :, -1].reshape(batch, kv_heads, heads // kv_heads, keys).float().mean(dim=2).numpy()
+        newest = (
+            weights.detach()[:, :, -1]
+            .reshape(batch, kv_heads, heads // kv_heads, keys)
+            .float()
+            .mean(dim=2)
+            .numpy()
+        )
         first = self.layers[layer].length - keys
         self.probed = True
         for row, session in enumerate(self.rows):
             before = first % session.page_tokens
             padded = np.pad(newest[row], ((0, 0), (before, 0)))
-            session.hints.push_attention(layer, padded, first_position=first - before, advance=layer == len(self.layers) - 1)
+            session.hints.push_attention(
+                layer, padded, first_position=first - before, advance=layer == len(self.layers) - 1
+            )
 
-    # --- people ---------------------------------------------------------------------------------------------------------------
+    # - people -------------------------------------------------------------------------------------
     def report(self) -> str:
         """Where the keys and values are: one line per layer, over all rows."""
-        lines = [f"{len(self.rows)} sessions × {self.layers[0].length} tokens on {self.device.config.name!r}, step {self.rows[0].step if self.rows else 0}"]
+        lines = [
+            f"{len(self.rows)} sessions × {self.layers[0].length} tokens on "
+            + f"{self.device.config.name!r}, step {self.rows[0].step if self.rows else 0}"
+        ]
         tables = [session.telemetry() for session in self.rows]
         for layer in range(len(self.layers)):
-            sums = {name: sum(int(t[name][layer].sum()) for t in tables) for name in ("resident_bytes", "hits", "misses", "evictions")}
+            sums = {
+                name: sum(int(t[name][layer].sum()) for t in tables)
+                for name in ("resident_bytes", "hits", "misses", "evictions")
+            }
             accesses = sums["hits"] + sums["misses"]
             rate = f"{100 * sums['hits'] / accesses:5.1f} % hits" if accesses else "no accesses"
-            where = f"{sums['resident_bytes']:>9,} bytes in DRAM, {sums['evictions']:,} pages sent to flash"
+            where = (
+                f"{sums['resident_bytes']:>9,} bytes in DRAM, {sums['evictions']:,} pages "
+                + "sent to flash"
+            )
             lines.append(f"  layer {layer}: {accesses:>6,} accesses, {rate}, {where}")
         return "\n".join(lines)
 
@@ -240,12 +310,17 @@ class EndpointCache(Cache):
 def _sliding_windows(config) -> list[int | None]:
     """Of each layer: its window, or None."""
     types = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    window = getattr(config, "sliding_window", None) or getattr(
+        config, "attention_chunk_size", None
+    )
     if types is None:
         types = ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
     known = {"full_attention", "sliding_attention", "chunked_attention"}
     if not set(types) <= known:
-        raise UnsupportedError(f"layers of type {', '.join(sorted(set(types) - known))} are not stored by the device; legal: {', '.join(sorted(known))}")
+        raise UnsupportedError(
+            f"layers of type {', '.join(sorted(set(types) - known))} are not stored by the "
+            + f"device; legal: {', '.join(sorted(known))}"
+        )
     return [None if kind == "full_attention" else window for kind in types]
 
 
@@ -254,7 +329,7 @@ def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
 
 
-# --- the attention implementation that tells ------------------------------------------------------------------------------------
+# - the attention implementation that tells --------------------------------------------------------
 
 
 def _probe(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""LMCache (0.5.6): an L2 adapter for its multi-process mode, and a storage plug-in for its in-process engine, on a KELP device.
+"""LMCache (0.5.6): an L2 adapter for its multi-process mode, and a storage plug-in for its
+in-process engine, on a KELP device.
 
 Both are loaded by module path::
 
@@ -13,8 +14,9 @@ Both are loaded by module path::
       cxlkv.url: unix:/tmp/kelp.sock
       cxlkv.block_bytes: 1048576
 
-An object's key holds LMCache's cache_salt, so tenants that share a process never meet; tenants in processes of their own are kept apart by the device itself.
-A chunk that the device answers with poison is a failed load, and is dropped: LMCache recomputes it.
+An object's key holds LMCache's cache_salt, so tenants that share a process never meet; tenants in
+processes of their own are kept apart by the device itself. A chunk that the device answers with
+poison is a failed load, and is dropped: LMCache recomputes it.
 """
 
 from __future__ import annotations
@@ -51,7 +53,10 @@ def _bytes_of(obj: MemoryObj) -> np.ndarray:
 
 def _opened(url, block_bytes, blocks, on_drop=None) -> tuple[cxl_kv.Device, BlockStore]:
     if not isinstance(url, str) or not isinstance(block_bytes, int):
-        raise ValueError(f"url = {url!r}, block_bytes = {block_bytes!r} is refused; legal: a device URL, and the bytes of the largest chunk")
+        raise ValueError(
+            f"url = {url!r}, block_bytes = {block_bytes!r} is refused; legal: a device URL, "
+            + "and the bytes of the largest chunk"
+        )
     device = cxl_kv.open(url)
     try:
         return device, BlockStore(device, block_bytes, blocks=blocks, on_drop=on_drop)
@@ -72,10 +77,16 @@ class CxlL2Adapter(L2AdapterInterface):
     def __init__(self, params: dict[str, Any], l1_memory_desc=None):
         unknown = set(params) - {"url", "block_bytes", "blocks"}
         if unknown:
-            raise ValueError(f"adapter_params {sorted(unknown)} are unknown; legal: url, block_bytes, blocks")
-        self.device, self.store = _opened(params.get("url"), params.get("block_bytes"), params.get("blocks"), self._dropped)
+            raise ValueError(
+                f"adapter_params {sorted(unknown)} are unknown; legal: url, block_bytes, blocks"
+            )
+        self.device, self.store = _opened(
+            params.get("url"), params.get("block_bytes"), params.get("blocks"), self._dropped
+        )
         super().__init__(max_capacity_bytes=self.store.capacity * self.store.block_bytes)
-        self._store_done, self._lookup_done, self._load_done = (create_event_notifier() for _ in range(3))
+        self._store_done, self._lookup_done, self._load_done = (
+            create_event_notifier() for _ in range(3)
+        )
         self._lock = threading.Lock()
         self._next_task = 0
         self._stored: dict[L2TaskId, L2StoreResult] = {}
@@ -94,7 +105,7 @@ class CxlL2Adapter(L2AdapterInterface):
     def get_load_event_fd(self) -> int:
         return self._load_done.fileno()
 
-    # --- tasks ------------------------------------------------------------------------------------------------------------------
+    # - tasks --------------------------------------------------------------------------------------
     def _submit(self, work: Callable[[L2TaskId], None]) -> L2TaskId:
         with self._lock:
             task, self._next_task = self._next_task, self._next_task + 1
@@ -111,8 +122,14 @@ class CxlL2Adapter(L2AdapterInterface):
 
     def _store(self, task, keys, objects):
         done, sizes, ok = [], [], True
-        fresh = {key: _bytes_of(obj) for key, obj in zip(keys, objects, strict=True) if key not in self.store}
-        for (key, data), stored in zip(fresh.items(), self.store.put_many(fresh.items()), strict=True):
+        fresh = {
+            key: _bytes_of(obj)
+            for key, obj in zip(keys, objects, strict=True)
+            if key not in self.store
+        }
+        for (key, data), stored in zip(
+            fresh.items(), self.store.put_many(fresh.items()), strict=True
+        ):
             if stored is True:
                 done.append(key)
                 sizes.append(len(data))
@@ -155,7 +172,9 @@ class CxlL2Adapter(L2AdapterInterface):
 
     def _load(self, task, keys, objects):
         bits, read = Bitmap(len(keys)), []
-        for i, (key, obj, data) in enumerate(zip(keys, objects, self.store.get_many(keys), strict=True)):
+        for i, (key, obj, data) in enumerate(
+            zip(keys, objects, self.store.get_many(keys), strict=True)
+        ):
             if isinstance(data, Exception):
                 _LOG.warning("an object was not loaded: %s", data)
                 continue
@@ -175,29 +194,52 @@ class CxlL2Adapter(L2AdapterInterface):
         with self._lock:
             return self._loaded.pop(task_id, None)
 
-    # --- keys -------------------------------------------------------------------------------------------------------------------
+    # - keys ---------------------------------------------------------------------------------------
     def _dropped(self, key, size):
         self._notify_keys_deleted([key], [size])
 
     def delete(self, keys: list[ObjectKey]) -> None:
         """Forget objects; those that are locked stay."""
-        sizes = {key: self.store.size_of(key) for key in keys if key in self.store and not self.store.pinned(key)}
+        sizes = {
+            key: self.store.size_of(key)
+            for key in keys
+            if key in self.store and not self.store.pinned(key)
+        }
         gone = [key for key in sizes if self.store.delete(key)]
         if gone:
             self._notify_keys_deleted(gone, [sizes[key] for key in gone])
 
-    def list_l2_keys(self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None) -> KeyListPage:
+    def list_l2_keys(
+        self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
+    ) -> KeyListPage:
         if page_size < 1 or cursor is not None and not cursor.isdigit():
             raise ValueError(f"page_size = {page_size}, cursor = {cursor!r} is refused")
-        keys = sorted((key for key in self.store.keys() if model_name is None or key.model_name == model_name), key=repr)
+        keys = sorted(
+            (
+                key
+                for key in self.store.keys()
+                if model_name is None or key.model_name == model_name
+            ),
+            key=repr,
+        )
         first = int(cursor or 0)
-        page = tuple(KeyEntry(key.to_encoded_object_key(), self.store.size_of(key)) for key in keys[first:first + page_size])
+        page = tuple(
+            KeyEntry(key.to_encoded_object_key(), self.store.size_of(key))
+            for key in keys[first : first + page_size]
+        )
         return KeyListPage(page, str(first + page_size) if first + page_size < len(keys) else None)
 
     def report_status(self) -> dict:
-        return {"is_healthy": self._thread.is_alive(), "type": "CxlL2Adapter", "device": self.device.config.name, "stored_object_count": len(self.store),
-                "current_size_bytes": self.store.used_bytes, "max_capacity_bytes": self._max_capacity_bytes, "evicted": self.store.evicted,
-                "lost": self.store.lost}
+        return {
+            "is_healthy": self._thread.is_alive(),
+            "type": "CxlL2Adapter",
+            "device": self.device.config.name,
+            "stored_object_count": len(self.store),
+            "current_size_bytes": self.store.used_bytes,
+            "max_capacity_bytes": self._max_capacity_bytes,
+            "evicted": self.store.evicted,
+            "lost": self.store.lost,
+        }
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -209,13 +251,28 @@ class CxlL2Adapter(L2AdapterInterface):
 
 
 class CxlStoragePlugin(StoragePluginInterface):
-    """LMCache's in-process storage back end on a device; puts and gets are carried out where they are called."""
+    """LMCache's in-process storage back end on a device; puts and gets are carried out where they
+    are called."""
 
-    def __init__(self, dst_device: str = "cpu", config=None, metadata=None, local_cpu_backend=None, loop=None):
-        super().__init__(dst_device=dst_device, config=config, metadata=metadata, local_cpu_backend=local_cpu_backend, loop=loop)
+    def __init__(
+        self, dst_device: str = "cpu", config=None, metadata=None, local_cpu_backend=None, loop=None
+    ):
+        super().__init__(
+            dst_device=dst_device,
+            config=config,
+            metadata=metadata,
+            local_cpu_backend=local_cpu_backend,
+            loop=loop,
+        )
         extra = (config.extra_config if config is not None else None) or {}
-        self.device, self.store = _opened(extra.get("cxlkv.url"), extra.get("cxlkv.block_bytes"), extra.get("cxlkv.blocks"), lambda key, _: self._forget(key))
-        self._about: dict[CacheEngineKey, tuple] = {}     # shape, dtype, format, positions of what is stored
+        self.device, self.store = _opened(
+            extra.get("cxlkv.url"),
+            extra.get("cxlkv.block_bytes"),
+            extra.get("cxlkv.blocks"),
+            lambda key, _: self._forget(key),
+        )
+        # shape, dtype, format, positions of what is stored
+        self._about: dict[CacheEngineKey, tuple] = {}
         self._lock = threading.Lock()
 
     def __str__(self):
@@ -231,7 +288,13 @@ class CxlStoragePlugin(StoragePluginInterface):
     def exists_in_put_tasks(self, key: CacheEngineKey) -> bool:
         return False
 
-    def batched_submit_put_task(self, keys: Sequence[CacheEngineKey], objs: list[MemoryObj], transfer_spec: Any = None, on_complete_callback=None) -> None:
+    def batched_submit_put_task(
+        self,
+        keys: Sequence[CacheEngineKey],
+        objs: list[MemoryObj],
+        transfer_spec: Any = None,
+        on_complete_callback=None,
+    ) -> None:
         for key, obj in zip(keys, objs, strict=True):
             if key in self.store:
                 continue

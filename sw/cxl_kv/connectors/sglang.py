@@ -3,10 +3,13 @@
 
 ::
 
-    --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name": "cxlkv",
-      "module_path": "cxl_kv.connectors.sglang", "class_name": "CxlHiCacheStorage", "url": "unix:/tmp/kelp.sock", "page_bytes": 1048576}'
+    --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name":
+    "cxlkv",
+      "module_path": "cxl_kv.connectors.sglang", "class_name": "CxlHiCacheStorage", "url":
+      "unix:/tmp/kelp.sock", "page_bytes": 1048576}'
 
-A page is stored as its flat bytes. One that the device answers with poison is not there any more: SGLang ends the prefix before it and computes on from there.
+A page is stored as its flat bytes. One that the device answers with poison is not there any more:
+SGLang ends the prefix before it and computes on from there.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageConfig, PoolHitPolicy, PoolName, PoolTransfer, PoolTransferResult
+from sglang.srt.mem_cache.hicache_storage import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
 
 import cxl_kv
 
@@ -35,17 +45,29 @@ def _flat(tensor: torch.Tensor) -> np.ndarray:
 class CxlHiCacheStorage(HiCacheStorage):
     """Pages by key.
 
-    `extra_config`: `url`; `page_bytes`, of the largest page of any pool; `blocks`, optional, pages at most.
+    `extra_config`: `url`; `page_bytes`, of the largest page of any pool; `blocks`, optional, pages
+    at most.
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict | None = None):
         extra = storage_config.extra_config or {}
         url, size = extra.get("url"), extra.get("page_bytes")
         if not isinstance(url, str) or not isinstance(size, int):
-            raise ValueError(f"url = {url!r}, page_bytes = {size!r} is refused; legal: a device URL, and the bytes of the largest page")
+            raise ValueError(
+                f"url = {url!r}, page_bytes = {size!r} is refused; legal: a device URL, and "
+                + "the bytes of the largest page"
+            )
         # Ranks hold different slices of a page; MLA's are alike on every tensor-parallel rank.
         c = storage_config
-        rank = (c.model_name, c.pp_rank, c.pp_size, c.attn_cp_rank, c.attn_cp_size, c.dcp_rank, c.dcp_size)
+        rank = (
+            c.model_name,
+            c.pp_rank,
+            c.pp_size,
+            c.attn_cp_rank,
+            c.attn_cp_size,
+            c.dcp_rank,
+            c.dcp_size,
+        )
         self._shared, self._own = rank, (*rank, c.tp_rank, c.tp_size)
         self._is_mla = c.is_mla_model
         self.device = cxl_kv.open(url)
@@ -60,7 +82,7 @@ class CxlHiCacheStorage(HiCacheStorage):
         shared = self._is_mla and pool != PoolName.MAMBA
         return str(pool), key, self._shared if shared else self._own
 
-    # --- pages ------------------------------------------------------------------------------------------------------------------
+    # - pages --------------------------------------------------------------------------------------
     def _get(self, key, target: torch.Tensor) -> bool:
         try:
             data = self.store.get(key)
@@ -85,27 +107,62 @@ class CxlHiCacheStorage(HiCacheStorage):
             _LOG.warning("a page was not stored: %s", error)
             return False
 
-    def get(self, key: str, target_location: torch.Tensor | None = None, target_sizes: Any = None) -> torch.Tensor | None:
-        return target_location if target_location is not None and self._get(self._key(key), target_location) else None
+    def get(
+        self, key: str, target_location: torch.Tensor | None = None, target_sizes: Any = None
+    ) -> torch.Tensor | None:
+        return (
+            target_location
+            if target_location is not None and self._get(self._key(key), target_location)
+            else None
+        )
 
-    def batch_get(self, keys: list[str], target_locations: list[torch.Tensor] | None = None, target_sizes: Any = None) -> list[torch.Tensor | None]:
-        return [self.get(key, target) for key, target in zip(keys, target_locations or [None] * len(keys), strict=True)]
+    def batch_get(
+        self,
+        keys: list[str],
+        target_locations: list[torch.Tensor] | None = None,
+        target_sizes: Any = None,
+    ) -> list[torch.Tensor | None]:
+        return [
+            self.get(key, target)
+            for key, target in zip(keys, target_locations or [None] * len(keys), strict=True)
+        ]
 
-    def set(self, key: str, value: torch.Tensor | None = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+    def set(
+        self,
+        key: str,
+        value: torch.Tensor | None = None,
+        target_location: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
         return value is not None and self._set(self._key(key), value)
 
-    def batch_set(self, keys: list[str], values: list[torch.Tensor] | None = None, target_locations: Any = None, target_sizes: Any = None) -> bool:
-        return all(self.set(key, value) for key, value in zip(keys, values or [None] * len(keys), strict=True))
+    def batch_set(
+        self,
+        keys: list[str],
+        values: list[torch.Tensor] | None = None,
+        target_locations: Any = None,
+        target_sizes: Any = None,
+    ) -> bool:
+        return all(
+            self.set(key, value)
+            for key, value in zip(keys, values or [None] * len(keys), strict=True)
+        )
 
     def exists(self, key: str) -> bool:
         return self._key(key) in self.store
 
-    # --- pages of the host's pools ----------------------------------------------------------------------------------------------
+    # - pages of the host's pools ------------------------------------------------------------------
     def _offsets(self, pool, indices, count) -> list[int] | None:
-        """Offsets of the pool's pages, the first of each page's indices; None when there are not as many indices as pages take."""
+        """Offsets of the pool's pages, the first of each page's indices; None when there are not as
+        many indices as pages take."""
         page = getattr(pool, "page_size", 1) or 1
         if indices is None or indices.numel() != count * page:
-            _LOG.error("%s indices for %d pages of %d are refused", None if indices is None else indices.numel(), count, page)
+            _LOG.error(
+                "%s indices for %d pages of %d are refused",
+                None if indices is None else indices.numel(),
+                count,
+                page,
+            )
             return None
         return indices.reshape(-1)[::page].tolist()
 
@@ -125,23 +182,38 @@ class CxlHiCacheStorage(HiCacheStorage):
         offsets = self._offsets(pool, indices, len(keys))
         if offsets is None:
             return [False] * len(keys)
-        return [self._set(self._key(key, pool_name), pool.get_data_page(offset, flat=True)) for key, offset in zip(keys, offsets, strict=True)]
+        return [
+            self._set(self._key(key, pool_name), pool.get_data_page(offset, flat=True))
+            for key, offset in zip(keys, offsets, strict=True)
+        ]
 
-    def batch_get_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info=None) -> list[bool]:
+    def batch_get_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info=None
+    ) -> list[bool]:
         return self._read(PoolName.KV, self.mem_pool_host, keys, host_indices)
 
-    def batch_set_v1(self, keys: list[str], host_indices: torch.Tensor, extra_info=None) -> list[bool]:
+    def batch_set_v1(
+        self, keys: list[str], host_indices: torch.Tensor, extra_info=None
+    ) -> list[bool]:
         return self._write(PoolName.KV, self.mem_pool_host, keys, host_indices)
 
     def batch_get_v2(self, transfers: list[PoolTransfer], extra_info=None) -> dict[str, list[bool]]:
-        return {t.name: self._read(t.name, self.registered_pools[t.name], t.keys or [], t.host_indices) for t in transfers}
+        return {
+            t.name: self._read(t.name, self.registered_pools[t.name], t.keys or [], t.host_indices)
+            for t in transfers
+        }
 
     def batch_set_v2(self, transfers: list[PoolTransfer], extra_info=None) -> dict[str, list[bool]]:
-        return {t.name: self._write(t.name, self.registered_pools[t.name], t.keys or [], t.host_indices) for t in transfers}
+        return {
+            t.name: self._write(t.name, self.registered_pools[t.name], t.keys or [], t.host_indices)
+            for t in transfers
+        }
 
-    def batch_exists_v2(self, keys: list[str], pool_transfers: list[PoolTransfer] | None = None, extra_info=None) -> PoolTransferResult:
-        """The longest prefix whose KV pages are all there and which every pool allows by its policy; a pool of key groups tells what it covers, and allows
-        everything."""
+    def batch_exists_v2(
+        self, keys: list[str], pool_transfers: list[PoolTransfer] | None = None, extra_info=None
+    ) -> PoolTransferResult:
+        """The longest prefix whose KV pages are all there and which every pool allows by its
+        policy; a pool of key groups tells what it covers, and allows everything."""
 
         def there(i, pool=PoolName.KV):
             return self._key(keys[i], pool) in self.store
@@ -157,7 +229,11 @@ class CxlHiCacheStorage(HiCacheStorage):
                 allowed = range(1, leading(t.name, whole) + 1)
             elif t.hit_policy == PoolHitPolicy.TRAILING_PAGES:
                 trailing = max(1, len(t.keys or ()))
-                allowed = [n for n in range(1, whole + 1) if all(there(i, t.name) for i in range(max(0, n - trailing), n))]
+                allowed = [
+                    n
+                    for n in range(1, whole + 1)
+                    if all(there(i, t.name) for i in range(max(0, n - trailing), n))
+                ]
             else:
                 covered = self._covered_by_groups(t)
                 if covered:
@@ -169,11 +245,17 @@ class CxlHiCacheStorage(HiCacheStorage):
         return PoolTransferResult(legal[-1] if legal else 0, hits, legal)
 
     def _covered_by_groups(self, t: PoolTransfer) -> int:
-        """BLOCK_GROUPS: pages that the leading whole groups of the pool's own keys cover, `group_pages` keys for each block of `block_pages` pages."""
+        """BLOCK_GROUPS: pages that the leading whole groups of the pool's own keys cover,
+        `group_pages` keys for each block of `block_pages` pages."""
         if t.block_pages < 1 or t.group_pages < 1:
-            raise ValueError(f"pool {t.name}: block_pages = {t.block_pages}, group_pages = {t.group_pages} are refused; legal: 1 and up")
+            raise ValueError(
+                f"pool {t.name}: block_pages = {t.block_pages}, group_pages = {t.group_pages} "
+                + "are refused; legal: 1 and up"
+            )
         keys = t.keys or []
-        there = next((i for i, key in enumerate(keys) if self._key(key, t.name) not in self.store), len(keys))
+        there = next(
+            (i for i, key in enumerate(keys) if self._key(key, t.name) not in self.store), len(keys)
+        )
         return there // t.group_pages * t.block_pages
 
     def clear(self) -> None:

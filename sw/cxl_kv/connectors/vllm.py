@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""vLLM (0.33): a secondary offloading tier on a KELP device, and a replacement policy by KELP's formula for vLLM's own CPU tier.
+"""vLLM (0.33): a secondary offloading tier on a KELP device, and a replacement policy by KELP's
+formula for vLLM's own CPU tier.
 
 Both are loaded by module path, with no change to vLLM::
 
     "spec_name": "TieringOffloadingSpec",
-    "secondary_tiers": [{"type": "CxlTier", "module_path": "cxl_kv.connectors.vllm", "url": "unix:/tmp/kelp.sock"}]
+    "secondary_tiers": [{"type": "CxlTier", "module_path": "cxl_kv.connectors.vllm", "url":
+    "unix:/tmp/kelp.sock"}]
 
     "eviction_policy": "KelpCachePolicy", "cache_policy_module_path": "cxl_kv.connectors.vllm"
 
-A chunk that the device answers with poison is a failed key of its job (the others of the job succeed): vLLM then counts it as a miss and computes it anew.
+A chunk that the device answers with poison is a failed key of its job (the others of the job
+succeed): vLLM then counts it as a miss and computes it anew.
 """
 
 from __future__ import annotations
@@ -21,7 +24,13 @@ from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 import numpy as np
-from vllm.v1.kv_offload.base import LookupResult, Medium, OffloadKey, ReqContext, RequestOffloadingContext
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+)
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus, order_request_keys
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
@@ -45,8 +54,21 @@ class CxlTier(SecondaryTierManager):
 
     medium: ClassVar[Medium] = Medium.CPU
 
-    def __init__(self, offloading_spec, primary_kv_view: memoryview, tier_type: str, url: str, blocks: int | None = None, backpressure_detector=None):
-        super().__init__(offloading_spec=offloading_spec, primary_kv_view=primary_kv_view, tier_type=tier_type, backpressure_detector=backpressure_detector)
+    def __init__(
+        self,
+        offloading_spec,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        url: str,
+        blocks: int | None = None,
+        backpressure_detector=None,
+    ):
+        super().__init__(
+            offloading_spec=offloading_spec,
+            primary_kv_view=primary_kv_view,
+            tier_type=tier_type,
+            backpressure_detector=backpressure_detector,
+        )
         self.device = cxl_kv.open(url)
         try:
             self.store = BlockStore(self.device, self.block_size_bytes, blocks=blocks)
@@ -62,7 +84,7 @@ class CxlTier(SecondaryTierManager):
         self._thread = threading.Thread(target=self._run, name="cxl_kv tier", daemon=True)
         self._thread.start()
 
-    # --- scheduler's side -------------------------------------------------------------------------------------------------------
+    # - scheduler's side ---------------------------------------------------------------------------
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         with self._changed:
             if key in self._storing:
@@ -108,13 +130,17 @@ class CxlTier(SecondaryTierManager):
             self.device.close()
         self._primary = None
 
-    # --- the thread -------------------------------------------------------------------------------------------------------------
+    # - the thread ---------------------------------------------------------------------------------
     def _run(self):
         while (job := self._jobs.get()) is not None:
             started, done, moved = time.monotonic(), [], 0
             for key, chunk in zip(job.keys, job.chunk_ids, strict=True):
                 try:
-                    ok = self._load(key, int(chunk)) if job.is_promotion else self._keep(key, int(chunk))
+                    ok = (
+                        self._load(key, int(chunk))
+                        if job.is_promotion
+                        else self._keep(key, int(chunk))
+                    )
                 except cxl_kv.CxlKvError:
                     ok = False
                 if ok:
@@ -122,8 +148,15 @@ class CxlTier(SecondaryTierManager):
                     moved += self.block_size_bytes
             with self._changed:
                 self._storing.difference_update(() if job.is_promotion else job.keys)
-                self._results.append(JobResult(job_id=job.job_id, success=len(done) == len(job.keys), successful_keys=done if job.is_promotion else None,
-                                               transfer_time=time.monotonic() - started, transfer_bytes=moved))
+                self._results.append(
+                    JobResult(
+                        job_id=job.job_id,
+                        success=len(done) == len(job.keys),
+                        successful_keys=done if job.is_promotion else None,
+                        transfer_time=time.monotonic() - started,
+                        transfer_bytes=moved,
+                    )
+                )
                 self._unfinished -= 1
                 self._changed.notify_all()
 
@@ -136,15 +169,17 @@ class CxlTier(SecondaryTierManager):
         data = self.store.get(key)
         if data is None:
             return False
-        self._primary[chunk].reshape(-1)[:len(data)] = data
+        self._primary[chunk].reshape(-1)[: len(data)] = data
         return True
 
 
 class KelpCachePolicy(CachePolicy):
-    """Evicts by KELP's policy 0: priority = (1 − s) · (1 − exp(−age/τ)), highest first (spec §5), s the moving average of use, age in requests.
+    """Evicts by KELP's policy 0: priority = (1 − s) · (1 − exp(−age/τ)), highest first (spec §5), s
+    the moving average of use, age in requests.
 
-    A request that uses a chunk moves its s towards 1 by α; requests that do not let it decay by as much. Of equal priority, the later position of a request
-    goes first, so that prefixes outlive their tails.
+    A request that uses a chunk moves its s towards 1 by α; requests that do not let it decay by as
+    much. Of equal priority, the later position of a request goes first, so that prefixes outlive
+    their tails.
     """
 
     ALPHA = 26 / 256
@@ -154,7 +189,8 @@ class KelpCachePolicy(CachePolicy):
         super().__init__(cache_capacity)
         self._clock = 0
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
-        self._used: dict[OffloadKey, tuple[float, int, int]] = {}   # key → s as of its last use, that request's number, position
+        # key → s as of its last use, that request's number, position
+        self._used: dict[OffloadKey, tuple[float, int, int]] = {}
         self._evictable: set[OffloadKey] = set()
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
@@ -178,15 +214,23 @@ class KelpCachePolicy(CachePolicy):
                 s, last, position = self._used[key]
                 idle = max(0, self._clock - last - 1)
                 s *= (1 - self.ALPHA) ** idle
-                self._used[key] = (s + (1 - s) * self.ALPHA, self._clock, req_context.get_offload_key_position(key) or position)
+                self._used[key] = (
+                    s + (1 - s) * self.ALPHA,
+                    self._clock,
+                    req_context.get_offload_key_position(key) or position,
+                )
 
     def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         """Nothing is known of what is not there."""
 
-    def on_request_finished(self, key_groups, insertion_only_keys, reused_keys, req_context: ReqContext) -> None:
+    def on_request_finished(
+        self, key_groups, insertion_only_keys, reused_keys, req_context: ReqContext
+    ) -> None:
         self.touch(order_request_keys(key_groups, req_context), req_context)
 
-    def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
+    def evict(
+        self, n: int, protected: set[OffloadKey]
+    ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         candidates = [key for key in self._evictable if key not in protected]
         if len(candidates) < n:
             return None

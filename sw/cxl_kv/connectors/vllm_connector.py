@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""vLLM (0.33): a KV connector on a KELP device, loaded by module path, whose lost blocks come back to the scheduler as load errors.
+"""vLLM (0.33): a KV connector on a KELP device, loaded by module path, whose lost blocks come back
+to the scheduler as load errors.
 
 ::
 
-    --kv-transfer-config '{"kv_connector": "CxlConnector", "kv_connector_module_path": "cxl_kv.connectors.vllm_connector", "kv_role": "kv_both",
-      "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"url": "unix:/tmp/kelp.sock"}}'
+    --kv-transfer-config '{"kv_connector": "CxlConnector", "kv_connector_module_path":
+    "cxl_kv.connectors.vllm_connector", "kv_role": "kv_both",
+      "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"url":
+      "unix:/tmp/kelp.sock"}}'
 
-A whole block of all layers is one object, under vLLM's own hash of the tokens up to its end (which holds cache_salt and LoRA). Loads are made before the
-forward pass, stores after it. A block that the device answers with poison, or that is not there any more, is reported by `get_block_ids_with_load_errors`: with
-the policy "recompute" the scheduler computes it and what follows it anew and the request goes on, with "fail" it ends. A pass with a failed load stores
+A whole block of all layers is one object, under vLLM's own hash of the tokens up to its end (which
+holds cache_salt and LoRA). Loads are made before the forward pass, stores after it. A block that
+the device answers with poison, or that is not there any more, is reported by
+`get_block_ids_with_load_errors`: with the policy "recompute" the scheduler computes it and what
+follows it anew and the request goes on, with "fail" it ends. A pass with a failed load stores
 nothing, since what it computed may rest on the lost block.
 """
 
@@ -21,7 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole, KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
 
 import cxl_kv
 
@@ -45,7 +55,8 @@ class Moves(KVConnectorMetadata):
 
 @dataclass
 class News(KVConnectorWorkerMetadata):
-    """Of one pass, workers to scheduler: how many of them stored a key; keys that one or more have lost."""
+    """Of one pass, workers to scheduler: how many of them stored a key; keys that one or more have
+    lost."""
 
     stored: Counter = field(default_factory=Counter)
     lost: set[bytes] = field(default_factory=set)
@@ -55,9 +66,11 @@ class News(KVConnectorWorkerMetadata):
 
 
 class CxlConnector(KVConnectorBase_V1):
-    """One side of the connector; vLLM makes one in the scheduler and one in each worker, which alone opens the device.
+    """One side of the connector; vLLM makes one in the scheduler and one in each worker, which
+    alone opens the device.
 
-    Extra config: `url`; `blocks`, optional, blocks kept at most. ValueError for models with more than one kind of KV cache.
+    Extra config: `url`; `blocks`, optional, blocks kept at most. ValueError for models with more
+    than one kind of KV cache.
     """
 
     def __init__(self, vllm_config, role: KVConnectorRole, kv_cache_config):
@@ -67,13 +80,16 @@ class CxlConnector(KVConnectorBase_V1):
         if unknown or not isinstance(extra.get("url"), str):
             raise ValueError(f"kv_connector_extra_config {extra} is refused; legal: url, blocks")
         if len(kv_cache_config.kv_cache_groups) != 1:
-            raise ValueError(f"a model with {len(kv_cache_config.kv_cache_groups)} groups of KV caches is refused; legal: one")
+            raise ValueError(
+                f"a model with {len(kv_cache_config.kv_cache_groups)} groups of KV caches is "
+                + "refused; legal: one"
+            )
         self._url, self._most = extra["url"], extra.get("blocks")
         self._block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         # Scheduler.
         self._workers = vllm_config.parallel_config.world_size
-        self._stored: Counter = Counter()            # key → workers that have it
-        self._requests: dict[str, tuple[Request, list[int]]] = {}   # with its blocks so far
+        self._stored: Counter = Counter()  # key → workers that have it
+        self._requests: dict[str, tuple[Request, list[int]]] = {}  # with its blocks so far
         self._loads: list[tuple[bytes, int]] = []
         # Worker.
         self._layers: list[torch.Tensor] = []
@@ -82,14 +98,20 @@ class CxlConnector(KVConnectorBase_V1):
         self._failed: set[int] = set()
         self._news = News()
 
-    # --- scheduler --------------------------------------------------------------------------------------------------------------
+    # - scheduler ----------------------------------------------------------------------------------
     def _there(self, key: bytes) -> bool:
         return self._stored[key] >= self._workers
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
         if num_computed_tokens % self._block_size:
             return 0, False
-        first, last = num_computed_tokens // self._block_size, (request.num_tokens - 1) // self._block_size   # one token is left to compute
+        # one token is left to compute
+        first, last = (
+            num_computed_tokens // self._block_size,
+            (request.num_tokens - 1) // self._block_size,
+        )
         found = first
         while found < last and self._there(request.block_hashes[found]):
             found += 1
@@ -107,18 +129,33 @@ class CxlConnector(KVConnectorBase_V1):
     def build_connector_meta(self, scheduler_output) -> KVConnectorMetadata:
         moves, self._loads = Moves(loads=self._loads), []
         cached = scheduler_output.scheduled_cached_reqs
-        new = [(r.req_id, r.block_ids[0], r.num_computed_tokens, True) for r in scheduler_output.scheduled_new_reqs]
-        old = [(name, (ids or ([],))[0], computed, name in cached.resumed_req_ids)
-               for name, ids, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True)]
+        new = [
+            (r.req_id, r.block_ids[0], r.num_computed_tokens, True)
+            for r in scheduler_output.scheduled_new_reqs
+        ]
+        old = [
+            (name, (ids or ([],))[0], computed, name in cached.resumed_req_ids)
+            for name, ids, computed in zip(
+                cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+            )
+        ]
         for name, ids, computed, afresh in new + old:
             if name not in self._requests:
                 continue
             request, blocks = self._requests[name]
             blocks[:] = ids if afresh else blocks + ids
-            whole = min((computed + scheduler_output.num_scheduled_tokens[name]) // self._block_size, len(request.block_hashes), len(blocks))
+            whole = min(
+                (computed + scheduler_output.num_scheduled_tokens[name]) // self._block_size,
+                len(request.block_hashes),
+                len(blocks),
+            )
             loading = {key for key, _ in moves.loads}
-            moves.stores += [(request.block_hashes[i], blocks[i]) for i in range(whole)
-                             if not self._there(request.block_hashes[i]) and request.block_hashes[i] not in loading]
+            moves.stores += [
+                (request.block_hashes[i], blocks[i])
+                for i in range(whole)
+                if not self._there(request.block_hashes[i])
+                and request.block_hashes[i] not in loading
+            ]
         return moves
 
     def update_connector_output(self, connector_output) -> None:
@@ -128,18 +165,25 @@ class CxlConnector(KVConnectorBase_V1):
             for key in news.lost:
                 del self._stored[key]
 
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished(
+        self, request: Request, block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
         self._requests.pop(request.request_id, None)
         return False, None
 
-    # --- worker -----------------------------------------------------------------------------------------------------------------
+    # - worker -------------------------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Each layer's cache, its blocks along the first dimension; the device is opened here."""
         self._layers = [kv_caches[name] for name in sorted(kv_caches)]
         size = sum(cache[0].numel() * cache.element_size() for cache in self._layers)
         self.device = cxl_kv.open(self._url)
         try:
-            self.store = BlockStore(self.device, size, blocks=self._most, on_drop=lambda key, _: self._news.lost.add(key))
+            self.store = BlockStore(
+                self.device,
+                size,
+                blocks=self._most,
+                on_drop=lambda key, _: self._news.lost.add(key),
+            )
         except BaseException:
             self.device.close()
             raise
@@ -159,13 +203,17 @@ class CxlConnector(KVConnectorBase_V1):
             for cache in self._layers:
                 part = cache[block]
                 size = part.numel() * part.element_size()
-                part.copy_(torch.from_numpy(data[at:at + size]).view(part.dtype).reshape(part.shape))
+                part.copy_(
+                    torch.from_numpy(data[at : at + size]).view(part.dtype).reshape(part.shape)
+                )
                 at += size
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are done when `start_load_kv` returns."""
 
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata, **kwargs: Any) -> None:
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata, **kwargs: Any
+    ) -> None:
         """Layers are stored together, when the pass is over."""
 
     def wait_for_save(self) -> None:
@@ -174,7 +222,12 @@ class CxlConnector(KVConnectorBase_V1):
         for key, block in self._get_connector_metadata().stores:
             if key in self.store:
                 continue
-            data = np.concatenate([cache[block].detach().cpu().contiguous().view(torch.uint8).reshape(-1).numpy() for cache in self._layers])
+            data = np.concatenate(
+                [
+                    cache[block].detach().cpu().contiguous().view(torch.uint8).reshape(-1).numpy()
+                    for cache in self._layers
+                ]
+            )
             try:
                 if self.store.put(key, data):
                     self._news.stored[key] += 1

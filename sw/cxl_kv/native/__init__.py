@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""An optional C library of one file for mapped memory: a line stored as one aligned 64-byte write, and SIGBUS caught where it strikes.
+"""An optional C library of one file for mapped memory: a line stored as one aligned 64-byte write,
+and SIGBUS caught where it strikes.
 
-``python -m cxl_kv.native`` builds it with the machine's C compiler, into the user's cache folder; no Python header is needed. Without it, everything works:
-`cxl_kv.backends.guarded` then has the kernel do the moves, which promises no width. KELP_NATIVE=0 leaves it unused where it was built.
+``python -m cxl_kv.native`` builds it with the machine's C compiler, into the user's cache folder;
+no Python header is needed. Without it, everything works: `cxl_kv.backends.guarded` then has the
+kernel do the moves, which promises no width. KELP_NATIVE=0 leaves it unused where it was built.
 """
 
 from __future__ import annotations
@@ -18,9 +20,19 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["WAYS", "BuildError", "best_way", "build", "library", "load_lines", "path", "store_lines"]
+__all__ = [
+    "WAYS",
+    "BuildError",
+    "best_way",
+    "build",
+    "library",
+    "load_lines",
+    "path",
+    "store_lines",
+]
 
-WAYS = ("plain", "sse2", "avx512", "movdir64b")   #: to write a line; movdir64b and avx512 write it at once
+#: to write a line; movdir64b and avx512 write it at once
+WAYS = ("plain", "sse2", "avx512", "movdir64b")
 _SOURCE = Path(__file__).with_name("lines.c")
 
 
@@ -40,9 +52,14 @@ def build() -> Path:
     target = path()
     if target.is_file():
         return target
-    compiler = os.environ.get("CC") or next((c for c in ("cc", "gcc", "clang", "g++") if shutil.which(c)), None)
+    compiler = os.environ.get("CC") or next(
+        (c for c in ("cc", "gcc", "clang", "g++") if shutil.which(c)), None
+    )
     if compiler is None:
-        raise BuildError("there is no C compiler on PATH (cc, gcc or clang); on Debian or Ubuntu: apt-get install gcc")
+        raise BuildError(
+            "there is no C compiler on PATH (cc, gcc or clang); on Debian or Ubuntu: apt-get "
+            + "install gcc"
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
@@ -66,7 +83,7 @@ def library() -> ctypes.CDLL | None:
     try:
         found = ctypes.CDLL(str(path()))
     except OSError:
-        return None   # built for another machine that shares this folder
+        return None  # built for another machine that shares this folder
     found.kelp_store.restype = found.kelp_load.restype = ctypes.c_long
     found.kelp_load.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_long]
     found.kelp_store.argtypes = [*found.kelp_load.argtypes, ctypes.c_int]
@@ -78,18 +95,30 @@ def best_way() -> str:
     return WAYS[library().kelp_best()]
 
 
-def store_lines(base: int, offsets: np.ndarray, lines: np.ndarray, way: str | None = None) -> np.ndarray:
-    """Write uint8[n, 64] to address `base` + offsets, uint64[n], in order, and fence; bool[n] of the lines that could not be reached."""
+def store_lines(
+    base: int, offsets: np.ndarray, lines: np.ndarray, way: str | None = None
+) -> np.ndarray:
+    """Write uint8[n, 64] to address `base` + offsets, uint64[n], in order, and fence; bool[n] of
+    the lines that could not be reached."""
     bad = np.zeros(len(offsets), bool)
     how = library().kelp_best() if way is None else WAYS.index(way)
-    _checked(library().kelp_store(base, offsets.ctypes.data, lines.ctypes.data, bad.ctypes.data, len(offsets), how))
+    _checked(
+        library().kelp_store(
+            base, offsets.ctypes.data, lines.ctypes.data, bad.ctypes.data, len(offsets), how
+        )
+    )
     return bad
 
 
 def load_lines(base: int, offsets: np.ndarray, lines: np.ndarray) -> np.ndarray:
-    """Read uint8[n, 64] from address `base` + offsets; bool[n] of the lines that could not be reached, whose bytes are then undefined."""
+    """Read uint8[n, 64] from address `base` + offsets; bool[n] of the lines that could not be
+    reached, whose bytes are then undefined."""
     bad = np.zeros(len(offsets), bool)
-    _checked(library().kelp_load(base, offsets.ctypes.data, lines.ctypes.data, bad.ctypes.data, len(offsets)))
+    _checked(
+        library().kelp_load(
+            base, offsets.ctypes.data, lines.ctypes.data, bad.ctypes.data, len(offsets)
+        )
+    )
     return bad
 
 

@@ -15,13 +15,22 @@ __all__ = ["MetricsServer", "render", "sessions"]
 
 
 def sessions(device: Device) -> list[dict]:
-    """Fields of every open session's `state`, with its number, owner, layers and KV heads; needs `ld_id` 0."""
+    """Fields of every open session's `state`, with its number, owner, layers and KV heads; needs
+    `ld_id` 0."""
     out = []
     for number in range(device.config.sessions):
         state = device.registers.fields(f"s{number}_state")
         if state["open"] or state["busy"]:
             shape = device.registers.fields(f"s{number}_shape")
-            out.append({"session": number, **state, "owner": shape["owner"], "layers": shape["layers"], "kv_heads": shape["kv_heads"]})
+            out.append(
+                {
+                    "session": number,
+                    **state,
+                    "owner": shape["owner"],
+                    "layers": shape["layers"],
+                    "kv_heads": shape["kv_heads"],
+                }
+            )
     return out
 
 
@@ -39,15 +48,33 @@ def render(device: Device) -> str:
             metric(f"{name}_total", "counter", text, [("", counters[name])])
     for what in ("issued", "useful", "late", "useless", "dropped"):
         prefix = f"prefetch_{what}_"
-        metric(f"prefetch_{what}_total", "counter", f"prefetches {what}, by source",
-               [(f'{{source="{name.removeprefix(prefix)}"}}', value) for name, value in counters.items() if name.startswith(prefix)])
+        metric(
+            f"prefetch_{what}_total",
+            "counter",
+            f"prefetches {what}, by source",
+            [
+                (f'{{source="{name.removeprefix(prefix)}"}}', value)
+                for name, value in counters.items()
+                if name.startswith(prefix)
+            ],
+        )
     pools = device.pools()
     for what in ("used", "limit", "frame_bytes"):
         unit = "bytes of a frame" if what == "frame_bytes" else f"frames, {what}"
-        metric(f"pool_{what}", "gauge", unit, [(f'{{pool="{pool}"}}', values[what]) for pool, values in pools.items()])
+        metric(
+            f"pool_{what}",
+            "gauge",
+            unit,
+            [(f'{{pool="{pool}"}}', values[what]) for pool, values in pools.items()],
+        )
     found = sessions(device)
     metric("sessions_open", "gauge", "open sessions", [("", len(found))])
-    metric("session_step", "gauge", "decode step of a session", [(f'{{session="{s["session"]}"}}', s["step"]) for s in found])
+    metric(
+        "session_step",
+        "gauge",
+        "decode step of a session",
+        [(f'{{session="{s["session"]}"}}', s["step"]) for s in found],
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -76,7 +103,9 @@ class MetricsServer:
 
         self._server = ThreadingHTTPServer((host, port), Handler)
         self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="kelp metrics", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, name="kelp metrics", daemon=True
+        ).start()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Serves one device to many clients: the loop behind `kelp serve`.
 
-Each client has a thread and an LD-ID of its own, so the device itself keeps tenants apart; requests are carried out one at a time, whole. A client that
-dies has its sessions closed; one that sends a broken frame is hung up on. Neither disturbs the others.
+Each client has a thread and an LD-ID of its own, so the device itself keeps tenants apart; requests
+are carried out one at a time, whole. A client that dies has its sessions closed; one that sends a
+broken frame is hung up on. Neither disturbs the others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ import numpy as np
 
 from kelp_spec.formats import LINE_BYTES
 
-from ..errors import ConnectionLostError, CxlKvError, NotMappedError, TransportError, UnsupportedError
+from ..errors import (
+    ConnectionLostError,
+    CxlKvError,
+    NotMappedError,
+    TransportError,
+    UnsupportedError,
+)
 from ..transport import Core, LocalTransport
 from ..url import split
 from .tenancy import TenantTransport
@@ -30,7 +37,7 @@ __all__ = ["Server"]
 
 _LOG = logging.getLogger("cxl_kv.serving.server")
 _LD_IDS = range(1, 16)
-_LOCK_SECONDS = 10   #: between two requests of a client that has locked the device
+_LOCK_SECONDS = 10  #: between two requests of a client that has locked the device
 
 
 class Server:
@@ -41,7 +48,8 @@ class Server:
     core : Core
         Closed by :meth:`close`.
     budget_bytes : int, optional
-        DRAM per queue that a tenant may keep before its pages are the first to go, whatever it asks for, and that it may pin.
+        DRAM per queue that a tenant may keep before its pages are the first to go, whatever it asks
+        for, and that it may pin.
     """
 
     def __init__(self, core: Core, *, budget_bytes: int | None = None):
@@ -53,7 +61,8 @@ class Server:
         self._stopping = threading.Event()
 
     def listen(self, url: str) -> str:
-        """Listen on `unix:/path` or `tcp://host:port` (port 0: any); the URL that clients use. A dead server's socket file is replaced."""
+        """Listen on `unix:/path` or `tcp://host:port` (port 0: any); the URL that clients use. A
+        dead server's socket file is replaced."""
         scheme, rest, _ = split(url)
         if scheme == "unix":
             _remove_dead(rest)
@@ -67,13 +76,23 @@ class Server:
             host, _, port = rest.removeprefix("//").rpartition(":")
             if not host or not port.isdigit():
                 raise ValueError(f"{url!r} is refused; legal: tcp://host:port")
-            listener = socket.create_server((host.strip("[]"), int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+            listener = socket.create_server(
+                (host.strip("[]"), int(port)),
+                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            )
             url = f"tcp://{host}:{listener.getsockname()[1]}"
         else:
-            raise ValueError(f"{url!r} is refused; a server listens on unix:/path or tcp://host:port")
+            raise ValueError(
+                f"{url!r} is refused; a server listens on unix:/path or tcp://host:port"
+            )
         listener.listen(64)
         self._listeners.append((listener, rest if scheme == "unix" else ""))
-        threading.Thread(target=self._accept, args=(listener, scheme == "unix"), name=f"kelp serve {url}", daemon=True).start()
+        threading.Thread(
+            target=self._accept,
+            args=(listener, scheme == "unix"),
+            name=f"kelp serve {url}",
+            daemon=True,
+        ).start()
         return url
 
     def _accept(self, listener, local):
@@ -94,7 +113,10 @@ class Server:
     def take_ld_id(self) -> int:
         with self._lock:
             if not self._free:
-                raise UnsupportedError(f"all {len(_LD_IDS)} tenants of this server are taken; try again when a client has left")
+                raise UnsupportedError(
+                    f"all {len(_LD_IDS)} tenants of this server are taken; try again when a "
+                    + "client has left"
+                )
             return self._free.pop()
 
     def gone(self, client, ld_id: int | None) -> None:
@@ -154,7 +176,17 @@ class _Client:
                     else:
                         reply = self._serve(code, payload)
                 except (CxlKvError, ValueError) as error:
-                    send(self.connection, Reply.FAILED, number, to_json({"error": type(error).__name__, "message": getattr(error, "message", str(error))}))
+                    send(
+                        self.connection,
+                        Reply.FAILED,
+                        number,
+                        to_json(
+                            {
+                                "error": type(error).__name__,
+                                "message": getattr(error, "message", str(error)),
+                            }
+                        ),
+                    )
                 else:
                     send(self.connection, Reply.OK, number, *reply)
         except ConnectionLostError:
@@ -180,11 +212,26 @@ class _Client:
             raise TransportError(f"request {code} before HELLO")
         core, admin = self.server.core, bool(from_json(payload).get("admin"))
         if admin and not (self.local and _same_user(self.connection)):
-            raise UnsupportedError("admin is refused: it is granted on a unix socket, to the user that runs the server")
+            raise UnsupportedError(
+                "admin is refused: it is granted on a unix socket, to the user that runs the server"
+            )
         ld_id = 0 if admin else self.server.take_ld_id()
-        self.transport = TenantTransport(core, ld_id, limited=self.server.budget_bytes is not None) if ld_id else LocalTransport(core, shared=True)
-        return ld_id, [to_json({"config": asdict(core.config), "ld_id": ld_id, "formats": sorted(int(f) for f in core.formats), "hints": core.hints,
-                                "persistent": core.persistent})]
+        self.transport = (
+            TenantTransport(core, ld_id, limited=self.server.budget_bytes is not None)
+            if ld_id
+            else LocalTransport(core, shared=True)
+        )
+        return ld_id, [
+            to_json(
+                {
+                    "config": asdict(core.config),
+                    "ld_id": ld_id,
+                    "formats": sorted(int(f) for f in core.formats),
+                    "hints": core.hints,
+                    "persistent": core.persistent,
+                }
+            )
+        ]
 
     def _serve(self, code, payload):
         transport = self.transport
@@ -221,11 +268,19 @@ class _Client:
     def _granted(self, request: dict) -> dict:
         """The request with the server's budget, where it has one and the client is a tenant."""
         numbers = ("shape", "formats", "policy", "recency", "auto_step")
-        if not all(isinstance(request.get(name), int) for name in numbers) or not isinstance(request.get("budgets"), list) or not request["budgets"]:
+        if (
+            not all(isinstance(request.get(name), int) for name in numbers)
+            or not isinstance(request.get("budgets"), list)
+            or not request["budgets"]
+        ):
             raise TransportError("a request to open a session lacks registers")
         if self.transport.ld_id and self.server.budget_bytes is not None:
             lines = self.server.budget_bytes // LINE_BYTES
-            request = request | {"budgets": [[min(value or lines, lines), queues] for value, queues in request["budgets"]]}
+            request = request | {
+                "budgets": [
+                    [min(value or lines, lines), queues] for value, queues in request["budgets"]
+                ]
+            }
         return request
 
 
@@ -243,16 +298,23 @@ def _store(payload):
         raise TransportError(f"a store of {n} lines in {len(payload)} bytes")
     addresses = np.frombuffer(payload, np.uint64, n, 8)
     lines = np.frombuffer(payload, np.uint8, LINE_BYTES * n, 8 + 8 * n).reshape(n, LINE_BYTES)
-    return addresses, lines, np.frombuffer(payload, np.uint64, n, 8 + (8 + LINE_BYTES) * n) if enables else None
+    return (
+        addresses,
+        lines,
+        np.frombuffer(payload, np.uint64, n, 8 + (8 + LINE_BYTES) * n) if enables else None,
+    )
 
 
 def _same_user(connection) -> bool:
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    _, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    )
     return user == os.getuid()
 
 
 def _remove_dead(path: str) -> None:
-    """Remove a socket file that nobody listens on; anything else there is left, and binding fails."""
+    """Remove a socket file that nobody listens on; anything else there is left, and binding
+    fails."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return

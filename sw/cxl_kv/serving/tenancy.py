@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A tenant's way to a served device: what the device itself does not keep from a neighbour is kept here.
+"""A tenant's way to a served device: what the device itself does not keep from a neighbour is kept
+here.
 
-The device keeps lines, registers, counters and events apart by LD-ID. Left to the server are: the frame number in a page's word, which would tell how many
-frames others have taken; numbers and times of events, which would tell how many others had; the event log of 16, which one tenant could fill before
-another's events are read; and pins, which the device honours beyond any budget, so that one tenant could pin others out of DRAM.
+The device keeps lines, registers, counters and events apart by LD-ID. Left to the server are: the
+frame number in a page's word, which would tell how many frames others have taken; numbers and times
+of events, which would tell how many others had; the event log of 16, which one tenant could fill
+before another's events are read; and pins, which the device honours beyond any budget, so that one
+tenant could pin others out of DRAM.
 """
 
 from __future__ import annotations
@@ -30,23 +33,30 @@ class TenantTransport(LocalTransport):
     ld_id : int
         1 … 15.
     limited : bool
-        A queue's budget bounds its pins, too: a pin list that would go beyond it is refused with HintRefusedError, and nothing of its store is done.
+        A queue's budget bounds its pins, too: a pin list that would go beyond it is refused with
+        HintRefusedError, and nothing of its store is done.
     """
 
     def __init__(self, core: Core, ld_id: int, *, limited: bool):
         super().__init__(core, ld_id, shared=True)
         self._limited = limited
-        self._told = 0       # events
+        self._told = 0  # events
         self._map = AddressMap(core.config)
         by_name = self._control.registers.by_name
-        self._words = {}     # line of the register window with a page word → the word's place in it, and what of it is shown
+        # line of the register window with a page word → the word's place in it, and what of it is
+        # shown
+        self._words = {}
         for session in range(core.config.sessions):
             register = by_name[f"s{session}_page_word"]
             hidden = next(f for f in register.fields if f.name == "place")
             mask = ~((1 << hidden.bits) - 1 << hidden.low) & (1 << 64) - 1
-            self._words[self._map.register_base + register.offset // 64 * 64] = register.offset % 64 // 8, np.uint64(mask)
-        self._most: dict[int, list[int]] = {}                     # session → pages of each queue that its budget holds
-        self._pinned: dict[tuple[int, int], set[int]] = {}        # (session, queue) → pages
+            self._words[self._map.register_base + register.offset // 64 * 64] = (
+                register.offset % 64 // 8,
+                np.uint64(mask),
+            )
+        # session → pages of each queue that its budget holds
+        self._most: dict[int, list[int]] = {}
+        self._pinned: dict[tuple[int, int], set[int]] = {}  # (session, queue) → pages
 
     def load(self, addresses) -> Loaded:
         with self.core.lock:
@@ -64,10 +74,15 @@ class TenantTransport(LocalTransport):
     def store(self, addresses, lines, byte_enable=None) -> None:
         if self._limited:
             offsets = np.asarray(addresses, np.uint64).reshape(-1)
-            hints = np.flatnonzero((offsets >= np.uint64(self._map.hint_base)) & (offsets < np.uint64(self._map.register_base)))
+            hints = np.flatnonzero(
+                (offsets >= np.uint64(self._map.hint_base))
+                & (offsets < np.uint64(self._map.register_base))
+            )
             rows = np.ascontiguousarray(lines).view(np.uint8).reshape(-1, 64)
             with self.core.lock:
-                after = self._after([rows[i].tobytes() for i in hints.tolist()]) if len(hints) else {}
+                after = (
+                    self._after([rows[i].tobytes() for i in hints.tolist()]) if len(hints) else {}
+                )
                 super().store(addresses, lines, byte_enable)
                 self._empty_log()
                 self._pinned |= after
@@ -90,33 +105,54 @@ class TenantTransport(LocalTransport):
         return out
 
     def _after(self, rows: list[bytes]) -> dict[tuple[int, int], set[int]]:
-        """Pins of the queues that hint lines are about, once they are taken; HintRefusedError where they go beyond a budget."""
+        """Pins of the queues that hint lines are about, once they are taken; HintRefusedError where
+        they go beyond a budget."""
         after: dict[tuple[int, int], set[int]] = {}
         for row in rows:
             try:
                 hint = unpack(row)
             except HintError:
-                continue     # the device drops it, with an event
+                continue  # the device drops it, with an event
             most = self._most.get(hint.session)
-            if hint.kind not in (HintKind.PIN, HintKind.RELEASE) or most is None or hint.queue >= len(most):
+            if (
+                hint.kind not in (HintKind.PIN, HintKind.RELEASE)
+                or most is None
+                or hint.queue >= len(most)
+            ):
                 continue
             queue = hint.session, hint.queue
             pages = after.setdefault(queue, set(self._pinned.get(queue, ())))
-            pages ^= pages & set(hint.entries) if hint.kind == HintKind.RELEASE else set(hint.entries) - pages
+            pages ^= (
+                pages & set(hint.entries)
+                if hint.kind == HintKind.RELEASE
+                else set(hint.entries) - pages
+            )
             if len(pages) > most[hint.queue]:
-                where, legal = f"session {hint.session}, queue {hint.queue}", f"{most[hint.queue]}, which is what this server's budget holds"
-                raise HintRefusedError(f"pinning {len(pages)} pages of {where} is refused; legal: {legal}")
+                where, legal = (
+                    f"session {hint.session}, queue {hint.queue}",
+                    f"{most[hint.queue]}, which is what this server's budget holds",
+                )
+                raise HintRefusedError(
+                    f"pinning {len(pages)} pages of {where} is refused; legal: {legal}"
+                )
         return after
 
     def open_session(self, request: dict) -> int:
         session = super().open_session(request)
         registers, config = self._control.registers, self.config
         shape = unpack_register(registers.register("s0_shape"), request["shape"])
-        layouts = queue_layouts(config, shape, unpack_register(registers.register("s0_formats"), request["formats"]))
+        layouts = queue_layouts(
+            config, shape, unpack_register(registers.register("s0_formats"), request["formats"])
+        )
         budgets = [request["budgets"][0][0]] * len(layouts)
         for value, queues in request["budgets"][1:]:
             for queue in queues:
                 budgets[queue] = value
-        self._most[session] = [budget // config.frame_lines[layout.pool] for budget, layout in zip(budgets, layouts, strict=True)]
-        self._pinned = {queue: pages for queue, pages in self._pinned.items() if queue[0] != session}
+        self._most[session] = [
+            budget // config.frame_lines[layout.pool]
+            for budget, layout in zip(budgets, layouts, strict=True)
+        ]
+        self._pinned = {
+            queue: pages for queue, pages in self._pinned.items() if queue[0] != session
+        }
         return session

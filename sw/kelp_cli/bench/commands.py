@@ -15,15 +15,34 @@ from ..output import UserError, console
 
 __all__ = ["register"]
 
-_GROUPS = ("metadata", "codec", "blocks", "endpoint", "kelp", "miss", "scale", "replay", "lab", "host")
-_ELSEWHERE = ("hf",)   # needs the packages of another environment: named groups only
+_GROUPS = (
+    "metadata",
+    "codec",
+    "blocks",
+    "endpoint",
+    "kelp",
+    "miss",
+    "scale",
+    "replay",
+    "lab",
+    "host",
+)
+_ELSEWHERE = ("hf",)  # needs the packages of another environment: named groups only
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def bench(
-        only: Annotated[list[str] | None, typer.Option(help=f"Groups to run, of {', '.join(_GROUPS)}; all when left out. hf: in .venv.hf alone.")] = None,
-        output: Annotated[Path, typer.Option("-o", help="Where the rows go, as JSON.")] = Path("build/bench.json"),
+        only: Annotated[
+            list[str] | None,
+            typer.Option(
+                help=f"Groups to run, of {', '.join(_GROUPS)}; all when left out. hf: in "
+                + ".venv.hf alone."
+            ),
+        ] = None,
+        output: Annotated[Path, typer.Option("-o", help="Where the rows go, as JSON.")] = Path(
+            "build/bench.json"
+        ),
     ) -> None:
         """Measure cycles, rates and ratios in RTL; write build/bench.json and print the table."""
         wanted = only or list(_GROUPS)
@@ -39,20 +58,25 @@ def register(app: typer.Typer) -> None:
                 progress.advance(task)
         _show([row for row, _ in rows])
         output.parent.mkdir(parents=True, exist_ok=True)
-        listed = _others(output, {command for _, command in rows}) + [{**asdict(r), "met": r.met, "command": command} for r, command in rows]
+        listed = _others(output, {command for _, command in rows}) + [
+            {**asdict(r), "met": r.met, "command": command} for r, command in rows
+        ]
         output.write_text(json.dumps(listed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         console.print(f"{len(rows)} rows measured, {len(listed)} in {output}")
 
 
 def _others(output: Path, measured: set[str]) -> list[dict]:
-    """Rows of an earlier run, of groups that were not measured now: groups may need different environments."""
+    """Rows of an earlier run, of groups that were not measured now: groups may need different
+    environments."""
     try:
         rows = json.loads(output.read_text(encoding="utf-8"))
         return [row for row in rows if row["command"] not in measured]
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, KeyError):
-        raise UserError(f"{output} holds no rows of kelp bench; name another file with -o, or remove it") from None
+        raise UserError(
+            f"{output} holds no rows of kelp bench; name another file with -o, or remove it"
+        ) from None
 
 
 def _rows(group: str):
@@ -93,14 +117,27 @@ def _host_rows(bench_host, group):
     try:
         return list(bench_host.host_rows() if group == "host" else bench_host.hf_rows())
     except ModuleNotFoundError as error:
-        raise UserError(f"group {group} needs the package {error.name!r}: make test-engines, then .venv.hf/bin/kelp bench --only {group}") from None
+        raise UserError(
+            f"group {group} needs the package {error.name!r}: make test-engines, then "
+            + f".venv.hf/bin/kelp bench --only {group}"
+        ) from None
 
 
 def _show(rows) -> None:
     table = Table(title="KELP measured", title_justify="left")
     for column in ("name", "value", "unit", "goal", "met", "configuration", "cycles"):
-        table.add_column(column, justify="right" if column in ("value", "cycles") else "left", overflow="fold")
+        table.add_column(
+            column, justify="right" if column in ("value", "cycles") else "left", overflow="fold"
+        )
     for r in rows:
         met = {None: "", True: "[green]yes[/]", False: "[bold red]no[/]"}[r.met]
-        table.add_row(r.name, f"{r.value:.4g}", r.unit, r.goal, met, r.config, f"{r.cycles:,}" if r.cycles else "")
+        table.add_row(
+            r.name,
+            f"{r.value:.4g}",
+            r.unit,
+            r.goal,
+            met,
+            r.config,
+            f"{r.cycles:,}" if r.cycles else "",
+        )
     console.print(table)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Wall-clock rows of ``kelp bench`` for the host library: what its calls cost on this machine, each the median of several. Simulation is not acceleration."""
+"""Wall-clock rows of ``kelp bench`` for the host library: what its calls cost on this machine, each
+the median of several. Simulation is not acceleration."""
 
 import statistics
 import time
@@ -13,8 +14,9 @@ _TOKENS = 1024
 
 
 def host_rows() -> Iterator:
-    """`host.golden.*`: bytes written to and read from the golden model by one call for all layers; `host.rtl.lines_per_second` the same on the RTL;
-    `host.call_overhead_us`: a write of 64 tokens of one layer, less the golden model's own time for its lines."""
+    """`host.golden.*`: bytes written to and read from the golden model by one call for all layers;
+    `host.rtl.lines_per_second` the same on the RTL; `host.call_overhead_us`: a write of 64 tokens
+    of one layer, less the golden model's own time for its lines."""
     import numpy as np
 
     import cxl_kv
@@ -49,12 +51,14 @@ def host_rows() -> Iterator:
         tokens = 256
         session.write(layers, k[:, :, :tokens], v[:, :, :tokens])
         seconds = _median(3, lambda: session.read(layers, stop=tokens))
-        yield Row("host.rtl.lines_per_second", 2 * 4 * 2 * tokens / seconds, "lines/s", config=_CONFIG)
+        yield Row(
+            "host.rtl.lines_per_second", 2 * 4 * 2 * tokens / seconds, "lines/s", config=_CONFIG
+        )
 
 
 def hf_rows() -> Iterator:
-    """`hf.tokens_per_second.*`: greedy decoding by a random two-layer Llama of 64 hidden units after 32 tokens of prompt; needs the environment of
-    `make test-engines`."""
+    """`hf.tokens_per_second.*`: greedy decoding by a random two-layer Llama of 64 hidden units
+    after 32 tokens of prompt; needs the environment of `make test-engines`."""
     import torch
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -64,24 +68,52 @@ def hf_rows() -> Iterator:
 
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    model = LlamaForCausalLM(LlamaConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-                                         vocab_size=101, pad_token_id=0, eos_token_id=None)).to(torch.bfloat16).eval()
+    model = (
+        LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=32,
+                vocab_size=101,
+                pad_token_id=0,
+                eos_token_id=None,
+            )
+        )
+        .to(torch.bfloat16)
+        .eval()
+    )
     ids = torch.randint(3, 101, (1, 32))
 
     def rate(cache_of, tokens):
         def once():
             cache = cache_of()
-            model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=tokens, do_sample=False)
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                past_key_values=cache,
+                max_new_tokens=tokens,
+                do_sample=False,
+            )
             if isinstance(cache, EndpointCache):
                 cache.close()
 
         once()
         return tokens / _median(3, once)
 
-    yield Row("hf.tokens_per_second.dynamic_cache", rate(lambda: DynamicCache(config=model.config), 32), "tokens/s")
+    yield Row(
+        "hf.tokens_per_second.dynamic_cache",
+        rate(lambda: DynamicCache(config=model.config), 32),
+        "tokens/s",
+    )
     for name, url, tokens in (("golden", f"golden:{_CONFIG}", 32), ("rtl", f"rtl:{_CONFIG}", 8)):
         with cxl_kv.open(url) as device:
-            got = rate(lambda device=device: EndpointCache(device, model.config, policy=cxl_kv.Policy()), tokens)
+            got = rate(
+                lambda device=device: EndpointCache(device, model.config, policy=cxl_kv.Policy()),
+                tokens,
+            )
         yield Row(f"hf.tokens_per_second.{name}", got, "tokens/s", config=_CONFIG)
 
 

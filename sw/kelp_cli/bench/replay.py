@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Wall-clock rows of ``kelp bench``: replay rates, each the median of three, beside the rate of a plain Python loop in the same run."""
+"""Wall-clock rows of ``kelp bench``: replay rates, each the median of three, beside the rate of a
+plain Python loop in the same run."""
 
 import statistics
 import time
@@ -16,7 +17,8 @@ _LOOP = 2_000_000
 
 
 def replay_rows(recording: Path = _RECORDING, accesses: int = 20_000) -> Iterator:
-    """RTL lines per second, free-running, comparison included; golden accesses per second on metadata."""
+    """RTL lines per second, free-running, comparison included; golden accesses per second on
+    metadata."""
     from kelp_sim.replay import replay
     from kelp_spec.config import named
     from kelp_verif.measure.rows import Row
@@ -28,17 +30,34 @@ def replay_rows(recording: Path = _RECORDING, accesses: int = 20_000) -> Iterato
     chosen = make_plan(recording, config, accesses=accesses, **CHOICES)
     lines, cycles = [], 0
     with progress_bar() as bar:
-        run_rtl(chosen, bar, lockstep=False)          # builds the model, fills caches
+        run_rtl(chosen, bar, lockstep=False)  # builds the model, fills caches
         for _ in range(_RUNS):
             done, _meter = run_rtl(chosen, bar, lockstep=False)
             lines.append(done.requests / done.seconds)
             cycles = done.cycles
     whole = make_plan(recording, config, residency=0.25, formats=FORMATS, prefetch="", window=0)
-    whole = replace(whole, trace=replace(whole.trace, k=None, v=None))     # metadata alone
+    whole = replace(whole, trace=replace(whole.trace, k=None, v=None))  # metadata alone
     golden = [len(whole.sequence) / replay.run_golden(whole).seconds for _ in range(_RUNS)]
-    yield Row("replay.rtl.lines_per_second", statistics.median(lines), "lines/s", "≥ 20000", config.name, cycles)
-    yield Row("replay.golden.accesses_per_second", statistics.median(golden), "accesses/s", "≥ 50000", config.name)
-    yield Row("reference.python_loop.iterations_per_second", statistics.median(_loop() for _ in range(_RUNS)), "iterations/s")
+    yield Row(
+        "replay.rtl.lines_per_second",
+        statistics.median(lines),
+        "lines/s",
+        "≥ 20000",
+        config.name,
+        cycles,
+    )
+    yield Row(
+        "replay.golden.accesses_per_second",
+        statistics.median(golden),
+        "accesses/s",
+        "≥ 50000",
+        config.name,
+    )
+    yield Row(
+        "reference.python_loop.iterations_per_second",
+        statistics.median(_loop() for _ in range(_RUNS)),
+        "iterations/s",
+    )
 
 
 def _loop() -> float:

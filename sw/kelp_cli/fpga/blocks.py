@@ -20,10 +20,12 @@ REFERENCE = "ulx3s_85f"
 
 
 def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tuple[str, dict]]:
-    """Name and figures of each block, as they are there; those before it stand in `path` by then, so what is broken off goes on with the next block.
+    """Name and figures of each block, as they are there; those before it stand in `path` by then,
+    so what is broken off goes on with the next block.
 
-    A block has more ports than the package has pins; `kelp_fpga.flow.pnr` puts it between registers of a shell, which are not counted. Mapped, placed,
-    refined and routed as a board's top is; figures have the names of the board's `report.json`, and there is no bitstream.
+    A block has more ports than the package has pins; `kelp_fpga.flow.pnr` puts it between registers
+    of a shell, which are not counted. Mapped, placed, refined and routed as a board's top is;
+    figures have the names of the board's `report.json`, and there is no bitstream.
     """
     from kelp_fpga.configs import board_config
     from kelp_fpga.flow.blocks import BLOCKS, block
@@ -37,17 +39,43 @@ def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tupl
         raise UserError(f"--only {unknown[0]} is unknown; known: {', '.join(BLOCKS)}")
     target = TARGETS[REFERENCE]
     for n, name in enumerate(wanted, 1):
-        with console.status(f"placing and routing {name} ({n} of {len(wanted)}), configuration {config}, seed {seed}"):
+        with console.status(
+            f"placing and routing {name} ({n} of {len(wanted)}), configuration {config}, "
+            + f"seed {seed}"
+        ):
             try:
-                result = place_and_route(block(name, board_config(config)), name=f"{name}-{config}", speed=target.speed, goal_mhz=target.target_mhz,
-                                         seed=seed, script=SYNTHESIS, layout=LAYOUT, refined=True)
+                result = place_and_route(
+                    block(name, board_config(config)),
+                    name=f"{name}-{config}",
+                    speed=target.speed,
+                    goal_mhz=target.target_mhz,
+                    seed=seed,
+                    script=SYNTHESIS,
+                    layout=LAYOUT,
+                    refined=True,
+                )
             except (ToolError, ValueError) as error:
                 raise UserError(str(error)) from None
         timing = json.loads((result.directory / "report.json").read_text(encoding="utf-8"))
-        slowest = max((p["path"] for p in timing["critical_paths"] if p["from"] == p["to"]), key=lambda steps: sum(step["delay"] for step in steps))
-        figures = {"board": REFERENCE, "config": config, "seed": seed, "target_mhz": target.target_mhz, "fmax_mhz": round(result.fmax, 2),
-                   "luts": result.comb, "ffs": result.ff, "ebr": result.ebr, "dsp": result.dsp}
-        figures |= {f"{ours}_total": timing["utilization"][theirs]["available"] for theirs, ours in COUNTED.items()}
+        slowest = max(
+            (p["path"] for p in timing["critical_paths"] if p["from"] == p["to"]),
+            key=lambda steps: sum(step["delay"] for step in steps),
+        )
+        figures = {
+            "board": REFERENCE,
+            "config": config,
+            "seed": seed,
+            "target_mhz": target.target_mhz,
+            "fmax_mhz": round(result.fmax, 2),
+            "luts": result.comb,
+            "ffs": result.ff,
+            "ebr": result.ebr,
+            "dsp": result.dsp,
+        }
+        figures |= {
+            f"{ours}_total": timing["utilization"][theirs]["available"]
+            for theirs, ours in COUNTED.items()
+        }
         figures |= {"critical_path": critical_path(slowest), "bitstream": None}
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,13 +84,22 @@ def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tupl
 
 
 def show_blocks(config: str, only: list[str], seed: int, path: Path) -> bool:
-    """`blocks` with each one's figures as they are there, then a table; whether one was too slow."""
+    """`blocks` with each one's figures as they are there, then a table; whether one was too
+    slow."""
     names, slow = ("fmax_mhz", "luts", "ffs", "ebr", "dsp"), False
     table = Table("block", *names, "critical path")
     for name, figures in blocks(config, only, seed, path):
-        console.print(f"{name}: {figures['fmax_mhz']} MHz of {figures['target_mhz']:g}, {figures['luts']} LUTs", highlight=False)
+        console.print(
+            f"{name}: {figures['fmax_mhz']} MHz of {figures['target_mhz']:g}, "
+            + f"{figures['luts']} LUTs",
+            highlight=False,
+        )
         latest = figures["critical_path"]
-        table.add_row(name, *(str(figures[each]) for each in names), f"{latest['ns']} ns: {latest['from']} … {latest['to']}")
+        table.add_row(
+            name,
+            *(str(figures[each]) for each in names),
+            f"{latest['ns']} ns: {latest['from']} … {latest['to']}",
+        )
         slow |= figures["fmax_mhz"] < figures["target_mhz"]
     console.print(table)
     return slow

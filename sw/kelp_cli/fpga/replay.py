@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""A recording through a board, line by line against the golden model (used by ``kelp fpga replay``)."""
+"""A recording through a board, line by line against the golden model (used by ``kelp fpga
+replay``)."""
 
 from __future__ import annotations
 
@@ -40,19 +41,33 @@ class BoardReplay:
 
 
 def enough(result: dict) -> bool:
-    """Whether a replay, as :class:`BoardReplay` has it, is as large as `ENOUGH`: by the endpoint's counters and its cold tier's own."""
+    """Whether a replay, as :class:`BoardReplay` has it, is as large as `ENOUGH`: by the endpoint's
+    counters and its cold tier's own."""
     figures = result | result["counters"]
     return all(figures[name] >= least for name, least in ENOUGH.items())
 
 
 def crop(trace, prefill_pages: int):
-    """The recording without its oldest pages, so that `prefill_pages` of the prefill are left: for boards whose queues are shorter than the recording's."""
+    """The recording without its oldest pages, so that `prefill_pages` of the prefill are left: for
+    boards whose queues are shorter than the recording's."""
     if not 1 <= prefill_pages <= trace.prefill_pages:
-        raise UserError(f"--prefill-pages {prefill_pages} is refused; legal: 1 … {trace.prefill_pages}")
+        raise UserError(
+            f"--prefill-pages {prefill_pages} is refused; legal: 1 … {trace.prefill_pages}"
+        )
     pages = trace.prefill_pages - prefill_pages
     tokens = pages * trace.page_tokens
-    parts = {name: getattr(trace, name)[:, :, tokens:] for name in ("k", "v") if getattr(trace, name) is not None}
-    return replace(trace, prefill_tokens=trace.prefill_tokens - tokens, reads=trace.reads[..., pages:], mass=trace.mass[..., pages:], **parts)
+    parts = {
+        name: getattr(trace, name)[:, :, tokens:]
+        for name in ("k", "v")
+        if getattr(trace, name) is not None
+    }
+    return replace(
+        trace,
+        prefill_tokens=trace.prefill_tokens - tokens,
+        reads=trace.reads[..., pages:],
+        mass=trace.mass[..., pages:],
+        **parts,
+    )
 
 
 class _Golden:
@@ -64,22 +79,39 @@ class _Golden:
 
         setup = self.setup = plan.setup
         self.plan, self.session, self.endpoint = plan, SESSION, setup.endpoint()
-        self.lockstep = LockStep(self.endpoint, evict_target=max(1, setup.low_water, setup.high_water), enable=setup.prefetch)
+        self.lockstep = LockStep(
+            self.endpoint,
+            evict_target=max(1, setup.low_water, setup.high_water),
+            enable=setup.prefetch,
+        )
         self.lockstep.open(SESSION, setup.descriptor)
         self._bytes = plan.lines.tobytes()
 
     def run(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Requests first … end − 1, of one step: of each whether it is poison, and the data, uint8[n, 64]."""
+        """Requests first … end − 1, of one step: of each whether it is poison, and the data,
+        uint8[n, 64]."""
         from kelp_golden.lines import POISONED, ZEROS
         from kelp_golden.ops import Op as TrackerOp
         from kelp_spec.metadata import Op
 
         versions = []
-        for r, row in zip(self.plan.requests[first:end], self.plan.row[first:end].tolist(), strict=True):
+        for r, row in zip(
+            self.plan.requests[first:end], self.plan.row[first:end].tolist(), strict=True
+        ):
             write = int(r["write"])
-            origin = (self._bytes[64 * row:64 * row + 64], -1) if write else None
+            origin = (self._bytes[64 * row : 64 * row + 64], -1) if write else None
             line = int(r["kv"]) * self.setup.config.half_lines + int(r["line"])
-            answer = self.lockstep.request(TrackerOp(Op.WRITE if write else Op.READ, self.session, int(r["queue"]), int(r["page"]), line, write, origin=origin))
+            answer = self.lockstep.request(
+                TrackerOp(
+                    Op.WRITE if write else Op.READ,
+                    self.session,
+                    int(r["queue"]),
+                    int(r["page"]),
+                    line,
+                    write,
+                    origin=origin,
+                )
+            )
             versions.append(POISONED if answer.poison else answer.version)
         versions = np.array(versions)
         poison = versions == POISONED
@@ -95,7 +127,12 @@ def write_register(host, config, name: str, value: int) -> None:
     offset = RegisterMap(config).by_name[name].offset
     line = np.zeros(8, "<u8")
     line[offset % 64 // 8] = value
-    host.write([AddressMap(config).register_base + offset // 64 * 64], [line.tobytes()], [0xFF << offset % 64], ordered=True)
+    host.write(
+        [AddressMap(config).register_base + offset // 64 * 64],
+        [line.tobytes()],
+        [0xFF << offset % 64],
+        ordered=True,
+    )
 
 
 def _registers(host, config, names) -> list[int]:
@@ -112,8 +149,9 @@ def _registers(host, config, names) -> list[int]:
 
 
 def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardReplay:
-    """The history, then whole steps until `lines` lines have been asked for. With `lockstep` each request waits until the board is quiescent, and the board's
-    counters must be the golden model's as well; otherwise a layer's requests go together and data alone is compared."""
+    """The history, then whole steps until `lines` lines have been asked for. With `lockstep` each
+    request waits until the board is quiescent, and the board's counters must be the golden model's
+    as well; otherwise a layer's requests go together and data alone is compared."""
     from kelp_fpga.board_registers import BoardRegister
     from kelp_spec.registers import COUNTERS
 
@@ -123,8 +161,18 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
     for name, value in setup.registers():
         write_register(host, config, name, value)
     requests, step = plan.requests, plan.step
-    address = (((requests["queue"].astype(np.uint64) << np.uint64(config.page_bits) | requests["page"].astype(np.uint64)) << np.uint64(1) |
-                requests["kv"].astype(np.uint64)) << np.uint64(config.half_line_bits) | requests["line"].astype(np.uint64)) << np.uint64(6)
+    address = (
+        (
+            (
+                requests["queue"].astype(np.uint64) << np.uint64(config.page_bits)
+                | requests["page"].astype(np.uint64)
+            )
+            << np.uint64(1)
+            | requests["kv"].astype(np.uint64)
+        )
+        << np.uint64(config.half_line_bits)
+        | requests["line"].astype(np.uint64)
+    ) << np.uint64(6)
     names = [f"count_{name}" for name, _ in COUNTERS]
     history = plan.history
     ends = np.flatnonzero(np.diff(step, append=-2)) + 1
@@ -138,11 +186,18 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
             began, cycles = time.monotonic(), host.board(BoardRegister.TIME)
         if step[first] >= 0:
             write_register(host, config, *setup.advance())
-        # A step's layers one after another: reads and writes of one layer go together, which never name the same line.
+        # A step's layers one after another: reads and writes of one layer go together, which never
+        # name the same line.
         layer = requests["queue"][first:end] // setup.kv_heads
         write = requests["write"][first:end].astype(bool)
         got, poison = np.zeros((end - first, 64), np.uint8), np.zeros(end - first, bool)
-        groups = np.arange(end - first) if lockstep else np.cumsum((np.diff(layer, prepend=layer[0]) != 0) | (np.diff(write, prepend=write[0]) != 0))
+        groups = (
+            np.arange(end - first)
+            if lockstep
+            else np.cumsum(
+                (np.diff(layer, prepend=layer[0]) != 0) | (np.diff(write, prepend=write[0]) != 0)
+            )
+        )
         for group in range(int(groups[-1]) + 1):
             at = np.flatnonzero(groups == group)
             if lockstep:
@@ -152,7 +207,10 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
             else:
                 got[at], poison[at], nxm = host.read(address[first + at])
                 if nxm.any():
-                    raise UserError(f"the board answers NXM to request {first + int(at[np.flatnonzero(nxm)[0]])}")
+                    raise UserError(
+                        "the board answers NXM to request "
+                        + f"{first + int(at[np.flatnonzero(nxm)[0]])}"
+                    )
             if progress is not None:
                 progress(first + int(at[-1]) + 1, last)
         if lockstep:
@@ -161,16 +219,30 @@ def replay(host, plan, *, lines: int, lockstep: bool, progress=None) -> BoardRep
         wanted_poison, wanted = golden.run(first, end)
         bad = ~write & ((poison != wanted_poison) | ((got != wanted).any(axis=1) & ~wanted_poison))
         mismatches += int(bad.sum())
-        examples += [f"request {first + i}: board {got[i].tobytes().hex()}, golden {wanted[i].tobytes().hex()}" for i in np.flatnonzero(bad).tolist()]
+        examples += [
+            f"request {first + i}: board {got[i].tobytes().hex()}, golden "
+            + f"{wanted[i].tobytes().hex()}"
+            for i in np.flatnonzero(bad).tolist()
+        ]
         first = end
     seconds, cycles = time.monotonic() - began, host.board(BoardRegister.TIME) - cycles & 0xFFFFFFFF
     after = dict(zip(names, _registers(host, config, names), strict=True))
     wrong = {}
     if lockstep:
-        wrong = {name: (after[f"count_{name}"], golden.endpoint.counters[name]) for name in ("accesses", "misses", "evictions", "write_backs", "fetches")
-                 if after[f"count_{name}"] != golden.endpoint.counters[name]}
+        wrong = {
+            name: (after[f"count_{name}"], golden.endpoint.counters[name])
+            for name in ("accesses", "misses", "evictions", "write_backs", "fetches")
+            if after[f"count_{name}"] != golden.endpoint.counters[name]
+        }
     return BoardReplay(
-        lines=last - history, history=history, mismatches=mismatches, examples=tuple(examples[:_EXAMPLES]),
-        counters={name: after[f"count_{name}"] - before[f"count_{name}"] for name, _ in COUNTERS}, counter_mismatches=wrong,
-        fetched_pages=host.board(BoardRegister.FETCHES) - pages[0], stored_pages=host.board(BoardRegister.STORES) - pages[1], seconds=seconds, cycles=cycles,
+        lines=last - history,
+        history=history,
+        mismatches=mismatches,
+        examples=tuple(examples[:_EXAMPLES]),
+        counters={name: after[f"count_{name}"] - before[f"count_{name}"] for name, _ in COUNTERS},
+        counter_mismatches=wrong,
+        fetched_pages=host.board(BoardRegister.FETCHES) - pages[0],
+        stored_pages=host.board(BoardRegister.STORES) - pages[1],
+        seconds=seconds,
+        cycles=cycles,
     )

@@ -15,7 +15,8 @@ __all__ = ["show_seeds"]
 
 
 def show_seeds(board: str, directory: Path) -> None:
-    """The seeds in a board's `directory` that count, those that do not, and the parts of the slowest."""
+    """The seeds in a board's `directory` that count, those that do not, and the parts of the
+    slowest."""
     from kelp_fpga.flow.reports import summary
 
     slowest = summary(directory)
@@ -30,9 +31,20 @@ def show_seeds(board: str, directory: Path) -> None:
     console.print(table)
     console.print(f"fmax_mhz over {len(slowest['seeds'])} seeds: {slowest['fmax_mhz']}")
     if stale := slowest["stale"]:
-        console.print(f"left out, of another netlist or for another clock than the newest: seed {', '.join(map(str, stale))}", soft_wrap=True)
+        console.print(
+            "left out, of another netlist or for another clock than the newest: seed "
+            + f"{', '.join(map(str, stale))}",
+            soft_wrap=True,
+        )
     names = ("ns", "fmax_mhz", "luts", "ffs", "ebr", "dsp", "to")
-    parts = Table("part", *names[:-1], "slowest path's end", title=f"slowest paths of seed {slowest['seed']} and what was taken, by part")
+    parts = Table(
+        "part",
+        *names[:-1],
+        "slowest path's end",
+        title=f"slowest paths of seed {slowest['seed']} and what was taken, by part",
+    )
     for part, figures in slowest.get("blocks", {}).items():
-        parts.add_row(part, *("" if (figure := figures.get(name)) is None else str(figure) for name in names))
+        parts.add_row(
+            part, *("" if (figure := figures.get(name)) is None else str(figure) for name in names)
+        )
     console.print(parts)

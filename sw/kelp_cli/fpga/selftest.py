@@ -10,7 +10,8 @@ __all__ = ["selftest"]
 
 
 def selftest(host, first: int, lines: int | None) -> dict:
-    """The bridge by its host, then the board by itself; what became of each part. The endpoint is as after a reset."""
+    """The bridge by its host, then the board by itself; what became of each part. The endpoint is
+    as after a reset."""
     from kelp_fpga.board_registers import BoardRegister, Control
     from kelp_fpga.selftest.self_test_program import PART_NAMES, Part, State, program
 
@@ -27,9 +28,16 @@ def selftest(host, first: int, lines: int | None) -> dict:
     host.board(BoardRegister.TEST_FIRST, first)
     host.board(BoardRegister.TEST_LINES, count)
     host.board(BoardRegister.CONTROL, 1 << Control.TEST)
-    # 430 cycles a line and 150 000 for the rest, or far longer where somebody simulates: whoever does has patience.
+    # 430 cycles a line and 150 000 for the rest, or far longer where somebody simulates: whoever
+    # does has patience.
     host.wait("tested", 10 * host.patience + count / 100)
-    passed, result, line, check = host.status()["passed"], *map(host.board, (BoardRegister.TEST_RESULT, BoardRegister.TEST_DETAIL, BoardRegister.TEST_CHECK))
+    passed, result, line, check = (
+        host.status()["passed"],
+        *map(
+            host.board,
+            (BoardRegister.TEST_RESULT, BoardRegister.TEST_DETAIL, BoardRegister.TEST_CHECK),
+        ),
+    )
     made = program(host.config)
     states = {part: State(result >> 2 * part & 3) for part in Part}
     parts = {part: state.name.lower().replace("_", " ") for part, state in states.items()}
@@ -40,6 +48,14 @@ def selftest(host, first: int, lines: int | None) -> dict:
         parts[part] = f"wrong: {what}"
     parts |= dict.fromkeys(set(Part) - made.parts, "not on this bitstream")
     host.wait("ready", 60)
-    return {"passed": bridge and passed, "config": host.config.name, "clock_hz": host.board(BoardRegister.CLOCK), "memory_lines": count,
-            "bridge": "passed" if bridge else "wrong", **{PART_NAMES[part]: state for part, state in parts.items()},
-            "frames_bad": host.link.bad, "frames_resent": host.link.resent, "polls": host.link.polls}
+    return {
+        "passed": bridge and passed,
+        "config": host.config.name,
+        "clock_hz": host.board(BoardRegister.CLOCK),
+        "memory_lines": count,
+        "bridge": "passed" if bridge else "wrong",
+        **{PART_NAMES[part]: state for part, state in parts.items()},
+        "frames_bad": host.link.bad,
+        "frames_resent": host.link.resent,
+        "polls": host.link.polls,
+    }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What `kelp fpga proof` makes of a self-test and a replay, whose places are taken here; `test_fpga_sim.py` runs both."""
+"""What `kelp fpga proof` makes of a self-test and a replay, whose places are taken here;
+`test_fpga_sim.py` runs both."""
 
 import contextlib
 import json
@@ -17,38 +18,74 @@ from kelp_fpga.configs import board_config
 LEAST = {"lines": 1024, "misses": 16, "write_backs": 8, "fetched_pages": 16, "stored_pages": 8}
 
 
-def proof(monkeypatch, path, *arguments, violations=(), framing_errors=0, tested=True, replayed=True, named=True, **counted):
+def proof(
+    monkeypatch,
+    path,
+    *arguments,
+    violations=(),
+    framing_errors=0,
+    tested=True,
+    replayed=True,
+    named=True,
+    **counted,
+):
     """Exit code and sim.json."""
     counted = LEAST | counted
-    board = SimpleNamespace(port="none", violations=list(violations), framing_errors=framing_errors, cycles=9, seconds=3.0)
-    played = {"passed": replayed, "counters": {name: counted.pop(name) for name in ("misses", "write_backs")}} | counted
+    board = SimpleNamespace(
+        port="none",
+        violations=list(violations),
+        framing_errors=framing_errors,
+        cycles=9,
+        seconds=3.0,
+    )
+    played = {
+        "passed": replayed,
+        "counters": {name: counted.pop(name) for name in ("misses", "write_backs")},
+    } | counted
     monkeypatch.setattr(fpga_board, "_simulation", lambda *_: contextlib.nullcontext(board))
-    monkeypatch.setattr(fpga_board, "_called", lambda command, *_: {"selftest": {"passed": tested}, "replay": played}[command])
+    monkeypatch.setattr(
+        fpga_board,
+        "_called",
+        lambda command, *_: {"selftest": {"passed": tested}, "replay": played}[command],
+    )
     fpga.register(app := typer.Typer())
-    done = CliRunner().invoke(app, ["fpga", "proof", *(["--json", str(path)] if named else []), *arguments])
+    done = CliRunner().invoke(
+        app, ["fpga", "proof", *(["--json", str(path)] if named else []), *arguments]
+    )
     return done.exit_code, json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_the_least_that_counts(monkeypatch, tmp_path):
     code, result = proof(monkeypatch, tmp_path / "sim.json", "--mhz", "50")
     assert code == 0 and result["passed"] and result["enough"]
-    assert (result["config"], result["digest"], result["mhz"]) == ("ulx3s", board_config("ulx3s").digest, 50.0)
+    assert (result["config"], result["digest"], result["mhz"]) == (
+        "ulx3s",
+        board_config("ulx3s").digest,
+        50.0,
+    )
 
 
 @pytest.mark.parametrize("name", LEAST)
 def test_less_is_not_enough_whatever_was_asked_for(monkeypatch, tmp_path, name):
-    code, result = proof(monkeypatch, tmp_path / "sim.json", "--lines", "64", **{name: LEAST[name] - 1})
+    code, result = proof(
+        monkeypatch, tmp_path / "sim.json", "--lines", "64", **{name: LEAST[name] - 1}
+    )
     assert code == 1 and not result["passed"] and not result["enough"]
 
 
-@pytest.mark.parametrize("wrong", [{"violations": ["tRC"]}, {"framing_errors": 1}, {"tested": False}, {"replayed": False}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"violations": ["tRC"]}, {"framing_errors": 1}, {"tested": False}, {"replayed": False}],
+)
 def test_enough_is_not_all(monkeypatch, tmp_path, wrong):
     code, result = proof(monkeypatch, tmp_path / "sim.json", **wrong)
     assert code == 1 and not result["passed"] and result["enough"]
 
 
 def test_the_commit_is_told_in_a_checkout_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(fpga_board, "__file__", str(tmp_path / "sw" / "kelp_cli" / "fpga" / "board.py"))
+    monkeypatch.setattr(
+        fpga_board, "__file__", str(tmp_path / "sw" / "kelp_cli" / "fpga" / "board.py")
+    )
     assert proof(monkeypatch, tmp_path / "sim.json")[1]["commit"] is None
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Mapped plain memory: the same calls, persistence and its limits, several processes, and memory that goes away under the mapping."""
+"""Mapped plain memory: the same calls, persistence and its limits, several processes, and memory
+that goes away under the mapping."""
 
 import multiprocessing
 import os
@@ -32,15 +33,22 @@ def tensors(tokens, seed=1):
 
 def test_what_was_written_is_read_and_seen_without_a_copy(path):
     with opened(path) as device:
-        assert os.path.getsize(path) == mapped_bytes(named("unit")) and not os.path.getsize(path) % ALIGNMENT
-        assert not device.transport.core.view(0, 64).ctypes.data % ALIGNMENT, "header and aperture are whole 2 MiB from a mapping at a multiple of 2 MiB"
+        assert (
+            os.path.getsize(path) == mapped_bytes(named("unit"))
+            and not os.path.getsize(path) % ALIGNMENT
+        )
+        assert not device.transport.core.view(0, 64).ctypes.data % ALIGNMENT, (
+            "header and aperture are whole 2 MiB from a mapping at a multiple of 2 MiB"
+        )
         session = device.open_session(SHAPE)
         k, v = tensors(session.max_tokens)
         session.write([0, 1], k, v)
         got_k, got_v = session.read([0, 1], stop=session.max_tokens)
         assert (got_k == k).all() and (got_v == v).all()
         seen_k, seen_v = session.view(1, 0, 3)
-        assert (seen_k.view(np.float16) == k[1, 0, 12:16]).all() and (seen_v.view(np.float16) == v[1, 0, 12:16]).all()
+        assert (seen_k.view(np.float16) == k[1, 0, 12:16]).all() and (
+            seen_v.view(np.float16) == v[1, 0, 12:16]
+        ).all()
         seen_v[2] = 0x3C00
         assert (session.read(1, positions=[14], heads=0)[1] == 1.0).all()
         session.advance(5)
@@ -84,8 +92,9 @@ def test_layouts_are_told_apart(path):
 
 
 def test_a_full_file_system_is_an_error_when_the_file_is_made(path):
-    """No room for all of it, or not allowed to take it: nothing is made that would fail later, and what was there stays."""
-    huge = "dax:{}?create=1&config=trace&queues=640&pages=8192&half_lines=64&sessions=16"   # 1 TiB
+    """No room for all of it, or not allowed to take it: nothing is made that would fail later, and
+    what was there stays."""
+    huge = "dax:{}?create=1&config=trace&queues=640&pages=8192&half_lines=64&sessions=16"  # 1 TiB
     with pytest.raises(cxl_kv.DeviceFullError, match="No space left"):
         cxl_kv.open(huge.format(path))
     assert os.path.getsize(path) == 0
@@ -98,7 +107,9 @@ def test_a_full_file_system_is_an_error_when_the_file_is_made(path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.path.getsize(path) == 0
     opened(path).close()
-    assert os.stat(path).st_blocks * 512 >= mapped_bytes(named("unit")), "the file has its memory from the start"
+    assert os.stat(path).st_blocks * 512 >= mapped_bytes(named("unit")), (
+        "the file has its memory from the start"
+    )
 
 
 def test_memory_that_goes_away_is_an_error_and_not_a_signal(path):
@@ -108,7 +119,8 @@ def test_memory_that_goes_away_is_an_error_and_not_a_signal(path):
     k, v = tensors(32)
     for session in sessions:
         session.write([0, 1], k, v)
-    keep = mapped_bytes(named("unit")) - ALIGNMENT + (1 << named("unit").aperture_bits) // 2   # all of session 0, nothing of session 1
+    # all of session 0, nothing of session 1
+    keep = mapped_bytes(named("unit")) - ALIGNMENT + (1 << named("unit").aperture_bits) // 2
     os.truncate(path, keep)
     assert (sessions[0].read([0, 1], stop=32)[0] == k).all()
     with pytest.raises(cxl_kv.BusError, match="session 1, layer 0, head 0, page 0") as caught:

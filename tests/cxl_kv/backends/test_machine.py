@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Any sequence of calls, on every back end, against a dict: what a read gives is what was written, or an error that was due.
+"""Any sequence of calls, on every back end, against a dict: what a read gives is what was written,
+or an error that was due.
 
-Faults between the calls: frames torn and bits flipped (on the socket, on the serial line), no room left (frames, sessions, the file system), clients and
-the server killed by SIGKILL, fetches that fail.
+Faults between the calls: frames torn and bits flipped (on the socket, on the serial line), no room
+left (frames, sessions, the file system), clients and the server killed by SIGKILL, fetches that
+fail.
 """
 
 import contextlib
@@ -19,7 +21,16 @@ import numpy as np
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from processes import forked
 from serial_board import SerialBoard
 
@@ -38,28 +49,36 @@ pytestmark = pytest.mark.timeout(1800)
 TOKENS = 32
 FORMATS = ("raw16", "int8", "int4", "fp8_e4m3")
 #: A request to open a session of one queue.
-_SMALLEST = {"shape": 1 | 1 << 10 | 4 << 20 | 8 << 32, "formats": 0, "policy": 26, "recency": 0, "auto_step": 0, "budgets": [[0, [0]]]}
+_SMALLEST = {
+    "shape": 1 | 1 << 10 | 4 << 20 | 8 << 32,
+    "formats": 0,
+    "policy": 26,
+    "recency": 0,
+    "auto_step": 0,
+    "budgets": [[0, [0]]],
+}
 
 
 class Machine(RuleBasedStateMachine):
-    """Two tenants at most (the configuration's sessions); `model` holds what each line must read as."""
+    """Two tenants at most (the configuration's sessions); `model` holds what each line must read
+    as."""
 
     url = "golden:unit"
-    served = False            # by this process
-    apart = False             # by another one, which may be killed
+    served = False  # by this process
+    apart = False  # by another one, which may be killed
     listen = "unix:{folder}/kelp.sock"
     formats = FORMATS
-    crowded = False           # frames may all be pinned
+    crowded = False  # frames may all be pinned
 
     def __init__(self):
         super().__init__()
         self.stack = contextlib.ExitStack()
         self.model: dict = {}
-        self.before: dict = {}    # the same without the writes that failed half-way
-        self.lost: dict = {}      # session → pages whose content a fault took
-        self.dead: set = set()    # sessions whose server was killed
-        self.pinned = False       # so many pages that one may find no frame
-        self.due = 0              # fetches that will fail
+        self.before: dict = {}  # the same without the writes that failed half-way
+        self.lost: dict = {}  # session → pages whose content a fault took
+        self.dead: set = set()  # sessions whose server was killed
+        self.pinned = False  # so many pages that one may find no frame
+        self.due = 0  # fetches that will fail
         self.server_pid = 0
 
     sessions = Bundle("sessions")
@@ -83,7 +102,9 @@ class Machine(RuleBasedStateMachine):
             self.devices = [self.stack.enter_context(cxl_kv.open(self.address)) for _ in range(2)]
         elif url.startswith("serial:"):
             self.board = self.stack.enter_context(SerialBoard())
-            device = self.stack.enter_context(cxl_kv.open(f"serial:{self.board.port}?timeout=0.02&patience=30"))
+            device = self.stack.enter_context(
+                cxl_kv.open(f"serial:{self.board.port}?timeout=0.02&patience=30")
+            )
             self.core, self.devices = self.board.core, [device]
         else:
             device = self.stack.enter_context(cxl_kv.open(url))
@@ -91,7 +112,9 @@ class Machine(RuleBasedStateMachine):
         if self.crowded:
             # Every frame may be pinned; a page without one is given up soon.
             if self.served:
-                Device(LocalTransport(self.core, shared=True)).configure(low_water=0, high_water=0, reserve=0)
+                Device(LocalTransport(self.core, shared=True)).configure(
+                    low_water=0, high_water=0, reserve=0
+                )
             else:
                 self.devices[0].configure(low_water=0, high_water=0, reserve=0)
         self.open_now = 0
@@ -118,7 +141,8 @@ class Machine(RuleBasedStateMachine):
                     if not (self.lost[session] or self.pinned or self.due):
                         self.check(session, layer, list(range(TOKENS)), [0, 1])
                         continue
-                    for head, page in np.ndindex(2, TOKENS // 4):   # one that is lost must not hide the others
+                    # one that is lost must not hide the others
+                    for head, page in np.ndindex(2, TOKENS // 4):
                         self.check(session, layer, list(range(4 * page, 4 * page + 4)), [head])
 
     def gone(self, session):
@@ -136,9 +160,20 @@ class Machine(RuleBasedStateMachine):
     @precondition(room)
     @rule(target=sessions, data=st.data(), bf16=st.booleans(), tenant=st.integers(0, 1))
     def open_one(self, data, bf16, tenant):
-        formats = data.draw(st.sampled_from(self.formats), "k"), data.draw(st.sampled_from(self.formats), "v")
-        shape = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32, dtype="bf16" if bf16 else "fp16", formats=cxl_kv.LayerFormats(k=formats[0], v=formats[1]))
-        session = self.devices[tenant % len(self.devices)].open_session(shape, policy=cxl_kv.Policy(tau=50))
+        formats = (
+            data.draw(st.sampled_from(self.formats), "k"),
+            data.draw(st.sampled_from(self.formats), "v"),
+        )
+        shape = cxl_kv.ModelShape(
+            layers=2,
+            kv_heads=2,
+            head_dim=32,
+            dtype="bf16" if bf16 else "fp16",
+            formats=cxl_kv.LayerFormats(k=formats[0], v=formats[1]),
+        )
+        session = self.devices[tenant % len(self.devices)].open_session(
+            shape, policy=cxl_kv.Policy(tau=50)
+        )
         self.model[session], self.before[session] = np.zeros((2, 2, 2, 2, TOKENS, 32), np.uint16)
         self.lost[session] = set()
         self.open_now += 1
@@ -148,7 +183,9 @@ class Machine(RuleBasedStateMachine):
     @rule(tenant=st.integers(0, 1))
     def one_too_many(self, tenant):
         with pytest.raises(cxl_kv.DeviceFullError, match="2 sessions"):
-            self.devices[tenant % len(self.devices)].open_session(cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32))
+            self.devices[tenant % len(self.devices)].open_session(
+                cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
+            )
 
     @rule(session=consumes(sessions))
     def close_one(self, session):
@@ -164,21 +201,40 @@ class Machine(RuleBasedStateMachine):
     def write(self, session, layer, seed, data):
         if self.gone(session):
             return
-        positions = data.draw(st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=9), "positions")
+        positions = data.draw(
+            st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=9), "positions"
+        )
         heads = data.draw(st.sampled_from([[0], [1], [0, 1]]), "heads")
         x = np.random.default_rng(seed).standard_normal((2, len(heads), len(positions), 32))
-        bits = x.astype(np.float16).view(np.uint16) if session.shape.dtype == HostType.FP16 else cxl_kv.float32_to_bf16(x.astype(np.float32))
-        lost = [(layer, h, p // 4) for h in heads for p in positions if (layer, h, p // 4) in self.lost[session]]
+        bits = (
+            x.astype(np.float16).view(np.uint16)
+            if session.shape.dtype == HostType.FP16
+            else cxl_kv.float32_to_bf16(x.astype(np.float32))
+        )
+        lost = [
+            (layer, h, p // 4)
+            for h in heads
+            for p in positions
+            if (layer, h, p // 4) in self.lost[session]
+        ]
         due, full = self.due, False
         try:
             session.write(layer, bits[0], bits[1], positions=positions, heads=heads)
         except cxl_kv.DeviceFullError as error:
             full = True
             assert self.pinned, "no room, and nothing was pinned"
-            assert (error.session, error.layer) == (session.number, layer) and error.head in heads and error.page in {p // 4 for p in positions}
+            assert (
+                (error.session, error.layer) == (session.number, layer)
+                and error.head in heads
+                and error.page in {p // 4 for p in positions}
+            )
         formats = session.shape.formats_of(layer)
         for half, fmt in ((0, formats.k), (1, formats.v)):
-            stored = decode(*encode(bits[half].reshape(-1, 32), session.shape.dtype, fmt), session.shape.dtype, fmt).reshape(bits[half].shape)
+            stored = decode(
+                *encode(bits[half].reshape(-1, 32), session.shape.dtype, fmt),
+                session.shape.dtype,
+                fmt,
+            ).reshape(bits[half].shape)
             for i, head in enumerate(heads):
                 for j, position in enumerate(positions):
                     self.model[session][half, layer, head, position] = stored[i, j]
@@ -187,15 +243,22 @@ class Machine(RuleBasedStateMachine):
         if full:
             self.lost[session] |= {(layer, h, p // 4) for h in heads for p in positions}
         if due or lost:
-            # A write into a page that a failed fetch poisons heals its own lines alone: from here on the page is simply suspect.
-            self.lost[session] |= {(layer, h, p // 4) for h in heads for p in positions} if due else set()
+            # A write into a page that a failed fetch poisons heals its own lines alone: from here
+            # on the page is simply suspect.
+            self.lost[session] |= (
+                {(layer, h, p // 4) for h in heads for p in positions} if due else set()
+            )
         self.due = self.faults()
 
     @rule(session=sessions, layer=st.integers(0, 1), data=st.data())
     def read(self, session, layer, data):
         if self.gone(session):
             return
-        positions = data.draw(st.just(list(range(TOKENS))) | st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=9), "positions")
+        positions = data.draw(
+            st.just(list(range(TOKENS)))
+            | st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=9),
+            "positions",
+        )
         heads = data.draw(st.sampled_from([[0], [1], [0, 1]]), "heads")
         self.check(session, layer, positions, heads)
 
@@ -204,14 +267,22 @@ class Machine(RuleBasedStateMachine):
         try:
             k, v = session.read(layer, positions=positions, heads=heads, dtype=np.uint16)
         except cxl_kv.PoisonError as error:
-            assert (error.session, error.layer) == (session.number, layer) and error.head in heads and error.page in {p // 4 for p in positions}
+            assert (
+                (error.session, error.layer) == (session.number, layer)
+                and error.head in heads
+                and error.page in {p // 4 for p in positions}
+            )
             place = (error.layer, error.head, error.page)
             crowded = self.pinned and isinstance(error, cxl_kv.DeviceFullError)
-            assert place in self.lost[session] or self.due or crowded, "poison where nothing had failed"
+            assert place in self.lost[session] or self.due or crowded, (
+                "poison where nothing had failed"
+            )
             self.lost[session].add(place)
         else:
             for half, got in enumerate((k, v)):
-                now, before = (x[session][half, layer][heads][:, positions] for x in (self.model, self.before))
+                now, before = (
+                    x[session][half, layer][heads][:, positions] for x in (self.model, self.before)
+                )
                 assert ((got == now).all(axis=-1) | (got == before).all(axis=-1)).all()
         if self.due:
             # Which of the pages met the failure is the device's business.
@@ -227,8 +298,13 @@ class Machine(RuleBasedStateMachine):
         assert session.step == before + steps
 
     @precondition(lambda self: self.core.hints)
-    @rule(session=sessions, layer=st.integers(0, 1), head=st.integers(0, 1), pages=st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True),
-          kind=st.sampled_from(["pin", "release", "push_mass"]))
+    @rule(
+        session=sessions,
+        layer=st.integers(0, 1),
+        head=st.integers(0, 1),
+        pages=st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True),
+        kind=st.sampled_from(["pin", "release", "push_mass"]),
+    )
     def hint(self, session, layer, head, pages, kind):
         if self.gone(session):
             return
@@ -265,7 +341,8 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.apart)
     @rule()
     def the_server_is_killed(self):
-        """By SIGKILL, and its successor starts on the same path; every session is gone, and says so."""
+        """By SIGKILL, and its successor starts on the same path; every session is gone, and says
+        so."""
         self.kill_server()
         self.dead |= set(self.model)
         self.model, self.before, self.lost, self.open_now, self.pinned = {}, {}, {}, 0, False
@@ -284,7 +361,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.served or self.apart)
     @rule()
     def a_client_is_killed(self):
-        """A process of its own, by SIGKILL, within a request and with a session open; then its session is free again."""
+        """A process of its own, by SIGKILL, within a request and with a session open; then its
+        session is free again."""
+
         def begin():
             connection = connect(self.address, 30)
             wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
@@ -307,7 +386,9 @@ class Machine(RuleBasedStateMachine):
             for _ in range(2 - self.open_now):
                 while True:
                     try:
-                        self.devices[0].open_session(cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)).close()
+                        self.devices[0].open_session(
+                            cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)
+                        ).close()
                         break
                     except cxl_kv.DeviceFullError:
                         assert time.monotonic() < deadline
@@ -329,11 +410,20 @@ class Machine(RuleBasedStateMachine):
         else:
             ours, theirs = socket.socketpair()
             with ours, theirs:
-                wire.send(ours, wire.Op.STORE, 2, np.array([1, 0], np.uint32), np.zeros(1, np.uint64), np.full((1, 64), 255, np.uint8))
+                wire.send(
+                    ours,
+                    wire.Op.STORE,
+                    2,
+                    np.array([1, 0], np.uint32),
+                    np.zeros(1, np.uint64),
+                    np.full((1, 64), 255, np.uint8),
+                )
                 frame = bytearray(theirs.recv(4096))
             if spoil == "flipped":
                 frame[-3] ^= 16
-            connection.sendall(frame[: {"torn": len(frame) - 5, "flipped": len(frame), "half a header": 9}[spoil]])
+            connection.sendall(
+                frame[: {"torn": len(frame) - 5, "flipped": len(frame), "half a header": 9}[spoil]]
+            )
         connection.close()
         self.wait_for_clients()
 
@@ -367,8 +457,17 @@ def test_any_sequence_of_calls(name):
     kind, examples, steps = BACK_ENDS[name]
     more = int(os.environ.get("KELP_EXAMPLES", "1"))
     # Without shrinking: a failure is to be seen within the time limit.
-    run_state_machine_as_test(kind, settings=settings(max_examples=examples * more, stateful_step_count=steps, deadline=None, database=None, derandomize=True,
-                                                      phases=[Phase.generate]))
+    run_state_machine_as_test(
+        kind,
+        settings=settings(
+            max_examples=examples * more,
+            stateful_step_count=steps,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.generate],
+        ),
+    )
 
 
 def test_the_machine_would_notice():
@@ -390,6 +489,13 @@ def test_the_machine_would_notice():
             self.core.store = forgetful
 
     # The first failure is enough; nobody reads the smallest.
-    once = settings(max_examples=60, stateful_step_count=40, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    once = settings(
+        max_examples=60,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+    )
     with pytest.raises(AssertionError):
         run_state_machine_as_test(Careless, settings=once)

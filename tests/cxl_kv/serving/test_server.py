@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""`kelp serve`: many clients on one device, each a tenant; what dies, lies or is cut off half-way, and who must not notice."""
+"""`kelp serve`: many clients on one device, each a tenant; what dies, lies or is cut off half-way,
+and who must not notice."""
 
 import contextlib
 import os
@@ -29,7 +30,9 @@ DEVICE = "golden:unit?sessions=8"
 @pytest.fixture(params=["unix", "tcp"])
 def served(request, tmp_path):
     with Server(make_core(DEVICE)) as server:
-        server.url = server.listen(f"unix:{tmp_path}/kelp.sock" if request.param == "unix" else "tcp://127.0.0.1:0")
+        server.url = server.listen(
+            f"unix:{tmp_path}/kelp.sock" if request.param == "unix" else "tcp://127.0.0.1:0"
+        )
         yield server
 
 
@@ -49,12 +52,24 @@ def settled(condition, seconds=30):
 def test_a_server_changes_nothing(device, tmp_path):
     """Bit for bit what the same calls give without a server between."""
     results = []
-    with Server(make_core(device)) as server, cxl_kv.open(device) as plain, cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as remote:
+    with (
+        Server(make_core(device)) as server,
+        cxl_kv.open(device) as plain,
+        cxl_kv.open(server.listen(f"unix:{tmp_path}/kelp.sock")) as remote,
+    ):
         for opened in (plain, remote):
-            session = opened.open_session(SHAPE.with_(formats="int4"), policy=cxl_kv.Policy(score="pushed"))
+            session = opened.open_session(
+                SHAPE.with_(formats="int4"), policy=cxl_kv.Policy(score="pushed")
+            )
             session.write([0, 1], *tensors(16))
             session.hints.push_mass(1, 1, [0.25, 0.5], advance=True)
-            results.append((session.step, *(x.tobytes() for x in session.read([0, 1], stop=16)), session.page_state(0, 0, 1)["format_k"]))
+            results.append(
+                (
+                    session.step,
+                    *(x.tobytes() for x in session.read([0, 1], stop=16)),
+                    session.page_state(0, 0, 1)["format_k"],
+                )
+            )
             assert session.telemetry()["evictions"].sum() > 0
     assert results[0] == results[1]
 
@@ -93,7 +108,10 @@ def test_tenants_cannot_reach_each_other(served):
         assert set(loaded.status.tolist()) == {cxl_kv.Status.NOT_MAPPED} and not loaded.lines.any()
         first.transport.store(address, np.full((len(address), 64), 7, np.uint8))
         first.registers.write(f"s{theirs.number}_command", command=3, argument=9)
-        assert first.registers.read(f"s{theirs.number}_state") == 0 and first.registers.read("count_accesses") == 0
+        assert (
+            first.registers.read(f"s{theirs.number}_state") == 0
+            and first.registers.read("count_accesses") == 0
+        )
         with pytest.raises(cxl_kv.NotMappedError, match="did not open it"):
             first.transport.close_session(theirs.number)
         with pytest.raises(cxl_kv.UnsupportedError, match="control plane"):
@@ -120,7 +138,10 @@ def test_a_tenant_is_not_evicted_within_its_quota(tmp_path):
                 flood.advance()
                 flood.read([0, 1], stop=32)
             assert flood.telemetry()["evictions"].sum() > 50
-            assert calm.telemetry()["evictions"].sum() == 0 and calm.telemetry()["resident_bytes"].sum() == 4 * frame
+            assert (
+                calm.telemetry()["evictions"].sum() == 0
+                and calm.telemetry()["resident_bytes"].sum() == 4 * frame
+            )
 
 
 def test_a_client_that_dies_leaves_no_session_behind(served):
@@ -136,7 +157,12 @@ sys.stdin.read()
         session = device.open_session(SHAPE)
         k, v = tensors()
         session.write([0, 1], k, v)
-        child = subprocess.Popen([sys.executable, "-c", code, served.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, served.url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         number = int(child.stdout.readline())
         child.kill()
         child.communicate()
@@ -150,7 +176,14 @@ def raw_store(number=2, lines=4):
     """The bytes of a STORE frame."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        wire.send(ours, wire.Op.STORE, number, np.array([lines, 0], np.uint32), np.arange(lines, dtype=np.uint64) * 64, np.full((lines, 64), 5, np.uint8))
+        wire.send(
+            ours,
+            wire.Op.STORE,
+            number,
+            np.array([lines, 0], np.uint32),
+            np.arange(lines, dtype=np.uint64) * 64,
+            np.full((lines, 64), 5, np.uint8),
+        )
         return theirs.recv(1 << 20)
 
 
@@ -173,7 +206,15 @@ def flip(frame, bit):
         lambda frame: os.urandom(200),
         lambda frame: summed(frame[:12] + (1 << 60).to_bytes(8, "little") + frame[20:24]),
     ],
-    ids=["torn header", "torn payload", "flipped payload bit", "flipped length bit", "flipped magic bit", "noise", "endless frame"],
+    ids=[
+        "torn header",
+        "torn payload",
+        "flipped payload bit",
+        "flipped length bit",
+        "flipped magic bit",
+        "noise",
+        "endless frame",
+    ],
 )
 def test_a_broken_frame_has_no_effect(served, spoil):
     with cxl_kv.open(served.url) as device:
@@ -184,7 +225,7 @@ def test_a_broken_frame_has_no_effect(served, spoil):
         wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
         assert wire.receive(connection)[0] == wire.Reply.OK
         connection.sendall(spoil(raw_store()))
-        with contextlib.suppress(OSError):      # the server may have hung up by now
+        with contextlib.suppress(OSError):  # the server may have hung up by now
             connection.shutdown(socket.SHUT_WR)
         with pytest.raises(cxl_kv.ConnectionLostError):
             wire.receive(connection)
@@ -211,7 +252,9 @@ def test_a_senseless_request_is_refused_and_the_client_goes_on(served, code, pay
     wire.receive(connection)
     wire.send(connection, code, 2, payload)
     reply, number, answer = wire.receive(connection)
-    assert (reply, number) == (wire.Reply.FAILED, 2) and problem in wire.from_json(answer)["message"]
+    assert (reply, number) == (wire.Reply.FAILED, 2) and problem in wire.from_json(answer)[
+        "message"
+    ]
     wire.send(connection, wire.Op.EVENTS, 3)
     assert wire.receive(connection) == (wire.Reply.OK, 3, b"[]")
     connection.close()
@@ -244,15 +287,18 @@ def test_a_client_that_sits_on_the_lock_is_hung_up_on(served, monkeypatch):
         session = device.open_session(SHAPE)
         sitter = cxl_kv.open(served.url)
         with pytest.raises(cxl_kv.ConnectionLostError), sitter.transport.exclusive():
-            session.read(0, stop=4)   # waits for the lock
+            session.read(0, stop=4)  # waits for the lock
             sitter.transport.events()
 
 
 def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
-    """kill -9 between requests and within one; the socket file that stays behind does not stop the next server."""
+    """kill -9 between requests and within one; the socket file that stays behind does not stop the
+    next server."""
     url = f"unix:{tmp_path}/kelp.sock"
     for inside in (False, True):
-        server = subprocess.Popen([*KELP, "serve", "golden:unit", "--listen", url], stdout=subprocess.PIPE, text=True)
+        server = subprocess.Popen(
+            [*KELP, "serve", "golden:unit", "--listen", url], stdout=subprocess.PIPE, text=True
+        )
         assert "serving golden:unit" in server.stdout.readline()
         device = cxl_kv.open(url)
         session = device.open_session(SHAPE)
@@ -261,15 +307,22 @@ def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
         assert (session.read([0, 1], stop=32)[0] == k).all()
         if inside:
             os.kill(server.pid, signal.SIGSTOP)
-            os.waitpid(server.pid, os.WUNTRACED)    # until then it may still answer
+            os.waitpid(server.pid, os.WUNTRACED)  # until then it may still answer
             threading.Timer(0.3, os.kill, (server.pid, signal.SIGKILL)).start()
         else:
             server.kill()
             server.wait()
         for _ in range(2):
-            with pytest.raises(cxl_kv.ConnectionLostError, match="session 0, layer 1, head 0, page 2: .*kelp.sock") as caught:
+            with pytest.raises(
+                cxl_kv.ConnectionLostError, match="session 0, layer 1, head 0, page 2: .*kelp.sock"
+            ) as caught:
                 session.read(1, start=8, stop=32)
-            assert (caught.value.session, caught.value.layer, caught.value.head, caught.value.page) == (0, 1, 0, 2)
+            assert (
+                caught.value.session,
+                caught.value.layer,
+                caught.value.head,
+                caught.value.page,
+            ) == (0, 1, 0, 2)
         with pytest.raises(cxl_kv.ConnectionLostError, match="session 0, layer 0, head 0, page 0"):
             session.write([0, 1], k, v)
         server.wait(30)
@@ -280,7 +333,12 @@ def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
 
 
 def test_the_command_says_what_is_wrong(tmp_path):
-    for arguments, problem in ((["golden:nonsense"], "unknown configuration"), (["golden:unit", "--listen", "udp:x"], "unix:/path or tcp"),
-                               ([f"dax:{tmp_path}/nothing?config=unit"], "create=1")):
-        done = subprocess.run([*KELP, "serve", *arguments], capture_output=True, text=True, timeout=60)
+    for arguments, problem in (
+        (["golden:nonsense"], "unknown configuration"),
+        (["golden:unit", "--listen", "udp:x"], "unix:/path or tcp"),
+        ([f"dax:{tmp_path}/nothing?config=unit"], "create=1"),
+    ):
+        done = subprocess.run(
+            [*KELP, "serve", *arguments], capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 1 and problem in done.stderr and "Traceback" not in done.stderr

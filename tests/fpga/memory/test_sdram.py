@@ -13,11 +13,24 @@ from kelp_verif.harness.runner import run_cocotb
 @pytest.mark.parametrize("mhz", [50, 80, 125])
 def test_what_is_written_is_read_at_the_bandwidth_that_the_pins_have(mhz):
     records = {}
-    for test in ("what_is_written_is_read", "bandwidth"):      # each from power-up: the chip must not miss refreshes in a reset
-        result = run_cocotb(SdramWithChip(hz=mhz * 1e6), bench="kelp_verif.fpga.sdram_bench", test=test, sources=[CHIP], name=f"Sdram{mhz}", timeout_s=120)
+    # each from power-up: the chip must not miss refreshes in a reset
+    for test in ("what_is_written_is_read", "bandwidth"):
+        result = run_cocotb(
+            SdramWithChip(hz=mhz * 1e6),
+            bench="kelp_verif.fpga.sdram_bench",
+            test=test,
+            sources=[CHIP],
+            name=f"Sdram{mhz}",
+            timeout_s=120,
+        )
         records |= result.records
     rates = records["bytes_per_cycle"]
-    assert rates["sequential_reads"] > 1.9 and rates["sequential_writes"] > 1.9 and rates["random_reads"] > 1.6 and rates["copy"] > 1.6
+    assert (
+        rates["sequential_reads"] > 1.9
+        and rates["sequential_writes"] > 1.9
+        and rates["random_reads"] > 1.6
+        and rates["copy"] > 1.6
+    )
     assert records["latency"] < 60 and records["checked"] > 300
     print(f"{mhz} MHz: {records}")
 
@@ -27,16 +40,28 @@ _SET_UP = ("power-up", "init", "mode", "tCK")
 
 def test_the_chip_accepts_what_is_right_and_sees_each_wrong_command():
     for test in ("a_right_sequence_is_accepted_and_reads_back", "each_wrong_command_is_seen"):
-        result = run_cocotb(BareChip(hz=80e6), bench="kelp_verif.fpga.sdram_chip_bench", test=test, sources=[CHIP], timeout_s=100)
+        result = run_cocotb(
+            BareChip(hz=80e6),
+            bench="kelp_verif.fpga.sdram_chip_bench",
+            test=test,
+            sources=[CHIP],
+            timeout_s=100,
+        )
         assert len(result.tests) == 1
     assert set(COMMANDS) | set(_SET_UP) == set(VIOLATIONS)
 
 
 @pytest.mark.parametrize("name", _SET_UP)
 def test_the_chip_sees_a_wrong_set_up(name):
-    hz = 125e6 if name == "tCK" else 80e6       # CAS latency 2 at a period below tCK2
-    result = run_cocotb(BareChip(hz=hz), bench="kelp_verif.fpga.sdram_chip_bench", test="a_wrong_set_up_is_seen", sources=[CHIP], params={"name": name},
-                        timeout_s=100)
+    hz = 125e6 if name == "tCK" else 80e6  # CAS latency 2 at a period below tCK2
+    result = run_cocotb(
+        BareChip(hz=hz),
+        bench="kelp_verif.fpga.sdram_chip_bench",
+        test="a_wrong_set_up_is_seen",
+        sources=[CHIP],
+        params={"name": name},
+        timeout_s=100,
+    )
     assert len(result.tests) == 1
 
 

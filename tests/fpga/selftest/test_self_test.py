@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The built-in self-test: its sequencer against an endpoint that answers as told, and its program; the whole board's is in test_fpga_sim.py."""
+"""The built-in self-test: its sequencer against an endpoint that answers as told, and its program;
+the whole board's is in test_fpga_sim.py."""
 
 import pytest
 from amaranth.sim import Simulator
@@ -38,7 +39,8 @@ def short_program():
 
 
 def run(answers, *, march_wrong=0, last_ready=True):
-    """The messages that the self-test sent, as (kind, fields, flip), and its result; `answers`: a line, its status, or None for silence."""
+    """The messages that the self-test sent, as (kind, fields, flip), and its result; `answers`: a
+    line, its status, or None for silence."""
     dut = SelfTest(program=short_program())
     sent, out, waiting = [], {}, list(answers)
 
@@ -61,21 +63,43 @@ def run(answers, *, march_wrong=0, last_ready=True):
                 body += bytes([byte.byte])
                 if byte.last:
                     kind = Kind(byte.kind)
-                    sent.append((kind, unpack(FIELDS["M2SRwD" if kind == Kind.RWD else "M2SReq"], body), ctx.get(dut.flip)))
+                    sent.append(
+                        (
+                            kind,
+                            unpack(FIELDS["M2SRwD" if kind == Kind.RWD else "M2SReq"], body),
+                            ctx.get(dut.flip),
+                        )
+                    )
                     body = b""
                     if kind == Kind.RWD:
                         ctx.set(dut.ndr.valid, 1)
                     elif (answer := waiting.pop(0)) is not None:
                         data, opcode, poison = answer
-                        ctx.set(dut.drs.payload, {"data": int.from_bytes(data, "little"), "opcode": opcode, "poison": poison})
+                        ctx.set(
+                            dut.drs.payload,
+                            {
+                                "data": int.from_bytes(data, "little"),
+                                "opcode": opcode,
+                                "poison": poison,
+                            },
+                        )
                         ctx.set(dut.drs.valid, 1)
-            taken = [channel for channel in (dut.drs, dut.ndr) if ctx.get(channel.valid) and ctx.get(channel.ready)]
+            taken = [
+                channel
+                for channel in (dut.drs, dut.ndr)
+                if ctx.get(channel.valid) and ctx.get(channel.ready)
+            ]
             await ctx.tick()
             ctx.set(dut.start, 0)
             for channel in taken:
                 ctx.set(channel.valid, 0)
-        out.update(done=ctx.get(dut.done), passed=ctx.get(dut.passed), check=ctx.get(dut.check), resets=resets,
-                   **{part.name: State(ctx.get(dut.result[part.name.lower()])) for part in Part})
+        out.update(
+            done=ctx.get(dut.done),
+            passed=ctx.get(dut.passed),
+            check=ctx.get(dut.check),
+            resets=resets,
+            **{part.name: State(ctx.get(dut.result[part.name.lower()])) for part in Part},
+        )
 
     simulator = Simulator(dut)
     simulator.add_clock(1e-6)
@@ -89,20 +113,37 @@ RIGHT = [(LINES[0], 0, 0), (LINES[1], 0, 0), (LINES[2], S2MDRS.MEM_DATA_NXM, 0),
 
 def test_right_answers_pass_and_requests_are_as_written():
     sent, out = run(RIGHT)
-    assert out == {"done": 1, "passed": 1, "check": 0, "resets": 3} | {part.name: State.PASSED for part in Part}
+    assert out == {"done": 1, "passed": 1, "check": 0, "resets": 3} | {
+        part.name: State.PASSED for part in Part
+    }
     register, first, second, *reads = sent
     w = Writer(board_config("unit"))
     base = w.line(1, 2, 0, 0)
-    assert register[0] == Kind.RWD and register[1]["bep"] == 1 and register[1]["byte_enable"] == 0xFF << 32 and register[2] == 0
+    assert (
+        register[0] == Kind.RWD
+        and register[1]["bep"] == 1
+        and register[1]["byte_enable"] == 0xFF << 32
+        and register[2] == 0
+    )
     assert register[1]["data"] >> 256 & (1 << 64) - 1 == 3 and register[1]["opcode"] == 2
     for n, (kind, fields, flip) in enumerate((first, second)):
         assert kind == Kind.RWD and fields["data"].to_bytes(64, "little") == LINES[n] and flip == 2
-        assert (fields["address"], fields["opcode"], fields["bep"], fields["byte_enable"]) == (base + n, 1, 0, (1 << 64) - 1)
+        assert (fields["address"], fields["opcode"], fields["bep"], fields["byte_enable"]) == (
+            base + n,
+            1,
+            0,
+            (1 << 64) - 1,
+        )
     assert [(kind, fields["address"], fields["opcode"], flip) for kind, fields, flip in reads] == [
-        (Kind.REQ, address, 1, 0) for address in (base, base + 1, w.line(0, 0, 1, 3), w.line(0, 0, 0, 0))]
+        (Kind.REQ, address, 1, 0)
+        for address in (base, base + 1, w.line(0, 0, 1, 3), w.line(0, 0, 0, 0))
+    ]
 
 
-@pytest.mark.parametrize("wrong, part, check", [(0, Part.LOOPBACK, 0), (1, Part.LOOPBACK, 0), (2, Part.CODEC, 1), (3, Part.ECC, 2)])
+@pytest.mark.parametrize(
+    "wrong, part, check",
+    [(0, Part.LOOPBACK, 0), (1, Part.LOOPBACK, 0), (2, Part.CODEC, 1), (3, Part.ECC, 2)],
+)
 @pytest.mark.parametrize("how", ["bit", "status", "poison"])
 def test_a_wrong_answer_is_found_in_its_part(wrong, part, check, how):
     answers = list(RIGHT)
@@ -112,13 +153,17 @@ def test_a_wrong_answer_is_found_in_its_part(wrong, part, check, how):
     answers[wrong] = (bytes(broken), opcode ^ (how == "status"), poison ^ (how == "poison"))
     _, out = run(answers)
     assert not out["passed"] and out["check"] == 0x100 | check and out["done"]
-    assert {p: out[p.name] for p in Part} == {p: State.WRONG if p == part else State.PASSED for p in Part}
+    assert {p: out[p.name] for p in Part} == {
+        p: State.WRONG if p == part else State.PASSED for p in Part
+    }
 
 
 def test_silence_ends_the_test(monkeypatch):
     monkeypatch.setattr("kelp_fpga.selftest.self_test._SILENCE_LOG2", 10)
-    for answers, expected in (([None], [State.PASSED, State.SILENT, State.NOT_RUN, State.NOT_RUN]),
-                              ([*RIGHT[:3], None], [State.PASSED, State.PASSED, State.PASSED, State.SILENT])):
+    for answers, expected in (
+        ([None], [State.PASSED, State.SILENT, State.NOT_RUN, State.NOT_RUN]),
+        ([*RIGHT[:3], None], [State.PASSED, State.PASSED, State.PASSED, State.SILENT]),
+    ):
         _, out = run(answers)
         assert out["done"] and not out["passed"] and [out[part.name] for part in Part] == expected
     _, out = run(RIGHT, last_ready=False)
@@ -136,17 +181,22 @@ def test_every_configuration_of_a_board_has_a_program():
         made = program(config)
         assert len(made.rom) <= 4096, "more than two block RAMs"
         assert made.parts == set(Part)
-        assert len({what for _, what in made.checks if "of" in what}) == 3 + 2 * len(config.formats) and made == program(config)
+        assert len({what for _, what in made.checks if "of" in what}) == 3 + 2 * len(
+            config.formats
+        ) and made == program(config)
     with pytest.raises(ValueError, match="queues = 3"):
         program(named("unit").with_(queues=3))
 
 
 def test_the_messages_are_those_of_the_interface():
-    assert MESSAGES["M2SRwD"].size == 657 and list(FIELDS["M2SRwD"])[-1] == ("data", 512), "the self-test sends the data last"
+    assert MESSAGES["M2SRwD"].size == 657 and list(FIELDS["M2SRwD"])[-1] == ("data", 512), (
+        "the self-test sends the data last"
+    )
 
 
 def test_first_light():
-    """The smallest board on its SDRAM chip, by the host's own commands: memory is tested, the rest is said not to be there, requests are answered."""
+    """The smallest board on its SDRAM chip, by the host's own commands: memory is tested, the rest
+    is said not to be there, requests are answered."""
     with SimBoard(Board(config=board_config(FIRST_LIGHT), hz=80_000_000, divisor=4)) as simulated:
         host = Host(SerialPort(simulated.port, 3_000_000), timeout=5, patience=60)
         result = selftest(host, 100, 20)
@@ -154,8 +204,30 @@ def test_first_light():
         host.write([128], [bytes(64)])
         leds = simulated.leds
         host.close()
-        replayed = kelp("fpga", "replay", "data/traces/attn_0.npz", "--port", simulated.port, "--timeout", "5", "--patience", "60")
+        replayed = kelp(
+            "fpga",
+            "replay",
+            "data/traces/attn_0.npz",
+            "--port",
+            simulated.port,
+            "--timeout",
+            "5",
+            "--patience",
+            "60",
+        )
     parts = ("bridge", "memory march", "endpoint loop-back", "codec signature", "metadata ECC")
-    assert result["passed"] and [result[part] for part in parts] == ["passed"] * 2 + ["not on this bitstream"] * 3
-    assert replayed.returncode == 1 and "for first light and has no endpoint" in replayed.stderr and "Traceback" not in replayed.stderr
-    assert nxm.all() and not poison.any() and leds & 0b11000111 == 0b01000111 and not simulated.violations
+    assert (
+        result["passed"]
+        and [result[part] for part in parts] == ["passed"] * 2 + ["not on this bitstream"] * 3
+    )
+    assert (
+        replayed.returncode == 1
+        and "for first light and has no endpoint" in replayed.stderr
+        and "Traceback" not in replayed.stderr
+    )
+    assert (
+        nxm.all()
+        and not poison.any()
+        and leds & 0b11000111 == 0b01000111
+        and not simulated.violations
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The quantiser and the dequantiser in RTL: exhaustively against the golden model and ml_dtypes, under back-pressure, at full rate."""
+"""The quantiser and the dequantiser in RTL: exhaustively against the golden model and ml_dtypes,
+under back-pressure, at full rate."""
 
 import numpy as np
 import pytest
@@ -10,8 +11,24 @@ from kelp_hw.codec.dequantise import Dequantiser
 from kelp_hw.codec.quantise import Quantiser
 from kelp_spec.formats import ELEMENTS, Format, HostType
 from kelp_verif.codec.codec_bench import expected_lines, expected_stored
-from kelp_verif.codec.codec_cases import CHUNK, all_codes, all_stored, below_maximum, block_maximum, mixed_lines, mixed_stored
-from kelp_verif.codec.codec_model import META_BITS, pack_lines, pack_stored, rtl_decode, rtl_encode, unpack_lines, unpack_stored
+from kelp_verif.codec.codec_cases import (
+    CHUNK,
+    all_codes,
+    all_stored,
+    below_maximum,
+    block_maximum,
+    mixed_lines,
+    mixed_stored,
+)
+from kelp_verif.codec.codec_model import (
+    META_BITS,
+    pack_lines,
+    pack_stored,
+    rtl_decode,
+    rtl_encode,
+    unpack_lines,
+    unpack_stored,
+)
 from kelp_verif.codec.codec_oracle import oracle_decode, oracle_encode
 from kelp_verif.harness.runner import run_cocotb
 
@@ -28,13 +45,21 @@ by_block = pytest.mark.parametrize("block", BLOCKS)
 
 def assert_encodes(lines, host_type, fmt, lanes=32):
     """RTL = golden model = ml_dtypes, for lines of one kind."""
-    payload, scale, _, _ = unpack_stored(rtl_encode(pack_lines(lines, int(host_type), int(fmt)), lanes=lanes).words)
+    payload, scale, _, _ = unpack_stored(
+        rtl_encode(pack_lines(lines, int(host_type), int(fmt)), lanes=lanes).words
+    )
     for reference in (encode, oracle_encode):
         want_payload, want_scale = reference(lines, host_type, fmt)
-        bad = np.flatnonzero((payload[:, : fmt.payload_bytes] != want_payload).any(axis=1) | (scale != want_scale))
+        bad = np.flatnonzero(
+            (payload[:, : fmt.payload_bytes] != want_payload).any(axis=1) | (scale != want_scale)
+        )
         at = bad[:1]
-        assert not len(bad), f"{reference.__name__}: {len(bad)} of {len(lines)} lines differ, first {lines[at]}: " + (
-            f"RTL {payload[at, : fmt.payload_bytes]}, scale {scale[at]}; want {want_payload[at]}, scale {want_scale[at]}"
+        assert not len(bad), (
+            f"{reference.__name__}: {len(bad)} of {len(lines)} lines differ, first {lines[at]}: "
+            + (
+                f"RTL {payload[at, : fmt.payload_bytes]}, scale {scale[at]}; want "
+                + f"{want_payload[at]}, scale {want_scale[at]}"
+            )
         )
     assert not payload[:, fmt.payload_bytes :].any(), "bits above the payload are not zero"
 
@@ -57,7 +82,8 @@ def test_every_code_as_block_maximum_in_every_lane(lanes, fmt, host_type):
 @by_host
 @by_block_format
 def test_every_code_below_larger_exponents_in_every_lane(fmt, host_type):
-    # Twelve exponents below the maximum everything is zero in either format; the slow test goes all the way down.
+    # Twelve exponents below the maximum everything is zero in either format; the slow test goes all
+    # the way down.
     for lines in _joined(below_maximum(host_type, np.random.default_rng(12), reach=12)):
         assert_encodes(lines, host_type, fmt)
 
@@ -85,13 +111,20 @@ def test_every_code_below_every_larger_exponent_in_every_lane(fmt, host_type):
 @by_lanes
 def test_every_stored_element_under_every_scale_in_every_lane(lanes, fmt, host_type):
     payload, scale = all_stored(fmt)
-    lines, _ = unpack_lines(rtl_decode(pack_stored(payload, scale, int(host_type), int(fmt)), lanes=lanes).words)
+    lines, _ = unpack_lines(
+        rtl_decode(pack_stored(payload, scale, int(host_type), int(fmt)), lanes=lanes).words
+    )
     for reference in (decode, oracle_decode):
         want = reference(payload, scale, host_type, fmt)
         bad = np.argwhere(lines != want)
         line, lane = bad[0] if len(bad) else (0, 0)
-        assert not len(bad), f"{reference.__name__}: {len(bad)} elements differ, first in lane {lane}, scale {scale[line]:#x}: " + (
-            f"RTL {lines[line, lane]:#06x}, want {want[line, lane]:#06x}, payload {payload[line]}"
+        assert not len(bad), (
+            f"{reference.__name__}: {len(bad)} elements differ, first in lane {lane}, scale "
+            + f"{scale[line]:#x}: "
+            + (
+                f"RTL {lines[line, lane]:#06x}, want {want[line, lane]:#06x}, payload "
+                + f"{payload[line]}"
+            )
         )
 
 
@@ -100,12 +133,26 @@ def test_every_stored_element_under_every_scale_in_every_lane(lanes, fmt, host_t
 def test_mixed_stream_under_back_pressure(lanes, valid, ready):
     rng = np.random.default_rng(15)
     lines, host_type, fmt = mixed_lines(rng, 20_000)
-    payload, scale, out_fmt, meta = unpack_stored(rtl_encode(pack_lines(lines, host_type, fmt), lanes=lanes, valid=valid, ready=ready, seed=3).words)
+    payload, scale, out_fmt, meta = unpack_stored(
+        rtl_encode(
+            pack_lines(lines, host_type, fmt), lanes=lanes, valid=valid, ready=ready, seed=3
+        ).words
+    )
     want_payload, want_scale = expected_stored(lines, host_type, fmt)
-    assert (payload == want_payload).all() and (scale == want_scale).all() and (out_fmt == fmt).all()
+    assert (
+        (payload == want_payload).all() and (scale == want_scale).all() and (out_fmt == fmt).all()
+    )
     assert (meta == np.arange(len(lines)) % (1 << META_BITS)).all()
     payload, scale, host_type, fmt = mixed_stored(rng, 20_000)
-    got, meta = unpack_lines(rtl_decode(pack_stored(payload, scale, host_type, fmt), lanes=lanes, valid=valid, ready=ready, seed=4).words)
+    got, meta = unpack_lines(
+        rtl_decode(
+            pack_stored(payload, scale, host_type, fmt),
+            lanes=lanes,
+            valid=valid,
+            ready=ready,
+            seed=4,
+        ).words
+    )
     assert (got == expected_lines(payload, scale, host_type, fmt)).all()
     assert (meta == np.arange(len(got)) % (1 << META_BITS)).all()
 
@@ -117,7 +164,9 @@ def test_mixed_stream_under_back_pressure(lanes, valid, ready):
 def test_one_line_per_turn_at_stated_latency(lanes, block, fmt, host_type):
     rng = np.random.default_rng(16)
     if block == "Quantiser":
-        run = rtl_encode(pack_lines(mixed_lines(rng, 10_000)[0], int(host_type), int(fmt)), lanes=lanes)
+        run = rtl_encode(
+            pack_lines(mixed_lines(rng, 10_000)[0], int(host_type), int(fmt)), lanes=lanes
+        )
     else:
         payload, scale, _, _ = mixed_stored(rng, 10_000)
         run = rtl_decode(pack_stored(payload, scale, int(host_type), int(fmt)), lanes=lanes)
@@ -127,17 +176,25 @@ def test_one_line_per_turn_at_stated_latency(lanes, block, fmt, host_type):
 
 @pytest.mark.parametrize("lanes", LANES)
 def test_latencies_keep_the_specification(lanes):
-    # Spec §10 asks for 12, of blocks that take a line a cycle; the endpoint's cycle budget counts on a dequantiser of at most 6, and a line's own cycles
-    # (docs/design.md §1).
+    # Spec §10 asks for 12, of blocks that take a line a cycle; the endpoint's cycle budget counts
+    # on a dequantiser of at most 6, and a line's own cycles (docs/design.md §1).
     turn = ELEMENTS // lanes
-    assert Quantiser(meta_shape=0, lanes=lanes).latency <= 11 + turn and Dequantiser(meta_shape=0, lanes=lanes).latency <= 5 + turn
+    assert (
+        Quantiser(meta_shape=0, lanes=lanes).latency <= 11 + turn
+        and Dequantiser(meta_shape=0, lanes=lanes).latency <= 5 + turn
+    )
 
 
 @by_block
 @by_lanes
 def test_bench(lanes, block):
     component = BLOCKS[block](meta_shape=META_BITS, lanes=lanes)
-    params = {"block": block, "latency": component.latency, "turn": ELEMENTS // lanes, "count": 1500}
+    params = {
+        "block": block,
+        "latency": component.latency,
+        "turn": ELEMENTS // lanes,
+        "count": 1500,
+    }
     run_cocotb(component, bench="kelp_verif.codec.codec_bench", params=params)
 
 

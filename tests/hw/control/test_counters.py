@@ -16,7 +16,14 @@ UNIT = named("unit")
 
 
 def run(component, test, public=(), **params):
-    result = run_cocotb(component, bench="kelp_verif.control.counters_bench", test=test, params={"config": "unit", **params}, public=public, timeout_s=120)
+    result = run_cocotb(
+        component,
+        bench="kelp_verif.control.counters_bench",
+        test=test,
+        params={"config": "unit", **params},
+        public=public,
+        timeout_s=120,
+    )
     return result.records[test]
 
 
@@ -26,33 +33,73 @@ def rare(seen, *wanted, least=3):
 
 def test_totals_lose_no_pulse():
     seen = run(TotalCounters(), "totals", public=[("top", "memory")], rounds=12)
-    assert rare(seen, "read under traffic", "wrapped") == {} and seen["rest after a while"] and seen["reset of gathered pulses"]
+    assert (
+        rare(seen, "read under traffic", "wrapped") == {}
+        and seen["rest after a while"]
+        and seen["reset of gathered pulses"]
+    )
 
 
 def test_queue_counters_count_wipe_and_wrap():
     seen = run(QueueCounters(config=UNIT), "queues", public=[("top.sram", "memory")], rounds=40)
-    assert rare(seen, "read", "wiped after traffic", "wipe waits", "burst", "wrapped") == {} and seen["reset with useful ones waiting"]
+    assert (
+        rare(seen, "read", "wiped after traffic", "wipe waits", "burst", "wrapped") == {}
+        and seen["reset with useful ones waiting"]
+    )
 
 
 def test_queue_counters_may_be_few():
-    assert QueueCounters(config=UNIT.with_(wide_counters=False)).names == ("hits", "misses", "evictions", "prefetch_useful")
+    assert QueueCounters(config=UNIT.with_(wide_counters=False)).names == (
+        "hits",
+        "misses",
+        "evictions",
+        "prefetch_useful",
+    )
 
 
 def test_histogram_counts_every_latency_in_its_bin():
     seen = run(LatencyHistogram(cycle_bits=32), "histogram", public=[("top", "memory")], rounds=30)
-    assert rare(seen, *(f"bin {half + b}" for half in (0, 32) for b in range(HISTOGRAM_BINS)), "read", "saturated") == {}
+    assert (
+        rare(
+            seen,
+            *(f"bin {half + b}" for half in (0, 32) for b in range(HISTOGRAM_BINS)),
+            "read",
+            "saturated",
+        )
+        == {}
+    )
 
 
 def test_event_log_keeps_the_first_sixteen():
     seen = run(EventLog(config=UNIT, sources=3), "events", cycles=9_000, sources=3)
-    assert rare(seen, "read", "one of several", "all at once", "full", "lost below sixteen", "lost to a full log", "irq", "clear of a record",
-                "clear of one that comes") == {} and seen["reset of an event"]
+    assert (
+        rare(
+            seen,
+            "read",
+            "one of several",
+            "all at once",
+            "full",
+            "lost below sixteen",
+            "lost to a full log",
+            "irq",
+            "clear of a record",
+            "clear of one that comes",
+        )
+        == {}
+        and seen["reset of an event"]
+    )
 
 
 def test_the_bench_catches_a_planted_bug():
     with pytest.raises(AssertionError, match="failed with seed"):
-        run(mutant(QueueCounters, "wipe_ready.eq(~v0 & ~v1 & ~v2", "wipe_ready.eq(~v0")(config=UNIT), "queues",
-            public=[("top.sram", "memory")], rounds=20)
+        run(
+            mutant(QueueCounters, "wipe_ready.eq(~v0 & ~v1 & ~v2", "wipe_ready.eq(~v0")(
+                config=UNIT
+            ),
+            "queues",
+            public=[("top.sram", "memory")],
+            rounds=20,
+        )
 
 
 @pytest.mark.parametrize("bits", [0, 33])

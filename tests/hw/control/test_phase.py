@@ -10,7 +10,9 @@ from kelp_spec.config import named
 from kelp_verif.harness.runner import run_cocotb
 
 
-@pytest.mark.parametrize(("writes", "decode"), [(0, True), (372, True), (373, False), (4096, False)])
+@pytest.mark.parametrize(
+    ("writes", "decode"), [(0, True), (372, True), (373, False), (4096, False)]
+)
 def test_golden_threshold(writes, decode):
     golden = GoldenDetector()
     for n in range(4096):
@@ -21,12 +23,21 @@ def test_golden_threshold(writes, decode):
 
 @pytest.mark.parametrize(("window", "cycles"), [(64, 8_000), (PHASE_WINDOW, 6_000)])
 def test_agrees_with_golden(window, cycles):
-    result = run_cocotb(PhaseDetector(config=named("unit"), window=window), bench="kelp_verif.control.phase_bench",
-                        params={"config": "unit", "window": window, "cycles": cycles})
+    result = run_cocotb(
+        PhaseDetector(config=named("unit"), window=window),
+        bench="kelp_verif.control.phase_bench",
+        params={"config": "unit", "window": window, "cycles": cycles},
+    )
     assert result.records["changes"] >= (10 if window == 64 else 1)
 
 
-@pytest.mark.parametrize(("arguments", "message"), [({"config": 1}, "config = 1"), ({"config": named("unit"), "window": 100}, r"window = 100 .* power of two")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": 1}, "config = 1"),
+        ({"config": named("unit"), "window": 100}, r"window = 100 .* power of two"),
+    ],
+)
 def test_bad_parameters_are_refused(arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         PhaseDetector(**arguments)

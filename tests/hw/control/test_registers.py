@@ -15,8 +15,13 @@ UNIT = named("unit")
 
 
 def run(test, config=UNIT, **params):
-    return run_cocotb(Registers(config=config, event_sources=2), bench="kelp_verif.control.registers_bench", test=test,
-                      params={"config": asdict(config), **params}, timeout_s=200).records
+    return run_cocotb(
+        Registers(config=config, event_sources=2),
+        bench="kelp_verif.control.registers_bench",
+        test=test,
+        params={"config": asdict(config), **params},
+        timeout_s=200,
+    ).records
 
 
 def rare(seen, *wanted, least=2):
@@ -25,29 +30,65 @@ def rare(seen, *wanted, least=2):
 
 def test_every_line_is_what_the_map_says_to_whom_it_says_so():
     seen = run("random_accesses", accesses=700)["accesses"]
-    assert rare(seen, "read", "write refused", "read refused", "write of some bytes", "read by an owner", "unknown line", "record", "clear", "hint", "log full",
-                "irq", "reset of an access") == {}
+    assert (
+        rare(
+            seen,
+            "read",
+            "write refused",
+            "read refused",
+            "write of some bytes",
+            "read by an owner",
+            "unknown line",
+            "record",
+            "clear",
+            "hint",
+            "log full",
+            "irq",
+            "reset of an access",
+        )
+        == {}
+    )
 
 
 def test_session_commands_are_carried_out_or_refused():
     seen = run("session_commands", commands=320)["commands"]
     commands = ("OPEN", "CLOSE", "ADVANCE", "APPLY_QUEUE", "APPLY_ALL", "PEEK")
-    assert rare(seen, *(f"{name} {how}" for name in commands for how in ("done", "unheard")), "OPEN refused", "APPLY_ALL refused", "unknown refused",
-                "PEEK of another session's queue", "wiped", "read of a queue counter", least=1) == {}
+    assert (
+        rare(
+            seen,
+            *(f"{name} {how}" for name in commands for how in ("done", "unheard")),
+            "OPEN refused",
+            "APPLY_ALL refused",
+            "unknown refused",
+            "PEEK of another session's queue",
+            "wiped",
+            "read of a queue counter",
+            least=1,
+        )
+        == {}
+    )
 
 
 def test_without_codecs_every_format_but_raw16_is_refused():
-    seen = run("session_commands", UNIT.with_(name="unit_raw", codecs=False), commands=160)["commands"]
+    seen = run("session_commands", UNIT.with_(name="unit_raw", codecs=False), commands=160)[
+        "commands"
+    ]
     assert rare(seen, "OPEN done", "OPEN refused for its formats") == {}
 
 
 def test_steps_and_telemetry():
     records = run(["steps_by_accesses", "telemetry_is_read_back"], results=600)
-    assert records["steps"] >= 5 and rare(records["telemetry"], "rounds", "record", "read of a queue counter") == {}
+    assert (
+        records["steps"] >= 5
+        and rare(records["telemetry"], "rounds", "record", "read of a queue counter") == {}
+    )
 
 
 def test_bad_parameters_are_refused():
     with pytest.raises(TypeError, match="config must be a kelp_spec.Config, not 3"):
         Registers(config=3, event_sources=1)
-    with pytest.raises(ValueError, match=r"external = \['count_sheep'\] is refused; legal: names of registers in the map"):
+    with pytest.raises(
+        ValueError,
+        match=r"external = \['count_sheep'\] is refused; legal: names of registers in the map",
+    ):
         RegisterFile(config=named("unit"), external=["identity", "count_sheep"])

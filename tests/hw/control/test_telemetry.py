@@ -12,24 +12,53 @@ from kelp_verif.harness.runner import run_cocotb
 
 
 def run(block=Telemetry, cycles=6_000, **change):
-    return run_cocotb(block(config=named("unit").with_(**change)), bench="kelp_verif.control.telemetry_bench", params={"config": change, "cycles": cycles},
-                      timeout_s=120).records
+    return run_cocotb(
+        block(config=named("unit").with_(**change)),
+        bench="kelp_verif.control.telemetry_bench",
+        params={"config": change, "cycles": cycles},
+        timeout_s=120,
+    ).records
 
 
 def test_every_cause_is_counted_and_logged_once():
     records = run()
     assert {name: 0 for name, _ in COUNTERS if records["totals"].get(name, 0) < 10} == {}
     wanted = [name for name, _ in QUEUE_COUNTERS if name != "prefetch_useful"]
-    wanted += ["useful", "late", "idle", "READ HIT", "READ PARKED", "READ ZERO", "READ POISON", "WRITE ALLOCATED", "WRITE MISSED", "RELEASE VOID", "CORRECTED",
-               "UNCORRECTED", "FETCH_FAILED", "WRITE_BACK_FAILED", "STARVED", "POISON_RECEIVED", "PIN_REFUSED", "OPEN_REFUSED", "OUT_OF_MAP", "FOREIGN_LD",
-               "CLOSED_SESSION", "UNKNOWN_OPCODE"]
-    assert {what: records["seen"].get(what, 0) for what in wanted if records["seen"].get(what, 0) < 5} == {}
+    wanted += [
+        "useful",
+        "late",
+        "idle",
+        "READ HIT",
+        "READ PARKED",
+        "READ ZERO",
+        "READ POISON",
+        "WRITE ALLOCATED",
+        "WRITE MISSED",
+        "RELEASE VOID",
+        "CORRECTED",
+        "UNCORRECTED",
+        "FETCH_FAILED",
+        "WRITE_BACK_FAILED",
+        "STARVED",
+        "POISON_RECEIVED",
+        "PIN_REFUSED",
+        "OPEN_REFUSED",
+        "OUT_OF_MAP",
+        "FOREIGN_LD",
+        "CLOSED_SESSION",
+        "UNKNOWN_OPCODE",
+    ]
+    assert {
+        what: records["seen"].get(what, 0) for what in wanted if records["seen"].get(what, 0) < 5
+    } == {}
     assert records["seen"]["reset of a cause"]
 
 
 def test_four_counters_a_queue_where_no_more_are_kept():
     seen = run(cycles=1_500, wide_counters=False)["seen"]
-    assert all(seen[name] for name in ("hits", "misses", "evictions")) and not seen.keys() & {name for name, _ in QUEUE_COUNTERS[4:]}
+    assert all(seen[name] for name in ("hits", "misses", "evictions")) and not seen.keys() & {
+        name for name, _ in QUEUE_COUNTERS[4:]
+    }
 
 
 def test_the_bench_catches_a_planted_bug():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The data path against a plain model of stored lines, and its rates, latencies and memory traffic (spec §8, §10)."""
+"""The data path against a plain model of stored lines, and its rates, latencies and memory traffic
+(spec §8, §10)."""
 
 import dataclasses
 
@@ -15,8 +16,8 @@ from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import Answer
 from kelp_verif.datapath.datapath_bench import ROUGH, Memory, Traffic, random_lines, run
 
-SMALL, LARGE = "unit", "64x64"   # 16 and 128 line slots; pages of 8 and of 128 host lines
-NARROW = "ulx3s"                 # 8 codec lanes: a line takes the codec four cycles
+SMALL, LARGE = "unit", "64x64"  # 16 and 128 line slots; pages of 8 and of 128 host lines
+NARROW = "ulx3s"  # 8 codec lanes: a line takes the codec four cycles
 QUICK = Memory(read_latency=6, write_latency=6)
 
 
@@ -25,10 +26,18 @@ def lines_of(page):
 
 
 def mixture(seed, formats, *, count=2500, pages=6, hot=8, config=SMALL):
-    """Everything the frame stage may send, on few lines, so that each op meets the ones before it."""
+    """Everything the frame stage may send, on few lines, so that each op meets the ones before
+    it."""
     t = Traffic(config, seed)
     rng = t.rng
-    frames = [t.page(n, *(formats[k] for k in rng.integers(0, len(formats), 2)), host_type=HostType(int(rng.integers(0, 2)))) for n in range(pages)]
+    frames = [
+        t.page(
+            n,
+            *(formats[k] for k in rng.integers(0, len(formats), 2)),
+            host_type=HostType(int(rng.integers(0, 2))),
+        )
+        for n in range(pages)
+    ]
     for page in frames:
         if rng.random() < 0.7:
             t.load(page)
@@ -38,22 +47,33 @@ def mixture(seed, formats, *, count=2500, pages=6, hot=8, config=SMALL):
         choice = rng.random()
         if choice < 0.01:
             t.flush(page, int(rng.integers(0, 16)))
-            if rng.random() < 0.5:   # else the eviction is cancelled: ops on the frame follow at once
+            # else the eviction is cancelled: ops on the frame follow at once
+            if rng.random() < 0.5:
                 t.wait_flushed()
                 t.check_memory(page)
-                if rng.random() < 0.6:   # a new owner, whose page comes from flash or starts empty
+                if rng.random() < 0.6:  # a new owner, whose page comes from flash or starts empty
                     t.forget(page)
                     if rng.random() < 0.7:
                         t.load(page)
         elif choice < 0.04:
-            t.answer(Answer(int(rng.integers(Answer.ZEROS, Answer.CMP))), poison=int(rng.integers(0, 2)))
+            t.answer(
+                Answer(int(rng.integers(Answer.ZEROS, Answer.CMP))), poison=int(rng.integers(0, 2))
+            )
         elif choice < 0.06:
             t.answer(Answer.CMP, has_write=True)
         elif choice < 0.1:
             poison = bool(rng.integers(0, 2))
-            t.read_nothing(page, kv, line, poison=poison, fresh=not poison or bool(rng.integers(0, 2)))
+            t.read_nothing(
+                page, kv, line, poison=poison, fresh=not poison or bool(rng.integers(0, 2))
+            )
         elif choice < 0.2:
-            t.write_partial(page, kv, line, random_lines(rng, 1)[0], int(rng.integers(0, 1 << 64, dtype=np.uint64)))
+            t.write_partial(
+                page,
+                kv,
+                line,
+                random_lines(rng, 1)[0],
+                int(rng.integers(0, 1 << 64, dtype=np.uint64)),
+            )
         elif choice < 0.6 or (page.frame, kv, line) not in t.stored:
             t.write(page, kv, line, random_lines(rng, 1)[0])
         else:
@@ -79,8 +99,12 @@ def test_mixture_on_two_hot_lines(fmt):
 
 
 def test_every_slot_is_reused_behind_slow_memory():
-    """Long latencies and random lines of all pages: the buffers run full, and every allocation waits for a write-back."""
-    run(mixture(3, list(Format), pages=8, hot=99), dataclasses.replace(ROUGH, read_latency=200, write_latency=200, write_jitter=200))
+    """Long latencies and random lines of all pages: the buffers run full, and every allocation
+    waits for a write-back."""
+    run(
+        mixture(3, list(Format), pages=8, hot=99),
+        dataclasses.replace(ROUGH, read_latency=200, write_latency=200, write_jitter=200),
+    )
 
 
 def test_large_configuration_in_the_rough():
@@ -106,7 +130,7 @@ def test_flush_then_another_master_then_read():
         t.load(page)
         for _, kv, line in lines_of(page):
             t.read(page, kv, line)
-        t.flush(page, 8)     # clean now
+        t.flush(page, 8)  # clean now
         t.wait_flushed()
         t.load(page)
         for _, kv, line in lines_of(page):
@@ -130,7 +154,8 @@ def test_cancelled_flushes_lose_nothing():
 
 
 def test_flushes_overlap_with_traffic_of_other_frames():
-    """The head does not wait for a flush: reads of other frames behind five flushes are answered before the first can be done."""
+    """The head does not wait for a flush: reads of other frames behind five flushes are answered
+    before the first can be done."""
     t = Traffic(LARGE, 1)
     dirty = [t.page(n, Format.RAW16) for n in range(5)]
     clean = t.page(9, Format.RAW16)
@@ -149,11 +174,12 @@ def test_flushes_overlap_with_traffic_of_other_frames():
 
 @pytest.mark.parametrize("fmt", [Format.FP8_E5M2, Format.INT8])
 def test_flush_is_done_under_reads_of_stored_lines(fmt):
-    """Reads of lines just written take the store's read port in every cycle; write-back must come through all the same."""
+    """Reads of lines just written take the store's read port in every cycle; write-back must come
+    through all the same."""
     t = Traffic(LARGE, 1)
     hot, cold = t.page(0, fmt), t.page(1, fmt)
     for page in (hot, cold):
-        for line in range(0, 16, 2):   # halves of DRAM lines, which wait for the other half
+        for line in range(0, 16, 2):  # halves of DRAM lines, which wait for the other half
             t.write(page, 0, line, random_lines(t.rng, 1)[0])
     t.flush(cold, 1)
     for n in range(3000):
@@ -205,12 +231,13 @@ def test_line_read_with_an_error_is_poison():
     run(t, dataclasses.replace(QUICK, error_every=3))
 
 
-# --- cycles -------------------------------------------------------------------------------------------------------------------------
+# - cycles -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fmt", Format)
 def test_latency(fmt):
-    """AR at most 3 cycles after the op; the answer 2 cycles and the dequantiser's after R (spec §10: 20 cycles in all)."""
+    """AR at most 3 cycles after the op; the answer 2 cycles and the dequantiser's after R (spec
+    §10: 20 cycles in all)."""
     t = Traffic(LARGE, 1)
     page = t.page(0, fmt)
     t.load(page)
@@ -227,17 +254,25 @@ def test_latency_through_a_narrow_codec():
     t.load(page)
     t.read(page, 0, 5)
     result = run(t)
-    assert result.answered[0] - result.returned[-1] <= 2 + Dequantiser(meta_shape=0, lanes=8).latency
+    assert (
+        result.answered[0] - result.returned[-1] <= 2 + Dequantiser(meta_shape=0, lanes=8).latency
+    )
 
 
 def ordered(pages, order, count, rng):
-    """`count` lines: of 16 streams in turn, 1 or 8 lines a time (page-sequential), or of all pages in random order."""
+    """`count` lines: of 16 streams in turn, 1 or 8 lines a time (page-sequential), or of all pages
+    in random order."""
     if order == "random":
         lines = [line for page in pages for line in lines_of(page)]
         return [lines[n] for n in rng.integers(0, len(lines), count)]
     chunk = {"by line": 1, "by eight": 8}[order]
     streams = [[line for page in pages[n::16] for line in lines_of(page)] for n in range(16)]
-    return [streams[s][n] for base in range(0, len(streams[0]), chunk) for s in range(16) for n in range(base, base + chunk)][:count]
+    return [
+        streams[s][n]
+        for base in range(0, len(streams[0]), chunk)
+        for s in range(16)
+        for n in range(base, base + chunk)
+    ][:count]
 
 
 def paced(fmt, order, what, count=4096, config=LARGE, memory=None):
@@ -249,7 +284,9 @@ def paced(fmt, order, what, count=4096, config=LARGE, memory=None):
     data = random_lines(t.rng, 64)
     stored = t.encoded(pages[0], 0, data)
     for n, (page, kv, line) in enumerate(ordered(pages, order, count, t.rng)):
-        writes = what == "write" or (what == "mixed" and (t.rng.random() < 0.5 if order == "random" else page.frame % 2))
+        writes = what == "write" or (
+            what == "mixed" and (t.rng.random() < 0.5 if order == "random" else page.frame % 2)
+        )
         if writes:
             t.write(page, kv, line, data[n % 64], stored[n % 64])
         else:
@@ -269,11 +306,15 @@ def test_rate(fmt, order, what):
 @pytest.mark.parametrize("fmt", [Format.RAW16, Format.INT8, Format.INT4])
 def test_rate_of_a_narrow_codec(fmt, what):
     """Eight lanes: a line in four cycles, from a memory that does not hold it up."""
-    assert 0.245 <= paced(fmt, "by eight", what, count=1024, config=NARROW, memory=QUICK).rate <= 0.25
+    assert (
+        0.245 <= paced(fmt, "by eight", what, count=1024, config=NARROW, memory=QUICK).rate <= 0.25
+    )
 
 
 @pytest.mark.parametrize("order", ["by line", "by eight"])
-@pytest.mark.parametrize(("fmt", "limit"), [(Format.FP8_E4M3, 0.53), (Format.INT8, 0.53), (Format.INT4, 0.30)])
+@pytest.mark.parametrize(
+    ("fmt", "limit"), [(Format.FP8_E4M3, 0.53), (Format.INT8, 0.53), (Format.INT4, 0.30)]
+)
 def test_page_sequential_reads_share_dram_lines(fmt, limit, order):
     result = paced(fmt, order, "read")
     assert result.figures["reads"] / len(result.accepted) <= limit
@@ -295,13 +336,20 @@ def test_128_reads_outstanding():
     assert run(t, Memory(read_latency=400)).figures["most_reads"] >= 128
 
 
-@pytest.mark.parametrize("call", [
-    lambda: DataPath(config="unit"),
-    lambda: AxiSignature(address_bits=5, id_bits=4),
-    lambda: AxiSignature(address_bits=32, id_bits=0),
-    lambda: SlotTable(slots=12, frame_bits=4, offset_bits=4, address_bits=8, position_bits=4, lead=3),
-    lambda: SlotTable(slots=16, frame_bits=4, offset_bits=4, address_bits=8, position_bits=4, lead=16),
-])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: DataPath(config="unit"),
+        lambda: AxiSignature(address_bits=5, id_bits=4),
+        lambda: AxiSignature(address_bits=32, id_bits=0),
+        lambda: SlotTable(
+            slots=12, frame_bits=4, offset_bits=4, address_bits=8, position_bits=4, lead=3
+        ),
+        lambda: SlotTable(
+            slots=16, frame_bits=4, offset_bits=4, address_bits=8, position_bits=4, lead=16
+        ),
+    ],
+)
 def test_nonsense_is_refused(call):
     with pytest.raises((TypeError, ValueError), match="is refused|must be"):
         call()

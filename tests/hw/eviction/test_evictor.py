@@ -16,7 +16,13 @@ LARGE = named("640x8192").with_(frames=(2048, 256, 256, 256), queues=8)
 
 def run(config, test, **params):
     params["config"] = dataclasses.asdict(config)
-    return run_cocotb(Eviction(config=config), bench="kelp_verif.eviction.evictor_bench", test=test, params=params, timeout_s=200)
+    return run_cocotb(
+        Eviction(config=config),
+        bench="kelp_verif.eviction.evictor_bench",
+        test=test,
+        params=params,
+        timeout_s=200,
+    )
 
 
 def test_every_claim_is_the_golden_evictors():

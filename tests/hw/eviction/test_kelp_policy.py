@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Policy `kelp`: the golden model's properties, and the blocks that learn from accesses held to it (docs/policy.md)."""
+"""Policy `kelp`: the golden model's properties, and the blocks that learn from accesses held to it
+(docs/policy.md)."""
 
 import random
 
@@ -25,11 +26,17 @@ def simulate(dut, bench):
     simulator.run()
 
 
-@pytest.mark.parametrize("alpha, bits", [(policy.ALPHA_FAST, policy.FAST_BITS), (policy.ALPHA_SLOW, policy.SLOW_BITS)])
+@pytest.mark.parametrize(
+    "alpha, bits", [(policy.ALPHA_FAST, policy.FAST_BITS), (policy.ALPHA_SLOW, policy.SLOW_BITS)]
+)
 def test_fold_tables_agree_and_never_rise(alpha, bits):
     table = remains(alpha, bits)
     assert tuple(table) == fold_table(alpha, bits)
-    assert table[0] == 1 << bits and table[-1] == 0 and all(a >= b for a, b in zip(table, table[1:], strict=False))
+    assert (
+        table[0] == 1 << bits
+        and table[-1] == 0
+        and all(a >= b for a, b in zip(table, table[1:], strict=False))
+    )
 
 
 def test_frequencies_stay_within_their_words():
@@ -47,9 +54,9 @@ def test_profile_counts_accesses_by_distance_and_forgets():
     scores = Scores(SMALL)
     for page in range(6):
         scores.allocate(0, 3, page, 1)
-    word = scores.touch(scores.allocate(0, 3, 6, 1), 0, 3, 2, 2, 1)      # distance 4
+    word = scores.touch(scores.allocate(0, 3, 6, 1), 0, 3, 2, 2, 1)  # distance 4
     assert [scores.scan(word, 0, 3, page, 2, 1).count for page in (1, 2, 3)] == [0, 1, 0]
-    scores.allocate(0, 3, 7, 3)      # page 3 is four behind the newest now
+    scores.allocate(0, 3, 7, 3)  # page 3 is four behind the newest now
     assert [scores.scan(word, 0, 3, page, 3, 1).count for page in (2, 3)] == [0, 1]
     for step in range(4, 4 + 64):
         scores.touch(word, 0, 3, 3, step, 1)
@@ -149,7 +156,15 @@ def test_shadow_in_hardware_is_the_golden_one(seed):
             if read:
                 credit = max(-policy.CREDIT_MOST, credit - 1)
             last[key] = now
-            await send(access=1, read=read, session=session, octile=key[1], step=now, last=before or 0, new=int(before is None))
+            await send(
+                access=1,
+                read=read,
+                session=session,
+                octile=key[1],
+                step=now,
+                last=before or 0,
+                new=int(before is None),
+            )
             assert ctx.get(dut.credit) == credit
         assert leaps
 
@@ -179,12 +194,18 @@ def test_shadow_loses_what_finds_it_full_and_goes_on():
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_state_in_hardware_is_the_golden_one(seed):
-    """Miss rate, duel, credit, marginal value, and which queues are to be looked at, over random results."""
+    """Miss rate, duel, credit, marginal value, and which queues are to be looked at, over random
+    results."""
     rng = random.Random(seed)
     dut, golden = KelpState(config=SMALL), KelpPolicy(SMALL)
     queues, heads, session = 12, 2, rng.randrange(2)
     base = session * SMALL.queues
-    outcomes = {PageState.RESIDENT: Outcome.HIT, PageState.COLD: Outcome.MISSED, PageState.FETCHING: Outcome.PARKED, PageState.ABSENT: Outcome.ALLOCATED}
+    outcomes = {
+        PageState.RESIDENT: Outcome.HIT,
+        PageState.COLD: Outcome.MISSED,
+        PageState.FETCHING: Outcome.PARKED,
+        PageState.ABSENT: Outcome.ALLOCATED,
+    }
 
     async def bench(ctx):
         ctx.set(dut.frames, 191)
@@ -210,19 +231,43 @@ def test_state_in_hardware_is_the_golden_one(seed):
             if before == step:
                 continue
             last[queue, page] = step
-            state = PageState.ABSENT if before is None else rng.choice([PageState.RESIDENT, PageState.RESIDENT, PageState.COLD, PageState.FETCHING])
+            state = (
+                PageState.ABSENT
+                if before is None
+                else rng.choice(
+                    [PageState.RESIDENT, PageState.RESIDENT, PageState.COLD, PageState.FETCHING]
+                )
+            )
             golden.refresh = golden.ahead = None
-            golden.access(session, queue, step, last=before, missed=state in (PageState.COLD, PageState.FETCHING),
-                          given_by=given if state == PageState.COLD else None, frames=191, used_queues=queues, kv_heads=heads)
-            access = dict(op={"kind": Op.READ, "session": session, "squeue": queue, "page": page}, outcome=outcomes[state], first=1,
-                          old={"state": state, "place": given, "last_step": before or 0}, word={"last_step": step})
-            await send(policy=0, **access)       # another policy's access teaches nothing
+            golden.access(
+                session,
+                queue,
+                step,
+                last=before,
+                missed=state in (PageState.COLD, PageState.FETCHING),
+                given_by=given if state == PageState.COLD else None,
+                frames=191,
+                used_queues=queues,
+                kv_heads=heads,
+            )
+            access = dict(
+                op={"kind": Op.READ, "session": session, "squeue": queue, "page": page},
+                outcome=outcomes[state],
+                first=1,
+                old={"state": state, "place": given, "last_step": before or 0},
+                word={"last_step": step},
+            )
+            await send(policy=0, **access)  # another policy's access teaches nothing
             await send(policy=1, **access)
             if rng.random() < 0.2:
                 given = rng.randrange(3)
                 golden.read(given)
-                await send(op={"kind": Op.PREFETCH, "session": session, "squeue": queue, "page": page}, outcome=Outcome.MISSED, policy=1,
-                           old={"state": PageState.COLD, "place": given})
+                await send(
+                    op={"kind": Op.PREFETCH, "session": session, "squeue": queue, "page": page},
+                    outcome=Outcome.MISSED,
+                    policy=1,
+                    old={"state": PageState.COLD, "place": given},
+                )
             if rng.random() < 0.3:
                 value = rng.randrange(16000)
                 golden.gave(value)
@@ -230,10 +275,24 @@ def test_state_in_hardware_is_the_golden_one(seed):
                 ctx.set(dut.gave, 1)
                 await ctx.tick()
                 ctx.set(dut.gave, 0)
-            got = ctx.get(dut.near), ctx.get(dut.second), ctx.get(dut.in_credit), ctx.get(dut.marginal)
-            assert got == (golden.near, int(golden.followed == SECOND), int(golden.credit > 0), golden.marginal)
+            got = (
+                ctx.get(dut.near),
+                ctx.get(dut.second),
+                ctx.get(dut.in_credit),
+                ctx.get(dut.marginal),
+            )
+            assert got == (
+                golden.near,
+                int(golden.followed == SECOND),
+                int(golden.credit > 0),
+                golden.marginal,
+            )
             refresh = (session, ctx.get(dut.refresh_squeue)) if ctx.get(dut.refresh) else None
-            ahead = (ctx.get(dut.ahead_session), ctx.get(dut.ahead_squeue)) if ctx.get(dut.ahead) else None
+            ahead = (
+                (ctx.get(dut.ahead_session), ctx.get(dut.ahead_squeue))
+                if ctx.get(dut.ahead)
+                else None
+            )
             assert (refresh, ahead) == (golden.refresh, golden.ahead)
             ctx.set(dut.refreshed, 1)
             ctx.set(dut.looked, 1)

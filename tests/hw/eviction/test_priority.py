@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Recency and priority: the golden arithmetic, the pipeline against it, and the sorted list of candidates."""
+"""Recency and priority: the golden arithmetic, the pipeline against it, and the sorted list of
+candidates."""
 
 import random
 
@@ -44,13 +45,24 @@ def test_age_wraps():
 
 @pytest.mark.parametrize("config", ["unit", "llama70b"])
 def test_pipeline_is_the_golden_arithmetic(config):
-    run_cocotb(PriorityUnit(config=named(config)), bench="kelp_verif.eviction.priority_bench", test=["worked_rows", "random_sweeps"],
-               params={"config": config, "pages": 4000}, timeout_s=100)
+    run_cocotb(
+        PriorityUnit(config=named(config)),
+        bench="kelp_verif.eviction.priority_bench",
+        test=["worked_rows", "random_sweeps"],
+        params={"config": config, "pages": 4000},
+        timeout_s=100,
+    )
 
 
 def test_one_page_per_cycle():
     config = "llama70b"
-    result = run_cocotb(PriorityUnit(config=named(config)), bench="kelp_verif.eviction.priority_bench", test="full_rate", params={"config": config}, timeout_s=100)
+    result = run_cocotb(
+        PriorityUnit(config=named(config)),
+        bench="kelp_verif.eviction.priority_bench",
+        test="full_rate",
+        params={"config": config},
+        timeout_s=100,
+    )
     assert result.records["pages_per_cycle"] == 1.0
 
 
@@ -61,12 +73,19 @@ def test_bias_is_checked():
 
 @pytest.mark.parametrize("keep", [1, 4, 8])
 def test_list_keeps_the_best_in_order(keep):
-    """Random sweeps with many ties: what is taken is the sorted front, with idles between insertions."""
+    """Random sweeps with many ties: what is taken is the sorted front, with idles between
+    insertions."""
     rng = random.Random(keep)
     config = named("unit").with_(candidates=keep, pages=64)
     dut = CandidateList(config=config)
-    sweeps = [[(rng.randrange(3), rng.choice([0, 7, 65535, rng.getrandbits(16)]), page) for page in range(64) if rng.random() < density]
-              for density in (0, 0.05, 0.1, 0.5, 1, 1)]
+    sweeps = [
+        [
+            (rng.randrange(3), rng.choice([0, 7, 65535, rng.getrandbits(16)]), page)
+            for page in range(64)
+            if rng.random() < density
+        ]
+        for density in (0, 0.05, 0.1, 0.5, 1, 1)
+    ]
     taken = []
 
     async def bench(ctx):
@@ -77,7 +96,10 @@ def test_list_keeps_the_best_in_order(keep):
             for kind, priority, page in pages:
                 for value in (1, 0)[: rng.randint(1, 2)]:
                     ctx.set(dut.i_valid, value)
-                    ctx.set(dut.i, {"kind": kind, "priority": priority, "page": page, "last_step": page * 3})
+                    ctx.set(
+                        dut.i,
+                        {"kind": kind, "priority": priority, "page": page, "last_step": page * 3},
+                    )
                     await ctx.tick()
             ctx.set(dut.i_valid, 0)
             await ctx.tick()

@@ -14,18 +14,29 @@ from kelp_spec.config import named
 from kelp_spec.metadata import PageState
 from kelp_verif.harness.runner import run_cocotb
 
-WIDE = named("unit").with_(pages=256)      # several words of the map per queue
+WIDE = named("unit").with_(pages=256)  # several words of the map per queue
 
 
 def run(config, test, **params):
     params["config"] = dataclasses.asdict(config)
-    return run_cocotb(QueueState(config=config), bench="kelp_verif.eviction.queue_state_bench", test=test, params=params, timeout_s=200)
+    return run_cocotb(
+        QueueState(config=config),
+        bench="kelp_verif.eviction.queue_state_bench",
+        test=test,
+        params=params,
+        timeout_s=200,
+    )
 
 
 @pytest.mark.parametrize("config", [named("unit"), WIDE], ids=["unit", "wide"])
 def test_queue_state_is_its_golden_model(config):
     records = run(config, "random_results", rounds=25).records
-    assert records["checks"] == 25 and records["results"] > 300 and records["roots"] > 10 and records["offers"] > 5
+    assert (
+        records["checks"] == 25
+        and records["results"] > 300
+        and records["roots"] > 10
+        and records["offers"] > 5
+    )
 
 
 def test_an_event_costs_one_walk_over_640_queues():
@@ -42,11 +53,22 @@ def test_golden_root_is_the_largest_excess():
             if not queues.listed[squeue]:
                 queues.configure(squeue, rng.randrange(4), rng.choice([0, 8, 20]))
         else:
-            queues.observe(squeue, rng.randrange(config.pages), 0, rng.choice([PageState.RESIDENT, PageState.COLD]))
+            queues.observe(
+                squeue,
+                rng.randrange(config.pages),
+                0,
+                rng.choice([PageState.RESIDENT, PageState.COLD]),
+            )
         for pool in range(4):
-            excess = {q: max(0, queues.resident_lines(q) - queues.budget[q]) for q in range(config.squeues) if queues.pool[q] == pool}
+            excess = {
+                q: max(0, queues.resident_lines(q) - queues.budget[q])
+                for q in range(config.squeues)
+                if queues.pool[q] == pool
+            }
             expected = max(excess.values(), default=0)
-            assert queues.root(pool) == ((expected, min(q for q in excess if excess[q] == expected)) if expected else (0, 0))
+            assert queues.root(pool) == (
+                (expected, min(q for q in excess if excess[q] == expected)) if expected else (0, 0)
+            )
 
 
 def test_unknown_field_is_refused():

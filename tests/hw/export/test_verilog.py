@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What `kelp verilog` writes lints alone under -Wall, names no path, and answers a request in a plain SystemVerilog bench."""
+"""What `kelp verilog` writes lints alone under -Wall, names no path, and answers a request in a
+plain SystemVerilog bench."""
 
 import json
 import os
@@ -23,29 +24,63 @@ def written(tmp_path_factory):
 
 
 def verilator(directory, *arguments):
-    return subprocess.run(["verilator", *arguments], cwd=directory, env=tools.tool_env(), capture_output=True, text=True)
+    return subprocess.run(
+        ["verilator", *arguments],
+        cwd=directory,
+        env=tools.tool_env(),
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.timeout(900)
 def test_lints_alone_under_wall(written):
-    done = verilator(written, "--lint-only", "-Wall", *WAIVED, "--top-module", "kelp_endpoint_wrapper", "kelp_endpoint.v", "kelp_endpoint_wrapper.sv")
+    done = verilator(
+        written,
+        "--lint-only",
+        "-Wall",
+        *WAIVED,
+        "--top-module",
+        "kelp_endpoint_wrapper",
+        "kelp_endpoint.v",
+        "kelp_endpoint_wrapper.sv",
+    )
     assert done.returncode == 0, done.stderr[:3000]
 
 
 @pytest.mark.timeout(900)
 def test_smoke_bench_passes(written):
-    built = verilator(written, "--binary", "--timing", "-Wno-fatal", *WAIVED, "-j", "2", "-CFLAGS", "-O1 -std=c++20 -fcoroutines", "-MAKEFLAGS",
-                      "CFG_CXXFLAGS_PCH_I=-include",
-                      "--top-module", "kelp_endpoint_smoke", "kelp_endpoint.v", "kelp_endpoint_wrapper.sv", "kelp_endpoint_smoke.sv")
+    built = verilator(
+        written,
+        "--binary",
+        "--timing",
+        "-Wno-fatal",
+        *WAIVED,
+        "-j",
+        "2",
+        "-CFLAGS",
+        "-O1 -std=c++20 -fcoroutines",
+        "-MAKEFLAGS",
+        "CFG_CXXFLAGS_PCH_I=-include",
+        "--top-module",
+        "kelp_endpoint_smoke",
+        "kelp_endpoint.v",
+        "kelp_endpoint_wrapper.sv",
+        "kelp_endpoint_smoke.sv",
+    )
     assert built.returncode == 0, built.stderr[-3000:]
-    ran = subprocess.run([written / "obj_dir" / "Vkelp_endpoint_smoke"], capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(
+        [written / "obj_dir" / "Vkelp_endpoint_smoke"], capture_output=True, text=True, timeout=300
+    )
     assert "PASS" in ran.stdout and "FAIL" not in ran.stdout, ran.stdout[-2000:]
 
 
 def test_no_path_and_complete_description(written):
     for file in written.iterdir():
         if file.is_file():
-            assert os.sep + "work" not in file.read_text(encoding="utf-8") and str(written) not in file.read_text(encoding="utf-8")
+            assert os.sep + "work" not in file.read_text(encoding="utf-8") and str(
+                written
+            ) not in file.read_text(encoding="utf-8")
     described = json.loads((written / "kelp_endpoint.json").read_text(encoding="utf-8"))
     assert described["schema"] == "kelp.endpoint" and described["parameters"]["name"] == "unit"
     text = (written / "kelp_endpoint.v").read_text(encoding="utf-8")
@@ -54,10 +89,28 @@ def test_no_path_and_complete_description(written):
 
 
 def test_widths_become_explicit():
-    cell = "\n".join(["module \\t", "  wire width 4 \\a", "  wire width 1 \\b", "  wire width 5 \\y", "  cell $add $1", "    parameter \\A_SIGNED 0",
-                      "    parameter \\B_SIGNED 0",
-                      "    parameter \\A_WIDTH 4", "    parameter \\B_WIDTH 1", "    parameter \\Y_WIDTH 5", "    connect \\A \\a [3:0]",
-                      "    connect \\B \\b",
-                      "    connect \\Y \\y", "  end", "end"])
+    cell = "\n".join(
+        [
+            "module \\t",
+            "  wire width 4 \\a",
+            "  wire width 1 \\b",
+            "  wire width 5 \\y",
+            "  cell $add $1",
+            "    parameter \\A_SIGNED 0",
+            "    parameter \\B_SIGNED 0",
+            "    parameter \\A_WIDTH 4",
+            "    parameter \\B_WIDTH 1",
+            "    parameter \\Y_WIDTH 5",
+            "    connect \\A \\a [3:0]",
+            "    connect \\B \\b",
+            "    connect \\Y \\y",
+            "  end",
+            "end",
+        ]
+    )
     made = explicit_widths(cell)
-    assert "connect \\A { 1'0 \\a [3:0] }" in made and "connect \\B { 4'0000 \\b [0] }" in made and made.count("_WIDTH 5") == 3
+    assert (
+        "connect \\A { 1'0 \\a [3:0] }" in made
+        and "connect \\B { 4'0000 \\b [0] }" in made
+        and made.count("_WIDTH 5") == 3
+    )

@@ -11,20 +11,48 @@ from kelp_verif.harness.runner import run_cocotb
 
 
 def run(test, block=Egress, **params):
-    return run_cocotb(block(config=named("unit")), bench="kelp_verif.host.egress_bench", test=test, params={"config": "unit", **params}, timeout_s=120).records
+    return run_cocotb(
+        block(config=named("unit")),
+        bench="kelp_verif.host.egress_bench",
+        test=test,
+        params={"config": "unit", **params},
+        timeout_s=120,
+    ).records
 
 
 def test_every_answer_leaves_once_in_its_order():
     records = run(["random_answers", "full_rate"], cycles=10_000)
-    wanted = ["i drs", "i ndr", "i_side drs", "i_side ndr", "nxm", "poison", "both taken", "i gives way", "i_side gives way", "drs held back", "ndr held back",
-              "reset of an answer"]
-    assert {what: records["seen"].get(what, 0) for what in wanted if records["seen"].get(what, 0) < 3} == {}
+    wanted = [
+        "i drs",
+        "i ndr",
+        "i_side drs",
+        "i_side ndr",
+        "nxm",
+        "poison",
+        "both taken",
+        "i gives way",
+        "i_side gives way",
+        "drs held back",
+        "ndr held back",
+        "reset of an answer",
+    ]
+    assert {
+        what: records["seen"].get(what, 0) for what in wanted if records["seen"].get(what, 0) < 3
+    } == {}
     assert records["rates"] == {"alone": [1.0, 0.0], "shared": [0.5, 0.5]}
 
 
 def test_the_bench_catches_a_planted_bug():
     with pytest.raises(AssertionError, match="failed with seed"):
-        run("random_answers", mutant(Egress, "side_turn & ~self.i_side.p.write", "self.i_side.valid & ~self.i_side.p.write"), cycles=2_000)
+        run(
+            "random_answers",
+            mutant(
+                Egress,
+                "side_turn & ~self.i_side.p.write",
+                "self.i_side.valid & ~self.i_side.p.write",
+            ),
+            cycles=2_000,
+        )
 
 
 def test_bad_parameters_are_refused():

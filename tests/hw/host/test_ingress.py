@@ -9,30 +9,62 @@ from kelp_spec.config import named
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import run_cocotb
 
-#: Session and queue counts that are no powers of two, and an aperture above the register window's size: addresses beyond each exist.
+#: Session and queue counts that are no powers of two, and an aperture above the register window's
+#: size: addresses beyond each exist.
 ODD = {"sessions": 3, "queues": 5}
 
 
 def run(test, block=Ingress, change=ODD, **params):
-    return run_cocotb(block(config=named("unit").with_(**change)), bench="kelp_verif.host.ingress_bench", test=test, params={"config": change, **params},
-                      timeout_s=120).records
+    return run_cocotb(
+        block(config=named("unit").with_(**change)),
+        bench="kelp_verif.host.ingress_bench",
+        test=test,
+        params={"config": change, **params},
+        timeout_s=120,
+    ).records
 
 
 def test_every_message_goes_where_its_opcode_and_address_say():
     records = run(["random_messages", "one_message_a_cycle"], cycles=24_000)
     seen = records["seen"]
-    assert all(seen.get(f"{channel} opcode {code}", 0) for channel in ("req", "rwd") for code in range(16))
-    wanted = ["both offered", "req passes a write", "spec dropped", "reset of a message", "beyond the configuration", "no byte", "partial", "full",
-              "NONE req", "NONE rwd", "OUT_OF_MAP req", "OUT_OF_MAP rwd", "UNKNOWN_OPCODE req", "UNKNOWN_OPCODE rwd", "req to None", "req to spec",
-              "hint write", "hint read", "register write", "register read", "two requests held", "side waits for a request"]
+    assert all(
+        seen.get(f"{channel} opcode {code}", 0) for channel in ("req", "rwd") for code in range(16)
+    )
+    wanted = [
+        "both offered",
+        "req passes a write",
+        "spec dropped",
+        "reset of a message",
+        "beyond the configuration",
+        "no byte",
+        "partial",
+        "full",
+        "NONE req",
+        "NONE rwd",
+        "OUT_OF_MAP req",
+        "OUT_OF_MAP rwd",
+        "UNKNOWN_OPCODE req",
+        "UNKNOWN_OPCODE rwd",
+        "req to None",
+        "req to spec",
+        "hint write",
+        "hint read",
+        "register write",
+        "register read",
+        "two requests held",
+        "side waits for a request",
+    ]
     assert {what: seen.get(what, 0) for what in wanted if seen.get(what, 0) < 3} == {}
     assert records["rates"] == {"req": 1.0, "rwd": 1.0, "both": 1.0}
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ("(session < c.sessions)", "(session <= c.sessions)"),
-    ("side_valid & ~behind", "side_valid"),       # a CLOSE overtakes requests
-])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(session < c.sessions)", "(session <= c.sessions)"),
+        ("side_valid & ~behind", "side_valid"),  # a CLOSE overtakes requests
+    ],
+)
 def test_the_bench_catches_a_planted_bug(old, new):
     with pytest.raises(AssertionError, match="failed with seed"):
         run("random_messages", mutant(Ingress, old, new), cycles=4_000)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Registers between blocks: what goes in comes out, in order, at full rate, and nothing looks through."""
+"""Registers between blocks: what goes in comes out, in order, at full rate, and nothing looks
+through."""
 
 import random
 
@@ -26,7 +27,8 @@ def simulate(top, bench):
 
 
 def through_skid(seed, *, idle, stall, late=None, count=400):
-    """Items received and the cycles that it took; checks that `ready` and `valid` do not follow an input within a cycle."""
+    """Items received and the cycles that it took; checks that `ready` and `valid` do not follow an
+    input within a cycle."""
     rng, dut, received, cycles = random.Random(seed), Skid(_ITEM, late=late), [], 0
 
     async def bench(ctx):
@@ -38,7 +40,11 @@ def through_skid(seed, *, idle, stall, late=None, count=400):
             ctx.set(dut.i.valid, valid)
             ctx.set(dut.i.p.as_value(), sent if valid else rng.getrandbits(16))
             ctx.set(dut.o.ready, ready)
-            assert before == (ctx.get(dut.i.ready), ctx.get(dut.o.valid), ctx.get(dut.o.p.as_value())), "an input is seen through"
+            assert before == (
+                ctx.get(dut.i.ready),
+                ctx.get(dut.o.valid),
+                ctx.get(dut.o.p.as_value()),
+            ), "an input is seen through"
             assert ctx.get(dut.idle) == (sent == len(received))
             if ready and before[1]:
                 received.append(before[2])
@@ -47,7 +53,9 @@ def through_skid(seed, *, idle, stall, late=None, count=400):
             await ctx.tick()
             cycles += 1
             if comes[0]:
-                assert ctx.get(dut.o.valid) == comes[1] and (not comes[1] or ctx.get(dut.o.p.as_value()) == comes[2]), "what was foretold does not come"
+                assert ctx.get(dut.o.valid) == comes[1] and (
+                    not comes[1] or ctx.get(dut.o.p.as_value()) == comes[2]
+                ), "what was foretold does not come"
 
     simulate(dut, bench)
     return received, cycles
@@ -64,8 +72,13 @@ def test_a_skid_passes_everything_on_in_order(idle, stall, late):
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("stall", [0, 0.3, 0.9])
 def test_an_answer_queue_waits_for_its_channel_alone(stall, apart):
-    rng, dut, received, waited = random.Random(2), AnswerQueue(depth=4, shape=16, apart=apart), [], 0
-    unseen = 0      # cycles until what has waited is in the register, at most
+    rng, dut, received, waited = (
+        random.Random(2),
+        AnswerQueue(depth=4, shape=16, apart=apart),
+        [],
+        0,
+    )
+    unseen = 0  # cycles until what has waited is in the register, at most
 
     async def bench(ctx):
         nonlocal waited, unseen
@@ -81,7 +94,9 @@ def test_an_answer_queue_waits_for_its_channel_alone(stall, apart):
             assert not offered or held or valid
             if offered and ready:
                 received.append(ctx.get(dut.o.p))
-            unseen = max(unseen - 1, 0) if apart and held and not (offered and ready) else int(apart)
+            unseen = (
+                max(unseen - 1, 0) if apart and held and not (offered and ready) else int(apart)
+            )
             sent += valid
             waited = max(waited, sent - len(received))
             await ctx.tick()
@@ -90,17 +105,31 @@ def test_an_answer_queue_waits_for_its_channel_alone(stall, apart):
     assert received == list(range(300)) and waited == (4 if stall else 0)
 
 
-@pytest.mark.parametrize(("idle", "stall"), [(0, 0), (0.7, 0), (0, 0.7), (0.3, 0.3), (0.5, 0.4), (0.2, 0.9)])
+@pytest.mark.parametrize(
+    ("idle", "stall"), [(0, 0), (0.7, 0), (0, 0.7), (0.3, 0.3), (0.5, 0.4), (0.2, 0.9)]
+)
 def test_an_order_queue_is_a_buffered_fifo(idle, stall):
-    rng, m, dut, model, received = random.Random(3), Module(), OrderQueue(width=16, depth=8), SyncFIFOBuffered(width=16, depth=8), []
+    rng, m, dut, model, received = (
+        random.Random(3),
+        Module(),
+        OrderQueue(width=16, depth=8),
+        SyncFIFOBuffered(width=16, depth=8),
+        [],
+    )
     m.submodules.dut, m.submodules.model = dut, model
 
     async def bench(ctx):
         sent, cycles, fullest = 0, 0, 0
         while len(received) < 400:
             valid, ready = sent < 400 and rng.random() >= idle, rng.random() >= stall
-            for port, value in ((dut.i.valid, valid), (model.w_en, valid), (dut.i.p, sent if valid else rng.getrandbits(16)), (model.w_data, sent),
-                                (dut.o.ready, ready), (model.r_en, ready)):
+            for port, value in (
+                (dut.i.valid, valid),
+                (model.w_en, valid),
+                (dut.i.p, sent if valid else rng.getrandbits(16)),
+                (model.w_data, sent),
+                (dut.o.ready, ready),
+                (model.r_en, ready),
+            ):
                 ctx.set(port, value)
             state = [ctx.get(port) for port in (dut.i.ready, dut.o.valid, dut.level)]
             assert state == [ctx.get(port) for port in (model.w_rdy, model.r_rdy, model.level)]

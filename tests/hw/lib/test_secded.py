@@ -44,15 +44,26 @@ def test_flips(width):
     code = Secded(width)
     rng = random.Random(width)
     assert len(set(code.columns)) == code.code_bits and all(c.bit_count() % 2 for c in code.columns)
-    # The code is linear: that no two columns cancel, or look like a third, is what every pair comes to. The logic is shown a sample of them.
+    # The code is linear: that no two columns cancel, or look like a third, is what every pair comes
+    # to. The logic is shown a sample of them.
     pairs = list(combinations(range(code.code_bits), 2))
     assert not {code.columns[a] ^ code.columns[b] for a, b in pairs} & {0, *code.columns}
-    flips = [0, *(1 << b for b in range(code.code_bits)), *((1 << a) | (1 << b) for a, b in rng.sample(pairs, min(len(pairs), 60)))]
+    flips = [
+        0,
+        *(1 << b for b in range(code.code_bits)),
+        *((1 << a) | (1 << b) for a, b in rng.sample(pairs, min(len(pairs), 60))),
+    ]
     cases = [(rng.getrandbits(width), f) for f in flips]
-    for (value, flip), (sent, data, corrected, uncorrected) in zip(cases, decode_all(code, cases), strict=True):
+    for (value, flip), (sent, data, corrected, uncorrected) in zip(
+        cases, decode_all(code, cases), strict=True
+    ):
         assert sent & ((1 << width) - 1) == value
         errors = flip.bit_count()
-        assert (corrected, uncorrected) == (errors == 1, errors == 2), (flip, corrected, uncorrected)
+        assert (corrected, uncorrected) == (errors == 1, errors == 2), (
+            flip,
+            corrected,
+            uncorrected,
+        )
         if errors < 2:
             assert data == value, flip
 
@@ -72,7 +83,10 @@ def test_every_syndrome_is_judged(width):
     sim = Simulator(m)
     sim.add_testbench(bench)
     sim.run()
-    assert judged == [(each in code.columns, each != 0 and each not in code.columns) for each in range(1 << code.check_bits)]
+    assert judged == [
+        (each in code.columns, each != 0 and each not in code.columns)
+        for each in range(1 << code.check_bits)
+    ]
 
 
 def test_zero_is_a_code_word():

@@ -13,8 +13,25 @@ from kelp_verif.harness.runner import run_cocotb
 
 def test_every_miss_comes_home():
     params = {"config": "unit", "cycles": 20_000}
-    seen = run_cocotb(MissBuffer(config=named("unit")), bench="kelp_verif.miss.miss_buffer_bench", params=params, timeout_s=280).records["seen"]
-    for what in ("DEMAND", "ALLOCATE", "PREFETCH", "GRANT", "FILL", "REPLAY", "FLIP", "FLIP retry", "GRANT retry", "raised", "orphan"):
+    seen = run_cocotb(
+        MissBuffer(config=named("unit")),
+        bench="kelp_verif.miss.miss_buffer_bench",
+        params=params,
+        timeout_s=280,
+    ).records["seen"]
+    for what in (
+        "DEMAND",
+        "ALLOCATE",
+        "PREFETCH",
+        "GRANT",
+        "FILL",
+        "REPLAY",
+        "FLIP",
+        "FLIP retry",
+        "GRANT retry",
+        "raised",
+        "orphan",
+    ):
         assert seen.get(what, 0) >= 3, f"{what} was not exercised: {seen}"
 
 

@@ -16,12 +16,19 @@ from kelp_spec.scores import idle_constants, recency_constants
 from kelp_verif.harness.runner import run_cocotb
 
 SMALL = named("unit")
-MACRO = SMALL.with_(pages=1024)     # large enough for the SRAM macro, whose words a bench can reach
+MACRO = SMALL.with_(pages=1024)  # large enough for the SRAM macro, whose words a bench can reach
 
 
 def run(config, test, **kwargs):
     params = {"config": dataclasses.asdict(config), **kwargs.pop("params", {})}
-    return run_cocotb(EmaEngine(config=config), bench="kelp_verif.scores.ema_bench", test=test, params=params, timeout_s=120, **kwargs)
+    return run_cocotb(
+        EmaEngine(config=config),
+        bench="kelp_verif.scores.ema_bench",
+        test=test,
+        params=params,
+        timeout_s=120,
+        **kwargs,
+    )
 
 
 @given(st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 300))
@@ -32,7 +39,8 @@ def test_score_stays_in_range_and_moves_towards_x(s, x, a):
 
 
 def test_score_stays_in_range_for_every_score_input_and_alpha():
-    """Exhaustive: the step depends on x - s and a alone, and the least and the largest s that go with a difference are the worst."""
+    """Exhaustive: the step depends on x - s and a alone, and the least and the largest s that go
+    with a difference are the worst."""
     d = np.arange(-65535, 65536)
     least, most = np.maximum(0, -d), np.minimum(65535, 65535 - d)
     for a in range(257):
@@ -45,13 +53,29 @@ def test_arrays_and_integers_agree():
     rng = np.random.default_rng(1)
     n = 2000
     s, x, pushed = (rng.integers(0, 65536, n) for _ in range(3))
-    a, k, gap = rng.integers(0, 300, n), rng.integers(0, 16, n), rng.integers(0, 1 << 24, n) >> rng.integers(0, 24, n)
+    a, k, gap = (
+        rng.integers(0, 300, n),
+        rng.integers(0, 16, n),
+        rng.integers(0, 1 << 24, n) >> rng.integers(0, 24, n),
+    )
     m, sh = rng.integers(1 << 15, 1 << 16, n), rng.integers(-4, 16, n)
     for whole, one in (
-        (arithmetic.ema(s, x, a), [arithmetic.ema(*map(int, v)) for v in zip(s, x, a, strict=True)]),
-        (arithmetic.mass(s, pushed, k, a), [arithmetic.mass(*map(int, v)) for v in zip(s, pushed, k, a, strict=True)]),
-        (arithmetic.touch(s, gap, a, m, sh), [arithmetic.touch(*map(int, v)) for v in zip(s, gap, a, m, sh, strict=True)]),
-        (arithmetic.decay(gap, m, sh), [arithmetic.decay(*map(int, v)) for v in zip(gap, m, sh, strict=True)]),
+        (
+            arithmetic.ema(s, x, a),
+            [arithmetic.ema(*map(int, v)) for v in zip(s, x, a, strict=True)],
+        ),
+        (
+            arithmetic.mass(s, pushed, k, a),
+            [arithmetic.mass(*map(int, v)) for v in zip(s, pushed, k, a, strict=True)],
+        ),
+        (
+            arithmetic.touch(s, gap, a, m, sh),
+            [arithmetic.touch(*map(int, v)) for v in zip(s, gap, a, m, sh, strict=True)],
+        ),
+        (
+            arithmetic.decay(gap, m, sh),
+            [arithmetic.decay(*map(int, v)) for v in zip(gap, m, sh, strict=True)],
+        ),
     ):
         assert whole.tolist() == one
 

@@ -19,11 +19,21 @@ from kelp_verif.harness.runner import run_cocotb
 @pytest.mark.parametrize(("config", "cycles"), [("unit", 12_000), ("trace", 3_000)])
 def test_frame_table_is_its_golden_model(config, cycles):
     params = {"config": config, "cycles": cycles}
-    result = run_cocotb(FrameTable(config=named(config)), bench="kelp_verif.tracker.frame_table_bench", params=params, timeout_s=280)
+    result = run_cocotb(
+        FrameTable(config=named(config)),
+        bench="kelp_verif.tracker.frame_table_bench",
+        params=params,
+        timeout_s=280,
+    )
     assert result.records["forwarded"] > cycles // 20
     seen = set(result.records["seen"])
     assert seen >= {"useful", "useless"}
-    for kind, answer in [("READ", "DATA"), ("WRITE", "CMP"), ("FLUSH", "NONE"), *(("ANSWER", a) for a in ("ZEROS", "POISON", "NXM", "CMP"))]:
+    for kind, answer in [
+        ("READ", "DATA"),
+        ("WRITE", "CMP"),
+        ("FLUSH", "NONE"),
+        *(("ANSWER", a) for a in ("ZEROS", "POISON", "NXM", "CMP")),
+    ]:
         assert str((kind, answer)) in seen
 
 
@@ -31,9 +41,14 @@ def test_every_line_of_every_shape_is_placed_as_the_geometry_says():
     """Every pair of formats, page size and line of `unit`, one a cycle."""
     config = named("unit")
     dut = PageAddress(config=config)
-    cases = [(k, v, used, k_only, kv, line)
-             for k, v, used, k_only in itertools.product(Format, Format, range(1, config.half_lines + 1), (False, True))
-             for kv in range(1 if k_only else 2) for line in range(used)]
+    cases = [
+        (k, v, used, k_only, kv, line)
+        for k, v, used, k_only in itertools.product(
+            Format, Format, range(1, config.half_lines + 1), (False, True)
+        )
+        for kv in range(1 if k_only else 2)
+        for line in range(used)
+    ]
     places = []
 
     async def bench(ctx):
@@ -41,12 +56,34 @@ def test_every_line_of_every_shape_is_placed_as_the_geometry_says():
             # Frames of each pool in turn that are large enough for the page.
             pool = smallest_pool(config.frame_lines, StoredPage(k, v, used, k_only).lines)
             frame = config.pool_first_frame[pool] + n % config.frames[pool]
-            values = {"frame": frame, "pool": pool, "kv_line": kv * config.half_lines + line, "used_lines": used, "k_only": k_only}
+            values = {
+                "frame": frame,
+                "pool": pool,
+                "kv_line": kv * config.half_lines + line,
+                "used_lines": used,
+                "k_only": k_only,
+            }
             for name, value in (values | {"format_k": k, "format_v": v}).items():
                 ctx.set(getattr(dut, name), value)
             if n:
-                places.append({name: ctx.get(getattr(dut, name)) for name in ("base", "offset", "part", "scaled", "scale_offset", "scale_byte", "format")})
-            expected_base.append(config.pool_base_line[pool] + (frame - config.pool_first_frame[pool]) * config.frame_lines[pool])
+                places.append(
+                    {
+                        name: ctx.get(getattr(dut, name))
+                        for name in (
+                            "base",
+                            "offset",
+                            "part",
+                            "scaled",
+                            "scale_offset",
+                            "scale_byte",
+                            "format",
+                        )
+                    }
+                )
+            expected_base.append(
+                config.pool_base_line[pool]
+                + (frame - config.pool_first_frame[pool]) * config.frame_lines[pool]
+            )
             await ctx.tick()
 
     expected_base = []
@@ -55,10 +92,16 @@ def test_every_line_of_every_shape_is_placed_as_the_geometry_says():
     simulator.add_testbench(bench)
     simulator.run()
     assert len(places) == len(cases) == 750
-    for (k, v, used, k_only, kv, line), got, base in zip(cases, places, expected_base[:-1], strict=True):
+    for (k, v, used, k_only, kv, line), got, base in zip(
+        cases, places, expected_base[:-1], strict=True
+    ):
         want = StoredPage(k, v, used, k_only).place(kv, line)
         assert got["base"] == base
-        assert (got["offset"], got["part"], got["format"]) == (want.offset, want.part, v if kv else k)
+        assert (got["offset"], got["part"], got["format"]) == (
+            want.offset,
+            want.part,
+            v if kv else k,
+        )
         if got["scaled"]:
             assert (got["scale_offset"], got["scale_byte"]) == (want.scale_offset, want.scale_byte)
         assert got["scaled"] == bool((v if kv else k).scale_bytes)

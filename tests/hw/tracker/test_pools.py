@@ -21,7 +21,8 @@ def simulate(dut, bench):
 
 @pytest.mark.parametrize(("frames", "limit"), [(4, 4), (5, 5), (8, 3), (1, 1)])
 def test_free_frames_against_a_list(frames, limit):
-    """Phases of draining, filling and both at once, so that the ring is empty, short and full when a pop and a push meet."""
+    """Phases of draining, filling and both at once, so that the ring is empty, short and full when
+    a pop and a push meet."""
     dut = FreeFrames(first=17, frames=frames, frame_bits=6)
     rng = random.Random(frames * 10 + limit)
 
@@ -101,10 +102,30 @@ def test_pools_against_golden():
             pool = golden.pools[p]
             ctx.set(dut.select, p)
             ctx.set(dut.ahead, ahead)
-            want = (pool.free > 0, pool.free > pool.waiting, pool.free > pool.waiting + golden.low_water, pool.pins + golden.reserve < pool.limit)
-            assert tuple(map(bool, map(ctx.get, (dut.can_pop, dut.can_take, dut.can_prefetch, dut.can_pin)))) == want
-            ops = [("unpin",), ("pin",) if want[3] else (), ("wait",) if pool.waiting < config.misses else (), ("unwait",) if pool.waiting else (),
-                   ("pop",) if want[0] else (), ("pop", "unwait") if want[0] and pool.waiting else (), ("push",) if out[p] else ()]
+            want = (
+                pool.free > 0,
+                pool.free > pool.waiting,
+                pool.free > pool.waiting + golden.low_water,
+                pool.pins + golden.reserve < pool.limit,
+            )
+            assert (
+                tuple(
+                    map(
+                        bool,
+                        map(ctx.get, (dut.can_pop, dut.can_take, dut.can_prefetch, dut.can_pin)),
+                    )
+                )
+                == want
+            )
+            ops = [
+                ("unpin",),
+                ("pin",) if want[3] else (),
+                ("wait",) if pool.waiting < config.misses else (),
+                ("unwait",) if pool.waiting else (),
+                ("pop",) if want[0] else (),
+                ("pop", "unwait") if want[0] and pool.waiting else (),
+                ("push",) if out[p] else (),
+            ]
             op = rng.choice(ops)
             ctx.set(dut.want, "pop" in op or "wait" in op)
             for name in ("pop", "push", "wait", "unwait", "pin", "unpin"):
@@ -126,7 +147,9 @@ def test_pools_against_golden():
     simulate(dut, bench)
 
 
-@pytest.mark.parametrize(("fields", "names"), [({"frames": 0}, "frames = 0"), ({"first": 60}, "first = 60 .* 0 … 56")])
+@pytest.mark.parametrize(
+    ("fields", "names"), [({"frames": 0}, "frames = 0"), ({"first": 60}, "first = 60 .* 0 … 56")]
+)
 def test_parameters_are_checked(fields, names):
     with pytest.raises(ValueError, match=names):
         FreeFrames(**{"first": 0, "frames": 8, "frame_bits": 6} | fields)

@@ -19,22 +19,47 @@ BENCH = "kelp_verif.tracker.tracker_bench"
 
 #: Every row of the op table, by what can become of it; random streams must have met them all.
 ROWS = {
-    "READ": "DONE HIT ZERO POISON REFUSED MISSED PARKED", "WRITE": "HIT ALLOCATED REFUSED MISSED PARKED", "GRANT": "DONE RETRY", "FILL": "DONE",
-    "REPLAY": "DONE", "FLIP": "DONE RETRY ORPHAN VOID", "SCAN": "DONE", "CLAIM": "DONE VOID", "RELEASE": "DONE VOID", "FREE": "DONE",
-    "PREFETCH": "MISSED DROPPED", "MASS": "DONE VOID", "PIN": "DONE REFUSED VOID", "UNPIN": "DONE VOID", "STEP": "DONE", "OPEN": "DONE",
-    "CLOSE": "DONE", "CLOSED": "DONE", "SCRUB": "DONE RETRY", "PEEK": "DONE", "RECOVER": "ORPHAN RETRY",
+    "READ": "DONE HIT ZERO POISON REFUSED MISSED PARKED",
+    "WRITE": "HIT ALLOCATED REFUSED MISSED PARKED",
+    "GRANT": "DONE RETRY",
+    "FILL": "DONE",
+    "REPLAY": "DONE",
+    "FLIP": "DONE RETRY ORPHAN VOID",
+    "SCAN": "DONE",
+    "CLAIM": "DONE VOID",
+    "RELEASE": "DONE VOID",
+    "FREE": "DONE",
+    "PREFETCH": "MISSED DROPPED",
+    "MASS": "DONE VOID",
+    "PIN": "DONE REFUSED VOID",
+    "UNPIN": "DONE VOID",
+    "STEP": "DONE",
+    "OPEN": "DONE",
+    "CLOSE": "DONE",
+    "CLOSED": "DONE",
+    "SCRUB": "DONE RETRY",
+    "PEEK": "DONE",
+    "RECOVER": "ORPHAN RETRY",
 }
 
 
 def random_ops(seed=None, changes=None, **params):
     config = named("unit").with_(**(changes or {}))
-    return run_cocotb(hw.Tracker(config=config), bench=BENCH, test="random_ops", seed=seed, params=params | {"changes": changes or {}}).records
+    return run_cocotb(
+        hw.Tracker(config=config),
+        bench=BENCH,
+        test="random_ops",
+        seed=seed,
+        params=params | {"changes": changes or {}},
+    ).records
 
 
 def test_random_ops_agree_with_golden():
     # Fixed seeds, because what is met is demanded below; as many as it takes, up to eight.
     met, faults, hot = set(), [0, 0, 0], 0
-    wanted = {f"{kind} {outcome}" for kind, outcomes in ROWS.items() for outcome in outcomes.split()}
+    wanted = {
+        f"{kind} {outcome}" for kind, outcomes in ROWS.items() for outcome in outcomes.split()
+    }
     for seed, flips in enumerate((0, 0, 0.03, 0.1) * 2, 1):
         records = random_ops(seed=seed, changes={"parked": 64}, phases=40, flips=flips)
         met |= set(records["outcomes"])
@@ -51,11 +76,20 @@ def test_random_ops_agree_with_golden():
 def test_hazards_on_one_page(narrow):
     for flips in (0, 0.1):
         records = random_ops(changes={"parked": 64}, phases=60, narrow=narrow, flips=flips)
-        assert records["taken"]["request"] > 0 and records["hot"] > 0 and any(records["faults"][1:]) == (flips > 0), records
+        assert (
+            records["taken"]["request"] > 0
+            and records["hot"] > 0
+            and any(records["faults"][1:]) == (flips > 0)
+        ), records
 
 
 def test_hazards_at_every_distance():
-    run_cocotb(hw.Tracker(config=named("unit").with_(parked=64)), bench=BENCH, test="spaced_ops", params={"sequences": 400})
+    run_cocotb(
+        hw.Tracker(config=named("unit").with_(parked=64)),
+        bench=BENCH,
+        test="spaced_ops",
+        params={"sequences": 400},
+    )
 
 
 def test_banked_page_words(monkeypatch):
@@ -83,13 +117,19 @@ def test_reset_forgets():
 
 def test_rates_at_640_queues():
     config = named("ulx3s")
-    records = run_cocotb(hw.Tracker(config=config), bench=BENCH, test="rates", params={"config": config.name}).records
+    records = run_cocotb(
+        hw.Tracker(config=config), bench=BENCH, test="rates", params={"config": config.name}
+    ).records
     for name in ("sequential_write", "sequential_read", "single_stream_read"):
         requests, background, _ = records[name]
         assert requests == 1 and background >= 1 / 8
     requests, background, cycles = records["random_read"]
-    # Background came to this with what it had won in quieter times, at most SURPLUS cycles' worth; and the end of the window cuts one slot off.
-    assert requests >= 0.85 and background * cycles >= cycles / 8 - Arbiter.SURPLUS / Arbiter.PATIENCE - 1
+    # Background came to this with what it had won in quieter times, at most SURPLUS cycles' worth;
+    # and the end of the window cuts one slot off.
+    assert (
+        requests >= 0.85
+        and background * cycles >= cycles / 8 - Arbiter.SURPLUS / Arbiter.PATIENCE - 1
+    )
 
 
 def test_config_is_checked():
@@ -97,14 +137,17 @@ def test_config_is_checked():
         hw.Tracker(config="unit")
 
 
-# --- the golden model by itself ---------------------------------------------------------------------------------------------
+# - the golden model by itself ---------------------------------------------------------------------
 
 
 @pytest.fixture
 def golden():
     tracker = Tracker(named("unit"))
     tracker.configure(0, QueueConfig(format_k=3, format_v=4, pool=2))
-    tracker.step(Op(K.OPEN), descriptor=Session(ld_id=5, used_queues=2, used_lines=3, used_pages=7, step=(1 << 24) - 1))
+    tracker.step(
+        Op(K.OPEN),
+        descriptor=Session(ld_id=5, used_queues=2, used_lines=3, used_pages=7, step=(1 << 24) - 1),
+    )
     return tracker
 
 
@@ -122,7 +165,13 @@ def test_golden_life_of_a_page(golden):
     assert golden.step(Op(K.CLAIM, delta=(1 << 24) - 1)).word.state == PageState.WRITING_BACK
     golden.step(Op(K.STEP, delta=2))
     r = golden.step(Op(K.READ, ld_id=5))
-    assert (r.outcome, r.first, r.gap, r.word.state, r.word.last_step) == (Outcome.HIT, 1, 2, PageState.RESIDENT, 1)
+    assert (r.outcome, r.first, r.gap, r.word.state, r.word.last_step) == (
+        Outcome.HIT,
+        1,
+        2,
+        PageState.RESIDENT,
+        1,
+    )
     assert golden.step(Op(K.RELEASE, frame=first)).outcome == Outcome.VOID
     golden.step(Op(K.CLAIM, delta=1))
     assert golden.step(Op(K.RELEASE, frame=first)).word.state == PageState.COLD
@@ -135,14 +184,25 @@ def test_golden_life_of_a_page(golden):
     assert golden.step(Op(K.FLIP, miss=0, frame=first + 1)).outcome == Outcome.RETRY
     for _ in range(2):
         golden.step(Op(K.REPLAY, miss=0, frame=first + 1))
-    assert golden.step(Op(K.FLIP, miss=0, frame=first + 1)).word[:2] == (PageState.RESIDENT, first + 1)
+    assert golden.step(Op(K.FLIP, miss=0, frame=first + 1)).word[:2] == (
+        PageState.RESIDENT,
+        first + 1,
+    )
     assert golden.step(Op(K.SCRUB)).frame == first + 1
 
 
-@pytest.mark.parametrize(("fields", "event"), [
-    ({"ld_id": 4}, Event.FOREIGN_LD), ({"page": 7}, Event.OUT_OF_MAP), ({"squeue": 2}, Event.OUT_OF_MAP), ({"kv_line": 3}, Event.OUT_OF_MAP),
-    ({"kv_line": 7}, Event.OUT_OF_MAP), ({"session": 1, "squeue": 4}, Event.CLOSED_SESSION), ({"refused": 4}, Event.UNKNOWN_OPCODE),
-])
+@pytest.mark.parametrize(
+    ("fields", "event"),
+    [
+        ({"ld_id": 4}, Event.FOREIGN_LD),
+        ({"page": 7}, Event.OUT_OF_MAP),
+        ({"squeue": 2}, Event.OUT_OF_MAP),
+        ({"kv_line": 3}, Event.OUT_OF_MAP),
+        ({"kv_line": 7}, Event.OUT_OF_MAP),
+        ({"session": 1, "squeue": 4}, Event.CLOSED_SESSION),
+        ({"refused": 4}, Event.UNKNOWN_OPCODE),
+    ],
+)
 def test_golden_refuses(golden, fields, event):
     op = Op(K.READ, ld_id=5)
     for name, value in fields.items():
@@ -168,7 +228,10 @@ def test_golden_lost_word(golden):
     assert (r.outcome, r.uncorrected, r.word.state) == (Outcome.POISON, 1, PageState.LOST)
     r = golden.step(write())
     assert (r.outcome, r.lost) == (Outcome.ALLOCATED, 1)
-    assert golden.step(Op(K.RECOVER, frame=golden.config.pool_first_frame[2])).outcome == Outcome.ORPHAN
+    assert (
+        golden.step(Op(K.RECOVER, frame=golden.config.pool_first_frame[2])).outcome
+        == Outcome.ORPHAN
+    )
 
 
 def test_golden_is_fast(golden):

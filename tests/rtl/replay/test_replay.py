@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Replays: the golden engine, the audit of a commit stream, and the RTL in lock-step and free-running with planted faults."""
+"""Replays: the golden engine, the audit of a commit stream, and the RTL in lock-step and
+free-running with planted faults."""
 
 import json
 from dataclasses import replace
@@ -22,7 +23,10 @@ from kelp_spec.formats import Format
 from kelp_spec.metadata import Answer, Op, Outcome, PageState, PrefetchSource
 
 TRACE = named("trace")
-TWO_POOLS = (LayerFormats(last_layer=0, k=Format.INT8, v=Format.INT4), LayerFormats(last_layer=1023, k=Format.RAW16, v=Format.RAW16))
+TWO_POOLS = (
+    LayerFormats(last_layer=0, k=Format.INT8, v=Format.INT4),
+    LayerFormats(last_layer=1023, k=Format.RAW16, v=Format.RAW16),
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +37,19 @@ def small(tmp_path_factory):
 
 @pytest.fixture
 def planned(small):
-    return plan(read(small), TRACE, residency=0.5, formats=TWO_POOLS, prefetch=[PrefetchSource.LAYER_AHEAD], high_water=3)
+    return plan(
+        read(small),
+        TRACE,
+        residency=0.5,
+        formats=TWO_POOLS,
+        prefetch=[PrefetchSource.LAYER_AHEAD],
+        high_water=3,
+    )
 
 
 def stream(chosen):
-    """A commit stream as a device would make it, from the golden model in lock-step: records, and per request (kind, version)."""
+    """A commit stream as a device would make it, from the golden model in lock-step: records, and
+    per request (kind, version)."""
     records, answers, scores = [], [], []
     golden = chosen.setup.endpoint()
 
@@ -45,8 +57,23 @@ def stream(chosen):
         op, r = result.op, result
         copy = TrackerOp(*(getattr(op, name) for name in TrackerOp.__slots__))
         copy.origin = None
-        records.append(ResultRecord(copy, 7, r.outcome, r.old, r.word, r.changed, r.first, r.frame, r.pool, r.miss, r.corrected, r.uncorrected))
-        records.extend(scores)   # what the op wrote follows it
+        records.append(
+            ResultRecord(
+                copy,
+                7,
+                r.outcome,
+                r.old,
+                r.word,
+                r.changed,
+                r.first,
+                r.frame,
+                r.pool,
+                r.miss,
+                r.corrected,
+                r.uncorrected,
+            )
+        )
+        records.extend(scores)  # what the op wrote follows it
         scores.clear()
 
     golden.on_score = lambda *score: scores.append(ScoreRecord(*score))
@@ -61,7 +88,13 @@ def stream(chosen):
         row = chosen.row[at]
         origin = (chosen.lines[row].tobytes(), -1) if r[1] else None
         kv_line = r[4] * setup.config.half_lines + r[5]
-        answers.append(engine.request(TrackerOp(Op.WRITE if r[1] else Op.READ, 0, r[2], r[3], kv_line, int(r[1]), origin=origin)))
+        answers.append(
+            engine.request(
+                TrackerOp(
+                    Op.WRITE if r[1] else Op.READ, 0, r[2], r[3], kv_line, int(r[1]), origin=origin
+                )
+            )
+        )
     data = golden.lines.resolve([a.version for a in answers])
     return records, np.array([a.kind for a in answers]), data
 
@@ -74,7 +107,9 @@ def judged(chosen, records, kinds, data):
         at = next(indices)
         return at, chosen.lines[chosen.row[at]].tobytes(), -1
 
-    audit = Audit(chosen.setup.config, chosen.setup.endpoint(), {0: chosen.setup.descriptor}, requests)
+    audit = Audit(
+        chosen.setup.config, chosen.setup.endpoint(), {0: chosen.setup.descriptor}, requests
+    )
     audit.begin(len(kinds))
     for record in records:
         (audit.score if isinstance(record, ScoreRecord) else audit.result)(record)
@@ -96,16 +131,30 @@ def test_the_audit_of_a_sound_stream_finds_nothing(planned):
     audit = judged(planned, records, kinds, data)
     assert not audit.count, "\n".join(map(str, audit.mismatches))
     assert audit.victims > 20
-    assert {r.op.kind for r in records if isinstance(r, ResultRecord)} >= {Op.CLAIM, Op.RELEASE, Op.GRANT, Op.FILL, Op.FLIP, Op.PREFETCH, Op.SCAN, Op.STEP}
+    assert {r.op.kind for r in records if isinstance(r, ResultRecord)} >= {
+        Op.CLAIM,
+        Op.RELEASE,
+        Op.GRANT,
+        Op.FILL,
+        Op.FLIP,
+        Op.PREFETCH,
+        Op.SCAN,
+        Op.STEP,
+    }
     assert (kinds == Answer.DATA).sum() == planned.sequence.line_reads
 
 
 @pytest.mark.parametrize("kind", [Op.READ, Op.SCAN, Op.RELEASE, Op.PREFETCH, Op.STEP])
 def test_the_audit_misses_a_dropped_commit_of_any_kind(planned, kind):
     records, kinds, data = stream(planned)
-    where = [i for i, r in enumerate(records) if isinstance(r, ResultRecord) and r.op.kind == kind and r.outcome != Outcome.DROPPED]
+    where = [
+        i
+        for i, r in enumerate(records)
+        if isinstance(r, ResultRecord) and r.op.kind == kind and r.outcome != Outcome.DROPPED
+    ]
     if kind == Op.SCAN:
-        # Of a page that has been resident for a while: the residency map follows late, so a new one may be left out.
+        # Of a page that has been resident for a while: the residency map follows late, so a new one
+        # may be left out.
         listed = {}
         for i, r in enumerate(records):
             if isinstance(r, ResultRecord) and r.changed and r.word.state == PageState.RESIDENT:
@@ -129,15 +178,31 @@ def test_the_audit_sees_a_wrong_victim_and_a_wrong_bit(planned):
 
 
 def test_golden_engine_counts_every_request_and_returns_every_line(small):
-    chosen = plan(read(small), TRACE, residency=0.5, formats=TWO_POOLS, prefetch=[PrefetchSource.PREVIOUS], high_water=3)
+    chosen = plan(
+        read(small),
+        TRACE,
+        residency=0.5,
+        formats=TWO_POOLS,
+        prefetch=[PrefetchSource.PREVIOUS],
+        high_water=3,
+    )
     run = run_golden(chosen)
     assert (run.mismatches, run.examples) == (0, ())
-    assert run.counters["accesses"] == len(chosen.sequence) == run.counters["hits"] + run.counters["misses"] + run.counters["allocations"]
-    assert (run.counters["reads"], run.counters["writes"]) == (chosen.sequence.line_reads, chosen.sequence.line_writes)
+    assert (
+        run.counters["accesses"]
+        == len(chosen.sequence)
+        == run.counters["hits"] + run.counters["misses"] + run.counters["allocations"]
+    )
+    assert (run.counters["reads"], run.counters["writes"]) == (
+        chosen.sequence.line_reads,
+        chosen.sequence.line_writes,
+    )
     columns = run.meter.columns(chosen.sequence.steps)
     assert (columns["step_accesses"] == chosen.sequence.counts()).all()
     assert columns["step_misses"].sum() == run.counters["misses"]
-    assert columns["flash_demand"].sum() + columns["flash_prefetch"].sum() == run.counters["fetches"]
+    assert (
+        columns["flash_demand"].sum() + columns["flash_prefetch"].sum() == run.counters["fetches"]
+    )
     assert all(pool.used <= pool.limit for pool in run.endpoint.tracker.pools)
 
 
@@ -146,7 +211,9 @@ def test_taking_reads_together_changes_nothing(planned):
     together = run_golden(planned)
     records, kinds, _ = stream(planned)
     ops = [r for r in records if isinstance(r, ResultRecord)]
-    assert together.lockstep.victims == sum(r.op.kind == Op.CLAIM and r.outcome == Outcome.DONE for r in ops)
+    assert together.lockstep.victims == sum(
+        r.op.kind == Op.CLAIM and r.outcome == Outcome.DONE for r in ops
+    )
     words = {(r.op.squeue, r.op.page): r.word for r in ops if r.changed}
     assert all(together.endpoint.tracker.word(*page) == word for page, word in words.items())
 
@@ -168,8 +235,14 @@ def test_capacity_is_shared_by_queues():
     [
         (dict(residency=0), "residency = 0 is refused"),
         (dict(residency=0.01), "capacity = 0 frames is refused"),
-        (dict(residency=0.1), "frames of pool int4 = 4 is refused .* more than the 4 that eviction keeps free"),
-        (dict(formats=(LayerFormats(last_layer=0, k=Format.INT8, v=Format.INT8),)), "ranges that reach layer 1"),
+        (
+            dict(residency=0.1),
+            "frames of pool int4 = 4 is refused .* more than the 4 that eviction keeps free",
+        ),
+        (
+            dict(formats=(LayerFormats(last_layer=0, k=Format.INT8, v=Format.INT8),)),
+            "ranges that reach layer 1",
+        ),
         (dict(accesses=10**6), "accesses are refused"),
         (dict(first_step=3), "first step 3 is refused"),
         (dict(tau=0), "tau = 0 is refused"),
@@ -183,27 +256,55 @@ def test_a_bad_choice_is_named(small, choices, fault):
 
 
 def test_a_format_that_the_configuration_has_not_is_refused(small):
-    with pytest.raises(ValueError, match=f"format = int4 is refused by configuration '{TRACE.name}'; legal: raw16; other formats need .* codecs"):
-        plan(read(small), replace(TRACE, codecs=False), formats=(LayerFormats(last_layer=1, k=Format.RAW16, v=Format.INT4),))
+    with pytest.raises(
+        ValueError,
+        match=f"format = int4 is refused by configuration '{TRACE.name}'; legal: raw16; other "
+        + "formats need .* codecs",
+    ):
+        plan(
+            read(small),
+            replace(TRACE, codecs=False),
+            formats=(LayerFormats(last_layer=1, k=Format.RAW16, v=Format.INT4),),
+        )
 
 
 def test_a_recording_that_does_not_fit_is_refused(small):
-    with pytest.raises(TraceError, match=r"used_pages = 10 is refused by configuration 'unit'; legal: 1 … 8"):
+    with pytest.raises(
+        TraceError, match=r"used_pages = 10 is refused by configuration 'unit'; legal: 1 … 8"
+    ):
         plan(read(small), named("unit"))
     with pytest.raises(TraceError, match=r"frames of pool int4 = 20 is refused .* legal: 0 … 16"):
         plan(read(small), replace(TRACE, frames=(16, 16, 16, 16)), residency=0.5)
 
 
-# --- the command ------------------------------------------------------------------------------------------------------------------------
+# - the command ------------------------------------------------------------------------------------
 
 
 def test_golden_replay_from_the_command_line(small, tmp_path):
-    done = kelp("replay", str(small), "--engine", "golden", "--residency", "0.5", "--formats", "0-0:int8,int4", "--formats", "1-:raw16", "--json",
-                str(tmp_path / "r.json"),
-                "--report", str(tmp_path / "report"))
+    done = kelp(
+        "replay",
+        str(small),
+        "--engine",
+        "golden",
+        "--residency",
+        "0.5",
+        "--formats",
+        "0-0:int8,int4",
+        "--formats",
+        "1-:raw16",
+        "--json",
+        str(tmp_path / "r.json"),
+        "--report",
+        str(tmp_path / "report"),
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
-    assert (found["schema"], found["engine"], found["mismatches"], found["trace"]) == ("kelp.report", "golden", 0, "small")
+    assert (found["schema"], found["engine"], found["mismatches"], found["trace"]) == (
+        "kelp.report",
+        "golden",
+        0,
+        "small",
+    )
     assert set(found["formats"].values()) == {"int8", "int4", "raw16"}
     assert (tmp_path / "report" / "report.html").is_file()
 
@@ -225,15 +326,26 @@ def test_golden_replay_from_the_command_line(small, tmp_path):
 def test_what_is_the_users_to_mend_is_one_line(small, tmp_path, arguments, fault):
     broken = tmp_path / "broken.npz"
     broken.write_bytes(b"\0" * 100)
-    done = kelp("replay", *(a.format(small=small, broken=broken) for a in arguments), "--engine", "golden")
+    done = kelp(
+        "replay", *(a.format(small=small, broken=broken) for a in arguments), "--engine", "golden"
+    )
     assert done.returncode != 0
     assert fault in done.stderr and "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-# --- RTL --------------------------------------------------------------------------------------------------------------------------------
+# - RTL --------------------------------------------------------------------------------------------
 
-RTL = ("--residency", "0.5", "--formats", "0-0:int8,int4", "--formats", "1-:raw16", "--prefetch", "layer_ahead,previous")
+RTL = (
+    "--residency",
+    "0.5",
+    "--formats",
+    "0-0:int8,int4",
+    "--formats",
+    "1-:raw16",
+    "--prefetch",
+    "layer_ahead,previous",
+)
 
 
 @pytest.fixture(scope="module")
@@ -250,34 +362,75 @@ def test_rtl_agrees_with_the_golden_model(longer, tmp_path, mode):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert (found["engine"], found["mismatches"], found["mismatch_examples"]) == ("rtl", 0, [])
-    assert found["victims"] > 50 and found["write_backs"] > 20 and found["prefetches"] > 10 and found["cycles"] > found["line_requests"] / 2
+    assert (
+        found["victims"] > 50
+        and found["write_backs"] > 20
+        and found["prefetches"] > 10
+        and found["cycles"] > found["line_requests"] / 2
+    )
     assert (found["lockstep_accesses"] == found["accesses"]) == (mode == "--lockstep")
 
 
 @pytest.mark.timeout(1500)
 def test_kelp_is_one_policy_in_lab_golden_and_rtl(tmp_path):
-    """One trace, one residency: `kelp lab`, golden lock-step and RTL lock-step report the same hits, misses and flash reads; at full speed all is judged."""
+    """One trace, one residency: `kelp lab`, golden lock-step and RTL lock-step report the same
+    hits, misses and flash reads; at full speed all is judged."""
     path = save(tmp_path / "t.npz", contents(layers=3, prefill_tokens=48, steps=48, tokens=96))
-    assert kelp("lab", str(path), "--residency", "0.5", "--policy", "kelp", "--json", str(tmp_path / "lab.json")).returncode == 0
+    assert (
+        kelp(
+            "lab",
+            str(path),
+            "--residency",
+            "0.5",
+            "--policy",
+            "kelp",
+            "--json",
+            str(tmp_path / "lab.json"),
+        ).returncode
+        == 0
+    )
     rows = json.loads((tmp_path / "lab.json").read_text(encoding="utf-8"))["rows"]
     lab = next(r for r in rows if r["policy"] == "kelp")
-    wanted = {"accesses": lab["accesses"], "demand_misses": lab["demand_misses"], "prefetches": lab["prefetch_issued"], "hit_rate": lab["hit_rate"],
-              "flash_reads": lab["flash_reads"]}
+    wanted = {
+        "accesses": lab["accesses"],
+        "demand_misses": lab["demand_misses"],
+        "prefetches": lab["prefetch_issued"],
+        "hit_rate": lab["hit_rate"],
+        "flash_reads": lab["flash_reads"],
+    }
     assert wanted["demand_misses"] > 200 and wanted["prefetches"] > 20
     choice = "--residency", "0.5", "--policy", "kelp", "--formats", "raw16"
     for engine in (("--engine", "golden"), ("--lockstep",), ("--free-running",)):
-        done = kelp("replay", str(path), *engine, *choice, "--json", str(tmp_path / "r.json"), timeout=1500)
+        done = kelp(
+            "replay", str(path), *engine, *choice, "--json", str(tmp_path / "r.json"), timeout=1500
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
         assert not found["mismatches"]
-        if engine != ("--free-running",):     # where prefetches take their time
+        if engine != ("--free-running",):  # where prefetches take their time
             assert {name: found[name] for name in wanted} == wanted, engine
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("mode", "plant"), [("--lockstep", "victim"), *(("--free-running", plant) for plant in ("victim", "commit", "bit"))])
+@pytest.mark.parametrize(
+    ("mode", "plant"),
+    [
+        ("--lockstep", "victim"),
+        *(("--free-running", plant) for plant in ("victim", "commit", "bit")),
+    ],
+)
 def test_a_planted_fault_is_found(longer, tmp_path, mode, plant):
-    done = kelp("replay", str(longer), mode, *RTL, "--plant", plant, "--json", str(tmp_path / "r.json"), timeout=1500)
+    done = kelp(
+        "replay",
+        str(longer),
+        mode,
+        *RTL,
+        "--plant",
+        plant,
+        "--json",
+        str(tmp_path / "r.json"),
+        timeout=1500,
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))

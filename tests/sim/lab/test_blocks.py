@@ -32,18 +32,41 @@ def jsonl(path, entries):
 
 
 def mooncake(path):
-    return jsonl(path, [{"timestamp": t, "input_length": 1, "output_length": 1, "hash_ids": ids} for t, ids in MOONCAKE])
+    return jsonl(
+        path,
+        [
+            {"timestamp": t, "input_length": 1, "output_length": 1, "hash_ids": ids}
+            for t, ids in MOONCAKE
+        ],
+    )
 
 
 def test_mooncake(tmp_path):
     found = IMPORTERS["mooncake"](mooncake(tmp_path / "m.jsonl"))
     assert found.block.tolist() == [0, 1, 2, 0, 3, 0, 1, 2, 4]
-    assert found.request.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2] and found.time_ms[-1] == 9 and found.block_tokens == 512
+    assert (
+        found.request.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
+        and found.time_ms[-1] == 9
+        and found.block_tokens == 512
+    )
 
 
 def test_lmcache_sorts_by_time(tmp_path):
-    entry = {"request_id": "r", "model_name": "m", "chunk_size": 128, "seq_len": 300, "dtypes": [], "shapes": []}
-    path = jsonl(tmp_path / "l.jsonl", [entry | {"timestamp": 2.5, "chunk_hashes": ["b", "c"]}, entry | {"timestamp": 1.25, "chunk_hashes": ["a", "b"]}])
+    entry = {
+        "request_id": "r",
+        "model_name": "m",
+        "chunk_size": 128,
+        "seq_len": 300,
+        "dtypes": [],
+        "shapes": [],
+    }
+    path = jsonl(
+        tmp_path / "l.jsonl",
+        [
+            entry | {"timestamp": 2.5, "chunk_hashes": ["b", "c"]},
+            entry | {"timestamp": 1.25, "chunk_hashes": ["a", "b"]},
+        ],
+    )
     found = IMPORTERS["lmcache"](path)
     assert found.block.tolist() == [0, 1, 1, 2] and found.request.tolist() == [0, 0, 1, 1]
     assert found.time_ms.tolist() == [1250, 1250, 2500, 2500] and found.block_tokens == 128
@@ -51,7 +74,9 @@ def test_lmcache_sorts_by_time(tmp_path):
 
 def test_oracle_general(tmp_path):
     path = tmp_path / "o.bin"
-    path.write_bytes(b"".join(struct.pack("<IQIq", t, o, 4096, -1) for t, o in ((0, 9), (0, 4), (3, 9))))
+    path.write_bytes(
+        b"".join(struct.pack("<IQIq", t, o, 4096, -1) for t, o in ((0, 9), (0, 4), (3, 9)))
+    )
     found = IMPORTERS["oracle"](path)
     assert found.block.tolist() == [0, 1, 0] and found.time_ms.tolist() == [0, 0, 3000]
 
@@ -60,16 +85,25 @@ def test_written_is_read(tmp_path):
     made = IMPORTERS["mooncake"](mooncake(tmp_path / "m.jsonl"))
     made.write(tmp_path / "m.npz")
     found = read_blocks(tmp_path / "m.npz")
-    assert all((getattr(made, c) == getattr(found, c)).all() for c in ("time_ms", "request", "block")) and found.source == "mooncake"
+    assert (
+        all((getattr(made, c) == getattr(found, c)).all() for c in ("time_ms", "request", "block"))
+        and found.source == "mooncake"
+    )
 
 
-@pytest.mark.parametrize("change,fault", [
-    (dict(block=[0, 2, 1]), "not numbered from 0 in order"),
-    (dict(time_ms=[0, 5, 4]), "time_ms falls at reference 2"),
-    (dict(request=[0, 0]), r"request is int64\[2\]; the format asks for int64\[3\]"),
-])
+@pytest.mark.parametrize(
+    "change,fault",
+    [
+        (dict(block=[0, 2, 1]), "not numbered from 0 in order"),
+        (dict(time_ms=[0, 5, 4]), "time_ms falls at reference 2"),
+        (dict(request=[0, 0]), r"request is int64\[2\]; the format asks for int64\[3\]"),
+    ],
+)
 def test_a_faulty_block_trace_is_refused(tmp_path, change, fault):
-    columns = {c: np.array(v, np.int64) for c, v in (dict(block=[0, 1, 0], time_ms=[0, 1, 1], request=[0, 1, 2]) | change).items()}
+    columns = {
+        c: np.array(v, np.int64)
+        for c, v in (dict(block=[0, 1, 0], time_ms=[0, 1, 1], request=[0, 1, 2]) | change).items()
+    }
     trace = BlockTrace("test", 0, **columns)
     trace.write(tmp_path / "t.npz")
     with pytest.raises(TraceError, match=fault):
@@ -85,22 +119,31 @@ def test_the_command(tmp_path):
     assert "44.4%" in shown.output, shown.output
 
 
-@pytest.mark.parametrize("arguments,fault", [
-    (["import", "nobody", "x", "-o", "y.npz"], "source 'nobody' is refused"),
-    (["import", "oracle", RECORDING, "-o", "y.npz"], "are no whole records"),
-    (["import", "mooncake", __file__, "-o", "y.npz"], "line 1 is not JSON"),
-    (["check", "nowhere.npz"], "no such trace"),
-    (["blocks", RECORDING], "has no time_ms"),
-])
+@pytest.mark.parametrize(
+    "arguments,fault",
+    [
+        (["import", "nobody", "x", "-o", "y.npz"], "source 'nobody' is refused"),
+        (["import", "oracle", RECORDING, "-o", "y.npz"], "are no whole records"),
+        (["import", "mooncake", __file__, "-o", "y.npz"], "line 1 is not JSON"),
+        (["check", "nowhere.npz"], "no such trace"),
+        (["blocks", RECORDING], "has no time_ms"),
+    ],
+)
 def test_bad_input_is_one_line(arguments, fault):
     found = kelp(*arguments)
     assert isinstance(found.exception, UserError) and fault in str(found.exception), found.exception
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("KELP_TRACES" not in os.environ, reason="KELP_TRACES names no folder with mooncake_conversation.jsonl")
+@pytest.mark.skipif(
+    "KELP_TRACES" not in os.environ,
+    reason="KELP_TRACES names no folder with mooncake_conversation.jsonl",
+)
 def test_published_hit_rates_of_the_conversation_trace():
     found = IMPORTERS["mooncake"](Path(os.environ["KELP_TRACES"]) / "mooncake_conversation.jsonl")
     assert found.blocks == 182_790
-    rates = [100 * (1 - run_keys(found.block, load("lru"), frames).mean()) for frames in (1000, 10_000, 30_000, 50_000)]
+    rates = [
+        100 * (1 - run_keys(found.block, load("lru"), frames).mean())
+        for frames in (1000, 10_000, 30_000, 50_000)
+    ]
     assert rates == pytest.approx([4.5, 21.1, 32.6, 35.5], abs=0.051)

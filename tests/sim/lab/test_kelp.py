@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""`kelp` of the lab is `kelp` of the golden model in lock-step: misses, prefetches, fetches and every victim, those of the history too."""
+"""`kelp` of the lab is `kelp` of the golden model in lock-step: misses, prefetches, fetches and
+every victim, those of the history too."""
 
 import dataclasses
 
@@ -25,7 +26,8 @@ from kelp_spec.policy import Policy
 
 @pytest.fixture
 def golden_kelp(monkeypatch):
-    """Golden lock-step under `kelp`: ((misses, prefetches, useful ones, pages fetched), victims in order as (queue, page), those of the history among them)."""
+    """Golden lock-step under `kelp`: ((misses, prefetches, useful ones, pages fetched), victims in
+    order as (queue, page), those of the history among them)."""
     victims, claim = [], LockStep._claim
 
     def watched(engine, squeue, page, last_step, given_by):
@@ -36,11 +38,24 @@ def golden_kelp(monkeypatch):
 
     def replayed(trace, *, prefetch=True, **choice):
         sources = [PrefetchSource.POLICY] * prefetch
-        done = plan(trace, named("trace").with_(frames=(2048,) * 4), policy=Policy.KELP, prefetch=sources, low_water=0, high_water=1, **choice)
+        done = plan(
+            trace,
+            named("trace").with_(frames=(2048,) * 4),
+            policy=Policy.KELP,
+            prefetch=sources,
+            low_water=0,
+            high_water=1,
+            **choice,
+        )
         found = run_golden(done)
         assert not found.mismatches
         c = found.counters
-        return (c["misses"], c["prefetch_issued_policy"], c["prefetch_useful_policy"], c["fetches"]), victims
+        return (
+            c["misses"],
+            c["prefetch_issued_policy"],
+            c["prefetch_useful_policy"],
+            c["fetches"],
+        ), victims
 
     return replayed
 
@@ -48,13 +63,30 @@ def golden_kelp(monkeypatch):
 def lab_kelp(trace, *, residency, accesses=None, first_step=0, prefetch=True, **constants):
     """The same of the compiled form."""
     line = Timeline.of(access_sequence(trace, first_step=first_step, accesses=accesses))
-    found = run_kelp(line, capacity=line.sequence.capacity(residency), prefetch=prefetch, record=True, constants=Constants(**constants))
-    return (found.misses, found.issued, found.useful, found.flash_reads), [divmod(key, line.sequence.final_pages) for _, key in found.victims]
+    found = run_kelp(
+        line,
+        capacity=line.sequence.capacity(residency),
+        prefetch=prefetch,
+        record=True,
+        constants=Constants(**constants),
+    )
+    return (found.misses, found.issued, found.useful, found.flash_reads), [
+        divmod(key, line.sequence.final_pages) for _, key in found.victims
+    ]
 
 
-@pytest.mark.parametrize("residency,accesses,first_step,prefetch", [
-    (0.25, 6_000, 768, True), (0.25, 6_000, 768, False), (0.5, 12_000, 0, True), (0.3, 5_000, 1024, True)])
-def test_the_compiled_kelp_is_golden_lock_step(golden_kelp, residency, accesses, first_step, prefetch):
+@pytest.mark.parametrize(
+    "residency,accesses,first_step,prefetch",
+    [
+        (0.25, 6_000, 768, True),
+        (0.25, 6_000, 768, False),
+        (0.5, 12_000, 0, True),
+        (0.3, 5_000, 1024, True),
+    ],
+)
+def test_the_compiled_kelp_is_golden_lock_step(
+    golden_kelp, residency, accesses, first_step, prefetch
+):
     trace = read(RECORDING)
     choice = dict(residency=residency, accesses=accesses, first_step=first_step, prefetch=prefetch)
     counts, victims = golden_kelp(trace, **choice)
@@ -72,11 +104,28 @@ def test_the_compiled_kelp_is_golden_lock_step_over_whole_recordings(golden_kelp
     assert counts[0] > 500
 
 
-#: A change of any of these changes victims in a few thousand accesses (of the epoch bits, in a whole recording alone).
+#: A change of any of these changes victims in a few thousand accesses (of the epoch bits, in a
+#: whole recording alone).
 FAULTS = {
-    "alpha_fast": 57, "alpha_slow": 9, "fast_bits": 10, "slow_bits": 11, "weight_fast": 7, "weight_profile": 63, "profile_bits": 5,
-    "epoch_shift": 5, "turn": 0, "near_most": 215, "near_shift": 8, "miss_rate_shift": 9, "margin_shift": 2, "explore": 7, "duel_most": 8, "first_regret": 3,
-    "second_regret": 3, "sweeps": 1, "reserve": 2,
+    "alpha_fast": 57,
+    "alpha_slow": 9,
+    "fast_bits": 10,
+    "slow_bits": 11,
+    "weight_fast": 7,
+    "weight_profile": 63,
+    "profile_bits": 5,
+    "epoch_shift": 5,
+    "turn": 0,
+    "near_most": 215,
+    "near_shift": 8,
+    "miss_rate_shift": 9,
+    "margin_shift": 2,
+    "explore": 7,
+    "duel_most": 8,
+    "first_regret": 3,
+    "second_regret": 3,
+    "sweeps": 1,
+    "reserve": 2,
 }
 
 
@@ -85,17 +134,34 @@ def test_a_changed_constant_is_found(golden_kelp):
     choice = dict(residency=0.15, accesses=8_000, first_step=1024)
     truth = golden_kelp(trace, **choice)
     assert truth == lab_kelp(trace, **choice)
-    unseen = [name for name, value in FAULTS.items() if lab_kelp(trace, **choice, **{name: value}) == truth]
+    unseen = [
+        name
+        for name, value in FAULTS.items()
+        if lab_kelp(trace, **choice, **{name: value}) == truth
+    ]
     assert unseen == []
 
 
-@pytest.mark.parametrize("variant", [v for v in TABLES["hardware"].values() if v] + [{"explore": 0, "turn": 0, "near_least": 256, "near_most": 256}], ids=str)
+@pytest.mark.parametrize(
+    "variant",
+    [v for v in TABLES["hardware"].values() if v]
+    + [{"explore": 0, "turn": 0, "near_least": 256, "near_most": 256}],
+    ids=str,
+)
 def test_what_hardware_leaves_out_means_the_same_to_both_forms(tmp_path, variant):
-    line = Timeline.of(access_sequence(read(save(tmp_path / "t.npz", contents(seed=5, with_kv=False, steps=300, tokens=316)))))
+    line = Timeline.of(
+        access_sequence(
+            read(save(tmp_path / "t.npz", contents(seed=5, with_kv=False, steps=300, tokens=316)))
+        )
+    )
     capacity = line.sequence.queues * 8
     plain = run(line, maker("kelp", variant), capacity=capacity, pooled=True, record=True)
     fast = run_kelp(line, capacity=capacity, constants=Constants(**variant), record=True)
-    assert plain.victims == fast.victims and plain.missed.tolist() == fast.missed.tolist() and plain.issued == fast.issued
+    assert (
+        plain.victims == fast.victims
+        and plain.missed.tolist() == fast.missed.tolist()
+        and plain.issued == fast.issued
+    )
     assert len(plain.victims) > 100
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The classic policies against libcachesim, access by access. That package is GPL: never a dependency, only `pip install -e '.[compare]'` for this file."""
-
+"""The classic policies against libcachesim, access by access. That package is GPL: never a
+dependency, only `pip install -e '.[compare]'` for this file."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,24 @@ from kelp_sim.lab.policies import load
 from kelp_sim.lab.reads import timeline
 from kelp_sim.lab.stream import run_keys
 
-THEIRS = {"lru": "LRU", "fifo": "FIFO", "arc": "ARC", "s3fifo": "S3FIFO", "sieve": "Sieve", "clock": "Clock", "belady": "Belady"}
+THEIRS = {
+    "lru": "LRU",
+    "fifo": "FIFO",
+    "arc": "ARC",
+    "s3fifo": "S3FIFO",
+    "sieve": "Sieve",
+    "clock": "Clock",
+    "belady": "Belady",
+}
 
 
 def traces():
     rng = np.random.default_rng(5)
     return {
         "zipf": np.minimum(rng.zipf(1.2, 20_000), 3000) - 1,
-        "scan": np.concatenate([np.arange(500) % 250 if i % 3 else rng.integers(0, 800, 500) for i in range(30)]),
+        "scan": np.concatenate(
+            [np.arange(500) % 250 if i % 3 else rng.integers(0, 800, 500) for i in range(30)]
+        ),
         "recorded": timeline(RECORDING, accesses=20_000).keys,
     }
 
@@ -30,7 +40,7 @@ def theirs(lcs, name, keys, frames):
     order = np.argsort(keys, kind="stable")
     following = np.full(len(keys), np.iinfo(np.int64).max)
     same = keys[order][1:] == keys[order][:-1]
-    following[order[:-1][same]] = order[1:][same] + 1    # their clock is at 1 at the first request
+    following[order[:-1][same]] = order[1:][same] + 1  # their clock is at 1 at the first request
     missed = np.zeros(len(keys), bool)
     for index, (key, after) in enumerate(zip(keys.tolist(), following.tolist(), strict=True)):
         request.obj_id, request.next_access_vtime = key + 1, after

@@ -2,7 +2,6 @@
 
 """The lab's policies: against the references, against the future, and against their contract."""
 
-
 import numpy as np
 import pytest
 from paths import RECORDING
@@ -47,21 +46,32 @@ def test_lru_and_belady_are_the_references(part, name, pooled):
 
 
 def lfu_by_hand(line, frames, pooled):
-    """LFU written again in the plainest way: counts of accesses, kept when a page goes; the least counted page that may go gives way, ties to the lower key."""
+    """LFU written again in the plainest way: counts of accesses, kept when a page goes; the least
+    counted page that may go gives way, ties to the lower key."""
     sequence = line.sequence
     queues = sequence.queues
     share = frames // queues
     count = dict.fromkeys(range(queues * sequence.final_pages), 0)
-    resident = {q * sequence.final_pages + p for q in range(queues) for p in sequence.initial_pages(frames)}
-    known = {q * sequence.final_pages + p for q in range(queues) for p in range(sequence.history_pages)}
+    resident = {
+        q * sequence.final_pages + p for q in range(queues) for p in sequence.initial_pages(frames)
+    }
+    known = {
+        q * sequence.final_pages + p for q in range(queues) for p in range(sequence.history_pages)
+    }
     touched, missed = {}, []
     for step, key in zip(sequence.step.tolist(), line.keys.tolist(), strict=True):
         newest = sequence.newest_page(step)
         missed.append(key not in resident and key in known)
         if key not in resident:
-            mine = [k for k in resident if pooled or k // sequence.final_pages == key // sequence.final_pages]
+            mine = [
+                k
+                for k in resident
+                if pooled or k // sequence.final_pages == key // sequence.final_pages
+            ]
             room = len(mine) < (frames if pooled else share)
-            may_go = [k for k in mine if touched.get(k) != step and k % sequence.final_pages != newest]
+            may_go = [
+                k for k in mine if touched.get(k) != step and k % sequence.final_pages != newest
+            ]
             if not room and may_go:
                 resident.remove(min(may_go, key=lambda k: (count[k], k)))
             if room or may_go:
@@ -76,7 +86,9 @@ def lfu_by_hand(line, frames, pooled):
 def test_lfu_is_counted_by_hand(small, pooled):
     line = timeline(small)
     by_hand = lfu_by_hand(line, 17, pooled)
-    assert run(line, load("lfu"), capacity=17, pooled=pooled).missed.tolist() == by_hand and any(by_hand)
+    assert run(line, load("lfu"), capacity=17, pooled=pooled).missed.tolist() == by_hand and any(
+        by_hand
+    )
     assert replay(line, "lfu", capacity=17, pooled=pooled).missed.tolist() == by_hand
 
 
@@ -105,7 +117,9 @@ class CountsTwice(load("lfu")):
 @pytest.mark.parametrize("faulty", [Forgets, CountsHits, CountsTwice])
 def test_a_fault_in_the_count_is_found(small, pooled, faulty):
     line = timeline(small)
-    assert run(line, faulty, capacity=17, pooled=pooled).missed.tolist() != lfu_by_hand(line, 17, pooled)
+    assert run(line, faulty, capacity=17, pooled=pooled).missed.tolist() != lfu_by_hand(
+        line, 17, pooled
+    )
 
 
 def with_another_future(path, step):
@@ -118,12 +132,14 @@ def with_another_future(path, step):
     newest = (trace.prefill_tokens + np.arange(step, trace.steps)) // trace.page_tokens
     changed &= pages < newest[:, None]
     other[:, :, step:] ^= changed
-    return trace, type(trace)(**{**{f: getattr(trace, f) for f in trace.__dataclass_fields__}, "reads": other})
+    return trace, type(trace)(
+        **{**{f: getattr(trace, f) for f in trace.__dataclass_fields__}, "reads": other}
+    )
 
 
 def decisions(trace, make, pooled, step):
     sequence = access_sequence(trace)
-    mass = np.minimum(1, sequence.step - step).clip(0) + 1    # equal before `step`
+    mass = np.minimum(1, sequence.step - step).clip(0) + 1  # equal before `step`
     outcome = run(Timeline.of(sequence, mass), make, capacity=CAPACITY, pooled=pooled, record=True)
     before = int(sequence.step_starts[step])
     return outcome.missed[:before].tolist(), [v for v in outcome.victims if v[0] < before]
@@ -146,18 +162,25 @@ def test_every_policy_keeps_the_contract(part, name, pooled):
     assert outcome.late <= outcome.useful <= outcome.issued
     assert outcome.issued == 0 or load(name).prefetches
     assert outcome.flash_reads >= outcome.misses
-    assert name == "lru" or not (outcome.missed == lru.missed).all() or name in ("freekv", "wtinylfu")
+    assert (
+        name == "lru" or not (outcome.missed == lru.missed).all() or name in ("freekv", "wtinylfu")
+    )
 
 
 def test_kelp_closes_the_gap_within_the_flash_reads_of_lru():
-    """The bar of the specification on the recordings at hand (the docs have all five, and the leave-one-out figures)."""
+    """The bar of the specification on the recordings at hand (the docs have all five, and the
+    leave-one-out figures)."""
     for residency, bar in ((0.125, 0.60), (0.25, 0.35)):
         top = bottom = own = flash = 0
         for name in ("attn_0", "attn_2", "attn_3"):
             line = timeline(RECORDING.with_name(f"{name}.npz"))
             capacity = line.sequence.capacity(residency)
-            top += reference.replay(line.sequence, "lru", pooled=True, capacity=capacity).misses.sum()
-            bottom += reference.replay(line.sequence, "belady", pooled=True, capacity=capacity).misses.sum()
+            top += reference.replay(
+                line.sequence, "lru", pooled=True, capacity=capacity
+            ).misses.sum()
+            bottom += reference.replay(
+                line.sequence, "belady", pooled=True, capacity=capacity
+            ).misses.sum()
             outcome = replay(line, "kelp", capacity=capacity, pooled=True)
             own, flash = own + outcome.misses, flash + outcome.flash_reads
         assert (top - own) / (top - bottom) >= bar
@@ -188,7 +211,8 @@ def test_a_policy_that_evicts_what_is_protected_is_refused(part):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_prefetch_lands_with_the_next_layer(small, ahead):
-    """Pages asked for in the layer that reads them come late; asked for one layer ahead, they are there."""
+    """Pages asked for in the layer that reads them come late; asked for one layer ahead, they are
+    there."""
 
     class Eager(load("lru")):
         id, prefetches = "eager", True

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The system models: each formula against values worked out by hand, the verdicts, and what an input file is refused for."""
+"""The system models: each formula against values worked out by hand, the verdicts, and what an
+input file is refused for."""
 
 from dataclasses import replace
 
@@ -8,7 +9,18 @@ import numpy as np
 import pytest
 from trace_files import contents, save
 
-from kelp_sim.model import attention, cost, endpoint, flash, kv_size, latency, pipeline, report, serving, wall
+from kelp_sim.model import (
+    attention,
+    cost,
+    endpoint,
+    flash,
+    kv_size,
+    latency,
+    pipeline,
+    report,
+    serving,
+    wall,
+)
 from kelp_sim.model.findings import agrees, finding
 from kelp_sim.model.inputs import DEFAULTS, InputError, load, with_bench
 from kelp_sim.trace.trace import read
@@ -27,7 +39,8 @@ def inputs():
         ("mha-70b", 2 * 80 * 64 * 128 * 2, 5_368_709_120),
         ("mqa-70b", 40_960, 83_886_080),
         ("deepseek-v3", 576 * 2 * 61, 143_917_056),
-        # 30 layers keep 512 entries and index keys, 31 keep 16 entries, all 61 a window of 128 tokens.
+        # 30 layers keep 512 entries and index keys, 31 keep 16 entries, all 61 a window of 128
+        # tokens.
         ("deepseek-v4-pro", 30 * 320 + 31 * 8, 30 * 512 * 1280 + 31 * 16 * 1024 + 61 * 128 * 1024),
     ],
 )
@@ -38,7 +51,8 @@ def test_kv_bytes(inputs, name, per_token, at_2k):
 
 
 def test_a_hybrid_counts_whole_entries_and_a_partial_window(inputs):
-    # 7 tokens: one entry of the layers with four tokens each, none of the others, and seven tokens of window in all.
+    # 7 tokens: one entry of the layers with four tokens each, none of the others, and seven tokens
+    # of window in all.
     assert kv_size.kv_bytes(inputs.models["deepseek-v4-pro"], 7) == 30 * 1280 + 61 * 7 * 1024
 
 
@@ -66,12 +80,17 @@ def test_worked_rows_agree_with_the_device():
 
 
 def test_stored_pages():
-    assert [endpoint.stored_share(f) * 128 for f in (Format.RAW16, Format.FP8_E4M3, Format.INT8, Format.INT4)] == [128, 64, 66, 36]
+    assert [
+        endpoint.stored_share(f) * 128
+        for f in (Format.RAW16, Format.FP8_E4M3, Format.INT8, Format.INT4)
+    ] == [128, 64, 66, 36]
 
 
 def test_hit_rate_behind_a_speedup():
     # 250 ns and 25 µs: 0.85 hits take 3962.5 ns, and 3.2 times that is had at 49.8 % hits.
-    assert endpoint.base_hit_rate(3.2, 0.85, 250, 25_000) == pytest.approx((25_000 - 3.2 * 3962.5) / 24_750)
+    assert endpoint.base_hit_rate(3.2, 0.85, 250, 25_000) == pytest.approx(
+        (25_000 - 3.2 * 3962.5) / 24_750
+    )
     assert endpoint.residency_for(0.85, (0.125, 0.25), (0.8, 0.9)) == pytest.approx(0.1875)
 
 
@@ -87,18 +106,25 @@ def test_pipeline_by_hand():
 def test_flash_window_and_fetches(inputs):
     assert flash.window_ms(inputs, 4096) == pytest.approx(0.025 + 1.34217728e3 / 14)
     assert flash.page_bytes(inputs) == 8192
-    assert flash.fetches_in_flight(inputs) == 43      # 14 GB/s · 25 µs = 350 000 B
+    assert flash.fetches_in_flight(inputs) == 43  # 14 GB/s · 25 µs = 350 000 B
 
 
 def test_cost_by_hand(inputs):
     assert cost.endpoint_price(inputs) == pytest.approx((512 * 5 + 16 * 80 + 600) / 1e3)
     watts = 1000 + 5 * 80
-    assert cost.total_k(inputs, 1, 5) == pytest.approx(30 + 5 * 4.44 + watts / 1e3 * 1.4 * 8766 * 3 * 0.12 / 1e3)
+    assert cost.total_k(inputs, 1, 5) == pytest.approx(
+        30 + 5 * 4.44 + watts / 1e3 * 1.4 * 8766 * 3 * 0.12 / 1e3
+    )
     assert cost.break_even_seconds(inputs, 16384, 10) == pytest.approx(52 / 5.36870912 * 6)
-    # 100 requests a minute held 30 s: 50 users of 42.95 GB; their KV is read at an eighth, ten times a second.
+    # 100 requests a minute held 30 s: 50 users of 42.95 GB; their KV is read at an eighth, ten
+    # times a second.
     row = cost.machines(inputs, 131072, 100)
     kv = 50 * 42.94967296
-    assert (row["gpus_alone"], row["gpus"], row["endpoints"]) == (-(-(140 + kv) // 192), 1, -(-kv * 1.25 // 64))
+    assert (row["gpus_alone"], row["gpus"], row["endpoints"]) == (
+        -(-(140 + kv) // 192),
+        1,
+        -(-kv * 1.25 // 64),
+    )
 
 
 def test_endpoints_are_none_where_none_is_needed(inputs):
@@ -111,37 +137,62 @@ def test_recent_mass(tmp_path):
     assert attention.recent_mass(trace, 1.0) == 1
     newest = (trace.prefill_tokens + np.arange(trace.steps)) // trace.page_tokens
     mass = trace.mass.astype(float).reshape(trace.queues, trace.steps, trace.pages)
-    by_hand = np.mean([[mass[q, t, newest[t] :].sum() / mass[q, t].sum() for t in range(trace.steps)] for q in range(trace.queues)])
+    by_hand = np.mean(
+        [
+            [mass[q, t, newest[t] :].sum() / mass[q, t].sum() for t in range(trace.steps)]
+            for q in range(trace.queues)
+        ]
+    )
     assert attention.recent_mass(trace, 1e-9) == pytest.approx(by_hand)
 
 
 @pytest.mark.parametrize(
     "claimed,computed,within,holds",
-    [("9.62", 9.6246, 0, True), ("9.62", 9.626, 0, False), ("41", 41.49, 0, True), ("41", 42.95, 0, False), ("10", 9.848, 0.05, True),
-     (">90", 90.0, 0, False), (">90", 90.1, 0, True), ("≥48", 48.0, 0, True), ("<0.1", 0.2, 0, False)],
+    [
+        ("9.62", 9.6246, 0, True),
+        ("9.62", 9.626, 0, False),
+        ("41", 41.49, 0, True),
+        ("41", 42.95, 0, False),
+        ("10", 9.848, 0.05, True),
+        (">90", 90.0, 0, False),
+        (">90", 90.1, 0, True),
+        ("≥48", 48.0, 0, True),
+        ("<0.1", 0.2, 0, False),
+    ],
 )
 def test_agreement_is_as_printed(claimed, computed, within, holds):
     assert agrees(claimed, computed, within) is holds
 
 
 def test_verdicts():
-    kinds = {"reproduced": {}, "depends": dict(condition="x", under_condition=7.0), "refuted": dict(condition="x", under_condition=9.0)}
+    kinds = {
+        "reproduced": {},
+        "depends": dict(condition="x", under_condition=7.0),
+        "refuted": dict(condition="x", under_condition=9.0),
+    }
     for verdict, more in kinds.items():
         found = finding("t", "w", "ms", "7", 7.2 if verdict == "reproduced" else 8.0, "…", **more)
         assert found.verdict == verdict
-    assert finding("t", "w", "ms", "7", 7.2, "…", condition="x", under_condition=9.0).condition == ""
+    assert (
+        finding("t", "w", "ms", "7", 7.2, "…", condition="x", under_condition=9.0).condition == ""
+    )
 
 
 def test_every_published_figure_has_a_verdict(inputs):
     found = report.all_findings(inputs)
-    assert len(found) > 80 and all(f.arithmetic and f.verdict in ("reproduced", "depends", "refuted") for f in found)
+    assert len(found) > 80 and all(
+        f.arithmetic and f.verdict in ("reproduced", "depends", "refuted") for f in found
+    )
     assert all(f.condition for f in found if f.verdict == "depends")
     by_name = {(f.topic, f.what): f.verdict for f in found}
     assert by_name["KV size", "Llama-3-70B, KV per token"] == "reproduced"
     assert by_name["KV size", "DeepSeek-V4-Pro at 1M, bf16"] == "depends"
     assert by_name["latency", "CXL.mem read, sum of the stages"] == "depends"
     assert by_name["prefetch", "bandwidth of the window, at 25 %"] == "refuted"
-    assert by_name["percentiles", "long-128k, P99.9 against P50, users who arrive at random"] == "refuted"
+    assert (
+        by_name["percentiles", "long-128k, P99.9 against P50, users who arrive at random"]
+        == "refuted"
+    )
 
 
 def test_a_published_curve_fits_an_open_loop():
@@ -151,7 +202,8 @@ def test_a_published_curve_fits_an_open_loop():
 
 
 def test_one_session_alone(inputs):
-    # 128K at an eighth: 8192 pages of 8 KB a layer over 320 GB/s, 3.12 % of them from 70 GB/s of flash; one read in a thousand takes 1 ms.
+    # 128K at an eighth: 8192 pages of 8 KB a layer over 320 GB/s, 3.12 % of them from 70 GB/s of
+    # flash; one read in a thousand takes 1 ms.
     scenario = inputs.serving.scenarios["long-128k"]
     link, missed = 8192 * 8192 / (5 * 63.776e6) + 220e-6, 8192 * (1 - 0.9688)
     flash, slow = missed * 8192 / 70e6, 1 - 0.999**missed
@@ -159,24 +211,49 @@ def test_one_session_alone(inputs):
     assert serving.unloaded_ms(inputs, scenario, 0.125) == pytest.approx(by_hand)
     assert by_hand == pytest.approx(serving.percentiles(inputs, "long-128k")["p50_ms"], rel=0.05)
     share = serving.read_share_for(inputs, scenario, 60)
-    assert serving.unloaded_ms(inputs, scenario, share) == pytest.approx(60, abs=0.05) and serving.read_share_for(inputs, scenario, 8) is None
+    assert (
+        serving.unloaded_ms(inputs, scenario, share) == pytest.approx(60, abs=0.05)
+        and serving.read_share_for(inputs, scenario, 8) is None
+    )
 
 
 def test_what_a_session_writes(inputs):
-    # 70B: a token is 4096 B a layer, a page of one head 8 KiB. Five controllers take 5·63.776 GB/s, five memories 0.8·5·409.6, five flashes write 5·7.
+    # 70B: a token is 4096 B a layer, a page of one head 8 KiB. Five controllers take 5·63.776 GB/s,
+    # five memories 0.8·5·409.6, five flashes write 5·7.
     layer = serving.layer_of(inputs, 131072, 0.125)
     writes = serving.writes_of(inputs, layer, 0.75, 131072)
-    assert writes.token_link == pytest.approx(4096 / 318.88e6) and writes.token_memory == pytest.approx(4096 / 1638.4e6)
-    assert writes.page_flash == pytest.approx(8192 / 35e6) and writes.page_memory == pytest.approx(8192 / 1638.4e6)
-    assert (writes.heads, writes.leaves, writes.free_frames, writes.prefill_pages, writes.prefill_every) == (8, 0.75, 5120, 8192, 1.6)
+    assert writes.token_link == pytest.approx(
+        4096 / 318.88e6
+    ) and writes.token_memory == pytest.approx(4096 / 1638.4e6)
+    assert writes.page_flash == pytest.approx(8192 / 35e6) and writes.page_memory == pytest.approx(
+        8192 / 1638.4e6
+    )
+    assert (
+        writes.heads,
+        writes.leaves,
+        writes.free_frames,
+        writes.prefill_pages,
+        writes.prefill_every,
+    ) == (8, 0.75, 5120, 8192, 1.6)
 
 
 def test_writes_share_the_flash(inputs):
     row = serving.percentiles(inputs, "long-128k")
-    # Of 42.9 GB of context and 200 tokens three quarters are written once for each of 120 sessions, one every 20 s, at 35 GB/s.
-    assert row["flash_written"] == pytest.approx(0.75 * (131072 + 200) * 327680 / 35e9 / 20, rel=0.15)
-    slower = replace(inputs, flash=replace(inputs.flash, write_gb_per_s=0.7), endpoint=replace(inputs.endpoint, free_frames=0))
-    assert row["mean_ms_without_writes"] < row["mean_ms"] < serving.percentiles(slower, "long-128k")["mean_ms"]
+    # Of 42.9 GB of context and 200 tokens three quarters are written once for each of 120 sessions,
+    # one every 20 s, at 35 GB/s.
+    assert row["flash_written"] == pytest.approx(
+        0.75 * (131072 + 200) * 327680 / 35e9 / 20, rel=0.15
+    )
+    slower = replace(
+        inputs,
+        flash=replace(inputs.flash, write_gb_per_s=0.7),
+        endpoint=replace(inputs.endpoint, free_frames=0),
+    )
+    assert (
+        row["mean_ms_without_writes"]
+        < row["mean_ms"]
+        < serving.percentiles(slower, "long-128k")["mean_ms"]
+    )
 
 
 TEXT = DEFAULTS.read_text(encoding="utf-8")
@@ -189,17 +266,41 @@ TEXT = DEFAULTS.read_text(encoding="utf-8")
         ("hbm_gb = 192", "hbm_gb = -1", "[gpu] hbm_gb = -1 is refused; legal: above 0"),
         ("hbm_gb = 192", "hbm_gb = 0", "[gpu] hbm_gb = 0 is refused; legal: above 0"),
         ("hbm_gb = 192", "hbm_gb = nan", "[gpu] hbm_gb = nan is refused"),
-        ('hbm_gb = 192', 'hbm_gb = "192"', "[gpu] hbm_gb = '192' is refused"),
-        ("hbm_gb = 192", "hbm_gb = 192\nhbm_gib = 180", "[gpu] has an unknown key 'hbm_gib'; legal: hbm_gb"),
-        ("layers = 80\n", "layers = 80.5\n", "layers = 80.5 is refused; legal: a whole number above 0"),
-        ('attention = "gqa"', 'attention = "gpa"', "[models.llama-3-70b] attention = 'gpa' is unknown; legal: mha, gqa, mqa, mla, hybrid"),
+        ("hbm_gb = 192", 'hbm_gb = "192"', "[gpu] hbm_gb = '192' is refused"),
+        (
+            "hbm_gb = 192",
+            "hbm_gb = 192\nhbm_gib = 180",
+            "[gpu] has an unknown key 'hbm_gib'; legal: hbm_gb",
+        ),
+        (
+            "layers = 80\n",
+            "layers = 80.5\n",
+            "layers = 80.5 is refused; legal: a whole number above 0",
+        ),
+        (
+            'attention = "gqa"',
+            'attention = "gpa"',
+            "[models.llama-3-70b] attention = 'gpa' is unknown; legal: mha, gqa, mqa, mla, hybrid",
+        ),
         ("kv_heads = 8", "kv_heads = 7", "kv_heads = 7 is refused for gqa with 64 query heads"),
-        ('[wall]\nmodel = "llama-3-70b"', '[wall]\nmodel = "llama-4"', "[wall] model = 'llama-4' is unknown; there are: llama-3-70b"),
-        ("slow_share = 0.001", "slow_share = 1.5", "[flash] slow_share = 1.5 is refused; legal: 0 … 1"),
+        (
+            '[wall]\nmodel = "llama-3-70b"',
+            '[wall]\nmodel = "llama-4"',
+            "[wall] model = 'llama-4' is unknown; there are: llama-3-70b",
+        ),
+        (
+            "slow_share = 0.001",
+            "slow_share = 1.5",
+            "[flash] slow_share = 1.5 is refused; legal: 0 … 1",
+        ),
         ("users = [1, 2, 4, 8, 16, 32]", "users = []", "[wall] users = [] is refused"),
         ("kelp = [0.8246, 0.9688]", "kelp = [0.8246]", "[policy] kelp needs 2 values"),
         ("nvme = 8", "disk = 8", "must name the same parts"),
-        ("value = 20, row", "values = 20, row", "[rtl.hit_latency_cycles] has an unknown key 'values'"),
+        (
+            "value = 20, row",
+            "values = 20, row",
+            "[rtl.hit_latency_cycles] has an unknown key 'values'",
+        ),
         ("[gpu]\n", "[gpu\n", "is not TOML"),
     ],
 )
@@ -209,14 +310,24 @@ def test_bad_inputs_are_one_line(tmp_path, old, new, fault):
     file.write_text(TEXT.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(InputError) as refused:
         load(file)
-    assert fault in str(refused.value) and str(file) in str(refused.value) and "\n" not in str(refused.value)
+    assert (
+        fault in str(refused.value)
+        and str(file) in str(refused.value)
+        and "\n" not in str(refused.value)
+    )
 
 
 def test_a_run_of_bench_replaces_figures(inputs, tmp_path):
     file = tmp_path / "bench.json"
-    file.write_text('[{"name": "endpoint.hit_latency_cycles", "value": 17}, {"name": "other", "value": 1}]')
+    file.write_text(
+        '[{"name": "endpoint.hit_latency_cycles", "value": 17}, {"name": "other", "value": 1}]'
+    )
     assert latency.read_ns(with_bench(inputs, file)) == 217
-    for text, fault in (("[]", "none of the rows"), ("{", "no file of `kelp bench`"), ('[{"name": 3}]', "no file of `kelp bench`")):
+    for text, fault in (
+        ("[]", "none of the rows"),
+        ("{", "no file of `kelp bench`"),
+        ('[{"name": 3}]', "no file of `kelp bench`"),
+    ):
         file.write_text(text)
         with pytest.raises(InputError, match=fault):
             with_bench(inputs, file)

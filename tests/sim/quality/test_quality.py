@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Quality of stored formats: formats against other people's, the NumPy model and its tokenizer against a recording, plans, and intervals."""
+"""Quality of stored formats: formats against other people's, the NumPy model and its tokenizer
+against a recording, plans, and intervals."""
 
 import json
 
@@ -26,24 +27,36 @@ def heads(shape, seed=1, scale=1.0):
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float16)
 
 
-# ---- formats --------------------------------------------------------------------------------------------------------------------------
+# - formats ----------------------------------------------------------------------------------------
 
 
 def test_fp8_is_what_others_make_of_it():
     values = heads((2, 50, 32))
-    assert (formats.stored("fp8_e4m3", values) == values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)).all()
+    assert (
+        formats.stored("fp8_e4m3", values)
+        == values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    ).all()
 
 
 def test_e2m1_is_what_others_make_of_it():
-    values = np.concatenate([np.linspace(-6, 6, 4801), [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]]).astype(np.float32)
-    assert (formats._e2m1(values) == values.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)).all()
+    values = np.concatenate(
+        [np.linspace(-6, 6, 4801), [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]]
+    ).astype(np.float32)
+    assert (
+        formats._e2m1(values) == values.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    ).all()
     assert formats._e2m1(np.array([7.0, -100.0])).tolist() == [6, -6]
 
 
 def test_e4m3_scales_are_what_others_make_of_them():
-    values = np.abs(np.random.default_rng(1).standard_normal(10_000) * 10.0 ** np.random.default_rng(2).integers(-4, 3, 10_000)).astype(np.float32)
+    values = np.abs(
+        np.random.default_rng(1).standard_normal(10_000)
+        * 10.0 ** np.random.default_rng(2).integers(-4, 3, 10_000)
+    ).astype(np.float32)
     values = np.minimum(values, 448)
-    assert (formats._e4m3(values) == values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)).all()
+    assert (
+        formats._e4m3(values) == values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    ).all()
 
 
 def test_mxfp4_by_hand():
@@ -54,28 +67,44 @@ def test_mxfp4_by_hand():
 
 
 def test_nvfp4_by_hand():
-    # The largest, 12, takes 6 times the largest scale. The second block's amax 0.75 / 6 in units of 12/2688 is 28 exactly.
+    # The largest, 12, takes 6 times the largest scale. The second block's amax 0.75 / 6 in units of
+    # 12/2688 is 28 exactly.
     block = np.zeros((1, 1, 32), np.float16)
     block[0, 0, 0], block[0, 0, 16], block[0, 0, 17] = 12, 0.75, -0.25
-    assert formats.stored("nvfp4", block)[0, 0, [0, 16, 17]] == pytest.approx([12, 0.75, -0.25], rel=1e-6)
+    assert formats.stored("nvfp4", block)[0, 0, [0, 16, 17]] == pytest.approx(
+        [12, 0.75, -0.25], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 32, 128])
 def test_hadamard_undoes_itself(size):
     turn = formats.hadamard(size)
-    assert np.allclose(turn @ turn, np.eye(size), atol=1e-6) and np.allclose(np.abs(turn), size**-0.5)
+    assert np.allclose(turn @ turn, np.eye(size), atol=1e-6) and np.allclose(
+        np.abs(turn), size**-0.5
+    )
 
 
 def test_hadamard_spreads_an_outlier():
     values = heads((1, 200, 32), scale=0.1)
     values[..., 3] += 8
-    plain, turned = (noise.snr_db(values.astype(np.float32)[..., 4:], formats.stored(name, values)[..., 4:]) for name in ("int4", "int4+h"))
+    plain, turned = (
+        noise.snr_db(values.astype(np.float32)[..., 4:], formats.stored(name, values)[..., 4:])
+        for name in ("int4", "int4+h")
+    )
     assert turned > plain + 3
 
 
-@pytest.mark.parametrize("name,low,high", [
-    ("raw16", 998, 1000), ("int8", 40, 46), ("fp8_e4m3", 30, 33), ("int4", 17, 23), ("mxfp4", 16, 20), ("nvfp4", 18, 23),
-])
+@pytest.mark.parametrize(
+    "name,low,high",
+    [
+        ("raw16", 998, 1000),
+        ("int8", 40, 46),
+        ("fp8_e4m3", 30, 33),
+        ("int4", 17, 23),
+        ("mxfp4", 16, 20),
+        ("nvfp4", 18, 23),
+    ],
+)
 def test_noise_of_gaussian_values(name, low, high):
     values = heads((2, 500, 64))
     assert low < noise.snr_db(values.astype(np.float32), formats.stored(name, values)) < high
@@ -83,67 +112,100 @@ def test_noise_of_gaussian_values(name, low, high):
 
 def test_a_head_that_is_no_whole_line_is_filled_up():
     values = heads((2, 10, 80))
-    assert (formats.stored("int8", values)[..., :64] == formats.stored("int8", values[..., :64])).all()
+    assert (
+        formats.stored("int8", values)[..., :64] == formats.stored("int8", values[..., :64])
+    ).all()
 
 
 def test_bits():
-    assert [formats.bits(n) for n in ("raw16", "fp8_e4m3", "int8", "int4", "int4+h", "mxfp4", "nvfp4")] == [16, 8, 8.25, 4.5, 4.5, 4.25, 4.5]
+    assert [
+        formats.bits(n) for n in ("raw16", "fp8_e4m3", "int8", "int4", "int4+h", "mxfp4", "nvfp4")
+    ] == [16, 8, 8.25, 4.5, 4.5, 4.25, 4.5]
 
 
-@pytest.mark.parametrize("work,fault", [
-    (lambda: formats.stored("int5", heads((1, 1, 32))), "format 'int5' is unknown; legal: raw16"),
-    (lambda: formats.stored("int4+h", heads((1, 1, 96))), "Hadamard transform over 96 elements is refused"),
-    (lambda: formats.stored("mxfp4", heads((1, 1, 40))), "head_dim = 40 is refused"),
-    (lambda: plans.uniform("int8/int3", 1, 1), "format 'int3' is unknown"),
-])
+@pytest.mark.parametrize(
+    "work,fault",
+    [
+        (
+            lambda: formats.stored("int5", heads((1, 1, 32))),
+            "format 'int5' is unknown; legal: raw16",
+        ),
+        (
+            lambda: formats.stored("int4+h", heads((1, 1, 96))),
+            "Hadamard transform over 96 elements is refused",
+        ),
+        (lambda: formats.stored("mxfp4", heads((1, 1, 40))), "head_dim = 40 is refused"),
+        (lambda: plans.uniform("int8/int3", 1, 1), "format 'int3' is unknown"),
+    ],
+)
 def test_bad_formats_are_one_line(work, fault):
     with pytest.raises(ValueError) as refused:
         work()
     assert fault in str(refused.value) and "\n" not in str(refused.value)
 
 
-# ---- the model and its tokenizer -------------------------------------------------------------------------------------------------------
+# - the model and its tokenizer --------------------------------------------------------------------
 
 
 def test_the_model_repeats_a_recording():
-    # 192 tokens: keys and values as they were recorded, but for rounding, and the recorded masses from them.
+    # 192 tokens: keys and values as they were recorded, but for rounding, and the recorded masses
+    # from them.
     trace = read(RECORDING)
     with np.load(RECORDING) as archive:
         ids = archive["tokens"][:192].astype(np.int64)
     seen = {}
-    losses = llama.load(MODEL).losses(ids, lambda layer, kv: seen.setdefault(layer, kv).astype(np.float32))
+    losses = llama.load(MODEL).losses(
+        ids, lambda layer, kv: seen.setdefault(layer, kv).astype(np.float32)
+    )
     assert len(losses) == 191 and 3 < losses.mean() < 6
     for layer in range(trace.layers):
         for given, recorded in zip(seen[layer], (trace.k[layer], trace.v[layer]), strict=True):
-            assert np.abs(given.astype(np.float32) - recorded[:, :192].astype(np.float32)).max() < 0.01
+            assert (
+                np.abs(given.astype(np.float32) - recorded[:, :192].astype(np.float32)).max() < 0.01
+            )
 
 
 def test_every_token_sees_its_own_stored_key():
     # A store that forgets everything leaves nothing to attend to: all keys equal, all values zero.
     model = llama.load(MODEL)
     ids = np.arange(10, 42)
-    plain, empty = model.losses(ids), model.losses(ids, lambda layer, kv: np.zeros(kv.shape, np.float32))
+    plain, empty = (
+        model.losses(ids),
+        model.losses(ids, lambda layer, kv: np.zeros(kv.shape, np.float32)),
+    )
     assert abs(plain - empty).mean() > 0.05
 
 
 def test_attention_is_the_softmax():
     rng = np.random.default_rng(1)
-    q, k, v = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 3, 8), (2, 300, 8), (2, 300, 8)))
+    q, k, v = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((4, 3, 8), (2, 300, 8), (2, 300, 8))
+    )
     positions = np.array([0, 7, 299])
     found = llama.attend(q, k, v, positions)
     for head in range(4):
         for i, at in enumerate(positions):
             weights = np.exp(q[head, i] @ k[head // 2, : at + 1].T / np.sqrt(8))
-            assert found[head, i] == pytest.approx(weights / weights.sum() @ v[head // 2, : at + 1], abs=1e-5)
+            assert found[head, i] == pytest.approx(
+                weights / weights.sum() @ v[head // 2, : at + 1], abs=1e-5
+            )
 
 
 def test_the_tokenizer_repeats_a_recording():
     tokenizer = tokens.Tokenizer(MODEL / "tokenizer.json")
     with np.load(RECORDING) as archive:
         ids = archive["tokens"].tolist()
-    names = {i: text for text, i in json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"].items()}
+    names = {
+        i: text
+        for text, i in json.loads((MODEL / "tokenizer.json").read_text(encoding="utf-8"))["model"][
+            "vocab"
+        ].items()
+    }
     byte_of = {letter: byte for byte, letter in enumerate(tokens._letters())}
-    text = bytes(byte_of[letter] for i in ids[1:] for letter in names[i]).decode("utf-8", errors="ignore")
+    text = bytes(byte_of[letter] for i in ids[1:] for letter in names[i]).decode(
+        "utf-8", errors="ignore"
+    )
     again = tokenizer.encode(text)
     assert ids[0] == 0 and len(text) > 4000 and again[:2000] == ids[1:2001]
 
@@ -151,15 +213,26 @@ def test_the_tokenizer_repeats_a_recording():
 def test_texts_are_the_same_ones_for_more():
     tokenizer = tokens.Tokenizer(MODEL / "tokenizer.json")
     two, three = tokens.texts(tokenizer, 2, 64), tokens.texts(tokenizer, 3, 64)
-    assert [n for n, _ in three[:2]] == [n for n, _ in two] and all(len(ids) == 64 for _, ids in three)
+    assert [n for n, _ in three[:2]] == [n for n, _ in two] and all(
+        len(ids) == 64 for _, ids in three
+    )
 
 
-@pytest.mark.parametrize("change,fault", [
-    (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
-    (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
-    (lambda folder: (folder / "config.json").write_text('{"model_type": "gpt2"}'), "is not of a Llama-shaped model"),
-    (lambda folder: (folder / "model.safetensors").write_bytes(b"\x10" + bytes(40)), "cannot be used"),
-])
+@pytest.mark.parametrize(
+    "change,fault",
+    [
+        (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "gpt2"}'),
+            "is not of a Llama-shaped model",
+        ),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"\x10" + bytes(40)),
+            "cannot be used",
+        ),
+    ],
+)
 def test_bad_models_are_one_line(tmp_path, change, fault):
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / name).write_bytes((MODEL / name).read_bytes())
@@ -169,13 +242,16 @@ def test_bad_models_are_one_line(tmp_path, change, fault):
     assert fault in str(refused.value) and "\n" not in str(refused.value)
 
 
-# ---- noise, intervals, plans -----------------------------------------------------------------------------------------------------------
+# - noise, intervals, plans ------------------------------------------------------------------------
 
 
 def test_noise_of_a_recording():
     rows = noise.measure(read(RECORDING), ["raw16", "int8", "int4", "int8/int4"], every=256)
     assert len(rows) == 4 * 12
-    error = {name: np.mean([r["attention_error"] for r in rows if r["format"] == name]) for name in ("raw16", "int8", "int4", "int8/int4")}
+    error = {
+        name: np.mean([r["attention_error"] for r in rows if r["format"] == name])
+        for name in ("raw16", "int8", "int4", "int8/int4")
+    }
     assert error["raw16"] == 0 < error["int8"] < error["int8/int4"] < error["int4"] < 0.1
     assert all(30 < r["k_snr_db"] < 60 for r in rows if r["format"] == "int8")
 
@@ -187,12 +263,19 @@ def test_noise_needs_keys(tmp_path):
 
 
 def test_an_interval_over_documents():
-    # Documents of +0.01 and +0.03 nats in equal numbers: the mean is 0.02, and the interval that of a mean of 40 coin tosses of ±0.01.
+    # Documents of +0.01 and +0.03 nats in equal numbers: the mean is 0.02, and the interval that of
+    # a mean of 40 coin tosses of ±0.01.
     pairs = np.array([(0.01 * 100, 100), (0.03 * 100, 100)] * 20)
     found = perplexity.difference("x", 8, pairs)
     half = 1.96 * 0.01 / np.sqrt(40)
-    assert found.nats == pytest.approx(0.02) and found.increase == pytest.approx(np.expm1(0.02)) and (found.documents, found.tokens) == (40, 4000)
-    assert found.low == pytest.approx(np.expm1(0.02 - half), abs=2e-4) and found.high == pytest.approx(np.expm1(0.02 + half), abs=2e-4)
+    assert (
+        found.nats == pytest.approx(0.02)
+        and found.increase == pytest.approx(np.expm1(0.02))
+        and (found.documents, found.tokens) == (40, 4000)
+    )
+    assert found.low == pytest.approx(
+        np.expm1(0.02 - half), abs=2e-4
+    ) and found.high == pytest.approx(np.expm1(0.02 + half), abs=2e-4)
 
 
 def test_measurements_are_kept(tmp_path):
@@ -203,7 +286,9 @@ def test_measurements_are_kept(tmp_path):
     first = perplexity.Measurer(model, store).against_raw(text, plan)
     with store.open("a", encoding="utf-8") as file:
         file.write('{"key": "cut sho')
-    again = perplexity.Measurer(model, store, lambda *what: heard.append(what[2])).against_raw(text, plan)
+    again = perplexity.Measurer(model, store, lambda *what: heard.append(what[2])).against_raw(
+        text, plan
+    )
     assert first == again and all(heard) and len(heard) == 4
     exact = [model.losses(ids, plan.store).sum() - model.losses(ids).sum() for _, ids in text]
     assert first.nats == pytest.approx(sum(exact) / 78)
@@ -230,11 +315,23 @@ def test_ranges_are_exact():
     rng = np.random.default_rng(3)
     for _ in range(20):
         layers, budget, ranges = 5, 0.9, int(rng.integers(1, 4))
-        losses = {(layer, half, 0): float(rng.random() * 0.5) for layer in range(layers) for half in (0, 1)}
+        losses = {
+            (layer, half, 0): float(rng.random() * 0.5)
+            for layer in range(layers)
+            for half in (0, 1)
+        }
         best = None
         for code in np.ndindex(*(4,) * layers):
-            loss = sum(losses[layer, half, 0] for layer in range(layers) for half in (0, 1) if code[layer] >> half & 1)
-            if 1 + sum(a != b for a, b in zip(code, code[1:], strict=False)) <= ranges and loss <= budget:
+            loss = sum(
+                losses[layer, half, 0]
+                for layer in range(layers)
+                for half in (0, 1)
+                if code[layer] >> half & 1
+            )
+            if (
+                1 + sum(a != b for a, b in zip(code, code[1:], strict=False)) <= ranges
+                and loss <= budget
+            ):
                 entry = -sum(c.bit_count() for c in code), round(loss, 9)
                 best = entry if best is None else min(best, entry)
         found = plans.cheapest_ranges(losses, budget, ranges)
@@ -244,7 +341,22 @@ def test_ranges_are_exact():
 def test_a_study_judges_plans_by_other_texts():
     texts = [(str(i), np.random.default_rng(i).integers(5, 4000, 40)) for i in range(3)]
     heard = []
-    done = study.run(llama.load(MODEL), texts, ["int8", "int4"], tune=1, budgets=(0.5,), progress=lambda *what: heard.append(what))
-    assert (done.tuned_on, done.plans[0]["documents"], len(done.units), len(done.plans)) == (["0"], 2, 24, 2)
-    assert done.plans[0]["bits"] < 8.25 and [b["format"] for b in study.bars(done)] == ["int8", "int4"]
+    done = study.run(
+        llama.load(MODEL),
+        texts,
+        ["int8", "int4"],
+        tune=1,
+        budgets=(0.5,),
+        progress=lambda *what: heard.append(what),
+    )
+    assert (done.tuned_on, done.plans[0]["documents"], len(done.units), len(done.plans)) == (
+        ["0"],
+        2,
+        24,
+        2,
+    )
+    assert done.plans[0]["bits"] < 8.25 and [b["format"] for b in study.bars(done)] == [
+        "int8",
+        "int4",
+    ]
     assert len(heard) == study.count(2, 3, 1, 1, llama.load(MODEL))

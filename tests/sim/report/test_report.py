@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The report of a replay, over made-up results (synthetic_result.py): figures, plots, page and JSON say what the result says."""
+"""The report of a replay, over made-up results (synthetic_result.py): figures, plots, page and JSON
+say what the result says."""
 
 import base64
 import io
@@ -55,7 +56,11 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        self.loads += [value for name, value in attributes if name in ("src", "href", "srcset", "data", "action", "style")]
+        self.loads += [
+            value
+            for name, value in attributes
+            if name in ("src", "href", "srcset", "data", "action", "style")
+        ]
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -67,8 +72,9 @@ class Page(HTMLParser):
 
 
 # The names that build/demo/report.json must have, whatever else it holds.
-NAMES = """trace config config_hash policy seed residency accesses lockstep_accesses line_requests mismatches hit_rate lru_hit_rate
-lru_pooled_hit_rate belady_hit_rate demand_misses flash_reads_per_access cycles lines_per_cycle lines_per_second""".split()
+NAMES = """trace config config_hash policy seed residency accesses lockstep_accesses line_requests
+mismatches hit_rate lru_hit_rate lru_pooled_hit_rate belady_hit_rate demand_misses
+flash_reads_per_access cycles lines_per_cycle lines_per_second""".split()
 
 
 def test_json_has_every_name_and_fractions(result, tmp_path):
@@ -80,8 +86,14 @@ def test_json_has_every_name_and_fractions(result, tmp_path):
         assert isinstance(found[name], float) and 0 <= found[name] <= 1
     accesses = int(result.step_accesses.sum())
     assert found["accesses"] == accesses
-    for name, reference in (("lru_hit_rate", "LRU per queue"), ("lru_pooled_hit_rate", "LRU pooled"), ("belady_hit_rate", "Belady pooled")):
-        assert found[name] == pytest.approx(1 - result.references[reference].misses.sum() / accesses)
+    for name, reference in (
+        ("lru_hit_rate", "LRU per queue"),
+        ("lru_pooled_hit_rate", "LRU pooled"),
+        ("belady_hit_rate", "Belady pooled"),
+    ):
+        assert found[name] == pytest.approx(
+            1 - result.references[reference].misses.sum() / accesses
+        )
     assert found["flash_reads_per_access"] == pytest.approx(result.flash_reads / accesses)
     assert found["lines_per_cycle"] == pytest.approx(result.line_requests / result.cycles)
     assert found["hit_latency_log2_cycles"] == result.hit_latency.tolist()
@@ -91,7 +103,14 @@ def test_write_makes_every_file_and_says_so(result, tmp_path):
     heard = []
     paths = report.write(result, tmp_path / "new" / "demo", on_start=heard.append)
     assert [path.name for path in paths] == heard
-    assert set(heard) == {"report.json", "report.html", "hit_rate.png", "flash.png", "latency.png", "residency.png"}
+    assert set(heard) == {
+        "report.json",
+        "report.html",
+        "hit_rate.png",
+        "flash.png",
+        "latency.png",
+        "residency.png",
+    }
     assert all(path.read_bytes().startswith(PNG) for path in paths if path.suffix == ".png")
 
 
@@ -101,16 +120,32 @@ def test_page_stands_alone_and_holds_everything(result, tmp_path):
     page = Page(text)
     assert not {"script", "link", "iframe", "object", "base"} & set(page.tags)
     assert not re.search(r"url\(|@import|https?:", text)
-    pictures = [base64.b64decode(load.removeprefix("data:image/png;base64,"), validate=True) for load in page.loads]
+    pictures = [
+        base64.b64decode(load.removeprefix("data:image/png;base64,"), validate=True)
+        for load in page.loads
+    ]
     assert pictures == [(tmp_path / f"{plot.name}.png").read_bytes() for plot in plots.PLOTS]
-    for wanted in (f"{result.hit_rate:.2%}", f"{result.lru_hit_rate:.2%}", f"{result.belady_hit_rate:.2%}", result.command,
-                   result.config_hash, f"{result.line_requests:,}", "agree: 0 mismatches"):
+    for wanted in (
+        f"{result.hit_rate:.2%}",
+        f"{result.lru_hit_rate:.2%}",
+        f"{result.belady_hit_rate:.2%}",
+        result.command,
+        result.config_hash,
+        f"{result.line_requests:,}",
+        "agree: 0 mismatches",
+    ):
         assert wanted in page.text
 
 
 def test_page_escapes_what_it_is_told(sequence):
     command = 'kelp replay "<b>&.npz" --json x'
-    result = synthetic_result(sequence, command=command, trace="<script>", mismatches=1, mismatch_examples=("line 3: <a> is not <b>",))
+    result = synthetic_result(
+        sequence,
+        command=command,
+        trace="<script>",
+        mismatches=1,
+        mismatch_examples=("line 3: <a> is not <b>",),
+    )
     parsed = Page(report_page.html(result, []))
     assert "script" not in parsed.tags
     assert command in parsed.text and "line 3: <a> is not <b>" in parsed.text
@@ -119,26 +154,49 @@ def test_page_escapes_what_it_is_told(sequence):
 def test_table_fits_a_terminal_and_says_the_figures(result):
     text = shown(result)
     assert max(map(len, text.splitlines())) <= 80
-    for wanted in (f"{result.hit_rate:.2%}", f"{result.lru_hit_rate:.2%}", f"{result.lru_pooled_hit_rate:.2%}",
-                   f"{result.belady_hit_rate:.2%}", f"{result.line_requests:,}", f"{result.lines_per_cycle:.3f}", "✓ RTL and golden model agree: 0 mismatches"):
+    for wanted in (
+        f"{result.hit_rate:.2%}",
+        f"{result.lru_hit_rate:.2%}",
+        f"{result.lru_pooled_hit_rate:.2%}",
+        f"{result.belady_hit_rate:.2%}",
+        f"{result.line_requests:,}",
+        f"{result.lines_per_cycle:.3f}",
+        "✓ RTL and golden model agree: 0 mismatches",
+    ):
         assert wanted in text
 
 
 def test_an_80_columns_terminal_shows_every_number_whole(sequence):
     """The longest names and values that the demo's result has."""
-    ladder = {"lru": (460, 460), "+ a turn that is over counts as idle": (340, 341), "belady": (246, 246)}
-    formats = {"layers 0–2, K": "int8", "layers 0–2, V": "int4", "layers 3–5, K": "fp8_e4m3", "layers 3–5, V": "int4"}
+    ladder = {
+        "lru": (460, 460),
+        "+ a turn that is over counts as idle": (340, 341),
+        "belady": (246, 246),
+    }
+    formats = {
+        "layers 0–2, K": "int8",
+        "layers 0–2, V": "int4",
+        "layers 3–5, K": "fp8_e4m3",
+        "layers 3–5, V": "int4",
+    }
     result = synthetic_result(sequence, ladder=ladder, formats=formats)
     text = shown(result)
     assert max(map(len, text.splitlines())) <= 80 and len(text.splitlines()) < 65
-    rows = [row for section in report.facts.sections(result) for row in section.rows if row.label not in ("command", "stored formats")]
+    rows = [
+        row
+        for section in report.facts.sections(result)
+        for row in section.rows
+        if row.label not in ("command", "stored formats")
+    ]
     for row in rows:
         assert any(row.label[:22] in line and row.value in line for line in text.splitlines()), row
         assert all(word in text for word in row.note.split()), row
 
 
 def test_mismatches_are_not_to_be_missed(sequence, tmp_path):
-    result = synthetic_result(sequence, mismatches=3, mismatch_examples=("access 17: victim 5, golden model says 9",))
+    result = synthetic_result(
+        sequence, mismatches=3, mismatch_examples=("access 17: victim 5, golden model says 9",)
+    )
     text = shown(result, width=120)
     assert "✗ RTL: 3 mismatches in" in text and "access 17: victim 5" in text
     report.write(result, tmp_path)
@@ -160,22 +218,34 @@ def test_hit_rate_panels_draw_kelp_lru_and_belady(result):
     window = 96 // 8
     for queue, axes in enumerate(panels):
         lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
-        sources = {"KELP (synthetic)": result.step_misses, "LRU per queue": result.references["LRU per queue"].misses,
-                   "Belady pooled": result.references["Belady pooled"].misses}
+        sources = {
+            "KELP (synthetic)": result.step_misses,
+            "LRU per queue": result.references["LRU per queue"].misses,
+            "Belady pooled": result.references["Belady pooled"].misses,
+        }
         assert set(lines) == set(sources)
         for label, misses in sources.items():
             assert len(lines[label]) == result.steps
-            assert lines[label][-1] == pytest.approx(1 - misses[-window:, queue].sum() / result.step_accesses[-window:, queue].sum())
+            assert lines[label][-1] == pytest.approx(
+                1 - misses[-window:, queue].sum() / result.step_accesses[-window:, queue].sum()
+            )
         assert axes.get_ylim()[0] <= min(line.min() for line in lines.values())
 
 
 def test_many_heads_are_reduced_to_those_with_most_misses(tmp_path):
     keys = contents(layers=10, kv_heads=4, with_kv=False)
-    result = synthetic_result(access_sequence(read(save(tmp_path / "wide.npz", keys))), residency=0.5)
+    result = synthetic_result(
+        access_sequence(read(save(tmp_path / "wide.npz", keys))), residency=0.5
+    )
     figure = plots.hit_rate(result)
-    titles = {axes.get_title(loc="left").partition(":")[0] for axes in figure.axes if axes.get_visible()}
+    titles = {
+        axes.get_title(loc="left").partition(":")[0] for axes in figure.axes if axes.get_visible()
+    }
     misses = result.step_misses.sum(axis=0)
-    drawn = [4 * int(layer) + int(head) for layer, head in (re.findall(r"\d+", title) for title in titles)]
+    drawn = [
+        4 * int(layer) + int(head)
+        for layer, head in (re.findall(r"\d+", title) for title in titles)
+    ]
     assert len(drawn) == 12
     assert misses[drawn].min() >= np.delete(misses, drawn).max()
     assert plots.png(plots.residency(result)).startswith(PNG)
@@ -185,21 +255,36 @@ def test_flash_bars_add_up_to_the_pages_moved(tmp_path):
     keys = contents(prefill_tokens=64, steps=500, tokens=564, with_kv=False)
     result = synthetic_result(access_sequence(read(save(tmp_path / "long.npz", keys))))
     reads, writes = plots.flash(result).axes
-    stairs = {patch.get_label().rpartition(" (")[0]: patch.get_data() for axes in (reads, writes) for patch in axes.patches}
+    stairs = {
+        patch.get_label().rpartition(" (")[0]: patch.get_data()
+        for axes in (reads, writes)
+        for patch in axes.patches
+    }
     lows = {"KELP, prefetch": stairs["KELP, demand"].values}
-    totals = {"KELP, demand": result.flash_demand, "KELP, prefetch": result.flash_prefetch, "KELP, write-back": result.flash_write_back,
-              "LRU per queue": result.references["LRU per queue"].misses, "Belady pooled": result.references["Belady pooled"].misses}
+    totals = {
+        "KELP, demand": result.flash_demand,
+        "KELP, prefetch": result.flash_prefetch,
+        "KELP, write-back": result.flash_write_back,
+        "LRU per queue": result.references["LRU per queue"].misses,
+        "Belady pooled": result.references["Belady pooled"].misses,
+    }
     assert set(stairs) == set(totals)
     for label, moved in totals.items():
         data = stairs[label]
         assert len(data.values) < result.steps
-        assert ((data.values - lows.get(label, 0)) * np.diff(data.edges)).sum() == pytest.approx(moved.sum())
+        assert ((data.values - lows.get(label, 0)) * np.diff(data.edges)).sum() == pytest.approx(
+            moved.sum()
+        )
 
 
 def test_latency_bars_are_the_histograms(result):
     figure = plots.latency(result)
     for axes, counted in zip(figure.axes, (result.hit_latency, result.miss_latency), strict=True):
-        bars = {round(bar.get_x() + bar.get_width() / 2 - 0.5): bar.get_height() for bar in axes.patches if bar.get_height()}
+        bars = {
+            round(bar.get_x() + bar.get_width() / 2 - 0.5): bar.get_height()
+            for bar in axes.patches
+            if bar.get_height()
+        }
         assert bars == {bin_: count for bin_, count in enumerate(counted.tolist()) if count}
     assert "median below 64Ki, 99 % below 128Ki cycles" in figure.axes[1].get_title(loc="left")
 
@@ -207,7 +292,9 @@ def test_latency_bars_are_the_histograms(result):
 def test_residency_map_is_drawn_as_it_is(result):
     bars, cells, time = plots.residency(result).axes[:3]
     assert np.array_equal(cells.images[0].get_array(), result.residency_map)
-    assert [bar.get_height() for bar in bars.patches] == (result.residency_map >= PageResidency.CLEAN).sum(axis=0).tolist()
+    assert [bar.get_height() for bar in bars.patches] == (
+        result.residency_map >= PageResidency.CLEAN
+    ).sum(axis=0).tolist()
     assert np.array_equal(time.images[0].get_array(), result.resident_pages.T)
     labels = [text.get_text() for text in cells.get_legend().get_texts()]
     assert labels == ["cold (flash only)", "resident, clean", "resident, dirty"]
@@ -217,9 +304,18 @@ def test_short_and_empty_results_still_draw(tmp_path):
     trace = read(save(tmp_path / "t.npz", contents(with_kv=False)))
     one_step = access_sequence(trace, accesses=1)
     misses = np.zeros((1, 4), int)
-    result = synthetic_result(one_step, step_misses=misses, hit_rate=1.0, demand_misses=0, flash_reads=0, flash_read_bytes=0,
-                              resident_pages=None, flash_demand=np.zeros(1, int), miss_latency=np.zeros(24, int),
-                              hit_latency=np.eye(1, 24, 23, dtype=int)[0])
+    result = synthetic_result(
+        one_step,
+        step_misses=misses,
+        hit_rate=1.0,
+        demand_misses=0,
+        flash_reads=0,
+        flash_read_bytes=0,
+        resident_pages=None,
+        flash_demand=np.zeros(1, int),
+        miss_latency=np.zeros(24, int),
+        hit_latency=np.eye(1, 24, 23, dtype=int)[0],
+    )
     paths = report.write(result, tmp_path / "short")
     assert len(paths) == 6
     assert result.steps == 1 and "100.00%" in shown(result)
@@ -233,7 +329,10 @@ def test_short_and_empty_results_still_draw(tmp_path):
         (dict(hit_rate=float("nan")), "hit_rate = nan is refused"),
         (dict(cycles=-1), r"cycles = -1 is refused; legal: 0 \(no clock\) and up"),
         (dict(step_misses=np.zeros((3, 4))), r"step_misses has shape \(3, 4\); legal: \(96, 4\)"),
-        (dict(residency_map=np.zeros((42, 3))), r"residency_map has shape \(42, 3\); legal: \(42, 4\)"),
+        (
+            dict(residency_map=np.zeros((42, 3))),
+            r"residency_map has shape \(42, 3\); legal: \(42, 4\)",
+        ),
         (dict(flash_demand=np.zeros((96, 4))), r"flash_demand has shape \(96, 4\); legal: \(96,\)"),
         (dict(references={}), "references = .* are refused"),
     ],

@@ -25,7 +25,13 @@ def recording(repo_root):
 def test_a_recording_reads_back(tmp_path):
     keys = contents()
     trace = read(save(tmp_path / "small.npz", keys))
-    assert (trace.name, trace.queues, trace.pages, trace.prefill_pages, trace.tokens) == ("small", 4, 10, 4, 40)
+    assert (trace.name, trace.queues, trace.pages, trace.prefill_pages, trace.tokens) == (
+        "small",
+        4,
+        10,
+        4,
+        40,
+    )
     assert np.array_equal(np.packbits(trace.reads, axis=-1, bitorder="little"), keys["reads"])
     assert np.array_equal(trace.mass, keys["mass"])
     assert np.array_equal(trace.k, keys["k"]) and np.array_equal(trace.v, keys["v"])
@@ -51,15 +57,15 @@ def reads(change):
 
 
 def drop_newest(bits):
-    bits[1, 0, 5, 5] = 0     # step 5 writes token 21, page 5
+    bits[1, 0, 5, 5] = 0  # step 5 writes token 21, page 5
 
 
 def read_future(bits):
-    bits[0, 1, 3, 5] = 1     # step 3 writes token 19, page 4
+    bits[0, 1, 3, 5] = 1  # step 3 writes token 19, page 4
 
 
 def read_padding(bits):
-    bits[0, 1, 23, 12] = 1   # pages 0 … 9 exist; the packed row has 16 bits
+    bits[0, 1, 23, 12] = 1  # pages 0 … 9 exist; the packed row has 16 bits
 
 
 @pytest.mark.parametrize(
@@ -68,19 +74,40 @@ def read_padding(bits):
         (without("mass"), "has no mass"),
         (without("meta", "reads"), "has no meta, reads"),
         (without("v"), "has k but no v"),
-        (changed(mass=np.zeros((2, 2, 24, 9), np.uint16)), "mass is uint16[2, 2, 24, 9]; meta asks for uint16[2, 2, 24, 10]"),
-        (changed(mass=np.zeros((2, 2, 24, 10), np.float32)), "mass is float32[2, 2, 24, 10]; meta asks for uint16"),
-        (changed(reads=np.zeros((2, 2, 24, 3), np.uint8)), "reads is uint8[2, 2, 24, 3]; meta asks for uint8[2, 2, 24, 2]"),
-        (changed(k=np.zeros((2, 2, 39, 8), np.float16)), "k is float16[2, 2, 39, 8]; meta asks for float16[2, 2, 40, 8]"),
-        (changed(mass=np.array([{}], dtype=object)), "mass is damaged: Object arrays cannot be loaded"),
+        (
+            changed(mass=np.zeros((2, 2, 24, 9), np.uint16)),
+            "mass is uint16[2, 2, 24, 9]; meta asks for uint16[2, 2, 24, 10]",
+        ),
+        (
+            changed(mass=np.zeros((2, 2, 24, 10), np.float32)),
+            "mass is float32[2, 2, 24, 10]; meta asks for uint16",
+        ),
+        (
+            changed(reads=np.zeros((2, 2, 24, 3), np.uint8)),
+            "reads is uint8[2, 2, 24, 3]; meta asks for uint8[2, 2, 24, 2]",
+        ),
+        (
+            changed(k=np.zeros((2, 2, 39, 8), np.float16)),
+            "k is float16[2, 2, 39, 8]; meta asks for float16[2, 2, 40, 8]",
+        ),
+        (
+            changed(mass=np.array([{}], dtype=object)),
+            "mass is damaged: Object arrays cannot be loaded",
+        ),
         (changed(meta=np.array(7)), "meta is int64[], not a string"),
         (changed(meta=np.array("{layers: 2}")), "meta is not JSON"),
         (changed(meta=np.array("[1]")), "meta.format is list, not 'kelp-attention-1'"),
-        (meta(format="kelp-attention-2"), "meta.format is 'kelp-attention-2', not 'kelp-attention-1'"),
+        (
+            meta(format="kelp-attention-2"),
+            "meta.format is 'kelp-attention-2', not 'kelp-attention-1'",
+        ),
         (meta(layers=0), "meta.layers is 0; legal: 1 …"),
         (meta(steps="24"), "meta.steps is '24'; legal: 1 …"),
         (meta(tokens=41), "meta.tokens 41 is not prefill_tokens + steps (16 + 24)"),
-        (meta(prefill_tokens=15, steps=25), "meta.prefill_tokens 15 is not whole pages of 4 tokens"),
+        (
+            meta(prefill_tokens=15, steps=25),
+            "meta.prefill_tokens 15 is not whole pages of 4 tokens",
+        ),
         (reads(drop_newest), "layer 1, head 0 does not read the page being written at step 5"),
         (reads(read_future), "layer 0, head 1 reads a page that is not written yet at step 3"),
         (reads(read_padding), "reads has bits set beyond page 9"),
@@ -125,7 +152,9 @@ def test_a_flipped_byte_never_escapes_as_another_exception(tmp_path):
     damaged = tmp_path / "damaged.npz"
     refusals = 0
     for position in range(0, len(whole), 7):
-        damaged.write_bytes(whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :])
+        damaged.write_bytes(
+            whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :]
+        )
         try:
             read(damaged)
         except TraceError as error:
@@ -165,7 +194,14 @@ def test_accesses_come_in_the_order_of_the_rules(trace):
         for page in range(trace.pages)
         if trace.reads[layer, head, step, page]
     ]
-    assert list(zip(sequence.step.tolist(), sequence.queue.tolist(), sequence.page.tolist(), strict=True)) == expected
+    assert (
+        list(
+            zip(
+                sequence.step.tolist(), sequence.queue.tolist(), sequence.page.tolist(), strict=True
+            )
+        )
+        == expected
+    )
     assert sequence.counts().sum() == len(expected) == len(sequence)
     assert (sequence.history_pages, sequence.final_pages) == (4, 10)
 
@@ -175,11 +211,18 @@ def test_line_requests_write_each_token_once_and_read_what_is_written(trace):
     requests = sequence.line_requests()
     assert len(requests) == sequence.line_reads + sequence.line_writes
     expected = []
-    for index, (step, queue, page) in enumerate(zip(sequence.step.tolist(), sequence.queue.tolist(), sequence.page.tolist(), strict=True)):
+    for index, (step, queue, page) in enumerate(
+        zip(sequence.step.tolist(), sequence.queue.tolist(), sequence.page.tolist(), strict=True)
+    ):
         token = trace.prefill_tokens + step
         if token // 4 == page:
             expected += [(index, True, queue, page, kv, token % 4) for kv in (0, 1)]
-        expected += [(index, False, queue, page, kv, line) for kv in (0, 1) for line in range(4) if page * 4 + line <= token]
+        expected += [
+            (index, False, queue, page, kv, line)
+            for kv in (0, 1)
+            for line in range(4)
+            if page * 4 + line <= token
+        ]
     assert requests.tolist() == expected
     assert sequence.opens.sum() == trace.queues * (trace.pages - trace.prefill_pages)
 
@@ -188,13 +231,37 @@ def test_line_requests_of_wide_tokens(tmp_path):
     trace = read(save(tmp_path / "wide.npz", contents(head_dim=80)))
     requests = access_sequence(trace).line_requests()
     writes = requests[requests["write"]]
-    written = set(zip(writes["queue"].tolist(), writes["page"].tolist(), writes["kv"].tolist(), writes["line"].tolist(), strict=True))
+    written = set(
+        zip(
+            writes["queue"].tolist(),
+            writes["page"].tolist(),
+            writes["kv"].tolist(),
+            writes["line"].tolist(),
+            strict=True,
+        )
+    )
     assert len(written) == len(writes) == trace.steps * trace.queues * 2 * 3
     history = access_sequence(trace).history_requests()
     assert len(history) == trace.queues * trace.prefill_tokens * 2 * 3 and history["write"].all()
-    written |= set(zip(history["queue"].tolist(), history["page"].tolist(), history["kv"].tolist(), history["line"].tolist(), strict=True))
+    written |= set(
+        zip(
+            history["queue"].tolist(),
+            history["page"].tolist(),
+            history["kv"].tolist(),
+            history["line"].tolist(),
+            strict=True,
+        )
+    )
     reads = requests[~requests["write"]]
-    assert written >= set(zip(reads["queue"].tolist(), reads["page"].tolist(), reads["kv"].tolist(), reads["line"].tolist(), strict=True))
+    assert written >= set(
+        zip(
+            reads["queue"].tolist(),
+            reads["page"].tolist(),
+            reads["kv"].tolist(),
+            reads["line"].tolist(),
+            strict=True,
+        )
+    )
 
 
 def test_a_part_of_a_recording_is_a_trace_of_its_own(trace):
@@ -210,7 +277,9 @@ def test_a_part_of_a_recording_is_a_trace_of_its_own(trace):
     assert part.line_requests()["page"][0] == whole.page[start]
 
 
-@pytest.mark.parametrize(("first_step", "accesses"), [(3, None), (-4, None), (24, None), (0, 0), (0, 10**6)])
+@pytest.mark.parametrize(
+    ("first_step", "accesses"), [(3, None), (-4, None), (24, None), (0, 0), (0, 10**6)]
+)
 def test_a_part_outside_the_recording_is_refused(trace, first_step, accesses):
     with pytest.raises(TraceError, match="refused; legal:|refused: legal:|are refused; legal:"):
         access_sequence(trace, first_step=first_step, accesses=accesses)
@@ -220,17 +289,28 @@ def test_layers_and_steps_are_found_by_their_starts(trace):
     sequence = access_sequence(trace)
     for step, layer in ((0, 0), (7, 1), (23, 0)):
         start, end = sequence.layer_starts[step * 2 + layer : step * 2 + layer + 2]
-        assert (sequence.step[start:end] == step).all() and (sequence.queue[start:end] // 2 == layer).all() and end > start
+        assert (
+            (sequence.step[start:end] == step).all()
+            and (sequence.queue[start:end] // 2 == layer).all()
+            and end > start
+        )
     assert sequence.layer_starts[-1] == sequence.step_starts[-1] == len(sequence)
 
 
-@pytest.mark.parametrize(("residency", "frames"), [(0.25, 10), (0.29, 11), (0.1, 4), (0.975, 39), (1.0, 40)])
+@pytest.mark.parametrize(
+    ("residency", "frames"), [(0.25, 10), (0.29, 11), (0.1, 4), (0.975, 39), (1.0, 40)]
+)
 def test_capacity_is_exact(trace, residency, frames):
     assert access_sequence(trace).capacity(residency) == frames
 
 
 def test_capacity_does_not_round_as_binary_floats_do(tmp_path):
-    trace = read(save(tmp_path / "t.npz", contents(layers=1, kv_heads=1, prefill_tokens=96, steps=304, tokens=400)))
+    trace = read(
+        save(
+            tmp_path / "t.npz",
+            contents(layers=1, kv_heads=1, prefill_tokens=96, steps=304, tokens=400),
+        )
+    )
     assert int(0.29 * trace.pages) == 28
     assert access_sequence(trace).capacity(0.29) == 29
 
@@ -247,7 +327,13 @@ def test_capacity_is_checked(trace):
 
 
 def test_the_tracked_recording_is_the_one_of_the_readme(recording):
-    assert (recording.layers, recording.kv_heads, recording.head_dim, recording.steps, recording.pages) == (6, 2, 32, 1536, 128)
+    assert (
+        recording.layers,
+        recording.kv_heads,
+        recording.head_dim,
+        recording.steps,
+        recording.pages,
+    ) == (6, 2, 32, 1536, 128)
     assert recording.lines.shape == (12, 128, 2, 16, 64)
     sequence = access_sequence(recording)
     assert len(sequence) == 218_604

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Every row of kelp_verif.formal.proofs: the contract holds, its covers are reached, and it catches each bug that is planted in the block."""
+"""Every row of kelp_verif.formal.proofs: the contract holds, its covers are reached, and it catches
+each bug that is planted in the block."""
 
 import pytest
 
@@ -10,7 +11,11 @@ from kelp_verif.formal.prove import mutant
 
 def marks(proof, quick=True):
     # The test's own limit is the last resort: sby stops at the proof's.
-    return [pytest.mark.prove, pytest.mark.timeout(proof.timeout_s + 60), *([pytest.mark.quick] if proof.quick and quick else [])]
+    return [
+        pytest.mark.prove,
+        pytest.mark.timeout(proof.timeout_s + 60),
+        *([pytest.mark.quick] if proof.quick and quick else []),
+    ]
 
 
 def rows(quick):
@@ -18,14 +23,28 @@ def rows(quick):
 
 
 #: `make test` plants the first of each quick proof's bugs, `make prove` all of them.
-BUGS = [pytest.param(proof, old, new, id=f"{proof.name}-{k}", marks=marks(proof, k == 0)) for proof in PROOFS for k, (old, new) in enumerate(proof.bugs)]
+BUGS = [
+    pytest.param(proof, old, new, id=f"{proof.name}-{k}", marks=marks(proof, k == 0))
+    for proof in PROOFS
+    for k, (old, new) in enumerate(proof.bugs)
+]
 
 
 @pytest.fixture
 def record(record_property):
     def record(proof, part, result, good):
-        record_property("proof", {"proof": proof.name, "part": part, "mode": result.mode, "depth": result.depth, "status": result.status, "good": good,
-                                  "seconds": result.cpu_seconds})
+        record_property(
+            "proof",
+            {
+                "proof": proof.name,
+                "part": part,
+                "mode": result.mode,
+                "depth": result.depth,
+                "status": result.status,
+                "good": good,
+                "seconds": result.cpu_seconds,
+            },
+        )
 
     return record
 
@@ -63,14 +82,46 @@ def test_a_bug_that_is_not_planted_is_refused():
 
 
 def test_table_tells_what_failed():
-    row = {"proof": PROOFS[0].name, "mode": "prove", "depth": 2, "status": "PASS", "good": True, "seconds": 1.0}
-    lines = table([{**row, "part": "holds"}, {**row, "part": "covers", "good": False, "depth": 7}, {**row, "part": "catches"},
-                   {**row, "part": "catches", "good": False}])
-    assert len(lines) == 2 and lines[1].split() == [PROOFS[0].name, "induction", "2", "PASS", "NO", "1", "of", "2", "4.0"]
+    row = {
+        "proof": PROOFS[0].name,
+        "mode": "prove",
+        "depth": 2,
+        "status": "PASS",
+        "good": True,
+        "seconds": 1.0,
+    }
+    lines = table(
+        [
+            {**row, "part": "holds"},
+            {**row, "part": "covers", "good": False, "depth": 7},
+            {**row, "part": "catches"},
+            {**row, "part": "catches", "good": False},
+        ]
+    )
+    assert len(lines) == 2 and lines[1].split() == [
+        PROOFS[0].name,
+        "induction",
+        "2",
+        "PASS",
+        "NO",
+        "1",
+        "of",
+        "2",
+        "4.0",
+    ]
 
 
 def test_documented(repo_root):
     text = (repo_root / "docs" / "formal.md").read_text(encoding="utf-8")
     for proof in PROOFS:
-        row = next((line for line in text.splitlines() if line.startswith("|") and f"`{proof.name}`" in line), "")
-        assert f"{'induction' if proof.mode == 'prove' else 'bounded'}, {proof.depth} " in row, f"docs/formal.md has no right row for {proof.name}: {row!r}"
+        row = next(
+            (
+                line
+                for line in text.splitlines()
+                if line.startswith("|") and f"`{proof.name}`" in line
+            ),
+            "",
+        )
+        assert f"{'induction' if proof.mode == 'prove' else 'bounded'}, {proof.depth} " in row, (
+            f"docs/formal.md has no right row for {proof.name}: {row!r}"
+        )

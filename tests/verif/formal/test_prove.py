@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The proof runner itself: it proves what holds, refutes what does not, reaches covers, and refuses to prove nothing."""
+"""The proof runner itself: it proves what holds, refutes what does not, reaches covers, and refuses
+to prove nothing."""
 
 import pytest
 from amaranth.asserts import AnyConst
@@ -35,7 +36,8 @@ class Saturating(wiring.Component):
 
 
 class TwoInOrder(wiring.Component):
-    """Two different chosen values written into a FIFO one after the other leave it in that order."""
+    """Two different chosen values written into a FIFO one after the other leave it in that
+    order."""
 
     w_en: In(1)
     w_data: In(3)
@@ -45,7 +47,12 @@ class TwoInOrder(wiring.Component):
         m = Module()
         m.submodules.fifo = fifo = SyncFIFOBuffered(width=3, depth=2)
         first, second = AnyConst(3), AnyConst(3)
-        m.d.comb += [fifo.w_en.eq(self.w_en), fifo.w_data.eq(self.w_data), fifo.r_en.eq(self.r_en), Assume(first != second)]
+        m.d.comb += [
+            fifo.w_en.eq(self.w_en),
+            fifo.w_data.eq(self.w_data),
+            fifo.r_en.eq(self.r_en),
+            Assume(first != second),
+        ]
         wrote = self.progress(m, first, second, fifo.w_en & fifo.w_rdy, fifo.w_data)
         read = self.progress(m, first, second, fifo.r_en & fifo.r_rdy, fifo.r_data)
         with m.If(wrote == 0):
@@ -92,7 +99,8 @@ def test_contract_with_chosen_constants():
 
 
 class ReadsBack(wiring.Component):
-    """What was last written to a chosen address of an SRAM macro is what a read of it returns; ``planted`` forgets one bit."""
+    """What was last written to a chosen address of an SRAM macro is what a read of it returns;
+    ``planted`` forgets one bit."""
 
     write_en: In(1)
     address: In(2)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What the built-in self-test finds: the board of `unit` with faults in its codecs and its metadata, one at a time. Slow: the model is built first."""
+"""What the built-in self-test finds: the board of `unit` with faults in its codecs and its
+metadata, one at a time. Slow: the model is built first."""
 
 import pytest
 
@@ -14,7 +15,11 @@ from kelp_verif.fpga.faults import with_faults
 from kelp_verif.fpga.sim_board import SimBoard
 from kelp_verif.fpga.sim_top import BoardWithChip
 
-PARTS = {"data_path.writes.quantiser": "codec signature", "data_path.head.dequantiser": "codec signature", "tracker.words": "metadata ECC"}
+PARTS = {
+    "data_path.writes.quantiser": "codec signature",
+    "data_path.head.dequantiser": "codec signature",
+    "tracker.words": "metadata ECC",
+}
 EACH = 16
 
 SMALL = r"""
@@ -39,7 +44,11 @@ endmodule
 
 def test_a_fault_is_put_where_there_is_place_for_one():
     text, [fault] = with_faults(SMALL, {".part": 1})
-    assert fault.n == 1 and fault.line == r"assign \$1  = ~ clk;" and r"assign \$1  = (~ clk) ^ (top.fault == 1);" in text
+    assert (
+        fault.n == 1
+        and fault.line == r"assign \$1  = ~ clk;"
+        and r"assign \$1  = (~ clk) ^ (top.fault == 1);" in text
+    )
     # What computes the same, and what synthesis would merge with it, has the same fault.
     assert r"assign \$4  = (~ clk) ^ (top.fault == 1);" in text
     assert text.count("top.fault") == 2 and text.count("reg [31:0] fault") == 1
@@ -50,18 +59,21 @@ def test_a_fault_is_put_where_there_is_place_for_one():
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_the_self_test_finds_faults_where_they_are(monkeypatch):
-    monkeypatch.setattr("kelp_fpga.selftest.self_test._SILENCE_LOG2", 16)     # nobody waits long for an endpoint that hangs
+    # nobody waits long for an endpoint that hangs
+    monkeypatch.setattr("kelp_fpga.selftest.self_test._SILENCE_LOG2", 16)
     board = Board(config=board_config("unit"), hz=80_000_000, divisor=4, block_lines=512)
     text, faults = with_faults(to_verilog(BoardWithChip(board)), dict.fromkeys(PARTS, EACH))
     found, placed = dict.fromkeys(PARTS, 0), dict.fromkeys(PARTS, 0)
     for fault in [None, *faults]:
-        with SimBoard(board, verilog=text, name="board-faults", plusarg=f"+fault={fault.n}" if fault else "") as simulated:
+        with SimBoard(
+            board, verilog=text, name="board-faults", plusarg=f"+fault={fault.n}" if fault else ""
+        ) as simulated:
             try:
                 host = Host(SerialPort(simulated.port, 3_000_000), timeout=5, patience=20)
                 result = selftest(host, 0, 8)
                 host.close()
             except BoardError:
-                result = {"passed": False}       # an Assert of the RTL stopped the simulation
+                result = {"passed": False}  # an Assert of the RTL stopped the simulation
         if fault is None:
             assert result["passed"]
             continue

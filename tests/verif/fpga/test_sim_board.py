@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The whole board in simulation, by the commands and the library that a real one is used with. Slow: the model is built first."""
+"""The whole board in simulation, by the commands and the library that a real one is used with.
+Slow: the model is built first."""
 
 import json
 import os
@@ -43,10 +44,26 @@ def test_the_library_reads_back_what_it_wrote(simulated):
     transport = LocalTransport(core, 0)
     config = transport.config
     assert config.name == "board_small" and core.host.board(BoardRegister.IDENT) == 0x4B454C50
-    session = transport.open_session({
-        "shape": _shape(config), "formats": 0, "policy": 0, "recency": 0, "auto_step": 0, "budgets": [[0x7FFFFFFF, []]]})
+    session = transport.open_session(
+        {
+            "shape": _shape(config),
+            "formats": 0,
+            "policy": 0,
+            "recency": 0,
+            "auto_step": 0,
+            "budgets": [[0x7FFFFFFF, []]],
+        }
+    )
     rng = np.random.default_rng(1)
-    addresses = np.array([AddressMap(config).encode(KvAddress(session, 1, page, kv, line)) for page in (0, 3) for kv in (0, 1) for line in (0, 15)], np.uint64)
+    addresses = np.array(
+        [
+            AddressMap(config).encode(KvAddress(session, 1, page, kv, line))
+            for page in (0, 3)
+            for kv in (0, 1)
+            for line in (0, 15)
+        ],
+        np.uint64,
+    )
     lines = rng.integers(0, 256, (len(addresses), 64), np.uint8)
     transport.store(addresses, lines)
     transport.store(addresses[:1], np.full((1, 64), 7, np.uint8), np.array([0xFF], np.uint64))
@@ -61,14 +78,18 @@ def _shape(config):
     from cxl_kv.registers import Registers
 
     pack = Registers(config, None, None).pack
-    return pack("s0_shape", layers=2, kv_heads=2, used_lines=16, host_type=0, k_only=0, used_pages=8)
+    return pack(
+        "s0_shape", layers=2, kv_heads=2, used_lines=16, host_type=0, k_only=0, used_pages=8
+    )
 
 
 def command(name, *arguments):
     """Exit code and figures of a command that speaks to a simulated board."""
-    done = kelp("fpga", name, *arguments, "--timeout", "5", "--patience", "300", "--json", "-", timeout=1500)
+    done = kelp(
+        "fpga", name, *arguments, "--timeout", "5", "--patience", "300", "--json", "-", timeout=1500
+    )
     assert "{" in done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout[:done.stdout.rindex("}") + 1])
+    return done.returncode, json.loads(done.stdout[: done.stdout.rindex("}") + 1])
 
 
 def test_selftest_by_its_command(simulated):
@@ -91,12 +112,22 @@ SMALL = "--lines", "100", "--prefill-pages", "2"
 def test_replay_by_its_command(simulated, recording, how):
     code, result = command("replay", recording, "--port", simulated.port, *SMALL, how)
     assert code == 0 and result["passed"] and result["lockstep"] == (how == "--lockstep")
-    assert result["lines"] >= 100 and (result["mismatches"], result["examples"], result["counter_mismatches"]) == (0, [], {})
-    assert result["counters"]["misses"] and result["counters"]["write_backs"] and result["fetched_pages"] and result["stored_pages"]
+    assert result["lines"] >= 100 and (
+        result["mismatches"],
+        result["examples"],
+        result["counter_mismatches"],
+    ) == (0, [], {})
+    assert (
+        result["counters"]["misses"]
+        and result["counters"]["write_backs"]
+        and result["fetched_pages"]
+        and result["stored_pages"]
+    )
 
 
 class WrongAnswer:
-    """Between the command and a board: one bit of the `n`th line that is read comes back wrong, in a frame whose CRC is right, as of a wrong endpoint."""
+    """Between the command and a board: one bit of the `n`th line that is read comes back wrong, in
+    a frame whose CRC is right, as of a wrong endpoint."""
 
     def __init__(self, port: str, n: int):
         self._left, self._deframer, self._stop = n, Deframer(FROM_DEVICE), threading.Event()
@@ -136,37 +167,57 @@ class WrongAnswer:
 
 
 def test_replay_tells_a_wrong_line(simulated, recording):
-    with WrongAnswer(simulated.port, 60) as line:      # the first few are the endpoint's counters
+    with WrongAnswer(simulated.port, 60) as line:  # the first few are the endpoint's counters
         code, result = command("replay", recording, "--port", line.port, *SMALL)
     assert code == 1 and not result["passed"] and result["mismatches"] == 1
-    example, = result["examples"]
+    (example,) = result["examples"]
     assert f"board {line.changed}, golden" in example
     assert (result["frames_bad"], result["frames_resent"], line.changed is None) == (0, 0, False)
 
 
 def test_proof(tmp_path):
-    """`make fpga-sim`: at least 1024 lines of a real recording, 16 misses and 8 write-backs, every line equal to the golden model's."""
+    """`make fpga-sim`: at least 1024 lines of a real recording, 16 misses and 8 write-backs, every
+    line equal to the golden model's."""
     done = kelp("fpga", "proof", "--json", str(tmp_path / "sim.json"), timeout=2800)
     result = json.loads((tmp_path / "sim.json").read_text(encoding="utf-8"))
-    assert done.returncode == 0 and result["passed"] and result["replay"]["lines"] >= 1024 and result["replay"]["mismatches"] == 0
-    assert result["replay"]["counters"]["misses"] >= 16 and result["replay"]["counters"]["write_backs"] >= 8 and not result["sdram_violations"]
+    assert (
+        done.returncode == 0
+        and result["passed"]
+        and result["replay"]["lines"] >= 1024
+        and result["replay"]["mismatches"] == 0
+    )
+    assert (
+        result["replay"]["counters"]["misses"] >= 16
+        and result["replay"]["counters"]["write_backs"] >= 8
+        and not result["sdram_violations"]
+    )
 
 
 def test_selftest_after_synthesis(tmp_path):
     """`make fpga-netlist`: the top as ECP5 cells passes the same self-test."""
     done = kelp("fpga", "netlist", "--json", str(tmp_path / "netlist.json"), timeout=2800)
     result = json.loads((tmp_path / "netlist.json").read_text(encoding="utf-8"))
-    assert done.returncode == 0 and result["passed"] and result["cells"]["LUT4"] > 20_000 and result["cells"]["TRELLIS_FF"] > 10_000
+    assert (
+        done.returncode == 0
+        and result["passed"]
+        and result["cells"]["LUT4"] > 20_000
+        and result["cells"]["TRELLIS_FF"] > 10_000
+    )
 
 
 def selftest_of_routed(name):
-    """The self-test of a board whose memory is block RAM: the configuration and the memory of its bitstream."""
+    """The self-test of a board whose memory is block RAM: the configuration and the memory of its
+    bitstream."""
     target = TARGETS[name]
     config = board_config(target.config)
     lines = target.top(config, 80_000_000, 3_000_000)[1].board.block_lines
     with SimBoard(Board(config=config, hz=80_000_000, divisor=4, block_lines=lines)) as board:
-        code, result = command("selftest", "--port", board.port)      # all of the memory
-        assert code == 0 and [result[part] for part in ("endpoint loop-back", "codec signature", "metadata ECC")] == ["passed"] * 3
+        code, result = command("selftest", "--port", board.port)  # all of the memory
+        assert (
+            code == 0
+            and [result[part] for part in ("endpoint loop-back", "codec signature", "metadata ECC")]
+            == ["passed"] * 3
+        )
         assert result["memory_lines"] == lines and board.error is None
 
 

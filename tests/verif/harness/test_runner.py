@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The Verilator runner itself: a passing bench, a failing one, an RTL Assert, and the compiled model."""
+"""The Verilator runner itself: a passing bench, a failing one, an RTL Assert, and the compiled
+model."""
 
 import ctypes
 import time
@@ -16,7 +17,8 @@ from kelp_verif.harness import runner
 
 
 class Increment(wiring.Component):
-    """A one-place stream stage that adds ``step``; an Assert forbids ``forbidden`` at its output."""
+    """A one-place stream stage that adds ``step``; an Assert forbids ``forbidden`` at its
+    output."""
 
     def __init__(self, *, step=1, forbidden=None):
         self.step = step
@@ -27,14 +29,19 @@ class Increment(wiring.Component):
         m = Module()
         m.d.comb += self.i.ready.eq(~self.o.valid | self.o.ready)
         with m.If(self.i.ready):
-            m.d.sync += [self.o.valid.eq(self.i.valid), self.o.payload.eq(self.i.payload + self.step)]
+            m.d.sync += [
+                self.o.valid.eq(self.i.valid),
+                self.o.payload.eq(self.i.payload + self.step),
+            ]
         if self.forbidden is not None:
             m.d.sync += Assert(self.o.payload != self.forbidden, "forbidden value at the output")
         return m
 
 
 def run(component, *, test="adds_step", **kwargs):
-    return runner.run_cocotb(component, bench="kelp_verif.harness.runner_bench", test=test, **kwargs)
+    return runner.run_cocotb(
+        component, bench="kelp_verif.harness.runner_bench", test=test, **kwargs
+    )
 
 
 def test_bench_passes_and_hands_figures_back():
@@ -45,7 +52,9 @@ def test_bench_passes_and_hands_figures_back():
 
 
 def test_seed_decides_the_stimulus():
-    seen = [run(Increment(), params={"step": 1}, seed=seed).records["cycles"] for seed in (7, 7, 8, 9)]
+    seen = [
+        run(Increment(), params={"step": 1}, seed=seed).records["cycles"] for seed in (7, 7, 8, 9)
+    ]
     assert seen[0] == seen[1]
     assert len(set(seen)) > 1
 
@@ -78,7 +87,11 @@ def test_waves_are_kept(monkeypatch):
 
 
 def test_macro_model_is_found_and_its_words_can_be_changed():
-    run(Sram(depth=8, shape=8, macro=True), test="flips_a_stored_bit", public=[("kelp_sram", "words")])
+    run(
+        Sram(depth=8, shape=8, macro=True),
+        test="flips_a_stored_bit",
+        public=[("kelp_sram", "words")],
+    )
 
 
 DRIVER = """
@@ -102,7 +115,8 @@ extern "C" int run(int value, int* error) {
 
 
 class PartlyConstant(wiring.Component):
-    """Adds 1 like Increment, but by way of a signal of which a process assigns some bits and the others are constant."""
+    """Adds 1 like Increment, but by way of a signal of which a process assigns some bits and the
+    others are constant."""
 
     def __init__(self):
         super().__init__({"i": In(stream.Signature(8)), "o": Out(stream.Signature(8))})
@@ -129,8 +143,12 @@ def test_constant_bits_beside_a_process_are_constant():
 def test_compiled_model_runs_and_reports_an_assert(tmp_path):
     driver = tmp_path / "driver.cpp"
     driver.write_text(DRIVER, encoding="utf-8")
-    path = verilator.verilate_model(verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment")
-    assert path == verilator.verilate_model(verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment")
+    path = verilator.verilate_model(
+        verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment"
+    )
+    assert path == verilator.verilate_model(
+        verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment"
+    )
     library = ctypes.CDLL(str(path))
     error = ctypes.c_int()
     assert library.run(39, ctypes.byref(error)) == 42
@@ -143,4 +161,6 @@ def test_build_failure_shows_the_compiler_message(tmp_path):
     driver = tmp_path / "driver.cpp"
     driver.write_text("#error planted\n", encoding="utf-8")
     with pytest.raises(tools.ToolError, match="planted"):
-        verilator.verilate_model(verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment")
+        verilator.verilate_model(
+            verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment"
+        )

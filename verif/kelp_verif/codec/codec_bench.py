@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""cocotb bench of the quantiser and the dequantiser: any format and host type after any other, idle cycles, back-pressure, reset.
+"""cocotb bench of the quantiser and the dequantiser: any format and host type after any other, idle
+cycles, back-pressure, reset.
 
-``params``: ``block`` ("Quantiser" or "Dequantiser"), ``latency`` in cycles as the block states it, ``turn``, the cycles that a line takes
-at least, ``count`` lines.
+``params``: ``block`` ("Quantiser" or "Dequantiser"), ``latency`` in cycles as the block states it,
+``turn``, the cycles that a line takes at least, ``count`` lines.
 """
 
 import random
@@ -74,7 +75,8 @@ class TB:
         self.dut.rst.value = 0
 
     async def run(self, items, offer: float, take: float) -> tuple[list[int], list[int], list[int]]:
-        """Pass ``items`` through; what came out, and the cycles of acceptance and of arrival. A held ``valid`` and its payload stay as they are."""
+        """Pass ``items`` through; what came out, and the cycles of acceptance and of arrival. A
+        held ``valid`` and its payload stay as they are."""
         dut, rng = self.dut, self.rng
         got, accepted, given = [], [], []
         cycle, held, owed = 0, False, None
@@ -115,14 +117,19 @@ class TB:
             lines, tag = unpack_lines(words)
             same = (lines == expected_lines(*case)).all(axis=1)
         bad = np.flatnonzero(~(same & (tag == meta)))
-        assert not len(bad), f"{len(bad)} of {len(got)} lines differ, first {bad[0]}: {[column[bad[0]] for column in case]}"
+        assert not len(bad), (
+            f"{len(bad)} of {len(got)} lines differ, first {bad[0]}: "
+            + f"{[column[bad[0]] for column in case]}"
+        )
 
 
 @cocotb.test(**TIMEOUT)
 async def every_format_under_back_pressure(dut):
     tb = TB(dut)
     await tb.start()
-    for part, (offer, take) in enumerate(((1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (0.3, 0.3), (0.9, 0.8))):
+    for part, (offer, take) in enumerate(
+        ((1.0, 1.0), (0.5, 1.0), (1.0, 0.5), (0.3, 0.3), (0.9, 0.8))
+    ):
         size = len(tb.items) // 5
         got, _, _ = await tb.run(tb.items[part * size : (part + 1) * size], offer, take)
         tb.check(got, part * size)

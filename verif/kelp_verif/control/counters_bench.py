@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Totals, queue counters, latency histogram and event log, each against a few lines of Python: bursts, ties, wraps, reads under traffic, resets.
+"""Totals, queue counters, latency histogram and event log, each against a few lines of Python:
+bursts, ties, wraps, reads under traffic, resets.
 
 Their inputs are valid-only, so nothing can be held back; reads are granted, and wait.
 """
@@ -26,11 +27,17 @@ class Bench:
     """Clock, reset and the seeded generator that all four share."""
 
     def __init__(self, dut):
-        self.dut, self.rng, self.cycles, self.seen = dut, random.Random(cocotb.RANDOM_SEED), 0, Counter()
+        self.dut, self.rng, self.cycles, self.seen = (
+            dut,
+            random.Random(cocotb.RANDOM_SEED),
+            0,
+            Counter(),
+        )
         self.config = named(bench_params()["config"])
 
     async def reset(self, quiet, clear):
-        """Reset with the inputs `quiet` at 0, then hold `clear` for so many cycles, as the register block does."""
+        """Reset with the inputs `quiet` at 0, then hold `clear` for so many cycles, as the register
+        block does."""
         dut = self.dut
         for name in (*quiet, "clear"):
             getattr(dut, name).value = 0
@@ -57,7 +64,8 @@ class Bench:
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def totals(dut):
-    """Any number of pulses in any cycle; a read is `rows` + 4 cycles behind at most and exact at rest; 48 bits."""
+    """Any number of pulses in any cycle; a read is `rows` + 4 cycles behind at most and exact at
+    rest; 48 bits."""
     tb = Bench(dut)
     rng, names, rows = tb.rng, range(len(COUNTERS)), 64
     await start_clock(dut)
@@ -100,18 +108,29 @@ async def totals(dut):
             tb.seen["reset of gathered pulses"] += dut.idle.value == 0
             await tb.reset(["pulses", "read_index"], rows + 4)
             want[:] = [0] * len(COUNTERS)
-            for i, value in ((rng.randrange(30), (1 << 32) - 3), (rng.randrange(30, len(COUNTERS)), (1 << 48) - 3)):
+            for i, value in (
+                (rng.randrange(30), (1 << 32) - 3),
+                (rng.randrange(30, len(COUNTERS)), (1 << 48) - 3),
+            ):
                 want[i] = value
                 await tb.deposit(dut.memory[i], value)
         density = rng.choice([0.0, 0.5, 1.0])
 
         def burst(density=density):
-            return rng.getrandbits(len(COUNTERS)) if 0 < density < 1 else (1 << len(COUNTERS)) - 1 if density else 1 << rng.randrange(len(COUNTERS))
+            return (
+                rng.getrandbits(len(COUNTERS))
+                if 0 < density < 1
+                else (1 << len(COUNTERS)) - 1
+                if density
+                else 1 << rng.randrange(len(COUNTERS))
+            )
 
         for _ in range(4):
             i = rng.choice(names)
             got, least = await read(i, burst)
-            assert least <= got <= want[i] or want[i] < least, f"{COUNTERS[i][0]} = {got}, expected {least} … {want[i]}"
+            assert least <= got <= want[i] or want[i] < least, (
+                f"{COUNTERS[i][0]} = {got}, expected {least} … {want[i]}"
+            )
             tb.seen["read under traffic"] += 1
         if round_ % 4 == 3:
             await rest()
@@ -120,7 +139,8 @@ async def totals(dut):
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def queues(dut):
-    """Events every cycle, useful prefetches in bursts of 15, wipes that wait for both, reads in between; 32 bits that wrap."""
+    """Events every cycle, useful prefetches in bursts of 15, wipes that wait for both, reads in
+    between; 32 bits that wrap."""
     tb = Bench(dut)
     config, rng = tb.config, tb.rng
     event = Packing(queue_event_layout(config))
@@ -130,7 +150,9 @@ async def queues(dut):
     await start_clock(dut)
 
     def bump(squeue, bits):
-        tb.seen["wrapped"] += any(bits >> k & 1 and rows[squeue][k] == 0xFFFFFFFF for k in range(kept))
+        tb.seen["wrapped"] += any(
+            bits >> k & 1 and rows[squeue][k] == 0xFFFFFFFF for k in range(kept)
+        )
         rows[squeue] = [n + (bits >> k & 1) & 0xFFFFFFFF for k, n in enumerate(rows[squeue])]
 
     async def cycle(p_event, p_useful, p_wipe):
@@ -138,13 +160,20 @@ async def queues(dut):
         level = len(waiting)
         few = rng.choice([1, 2, config.squeues])
         given = (rng.randrange(few), rng.getrandbits(kept)) if rng.random() < p_event else None
-        # Fifteen, not sixteen: the block's Assert looks at a full queue once more before the clock edge's next inputs are there.
+        # Fifteen, not sixteen: the block's Assert looks at a full queue once more before the clock
+        # edge's next inputs are there.
         useful = rng.randrange(few) if level < 15 and rng.random() < p_useful else None
         if wiping is None and rng.random() < p_wipe:
             wiping = rng.randrange(few)
         wanted = rng.randrange(few)
-        dut.i_valid.value, dut.i_useful_valid.value, dut.wipe.value = int(given is not None), int(useful is not None), int(wiping is not None)
-        dut.i.value = event.pack(squeue=given[0], bump=given[1]) if given else rng.getrandbits(event.width)
+        dut.i_valid.value, dut.i_useful_valid.value, dut.wipe.value = (
+            int(given is not None),
+            int(useful is not None),
+            int(wiping is not None),
+        )
+        dut.i.value = (
+            event.pack(squeue=given[0], bump=given[1]) if given else rng.getrandbits(event.width)
+        )
         dut.i_useful.value = useful if useful is not None else rng.randrange(config.squeues)
         dut.wipe_squeue.value = wiping if wiping is not None else rng.randrange(config.squeues)
         dut.read_squeue.value = wanted
@@ -152,17 +181,30 @@ async def queues(dut):
         if granted is not None:
             squeue, row = granted
             got = [int(dut.read_data.value) >> 32 * k & 0xFFFFFFFF for k in range(kept)]
-            assert got == row, f"cycle {tb.cycles}: counters of squeue {squeue} {got}, expected {row}"
+            assert got == row, (
+                f"cycle {tb.cycles}: counters of squeue {squeue} {got}, expected {row}"
+            )
             tb.seen["read"] += 1
-        assert (dut.read_grant.value == 1) == (last is None), "a read is granted in each cycle after one without an event, and in no other"
+        assert (dut.read_grant.value == 1) == (last is None), (
+            "a read is granted in each cycle after one without an event, and in no other"
+        )
         if wiping is not None and dut.wipe_ready.value == 1:
-            assert last is None and older is None and oldest is None, "wiped before what came earlier was counted"
+            assert last is None and older is None and oldest is None, (
+                "wiped before what came earlier was counted"
+            )
             tb.seen["wiped after traffic"] += any(rows[wiping])
             rows[wiping], wiping = [0] * kept, None
         tb.seen["wipe waits"] += wiping is not None
         granted = (wanted, list(rows[wanted])) if dut.read_grant.value == 1 else None
         idle = dut.idle.value == 1
-        assert not idle or given is None and level == 0 and last is None and older is None and oldest is None
+        assert (
+            not idle
+            or given is None
+            and level == 0
+            and last is None
+            and older is None
+            and oldest is None
+        )
         # A read does not see the events of two and three cycles before.
         if oldest:
             bump(*oldest)
@@ -178,11 +220,18 @@ async def queues(dut):
         if round_ % 5 == 0:
             tb.seen["reset with useful ones waiting"] += len(waiting) > 0
             await tb.reset(["i_valid", "i_useful_valid", "wipe", "read_squeue"], config.squeues)
-            rows, wiping, granted, last, older, oldest = [[0] * kept for _ in range(config.squeues)], None, None, None, None, None
+            rows, wiping, granted, last, older, oldest = (
+                [[0] * kept for _ in range(config.squeues)],
+                None,
+                None,
+                None,
+                None,
+                None,
+            )
             waiting.clear()
         p_event, p_useful, p_wipe = (rng.choice([0.0, 0.3, 0.9]) for _ in range(3))
         if round_ % 5 == 4:
-            p_event = p_useful = 0.9      # the reset meets a queue that is not empty
+            p_event = p_useful = 0.9  # the reset meets a queue that is not empty
         for _ in range(150):
             await cycle(p_event, p_useful, p_wipe / 10)
         if round_ % 5 == 1:
@@ -205,7 +254,7 @@ async def histogram(dut):
     rng, bits = tb.rng, len(dut.i) - 1
     await start_clock(dut)
     counts, before, granted = [], None, None
-    coming = deque([None] * 5)      # rows of the events that a read of this cycle does not see yet
+    coming = deque([None] * 5)  # rows of the events that a read of this cycle does not see yet
 
     async def cycle(latency):
         nonlocal before, granted
@@ -217,7 +266,9 @@ async def histogram(dut):
         dut.i.value = rng.getrandbits(bits + 1) if latency is None else latency[1] << 1 | latency[0]
         await ReadOnly()
         if granted is not None:
-            assert dut.read_data.value == granted[1], f"bin {granted[0]} = {int(dut.read_data.value)}, expected {granted[1]}"
+            assert dut.read_data.value == granted[1], (
+                f"bin {granted[0]} = {int(dut.read_data.value)}, expected {granted[1]}"
+            )
             tb.seen["read"] += 1
             tb.seen["saturated"] += granted[1] == 0xFFFFFFFF
         granted = (row, counts[row]) if dut.read_grant.value == 1 else None
@@ -263,7 +314,8 @@ async def histogram(dut):
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def events(dut):
-    """Several sources at once, in bursts, up to and beyond sixteen records; cleared while an event waits; which of several goes first is left open."""
+    """Several sources at once, in bursts, up to and beyond sixteen records; cleared while an event
+    waits; which of several goes first is left open."""
     tb = Bench(dut)
     rng, sources = tb.rng, bench_params()["sources"]
     layout = Packing(Layouts(tb.config).event)
@@ -277,14 +329,15 @@ async def events(dut):
             tb.seen["reset of an event"] += bool(waiting)
             await tb.reset([port._name for port in valids], 0)
             log, waiting, came, recorded, lost, irq, newest = [], {}, {}, False, False, False, 0
-        irq |= bool(enable >> newest & 1) and newest != 0      # a cycle after its record counts
+        irq |= bool(enable >> newest & 1) and newest != 0  # a cycle after its record counts
         newest = 0
         if n % 60 == 0:
             rate, most = rng.choice([0.02, 0.1, 0.9]), rng.choice([0.0, 0.02, 0.3])
             enable = rng.choice([0, 0, 1 << rng.randrange(1, 20), rng.getrandbits(32)])
             dut.irq_enable.value = enable
 
-        # What the last edge did: one of those that waited became the newest record; then what came found its source's place free or not.
+        # What the last edge did: one of those that waited became the newest record; then what came
+        # found its source's place free or not.
         index = len(log) - 1 if recorded else rng.randrange(EVENT_RECORDS)
         dut.read_index.value = index
         await Timer(1, "ns")
@@ -297,7 +350,9 @@ async def events(dut):
             log[-1] = got
             newest = got & 31
         elif index < len(log):
-            assert got == log[index], f"cycle {n}: record {index} {got:#x}, expected {log[index]:#x}"
+            assert got == log[index], (
+                f"cycle {n}: record {index} {got:#x}, expected {log[index]:#x}"
+            )
             tb.seen["read"] += 1
         for s, r in came.items():
             lost |= s in waiting
@@ -312,8 +367,13 @@ async def events(dut):
         came = {}
         for s in range(sources):
             serial += 1
-            event = layout.pack(code=rng.choice(list(Event)[1:]), ld_id=rng.getrandbits(4), squeue=rng.randrange(tb.config.squeues),
-                                page=rng.randrange(tb.config.pages), argument=serial & 0xFFFF)
+            event = layout.pack(
+                code=rng.choice(list(Event)[1:]),
+                ld_id=rng.getrandbits(4),
+                squeue=rng.randrange(tb.config.squeues),
+                page=rng.randrange(tb.config.pages),
+                argument=serial & 0xFFFF,
+            )
             if rng.random() < rate:
                 came[s] = now << layout.width | event
             valids[s].value, inputs[s].value = int(s in came), event
@@ -321,7 +381,9 @@ async def events(dut):
         clear = rng.random() < most and (not waiting or len(waiting) == 1 and not full)
         dut.now.value, dut.clear.value = now, int(clear)
         await ReadOnly()
-        assert dut.count.value == len(log), f"cycle {n}: {int(dut.count.value)} records, expected {len(log)}"
+        assert dut.count.value == len(log), (
+            f"cycle {n}: {int(dut.count.value)} records, expected {len(log)}"
+        )
         assert (dut.irq.value == 1) == irq, f"cycle {n}: irq, expected {irq}"
         if not (full and waiting):
             assert (dut.overflow.value == 1) == lost, f"cycle {n}: overflow, expected {lost}"

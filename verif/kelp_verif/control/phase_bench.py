@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Phase detector against its golden model: two lanes, several sessions, mixes of reads and writes around the threshold."""
+"""Phase detector against its golden model: two lanes, several sessions, mixes of reads and writes
+around the threshold."""
 
 import random
 
@@ -33,8 +34,12 @@ async def two_lanes(dut):
     for n in range(bench_params()["cycles"]):
         if n % window == 0:
             busy = [rng.choice([0.2, 0.9, 1.0]) if n else 1.0 for _ in range(2)]
-            # Around 1 write in 11 both answers come up; a session alone in a lane, and one that shares both.
-            writes = [rng.choice([0.0, 1 / 11.5, 1 / 10.5, 0.5]) if n or s else 0.0 for s in range(config.sessions)]
+            # Around 1 write in 11 both answers come up; a session alone in a lane, and one that
+            # shares both.
+            writes = [
+                rng.choice([0.0, 1 / 11.5, 1 / 10.5, 0.5]) if n or s else 0.0
+                for s in range(config.sessions)
+            ]
         if rng.random() < 1 / (8 * window):
             is_open ^= 1 << rng.randrange(config.sessions)
             dut.open.value = is_open
@@ -51,7 +56,8 @@ async def two_lanes(dut):
                 g.opened()
         await RisingEdge(dut.clk)
         await ReadOnly()
-        want, later = later, sum(g.decode << s for s, g in enumerate(golden))     # a request is counted in the cycle after its own
+        # a request is counted in the cycle after its own
+        want, later = later, sum(g.decode << s for s, g in enumerate(golden))
         got = int(dut.decode.value)
         assert got == want, f"cycle {n}: decode {got:b}, expected {want:b}"
         changes += got != before

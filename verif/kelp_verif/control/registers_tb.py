@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The register window between a host and the rest of the endpoint, both played here, with a model of what each register shows to whom.
+"""The register window between a host and the rest of the endpoint, both played here, with a model
+of what each register shows to whom.
 
-The model is docs/registers.md as data (kelp_spec.registers) and a dictionary of values. Every stream has pauses of its own.
+The model is docs/registers.md as data (kelp_spec.registers) and a dictionary of values. Every
+stream has pauses of its own.
 """
 
 import random
@@ -20,14 +22,22 @@ from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op
-from kelp_spec.registers import COUNTERS, EVENT_RECORDS, HISTOGRAM_BINS, QUEUE_COUNTERS, Access, RegisterMap, Scope
+from kelp_spec.registers import (
+    COUNTERS,
+    EVENT_RECORDS,
+    HISTOGRAM_BINS,
+    QUEUE_COUNTERS,
+    Access,
+    RegisterMap,
+    Scope,
+)
 
 from ..harness.runner import bench_params
 
 __all__ = ["FULL", "TB", "fields_of"]
 
 FULL = (1 << 64) - 1
-TO_M3 = 7       #: cycles from a control op's intake to its decision, at most (docs/design.md §1)
+TO_M3 = 7  #: cycles from a control op's intake to its decision, at most (docs/design.md §1)
 LINE_LIMIT = 1500
 
 
@@ -42,13 +52,27 @@ def used_mask(register):
 class TB:
     def __init__(self, dut):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
-        self.config = c = Config(**{**bench_params()["config"], "frames": tuple(bench_params()["config"]["frames"])})
+        self.config = c = Config(
+            **{**bench_params()["config"], "frames": tuple(bench_params()["config"]["frames"])}
+        )
         layouts = Layouts(c)
         self.map = RegisterMap(c)
         self.at = {r.offset: r for r in self.map.registers}
-        self.side, self.answer, self.hint = Packing(side_layout()), Packing(side_answer_layout()), Packing(hint_line_layout())
-        self.session, self.op, self.result = Packing(layouts.session), Packing(layouts.op), Packing(layouts.result)
-        self.event, self.queue, self.write = Packing(layouts.event), Packing(queue_event_layout(c)), Packing(config_write_layout(c))
+        self.side, self.answer, self.hint = (
+            Packing(side_layout()),
+            Packing(side_answer_layout()),
+            Packing(hint_line_layout()),
+        )
+        self.session, self.op, self.result = (
+            Packing(layouts.session),
+            Packing(layouts.op),
+            Packing(layouts.result),
+        )
+        self.event, self.queue, self.write = (
+            Packing(layouts.event),
+            Packing(queue_event_layout(c)),
+            Packing(config_write_layout(c)),
+        )
         self.settings, self.page_word = Packing(settings_layout(c)), Packing(layouts.page_word)
         self.budget_max = self.write.fields["queue_config.budget"][1]
         self.seen, self.cycles, self.now = Counter(), 0, (1 << 32) - 5000
@@ -59,11 +83,19 @@ class TB:
         """As after a reset."""
         c = self.config
         self.values = {r.name: r.reset for r in self.map.registers if r.access is Access.RW}
-        self.sessions = [dict.fromkeys(("open", "closing", "ld_id", "step", "used_queues"), 0) for _ in range(c.sessions)]
-        self.opened = [None] * c.sessions        # shape and formats as they were at OPEN
+        self.sessions = [
+            dict.fromkeys(("open", "closing", "ld_id", "step", "used_queues"), 0)
+            for _ in range(c.sessions)
+        ]
+        self.opened = [None] * c.sessions  # shape and formats as they were at OPEN
         self.refused, self.peeked = [0] * c.sessions, [0] * c.sessions
-        self.events, self.lost, self.irq = [], False, False     # the log: (event fields, earliest and latest time)
-        self.totals, self.queues, self.bins = Counter(), [Counter() for _ in range(c.squeues)], Counter()
+        # the log: (event fields, earliest and latest time)
+        self.events, self.lost, self.irq = [], False, False
+        self.totals, self.queues, self.bins = (
+            Counter(),
+            [Counter() for _ in range(c.squeues)],
+            Counter(),
+        )
         self.pool_used, self.limits = [0] * len(POOLS), list(c.frames)
         self.offer, self.got = None, None
         self.ops, self.hints, self.writes, self.due = [], [], [], []
@@ -72,9 +104,26 @@ class TB:
     async def reset(self):
         dut = self.dut
         dut.rst.value = 1
-        for port in ("i__valid", "i_result_valid", "i_queue_valid", "i_useful_valid", "i_latency_valid", "i_event_valid__0", "i_event_valid__1", "pulses",
-                     "o__ready", "o_hint__ready", "o_control__ready", "config_ready", "sessions", "pool_used", "pool_unused", "decode", "resident_lines",
-                     "now"):
+        for port in (
+            "i__valid",
+            "i_result_valid",
+            "i_queue_valid",
+            "i_useful_valid",
+            "i_latency_valid",
+            "i_event_valid__0",
+            "i_event_valid__1",
+            "pulses",
+            "o__ready",
+            "o_hint__ready",
+            "o_control__ready",
+            "config_ready",
+            "sessions",
+            "pool_used",
+            "pool_unused",
+            "decode",
+            "resident_lines",
+            "now",
+        ):
             getattr(dut, port).value = 0
         dut.ready.value, dut.quiescent.value = 1, 0
         for _ in range(2):
@@ -98,16 +147,22 @@ class TB:
         for at, op in [x for x in self.due if x[0] <= self.cycles]:
             self.due.remove((at, op))
             result = self.decide(op) or result
-        dut.sessions.value = sum(self.session.pack(**s) << self.session.width * i for i, s in enumerate(self.sessions))
+        dut.sessions.value = sum(
+            self.session.pack(**s) << self.session.width * i for i, s in enumerate(self.sessions)
+        )
         dut.now.value = self.now
         dut.pool_used.value = sum(n << 24 * p for p, n in enumerate(self.pool_used))
         dut.pool_unused.value = sum((n == 0) << p for p, n in enumerate(self.pool_used))
         dut.i__valid.value = int(self.offer is not None)
-        dut.i__payload.value = rng.getrandbits(self.side.width) if self.offer is None else self.side.pack(**self.offer)
+        dut.i__payload.value = (
+            rng.getrandbits(self.side.width) if self.offer is None else self.side.pack(**self.offer)
+        )
         for port in ("o__ready", "o_hint__ready", "o_control__ready", "config_ready"):
             getattr(dut, port).value = self.maybe()
         dut.i_result_valid.value = int(result is not None)
-        dut.i_result.value = self.result.pack(**result) if result else rng.getrandbits(self.result.width)
+        dut.i_result.value = (
+            self.result.pack(**result) if result else rng.getrandbits(self.result.width)
+        )
         for n in range(2):
             given = dict(events).get(n)
             getattr(dut, f"i_event_valid__{n}").value = int(given is not None)
@@ -127,16 +182,32 @@ class TB:
     def telemetry(self):
         """Pulses, queue events and latencies, at the rate `noise`."""
         dut, rng, c = self.dut, self.rng, self.config
-        pulses = rng.getrandbits(len(COUNTERS)) & rng.getrandbits(len(COUNTERS)) if rng.random() < self.noise else 0
+        pulses = (
+            rng.getrandbits(len(COUNTERS)) & rng.getrandbits(len(COUNTERS))
+            if rng.random() < self.noise
+            else 0
+        )
         self.totals.update(name for i, (name, _) in enumerate(COUNTERS) if pulses >> i & 1)
         dut.pulses.value = pulses
         given = [rng.random() < rate for rate in (self.noise, self.noise / 3, self.noise)]
-        squeue, bump, useful = rng.randrange(c.squeues), rng.getrandbits(self.queue.fields["bump"][1].bit_length()) & ~8, rng.randrange(c.squeues)
+        squeue, bump, useful = (
+            rng.randrange(c.squeues),
+            rng.getrandbits(self.queue.fields["bump"][1].bit_length()) & ~8,
+            rng.randrange(c.squeues),
+        )
         missed, cycles = rng.getrandbits(1), rng.getrandbits(20) >> rng.randrange(21)
-        dut.i_queue_valid.value, dut.i_useful_valid.value, dut.i_latency_valid.value = (int(g) for g in given)
-        dut.i_queue.value, dut.i_useful.value, dut.i_latency.value = self.queue.pack(squeue=squeue, bump=bump), useful, cycles << 1 | missed
+        dut.i_queue_valid.value, dut.i_useful_valid.value, dut.i_latency_valid.value = (
+            int(g) for g in given
+        )
+        dut.i_queue.value, dut.i_useful.value, dut.i_latency.value = (
+            self.queue.pack(squeue=squeue, bump=bump),
+            useful,
+            cycles << 1 | missed,
+        )
         if given[0]:
-            self.queues[squeue].update(name for i, (name, _) in enumerate(QUEUE_COUNTERS) if bump >> i & 1)
+            self.queues[squeue].update(
+                name for i, (name, _) in enumerate(QUEUE_COUNTERS) if bump >> i & 1
+            )
         if given[1]:
             self.queues[useful]["prefetch_useful"] += 1
         if given[2]:
@@ -175,31 +246,49 @@ class TB:
         elif op["kind"] == Op.PEEK:
             word = self.rng.getrandbits(self.page_word.width)
             self.peeked = [0] * len(self.peeked)
-            self.peeked[op["session"]] = sum(v << self.field("s0_page_word", f).low for f, v in self.page_word.unpack(word).items())
+            self.peeked[op["session"]] = sum(
+                v << self.field("s0_page_word", f).low
+                for f, v in self.page_word.unpack(word).items()
+            )
             fields = self.page_word.unpack(word)
-            return {"op.kind": Op.PEEK, "op.session": op["session"]} | {f"word.{f}": v for f, v in fields.items()}
+            return {"op.kind": Op.PEEK, "op.session": op["session"]} | {
+                f"word.{f}": v for f, v in fields.items()
+            }
         return None
 
     def field(self, register, name):
         return next(f for f in self.map.by_name[register].fields if f.name == name)
 
-    # --- the host ---------------------------------------------------------------------------------------------------------
-    async def access(self, *, offset, write=False, hint=False, data=0, byte_enable=FULL, ld_id=0, poison=0):
+    # - the host -----------------------------------------------------------------------------------
+    async def access(
+        self, *, offset, write=False, hint=False, data=0, byte_enable=FULL, ld_id=0, poison=0
+    ):
         """One access of a line; checks the answer's head and returns its data."""
         tag = self.rng.getrandbits(16)
-        self.offer = {"hint": hint, "write": write, "offset": offset, "byte_enable": byte_enable, "data": data, "ld_id": ld_id, "tag": tag, "poison": poison}
+        self.offer = {
+            "hint": hint,
+            "write": write,
+            "offset": offset,
+            "byte_enable": byte_enable,
+            "data": data,
+            "ld_id": ld_id,
+            "tag": tag,
+            "poison": poison,
+        }
         self.got, begun = None, self.cycles
         while self.got is None or self.offer is not None:
             await self.cycle()
             assert self.cycles - begun < LINE_LIMIT, f"no answer to {self.offer}"
         got = self.got
-        assert (got["write"], got["tag"], got["ld_id"]) == (write, tag, ld_id), f"{got}, expected tag {tag}"
+        assert (got["write"], got["tag"], got["ld_id"]) == (write, tag, ld_id), (
+            f"{got}, expected tag {tag}"
+        )
         await self.cycle()
         return got["data"]
 
     def allowed(self, register, ld_id):
         if register.scope is Scope.SESSION:
-            s = self.sessions[int(register.name[1:register.name.index("_")])]
+            s = self.sessions[int(register.name[1 : register.name.index("_")])]
             return ld_id in (0, s["ld_id"] if s["open"] else 0)
         return register.scope is Scope.ALL or ld_id == 0
 
@@ -207,13 +296,27 @@ class TB:
         if len(self.events) == EVENT_RECORDS:
             self.lost = True
         else:
-            self.events.append(({"code": code, "ld_id": 0, "squeue": 0, "page": 0, "argument": 0} | fields, begun, self.now))
+            self.events.append(
+                (
+                    {"code": code, "ld_id": 0, "squeue": 0, "page": 0, "argument": 0} | fields,
+                    begun,
+                    self.now,
+                )
+            )
             self.irq |= bool(self.values["irq_enable"] >> code & 1)
 
     async def write_line(self, offset, data, *, byte_enable=FULL, ld_id=0, poison=0):
-        """Writes a line and does to the model what it should do; commands come back as [(session, command, argument)]."""
+        """Writes a line and does to the model what it should do; commands come back as [(session,
+        command, argument)]."""
         begun, commands = self.now, []
-        await self.access(offset=offset, write=True, data=data, byte_enable=byte_enable, ld_id=ld_id, poison=poison)
+        await self.access(
+            offset=offset,
+            write=True,
+            data=data,
+            byte_enable=byte_enable,
+            ld_id=ld_id,
+            poison=poison,
+        )
         for word in range(8):
             r = self.at.get(64 * offset + 8 * word)
             enables = byte_enable >> 8 * word & 0xFF
@@ -232,7 +335,9 @@ class TB:
                 self.events, self.lost, self.irq = [], False, False
                 self.seen["clear"] += 1
             elif r.name.endswith("_command"):
-                commands.append((int(r.name[1:r.name.index("_")]), value & 15, value >> 16 & 0xFFFFFF))
+                commands.append(
+                    (int(r.name[1 : r.name.index("_")]), value & 15, value >> 16 & 0xFFFFFF)
+                )
         return commands
 
     def value(self, r):
@@ -257,7 +362,12 @@ class TB:
         s, _, rest = name[1:].partition("_")
         regs = self.sessions[int(s)]
         if rest == "state":
-            return (regs["open"] & 1 - regs["closing"]) | regs["closing"] << 1 | self.refused[int(s)] << 2 | regs["step"] << 8
+            return (
+                (regs["open"] & 1 - regs["closing"])
+                | regs["closing"] << 1
+                | self.refused[int(s)] << 2
+                | regs["step"] << 8
+            )
         if rest == "page_word":
             return self.peeked[int(s)] if regs["open"] else 0
         queue = fields_of(self.map.by_name[f"s{s}_queue"], self.values[f"s{s}_queue"])["queue"]
@@ -279,7 +389,9 @@ class TB:
             elif r.name.startswith("event_") and r.name[-1].isdigit():
                 self.check_record(r, got)
             else:
-                assert got == self.value(r), f"{r.name} = {got:#x} for LD-ID {ld_id}, expected {self.value(r):#x}"
+                assert got == self.value(r), (
+                    f"{r.name} = {got:#x} for LD-ID {ld_id}, expected {self.value(r):#x}"
+                )
                 self.seen["read"] += 1
                 self.seen["read of a queue counter"] += "_queue_" in r.name and got > 0
                 self.seen["read by an owner"] += ld_id != 0 and r.scope is Scope.SESSION
@@ -295,15 +407,24 @@ class TB:
             return
         want, begun, ended = self.events[number]
         if timed:
-            assert got - begun & 0xFFFFFFFF <= (ended - begun & 0xFFFFFFFF), f"{r.name} = {got}, expected {begun} … {ended}"
+            assert got - begun & 0xFFFFFFFF <= (ended - begun & 0xFFFFFFFF), (
+                f"{r.name} = {got}, expected {begun} … {ended}"
+            )
             return
         fields = fields_of(r, got)
-        assert fields["argument"] >> 3 == want["argument"] >> 3, f"{r.name}: {fields}, expected {want}"     # of a line, any word
-        assert {f: fields[f] for f in want if f != "argument"} == {f: v for f, v in want.items() if f != "argument"}, f"{r.name}: {fields}, expected {want}"
+        # of a line, any word
+        assert fields["argument"] >> 3 == want["argument"] >> 3, (
+            f"{r.name}: {fields}, expected {want}"
+        )
+        assert {f: fields[f] for f in want if f != "argument"} == {
+            f: v for f, v in want.items() if f != "argument"
+        }, f"{r.name}: {fields}, expected {want}"
         self.seen["record"] += 1
 
     def check_settings(self):
         got = self.settings.unpack(self.dut.settings.value)
         packed = got.pop("pool_limit")
         limits = [packed >> 24 * p & 0xFFFFFF for p in range(len(POOLS))]
-        assert limits == self.limits and got == {name: self.values[name] for name in got}, f"settings {got} {limits}, expected {self.limits}"
+        assert limits == self.limits and got == {name: self.values[name] for name in got}, (
+            f"settings {got} {limits}, expected {self.limits}"
+        )

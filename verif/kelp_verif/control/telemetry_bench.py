@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Telemetry against a plain reading of docs/design.md §3: which counters, queue counters and events each result, hot request and report causes.
+"""Telemetry against a plain reading of docs/design.md §3: which counters, queue counters and events
+each result, hot request and report causes.
 
-Outputs are valid-only, so nothing can hold them back; every input comes at a pace of its own. What is caused must appear within two cycles, in order;
-errors and dropped candidates of one cycle may follow one by one.
+Outputs are valid-only, so nothing can hold them back; every input comes at a pace of its own. What
+is caused must appear within two cycles, in order; errors and dropped candidates of one cycle may
+follow one by one.
 """
 
 import random
@@ -29,35 +31,52 @@ from ..harness.runner import bench_params, record
 LATENCY = 2
 SOURCES = [s for s in PrefetchSource if s]
 NAMES = [name for name, _ in COUNTERS]
-LATE_STARTERS = ("corrected", "uncorrected", *(f"prefetch_dropped_{s.name.lower()}" for s in SOURCES))
-SINGLE = {"swept": "sweeps", "hint_line": "hint_lines", "hint_update": "hint_updates", "score_corrected": "corrected", "score_uncorrected": "uncorrected"}
+LATE_STARTERS = (
+    "corrected",
+    "uncorrected",
+    *(f"prefetch_dropped_{s.name.lower()}" for s in SOURCES),
+)
+SINGLE = {
+    "swept": "sweeps",
+    "hint_line": "hint_lines",
+    "hint_update": "hint_updates",
+    "score_corrected": "corrected",
+    "score_uncorrected": "uncorrected",
+}
 
 
 class Model:
-    """What is due: totals, and the queue bumps, useful and late reports and events in order, each with the cycle of its cause."""
+    """What is due: totals, and the queue bumps, useful and late reports and events in order, each
+    with the cycle of its cause."""
 
     def __init__(self, config: Config):
         self.config = config
-        self.kept = [name for name, _ in QUEUE_COUNTERS][:None if config.wide_counters else 4]
+        self.kept = [name for name, _ in QUEUE_COUNTERS][: None if config.wide_counters else 4]
         self.totals = Counter()
         self.reset()
 
     def reset(self):
-        self.unmet: dict[int, int] = {}      # miss entry of a prefetch that no demand has met → its source
+        # miss entry of a prefetch that no demand has met → its source
+        self.unmet: dict[int, int] = {}
         self.due = {port: deque() for port in ("queue", "useful", "late", "event")}
 
     def result(self, now, r):
         op, outcome, old = r["op.kind"], r["outcome"], r["old.state"]
         demand = op in (Op.READ, Op.WRITE)
-        mine = []                            # counters kept per queue too
+        mine = []  # counters kept per queue too
         if demand and outcome == Outcome.REFUSED:
             self.totals["refused"] += 1
         elif demand and not r["op.no_memory"]:
             self.totals["writes" if op == Op.WRITE else "reads"] += 1
             if r["first"]:
                 self.totals["accesses"] += 1
-                missed = outcome in (Outcome.MISSED, Outcome.PARKED) and old in (PageState.COLD, PageState.FETCHING)
-                mine.append("hits" if outcome == Outcome.HIT else "misses" if missed else "allocations")
+                missed = outcome in (Outcome.MISSED, Outcome.PARKED) and old in (
+                    PageState.COLD,
+                    PageState.FETCHING,
+                )
+                mine.append(
+                    "hits" if outcome == Outcome.HIT else "misses" if missed else "allocations"
+                )
                 if missed and old == PageState.COLD and r["age"] < 16:
                     mine.append("evicted_missed")
                 if outcome == Outcome.PARKED and r["miss"] in self.unmet:
@@ -69,20 +88,37 @@ class Model:
                 mine.append("prefetch_issued")
         if op == Op.RELEASE and not r["op.failed"]:
             mine += ["evictions"] * (outcome == Outcome.DONE) + ["write_backs"] * r["op.written"]
-        self.totals["fetches"] += op == Op.FILL and r["op.miss_kind"] != MissKind.ALLOCATE and not r["op.failed"]
+        self.totals["fetches"] += (
+            op == Op.FILL and r["op.miss_kind"] != MissKind.ALLOCATE and not r["op.failed"]
+        )
         for name in ("corrected", "uncorrected"):
             self.totals[name] += r[name]
-        self.totals.update(name for name in mine if name != "prefetch_issued")      # in total those are counted by source, at the prefetcher
+        # in total those are counted by source, at the prefetcher
+        self.totals.update(name for name in mine if name != "prefetch_issued")
         if kept := frozenset(mine) & frozenset(self.kept):
             self.due["queue"].append((now, (r["op.squeue"], kept)))
         if code := self.event(r, op, outcome, demand):
-            self.due["event"].append((now, {"code": code, "ld_id": r["op.origin.ld_id"] if demand else 0, "squeue": r["op.squeue"], "page": r["op.page"],
-                                            "argument": r["op.origin.tag"] if demand else r["op.frame"]}))
+            self.due["event"].append(
+                (
+                    now,
+                    {
+                        "code": code,
+                        "ld_id": r["op.origin.ld_id"] if demand else 0,
+                        "squeue": r["op.squeue"],
+                        "page": r["op.page"],
+                        "argument": r["op.origin.tag"] if demand else r["op.frame"],
+                    },
+                )
+            )
 
     @staticmethod
     def event(r, op, outcome, demand):
         """One event a result, the gravest."""
-        failures = {Op.FILL: Event.FETCH_FAILED, Op.RELEASE: Event.WRITE_BACK_FAILED, Op.GRANT: Event.STARVED}
+        failures = {
+            Op.FILL: Event.FETCH_FAILED,
+            Op.RELEASE: Event.WRITE_BACK_FAILED,
+            Op.GRANT: Event.STARVED,
+        }
         if r["uncorrected"]:
             return Event.UNCORRECTED
         if outcome == Outcome.REFUSED:
@@ -100,13 +136,24 @@ class TB:
         self.config = named("unit").with_(**bench_params()["config"])
         layouts = Layouts(self.config)
         self.model = Model(self.config)
-        self.packed = {"i_result": Packing(layouts.result), "i_hot": Packing(hot_layout(self.config)), "i_usage": Packing(layouts.usage)}
-        self.prefetch, self.event, self.queue = Packing(pulses_layout()), Packing(layouts.event), Packing(queue_event_layout(self.config))
+        self.packed = {
+            "i_result": Packing(layouts.result),
+            "i_hot": Packing(hot_layout(self.config)),
+            "i_usage": Packing(layouts.usage),
+        }
+        self.prefetch, self.event, self.queue = (
+            Packing(pulses_layout()),
+            Packing(layouts.event),
+            Packing(queue_event_layout(self.config)),
+        )
         self.reasons = len(DropReason)
         self.got, self.before, self.earlier = Counter(), Counter(), Counter()
         self.seen, self.cycles = Counter(), 0
-        self.rate, self.storm = dict.fromkeys(("result", "hot", "usage", "prefetch", "single"), 0.5), 0.05
-        self.step = (1 << STEP_BITS) - 500     # wraps on the way
+        self.rate, self.storm = (
+            dict.fromkeys(("result", "hot", "usage", "prefetch", "single"), 0.5),
+            0.05,
+        )
+        self.step = (1 << STEP_BITS) - 500  # wraps on the way
 
     async def reset(self):
         dut = self.dut
@@ -116,14 +163,18 @@ class TB:
             await RisingEdge(dut.clk)
         dut.rst.value = 0
         self.model.reset()
-        self.model.totals = Counter(self.got)      # what was under way is forgotten
+        self.model.totals = Counter(self.got)  # what was under way is forgotten
         self.before, self.earlier = Counter(self.got), Counter(self.got)
 
     def drive(self, result, hot, usage, prefetch, single):
         dut, rng = self.dut, self.rng
         for port, fields in (("i_result", result), ("i_hot", hot), ("i_usage", usage)):
             packing = self.packed[port]
-            getattr(dut, port).value = rng.getrandbits(packing.width) if fields is None else packing.pack(**{k: v for k, v in fields.items() if k != "age"})
+            getattr(dut, port).value = (
+                rng.getrandbits(packing.width)
+                if fields is None
+                else packing.pack(**{k: v for k, v in fields.items() if k != "age"})
+            )
             getattr(dut, f"{port}_valid").value = int(fields is not None)
         vector = 0
         for (what, why), sources in prefetch.items():
@@ -134,26 +185,65 @@ class TB:
             getattr(dut, name).value = int(single.get(name, 0))
 
     def result(self):
-        """A result such as M3 makes: op, the word's state before, and the outcomes of docs/design.md §3 for them."""
+        """A result such as M3 makes: op, the word's state before, and the outcomes of
+        docs/design.md §3 for them."""
         c, rng = self.config, self.rng
         self.step = self.step + (rng.random() < 0.05) & (1 << STEP_BITS) - 1
         age = rng.choice([0, 15, 16, rng.randrange(1 << c.place_bits - GIVEN_BITS)])
-        kind = rng.choice([Op.READ] * 4 + [Op.WRITE] * 4 + [Op.PREFETCH] * 3 + [Op.RELEASE] * 2 + [op for op in Op if op])
-        r = {"op.kind": kind, "op.squeue": rng.randrange(c.squeues), "op.page": rng.randrange(c.pages), "op.origin.ld_id": rng.getrandbits(4),
-             "op.origin.tag": rng.getrandbits(16), "op.frame": rng.randrange(c.total_frames), "op.source": rng.choice(SOURCES), "op.written": 0, "op.failed": 0,
-             "op.poison": 0, "op.no_memory": 0, "op.miss_kind": rng.choice(list(MissKind)), "op.refused": 0, "first": 0, "miss": rng.randrange(c.misses),
-             "outcome": Outcome.DONE, "old.state": rng.choice(list(PageState)),
-             "old.place": (self.step - age << GIVEN_BITS | rng.randrange(3)) & (1 << c.place_bits) - 1,
-             "word.last_step": self.step, "corrected": rng.random() < 0.05, "uncorrected": 0, "age": age}
+        kind = rng.choice(
+            [Op.READ] * 4
+            + [Op.WRITE] * 4
+            + [Op.PREFETCH] * 3
+            + [Op.RELEASE] * 2
+            + [op for op in Op if op]
+        )
+        r = {
+            "op.kind": kind,
+            "op.squeue": rng.randrange(c.squeues),
+            "op.page": rng.randrange(c.pages),
+            "op.origin.ld_id": rng.getrandbits(4),
+            "op.origin.tag": rng.getrandbits(16),
+            "op.frame": rng.randrange(c.total_frames),
+            "op.source": rng.choice(SOURCES),
+            "op.written": 0,
+            "op.failed": 0,
+            "op.poison": 0,
+            "op.no_memory": 0,
+            "op.miss_kind": rng.choice(list(MissKind)),
+            "op.refused": 0,
+            "first": 0,
+            "miss": rng.randrange(c.misses),
+            "outcome": Outcome.DONE,
+            "old.state": rng.choice(list(PageState)),
+            "old.place": (self.step - age << GIVEN_BITS | rng.randrange(3))
+            & (1 << c.place_bits) - 1,
+            "word.last_step": self.step,
+            "corrected": rng.random() < 0.05,
+            "uncorrected": 0,
+            "age": age,
+        }
         if not r["corrected"] and rng.random() < 0.03:
             r |= {"uncorrected": 1, "old.state": PageState.LOST}
         state = r["old.state"]
         if kind in (Op.READ, Op.WRITE):
-            r |= {"op.write": kind == Op.WRITE, "op.poison": kind == Op.WRITE and rng.random() < 0.1}
+            r |= {
+                "op.write": kind == Op.WRITE,
+                "op.poison": kind == Op.WRITE and rng.random() < 0.1,
+            }
             what = rng.random()
             if what < 0.1:
-                r |= {"outcome": Outcome.REFUSED, "op.no_memory": rng.getrandbits(1),
-                      "op.refused": rng.choice([Event.OUT_OF_MAP, Event.CLOSED_SESSION, Event.FOREIGN_LD, Event.UNKNOWN_OPCODE])}
+                r |= {
+                    "outcome": Outcome.REFUSED,
+                    "op.no_memory": rng.getrandbits(1),
+                    "op.refused": rng.choice(
+                        [
+                            Event.OUT_OF_MAP,
+                            Event.CLOSED_SESSION,
+                            Event.FOREIGN_LD,
+                            Event.UNKNOWN_OPCODE,
+                        ]
+                    ),
+                }
             elif what < 0.15:
                 r |= {"op.no_memory": 1, "op.poison": 0}
             elif state in (PageState.RESIDENT, PageState.WRITING_BACK):
@@ -171,18 +261,28 @@ class TB:
         elif kind == Op.PREFETCH:
             r["outcome"] = Outcome.MISSED if state == PageState.COLD else Outcome.DROPPED
         elif kind == Op.RELEASE:
-            r |= {"outcome": rng.choice([Outcome.DONE, Outcome.VOID]), "op.failed": rng.random() < 0.3, "op.written": rng.getrandbits(1)}
+            r |= {
+                "outcome": rng.choice([Outcome.DONE, Outcome.VOID]),
+                "op.failed": rng.random() < 0.3,
+                "op.written": rng.getrandbits(1),
+            }
         elif kind == Op.FILL:
             r["op.failed"] = r["op.miss_kind"] != MissKind.ALLOCATE and rng.random() < 0.3
         elif kind == Op.GRANT:
             r["op.failed"] = rng.random() < 0.3
-            r["outcome"] = Outcome.DONE if r["op.failed"] else rng.choice([Outcome.DONE, Outcome.RETRY])
+            r["outcome"] = (
+                Outcome.DONE if r["op.failed"] else rng.choice([Outcome.DONE, Outcome.RETRY])
+            )
         elif kind in (Op.PIN, Op.OPEN) and rng.random() < 0.5:
-            r |= {"outcome": Outcome.REFUSED, "op.refused": Event.PIN_REFUSED if kind == Op.PIN else Event.OPEN_REFUSED}
+            r |= {
+                "outcome": Outcome.REFUSED,
+                "op.refused": Event.PIN_REFUSED if kind == Op.PIN else Event.OPEN_REFUSED,
+            }
         return {name: int(value) for name, value in r.items()}
 
     def reports(self):
-        """What the prefetcher counts in a cycle, (kind, reason) → sources; a storm of drops as far as the backlog is deep."""
+        """What the prefetcher counts in a cycle, (kind, reason) → sources; a storm of drops as far
+        as the backlog is deep."""
         rng, out = self.rng, {}
         for what in ("issued", "useful", "late", "useless"):
             out[what, 0] = [s for s in SOURCES if rng.random() < 0.2]
@@ -201,12 +301,27 @@ class TB:
         result = self.result() if now("result") else None
         # One request a cycle: beside a hot one M3 decides a background op.
         beside = result is None or result["op.kind"] not in (Op.READ, Op.WRITE)
-        hot = {"write": rng.getrandbits(1), "squeue": rng.randrange(c.squeues)} if beside and now("hot") else None
+        hot = (
+            {"write": rng.getrandbits(1), "squeue": rng.randrange(c.squeues)}
+            if beside and now("hot")
+            else None
+        )
         useful = rng.getrandbits(1)
-        usage = {"source": rng.choice(SOURCES), "squeue": rng.randrange(c.squeues), "useful": useful, "useless": 1 - useful} if now("usage") else None
+        usage = (
+            {
+                "source": rng.choice(SOURCES),
+                "squeue": rng.randrange(c.squeues),
+                "useful": useful,
+                "useless": 1 - useful,
+            }
+            if now("usage")
+            else None
+        )
         prefetch = self.reports() if now("prefetch") else {}
         owing = max(model.totals[n] - self.got[n] for n in LATE_STARTERS[:2])
-        single = {name: now("single") and (not name.startswith("score") or owing < 8) for name in SINGLE}
+        single = {
+            name: now("single") and (not name.startswith("score") or owing < 8) for name in SINGLE
+        }
         self.drive(result, hot, usage, prefetch, single)
         if result:
             model.result(self.cycles, result)
@@ -230,7 +345,10 @@ class TB:
         self.got.update(name for i, name in enumerate(NAMES) if pulses >> i & 1)
         for name in NAMES:
             low = 0 if name in LATE_STARTERS else self.earlier[name]
-            assert low <= self.got[name] <= self.before[name], f"cycle {self.cycles}: {name} {self.got[name]}, expected {low} … {self.before[name]}"
+            assert low <= self.got[name] <= self.before[name], (
+                f"cycle {self.cycles}: {name} {self.got[name]}, expected {low} … "
+                + f"{self.before[name]}"
+            )
         if dut.o_queue_valid.value == 1:
             got = self.queue.unpack(dut.o_queue.value)
             names = frozenset(name for i, name in enumerate(model.kept) if got["bump"] >> i & 1)
@@ -246,10 +364,14 @@ class TB:
             self.take("event", got)
             self.seen[Event(got["code"]).name] += 1
         for port, due in model.due.items():
-            assert not due or self.cycles - due[0][0] < LATENCY, f"cycle {self.cycles}: {port} still owes {due[0]}"
+            assert not due or self.cycles - due[0][0] < LATENCY, (
+                f"cycle {self.cycles}: {port} still owes {due[0]}"
+            )
         if dut.idle.value == 1:
             self.seen["idle"] += 1
-            assert not arriving and self.got == +self.before and not any(model.due.values()), f"cycle {self.cycles}: idle too early"
+            assert not arriving and self.got == +self.before and not any(model.due.values()), (
+                f"cycle {self.cycles}: idle too early"
+            )
 
     def take(self, port, got):
         assert self.model.due[port], f"cycle {self.cycles}: {port} {got} out of nothing"
@@ -260,7 +382,9 @@ class TB:
     async def rest(self):
         for _ in range(60):
             await self.cycle(quiet=True)
-        assert self.dut.idle.value == 1 and self.got == +self.model.totals, "something was never counted"
+        assert self.dut.idle.value == 1 and self.got == +self.model.totals, (
+            "something was never counted"
+        )
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")

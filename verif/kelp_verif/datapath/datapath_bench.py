@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The data path as a function: a list of steps in, checked answers and cycle counts out.
 
-A :class:`Traffic` collects steps and, beside them, what a plain model of stored lines says about every answer; :func:`run` sends them through the
-compiled RTL and an AXI memory (datapath_driver.cpp), compares, and returns the figures.
+A :class:`Traffic` collects steps and, beside them, what a plain model of stored lines says about
+every answer; :func:`run` sends them through the compiled RTL and an AXI memory
+(datapath_driver.cpp), compares, and returns the figures.
 """
 
 from __future__ import annotations
@@ -28,15 +29,60 @@ from kelp_spec.metadata import Answer, DataOp
 __all__ = ["ROUGH", "Memory", "Page", "Run", "Traffic", "build", "random_lines", "run"]
 
 _OP, _WAIT_FLUSHED, _WRITE_MEMORY, _READ_MEMORY, _PAUSE, _WAIT_ANSWERED, _WAIT_IDLE = range(7)
-_STEP = np.dtype([("kind", "<u4"), ("has_write", "<u4"), ("argument", "<u8"), ("op", "<u4", 8), ("data", "<u4", 16), ("byte_enable", "<u4", 2)])
-_OPTIONS = ("op_words", "answer_words", "write_slot_first", "write_slot_bits", "id_bits", "address_bits", "read_latency", "read_jitter", "write_latency",
-            "write_jitter", "shuffle", "late", "i_valid", "o_ready", "ar_ready", "aw_ready", "w_ready", "flushed_ready", "r_valid", "b_valid",
-            "write_delay", "error_every")
-_FIGURES = ("cycles", "answers", "flushes", "reads", "writes", "most_reads", "first_accepted", "last_answered", "code", "where")
+_STEP = np.dtype(
+    [
+        ("kind", "<u4"),
+        ("has_write", "<u4"),
+        ("argument", "<u8"),
+        ("op", "<u4", 8),
+        ("data", "<u4", 16),
+        ("byte_enable", "<u4", 2),
+    ]
+)
+_OPTIONS = (
+    "op_words",
+    "answer_words",
+    "write_slot_first",
+    "write_slot_bits",
+    "id_bits",
+    "address_bits",
+    "read_latency",
+    "read_jitter",
+    "write_latency",
+    "write_jitter",
+    "shuffle",
+    "late",
+    "i_valid",
+    "o_ready",
+    "ar_ready",
+    "aw_ready",
+    "w_ready",
+    "flushed_ready",
+    "r_valid",
+    "b_valid",
+    "write_delay",
+    "error_every",
+)
+_FIGURES = (
+    "cycles",
+    "answers",
+    "flushes",
+    "reads",
+    "writes",
+    "most_reads",
+    "first_accepted",
+    "last_answered",
+    "code",
+    "where",
+)
 
 
 class _Options(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_uint32) for name in _OPTIONS), ("seed", ctypes.c_uint64), ("limit", ctypes.c_uint64)]
+    _fields_ = [
+        *((name, ctypes.c_uint32) for name in _OPTIONS),
+        ("seed", ctypes.c_uint64),
+        ("limit", ctypes.c_uint64),
+    ]
 
 
 class _Figures(ctypes.Structure):
@@ -45,14 +91,15 @@ class _Figures(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory's manners. Latencies in cycles from AR to R and from AW and W to B; `…_ready` and `…_valid` are chances of 256."""
+    """The memory's manners. Latencies in cycles from AR to R and from AW and W to B; `…_ready` and
+    `…_valid` are chances of 256."""
 
     read_latency: int = 64
     read_jitter: int = 0
     write_latency: int = 64
     write_jitter: int = 0
-    shuffle: bool = False       #: answers in any order
-    late: bool = False          #: reads and writes take place at any time within their latency
+    shuffle: bool = False  #: answers in any order
+    late: bool = False  #: reads and writes take place at any time within their latency
     i_valid: int = 256
     o_ready: int = 256
     ar_ready: int = 256
@@ -61,13 +108,28 @@ class Memory:
     flushed_ready: int = 256
     r_valid: int = 256
     b_valid: int = 256
-    write_delay: int = 0        #: cycles, at most, that an op follows its write data beyond four
-    error_every: int = 0        #: lines whose number is a multiple of it are read with an error
+    write_delay: int = 0  #: cycles, at most, that an op follows its write data beyond four
+    error_every: int = 0  #: lines whose number is a multiple of it are read with an error
 
 
 #: Everything at once.
-ROUGH = Memory(read_latency=5, read_jitter=90, write_latency=3, write_jitter=90, shuffle=True, late=True, i_valid=200, o_ready=150, ar_ready=150,
-               aw_ready=130, w_ready=130, flushed_ready=60, r_valid=180, b_valid=180, write_delay=6)
+ROUGH = Memory(
+    read_latency=5,
+    read_jitter=90,
+    write_latency=3,
+    write_jitter=90,
+    shuffle=True,
+    late=True,
+    i_valid=200,
+    o_ready=150,
+    ar_ready=150,
+    aw_ready=130,
+    w_ready=130,
+    flushed_ready=60,
+    r_valid=180,
+    b_valid=180,
+    write_delay=6,
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +146,8 @@ class Page:
 
 
 def random_lines(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Host lines of any bits, half of them with exponents that both host types and every format can tell apart."""
+    """Host lines of any bits, half of them with exponents that both host types and every format can
+    tell apart."""
     lines = rng.integers(0, 1 << 16, (count, 32), dtype=np.uint16)
     tame = rng.integers(0, 2, count).astype(bool)
     lines[tame] = (lines[tame] & 0x87FF) | 0x3800
@@ -93,7 +156,8 @@ def random_lines(rng: np.random.Generator, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Run:
-    """Figures of a run. Cycles: of each op's acceptance, each answer, AR, R, flush report; `memory` holds the lines that READ_MEMORY steps saw."""
+    """Figures of a run. Cycles: of each op's acceptance, each answer, AR, R, flush report; `memory`
+    holds the lines that READ_MEMORY steps saw."""
 
     figures: dict[str, int]
     accepted: np.ndarray
@@ -105,7 +169,8 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Answers per cycle between the first and the last quarter of the answers, so that neither the first latency nor the drain counts."""
+        """Answers per cycle between the first and the last quarter of the answers, so that neither
+        the first latency nor the drain counts."""
         n = len(self.answered)
         first, last = n // 8, n - n // 8 - 1
         return (last - first) / float(self.answered[last] - self.answered[first])
@@ -121,58 +186,114 @@ class Traffic:
         self.packing = Packing(self.layouts.data_op)
         self.rng = np.random.default_rng(seed)
         self.steps: list[tuple] = []
-        self.expected: list[tuple] = []          # (answer, poison, tag, key of the data or None)
-        self.flushes: list[int] = []             # token | frame packed, in order
-        self.stored: dict[tuple, tuple] = {}     # (frame, kv, line) → (payload, scale)
-        self.checks: list[tuple] = []            # (what, frame's page) of READ_MEMORY steps
+        self.expected: list[tuple] = []  # (answer, poison, tag, key of the data or None)
+        self.flushes: list[int] = []  # token | frame packed, in order
+        self.stored: dict[tuple, tuple] = {}  # (frame, kv, line) → (payload, scale)
+        self.checks: list[tuple] = []  # (what, frame's page) of READ_MEMORY steps
         self.reads: list[tuple] = []
         self._tag = 0
 
-    def page(self, frame: int, format_k: Format, format_v: Format | None = None, used_lines: int | None = None,
-             host_type: HostType = HostType.FP16) -> Page:
+    def page(
+        self,
+        frame: int,
+        format_k: Format,
+        format_v: Format | None = None,
+        used_lines: int | None = None,
+        host_type: HostType = HostType.FP16,
+    ) -> Page:
         c = self.config
         pool = max(p for p in range(4) if c.pool_first_frame[p] <= frame)
-        stored = StoredPage(format_k, format_k if format_v is None else format_v, used_lines or c.half_lines)
+        stored = StoredPage(
+            format_k, format_k if format_v is None else format_v, used_lines or c.half_lines
+        )
         assert stored.lines <= c.frame_lines[pool], f"frame {frame} of pool {pool} is too small"
-        return Page(frame, c.pool_base_line[pool] + (frame - c.pool_first_frame[pool]) * c.frame_lines[pool], stored, host_type)
+        return Page(
+            frame,
+            c.pool_base_line[pool] + (frame - c.pool_first_frame[pool]) * c.frame_lines[pool],
+            stored,
+            host_type,
+        )
 
-    # --- ops ------------------------------------------------------------------------------------------------------------------------
-    def _op(self, kind: DataOp, has_write: bool, owed: int, data=None, byte_enable: int = (1 << 64) - 1, **fields) -> int:
+    # - ops ----------------------------------------------------------------------------------------
+    def _op(
+        self,
+        kind: DataOp,
+        has_write: bool,
+        owed: int,
+        data=None,
+        byte_enable: int = (1 << 64) - 1,
+        **fields,
+    ) -> int:
         tag = self._tag
         self._tag = (self._tag + 1) & 0xFFFF
         vector = self.packing.pack(kind=kind, has_write=has_write, **{"origin.tag": tag}, **fields)
         words = np.frombuffer(vector.to_bytes(32, "little"), "<u4")
-        line = np.zeros(16, "<u4") if data is None else np.ascontiguousarray(data, np.uint16).view("<u4")
-        self.steps.append((_OP, int(has_write), owed, words, line, (byte_enable & 0xFFFFFFFF, byte_enable >> 32)))
+        line = (
+            np.zeros(16, "<u4")
+            if data is None
+            else np.ascontiguousarray(data, np.uint16).view("<u4")
+        )
+        self.steps.append(
+            (_OP, int(has_write), owed, words, line, (byte_enable & 0xFFFFFFFF, byte_enable >> 32))
+        )
         return tag
 
     def _place(self, page: Page, kv: int, line: int) -> dict:
         at = page.stored.place(kv, line)
         fmt = page.format_of(kv)
-        return {"frame": page.frame, "base": page.base, "offset": at.offset, "part": at.part, "scaled": int(fmt.scale_bytes > 0),
-                "scale_offset": at.scale_offset, "scale_byte": at.scale_byte, "format": fmt, "host_type": page.host_type}
+        return {
+            "frame": page.frame,
+            "base": page.base,
+            "offset": at.offset,
+            "part": at.part,
+            "scaled": int(fmt.scale_bytes > 0),
+            "scale_offset": at.scale_offset,
+            "scale_byte": at.scale_byte,
+            "format": fmt,
+            "host_type": page.host_type,
+        }
 
     def read(self, page: Page, kv: int, line: int, *, error: bool = False) -> None:
         """`error`: memory will say so, and the answer is poison."""
         tag = self._op(DataOp.READ, False, 1, answer=Answer.DATA, **self._place(page, kv, line))
         known = (*self.stored[page.frame, kv, line], page.host_type, page.format_of(kv))
-        self.expected.append((Answer.POISON, 1, tag, None) if error else (Answer.DATA, 0, tag, known))
+        self.expected.append(
+            (Answer.POISON, 1, tag, None) if error else (Answer.DATA, 0, tag, known)
+        )
 
-    def write(self, page: Page, kv: int, line: int, data: np.ndarray, stored: tuple | None = None) -> None:
+    def write(
+        self, page: Page, kv: int, line: int, data: np.ndarray, stored: tuple | None = None
+    ) -> None:
         """`stored` is what the data encode to, when that has been computed in a batch."""
-        tag = self._op(DataOp.WRITE, True, 1, data, answer=Answer.CMP, **self._place(page, kv, line))
+        tag = self._op(
+            DataOp.WRITE, True, 1, data, answer=Answer.CMP, **self._place(page, kv, line)
+        )
         self.expected.append((Answer.CMP, 0, tag, None))
         self.stored[page.frame, kv, line] = stored or self.encoded(page, kv, data[None])[0]
 
-    def write_partial(self, page: Page, kv: int, line: int, data: np.ndarray, byte_enable: int) -> None:
+    def write_partial(
+        self, page: Page, kv: int, line: int, data: np.ndarray, byte_enable: int
+    ) -> None:
         key = page.frame, kv, line
         fresh = key not in self.stored
-        tag = self._op(DataOp.WRITE, True, 1, data, byte_enable, answer=Answer.CMP, partial=1, fresh=int(fresh), **self._place(page, kv, line))
+        tag = self._op(
+            DataOp.WRITE,
+            True,
+            1,
+            data,
+            byte_enable,
+            answer=Answer.CMP,
+            partial=1,
+            fresh=int(fresh),
+            **self._place(page, kv, line),
+        )
         self.expected.append((Answer.CMP, 0, tag, None))
         before = np.zeros(LINE_BYTES, np.uint8)
         if not fresh:
             payload, scale = self.stored[key]
-            before = decode(payload[None], np.array([scale], np.uint16), page.host_type, page.format_of(kv))[0].view(np.uint8)
+            before = decode(
+                payload[None], np.array([scale], np.uint16), page.host_type, page.format_of(kv)
+            )[0].view(np.uint8)
         enabled = np.array([byte_enable >> n & 1 for n in range(LINE_BYTES)], bool)
         after = np.where(enabled, np.ascontiguousarray(data).view(np.uint8), before).view(np.uint16)
         self.stored[key] = self.encoded(page, kv, after[None])[0]
@@ -184,8 +305,18 @@ class Traffic:
 
     def read_nothing(self, page: Page, kv: int, line: int, *, poison: bool, fresh: bool) -> None:
         """A line that memory is not asked for: poisoned, or never written, or both."""
-        tag = self._op(DataOp.READ, False, 1, answer=Answer.DATA, poison=int(poison), fresh=int(fresh), **self._place(page, kv, line))
-        self.expected.append((Answer.POISON, 1, tag, None) if poison else (Answer.ZEROS, 0, tag, None))
+        tag = self._op(
+            DataOp.READ,
+            False,
+            1,
+            answer=Answer.DATA,
+            poison=int(poison),
+            fresh=int(fresh),
+            **self._place(page, kv, line),
+        )
+        self.expected.append(
+            (Answer.POISON, 1, tag, None) if poison else (Answer.ZEROS, 0, tag, None)
+        )
 
     def flush(self, page: Page, token: int) -> None:
         self._op(DataOp.FLUSH, False, 0, frame=page.frame, token=token, base=page.base)
@@ -195,7 +326,7 @@ class Traffic:
         payload, scale = encode(lines, page.host_type, page.format_of(kv))
         return list(zip(payload, (int(s) for s in scale), strict=True))
 
-    # --- waits, and the other master ------------------------------------------------------------------------------------------------
+    # - waits, and the other master ----------------------------------------------------------------
     def _step(self, kind: int, argument: int = 0, data=None) -> None:
         line = np.zeros(16, "<u4") if data is None else np.frombuffer(data, "<u4")
         self.steps.append((kind, 0, argument, np.zeros(8, "<u4"), line, (0, 0)))
@@ -214,16 +345,24 @@ class Traffic:
 
     def image(self, page: Page) -> tuple[bytearray, bytearray]:
         """The page's DRAM lines as the model knows them, and a mask of the bytes that it knows."""
-        content, known = bytearray(page.stored.lines * LINE_BYTES), bytearray(page.stored.lines * LINE_BYTES)
+        content, known = (
+            bytearray(page.stored.lines * LINE_BYTES),
+            bytearray(page.stored.lines * LINE_BYTES),
+        )
         for (frame, kv, line), (payload, scale) in self.stored.items():
             if frame != page.frame:
                 continue
             at = page.stored.place(kv, line)
             fmt = page.format_of(kv)
-            for start, piece in ((at.offset * LINE_BYTES + at.part * fmt.payload_bytes, payload.tobytes()),
-                                 (at.scale_offset * LINE_BYTES + at.scale_byte, scale.to_bytes(2, "little")[:fmt.scale_bytes])):
-                content[start:start + len(piece)] = piece
-                known[start:start + len(piece)] = b"\1" * len(piece)
+            for start, piece in (
+                (at.offset * LINE_BYTES + at.part * fmt.payload_bytes, payload.tobytes()),
+                (
+                    at.scale_offset * LINE_BYTES + at.scale_byte,
+                    scale.to_bytes(2, "little")[: fmt.scale_bytes],
+                ),
+            ):
+                content[start : start + len(piece)] = piece
+                known[start : start + len(piece)] = b"\1" * len(piece)
         return content, known
 
     def load(self, page: Page) -> None:
@@ -234,7 +373,9 @@ class Traffic:
                 self.stored[page.frame, kv, line] = stored
         content, _ = self.image(page)
         for n in range(page.stored.lines):
-            self._step(_WRITE_MEMORY, page.base + n, bytes(content[n * LINE_BYTES:(n + 1) * LINE_BYTES]))
+            self._step(
+                _WRITE_MEMORY, page.base + n, bytes(content[n * LINE_BYTES : (n + 1) * LINE_BYTES])
+            )
 
     def check_memory(self, page: Page) -> None:
         """Another master reads the frame; it must see everything stored so far."""
@@ -258,25 +399,47 @@ class Traffic:
         for (host_type, fmt), members in groups.items():
             payload = np.stack([self.expected[n][3][0] for n in members])
             scale = np.array([self.expected[n][3][1] for n in members], np.uint16)
-            lines |= dict(zip(members, (line.tobytes() for line in decode(payload, scale, host_type, fmt)), strict=True))
+            lines |= dict(
+                zip(
+                    members,
+                    (line.tobytes() for line in decode(payload, scale, host_type, fmt)),
+                    strict=True,
+                )
+            )
         return lines
 
 
 @functools.cache
 def build(config_name: str, waves: bool = False):
-    """The compiled data path of a configuration; with `waves`, its runs leave ``datapath.vcd`` in the current directory."""
+    """The compiled data path of a configuration; with `waves`, its runs leave ``datapath.vcd`` in
+    the current directory."""
     driver = Path(__file__).with_name("datapath_driver.cpp")
     verilog = to_verilog(DataPath(config=named(config_name)))
-    library = verilate_model(verilog, [driver], name=f"datapath-{config_name}", opt="-O1", waves=waves, verilator_args=["--output-split", "0"])
+    library = verilate_model(
+        verilog,
+        [driver],
+        name=f"datapath-{config_name}",
+        opt="-O1",
+        waves=waves,
+        verilator_args=["--output-split", "0"],
+    )
     function = ctypes.CDLL(str(library)).datapath_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")
-    function.argtypes = [np.ctypeslib.ndpointer(_STEP, flags="C_CONTIGUOUS"), ctypes.c_uint64, ctypes.POINTER(_Options), *[array] * 8,
-                         ctypes.POINTER(_Figures)]
+    function.argtypes = [
+        np.ctypeslib.ndpointer(_STEP, flags="C_CONTIGUOUS"),
+        ctypes.c_uint64,
+        ctypes.POINTER(_Options),
+        *[array] * 8,
+        ctypes.POINTER(_Figures),
+    ]
     return function
 
 
-def run(traffic: Traffic, memory: Memory = Memory(), *, limit: int | None = None, waves: bool = False) -> Run:
-    """Send `traffic` through the RTL, check every answer, flush report and memory line, and return the figures."""
+def run(
+    traffic: Traffic, memory: Memory = Memory(), *, limit: int | None = None, waves: bool = False
+) -> Run:
+    """Send `traffic` through the RTL, check every answer, flush report and memory line, and return
+    the figures."""
     function = build(traffic.config.name, waves)
     steps = np.zeros(len(traffic.steps), _STEP)
     for n, step in enumerate(traffic.steps):
@@ -285,36 +448,79 @@ def run(traffic: Traffic, memory: Memory = Memory(), *, limit: int | None = None
     answer_packing = Packing(traffic.layouts.answer)
     answer_words = -(-answer_packing.width // 32)
     axi = axi_signature(traffic.config)
-    options = _Options(**{name: int(getattr(memory, name)) for name in Memory.__dataclass_fields__}, op_words=8, answer_words=answer_words,
-                       write_slot_first=traffic.packing.fields["write_slot"][0], write_slot_bits=traffic.config.write_slot_bits,
-                       id_bits=axi.id_bits, address_bits=axi.address_bits, seed=traffic.seed, limit=limit or 5000 + 200 * ops)
+    options = _Options(
+        **{name: int(getattr(memory, name)) for name in Memory.__dataclass_fields__},
+        op_words=8,
+        answer_words=answer_words,
+        write_slot_first=traffic.packing.fields["write_slot"][0],
+        write_slot_bits=traffic.config.write_slot_bits,
+        id_bits=axi.id_bits,
+        address_bits=axi.address_bits,
+        seed=traffic.seed,
+        limit=limit or 5000 + 200 * ops,
+    )
     answers = np.zeros((ops, answer_words), np.uint32)
-    accepted, answered, asked, returned, flushed, flushed_at = (np.zeros(2 * ops + 16, np.uint32) for _ in range(6))
+    accepted, answered, asked, returned, flushed, flushed_at = (
+        np.zeros(2 * ops + 16, np.uint32) for _ in range(6)
+    )
     reads = np.zeros((len(traffic.checks) + 1, 16), np.uint32)
     figures = _Figures()
-    code = function(steps, len(steps), ctypes.byref(options), answers.reshape(-1), accepted, answered, asked, returned, flushed, flushed_at,
-                    reads.reshape(-1),
-                    ctypes.byref(figures))
-    what = {1: "out of time", 2: "an assertion of the RTL failed", 3: "the block broke a rule of its ports"}.get(code)
+    code = function(
+        steps,
+        len(steps),
+        ctypes.byref(options),
+        answers.reshape(-1),
+        accepted,
+        answered,
+        asked,
+        returned,
+        flushed,
+        flushed_at,
+        reads.reshape(-1),
+        ctypes.byref(figures),
+    )
+    what = {
+        1: "out of time",
+        2: "an assertion of the RTL failed",
+        3: "the block broke a rule of its ports",
+    }.get(code)
     result = {name: int(getattr(figures, name)) for name in _FIGURES}
     assert code == 0, f"seed {traffic.seed}: {what}: {result}, {ops} ops"
-    _compare(traffic, answers[:result["answers"]], answer_packing)
-    assert flushed[:result["flushes"]].tolist() == traffic.flushes[:result["flushes"]], f"seed {traffic.seed}: wrong flush reports"
+    _compare(traffic, answers[: result["answers"]], answer_packing)
+    assert flushed[: result["flushes"]].tolist() == traffic.flushes[: result["flushes"]], (
+        f"seed {traffic.seed}: wrong flush reports"
+    )
     for n, (frame, line, content, known) in enumerate(traffic.checks):
         seen = reads[n].tobytes()
         bad = [k for k in range(LINE_BYTES) if known[k] and seen[k] != content[k]]
-        assert not bad, f"seed {traffic.seed}: frame {frame}, DRAM line {line} in memory differs at bytes {bad}"
-    return Run(result, accepted[:ops], answered[:result["answers"]], asked[:result["reads"]], returned[:result["reads"]],
-               flushed_at[:result["flushes"]], [row.tobytes() for row in reads[:len(traffic.checks)]])
+        assert not bad, (
+            f"seed {traffic.seed}: frame {frame}, DRAM line {line} in memory differs at bytes {bad}"
+        )
+    return Run(
+        result,
+        accepted[:ops],
+        answered[: result["answers"]],
+        asked[: result["reads"]],
+        returned[: result["reads"]],
+        flushed_at[: result["flushes"]],
+        [row.tobytes() for row in reads[: len(traffic.checks)]],
+    )
 
 
 def _compare(traffic: Traffic, answers: np.ndarray, packing: Packing) -> None:
-    assert len(answers) == len(traffic.expected), f"seed {traffic.seed}: {len(answers)} answers of {len(traffic.expected)}"
+    assert len(answers) == len(traffic.expected), (
+        f"seed {traffic.seed}: {len(answers)} answers of {len(traffic.expected)}"
+    )
     data = traffic.expected_data()
     for n, (kind, poison, tag, _) in enumerate(traffic.expected):
         got = packing.unpack(int.from_bytes(answers[n].tobytes(), "little"))
         seen = got["answer"], got["poison"], got["origin.tag"]
-        assert seen == (kind, poison, tag), f"seed {traffic.seed}: answer {n} is {seen}, not {(kind, poison, tag)}"
+        assert seen == (kind, poison, tag), (
+            f"seed {traffic.seed}: answer {n} is {seen}, not {(kind, poison, tag)}"
+        )
         if n in data:
             line = got["data"].to_bytes(LINE_BYTES, "little")
-            assert line == data[n], f"seed {traffic.seed}: answer {n} (tag {tag}) has data {line.hex()}, not {data[n].hex()}"
+            assert line == data[n], (
+                f"seed {traffic.seed}: answer {n} (tag {tag}) has data {line.hex()}, not "
+                + f"{data[n].hex()}"
+            )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The whole endpoint between a host that does everything it may and may not, AxiRam, and a flash that fails and falls silent (spec §3, §4).
+"""The whole endpoint between a host that does everything it may and may not, AxiRam, and a flash
+that fails and falls silent (spec §3, §4).
 
-Parameters: `config`, a Config's fields; `phases`, a list of {`cycles`, `mix`, `faults`, `actions`}; `at_least`, coverage that the run must reach.
+Parameters: `config`, a Config's fields; `phases`, a list of {`cycles`, `mix`, `faults`, `actions`};
+`at_least`, coverage that the run must reach.
 """
 
 import time
@@ -55,21 +57,48 @@ async def settled(tb: TB, director: Director) -> None:
 
 
 def report(tb: TB, director: Director, counters: dict, began: float) -> None:
-    """Prints and hands back what came about; AssertionError for what did not come about often enough."""
-    coverage = tb.coverage() | dict(tb.model.seen) | {f"cold_{name}": n for name, n in (tb.watch.seen + tb.watch.count).items()} | dict(director.seen)
-    coverage |= {name: counters[name] for name in ("misses", "evictions", "write_backs", "evicted_missed", "corrected", "uncorrected")}
-    coverage |= {what: sum(n for name, n in counters.items() if name.startswith(f"prefetch_{what}_")) for what in ("issued", "useful", "late", "useless")}
-    coverage |= {"exact_logs": director.exact_logs, "formats": sum(coverage.get(f"read_{fmt.label}", 0) > 0 for fmt in Format)}
+    """Prints and hands back what came about; AssertionError for what did not come about often
+    enough."""
+    coverage = (
+        tb.coverage()
+        | dict(tb.model.seen)
+        | {f"cold_{name}": n for name, n in (tb.watch.seen + tb.watch.count).items()}
+        | dict(director.seen)
+    )
+    coverage |= {
+        name: counters[name]
+        for name in (
+            "misses",
+            "evictions",
+            "write_backs",
+            "evicted_missed",
+            "corrected",
+            "uncorrected",
+        )
+    }
+    coverage |= {
+        what: sum(n for name, n in counters.items() if name.startswith(f"prefetch_{what}_"))
+        for what in ("issued", "useful", "late", "useless")
+    }
+    coverage |= {
+        "exact_logs": director.exact_logs,
+        "formats": sum(coverage.get(f"read_{fmt.label}", 0) > 0 for fmt in Format),
+    }
     print(f"seed {cocotb.RANDOM_SEED}: {tb.cycle} cycles in {time.monotonic() - began:.0f} s")
     print("  ".join(f"{name}={n}" for name, n in sorted(coverage.items())))
     record(cycles=tb.cycle, coverage=coverage)
-    missing = {name: (coverage.get(name, 0), least) for name, least in bench_params().get("at_least", {}).items() if coverage.get(name, 0) < least}
+    missing = {
+        name: (coverage.get(name, 0), least)
+        for name, least in bench_params().get("at_least", {}).items()
+        if coverage.get(name, 0) < least
+    }
     assert not missing, f"coverage (found, demanded): {missing}"
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def random_traffic(dut):
-    """Phases of random traffic, each settled and its log compared; then everything is read back, closed and counted."""
+    """Phases of random traffic, each settled and its log compared; then everything is read back,
+    closed and counted."""
     began = time.monotonic()
     tb, director = await started(dut)
     for plan in bench_params()["phases"]:
@@ -80,7 +109,8 @@ async def random_traffic(dut):
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def reset_under_traffic(dut):
-    """A reset in the middle of each phase: nothing older is answered, no session is open, no line and no frame is left, and service goes on."""
+    """A reset in the middle of each phase: nothing older is answered, no session is open, no line
+    and no frame is left, and service goes on."""
     began = time.monotonic()
     tb, director = await started(dut)
     for plan in bench_params()["phases"]:

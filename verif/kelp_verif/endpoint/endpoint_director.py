@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What happens to the endpoint while traffic is on: sessions that close and open anew, flipped bits, new settings; and the look at its log and counters.
+"""What happens to the endpoint while traffic is on: sessions that close and open anew, flipped
+bits, new settings; and the look at its log and counters.
 
-Events and counters are compared when the endpoint is quiescent. The log holds sixteen records; when it has overflowed, what it holds must be
-explainable, else it must be exactly what the model foresaw.
+Events and counters are compared when the endpoint is quiescent. The log holds sixteen records; when
+it has overflowed, what it holds must be explainable, else it must be exactly what the model
+foresaw.
 """
 
 from __future__ import annotations
@@ -23,7 +25,15 @@ from .endpoint_traffic import random_shape
 __all__ = ["Director"]
 
 #: Events of requests and hints are told apart by LD-ID, the others by page.
-_BY_PAGE = {Event.UNCORRECTED, Event.CORRECTED, Event.FETCH_FAILED, Event.WRITE_BACK_FAILED, Event.FRAME_RECOVERED, Event.STARVED, Event.PIN_REFUSED}
+_BY_PAGE = {
+    Event.UNCORRECTED,
+    Event.CORRECTED,
+    Event.FETCH_FAILED,
+    Event.WRITE_BACK_FAILED,
+    Event.FRAME_RECOVERED,
+    Event.STARVED,
+    Event.PIN_REFUSED,
+}
 _SOURCES = [s.name.lower() for s in PrefetchSource if s]
 
 
@@ -35,40 +45,95 @@ class Director:
         self.deck = [(k, v) for k in self.config.formats for v in self.config.formats]
         self.rng.shuffle(self.deck)
         self.owners = self.rng.sample(range(16), self.config.sessions)
-        self.stranger = self.rng.choice([n for n in range(1, 16) if n not in self.owners])      # LD-ID 0 may do everything
+        # LD-ID 0 may do everything
+        self.stranger = self.rng.choice([n for n in range(1, 16) if n not in self.owners])
         self.seen: Counter = Counter()
-        self.singles = self.slack = 0       # flips of one bit that are certain to be corrected; those that may have been written over
+        # flips of one bit that are certain to be corrected; those that may have been written over
+        self.singles = self.slack = 0
         self.exact_logs = 0
 
-    # --- settings and sessions --------------------------------------------------------------------------------------------------------
+    # - settings and sessions ----------------------------------------------------------------------
     async def program(self) -> None:
-        """Control registers, before anything else. A pool's limit leaves room for what is kept free and for what pins may take."""
+        """Control registers, before anything else. A pool's limit leaves room for what is kept free
+        and for what pins may take."""
         tb, rng = self.tb, self.rng
         low = rng.randint(1, 2)
-        await tb.write({"low_water": low, "reserve": rng.randint(2, 4), "cold_retries": RETRIES, "cold_timeout": TIMEOUT})
-        await tb.write({"starve_limit": 1 << 24, "prefetch_enable": tb.traffic.mix.prefetch, "high_water": low + rng.randint(1, 2)})
+        await tb.write(
+            {
+                "low_water": low,
+                "reserve": rng.randint(2, 4),
+                "cold_retries": RETRIES,
+                "cold_timeout": TIMEOUT,
+            }
+        )
+        await tb.write(
+            {
+                "starve_limit": 1 << 24,
+                "prefetch_enable": tb.traffic.mix.prefetch,
+                "high_water": low + rng.randint(1, 2),
+            }
+        )
         self.limits = [rng.randint(n * 3 // 4, n) for n in self.config.frames]
-        await tb.write({f"pool_limit_{pool}": limit for pool, limit in zip(POOLS, self.limits, strict=True)})
+        await tb.write(
+            {f"pool_limit_{pool}": limit for pool, limit in zip(POOLS, self.limits, strict=True)}
+        )
 
     async def open(self, session: int) -> None:
         tb, rng, model = self.tb, self.rng, self.model
         shape = random_shape(self.config, rng, self.owners[session], self.deck)
         p = f"s{session}_"
-        ranges = [*shape.formats, *[(1023, *shape.formats[-1][1:])] * (LAYER_RANGES - len(shape.formats))]
+        ranges = [
+            *shape.formats,
+            *[(1023, *shape.formats[-1][1:])] * (LAYER_RANGES - len(shape.formats)),
+        ]
         tau_m, tau_sh = recency_constants(rng.choice((1, 20, 1000)))
         alpha = rng.choice((1, 26, 256))
         idle_m, idle_sh = idle_constants(alpha)
-        await tb.write({
-            p + "shape": tb.pack(p + "shape", layers=shape.layers, kv_heads=shape.kv_heads, used_lines=shape.used_lines, host_type=shape.host_type,
-                                 k_only=shape.k_only, used_pages=shape.used_pages, owner=shape.owner),
-            p + "formats": tb.pack(p + "formats", **{name: value for r, (last, k, v) in enumerate(ranges)
-                                                     for name, value in ((f"last_layer_{r}", last), (f"format_k_{r}", k), (f"format_v_{r}", v))}),
-            p + "policy": tb.pack(p + "policy", alpha=alpha, mass_shift=rng.randrange(8), score_source=rng.choice(list(ScoreSource)),
-                                  window=rng.choice((0, 1, 3)), policy=(self.seen["open"] + session) & 1),
-            p + "recency": tb.pack(p + "recency", tau_m=tau_m, tau_sh=tau_sh + RECENCY_BIAS, idle_m=idle_m, idle_sh=idle_sh + IDLE_BIAS),
-        })
+        await tb.write(
+            {
+                p + "shape": tb.pack(
+                    p + "shape",
+                    layers=shape.layers,
+                    kv_heads=shape.kv_heads,
+                    used_lines=shape.used_lines,
+                    host_type=shape.host_type,
+                    k_only=shape.k_only,
+                    used_pages=shape.used_pages,
+                    owner=shape.owner,
+                ),
+                p + "formats": tb.pack(
+                    p + "formats",
+                    **{
+                        name: value
+                        for r, (last, k, v) in enumerate(ranges)
+                        for name, value in (
+                            (f"last_layer_{r}", last),
+                            (f"format_k_{r}", k),
+                            (f"format_v_{r}", v),
+                        )
+                    },
+                ),
+                p + "policy": tb.pack(
+                    p + "policy",
+                    alpha=alpha,
+                    mass_shift=rng.randrange(8),
+                    score_source=rng.choice(list(ScoreSource)),
+                    window=rng.choice((0, 1, 3)),
+                    policy=(self.seen["open"] + session) & 1,
+                ),
+                p + "recency": tb.pack(
+                    p + "recency",
+                    tau_m=tau_m,
+                    tau_sh=tau_sh + RECENCY_BIAS,
+                    idle_m=idle_m,
+                    idle_sh=idle_sh + IDLE_BIAS,
+                ),
+            }
+        )
         await tb.write({p + "budget": rng.choice((0, 8, 20, 1 << 20))})
-        await tb.write({p + "command": SessionCommand.OPEN}, taken=lambda: model.opening(session, shape))
+        await tb.write(
+            {p + "command": SessionCommand.OPEN}, taken=lambda: model.opening(session, shape)
+        )
         model.sessions[session].state = "open"
         state = await tb.read_fields(p + "state")
         assert state["open"] and not state["refused"], state
@@ -83,11 +148,19 @@ class Director:
         model.sessions[session].state = "draining"
         since = tb.cycle
         while (state := await tb.read_fields(p + "state"))["busy"]:
-            assert not state["open"] and tb.cycle - since < 40_000, f"session {session} has been closing for {tb.cycle - since} cycles"
+            assert not state["open"] and tb.cycle - since < 40_000, (
+                f"session {session} has been closing for {tb.cycle - since} cycles"
+            )
             if self.rng.random() < 0.1:
                 await self.refused_command(session, SessionCommand.CLOSE)
         closed = model.sessions[session]
-        late = [str(r) for page in closed.pages.values() for line in page.pending.values() for r in line if not r.unsure]
+        late = [
+            str(r)
+            for page in closed.pages.values()
+            for line in page.pending.values()
+            for r in line
+            if not r.unsure
+        ]
         assert not late, f"session {session} is closed, but these were accepted before: {late}"
         closed.state = "closed"
         closed.pages.clear()
@@ -102,7 +175,7 @@ class Director:
         await tb.write({p + "command": command}, ld_id)
         self.seen["refused_command"] += 1
 
-    # --- actions under traffic ----------------------------------------------------------------------------------------------------------
+    # - actions under traffic ----------------------------------------------------------------------
     async def act(self, actions: dict[str, int]) -> None:
         """One of the actions, by weight."""
         name = self.rng.choices(list(actions), list(actions.values()))[0]
@@ -122,8 +195,12 @@ class Director:
         if (session := self.some_open()) is not None:
             steps = self.rng.randint(1, 20)
             s = self.model.sessions[session]
-            command = self.tb.pack(f"s{session}_command", command=SessionCommand.ADVANCE, argument=steps)
-            await self.tb.write({f"s{session}_command": command}, self.rng.choice((0, s.shape.owner)))
+            command = self.tb.pack(
+                f"s{session}_command", command=SessionCommand.ADVANCE, argument=steps
+            )
+            await self.tb.write(
+                {f"s{session}_command": command}, self.rng.choice((0, s.shape.owner))
+            )
             s.step += steps
             self.seen["advance"] += 1
 
@@ -133,26 +210,37 @@ class Director:
         if tb.traffic.budget < 4:
             return
         tb.traffic.budget -= 2
-        self.model.must[Event.REGISTER_REFUSED, self.stranger] += 2     # the counters and the write; the first line holds something for him
+        # the counters and the write; the first line holds something for him
+        self.model.must[Event.REGISTER_REFUSED, self.stranger] += 2
         identity = await tb.read_line("identity", self.stranger)
-        wanted = b"".join(self.tb.registers[name].reset.to_bytes(8, "little") for name in ("identity", "digest", "geometry"))
+        wanted = b"".join(
+            self.tb.registers[name].reset.to_bytes(8, "little")
+            for name in ("identity", "digest", "geometry")
+        )
         assert identity[:24] == wanted and identity[32:] == bytes(32), identity.hex()
         assert not any(await tb.read_line("count_accesses", self.stranger))
         await tb.write({"low_water": 3}, self.stranger)
         if (session := self.some_open()) is not None:
-            await self.refused_command(session, self.rng.choice((SessionCommand.CLOSE, SessionCommand.OPEN)), self.stranger)
+            await self.refused_command(
+                session, self.rng.choice((SessionCommand.CLOSE, SessionCommand.OPEN)), self.stranger
+            )
         self.seen["peer"] += 1
 
-    # --- flipped bits -----------------------------------------------------------------------------------------------------------------
+    # - flipped bits -------------------------------------------------------------------------------
     async def flip(self, count: int, *, wild: bool) -> None:
-        """Flips bits of one page's word. Unless `wild`, nobody has a request under way to the page: then what must happen is known exactly."""
+        """Flips bits of one page's word. Unless `wild`, nobody has a request under way to the page:
+        then what must happen is known exactly."""
         tb, rng, model = self.tb, self.rng, self.model
         session = self.some_open()
         if session is None:
             return
         shape = model.sessions[session].shape
         known = [key for key in model.sessions[session].pages if key not in tb.traffic.banned]
-        key = rng.choice(known) if known and rng.random() < 0.9 else (session, rng.randrange(shape.queues), rng.randrange(shape.used_pages))
+        key = (
+            rng.choice(known)
+            if known and rng.random() < 0.9
+            else (session, rng.randrange(shape.queues), rng.randrange(shape.used_pages))
+        )
         page = model.page(key)
         if not wild:
             tb.traffic.banned.add(key)
@@ -191,7 +279,9 @@ class Director:
             tb.watch.lost(page)
             model.looked_at(page)
         elif count == 2 and stands:
-            assert word["state"] == PageState.LOST, f"two bits of page {key} flipped, but its word reads {word}"
+            assert word["state"] == PageState.LOST, (
+                f"two bits of page {key} flipped, but its word reads {word}"
+            )
         elif count == 1 and not wild and stands and not was_lost[0]:
             assert word["state"] != PageState.LOST, f"one bit of page {key} flipped: {word}"
         tb.traffic.banned.discard(key)
@@ -216,7 +306,7 @@ class Director:
     async def wild_double(self) -> None:
         await self.flip(2, wild=True)
 
-    # --- looks ----------------------------------------------------------------------------------------------------------------------
+    # - looks --------------------------------------------------------------------------------------
     async def check_log(self) -> None:
         """The event log against what the model foresaw. Only when nothing is under way."""
         tb, model = self.tb, self.model
@@ -226,15 +316,21 @@ class Director:
         for first in range(0, count, 4):
             line = await tb.read_line(f"event_{first}")
             for i in range(first, min(count, first + 4)):
-                word = int.from_bytes(line[16 * (i - first):16 * (i - first) + 8], "little")
-                e = {f.name: word >> f.low & (1 << f.bits) - 1 for f in tb.registers["event_0"].fields}
+                word = int.from_bytes(line[16 * (i - first) : 16 * (i - first) + 8], "little")
+                e = {
+                    f.name: word >> f.low & (1 << f.bits) - 1
+                    for f in tb.registers["event_0"].fields
+                }
                 code = Event(e["code"])
                 got[(code, e["squeue"], e["page"]) if code in _BY_PAGE else (code, e["ld_id"])] += 1
         await tb.write({"event_clear": 1})
         for event in [e for e in got if e[0] in (Event.NO_VICTIM, Event.PIN_REFUSED)]:
             self.seen[event[0].name.lower()] += got.pop(event)
         unexplained = got - (model.must + model.may)
-        assert not unexplained, f"events that nothing explains: {unexplained}; expected {model.must}, perhaps {model.may}"
+        assert not unexplained, (
+            f"events that nothing explains: {unexplained}; expected {model.must}, perhaps "
+            + f"{model.may}"
+        )
         if not overflow:
             assert count < EVENT_RECORDS or not model.must - got
             missing = model.must - got
@@ -248,25 +344,50 @@ class Director:
         found: dict[str, int] = {}
         for i in range(0, len(COUNTERS), 8):
             line = await self.tb.read_line(f"count_{COUNTERS[i][0]}")
-            found |= {name: int.from_bytes(line[8 * n:8 * n + 8], "little") for n, (name, _) in enumerate(COUNTERS[i:i + 8])}
+            found |= {
+                name: int.from_bytes(line[8 * n : 8 * n + 8], "little")
+                for n, (name, _) in enumerate(COUNTERS[i : i + 8])
+            }
         return found
 
     async def check_counters(self) -> dict[str, int]:
-        """Counters against what the bench saw on the ports. Only when nothing is under way, all sessions closed."""
+        """Counters against what the bench saw on the ports. Only when nothing is under way, all
+        sessions closed."""
         model, watch = self.model, self.tb.watch
         c = await self.counters()
         unsure = model.seen["unsure"]
         for name in ("reads", "writes", "refused"):
-            assert 0 <= c[name] - model.count[name] <= unsure, f"{name}: {c[name]} counted, {model.count[name]} seen, {unsure} may be either"
-        assert c["reads"] + c["writes"] + c["refused"] >= model.count["reads"] + model.count["writes"] + model.count["refused"]
+            assert 0 <= c[name] - model.count[name] <= unsure, (
+                f"{name}: {c[name]} counted, {model.count[name]} seen, {unsure} may be either"
+            )
+        assert (
+            c["reads"] + c["writes"] + c["refused"]
+            >= model.count["reads"] + model.count["writes"] + model.count["refused"]
+        )
         assert c["accesses"] == c["hits"] + c["misses"] + c["allocations"], c
-        assert c["fetches"] == watch.count["fetches"] and c["write_backs"] == watch.count["write_backs"], (c, watch.count)
-        assert self.singles <= c["corrected"] <= self.singles + self.slack, (c["corrected"], self.singles, self.slack)
+        assert (
+            c["fetches"] == watch.count["fetches"]
+            and c["write_backs"] == watch.count["write_backs"]
+        ), (c, watch.count)
+        assert self.singles <= c["corrected"] <= self.singles + self.slack, (
+            c["corrected"],
+            self.singles,
+            self.slack,
+        )
         doubles = model.count["uncorrected"]
-        assert doubles <= c["uncorrected"] <= doubles + model.count["uncorrected_slack"], (c["uncorrected"], model.count)
-        assert c["hint_lines"] == model.count["hint_lines"], (c["hint_lines"], model.count["hint_lines"])
+        assert doubles <= c["uncorrected"] <= doubles + model.count["uncorrected_slack"], (
+            c["uncorrected"],
+            model.count,
+        )
+        assert c["hint_lines"] == model.count["hint_lines"], (
+            c["hint_lines"],
+            model.count["hint_lines"],
+        )
         updates = model.count["hint_updates"]
-        assert c["hint_updates"] == updates or model.loose_hints and c["hint_updates"] <= updates, (c["hint_updates"], updates)
+        assert c["hint_updates"] == updates or model.loose_hints and c["hint_updates"] <= updates, (
+            c["hint_updates"],
+            updates,
+        )
         for source in _SOURCES:
             known = sum(c[f"prefetch_{what}_{source}"] for what in ("useful", "late", "useless"))
             assert known <= c[f"prefetch_issued_{source}"], (source, c)
@@ -276,10 +397,15 @@ class Director:
         for n, s in enumerate(self.model.sessions):
             if s.state == "open" and not self.model.loose_hints:
                 state = await self.tb.read_fields(f"s{n}_state")
-                assert state["step"] == s.step and state["open"] and not state["busy"], (n, state, s.step)
+                assert state["step"] == s.step and state["open"] and not state["busy"], (
+                    n,
+                    state,
+                    s.step,
+                )
 
     async def read_back(self, chance: float = 1.0) -> None:
-        """Every line of every page of the open sessions, or of a part of them; a page is read all over."""
+        """Every line of every page of the open sessions, or of a part of them; a page is read all
+        over."""
         tb, model = self.tb, self.model
         for session, s in enumerate(model.sessions):
             if s.state != "open":
@@ -289,12 +415,20 @@ class Director:
                     if self.rng.random() < chance:
                         first = model.map.encode(KvAddress(session, queue, page, 0, 0))
                         tb.senders[1].queue += [
-                            Request(False, M2SReq.MEM_RD, first + ONE_LINE * (kv * self.config.half_lines + line), s.shape.owner)
-                            for kv in range(1 if s.shape.k_only else 2) for line in range(s.shape.used_lines)]
+                            Request(
+                                False,
+                                M2SReq.MEM_RD,
+                                first + ONE_LINE * (kv * self.config.half_lines + line),
+                                s.shape.owner,
+                            )
+                            for kv in range(1 if s.shape.k_only else 2)
+                            for line in range(s.shape.used_lines)
+                        ]
         await tb.settle()
 
     async def finish(self) -> dict[str, int]:
-        """Everything read back, every session closed, every frame free, and the books are right. The counters are returned."""
+        """Everything read back, every session closed, every frame free, and the books are right.
+        The counters are returned."""
         tb, model = self.tb, self.model
         await tb.settle()
         await self.check_log()
@@ -307,7 +441,8 @@ class Director:
         await self.check_log()
         for pool in POOLS:
             used = await tb.read(f"pool_used_{pool}")
-            assert used == 0, f"{used} frames of pool {pool} are still in use, though every session is closed"
+            assert used == 0, (
+                f"{used} frames of pool {pool} are still in use, though every session is closed"
+            )
         assert not tb.flash.live and not tb.flash.done, tb.flash.live
         return await self.check_counters()
-

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What a host may expect of the endpoint, from its contract alone (spec §3, §4, docs/interface.md): the scoreboard of the endpoint's bench.
+"""What a host may expect of the endpoint, from its contract alone (spec §3, §4, docs/interface.md):
+the scoreboard of the endpoint's bench.
 
-The model follows M2S acceptance and S2M answers and is told what passes on the cold-tier port; it never looks into the hardware. A line is what a
-host would read of it: 64 bytes or :data:`POISON`. Where the contract leaves a choice (a session that is being closed, a page whose word may be
-lost) the model keeps all that may be, and each answer narrows it again.
+The model follows M2S acceptance and S2M answers and is told what passes on the cold-tier port; it
+never looks into the hardware. A line is what a host would read of it: 64 bytes or :data:`POISON`.
+Where the contract leaves a choice (a session that is being closed, a page whose word may be lost)
+the model keeps all that may be, and each answer narrows it again.
 
-Requests to one line take effect in the order of their acceptance. The model lets them take effect when they are answered: whatever befalls a page
-between (a fetch that fails while they are parked) then befalls them too.
+Requests to one line take effect in the order of their acceptance. The model lets them take effect
+when they are answered: whatever befalls a page between (a fetch that fails while they are parked)
+then befalls them too.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from kelp_spec.metadata import STEP_BITS, Event
 
 __all__ = ["NXM", "POISON", "ZEROS", "Model", "Page", "Request", "Session", "Shape", "stored"]
 
-POISON = "poison"   #: a line's content
-NXM = "nxm"         #: an answer
+POISON = "poison"  #: a line's content
+NXM = "nxm"  #: an answer
 ZEROS = bytes(LINE_BYTES)
 ALL_BYTES = (1 << LINE_BYTES) - 1
 _READS = (M2SReq.MEM_RD, M2SReq.MEM_RD_DATA)
@@ -64,7 +67,12 @@ class Shape:
         return next(r for r in self.formats if queue // self.kv_heads <= r[0])[1 + kv]
 
     def has(self, where: KvAddress) -> bool:
-        return (where.queue < self.queues and where.page < self.used_pages and where.line < self.used_lines and not (where.kv and self.k_only))
+        return (
+            where.queue < self.queues
+            and where.page < self.used_pages
+            and where.line < self.used_lines
+            and not (where.kv and self.k_only)
+        )
 
 
 @dataclass
@@ -78,18 +86,18 @@ class Request:
     data: bytes = ZEROS
     byte_enable: int = ALL_BYTES
     poison: bool = False
-    tag: int = -1                   #: −1: the sender chooses one
-    offered: object = None          #: called when the request is first offered
-    taken: object = None            #: called when the request is accepted
-    done: object = None             #: called with the content of its answer
+    tag: int = -1  #: −1: the sender chooses one
+    offered: object = None  #: called when the request is first offered
+    taken: object = None  #: called when the request is accepted
+    done: object = None  #: called with the content of its answer
     # --- the model's own, from acceptance on ---
     cycle: int = -1
-    refused: Event | None = None    #: certainly refused
-    unsure: bool = False            #: may be refused: its session is being opened or closed
-    line: tuple | None = None       #: (page, line index), when it goes to memory
+    refused: Event | None = None  #: certainly refused
+    unsure: bool = False  #: may be refused: its session is being opened or closed
+    line: tuple | None = None  #: (page, line index), when it goes to memory
     fmt: Format | None = None
     host_type: HostType | None = None
-    found: tuple | None = None      #: what it may answer, once it has taken effect
+    found: tuple | None = None  #: what it may answer, once it has taken effect
 
     @property
     def is_write(self) -> bool:
@@ -101,20 +109,25 @@ class Request:
 
     def __str__(self):
         name = f"{'RwD' if self.rwd else 'Req'} opcode {self.opcode}"
-        return f"{name} {self.address:#x} tag {self.tag} LD-ID {self.ld_id} accepted in cycle {self.cycle}"
+        return (
+            f"{name} {self.address:#x} tag {self.tag} LD-ID {self.ld_id} accepted in cycle "
+            + f"{self.cycle}"
+        )
 
 
 @dataclass
 class Page:
-    """One page of an open session. `cold`: its lines as flash has them, None when flash has nothing of it that may be read."""
+    """One page of an open session. `cold`: its lines as flash has them, None when flash has nothing
+    of it that may be read."""
 
     key: tuple
     lines: dict[int, tuple] = field(default_factory=dict)
-    pending: dict[int, list[Request]] = field(default_factory=dict)     #: by line: accepted, not yet taken effect
+    #: by line: accepted, not yet taken effect
+    pending: dict[int, list[Request]] = field(default_factory=dict)
     cold: dict[int, tuple] | None = None
-    failed: bool = False            #: resident after a fetch that failed: flash may have better
-    doubt: bool = False             #: its word may be lost at any time
-    ending: set | None = None       #: the doubt ends when these requests are answered
+    failed: bool = False  #: resident after a fetch that failed: flash may have better
+    doubt: bool = False  #: its word may be lost at any time
+    ending: set | None = None  #: the doubt ends when these requests are answered
 
     def content(self, line: int) -> tuple:
         return self.lines.get(line, (ZEROS,))
@@ -130,18 +143,20 @@ class Page:
 
 @dataclass
 class Session:
-    """`state`: closed, opening, open, closing (its command is under way) or draining (closed, but busy)."""
+    """`state`: closed, opening, open, closing (its command is under way) or draining (closed, but
+    busy)."""
 
     state: str = "closed"
     shape: Shape | None = None
     pages: dict[tuple, Page] = field(default_factory=dict)
     step: int = 0
-    sequence: int = 0               #: of the next hint line
-    hints: int = 0                  #: lines since all were known to have taken effect
+    sequence: int = 0  #: of the next hint line
+    hints: int = 0  #: lines since all were known to have taken effect
 
 
 class Model:
-    """`accept` each request and `answer` each answer, in the order in which they pass; see also `ColdWatch` for the flash's side."""
+    """`accept` each request and `answer` each answer, in the order in which they pass; see also
+    `ColdWatch` for the flash's side."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -150,15 +165,18 @@ class Model:
 
     def reset(self) -> None:
         self.sessions = [Session() for _ in range(self.config.sessions)]
-        self.waiting: dict[tuple, deque[Request]] = {}      #: (is DRS, LD-ID, tag) → requests, oldest first
-        self.order: dict[tuple, list[Request]] = {}         #: (is DRS, address) → requests to memory without an answer, oldest first
+        #: (is DRS, LD-ID, tag) → requests, oldest first
+        self.waiting: dict[tuple, deque[Request]] = {}
+        #: (is DRS, address) → requests to memory without an answer, oldest first
+        self.order: dict[tuple, list[Request]] = {}
         self.outstanding: dict[int, Request] = {}
-        self.must, self.may = Counter(), Counter()          #: events since the last look at the log
-        self.count = Counter()                              #: what the counters should say
-        self.loose_hints = False                            #: hints were under way when a session was closed
-        self.seen = Counter()                               #: coverage
+        self.must, self.may = Counter(), Counter()  #: events since the last look at the log
+        self.count = Counter()  #: what the counters should say
+        #: hints were under way when a session was closed
+        self.loose_hints = False
+        self.seen = Counter()  #: coverage
 
-    # --- M2S --------------------------------------------------------------------------------------------------------------------
+    # - M2S ----------------------------------------------------------------------------------------
     def accept(self, r: Request, cycle: int) -> None:
         r.cycle = cycle
         if not r.rwd and r.opcode == M2SReq.MEM_SPEC_RD:
@@ -173,7 +191,11 @@ class Model:
                 self.accept_hint(r)
         elif region == Region.REGISTER:
             pass
-        elif region != Region.KV or where.session >= self.config.sessions or where.queue >= self.config.queues:
+        elif (
+            region != Region.KV
+            or where.session >= self.config.sessions
+            or where.queue >= self.config.queues
+        ):
             self.refuse(r, Event.OUT_OF_MAP)
         else:
             self.accept_kv(r, where)
@@ -198,10 +220,16 @@ class Model:
             r.unsure = True
             self.refuse(r, Event.CLOSED_SESSION, surely=False)
             self.seen["unsure"] += 1
-        reason = Event.FOREIGN_LD if r.ld_id != s.shape.owner else Event.OUT_OF_MAP if not s.shape.has(where) else None
+        reason = (
+            Event.FOREIGN_LD
+            if r.ld_id != s.shape.owner
+            else Event.OUT_OF_MAP
+            if not s.shape.has(where)
+            else None
+        )
         if reason:
             self.refuse(r, reason, surely=not r.unsure)
-            if r.unsure:    # one way or the other
+            if r.unsure:  # one way or the other
                 r.refused = reason
                 self.count["refused"] += 1
             return
@@ -211,7 +239,11 @@ class Model:
             (self.may if r.unsure else self.must)[Event.POISON_RECEIVED, r.ld_id] += 1
         page = self.page((where.session, where.queue, where.page))
         line = where.kv * self.config.half_lines + where.line
-        r.line, r.fmt, r.host_type = (page, line), s.shape.format_of(where.queue, where.kv), s.shape.host_type
+        r.line, r.fmt, r.host_type = (
+            (page, line),
+            s.shape.format_of(where.queue, where.kv),
+            s.shape.host_type,
+        )
         page.pending.setdefault(line, []).append(r)
         self.order.setdefault((r.is_read, r.address), []).append(r)
         if not r.unsure:
@@ -241,17 +273,23 @@ class Model:
                 self.must[Event.HINT_GAP, r.ld_id] += 1
             s.sequence = (line.sequence + 1) % (1 << SEQUENCE_BITS)
             mass = line.kind == HintKind.MASS
-            pages = range(line.first_page, line.first_page + len(line.entries)) if mass else line.entries
+            pages = (
+                range(line.first_page, line.first_page + len(line.entries))
+                if mass
+                else line.entries
+            )
             if line.queue >= s.shape.queues:
                 self.must[Event.HINT_BAD_QUEUE, r.ld_id] += 1
             else:
                 if any(page >= s.shape.used_pages for page in pages):
                     self.must[Event.HINT_BAD_PAGE, r.ld_id] += 1
-                self.count["hint_updates"] += mass * sum(page < s.shape.used_pages for page in pages)
+                self.count["hint_updates"] += mass * sum(
+                    page < s.shape.used_pages for page in pages
+                )
             s.step = (s.step + line.advance) % (1 << STEP_BITS)
             self.seen[f"hint_{line.kind.name.lower()}"] += 1
 
-    # --- sessions ---------------------------------------------------------------------------------------------------------------
+    # - sessions -----------------------------------------------------------------------------------
     def opening(self, session: int, shape: Shape) -> None:
         """OPEN has been accepted."""
         self.sessions[session] = Session("opening", shape)
@@ -265,18 +303,24 @@ class Model:
             for ld_id in (0, s.shape.owner):
                 self.may[Event.CLOSED_SESSION, ld_id] += s.hints
 
-    # --- S2M --------------------------------------------------------------------------------------------------------------------
+    # - S2M ----------------------------------------------------------------------------------------
     def answer(self, drs: bool, ld_id: int, tag: int, content: bytes | str | None) -> Request:
-        """An answer has passed: content is bytes, POISON or NXM on DRS, None for Cmp. AssertionError when it is not one that was due."""
+        """An answer has passed: content is bytes, POISON or NXM on DRS, None for Cmp.
+        AssertionError when it is not one that was due."""
         queue = self.waiting.get((drs, ld_id, tag))
-        assert queue, f"an answer that nobody waits for: {'DRS' if drs else 'NDR'} tag {tag} LD-ID {ld_id} {content!r}"
+        assert queue, (
+            f"an answer that nobody waits for: {'DRS' if drs else 'NDR'} tag {tag} LD-ID "
+            + f"{ld_id} {content!r}"
+        )
         # Reads of one line may share a tag; a refused one does not wait for those before it.
         r = next((q for q in queue if content != NXM or q.unsure or q.refused), queue[0])
         queue.remove(r)
         del self.outstanding[id(r)]
         if r.line is None:
             if r.refused is not None:
-                assert content == (NXM if drs else None), f"{r}: refused ({r.refused.name}) but answered {content!r}"
+                assert content == (NXM if drs else None), (
+                    f"{r}: refused ({r.refused.name}) but answered {content!r}"
+                )
             if r.done:
                 r.done(content)
             return r
@@ -290,13 +334,16 @@ class Model:
                 page.pending[line].remove(r)
         elif r.unsure and drs:
             self.count["reads"] += 1
-        # A page whose word is lost while it is fetched no longer knows of the requests parked on it (docs/decisions.md).
-        assert order[0] is r or r.unsure or page.doubt, f"{r}: answered before {order[0]}, which is to the same line"
+        # A page whose word is lost while it is fetched no longer knows of the requests parked on it
+        # (docs/decisions.md).
+        assert order[0] is r or r.unsure or page.doubt, (
+            f"{r}: answered before {order[0]}, which is to the same line"
+        )
         order.remove(r)
         pending = page.pending[line]
-        ahead = pending[:pending.index(r)] if r in pending else []
+        ahead = pending[: pending.index(r)] if r in pending else []
         if r.unsure and not drs and any(q.is_write for q in ahead):
-            pending.remove(r)       # its Cmp overtook theirs, so it was refused
+            pending.remove(r)  # its Cmp overtook theirs, so it was refused
         elif not nxm and not (r.unsure and not drs and ahead):
             self.take_effect(r)
             if drs:
@@ -313,10 +360,24 @@ class Model:
         if content not in legal:
             shown = content.hex() if isinstance(content, bytes) else content
             wanted = ", ".join(x.hex() if isinstance(x, bytes) else x for x in legal)
-            raise AssertionError(f"{r}: page {page.key} line {line} ({r.fmt.label}) answered {shown}; legal: {wanted}")
-        self.seen["read_poison" if content == POISON else "read_zeros" if content == ZEROS else f"read_{r.fmt.label}"] += 1
+            raise AssertionError(
+                f"{r}: page {page.key} line {line} ({r.fmt.label}) answered {shown}; legal: "
+                + f"{wanted}"
+            )
+        self.seen[
+            "read_poison"
+            if content == POISON
+            else "read_zeros"
+            if content == ZEROS
+            else f"read_{r.fmt.label}"
+        ] += 1
         self.seen["read_ambiguous" if len(legal) > 1 else "read_exact"] += 1
-        if len(legal) > 1 and not page.doubt and page.content(line) == legal and not page.pending.get(line):
+        if (
+            len(legal) > 1
+            and not page.doubt
+            and page.content(line) == legal
+            and not page.pending.get(line)
+        ):
             page.lines[line] = (content,)
 
     def take_effect(self, upto: Request) -> None:
@@ -341,7 +402,8 @@ class Model:
                 return
 
     def may_hold(self, page: Page, line: int) -> tuple:
-        """What the line holds if some of the requests without an answer, the oldest ones, have reached it."""
+        """What the line holds if some of the requests without an answer, the oldest ones, have
+        reached it."""
         held = content = page.content(line)
         for r in page.pending.get(line, ()):
             if r.is_write:
@@ -357,10 +419,13 @@ class Model:
             return stored(r.data, r.fmt, r.host_type)
         if before == POISON:
             return POISON
-        merged = bytes(new if r.byte_enable >> i & 1 else old for i, (old, new) in enumerate(zip(before, r.data, strict=True)))
+        merged = bytes(
+            new if r.byte_enable >> i & 1 else old
+            for i, (old, new) in enumerate(zip(before, r.data, strict=True))
+        )
         return stored(merged, r.fmt, r.host_type)
 
-    # --- pages ------------------------------------------------------------------------------------------------------------------
+    # - pages --------------------------------------------------------------------------------------
     def page(self, key) -> Page:
         """The page of (session, queue, page), of the session as it is now."""
         return self.sessions[key[0]].pages.setdefault(key, Page(key))
@@ -369,9 +434,12 @@ class Model:
         page.doubt, page.ending = True, None
 
     def looked_at(self, page: Page) -> None:
-        """The page's word has been read for certain: it is lost now or will not be; requests without an answer may not know yet, those too that a later
-        one to their line has passed (parked with a page whose word is lost while it is fetched)."""
-        page.ending = {name for name, r in self.outstanding.items() if r.line is not None and r.line[0] is page}
+        """The page's word has been read for certain: it is lost now or will not be; requests
+        without an answer may not know yet, those too that a later one to their line has passed
+        (parked with a page whose word is lost while it is fetched)."""
+        page.ending = {
+            name for name, r in self.outstanding.items() if r.line is not None and r.line[0] is page
+        }
         self.end_doubt(page)
 
     def end_doubt(self, page: Page) -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Everything around the endpoint in its cocotb bench: CXL.mem channels, AxiRam, flash, and what the host does with registers.
+"""Everything around the endpoint in its cocotb bench: CXL.mem channels, AxiRam, flash, and what the
+host does with registers.
 
-One coroutine moves all streams, a cycle at a time; AxiRam has its own. The flash takes hundreds of cycles where the real one takes 25 000, so that a
-run sees hundreds of misses; its link has the real bandwidth (14 bytes a cycle at 1 ns).
+One coroutine moves all streams, a cycle at a time; AxiRam has its own. The flash takes hundreds of
+cycles where the real one takes 25 000, so that a run sees hundreds of misses; its link has the real
+bandwidth (14 bytes a cycle at 1 ns).
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from .endpoint_traffic import Mix, Traffic, pace
 
 __all__ = ["TB"]
 
-LATENCY, JITTER = 250, 0.9      # of the flash: cycles, and the part of them by which it varies
-TIMEOUT, RETRIES = 2500, 1      # what the endpoint is told
-PATIENCE = 60_000               # cycles until an answer counts as missing
+LATENCY, JITTER = 250, 0.9  # of the flash: cycles, and the part of them by which it varies
+TIMEOUT, RETRIES = 2500, 1  # what the endpoint is told
+PATIENCE = 60_000  # cycles until an answer counts as missing
 ONE_LINE = 64
 
 
@@ -44,7 +46,9 @@ class _Sender:
     def __init__(self, tb: TB, name: str, layout):
         self.tb, self.rwd = tb, name == "m2s_rwd"
         self.packing = Packing(layout)
-        self.valid, self.ready, self.payload = (getattr(tb.dut, f"{name}__{part}") for part in ("valid", "ready", "payload"))
+        self.valid, self.ready, self.payload = (
+            getattr(tb.dut, f"{name}__{part}") for part in ("valid", "ready", "payload")
+        )
         self.queue: list[Request] = []
         self.clear()
 
@@ -69,10 +73,23 @@ class _Sender:
             request.offered()
         request.tag = tb.tag_for(request) if request.tag < 0 else request.tag
         rng = tb.rng
-        fields = {"opcode": request.opcode, "snp_type": rng.randrange(8), "meta_field": rng.randrange(4), "meta_value": rng.randrange(4), "tag": request.tag,
-                  "address": request.address >> 6, "ld_id": request.ld_id, "tc": rng.randrange(4)}
+        fields = {
+            "opcode": request.opcode,
+            "snp_type": rng.randrange(8),
+            "meta_field": rng.randrange(4),
+            "meta_value": rng.randrange(4),
+            "tag": request.tag,
+            "address": request.address >> 6,
+            "ld_id": request.ld_id,
+            "tc": rng.randrange(4),
+        }
         if self.rwd:
-            fields |= {"poison": request.poison, "bep": rng.randrange(2), "byte_enable": request.byte_enable, "data": int.from_bytes(request.data, "little")}
+            fields |= {
+                "poison": request.poison,
+                "bep": rng.randrange(2),
+                "byte_enable": request.byte_enable,
+                "data": int.from_bytes(request.data, "little"),
+            }
         self.payload.value = self.packing.pack(**fields)
         self.valid.value = 1
         self.request = request
@@ -89,8 +106,10 @@ class _Receiver:
     def __init__(self, tb: TB, name: str, layout):
         self.tb, self.drs = tb, name == "s2m_drs"
         self.packing = Packing(layout)
-        self.valid, self.ready, self.payload = (getattr(tb.dut, f"{name}__{part}") for part in ("valid", "ready", "payload"))
-        self.standing: dict | None = None      #: an answer that is offered and not taken
+        self.valid, self.ready, self.payload = (
+            getattr(tb.dut, f"{name}__{part}") for part in ("valid", "ready", "payload")
+        )
+        self.standing: dict | None = None  #: an answer that is offered and not taken
         self.ready.value = 0
 
     def sample(self, ready: bool) -> None:
@@ -129,19 +148,32 @@ class TB:
         self.rng = random.Random(self.seed)
         self.registers = RegisterMap(config).by_name
         self.model = Model(config)
-        self.watch = ColdWatch(config, self.model, timeout=TIMEOUT, retries=RETRIES, seed=self.seed + 1)
+        self.watch = ColdWatch(
+            config, self.model, timeout=TIMEOUT, retries=RETRIES, seed=self.seed + 1
+        )
         self.watch.visible = self.visible
         self.traffic = Traffic(config, self.model, random.Random(self.seed + 2))
-        self.senders = [_Sender(self, "m2s_rwd", MESSAGES["M2SRwD"]), _Sender(self, "m2s_req", MESSAGES["M2SReq"])]   # in order of acceptance
-        self.receivers = [_Receiver(self, "s2m_drs", MESSAGES["S2MDRS"]), _Receiver(self, "s2m_ndr", MESSAGES["S2MNDR"])]
+        # in order of acceptance
+        self.senders = [
+            _Sender(self, "m2s_rwd", MESSAGES["M2SRwD"]),
+            _Sender(self, "m2s_req", MESSAGES["M2SReq"]),
+        ]
+        self.receivers = [
+            _Receiver(self, "s2m_drs", MESSAGES["S2MDRS"]),
+            _Receiver(self, "s2m_ndr", MESSAGES["S2MNDR"]),
+        ]
         self.result = Packing(Layouts(config).result)
-        self.result_fields = [self.result.fields[name] for name in ("op.kind", "outcome", "old.state", "op.failed")]
-        self.history: deque = deque(maxlen=20_000)     #: (cycle, result or cold command or completion), for whoever has to find a fault
+        self.result_fields = [
+            self.result.fields[name] for name in ("op.kind", "outcome", "old.state", "op.failed")
+        ]
+        #: (cycle, result or cold command or completion), for whoever has to find a fault
+        self.history: deque = deque(maxlen=20_000)
         self.cycle = 0
         self.tag = self.rng.randrange(1 << 16)
-        self.decided: Counter = Counter()      #: coverage: what M3 did
+        self.decided: Counter = Counter()  #: coverage: what M3 did
         self.quiet_for = 0
-        self.deposits: list = []               #: callables that write into the hardware, run when a cycle begins
+        #: callables that write into the hardware, run when a cycle begins
+        self.deposits: list = []
         self.words = dut
         for part in PAGE_WORDS:
             self.words = getattr(self.words, part)
@@ -154,7 +186,8 @@ class TB:
             getattr(dut, f"m_axi_{channel}ready").value = 0
         size = 1 << (self.config.dram_lines * ONE_LINE - 1).bit_length()
         self.memory = AxiRam(AxiBus.from_prefix(dut, "m_axi"), dut.clk, dut.rst, size=size)
-        self.memory.write(0, self.rng.randbytes(size))     # whoever shows a line that nobody wrote is found out
+        # whoever shows a line that nobody wrote is found out
+        self.memory.write(0, self.rng.randbytes(size))
         self.new_flash()
         self.set_mix(Mix(ready=1.0))
         await ClockCycles(dut.clk, 4)
@@ -164,9 +197,18 @@ class TB:
 
     def new_flash(self) -> None:
         watch = self.watch
-        self.flash = Flash(memory=self.memory, latency=LATENCY, jitter=JITTER, seed=self.rng.getrandbits(32), fails=watch.fails, silent=watch.silent,
-                           deaf=watch.deaf)
-        self.flash_port = FlashPort(self.dut, self.flash, self.config, shuffle=True, seed=self.rng.getrandbits(32))
+        self.flash = Flash(
+            memory=self.memory,
+            latency=LATENCY,
+            jitter=JITTER,
+            seed=self.rng.getrandbits(32),
+            fails=watch.fails,
+            silent=watch.silent,
+            deaf=watch.deaf,
+        )
+        self.flash_port = FlashPort(
+            self.dut, self.flash, self.config, shuffle=True, seed=self.rng.getrandbits(32)
+        )
         self.flash_port.now = self.cycle
 
     async def until_ready(self) -> None:
@@ -187,7 +229,7 @@ class TB:
         self.model.reset()
         self.watch.reset()
         await ClockCycles(self.dut.clk, self.rng.randint(1, 4))
-        self.new_flash()        # the tier is reset with the endpoint
+        self.new_flash()  # the tier is reset with the endpoint
         self.dut.rst.value = 0
         self.task = cocotb.start_soon(self.run())
         await self.until_ready()
@@ -195,10 +237,18 @@ class TB:
     def set_mix(self, mix: Mix) -> None:
         rng, axi = self.rng, self.memory
         self.traffic.mix = mix
-        self.go = [pace(random.Random(rng.getrandbits(32)), chance) for chance in (mix.rwd, mix.req)]
+        self.go = [
+            pace(random.Random(rng.getrandbits(32)), chance) for chance in (mix.rwd, mix.req)
+        ]
         self.readies = [pace(random.Random(rng.getrandbits(32)), mix.ready) for _ in self.receivers]
         self.flash_port.pressure = (1 - mix.ready) / 2
-        for channel in (axi.write_if.aw_channel, axi.write_if.w_channel, axi.write_if.b_channel, axi.read_if.ar_channel, axi.read_if.r_channel):
+        for channel in (
+            axi.write_if.aw_channel,
+            axi.write_if.w_channel,
+            axi.write_if.b_channel,
+            axi.read_if.ar_channel,
+            axi.read_if.r_channel,
+        ):
             if mix.ready < 1:
                 steps = pace(random.Random(rng.getrandbits(32)), mix.ready)
                 channel.set_pause_generator(not go for go in steps)
@@ -219,11 +269,13 @@ class TB:
         """Requests whose answers stand on the S2M ports."""
         for receiver in self.receivers:
             if receiver.standing:
-                waiting = self.model.waiting.get((receiver.drs, receiver.standing["ld_id"], receiver.standing["tag"]))
+                waiting = self.model.waiting.get(
+                    (receiver.drs, receiver.standing["ld_id"], receiver.standing["tag"])
+                )
                 if waiting:
                     yield waiting[0]
 
-    # --- every cycle --------------------------------------------------------------------------------------------------------------
+    # - every cycle --------------------------------------------------------------------------------
     async def run(self) -> None:
         try:
             await self.every_cycle()
@@ -232,13 +284,30 @@ class TB:
             raise
 
     def tell(self) -> None:
-        """Leaves what M3 decided and what passed on the cold-tier port in ``history.txt``, the last of it last."""
+        """Leaves what M3 decided and what passed on the cold-tier port in ``history.txt``, the last
+        of it last."""
         with open("history.txt", "w", encoding="utf-8") as out:
             for cycle, what in self.history:
                 if isinstance(what, int):
                     f = self.result.unpack(what)
-                    page = f"page {f['op.squeue']}.{f['op.page']}: {_name(PageState, f['old.state'])} to {_name(PageState, f['word.state'])}"
-                    rest = {name: f[name] for name in ("frame", "miss", "op.kv_line", "op.slot", "op.write", "op.failed", "op.origin.tag", "word.place")}
+                    page = (
+                        f"page {f['op.squeue']}.{f['op.page']}: "
+                        + f"{_name(PageState, f['old.state'])} to "
+                        + f"{_name(PageState, f['word.state'])}"
+                    )
+                    rest = {
+                        name: f[name]
+                        for name in (
+                            "frame",
+                            "miss",
+                            "op.kv_line",
+                            "op.slot",
+                            "op.write",
+                            "op.failed",
+                            "op.origin.tag",
+                            "word.place",
+                        )
+                    }
                     what = f"{_name(Op, f['op.kind'])} {_name(Outcome, f['outcome'])} {page} {rest}"
                 print(cycle, what, file=out)
 
@@ -264,7 +333,9 @@ class TB:
                 vector = int(dut.commit_result.value)
                 self.decided[tuple(vector >> low & mask for low, mask in self.result_fields)] += 1
                 self.history.append((self.cycle, vector))
-            self.quiet_for = self.quiet_for + 1 if not self.model.outstanding and dut.quiescent.value == 1 else 0
+            self.quiet_for = (
+                self.quiet_for + 1 if not self.model.outstanding and dut.quiescent.value == 1 else 0
+            )
             if self.cycle % 1024 == 0:
                 self.check_age()
             await edge
@@ -289,31 +360,45 @@ class TB:
 
     def check_age(self) -> None:
         for request in self.model.outstanding.values():
-            assert self.cycle - request.cycle < PATIENCE, f"{request}: no answer after {self.cycle - request.cycle} cycles"
-            return      # the others are younger
+            assert self.cycle - request.cycle < PATIENCE, (
+                f"{request}: no answer after {self.cycle - request.cycle} cycles"
+            )
+            return  # the others are younger
 
     def offered(self, key: tuple) -> bool:
         """A request to the page (session, queue, page) is offered and not yet accepted."""
         first = self.model.map.encode(KvAddress(*key, 0, 0))
-        return any(s.request is not None and 0 <= s.request.address - first < ONE_LINE * self.config.page_lines for s in self.senders)
+        return any(
+            s.request is not None
+            and 0 <= s.request.address - first < ONE_LINE * self.config.page_lines
+            for s in self.senders
+        )
 
     async def cycles(self, count: int) -> None:
         await ClockCycles(self.dut.clk, count)
 
     async def settle(self) -> None:
-        """No more traffic, every request answered, and the endpoint says that nothing will change."""
+        """No more traffic, every request answered, and the endpoint says that nothing will
+        change."""
         self.traffic.on = False
         since = self.cycle
-        while self.quiet_for < 8 or any(s.request or s.queue for s in self.senders) or self.watch.busy(self.cycle):
+        while (
+            self.quiet_for < 8
+            or any(s.request or s.queue for s in self.senders)
+            or self.watch.busy(self.cycle)
+        ):
             await RisingEdge(self.dut.clk)
-            assert self.cycle - since < PATIENCE, \
-                f"not quiescent after {PATIENCE} cycles; unanswered: {[str(r) for r in self.model.outstanding.values()][:5]}"
+            assert self.cycle - since < PATIENCE, (
+                f"not quiescent after {PATIENCE} cycles; unanswered: "
+                + f"{[str(r) for r in self.model.outstanding.values()][:5]}"
+            )
         for s in self.model.sessions:
             s.hints = 0
 
-    # --- registers ----------------------------------------------------------------------------------------------------------------
+    # - registers ----------------------------------------------------------------------------------
     async def access(self, request: Request) -> bytes | str | None:
-        """Sends one request of the bench's own, between those of the traffic; the content of its answer."""
+        """Sends one request of the bench's own, between those of the traffic; the content of its
+        answer."""
         done, box = Event(), []
 
         def answered(content):
@@ -331,11 +416,13 @@ class TB:
 
     async def read_line(self, name: str, ld_id: int = 0) -> bytes:
         """The eight registers of the line that holds `name`."""
-        return await self.access(Request(False, M2SReq.MEM_RD, self.register_address(name) & -ONE_LINE, ld_id))
+        return await self.access(
+            Request(False, M2SReq.MEM_RD, self.register_address(name) & -ONE_LINE, ld_id)
+        )
 
     async def read(self, name: str, ld_id: int = 0) -> int:
         at = self.register_address(name) % ONE_LINE
-        return int.from_bytes((await self.read_line(name, ld_id))[at:at + 8], "little")
+        return int.from_bytes((await self.read_line(name, ld_id))[at : at + 8], "little")
 
     async def read_fields(self, name: str, ld_id: int = 0) -> dict[str, int]:
         value = await self.read(name, ld_id)
@@ -348,9 +435,11 @@ class TB:
         data, enable = bytearray(ONE_LINE), 0
         for name, value in values.items():
             at = self.register_address(name) % ONE_LINE
-            data[at:at + 8] = value.to_bytes(8, "little")
+            data[at : at + 8] = value.to_bytes(8, "little")
             enable |= 0xFF << at
-        await self.access(Request(True, M2SRwD.MEM_WR_PTL, lines.pop(), ld_id, bytes(data), enable, taken=taken))
+        await self.access(
+            Request(True, M2SRwD.MEM_WR_PTL, lines.pop(), ld_id, bytes(data), enable, taken=taken)
+        )
 
     def pack(self, name: str, **fields: int) -> int:
         layout = {f.name: f for f in self.registers[name].fields}
@@ -358,30 +447,52 @@ class TB:
         assert values.keys() == layout.keys(), name
         return sum(int(value) << layout[field].low for field, value in values.items())
 
-    # --- page words ---------------------------------------------------------------------------------------------------------------
+    # - page words ---------------------------------------------------------------------------------
     def word(self, key: tuple):
         session, queue, page = key
         return self.words[(session * self.config.queues + queue) * self.config.pages + page]
 
     def coverage(self) -> dict[str, int]:
         """What came about, of the tracker's decisions."""
+
         def total(kind, outcome=None, state=None, failed=None):
-            return sum(n for (k, o, s, f), n in self.decided.items() if k == kind and outcome in (None, o) and state in (None, s) and failed in (None, f))
+            return sum(
+                n
+                for (k, o, s, f), n in self.decided.items()
+                if k == kind and outcome in (None, o) and state in (None, s) and failed in (None, f)
+            )
 
         demand = (Op.READ, Op.WRITE)
         return {
-            "hit": sum(total(k, Outcome.HIT) for k in demand), "miss": sum(total(k, Outcome.MISSED, PageState.COLD) for k in demand),
-            "park": sum(total(k, Outcome.PARKED) for k in demand), "allocate": total(Op.WRITE, Outcome.ALLOCATED),
-            "allocate_waits": total(Op.WRITE, Outcome.MISSED, PageState.ABSENT), "read_absent": total(Op.READ, Outcome.ZERO),
-            "hit_writing_back": sum(total(k, Outcome.HIT, PageState.WRITING_BACK) for k in demand), "read_lost": total(Op.READ, Outcome.POISON),
-            "write_lost": total(Op.WRITE, None, PageState.LOST), "claim": total(Op.CLAIM, Outcome.DONE), "claim_void": total(Op.CLAIM, Outcome.VOID),
-            "evicted": total(Op.RELEASE, Outcome.DONE, failed=0), "cancelled_write_back": total(Op.RELEASE, Outcome.VOID),
+            "hit": sum(total(k, Outcome.HIT) for k in demand),
+            "miss": sum(total(k, Outcome.MISSED, PageState.COLD) for k in demand),
+            "park": sum(total(k, Outcome.PARKED) for k in demand),
+            "allocate": total(Op.WRITE, Outcome.ALLOCATED),
+            "allocate_waits": total(Op.WRITE, Outcome.MISSED, PageState.ABSENT),
+            "read_absent": total(Op.READ, Outcome.ZERO),
+            "hit_writing_back": sum(total(k, Outcome.HIT, PageState.WRITING_BACK) for k in demand),
+            "read_lost": total(Op.READ, Outcome.POISON),
+            "write_lost": total(Op.WRITE, None, PageState.LOST),
+            "claim": total(Op.CLAIM, Outcome.DONE),
+            "claim_void": total(Op.CLAIM, Outcome.VOID),
+            "evicted": total(Op.RELEASE, Outcome.DONE, failed=0),
+            "cancelled_write_back": total(Op.RELEASE, Outcome.VOID),
             "failed_release": total(Op.RELEASE, failed=1),
-            "prefetch": total(Op.PREFETCH, Outcome.MISSED), "prefetch_dropped": total(Op.PREFETCH, Outcome.DROPPED),
-            "grant_retry": total(Op.GRANT, Outcome.RETRY), "flip_retry": total(Op.FLIP, Outcome.RETRY), "orphan": total(Op.FLIP, Outcome.ORPHAN),
-            "recover": total(Op.RECOVER, Outcome.ORPHAN), "scrub_retry": total(Op.SCRUB, Outcome.RETRY), "scrub": total(Op.SCRUB, Outcome.DONE),
-            "replay": total(Op.REPLAY), "fill_failed": total(Op.FILL, failed=1), "mass": total(Op.MASS, Outcome.DONE), "pin": total(Op.PIN, Outcome.DONE),
-            "pin_refused": total(Op.PIN, Outcome.REFUSED), "unpin": total(Op.UNPIN, Outcome.DONE), "step": total(Op.STEP, Outcome.DONE),
+            "prefetch": total(Op.PREFETCH, Outcome.MISSED),
+            "prefetch_dropped": total(Op.PREFETCH, Outcome.DROPPED),
+            "grant_retry": total(Op.GRANT, Outcome.RETRY),
+            "flip_retry": total(Op.FLIP, Outcome.RETRY),
+            "orphan": total(Op.FLIP, Outcome.ORPHAN),
+            "recover": total(Op.RECOVER, Outcome.ORPHAN),
+            "scrub_retry": total(Op.SCRUB, Outcome.RETRY),
+            "scrub": total(Op.SCRUB, Outcome.DONE),
+            "replay": total(Op.REPLAY),
+            "fill_failed": total(Op.FILL, failed=1),
+            "mass": total(Op.MASS, Outcome.DONE),
+            "pin": total(Op.PIN, Outcome.DONE),
+            "pin_refused": total(Op.PIN, Outcome.REFUSED),
+            "unpin": total(Op.UNPIN, Outcome.DONE),
+            "step": total(Op.STEP, Outcome.DONE),
         }
 
 

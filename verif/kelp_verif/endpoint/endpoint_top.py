@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The endpoint as its cocotb bench needs it: the memory port under the names that AXI models look for, and no commit records but the results."""
+"""The endpoint as its cocotb bench needs it: the memory port under the names that AXI models look
+for, and no commit records but the results."""
 
 from __future__ import annotations
 
@@ -13,10 +14,23 @@ from kelp_spec.config import Config
 
 __all__ = ["PAGE_WORDS", "FlatEndpoint"]
 
-#: Where `FlatEndpoint` keeps its page words: instances from the top down to the memory of the first bank.
+#: Where `FlatEndpoint` keeps its page words: instances from the top down to the memory of the first
+#: bank.
 PAGE_WORDS = ("endpoint", "tracker", "words", "bank_0", "memory")
-_LEFT_OUT = ("axi", "skip", "lockstep", "now", "irq", "m2s_birsp", "s2m_bisnp", "commit_hot", "commit_frame", "commit_frame_valid", "commit_score",
-             "commit_score_valid")
+_LEFT_OUT = (
+    "axi",
+    "skip",
+    "lockstep",
+    "now",
+    "irq",
+    "m2s_birsp",
+    "s2m_bisnp",
+    "commit_hot",
+    "commit_frame",
+    "commit_frame_valid",
+    "commit_score",
+    "commit_score_valid",
+)
 
 
 def _payload(channel: wiring.Member):
@@ -24,7 +38,8 @@ def _payload(channel: wiring.Member):
 
 
 class FlatEndpoint(wiring.Component):
-    """:class:`kelp_hw.endpoint.Endpoint` with `axi` as `m_axi_arvalid`, `m_axi_arid` …; what its bench does not look at is left inside.
+    """:class:`kelp_hw.endpoint.Endpoint` with `axi` as `m_axi_arvalid`, `m_axi_arid` …; what its
+    bench does not look at is left inside.
 
     Parameters
     ----------
@@ -33,7 +48,11 @@ class FlatEndpoint(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = config
-        members = {name: member for name, member in endpoint_signature(config).items() if name not in _LEFT_OUT}
+        members = {
+            name: member
+            for name, member in endpoint_signature(config).items()
+            if name not in _LEFT_OUT
+        }
         for channel, member in axi_signature(config).members.items():
             out = member.flow is wiring.Out
             members[f"m_axi_{channel}valid"] = Out(1) if out else In(1)
@@ -59,10 +78,24 @@ class FlatEndpoint(wiring.Component):
         m.d.comb += endpoint.s2m_bisnp.ready.eq(1)
         for channel, member in axi_signature(self.config).members.items():
             port = getattr(endpoint.axi, channel)
-            valid, ready = getattr(self, f"m_axi_{channel}valid"), getattr(self, f"m_axi_{channel}ready")
-            fields = [(getattr(self, f"m_axi_{channel}{field}"), port.p[field]) for field in _payload(member).members]
+            valid, ready = (
+                getattr(self, f"m_axi_{channel}valid"),
+                getattr(self, f"m_axi_{channel}ready"),
+            )
+            fields = [
+                (getattr(self, f"m_axi_{channel}{field}"), port.p[field])
+                for field in _payload(member).members
+            ]
             if member.flow is wiring.Out:
-                m.d.comb += [valid.eq(port.valid), port.ready.eq(ready), *(outer.eq(inner) for outer, inner in fields)]
+                m.d.comb += [
+                    valid.eq(port.valid),
+                    port.ready.eq(ready),
+                    *(outer.eq(inner) for outer, inner in fields),
+                ]
             else:
-                m.d.comb += [port.valid.eq(valid), ready.eq(port.ready), *(inner.eq(outer) for outer, inner in fields)]
+                m.d.comb += [
+                    port.valid.eq(valid),
+                    ready.eq(port.ready),
+                    *(inner.eq(outer) for outer, inner in fields),
+                ]
         return m

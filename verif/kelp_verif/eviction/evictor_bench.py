@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The eviction engine in a world of golden models: the tracker decides its ops, the rest answers after random times.
+"""The eviction engine in a world of golden models: the tracker decides its ops, the rest answers
+after random times.
 
-`lockstep` compares every CLAIM with the golden evictor's; `free_running` audits the sweeps under traffic, cancellations and flash errors;
-`sweep_cycles` measures; `closes` and `recovers` end sessions and lost words; `nothing_to_evict` pins everything.
+`lockstep` compares every CLAIM with the golden evictor's; `free_running` audits the sweeps under
+traffic, cancellations and flash errors; `sweep_cycles` measures; `closes` and `recovers` end
+sessions and lost words; `nothing_to_evict` pins everything.
 """
 
 import cocotb
@@ -28,7 +30,13 @@ async def lockstep(dut):
         await tb.do(op)
         await tb.check()
     tb.check_words()
-    record(victims=tb.victims, void=tb.void, sweeps=tb.sweeps, write_backs=tb.write_backs, events=len(tb.events))
+    record(
+        victims=tb.victims,
+        void=tb.void,
+        sweeps=tb.sweeps,
+        write_backs=tb.write_backs,
+        events=len(tb.events),
+    )
 
 
 @cocotb.test(timeout_time=40, timeout_unit="ms")
@@ -43,17 +51,31 @@ async def free_running(dut):
         if n % 1000 == 0:
             few = rng.sample(pages, min(len(pages), rng.choice([8, 30, 64])))
             rate, tb.stall = rng.choice([0.02, 0.1, 0.4]), rng.choice([0, 0.5])
-        if len(tb.demands) < 4 and rng.random() < rate and sum(p.waiting for p in tb.tracker.pools) < c.misses - 1 and len(tb.tracker.free_misses) > 2:
+        if (
+            len(tb.demands) < 4
+            and rng.random() < rate
+            and sum(p.waiting for p in tb.tracker.pools) < c.misses - 1
+            and len(tb.tracker.free_misses) > 2
+        ):
             op = tb.random_op(few)
             if op:
                 tb.demands.append(op)
         await tb.tick()
     tb.flash_fails = 0
     # With everything unpinned no one may starve.
-    tb.demands.extend(TrackerOp(Op.UNPIN, session=q // c.queues, squeue=q, page=p) for q, p in pages)
+    tb.demands.extend(
+        TrackerOp(Op.UNPIN, session=q // c.queues, squeue=q, page=p) for q, p in pages
+    )
     await tb.rest()
     tb.check_words()
-    record(victims=tb.victims, void=tb.void, cancelled=tb.cancelled, failed=tb.failed, sweeps=tb.sweeps, write_backs=tb.write_backs)
+    record(
+        victims=tb.victims,
+        void=tb.void,
+        cancelled=tb.cancelled,
+        failed=tb.failed,
+        sweeps=tb.sweeps,
+        write_backs=tb.write_backs,
+    )
 
 
 @cocotb.test(timeout_time=40, timeout_unit="ms")
@@ -75,13 +97,20 @@ async def closes(dut):
         tb.demands.extend(TrackerOp(Op.CLOSE, session=s) for s in closed)
         for _ in range(20_000):
             await tb.tick()
-            if not tb.demands and not tb.pipe and not any(tb.tracker.sessions[s].closing for s in closed):
+            if (
+                not tb.demands
+                and not tb.pipe
+                and not any(tb.tracker.sessions[s].closing for s in closed)
+            ):
                 break
         else:
             pools = [(p.free, p.used, p.waiting, p.pins) for p in tb.tracker.pools]
-            raise AssertionError(f"a session does not close: (free, used, waiting, pins) {pools}, demands {list(tb.demands)}")
+            raise AssertionError(
+                f"a session does not close: (free, used, waiting, pins) {pools}, demands "
+                + f"{list(tb.demands)}"
+            )
         await tb.rest()
-        for (key, word) in tb.tracker.words.items():
+        for key, word in tb.tracker.words.items():
             assert key // c.pages // c.queues not in closed or word.state == PageState.ABSENT
     await tb.do(*(TrackerOp(Op.CLOSE, session=s) for s in range(c.sessions)))
     await tb.rest(40_000)
@@ -109,11 +138,19 @@ async def recovers(dut):
                 tb.demands.append(op)
         await tb.tick()
     tb.faults.clear()
-    tb.demands.extend(TrackerOp(Op.UNPIN, session=q // c.queues, squeue=q, page=p) for q, p in pages)
+    tb.demands.extend(
+        TrackerOp(Op.UNPIN, session=q // c.queues, squeue=q, page=p) for q, p in pages
+    )
     await tb.rest(60_000)
-    resident = {(key // c.pages, key % c.pages) for key, word in tb.tracker.words.items() if word.state == RESIDENT}
+    resident = {
+        (key // c.pages, key % c.pages)
+        for key, word in tb.tracker.words.items()
+        if word.state == RESIDENT
+    }
     recovered = sum(e["code"] == Event.FRAME_RECOVERED for e in tb.events)
-    assert set(tb.owners.values()) == resident and len(tb.owners) == sum(p.used for p in tb.tracker.pools)
+    assert set(tb.owners.values()) == resident and len(tb.owners) == sum(
+        p.used for p in tb.tracker.pools
+    )
     record(lost=lost, recovered=recovered)
 
 
@@ -127,12 +164,18 @@ async def nothing_to_evict(dut):
     squeue = next(q for q in range(c.squeues) if tb.pool[q] == 0)
     frames = c.frames[0]
     tb.tracker.reserve = 0
-    tb.dut.low_water.value = tb.tracker.low_water = 0   # counts as 1
+    tb.dut.low_water.value = tb.tracker.low_water = 0  # counts as 1
     for page in range(frames - 1):
-        await tb.do(tb.demand(squeue, page, True), TrackerOp(Op.PIN, session=squeue // c.queues, squeue=squeue, page=page))
+        await tb.do(
+            tb.demand(squeue, page, True),
+            TrackerOp(Op.PIN, session=squeue // c.queues, squeue=squeue, page=page),
+        )
     await tb.rest()
     assert not tb.events and not tb.victims
-    await tb.do(tb.demand(squeue, frames - 1, True), TrackerOp(Op.PIN, session=squeue // c.queues, squeue=squeue, page=frames - 1))
+    await tb.do(
+        tb.demand(squeue, frames - 1, True),
+        TrackerOp(Op.PIN, session=squeue // c.queues, squeue=squeue, page=frames - 1),
+    )
     await tb.rest()
     # The page may have gone before it was pinned.
     if not tb.victims:
@@ -176,4 +219,6 @@ async def sweep_cycles(dut):
     while not tb.log:
         await tb.tick()
     # M3's latency both ways and the score's are the path's.
-    record(cycles=tb.cycle - start - 2 * TB.M3 - TB.SCAN, words=-(-c.pages // 64), resident=resident)
+    record(
+        cycles=tb.cycle - start - 2 * TB.M3 - TB.SCAN, words=-(-c.pages // 64), resident=resident
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Eviction beside its golden model: page words, frames and flashes around it (see :mod:`kelp_verif.eviction.evictor_bench`)."""
+"""Eviction beside its golden model: page words, frames and flashes around it (see
+:mod:`kelp_verif.eviction.evictor_bench`)."""
 
 import random
 from array import array
@@ -29,7 +30,8 @@ RESIDENT = PageState.RESIDENT
 
 
 class TrackerOp(ops.Op):
-    """An op, and what this bench knows about it: an OPEN's descriptor, the cycle before which a retry is not worth it."""
+    """An op, and what this bench knows about it: an OPEN's descriptor, the cycle before which a
+    retry is not worth it."""
 
     descriptor = None
     not_before = 0
@@ -40,12 +42,17 @@ class Words:
 
     def __init__(self, config):
         n = config.page_words
-        self.state, self.last_step, self.pinned, self.score = array("B", bytes(n)), array("I", bytes(4 * n)), array("B", bytes(n)), array("H", bytes(2 * n))
+        self.state, self.last_step, self.pinned, self.score = (
+            array("B", bytes(n)),
+            array("I", bytes(4 * n)),
+            array("B", bytes(n)),
+            array("H", bytes(2 * n)),
+        )
 
 
 class TB:
-    M3 = 4      #: cycles from an op's acceptance to its result
-    SCAN = 17   #: least cycles from a SCAN's result to its score
+    M3 = 4  #: cycles from an op's acceptance to its result
+    SCAN = 17  #: least cycles from a SCAN's result to its score
 
     def __init__(self, dut):
         self.dut = dut
@@ -53,32 +60,72 @@ class TB:
         self.config = c = Config(**{**config, "frames": tuple(config["frames"])})
         self.rng = random.Random(cocotb.RANDOM_SEED)
         layouts = EvictionLayouts(c)
-        self.op, self.result, self.write = Packing(layouts.op), Packing(layouts.result), Packing(layouts.config_write)
-        self.scanned, self.claim, self.owner = Packing(layouts.scanned), Packing(layouts.claim), Packing(layouts.frame_owner)
-        self.flush, self.write_back, self.written = Packing(flush_layout(c)), Packing(layouts.write_back), Packing(layouts.written_back)
+        self.op, self.result, self.write = (
+            Packing(layouts.op),
+            Packing(layouts.result),
+            Packing(layouts.config_write),
+        )
+        self.scanned, self.claim, self.owner = (
+            Packing(layouts.scanned),
+            Packing(layouts.claim),
+            Packing(layouts.frame_owner),
+        )
+        self.flush, self.write_back, self.written = (
+            Packing(flush_layout(c)),
+            Packing(layouts.write_back),
+            Packing(layouts.written_back),
+        )
         self.session, self.event = Packing(layouts.session), Packing(layouts.event)
         self.count_bits, self.session_bits = count_bits(c), layouts.session.size
         self.tracker = Tracker(c)
         self.words, self.queues = Words(c), QueueState(c)
         self.tau, self.pool, self.budget = {}, {}, {}
         self.audit = SweepAudit(c, self.queues, lambda q: self.tau[q])
-        self.dirty, self.owners = set(), {}       # frames
-        self.pipe = deque()                       # (due, op) between admission and M3
-        self.scans, self.claims, self.peeks, self.flushes, self.written_backs = deque(), deque(), deque(), [], []
+        self.dirty, self.owners = set(), {}  # frames
+        self.pipe = deque()  # (due, op) between admission and M3
+        self.scans, self.claims, self.peeks, self.flushes, self.written_backs = (
+            deque(),
+            deque(),
+            deque(),
+            [],
+            [],
+        )
         self.cycle = 0
         self.demands, self.log, self.events, self.faults = deque(), [], [], {}
-        self.flash_fails, self.flush_time, self.flash_time, self.stall = 0.0, (3, 40), (20, 200), 0.2
+        self.flash_fails, self.flush_time, self.flash_time, self.stall = (
+            0.0,
+            (3, 40),
+            (20, 200),
+            0.2,
+        )
         self.victims = self.cancelled = self.failed = self.void = self.sweeps = self.write_backs = 0
         self.results = 0
         self.tracker.low_water = self.tracker.reserve = 2
 
-    # --- the world --------------------------------------------------------------------------------------------------------
+    # - the world ----------------------------------------------------------------------------------
     async def start(self):
         dut, rng = self.dut, self.rng
         dut.rst.value = 1
-        for port in ("i_result_valid", "config_write_valid", "i_scan_valid", "i_claim_valid", "i_owner_valid", "i_flushed__valid", "hold",
-                     "i_written_back__valid", "o_op__ready", "o_write_back__ready", "resident_squeue", "sessions", "pool_free", "pool_used",
-                     "o_prefetch__ready", "frames", "prefetch_on", "prefetch_water"):
+        for port in (
+            "i_result_valid",
+            "config_write_valid",
+            "i_scan_valid",
+            "i_claim_valid",
+            "i_owner_valid",
+            "i_flushed__valid",
+            "hold",
+            "i_written_back__valid",
+            "o_op__ready",
+            "o_write_back__ready",
+            "resident_squeue",
+            "sessions",
+            "pool_free",
+            "pool_used",
+            "o_prefetch__ready",
+            "frames",
+            "prefetch_on",
+            "prefetch_water",
+        ):
             getattr(dut, port).value = 0
         dut.low_water.value = self.tracker.low_water
         # Asserts look at the inputs from the first edge on.
@@ -103,51 +150,89 @@ class TB:
         self.queues.configure(squeue, pool, budget)
         self.tracker.configure(squeue, QueueConfig(pool=pool))
         values = {"pool": pool, "budget": budget, "tau_m": tau[0], "tau_sh": tau[1] + RECENCY_BIAS}
-        self.dut.config_write.value = self.write.pack(squeue=squeue, **{f"queue_config.{name}": value for name, value in values.items()})
+        self.dut.config_write.value = self.write.pack(
+            squeue=squeue, **{f"queue_config.{name}": value for name, value in values.items()}
+        )
         self.dut.config_write_valid.value = 1
 
     def open(self, session):
         c = self.config
         op = TrackerOp(Op.OPEN, session=session)
-        op.descriptor = Session(used_queues=c.queues, used_lines=c.half_lines, used_pages=c.pages, kv_heads=1, step=self.rng.choice([0, (1 << 24) - 3]))
+        op.descriptor = Session(
+            used_queues=c.queues,
+            used_lines=c.half_lines,
+            used_pages=c.pages,
+            kv_heads=1,
+            step=self.rng.choice([0, (1 << 24) - 3]),
+        )
         return op
 
     def demand(self, squeue, page, write=False):
-        return TrackerOp(Op.WRITE if write else Op.READ, session=squeue // self.config.queues, squeue=squeue, page=page, write=int(write))
+        return TrackerOp(
+            Op.WRITE if write else Op.READ,
+            session=squeue // self.config.queues,
+            squeue=squeue,
+            page=page,
+            write=int(write),
+        )
 
     def serve(self, result):
         """What a miss needs next: GRANT (until it gets a frame), FILL, REPLAY, FLIP."""
         op, miss = result.op, result.miss
         kind = op.kind
-        common = {"session": op.session, "squeue": op.squeue, "page": op.page, "miss": miss, "pool": result.pool}
+        common = {
+            "session": op.session,
+            "squeue": op.squeue,
+            "page": op.page,
+            "miss": miss,
+            "pool": result.pool,
+        }
         if kind in (Op.READ, Op.WRITE) and result.outcome == Outcome.MISSED:
             miss_kind = MissKind.DEMAND if result.old.state == PageState.COLD else MissKind.ALLOCATE
-            return [TrackerOp(Op.GRANT, miss_kind=miss_kind, written=op.write, write=op.write, **common)]
+            return [
+                TrackerOp(Op.GRANT, miss_kind=miss_kind, written=op.write, write=op.write, **common)
+            ]
         if kind == Op.GRANT:
             if result.outcome == Outcome.RETRY:
                 again = TrackerOp(Op.GRANT, miss_kind=op.miss_kind, write=op.write, **common)
                 again.not_before = self.cycle + 60
                 return [again]
-            return [TrackerOp(k, frame=result.frame, miss_kind=op.miss_kind, write=op.write, **common) for k in (Op.FILL, Op.REPLAY, Op.FLIP)]
+            return [
+                TrackerOp(k, frame=result.frame, miss_kind=op.miss_kind, write=op.write, **common)
+                for k in (Op.FILL, Op.REPLAY, Op.FLIP)
+            ]
         if kind == Op.FLIP:
             if result.outcome == Outcome.RETRY:
                 # Somebody parked meanwhile.
-                return [TrackerOp(k, frame=op.frame, miss_kind=op.miss_kind, **common) for k in (Op.REPLAY, Op.FLIP)]
+                return [
+                    TrackerOp(k, frame=op.frame, miss_kind=op.miss_kind, **common)
+                    for k in (Op.REPLAY, Op.FLIP)
+                ]
             self.tracker.return_miss(miss)
         return []
 
     def decide(self, op):
         """M3: one op, with everything that follows from it here."""
         rng, t, c = self.rng, self.tracker, self.config
-        fault = self.faults.pop((op.squeue, op.page), 0) if op.kind in (Op.READ, Op.SCAN, Op.CLAIM, Op.RELEASE, Op.SCRUB) else 0
+        fault = (
+            self.faults.pop((op.squeue, op.page), 0)
+            if op.kind in (Op.READ, Op.SCAN, Op.CLAIM, Op.RELEASE, Op.SCRUB)
+            else 0
+        )
         result = t.step(op, fault=fault, descriptor=op.descriptor)
         kind = op.kind
         if result.changed:
             at, word = op.squeue * c.pages + op.page, result.word
             w = self.words
             w.state[at], w.last_step[at], w.pinned[at] = word.state, word.last_step, word.pinned
-            self.queues.observe(op.squeue, op.page, RESIDENT if result.uncorrected else result.old.state, word.state,
-                                kind in (Op.READ, Op.WRITE), kind == Op.WRITE)
+            self.queues.observe(
+                op.squeue,
+                op.page,
+                RESIDENT if result.uncorrected else result.old.state,
+                word.state,
+                kind in (Op.READ, Op.WRITE),
+                kind == Op.WRITE,
+            )
             if kind == Op.WRITE and result.old.state in (PageState.ABSENT, PageState.LOST):
                 w.score[at] = rng.getrandbits(16)
         if kind in (Op.READ, Op.WRITE) and rng.random() < 0.5:
@@ -156,17 +241,46 @@ class TB:
         if kind == Op.SCAN:
             word = result.word
             score = self.words.score[op.squeue * c.pages + op.page]
-            wrong = self.audit.scan(op.squeue, op.page, op.slot, word.state, word.last_step, word.pinned, score, t.sessions[op.squeue // c.queues].step)
+            wrong = self.audit.scan(
+                op.squeue,
+                op.page,
+                op.slot,
+                word.state,
+                word.last_step,
+                word.pinned,
+                score,
+                t.sessions[op.squeue // c.queues].step,
+            )
             eligible = word.state == RESIDENT and not word.pinned
-            self.scans.append((self.cycle + self.SCAN, {"page": op.page, "slot": op.slot, "eligible": eligible, "last_step": word.last_step, "score": score}))
+            self.scans.append(
+                (
+                    self.cycle + self.SCAN,
+                    {
+                        "page": op.page,
+                        "slot": op.slot,
+                        "eligible": eligible,
+                        "last_step": word.last_step,
+                        "score": score,
+                    },
+                )
+            )
         elif kind == Op.CLAIM:
             done = result.outcome == Outcome.DONE
             wrong = self.audit.claim(op.squeue, op.page, op.delta, done)
             self.log.append((op.squeue, op.page, done))
             if done:
                 self.victims += 1
-                self.claims.append((self.cycle + 2, {"slot": op.slot, "frame": result.frame, "dirty": int(result.frame in self.dirty),
-                                                     "sector.valid": (1 << c.page_lines) - 1 ^ result.frame & 1}))
+                self.claims.append(
+                    (
+                        self.cycle + 2,
+                        {
+                            "slot": op.slot,
+                            "frame": result.frame,
+                            "dirty": int(result.frame in self.dirty),
+                            "sector.valid": (1 << c.page_lines) - 1 ^ result.frame & 1,
+                        },
+                    )
+                )
                 self.flushed(result.frame, op.slot)
             else:
                 self.void += 1
@@ -180,7 +294,18 @@ class TB:
         elif kind == Op.PEEK:
             owner = self.owners.get(op.frame)
             squeue, page = owner or (0, 0)
-            self.peeks.append((self.cycle + 2, {"slot": op.slot, "frame": op.frame, "in_use": owner is not None, "squeue": squeue, "page": page}))
+            self.peeks.append(
+                (
+                    self.cycle + 2,
+                    {
+                        "slot": op.slot,
+                        "frame": op.frame,
+                        "in_use": owner is not None,
+                        "squeue": squeue,
+                        "page": page,
+                    },
+                )
+            )
         elif kind == Op.FREE:
             assert op.pool == max(p for p in range(4) if op.frame >= c.pool_first_frame[p])
             assert op.frame not in self.owners, "a frame was freed with its owner's entry in use"
@@ -199,22 +324,47 @@ class TB:
         return result
 
     def flushed(self, frame, token):
-        self.flushes.append((self.cycle + 4 + self.rng.randint(*self.flush_time), {"frame": frame, "token": token}))
+        self.flushes.append(
+            (self.cycle + 4 + self.rng.randint(*self.flush_time), {"frame": frame, "token": token})
+        )
 
     def pack_result(self, r):
         op = r.op
-        names = ("kind", "session", "squeue", "page", "miss", "pool", "frame", "failed", "slot", "delta")
+        names = (
+            "kind",
+            "session",
+            "squeue",
+            "page",
+            "miss",
+            "pool",
+            "frame",
+            "failed",
+            "slot",
+            "delta",
+        )
         fields = {f"op.{name}": int(getattr(op, name)) for name in names}
         for name, word in (("old", r.old), ("word", r.word)):
             fields |= {f"{name}.{field}": int(value) for field, value in word._asdict().items()}
-        return self.result.pack(outcome=r.outcome, changed=int(r.changed), frame=r.frame, pool=r.pool, miss=r.miss, uncorrected=r.uncorrected, **fields)
+        return self.result.pack(
+            outcome=r.outcome,
+            changed=int(r.changed),
+            frame=r.frame,
+            pool=r.pool,
+            miss=r.miss,
+            uncorrected=r.uncorrected,
+            **fields,
+        )
 
     async def tick(self):
         """One cycle: ops in, results and answers out."""
         dut, rng, c = self.dut, self.rng, self.config
 
         # A retry that waits lets others pass.
-        admit = next((op for op in self.demands if op.not_before <= self.cycle), None) if self.queue_ready and rng.random() < 0.7 else None
+        admit = (
+            next((op for op in self.demands if op.not_before <= self.cycle), None)
+            if self.queue_ready and rng.random() < 0.7
+            else None
+        )
         if admit is not None:
             self.demands.remove(admit)
         dut.o_op__ready.value = ready = int(admit is None and rng.random() >= self.stall)
@@ -228,14 +378,32 @@ class TB:
         if result:
             dut.i_result.value = self.pack_result(result)
         pools = self.tracker.pools
-        dut.pool_free.value = sum(max(0, p.free) << k * self.count_bits for k, p in enumerate(pools))
+        dut.pool_free.value = sum(
+            max(0, p.free) << k * self.count_bits for k, p in enumerate(pools)
+        )
         dut.pool_used.value = sum(p.used << k * self.count_bits for k, p in enumerate(pools))
-        dut.sessions.value = sum(self.session.pack(open=s.open, closing=s.closing, used_queues=s.used_queues, used_pages=s.used_pages, step=s.step)
-                                 << k * self.session_bits for k, s in enumerate(self.tracker.sessions))
+        dut.sessions.value = sum(
+            self.session.pack(
+                open=s.open,
+                closing=s.closing,
+                used_queues=s.used_queues,
+                used_pages=s.used_pages,
+                step=s.step,
+            )
+            << k * self.session_bits
+            for k, s in enumerate(self.tracker.sessions)
+        )
 
-        for queue, valid, port, packing in ((self.scans, dut.i_scan_valid, dut.i_scan, self.scanned), (self.claims, dut.i_claim_valid, dut.i_claim, self.claim),
-                                            (self.peeks, dut.i_owner_valid, dut.i_owner, self.owner)):
-            due = bool(queue and queue[0][0] <= self.cycle and (queue is not self.scans or rng.random() >= self.stall))
+        for queue, valid, port, packing in (
+            (self.scans, dut.i_scan_valid, dut.i_scan, self.scanned),
+            (self.claims, dut.i_claim_valid, dut.i_claim, self.claim),
+            (self.peeks, dut.i_owner_valid, dut.i_owner, self.owner),
+        ):
+            due = bool(
+                queue
+                and queue[0][0] <= self.cycle
+                and (queue is not self.scans or rng.random() >= self.stall)
+            )
             valid.value = int(due)
             if due:
                 port.value = packing.pack(**queue.popleft()[1])
@@ -251,7 +419,22 @@ class TB:
         await ReadOnly()
         if admit is None and ready and dut.o_op__valid.value == 1:
             fields = self.op.unpack(dut.o_op__payload.value)
-            admit = TrackerOp(fields["kind"], **{name: fields[name] for name in ("session", "squeue", "page", "pool", "frame", "failed", "slot", "delta")})
+            admit = TrackerOp(
+                fields["kind"],
+                **{
+                    name: fields[name]
+                    for name in (
+                        "session",
+                        "squeue",
+                        "page",
+                        "pool",
+                        "frame",
+                        "failed",
+                        "slot",
+                        "delta",
+                    )
+                },
+            )
         if admit is not None:
             self.pipe.append((self.cycle + self.M3, admit))
         if offered and dut.i_flushed__ready.value == 1:
@@ -261,10 +444,18 @@ class TB:
             self.written_backs.remove(done)
         if write_ready and dut.o_write_back__valid.value == 1:
             w = self.write_back.unpack(dut.o_write_back__payload.value)
-            assert w["sector.valid"] == (1 << c.page_lines) - 1 ^ w["frame"] & 1 and w["frame"] in self.dirty
+            assert (
+                w["sector.valid"] == (1 << c.page_lines) - 1 ^ w["frame"] & 1
+                and w["frame"] in self.dirty
+            )
             assert self.owners.get(w["frame"], (w["squeue"], w["page"])) == (w["squeue"], w["page"])
             self.write_backs += 1
-            self.written_backs.append((self.cycle + rng.randint(*self.flash_time), {"token": w["token"], "failed": int(rng.random() < self.flash_fails)}))
+            self.written_backs.append(
+                (
+                    self.cycle + rng.randint(*self.flash_time),
+                    {"token": w["token"], "failed": int(rng.random() < self.flash_fails)},
+                )
+            )
         if dut.o_event_valid.value == 1:
             self.events.append(self.event.unpack(dut.o_event.value))
         self.sweeps += int(dut.swept.value)
@@ -276,7 +467,8 @@ class TB:
     queue_ready = quiet = idle = 0
 
     async def do(self, *ops):
-        """Have ops decided, and everything that they cause, while the evictor holds still unless somebody starves."""
+        """Have ops decided, and everything that they cause, while the evictor holds still unless
+        somebody starves."""
         self.demands.extend(ops)
         for _ in range(20_000):
             starving = any(o.not_before for o in self.demands)
@@ -300,7 +492,10 @@ class TB:
             if self.idle and not (self.pipe or self.demands or self.flushes or self.written_backs):
                 return
         pools = [(p.free, p.used, p.waiting, p.pins) for p in self.tracker.pools]
-        raise AssertionError(f"the engine does not come to rest: (free, used, waiting, pins) {pools}, quiet {self.quiet}, demands {list(self.demands)}")
+        raise AssertionError(
+            f"the engine does not come to rest: (free, used, waiting, pins) {pools}, quiet "
+            + f"{self.quiet}, demands {list(self.demands)}"
+        )
 
     def random_op(self, pages):
         """One op of a host on the pages given; None when a session is closed."""
@@ -313,13 +508,22 @@ class TB:
         if x < 0.08:
             return TrackerOp(Op.STEP, session=squeue // c.queues, delta=rng.choice([1, 1, 7]))
         if x < 0.12:
-            return TrackerOp(rng.choice([Op.PIN, Op.UNPIN, Op.UNPIN]), session=squeue // c.queues, squeue=squeue, page=page)
+            return TrackerOp(
+                rng.choice([Op.PIN, Op.UNPIN, Op.UNPIN]),
+                session=squeue // c.queues,
+                squeue=squeue,
+                page=page,
+            )
         return self.demand(squeue, page, rng.random() < 0.5)
 
     def check_words(self):
-        assert sum(len(pages) for pages in self.queues.listed) == sum(w.state == RESIDENT for w in self.tracker.words.values())
+        assert sum(len(pages) for pages in self.queues.listed) == sum(
+            w.state == RESIDENT for w in self.tracker.words.values()
+        )
         for p in self.tracker.pools:
-            assert not p.used or p.free >= min(max(1, self.tracker.low_water), p.limit) or self.events, f"{p.free} frames free"
+            assert (
+                not p.used or p.free >= min(max(1, self.tracker.low_water), p.limit) or self.events
+            ), f"{p.free} frames free"
 
 
 class LockStepTB(TB):
@@ -330,8 +534,14 @@ class LockStepTB(TB):
     def __init__(self, dut):
         super().__init__(dut)
         t, c = self.tracker, self.config
-        self.evictor = Evictor(c, self.queues, self.words, step=lambda s: t.sessions[s].step, recency=lambda q: self.tau[q],
-                               closing=lambda s: bool(t.sessions[s].closing))
+        self.evictor = Evictor(
+            c,
+            self.queues,
+            self.words,
+            step=lambda s: t.sessions[s].step,
+            recency=lambda q: self.tau[q],
+            closing=lambda s: bool(t.sessions[s].closing),
+        )
         self.expected, self.expected_events = [], 0
         self.predicted = False
 
@@ -349,19 +559,30 @@ class LockStepTB(TB):
             return
         self.predicted = True
         evictor, queues, words = self.evictor, self.queues, self.words
-        kept = (words.state[:], [set(pages) for pages in queues.listed], queues.excess[:], [h[:] for h in queues._heaps])
+        kept = (
+            words.state[:],
+            [set(pages) for pages in queues.listed],
+            queues.excess[:],
+            [h[:] for h in queues._heaps],
+        )
         free, used = [p.free for p in self.tracker.pools], [p.used for p in self.tracker.pools]
 
         def claim(squeue, page, last_step, given_by):
             at = squeue * self.config.pages + page
-            done = words.state[at] == RESIDENT and not words.pinned[at] and words.last_step[at] == last_step
+            done = (
+                words.state[at] == RESIDENT
+                and not words.pinned[at]
+                and words.last_step[at] == last_step
+            )
             if done:
                 words.state[at] = PageState.COLD
                 queues.observe(squeue, page, RESIDENT, PageState.COLD)
             self.expected.append((squeue, page, done))
             return done
 
-        while (pool := evictor.pool_in_need(free, used, [0] * 4, self.tracker.low_water)) is not None:
+        while (
+            pool := evictor.pool_in_need(free, used, [0] * 4, self.tracker.low_water)
+        ) is not None:
             reported = evictor.reported[pool]
             if evictor.attempt(pool, claim) is None:
                 self.expected_events += not reported
@@ -381,6 +602,8 @@ class LockStepTB(TB):
         await self.rest()
         self.evictor.resting = self.resting
         assert self.log == self.expected, f"CLAIMs {self.log}, expected {self.expected}"
-        assert len(self.events) == self.expected_events, f"{self.events}, expected {self.expected_events}"
+        assert len(self.events) == self.expected_events, (
+            f"{self.events}, expected {self.expected_events}"
+        )
         self.log.clear()
         self.expected.clear()

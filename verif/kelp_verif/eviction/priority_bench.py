@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Priority pipeline against the golden arithmetic: random pages with idles, constants changed between batches; worked rows; full rate."""
+"""Priority pipeline against the golden arithmetic: random pages with idles, constants changed
+between batches; worked rows; full rate."""
 
 import random
 from collections import deque
@@ -43,7 +44,11 @@ class TB:
         """Policy, opinion and factor at random; policy 0 until a seed is used."""
         self.sweep = step, newest, m, sh
         dut, rng = self.dut, self.rng
-        self.kelp, self.second, self.near = self.outputs > 2 and rng.randrange(2), rng.randrange(2), rng.choice([128, 216, 256, rng.randint(128, 256)])
+        self.kelp, self.second, self.near = (
+            self.outputs > 2 and rng.randrange(2),
+            rng.randrange(2),
+            rng.choice([128, 216, 256, rng.randint(128, 256)]),
+        )
         dut.kelp.value, dut.second.value, dut.near.value = int(self.kelp), self.second, self.near
         dut.step.value, dut.recency_m.value, dut.recency_sh.value = step, m, sh + RECENCY_BIAS
         dut.newest_valid.value, dut.newest.value = int(newest is not None), newest or 0
@@ -52,15 +57,31 @@ class TB:
         step, newest, m, sh = self.sweep
         p = arithmetic.priority(score, arithmetic.decay(arithmetic.age(step, last_step), m, sh))
         kind = candidate_class(page, last_step, step, -1 if newest is None else newest)
-        count, over, cold, other = self.rng.getrandbits(7), self.rng.randrange(2), self.rng.randrange(2), None
+        count, over, cold, other = (
+            self.rng.getrandbits(7),
+            self.rng.randrange(2),
+            self.rng.randrange(2),
+            None,
+        )
         if self.kelp:
             score %= 6 * 511 + 4095 + 1
             scan = Scan(score, count, bool(over))
             followed, unfollowed = (SECOND, FIRST) if self.second else (FIRST, SECOND)
-            p, other = (65535 - KelpPolicy.worth(scan, opinion, self.near) for opinion in (followed, unfollowed))
+            p, other = (
+                65535 - KelpPolicy.worth(scan, opinion, self.near)
+                for opinion in (followed, unfollowed)
+            )
         expected = {"kind": kind, "priority": p, "page": page, "last_step": last_step}
         self.due.append((self.cycle + PriorityUnit.LATENCY, (eligible, cold, other), expected))
-        self.dut.i.value = self.scanned.pack(page=page, last_step=last_step, score=score, eligible=eligible, count=count, over=over, cold=cold)
+        self.dut.i.value = self.scanned.pack(
+            page=page,
+            last_step=last_step,
+            score=score,
+            eligible=eligible,
+            count=count,
+            over=over,
+            cold=cold,
+        )
         self.dut.i_valid.value = 1
         await self.tick()
         self.dut.i_valid.value = 0
@@ -104,7 +125,11 @@ async def random_sweeps(dut):
     rng, c = tb.rng, tb.config
     while tb.outputs < bench_params()["pages"]:
         tau = rng.choice([1, 2, 64, 1000, 65536, rng.randint(1, 65536)])
-        m, sh = recency_constants(tau) if rng.random() < 0.8 else (rng.randrange(1 << 16), rng.randint(-1, 30))
+        m, sh = (
+            recency_constants(tau)
+            if rng.random() < 0.8
+            else (rng.randrange(1 << 16), rng.randint(-1, 30))
+        )
         step = rng.choice([0, 5, (1 << 24) - 1, rng.getrandbits(24)])
         tb.constants(step, rng.choice([None, rng.randrange(c.pages)]), m, sh)
         await tb.tick()
@@ -112,7 +137,12 @@ async def random_sweeps(dut):
         for _ in range(100):
             if rng.random() >= idle:
                 age = rng.choice([0, 1, rng.randrange(1 << rng.randint(1, 24))])
-                await tb.send(rng.randrange(c.pages), (step - age) % (1 << 24), rng.choice([0, 65535, rng.getrandbits(16)]), rng.randrange(2))
+                await tb.send(
+                    rng.randrange(c.pages),
+                    (step - age) % (1 << 24),
+                    rng.choice([0, 65535, rng.getrandbits(16)]),
+                    rng.randrange(2),
+                )
             else:
                 await tb.tick()
         await tb.drain()
@@ -129,4 +159,6 @@ async def full_rate(dut):
     for n in range(pages):
         await tb.send(n % tb.config.pages, rng.randrange(70_001), rng.getrandbits(16))
     await tb.drain()
-    record(pages_per_cycle=pages / (tb.cycle - start - PriorityUnit.LATENCY), cycles=tb.cycle - start)
+    record(
+        pages_per_cycle=pages / (tb.cycle - start - PriorityUnit.LATENCY), cycles=tb.cycle - start
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Queue state against its golden model: random results of M3, budgets rewritten meanwhile; roots, counts, newest pages and the map compared at rest."""
+"""Queue state against its golden model: random results of M3, budgets rewritten meanwhile; roots,
+counts, newest pages and the map compared at rest."""
 
 import random
 
@@ -22,8 +23,20 @@ ABSENT, RESIDENT, WRITING_BACK, COLD, FETCHING, LOST = PageState
 #: State → what M3 may make of it: (op, new state).
 MOVES = {
     ABSENT: [(Op.WRITE, RESIDENT), (Op.WRITE, FETCHING), (Op.READ, ABSENT)],
-    RESIDENT: [(Op.READ, RESIDENT), (Op.CLAIM, WRITING_BACK), (Op.CLAIM, WRITING_BACK), (Op.SCRUB, ABSENT), (Op.PIN, RESIDENT)],
-    WRITING_BACK: [(Op.READ, RESIDENT), (Op.WRITE, RESIDENT), (Op.RELEASE, COLD), (Op.RELEASE, COLD), (Op.RELEASE, RESIDENT)],
+    RESIDENT: [
+        (Op.READ, RESIDENT),
+        (Op.CLAIM, WRITING_BACK),
+        (Op.CLAIM, WRITING_BACK),
+        (Op.SCRUB, ABSENT),
+        (Op.PIN, RESIDENT),
+    ],
+    WRITING_BACK: [
+        (Op.READ, RESIDENT),
+        (Op.WRITE, RESIDENT),
+        (Op.RELEASE, COLD),
+        (Op.RELEASE, COLD),
+        (Op.RELEASE, RESIDENT),
+    ],
     COLD: [(Op.READ, FETCHING), (Op.WRITE, FETCHING), (Op.PREFETCH, FETCHING), (Op.SCRUB, ABSENT)],
     FETCHING: [(Op.FLIP, RESIDENT), (Op.FLIP, RESIDENT), (Op.FLIP, COLD), (Op.READ, FETCHING)],
     LOST: [(Op.WRITE, RESIDENT), (Op.WRITE, FETCHING), (Op.SCRUB, ABSENT), (Op.READ, LOST)],
@@ -37,7 +50,11 @@ class TB:
         self.config = Config(**{**config, "frames": tuple(config["frames"])})
         self.rng = random.Random(cocotb.RANDOM_SEED)
         layouts = EvictionLayouts(self.config)
-        self.result, self.write, self.look = Packing(layouts.result), Packing(layouts.config_write), Packing(layouts.look)
+        self.result, self.write, self.look = (
+            Packing(layouts.result),
+            Packing(layouts.config_write),
+            Packing(layouts.look),
+        )
         self.root_bits, self.layouts = layouts.root.size, layouts
         self.root = Packing(layouts.root)
         self.golden = QueueState(self.config)
@@ -50,8 +67,16 @@ class TB:
     async def start(self):
         dut = self.dut
         await start_clock(dut)
-        for port in (dut.i_result_valid, dut.config_write_valid, dut.look_valid, dut.read_valid, dut.resident_squeue, dut.look_squeue, dut.offer_valid,
-                     dut.offer):
+        for port in (
+            dut.i_result_valid,
+            dut.config_write_valid,
+            dut.look_valid,
+            dut.read_valid,
+            dut.resident_squeue,
+            dut.look_squeue,
+            dut.offer_valid,
+            dut.offer,
+        ):
             port.value = 0
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
@@ -67,12 +92,27 @@ class TB:
     async def configure(self, squeue):
         rng = self.rng
         pool = self.pool[squeue]
-        budget = rng.choice([0, 0, rng.randrange(min(self.config.pages, self.config.frames[pool])) * self.config.frame_lines[pool]])
+        budget = rng.choice(
+            [
+                0,
+                0,
+                rng.randrange(min(self.config.pages, self.config.frames[pool]))
+                * self.config.frame_lines[pool],
+            ]
+        )
         self.taus[squeue] = rng.getrandbits(16), rng.getrandbits(5)
         policy = squeue & 1
         self.golden.configure(squeue, pool, budget, policy)
-        values = {"pool": pool, "budget": budget, "policy": policy, "tau_m": self.taus[squeue][0], "tau_sh": self.taus[squeue][1]}
-        self.dut.config_write.value = self.write.pack(squeue=squeue, **{f"queue_config.{name}": value for name, value in values.items()})
+        values = {
+            "pool": pool,
+            "budget": budget,
+            "policy": policy,
+            "tau_m": self.taus[squeue][0],
+            "tau_sh": self.taus[squeue][1],
+        }
+        self.dut.config_write.value = self.write.pack(
+            squeue=squeue, **{f"queue_config.{name}": value for name, value in values.items()}
+        )
         self.dut.config_write_valid.value = 1
         await self.tick()
         self.dut.config_write_valid.value = 0
@@ -94,14 +134,29 @@ class TB:
         else:
             op, new = rng.choice(MOVES[old])
             seen = old
-        frames = sum(self.state.get((q, p)) == RESIDENT for q, p in self.state if self.pool[q] == self.pool[squeue])
+        frames = sum(
+            self.state.get((q, p)) == RESIDENT
+            for q, p in self.state
+            if self.pool[q] == self.pool[squeue]
+        )
         if new == RESIDENT and old != RESIDENT and frames >= self.config.frames[self.pool[squeue]]:
             return await self.tick()
         self.state[squeue, page] = new
-        self.golden.observe(squeue, page, RESIDENT if lost else old, new, op in (Op.READ, Op.WRITE), op == Op.WRITE)
+        self.golden.observe(
+            squeue, page, RESIDENT if lost else old, new, op in (Op.READ, Op.WRITE), op == Op.WRITE
+        )
         self.dut.i_result.value = self.result.pack(
-            **{"op.kind": op, "op.squeue": squeue, "op.page": page, "old.state": seen, "word.state": new, "changed": lost or old != new or op == Op.PIN,
-               "pool": self.pool[squeue], "uncorrected": lost})
+            **{
+                "op.kind": op,
+                "op.squeue": squeue,
+                "op.page": page,
+                "old.state": seen,
+                "word.state": new,
+                "changed": lost or old != new or op == Op.PIN,
+                "pool": self.pool[squeue],
+                "uncorrected": lost,
+            }
+        )
         self.dut.i_result_valid.value = 1
         await self.tick()
         self.dut.i_result_valid.value = 0
@@ -145,19 +200,34 @@ class TB:
         dut, c, golden = self.dut, self.config, self.golden
         await self.rest()
         for pool in range(4):
-            root = self.root.unpack(int(dut.roots.value) >> pool * self.root_bits & (1 << self.root_bits) - 1)
+            root = self.root.unpack(
+                int(dut.roots.value) >> pool * self.root_bits & (1 << self.root_bits) - 1
+            )
             excess, squeue = golden.root(pool)
-            assert root["excess"] == excess and (not excess or root["squeue"] == squeue), f"pool {pool}: {root}, expected {excess} of {squeue}"
-            assert int(dut.requester.value) >> pool * c.squeue_bits & (1 << c.squeue_bits) - 1 == golden.requester[pool], f"requester of pool {pool}"
+            assert root["excess"] == excess and (not excess or root["squeue"] == squeue), (
+                f"pool {pool}: {root}, expected {excess} of {squeue}"
+            )
+            assert (
+                int(dut.requester.value) >> pool * c.squeue_bits & (1 << c.squeue_bits) - 1
+                == golden.requester[pool]
+            ), f"requester of pool {pool}"
             self.roots += excess > 0
         for squeue in self.rng.sample(range(c.squeues), min(4, c.squeues)):
             look = await self.ask(squeue)
             newest = golden.newest[squeue]
-            assert look["listed"] == bool(golden.listed[squeue]) and look["pool"] == golden.pool[squeue], f"{squeue}: {look}"
-            assert (look["tau_m"], look["tau_sh"], look["policy"]) == (*self.taus[squeue], squeue & 1)
+            assert (
+                look["listed"] == bool(golden.listed[squeue])
+                and look["pool"] == golden.pool[squeue]
+            ), f"{squeue}: {look}"
+            assert (look["tau_m"], look["tau_sh"], look["policy"]) == (
+                *self.taus[squeue],
+                squeue & 1,
+            )
             if look["policy"] and look["listed"]:
                 await self.offer(squeue, self.rng.choice([0, 1, self.rng.randrange(49152, 65536)]))
-            assert look["newest_valid"] == (newest >= 0) and (newest < 0 or look["newest"] == newest), f"{squeue}: {look}, newest {newest}"
+            assert look["newest_valid"] == (newest >= 0) and (
+                newest < 0 or look["newest"] == newest
+            ), f"{squeue}: {look}, newest {newest}"
             dut.resident_squeue.value = squeue
             found = set()
             width = min(64, c.pages)
@@ -171,7 +241,9 @@ class TB:
                 word = int(dut.word.value)
                 found |= {index * width + b for b in range(width) if word >> b & 1}
                 await RisingEdge(dut.clk)
-            assert found == golden.listed[squeue], f"map of {squeue}: {found} expected {golden.listed[squeue]}"
+            assert found == golden.listed[squeue], (
+                f"map of {squeue}: {found} expected {golden.listed[squeue]}"
+            )
             for _ in range(200):
                 await self.tick()
             assert dut.resident_lines.value == golden.resident_lines(squeue)
@@ -184,7 +256,10 @@ async def random_results(dut):
     await tb.start()
     rng, c = tb.rng, tb.config
     for _ in range(bench_params()["rounds"]):
-        pages = [(rng.randrange(c.squeues), rng.randrange(c.pages)) for _ in range(rng.choice([1, 4, 30]))]
+        pages = [
+            (rng.randrange(c.squeues), rng.randrange(c.pages))
+            for _ in range(rng.choice([1, 4, 30]))
+        ]
         idle = rng.choice([0, 0.5, 0.9])
         beyond = 0
         for _ in range(rng.choice([20, 150])):

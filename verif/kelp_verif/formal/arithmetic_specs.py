@@ -13,9 +13,11 @@ __all__ = ["EmaStepContract", "ThrottleContract"]
 
 
 class EmaStepContract(wiring.Component):
-    """For every score, x and α, the sum stays in 0 … 65535 (the block's own Assert), no α leaves the score as it is, and α of 256 and more takes x.
+    """For every score, x and α, the sum stays in 0 … 65535 (the block's own Assert), no α leaves
+    the score as it is, and α of 256 and more takes x.
 
-    The block is a pipeline without feedback, so its first result says what every later one is: `LATENCY` + 1 cycles are a proof.
+    The block is a pipeline without feedback, so its first result says what every later one is:
+    `LATENCY` + 1 cycles are a proof.
     """
 
     def __init__(self, block=EmaStep):
@@ -29,21 +31,27 @@ class EmaStepContract(wiring.Component):
         s, x, a = e.s, e.x, e.a
         count = Signal(range(e.LATENCY + 1))
         for k in range(e.LATENCY):
-            then = [Signal.like(value, name=f"then_{k}_{name}") for name, value in zip("sxa", (s, x, a), strict=True)]
+            then = [
+                Signal.like(value, name=f"then_{k}_{name}")
+                for name, value in zip("sxa", (s, x, a), strict=True)
+            ]
             m.d.sync += [later.eq(value) for later, value in zip(then, (s, x, a), strict=True)]
             s, x, a = then
         with m.If(count != e.LATENCY):
             m.d.sync += count.eq(count + 1)
         known = count == e.LATENCY
         m.d.comb += [
-            Assert(~(known & (a >= 256)) | (e.o == x)), Assert(~(known & (a == 0)) | (e.o == s)),
-            Cover(known & (e.o == 65535) & (s == 0)), Cover(known & (e.o == 0) & (s == 65535)),
+            Assert(~(known & (a >= 256)) | (e.o == x)),
+            Assert(~(known & (a == 0)) | (e.o == s)),
+            Cover(known & (e.o == 65535) & (s == 0)),
+            Cover(known & (e.o == 0) & (s == 65535)),
         ]
         return m
 
 
 class ThrottleContract(wiring.Component):
-    """Of a source, any one: its credit stays in 1 … 64, and of any 64 candidates in a row that it offers under one credit exactly `credit` pass."""
+    """Of a source, any one: its credit stays in 1 … 64, and of any 64 candidates in a row that it
+    offers under one credit exactly `credit` pass."""
 
     def __init__(self, block=Throttle):
         self.block = block()
@@ -52,24 +60,44 @@ class ThrottleContract(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.throttle = t = self.block
-        for name in ("offer", "offer_valid", "issued", "issued_valid", "useful", "useful_valid", "settle"):
+        for name in (
+            "offer",
+            "offer_valid",
+            "issued",
+            "issued_valid",
+            "useful",
+            "useful_valid",
+            "settle",
+        ):
             signal = getattr(t, name)
             m.d.comb += signal.eq(AnySeq(len(signal)))
         source = AnyConst(range(SOURCES))
-        m.d.comb += [Assume((source >= 1) & (source < SOURCES)), Assume((t.offer >= 1) & (t.offer < SOURCES))]
+        m.d.comb += [
+            Assume((source >= 1) & (source < SOURCES)),
+            Assume((t.offer >= 1) & (t.offer < SOURCES)),
+        ]
         credit, was = t.credit[source], Signal(range(CREDIT_MAX + 1))
-        offered, passed, position, same = Signal(range(CREDIT_MAX + 1)), Signal(range(CREDIT_MAX + 1)), t.position[source], Signal()
+        offered, passed, position, same = (
+            Signal(range(CREDIT_MAX + 1)),
+            Signal(range(CREDIT_MAX + 1)),
+            t.position[source],
+            Signal(),
+        )
         mine = t.offer_valid & (t.offer == source)
         m.d.sync += was.eq(credit)
         m.d.comb += same.eq((offered == 0) | (was == credit))
         # A run of offers begins where the group does, and ends where the credit changes.
-        with m.If(~same | (mine & (offered == CREDIT_MAX - 1)) | ((offered == 0) & (position != 0))):
+        with m.If(
+            ~same | (mine & (offered == CREDIT_MAX - 1)) | ((offered == 0) & (position != 0))
+        ):
             m.d.sync += [offered.eq(0), passed.eq(0)]
         with m.Elif(mine):
             m.d.sync += [offered.eq(offered + 1), passed.eq(passed + t.allow)]
         m.d.comb += [
-            Assert((credit >= 1) & (credit <= CREDIT_MAX)), Assert((offered == 0) | (position == offered)),
-            Assert((passed == Mux(offered < was, offered, was)) | ~same), Assert((offered != 0) | (passed == 0)),
+            Assert((credit >= 1) & (credit <= CREDIT_MAX)),
+            Assert((offered == 0) | (position == offered)),
+            Assert((passed == Mux(offered < was, offered, was)) | ~same),
+            Assert((offered != 0) | (passed == 0)),
             Assert(~(mine & same & (offered == CREDIT_MAX - 1)) | (passed + t.allow == credit)),
             Cover((credit == CREDIT_MAX) & (passed == 3)),
         ]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Contracts of the miss table as M3 sees it, and of the line for frames, for the solver, by induction."""
+"""Contracts of the miss table as M3 sees it, and of the line for frames, for the solver, by
+induction."""
 
 from amaranth.asserts import AnyConst, AnySeq
 from amaranth.hdl import Array, Assert, Assume, Cover, Module, Mux, Signal, Value
@@ -19,10 +20,12 @@ __all__ = ["MissGrantsContract", "MissIdsContract"]
 
 
 class MissIdsContract(wiring.Component):
-    """Ids leave in the order in which they came, each once; whoever M0 let in by its rule finds one; and of an entry, any one, `empty` is exact.
+    """Ids leave in the order in which they came, each once; whoever M0 let in by its rule finds
+    one; and of an entry, any one, `empty` is exact.
 
-    M0's rule: an op that may take an id enters only if `level` is more than such ops on their way to M3, four stages. The miss buffer's: an id comes back
-    when nothing is parked on its entry any more.
+    M0's rule: an op that may take an id enters only if `level` is more than such ops on their way
+    to M3, four stages. The miss buffer's: an id comes back when nothing is parked on its entry any
+    more.
     """
 
     STAGES = 4
@@ -41,48 +44,85 @@ class MissIdsContract(wiring.Component):
         m.d.sync += ways.eq((ways << 1) | admitted)
         kind, at_m3 = AnySeq(2), ways[-1]
         m.d.comb += [
-            d.take.eq(at_m3 & (kind == 1)), d.parked.eq(AnySeq(1)), d.park.eq(kind == 2), d.park_id.eq(AnySeq(bits)),
-            d.unpark.eq(kind == 3), d.look.eq(AnySeq(bits)), d.select.eq(AnySeq(bits)),
+            d.take.eq(at_m3 & (kind == 1)),
+            d.parked.eq(AnySeq(1)),
+            d.park.eq(kind == 2),
+            d.park_id.eq(AnySeq(bits)),
+            d.unpark.eq(kind == 3),
+            d.look.eq(AnySeq(bits)),
+            d.select.eq(AnySeq(bits)),
         ]
         # Ids at hand.
-        f = Follow(m, arrives=d.i.valid & d.i.ready, word_in=d.i.p, leaves=d.take, word_out=d.id, most=d.DEPTH)
+        f = Follow(
+            m,
+            arrives=d.i.valid & d.i.ready,
+            word_in=d.i.p,
+            leaves=d.take,
+            word_out=d.id,
+            most=d.DEPTH,
+        )
         m.d.comb += [
-            Assert(f.owed == d.level), Assert(~f.on | (Array(d.ids)[f.ahead] == f.word)), Assert(d.level >= total(ways, 3)), Assert(d.level <= d.DEPTH),
-            Assert(~d.take | (d.level != 0)), Cover(f.leaving & (d.level == d.DEPTH)),
+            Assert(f.owed == d.level),
+            Assert(~f.on | (Array(d.ids)[f.ahead] == f.word)),
+            Assert(d.level >= total(ways, 3)),
+            Assert(d.level <= d.DEPTH),
+            Assert(~d.take | (d.level != 0)),
+            Cover(f.leaving & (d.level == d.DEPTH)),
         ]
-        # Requests parked on an entry: M3 replays what is parked there, and no more requests park than there are places.
-        entry, parked, looked, begun = AnyConst(bits), Signal(range(SMALL.parked + 1)), Signal(bits), Signal()
+        # Requests parked on an entry: M3 replays what is parked there, and no more requests park
+        # than there are places.
+        entry, parked, looked, begun = (
+            AnyConst(bits),
+            Signal(range(SMALL.parked + 1)),
+            Signal(bits),
+            Signal(),
+        )
         more = Mux(d.take, d.parked & (d.id == entry), d.park & (d.park_id == entry))
         less, mine = d.unpark & (d.select == entry), d.select == entry
-        m.d.sync += [parked.eq(Mux(d.take & (d.id == entry), d.parked, parked + more - less)), looked.eq(d.look), begun.eq(1)]
+        m.d.sync += [
+            parked.eq(Mux(d.take & (d.id == entry), d.parked, parked + more - less)),
+            looked.eq(d.look),
+            begun.eq(1),
+        ]
         m.d.comb += [
-            Assume((d.select == looked) | ~begun), Assume(begun | ~(d.unpark | d.park)), Assume(~less | (parked != 0)),
-            Assume(~more | (parked < SMALL.parked)), Assert(parked <= SMALL.parked),
+            Assume((d.select == looked) | ~begun),
+            Assume(begun | ~(d.unpark | d.park)),
+            Assume(~less | (parked != 0)),
+            Assume(~more | (parked < SMALL.parked)),
+            Assert(parked <= SMALL.parked),
             # An id comes back when nothing is parked on its entry any more.
             Assume(~(d.take & (d.id == entry)) | (parked == 0)),
             # Of the others, what this proof says of any one.
             Assume(~d.unpark | mine | ~d.empty),
-            Assert(~(begun & mine) | (d.empty == (parked == 0))), Assert(Array(d.counts)[entry] == parked),
+            Assert(~(begun & mine) | (d.empty == (parked == 0))),
+            Assert(Array(d.counts)[entry] == parked),
             Cover(begun & mine & less & (parked == 3)),
         ]
         return m
 
 
 class MissGrantsContract(wiring.Component):
-    """Of a pool, any one: each miss is asked for in the order in which they came, whole, until M3's answer is DONE, and then never again; and when the
-    pool has had a frame since the cycle before, M3 takes ops at once and answers in `ANSWER` cycles, the pool's first is asked for within `BOUND` cycles.
+    """Of a pool, any one: each miss is asked for in the order in which they came, whole, until M3's
+    answer is DONE, and then never again; and when the pool has had a frame since the cycle before,
+    M3 takes ops at once and answers in `ANSWER` cycles, the pool's first is asked for within
+    `BOUND` cycles.
 
     A miss id is in line once, as the miss buffer keeps it.
     """
 
     ANSWER = 2
-    #: Each of the three other pools may come first, with a look, a read, a judgement, an op and its answer; then this one is looked at and judged. One more
-    #: when its turn has come in the very cycle in which the first id is on its way through the FIFO.
+    #: Each of the three other pools may come first, with a look, a read, a judgement, an op and its
+    #: answer; then this one is looked at and judged. One more when its turn has come in the very
+    #: cycle in which the first id is on its way through the FIFO.
     BOUND = 3 * (4 + ANSWER) + 4
 
     def __init__(self, block=MissGrants):
         # The block shows neither its state machine nor whose turn it is.
-        shown = mutant(mutant(block, "with m.FSM():", "with m.FSM() as self.fsm:"), "pool = Signal(", "pool = self.pool = Signal(")
+        shown = mutant(
+            mutant(block, "with m.FSM():", "with m.FSM() as self.fsm:"),
+            "pool = Signal(",
+            "pool = self.pool = Signal(",
+        )
         self.block = shown(config=SMALL)
         super().__init__({})
 
@@ -96,11 +136,16 @@ class MissGrantsContract(wiring.Component):
         at = {name: g.fsm.ongoing(name) for name in ("LOOK", "READ", "JUDGE", "SEND", "DECIDED")}
         op, o = g.o_op.p, g.o_op
         fields = Value.cast(g.i)
-        prompt = AnyConst(1)        # the other side is quick, and what the bound needs is so
+        prompt = AnyConst(1)  # the other side is quick, and what the bound needs is so
         m.d.comb += [
-            g.i_valid.eq(AnySeq(1)), fields.eq(AnySeq(len(fields))), g.i_outcome.eq(Mux(AnySeq(1), Outcome.DONE, Outcome.RETRY)),
-            g.now.eq(AnySeq(len(g.now))), g.starve_limit.eq(AnySeq(len(g.starve_limit))), o.ready.eq(AnySeq(1)),
-            *(count.eq(AnySeq(len(count))) for count in g.pool_free), Assume(~prompt | o.ready),
+            g.i_valid.eq(AnySeq(1)),
+            fields.eq(AnySeq(len(fields))),
+            g.i_outcome.eq(Mux(AnySeq(1), Outcome.DONE, Outcome.RETRY)),
+            g.now.eq(AnySeq(len(g.now))),
+            g.starve_limit.eq(AnySeq(len(g.starve_limit))),
+            o.ready.eq(AnySeq(1)),
+            *(count.eq(AnySeq(len(count))) for count in g.pool_free),
+            Assume(~prompt | o.ready),
         ]
         # M3 answers each GRANT once.
         asked, asked_for = Signal(), Signal(range(self.ANSWER + 1))
@@ -109,27 +154,43 @@ class MissGrantsContract(wiring.Component):
         with m.If(o.valid & o.ready):
             m.d.sync += asked.eq(1)
         m.d.sync += asked_for.eq(Mux(asked & ~g.i_outcome_valid & prompt, asked_for + 1, 0))
-        m.d.comb += [g.i_outcome_valid.eq(asked & AnySeq(1)), Assume(~(prompt & (asked_for == self.ANSWER - 1)) | ~asked | g.i_outcome_valid)]
+        m.d.comb += [
+            g.i_outcome_valid.eq(asked & AnySeq(1)),
+            Assume(~(prompt & (asked_for == self.ANSWER - 1)) | ~asked | g.i_outcome_valid),
+        ]
 
         # One miss of the pool is followed.
         arrives, turn = g.i_valid & (g.i.pool == pool), Signal(range(len(POOLS)))
         done = g.i_outcome_valid & (g.i_outcome == Outcome.DONE)
         m.d.sync += turn.eq(Mux(o.valid, op.pool, turn))
         told = Signal(g.i.shape())
-        m.d.comb += [getattr(told, name).eq(getattr(op, "miss_kind" if name == "kind" else name)) for name in g.i.shape().members]
+        m.d.comb += [
+            getattr(told, name).eq(getattr(op, "miss_kind" if name == "kind" else name))
+            for name in g.i.shape().members
+        ]
         kept = Signal(g.i.shape())
         with m.If(o.valid):
             m.d.sync += kept.eq(told)
-        f = Follow(m, arrives=arrives, word_in=g.i, leaves=done & (turn == pool), word_out=kept, most=SMALL.misses + 1)
+        f = Follow(
+            m,
+            arrives=arrives,
+            word_in=g.i,
+            leaves=done & (turn == pool),
+            word_out=kept,
+            most=SMALL.misses + 1,
+        )
         word = Signal(g.i.shape())
         m.d.comb += word.as_value().eq(f.word)
         m.d.comb += [
-            Assume(~(f.on & g.i_valid) | (g.i.miss != word.miss)), Assume(~arrives | (f.owed < SMALL.misses)),
-            Assert(~o.valid | (op.kind == Op.GRANT)), Assert(~(o.valid & (op.pool == pool)) | (f.owed != 0)),
+            Assume(~(f.on & g.i_valid) | (g.i.miss != word.miss)),
+            Assume(~arrives | (f.owed < SMALL.misses)),
+            Assert(~o.valid | (op.kind == Op.GRANT)),
+            Assert(~(o.valid & (op.pool == pool)) | (f.owed != 0)),
         ]
         for p, line in enumerate(lines):
             with m.If(pool != p):
-                m.d.comb += Assume(~(g.i_valid & (g.i.pool == p)) | line.w_rdy)     # what is proved of the chosen one
+                # what is proved of the chosen one
+                m.d.comb += Assume(~(g.i_valid & (g.i.pool == p)) | line.w_rdy)
         # For the induction.
         for p, line in enumerate(lines):
             level = line.level - line.r_rdy
@@ -137,42 +198,81 @@ class MissGrantsContract(wiring.Component):
             m.d.comb += place.eq(f.ahead)
             at_place = word_at(m, line, place)
             storage = open_up(line).storage
-            consume, produce, depth = storage.read_ports[0].addr, storage.write_ports[0].addr, storage.depth
+            consume, produce, depth = (
+                storage.read_ports[0].addr,
+                storage.write_ports[0].addr,
+                storage.depth,
+            )
             end = consume + level
             m.d.comb += [
-                Assert((consume < depth) & (produce < depth) & (level >= 0) & (level <= depth)), Assert(produce == Mux(end >= depth, end - depth, end)),
+                Assert((consume < depth) & (produce < depth) & (level >= 0) & (level <= depth)),
+                Assert(produce == Mux(end >= depth, end - depth, end)),
                 Assert(line.r_rdy | (level <= 1)),
             ]
             with m.If(pool == p):
                 m.d.comb += [
-                    Assert(f.owed == line.level), Assert(~f.on | (at_place == word.miss)), Assert(~line.r_rdy | ~at["JUDGE"] | (g.pool != p) | (f.owed != 0)),
+                    Assert(f.owed == line.level),
+                    Assert(~f.on | (at_place == word.miss)),
+                    Assert(~line.r_rdy | ~at["JUDGE"] | (g.pool != p) | (f.owed != 0)),
                 ]
         head_here = f.on & (f.ahead == 0) & (g.pool == pool)
-        r_rdy, r_data = Array(line.r_rdy for line in lines)[g.pool], Array(line.r_data for line in lines)[g.pool]
+        r_rdy, r_data = (
+            Array(line.r_rdy for line in lines)[g.pool],
+            Array(line.r_data for line in lines)[g.pool],
+        )
         m.d.comb += [
-            Assert(~f.on | (row(m, rows, word.miss)[:len(fields)] == word.as_value())), Assert(~f.on | (word.pool == pool)),
-            Assert(~(at["JUDGE"] & head_here) | (Value.cast(inside.rows.read_data.waiting) == word.as_value())),
-            Assert(at["LOOK"] | r_rdy), Assert(at["SEND"] == o.valid), Assert(at["DECIDED"] == asked),
+            Assert(~f.on | (row(m, rows, word.miss)[: len(fields)] == word.as_value())),
+            Assert(~f.on | (word.pool == pool)),
+            Assert(
+                ~(at["JUDGE"] & head_here)
+                | (Value.cast(inside.rows.read_data.waiting) == word.as_value())
+            ),
+            Assert(at["LOOK"] | r_rdy),
+            Assert(at["SEND"] == o.valid),
+            Assert(at["DECIDED"] == asked),
             Assert(~(at["SEND"] & head_here) | (told.as_value() == word.as_value())),
-            Assert(~(at["DECIDED"] & head_here) | (kept.as_value() == word.as_value())), Assert(~at["SEND"] | (op.pool == g.pool)),
-            Assert(~at["DECIDED"] | (turn == g.pool)), Assert(total(at.values(), 3) == 1),
+            Assert(~(at["DECIDED"] & head_here) | (kept.as_value() == word.as_value())),
+            Assert(~at["SEND"] | (op.pool == g.pool)),
+            Assert(~at["DECIDED"] | (turn == g.pool)),
+            Assert(total(at.values(), 3) == 1),
         ]
         # The bound.
         waited, has_frame, had_frame = Signal(range(self.BOUND + 2)), Signal(), Signal()
         now_has = Array(count != 0 for count in g.pool_free)[pool]
         m.d.sync += had_frame.eq(now_has)
-        m.d.comb += [has_frame.eq(now_has & had_frame), Assert(g.had_frame.bit_select(pool, 1) == had_frame), Assert(~at["READ"] | (g.head == r_data))]
+        m.d.comb += [
+            has_frame.eq(now_has & had_frame),
+            Assert(g.had_frame.bit_select(pool, 1) == had_frame),
+            Assert(~at["READ"] | (g.head == r_data)),
+        ]
         asks = (o.valid & (op.pool == pool)) | (asked & (turn == pool))
         m.d.sync += waited.eq(Mux(prompt & (f.owed != 0) & has_frame & ~asks, waited + 1, 0))
         # For the induction: what is left of it at most.
         others, turn_costs, left = Signal(2), 4 + self.ANSWER, Signal(range(self.BOUND + 1))
         sending = Mux(at["SEND"], self.ANSWER, 0) + Mux(at["DECIDED"], self.ANSWER - asked_for, 1)
-        here = Mux(at["LOOK"], turn_costs, Mux(at["READ"], turn_costs - 1, Mux(at["JUDGE"], turn_costs - 2, sending)))
+        here = Mux(
+            at["LOOK"],
+            turn_costs,
+            Mux(at["READ"], turn_costs - 1, Mux(at["JUDGE"], turn_costs - 2, sending)),
+        )
         m.d.comb += [
-            others.eq(pool - g.pool), Assert(asked_for < self.ANSWER), Assert((asked_for == 0) | asked),
+            others.eq(pool - g.pool),
+            Assert(asked_for < self.ANSWER),
+            Assert((asked_for == 0) | asked),
             Assert((waited == 0) | Array(line.r_rdy for line in lines)[pool]),
-            left.eq(Mux(others == 0, Mux(at["LOOK"], Mux(r_rdy, 3, self.BOUND), Mux(at["READ"], 2, at["JUDGE"])), (others - 1) * turn_costs + 3 + here)),
-            Assert(waited + left <= self.BOUND), Assert(prompt | (waited == 0)),
+            left.eq(
+                Mux(
+                    others == 0,
+                    Mux(at["LOOK"], Mux(r_rdy, 3, self.BOUND), Mux(at["READ"], 2, at["JUDGE"])),
+                    (others - 1) * turn_costs + 3 + here,
+                )
+            ),
+            Assert(waited + left <= self.BOUND),
+            Assert(prompt | (waited == 0)),
         ]
-        m.d.comb += [Assert(waited <= self.BOUND), Cover(waited == self.BOUND), Cover(f.leaving & (f.owed == 2) & (word.pool == 2))]
+        m.d.comb += [
+            Assert(waited <= self.BOUND),
+            Cover(waited == self.BOUND),
+            Cover(f.leaving & (f.owed == 2) & (word.pool == 2)),
+        ]
         return m

@@ -2,9 +2,11 @@
 
 """A look inside queues and memories, for proofs by induction.
 
-An induction starts in *any* state that the Asserts allow, so they must say what a memory holds, which a block does not show. :func:`open_up`
-elaborates a block ahead of time, so that a spec reaches its submodules and gives a memory one more read port; of the block nothing changes.
-:class:`Follow` is the contract of everything that queues: one element, chosen by the solver, is followed from its arrival to its departure.
+An induction starts in *any* state that the Asserts allow, so they must say what a memory holds,
+which a block does not show. :func:`open_up` elaborates a block ahead of time, so that a spec
+reaches its submodules and gives a memory one more read port; of the block nothing changes.
+:class:`Follow` is the contract of everything that queues: one element, chosen by the solver, is
+followed from its arrival to its departure.
 """
 
 from amaranth.asserts import AnySeq
@@ -15,7 +17,8 @@ __all__ = ["Follow", "open_up", "places", "row", "sound", "total", "word_at"]
 
 
 def open_up(component):
-    """The submodules of `component`, by name. It may be opened more than once, before it is elaborated itself."""
+    """The submodules of `component`, by name. It may be opened more than once, before it is
+    elaborated itself."""
     if not hasattr(component, "_opened"):
         module = component.elaborate(None)
         component._opened = module.submodules
@@ -24,7 +27,8 @@ def open_up(component):
 
 
 def total(bits, width: int) -> Value:
-    """How many of `bits` are set, in `width` bits: a plain ``sum`` grows by a bit with every term."""
+    """How many of `bits` are set, in `width` bits: a plain ``sum`` grows by a bit with every
+    term."""
     value = 0
     for bit in bits:
         value = (value + bit)[:width] if isinstance(value, Value) else Value.cast(value) + bit
@@ -40,9 +44,15 @@ def row(m: Module, memory, address) -> Value:
 
 def _ring(fifo):
     """Storage, oldest row and level of the part of a FIFO that is a ring."""
-    storage = open_up(fifo).rows if hasattr(open_up(fifo), "rows") else open_up(fifo).storage      # an AnswerQueue's, a FIFO's
+    # an AnswerQueue's, a FIFO's
+    storage = open_up(fifo).rows if hasattr(open_up(fifo), "rows") else open_up(fifo).storage
     buffered = isinstance(fifo, SyncFIFOBuffered)
-    return storage, storage.read_ports[0].addr, fifo.level - fifo.r_rdy if buffered else fifo.level, buffered
+    return (
+        storage,
+        storage.read_ports[0].addr,
+        fifo.level - fifo.r_rdy if buffered else fifo.level,
+        buffered,
+    )
 
 
 def sound(m: Module, fifo) -> None:
@@ -51,7 +61,9 @@ def sound(m: Module, fifo) -> None:
     produce, depth = storage.write_ports[0].addr, storage.depth
     end = consume + level
     m.d.comb += [
-        Assert(consume < depth), Assert(produce < depth), Assert((level >= 0) & (level <= depth)),
+        Assert(consume < depth),
+        Assert(produce < depth),
+        Assert((level >= 0) & (level <= depth)),
         Assert(produce == Mux(end >= depth, end - depth, end)),
     ]
     if buffered:
@@ -59,7 +71,8 @@ def sound(m: Module, fifo) -> None:
 
 
 def word_at(m: Module, fifo, place) -> Value:
-    """The word with `place` others before it: 0 is the next to leave. Means nothing at or behind the FIFO's level."""
+    """The word with `place` others before it: 0 is the next to leave. Means nothing at or behind
+    the FIFO's level."""
     storage, consume, _, buffered = _ring(fifo)
     index = Signal(range(2 * storage.depth + 1))
     m.d.comb += index.eq(consume + place - (fifo.r_rdy if buffered else 0))
@@ -78,8 +91,8 @@ def places(m: Module, fifo) -> list[tuple[Value, Value]]:
 
 
 class Follow:
-    """One element of a queue, any one, from its arrival to its departure: it leaves after exactly those that came before it, as it came; and no
-    queue yields more than it was given.
+    """One element of a queue, any one, from its arrival to its departure: it leaves after exactly
+    those that came before it, as it came; and no queue yields more than it was given.
 
     A word may arrive and leave in the same cycle when nothing is queued.
 
@@ -90,16 +103,25 @@ class Follow:
     leaving : it leaves now
     """
 
-    def __init__(self, m: Module, *, arrives, word_in, leaves, word_out, most: int, name: str = "follow"):
+    def __init__(
+        self, m: Module, *, arrives, word_in, leaves, word_out, most: int, name: str = "follow"
+    ):
         word_in, word_out = Value.cast(word_in), Value.cast(word_out)
-        self.owed, self.ahead = (Signal(range(most + 1), name=f"{name}_{part}") for part in ("owed", "ahead"))
-        self.on, self.leaving, self.word = Signal(name=f"{name}_on"), Signal(name=f"{name}_leaving"), Signal(len(word_in), name=f"{name}_word")
+        self.owed, self.ahead = (
+            Signal(range(most + 1), name=f"{name}_{part}") for part in ("owed", "ahead")
+        )
+        self.on, self.leaving, self.word = (
+            Signal(name=f"{name}_on"),
+            Signal(name=f"{name}_leaving"),
+            Signal(len(word_in), name=f"{name}_word"),
+        )
         begins = ~self.on & arrives & AnySeq(1)
         at_once = begins & (self.owed == 0) & leaves
         m.d.sync += self.owed.eq(self.owed + arrives - leaves)
         m.d.comb += [
             self.leaving.eq(leaves & (at_once | (self.on & (self.ahead == 0)))),
-            Assert(~leaves | (self.owed != 0) | arrives), Assert(~self.on | (self.ahead < self.owed)),
+            Assert(~leaves | (self.owed != 0) | arrives),
+            Assert(~self.on | (self.ahead < self.owed)),
             Assert(~self.leaving | (word_out == Mux(self.on, self.word, word_in))),
         ]
         with m.If(begins & ~at_once):
@@ -110,6 +132,10 @@ class Follow:
                 m.d.sync += self.on.eq(0)
 
     def is_in(self, m: Module, fifo) -> None:
-        """For the induction: the followed element is in `fifo`, at its place, and nothing else is owed."""
+        """For the induction: the followed element is in `fifo`, at its place, and nothing else is
+        owed."""
         sound(m, fifo)
-        m.d.comb += [Assert(self.owed == fifo.level), Assert(~self.on | (word_at(m, fifo, self.ahead) == self.word))]
+        m.d.comb += [
+            Assert(self.owed == fifo.level),
+            Assert(~self.on | (word_at(m, fifo, self.ahead) == self.word)),
+        ]

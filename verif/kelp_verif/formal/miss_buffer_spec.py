@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The miss buffer's contract as a whole, for the solver: every parked request is answered once, in order, in a stated number of cycles."""
+"""The miss buffer's contract as a whole, for the solver: every parked request is answered once, in
+order, in a stated number of cycles."""
 
 from dataclasses import asdict
 
@@ -19,7 +20,8 @@ __all__ = ["MissBufferContract"]
 
 
 class _Tiny(Config):
-    """Fewer entries and places than an endpoint can do with (`Config` refuses them); the buffer itself is as good with any number."""
+    """Fewer entries and places than an endpoint can do with (`Config` refuses them); the buffer
+    itself is as good with any number."""
 
     def __post_init__(self):
         pass
@@ -30,17 +32,20 @@ _PAGE = ("session", "squeue", "page", "pool")
 
 
 class MissBufferContract(wiring.Component):
-    """From reset: up to `alive` pages at once miss, by demand or prefetch, and requests park on them, whenever M3 likes; M3 decides ops `STAGES` cycles
-    after they leave; the cold tier answers when it likes, well or with failure; frames and time are what they are.
+    """From reset: up to `alive` pages at once miss, by demand or prefetch, and requests park on
+    them, whenever M3 likes; M3 decides ops `STAGES` cycles after they leave; the cold tier answers
+    when it likes, well or with failure; frames and time are what they are.
 
-    Of an entry, any one: GRANT only for a demand, until M3 says DONE; FILL once, after the completion (of an ALLOCATE: after the GRANT), with the frame and
-    the fate that came with them, and none if it starved; each request parked on it is REPLAYed once, in order, as it came, after FILL; FLIP is asked for
-    after them. When M3 takes ops at once and no other entry is alive, a request of a page that has landed is replayed within `BOUND` cycles.
+    Of an entry, any one: GRANT only for a demand, until M3 says DONE; FILL once, after the
+    completion (of an ALLOCATE: after the GRANT), with the frame and the fate that came with them,
+    and none if it starved; each request parked on it is REPLAYed once, in order, as it came, after
+    FILL; FLIP is asked for after them. When M3 takes ops at once and no other entry is alive, a
+    request of a page that has landed is replayed within `BOUND` cycles.
     """
 
     STAGES = 2
-    #: A request parks in the cycle after its list was seen empty: FLIP leaves, is decided (RETRY), and the list is read. A landed page's way through the
-    #: queue, its row and FILL takes less.
+    #: A request parks in the cycle after its list was seen empty: FLIP leaves, is decided (RETRY),
+    #: and the list is read. A landed page's way through the queue, its row and FILL takes less.
     BOUND = STAGES + 4
 
     def __init__(self, block=MissBuffer, *, alive: int = 1, prompt: bool = False):
@@ -79,20 +84,42 @@ class MissBufferContract(wiring.Component):
         with m.If(~has_id):
             m.d.sync += next_id.eq(d.o_miss_free.p)
         m.d.comb += [
-            comes.eq(started & ~busy & AnySeq(1)), new.eq(AnySeq(1)), prefetch.eq(AnySeq(1)), Assume(~prefetch | new), Assume(~comes | credit),
-            d.i_result_valid.eq(busy | comes), d.o_miss_free.ready.eq(~has_id), Assume(~(comes & new) | has_id),
-            *(Value.cast(asked[name]).eq(Mux(busy, Value.cast(decided[name]), AnySeq(len(Value.cast(asked[name])))))
-              for name, _ in d.layouts.op if name not in ("kind", "origin")),
+            comes.eq(started & ~busy & AnySeq(1)),
+            new.eq(AnySeq(1)),
+            prefetch.eq(AnySeq(1)),
+            Assume(~prefetch | new),
+            Assume(~comes | credit),
+            d.i_result_valid.eq(busy | comes),
+            d.o_miss_free.ready.eq(~has_id),
+            Assume(~(comes & new) | has_id),
+            *(
+                Value.cast(asked[name]).eq(
+                    Mux(busy, Value.cast(decided[name]), AnySeq(len(Value.cast(asked[name]))))
+                )
+                for name, _ in d.layouts.op
+                if name not in ("kind", "origin")
+            ),
             asked.origin.tag.eq(Mux(busy, decided.origin.tag, AnySeq(4))),
-            asked.kind.eq(Mux(busy, decided.kind, Mux(prefetch, Op.PREFETCH, Mux(asked.write, Op.WRITE, Op.READ)))),
+            asked.kind.eq(
+                Mux(
+                    busy,
+                    decided.kind,
+                    Mux(prefetch, Op.PREFETCH, Mux(asked.write, Op.WRITE, Op.READ)),
+                )
+            ),
             r.miss.eq(Mux(comes & new, next_id, Mux(comes, AnySeq(bits), decided.miss))),
-            r.pool.eq(AnySeq(2)), r.frame.eq(AnySeq(TINY.frame_bits)),
-            r.old.state.eq(Mux(AnySeq(1), PageState.COLD, Mux(AnySeq(1), PageState.LOST, PageState.ABSENT))),
+            r.pool.eq(AnySeq(2)),
+            r.frame.eq(AnySeq(TINY.frame_bits)),
+            r.old.state.eq(
+                Mux(AnySeq(1), PageState.COLD, Mux(AnySeq(1), PageState.LOST, PageState.ABSENT))
+            ),
             # Who asks for a page that is nowhere writes it; a prefetch is of a cold one.
             Assume(~(comes & new) | (r.old.state == PageState.COLD) | (~prefetch & asked.write)),
             # Few pages at once, so that the solver sees an end.
-            Assume(~(comes & new) | (total(alive, 2) < self.alive)), Assume(~comes | (r.miss < self.alive)),
-            Assume(~comes | new | alive[r.miss]), Assume(~comes | (parked[r.miss] < 3)),
+            Assume(~(comes & new) | (total(alive, 2) < self.alive)),
+            Assume(~comes | (r.miss < self.alive)),
+            Assume(~comes | new | alive[r.miss]),
+            Assume(~comes | (parked[r.miss] < 3)),
         ]
         retry = Signal()
         m.d.comb += retry.eq(AnySeq(1))
@@ -101,9 +128,17 @@ class MissBufferContract(wiring.Component):
         with m.Else():
             with m.Switch(decided.kind):
                 with m.Case(Op.GRANT):
-                    m.d.comb += r.outcome.eq(Mux(retry & ~decided.failed, Outcome.RETRY, Outcome.DONE))
+                    m.d.comb += r.outcome.eq(
+                        Mux(retry & ~decided.failed, Outcome.RETRY, Outcome.DONE)
+                    )
                 with m.Case(Op.FLIP):
-                    m.d.comb += r.outcome.eq(Mux(parked[decided.miss] != 0, Outcome.RETRY, Mux(retry, Outcome.ORPHAN, Outcome.DONE)))
+                    m.d.comb += r.outcome.eq(
+                        Mux(
+                            parked[decided.miss] != 0,
+                            Outcome.RETRY,
+                            Mux(retry, Outcome.ORPHAN, Outcome.DONE),
+                        )
+                    )
                 with m.Default():
                     m.d.comb += r.outcome.eq(Outcome.DONE)
         parks = comes & ~(new & prefetch)
@@ -113,17 +148,26 @@ class MissBufferContract(wiring.Component):
                 m.d.sync += alive[k].eq(1)
             with m.If(flips & (decided.miss == k)):
                 m.d.sync += alive[k].eq(0)
-            m.d.sync += parked[k].eq(parked[k] + (parks & (r.miss == k)) - (busy & (decided.kind == Op.REPLAY) & (decided.miss == k)))
+            m.d.sync += parked[k].eq(
+                parked[k]
+                + (parks & (r.miss == k))
+                - (busy & (decided.kind == Op.REPLAY) & (decided.miss == k))
+            )
 
         # The cold tier, frames, time.
         fetching, back = Array(Signal(name=f"fetching_{k}") for k in ids), d.i_fetched
         held, answer = Signal(), Signal.like(back.p.as_value())
         m.d.sync += [held.eq(back.valid & ~back.ready), answer.eq(back.p)]
         m.d.comb += [
-            back.valid.eq(started & AnySeq(1)), back.p.miss.eq(AnySeq(bits)), back.p.failed.eq(AnySeq(1)),
-            Assume(~back.valid | ((back.p.miss < self.alive) & fetching[back.p.miss])), Assume(~held | (back.valid & (back.p.as_value() == answer))),
+            back.valid.eq(started & AnySeq(1)),
+            back.p.miss.eq(AnySeq(bits)),
+            back.p.failed.eq(AnySeq(1)),
+            Assume(~back.valid | ((back.p.miss < self.alive) & fetching[back.p.miss])),
+            Assume(~held | (back.valid & (back.p.as_value() == answer))),
             Assert(~d.o_fetch_valid | ((d.o_fetch.miss < self.alive) & ~fetching[d.o_fetch.miss])),
-            *(count.eq(AnySeq(2)) for count in d.pool_free), d.now.eq(AnySeq(2)), d.starve_limit.eq(AnySeq(2)),
+            *(count.eq(AnySeq(2)) for count in d.pool_free),
+            d.now.eq(AnySeq(2)),
+            d.starve_limit.eq(AnySeq(2)),
         ]
         for k in ids:
             with m.If(d.o_fetch_valid & (d.o_fetch.miss == k)):
@@ -134,24 +178,53 @@ class MissBufferContract(wiring.Component):
         # One entry's life.
         lives, kind, lost, dropped = Signal(), Signal(2), Signal(), Signal()
         page = {name: Signal(len(Value.cast(op[name])), name=f"its_{name}") for name in _PAGE}
-        granted, starved, filled, landed, failed, frame = Signal(), Signal(), Signal(), Signal(), Signal(), Signal(TINY.frame_bits)
+        granted, starved, filled, landed, failed, frame = (
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(TINY.frame_bits),
+        )
         born = comes & new & (r.miss == mine)
         with m.If(born):
             m.d.sync += [
-                lives.eq(1), granted.eq(prefetch), starved.eq(0), filled.eq(0), landed.eq(0), dropped.eq(0), frame.eq(r.frame),
-                kind.eq(Mux(prefetch, MissKind.PREFETCH, Mux(r.old.state == PageState.COLD, MissKind.DEMAND, MissKind.ALLOCATE))),
+                lives.eq(1),
+                granted.eq(prefetch),
+                starved.eq(0),
+                filled.eq(0),
+                landed.eq(0),
+                dropped.eq(0),
+                frame.eq(r.frame),
+                kind.eq(
+                    Mux(
+                        prefetch,
+                        MissKind.PREFETCH,
+                        Mux(r.old.state == PageState.COLD, MissKind.DEMAND, MissKind.ALLOCATE),
+                    )
+                ),
                 lost.eq(r.old.state == PageState.LOST),
                 *(page[name].eq(r.pool if name == "pool" else asked[name]) for name in _PAGE),
             ]
-        answered = busy & (decided.kind == Op.GRANT) & (decided.miss == mine) & (r.outcome == Outcome.DONE)
+        answered = (
+            busy & (decided.kind == Op.GRANT) & (decided.miss == mine) & (r.outcome == Outcome.DONE)
+        )
         with m.If(answered):
-            m.d.sync += [granted.eq(1), starved.eq(decided.failed), frame.eq(Mux(decided.failed, frame, r.frame))]
+            m.d.sync += [
+                granted.eq(1),
+                starved.eq(decided.failed),
+                frame.eq(Mux(decided.failed, frame, r.frame)),
+            ]
             with m.If(decided.failed | (kind == MissKind.ALLOCATE)):
                 m.d.sync += [landed.eq(1), failed.eq(0)]
         with m.If(back.valid & back.ready & (back.p.miss == mine)):
             m.d.sync += [landed.eq(1), failed.eq(back.p.failed)]
         ours = went & (op.miss == mine)
-        fills, replays, asks = ours & (op.kind == Op.FILL), ours & (op.kind == Op.REPLAY), ours & (op.kind == Op.FLIP)
+        fills, replays, asks = (
+            ours & (op.kind == Op.FILL),
+            ours & (op.kind == Op.REPLAY),
+            ours & (op.kind == Op.FLIP),
+        )
         with m.If(fills):
             m.d.sync += filled.eq(1)
         with m.If(replays & op.write):
@@ -161,17 +234,50 @@ class MissBufferContract(wiring.Component):
 
         def waiter(op):
             """What a request is replayed with."""
-            return Cat(op.kv_line, op.write, op.partial, op.poison, op.has_write, op.write_slot, op.origin.tag)
+            return Cat(
+                op.kv_line,
+                op.write,
+                op.partial,
+                op.poison,
+                op.has_write,
+                op.write_slot,
+                op.origin.tag,
+            )
 
-        f = Follow(m, arrives=parks & (r.miss == mine), word_in=waiter(asked), leaves=replays, word_out=waiter(op), most=7)
+        f = Follow(
+            m,
+            arrives=parks & (r.miss == mine),
+            word_in=waiter(asked),
+            leaves=replays,
+            word_out=waiter(op),
+            most=7,
+        )
         m.d.comb += [
             Assert(~ours | lives | (op.kind == Op.GRANT)),
             Assert(~(ours & (op.kind != Op.GRANT)) | landed),
-            Assert(~(ours & (op.kind == Op.GRANT)) | (lives & ~granted & ~landed & (kind != MissKind.PREFETCH))),
-            Assert(~ours | ((op.miss_kind == kind) & (op.pool == page["pool"])) | (op.kind == Op.REPLAY) | (op.kind == Op.FLIP)),
+            Assert(
+                ~(ours & (op.kind == Op.GRANT))
+                | (lives & ~granted & ~landed & (kind != MissKind.PREFETCH))
+            ),
+            Assert(
+                ~ours
+                | ((op.miss_kind == kind) & (op.pool == page["pool"]))
+                | (op.kind == Op.REPLAY)
+                | (op.kind == Op.FLIP)
+            ),
             *(Assert(~ours | (op[name] == page[name])) for name in ("session", "squeue", "page")),
-            Assert(~fills | (~filled & ~starved & (op.frame == frame) & (op.failed == failed) & (op.lost == lost))),
-            Assert(~(replays | asks) | ((filled != starved) & (op.failed == starved))), Assert(~(replays | asks) | starved | (op.frame == frame)),
+            Assert(
+                ~fills
+                | (
+                    ~filled
+                    & ~starved
+                    & (op.frame == frame)
+                    & (op.failed == failed)
+                    & (op.lost == lost)
+                )
+            ),
+            Assert(~(replays | asks) | ((filled != starved) & (op.failed == starved))),
+            Assert(~(replays | asks) | starved | (op.frame == frame)),
             Assert(~(asks & starved) | (op.lost == (lost | dropped))),
             Assert(~(d.o_raise_valid & (d.o_raise == mine)) | (parks & ~new & lives)),
         ]
@@ -179,13 +285,19 @@ class MissBufferContract(wiring.Component):
         # The bound.
         alone, waited = Signal(), Signal(5)
         m.d.comb += alone.eq(total([bit & (mine != k) for k, bit in enumerate(alive)], 2) == 0)
-        m.d.sync += waited.eq(Mux(prompt & alone & landed & (f.owed != 0) & ~replays, waited + 1, 0))
+        m.d.sync += waited.eq(
+            Mux(prompt & alone & landed & (f.owed != 0) & ~replays, waited + 1, 0)
+        )
         m.d.comb += [
-            Assert(waited <= self.BOUND), Cover(f.leaving & ~alone) if self.alive > 1 else Cover(waited == self.BOUND),
+            Assert(waited <= self.BOUND),
+            Cover(f.leaving & ~alone) if self.alive > 1 else Cover(waited == self.BOUND),
         ]
         if self.alive == 1:
             m.d.comb += [
-                Cover(replays & (f.ahead == 2)), Cover(replays & starved), Cover(replays & failed & filled),
-                Cover(fills & (kind == MissKind.ALLOCATE) & lost), Cover(flips & (decided.miss == mine) & dropped & ~starved),
+                Cover(replays & (f.ahead == 2)),
+                Cover(replays & starved),
+                Cover(replays & failed & filled),
+                Cover(fills & (kind == MissKind.ALLOCATE) & lost),
+                Cover(flips & (decided.miss == mine) & dropped & ~starved),
             ]
         return m

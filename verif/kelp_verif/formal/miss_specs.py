@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Contracts of the miss path's lists, for sby: no id with two owners; nothing lost, duplicated or reordered within a list."""
+"""Contracts of the miss path's lists, for sby: no id with two owners; nothing lost, duplicated or
+reordered within a list."""
 
 from amaranth.asserts import AnyConst, AnySeq
 from amaranth.hdl import Array, Assert, Assume, Cover, Module, Mux, Signal
@@ -13,15 +14,32 @@ __all__ = ["ParkListsContract"]
 
 
 class ParkListsContract(wiring.Component):
-    """Lists live, are read and live again in any legal pattern. One append of a chosen list is followed: it is read after exactly those
-    before it, with its data, before the list calls itself empty; no list yields more than it was given.
+    """Lists live, are read and live again in any legal pattern. One append of a chosen list is
+    followed: it is read after exactly those before it, with its data, before the list calls itself
+    empty; no list yields more than it was given.
     """
 
     def __init__(self, block=ParkLists, *, lists: int = 2, nodes: int = 2):
-        self.block, self.lists, self.nodes, self.width = block(lists=lists, nodes=nodes, shape=1), lists, nodes, 1
+        self.block, self.lists, self.nodes, self.width = (
+            block(lists=lists, nodes=nodes, shape=1),
+            lists,
+            nodes,
+            1,
+        )
         list_shape = range(lists)
-        super().__init__({"i_valid": In(1), "list": In(list_shape), "create": In(1), "park": In(1), "data": In(self.width),
-                          "start": In(1), "visit_next": In(list_shape), "end": In(1), "ready": In(1)})
+        super().__init__(
+            {
+                "i_valid": In(1),
+                "list": In(list_shape),
+                "create": In(1),
+                "park": In(1),
+                "data": In(self.width),
+                "start": In(1),
+                "visit_next": In(list_shape),
+                "end": In(1),
+                "ready": In(1),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
@@ -32,14 +50,24 @@ class ParkListsContract(wiring.Component):
         mine = self.i_valid & (self.list == chosen)
         first_life = ~lived.bit_select(self.list, 1)
         m.d.comb += [
-            dut.i_valid.eq(self.i_valid), dut.i.list.eq(self.list), dut.i.park.eq(self.park), dut.i.data.eq(self.data),
+            dut.i_valid.eq(self.i_valid),
+            dut.i.list.eq(self.list),
+            dut.i.park.eq(self.park),
+            dut.i.data.eq(self.data),
             dut.i.create.eq(self.create),
-            dut.visit.eq(Mux(self.start, self.visit_next, visit)), dut.visit_start.eq(self.start), dut.o.ready.eq(self.ready),
+            dut.visit.eq(Mux(self.start, self.visit_next, visit)),
+            dut.visit_start.eq(self.start),
+            dut.o.ready.eq(self.ready),
             # The miss buffer's side of the bargain.
-            Assume(chosen < self.lists), Assume(self.list < self.lists), Assume(self.visit_next < self.lists),
+            Assume(chosen < self.lists),
+            Assume(self.list < self.lists),
+            Assume(self.visit_next < self.lists),
             Assume(~self.i_valid | (self.create != alive.bit_select(self.list, 1))),
             Assume(~self.i_valid | self.create | self.park),
-            Assume(~(self.i_valid & self.create & first_life) | (self.list == sum(lived[i] for i in range(self.lists)))),
+            Assume(
+                ~(self.i_valid & self.create & first_life)
+                | (self.list == sum(lived[i] for i in range(self.lists)))
+            ),
             Assume(~(self.i_valid & self.park) | (dut.level >= 2)),
             Assume(~self.start | (~visiting & alive.bit_select(self.visit_next, 1))),
         ]
@@ -48,12 +76,15 @@ class ParkListsContract(wiring.Component):
         with m.If(self.start):
             m.d.sync += [visiting.eq(1), visit.eq(self.visit_next)]
 
-        # What each list owes: all of it, and of the chosen one that which has had two cycles to show.
+        # What each list owes: all of it, and of the chosen one that which has had two cycles to
+        # show.
         reads = dut.o.valid & dut.o.ready
         read_mine = reads & (visit == chosen)
         owing = Array(Signal(4, name=f"owed_{i}") for i in range(self.lists))
         for i, count in enumerate(owing):
-            m.d.sync += count.eq(count + (self.i_valid & self.park & (self.list == i)) - (reads & (visit == i)))
+            m.d.sync += count.eq(
+                count + (self.i_valid & self.park & (self.list == i)) - (reads & (visit == i))
+            )
         owed, parked_1, parked_2 = owing[chosen], Signal(), Signal()
         m.d.sync += [parked_1.eq(mine & self.park), parked_2.eq(parked_1)]
         m.d.comb += [
@@ -61,8 +92,15 @@ class ParkListsContract(wiring.Component):
             Assert(~read_mine | (owed != 0)),
             Assert(~(dut.empty & visiting & (visit == chosen)) | (owed == parked_1 + parked_2)),
         ]
-        # A life ends when M3 says that nothing is parked: the list is empty and nothing is on its way.
-        with m.If(self.end & visiting & dut.empty & (owing[visit] == 0) & ~(self.i_valid & (self.list == visit))):
+        # A life ends when M3 says that nothing is parked: the list is empty and nothing is on its
+        # way.
+        with m.If(
+            self.end
+            & visiting
+            & dut.empty
+            & (owing[visit] == 0)
+            & ~(self.i_valid & (self.list == visit))
+        ):
             m.d.comb += dut.visit_end.eq(1)
             m.d.sync += [visiting.eq(0), alive.bit_select(visit, 1).eq(0)]
 

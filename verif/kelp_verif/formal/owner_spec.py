@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""One owner for each frame, whatever M3 decides: the op table of docs/design.md §3 against the rules that its clients keep, for the solver, by induction."""
+"""One owner for each frame, whatever M3 decides: the op table of docs/design.md §3 against the
+rules that its clients keep, for the solver, by induction."""
 
 from amaranth.asserts import AnyConst, AnySeq
 from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal
@@ -16,14 +17,18 @@ __all__ = ["FrameOwnerContract"]
 
 
 class FrameOwnerContract(wiring.Component):
-    """Of a frame, any one: at every moment it is in exactly one of the pool, a page's word, a miss entry, the hands of whoever flushes and then FREEs
-    it, or it is astray because the word that named it was uncorrectable, until RECOVER finds it.
+    """Of a frame, any one: at every moment it is in exactly one of the pool, a page's word, a miss
+    entry, the hands of whoever flushes and then FREEs it, or it is astray because the word that
+    named it was uncorrectable, until RECOVER finds it.
 
-    One page, any one, is followed word for word; of the others it is known only whether one of them has the frame. The op of a cycle is any op on any
-    page. Assumed, each the promise of another block: a pop gives a frame that is in the pool (`free_frames`); a miss id has one owner (`free_list`);
-    GRANT and FLIP come for entries that live, FLIP with the frame that the entry was given, failed if it has none (`MissBuffer`); one eviction at
-    a time works on a page, and RELEASE names what it CLAIMed (`Evictor`); FREE names a frame that was flushed (`Orphans`); RECOVER names a frame that its
-    page was the last to use, after every entry that was alive when the word was lost has flipped and no eviction works on the page (`Orphans`).
+    One page, any one, is followed word for word; of the others it is known only whether one of them
+    has the frame. The op of a cycle is any op on any page. Assumed, each the promise of another
+    block: a pop gives a frame that is in the pool (`free_frames`); a miss id has one owner
+    (`free_list`); GRANT and FLIP come for entries that live, FLIP with the frame that the entry was
+    given, failed if it has none (`MissBuffer`); one eviction at a time works on a page, and RELEASE
+    names what it CLAIMed (`Evictor`); FREE names a frame that was flushed (`Orphans`); RECOVER
+    names a frame that its page was the last to use, after every entry that was alive when the word
+    was lost has flipped and no eviction works on the page (`Orphans`).
     """
 
     def __init__(self, block=Decide):
@@ -41,17 +46,35 @@ class FrameOwnerContract(wiring.Component):
         # What the tracker decodes ahead of M3.
         request = (op.kind == Op.READ) | (op.kind == Op.WRITE)
         m.d.comb += [
-            *(Assume(x[name] == value) for name, value in frame_of(op.kind, x.asks, op.write).items()),
+            *(
+                Assume(x[name] == value)
+                for name, value in frame_of(op.kind, x.asks, op.write).items()
+            ),
             Assume(x.kinds == 1 << op.kind),
-            Assume(x.grants == (is_op[Op.GRANT] & ~op.failed)), Assume(x.asks == (request & (x.event == Event.NONE) & ~op.no_memory)),
-            *(Assume(x.states[s] == Mux(x.uncorrected, s == PageState.LOST, d.word.state == s)) for s in PageState),
+            Assume(x.grants == (is_op[Op.GRANT] & ~op.failed)),
+            Assume(x.asks == (request & (x.event == Event.NONE) & ~op.no_memory)),
+            *(
+                Assume(x.states[s] == Mux(x.uncorrected, s == PageState.LOST, d.word.state == s))
+                for s in PageState
+            ),
         ]
-        m.d.comb += [Assume(x.valid), Assume(~(x.corrected & x.uncorrected)), Assume(~x.can_take | x.can_pop), Assume(~x.can_prefetch | x.can_take)]
+        m.d.comb += [
+            Assume(x.valid),
+            Assume(~(x.corrected & x.uncorrected)),
+            Assume(~x.can_take | x.can_pop),
+            Assume(~x.can_prefetch | x.can_take),
+        ]
 
         frame, page = AnyConst(SMALL.frame_bits), AnyConst(len(op.squeue) + len(op.page))
         word, mine, holder = Signal(d.word.shape()), Signal(), Signal()
         # `holder`: the op is on that other page which has the frame.
-        in_pool, elsewhere, in_miss, in_flush, astray = Signal(init=1), Signal(), Signal(), Signal(), Signal()
+        in_pool, elsewhere, in_miss, in_flush, astray = (
+            Signal(init=1),
+            Signal(),
+            Signal(),
+            Signal(),
+            Signal(),
+        )
         other = Signal(d.word.shape())
 
         def here(value):
@@ -61,14 +84,21 @@ class FrameOwnerContract(wiring.Component):
             return here(value) & (value.place == frame)
 
         def sound(value):
-            """Only a COLD word's place has more bits than a frame, or, while FETCHING, than a miss id."""
-            return (~here(value) | (value.place[SMALL.frame_bits:] == 0)) & ((value.state != PageState.FETCHING) | (value.place[SMALL.miss_bits:] == 0))
+            """Only a COLD word's place has more bits than a frame, or, while FETCHING, than a miss
+            id."""
+            return (~here(value) | (value.place[SMALL.frame_bits :] == 0)) & (
+                (value.state != PageState.FETCHING) | (value.place[SMALL.miss_bits :] == 0)
+            )
 
         m.d.comb += [
-            mine.eq((op.squeue == page[:len(op.squeue)]) & (op.page == page[len(op.squeue):])), holder.eq(~mine & elsewhere & AnySeq(1)),
-            other.as_value().eq(AnySeq(len(other.as_value()))), d.word.eq(Mux(mine, word.as_value(), other.as_value())),
-            Assume(mine | (has(other) == holder)), Assume(other.state <= PageState.LOST),
-            Assume(sound(other)), Assert(sound(word)),
+            mine.eq((op.squeue == page[: len(op.squeue)]) & (op.page == page[len(op.squeue) :])),
+            holder.eq(~mine & elsewhere & AnySeq(1)),
+            other.as_value().eq(AnySeq(len(other.as_value()))),
+            d.word.eq(Mux(mine, word.as_value(), other.as_value())),
+            Assume(mine | (has(other) == holder)),
+            Assume(other.state <= PageState.LOST),
+            Assume(sound(other)),
+            Assert(sound(word)),
         ]
         after = Signal(d.word.shape())
         m.d.comb += after.eq(Mux(strobes.write, result.word.as_value(), d.word.as_value()))
@@ -85,14 +115,25 @@ class FrameOwnerContract(wiring.Component):
         this = op.miss
         m.d.comb += [
             Assume(~strobes.take | ~alive.bit_select(x.miss, 1)),
-            Assume(~(is_op[Op.GRANT] | is_op[Op.FLIP]) | (alive.bit_select(this, 1) & (of_page.bit_select(this, 1) == mine))),
-            Assume(~is_op[Op.GRANT] | ~framed.bit_select(this, 1)), Assume(~is_op[Op.FLIP] | (op.failed != framed.bit_select(this, 1))),
-            Assume(~(is_op[Op.FLIP] & ~op.failed) | ((op.frame == frame) == (in_miss & (entry == this)))),
+            Assume(
+                ~(is_op[Op.GRANT] | is_op[Op.FLIP])
+                | (alive.bit_select(this, 1) & (of_page.bit_select(this, 1) == mine))
+            ),
+            Assume(~is_op[Op.GRANT] | ~framed.bit_select(this, 1)),
+            Assume(~is_op[Op.FLIP] | (op.failed != framed.bit_select(this, 1))),
+            Assume(
+                ~(is_op[Op.FLIP] & ~op.failed)
+                | ((op.frame == frame) == (in_miss & (entry == this)))
+            ),
         ]
         pops = strobes.pop & (x.frame == frame)
         flipped = is_op[Op.FLIP] & (result.outcome != Outcome.RETRY)
         with m.If(strobes.take):
-            m.d.sync += [alive.bit_select(x.miss, 1).eq(1), framed.bit_select(x.miss, 1).eq(strobes.pop), of_page.bit_select(x.miss, 1).eq(mine)]
+            m.d.sync += [
+                alive.bit_select(x.miss, 1).eq(1),
+                framed.bit_select(x.miss, 1).eq(strobes.pop),
+                of_page.bit_select(x.miss, 1).eq(mine),
+            ]
         with m.If(is_op[Op.GRANT] & strobes.pop):
             m.d.sync += framed.bit_select(this, 1).eq(1)
         with m.If(flipped):
@@ -104,12 +145,25 @@ class FrameOwnerContract(wiring.Component):
 
         # The pool, and who flushes.
         pushes = strobes.push & (op.frame == frame)
-        flushes = d.frame_op_valid & d.frame_op.use & (d.frame_op.frame == frame) & (
-            ((is_op[Op.SCRUB] | is_op[Op.RECOVER]) & ((result.outcome == Outcome.DONE) | (result.outcome == Outcome.ORPHAN))) |
-            (is_op[Op.FLIP] & (result.outcome == Outcome.ORPHAN)))
-        m.d.comb += [Assume(~pops | in_pool), Assume(~(is_op[Op.FREE] & (op.frame == frame)) | in_flush)]
+        flushes = (
+            d.frame_op_valid
+            & d.frame_op.use
+            & (d.frame_op.frame == frame)
+            & (
+                (
+                    (is_op[Op.SCRUB] | is_op[Op.RECOVER])
+                    & ((result.outcome == Outcome.DONE) | (result.outcome == Outcome.ORPHAN))
+                )
+                | (is_op[Op.FLIP] & (result.outcome == Outcome.ORPHAN))
+            )
+        )
+        m.d.comb += [
+            Assume(~pops | in_pool),
+            Assume(~(is_op[Op.FREE] & (op.frame == frame)) | in_flush),
+        ]
         m.d.sync += [
-            in_pool.eq((in_pool & ~pops) | pushes), in_flush.eq((in_flush & ~(is_op[Op.FREE] & pushes)) | flushes),
+            in_pool.eq((in_pool & ~pops) | pushes),
+            in_flush.eq((in_flush & ~(is_op[Op.FREE] & pushes)) | flushes),
             astray.eq((astray & ~(is_op[Op.RECOVER] & flushes)) | lost),
         ]
         # Evictions.
@@ -120,22 +174,43 @@ class FrameOwnerContract(wiring.Component):
             m.d.sync += claimed.eq(0)
         writing = (d.word.state == PageState.WRITING_BACK) & ~x.uncorrected
         m.d.comb += [
-            Assume(~(mine & is_op[Op.CLAIM]) | ~claimed), Assume(~(mine & is_op[Op.RELEASE]) | (claimed & (op.frame == claimed_frame))),
-            Assume(mine | ~(is_op[Op.RELEASE] & writing) | (op.frame == d.word.place)),     # what is asserted of the followed page
+            Assume(~(mine & is_op[Op.CLAIM]) | ~claimed),
+            Assume(~(mine & is_op[Op.RELEASE]) | (claimed & (op.frame == claimed_frame))),
+            # what is asserted of the followed page
+            Assume(mine | ~(is_op[Op.RELEASE] & writing) | (op.frame == d.word.place)),
             Assert(~(mine & is_op[Op.RELEASE] & writing) | (op.frame == d.word.place)),
-            Assert((word.state != PageState.WRITING_BACK) | (claimed & (word.place == claimed_frame))),
+            Assert(
+                (word.state != PageState.WRITING_BACK) | (claimed & (word.place == claimed_frame))
+            ),
         ]
         # Recovery.
         under = mine & (word.state == PageState.FETCHING) & (word.place == entry) & ~x.uncorrected
-        m.d.comb += Assume(~(is_op[Op.RECOVER] & (op.frame == frame)) | astray | (mine & in_page & ~x.uncorrected) | holder | (in_miss & under))
+        m.d.comb += Assume(
+            ~(is_op[Op.RECOVER] & (op.frame == frame))
+            | astray
+            | (mine & in_page & ~x.uncorrected)
+            | holder
+            | (in_miss & under)
+        )
         m.d.comb += Assume(~(is_op[Op.RECOVER] & (op.frame == frame)) | ~x.uncorrected)
 
         owners = total((in_pool, in_page, elsewhere, in_miss, in_flush, astray), 3)
         m.d.comb += [
-            Assert(owners == 1), Assert(~in_miss | (alive.bit_select(entry, 1) & framed.bit_select(entry, 1))),
-            Assert(~(had & pushes) | ~has(after)), Assert(word.state <= PageState.LOST),
+            Assert(owners == 1),
+            Assert(~in_miss | (alive.bit_select(entry, 1) & framed.bit_select(entry, 1))),
+            Assert(~(had & pushes) | ~has(after)),
+            Assert(word.state <= PageState.LOST),
         ]
         again = Signal(3)
-        m.d.sync += again.eq(again | (pushes & is_op[Op.RELEASE]) | ((pushes & is_op[Op.FREE]) << 1) | ((is_op[Op.RECOVER] & flushes) << 2))
-        m.d.comb += [Cover(again[0] & in_page & mine), Cover(again[1] & in_page), Cover(again[2] & in_pool)]
+        m.d.sync += again.eq(
+            again
+            | (pushes & is_op[Op.RELEASE])
+            | ((pushes & is_op[Op.FREE]) << 1)
+            | ((is_op[Op.RECOVER] & flushes) << 2)
+        )
+        m.d.comb += [
+            Cover(again[0] & in_page & mine),
+            Cover(again[1] & in_page),
+            Cover(again[2] & in_pool),
+        ]
         return m

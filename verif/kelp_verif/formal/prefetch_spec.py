@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The prefetch queue's contract, for the solver: nothing lost, nothing twice, nearest first, first come first served among equals."""
+"""The prefetch queue's contract, for the solver: nothing lost, nothing twice, nearest first, first
+come first served among equals."""
 
 from amaranth.asserts import AnyConst
 from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal
@@ -12,8 +13,17 @@ from kelp_spec.config import Config
 
 __all__ = ["CONFIG", "PrefetchQueueContract"]
 
-#: Four slots, two sessions, sixteen pages: small enough for induction, large enough for every case of the shift register.
-CONFIG = Config(name="queue_proof", sessions=2, queues=2, pages=4, half_lines=4, frames=(4, 4, 4, 4), prefetch_slots=4)
+#: Four slots, two sessions, sixteen pages: small enough for induction, large enough for every case
+#: of the shift register.
+CONFIG = Config(
+    name="queue_proof",
+    sessions=2,
+    queues=2,
+    pages=4,
+    half_lines=4,
+    frames=(4, 4, 4, 4),
+    prefetch_slots=4,
+)
 
 
 class PrefetchQueueContract(wiring.Component):
@@ -21,14 +31,25 @@ class PrefetchQueueContract(wiring.Component):
 
     def __init__(self, queue=PrefetchQueue):
         self.queue = queue(config=CONFIG)
-        super().__init__({"i": In(self.queue.candidate), "i_valid": In(1), "o": Out(stream.Signature(self.queue.candidate)), "cancel": In(CONFIG.sessions)})
+        super().__init__(
+            {
+                "i": In(self.queue.candidate),
+                "i_valid": In(1),
+                "o": Out(stream.Signature(self.queue.candidate)),
+                "cancel": In(CONFIG.sessions),
+            }
+        )
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.queue = q = self.queue
         m.d.comb += [
-            q.i.eq(self.i), q.i_valid.eq(self.i_valid), q.cancel.eq(self.cancel),
-            self.o.valid.eq(q.o.valid), self.o.p.eq(q.o.p), q.o.ready.eq(self.o.ready),
+            q.i.eq(self.i),
+            q.i_valid.eq(self.i_valid),
+            q.cancel.eq(self.cancel),
+            self.o.valid.eq(q.o.valid),
+            self.o.p.eq(q.o.p),
+            q.o.ready.eq(self.o.ready),
         ]
         leaves = q.o.valid & q.o.ready
 
@@ -38,17 +59,27 @@ class PrefetchQueueContract(wiring.Component):
         def same(a, b):
             return (a[0] == b[0]) & (a[1] == b[1])
 
-        # Each candidate taken is in the queue, or left once, or was reported once. Sources stand for candidates.
+        # Each candidate taken is in the queue, or left once, or was reported once. Sources stand
+        # for candidates.
         source = AnyConst(3)
         owed = Signal(8)
-        m.d.sync += owed.eq(owed + (self.i_valid & (self.i.source == source)) - (leaves & (q.o.p.source == source)) -
-                            (q.o_drop_valid & (q.o_drop.source == source)) - (q.o_cancel_valid & (q.o_cancel == source)))
-        here = sum(q.valid[k] & (q.held[k].source == source) for k in range(q.slots)) + (q.o.valid & (q.o.p.source == source))
+        m.d.sync += owed.eq(
+            owed
+            + (self.i_valid & (self.i.source == source))
+            - (leaves & (q.o.p.source == source))
+            - (q.o_drop_valid & (q.o_drop.source == source))
+            - (q.o_cancel_valid & (q.o_cancel == source))
+        )
+        here = sum(q.valid[k] & (q.held[k].source == source) for k in range(q.slots)) + (
+            q.o.valid & (q.o.p.source == source)
+        )
         here += q.new_valid & (q.new.source == source)
         m.d.comb += Assert(owed == here)
 
         # No page is there twice.
-        live = [(q.valid[k] & ~q.dead[k], page_of(q.held[k])) for k in range(q.slots)] + [(q.o.valid, page_of(q.o.p))]
+        live = [(q.valid[k] & ~q.dead[k], page_of(q.held[k])) for k in range(q.slots)] + [
+            (q.o.valid, page_of(q.o.p))
+        ]
         for k, (valid, page) in enumerate(live):
             for other_valid, other in live[:k]:
                 m.d.comb += Assert(~(valid & other_valid & same(page, other)))
@@ -56,16 +87,24 @@ class PrefetchQueueContract(wiring.Component):
         # A chosen page comes only from `i`, and goes only by `o` or with a report.
         chosen = AnyConst(CONFIG.squeue_bits), AnyConst(CONFIG.page_bits)
         present, was_present, came, went = Signal(), Signal(), Signal(), Signal()
-        copies = sum((q.valid[k] & same(page_of(q.held[k]), chosen)) for k in range(q.slots)) + (q.o.valid & same(page_of(q.o.p), chosen))
+        copies = sum((q.valid[k] & same(page_of(q.held[k]), chosen)) for k in range(q.slots)) + (
+            q.o.valid & same(page_of(q.o.p), chosen)
+        )
         copies += q.new_valid & same(page_of(q.new), chosen)
         m.d.comb += present.eq(copies != 0)
         m.d.sync += [
-            was_present.eq(present), came.eq(self.i_valid & same(page_of(self.i), chosen)),
-            went.eq((leaves & same(page_of(q.o.p), chosen)) | q.o_cancel_valid | (q.o_drop_valid & (q.o_drop.reason != DropReason.DUPLICATE))),
+            was_present.eq(present),
+            came.eq(self.i_valid & same(page_of(self.i), chosen)),
+            went.eq(
+                (leaves & same(page_of(q.o.p), chosen))
+                | q.o_cancel_valid
+                | (q.o_drop_valid & (q.o_drop.reason != DropReason.DUPLICATE))
+            ),
         ]
         m.d.comb += [Assert(~present | was_present | came), Assert(present | ~was_present | went)]
 
-        # What leaves is nearest: nothing that was queued in the cycle before it came to `o` was nearer.
+        # What leaves is nearest: nothing that was queued in the cycle before it came to `o` was
+        # nearer.
         nearest, nearest_valid = Signal(6), Signal()
         with m.If(~q.o.valid | q.o.ready):
             least = q.held[0].distance
@@ -83,7 +122,13 @@ class PrefetchQueueContract(wiring.Component):
         distance_a = sum(Mux(at_a[k], q.held[k].distance, 0) for k in range(q.slots))
         distance_b = sum(Mux(at_b[k], q.held[k].distance, 0) for k in range(q.slots))
         m.d.comb += both.eq(sum(at_a).any() & sum(at_b).any() & (distance_a == distance_b))
-        b_enters = q.new_valid & ~q.merged & same(page_of(q.new), b) & sum(at_a).any() & (q.new.distance == distance_a)
+        b_enters = (
+            q.new_valid
+            & ~q.merged
+            & same(page_of(q.new), b)
+            & sum(at_a).any()
+            & (q.new.distance == distance_a)
+        )
         a_enters = q.new_valid & ~q.merged & same(page_of(q.new), a)
         # `first`: b came after a at this distance. It is asked only while both are still there.
         m.d.sync += first.eq(Mux(b_enters, 1, first & both & ~a_enters))
@@ -92,7 +137,9 @@ class PrefetchQueueContract(wiring.Component):
                 m.d.comb += Assert(~(first & both & at_b[j] & at_a[k]))
 
         m.d.comb += [
-            Cover(q.o_drop_valid & (q.o_drop.reason == DropReason.FULL)), Cover(q.o_drop_valid & (q.o_drop.reason == DropReason.DUPLICATE) & ~q.merged),
-            Cover(q.o_cancel_valid), Cover(first & both & at_b[2]),
+            Cover(q.o_drop_valid & (q.o_drop.reason == DropReason.FULL)),
+            Cover(q.o_drop_valid & (q.o_drop.reason == DropReason.DUPLICATE) & ~q.merged),
+            Cover(q.o_cancel_valid),
+            Cover(first & both & at_b[2]),
         ]
         return m

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The list of proofs, and how one of them is done: the contract holds, its covers are reached, and each planted bug breaks it.
+"""The list of proofs, and how one of them is done: the contract holds, its covers are reached, and
+each planted bug breaks it.
 
-docs/formal.md says in words what every row means. `make prove` runs all of them, `make test` those that are `quick`.
+docs/formal.md says in words what every row means. `make prove` runs all of them, `make test` those
+that are `quick`.
 """
 
 from collections.abc import Callable
@@ -44,7 +46,13 @@ from .owner_spec import FrameOwnerContract
 from .pool_specs import FreeFramesContract, FreeListContract, PoolsContract, WriteSlotsContract
 from .prefetch_spec import PrefetchQueueContract
 from .prove import ProofResult, mutant, prove
-from .queue_specs import AnswerQueueContract, DataQueueContract, FifoContract, OrderQueueContract, RequestQueueContract
+from .queue_specs import (
+    AnswerQueueContract,
+    DataQueueContract,
+    FifoContract,
+    OrderQueueContract,
+    RequestQueueContract,
+)
 from .turn_specs import EgressContract, WriteOutContract
 
 __all__ = ["PROOFS", "Proof", "table"]
@@ -55,19 +63,21 @@ REGISTERS = "smtbmc --nomem --stbv z3"
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """One row: `spec(block)` is the contract around `block`; `bugs` are (old, new) pieces of the block's source."""
+    """One row: `spec(block)` is the contract around `block`; `bugs` are (old, new) pieces of the
+    block's source."""
 
     name: str
     block: type
     spec: Callable
-    mode: str = "prove"         #: "prove": by induction, for all time; "bmc": for `depth` cycles after reset
+    #: "prove": by induction, for all time; "bmc": for `depth` cycles after reset
+    mode: str = "prove"
     depth: int = 2
-    cover: int                  #: cycles within which every cover is reached
+    cover: int  #: cycles within which every cover is reached
     bugs: tuple[tuple[str, str], ...]
-    bug_depth: int = 12         #: cycles within which every bug shows,
-    bug_skip: int = 0           #: and within which none does
-    bug_spec: Callable | None = None    #: where a bug shows sooner than in `spec`
-    quick: bool = True          #: runs in `make test` too
+    bug_depth: int = 12  #: cycles within which every bug shows,
+    bug_skip: int = 0  #: and within which none does
+    bug_spec: Callable | None = None  #: where a bug shows sooner than in `spec`
+    quick: bool = True  #: runs in `make test` too
     engine: str = REGISTERS
     timeout_s: int = 240
 
@@ -82,88 +92,368 @@ class Proof:
         return self._run(spec, "bmc", self.bug_depth, "-planted", self.bug_skip)
 
     def _run(self, spec, mode, depth, suffix, skip=0):
-        return prove(spec, depth=depth, mode=mode, name=f"{self.name}{suffix}", engine=self.engine, timeout_s=self.timeout_s, skip=skip)
+        return prove(
+            spec,
+            depth=depth,
+            mode=mode,
+            name=f"{self.name}{suffix}",
+            engine=self.engine,
+            timeout_s=self.timeout_s,
+            skip=skip,
+        )
 
 
 PROOFS = (
     # Queues.
-    Proof(name="fifo", block=SyncFIFO, spec=FifoContract, cover=10, bugs=(
-        ("produce.eq(_incr(produce, self.depth))", "produce.eq(_incr(produce, self.depth - 1))"), ("with m.If(do_write & ~do_read):", "with m.If(do_write):"))),
-    Proof(name="fifo_buffered", block=SyncFIFOBuffered, spec=FifoContract, cover=10, quick=False, bugs=(
-        ("inner_level != inner_depth", "1"), ("~self.r_rdy | self.r_en", "1"))),
-    Proof(name="order_queue", block=OrderQueue, spec=OrderQueueContract, cover=10, bugs=(
-        ("Mux(ahead, rows.read_data, last)", "rows.read_data"),                     # what came last is not there yet
-        ("waits & (~ahead | moves)", "waits & moves"), ("Mux(moves, ahead & waits, ahead | waits)", "waits"))),
-    Proof(name="request_queue", block=RequestQueue, spec=RequestQueueContract, cover=10, bugs=(
-        ("write.en.eq(self.level != self.depth)", "write.en.eq(1)"), ("with m.If(takes != self.i_valid):", "with m.If(self.i_valid):"))),
-    Proof(name="data_queue", block=DataQueue, spec=DataQueueContract, cover=30, bug_depth=20, bugs=(
-        ("self.DEPTH - RESERVE", "self.DEPTH - RESERVE + 1"),)),
-    Proof(name="answer_queue", block=AnswerQueue, spec=AnswerQueueContract, cover=10, bug_depth=10, bugs=(
-        ("self.i_valid & (waits | ~self.o.ready)", "self.i_valid"),                 # what went straight on waits as well
-        ("self.i_valid & (waits | ~self.o.ready)", "self.i_valid & ~self.o.ready"),     # overtakes what waits
-        ("takes.eq(self.row_valid & self.o.ready)", "takes.eq(self.o.valid & self.o.ready)"))),
-    Proof(name="answer_queue_apart", block=AnswerQueue, spec=partial(AnswerQueueContract, apart=True), cover=14, bug_depth=12, bugs=(
-        ("self.row_valid.eq(waits & ~takes)", "self.row_valid.eq(waits)"),)),       # the row that has left leaves again
-    Proof(name="prefetch_queue", block=PrefetchQueue, spec=PrefetchQueueContract, cover=10, bug_depth=8, engine="smtbmc z3", quick=False, bugs=(
-        ("Mux(leave, earlier[1:], earlier[:n])", "earlier[:n]"),                    # a page that leaves comes in again
-        ("return a.distance > b.distance", "return a.distance >= b.distance"),      # last come, first served
-        ("push = insert & ~earlier_here[k] & below", "push = insert & below"),      # moves past the twin that it replaces
-        ("(on_o | any_twin | full)", "(on_o | any_twin)"),                          # a drop is not told
-        ("self.o.valid.eq(leave & ~dead[0])", "self.o.valid.eq(leave)"))),          # a cancelled one leaves
+    Proof(
+        name="fifo",
+        block=SyncFIFO,
+        spec=FifoContract,
+        cover=10,
+        bugs=(
+            (
+                "produce.eq(_incr(produce, self.depth))",
+                "produce.eq(_incr(produce, self.depth - 1))",
+            ),
+            ("with m.If(do_write & ~do_read):", "with m.If(do_write):"),
+        ),
+    ),
+    Proof(
+        name="fifo_buffered",
+        block=SyncFIFOBuffered,
+        spec=FifoContract,
+        cover=10,
+        quick=False,
+        bugs=(("inner_level != inner_depth", "1"), ("~self.r_rdy | self.r_en", "1")),
+    ),
+    Proof(
+        name="order_queue",
+        block=OrderQueue,
+        spec=OrderQueueContract,
+        cover=10,
+        bugs=(
+            # what came last is not there yet
+            ("Mux(ahead, rows.read_data, last)", "rows.read_data"),
+            ("waits & (~ahead | moves)", "waits & moves"),
+            ("Mux(moves, ahead & waits, ahead | waits)", "waits"),
+        ),
+    ),
+    Proof(
+        name="request_queue",
+        block=RequestQueue,
+        spec=RequestQueueContract,
+        cover=10,
+        bugs=(
+            ("write.en.eq(self.level != self.depth)", "write.en.eq(1)"),
+            ("with m.If(takes != self.i_valid):", "with m.If(self.i_valid):"),
+        ),
+    ),
+    Proof(
+        name="data_queue",
+        block=DataQueue,
+        spec=DataQueueContract,
+        cover=30,
+        bug_depth=20,
+        bugs=(("self.DEPTH - RESERVE", "self.DEPTH - RESERVE + 1"),),
+    ),
+    Proof(
+        name="answer_queue",
+        block=AnswerQueue,
+        spec=AnswerQueueContract,
+        cover=10,
+        bug_depth=10,
+        bugs=(
+            # what went straight on waits as well
+            ("self.i_valid & (waits | ~self.o.ready)", "self.i_valid"),
+            # overtakes what waits
+            ("self.i_valid & (waits | ~self.o.ready)", "self.i_valid & ~self.o.ready"),
+            ("takes.eq(self.row_valid & self.o.ready)", "takes.eq(self.o.valid & self.o.ready)"),
+        ),
+    ),
+    Proof(
+        name="answer_queue_apart",
+        block=AnswerQueue,
+        spec=partial(AnswerQueueContract, apart=True),
+        cover=14,
+        bug_depth=12,
+        bugs=(
+            # the row that has left leaves again
+            ("self.row_valid.eq(waits & ~takes)", "self.row_valid.eq(waits)"),
+        ),
+    ),
+    Proof(
+        name="prefetch_queue",
+        block=PrefetchQueue,
+        spec=PrefetchQueueContract,
+        cover=10,
+        bug_depth=8,
+        engine="smtbmc z3",
+        quick=False,
+        bugs=(
+            # a page that leaves comes in again
+            ("Mux(leave, earlier[1:], earlier[:n])", "earlier[:n]"),
+            # last come, first served
+            ("return a.distance > b.distance", "return a.distance >= b.distance"),
+            # moves past the twin that it replaces
+            ("push = insert & ~earlier_here[k] & below", "push = insert & below"),
+            # a drop is not told
+            ("(on_o | any_twin | full)", "(on_o | any_twin)"),
+            # a cancelled one leaves
+            ("self.o.valid.eq(leave & ~dead[0])", "self.o.valid.eq(leave)"),
+        ),
+    ),
     # Arbiters.
-    Proof(name="arbiter", block=Arbiter, spec=ArbiterContract, cover=30, bug_depth=30, bugs=(
-        ("Cat(ahead.data, ", "Cat(1, "), ("claim - self.PATIENCE", "claim - self.PATIENCE - 1"), ("any_able & (claim == self.PATIENCE)", "0"),
-        ("here & ~Cat(before for before, _ in ops[:i]).any()", "here"), ("~(hot_able & pick_frame)", "1"),
-        ("Mux(background, if_goes, if_stays)", "if_stays"))),                       # an op goes that has gone
-    Proof(name="egress", block=Egress, spec=EgressContract, cover=8, bug_depth=8, bug_skip=2, quick=False, bugs=(
-        ("self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)", "self.i_side.valid"),     # a channel that stands still costs a turn
-        ("drs_free & ~pick_side_drs)", "drs_free)"))),
-    Proof(name="write_out", block=WriteOut, spec=WriteOutContract, cover=24, bug_depth=20, engine="smtbmc z3", quick=False, bugs=(
-        ("space & self.lines_due & ~self.take_scales", "space & self.lines_due"), ("scales_next.eq(self.take_lines)", "scales_next.eq(1)"))),
+    Proof(
+        name="arbiter",
+        block=Arbiter,
+        spec=ArbiterContract,
+        cover=30,
+        bug_depth=30,
+        bugs=(
+            ("Cat(ahead.data, ", "Cat(1, "),
+            ("claim - self.PATIENCE", "claim - self.PATIENCE - 1"),
+            ("any_able & (claim == self.PATIENCE)", "0"),
+            ("here & ~Cat(before for before, _ in ops[:i]).any()", "here"),
+            ("~(hot_able & pick_frame)", "1"),
+            # an op goes that has gone
+            ("Mux(background, if_goes, if_stays)", "if_stays"),
+        ),
+    ),
+    Proof(
+        name="egress",
+        block=Egress,
+        spec=EgressContract,
+        cover=8,
+        bug_depth=8,
+        bug_skip=2,
+        quick=False,
+        bugs=(
+            # a channel that stands still costs a turn
+            (
+                "self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)",
+                "self.i_side.valid",
+            ),
+            ("drs_free & ~pick_side_drs)", "drs_free)"),
+        ),
+    ),
+    Proof(
+        name="write_out",
+        block=WriteOut,
+        spec=WriteOutContract,
+        cover=24,
+        bug_depth=20,
+        engine="smtbmc z3",
+        quick=False,
+        bugs=(
+            ("space & self.lines_due & ~self.take_scales", "space & self.lines_due"),
+            ("scales_next.eq(self.take_lines)", "scales_next.eq(1)"),
+        ),
+    ),
     # Free lists and pools.
-    Proof(name="free_list", block=FreeList, spec=FreeListContract, cover=16, bugs=(
-        ("returned.r_en.eq(take & ~fresh)", "returned.r_en.eq(take & ~fresh & ~self.i_valid)"), ("self.level + self.i_valid - take", "self.level - take"))),
-    Proof(name="free_frames", block=FreeFrames, spec=FreeFramesContract, cover=16, bugs=(
-        ("Mux(pop_freed, count == 1, count == 0)", "(count == 0)"), ("Mux(pop_freed, third, second)", "second"),
-        ("self.pop & ~has_fresh", "self.pop"))),
-    Proof(name="pools", block=Pools, spec=PoolsContract, depth=3, cover=12, quick=False, bugs=(
-        ("self.pop & here", "self.pop"), ("here & self.want", "here & self.pop"), ("Mux(up, more, less)", "stays"))),
-    Proof(name="write_slots", block=WriteStore, spec=WriteSlotsContract, cover=20, quick=False, bugs=(
-        ("(unused == 0) & offer.i.ready", "offer.i.ready"), ("held + taken - self.free_en", "held + taken"))),
-    Proof(name="frame_owner", block=Decide, spec=FrameOwnerContract, cover=9, bug_depth=9, engine="smtbmc --stbv z3", quick=False, bugs=(
-        ("is_op[Op.RELEASE] & writing_back", "is_op[Op.RELEASE] & ~cold"),      # a page touched since its CLAIM loses its frame
-        ("with m.Elif(here & (read.place == op.frame)):", "with m.Elif(0):"))),                      # RECOVER takes a frame that is in use
+    Proof(
+        name="free_list",
+        block=FreeList,
+        spec=FreeListContract,
+        cover=16,
+        bugs=(
+            ("returned.r_en.eq(take & ~fresh)", "returned.r_en.eq(take & ~fresh & ~self.i_valid)"),
+            ("self.level + self.i_valid - take", "self.level - take"),
+        ),
+    ),
+    Proof(
+        name="free_frames",
+        block=FreeFrames,
+        spec=FreeFramesContract,
+        cover=16,
+        bugs=(
+            ("Mux(pop_freed, count == 1, count == 0)", "(count == 0)"),
+            ("Mux(pop_freed, third, second)", "second"),
+            ("self.pop & ~has_fresh", "self.pop"),
+        ),
+    ),
+    Proof(
+        name="pools",
+        block=Pools,
+        spec=PoolsContract,
+        depth=3,
+        cover=12,
+        quick=False,
+        bugs=(
+            ("self.pop & here", "self.pop"),
+            ("here & self.want", "here & self.pop"),
+            ("Mux(up, more, less)", "stays"),
+        ),
+    ),
+    Proof(
+        name="write_slots",
+        block=WriteStore,
+        spec=WriteSlotsContract,
+        cover=20,
+        quick=False,
+        bugs=(
+            ("(unused == 0) & offer.i.ready", "offer.i.ready"),
+            ("held + taken - self.free_en", "held + taken"),
+        ),
+    ),
+    Proof(
+        name="frame_owner",
+        block=Decide,
+        spec=FrameOwnerContract,
+        cover=9,
+        bug_depth=9,
+        engine="smtbmc --stbv z3",
+        quick=False,
+        bugs=(
+            # a page touched since its CLAIM loses its frame
+            ("is_op[Op.RELEASE] & writing_back", "is_op[Op.RELEASE] & ~cold"),
+            # RECOVER takes a frame that is in use
+            ("with m.Elif(here & (read.place == op.frame)):", "with m.Elif(0):"),
+        ),
+    ),
     # The miss table.
-    Proof(name="miss_ids", block=MissIds, spec=MissIdsContract, cover=14, bugs=(
-        ("is_unparked, one, none", "is_unparked, 1, none"), ("Mux(self.take, moves, stays)", "stays"), ("self.level != self.DEPTH", "1"))),
-    Proof(name="miss_grants", block=MissGrants, spec=MissGrantsContract, cover=28, bug_depth=10, bug_skip=6, quick=False, bugs=(
-        ("pop.eq(self.i_outcome == Outcome.DONE)", "pop.eq(1)"), ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"))),
-    Proof(name="park_lists", block=ParkLists, spec=ParkListsContract, mode="bmc", depth=10, cover=10, bug_depth=10, quick=False, timeout_s=1800, bugs=(
-        ("head.write_en.eq(late_valid & late.create)", "head.write_en.eq(late_valid & late_first)"),)),    # a list's second life begins as its first
-    Proof(name="miss_buffer", block=MissBuffer, spec=partial(MissBufferContract, prompt=True), mode="bmc", depth=15, cover=15, bug_depth=15, bug_skip=6,
-          quick=False, timeout_s=1800, bugs=(
-        ("arrival.failed.eq(~at_once & self.i_fetched.payload.failed)", "arrival.failed.eq(0)"),       # a failed fetch fills a page as if it had come
-        ("row.lost.eq(r.old.state == PageState.LOST)", "row.lost.eq(0)"))),                             # what a page lost reads as zeros
-    Proof(name="miss_buffer_two", block=MissBuffer, spec=partial(MissBufferContract, alive=2), mode="bmc", depth=11, cover=11, bug_depth=12, bug_skip=6,
-          quick=False, timeout_s=1800, bugs=(
-        ("rows.read_address.eq(done.miss)", "rows.read_address.eq(0)"),)),                              # one entry's requests go to another's page
-    Proof(name="cold_scheduler", block=ColdScheduler, spec=ColdSchedulerContract, mode="bmc", depth=16, cover=17, bug_depth=18, bug_skip=12, quick=False,
-          timeout_s=1200, bugs=(("self.o_fetched.payload.failed.eq(~succeeded)", "self.o_fetched.payload.failed.eq(0)"),)),
+    Proof(
+        name="miss_ids",
+        block=MissIds,
+        spec=MissIdsContract,
+        cover=14,
+        bugs=(
+            ("is_unparked, one, none", "is_unparked, 1, none"),
+            ("Mux(self.take, moves, stays)", "stays"),
+            ("self.level != self.DEPTH", "1"),
+        ),
+    ),
+    Proof(
+        name="miss_grants",
+        block=MissGrants,
+        spec=MissGrantsContract,
+        cover=28,
+        bug_depth=10,
+        bug_skip=6,
+        quick=False,
+        bugs=(
+            ("pop.eq(self.i_outcome == Outcome.DONE)", "pop.eq(1)"),
+            ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"),
+        ),
+    ),
+    Proof(
+        name="park_lists",
+        block=ParkLists,
+        spec=ParkListsContract,
+        mode="bmc",
+        depth=10,
+        cover=10,
+        bug_depth=10,
+        quick=False,
+        timeout_s=1800,
+        bugs=(
+            # a list's second life begins as its first
+            (
+                "head.write_en.eq(late_valid & late.create)",
+                "head.write_en.eq(late_valid & late_first)",
+            ),
+        ),
+    ),
+    Proof(
+        name="miss_buffer",
+        block=MissBuffer,
+        spec=partial(MissBufferContract, prompt=True),
+        mode="bmc",
+        depth=15,
+        cover=15,
+        bug_depth=15,
+        bug_skip=6,
+        quick=False,
+        timeout_s=1800,
+        bugs=(
+            # a failed fetch fills a page as if it had come
+            ("arrival.failed.eq(~at_once & self.i_fetched.payload.failed)", "arrival.failed.eq(0)"),
+            # what a page lost reads as zeros
+            ("row.lost.eq(r.old.state == PageState.LOST)", "row.lost.eq(0)"),
+        ),
+    ),
+    Proof(
+        name="miss_buffer_two",
+        block=MissBuffer,
+        spec=partial(MissBufferContract, alive=2),
+        mode="bmc",
+        depth=11,
+        cover=11,
+        bug_depth=12,
+        bug_skip=6,
+        quick=False,
+        timeout_s=1800,
+        bugs=(
+            # one entry's requests go to another's page
+            ("rows.read_address.eq(done.miss)", "rows.read_address.eq(0)"),
+        ),
+    ),
+    Proof(
+        name="cold_scheduler",
+        block=ColdScheduler,
+        spec=ColdSchedulerContract,
+        mode="bmc",
+        depth=16,
+        cover=17,
+        bug_depth=18,
+        bug_skip=12,
+        quick=False,
+        timeout_s=1200,
+        bugs=(
+            ("self.o_fetched.payload.failed.eq(~succeeded)", "self.o_fetched.payload.failed.eq(0)"),
+        ),
+    ),
     # What is best, and arithmetic.
-    Proof(name="candidates", block=CandidateList, spec=CandidatesContract, cover=10, bugs=(
-        ("key(self.i) < key(places[k])", "key(self.i) <= key(places[k])"), ("valid.eq(valid >> 1)", "valid.eq(valid)"))),
-    Proof(name="excess_tree", block=ExcessTree, spec=ExcessTreeContract, cover=70, bug_spec=partial(ExcessTreeContract, cleared=True), bug_depth=8,
-          quick=False, bugs=(
-        ("with m.If(node == 1):", "with m.If(node <= 3):"),)),                   # a walk that ends below the root
-    Proof(name="throttle", block=Throttle, spec=ThrottleContract, cover=8, quick=False, bugs=(
-        ("position[s].eq(position[s] + 1)", "position[s].eq(position[s] + 2)"),)),
-    Proof(name="ema_step", block=EmaStep, spec=EmaStepContract, mode="bmc", depth=4, cover=5, bug_depth=4, quick=False, bugs=(
-        ("Mux(self.a[8], 256, self.a)", "self.a"), ("(product + 128) >> 8", "(product + 256) >> 8"))),
+    Proof(
+        name="candidates",
+        block=CandidateList,
+        spec=CandidatesContract,
+        cover=10,
+        bugs=(
+            ("key(self.i) < key(places[k])", "key(self.i) <= key(places[k])"),
+            ("valid.eq(valid >> 1)", "valid.eq(valid)"),
+        ),
+    ),
+    Proof(
+        name="excess_tree",
+        block=ExcessTree,
+        spec=ExcessTreeContract,
+        cover=70,
+        bug_spec=partial(ExcessTreeContract, cleared=True),
+        bug_depth=8,
+        quick=False,
+        bugs=(
+            # a walk that ends below the root
+            ("with m.If(node == 1):", "with m.If(node <= 3):"),
+        ),
+    ),
+    Proof(
+        name="throttle",
+        block=Throttle,
+        spec=ThrottleContract,
+        cover=8,
+        quick=False,
+        bugs=(("position[s].eq(position[s] + 1)", "position[s].eq(position[s] + 2)"),),
+    ),
+    Proof(
+        name="ema_step",
+        block=EmaStep,
+        spec=EmaStepContract,
+        mode="bmc",
+        depth=4,
+        cover=5,
+        bug_depth=4,
+        quick=False,
+        bugs=(
+            ("Mux(self.a[8], 256, self.a)", "self.a"),
+            ("(product + 128) >> 8", "(product + 256) >> 8"),
+        ),
+    ),
 )
 
 
 def table(rows: list[dict]) -> list[str]:
-    """The summary: one line per proof from what its tests recorded, {"proof", "part", "mode", "depth", "status", "good", "seconds"} each."""
+    """The summary: one line per proof from what its tests recorded, {"proof", "part", "mode",
+    "depth", "status", "good", "seconds"} each."""
     columns = ("proof", "mode", "depth", "result", "cover reached", "planted bugs caught", "CPU s")
     lines = [columns]
     for proof in PROOFS:
@@ -172,9 +462,23 @@ def table(rows: list[dict]) -> list[str]:
         cover = next((row for row in mine if row["part"] == "covers"), None)
         bugs = [row["good"] for row in mine if row["part"] == "catches"]
         if mine:
-            lines.append((
-                proof.name, {"prove": "induction", "bmc": "bounded"}[proof.mode], str(proof.depth), main["status"] if main else "-",
-                "-" if cover is None else f"by cycle {cover['depth']}" if cover["good"] else "NO",
-                f"{sum(bugs)} of {len(bugs)}", f"{sum(row['seconds'] for row in mine):.1f}"))
+            lines.append(
+                (
+                    proof.name,
+                    {"prove": "induction", "bmc": "bounded"}[proof.mode],
+                    str(proof.depth),
+                    main["status"] if main else "-",
+                    "-"
+                    if cover is None
+                    else f"by cycle {cover['depth']}"
+                    if cover["good"]
+                    else "NO",
+                    f"{sum(bugs)} of {len(bugs)}",
+                    f"{sum(row['seconds'] for row in mine):.1f}",
+                )
+            )
     widths = [max(len(line[k]) for line in lines) for k in range(len(columns))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Proofs: an Amaranth component and its ``Assert``, ``Assume`` and ``Cover`` statements, through sby and z3.
+"""Proofs: an Amaranth component and its ``Assert``, ``Assume`` and ``Cover`` statements, through
+sby and z3.
 
-A *spec* is a component that contains the block to be proved and states, with ``Assert`` and ``Assume``, what must hold of it. Its input
-ports are free, which means that the solver tries every value in every cycle; so are ``AnySeq`` and, constant over time, ``AnyConst`` of
-:mod:`amaranth.asserts`. :func:`prove` takes a spec, or the block itself where its own Asserts are the property, and returns a
-:class:`ProofResult`. It never raises because a property is false, so that a test can demand that a planted bug be caught::
+A *spec* is a component that contains the block to be proved and states, with ``Assert`` and
+``Assume``, what must hold of it. Its input ports are free, which means that the solver tries every
+value in every cycle; so are ``AnySeq`` and, constant over time, ``AnyConst`` of
+:mod:`amaranth.asserts`. :func:`prove` takes a spec, or the block itself where its own Asserts are
+the property, and returns a :class:`ProofResult`. It never raises because a property is false, so
+that a test can demand that a planted bug be caught::
 
     assert prove(FIFOContract(), depth=12).passed
     result = prove(FIFOContract(mutant(FIFO, "level + 1", "level + 2")), depth=12, mode="bmc")
@@ -57,10 +60,12 @@ top.il
 class ProofResult:
     """What the solver said.
 
-    ``status`` is ``PASS`` (mode ``prove``: holds in every reachable state; ``bmc``: holds for ``depth`` cycles; ``cover``: every Cover was
-    reached), ``FAIL`` (a counterexample, or a Cover that cannot be reached, in ``depth`` cycles), ``UNKNOWN`` (induction does not close at
-    this depth, no counterexample known) or ``TIMEOUT``. ``traces`` are VCD files: the counterexample, or one witness per Cover;
-    ``reasons`` names each Assert that failed or Cover that was not reached. ``cpu_seconds`` tell more than ``seconds`` on a busy machine.
+    ``status`` is ``PASS`` (mode ``prove``: holds in every reachable state; ``bmc``: holds for
+    ``depth`` cycles; ``cover``: every Cover was reached), ``FAIL`` (a counterexample, or a Cover
+    that cannot be reached, in ``depth`` cycles), ``UNKNOWN`` (induction does not close at this
+    depth, no counterexample known) or ``TIMEOUT``. ``traces`` are VCD files: the counterexample, or
+    one witness per Cover; ``reasons`` names each Assert that failed or Cover that was not reached.
+    ``cpu_seconds`` tell more than ``seconds`` on a busy machine.
     """
 
     name: str
@@ -83,24 +88,53 @@ class ProofResult:
         return self.traces[0] if self.traces else None
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {self.mode}, depth {self.depth}: {self.status} in {self.seconds:.1f} s (log {self.log})", *self.reasons]
+        lines = [
+            f"{self.name}: {self.mode}, depth {self.depth}: {self.status} in "
+            + f"{self.seconds:.1f} s (log {self.log})",
+            *self.reasons,
+        ]
         if self.status == "FAIL":
             lines += [f"trace {trace}" for trace in self.traces]
         return "\n  ".join(lines)
 
 
 def mutant(cls: type, old: str, new: str) -> type:
-    """`cls` with one piece of its source replaced: a planted bug. A ValueError when `old` does not stand in it exactly once."""
+    """`cls` with one piece of its source replaced: a planted bug.
+
+    `old` is compared token by token, so that line breaks, comments and the formatter's trailing
+    commas do not matter. A ValueError when it does not stand in the source exactly once.
+    """
     text = vars(cls).get("_source") or inspect.getsource(cls)
-    if (found := text.count(old)) != 1:
-        raise ValueError(f"{cls.__name__}: {old!r} occurs {found} times in its source; a planted bug replaces what occurs once")
+    tokens, wanted = _tokens(text), [token for token, _, _ in _tokens(old)]
+    found = [
+        at
+        for at in range(len(tokens) - len(wanted) + 1)
+        if [token for token, _, _ in tokens[at : at + len(wanted)]] == wanted
+    ]
+    if len(found) != 1:
+        raise ValueError(
+            f"{cls.__name__}: {old!r} occurs {len(found)} times in its source; "
+            + "a planted bug replaces what occurs once"
+        )
     module = sys.modules[cls.__module__]
     # The rest of its module as it is, so that layouts and helpers are the very same.
     space = dict(vars(module))
-    text = text.replace(old, new)
+    begin, end = tokens[found[0]][1], tokens[found[0] + len(wanted) - 1][2]
+    text = text[:begin] + new + text[end:]
     exec(compile(text, f"{Path(module.__file__).stem}_mutant.py", "exec"), space)
-    space[cls.__name__]._source = text      # for a mutant of the mutant
+    space[cls.__name__]._source = text  # for a mutant of the mutant
     return space[cls.__name__]
+
+
+_TOKEN = re.compile(
+    r"""\s+|\#[^\n]*|,(?=(?:\s|\#[^\n]*\n)*[)\]}])"""  # skipped: blanks, comments, last commas
+    + r"""|([rfb]?"(?:[^"\\\n]|\\.)*"|[rfb]?'(?:[^'\\\n]|\\.)*'|\w+|[^\w\s])"""
+)
+
+
+def _tokens(text: str) -> list[tuple[str, int, int]]:
+    """(token, begin, end) of each token of Python source, or of any piece of it."""
+    return [(m[1], m.start(), m.end()) for m in _TOKEN.finditer(text) if m[1]]
 
 
 def _children_cpu() -> float:
@@ -110,7 +144,8 @@ def _children_cpu() -> float:
 
 
 class _Top(Elaboratable):
-    """The spec with its reset tied off (or free): registers start from their initial values either way."""
+    """The spec with its reset tied off (or free): registers start from their initial values either
+    way."""
 
     def __init__(self, spec, *, free_reset):
         self.spec = spec
@@ -143,9 +178,11 @@ def prove(
     Parameters
     ----------
     component
-        An elaboratable in the ``sync`` domain alone. If it has a signature, its input ports are free.
+        An elaboratable in the ``sync`` domain alone. If it has a signature, its input ports are
+        free.
     depth
-        Cycles of the base case and of the induction (``prove``), or of the search (``bmc``, ``cover``).
+        Cycles of the base case and of the induction (``prove``), or of the search (``bmc``,
+        ``cover``).
     mode
         ``"prove"`` by k-induction, ``"bmc"`` bounded, ``"cover"``.
     name
@@ -159,7 +196,8 @@ def prove(
     append
         Cycles shown after the one that fails.
     skip
-        Mode ``bmc`` only: do not look at the first cycles. Quicker, where a bug is known to need more of them than that.
+        Mode ``bmc`` only: do not look at the first cycles. Quicker, where a bug is known to need
+        more of them than that.
     """
     if mode not in _MODES:
         raise ValueError(f"mode {mode!r}: one of {', '.join(_MODES)}")
@@ -177,7 +215,10 @@ def prove(
     flavour = "cover" if mode == "cover" else "assert"
     if f'parameter \\FLAVOR "{flavour}"' not in design:
         # Such a proof would pass and mean nothing.
-        raise ValueError(f"{name}: mode {mode!r} needs at least one {flavour.capitalize()} in the design, found none")
+        raise ValueError(
+            f"{name}: mode {mode!r} needs at least one {flavour.capitalize()} in the design, "
+            + "found none"
+        )
     models = macro_sources(design)
     script = _SCRIPT.format(
         mode=mode,
@@ -189,11 +230,9 @@ def prove(
         macros="\n".join(f"read_verilog {model.name}" for model in models),
         files="\n".join(map(str, models)),
     )
-    directory = (
-        tools.build_root()
-        / "formal"
-        / f"{name}-{mode}-{hashlib.sha256((design + script + ''.join(model.read_text(encoding='utf-8') for model in models)).encode()).hexdigest()[:12]}"
-    )
+    sources = design + script + "".join(model.read_text(encoding="utf-8") for model in models)
+    key = hashlib.sha256(sources.encode()).hexdigest()[:12]
+    directory = tools.build_root() / "formal" / f"{name}-{mode}-{key}"
     with tools.lock(directory.with_name(f"{directory.name}.lock")):
         directory.mkdir(exist_ok=True)
         (directory / "top.il").write_text(design, encoding="utf-8")
@@ -202,15 +241,33 @@ def prove(
         started, used = time.monotonic(), _children_cpu()
         with open(log, "w", encoding="utf-8") as output:
             command = [tools.find("sby"), "-f", "proof.sby"]
-            subprocess.run(command, cwd=directory, env=tools.tool_env(), stdout=output, stderr=subprocess.STDOUT, check=False)
+            subprocess.run(
+                command,
+                cwd=directory,
+                env=tools.tool_env(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
         seconds, cpu_seconds = time.monotonic() - started, _children_cpu() - used
         text = log.read_text(encoding="utf-8")
         status = re.search(r"DONE \((\w+), rc=\d+\)\s*$", text)
         if status is None or status[1] not in _STATUSES:
-            raise tools.ToolError(f"{name}: the proof did not run, log {log}:\n" + "\n".join(text.splitlines()[-30:]))
-        # The induction's trace starts in a state that may be unreachable: it is a hint, not a counterexample.
-        traces = [path for path in sorted((directory / "proof").glob("engine_*/trace*.vcd")) if "induct" not in path.name]
-        reasons = re.findall(r"summary:\s+(failed assertion .*|unreached cover .*)$", text, re.MULTILINE)
-    result = ProofResult(name, mode, depth, status[1], seconds, cpu_seconds, log, tuple(traces), tuple(reasons))
+            raise tools.ToolError(
+                f"{name}: the proof did not run, log {log}:\n" + "\n".join(text.splitlines()[-30:])
+            )
+        # The induction's trace starts in a state that may be unreachable: it is a hint, not a
+        # counterexample.
+        traces = [
+            path
+            for path in sorted((directory / "proof").glob("engine_*/trace*.vcd"))
+            if "induct" not in path.name
+        ]
+        reasons = re.findall(
+            r"summary:\s+(failed assertion .*|unreached cover .*)$", text, re.MULTILINE
+        )
+    result = ProofResult(
+        name, mode, depth, status[1], seconds, cpu_seconds, log, tuple(traces), tuple(reasons)
+    )
     print(result)
     return result

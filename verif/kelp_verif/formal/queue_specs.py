@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Contracts of everything that queues, for the solver: in order, nothing lost, nothing twice. All of them by induction."""
+"""Contracts of everything that queues, for the solver: in order, nothing lost, nothing twice. All
+of them by induction."""
 
 from amaranth.hdl import Assert, Cover, Module, Mux, Signal
 from amaranth.lib import wiring
@@ -16,15 +17,39 @@ from kelp_spec.config import Config
 
 from .inside import Follow, open_up, row, word_at
 
-__all__ = ["AnswerQueueContract", "DataQueueContract", "FifoContract", "OrderQueueContract", "RequestQueueContract", "SMALL"]
+__all__ = [
+    "AnswerQueueContract",
+    "DataQueueContract",
+    "FifoContract",
+    "OrderQueueContract",
+    "RequestQueueContract",
+    "SMALL",
+]
 
 #: The least of everything that a Config may have.
-SMALL = Config(name="proof", sessions=2, queues=2, pages=4, half_lines=4, frames=(4, 4, 4, 4), misses=16, parked=16, line_slots=8, scale_slots=4,
-               write_backs=2, write_slots=8, hot_pages=2, hint_lines=2, prefetch_slots=4, candidates=2)
+SMALL = Config(
+    name="proof",
+    sessions=2,
+    queues=2,
+    pages=4,
+    half_lines=4,
+    frames=(4, 4, 4, 4),
+    misses=16,
+    parked=16,
+    line_slots=8,
+    scale_slots=4,
+    write_backs=2,
+    write_slots=8,
+    hot_pages=2,
+    hint_lines=2,
+    prefetch_slots=4,
+    candidates=2,
+)
 
 
 class FifoContract(wiring.Component):
-    """A FIFO of amaranth.lib, on which most queues here stand: in order, and a word that waits is offered after a cycle at the latest."""
+    """A FIFO of amaranth.lib, on which most queues here stand: in order, and a word that waits is
+    offered after a cycle at the latest."""
 
     def __init__(self, fifo=SyncFIFO, *, depth: int = 4):
         self.fifo = fifo(width=2, depth=depth)
@@ -35,17 +60,29 @@ class FifoContract(wiring.Component):
         m.submodules.fifo = fifo = self.fifo
         m.d.comb += [fifo.w_en.eq(self.valid), fifo.w_data.eq(self.data), fifo.r_en.eq(self.ready)]
         leaves = fifo.r_rdy & fifo.r_en
-        f = Follow(m, arrives=fifo.w_en & fifo.w_rdy, word_in=fifo.w_data, leaves=leaves, word_out=fifo.r_data, most=fifo.depth)
+        f = Follow(
+            m,
+            arrives=fifo.w_en & fifo.w_rdy,
+            word_in=fifo.w_data,
+            leaves=leaves,
+            word_out=fifo.r_data,
+            most=fifo.depth,
+        )
         f.is_in(m, fifo)
         waited = Signal()
         m.d.sync += waited.eq((f.owed != 0) & ~leaves)
-        m.d.comb += [Assert(~waited | fifo.r_rdy), Cover(f.on & (f.ahead == 2) & (f.word == 3)), Cover(f.leaving & ~fifo.w_rdy)]
+        m.d.comb += [
+            Assert(~waited | fifo.r_rdy),
+            Cover(f.on & (f.ahead == 2) & (f.word == 3)),
+            Cover(f.leaving & ~fifo.w_rdy),
+        ]
         return m
 
 
 class OrderQueueContract(wiring.Component):
-    """A FIFO whose words wait in a register, behind it at the RAM's output, and in the RAM: in order, an offer stays, and a word that waits is offered after a
-    cycle at the latest. What is read is never what is written in the same cycle."""
+    """A FIFO whose words wait in a register, behind it at the RAM's output, and in the RAM: in
+    order, an offer stays, and a word that waits is offered after a cycle at the latest. What is
+    read is never what is written in the same cycle."""
 
     def __init__(self, queue=OrderQueue):
         self.queue = queue(width=2, depth=4)
@@ -56,35 +93,73 @@ class OrderQueueContract(wiring.Component):
         m.submodules.queue = q = self.queue
         rows = open_up(q).rows
         memory, begin, waiting = open_up(rows).memory, rows.read_address, Signal(2)
-        m.d.comb += [q.i.valid.eq(self.valid), q.i.p.eq(self.data), q.o.ready.eq(self.ready), waiting.eq(rows.write_address - begin)]
+        m.d.comb += [
+            q.i.valid.eq(self.valid),
+            q.i.p.eq(self.data),
+            q.o.ready.eq(self.ready),
+            waiting.eq(rows.write_address - begin),
+        ]
         leaves = q.o.valid & q.o.ready
-        f = Follow(m, arrives=q.i.valid & q.i.ready, word_in=q.i.p, leaves=leaves, word_out=q.o.p, most=q.depth)
+        f = Follow(
+            m,
+            arrives=q.i.valid & q.i.ready,
+            word_in=q.i.p,
+            leaves=leaves,
+            word_out=q.o.p,
+            most=q.depth,
+        )
         in_ram = Signal(2)
         m.d.comb += in_ram.eq(begin + f.ahead - q.o.valid - q.ahead)
-        word = Mux(q.o.valid & (f.ahead == 0), q.o.p, Mux(q.ahead & (f.ahead == 1), rows.read_data, row(m, memory, in_ram)))
+        word = Mux(
+            q.o.valid & (f.ahead == 0),
+            q.o.p,
+            Mux(q.ahead & (f.ahead == 1), rows.read_data, row(m, memory, in_ram)),
+        )
         held, offer, waited = Signal(), Signal(2), Signal()
-        m.d.sync += [held.eq(q.o.valid & ~q.o.ready), offer.eq(q.o.p), waited.eq((f.owed != 0) & ~leaves)]
+        m.d.sync += [
+            held.eq(q.o.valid & ~q.o.ready),
+            offer.eq(q.o.p),
+            waited.eq((f.owed != 0) & ~leaves),
+        ]
         m.d.comb += [
-            Assert((f.owed == q.level) & (q.level <= q.depth)), Assert(q.level == waiting + q.ahead + q.o.valid), Assert(~q.ahead | q.o.valid),
-            Assert(q.ahead | (waiting == 0) | ((waiting == 1) & (q.last == row(m, memory, begin)))), Assert(~f.on | (word == f.word)),
+            Assert((f.owed == q.level) & (q.level <= q.depth)),
+            Assert(q.level == waiting + q.ahead + q.o.valid),
+            Assert(~q.ahead | q.o.valid),
+            Assert(q.ahead | (waiting == 0) | ((waiting == 1) & (q.last == row(m, memory, begin)))),
+            Assert(~f.on | (word == f.word)),
             Assert(~(rows.read_en & rows.write_en & (begin == rows.write_address))),
-            Assert(~held | (q.o.valid & (q.o.p == offer))), Assert(~waited | q.o.valid),
-            Cover(f.on & (f.ahead == 2) & (f.word == 3)), Cover(f.leaving & ~q.i.ready),
+            Assert(~held | (q.o.valid & (q.o.p == offer))),
+            Assert(~waited | q.o.valid),
+            Cover(f.on & (f.ahead == 2) & (f.word == 3)),
+            Cover(f.leaving & ~q.i.ready),
         ]
         return m
 
 
 def _driven(m: Module, q, given) -> Follow:
-    """A queue of two bits' words that is offered one only where it has a place, by the ports `enter`, `word` and `ready` of `given`; one word followed."""
+    """A queue of two bits' words that is offered one only where it has a place, by the ports
+    `enter`, `word` and `ready` of `given`; one word followed."""
     m.submodules.queue = q
-    m.d.comb += [q.i_valid.eq(given.enter & (q.level != q.depth)), q.i.eq(given.word), q.o.ready.eq(given.ready)]
-    f = Follow(m, arrives=q.i_valid, word_in=q.i, leaves=q.o.valid & q.o.ready, word_out=q.o.p, most=q.depth)
+    m.d.comb += [
+        q.i_valid.eq(given.enter & (q.level != q.depth)),
+        q.i.eq(given.word),
+        q.o.ready.eq(given.ready),
+    ]
+    f = Follow(
+        m,
+        arrives=q.i_valid,
+        word_in=q.i,
+        leaves=q.o.valid & q.o.ready,
+        word_out=q.o.p,
+        most=q.depth,
+    )
     f.is_in(m, q)
     return f
 
 
 class RequestQueueContract(wiring.Component):
-    """What comes only where there is a place leaves in order, as it came and once; what waits is offered."""
+    """What comes only where there is a place leaves in order, as it came and once; what waits is
+    offered."""
 
     def __init__(self, queue=RequestQueue):
         self.queue = queue(depth=4, shape=2)
@@ -93,13 +168,18 @@ class RequestQueueContract(wiring.Component):
     def elaborate(self, platform):
         m, q = Module(), self.queue
         f = _driven(m, q, self)
-        m.d.comb += [Assert(q.o.valid == (f.owed != 0)), Cover(q.level == q.depth), Cover(f.leaving & (f.ahead == 0) & f.on)]
+        m.d.comb += [
+            Assert(q.o.valid == (f.owed != 0)),
+            Cover(q.level == q.depth),
+            Cover(f.leaving & (f.ahead == 0) & f.on),
+        ]
         return m
 
 
 class AnswerQueueContract(wiring.Component):
-    """What comes only where there is a place leaves in order, as it came and once, straight on when nothing waits; an offer stays. `row` is the oldest of what
-    waits: at once, or with `apart` in the second cycle after it came or became the oldest."""
+    """What comes only where there is a place leaves in order, as it came and once, straight on when
+    nothing waits; an offer stays. `row` is the oldest of what waits: at once, or with `apart` in
+    the second cycle after it came or became the oldest."""
 
     def __init__(self, queue=AnswerQueue, *, apart: bool = False):
         self.queue = queue(depth=4, shape=2, apart=apart)
@@ -109,21 +189,30 @@ class AnswerQueueContract(wiring.Component):
         m, q = Module(), self.queue
         f = _driven(m, q, self)
         held, waited, offer = Signal(), Signal(range(3)), Signal(2)
-        m.d.sync += [held.eq(q.o.valid & ~q.o.ready), offer.eq(q.o.p), waited.eq(Mux((q.level == 0) | (q.row_valid & self.ready), 0, waited + (waited != 2)))]
+        m.d.sync += [
+            held.eq(q.o.valid & ~q.o.ready),
+            offer.eq(q.o.p),
+            waited.eq(Mux((q.level == 0) | (q.row_valid & self.ready), 0, waited + (waited != 2))),
+        ]
         m.d.comb += [
-            # Whoever comes to an empty queue and finds nobody waits in it, unannounced, for a cycle of `apart`.
-            Assert(~held | ~q.row_valid | (q.o.valid & (q.o.p == offer))), Assert(~q.row_valid | ((q.level != 0) & (q.row == word_at(m, q, 0)))),
+            # Whoever comes to an empty queue and finds nobody waits in it, unannounced, for a cycle
+            # of `apart`.
+            Assert(~held | ~q.row_valid | (q.o.valid & (q.o.p == offer))),
+            Assert(~q.row_valid | ((q.level != 0) & (q.row == word_at(m, q, 0)))),
             Assert((waited < (1 if q.apart else 0)) | (q.level == 0) | q.row_valid),
-            Cover(q.level == q.depth), Cover(f.leaving & q.i_valid & (q.level == 0)),
+            Cover(q.level == q.depth),
+            Cover(f.leaving & q.i_valid & (q.level == 0)),
         ]
         return m
 
 
 class DataQueueContract(wiring.Component):
-    """The queue between M3 and the data path as M0 uses it: ops come for which there was credit `lag` cycles before. It never overflows, an op
-    goes straight on when nothing waits, an offer stays, and everything leaves once and in order."""
+    """The queue between M3 and the data path as M0 uses it: ops come for which there was credit
+    `lag` cycles before. It never overflows, an op goes straight on when nothing waits, an offer
+    stays, and everything leaves once and in order."""
 
-    LAG = RESERVE - 1   #: the most that the promise covers, and what it is from M0's look, a cycle late, to `i`
+    #: the most that the promise covers, and what it is from M0's look, a cycle late, to `i`
+    LAG = RESERVE - 1
 
     def __init__(self, queue=DataQueue, *, lag: int = LAG):
         self.queue, self.lag = queue(config=SMALL), lag
@@ -135,8 +224,20 @@ class DataQueueContract(wiring.Component):
         fifo = open_up(q).queue
         coming = Signal(self.lag)
         m.d.sync += coming.eq((coming << 1) | (self.enter & q.ready))
-        m.d.comb += [q.i_valid.eq(coming[-1]), q.i.token.eq(self.token), q.i.frame.eq(self.frame), q.o.ready.eq(self.ready)]
-        f = Follow(m, arrives=q.i_valid, word_in=q.i, leaves=q.o.valid & q.o.ready, word_out=q.o.p, most=q.DEPTH)
+        m.d.comb += [
+            q.i_valid.eq(coming[-1]),
+            q.i.token.eq(self.token),
+            q.i.frame.eq(self.frame),
+            q.o.ready.eq(self.ready),
+        ]
+        f = Follow(
+            m,
+            arrives=q.i_valid,
+            word_in=q.i,
+            leaves=q.o.valid & q.o.ready,
+            word_out=q.o.p,
+            most=q.DEPTH,
+        )
         f.is_in(m, fifo)
         # What is on its way has a place.
         ahead = 0
@@ -146,7 +247,9 @@ class DataQueueContract(wiring.Component):
         held, offer = Signal(), Signal.like(q.o.p.as_value())
         m.d.sync += [held.eq(q.o.valid & ~q.o.ready), offer.eq(q.o.p)]
         m.d.comb += [
-            Assert(q.o.valid | (~q.i_valid & (f.owed == 0))), Assert(~held | (q.o.valid & (q.o.p.as_value() == offer))),
-            Cover(fifo.level == q.DEPTH), Cover(f.leaving & q.i_valid & (fifo.level == 0)),
+            Assert(q.o.valid | (~q.i_valid & (f.owed == 0))),
+            Assert(~held | (q.o.valid & (q.o.p.as_value() == offer))),
+            Cover(fifo.level == q.DEPTH),
+            Cover(f.leaving & q.i_valid & (fifo.level == 0)),
         ]
         return m

@@ -20,7 +20,8 @@ __all__ = ["EgressContract", "WriteOutContract"]
 
 
 def _offers(m: Module, stream) -> None:
-    """Drive `stream` with anything that obeys the stream rules: what is offered stays as it is until it is taken."""
+    """Drive `stream` with anything that obeys the stream rules: what is offered stays as it is
+    until it is taken."""
     value = Value.cast(stream.p)
     held, kept = Signal(), Signal(len(value))
     m.d.sync += [held.eq(stream.valid & ~stream.ready), kept.eq(value)]
@@ -29,8 +30,9 @@ def _offers(m: Module, stream) -> None:
 
 
 class EgressContract(wiring.Component):
-    """Every answer leaves once, whole, on the right channel, in the order of its source. Whoever waits for a channel that is free waits `BOUND`
-    cycle at most, and each KV answer is timed once."""
+    """Every answer leaves once, whole, on the right channel, in the order of its source. Whoever
+    waits for a channel that is free waits `BOUND` cycle at most, and each KV answer is timed
+    once."""
 
     BOUND = 1
 
@@ -43,33 +45,55 @@ class EgressContract(wiring.Component):
         m.submodules.egress = e = self.block
         for s in (e.i, e.i_side):
             _offers(m, s)
-            m.d.comb += s.p.data.eq(AnySeq(8))      # a wider line tells no more
+            m.d.comb += s.p.data.eq(AnySeq(8))  # a wider line tells no more
         drs, ndr = e.s2m_drs, e.s2m_ndr
-        m.d.comb += [drs.ready.eq(AnySeq(1)), ndr.ready.eq(AnySeq(1)), e.now.eq(AnySeq(len(e.now))), Assume(~e.i.valid | (e.i.p.answer != Answer.NONE)),
-                     Assume((e.i.p.answer == Answer.DATA) | (e.i.p.data == 0))]
+        m.d.comb += [
+            drs.ready.eq(AnySeq(1)),
+            ndr.ready.eq(AnySeq(1)),
+            e.now.eq(AnySeq(len(e.now))),
+            Assume(~e.i.valid | (e.i.p.answer != Answer.NONE)),
+            Assume((e.i.p.answer == Answer.DATA) | (e.i.p.data == 0)),
+        ]
         answered, side = e.i.valid & e.i.ready, e.i_side.valid & e.i_side.ready
         completion, write = e.i.p.answer == Answer.CMP, e.i_side.p.write
 
         # What the channels owe.
         for channel, message, mine, sides in (
-            (drs, "S2MDRS", answered & ~completion, side & ~write), (ndr, "S2MNDR", answered & completion, side & write),
+            (drs, "S2MDRS", answered & ~completion, side & ~write),
+            (ndr, "S2MNDR", answered & completion, side & write),
         ):
             due = Signal(MESSAGES[message])
             m.d.comb += [
-                Assert(~(mine & sides)), due.meta_field.eq(3),
-                due.tag.eq(Mux(sides, e.i_side.p.tag, e.i.p.origin.tag)), due.ld_id.eq(Mux(sides, e.i_side.p.ld_id, e.i.p.origin.ld_id)),
+                Assert(~(mine & sides)),
+                due.meta_field.eq(3),
+                due.tag.eq(Mux(sides, e.i_side.p.tag, e.i.p.origin.tag)),
+                due.ld_id.eq(Mux(sides, e.i_side.p.ld_id, e.i.p.origin.ld_id)),
             ]
             if message == "S2MDRS":
                 answer = e.i.p.answer
                 m.d.comb += [
-                    due.opcode.eq(Mux(mine & (answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
+                    due.opcode.eq(
+                        Mux(mine & (answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)
+                    ),
                     due.poison.eq(mine & (e.i.p.poison | (answer == Answer.POISON))),
                     due.data.eq(Mux(sides, e.i_side.p.data, e.i.p.data)),
                 ]
             else:
                 m.d.comb += due.opcode.eq(S2MNDR.CMP)
-            f = Follow(m, arrives=mine | sides, word_in=due, leaves=channel.valid & channel.ready, word_out=channel.p, most=2, name=message)
-            m.d.comb += [Assert(f.owed == channel.valid), Assert(~f.on | (f.ahead == 0)), Assert(~f.on | (channel.p.as_value() == f.word))]
+            f = Follow(
+                m,
+                arrives=mine | sides,
+                word_in=due,
+                leaves=channel.valid & channel.ready,
+                word_out=channel.p,
+                most=2,
+                name=message,
+            )
+            m.d.comb += [
+                Assert(f.owed == channel.valid),
+                Assert(~f.on | (f.ahead == 0)),
+                Assert(~f.on | (channel.p.as_value() == f.word)),
+            ]
             m.d.comb += Cover(f.leaving & mine & e.i_side.valid)
 
         # Turns.
@@ -77,21 +101,30 @@ class EgressContract(wiring.Component):
         waits, side_waits = Signal(2), Signal(2)
         m.d.sync += [
             waits.eq(Mux(answered | ~e.i.valid, 0, waits + Mux(completion, ndr_free, drs_free))),
-            side_waits.eq(Mux(side | ~e.i_side.valid, 0, side_waits + Mux(write, ndr_free, drs_free))),
+            side_waits.eq(
+                Mux(side | ~e.i_side.valid, 0, side_waits + Mux(write, ndr_free, drs_free))
+            ),
         ]
         rivals = e.i.valid & e.i_side.valid & (completion == write)
         m.d.comb += [
-            Assert(waits <= self.BOUND), Assert(side_waits <= self.BOUND), Assert(~(rivals & (waits != 0) & (side_waits != 0))),
-            Assert(~(rivals & (waits != 0) & e.side_turn)), Assert((side_waits == 0) | e.side_turn), Assert(~e.side_turn | e.i_side.valid),
-            Assert(e.o_latency_valid == answered), Assert(~answered | (e.o_latency.missed == e.i.p.origin.missed)),
-            Cover(waits == 1), Cover(side_waits == 1),
+            Assert(waits <= self.BOUND),
+            Assert(side_waits <= self.BOUND),
+            Assert(~(rivals & (waits != 0) & (side_waits != 0))),
+            Assert(~(rivals & (waits != 0) & e.side_turn)),
+            Assert((side_waits == 0) | e.side_turn),
+            Assert(~e.side_turn | e.i_side.valid),
+            Assert(e.o_latency_valid == answered),
+            Assert(~answered | (e.o_latency.missed == e.i.p.origin.missed)),
+            Cover(waits == 1),
+            Cover(side_waits == 1),
         ]
         return m
 
 
 class WriteOutContract(wiring.Component):
-    """Each line that is taken goes out once on AW and once on W, both in the order of taking, with the slot, address and strobes it was taken with;
-    neither queue overflows; where there is room, lines and scales wait one turn at most. Of the data, the low byte is looked at."""
+    """Each line that is taken goes out once on AW and once on W, both in the order of taking, with
+    the slot, address and strobes it was taken with; neither queue overflows; where there is room,
+    lines and scales wait one turn at most. Of the data, the low byte is looked at."""
 
     def __init__(self, block=WriteOut):
         self.axi = AxiSignature(address_bits=10, id_bits=4)
@@ -102,31 +135,87 @@ class WriteOutContract(wiring.Component):
         m = Module()
         m.submodules.out = out = self.block
         addresses, lines = open_up(out).addresses, open_up(out).lines
-        for name in ("lines_due", "lines_slot", "lines_address", "lines_quarters", "scales_due", "scales_slot", "scales_address", "scales_bytes"):
+        for name in (
+            "lines_due",
+            "lines_slot",
+            "lines_address",
+            "lines_quarters",
+            "scales_due",
+            "scales_slot",
+            "scales_address",
+            "scales_bytes",
+        ):
             signal = getattr(out, name)
             m.d.comb += signal.eq(AnySeq(len(signal)))
-        m.d.comb += [out.lines_data.eq(AnySeq(8)), out.scales_data.eq(AnySeq(8)), out.aw.ready.eq(AnySeq(1)), out.w.ready.eq(AnySeq(1))]
+        m.d.comb += [
+            out.lines_data.eq(AnySeq(8)),
+            out.scales_data.eq(AnySeq(8)),
+            out.aw.ready.eq(AnySeq(1)),
+            out.w.ready.eq(AnySeq(1)),
+        ]
 
         taken, of_scales, came = out.take_lines | out.take_scales, Signal(), Signal()
         m.d.sync += [came.eq(taken), of_scales.eq(out.take_scales)]
         address, line = Signal(out.aw.p.shape()), Signal(out.w.p.shape())
         m.d.comb += [
-            Assert(~(out.take_lines & out.take_scales)), Assert(~out.take_lines | out.lines_due), Assert(~out.take_scales | out.scales_due),
-            address.id.eq(Mux(out.take_scales, 8 | out.scales_slot, out.lines_slot)), address.size.eq(SIZE_LINE), address.burst.eq(BURST_INCR),
+            Assert(~(out.take_lines & out.take_scales)),
+            Assert(~out.take_lines | out.lines_due),
+            Assert(~out.take_scales | out.scales_due),
+            address.id.eq(Mux(out.take_scales, 8 | out.scales_slot, out.lines_slot)),
+            address.size.eq(SIZE_LINE),
+            address.burst.eq(BURST_INCR),
             address.addr.eq(Mux(out.take_scales, out.scales_address, out.lines_address) << 6),
-            line.data.eq(Mux(of_scales, out.scales_data, out.lines_data)), line.last.eq(1),
-            line.strb.eq(Mux(of_scales, out.scales_bytes, Cat(quarter.replicate(16) for quarter in out.lines_quarters))),
+            line.data.eq(Mux(of_scales, out.scales_data, out.lines_data)),
+            line.last.eq(1),
+            line.strb.eq(
+                Mux(
+                    of_scales,
+                    out.scales_bytes,
+                    Cat(quarter.replicate(16) for quarter in out.lines_quarters),
+                )
+            ),
         ]
         n = out.QUEUED
-        # An address may wait in the register between buffer and queue; data come a cycle later and have nowhere else to be.
-        a = Follow(m, arrives=taken, word_in=address, leaves=out.aw.valid & out.aw.ready, word_out=out.aw.p, most=n + 1, name="aw")
-        w = Follow(m, arrives=came, word_in=line, leaves=out.w.valid & out.w.ready, word_out=out.w.p, most=n + 1, name="w")
+        # An address may wait in the register between buffer and queue; data come a cycle later and
+        # have nowhere else to be.
+        a = Follow(
+            m,
+            arrives=taken,
+            word_in=address,
+            leaves=out.aw.valid & out.aw.ready,
+            word_out=out.aw.p,
+            most=n + 1,
+            name="aw",
+        )
+        w = Follow(
+            m,
+            arrives=came,
+            word_in=line,
+            leaves=out.w.valid & out.w.ready,
+            word_out=out.w.p,
+            most=n + 1,
+            name="w",
+        )
         w.is_in(m, lines)
         sound(m, addresses)
         m.d.comb += [
-            Assert(a.owed == addresses.level + came), Assert(addresses.level + came <= n), Assert(lines.level + came <= n),
-            Assert(~a.on | (a.word == Mux(a.ahead == addresses.level, out.address.as_value(), word_at(m, addresses, a.ahead)))),
-            Assert(out.read == came), Assert(out.of_scales == of_scales), Assert(out.address.len == 0),
+            Assert(a.owed == addresses.level + came),
+            Assert(addresses.level + came <= n),
+            Assert(lines.level + came <= n),
+            Assert(
+                ~a.on
+                | (
+                    a.word
+                    == Mux(
+                        a.ahead == addresses.level,
+                        out.address.as_value(),
+                        word_at(m, addresses, a.ahead),
+                    )
+                )
+            ),
+            Assert(out.read == came),
+            Assert(out.of_scales == of_scales),
+            Assert(out.address.len == 0),
         ]
         # Turns.
         room = (addresses.level < n - 1) & (lines.level < n - 1)
@@ -136,8 +225,12 @@ class WriteOutContract(wiring.Component):
             scales_wait.eq(Mux(out.take_scales | ~out.scales_due, 0, scales_wait + out.take_lines)),
         ]
         m.d.comb += [
-            Assert(~(room & (out.lines_due | out.scales_due)) | taken), Assert(waits <= 1), Assert(scales_wait <= 1),
-            Assert((waits == 0) | ~out.scales_next), Assert((scales_wait == 0) | out.scales_next),
-            Cover(a.leaving & (a.word[:4] == 9) & (w.owed == n)), Cover(w.leaving & (waits == 1)),
+            Assert(~(room & (out.lines_due | out.scales_due)) | taken),
+            Assert(waits <= 1),
+            Assert(scales_wait <= 1),
+            Assert((waits == 0) | ~out.scales_next),
+            Assert((scales_wait == 0) | out.scales_next),
+            Cover(a.leaving & (a.word[:4] == 9) & (w.owed == n)),
+            Cover(w.leaving & (waits == 1)),
         ]
         return m

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""AXI4 front end between cocotbext-axi's AxiMaster, which we did not write, and an endpoint that answers out of order."""
+"""AXI4 front end between cocotbext-axi's AxiMaster, which we did not write, and an endpoint that
+answers out of order."""
 
 import itertools
 import random
@@ -18,16 +19,21 @@ from ..harness.runner import bench_params, record
 
 
 class Endpoint:
-    """A memory behind M2S/S2M: at most one message a cycle accepted and one answer a cycle each way; answers of different lines overtake each other."""
+    """A memory behind M2S/S2M: at most one message a cycle accepted and one answer a cycle each
+    way; answers of different lines overtake each other."""
 
     def __init__(self, dut, latency=(20, 20), pressure=0.0):
         self.dut, self.latency, self.pressure = dut, latency, pressure
         self.rng = random.Random(cocotb.RANDOM_SEED)
         self.req, self.rwd = Packing(MESSAGES["M2SReq"]), Packing(MESSAGES["M2SRwD"])
         self.drs, self.ndr = Packing(MESSAGES["S2MDRS"]), Packing(MESSAGES["S2MNDR"])
-        self.io = {f"{c}_{p}": getattr(dut, f"{c}__{p}") for c in ("m2s_req", "m2s_rwd", "s2m_drs", "s2m_ndr") for p in ("valid", "ready", "payload")}
+        self.io = {
+            f"{c}_{p}": getattr(dut, f"{c}__{p}")
+            for c in ("m2s_req", "m2s_rwd", "s2m_drs", "s2m_ndr")
+            for p in ("valid", "ready", "payload")
+        }
         self.memory, self.poisoned, self.unmapped = {}, set(), 1 << 40
-        self.due = {"s2m_drs": {}, "s2m_ndr": {}}      # cycle → payload
+        self.due = {"s2m_drs": {}, "s2m_ndr": {}}  # cycle → payload
         self.cycle, self.overtaken, self.requests, self.opcodes = 0, 0, 0, set()
         for name in ("m2s_req", "m2s_rwd"):
             self.io[f"{name}_ready"].value = 0
@@ -60,8 +66,15 @@ class Endpoint:
                 assert f["opcode"] == M2SReq.MEM_RD
                 line = f["address"]
                 bad = line in self.poisoned
-                self.answer("s2m_drs", self.drs.pack(tag=f["tag"], poison=int(bad), opcode=int(line >= self.unmapped),
-                                                     data=0 if bad or line >= self.unmapped else self.memory.get(line, 0)))
+                self.answer(
+                    "s2m_drs",
+                    self.drs.pack(
+                        tag=f["tag"],
+                        poison=int(bad),
+                        opcode=int(line >= self.unmapped),
+                        data=0 if bad or line >= self.unmapped else self.memory.get(line, 0),
+                    ),
+                )
                 self.requests += 1
             await RisingEdge(self.dut.clk)
             self.cycle += 1
@@ -69,11 +82,18 @@ class Endpoint:
     def write(self, f):
         line, enable = f["address"], f["byte_enable"]
         self.opcodes.add(f["opcode"])
-        assert f["opcode"] == M2SRwD.MEM_WR and (f["poison"] or enable == (1 << 64) - 1) or f["opcode"] == M2SRwD.MEM_WR_PTL and enable
+        assert (
+            f["opcode"] == M2SRwD.MEM_WR
+            and (f["poison"] or enable == (1 << 64) - 1)
+            or f["opcode"] == M2SRwD.MEM_WR_PTL
+            and enable
+        )
         if f["poison"]:
             self.poisoned.add(line)
         else:
-            mask = int.from_bytes(bytes(0xFF if enable >> b & 1 else 0 for b in range(64)), "little")
+            mask = int.from_bytes(
+                bytes(0xFF if enable >> b & 1 else 0 for b in range(64)), "little"
+            )
             self.memory[line] = self.memory.get(line, 0) & ~mask | f["data"] & mask
             if f["opcode"] == M2SRwD.MEM_WR:
                 self.poisoned.discard(line)
@@ -100,7 +120,13 @@ async def bytes_are_kept(dut):
     endpoint, master = await start(dut, latency=(5, 120), pressure=0.3)
     rng = endpoint.rng
     pause = itertools.cycle([rng.random() < 0.4 for _ in range(101)])
-    for channel in (master.write_if.aw_channel, master.write_if.w_channel, master.write_if.b_channel, master.read_if.ar_channel, master.read_if.r_channel):
+    for channel in (
+        master.write_if.aw_channel,
+        master.write_if.w_channel,
+        master.write_if.b_channel,
+        master.read_if.ar_channel,
+        master.read_if.r_channel,
+    ):
         channel.set_pause_generator(pause)
     mirror = bytearray(8192)
     for _ in range(bench_params().get("rounds", 12)):
@@ -109,19 +135,34 @@ async def bytes_are_kept(dut):
         cuts = sorted(rng.sample(range(0, 8192), 8))
         for first, end in zip(cuts[::2], cuts[1::2], strict=True):
             data = rng.randbytes(min(end - first, 700))
-            mirror[first:first + len(data)] = data
-            writes.append(cocotb.start_soon(master.write(first, data, awid=rng.randrange(16), size=rng.choice((6, 6, 3, 5)))))
+            mirror[first : first + len(data)] = data
+            writes.append(
+                cocotb.start_soon(
+                    master.write(first, data, awid=rng.randrange(16), size=rng.choice((6, 6, 3, 5)))
+                )
+            )
         for write in writes:
             await write
         reads = []
         for _ in range(4):
             first = rng.randrange(8000)
             length = rng.randint(1, min(700, 8192 - first))
-            reads.append((first, length, cocotb.start_soon(master.read(first, length, arid=rng.randrange(16), size=rng.choice((6, 6, 4))))))
+            reads.append(
+                (
+                    first,
+                    length,
+                    cocotb.start_soon(
+                        master.read(
+                            first, length, arid=rng.randrange(16), size=rng.choice((6, 6, 4))
+                        )
+                    ),
+                )
+            )
         for first, length, read in reads:
             got = await read
-            assert got.data == bytes(mirror[first:first + length]), f"{length} bytes at {first}"
-    # Four beats of a line each. The second half of a wrapping burst lies before its first, of a fixed one the last beat is what stays.
+            assert got.data == bytes(mirror[first : first + length]), f"{length} bytes at {first}"
+    # Four beats of a line each. The second half of a wrapping burst lies before its first, of a
+    # fixed one the last beat is what stays.
     wrapped, fixed = rng.randbytes(256), rng.randbytes(256)
     await master.write(384, wrapped, burst=AxiBurstType.WRAP)
     mirror[256:512] = wrapped[128:] + wrapped[:128]
@@ -141,18 +182,25 @@ async def poison_and_holes_are_told(dut):
     await master.write(64, bytes(64), wuser=1)
     got = await master.read(0, 256)
     users = list(got.user) if isinstance(got.user, (list, tuple)) else [got.user]
-    assert endpoint.poisoned == {1} and users == [0, 1, 0, 0] and got.data[128:] == bytes(range(128, 256))
+    assert (
+        endpoint.poisoned == {1}
+        and users == [0, 1, 0, 0]
+        and got.data[128:] == bytes(range(128, 256))
+    )
     await master.write(64, bytes(64 * [7]))
     got = await master.read(64, 64)
-    assert got.data == bytes(64 * [7]) and not any([got.user] if isinstance(got.user, int) else got.user or [])
+    assert got.data == bytes(64 * [7]) and not any(
+        [got.user] if isinstance(got.user, int) else got.user or []
+    )
     got = await master.read(1 << 46, 64)
     assert int(got.resp) == 3
 
 
 @cocotb.test(timeout_time=2, timeout_unit="ms")
 async def full_rate(dut):
-    """256 lines in bursts of 64 beats (AXI4 stops at 4 KB), of an endpoint that answers in any order after 30 to 60 cycles, the first 60 not counted: reads
-    alone, writes alone, both together."""
+    """256 lines in bursts of 64 beats (AXI4 stops at 4 KB), of an endpoint that answers in any
+    order after 30 to 60 cycles, the first 60 not counted: reads alone, writes alone, both
+    together."""
     endpoint, master = await start(dut, latency=(30, 60))
     size, rates = 256 * 64, {}
     data = endpoint.rng.randbytes(size)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Host bridge between the host's own link code and an endpoint that answers late, over a line that loses, doubles, changes and adds bytes."""
+"""Host bridge between the host's own link code and an endpoint that answers late, over a line that
+loses, doubles, changes and adds bytes."""
 
 import random
 from collections import deque
@@ -10,7 +11,17 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_fpga.link.bridge import injected
 from kelp_fpga.link.host_link import HostLink
-from kelp_fpga.link.protocol import BOARD_REPLY, BOARD_REQUEST, FLAG, WINDOW, Frame, Kind, encode, pack, unpack
+from kelp_fpga.link.protocol import (
+    BOARD_REPLY,
+    BOARD_REQUEST,
+    FLAG,
+    WINDOW,
+    Frame,
+    Kind,
+    encode,
+    pack,
+    unpack,
+)
 from kelp_hw.layouts import MESSAGES
 from kelp_rtl.build.packing import Packing
 from kelp_spec.messages import FIELDS, M2SReq
@@ -18,7 +29,7 @@ from kelp_spec.messages import FIELDS, M2SReq
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
 
-_TIMEOUT = 600   # cycles of silence before the host polls
+_TIMEOUT = 600  # cycles of silence before the host polls
 
 
 class Line:
@@ -38,10 +49,13 @@ class Line:
             self.bytes.append(byte)
             if 2 <= roll < 3:
                 self.bytes.append(byte)
-            elif 3 <= roll < 4:       # somebody else's bytes among ours
-                self.bytes.extend(self.rng.choice((FLAG, self.rng.randrange(256))) for _ in range(self.rng.randint(1, 12)))
-            elif 4 <= roll < 5 and len(self.bytes) > 40:      # the same stretch twice
-                self.bytes.extend(list(self.bytes)[-self.rng.randint(2, 40):])
+            elif 3 <= roll < 4:  # somebody else's bytes among ours
+                self.bytes.extend(
+                    self.rng.choice((FLAG, self.rng.randrange(256)))
+                    for _ in range(self.rng.randint(1, 12))
+                )
+            elif 4 <= roll < 5 and len(self.bytes) > 40:  # the same stretch twice
+                self.bytes.extend(list(self.bytes)[-self.rng.randint(2, 40) :])
 
     def take(self):
         self.carried += bool(self.bytes)
@@ -55,16 +69,22 @@ class TB:
         self.req, self.rwd = Packing(MESSAGES["M2SReq"]), Packing(MESSAGES["M2SRwD"])
         self.drs, self.ndr = Packing(MESSAGES["S2MDRS"]), Packing(MESSAGES["S2MNDR"])
         self.cycle = 0
-        self.accepted = []                    # (kind, fields) in the order in which the endpoint took them
-        self.owed = []                        # (cycle, is drs, vector): the endpoint's answers to come
+        # (kind, fields) in the order in which the endpoint took them
+        self.accepted = []
+        # (cycle, is drs, vector): the endpoint's answers to come
+        self.owed = []
         self.offered = [None, None]
-        self.delivered = []                   # (kind, payload) that the host got
+        self.delivered = []  # (kind, payload) that the host got
         self.board = {}
         self.host = None
-        self.taking = True                    # the endpoint accepts requests
+        self.taking = True  # the endpoint accepts requests
         self.latency = 100
         streams = ("i", "o", "m2s_req", "m2s_rwd", "s2m_drs", "s2m_ndr")
-        self.io = {f"{name}__{part}": getattr(dut, f"{name}__{part}") for name in streams for part in ("valid", "ready", "payload")}
+        self.io = {
+            f"{name}__{part}": getattr(dut, f"{name}__{part}")
+            for name in streams
+            for part in ("valid", "ready", "payload")
+        }
         self.io["board_valid"] = dut.board_valid
         self.driven = {}
 
@@ -73,7 +93,9 @@ class TB:
 
     async def start(self):
         dut = self.dut
-        dut.i__valid.value = dut.m2s_req__ready.value = dut.m2s_rwd__ready.value = dut.device_reset.value = 0
+        dut.i__valid.value = dut.m2s_req__ready.value = dut.m2s_rwd__ready.value = (
+            dut.device_reset.value
+        ) = 0
         dut.s2m_drs__valid.value = dut.s2m_ndr__valid.value = dut.i__payload.value = 0
         dut.hold.value = dut.inject__valid.value = dut.take_drs.value = dut.take_ndr.value = 0
         dut.o__ready.value, dut.board_read_data.value = 1, 0x5A5A1234
@@ -96,7 +118,9 @@ class TB:
         self.drive("m2s_rwd__ready", take[1])
         for n, name in enumerate(("s2m_drs", "s2m_ndr")):
             if self.offered[n] is None and self.owed:
-                due = next((entry for entry in self.owed if entry[0] <= now and entry[1] == (n == 0)), None)
+                due = next(
+                    (entry for entry in self.owed if entry[0] <= now and entry[1] == (n == 0)), None
+                )
                 if due is not None:
                     self.owed.remove(due)
                     self.offered[n] = due[2]
@@ -105,18 +129,26 @@ class TB:
         await ReadOnly()
         if io["o__valid"].value:
             self.up.put([int(io["o__payload"].value)])
-        for kind, name, packing in ((Kind.REQ, "m2s_req", self.req), (Kind.RWD, "m2s_rwd", self.rwd)):
+        for kind, name, packing in (
+            (Kind.REQ, "m2s_req", self.req),
+            (Kind.RWD, "m2s_rwd", self.rwd),
+        ):
             if take[kind == Kind.RWD] and io[f"{name}__valid"].value:
                 fields = packing.unpack(io[f"{name}__payload"].value)
                 self.accepted.append((kind, fields))
                 if kind == Kind.RWD or fields["opcode"] != M2SReq.MEM_SPEC_RD:
-                    self.owed.append((now + rng.randint(1, self.latency), *self.answer(kind, fields)))
+                    self.owed.append(
+                        (now + rng.randint(1, self.latency), *self.answer(kind, fields))
+                    )
         for n, name in enumerate(("s2m_drs", "s2m_ndr")):
             if self.offered[n] is not None and io[f"{name}__ready"].value:
                 self.offered[n] = None
         self.injected = bool(dut.inject__ready.value)
         if io["board_valid"].value:
-            self.board[int(dut.board_address.value)] = (int(dut.board_data.value), int(dut.board_write.value))
+            self.board[int(dut.board_address.value)] = (
+                int(dut.board_data.value),
+                int(dut.board_write.value),
+            )
         await RisingEdge(dut.clk)
         self.cycle += 1
         byte = self.up.take()
@@ -135,8 +167,15 @@ class TB:
 
     def answer(self, kind, fields):
         if kind == Kind.REQ:
-            return True, self.drs.pack(tag=fields["tag"], ld_id=fields["ld_id"], data=self.data(fields["address"]), dev_load=fields["tag"] & 3)
-        return False, self.ndr.pack(tag=fields["tag"], ld_id=fields["ld_id"], dev_load=fields["tag"] & 3)
+            return True, self.drs.pack(
+                tag=fields["tag"],
+                ld_id=fields["ld_id"],
+                data=self.data(fields["address"]),
+                dev_load=fields["tag"] & 3,
+            )
+        return False, self.ndr.pack(
+            tag=fields["tag"], ld_id=fields["ld_id"], dev_load=fields["tag"] & 3
+        )
 
     def submit(self, count, first=0):
         """`count` random messages; [(kind, fields)]."""
@@ -147,9 +186,15 @@ class TB:
             if kind == Kind.REQ:
                 fields["opcode"] = rng.choice((M2SReq.MEM_RD, M2SReq.MEM_RD, M2SReq.MEM_SPEC_RD))
             else:
-                fields |= {"opcode": 1, "byte_enable": rng.getrandbits(64), "data": rng.getrandbits(512) | 0x7E7D << rng.randrange(490)}
+                fields |= {
+                    "opcode": 1,
+                    "byte_enable": rng.getrandbits(64),
+                    "data": rng.getrandbits(512) | 0x7E7D << rng.randrange(490),
+                }
             answers = int(fields["opcode"] != M2SReq.MEM_SPEC_RD or kind == Kind.RWD)
-            self.host.submit(kind, pack(FIELDS["M2SReq" if kind == Kind.REQ else "M2SRwD"], **fields), answers)
+            self.host.submit(
+                kind, pack(FIELDS["M2SReq" if kind == Kind.REQ else "M2SRwD"], **fields), answers
+            )
             out.append((kind, fields))
         return out
 
@@ -157,15 +202,29 @@ class TB:
         started = self.cycle
         while not condition():
             await self.step()
-            assert self.cycle - started < limit, f"not after {limit} cycles: awaiting {self.host.awaiting}, accepted {len(self.accepted)}"
+            assert self.cycle - started < limit, (
+                f"not after {limit} cycles: awaiting {self.host.awaiting}, accepted "
+                + f"{len(self.accepted)}"
+            )
 
     def check(self, asked):
-        """Every message reached the endpoint once, in order among its kind's channel; every answer the host once; nothing else did either."""
+        """Every message reached the endpoint once, in order among its kind's channel; every answer
+        the host once; nothing else did either."""
         for kind in (Kind.REQ, Kind.RWD):
             wanted = [fields for k, fields in asked if k == kind]
-            got = [{name: fields[name] for name in wanted[0]} for k, fields in self.accepted if k == kind]
-            assert got == wanted, f"{kind.name}: {len(got)} of {len(wanted)} reached the endpoint as they were sent"
-        assert all(fields[name] == 0 for _, fields in self.accepted for name in ("meta_field", "snp_type", "tc"))
+            got = [
+                {name: fields[name] for name in wanted[0]}
+                for k, fields in self.accepted
+                if k == kind
+            ]
+            assert got == wanted, (
+                f"{kind.name}: {len(got)} of {len(wanted)} reached the endpoint as they were sent"
+            )
+        assert all(
+            fields[name] == 0
+            for _, fields in self.accepted
+            for name in ("meta_field", "snp_type", "tc")
+        )
         answers = {}
         for kind, payload in self.delivered:
             fields = unpack(FIELDS["S2MNDR" if kind == Kind.REQ else "S2MDRS"], payload)
@@ -188,11 +247,15 @@ async def a_clean_line_carries_everything_once(dut):
     await tb.until(lambda: tb.host.idle, 60_000)
     tb.check(asked)
     assert (tb.host.bad, tb.host.duplicates) == (0, 0)
-    # MemSpecRd has no answer to carry its acknowledgement, which is then a frame of its own; nothing is sent twice.
+    # MemSpecRd has no answer to carry its acknowledgement, which is then a frame of its own;
+    # nothing is sent twice.
     assert tb.host.resent == 0 and tb.host.polls == 0
-    bytes_needed = sum(len(encode(Frame(k, 0, 0, 0, pack(FIELDS["M2SReq" if k == Kind.REQ else "M2SRwD"], **f)))) for k, f in asked)
+    bytes_needed = sum(
+        len(encode(Frame(k, 0, 0, 0, pack(FIELDS["M2SReq" if k == Kind.REQ else "M2SRwD"], **f))))
+        for k, f in asked
+    )
     record(clean_cycles=tb.cycle, line_use=bytes_needed / tb.cycle)
-    for _ in range(200):          # the last acknowledgements
+    for _ in range(200):  # the last acknowledgements
         await tb.step()
     carried = tb.down.carried, tb.up.carried
     for _ in range(4 * _TIMEOUT):
@@ -212,8 +275,19 @@ async def a_bad_line_loses_and_invents_nothing(dut):
         for line in (tb.down, tb.up):
             line.bytes.clear()
     tb.check(asked)
-    assert tb.down.faults > 10 and tb.up.faults > 10 and tb.host.resent and tb.host.polls and tb.host.bad
-    record(faults=tb.down.faults + tb.up.faults, resent=tb.host.resent, polls=tb.host.polls, cycles=tb.cycle)
+    assert (
+        tb.down.faults > 10
+        and tb.up.faults > 10
+        and tb.host.resent
+        and tb.host.polls
+        and tb.host.bad
+    )
+    record(
+        faults=tb.down.faults + tb.up.faults,
+        resent=tb.host.resent,
+        polls=tb.host.polls,
+        cycles=tb.cycle,
+    )
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
@@ -226,7 +300,9 @@ async def a_new_host_sees_nothing_of_the_old_one(dut):
     tb.connect()
     tb.down.bytes.clear()
     await tb.until(lambda: tb.host.up, 20_000)
-    assert not tb.owed and tb.offered == [None, None], "SYNC was answered while the endpoint still owed answers"
+    assert not tb.owed and tb.offered == [None, None], (
+        "SYNC was answered while the endpoint still owed answers"
+    )
     tb.accepted.clear()
     tb.delivered.clear()
     asked = tb.submit(30, first=1000)
@@ -236,7 +312,8 @@ async def a_new_host_sees_nothing_of_the_old_one(dut):
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def an_endpoint_that_stops_holds_the_host_back(dut):
-    """No more than the window is accepted from the line, and nothing is lost when the endpoint goes on."""
+    """No more than the window is accepted from the line, and nothing is lost when the endpoint goes
+    on."""
     tb = TB(dut)
     await tb.start()
     tb.taking = False
@@ -277,7 +354,8 @@ async def the_boards_registers(dut):
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def a_self_test_has_the_endpoint_to_itself(dut):
-    """Held, the host reaches registers and nothing else; the test's own messages come out whole, their answers where they are taken; then the host goes on."""
+    """Held, the host reaches registers and nothing else; the test's own messages come out whole,
+    their answers where they are taken; then the host goes on."""
     tb = TB(dut)
     await tb.start()
     message_byte = Packing(injected)
@@ -289,20 +367,37 @@ async def a_self_test_has_the_endpoint_to_itself(dut):
     for _ in range(2000):
         await tb.step()
     assert not tb.accepted and not tb.owed
-    own = {"opcode": 1, "address": 0x123456789, "tag": 9, "byte_enable": 0xFF00, "data": tb.rng.getrandbits(512)}
-    for kind, fields in ((Kind.RWD, own), (Kind.REQ, {"opcode": M2SReq.MEM_RD, "address": 77, "tag": 3})):
+    own = {
+        "opcode": 1,
+        "address": 0x123456789,
+        "tag": 9,
+        "byte_enable": 0xFF00,
+        "data": tb.rng.getrandbits(512),
+    }
+    for kind, fields in (
+        (Kind.RWD, own),
+        (Kind.REQ, {"opcode": M2SReq.MEM_RD, "address": 77, "tag": 3}),
+    ):
         message = pack(FIELDS["M2SRwD" if kind == Kind.RWD else "M2SReq"], **fields)
         for n, byte in enumerate(message):
-            dut.inject__payload.value = message_byte.pack(byte=byte, kind=kind, last=int(n == len(message) - 1))
+            dut.inject__payload.value = message_byte.pack(
+                byte=byte, kind=kind, last=int(n == len(message) - 1)
+            )
             dut.inject__valid.value = 1
             taken = False
             while not taken:
                 await tb.step()
                 taken = tb.injected
         dut.inject__valid.value = 0
-        await tb.until(lambda: tb.accepted and any(offered is not None for offered in tb.offered), 2000)
+        await tb.until(
+            lambda: tb.accepted and any(offered is not None for offered in tb.offered), 2000
+        )
         [(got_kind, got)] = tb.accepted
-        assert got_kind == kind and {name: got[name] for name in fields} == fields and int(dut.owed.value)
+        assert (
+            got_kind == kind
+            and {name: got[name] for name in fields} == fields
+            and int(dut.owed.value)
+        )
         for _ in range(50):
             await tb.step()
         assert tb.offered != [None, None], "an answer was taken before the test took it"

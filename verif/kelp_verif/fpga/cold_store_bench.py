@@ -22,9 +22,14 @@ class Side(TB):
         super().__init__(dut)
         self.config = named(bench_params()["config"])
         layouts = Layouts(self.config)
-        self.command, self.completion = Packing(layouts.cold_command), Packing(layouts.cold_completion)
+        self.command, self.completion = (
+            Packing(layouts.cold_command),
+            Packing(layouts.cold_completion),
+        )
         self.got, self.orders = [], []
-        dut.cold_command__valid.value = dut.cold_completion__ready.value = dut.start.value = dut.stuck.value = 0
+        dut.cold_command__valid.value = dut.cold_completion__ready.value = dut.start.value = (
+            dut.stuck.value
+        ) = 0
         dut.first.value = dut.count.value = 0
 
     async def step(self):
@@ -55,14 +60,28 @@ class Side(TB):
             tag, line, wanted = self.reading.popleft()
             assert got["id"] == tag and (wanted is None or got["data"] == wanted), f"line {line:#x}"
         if io["b_valid"].value:
-            assert self.channels["b"].unpack(io["b_payload"].value)["id"] == self.writing.popleft()[0]
+            assert (
+                self.channels["b"].unpack(io["b_payload"].value)["id"] == self.writing.popleft()[0]
+            )
         await RisingEdge(dut.clk)
         self.cycle += 1
 
     def order(self, op, index, *, lba=0, line=0, lines=None, valid=0, poison=0, attempt=0):
         lines = max(self.config.frame_lines) if lines is None else lines
-        self.orders.append(self.command.pack(op=op, lba=lba, line=line, lines=lines,
-                                             **{"id.index": index, "id.attempt": attempt, "sector.valid": valid, "sector.poison": poison}))
+        self.orders.append(
+            self.command.pack(
+                op=op,
+                lba=lba,
+                line=line,
+                lines=lines,
+                **{
+                    "id.index": index,
+                    "id.attempt": attempt,
+                    "sector.valid": valid,
+                    "sector.poison": poison,
+                },
+            )
+        )
 
     async def completions(self, count):
         for _ in range(20_000):
@@ -92,12 +111,23 @@ async def pages_go_out_and_come_back(dut):
     for n, frame in enumerate(frames):
         stored[n] = [tb.memory[frame + line] for line in range(size)]
         sectors[n] = rng.getrandbits(c.page_lines), rng.getrandbits(c.page_lines)
-        tb.order(ColdOp.WRITE, misses + n, lba=(slots - 1 - n) * c.cold_slot_sectors, line=frame, valid=sectors[n][0], poison=sectors[n][1])
+        tb.order(
+            ColdOp.WRITE,
+            misses + n,
+            lba=(slots - 1 - n) * c.cold_slot_sectors,
+            line=frame,
+            valid=sectors[n][0],
+            poison=sectors[n][1],
+        )
     done = await tb.completions(4)
-    assert [(d["id.index"], d["status"]) for d in done] == [(misses + n, ColdStatus.OK) for n in range(4)]
+    assert [(d["id.index"], d["status"]) for d in done] == [
+        (misses + n, ColdStatus.OK) for n in range(4)
+    ]
     # Back into other frames, with traffic of others in between, and an ABORT in the queue.
     for n in range(4):
-        tb.order(ColdOp.READ, n, lba=(slots - 1 - n) * c.cold_slot_sectors, line=frames[3 - n], attempt=1)
+        tb.order(
+            ColdOp.READ, n, lba=(slots - 1 - n) * c.cold_slot_sectors, line=frames[3 - n], attempt=1
+        )
     tb.order(ColdOp.ABORT, 2, attempt=1)
     other = FIRST - 8
     for _ in range(40):
@@ -105,8 +135,12 @@ async def pages_go_out_and_come_back(dut):
         tb.read(other + rng.randrange(8))
     done = await tb.completions(5)
     assert [(d["id.index"], d["id.attempt"], d["status"]) for d in done] == [
-        *((n, 1, ColdStatus.OK) for n in range(4)), (2, 1, ColdStatus.ABORTED)]
-    assert [(d["sector.valid"], d["sector.poison"]) for d in done[:4]] == [sectors[n] for n in range(4)]
+        *((n, 1, ColdStatus.OK) for n in range(4)),
+        (2, 1, ColdStatus.ABORTED),
+    ]
+    assert [(d["sector.valid"], d["sector.poison"]) for d in done[:4]] == [
+        sectors[n] for n in range(4)
+    ]
     for n in range(4):
         for line in range(size):
             tb.memory[frames[3 - n] + line] = stored[n][line]
@@ -123,7 +157,11 @@ async def what_lies_beyond_the_region_fails(dut):
     tb.order(ColdOp.WRITE, c.misses, lba=slots * c.cold_slot_sectors)
     tb.order(ColdOp.READ, 0, lba=slots * c.cold_slot_sectors)
     tb.order(ColdOp.WRITE, c.misses, lba=(slots - 1) * c.cold_slot_sectors)
-    assert [d["status"] for d in await tb.completions(3)] == [ColdStatus.FAILED, ColdStatus.FAILED, ColdStatus.OK]
+    assert [d["status"] for d in await tb.completions(3)] == [
+        ColdStatus.FAILED,
+        ColdStatus.FAILED,
+        ColdStatus.OK,
+    ]
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")

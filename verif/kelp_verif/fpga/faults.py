@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Faults in a board's Verilog that a plusarg switches on, so that one build shows what its self-test finds."""
+"""Faults in a board's Verilog that a plusarg switches on, so that one build shows what its
+self-test finds."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ __all__ = ["Fault", "with_faults"]
 
 _MODULE = re.compile(r"(?m)^module (\\\S+|\w+)")
 _VALUE = re.compile(r"\\\$\d+ ")
-_SITE = re.compile(r"(?m)^  assign (\\\$\d+ ) = ([^;?]*);$")     # an intermediate value of Yosys's; multiplexers are left alone
+# an intermediate value of Yosys's; multiplexers are left alone
+_SITE = re.compile(r"(?m)^  assign (\\\$\d+ ) = ([^;?]*);$")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Number `n` (`+fault=n`): an intermediate value of `module` is inverted, `line` and every other that computes the same."""
+    """Number `n` (`+fault=n`): an intermediate value of `module` is inverted, `line` and every
+    other that computes the same."""
 
     n: int
     module: str
@@ -25,9 +28,11 @@ class Fault:
 
 
 def with_faults(verilog: str, modules: dict[str, int], *, seed: int = 1) -> tuple[str, list[Fault]]:
-    """The text with so many faults in each module whose name ends in the key; of values one bit wide, in places that `seed` chooses.
+    """The text with so many faults in each module whose name ends in the key; of values one bit
+    wide, in places that `seed` chooses.
 
-    The text computes the same thing many times over (the syndrome once for each bit that it may correct), which synthesis merges: the value is inverted.
+    The text computes the same thing many times over (the syndrome once for each bit that it may
+    correct), which synthesis merges: the value is inverted.
     """
     rng, faults, out = random.Random(seed), [], []
     starts = [match.start() for match in _MODULE.finditer(verilog)]
@@ -40,22 +45,34 @@ def with_faults(verilog: str, modules: dict[str, int], *, seed: int = 1) -> tupl
             same: dict[str, list[re.Match]] = {}
             named: dict[str, str] = {}
             for site in _SITE.finditer(text):
-                value = _VALUE.sub(lambda match, named=named: named.get(match[0], match[0]), site[2])
+                value = _VALUE.sub(
+                    lambda match, named=named: named.get(match[0], match[0]), site[2]
+                )
                 named[site[1]] = same.setdefault(value, [site])[0][1]
                 if same[value][0] is not site:
                     same[value].append(site)
             values = [sites for sites in same.values() if sites[0][1] in narrow]
             if len(values) < count:
-                raise ValueError(f"{name} has {len(values)} places for a fault; {count} are asked for")
+                raise ValueError(
+                    f"{name} has {len(values)} places for a fault; {count} are asked for"
+                )
             changes = []
             for sites in rng.sample(values, count):
                 fault = Fault(len(faults) + 1, name, sites[0][0].strip())
                 faults.append(fault)
-                changes += [(site, f"  assign {site[1]} = ({site[2]}) ^ (top.fault == {fault.n});") for site in sites]
+                changes += [
+                    (site, f"  assign {site[1]} = ({site[2]}) ^ (top.fault == {fault.n});")
+                    for site in sites
+                ]
             for site, line in sorted(changes, key=lambda change: -change[0].start()):
-                text = text[:site.start()] + line + text[site.end():]
+                text = text[: site.start()] + line + text[site.end() :]
         if name == "top":
             head = text.index(");") + 2
-            text = text[:head] + "\n  reg [31:0] fault = 0;\n  initial if ($value$plusargs(\"fault=%d\", fault)) begin end\n" + text[head:]
+            text = (
+                text[:head]
+                + '\n  reg [31:0] fault = 0;\n  initial if ($value$plusargs("fault=%d", '
+                + "fault)) begin end\n"
+                + text[head:]
+            )
         out.append(text)
-    return verilog[:starts[0]] + "".join(out), faults
+    return verilog[: starts[0]] + "".join(out), faults

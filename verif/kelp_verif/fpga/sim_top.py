@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The board's top, its pads' registers and its SDRAM chip, if it has one: what is left are the UART's two wires and the LEDs."""
+"""The board's top, its pads' registers and its SDRAM chip, if it has one: what is left are the
+UART's two wires and the LEDs."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ __all__ = ["BoardWithChip"]
 
 
 class BoardWithChip(wiring.Component):
-    """:class:`kelp_fpga.boards.board.Board`, :class:`kelp_fpga.memory.sdram_pads.SdramPads` and :mod:`.chip`. `violation`: what the chip has found."""
+    """:class:`kelp_fpga.boards.board.Board`, :class:`kelp_fpga.memory.sdram_pads.SdramPads` and
+    :mod:`.chip`. `violation`: what the chip has found."""
 
     def __init__(self, board: Board):
         self.board = board

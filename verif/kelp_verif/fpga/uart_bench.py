@@ -60,7 +60,7 @@ async def a_sender_three_percent_off_is_understood_and_damage_is_dropped(dut):
             for bit in [0, *(byte >> k & 1 for k in range(8)), 0 if damaged else 1]:
                 time += divisor * factor
                 wave += [bit] * (int(time) - len(wave))
-            if damaged:               # no stop bit, then the line rests
+            if damaged:  # no stop bit, then the line rests
                 time += 12 * divisor
                 wave += [1] * (int(time) - len(wave))
             else:

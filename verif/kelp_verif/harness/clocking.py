@@ -12,7 +12,8 @@ __all__ = ["start_clock"]
 async def start_clock(dut) -> None:
     """Hold ``dut.rst`` high from before the first edge of ``dut.clk`` (10 ns) on.
 
-    Inputs have random values until they are driven, and an edge that sees them without a reset would take them for traffic.
+    Inputs have random values until they are driven, and an edge that sees them without a reset
+    would take them for traffic.
     """
     dut.clk.value, dut.rst.value = 0, 1
     await Timer(1, "ns")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""RTL and netlist side by side on the same random input: `o` of the one and `p` of the other are equal in every cycle."""
+"""RTL and netlist side by side on the same random input: `o` of the one and `p` of the other are
+equal in every cycle."""
 
 import random
 

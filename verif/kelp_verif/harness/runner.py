@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""cocotb benches in Verilator: :func:`run_cocotb` builds an Amaranth component, runs a bench on it, and raises AssertionError naming what failed.
+"""cocotb benches in Verilator: :func:`run_cocotb` builds an Amaranth component, runs a bench on it,
+and raises AssertionError naming what failed.
 
-Builds are cached by content in ``build/cocotb/<name>-<hash>/``; the hash covers the Verilog text, every other source, the arguments and the
-tools' versions. One lock per build directory makes concurrent runs safe; every run has its own directory below ``runs/``, removed when it
-passes (unless it leaves waves) and kept, and named in the error, when it fails.
+Builds are cached by content in ``build/cocotb/<name>-<hash>/``; the hash covers the Verilog text,
+every other source, the arguments and the tools' versions. One lock per build directory makes
+concurrent runs safe; every run has its own directory below ``runs/``, removed when it passes
+(unless it leaves waves) and kept, and named in the error, when it fails.
 
-Inside a bench, :func:`bench_params` returns what the test passed as ``params`` and :func:`record` hands figures back to it.
+Inside a bench, :func:`bench_params` returns what the test passed as ``params`` and :func:`record`
+hands figures back to it.
 """
 
 import contextlib
@@ -75,9 +78,11 @@ def run_cocotb(
     test
         Name or names of single cocotb tests in it; all of them by default.
     seed
-        Seeds Verilator's initial values and cocotb, which derives each test's ``cocotb.RANDOM_SEED`` from it. By default ``$KELP_SEED``, of
-        which ``fresh`` stands for a new one each time (``make soak``); without it one that follows from the bench, its tests and their
-        parameters alone, so that `make test` says the same of the same sources twice. Printed always.
+        Seeds Verilator's initial values and cocotb, which derives each test's
+        ``cocotb.RANDOM_SEED`` from it. By default ``$KELP_SEED``, of which ``fresh`` stands for a
+        new one each time (``make soak``); without it one that follows from the bench, its tests and
+        their parameters alone, so that `make test` says the same of the same sources twice. Printed
+        always.
     params
         Anything JSON can carry, returned by :func:`bench_params` in the bench.
     waves
@@ -85,24 +90,32 @@ def run_cocotb(
     sources
         More Verilog. Models of the SRAM macros in ``hw/kelp_hw/macros/`` are added by themselves.
     public
-        Signals and memories below the top that the bench reads or deposits into, as (module, name); both may hold ``*``. The words of all
-        SRAM macros are ``("kelp_sram", "words")``. Every one costs speed.
+        Signals and memories below the top that the bench reads or deposits into, as (module, name);
+        both may hold ``*``. The words of all SRAM macros are ``("kelp_sram", "words")``. Every one
+        costs speed.
     build_args
         More Verilator arguments.
     timeout_s
         Wall-clock limit of the simulation, after which it is killed and the run has failed.
 
-    Raises :class:`AssertionError` naming the failed tests, the seed and the run directory; a failing RTL ``Assert`` is one such failure.
+    Raises :class:`AssertionError` naming the failed tests, the seed and the run directory; a
+    failing RTL ``Assert`` is one such failure.
     """
     verilog = component if isinstance(component, str) else to_verilog(component)
-    # Everything is random until the first edge of start_clock(), 1 ns after the start, has seen the reset.
+    # Everything is random until the first edge of start_clock(), 1 ns after the start, has seen the
+    # reset.
     verilog = verilog.replace(" assert (", " if ($time > 1) assert (")
     ports = _ports_of(verilog, "top")
-    name = name or (bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__)
+    name = name or (
+        bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__
+    )
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
-    # cocotb must see the ports and nothing else: publishing every signal (--public-flat-rw) makes large designs unbuildable.
+    # cocotb must see the ports and nothing else: publishing every signal (--public-flat-rw) makes
+    # large designs unbuildable.
     visible = [*(("top", port) for port in ports), *public]
-    control = "`verilator_config\n" + "".join(f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible)
+    control = "`verilator_config\n" + "".join(
+        f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible
+    )
     args = [*VERILATOR_ARGS, *build_args]
     key = tools.digest(
         verilog,
@@ -124,7 +137,9 @@ def run_cocotb(
     if seed is None:
         seed = _default_seed(bench, test, params)
     print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")
-    return _run_bench(build_dir, bench, test, seed, dict(params or {}), waves, dict(env or {}), timeout_s)
+    return _run_bench(
+        build_dir, bench, test, seed, dict(params or {}), waves, dict(env or {}), timeout_s
+    )
 
 
 def _default_seed(bench, test, params) -> int:
@@ -133,7 +148,9 @@ def _default_seed(bench, test, params) -> int:
         return random.SystemRandom().randrange(1, 2**31)
     if wanted is not None:
         return int(wanted)
-    return 1 + int(tools.digest(bench, str(test), json.dumps(params, sort_keys=True, default=str))[:7], 16)
+    return 1 + int(
+        tools.digest(bench, str(test), json.dumps(params, sort_keys=True, default=str))[:7], 16
+    )
 
 
 def bench_params() -> dict:
@@ -142,7 +159,8 @@ def bench_params() -> dict:
 
 
 def record(**figures) -> None:
-    """In a bench: hand figures that JSON can carry back to the caller, as ``BenchResult.records``; a later value of a name wins."""
+    """In a bench: hand figures that JSON can carry back to the caller, as ``BenchResult.records``;
+    a later value of a name wins."""
     with open(os.environ[_RECORD], "a", encoding="utf-8") as handle:
         handle.write(json.dumps(figures) + "\n")
 
@@ -158,13 +176,17 @@ def _build_bench(build_dir: Path, files: Sequence[Path], args: Sequence[str], wa
     from cocotb_tools.runner import Verilator
 
     class PortsOnly(Verilator):
-        """cocotb's runner, minus --public-flat-rw, plus a log, a job limit and our tools on PATH."""
+        """cocotb's runner, minus --public-flat-rw, plus a log, a job limit and our tools on
+        PATH."""
 
         def _build_command(self):
             verilate, make = super()._build_command()
             verilate.remove("--public-flat-rw")
             make[make.index("-j") + 1] = str(MAKE_JOBS)
-            return [verilate, [*make, PCH, f"OPT_FAST={_BENCH_OPT}", "OPT_SLOW=-O0", f"OPT_GLOBAL={_BENCH_OPT}"]]
+            return [
+                verilate,
+                [*make, PCH, f"OPT_FAST={_BENCH_OPT}", "OPT_SLOW=-O0", f"OPT_GLOBAL={_BENCH_OPT}"],
+            ]
 
         def _simulator_in_path_build_only(self):
             self.executable = tools.find("verilator")
@@ -191,9 +213,14 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
 
     libpython = find_libpython.find_libpython()
     if libpython is None:
-        raise tools.ToolError("no shared libpython for this Python: apt-get install libpython3-dev, or use a Python built with --enable-shared")
+        raise tools.ToolError(
+            "no shared libpython for this Python: apt-get install libpython3-dev, or use a "
+            + "Python built with --enable-shared"
+        )
     (build_dir / "runs").mkdir(exist_ok=True)
-    run_dir = Path(tempfile.mkdtemp(prefix=f"{bench.rpartition('.')[2]}-{seed}-", dir=build_dir / "runs"))
+    run_dir = Path(
+        tempfile.mkdtemp(prefix=f"{bench.rpartition('.')[2]}-{seed}-", dir=build_dir / "runs")
+    )
     results, log = run_dir / "results.xml", run_dir / "sim.log"
     env = (
         tools.tool_env()
@@ -205,7 +232,7 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
             "TOPLEVEL_LANG": "verilog",
             "COCOTB_TEST_MODULES": bench,
             "COCOTB_RANDOM_SEED": str(seed),
-            "PYTHONHASHSEED": "0",     # the order of a set is part of what a seed repeats
+            "PYTHONHASHSEED": "0",  # the order of a set is part of what a seed repeats
             "COCOTB_RESULTS_FILE": str(results),
             "COCOTB_TRUST_INERTIAL_WRITES": "1",
             "COCOTB_ANSI_OUTPUT": "0",
@@ -219,17 +246,33 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
         env["COCOTB_TEST_FILTER"] = r"\.(" + "|".join(map(re.escape, names)) + ")$"
     # A run in pytest must not make cocotb think that pytest runs inside the simulator too.
     env.pop("PYTEST_CURRENT_TEST", None)
-    command = [str(build_dir / "top"), *(["--trace"] if waves else []), f"+verilator+seed+{seed}", "+verilator+rand+reset+2"]
+    command = [
+        str(build_dir / "top"),
+        *(["--trace"] if waves else []),
+        f"+verilator+seed+{seed}",
+        "+verilator+rand+reset+2",
+    ]
     started = time.monotonic()
     try:
         with open(log, "w", encoding="utf-8") as handle:
-            code = subprocess.run(command, cwd=run_dir, env=env, stdout=handle, stderr=subprocess.STDOUT, check=False, timeout=timeout_s).returncode
+            code = subprocess.run(
+                command,
+                cwd=run_dir,
+                env=env,
+                stdout=handle,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=timeout_s,
+            ).returncode
     except subprocess.TimeoutExpired:
         code = None
     passed, failed = _read_results(results)
     problems = list(failed)
     if code is None:
-        problems.append(f"killed after {time.monotonic() - started:.0f} s: the simulation did not end (limit {timeout_s} s)")
+        problems.append(
+            f"killed after {time.monotonic() - started:.0f} s: the simulation did not end "
+            + f"(limit {timeout_s} s)"
+        )
     elif code:
         # An RTL Assert stops Verilator on the spot, before cocotb can write its results.
         problems.append(f"the simulator stopped with exit code {code}: {_assertion(log)}")
@@ -237,14 +280,23 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
         problems.append(f"no test ran: module {bench!r}, test {test!r}")
     if problems:
         summary = "\n".join(f"  {problem}" for problem in problems)
-        raise AssertionError(f"{bench} failed with seed {seed}:\n{summary}\nrun directory {run_dir}\n{tail(log)}")
+        raise AssertionError(
+            f"{bench} failed with seed {seed}:\n{summary}\nrun directory {run_dir}\n{tail(log)}"
+        )
     records: dict = {}
     with contextlib.suppress(FileNotFoundError):
         for line in (run_dir / "records.jsonl").read_text(encoding="utf-8").splitlines():
             records |= json.loads(line)
     if not waves:
         shutil.rmtree(run_dir)
-    return BenchResult(seed=seed, tests=tuple(passed), build_dir=build_dir, run_dir=run_dir, waves=run_dir / "dump.vcd" if waves else None, records=records)
+    return BenchResult(
+        seed=seed,
+        tests=tuple(passed),
+        build_dir=build_dir,
+        run_dir=run_dir,
+        waves=run_dir / "dump.vcd" if waves else None,
+        records=records,
+    )
 
 
 def _assertion(log: Path) -> str:
@@ -255,7 +307,8 @@ def _assertion(log: Path) -> str:
 
 
 def _read_results(path: Path) -> tuple[list[str], list[str]]:
-    """The names of passed and failed tests in a cocotb results file; nothing of either when there is none."""
+    """The names of passed and failed tests in a cocotb results file; nothing of either when there
+    is none."""
     passed, failed = [], []
     try:
         root = xml.etree.ElementTree.parse(path).getroot()
@@ -265,7 +318,9 @@ def _read_results(path: Path) -> tuple[list[str], list[str]]:
         name = f"{case.get('classname')}.{case.get('name')}"
         problem = next((child for child in case if child.tag in ("failure", "error")), None)
         if problem is not None:
-            reason = problem.get("message") or problem.get("error_msg") or (problem.text or "").strip()
+            reason = (
+                problem.get("message") or problem.get("error_msg") or (problem.text or "").strip()
+            )
             failed.append(f"{name}: {reason.splitlines()[-1] if reason else 'failed'}")
         elif case.find("skipped") is None:
             passed.append(name)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The bench that the runner's own tests run: a stage that adds ``params["step"]`` to every byte, under back-pressure on both ports."""
+"""The bench that the runner's own tests run: a stage that adds ``params["step"]`` to every byte,
+under back-pressure on both ports."""
 
 import random
 
@@ -36,7 +37,11 @@ async def adds_step(dut):
         dut.o__ready.value = int(rng.random() < 0.7)
         await ReadOnly()
         taken = pending is not None and dut.i__ready.value == 1
-        given = int(dut.o__payload.value) if dut.o__valid.value == 1 and dut.o__ready.value == 1 else None
+        given = (
+            int(dut.o__payload.value)
+            if dut.o__valid.value == 1 and dut.o__ready.value == 1
+            else None
+        )
         await RisingEdge(dut.clk)
         cycles += 1
         if taken:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Egress: answers of both sources at every pace, two channels with pauses of their own; every answer once, whole, in its source's order and timed."""
+"""Egress: answers of both sources at every pace, two channels with pauses of their own; every
+answer once, whole, in its source's order and timed."""
 
 import random
 from collections import Counter
@@ -24,19 +25,30 @@ SOURCES = ("i", "i_side")
 
 def channel_of(source, answer):
     """Completions are NDR, everything that carries a line is DRS."""
-    return "ndr" if (answer["answer"] == Answer.CMP if source == "i" else answer["write"]) else "drs"
+    return (
+        "ndr" if (answer["answer"] == Answer.CMP if source == "i" else answer["write"]) else "drs"
+    )
 
 
 def message_of(source, answer):
-    """The S2M message of an answer, all of its fields: nothing of MetaField is kept (3), the load is light."""
+    """The S2M message of an answer, all of its fields: nothing of MetaField is kept (3), the load
+    is light."""
     side = source == "i_side"
-    common = {"meta_field": 3, "meta_value": 0, "dev_load": DevLoad.LIGHT, "tag": answer["tag" if side else "origin.tag"],
-              "ld_id": answer["ld_id" if side else "origin.ld_id"]}
+    common = {
+        "meta_field": 3,
+        "meta_value": 0,
+        "dev_load": DevLoad.LIGHT,
+        "tag": answer["tag" if side else "origin.tag"],
+        "ld_id": answer["ld_id" if side else "origin.ld_id"],
+    }
     if channel_of(source, answer) == "ndr":
         return common | {"opcode": S2MNDR.CMP}
     kind = Answer.DATA if side else answer["answer"]
-    return common | {"opcode": S2MDRS.MEM_DATA_NXM if kind == Answer.NXM else S2MDRS.MEM_DATA, "data": answer["data"] if kind == Answer.DATA else 0,
-                     "poison": int(not side and (answer["poison"] or kind == Answer.POISON))}
+    return common | {
+        "opcode": S2MDRS.MEM_DATA_NXM if kind == Answer.NXM else S2MDRS.MEM_DATA,
+        "data": answer["data"] if kind == Answer.DATA else 0,
+        "poison": int(not side and (answer["poison"] or kind == Answer.POISON)),
+    }
 
 
 class TB:
@@ -48,7 +60,8 @@ class TB:
         self.p_valid, self.p_ready = dict.fromkeys(SOURCES, 0.5), dict.fromkeys(CHANNELS, 0.5)
         self.kinds = [Answer.DATA, Answer.ZEROS, Answer.POISON, Answer.NXM, Answer.CMP, Answer.CMP]
         self.side_kinds = [False, True]
-        self.seen, self.cycles, self.serial, self.now = Counter(), 0, 0, (1 << 32) - 3000    # the time base wraps on the way
+        # the time base wraps on the way
+        self.seen, self.cycles, self.serial, self.now = Counter(), 0, 0, (1 << 32) - 3000
         self.forget()
 
     def forget(self):
@@ -68,11 +81,23 @@ class TB:
         rng = self.rng
         self.serial = self.serial + 1 & 0xFFFF
         if source == "i_side":
-            return {"write": rng.choice(self.side_kinds), "tag": self.serial, "ld_id": rng.getrandbits(4), "data": rng.getrandbits(512)}
+            return {
+                "write": rng.choice(self.side_kinds),
+                "tag": self.serial,
+                "ld_id": rng.getrandbits(4),
+                "data": rng.getrandbits(512),
+            }
         kind = rng.choice(self.kinds)
         age = rng.choice([rng.randrange(30), rng.getrandbits(20)])
-        return {"answer": kind, "poison": kind == Answer.DATA and rng.random() < 0.2, "data": rng.getrandbits(512) * (kind == Answer.DATA),
-                "origin.tag": self.serial, "origin.ld_id": rng.getrandbits(4), "origin.start": self.now - age & 0xFFFFF, "origin.missed": rng.getrandbits(1)}
+        return {
+            "answer": kind,
+            "poison": kind == Answer.DATA and rng.random() < 0.2,
+            "data": rng.getrandbits(512) * (kind == Answer.DATA),
+            "origin.tag": self.serial,
+            "origin.ld_id": rng.getrandbits(4),
+            "origin.start": self.now - age & 0xFFFFF,
+            "origin.missed": rng.getrandbits(1),
+        }
 
     async def cycle(self, offer=True):
         dut, rng = self.dut, self.rng
@@ -81,7 +106,9 @@ class TB:
                 self.offered[source] = self.answer(source)
             answer = self.offered[source]
             getattr(dut, f"{source}__valid").value = int(answer is not None)
-            getattr(dut, f"{source}__payload").value = rng.getrandbits(packing.width) if answer is None else packing.pack(**answer)
+            getattr(dut, f"{source}__payload").value = (
+                rng.getrandbits(packing.width) if answer is None else packing.pack(**answer)
+            )
         ready = {channel: rng.random() < p for channel, p in self.p_ready.items()}
         for channel, flag in ready.items():
             getattr(dut, f"s2m_{channel}__ready").value = int(flag)
@@ -99,7 +126,9 @@ class TB:
         free = {}
         for channel, packing in self.message.items():
             want = self.held[channel]
-            assert getattr(dut, f"s2m_{channel}__valid").value == (want is not None), f"cycle {self.cycles}: {channel}, expected {want}"
+            assert getattr(dut, f"s2m_{channel}__valid").value == (want is not None), (
+                f"cycle {self.cycles}: {channel}, expected {want}"
+            )
             if want is not None:
                 got = packing.unpack(getattr(dut, f"s2m_{channel}__payload").value)
                 assert got == want, f"cycle {self.cycles}: {channel} {got}, expected {want}"
@@ -107,14 +136,22 @@ class TB:
             free[channel] = want is None or ready[channel]
             if ready[channel]:
                 self.held[channel] = None
-        wants = {source: channel_of(source, answer) for source, answer in self.offered.items() if answer is not None}
+        wants = {
+            source: channel_of(source, answer)
+            for source, answer in self.offered.items()
+            if answer is not None
+        }
         taken = [source for source in wants if getattr(dut, f"{source}__ready").value == 1]
         for source in taken:
             channel = wants[source]
-            assert free[channel] and self.held[channel] is None, f"cycle {self.cycles}: {source} overwrites what waits on {channel}"
+            assert free[channel] and self.held[channel] is None, (
+                f"cycle {self.cycles}: {source} overwrites what waits on {channel}"
+            )
             self.held[channel] = message_of(source, self.offered[source])
             self.seen[f"{source} {channel}"] += 1
-            self.seen["nxm"] += self.held[channel]["opcode"] == S2MDRS.MEM_DATA_NXM and channel == "drs"
+            self.seen["nxm"] += (
+                self.held[channel]["opcode"] == S2MDRS.MEM_DATA_NXM and channel == "drs"
+            )
             self.seen["poison"] += self.held[channel].get("poison", 0)
         contended = len(set(wants.values())) < len(wants)
         self.seen["both taken"] += len(taken) == 2
@@ -122,17 +159,24 @@ class TB:
             if source in taken:
                 self.waited[source] = 0
             elif free[channel]:
-                # Only the other source's answer may be in the way of the data path's, and only once in a row; the side's waits its turn once.
-                assert source == "i_side" or (contended and len(taken) == 1), f"cycle {self.cycles}: {source} waits for a {channel} that is free"
+                # Only the other source's answer may be in the way of the data path's, and only once
+                # in a row; the side's waits its turn once.
+                assert source == "i_side" or (contended and len(taken) == 1), (
+                    f"cycle {self.cycles}: {source} waits for a {channel} that is free"
+                )
                 self.waited[source] += 1
-                assert self.waited[source] <= 1, f"cycle {self.cycles}: {source} is passed over a second time"
+                assert self.waited[source] <= 1, (
+                    f"cycle {self.cycles}: {source} is passed over a second time"
+                )
                 self.seen[f"{source} gives way"] += 1
         # Each KV answer is timed once, in the cycle in which it is taken.
         assert (dut.o_latency_valid.value == 1) == ("i" in taken)
         if "i" in taken:
             origin = self.offered["i"]
             got = int(dut.o_latency.value)
-            assert got == ((self.now - origin["origin.start"] & 0xFFFFF) << 1 | origin["origin.missed"]), f"cycle {self.cycles}: latency {got:#x} of {origin}"
+            assert got == (
+                (self.now - origin["origin.start"] & 0xFFFFF) << 1 | origin["origin.missed"]
+            ), f"cycle {self.cycles}: latency {got:#x} of {origin}"
         for source in taken:
             self.offered[source] = None
 
@@ -151,7 +195,13 @@ async def random_answers(dut):
         if n % 100 == 0:
             tb.p_valid = {source: tb.rng.choice([0.1, 0.5, 1.0]) for source in SOURCES}
             tb.p_ready = {channel: tb.rng.choice([0.05, 0.5, 1.0, 1.0]) for channel in CHANNELS}
-            tb.kinds = tb.rng.choice([[Answer.CMP], [Answer.DATA, Answer.NXM], [Answer.DATA, Answer.ZEROS, Answer.POISON, Answer.NXM, Answer.CMP, Answer.CMP]])
+            tb.kinds = tb.rng.choice(
+                [
+                    [Answer.CMP],
+                    [Answer.DATA, Answer.NXM],
+                    [Answer.DATA, Answer.ZEROS, Answer.POISON, Answer.NXM, Answer.CMP, Answer.CMP],
+                ]
+            )
         if n % 1000 == 999:
             tb.seen["reset of an answer"] += any(tb.held.values())
             await tb.reset()
@@ -165,14 +215,20 @@ async def random_answers(dut):
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def full_rate(dut):
-    """The data path alone sends one answer a cycle; against a side that always wants the same channel it keeps every second one."""
+    """The data path alone sends one answer a cycle; against a side that always wants the same
+    channel it keeps every second one."""
     tb = await start(dut)
     tb.p_ready, tb.kinds, tb.side_kinds = dict.fromkeys(CHANNELS, 1.0), [Answer.DATA], [False]
     rates = {}
-    for name, tb.p_valid in (("alone", {"i": 1.0, "i_side": 0.0}), ("shared", {"i": 1.0, "i_side": 1.0})):
+    for name, tb.p_valid in (
+        ("alone", {"i": 1.0, "i_side": 0.0}),
+        ("shared", {"i": 1.0, "i_side": 1.0}),
+    ):
         tb.offered = dict.fromkeys(SOURCES)
         before = dict(tb.seen)
         for _ in range(200):
             await tb.cycle()
-        rates[name] = [(tb.seen[f"{source} drs"] - before.get(f"{source} drs", 0)) / 200 for source in SOURCES]
+        rates[name] = [
+            (tb.seen[f"{source} drs"] - before.get(f"{source} drs", 0)) / 200 for source in SOURCES
+        ]
     record(rates=rates)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Hint absorber against its golden model: good lines and bad, idles on the input, back-pressure on both outputs."""
+"""Hint absorber against its golden model: good lines and bad, idles on the input, back-pressure on
+both outputs."""
 
 import random
 from dataclasses import dataclass
@@ -49,8 +50,14 @@ class TB:
         self.line, self.op = Packing(hint_line_layout()), Packing(layouts.op)
         self.page, self.event = Packing(layouts.page), Packing(layouts.event)
         self.golden = HintAbsorber(config)
-        self.sessions = [Session(ld_id=s + 1, used_queues=self.rng.randint(1, config.queues), used_pages=self.rng.randint(2, config.pages))
-                         for s in range(config.sessions)]
+        self.sessions = [
+            Session(
+                ld_id=s + 1,
+                used_queues=self.rng.randint(1, config.queues),
+                used_pages=self.rng.randint(2, config.pages),
+            )
+            for s in range(config.sessions)
+        ]
         self.out, self.events, self.cycles = [], [], 0
         self.lines_taken = self.masses_taken = 0
         self.p_valid = self.p_ready = 1.0
@@ -59,7 +66,9 @@ class TB:
     async def reset(self):
         dut = self.dut
         await start_clock(dut)
-        dut.i__valid.value = dut.i__payload.value = dut.o_op__ready.value = dut.o_prefetch__ready.value = 0
+        dut.i__valid.value = dut.i__payload.value = dut.o_op__ready.value = (
+            dut.o_prefetch__ready.value
+        ) = 0
         dut.sessions.value = pack_sessions(self.config, self.sessions)
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
@@ -72,14 +81,22 @@ class TB:
         while True:
             if held is None and todo and rng.random() < self.p_valid:
                 data, ld_id, broken = todo.pop(0)
-                held = self.line.pack(data=int.from_bytes(data, "little"), ld_id=ld_id, broken=broken)
+                held = self.line.pack(
+                    data=int.from_bytes(data, "little"), ld_id=ld_id, broken=broken
+                )
             dut.i__valid.value = int(held is not None)
             dut.i__payload.value = held if held is not None else rng.getrandbits(self.line.width)
             dut.o_op__ready.value = int(rng.random() < self.p_ready)
             dut.o_prefetch__ready.value = int(rng.random() < self.p_ready)
             await ReadOnly()
-            offered = [(port, int(payload.value)) for port, valid, payload in (("op", dut.o_op__valid, dut.o_op__payload),
-                       ("prefetch", dut.o_prefetch__valid, dut.o_prefetch__payload)) if valid.value == 1]
+            offered = [
+                (port, int(payload.value))
+                for port, valid, payload in (
+                    ("op", dut.o_op__valid, dut.o_op__payload),
+                    ("prefetch", dut.o_prefetch__valid, dut.o_prefetch__payload),
+                )
+                if valid.value == 1
+            ]
             if shown:
                 assert offered == shown, "an offered item changed before it was taken"
             shown = None
@@ -90,13 +107,24 @@ class TB:
                     op = self.op.unpack(payload)
                     kind = Op(op["kind"])
                     assert op["delta"] == (kind == Op.STEP)
-                    self.out.append(HintOp(kind, op["session"], op["squeue"], op["page"], op["mass"]))
+                    self.out.append(
+                        HintOp(kind, op["session"], op["squeue"], op["page"], op["mass"])
+                    )
                 else:
                     page = self.page.unpack(payload)
-                    self.out.append(HintOp(Op.PREFETCH, page["squeue"] // self.config.queues, page["squeue"], page["page"]))
+                    self.out.append(
+                        HintOp(
+                            Op.PREFETCH,
+                            page["squeue"] // self.config.queues,
+                            page["squeue"],
+                            page["page"],
+                        )
+                    )
             if dut.o_event_valid.value == 1:
                 e = self.event.unpack(dut.o_event.value)
-                self.events.append(HintEvent(Event(e["code"]), e["ld_id"], e["squeue"], e["page"], e["argument"]))
+                self.events.append(
+                    HintEvent(Event(e["code"]), e["ld_id"], e["squeue"], e["page"], e["argument"])
+                )
             self.lines_taken += dut.line_taken.value == 1
             self.masses_taken += dut.mass_taken.value == 1
             if held is not None and dut.i__ready.value == 1:
@@ -114,7 +142,11 @@ class TB:
         self.out, self.events = [], []
         before = self.lines_taken
         await self.run(lines)
-        want = [x for data, ld_id, broken in lines for x in self.golden.absorb(data, ld_id, self.sessions, broken)]
+        want = [
+            x
+            for data, ld_id, broken in lines
+            for x in self.golden.absorb(data, ld_id, self.sessions, broken)
+        ]
         assert self.out == [x for x in want if isinstance(x, HintOp)]
         assert self.events == [x for x in want if isinstance(x, HintEvent)]
         assert self.lines_taken - before == len(lines)
@@ -132,11 +164,39 @@ class TB:
             entries = tuple(rng.getrandbits(16) for _ in range(count))
         else:
             entries = tuple(rng.sample(range(pages), min(count, pages)))
-        line = bytearray(pack(HintLine(kind=kind, session=session, queue=rng.randrange(regs.used_queues), sequence=self.next_sequence[session],
-                                       first_page=first, entries=entries, advance=not entries or rng.random() < 0.3)))
+        line = bytearray(
+            pack(
+                HintLine(
+                    kind=kind,
+                    session=session,
+                    queue=rng.randrange(regs.used_queues),
+                    sequence=self.next_sequence[session],
+                    first_page=first,
+                    entries=entries,
+                    advance=not entries or rng.random() < 0.3,
+                )
+            )
+        )
         ld_id, broken = rng.choice([0, regs.ld_id]), False
-        fault = rng.choice([None] * 30 + ["version", "kind", "flags", "session", "count", "queue", "gap", "first", "reserved", "ld_id", "broken", "empty",
-                                          "noise", "entry"])
+        fault = rng.choice(
+            [None] * 30
+            + [
+                "version",
+                "kind",
+                "flags",
+                "session",
+                "count",
+                "queue",
+                "gap",
+                "first",
+                "reserved",
+                "ld_id",
+                "broken",
+                "empty",
+                "noise",
+                "entry",
+            ]
+        )
         if fault == "version":
             line[0] ^= 1 << rng.randrange(4)
         elif fault == "kind":
@@ -165,8 +225,8 @@ class TB:
             line = bytearray(rng.randbytes(64))
         elif fault == "entry":
             i = 12 + 2 * rng.randrange(ENTRIES)
-            line[i:i + 2] = rng.getrandbits(16).to_bytes(2, "little")
-        if rng.random() > 0.02:   # a line that the host lost never reaches us
+            line[i : i + 2] = rng.getrandbits(16).to_bytes(2, "little")
+        if rng.random() > 0.02:  # a line that the host lost never reaches us
             self.next_sequence[session] = (int.from_bytes(line[6:8], "little") + 1) & 0xFFFF
         return bytes(line), ld_id, broken
 
@@ -192,7 +252,15 @@ async def sessions_open_and_close(dut):
     regs = tb.sessions[s]
 
     def line(sequence):
-        return pack(HintLine(kind=HintKind.PIN, session=s, sequence=sequence, entries=(1,), advance=True)), regs.ld_id, False
+        return (
+            pack(
+                HintLine(
+                    kind=HintKind.PIN, session=s, sequence=sequence, entries=(1,), advance=True
+                )
+            ),
+            regs.ld_id,
+            False,
+        )
 
     await tb.check([line(0), line(1)])
     assert not tb.events
@@ -217,6 +285,20 @@ async def full_rate(dut):
     tb.sessions[0].used_pages, tb.sessions[0].used_queues = pages, tb.config.queues
     dut.sessions.value = pack_sessions(tb.config, tb.sessions)
     count = min(ENTRIES, pages)
-    await tb.check((pack(line), 0, False) for n in range(lines)
-                   for line in mass_lines(session=0, queue=n % tb.config.queues, first_page=0, masses=[7] * count, sequence=n, advance=n % 4 == 3))
-    record(updates_per_cycle=tb.masses_taken / tb.cycles, ops_per_cycle=len(tb.out) / tb.cycles, cycles=tb.cycles)
+    await tb.check(
+        (pack(line), 0, False)
+        for n in range(lines)
+        for line in mass_lines(
+            session=0,
+            queue=n % tb.config.queues,
+            first_page=0,
+            masses=[7] * count,
+            sequence=n,
+            advance=n % 4 == 3,
+        )
+    )
+    record(
+        updates_per_cycle=tb.masses_taken / tb.cycles,
+        ops_per_cycle=len(tb.out) / tb.cycles,
+        cycles=tb.cycles,
+    )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Ingress against a plain decoder of what docs/interface.md says of each message: channels, outputs and write slots, each with its own pauses."""
+"""Ingress against a plain decoder of what docs/interface.md says of each message: channels, outputs
+and write slots, each with its own pauses."""
 
 import random
 from collections import Counter
@@ -26,7 +27,8 @@ FULL = (1 << 64) - 1
 OUTPUTS = ("request", "side", "spec")
 #: Messages that an output can hold: the one it shows, and one more while that is not taken.
 PLACES = {"request": 2, "side": 1, "spec": 1}
-#: Fields of a request that say nothing when it is refused: the address that they came from is not the device's.
+#: Fields of a request that say nothing when it is refused: the address that they came from is not
+#: the device's.
 PLACE = ("session", "queue", "squeue", "page", "kv_line")
 
 
@@ -38,7 +40,9 @@ class Model:
 
     def region(self, line):
         region, where = self.map.decode(line << 6)
-        if region == Region.KV and (where.session >= self.config.sessions or where.queue >= self.config.queues):
+        if region == Region.KV and (
+            where.session >= self.config.sessions or where.queue >= self.config.queues
+        ):
             return Region.OUTSIDE, None
         return region, where
 
@@ -50,20 +54,47 @@ class Model:
         full = m["byte_enable"] if is_write and opcode == M2SRwD.MEM_WR_PTL else FULL
         kv = region == Region.KV
         if not is_write and opcode == M2SReq.MEM_SPEC_RD:
-            return ("spec", {"squeue": where.session * c.queues + where.queue, "page": where.page}) if kv else (None, {})
+            return (
+                ("spec", {"squeue": where.session * c.queues + where.queue, "page": where.page})
+                if kv
+                else (None, {})
+            )
         moves = opcode in (WRITES if is_write else READS)
         if moves and region in (Region.HINT, Region.REGISTER):
-            want = {"hint": region == Region.HINT, "write": is_write, "offset": where >> 6, "ld_id": m["ld_id"], "tag": m["tag"],
-                    "poison": m["poison"] if is_write else 0}
+            want = {
+                "hint": region == Region.HINT,
+                "write": is_write,
+                "offset": where >> 6,
+                "ld_id": m["ld_id"],
+                "tag": m["tag"],
+                "poison": m["poison"] if is_write else 0,
+            }
             return "side", want | ({"byte_enable": full, "data": m["data"]} if is_write else {})
         known = moves or not is_write and opcode in NOTHING
-        want = {"write": is_write and moves, "no_memory": not moves, "refused": Event.UNKNOWN_OPCODE if not known else Event.NONE if kv else Event.OUT_OF_MAP,
-                "has_write": is_write and moves and kv, "origin.tag": m["tag"], "origin.ld_id": m["ld_id"], "origin.start": now & 0xFFFFF, "origin.missed": 0}
+        want = {
+            "write": is_write and moves,
+            "no_memory": not moves,
+            "refused": Event.UNKNOWN_OPCODE
+            if not known
+            else Event.NONE
+            if kv
+            else Event.OUT_OF_MAP,
+            "has_write": is_write and moves and kv,
+            "origin.tag": m["tag"],
+            "origin.ld_id": m["ld_id"],
+            "origin.start": now & 0xFFFFF,
+            "origin.missed": 0,
+        }
         if want["has_write"]:
             want |= {"write_slot": slot, "partial": full != FULL, "poison": m["poison"]}
         if kv:
-            want |= {"session": where.session, "queue": where.queue, "squeue": where.session * c.queues + where.queue, "page": where.page,
-                     "kv_line": where.kv * c.half_lines + where.line}
+            want |= {
+                "session": where.session,
+                "queue": where.queue,
+                "squeue": where.session * c.queues + where.queue,
+                "page": where.page,
+                "kv_line": where.kv * c.half_lines + where.line,
+            }
         return "request", want
 
 
@@ -72,8 +103,16 @@ class TB:
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
         self.config = named("unit").with_(**bench_params()["config"])
         self.model, layouts = Model(self.config), Layouts(self.config)
-        self.req, self.rwd, self.write = Packing(MESSAGES["M2SReq"]), Packing(MESSAGES["M2SRwD"]), Packing(write_layout(self.config))
-        self.out = {"request": Packing(layouts.request), "side": Packing(side_layout()), "spec": Packing(layouts.page)}
+        self.req, self.rwd, self.write = (
+            Packing(MESSAGES["M2SReq"]),
+            Packing(MESSAGES["M2SRwD"]),
+            Packing(write_layout(self.config)),
+        )
+        self.out = {
+            "request": Packing(layouts.request),
+            "side": Packing(side_layout()),
+            "spec": Packing(layouts.page),
+        }
         self.seen, self.cycles, self.now, self.tag = Counter(), 0, self.rng.getrandbits(32), 0
         self.p_req = self.p_rwd = self.p_slot = 0.5
         self.p_ready = dict.fromkeys(OUTPUTS, 0.5)
@@ -83,7 +122,7 @@ class TB:
         """As after a reset: nothing is held, nothing is owed."""
         self.offered_req = self.offered_rwd = self.offered_slot = None
         self.held = {name: [] for name in OUTPUTS}
-        self.behind = 0     # requests held that were accepted before what goes to the side
+        self.behind = 0  # requests held that were accepted before what goes to the side
 
     async def reset(self):
         dut = self.dut
@@ -98,16 +137,47 @@ class TB:
     def address(self):
         """A line address: mostly of the map, else just beside one of its edges."""
         c, rng, base = self.config, self.rng, self.model.map
-        region = rng.choice(["kv"] * 6 + ["beyond", "hint", "hint", "hint end", "register", "register", "register end", "outside", "high"])
+        region = rng.choice(
+            ["kv"] * 6
+            + [
+                "beyond",
+                "hint",
+                "hint",
+                "hint end",
+                "register",
+                "register",
+                "register end",
+                "outside",
+                "high",
+            ]
+        )
         if region == "kv":
-            return base.encode(KvAddress(rng.randrange(c.sessions), rng.randrange(c.queues), rng.randrange(c.pages), rng.randrange(2),
-                                         rng.randrange(c.half_lines))) >> 6
+            return (
+                base.encode(
+                    KvAddress(
+                        rng.randrange(c.sessions),
+                        rng.randrange(c.queues),
+                        rng.randrange(c.pages),
+                        rng.randrange(2),
+                        rng.randrange(c.half_lines),
+                    )
+                )
+                >> 6
+            )
         if region == "beyond":
             return rng.randrange(base.hint_base) >> 6
         if region.startswith("hint"):
-            return (base.hint_base + rng.randrange(0x1000) if region == "hint" else base.hint_base + 0x1000 + rng.randrange(0x1000)) >> 6
+            return (
+                base.hint_base + rng.randrange(0x1000)
+                if region == "hint"
+                else base.hint_base + 0x1000 + rng.randrange(0x1000)
+            ) >> 6
         if region.startswith("register"):
-            return (base.register_base + rng.randrange(0x10000) if region == "register" else base.register_base + 0x10000 + rng.randrange(0x4000)) >> 6
+            return (
+                base.register_base + rng.randrange(0x10000)
+                if region == "register"
+                else base.register_base + 0x10000 + rng.randrange(0x4000)
+            ) >> 6
         if region == "outside":
             return 3 * base.hint_base + rng.randrange(base.hint_base) >> 6
         return rng.randrange(base.hint_base) >> 6 | 1 << rng.randrange(c.aperture_bits - 4, 46)
@@ -115,16 +185,37 @@ class TB:
     def message(self, is_write):
         rng = self.rng
         likely = WRITES if is_write else (*READS, *READS, M2SReq.MEM_SPEC_RD, *NOTHING)
-        self.tag = self.tag + rng.choice([0, 1]) & 0xFFFF     # tags need not be unique
-        m = {"opcode": rng.choice(likely) if rng.random() < 0.8 else rng.randrange(16), "snp_type": rng.getrandbits(3), "meta_field": rng.getrandbits(2),
-             "meta_value": rng.getrandbits(2), "tag": self.tag, "address": self.address(), "ld_id": rng.getrandbits(4), "tc": rng.getrandbits(2)}
+        self.tag = self.tag + rng.choice([0, 1]) & 0xFFFF  # tags need not be unique
+        m = {
+            "opcode": rng.choice(likely) if rng.random() < 0.8 else rng.randrange(16),
+            "snp_type": rng.getrandbits(3),
+            "meta_field": rng.getrandbits(2),
+            "meta_value": rng.getrandbits(2),
+            "tag": self.tag,
+            "address": self.address(),
+            "ld_id": rng.getrandbits(4),
+            "tc": rng.getrandbits(2),
+        }
         if is_write:
-            m |= {"poison": rng.random() < 0.2, "bep": rng.getrandbits(1), "data": rng.getrandbits(512),
-                  "byte_enable": rng.choice([0, FULL, FULL ^ 1 << rng.randrange(64), 1 << rng.randrange(64), rng.getrandbits(64)])}
+            m |= {
+                "poison": rng.random() < 0.2,
+                "bep": rng.getrandbits(1),
+                "data": rng.getrandbits(512),
+                "byte_enable": rng.choice(
+                    [
+                        0,
+                        FULL,
+                        FULL ^ 1 << rng.randrange(64),
+                        1 << rng.randrange(64),
+                        rng.getrandbits(64),
+                    ]
+                ),
+            }
         return m
 
     async def cycle(self, *, enable=1, offer=True):
-        """One cycle: everything is offered until it is taken, and every output says what the message before it asked for."""
+        """One cycle: everything is offered until it is taken, and every output says what the
+        message before it asked for."""
         dut, rng = self.dut, self.rng
         if offer and self.offered_req is None and rng.random() < self.p_req:
             self.offered_req = self.message(False)
@@ -136,9 +227,13 @@ class TB:
         dut.enable.value, dut.now.value = enable, self.now
         for port, packing, message in (("m2s_req", self.req, req), ("m2s_rwd", self.rwd, rwd)):
             getattr(dut, f"{port}__valid").value = int(message is not None)
-            getattr(dut, f"{port}__payload").value = rng.getrandbits(packing.width) if message is None else packing.pack(**message)
+            getattr(dut, f"{port}__payload").value = (
+                rng.getrandbits(packing.width) if message is None else packing.pack(**message)
+            )
         dut.i_write_slot__valid.value = int(slot is not None)
-        dut.i_write_slot__payload.value = rng.randrange(self.config.write_slots) if slot is None else slot
+        dut.i_write_slot__payload.value = (
+            rng.randrange(self.config.write_slots) if slot is None else slot
+        )
         ready = {name: rng.random() < p for name, p in self.p_ready.items()}
         for name, flag in ready.items():
             getattr(dut, f"o_{name}__ready").value = int(flag)
@@ -150,17 +245,31 @@ class TB:
 
     def look(self, ready, req, rwd, slot, enable):
         dut = self.dut
-        assert dut.idle.value == (req is None and rwd is None and not any(self.held.values())), f"cycle {self.cycles}: idle with {self.held} {req} {rwd}"
-        # The outputs are registers: each holds the message before, whole, until it is taken. What goes to the side shows itself behind its requests.
+        assert dut.idle.value == (req is None and rwd is None and not any(self.held.values())), (
+            f"cycle {self.cycles}: idle with {self.held} {req} {rwd}"
+        )
+        # The outputs are registers: each holds the message before, whole, until it is taken. What
+        # goes to the side shows itself behind its requests.
         for name, packing in self.out.items():
-            want = self.held[name][0] if self.held[name] and not (name == "side" and self.behind) else None
-            assert getattr(dut, f"o_{name}__valid").value == (want is not None), f"cycle {self.cycles}: o_{name} valid, expected {want}"
+            want = (
+                self.held[name][0]
+                if self.held[name] and not (name == "side" and self.behind)
+                else None
+            )
+            assert getattr(dut, f"o_{name}__valid").value == (want is not None), (
+                f"cycle {self.cycles}: o_{name} valid, expected {want}"
+            )
             if want is not None:
                 got = packing.unpack(getattr(dut, f"o_{name}__payload").value)
-                assert {f: got[f] for f in want} == want, f"cycle {self.cycles}: o_{name} {got}, expected {want}"
+                assert {f: got[f] for f in want} == want, (
+                    f"cycle {self.cycles}: o_{name} {got}, expected {want}"
+                )
         # What takes requests in a cycle is not known in it.
         taking = {name: ready[name] and not (name == "side" and self.behind) for name in OUTPUTS}
-        free = {name: len(self.held[name]) < PLACES[name] or (name != "request" and taking[name]) for name in OUTPUTS}
+        free = {
+            name: len(self.held[name]) < PLACES[name] or (name != "request" and taking[name])
+            for name in OUTPUTS
+        }
         self.seen["side waits for a request"] += self.behind and ready["side"]
         for name in OUTPUTS:
             if taking[name]:
@@ -174,13 +283,20 @@ class TB:
         self.liveness(req, rwd, slot, enable, free, takes_req, takes_rwd)
         where, want = self.model.route(taken, is_write, slot, self.now) if taken else (None, {})
         uses_slot = bool(want.get("has_write"))
-        # Nothing is written but into the slot that is offered, until it is taken for a message's own data.
+        # Nothing is written but into the slot that is offered, until it is taken for a message's
+        # own data.
         assert (dut.o_write_valid.value == 1) == (rwd is not None and slot is not None)
         assert dut.o_write_valid.value == 0 or self.write.unpack(dut.o_write.value)["slot"] == slot
-        assert (slot is not None and dut.i_write_slot__ready.value == 1) == uses_slot, "a write slot was taken for nothing, or none for a write"
+        assert (slot is not None and dut.i_write_slot__ready.value == 1) == uses_slot, (
+            "a write slot was taken for nothing, or none for a write"
+        )
         if uses_slot:
             enables = taken["byte_enable"] if taken["opcode"] == M2SRwD.MEM_WR_PTL else FULL
-            assert self.write.unpack(dut.o_write.value) == {"slot": slot, "data": taken["data"], "byte_enable": enables}
+            assert self.write.unpack(dut.o_write.value) == {
+                "slot": slot,
+                "data": taken["data"],
+                "byte_enable": enables,
+            }
             self.offered_slot = None
         dropped = where == "spec" and not free["spec"]
         assert (dut.spec_dropped.value == 1) == dropped
@@ -197,7 +313,8 @@ class TB:
             self.offered_req = None
 
     def liveness(self, req, rwd, slot, enable, free, takes_req, takes_rwd):
-        """Nobody waits for a place that is free, nor a Req for a write that has no slot; a MemSpecRd waits for nothing but a RwD."""
+        """Nobody waits for a place that is free, nor a Req for a write that has no slot; a
+        MemSpecRd waits for nothing but a RwD."""
         if not enable:
             return
         open_ways = free["request"] and free["side"]
@@ -205,7 +322,13 @@ class TB:
             assert takes_rwd, f"cycle {self.cycles}: {rwd} waits for nothing"
         if req and not takes_rwd and (open_ways or req["opcode"] == M2SReq.MEM_SPEC_RD):
             assert takes_req, f"cycle {self.cycles}: {req} waits for nothing"
-        if req and not takes_rwd and req["opcode"] in READS and self.model.region(req["address"])[0] == Region.KV and free["request"]:
+        if (
+            req
+            and not takes_rwd
+            and req["opcode"] in READS
+            and self.model.region(req["address"])[0] == Region.KV
+            and free["request"]
+        ):
             assert takes_req, "a read of the KV aperture waits for the side path"
 
     def cover(self, taken, is_write, where, want, dropped, req, rwd):
@@ -220,11 +343,17 @@ class TB:
                 self.seen[f"{Event(want['refused']).name} {channel}"] += 1
                 if want["has_write"]:
                     self.seen["partial" if want["partial"] else "full"] += 1
-                    self.seen["no byte"] += taken["opcode"] == M2SRwD.MEM_WR_PTL and not taken["byte_enable"]
+                    self.seen["no byte"] += (
+                        taken["opcode"] == M2SRwD.MEM_WR_PTL and not taken["byte_enable"]
+                    )
             if where == "side":
-                self.seen[f"{'hint' if want['hint'] else 'register'} {'write' if is_write else 'read'}"] += 1
+                self.seen[
+                    f"{'hint' if want['hint'] else 'register'} {'write' if is_write else 'read'}"
+                ] += 1
             region, _ = self.model.map.decode(taken["address"] << 6)
-            self.seen["beyond the configuration"] += region == Region.KV and self.model.region(taken["address"])[0] == Region.OUTSIDE
+            self.seen["beyond the configuration"] += (
+                region == Region.KV and self.model.region(taken["address"])[0] == Region.OUTSIDE
+            )
 
 
 async def start(dut) -> TB:

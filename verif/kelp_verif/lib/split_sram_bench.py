@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""SplitSram against a dict: rows next to every border of parts, reads and writes in one cycle, reads that pause."""
+"""SplitSram against a dict: rows next to every border of parts, reads and writes in one cycle,
+reads that pause."""
 
 import random
 
@@ -15,7 +16,14 @@ from ..harness.runner import bench_params
 async def reads_what_was_written(dut):
     rng = random.Random(cocotb.RANDOM_SEED)
     depth, width = bench_params()["depth"], bench_params()["width"]
-    rows = sorted({row for border in (0, 1 << 11, 1 << 12, 1 << 14, depth) for row in range(border - 6, border + 6) if 0 <= row < depth})
+    rows = sorted(
+        {
+            row
+            for border in (0, 1 << 11, 1 << 12, 1 << 14, depth)
+            for row in range(border - 6, border + 6)
+            if 0 <= row < depth
+        }
+    )
     held = {}
     dut.read_en.value = 0
     dut.write_en.value = 1
@@ -30,7 +38,13 @@ async def reads_what_was_written(dut):
     read, late = None, None
     collisions = 0
     for _ in range(3000):
-        writes, reads, to, of, value = rng.random() < 0.5, rng.random() < 0.8, rng.choice(rows), rng.choice(rows), rng.getrandbits(width)
+        writes, reads, to, of, value = (
+            rng.random() < 0.5,
+            rng.random() < 0.8,
+            rng.choice(rows),
+            rng.choice(rows),
+            rng.getrandbits(width),
+        )
         if rng.random() < 0.2:
             of = to
         dut.write_en.value, dut.write_address.value, dut.write_data.value = writes, to, value

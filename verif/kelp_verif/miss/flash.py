@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""A cold tier: flash with its own DMA, as the cold-tier port of the endpoint sees it (spec §8, docs/design.md §5).
+"""A cold tier: flash with its own DMA, as the cold-tier port of the endpoint sees it (spec §8,
+docs/design.md §5).
 
-:class:`Flash` is plain Python that is told the time; :class:`FlashPort` joins one to a command and a completion stream in cocotb. A command
-takes ``latency`` cycles in the medium, each on its own, then its page and sector cross a link of ``bytes_per_cycle`` one page after
-another, and then the DMA and the completion happen. With ``jitter`` the medium answers out of order.
+:class:`Flash` is plain Python that is told the time; :class:`FlashPort` joins one to a command and
+a completion stream in cocotb. A command takes ``latency`` cycles in the medium, each on its own,
+then its page and sector cross a link of ``bytes_per_cycle`` one page after another, and then the
+DMA and the completion happen. With ``jitter`` the medium answers out of order.
 
-The model holds the hardware to the port's contract: it raises :class:`ContractError` on an id, an LBA or a DRAM line that two live
-commands share.
+The model holds the hardware to the port's contract: it raises :class:`ContractError` on an id, an
+LBA or a DRAM line that two live commands share.
 """
 
 import heapq
@@ -58,15 +60,17 @@ class Completion:
 class _Live:
     command: Command
     fails: bool
-    gone: bool = False                    # aborted: nothing more happens
+    gone: bool = False  # aborted: nothing more happens
 
 
 @dataclass
 class Flash:
-    """``memory`` has ``read(address, length)`` and ``write(address, bytes)`` in bytes, like cocotbext-axi's AxiRam; None moves no data.
+    """``memory`` has ``read(address, length)`` and ``write(address, bytes)`` in bytes, like
+    cocotbext-axi's AxiRam; None moves no data.
 
-    ``fails(command)`` and ``silent(command)`` say, once per READ or WRITE, whether it completes with FAILED, or never. ``deaf(command)``
-    says of an ABORT that it works but is never answered. ``pages`` maps an LBA to (bytes, valid, poison).
+    ``fails(command)`` and ``silent(command)`` say, once per READ or WRITE, whether it completes
+    with FAILED, or never. ``deaf(command)`` says of an ABORT that it works but is never answered.
+    ``pages`` maps an LBA to (bytes, valid, poison).
     """
 
     memory: object = None
@@ -88,7 +92,7 @@ class Flash:
         self.link_free = 0.0
         self.bytes_moved = 0
         self.done: deque[Completion] = deque()
-        self._agenda: list = []           # (time, number, what, argument)
+        self._agenda: list = []  # (time, number, what, argument)
         self._number = 0
 
     def _at(self, time: float, what: Callable, *arguments) -> None:
@@ -100,17 +104,36 @@ class Flash:
         if command.op == ColdOp.ABORT:
             self._abort(now, command)
             return
-        for what, table, key in (("id", self.live, command.index), ("LBA", self.lbas, command.lba), ("DRAM line", self.frames, command.line)):
+        for what, table, key in (
+            ("id", self.live, command.index),
+            ("LBA", self.lbas, command.lba),
+            ("DRAM line", self.frames, command.line),
+        ):
             if key in table:
-                raise ContractError(f"{command}: {what} {key} belongs to {self.live[table[key] if table is not self.live else key].command}")
+                raise ContractError(
+                    f"{command}: {what} {key} belongs to "
+                    + f"{self.live[table[key] if table is not self.live else key].command}"
+                )
         entry = _Live(command, self.fails(command))
-        self.live[command.index], self.lbas[command.lba], self.frames[command.line] = entry, command.index, command.index
+        self.live[command.index], self.lbas[command.lba], self.frames[command.line] = (
+            entry,
+            command.index,
+            command.index,
+        )
         if not self.silent(command):
-            self._at(now + self.latency * (1 + self.jitter * self.rng.uniform(-1, 1)), self._transfer, entry)
+            self._at(
+                now + self.latency * (1 + self.jitter * self.rng.uniform(-1, 1)),
+                self._transfer,
+                entry,
+            )
 
     def _retire(self, entry: _Live) -> None:
         entry.gone = True
-        for table, key in ((self.live, entry.command.index), (self.lbas, entry.command.lba), (self.frames, entry.command.line)):
+        for table, key in (
+            (self.live, entry.command.index),
+            (self.lbas, entry.command.lba),
+            (self.frames, entry.command.line),
+        ):
             del table[key]
 
     def _abort(self, now: int, command: Command) -> None:
@@ -149,15 +172,29 @@ class Flash:
             if self.memory:
                 self.memory.write(address, data)
         else:
-            self.pages[c.lba] = (bytes(self.memory.read(address, length)) if self.memory else b"", c.valid, c.poison)
+            self.pages[c.lba] = (
+                bytes(self.memory.read(address, length)) if self.memory else b"",
+                c.valid,
+                c.poison,
+            )
         if not entry.fails:
             self.bytes_moved += size
-        self.done.append(Completion(c.index, c.attempt, ColdStatus.FAILED if entry.fails else ColdStatus.OK, valid, poison))
+        self.done.append(
+            Completion(
+                c.index,
+                c.attempt,
+                ColdStatus.FAILED if entry.fails else ColdStatus.OK,
+                valid,
+                poison,
+            )
+        )
 
     def _scribble(self, c: Command) -> None:
         """A READ that does not end well may have written anything into its frame."""
         if self.memory:
-            self.memory.write(c.line * LINE_BYTES, self.rng.randbytes(self.rng.randint(1, c.lines) * LINE_BYTES))
+            self.memory.write(
+                c.line * LINE_BYTES, self.rng.randbytes(self.rng.randint(1, c.lines) * LINE_BYTES)
+            )
 
     def advance(self, now: int) -> None:
         """Let everything happen that is due at ``now``."""
@@ -166,26 +203,46 @@ class Flash:
             what(time, *arguments)
 
     def next_time(self) -> float | None:
-        """When the next thing happens, or None: a driver that skips idle time must not skip beyond it."""
+        """When the next thing happens, or None: a driver that skips idle time must not skip beyond
+        it."""
         return self._agenda[0][0] if self._agenda else None
 
 
 class FlashPort:
-    """Joins a :class:`Flash` to the ports ``command`` and ``completion`` of ``dut``, with back-pressure on both.
+    """Joins a :class:`Flash` to the ports ``command`` and ``completion`` of ``dut``, with
+    back-pressure on both.
 
-    ``pressure`` is the part of the cycles in which a command is not accepted, or a completion that waits is not offered. With ``shuffle``,
-    completions that wait overtake each other. ``now`` counts cycles; a bench that skips time adds to it.
+    ``pressure`` is the part of the cycles in which a command is not accepted, or a completion that
+    waits is not offered. With ``shuffle``, completions that wait overtake each other. ``now``
+    counts cycles; a bench that skips time adds to it.
     """
 
-    def __init__(self, dut, flash: Flash, config: Config, *, command: str = "cold_command", completion: str = "cold_completion", pressure: float = 0.0,
-                 shuffle: bool = False, seed: int = 0):
+    def __init__(
+        self,
+        dut,
+        flash: Flash,
+        config: Config,
+        *,
+        command: str = "cold_command",
+        completion: str = "cold_completion",
+        pressure: float = 0.0,
+        shuffle: bool = False,
+        seed: int = 0,
+    ):
         layouts = Layouts(config)
         self.dut, self.flash, self.pressure, self.shuffle = dut, flash, pressure, shuffle
         self.rng = random.Random(seed)
-        self.command, self.completion = Packing(layouts.cold_command), Packing(layouts.cold_completion)
+        self.command, self.completion = (
+            Packing(layouts.cold_command),
+            Packing(layouts.cold_completion),
+        )
         parts = ("valid", "ready", "payload")
-        self.command_valid, self.command_ready, self.command_payload = (getattr(dut, f"{command}__{part}") for part in parts)
-        self.completion_valid, self.completion_ready, self.completion_payload = (getattr(dut, f"{completion}__{part}") for part in parts)
+        self.command_valid, self.command_ready, self.command_payload = (
+            getattr(dut, f"{command}__{part}") for part in parts
+        )
+        self.completion_valid, self.completion_ready, self.completion_payload = (
+            getattr(dut, f"{completion}__{part}") for part in parts
+        )
         self.offered: Completion | None = None
         self.accepted = 0
         self.now = 0
@@ -208,8 +265,15 @@ class FlashPort:
             if self.shuffle:
                 self.flash.done.rotate(self.rng.randrange(len(self.flash.done)))
             self.offered = c = self.flash.done.popleft()
-            self.completion_payload.value = self.completion.pack(**{"id.index": c.index, "id.attempt": c.attempt, "status": c.status, "sector.valid": c.valid,
-                                                                    "sector.poison": c.poison})
+            self.completion_payload.value = self.completion.pack(
+                **{
+                    "id.index": c.index,
+                    "id.attempt": c.attempt,
+                    "status": c.status,
+                    "sector.valid": c.valid,
+                    "sector.poison": c.poison,
+                }
+            )
         self.completion_valid.value = int(self.offered is not None)
         self.command_ready.value = int(self.rng.random() >= self.pressure)
 
@@ -220,7 +284,16 @@ class FlashPort:
         if not (self.command_valid.value == 1 and self.command_ready.value == 1):
             return None
         f = self.command.unpack(self.command_payload.value)
-        command = Command(ColdOp(f["op"]), f["id.index"], f["id.attempt"], f["lba"], f["line"], f["lines"], f["sector.valid"], f["sector.poison"])
+        command = Command(
+            ColdOp(f["op"]),
+            f["id.index"],
+            f["id.attempt"],
+            f["lba"],
+            f["line"],
+            f["lines"],
+            f["sector.valid"],
+            f["sector.poison"],
+        )
         self.accepted += 1
         self.flash.submit(self.now, command)
         return command

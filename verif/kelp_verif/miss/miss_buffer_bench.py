@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Miss buffer between a model of the tracker pipeline (what M3 decides, four cycles after an op enters) and a cold tier that answers in
-any order."""
+"""Miss buffer between a model of the tracker pipeline (what M3 decides, four cycles after an op
+enters) and a cold tier that answers in any order."""
 
 import cocotb
 
@@ -25,13 +25,19 @@ async def random_traffic(tb, cycles):
     waiting = None
     for n in range(cycles):
         if n % 400 == 0:
-            tb.op_ready, load, stir = rng.choice([1.0, 0.6, 0.3]), rng.choice([1.0, 0.5, 0.2]), rng.choice([0.02, 0.2])
+            tb.op_ready, load, stir = (
+                rng.choice([1.0, 0.6, 0.3]),
+                rng.choice([1.0, 0.5, 0.2]),
+                rng.choice([0.02, 0.2]),
+            )
             few = rng.sample(pages, rng.choice([2, 8, 24]))
             tb.retry_rate, tb.answer_rate = rng.choice([0.0, 0.3]), rng.choice([0.05, 0.3, 1.0])
         if n % 40 == 0:
-            tb.tier_answers = rng.random() < 0.5    # so that answers come in bursts
+            tb.tier_answers = rng.random() < 0.5  # so that answers come in bursts
         if waiting is None and rng.random() < load:
-            waiting = tb.new_op(rng.choice([Op.READ, Op.READ, Op.WRITE, Op.PREFETCH]), rng.choice(few))
+            waiting = tb.new_op(
+                rng.choice([Op.READ, Op.READ, Op.WRITE, Op.PREFETCH]), rng.choice(few)
+            )
         if await tb.cycle(waiting):
             waiting = None
         if rng.random() < stir:
@@ -64,14 +70,19 @@ async def reset_under_traffic(dut):
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def no_frame_ends_in_poison(dut):
-    """Two pools never have a frame: their misses are given up in time, in order, and the others go on."""
+    """Two pools never have a frame: their misses are given up in time, in order, and the others go
+    on."""
     tb = await start(dut, frames=[0, 0, 8, 8])
     await tb.reset(starve_limit=500)
     tb.fail_rate = 0.0
     pages = [(squeue, page) for squeue in range(4) for page in range(3)]
     tb.pages = {(0, 0): (PageState.ABSENT, 0), (1, 0): (PageState.LOST, 0)}
     for page in pages:
-        for kind in (Op.WRITE if page[1] == 0 else Op.READ, Op.READ, Op.WRITE if page[1] == 1 else Op.READ):
+        for kind in (
+            Op.WRITE if page[1] == 0 else Op.READ,
+            Op.READ,
+            Op.WRITE if page[1] == 1 else Op.READ,
+        ):
             request = tb.new_op(kind, page)
             while not await tb.cycle(request):
                 pass
@@ -80,7 +91,11 @@ async def no_frame_ends_in_poison(dut):
     states = {page: tb.pages[page][0] for page in pages}
     assert all(state == PageState.RESIDENT for page, state in states.items() if page[0] >= 2)
     # Only a page to which a write was dropped is lost; a read costs nothing.
-    assert all(state == (PageState.COLD if page[1] == 2 else PageState.LOST) for page, state in states.items() if page[0] < 2), states
+    assert all(
+        state == (PageState.COLD if page[1] == 2 else PageState.LOST)
+        for page, state in states.items()
+        if page[0] < 2
+    ), states
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
@@ -100,7 +115,8 @@ async def a_flooded_page_still_comes_home(dut):
         pending = pending or tb.new_op(Op.READ, (0, 0))
         if await tb.cycle(pending):
             pending = None
-        # A page's worth of replays, then what was parked by then, at one op in eight cycles; twice over to be safe.
+        # A page's worth of replays, then what was parked by then, at one op in eight cycles; twice
+        # over to be safe.
         assert tb.cycles - began < 2 * 8 * (tb.config.page_lines + tb.config.parked + 50)
     assert tb.served == tb.parked > tb.config.page_lines
 

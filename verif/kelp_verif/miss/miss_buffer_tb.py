@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The miss buffer with an M3, frames and a cold tier around it (see :mod:`kelp_verif.miss.miss_buffer_bench`)."""
+"""The miss buffer with an M3, frames and a cold tier around it (see
+:mod:`kelp_verif.miss.miss_buffer_bench`)."""
 
 import random
 from collections import Counter, deque
@@ -14,16 +15,34 @@ from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState, PrefetchSource
 
-DEPTH = 4       #: cycles from an op's entry to its result
-IDS = 4         #: miss ids that the tracker holds at hand
-REQUEST_FIELDS = ("kv_line", "write", "partial", "poison", "has_write", "write_slot", "origin.tag", "origin.ld_id", "origin.start")
+DEPTH = 4  #: cycles from an op's entry to its result
+IDS = 4  #: miss ids that the tracker holds at hand
+REQUEST_FIELDS = (
+    "kv_line",
+    "write",
+    "partial",
+    "poison",
+    "has_write",
+    "write_slot",
+    "origin.tag",
+    "origin.ld_id",
+    "origin.start",
+)
 
 
 class Miss:
     """What one entry must go through."""
 
     def __init__(self, page, pool, kind, lost, source, since, session):
-        self.page, self.pool, self.kind, self.lost, self.source, self.since, self.session = page, pool, kind, lost, source, since, session
+        self.page, self.pool, self.kind, self.lost, self.source, self.since, self.session = (
+            page,
+            pool,
+            kind,
+            lost,
+            source,
+            since,
+            session,
+        )
         self.parked = deque()
         self.frame = None
         self.fetching = self.landed = self.filled = self.starved = self.dropped = False
@@ -38,24 +57,32 @@ class TB:
         layouts = Layouts(config)
         self.orphan_token = layouts.orphan_token
         self.result, self.op = Packing(layouts.result), Packing(layouts.op)
-        self.fetch, self.fetched, self.sector = Packing(layouts.fetch), Packing(layouts.fetched), Packing(layouts.sector)
+        self.fetch, self.fetched, self.sector = (
+            Packing(layouts.fetch),
+            Packing(layouts.fetched),
+            Packing(layouts.sector),
+        )
         self.frames = frames or list(config.frames)
         self.count_bits = count_bits(config)
         self.now = self.rng.getrandbits(32)
         self.seen = Counter()
         self.cycles = 0
-        self.op_ready = 1.0         # part of the cycles in which an op is accepted
-        self.answer_rate = 0.05     # chance that the tier answers in a cycle
+        self.op_ready = 1.0  # part of the cycles in which an op is accepted
+        self.answer_rate = 0.05  # chance that the tier answers in a cycle
         self.fail_rate = 0.1
         self.tier_answers = True
-        self.retry_rate = 0.0       # chance that a GRANT finds its frame gone, as when a limit is lowered
+        # chance that a GRANT finds its frame gone, as when a limit is lowered
+        self.retry_rate = 0.0
 
     async def reset(self, *, starve_limit=1 << 30):
         dut = self.dut
-        self.pages = {}             # (squeue, page) → (state, frame or miss id)
+        self.pages = {}  # (squeue, page) → (state, frame or miss id)
         self.misses: dict[int, Miss] = {}
         self.waiting = [deque() for _ in POOLS]
-        self.free = [list(range(first, first + n)) for first, n in zip(self.config.pool_first_frame, self.frames, strict=True)]
+        self.free = [
+            list(range(first, first + n))
+            for first, n in zip(self.config.pool_first_frame, self.frames, strict=True)
+        ]
         self.ids = deque()
         self.pipe = deque([None] * DEPTH)
         self.sector_expected = self.sector_due = None
@@ -64,10 +91,18 @@ class TB:
         self.served = self.parked = 0
         self.starve_limit = starve_limit
         dut.starve_limit.value = starve_limit
-        for name in ("i_result", "i_result_valid", "o_miss_free__ready", "o_op__ready", "sector_address", "i_fetched__valid", "i_fetched__payload"):
+        for name in (
+            "i_result",
+            "i_result_valid",
+            "o_miss_free__ready",
+            "o_op__ready",
+            "sector_address",
+            "i_fetched__valid",
+            "i_fetched__payload",
+        ):
             getattr(dut, name).value = 0
         dut.pool_free.value = 0
-        dut.now.value = self.now & 0xffffffff
+        dut.now.value = self.now & 0xFFFFFFFF
         dut.rst.value = 1
         for _ in range(3):
             await RisingEdge(dut.clk)
@@ -76,14 +111,20 @@ class TB:
     def pool_of(self, page):
         return page[0] % len(POOLS)
 
-    # --- what M3 decides ------------------------------------------------------------------------------------------------------
+    # - what M3 decides ----------------------------------------------------------------------------
     def decide(self, op):
         """Result fields of `op`, a dict of op fields."""
         kind = op["kind"]
         page = (op["squeue"], op["page"])
         state, place = self.pages.get(page, (PageState.COLD, 0))
         pool = self.pool_of(page)
-        out = {"old.state": state, "outcome": Outcome.DONE, "pool": pool, "miss": op["miss"], "frame": op["frame"]}
+        out = {
+            "old.state": state,
+            "outcome": Outcome.DONE,
+            "pool": pool,
+            "miss": op["miss"],
+            "frame": op["frame"],
+        }
         if kind in (Op.READ, Op.WRITE):
             if state == PageState.FETCHING:
                 self.park(place, op)
@@ -91,11 +132,20 @@ class TB:
             if state == PageState.RESIDENT:
                 return out | {"outcome": Outcome.HIT}
             if state != PageState.COLD and kind == Op.READ:
-                return out | {"outcome": Outcome.POISON if state == PageState.LOST else Outcome.ZERO}
+                return out | {
+                    "outcome": Outcome.POISON if state == PageState.LOST else Outcome.ZERO
+                }
             if state != PageState.COLD and len(self.free[pool]) > len(self.waiting[pool]):
                 self.pages[page] = (PageState.RESIDENT, frame := self.free[pool].pop(0))
                 return out | {"outcome": Outcome.ALLOCATED, "frame": frame}
-            miss = self.create(page, pool, MissKind.DEMAND if state == PageState.COLD else MissKind.ALLOCATE, state == PageState.LOST, 0, op["session"])
+            miss = self.create(
+                page,
+                pool,
+                MissKind.DEMAND if state == PageState.COLD else MissKind.ALLOCATE,
+                state == PageState.LOST,
+                0,
+                op["session"],
+            )
             self.waiting[pool].append(miss)
             self.park(miss, op)
             return out | {"outcome": Outcome.MISSED, "miss": miss}
@@ -107,9 +157,16 @@ class TB:
             self.expect_fetch(miss)
             return out | {"outcome": Outcome.MISSED, "miss": miss, "frame": self.misses[miss].frame}
         entry = self.misses[op["miss"]]
-        assert entry.page == page and entry.session == op["session"], f"{Op(kind).name} of another page"
+        assert entry.page == page and entry.session == op["session"], (
+            f"{Op(kind).name} of another page"
+        )
         self.seen[Op(kind).name] += 1
-        return out | {Op.GRANT: self.grant, Op.FILL: self.fill, Op.REPLAY: self.replay, Op.FLIP: self.flip}[kind](op, entry)
+        return out | {
+            Op.GRANT: self.grant,
+            Op.FILL: self.fill,
+            Op.REPLAY: self.replay,
+            Op.FLIP: self.flip,
+        }[kind](op, entry)
 
     def create(self, page, pool, kind, lost, source, session):
         miss = self.ids.popleft()
@@ -130,7 +187,9 @@ class TB:
         self.misses[miss].fetching = True
 
     def grant(self, op, entry):
-        assert op["pool"] == entry.pool and self.waiting[entry.pool][0] == op["miss"], "not the oldest of its pool"
+        assert op["pool"] == entry.pool and self.waiting[entry.pool][0] == op["miss"], (
+            "not the oldest of its pool"
+        )
         assert op["miss_kind"] == entry.kind
         if op["failed"]:
             assert self.now - entry.since >= self.starve_limit, "given up too early"
@@ -148,8 +207,15 @@ class TB:
         return {"frame": entry.frame or 0, "pool": entry.pool}
 
     def fill(self, op, entry):
-        assert entry.landed and not entry.filled and not entry.starved, "FILL of a page that is not there"
-        assert op["frame"] == entry.frame and op["failed"] == entry.failed and op["lost"] == entry.lost and op["source"] == entry.source
+        assert entry.landed and not entry.filled and not entry.starved, (
+            "FILL of a page that is not there"
+        )
+        assert (
+            op["frame"] == entry.frame
+            and op["failed"] == entry.failed
+            and op["lost"] == entry.lost
+            and op["source"] == entry.source
+        )
         assert op["miss_kind"] == entry.kind
         entry.filled = True
         if not entry.failed:
@@ -181,7 +247,10 @@ class TB:
         if entry.starved:
             self.seen["starved"] += 1
             assert op["lost"] == (entry.lost or entry.dropped)
-            self.pages[entry.page] = (PageState.LOST if op["lost"] or entry.kind == MissKind.ALLOCATE else PageState.COLD, 0)
+            self.pages[entry.page] = (
+                PageState.LOST if op["lost"] or entry.kind == MissKind.ALLOCATE else PageState.COLD,
+                0,
+            )
         else:
             self.pages[entry.page] = (PageState.RESIDENT, entry.frame)
         return {}
@@ -193,47 +262,76 @@ class TB:
         state, place = self.pages.get(page, (None, 0))
         if state == PageState.RESIDENT:
             self.free[self.pool_of(page)].append(place)
-            self.pages[page] = (rng.choice([PageState.COLD, PageState.ABSENT, PageState.ABSENT, PageState.LOST]), 0)
+            self.pages[page] = (
+                rng.choice([PageState.COLD, PageState.ABSENT, PageState.ABSENT, PageState.LOST]),
+                0,
+            )
         elif state == PageState.FETCHING and rng.random() < 0.2:
             self.pages[page] = (PageState.LOST, 0)
 
-    # --- one cycle ------------------------------------------------------------------------------------------------------------
+    # - one cycle ----------------------------------------------------------------------------------
     def new_op(self, kind, page):
         rng, c = self.rng, self.config
         write = kind == Op.WRITE
         op = dict.fromkeys(self.op.fields, 0)
-        return op | {"kind": kind, "session": page[0] // c.queues, "squeue": page[0], "page": page[1], "kv_line":
-        rng.randrange(c.page_lines), "write": int(write),
-                     "partial": int(write and rng.random() < 0.3), "poison": int(write and rng.random() < 0.1), "has_write": int(write),
-                     "write_slot": rng.randrange(c.write_slots), "origin.tag": rng.getrandbits(16), "origin.ld_id": rng.randrange(16),
-                     "origin.start": rng.getrandbits(20), "source": rng.choice(list(PrefetchSource)[1:]) if kind == Op.PREFETCH else 0}
+        return op | {
+            "kind": kind,
+            "session": page[0] // c.queues,
+            "squeue": page[0],
+            "page": page[1],
+            "kv_line": rng.randrange(c.page_lines),
+            "write": int(write),
+            "partial": int(write and rng.random() < 0.3),
+            "poison": int(write and rng.random() < 0.1),
+            "has_write": int(write),
+            "write_slot": rng.randrange(c.write_slots),
+            "origin.tag": rng.getrandbits(16),
+            "origin.ld_id": rng.randrange(16),
+            "origin.start": rng.getrandbits(20),
+            "source": rng.choice(list(PrefetchSource)[1:]) if kind == Op.PREFETCH else 0,
+        }
 
     async def cycle(self, request=None):
-        """One cycle; `request` is an op to admit if the credits allow. Returns whether it was admitted."""
+        """One cycle; `request` is an op to admit if the credits allow. Returns whether it was
+        admitted."""
         dut, rng = self.dut, self.rng
         # Decided in the cycle before, and broadcast now.
         due = self.pipe.popleft()
         dut.i_result_valid.value = int(due is not None)
         if due:
             decided = self.decide(due)
-            dut.i_result.value = self.result.pack(**{f"op.{name}": value for name, value in due.items()}, **decided)
+            dut.i_result.value = self.result.pack(
+                **{f"op.{name}": value for name, value in due.items()}, **decided
+            )
         else:
             dut.i_result.value = rng.getrandbits(self.result.width)
-        dut.pool_free.value = sum(len(free) << self.count_bits * p for p, free in enumerate(self.free))
-        dut.now.value = self.now & 0xffffffff
+        dut.pool_free.value = sum(
+            len(free) << self.count_bits * p for p, free in enumerate(self.free)
+        )
+        dut.now.value = self.now & 0xFFFFFFFF
         if self.sector_expected:
             dut.sector_address.value = self.sector_expected[0]
         accept = rng.random() < self.op_ready
         dut.o_op__ready.value = int(accept)
         dut.o_miss_free__ready.value = int(len(self.ids) < IDS)
-        if self.offered is None and self.answers and self.tier_answers and rng.random() < self.answer_rate:
+        if (
+            self.offered is None
+            and self.answers
+            and self.tier_answers
+            and rng.random() < self.answer_rate
+        ):
             self.offered = miss = self.answers[k := rng.randrange(len(self.answers))]
             del self.answers[k]
             entry = self.misses[miss]
             lines = self.config.page_lines
-            entry.failed, entry.sector = rng.random() < self.fail_rate, (rng.getrandbits(lines), rng.getrandbits(lines))
+            entry.failed, entry.sector = (
+                rng.random() < self.fail_rate,
+                (rng.getrandbits(lines), rng.getrandbits(lines)),
+            )
             sector = {"sector.valid": entry.sector[0], "sector.poison": entry.sector[1]}
-            dut.i_fetched__payload.value = self.fetched.pack(miss=miss, failed=entry.failed, **sector)
+            dut.i_fetched__payload.value = self.fetched.pack(
+                miss=miss, failed=entry.failed, **sector
+            )
         dut.i_fetched__valid.value = int(self.offered is not None)
         await ReadOnly()
 
@@ -251,13 +349,20 @@ class TB:
             entering = self.op.unpack(dut.o_op__payload.value)
             entering["kind"] = Op(entering["kind"])
         taking = sum(1 for op in self.pipe if op and op["kind"] in (Op.READ, Op.WRITE, Op.PREFETCH))
-        admitted = request is not None and entering is None and dut.ready.value == 1 and len(self.ids) > taking
+        admitted = (
+            request is not None
+            and entering is None
+            and dut.ready.value == 1
+            and len(self.ids) > taking
+        )
         self.pipe.append(request if admitted else entering)
         if dut.idle.value == 1:
             assert not self.misses, "idle with misses alive"
         if self.sector_due:
             got = self.sector.unpack(dut.sector_data.value)
-            assert (got["valid"], got["poison"]) == self.sector_due[1], f"sector of miss {self.sector_due[0]}"
+            assert (got["valid"], got["poison"]) == self.sector_due[1], (
+                f"sector of miss {self.sector_due[0]}"
+            )
         self.sector_due, self.sector_expected = self.sector_expected, None
         await RisingEdge(dut.clk)
         self.cycles += 1
@@ -265,16 +370,29 @@ class TB:
         return admitted
 
     def check_fetch(self, op, decided):
-        """`o_fetch` and `o_raise` are there in the cycle of the result that causes them, and only then."""
+        """`o_fetch` and `o_raise` are there in the cycle of the result that causes them, and only
+        then."""
         dut = self.dut
         miss = decided["miss"]
         entry = self.misses.get(miss)
-        wanted = entry is not None and entry.fetching and miss not in self.answers and not entry.landed and miss != self.offered
-        assert (dut.o_fetch_valid.value == 1) == (wanted and op["kind"] in (Op.GRANT, Op.PREFETCH)), f"{op['kind'].name} {decided}"
+        wanted = (
+            entry is not None
+            and entry.fetching
+            and miss not in self.answers
+            and not entry.landed
+            and miss != self.offered
+        )
+        assert (dut.o_fetch_valid.value == 1) == (
+            wanted and op["kind"] in (Op.GRANT, Op.PREFETCH)
+        ), f"{op['kind'].name} {decided}"
         if dut.o_fetch_valid.value == 1:
             demand = int(entry.kind == MissKind.DEMAND)
             page = {"squeue": entry.page[0], "page": entry.page[1]}
-            assert self.fetch.unpack(dut.o_fetch.value) == page | {"miss": miss, "frame": entry.frame, "demand": demand}
+            assert self.fetch.unpack(dut.o_fetch.value) == page | {
+                "miss": miss,
+                "frame": entry.frame,
+                "demand": demand,
+            }
             self.answers.append(miss)
         raises = decided["outcome"] == Outcome.PARKED
         assert (dut.o_raise_valid.value == 1) == raises
@@ -287,11 +405,16 @@ class TB:
         while any(self.waiting):
             await self.cycle()
             self.disturb()
-            assert self.cycles - started < 20_000, f"free {self.free}, waiting {self.waiting}, {[(k, vars(v)) for k, v in self.misses.items()]}"
+            assert self.cycles - started < 20_000, (
+                f"free {self.free}, waiting {self.waiting}, "
+                + f"{[(k, vars(v)) for k, v in self.misses.items()]}"
+            )
 
     async def drain(self, limit):
         started = self.cycles
         while self.misses or any(self.pipe) or self.dut.idle.value != 1:
             await self.cycle()
-            assert self.cycles - started < limit, f"alive: {[(k, vars(v)) for k, v in self.misses.items()]}"
+            assert self.cycles - started < limit, (
+                f"alive: {[(k, vars(v)) for k, v in self.misses.items()]}"
+            )
         assert self.served == self.parked, "a request was lost"

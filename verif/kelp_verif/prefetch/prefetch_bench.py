@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The prefetcher against its golden model in lock-step and by conservation in free running; what it accepts a cycle."""
+"""The prefetcher against its golden model in lock-step and by conservation in free running; what it
+accepts a cycle."""
 
 from collections import Counter, deque
 
@@ -17,7 +18,8 @@ from .prefetch_tb import SOURCES, TB
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def lockstep(dut):
-    """One trigger at a time: the same ops in the same order as the golden model, the same counts, the same credits."""
+    """One trigger at a time: the same ops in the same order as the golden model, the same counts,
+    the same credits."""
     config = named(bench_params()["config"])
     tb = TB(dut, config)
     rng = tb.rng
@@ -30,7 +32,8 @@ async def lockstep(dut):
     for n in range(bench_params()["triggers"]):
         if n % 50 == 0:
             tb.p_ready, tb.p_taken = rng.choice([0.3, 1.0]), rng.choice([0.0, 0.8, 1.0])
-            share = rng.choice([0.2, 0.6]) if n // 1000 % 2 else 0.0      # credits fall, then recover
+            # credits fall, then recover
+            share = rng.choice([0.2, 0.6]) if n // 1000 % 2 else 0.0
             enabled = set(SOURCES) if rng.random() < 0.7 else set(rng.sample(SOURCES, 3))
             golden.enable = enabled
             tb.enable(enabled)
@@ -47,7 +50,7 @@ async def lockstep(dut):
         if kind == "access":
             page = rng.choice([0, 1, regs.used_pages - 1, rng.randrange(regs.used_pages)])
             if (squeue, page) in accessed[session]:
-                continue        # not its first demand in this step
+                continue  # not its first demand in this step
             if not regs.closing:
                 accessed[session].add((squeue, page))
                 tb.results.append(tb.access_result(squeue, page))
@@ -60,7 +63,10 @@ async def lockstep(dut):
             want = golden.step(session)
         elif kind == "hint":
             queue = rng.randrange(config.queues)
-            pages = [(session * config.queues + queue, p) for p in rng.sample(range(config.pages), min(config.pages, rng.randint(1, 26)))]
+            pages = [
+                (session * config.queues + queue, p)
+                for p in rng.sample(range(config.pages), min(config.pages, rng.randint(1, 26)))
+            ]
             tb.hints.extend(tb.page.pack(squeue=q, page=p) for q, p in pages)
             want = golden.hint(pages)
         elif kind == "spec":
@@ -89,31 +95,46 @@ async def lockstep(dut):
             await tb.drain()
         credit = int(dut.credit.value)
         golden.settle()
-        assert [credit >> 7 * s & 127 for s in SOURCES] == [golden.throttles[s].credit for s in SOURCES], n
+        assert [credit >> 7 * s & 127 for s in SOURCES] == [
+            golden.throttles[s].credit for s in SOURCES
+        ], n
     for s in SOURCES:
-        for name, counter in (("issued", golden.issued), ("REFUSED", golden.refused), ("useful", golden.useful), ("useless", golden.useless),
-                              ("late", golden.late)):
+        for name, counter in (
+            ("issued", golden.issued),
+            ("REFUSED", golden.refused),
+            ("useful", golden.useful),
+            ("useless", golden.useless),
+            ("late", golden.late),
+        ):
             assert tb.counts["pulse", name, s] == counter[s], (name, s)
         for reason in ("OUTSIDE", "DISABLED", "THROTTLED"):
             assert tb.counts["pulse", reason, s] == golden.dropped[s, reason], (reason, s)
         for reason in ("DUPLICATE", "FULL", "CANCELLED"):
             assert tb.counts["pulse", reason, s] == 0, (reason, s)
     credits = [golden.throttles[s].credit for s in SOURCES]
-    record(triggers=dict(triggers), ops=sum(golden.issued.values()) + sum(golden.refused.values()), credits=credits,
-           throttled=sum(v for (_, reason), v in golden.dropped.items() if reason == "THROTTLED"), previous_lost=tb.counts["previous_lost"])
+    record(
+        triggers=dict(triggers),
+        ops=sum(golden.issued.values()) + sum(golden.refused.values()),
+        credits=credits,
+        throttled=sum(v for (_, reason), v in golden.dropped.items() if reason == "THROTTLED"),
+        previous_lost=tb.counts["previous_lost"],
+    )
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def free_running(dut):
-    """Everything at once: each candidate ends as issued, refused or dropped, exactly once; ops stay within their sessions."""
+    """Everything at once: each candidate ends as issued, refused or dropped, exactly once; ops stay
+    within their sessions."""
     config = named(bench_params()["config"])
     tb = TB(dut, config)
     rng = tb.rng
     await tb.reset()
-    # Each source but the previous step, whose walks are cut short by what goes on around them; two of them come and go.
+    # Each source but the previous step, whose walks are cut short by what goes on around them; two
+    # of them come and go.
     steady = {PrefetchSource.WINDOW, PrefetchSource.LAYER_AHEAD}
     offered = last_size = 0
-    sizes = deque()     # of the accesses that wait in tb.results: the candidates that each will suggest
+    # of the accesses that wait in tb.results: the candidates that each will suggest
+    sizes = deque()
     for n in range(bench_params()["cycles"]):
         if n % 300 == 0:
             tb.p_ready, tb.p_hint, tb.p_spec = (rng.choice([0.05, 0.5, 1.0]) for _ in range(3))
@@ -122,7 +143,10 @@ async def free_running(dut):
             for regs in tb.sessions:
                 regs.closing = int(rng.random() < 0.2)
             tb.set_sessions()
-            tb.enable(steady | {s for s in (PrefetchSource.HINT, PrefetchSource.SPEC_READ) if rng.random() < 0.8})
+            tb.enable(
+                steady
+                | {s for s in (PrefetchSource.HINT, PrefetchSource.SPEC_READ) if rng.random() < 0.8}
+            )
         if rng.random() < p_access and len(tb.results) < 4:
             session = rng.randrange(config.sessions)
             squeue = session * config.queues + rng.randrange(tb.sessions[session].used_queues)
@@ -130,11 +154,17 @@ async def free_running(dut):
             tb.results.append(tb.access_result(squeue, page))
             regs = tb.sessions[session]
             size = int(squeue + regs.kv_heads < session * config.queues + regs.used_queues)
-            size += min(tb.windows[squeue], regs.used_pages - 1 - page) + min(tb.windows[squeue], page)
+            size += min(tb.windows[squeue], regs.used_pages - 1 - page) + min(
+                tb.windows[squeue], page
+            )
             sizes.append(size)
         for waiting in (tb.hints, tb.specs):
             if rng.random() < p_asked and len(waiting) < 8:
-                waiting.append(tb.page.pack(squeue=rng.randrange(config.squeues), page=rng.randrange(config.pages)))
+                waiting.append(
+                    tb.page.pack(
+                        squeue=rng.randrange(config.squeues), page=rng.randrange(config.pages)
+                    )
+                )
         before_results, before_lost = len(tb.results), tb.counts["access_lost"]
         await tb.cycle()
         # An access that finds its queue full says so in the cycle after its result.
@@ -154,27 +184,38 @@ async def free_running(dut):
     if tb.counts["access_lost"] > before_lost:
         offered -= last_size
     offered += tb.counts["accepted"]
-    ended = {name: sum(tb.counts["pulse", name, s] for s in SOURCES) for name in ("issued", *(r.name for r in DropReason))}
+    ended = {
+        name: sum(tb.counts["pulse", name, s] for s in SOURCES)
+        for name in ("issued", *(r.name for r in DropReason))
+    }
     for s in SOURCES:
-        assert tb.counts["pulse", "issued", s] == tb.counts["issued", s] and tb.counts["pulse", "REFUSED", s] == tb.counts["refused", s]
+        assert (
+            tb.counts["pulse", "issued", s] == tb.counts["issued", s]
+            and tb.counts["pulse", "REFUSED", s] == tb.counts["refused", s]
+        )
     assert sum(ended.values()) == offered, (ended, offered)
     record(ended=ended, offered=offered, access_lost=tb.counts["access_lost"])
 
 
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def previous_step_under_traffic(dut):
-    """Steps, closes and accesses without pause: what the previous step offers was accessed in it, and the prefetcher comes to rest."""
+    """Steps, closes and accesses without pause: what the previous step offers was accessed in it,
+    and the prefetcher comes to rest."""
     config = named(bench_params()["config"])
     tb = TB(dut, config)
     rng = tb.rng
     await tb.reset()
     only = {PrefetchSource.PREVIOUS}
     tb.enable(only)
-    steps = [[set()] for _ in range(config.sessions)]       # pages accessed, by step
+    steps = [[set()] for _ in range(config.sessions)]  # pages accessed, by step
     checked = 0
     for n in range(bench_params()["cycles"]):
         if n % 200 == 0:
-            p_access, p_step, tb.p_ready = rng.choice([0.0, 0.1, 0.6]), rng.choice([0.0, 0.01, 0.1]), rng.choice([0.1, 1.0])
+            p_access, p_step, tb.p_ready = (
+                rng.choice([0.0, 0.1, 0.6]),
+                rng.choice([0.0, 0.01, 0.1]),
+                rng.choice([0.1, 1.0]),
+            )
             closing = rng.random() < 0.2
             session = rng.randrange(config.sessions)
             tb.sessions[session].closing = int(closing)
@@ -193,7 +234,9 @@ async def previous_step_under_traffic(dut):
         tb.ops = []
         await tb.cycle()
         for op in tb.ops:
-            assert op.source == PrefetchSource.PREVIOUS and any((op.squeue, op.page) in step for step in steps[op.session][:-1])
+            assert op.source == PrefetchSource.PREVIOUS and any(
+                (op.squeue, op.page) in step for step in steps[op.session][:-1]
+            )
             checked += 1
     await tb.drain()
     assert sum(tb.counts["issued", s] + tb.counts["refused", s] for s in SOURCES) >= checked
@@ -209,26 +252,40 @@ async def full_rate(dut):
     await tb.reset()
     tb.p_ready = tb.p_spec = 1.0
     cycles = bench_params()["cycles"]
-    tb.specs.extend(tb.page.pack(squeue=n * 7 % config.squeues, page=n // config.squeues) for n in range(cycles + 64))
+    tb.specs.extend(
+        tb.page.pack(squeue=n * 7 % config.squeues, page=n // config.squeues)
+        for n in range(cycles + 64)
+    )
     for _ in range(32):
         await tb.cycle()
     accepted, left = tb.counts["accepted"], len(tb.ops)
     for _ in range(cycles):
         await tb.cycle()
         tb.usages.append(tb.usage.pack(source=PrefetchSource.SPEC_READ, useful=1))
-    record(accepts_per_cycle=(tb.counts["accepted"] - accepted) / cycles, ops_per_cycle=(len(tb.ops) - left) / cycles, cycles=cycles)
+    record(
+        accepts_per_cycle=(tb.counts["accepted"] - accepted) / cycles,
+        ops_per_cycle=(len(tb.ops) - left) / cycles,
+        cycles=cycles,
+    )
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def never_stalls_spec_reads(dut):
-    """With M3 taking nothing, MemSpecRd is still accepted every cycle; hints get through after their patience; what gives way is counted."""
+    """With M3 taking nothing, MemSpecRd is still accepted every cycle; hints get through after
+    their patience; what gives way is counted."""
     config = named(bench_params()["config"])
     tb = TB(dut, config)
     await tb.reset()
     tb.p_ready, tb.p_spec, tb.p_hint = 0.0, 1.0, 1.0
     cycles = 2000
     rng = tb.rng
-    tb.specs.extend(tb.page.pack(squeue=rng.randrange(tb.sessions[0].used_queues), page=rng.randrange(tb.sessions[0].used_pages)) for _ in range(cycles))
+    tb.specs.extend(
+        tb.page.pack(
+            squeue=rng.randrange(tb.sessions[0].used_queues),
+            page=rng.randrange(tb.sessions[0].used_pages),
+        )
+        for _ in range(cycles)
+    )
     while tb.specs:
         await tb.cycle()
     assert tb.cycles <= cycles + 2

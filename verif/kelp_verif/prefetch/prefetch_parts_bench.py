@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Parts of the prefetcher: the queue against a sorted list, the throttle and the source of the previous step against their models."""
+"""Parts of the prefetcher: the queue against a sorted list, the throttle and the source of the
+previous step against their models."""
 
 import random
 from collections import Counter, deque
@@ -20,7 +21,7 @@ from ..harness.runner import bench_params, record
 from .prefetch_tb import SOURCES
 
 
-# --- the queue ----------------------------------------------------------------------------------------------------------------
+# - the queue --------------------------------------------------------------------------------------
 class SortedList:
     """What the queue should hold, cycle by cycle, as a list of [distance, candidate, dead]."""
 
@@ -28,7 +29,8 @@ class SortedList:
         self.slots, self.held, self.out = slots, [], None
 
     def cycle(self, new, ready, cancel):
-        """One clock edge. Returns (drop, cancelled): (source, reason) of the one dropped, source of a dead one whose turn came."""
+        """One clock edge. Returns (drop, cancelled): (source, reason) of the one dropped, source of
+        a dead one whose turn came."""
         drop = cancelled = None
         free = self.out is None or ready
         leaver = self.held[0] if self.held and (free or self.held[0][2]) else None
@@ -36,15 +38,25 @@ class SortedList:
             self.held.pop(0)
         if new:
             page = new["squeue"], new["page"]
-            twins = [i for i, (_, h, dead) in enumerate(self.held) if not dead and (h["squeue"], h["page"]) == page]
-            gone = [h for h in (self.out, leaver and not leaver[2] and leaver[1]) if h and (h["squeue"], h["page"]) == page]
+            twins = [
+                i
+                for i, (_, h, dead) in enumerate(self.held)
+                if not dead and (h["squeue"], h["page"]) == page
+            ]
+            gone = [
+                h
+                for h in (self.out, leaver and not leaver[2] and leaver[1])
+                if h and (h["squeue"], h["page"]) == page
+            ]
             if gone or twins and self.held[twins[0]][0] <= new["distance"]:
                 drop = new["source"], DropReason.DUPLICATE
                 new = None
             elif twins:
                 drop = self.held.pop(twins[0])[1]["source"], DropReason.DUPLICATE
         if new:
-            place = next((i for i, h in enumerate(self.held) if h[0] > new["distance"]), len(self.held))
+            place = next(
+                (i for i, h in enumerate(self.held) if h[0] > new["distance"]), len(self.held)
+            )
             self.held.insert(place, [new["distance"], new, False])
             if len(self.held) > self.slots:
                 _, last, dead = self.held.pop()
@@ -70,16 +82,25 @@ async def queue_against_list(dut):
     await RisingEdge(dut.clk)
     dut.rst.value = 0
     seen = Counter()
-    coming = None        # a candidate is compared for a cycle before it goes in
+    coming = None  # a candidate is compared for a cycle before it goes in
     p_new, p_ready, pages = 1.0, 0.5, 4
     for n in range(bench_params()["cycles"]):
         if n % 200 == 0:
-            p_new, p_ready, pages = rng.choice([0.3, 0.8, 1.0]), rng.choice([0.0, 0.1, 0.6, 1.0]), rng.choice([2, config.pages])
+            p_new, p_ready, pages = (
+                rng.choice([0.3, 0.8, 1.0]),
+                rng.choice([0.0, 0.1, 0.6, 1.0]),
+                rng.choice([2, config.pages]),
+            )
         new = None
         if rng.random() < p_new:
             session = rng.randrange(config.sessions)
-            new = {"session": session, "squeue": session * config.queues + rng.randrange(config.queues), "page": rng.randrange(pages),
-                   "source": rng.choice(SOURCES), "distance": rng.choice([0, 1, 1, 2, 3, 63])}
+            new = {
+                "session": session,
+                "squeue": session * config.queues + rng.randrange(config.queues),
+                "page": rng.randrange(pages),
+                "source": rng.choice(SOURCES),
+                "distance": rng.choice([0, 1, 1, 2, 3, 63]),
+            }
         ready = int(rng.random() < p_ready)
         cancel = rng.getrandbits(config.sessions) if rng.random() < 0.02 else 0
         dut.i_valid.value = int(new is not None)
@@ -89,7 +110,8 @@ async def queue_against_list(dut):
         shown = packing.unpack(dut.o__payload.value) if dut.o__valid.value == 1 else None
         assert shown == model.out, n
         assert int(dut.count.value) == len(model.held) + (coming is not None), n
-        # A candidate that dies in the cycle in which it is pushed out counts either way; the model says FULL, as the queue does.
+        # A candidate that dies in the cycle in which it is pushed out counts either way; the model
+        # says FULL, as the queue does.
         drop, cancelled = model.cycle(coming, ready, cancel)
         coming = new
         got = drops.unpack(dut.o_drop.value) if dut.o_drop_valid.value == 1 else None
@@ -102,7 +124,7 @@ async def queue_against_list(dut):
     record(seen=dict(seen))
 
 
-# --- the throttle and the previous step -------------------------------------------------------------------------------------------
+# - the throttle and the previous step -------------------------------------------------------------
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def throttle_against_model(dut):
     """Offers, issues, uses and settling in any mixture of one cycle."""
@@ -120,13 +142,21 @@ async def throttle_against_model(dut):
         if n % 3000 == 0:
             p_useful = (0.02, 0.5, 0.2, 0.8)[n // 3000 % 4]
         source = {name: rng.choice(SOURCES) for name in ("offer", "issued", "useful")}
-        valid = {"offer": rng.random() < 0.6, "issued": rng.random() < 0.9, "useful": rng.random() < p_useful}
+        valid = {
+            "offer": rng.random() < 0.6,
+            "issued": rng.random() < 0.9,
+            "useful": rng.random() < p_useful,
+        }
         if n < 512:
-            # The use in the last cycle of a period counts for the next one: with 63 more it is enough.
+            # The use in the last cycle of a period counts for the next one: with 63 more it is
+            # enough.
             source["issued"] = source["useful"] = PrefetchSource.WINDOW
             valid["issued"], valid["useful"] = True, 255 <= n < 319
         for name in source:
-            getattr(dut, name).value, getattr(dut, f"{name}_valid").value = int(source[name]), int(valid[name])
+            getattr(dut, name).value, getattr(dut, f"{name}_valid").value = (
+                int(source[name]),
+                int(valid[name]),
+            )
         settle = rng.random() < 0.3
         dut.settle.value = int(settle)
         await ReadOnly()
@@ -149,24 +179,32 @@ async def throttle_against_model(dut):
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def previous_against_lists(dut):
-    """A walk offers what its step accessed last, in order; what new accesses have overwritten is left out and counted, nothing else is."""
+    """A walk offers what its step accessed last, in order; what new accesses have overwritten is
+    left out and counted, nothing else is."""
     config, size = named(bench_params()["config"]), bench_params()["entries"]
     rng = random.Random(cocotb.RANDOM_SEED)
     access, candidate = Packing(access_layout(config)), Packing(candidate_layout(config))
     await start_clock(dut)
-    dut.i_valid.value = dut.i.value = dut.step_valid.value = dut.step.value = dut.quiet.value = dut.o__ready.value = 0
+    dut.i_valid.value = dut.i.value = dut.step_valid.value = dut.step.value = dut.quiet.value = (
+        dut.o__ready.value
+    ) = 0
     dut.live.value = (1 << config.sessions) - 1
     await RisingEdge(dut.clk)
     await RisingEdge(dut.clk)
     dut.rst.value = 0
     rings = [deque(maxlen=size) for _ in range(config.sessions)]
-    noted = {}                                  # session → what its ended step accessed; in the order of arrival
-    fresh = [0] * config.sessions               # accesses since then
+    # session → what its ended step accessed; in the order of arrival
+    noted = {}
+    fresh = [0] * config.sessions  # accesses since then
     walk, walker = deque(), None
     at = length = silent = serial = offered = overwritten = overflows = 0
     for n in range(bench_params()["cycles"]):
         if n % 150 == 0:
-            p_access, p_step, p_ready = rng.choice([0.05, 0.3, 0.9]), rng.choice([0.005, 0.05]), rng.choice([0.1, 0.6, 1.0])
+            p_access, p_step, p_ready = (
+                rng.choice([0.05, 0.3, 0.9]),
+                rng.choice([0.005, 0.05]),
+                rng.choice([0.1, 0.6, 1.0]),
+            )
         session = rng.randrange(config.sessions)
         event = None
         if rng.random() < p_step and not (walk and session == walker):
@@ -174,9 +212,16 @@ async def previous_against_lists(dut):
         elif rng.random() < p_access:
             event = "access"
             serial += 1
-            squeue, page = session * config.queues + serial // config.pages % config.queues, serial % config.pages
+            squeue, page = (
+                session * config.queues + serial // config.pages % config.queues,
+                serial % config.pages,
+            )
             dut.i.value = access.pack(session=session, squeue=squeue, page=page)
-        dut.i_valid.value, dut.step_valid.value, dut.step.value = int(event == "access"), int(event == "step"), session
+        dut.i_valid.value, dut.step_valid.value, dut.step.value = (
+            int(event == "access"),
+            int(event == "step"),
+            session,
+        )
         # Only between walks, so that what is on `o` is of the walk that we know of.
         quiet, ready = not walk and rng.random() < 0.3, int(rng.random() < p_ready)
         dut.quiet.value, dut.o__ready.value = int(quiet), ready
@@ -187,7 +232,9 @@ async def previous_against_lists(dut):
             walk.popleft()
             at += 1
             overwritten += 1
-            assert fresh[walker] > size - length + at - 2, "an entry that is still there was left out"
+            assert fresh[walker] > size - length + at - 2, (
+                "an entry that is still there was left out"
+            )
         elif dut.o__valid.value == 1 and ready:
             c = candidate.unpack(dut.o__payload.value)
             assert walk, "an offer without a walk"
@@ -196,10 +243,16 @@ async def previous_against_lists(dut):
                 walk.popleft()
                 at += 1
                 overwritten += 1
-                assert fresh[walker] > size - length + at - 2, "an entry that is still there was left out"
+                assert fresh[walker] > size - length + at - 2, (
+                    "an entry that is still there was left out"
+                )
             walk.popleft()
             at += 1
-            assert (c["session"], c["source"], c["distance"]) == (walker, PrefetchSource.PREVIOUS, 1)
+            assert (c["session"], c["source"], c["distance"]) == (
+                walker,
+                PrefetchSource.PREVIOUS,
+                1,
+            )
             offered += 1
         assert lost or not overflow
         overflows += overflow
@@ -208,7 +261,7 @@ async def previous_against_lists(dut):
             walk = noted.pop(walker)
             at, length = 0, len(walk)
             if event == "step" and session == walker and rings[session]:
-                walk.clear()        # ended before it began
+                walk.clear()  # ended before it began
         if event == "access":
             rings[session].append((squeue, page))
             fresh[session] += 1
@@ -216,8 +269,11 @@ async def previous_against_lists(dut):
             noted[session], rings[session], fresh[session] = rings[session], deque(maxlen=size), 0
         silent = 0 if dut.o__valid.value == 1 or dut.start.value == 1 else silent + 1
         if walk and silent > size + 8:
-            at, overwritten = at + len(walk), overwritten + len(walk)       # the last ones, in cycles of overflow
+            # the last ones, in cycles of overflow
+            at, overwritten = at + len(walk), overwritten + len(walk)
             walk.clear()
-            assert fresh[walker] > size - length + at - 2, "an entry that is still there was left out"
+            assert fresh[walker] > size - length + at - 2, (
+                "an entry that is still there was left out"
+            )
         await RisingEdge(dut.clk)
     record(offered=offered, overwritten=overwritten, overflows=overflows)

@@ -22,22 +22,39 @@ SOURCES = [s for s in PrefetchSource if s]
 
 
 class TB:
-    """Stands for the tracker (ops in, results out), the frame stage, the queue configuration and the stream sources."""
+    """Stands for the tracker (ops in, results out), the frame stage, the queue configuration and
+    the stream sources."""
 
     def __init__(self, dut, config):
         self.dut, self.config, self.rng = dut, config, random.Random(cocotb.RANDOM_SEED)
         layouts = Layouts(config)
-        self.result, self.usage, self.page, self.op = (Packing(x) for x in (layouts.result, layouts.usage, layouts.page, layouts.op))
+        self.result, self.usage, self.page, self.op = (
+            Packing(x) for x in (layouts.result, layouts.usage, layouts.page, layouts.op)
+        )
         self.pulses = Packing(pulses_layout())
         rng = self.rng
-        self.sessions = [Session(ld_id=s, used_queues=config.queues - rng.randrange(2), used_pages=rng.randint(max(2, config.pages // 2), config.pages - 1),
-                                 kv_heads=rng.choice([1, 2])) for s in range(config.sessions)]
+        self.sessions = [
+            Session(
+                ld_id=s,
+                used_queues=config.queues - rng.randrange(2),
+                used_pages=rng.randint(max(2, config.pages // 2), config.pages - 1),
+                kv_heads=rng.choice([1, 2]),
+            )
+            for s in range(config.sessions)
+        ]
         self.windows = [rng.choice([0, 1, 2, 3, 5, 63]) for _ in range(config.squeues)]
-        self.results, self.flying = deque(), deque()      # results to send; ops on their way to M3, with the cycle of their result
+        # results to send; ops on their way to M3, with the cycle of their result
+        self.results, self.flying = deque(), deque()
         self.hints, self.specs, self.usages, self.lates = deque(), deque(), deque(), deque()
-        self.shown = {}                                   # stream → payload that must not change
+        self.shown = {}  # stream → payload that must not change
         self.ops, self.counts = [], Counter()
-        self.p_ready, self.p_hint, self.p_spec, self.p_result, self.p_taken = 0.8, 0.8, 0.8, 1.0, 0.7
+        self.p_ready, self.p_hint, self.p_spec, self.p_result, self.p_taken = (
+            0.8,
+            0.8,
+            0.8,
+            1.0,
+            0.7,
+        )
         self.window_squeue = 0
         self.cycles = 0
         self.on_result = lambda op, taken: None
@@ -45,8 +62,20 @@ class TB:
     async def reset(self):
         dut = self.dut
         await start_clock(dut)
-        for port in (dut.i_result, dut.i_result_valid, dut.i_usage, dut.i_usage_valid, dut.i_late, dut.i_late_valid, dut.i_hint__valid, dut.i_hint__payload,
-                     dut.i_spec__valid, dut.i_spec__payload, dut.window, dut.o_op__ready):
+        for port in (
+            dut.i_result,
+            dut.i_result_valid,
+            dut.i_usage,
+            dut.i_usage_valid,
+            dut.i_late,
+            dut.i_late_valid,
+            dut.i_hint__valid,
+            dut.i_hint__payload,
+            dut.i_spec__valid,
+            dut.i_spec__payload,
+            dut.window,
+            dut.o_op__ready,
+        ):
             port.value = 0
         self.set_sessions()
         self.enable(SOURCES)
@@ -62,15 +91,40 @@ class TB:
 
     def access_result(self, squeue, page):
         rng = self.rng
-        return self.result.pack(**{"op.kind": rng.choice([Op.READ, Op.WRITE]), "op.session": squeue // self.config.queues, "op.squeue": squeue, "op.page": page,
-                                   "outcome": rng.choice([Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED]), "first": 1})
+        return self.result.pack(
+            **{
+                "op.kind": rng.choice([Op.READ, Op.WRITE]),
+                "op.session": squeue // self.config.queues,
+                "op.squeue": squeue,
+                "op.page": page,
+                "outcome": rng.choice(
+                    [Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED]
+                ),
+                "first": 1,
+            }
+        )
 
     def other_result(self):
         """A result that suggests nothing."""
         rng = self.rng
-        kind, outcome, first = rng.choice([(Op.READ, Outcome.HIT, 0), (Op.WRITE, Outcome.REFUSED, 1), (Op.READ, Outcome.ZERO, 1), (Op.FILL, Outcome.DONE, 1),
-                                           (Op.MASS, Outcome.DONE, 0), (Op.REPLAY, Outcome.HIT, 1)])
-        return self.result.pack(**{"op.kind": kind, "outcome": outcome, "first": first, "op.page": rng.randrange(self.config.pages)})
+        kind, outcome, first = rng.choice(
+            [
+                (Op.READ, Outcome.HIT, 0),
+                (Op.WRITE, Outcome.REFUSED, 1),
+                (Op.READ, Outcome.ZERO, 1),
+                (Op.FILL, Outcome.DONE, 1),
+                (Op.MASS, Outcome.DONE, 0),
+                (Op.REPLAY, Outcome.HIT, 1),
+            ]
+        )
+        return self.result.pack(
+            **{
+                "op.kind": kind,
+                "outcome": outcome,
+                "first": first,
+                "op.page": rng.randrange(self.config.pages),
+            }
+        )
 
     def step_result(self, session):
         return self.result.pack(**{"op.kind": Op.STEP, "op.session": session, "op.delta": 1})
@@ -89,8 +143,16 @@ class TB:
         if self.flying and self.flying[0][0] <= self.cycles:
             _, op = self.flying.popleft()
             taken = rng.random() < self.p_taken
-            sent = self.result.pack(**{"op.kind": Op.PREFETCH, "op.source": op["source"], "op.session": op["session"], "op.squeue": op["squeue"],
-                                       "op.page": op["page"], "outcome": Outcome.MISSED if taken else Outcome.DROPPED})
+            sent = self.result.pack(
+                **{
+                    "op.kind": Op.PREFETCH,
+                    "op.source": op["source"],
+                    "op.session": op["session"],
+                    "op.squeue": op["squeue"],
+                    "op.page": op["page"],
+                    "outcome": Outcome.MISSED if taken else Outcome.DROPPED,
+                }
+            )
             self.counts["issued" if taken else "refused", PrefetchSource(op["source"])] += 1
             self.on_result(op, taken)
         elif self.results and rng.random() < self.p_result:
@@ -103,7 +165,9 @@ class TB:
             getattr(dut, name).value = item or 0
         self._offer("i_hint", self.hints, self.p_hint)
         self._offer("i_spec", self.specs, self.p_spec)
-        dut.window.value = self.windows[self.window_squeue] if self.window_squeue < self.config.squeues else 0
+        dut.window.value = (
+            self.windows[self.window_squeue] if self.window_squeue < self.config.squeues else 0
+        )
         dut.o_op__ready.value = int(rng.random() < self.p_ready)
         await ReadOnly()
         for name, waiting in (("i_hint", self.hints), ("i_spec", self.specs)):
@@ -113,13 +177,20 @@ class TB:
                 self.counts["accepted"] += 1
         if dut.o_op__valid.value == 1:
             payload = int(dut.o_op__payload.value)
-            assert self.shown.get("o_op", payload) == payload, "an offered op changed before it was taken"
+            assert self.shown.get("o_op", payload) == payload, (
+                "an offered op changed before it was taken"
+            )
             self.shown["o_op"] = payload
             if dut.o_op__ready.value == 1:
                 del self.shown["o_op"]
                 op = self.op.unpack(payload)
-                assert op["kind"] == Op.PREFETCH and op["session"] == op["squeue"] // self.config.queues
-                self.ops.append(Candidate(PrefetchSource(op["source"]), op["session"], op["squeue"], op["page"]))
+                assert (
+                    op["kind"] == Op.PREFETCH
+                    and op["session"] == op["squeue"] // self.config.queues
+                )
+                self.ops.append(
+                    Candidate(PrefetchSource(op["source"]), op["session"], op["squeue"], op["page"])
+                )
                 last = self.flying[-1][0] if self.flying else 0
                 self.flying.append((max(last + 1, self.cycles + rng.randint(3, 9)), op))
         else:
@@ -129,13 +200,18 @@ class TB:
         if pulses:
             fields = self.pulses.unpack(pulses)
             dropped = fields.pop("dropped")
-            fields |= {DropReason(r).name: dropped >> r * len(SOURCES) & (1 << len(SOURCES)) - 1 for r in DropReason}
+            fields |= {
+                DropReason(r).name: dropped >> r * len(SOURCES) & (1 << len(SOURCES)) - 1
+                for r in DropReason
+            }
             for name, bits in fields.items():
                 for s in SOURCES:
                     self.counts["pulse", name, s] += bits >> s - 1 & 1
         self.counts["access_lost"] += int(dut.access_lost.value)
         self.counts["previous_lost"] += int(dut.previous_lost.value)
-        idle = dut.idle.value == 1 and not (self.results or self.flying or self.hints or self.specs or self.usages or self.lates)
+        idle = dut.idle.value == 1 and not (
+            self.results or self.flying or self.hints or self.specs or self.usages or self.lates
+        )
         await RisingEdge(dut.clk)
         self.cycles += 1
         return idle
@@ -143,7 +219,7 @@ class TB:
     async def drain(self, limit=20_000):
         for _ in range(limit):
             if await self.cycle():
-                await self.cycle()      # the last pulses are two cycles behind
+                await self.cycle()  # the last pulses are two cycles behind
                 await self.cycle()
                 return
         raise AssertionError("the prefetcher does not come to rest")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""EMA engine against the golden arithmetic, queues of both policies mixed: random events on few pages, so that successive ones meet; full rate on many;
-flipped bits."""
+"""EMA engine against the golden arithmetic, queues of both policies mixed: random events on few
+pages, so that successive ones meet; full rate on many; flipped bits."""
 
 import random
 from collections import deque
@@ -34,11 +34,14 @@ def _open(expected, got):
 
 
 class TB:
-    """One event a cycle while `ready`, or up to RESERVE beyond it, as M0 may; every commit and scan is checked."""
+    """One event a cycle while `ready`, or up to RESERVE beyond it, as M0 may; every commit and scan
+    is checked."""
 
     def __init__(self, dut):
         self.dut = dut
-        self.config = Config(**{**bench_params()["config"], "frames": tuple(bench_params()["config"]["frames"])})
+        self.config = Config(
+            **{**bench_params()["config"], "frames": tuple(bench_params()["config"]["frames"])}
+        )
         self.rng = random.Random(cocotb.RANDOM_SEED)
         layouts = EvictionLayouts(self.config)
         self.event, self.write = Packing(layouts.score_event), Packing(layouts.config_write)
@@ -69,14 +72,28 @@ class TB:
         """Random settings, but for the score source and the policy if they are given."""
         rng = self.rng
         alpha = rng.choice([1, 26, 128, 255, 256, rng.randint(1, 256), rng.randint(257, 511)])
-        m, sh = idle_constants(min(alpha, 256)) if rng.random() < 0.8 else (rng.randrange(1 << 16), rng.randint(-IDLE_BIAS, 27))
-        source = source or rng.choice([ScoreSource.OBSERVED, ScoreSource.OBSERVED, ScoreSource.PUSHED, ScoreSource.NONE])
+        m, sh = (
+            idle_constants(min(alpha, 256))
+            if rng.random() < 0.8
+            else (rng.randrange(1 << 16), rng.randint(-IDLE_BIAS, 27))
+        )
+        source = source or rng.choice(
+            [ScoreSource.OBSERVED, ScoreSource.OBSERVED, ScoreSource.PUSHED, ScoreSource.NONE]
+        )
         gain = rng.choice([0, 3, 15, rng.randrange(16)])
         policy = rng.choice(list(Policy)) if policy is None else policy
         self.settings[squeue] = (alpha, m, sh, source, gain, policy)
-        self.dut.config_write.value = self.write.pack(squeue=squeue, **{"queue_config.alpha": alpha, "queue_config.idle_m": m,
-                                                                        "queue_config.idle_sh": sh + IDLE_BIAS, "queue_config.score_source": source,
-                                                                        "queue_config.mass_shift": gain, "queue_config.policy": policy})
+        self.dut.config_write.value = self.write.pack(
+            squeue=squeue,
+            **{
+                "queue_config.alpha": alpha,
+                "queue_config.idle_m": m,
+                "queue_config.idle_sh": sh + IDLE_BIAS,
+                "queue_config.score_source": source,
+                "queue_config.mass_shift": gain,
+                "queue_config.policy": policy,
+            },
+        )
         self.dut.config_write_valid.value = 1
 
     def make(self, squeue, page, kind=None):
@@ -87,11 +104,25 @@ class TB:
         kind = kind or rng.choice([TOUCH, TOUCH, MASS, MASS, SCAN, INIT])
         session = squeue // self.config.queues
         if rng.random() < 0.2:
-            self.step[session] = self.step[session] + rng.choice([1, 1, 2, 64, 70, 256]) & (1 << 24) - 1
-        values = {"kind": kind, "session": session, "squeue": squeue, "page": page, "step": self.step[session] & 255,
-                  "gap": rng.choice([0, 1, 2, rng.randrange(1, 1 << rng.randint(1, 24))]),
-                  "mass": rng.randrange(1 << rng.randint(1, 16)), "slot": rng.randrange(16), "scan_tag": rng.randrange(2)}
-        word = {"scan.state": rng.choice([PageState.RESIDENT] * 3 + list(PageState)), "scan.pinned": rng.random() < 0.2, "scan.last_step": rng.getrandbits(24)}
+            self.step[session] = (
+                self.step[session] + rng.choice([1, 1, 2, 64, 70, 256]) & (1 << 24) - 1
+            )
+        values = {
+            "kind": kind,
+            "session": session,
+            "squeue": squeue,
+            "page": page,
+            "step": self.step[session] & 255,
+            "gap": rng.choice([0, 1, 2, rng.randrange(1, 1 << rng.randint(1, 24))]),
+            "mass": rng.randrange(1 << rng.randint(1, 16)),
+            "slot": rng.randrange(16),
+            "scan_tag": rng.randrange(2),
+        }
+        word = {
+            "scan.state": rng.choice([PageState.RESIDENT] * 3 + list(PageState)),
+            "scan.pinned": rng.random() < 0.2,
+            "scan.last_step": rng.getrandbits(24),
+        }
         self.expect(values, word)
         return self.event.pack(**values, **word)
 
@@ -125,10 +156,31 @@ class TB:
             s = arithmetic.mass(s, values["mass"], gain, alpha)
         if kind == SCAN:
             eligible = word["scan.state"] == PageState.RESIDENT and not word["scan.pinned"]
-            self.scans.append({"page": page[1], "slot": values["slot"], "tag": values["scan_tag"], "eligible": int(eligible),
-                               "cold": int(word["scan.state"] == PageState.COLD), "last_step": word["scan.last_step"], "score": s, **found})
+            self.scans.append(
+                {
+                    "page": page[1],
+                    "slot": values["slot"],
+                    "tag": values["scan_tag"],
+                    "eligible": int(eligible),
+                    "cold": int(word["scan.state"] == PageState.COLD),
+                    "last_step": word["scan.last_step"],
+                    "score": s,
+                    **found,
+                }
+            )
         self.score[page] = s
-        self.commits.append(({"kind": int(kind), "squeue": page[0], "page": page[1], "score": s, "profile": profile if kind != SCAN else None}, self.cycle))
+        self.commits.append(
+            (
+                {
+                    "kind": int(kind),
+                    "squeue": page[0],
+                    "page": page[1],
+                    "score": s,
+                    "profile": profile if kind != SCAN else None,
+                },
+                self.cycle,
+            )
+        )
 
     async def tick(self):
         """Let one cycle pass and check what came out in it."""
@@ -136,7 +188,9 @@ class TB:
         await ReadOnly()
         if dut.o_scan_valid.value == 1:
             got = self.scanned.unpack(dut.o_scan.value)
-            assert self.scans and got == _open(self.scans[0], got), f"scan {got}, expected {self.scans[0] if self.scans else None}"
+            assert self.scans and got == _open(self.scans[0], got), (
+                f"scan {got}, expected {self.scans[0] if self.scans else None}"
+            )
             self.scans.popleft()
         if dut.o_commit_valid.value == 1:
             got = self.commit.unpack(dut.o_commit.value)
@@ -165,7 +219,9 @@ class TB:
             await self.tick()
             if self.idle:
                 break
-        assert self.idle and not self.commits and not self.scans, f"{len(self.commits)} commits and {len(self.scans)} scans are missing"
+        assert self.idle and not self.commits and not self.scans, (
+            f"{len(self.commits)} commits and {len(self.scans)} scans are missing"
+        )
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
@@ -176,7 +232,10 @@ async def random_events(dut):
     beyond = 0
     for n in range(bench_params()["cycles"]):
         if n % 300 == 0:
-            pages = [(rng.randrange(c.squeues), rng.randrange(c.pages)) for _ in range(rng.choice([1, 2, 5, 40]))]
+            pages = [
+                (rng.randrange(c.squeues), rng.randrange(c.pages))
+                for _ in range(rng.choice([1, 2, 5, 40]))
+            ]
             idle = rng.choice([0.0, 0.3, 0.8])
         beyond = 0 if tb.ready else beyond + 1
         # Ops that are under way when the credit goes still come: RESERVE.
@@ -197,7 +256,11 @@ async def full_rate(dut):
     await tb.start()
     c, rng = tb.config, tb.rng
     updates = bench_params()["cycles"]
-    squeues = [q for q in range(c.squeues) if tb.settings[q][3] == ScoreSource.OBSERVED or tb.settings[q][5] == Policy.KELP]
+    squeues = [
+        q
+        for q in range(c.squeues)
+        if tb.settings[q][3] == ScoreSource.OBSERVED or tb.settings[q][5] == Policy.KELP
+    ]
     pages = [(q, rng.randrange(c.pages)) for q in squeues]
     for page in pages:
         await tb.send(tb.make(*page))
@@ -207,17 +270,25 @@ async def full_rate(dut):
         await tb.send(tb.make(*pages[n % len(pages)], TOUCH))
     await tb.drain()
     assert tb.waited == 0
-    record(updates_per_cycle=updates / (tb.last_commit - start - EmaEngine.LATENCY + 1), queues=c.squeues, cycles=tb.last_commit - start)
+    record(
+        updates_per_cycle=updates / (tb.last_commit - start - EmaEngine.LATENCY + 1),
+        queues=c.squeues,
+        cycles=tb.last_commit - start,
+    )
 
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def flipped_bits(dut):
-    """One flipped bit is corrected and written back by whatever event finds it; two count as a score of 0; INIT does not look."""
+    """One flipped bit is corrected and written back by whatever event finds it; two count as a
+    score of 0; INIT does not look."""
     tb = TB(dut)
     await tb.start()
     c, rng = tb.config, tb.rng
     code = Secded(SCORE_WORD_BITS)
-    pieces = [(piece, getattr(dut.scores, piece.name).macro.words) for piece in SplitSram.split(c.page_words, code.code_bits)]
+    pieces = [
+        (piece, getattr(dut.scores, piece.name).macro.words)
+        for piece in SplitSram.split(c.page_words, code.code_bits)
+    ]
     pushed = 0
     tb.configure(pushed, source=ScoreSource.PUSHED, policy=Policy.EMA)
     await tb.tick()
@@ -229,21 +300,30 @@ async def flipped_bits(dut):
         await tb.send(tb.make(*page, MASS))
         await tb.drain()
         row = page[0] * c.pages + page[1]
-        held = [(piece.low, words[row - piece.first]) for piece, words in pieces if piece.first <= row < piece.first + piece.rows]
+        held = [
+            (piece.low, words[row - piece.first])
+            for piece, words in pieces
+            if piece.first <= row < piece.first + piece.rows
+        ]
         flips = rng.sample(range(code.code_bits), 1 if n % 3 else 2)
         for low, bits in held:
-            bits.value = int(bits.value) ^ (sum(1 << f for f in flips) >> low & (1 << len(bits)) - 1)
+            bits.value = int(bits.value) ^ (
+                sum(1 << f for f in flips) >> low & (1 << len(bits)) - 1
+            )
         await tb.tick()
         kind = rng.choice([SCAN, MASS, INIT])
         if len(flips) == 2 and kind != INIT:
             tb.score[page] = 0
         await tb.send(tb.make(*page, kind))
-        await tb.send(tb.make(*page, SCAN))   # the second look finds nothing to correct
+        await tb.send(tb.make(*page, SCAN))  # the second look finds nothing to correct
         await tb.drain()
         corrected += len(flips) == 1 and kind != INIT
         uncorrected += len(flips) == 2 and kind != INIT
         # The second SCAN may overtake a SCAN's correction, and then corrects once more.
-        assert tb.uncorrected in (uncorrected, uncorrected + (kind == SCAN)) and tb.corrected in (corrected, corrected + (kind == SCAN))
+        assert tb.uncorrected in (uncorrected, uncorrected + (kind == SCAN)) and tb.corrected in (
+            corrected,
+            corrected + (kind == SCAN),
+        )
         tb.corrected, tb.uncorrected = corrected, uncorrected
         await RisingEdge(dut.clk)
         assert sum(int(bits.value) << low for low, bits in held) & 0xFFFF == tb.score[page]

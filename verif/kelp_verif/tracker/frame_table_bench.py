@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Frame table against its golden model: legal random ops on few frames, so that successive ops meet the same entry."""
+"""Frame table against its golden model: legal random ops on few frames, so that successive ops meet
+the same entry."""
 
 import random
 
@@ -29,7 +30,11 @@ class TB:
         self.rng = random.Random(cocotb.RANDOM_SEED)
         layouts = Layouts(config)
         self.op, self.data_op = Packing(layouts.frame_op), Packing(layouts.data_op)
-        self.claim, self.owner, self.usage = Packing(layouts.claim), Packing(layouts.frame_owner), Packing(layouts.usage)
+        self.claim, self.owner, self.usage = (
+            Packing(layouts.claim),
+            Packing(layouts.frame_owner),
+            Packing(layouts.usage),
+        )
         self.commit, self.sector = Packing(layouts.frame_commit), Packing(layouts.sector)
         self.sectors = [self._sector() for _ in range(config.misses)]
         self.cycles = 0
@@ -64,23 +69,43 @@ class TB:
         await RisingEdge(dut.clk)
 
     def legal_op(self, frames):
-        """A random op that M3 could send, given what the frames hold; fields beyond FrameOp's in a second dict."""
+        """A random op that M3 could send, given what the frames hold; fields beyond FrameOp's in a
+        second dict."""
         rng, c = self.rng, self.config
         frame = rng.choice(frames)
         f = self.golden[frame]
-        extra = {"slot": rng.randrange(16), "miss": rng.randrange(c.misses), "used_lines": rng.randint(1, c.half_lines), "k_only": rng.random() < 0.2,
-                 "host_type": rng.randrange(2), "format_k": rng.choice(list(Format)), "format_v": rng.choice(list(Format)),
-                 "write_slot": rng.randrange(c.write_slots), "origin.tag": rng.getrandbits(16), "origin.ld_id": rng.randrange(16),
-                 "origin.start": rng.getrandbits(20), "origin.missed": rng.randrange(2), "has_write": 0}
+        extra = {
+            "slot": rng.randrange(16),
+            "miss": rng.randrange(c.misses),
+            "used_lines": rng.randint(1, c.half_lines),
+            "k_only": rng.random() < 0.2,
+            "host_type": rng.randrange(2),
+            "format_k": rng.choice(list(Format)),
+            "format_v": rng.choice(list(Format)),
+            "write_slot": rng.randrange(c.write_slots),
+            "origin.tag": rng.getrandbits(16),
+            "origin.ld_id": rng.randrange(16),
+            "origin.start": rng.getrandbits(20),
+            "origin.missed": rng.randrange(2),
+            "has_write": 0,
+        }
         halves = 1 if extra["k_only"] else 2
         line = rng.randrange(halves) * c.half_lines + rng.randrange(extra["used_lines"])
         op = FrameOp(Op.NOP, use=True, frame=frame, squeue=f.squeue, page=f.page, kv_line=line)
         choice = rng.random()
         if choice < 0.1:
-            op.use, op.kind, op.outcome = False, rng.choice([Op.READ, Op.WRITE]), rng.choice([Outcome.REFUSED, Outcome.ZERO, Outcome.MISSED, Outcome.PARKED])
+            op.use, op.kind, op.outcome = (
+                False,
+                rng.choice([Op.READ, Op.WRITE]),
+                rng.choice([Outcome.REFUSED, Outcome.ZERO, Outcome.MISSED, Outcome.PARKED]),
+            )
             extra["has_write"] = op.kind == Op.WRITE
             if op.outcome in (Outcome.REFUSED, Outcome.ZERO):
-                op.answer = Answer.CMP if op.kind == Op.WRITE else rng.choice([Answer.ZEROS, Answer.NXM, Answer.POISON])
+                op.answer = (
+                    Answer.CMP
+                    if op.kind == Op.WRITE
+                    else rng.choice([Answer.ZEROS, Answer.NXM, Answer.POISON])
+                )
         elif not f.in_use and choice < 0.9:
             op.squeue, op.page = rng.randrange(c.squeues), rng.randrange(c.pages)
             op.init, op.lost, op.source = True, rng.random() < 0.1, rng.randrange(6)
@@ -92,10 +117,27 @@ class TB:
         elif choice < 0.7 and f.in_use:
             op.kind, op.outcome = rng.choice([Op.READ, Op.WRITE, Op.REPLAY]), Outcome.HIT
         else:
-            op.kind = rng.choice([Op.CLAIM, Op.CLAIM, Op.RELEASE, Op.RELEASE, Op.SCRUB, Op.FLIP, Op.RECOVER, Op.PEEK, Op.SCAN, Op.GRANT])
-            outcomes = {Op.CLAIM: (Outcome.DONE, Outcome.VOID), Op.RELEASE: (Outcome.DONE, Outcome.VOID, Outcome.VOID),
-                        Op.SCRUB: (Outcome.DONE, Outcome.RETRY), Op.FLIP: (Outcome.DONE, Outcome.RETRY, Outcome.ORPHAN),
-                        Op.RECOVER: (Outcome.ORPHAN, Outcome.VOID)}
+            op.kind = rng.choice(
+                [
+                    Op.CLAIM,
+                    Op.CLAIM,
+                    Op.RELEASE,
+                    Op.RELEASE,
+                    Op.SCRUB,
+                    Op.FLIP,
+                    Op.RECOVER,
+                    Op.PEEK,
+                    Op.SCAN,
+                    Op.GRANT,
+                ]
+            )
+            outcomes = {
+                Op.CLAIM: (Outcome.DONE, Outcome.VOID),
+                Op.RELEASE: (Outcome.DONE, Outcome.VOID, Outcome.VOID),
+                Op.SCRUB: (Outcome.DONE, Outcome.RETRY),
+                Op.FLIP: (Outcome.DONE, Outcome.RETRY, Outcome.ORPHAN),
+                Op.RECOVER: (Outcome.ORPHAN, Outcome.VOID),
+            }
             op.outcome = rng.choice(outcomes.get(op.kind, (Outcome.DONE,)))
             op.failed = rng.random() < 0.2
             op.use = op.kind not in (Op.SCAN, Op.GRANT)
@@ -114,10 +156,28 @@ class TB:
         c = self.config
         result = self.golden.step(op)
         f = self.golden[op.frame]
-        entry = {name: int(getattr(f, name)) for name in ("in_use", "dirty", "redirty", "used", "source", "squeue", "page", "valid", "poison")}
+        entry = {
+            name: int(getattr(f, name))
+            for name in (
+                "in_use",
+                "dirty",
+                "redirty",
+                "used",
+                "source",
+                "squeue",
+                "page",
+                "valid",
+                "poison",
+            )
+        }
         place = None
         if result.access and result.access.kind in (DataOp.READ, DataOp.WRITE):
-            stored = StoredPage(Format(extra["format_k"]), Format(extra["format_v"]), extra["used_lines"], extra["k_only"])
+            stored = StoredPage(
+                Format(extra["format_k"]),
+                Format(extra["format_v"]),
+                extra["used_lines"],
+                extra["k_only"],
+            )
             place = stored.place(op.kv_line // c.half_lines, op.kv_line % c.half_lines)
         return result, entry, place
 
@@ -125,15 +185,30 @@ class TB:
         dut, c = self.dut, self.config
         result, entry, place = expected
         got = self.data_op.unpack(dut.o.value) if dut.o_valid.value == 1 else None
-        assert (got is not None) == (result.access is not None), f"{op}: data op {got}, expected {result.access}"
+        assert (got is not None) == (result.access is not None), (
+            f"{op}: data op {got}, expected {result.access}"
+        )
         if got:
             access = result.access
             # The data path answers a READ without memory by what its line is.
             if got["kind"] == DataOp.READ and (got["poison"] or got["fresh"]):
-                got["kind"], got["answer"] = DataOp.ANSWER, Answer.POISON if got["poison"] else Answer.ZEROS
-            assert got["kind"] == access.kind and got["answer"] == access.answer, f"{op} {entry}: {got}, expected {access}"
+                got["kind"], got["answer"] = (
+                    DataOp.ANSWER,
+                    Answer.POISON if got["poison"] else Answer.ZEROS,
+                )
+            assert got["kind"] == access.kind and got["answer"] == access.answer, (
+                f"{op} {entry}: {got}, expected {access}"
+            )
             assert got["poison"] == (access.answer == Answer.POISON)
-            for name in ("has_write", "write_slot", "origin.tag", "origin.ld_id", "origin.start", "origin.missed", "host_type"):
+            for name in (
+                "has_write",
+                "write_slot",
+                "origin.tag",
+                "origin.ld_id",
+                "origin.start",
+                "origin.missed",
+                "host_type",
+            ):
                 assert got[name] == extra[name], name
             pool = max(p for p in range(4) if op.frame >= c.pool_first_frame[p])
             if access.kind == DataOp.WRITE:
@@ -141,28 +216,55 @@ class TB:
             if access.kind == DataOp.FLUSH:
                 assert got["token"] == extra["slot"] and got["frame"] == op.frame
             if access.kind in (DataOp.READ, DataOp.WRITE, DataOp.FLUSH):
-                assert got["base"] == c.pool_base_line[pool] + (op.frame - c.pool_first_frame[pool]) * c.frame_lines[pool]
+                assert (
+                    got["base"]
+                    == c.pool_base_line[pool]
+                    + (op.frame - c.pool_first_frame[pool]) * c.frame_lines[pool]
+                )
                 assert got["frame"] == op.frame
             if place:
                 fmt = Format(extra["format_v" if op.kv_line >= c.half_lines else "format_k"])
-                assert (got["offset"], got["part"], got["format"]) == (place.offset, place.part, fmt), f"{op} {extra}: {got}, expected {place}"
+                assert (got["offset"], got["part"], got["format"]) == (
+                    place.offset,
+                    place.part,
+                    fmt,
+                ), f"{op} {extra}: {got}, expected {place}"
                 assert got["scaled"] == (fmt.scale_bytes != 0)
                 if got["scaled"]:
-                    assert (got["scale_offset"], got["scale_byte"]) == (place.scale_offset, place.scale_byte), f"{op} {extra}: {got}, expected {place}"
+                    assert (got["scale_offset"], got["scale_byte"]) == (
+                        place.scale_offset,
+                        place.scale_byte,
+                    ), f"{op} {extra}: {got}, expected {place}"
             self.seen.add((DataOp(got["kind"]).name, Answer(got["answer"]).name))
         assert (dut.o_claim_valid.value == 1) == (result.claim is not None), op
         if result.claim:
-            assert self.claim.unpack(dut.o_claim.value) == {"slot": extra["slot"], "frame": op.frame, "dirty": result.claim.dirty,
-                                                            "sector.valid": result.claim.valid, "sector.poison": result.claim.poison}
+            assert self.claim.unpack(dut.o_claim.value) == {
+                "slot": extra["slot"],
+                "frame": op.frame,
+                "dirty": result.claim.dirty,
+                "sector.valid": result.claim.valid,
+                "sector.poison": result.claim.poison,
+            }
         assert (dut.o_usage_valid.value == 1) == (result.usage is not None), f"{op}: {result.usage}"
         if result.usage:
             u = result.usage
-            assert self.usage.unpack(dut.o_usage.value) == {"source": u.source, "squeue": u.squeue, "useful": u.useful, "useless": not u.useful}
+            assert self.usage.unpack(dut.o_usage.value) == {
+                "source": u.source,
+                "squeue": u.squeue,
+                "useful": u.useful,
+                "useless": not u.useful,
+            }
             self.seen.add("useful" if u.useful else "useless")
         assert (dut.o_owner_valid.value == 1) == (result.owner is not None)
         if result.owner:
             in_use, squeue, page = result.owner
-            assert self.owner.unpack(dut.o_owner.value) == {"slot": extra["slot"], "frame": op.frame, "in_use": in_use, "squeue": squeue, "page": page}
+            assert self.owner.unpack(dut.o_owner.value) == {
+                "slot": extra["slot"],
+                "frame": op.frame,
+                "in_use": in_use,
+                "squeue": squeue,
+                "page": page,
+            }
         commit = self.commit.unpack(dut.o_commit.value)
         assert commit["op.kind"] == op.kind and commit["op.frame"] == op.frame
         if op.use:
@@ -175,10 +277,25 @@ class TB:
         if item:
             op, extra = item
             pool = max(p for p in range(4) if op.frame >= self.config.pool_first_frame[p])
-            dut.i.value = self.op.pack(kind=op.kind, outcome=op.outcome, use=op.use, frame=op.frame, pool=pool, squeue=op.squeue, page=op.page,
-                                       kv_line=op.kv_line, write=op.write, partial=op.partial, poison=op.poison, answer=op.answer,
-                                       init=op.init,
-                                       lost=op.lost, failed=op.failed, source=op.source, **extra)
+            dut.i.value = self.op.pack(
+                kind=op.kind,
+                outcome=op.outcome,
+                use=op.use,
+                frame=op.frame,
+                pool=pool,
+                squeue=op.squeue,
+                page=op.page,
+                kv_line=op.kv_line,
+                write=op.write,
+                partial=op.partial,
+                poison=op.poison,
+                answer=op.answer,
+                init=op.init,
+                lost=op.lost,
+                failed=op.failed,
+                source=op.source,
+                **extra,
+            )
         else:
             dut.i.value = self.rng.getrandbits(self.op.width)
         valid, poison = self.sectors[self.sector_address]
@@ -192,7 +309,13 @@ class TB:
             assert dut.o_commit_valid.value == 1
             self.check(*due)
         else:
-            for port in (dut.o_valid, dut.o_claim_valid, dut.o_usage_valid, dut.o_owner_valid, dut.o_commit_valid):
+            for port in (
+                dut.o_valid,
+                dut.o_claim_valid,
+                dut.o_usage_valid,
+                dut.o_owner_valid,
+                dut.o_commit_valid,
+            ):
                 assert port.value == 0, port._name
         assert (dut.idle.value == 1) == (not item and not due and not any(self.pipe[-LATENCY:]))
         self.sector_address = int(dut.sector_address.value)
@@ -206,7 +329,9 @@ async def random_ops(dut):
     tb = TB(dut, config)
     await start_clock(dut)
     await tb.reset()
-    frames = sorted({tb.rng.randrange(config.total_frames) for _ in range(6)} | {0, config.total_frames - 1})
+    frames = sorted(
+        {tb.rng.randrange(config.total_frames) for _ in range(6)} | {0, config.total_frames - 1}
+    )
     ops = 0
     for n in range(bench_params()["cycles"]):
         if n % 500 == 0:

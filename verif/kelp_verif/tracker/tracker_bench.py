@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The tracker against its golden model: every op of the table, its decision checked in the cycle in which it is due.
+"""The tracker against its golden model: every op of the table, its decision checked in the cycle in
+which it is due.
 
-The bench plays the engines, as far as the tracker can tell: it grants, fills, replays and flips miss entries, evicts, recovers, closes and
-reopens sessions. What was decided is known when `o_frame_op_hot` shows which lane a request took, at M3; the golden model steps then, and the
+The bench plays the engines, as far as the tracker can tell: it grants, fills, replays and flips
+miss entries, evicts, recovers, closes and reopens sessions. What was decided is known when
+`o_frame_op_hot` shows which lane a request took, at M3; the golden model steps then, and the
 engines know no more than that.
 """
 
@@ -30,7 +32,10 @@ async def start(dut, config, **options) -> TB:
     await tb.reset()
     tb.scrub_cycles = await tb.scrubbed()
     for squeue in range(config.squeues):
-        await tb.configure(squeue, QueueConfig(tb.rng.randrange(5), tb.rng.randrange(5), tb.rng.randrange(len(POOLS))))
+        await tb.configure(
+            squeue,
+            QueueConfig(tb.rng.randrange(5), tb.rng.randrange(5), tb.rng.randrange(len(POOLS))),
+        )
     return tb
 
 
@@ -40,7 +45,9 @@ async def random_ops(dut):
     params = bench_params()
     config = named("unit").with_(**params.get("changes", {}))
     rng = random.Random(cocotb.RANDOM_SEED)
-    tb = await start(dut, config, limits=[rng.randint(4, n) for n in config.frames], flips=params.get("flips", 0))
+    tb = await start(
+        dut, config, limits=[rng.randint(4, n) for n in config.frames], flips=params.get("flips", 0)
+    )
     engines = Engines(tb)
     if params.get("narrow"):
         # One or two pages: every op meets others on its page in the pipeline.
@@ -62,17 +69,31 @@ async def random_ops(dut):
             engines.p["request"] = 1.0
         for _ in range(400):
             await tb.step()
-    record(outcomes={f"{kind} {outcome}": n for (kind, outcome), n in tb.seen["outcomes"].items()}, hot=tb.seen["hot"], faults=tb.seen["faults"],
-           taken=tb.taken, scrub_cycles=tb.scrub_cycles)
+    record(
+        outcomes={f"{kind} {outcome}": n for (kind, outcome), n in tb.seen["outcomes"].items()},
+        hot=tb.seen["hot"],
+        faults=tb.seen["faults"],
+        taken=tb.taken,
+        scrub_cycles=tb.scrub_cycles,
+    )
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def spaced_ops(dut):
-    """A page touched for the first time in a step, then a few ops on it one to six cycles apart, most words written with flipped bits."""
+    """A page touched for the first time in a step, then a few ops on it one to six cycles apart,
+    most words written with flipped bits."""
     config = named("unit")
     tb = await start(dut, config, flips=0.7)
     rng = tb.rng
-    await tb.open(0, Session(used_queues=config.queues, used_lines=config.half_lines, used_pages=config.pages, ld_id=1))
+    await tb.open(
+        0,
+        Session(
+            used_queues=config.queues,
+            used_lines=config.half_lines,
+            used_pages=config.pages,
+            ld_id=1,
+        ),
+    )
     freed = deque()
 
     def after(op, r, before):
@@ -86,10 +107,26 @@ async def spaced_ops(dut):
     for _ in range(bench_params()["sequences"]):
         write = {"write": 1, "has_write": 1, "ld_id": 1}
         await tb.ops(Op(K.STEP, delta=1))
-        todo = deque([("request", rng.choice((Op(K.WRITE, **where, **write), Op(K.READ, **where, ld_id=1))), 1)])
+        todo = deque(
+            [
+                (
+                    "request",
+                    rng.choice((Op(K.WRITE, **where, **write), Op(K.READ, **where, ld_id=1))),
+                    1,
+                )
+            ]
+        )
         for _ in range(4):
-            stream, op = rng.choices((("request", Op(K.READ, **where, ld_id=1)), ("request", Op(K.READ, **where, ld_id=2)), ("evict", Op(K.SCAN, **where)),
-                                      ("hint", Op(K.PIN, **where)), ("hint", Op(K.UNPIN, **where))), (6, 1, 1, 1, 1))[0]
+            stream, op = rng.choices(
+                (
+                    ("request", Op(K.READ, **where, ld_id=1)),
+                    ("request", Op(K.READ, **where, ld_id=2)),
+                    ("evict", Op(K.SCAN, **where)),
+                    ("hint", Op(K.PIN, **where)),
+                    ("hint", Op(K.UNPIN, **where)),
+                ),
+                (6, 1, 1, 1, 1),
+            )[0]
             todo.append((stream, op, rng.randint(1, APART + 1)))
         while todo:
             stream, op, gap = todo.popleft()
@@ -114,7 +151,8 @@ async def spaced_ops(dut):
 
 
 async def measure(tb, requests, least):
-    """(requests, background ops) per cycle while `requests` are sent as fast as they go and SCANs press from behind."""
+    """(requests, background ops) per cycle while `requests` are sent as fast as they go and SCANs
+    press from behind."""
     rng, config = tb.rng, tb.config
     todo = iter(requests)
     more = [next(todo)]
@@ -128,7 +166,7 @@ async def measure(tb, requests, least):
 
     tb.want_request = lambda: request() if more[0] is not None else None
     tb.want["evict"], tb.tells = scan, 1
-    await tb.step()     # the first request is shown a cycle ahead
+    await tb.step()  # the first request is shown a cycle ahead
     begin, before = tb.cycle, dict(tb.taken)
     while more[0] is not None:
         await tb.step()
@@ -142,17 +180,25 @@ async def measure(tb, requests, least):
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def rates(dut):
-    """Requests per cycle with background ops waiting all the time: page-sequential and page-random, 8 lines per page."""
+    """Requests per cycle with background ops waiting all the time: page-sequential and page-random,
+    8 lines per page."""
     config = named(bench_params()["config"])
     tb = await start(dut, config)
     for squeue in range(config.squeues):
         tb.golden.queue_configs[squeue].pool = squeue % len(POOLS)
         await tb.configure(squeue, tb.golden.queue_configs[squeue])
     # What was in the SRAM at power-up is gone.
-    await tb.ops(*(Op(K.PEEK, squeue=tb.rng.randrange(config.squeues), page=tb.rng.randrange(config.pages)) for _ in range(200)))
+    await tb.ops(
+        *(
+            Op(K.PEEK, squeue=tb.rng.randrange(config.squeues), page=tb.rng.randrange(config.pages))
+            for _ in range(200)
+        )
+    )
     assert tb.seen["faults"][1:] == [0, 0]
     lines = 4
-    await tb.open(0, Session(used_queues=config.queues, used_lines=lines, used_pages=config.pages, ld_id=1))
+    await tb.open(
+        0, Session(used_queues=config.queues, used_lines=lines, used_pages=config.pages, ld_id=1)
+    )
     streams, pages = [s * config.queues // 16 for s in range(16)], config.pages
 
     def sequential(write):
@@ -160,7 +206,15 @@ async def rates(dut):
             for line in range(2 * lines):
                 for squeue in streams:
                     kv_line = line % lines + line // lines * config.half_lines
-                    yield Op(K.WRITE if write else K.READ, squeue=squeue, page=page, kv_line=kv_line, write=write, has_write=write, ld_id=1)
+                    yield Op(
+                        K.WRITE if write else K.READ,
+                        squeue=squeue,
+                        page=page,
+                        kv_line=kv_line,
+                        write=write,
+                        has_write=write,
+                        ld_id=1,
+                    )
 
     def scattered(count):
         places = [(q, p) for q in streams for p in range(pages)]
@@ -171,10 +225,22 @@ async def rates(dut):
     figures = {}
     figures["sequential_write"] = await measure(tb, sequential(1), 4000)
     await tb.ops(Op(K.STEP, delta=1))
-    figures["sequential_read"] = await measure(tb, (op for _ in range(3) for op in sequential(0)), 10_000)
+    figures["sequential_read"] = await measure(
+        tb, (op for _ in range(3) for op in sequential(0)), 10_000
+    )
     await tb.ops(Op(K.STEP, delta=1))
-    alone = (Op(K.READ, squeue=q, page=p, kv_line=line % lines + line // lines * config.half_lines, ld_id=1)
-             for q in streams for p in range(pages) for line in range(2 * lines))
+    alone = (
+        Op(
+            K.READ,
+            squeue=q,
+            page=p,
+            kv_line=line % lines + line // lines * config.half_lines,
+            ld_id=1,
+        )
+        for q in streams
+        for p in range(pages)
+        for line in range(2 * lines)
+    )
     figures["single_stream_read"] = await measure(tb, alone, 4000)
     figures["random_read"] = await measure(tb, scattered(10_000), 10_000)
     record(**figures)
@@ -182,12 +248,17 @@ async def rates(dut):
 
 @cocotb.test(timeout_time=100, timeout_unit="us")
 async def reset_forgets(dut):
-    """Reset under traffic: page words, sessions and pools are as at the beginning, and nothing comes out any more."""
+    """Reset under traffic: page words, sessions and pools are as at the beginning, and nothing
+    comes out any more."""
     config = named("unit")
     tb = await start(dut, config)
     engines = Engines(tb)
     for attempt in range(3):
-        tb.want, wants, tb.want_request = dict.fromkeys(tb.want, lambda: None), tb.want, lambda: None
+        tb.want, wants, tb.want_request = (
+            dict.fromkeys(tb.want, lambda: None),
+            tb.want,
+            lambda: None,
+        )
         for s in range(config.sessions):
             await tb.open(s, engines.descriptor(s))
         tb.want, tb.want_request = wants, engines.request
@@ -208,5 +279,11 @@ async def reset_forgets(dut):
         assert await tb.scrubbed() == config.page_words
         for squeue in range(config.squeues):
             await tb.configure(squeue, QueueConfig(1, 2, squeue % len(POOLS)))
-        await tb.ops(*(Op(K.PEEK, session=q // config.queues, squeue=q, page=p) for q in range(config.squeues) for p in range(config.pages)))
+        await tb.ops(
+            *(
+                Op(K.PEEK, session=q // config.queues, squeue=q, page=p)
+                for q in range(config.squeues)
+                for p in range(config.pages)
+            )
+        )
         engines = Engines(tb)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The engines around the tracker, as far as it can tell: grants, fills, replays, evictions, recoveries, sessions."""
+"""The engines around the tracker, as far as it can tell: grants, fills, replays, evictions,
+recoveries, sessions."""
 
 from collections import deque
 
@@ -17,17 +18,30 @@ class Engines:
     def __init__(self, tb: TB):
         self.tb, self.rng, self.golden, self.config = tb, tb.rng, tb.golden, tb.config
         c = self.config
-        self.entries = {}                   # miss id → dict
+        self.entries = {}  # miss id → dict
         self.claims, self.to_free, self.orphans = [], deque(), []
-        self.busy = set()                   # what an op on its way works on
+        self.busy = set()  # what an op on its way works on
         self.closing = None
         self.scrub = 0
-        self.p = {"request": 0.9, "miss": 0.6, "control": 0.05, "hint": 0.3, "evict": 0.5, "prefetch": 0.2}
+        self.p = {
+            "request": 0.9,
+            "miss": 0.6,
+            "control": 0.05,
+            "hint": 0.3,
+            "evict": 0.5,
+            "prefetch": 0.2,
+        }
         self.focus = [(0, 0)] * 4
         self.credits = dict.fromkeys(("data", "miss", "score", "queue", "event", "free"), 1.0)
         self.places = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
         tb.want_request = self.request
-        tb.want = {"miss": self.miss, "control": self.control, "hint": self.hint, "evict": self.evict, "prefetch": self.prefetch}
+        tb.want = {
+            "miss": self.miss,
+            "control": self.control,
+            "hint": self.hint,
+            "evict": self.evict,
+            "prefetch": self.prefetch,
+        }
         tb.after, tb.credit = self.after, self.credit
 
     def credit(self, name):
@@ -52,7 +66,7 @@ class Engines:
     def op(self, kind, squeue, page, **fields):
         return Op(kind, session=squeue // self.config.queues, squeue=squeue, page=page, **fields)
 
-    # --- what each stream wants -------------------------------------------------------------------------------------------
+    # - what each stream wants ---------------------------------------------------------------------
     def request(self):
         rng, c = self.rng, self.config
         if not self.wants("request"):
@@ -60,11 +74,21 @@ class Engines:
         squeue, page = self.page()
         session = self.golden.sessions[squeue // c.queues]
         odd = rng.random()
-        op = self.op(K.READ, squeue, page, kv_line=rng.randrange(2) * c.half_lines + rng.randrange(max(1, session.used_lines)), ld_id=session.ld_id,
-                     origin=rng.getrandbits(16))
+        op = self.op(
+            K.READ,
+            squeue,
+            page,
+            kv_line=rng.randrange(2) * c.half_lines + rng.randrange(max(1, session.used_lines)),
+            ld_id=session.ld_id,
+            origin=rng.getrandbits(16),
+        )
         if rng.random() < 0.5:
             op.kind, op.write, op.has_write = K.WRITE, 1, 1
-            op.partial, op.poison, op.write_slot = rng.getrandbits(1), rng.getrandbits(1), rng.randrange(c.write_slots)
+            op.partial, op.poison, op.write_slot = (
+                rng.getrandbits(1),
+                rng.getrandbits(1),
+                rng.randrange(c.write_slots),
+            )
         if odd < 0.02:
             op.ld_id ^= 1 << rng.randrange(4)
         elif odd < 0.04:
@@ -83,10 +107,19 @@ class Engines:
         if not idle:
             return None
         i, e = rng.choice(idle)
-        op = self.op(K.GRANT, e["squeue"], e["page"], miss=i, pool=e["pool"], frame=e["frame"] or 0, miss_kind=e["kind"], lost=e["lost"])
+        op = self.op(
+            K.GRANT,
+            e["squeue"],
+            e["page"],
+            miss=i,
+            pool=e["pool"],
+            frame=e["frame"] or 0,
+            miss_kind=e["kind"],
+            lost=e["lost"],
+        )
         if e["frame"] is None and not e["failed"]:
             if not self.golden.pools[e["pool"]].free and rng.random() < 0.95:
-                return None   # a GRANT in vain only now and then
+                return None  # a GRANT in vain only now and then
             op.failed = int(rng.random() < 0.03)
         elif not e["filled"]:
             op.kind, op.failed, op.source = K.FILL, int(rng.random() < 0.1), rng.randrange(6)
@@ -94,7 +127,16 @@ class Engines:
         elif e["parked"] and rng.random() < 0.9:
             r = e["parked"].popleft()
             op.kind, op.failed = K.REPLAY, e["failed"]
-            for name in ("kv_line", "write", "partial", "poison", "has_write", "write_slot", "ld_id", "origin"):
+            for name in (
+                "kv_line",
+                "write",
+                "partial",
+                "poison",
+                "has_write",
+                "write_slot",
+                "ld_id",
+                "origin",
+            ):
                 setattr(op, name, getattr(r, name))
             e["dropped"] |= op.write & op.failed
         else:
@@ -125,9 +167,16 @@ class Engines:
 
     def descriptor(self, s):
         rng, c = self.rng, self.config
-        return Session(ld_id=rng.randrange(16), host_type=rng.getrandbits(1), used_queues=rng.choice((c.queues, c.queues - 1)),
-                       used_lines=rng.choice((c.half_lines, c.half_lines - 1)), k_only=int(rng.random() < 0.2), used_pages=rng.choice((c.pages, c.pages - 1)),
-                       kv_heads=1, step=rng.choice((0, (1 << 24) - 2)))
+        return Session(
+            ld_id=rng.randrange(16),
+            host_type=rng.getrandbits(1),
+            used_queues=rng.choice((c.queues, c.queues - 1)),
+            used_lines=rng.choice((c.half_lines, c.half_lines - 1)),
+            k_only=int(rng.random() < 0.2),
+            used_pages=rng.choice((c.pages, c.pages - 1)),
+            kv_heads=1,
+            step=rng.choice((0, (1 << 24) - 2)),
+        )
 
     def hint(self):
         rng = self.rng
@@ -135,7 +184,9 @@ class Engines:
             return None
         squeue, page = self.page()
         kind = rng.choice((K.MASS, K.PIN, K.PIN, K.UNPIN, K.STEP if rng.random() < 0.1 else K.MASS))
-        return self.op(kind, squeue, page, mass=rng.getrandbits(16), delta=1 if kind == K.STEP else 0)
+        return self.op(
+            kind, squeue, page, mass=rng.getrandbits(16), delta=1 if kind == K.STEP else 0
+        )
 
     def prefetch(self):
         if not self.wants("prefetch"):
@@ -154,26 +205,46 @@ class Engines:
             squeue, page, frame = claim = rng.choice(self.claims)
             if ("release", claim) not in self.busy:
                 self.busy.add(("release", claim))
-                return self.op(K.RELEASE, squeue, page, frame=frame, failed=int(rng.random() < 0.2), slot=1)
+                return self.op(
+                    K.RELEASE, squeue, page, frame=frame, failed=int(rng.random() < 0.2), slot=1
+                )
         if self.orphans and choice < 0.6:
             squeue, page, frame = orphan = rng.choice(self.orphans)
-            if ("recover", orphan) not in self.busy and not any(claim[:2] == (squeue, page) for claim in self.claims):
+            if ("recover", orphan) not in self.busy and not any(
+                claim[:2] == (squeue, page) for claim in self.claims
+            ):
                 self.busy.add(("recover", orphan))
                 return self.op(K.RECOVER, squeue, page, frame=frame, slot=9)
         if self.closing is not None and rng.random() < 0.6:
             return self.close()
         squeue, page = self.page()
-        if choice < 0.75 and (resident := [k for k, w in self.golden.words.items() if w.state == PageState.RESIDENT and not w.pinned]):
+        if choice < 0.75 and (
+            resident := [
+                k
+                for k, w in self.golden.words.items()
+                if w.state == PageState.RESIDENT and not w.pinned
+            ]
+        ):
             squeue, page = divmod(rng.choice(resident), self.config.pages)
         word = self.golden.word(squeue, page)
         if choice < 0.85:
-            if any(claim[:2] == (squeue, page) for claim in self.claims) or ("claim", squeue, page) in self.busy or (squeue, page) in self.lost_pages():
+            if (
+                any(claim[:2] == (squeue, page) for claim in self.claims)
+                or ("claim", squeue, page) in self.busy
+                or (squeue, page) in self.lost_pages()
+            ):
                 return None
             self.busy.add(("claim", squeue, page))
-            return self.op(K.CLAIM, squeue, page, delta=word.last_step ^ (rng.random() < 0.1), slot=2)
+            return self.op(
+                K.CLAIM, squeue, page, delta=word.last_step ^ (rng.random() < 0.1), slot=2
+            )
         if choice < 0.88:
             return self.op(K.SCRUB, squeue, page, slot=8)
-        if choice < 0.9 and word.state in (PageState.RESIDENT, PageState.WRITING_BACK) and not self.busy & {("claim", squeue, page)}:
+        if (
+            choice < 0.9
+            and word.state in (PageState.RESIDENT, PageState.WRITING_BACK)
+            and not self.busy & {("claim", squeue, page)}
+        ):
             # The word's own frame: VOID, if it is still there when it gets to M3.
             return None if self.claims else self.op(K.PEEK, squeue, page, frame=word.place, slot=9)
         return self.op(K.SCAN, squeue, page, slot=rng.randrange(16))
@@ -182,7 +253,8 @@ class Engines:
         return {o[:2] for o in self.orphans}
 
     def close(self):
-        """Scrubs the session's pages again and again until all are ABSENT and nothing is owed; then CLOSED."""
+        """Scrubs the session's pages again and again until all are ABSENT and nothing is owed; then
+        CLOSED."""
         c, s, golden = self.config, self.closing, self.golden
         if not golden.sessions[s].closing:
             return None
@@ -190,13 +262,19 @@ class Engines:
         mine = range(base, base + c.queues * c.pages)
         owed = [e for e in self.entries.values() if e["squeue"] // c.queues == s]
         owed += [x for x in (*self.claims, *self.orphans) if x[0] // c.queues == s]
-        if not owed and not self.to_free and not any(k in golden.words for k in mine) and not self.busy - {"control"} and not self.tb.entered:
+        if (
+            not owed
+            and not self.to_free
+            and not any(k in golden.words for k in mine)
+            and not self.busy - {"control"}
+            and not self.tb.entered
+        ):
             self.busy.add("closed")
             return Op(K.CLOSED, session=s)
         self.scrub = (self.scrub + 1) % len(mine)
         return self.op(K.SCRUB, *divmod(base + self.scrub, c.pages), slot=8)
 
-    # --- what a result means to them --------------------------------------------------------------------------------------
+    # - what a result means to them ----------------------------------------------------------------
     def after(self, op, r, before):
         here = op.squeue, op.page
         kind = op.kind
@@ -204,13 +282,33 @@ class Engines:
             self.orphans.append((*here, before.place))
         if kind in (K.READ, K.WRITE) and r.outcome == Outcome.MISSED:
             cold = r.old.state == PageState.COLD
-            self.entries[r.miss] = {"kind": MissKind.DEMAND if cold else MissKind.ALLOCATE, "squeue": here[0], "page": here[1], "pool": r.pool, "frame": None,
-                                    "failed": 0, "filled": False, "parked": deque([op]), "lost": int(r.old.state == PageState.LOST), "dropped": 0}
+            self.entries[r.miss] = {
+                "kind": MissKind.DEMAND if cold else MissKind.ALLOCATE,
+                "squeue": here[0],
+                "page": here[1],
+                "pool": r.pool,
+                "frame": None,
+                "failed": 0,
+                "filled": False,
+                "parked": deque([op]),
+                "lost": int(r.old.state == PageState.LOST),
+                "dropped": 0,
+            }
         elif kind in (K.READ, K.WRITE) and r.outcome == Outcome.PARKED:
             self.entries[r.miss]["parked"].append(op)
         elif kind == K.PREFETCH and r.outcome == Outcome.MISSED:
-            self.entries[r.miss] = {"kind": MissKind.PREFETCH, "squeue": here[0], "page": here[1], "pool": r.pool, "frame": r.frame, "failed": 0,
-                                    "filled": False, "parked": deque(), "lost": 0, "dropped": 0}
+            self.entries[r.miss] = {
+                "kind": MissKind.PREFETCH,
+                "squeue": here[0],
+                "page": here[1],
+                "pool": r.pool,
+                "frame": r.frame,
+                "failed": 0,
+                "filled": False,
+                "parked": deque(),
+                "lost": 0,
+                "dropped": 0,
+            }
         elif kind in (K.GRANT, K.FILL, K.REPLAY, K.FLIP):
             self.busy.discard(("miss", op.miss))
             e = self.entries[op.miss]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The tracker beside its golden model: every port driven, every op compared in the cycle in which it is due (see :mod:`kelp_verif.tracker.tracker_bench`)."""
+"""The tracker beside its golden model: every port driven, every op compared in the cycle in which
+it is due (see :mod:`kelp_verif.tracker.tracker_bench`)."""
 
 import random
 from collections import deque
@@ -24,12 +25,25 @@ from kelp_spec.metadata import Outcome, ScoreEvent
 from ..harness.clocking import start_clock
 
 WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
-APART = 6   #: cycles from an op to the first behind it that finds the page's word in the SRAM
-FRAME_OPS = (K.READ, K.WRITE, K.FILL, K.REPLAY, K.CLAIM, K.RELEASE, K.FREE, K.SCRUB, K.FLIP, K.PEEK, K.RECOVER)
+APART = 6  #: cycles from an op to the first behind it that finds the page's word in the SRAM
+FRAME_OPS = (
+    K.READ,
+    K.WRITE,
+    K.FILL,
+    K.REPLAY,
+    K.CLAIM,
+    K.RELEASE,
+    K.FREE,
+    K.SCRUB,
+    K.FLIP,
+    K.PEEK,
+    K.RECOVER,
+)
 
 
 class TB:
-    """Drives every port, steps the golden model in M3 order, and compares. A test says what is wanted next on each stream, and is told every result."""
+    """Drives every port, steps the golden model in M3 order, and compares. A test says what is
+    wanted next on each stream, and is told every result."""
 
     def __init__(self, dut, config: Config, limits=None, flips=0.0):
         self.dut, self.config, self.rng = dut, config, random.Random(cocotb.RANDOM_SEED)
@@ -39,33 +53,46 @@ class TB:
         self.request_packing, self.op_packing = Packing(layouts.request), Packing(layouts.op)
         self.coming_packing = Packing(coming_layout(config))
         self.result_packing, self.frame_packing = Packing(layouts.result), Packing(layouts.frame_op)
-        self.score_packing, self.hot_packing, self.session_packing = Packing(layouts.score_event), Packing(hot_layout(config)), Packing(layouts.session)
+        self.score_packing, self.hot_packing, self.session_packing = (
+            Packing(layouts.score_event),
+            Packing(hot_layout(config)),
+            Packing(layouts.session),
+        )
         self.config_packing = Packing(layouts.queue_config)
         self.count_bits = count_bits(config)
         self.code = Secded(layouts.page_word.size)
-        # A double error that hits the pin itself leaves its count wrong by one, as documented; it is not planted.
+        # A double error that hits the pin itself leaves its count wrong by one, as documented; it
+        # is not planted.
         self.flippable = [b for b in range(self.code.code_bits) if b != layouts.page_word.size - 1]
         self.golden = Tracker(config)
         self.limits = list(limits or config.frames)
         self.golden.set_limits(self.limits)
         self.cycle = 0
         self.miss_ids = deque(range(config.misses))
-        self.want_request = lambda: None     # → (Op, fields of the request) or None
+        self.want_request = lambda: None  # → (Op, fields of the request) or None
         self.want = {name: lambda: None for name in BACKGROUND}
         self.after = lambda op, result, before: None
         self.credit = lambda name: 1
-        self.held = {}                        # port → Op shown and not taken yet
-        self.behind = {}                      # port → Op that is to be shown next there, once it has been told
-        self.tells = 0.0                      # how often a stream with an op tells what is behind it
-        self.coming = None                    # the request that is shown a cycle ahead, behind the one in `held`
-        self.entered = deque()                # (cycle of the handshake, request or None, op or None)
-        self.expected = deque()               # (cycle, result or None, hot or None, free, used)
-        self.planted = {}                     # page → (cycle from which it can be read, bits)
-        self.looked = {}                      # page → cycle in which the last op that looked at its word entered
-        self.flip_at = {}                     # cycle → mask
+        self.held = {}  # port → Op shown and not taken yet
+        # port → Op that is to be shown next there, once it has been told
+        self.behind = {}
+        # how often a stream with an op tells what is behind it
+        self.tells = 0.0
+        # the request that is shown a cycle ahead, behind the one in `held`
+        self.coming = None
+        # (cycle of the handshake, request or None, op or None)
+        self.entered = deque()
+        self.expected = deque()  # (cycle, result or None, hot or None, free, used)
+        self.planted = {}  # page → (cycle from which it can be read, bits)
+        # page → cycle in which the last op that looked at its word entered
+        self.looked = {}
+        self.flip_at = {}  # cycle → mask
         self.seen = {"hot": 0, "faults": [0, 0, 0], "outcomes": {}}
         self.taken = dict.fromkeys(("request", *BACKGROUND), 0)
-        self.ports = {name: [getattr(dut, f"i_{name}__{part}") for part in ("payload", "valid", "ready")] for name in ("request", *BACKGROUND)}
+        self.ports = {
+            name: [getattr(dut, f"i_{name}__{part}") for part in ("payload", "valid", "ready")]
+            for name in ("request", *BACKGROUND)
+        }
 
     async def reset(self):
         dut = self.dut
@@ -75,9 +102,13 @@ class TB:
         for name in ("data", "miss", "score", "queue", "event"):
             getattr(dut, f"{name}_ready").value = 1
         dut.i_miss_free__valid.value = dut.i_miss_free__payload.value = 0
-        dut.behind.value = dut.ahead.value = dut.config_write.value = dut.config_write_valid.value = dut.descriptor.value = dut.ecc_flip.value = 0
+        dut.behind.value = dut.ahead.value = dut.config_write.value = (
+            dut.config_write_valid.value
+        ) = dut.descriptor.value = dut.ecc_flip.value = 0
         dut.low_water.value, dut.reserve.value = self.golden.low_water, self.golden.reserve
-        dut.pool_limit.value = sum(limit << self.count_bits * p for p, limit in enumerate(self.limits))
+        dut.pool_limit.value = sum(
+            limit << self.count_bits * p for p, limit in enumerate(self.limits)
+        )
         for _ in range(2):
             await RisingEdge(dut.clk)
         dut.rst.value = 0
@@ -96,38 +127,84 @@ class TB:
     async def configure(self, squeue, queue: QueueConfig):
         """Writes one queue's configuration, when nothing of its session is on its way."""
         self.golden.configure(squeue, queue)
-        packed = self.config_packing.pack(format_k=queue.format_k, format_v=queue.format_v, pool=queue.pool)
+        packed = self.config_packing.pack(
+            format_k=queue.format_k, format_v=queue.format_v, pool=queue.pool
+        )
         self.dut.config_write.value = squeue | packed << self.config.squeue_bits
         self.dut.config_write_valid.value = 1
         await RisingEdge(self.dut.clk)
         self.dut.config_write_valid.value = 0
 
-    # --- packing ----------------------------------------------------------------------------------------------------------
+    # - packing ------------------------------------------------------------------------------------
     def pack_request(self, op: Op, queue: int | None = None) -> int:
         if queue is None:
             queue = op.squeue - op.session * self.config.queues
         return self.request_packing.pack(
-            write=op.write, partial=op.partial, poison=op.poison, has_write=op.has_write, write_slot=op.write_slot, session=op.session, queue=queue,
-            squeue=op.squeue, page=op.page, kv_line=op.kv_line, refused=op.refused, no_memory=op.no_memory,
-            **{"origin.ld_id": op.ld_id, "origin.tag": op.origin or 0})
+            write=op.write,
+            partial=op.partial,
+            poison=op.poison,
+            has_write=op.has_write,
+            write_slot=op.write_slot,
+            session=op.session,
+            queue=queue,
+            squeue=op.squeue,
+            page=op.page,
+            kv_line=op.kv_line,
+            refused=op.refused,
+            no_memory=op.no_memory,
+            **{"origin.ld_id": op.ld_id, "origin.tag": op.origin or 0},
+        )
 
     def _show_ahead(self, op: Op):
         """As one of the two candidates; the other is anything."""
         noise, width = self.noise, self.coming_packing.width
         which = noise.getrandbits(1)
-        packed = self.coming_packing.pack(session=op.session, squeue=op.squeue, page=op.page, kv_line=op.kv_line, ld_id=op.ld_id,
-                                          memory=not (op.refused or op.no_memory))
-        self.dut.ahead.value = packed << width * which | noise.getrandbits(width) << width * (1 - which) | which << 2 * width
+        packed = self.coming_packing.pack(
+            session=op.session,
+            squeue=op.squeue,
+            page=op.page,
+            kv_line=op.kv_line,
+            ld_id=op.ld_id,
+            memory=not (op.refused or op.no_memory),
+        )
+        self.dut.ahead.value = (
+            packed << width * which
+            | noise.getrandbits(width) << width * (1 - which)
+            | which << 2 * width
+        )
 
     def pack_op(self, op: Op) -> int:
-        names = ("kind", "session", "squeue", "page", "kv_line", "write", "partial", "poison", "has_write", "write_slot", "miss", "pool", "frame", "failed",
-                 "miss_kind", "lost", "source", "slot", "mass", "delta")
-        return self.op_packing.pack(**{n: getattr(op, n) for n in names}, **{"origin.ld_id": op.ld_id, "origin.tag": op.origin or 0})
+        names = (
+            "kind",
+            "session",
+            "squeue",
+            "page",
+            "kv_line",
+            "write",
+            "partial",
+            "poison",
+            "has_write",
+            "write_slot",
+            "miss",
+            "pool",
+            "frame",
+            "failed",
+            "miss_kind",
+            "lost",
+            "source",
+            "slot",
+            "mass",
+            "delta",
+        )
+        return self.op_packing.pack(
+            **{n: getattr(op, n) for n in names},
+            **{"origin.ld_id": op.ld_id, "origin.tag": op.origin or 0},
+        )
 
     def pack_session(self, s: Session) -> int:
         return self.session_packing.pack(**{n: getattr(s, n) for n in Session.__slots__})
 
-    # --- one cycle ----------------------------------------------------------------------------------------------------------
+    # - one cycle ----------------------------------------------------------------------------------
     async def step(self):
         dut, rng = self.dut, self.rng
         for name, (payload, valid, _) in self.ports.items():
@@ -147,7 +224,12 @@ class TB:
             self._show_ahead(op)
         behind = 0
         for k, name in enumerate(BACKGROUND):
-            if name != "control" and name in self.held and name not in self.behind and self.noise.random() < self.tells:
+            if (
+                name != "control"
+                and name in self.held
+                and name not in self.behind
+                and self.noise.random() < self.tells
+            ):
                 if (op := self.want[name]()) is not None:
                     self.behind[name] = op
             if name in self.behind:
@@ -157,7 +239,9 @@ class TB:
             getattr(dut, f"{name}_ready").value = self.credit(name)
         offer_id = bool(self.miss_ids) and self.credit("free")
         dut.i_miss_free__valid.value = int(offer_id)
-        dut.i_miss_free__payload.value = self.miss_ids[0] if offer_id else rng.getrandbits(self.config.miss_bits)
+        dut.i_miss_free__payload.value = (
+            self.miss_ids[0] if offer_id else rng.getrandbits(self.config.miss_bits)
+        )
         dut.ecc_flip.value = self.flip_at.pop(self.cycle, 0)
         await ReadOnly()
         self._observe(offer_id)
@@ -196,7 +280,11 @@ class TB:
         if hot:
             assert request, "hot lane without a request"
             hot_result = self._golden(request, entered, sees_word=False)
-            assert (hot_result.outcome, hot_result.first, hot_result.changed) == (Outcome.HIT, 0, 0), f"hot lane took {hot_result}"
+            assert (hot_result.outcome, hot_result.first, hot_result.changed) == (
+                Outcome.HIT,
+                0,
+                0,
+            ), f"hot lane took {hot_result}"
             self.seen["hot"] += 1
             self._check_frame_op(hot_result)
         lane = op or (request if not hot else None)
@@ -208,16 +296,27 @@ class TB:
             elif not hot:
                 assert not valid, f"frame op for {result}"
         free = [p.free for p in self.golden.pools]
-        self.expected.append((now + 1, result, hot_result, free, [p.used for p in self.golden.pools]))
+        self.expected.append(
+            (now + 1, result, hot_result, free, [p.used for p in self.golden.pools])
+        )
 
     def _golden(self, op, entered, sees_word=True):
         golden = self.golden
         key = op.squeue * self.config.pages + op.page
         since, bits = self.planted.get(key, (0, ()))
         # A word that an op in the pipeline holds is taken from there, not from the SRAM.
-        fault = len(bits) if sees_word and bits and since <= entered and self.looked.get(key, -APART) <= entered - APART else 0
+        fault = (
+            len(bits)
+            if sees_word
+            and bits
+            and since <= entered
+            and self.looked.get(key, -APART) <= entered - APART
+            else 0
+        )
         before = golden.word(op.squeue, op.page)
-        result = golden.step(op, fault=fault, descriptor=self.descriptor if op.kind == K.OPEN else None)
+        result = golden.step(
+            op, fault=fault, descriptor=self.descriptor if op.kind == K.OPEN else None
+        )
         if not result.reads:
             assert not (result.corrected or result.uncorrected)
         else:
@@ -225,7 +324,8 @@ class TB:
             if sees_word:
                 self.looked[key] = entered
             if result.changed or result.corrected:
-                # The code word is encoded in the next cycle, written in the one after, and can be read behind that.
+                # The code word is encoded in the next cycle, written in the one after, and can be
+                # read behind that.
                 bits = ()
                 if self.rng.random() < self.flips:
                     bits = tuple(self.rng.sample(self.flippable, self.rng.choice((1, 1, 2))))
@@ -240,10 +340,19 @@ class TB:
         got = self.frame_packing.unpack(self.dut.o_frame_op.value)
         op, session = r.op, self.golden.sessions[r.op.session]
         demand = op.kind in (K.READ, K.WRITE, K.REPLAY)
-        want = {"kind": op.kind, "outcome": r.outcome, "use": int(bool(r.use)), "answer": r.answer, "squeue": op.squeue, "page": op.page, "init": r.init,
-                "write": op.write if demand else 0, "has_write": op.has_write if demand else 0}
+        want = {
+            "kind": op.kind,
+            "outcome": r.outcome,
+            "use": int(bool(r.use)),
+            "answer": r.answer,
+            "squeue": op.squeue,
+            "page": op.page,
+            "init": r.init,
+            "write": op.write if demand else 0,
+            "has_write": op.has_write if demand else 0,
+        }
         if op.kind == K.PEEK:
-            want["use"] = int(op.slot == 9)   # this bench's evictor walks with it
+            want["use"] = int(op.slot == 9)  # this bench's evictor walks with it
             want["frame"] = op.frame
         elif r.use:
             want["frame"] = r.frame
@@ -257,16 +366,30 @@ class TB:
         if op.kind == K.FILL:
             want["miss"] = op.miss
         if demand:
-            want |= {"write_slot": op.write_slot, "origin.tag": op.origin or 0, "origin.ld_id": op.ld_id}
+            want |= {
+                "write_slot": op.write_slot,
+                "origin.tag": op.origin or 0,
+                "origin.ld_id": op.ld_id,
+            }
             if r.use:
-                want |= {"kv_line": op.kv_line, "partial": op.partial, "poison": op.poison, "format_k": r.format_k, "format_v": r.format_v,
-                         "used_lines": session.used_lines, "k_only": session.k_only, "host_type": session.host_type}
+                want |= {
+                    "kv_line": op.kv_line,
+                    "partial": op.partial,
+                    "poison": op.poison,
+                    "format_k": r.format_k,
+                    "format_v": r.format_v,
+                    "used_lines": session.used_lines,
+                    "k_only": session.k_only,
+                    "host_type": session.host_type,
+                }
         bad = {n: (got[n], int(v)) for n, v in want.items() if got[n] != int(v)}
         assert not bad, f"frame op of {r}: (got, want) {bad}"
 
     def _check_results(self, now):
         dut = self.dut
-        valid, hot_valid, score_valid = (int(p.value) for p in (dut.o_result_valid, dut.o_hot_valid, dut.o_score_valid))
+        valid, hot_valid, score_valid = (
+            int(p.value) for p in (dut.o_result_valid, dut.o_hot_valid, dut.o_score_valid)
+        )
         if not self.expected or self.expected[0][0] != now:
             assert not (valid or hot_valid or score_valid), f"cycle {now}: result out of nothing"
             return
@@ -277,24 +400,54 @@ class TB:
             assert got == {n: getattr(hot.op, n) for n in got}
         for port, want in ((dut.pool_free, free), (dut.pool_used, used)):
             vector = int(port.value)
-            assert [vector >> self.count_bits * p & (1 << self.count_bits) - 1 for p in range(len(POOLS))] == want, f"pool counts after {r}"
+            assert [
+                vector >> self.count_bits * p & (1 << self.count_bits) - 1
+                for p in range(len(POOLS))
+            ] == want, f"pool counts after {r}"
         if r is None:
             assert not score_valid
             return
         got = self.result_packing.unpack(dut.o_result.value)
         op = r.op
-        want = {"op.kind": op.kind, "op.session": op.session, "op.squeue": op.squeue, "op.page": op.page, "outcome": r.outcome, "corrected": r.corrected,
-                "uncorrected": r.uncorrected, "changed": r.changed, "first": r.first, "op.slot": op.slot, "op.source": op.source}
+        want = {
+            "op.kind": op.kind,
+            "op.session": op.session,
+            "op.squeue": op.squeue,
+            "op.page": op.page,
+            "outcome": r.outcome,
+            "corrected": r.corrected,
+            "uncorrected": r.uncorrected,
+            "changed": r.changed,
+            "first": r.first,
+            "op.slot": op.slot,
+            "op.source": op.source,
+        }
         if r.reads:
             for which, word in (("old", r.old), ("word", r.word)):
                 want |= {f"{which}.{n}": v for n, v in zip(WORD, word, strict=True)}
         if op.kind in (K.READ, K.WRITE, K.PIN, K.OPEN):
             want["op.refused"] = r.event
         if op.kind in (K.READ, K.WRITE):
-            want |= {"op.kv_line": op.kv_line, "op.write": op.write, "op.has_write": op.has_write, "op.write_slot": op.write_slot}
-        if r.outcome in (Outcome.MISSED, Outcome.PARKED) or op.kind in (K.GRANT, K.FILL, K.REPLAY, K.FLIP):
+            want |= {
+                "op.kv_line": op.kv_line,
+                "op.write": op.write,
+                "op.has_write": op.has_write,
+                "op.write_slot": op.write_slot,
+            }
+        if r.outcome in (Outcome.MISSED, Outcome.PARKED) or op.kind in (
+            K.GRANT,
+            K.FILL,
+            K.REPLAY,
+            K.FLIP,
+        ):
             want["miss"] = r.miss
-        if r.outcome == Outcome.MISSED and op.kind != K.PREFETCH or r.use and op.kind != K.PEEK or r.frame:
+        if (
+            r.outcome == Outcome.MISSED
+            and op.kind != K.PREFETCH
+            or r.use
+            and op.kind != K.PEEK
+            or r.frame
+        ):
             want["pool"] = r.pool
         if r.frame:
             want["frame"] = r.frame
@@ -305,7 +458,10 @@ class TB:
             got = self.score_packing.unpack(dut.o_score.value)
             want = {"kind": r.score, "squeue": op.squeue, "page": op.page}
             if r.score == ScoreEvent.SCAN:
-                want |= {"slot": op.slot, **{f"scan.{n}": v for n, v in zip(WORD, r.word, strict=True)}}
+                want |= {
+                    "slot": op.slot,
+                    **{f"scan.{n}": v for n, v in zip(WORD, r.word, strict=True)},
+                }
             elif r.score != ScoreEvent.INIT:
                 want |= {"gap": r.gap} if r.score == ScoreEvent.TOUCH else {"mass": r.mass}
             bad = {n: (got[n], int(v)) for n, v in want.items() if got[n] != int(v)}

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The policies by id, and a user's own: ``my.py:Class`` names a class in a file, which needs a ``victim`` and no more (docs/lab.md).
+"""The policies by id, and a user's own: ``my.py:Class`` names a class in a file, which needs a
+``victim`` and no more (docs/lab.md).
 
-A policy's parameters are what its constructor takes by name with a number as default, and the numbers of a dataclass that is a default.
+A policy's parameters are what its constructor takes by name with a number as default, and the
+numbers of a dataclass that is a default.
 """
 
 from __future__ import annotations
@@ -20,10 +22,26 @@ from ..engine import Policy, Pool
 __all__ = ["IDS", "arguments", "load", "maker", "parameters_of"]
 
 _HOME = {
-    "lru": "lru:Lru", "fifo": "fifo:Fifo", "clock": "clock:Clock", "lfu": "lfu:Lfu", "arc": "arc:Arc", "s3fifo": "s3fifo:S3Fifo",
-    "sieve": "sieve:Sieve", "wtinylfu": "wtinylfu:WTinyLfu", "belady": "belady:Belady", "streamingllm": "streamingllm:StreamingLlm",
-    "h2o": "h2o:H2O", "snapkv": "snapkv:SnapKv", "quest": "quest:Quest", "infinigen": "infinigen:InfiniGen", "freekv": "freekv:FreeKv",
-    "speckv": "speckv:SpecKv", "plain": "plain:Plain", "ema": "ema:Ema", "kelp": "kelp:Kelp", "kelp-noprefetch": "kelp:KelpNoPrefetch",
+    "lru": "lru:Lru",
+    "fifo": "fifo:Fifo",
+    "clock": "clock:Clock",
+    "lfu": "lfu:Lfu",
+    "arc": "arc:Arc",
+    "s3fifo": "s3fifo:S3Fifo",
+    "sieve": "sieve:Sieve",
+    "wtinylfu": "wtinylfu:WTinyLfu",
+    "belady": "belady:Belady",
+    "streamingllm": "streamingllm:StreamingLlm",
+    "h2o": "h2o:H2O",
+    "snapkv": "snapkv:SnapKv",
+    "quest": "quest:Quest",
+    "infinigen": "infinigen:InfiniGen",
+    "freekv": "freekv:FreeKv",
+    "speckv": "speckv:SpecKv",
+    "plain": "plain:Plain",
+    "ema": "ema:Ema",
+    "kelp": "kelp:Kelp",
+    "kelp-noprefetch": "kelp:KelpNoPrefetch",
 }
 IDS = tuple(_HOME)
 
@@ -45,10 +63,14 @@ def load(name: str) -> type[Policy]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ValueError(f"policy {name!r}: {path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"policy {name!r}: {path} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
     found = getattr(module, attribute, None)
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise ValueError(f"policy {name!r}: {path} has no class {attribute} derived from kelp_sim.lab.Policy")
+        raise ValueError(
+            f"policy {name!r}: {path} has no class {attribute} derived from kelp_sim.lab.Policy"
+        )
     if found.id == "?":
         found.id = attribute.lower()
     return found
@@ -58,24 +80,37 @@ def parameters_of(policy: type[Policy]) -> dict[str, int | float]:
     """Name → default of every parameter of ``policy``."""
     found = {}
     for name, default in _defaults(policy).items():
-        values = dataclasses.asdict(default) if dataclasses.is_dataclass(default) else {name: default}
-        found |= {n: v for n, v in values.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        values = (
+            dataclasses.asdict(default) if dataclasses.is_dataclass(default) else {name: default}
+        )
+        found |= {
+            n: v
+            for n, v in values.items()
+            if isinstance(v, (int, float)) and not isinstance(v, bool)
+        }
     return found
 
 
 def arguments(name: str, chosen: dict[str, float] | None = None) -> dict:
-    """What the constructor of policy ``name`` takes by name, with ``chosen`` parameters for their defaults; ValueError where one is none or of another kind."""
+    """What the constructor of policy ``name`` takes by name, with ``chosen`` parameters for their
+    defaults; ValueError where one is none or of another kind."""
     policy = load(name)
     legal, chosen = parameters_of(policy), chosen or {}
     for key, value in chosen.items():
         if key not in legal:
-            raise ValueError(f"policy {name!r} has no parameter {key!r}; legal: {', '.join(f'{n} ({v})' for n, v in legal.items()) or 'none'}")
+            raise ValueError(
+                f"policy {name!r} has no parameter {key!r}; legal: "
+                + f"{', '.join(f'{n} ({v})' for n, v in legal.items()) or 'none'}"
+            )
         if isinstance(legal[key], int) and not isinstance(value, int):
             raise ValueError(f"policy {name!r}: {key} = {value} is refused; legal: whole numbers")
     found = {}
     for key, default in _defaults(policy).items():
         if dataclasses.is_dataclass(default):
-            found[key] = dataclasses.replace(default, **{f.name: chosen[f.name] for f in dataclasses.fields(default) if f.name in chosen})
+            found[key] = dataclasses.replace(
+                default,
+                **{f.name: chosen[f.name] for f in dataclasses.fields(default) if f.name in chosen},
+            )
         else:
             found[key] = chosen.get(key, default)
     return found
@@ -88,4 +123,8 @@ def maker(name: str, chosen: dict[str, float] | None = None) -> Callable[[Pool],
 
 def _defaults(policy: type[Policy]) -> dict:
     taken = inspect.signature(policy).parameters.values()
-    return {p.name: p.default for p in taken if isinstance(p.default, (int, float)) or dataclasses.is_dataclass(p.default)}
+    return {
+        p.name: p.default
+        for p in taken
+        if isinstance(p.default, (int, float)) or dataclasses.is_dataclass(p.default)
+    }

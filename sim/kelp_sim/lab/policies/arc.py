@@ -14,12 +14,12 @@ class Arc(Policy):
 
     def __init__(self, pool):
         super().__init__(pool)
-        self.once: dict[int, None] = {}        # T1, oldest first
-        self.often: dict[int, None] = {}       # T2
+        self.once: dict[int, None] = {}  # T1, oldest first
+        self.often: dict[int, None] = {}  # T2
         self.ghost_once: dict[int, None] = {}  # B1
         self.ghost_often: dict[int, None] = {}  # B2
-        self.target = 0.0                      # wanted size of T1
-        self.returning = 0                     # 1 or 2: the access was in that ghost list
+        self.target = 0.0  # wanted size of T1
+        self.returning = 0  # 1 or 2: the access was in that ghost list
 
     def seen(self, now, missed):
         self.returning, key = 0, now.key
@@ -38,7 +38,9 @@ class Arc(Policy):
         self.often[key] = None
 
     def admitted(self, key, now):
-        (self.often if self.returning and now is not None and key == now.key else self.once)[key] = None
+        (self.often if self.returning and now is not None and key == now.key else self.once)[
+            key
+        ] = None
 
     def victim(self, now):
         t1, t2, frames = len(self.once), len(self.often), self.pool.frames
@@ -51,12 +53,18 @@ class Arc(Policy):
                     self.forget = True
             elif t1 + t2 + len(self.ghost_once) + len(self.ghost_often) >= 2 * frames:
                 self.ghost_often.pop(next(iter(self.ghost_often)))
-        first = self.forget or not t2 or (t1 > 0 and (t1 > self.target or (t1 == self.target and self.returning == 2)))
+        first = (
+            self.forget
+            or not t2
+            or (t1 > 0 and (t1 > self.target or (t1 == self.target and self.returning == 2)))
+        )
         order = (self.once, self.often) if first else (self.often, self.once)
         return next((key for held in order for key in held if self.pool.is_open(key, now)), None)
 
     def evicted(self, key, now):
-        held, ghost = (self.once, self.ghost_once) if key in self.once else (self.often, self.ghost_often)
+        held, ghost = (
+            (self.once, self.ghost_once) if key in self.once else (self.often, self.ghost_often)
+        )
         del held[key]
         if not self.forget:
             ghost[key] = None

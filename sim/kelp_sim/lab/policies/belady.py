@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`belady`: the page whose next access is furthest away, in whole steps; ties: lower queue, lower page. It alone is told the future."""
+"""`belady`: the page whose next access is furthest away, in whole steps; ties: lower queue, lower
+page. It alone is told the future."""
 
 from __future__ import annotations
 

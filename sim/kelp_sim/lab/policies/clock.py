@@ -14,7 +14,7 @@ class Clock(Policy):
 
     def __init__(self, pool):
         super().__init__(pool)
-        self.order: dict[int, bool] = {}    # oldest first; referenced?
+        self.order: dict[int, bool] = {}  # oldest first; referenced?
 
     def admitted(self, key, now):
         self.order[key] = False

@@ -10,7 +10,7 @@ __all__ = ["Fifo"]
 
 class Fifo(Lru):
     id = "fifo"
-    bits = 0    # a ring of frames
+    bits = 0  # a ring of frames
 
     def hit(self, key, now):
         pass

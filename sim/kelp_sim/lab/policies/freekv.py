@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`freekv`: LRU that fetches for the next layer what that layer read in the step before and no longer has (FreeKV-like)."""
+"""`freekv`: LRU that fetches for the next layer what that layer read in the step before and no
+longer has (FreeKV-like)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ class FreeKv(Lru):
 
     def __init__(self, pool):
         super().__init__(pool)
-        self.now: dict[int, list[int]] = {}       # queue: the pages it read in the step it is in
-        self.before: dict[int, list[int]] = {}    # queue: those of the step before
+        self.now: dict[int, list[int]] = {}  # queue: the pages it read in the step it is in
+        self.before: dict[int, list[int]] = {}  # queue: those of the step before
         self.step: dict[int, int] = {}
 
     def seen(self, now, missed):
@@ -29,4 +30,5 @@ class FreeKv(Lru):
         layer = (now.layer + 1) % self.pool.layers
         for queue in range(layer * self.pool.kv_heads, (layer + 1) * self.pool.kv_heads):
             if queue in self.pool.queues:
-                yield from self.now.get(queue, ())    # its turn in this step is still to come, or over: either way its latest reads
+                # its turn in this step is still to come, or over: either way its latest reads
+                yield from self.now.get(queue, ())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`h2o`: heavy hitters by cumulated attention mass, of the pages read and renormalised over them; ties: lower queue, lower page."""
+"""`h2o`: heavy hitters by cumulated attention mass, of the pages read and renormalised over them;
+ties: lower queue, lower page."""
 
 from __future__ import annotations
 

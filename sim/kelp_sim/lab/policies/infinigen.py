@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`infinigen`: LRU that fetches for the next layer the pages that this layer is reading (InfiniGen-like; here by page number, not by a partial query)."""
+"""`infinigen`: LRU that fetches for the next layer the pages that this layer is reading
+(InfiniGen-like; here by page number, not by a partial query)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ class InfiniGen(Lru):
 
     def __init__(self, pool):
         super().__init__(pool)
-        self.read: list[int] = []    # keys of the layer before the one that has just begun
+        self.read: list[int] = []  # keys of the layer before the one that has just begun
         self.layer = (-1, -1)
 
     def seen(self, now, missed):
@@ -24,7 +25,8 @@ class InfiniGen(Lru):
         self.read.append(now.key)
 
     def prefetch(self, now):
-        # At the start of layer l only layer l − 1 is known in full: its pages are asked for in layer l + 1.
+        # At the start of layer l only layer l − 1 is known in full: its pages are asked for in
+        # layer l + 1.
         if now.layer + 1 < self.pool.layers and self.read:
             ahead = 2 * self.pool.kv_heads * self.pool.pages
             if self.layer == (now.step, now.layer - 1):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`lfu`: the page accessed least often since it was written; counts are kept when it is evicted. Ties: lower queue, lower page."""
+"""`lfu`: the page accessed least often since it was written; counts are kept when it is evicted.
+Ties: lower queue, lower page."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ __all__ = ["Lfu", "Scored"]
 
 
 class Scored(Policy):
-    """A policy with a value per page, the lowest of which gives way: :meth:`value` of the open pages' keys."""
+    """A policy with a value per page, the lowest of which gives way: :meth:`value` of the open
+    pages' keys."""
 
     def value(self, keys, now):
         raise NotImplementedError

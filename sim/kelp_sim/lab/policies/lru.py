@@ -10,11 +10,11 @@ __all__ = ["Lru"]
 
 class Lru(Policy):
     id = "lru"
-    bits = 24    # last_step
+    bits = 24  # last_step
 
     def __init__(self, pool):
         super().__init__(pool)
-        self.order: dict[int, None] = {}    # oldest first
+        self.order: dict[int, None] = {}  # oldest first
 
     def admitted(self, key, now):
         self.order[key] = None

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`plain`: an expander with no policy. Pages stay where they were first put; when DRAM is full, what is read from flash is kept nowhere."""
+"""`plain`: an expander with no policy. Pages stay where they were first put; when DRAM is full,
+what is read from flash is kept nowhere."""
 
 from __future__ import annotations
 

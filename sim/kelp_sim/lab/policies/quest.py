@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`quest`: by an upper bound of what a page can get. Quest bounds q·k by each page's key range; a policy that sees no queries bounds the next
-mass by the page's peak so far, falling by half in 64 steps. Ties: lower queue, lower page."""
+"""`quest`: by an upper bound of what a page can get. Quest bounds q·k by each page's key range; a
+policy that sees no queries bounds the next mass by the page's peak so far, falling by half in 64
+steps. Ties: lower queue, lower page."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ __all__ = ["Quest", "falls"]
 
 @functools.cache
 def falls(half: int) -> np.ndarray:
-    """What n steps leave of a peak that falls by half in ``half`` steps; n to 64 halvings, more count as these."""
+    """What n steps leave of a peak that falls by half in ``half`` steps; n to 64 halvings, more
+    count as these."""
     if half < 1:
         raise ValueError(f"quest: half = {half} is refused; legal: 1 or more steps")
     return 0.5 ** (np.arange(64 * half + 1) / half)

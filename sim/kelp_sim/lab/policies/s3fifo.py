@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`s3fifo`: a small FIFO that filters, a main FIFO with two-bit chances, a ghost FIFO of what the filter threw out (SOSP '23)."""
+"""`s3fifo`: a small FIFO that filters, a main FIFO with two-bit chances, a ghost FIFO of what the
+filter threw out (SOSP '23)."""
 
 from __future__ import annotations
 
@@ -13,11 +14,15 @@ class S3Fifo(Policy):
     bits = 2 + 1
 
     def __init__(self, pool, small=0.1, ghost=0.9, promote=2):
-        """Shares of the frames in the small queue and the ghosts; accesses in the small queue that earn a place in the main one."""
+        """Shares of the frames in the small queue and the ghosts; accesses in the small queue that
+        earn a place in the main one."""
         super().__init__(pool)
         if not (0 < small < 1 and ghost >= 0 and promote >= 1):
-            raise ValueError(f"s3fifo: small = {small}, ghost = {ghost}, promote = {promote} is refused; legal: between 0 and 1, from 0, from 1")
-        self.small: dict[int, int] = {}    # oldest first; accesses since it came
+            raise ValueError(
+                f"s3fifo: small = {small}, ghost = {ghost}, promote = {promote} is refused; "
+                + "legal: between 0 and 1, from 0, from 1"
+            )
+        self.small: dict[int, int] = {}  # oldest first; accesses since it came
         self.main: dict[int, int] = {}
         self.ghost: dict[int, None] = {}
         self.small_frames = int(pool.frames * small)
@@ -38,7 +43,7 @@ class S3Fifo(Policy):
         if self.returning and now is not None and key == now.key:
             self.main[key] = 0
         elif not self.evicting and len(self.small) >= self.small_frames:
-            self.main[key] = 0    # the pool fills for the first time
+            self.main[key] = 0  # the pool fills for the first time
         else:
             self.small[key] = 0
 

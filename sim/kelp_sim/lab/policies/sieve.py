@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`sieve`: a hand walks from old to new and takes the first page not visited since it last passed; hits move nothing (NSDI '24)."""
+"""`sieve`: a hand walks from old to new and takes the first page not visited since it last passed;
+hits move nothing (NSDI '24)."""
 
 from __future__ import annotations
 
@@ -15,13 +16,19 @@ class Sieve(Policy):
     def __init__(self, pool):
         super().__init__(pool)
         self.visited: dict[int, bool] = {}
-        self.newer: dict[int | None, int | None] = {None: None}    # None is the end of the queue: the oldest is newer[None]
+        # None is the end of the queue: the oldest is newer[None]
+        self.newer: dict[int | None, int | None] = {None: None}
         self.older: dict[int | None, int | None] = {None: None}
         self.hand: int | None = None
 
     def admitted(self, key, now):
         newest = self.older[None]
-        self.newer[newest], self.older[key], self.newer[key], self.older[None] = key, newest, None, key
+        self.newer[newest], self.older[key], self.newer[key], self.older[None] = (
+            key,
+            newest,
+            None,
+            key,
+        )
         self.visited[key] = False
 
     def hit(self, key, now):

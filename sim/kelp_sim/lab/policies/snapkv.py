@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`snapkv`: a vote of the last observation window. A page's votes are its mass in the last 16 steps, smoothed over its neighbours."""
+"""`snapkv`: a vote of the last observation window. A page's votes are its mass in the last 16
+steps, smoothed over its neighbours."""
 
 from __future__ import annotations
 
@@ -35,4 +36,8 @@ class SnapKv(Scored):
 
     def value(self, keys, now):
         last = len(self.sum) - 1
-        return 2 * self.sum[keys] + self.sum[np.maximum(keys - 1, 0)] + self.sum[np.minimum(keys + 1, last)]
+        return (
+            2 * self.sum[keys]
+            + self.sum[np.maximum(keys - 1, 0)]
+            + self.sum[np.minimum(keys + 1, last)]
+        )

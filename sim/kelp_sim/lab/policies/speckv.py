@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`speckv`: LRU that fetches the pages around each page last read (CXL-SpecKV-like speculation; the published ±W window with W = 1)."""
+"""`speckv`: LRU that fetches the pages around each page last read (CXL-SpecKV-like speculation; the
+published ±W window with W = 1)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`streamingllm`: attention sinks and a window. The oldest page that is no sink gives way; the first page of a queue never does while another is left."""
+"""`streamingllm`: attention sinks and a window. The oldest page that is no sink gives way; the
+first page of a queue never does while another is left."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""`wtinylfu`: a small LRU window, a segmented LRU behind it, and a duel by recent frequency for the place (TinyLFU, ToS '17)."""
+"""`wtinylfu`: a small LRU window, a segmented LRU behind it, and a duel by recent frequency for the
+place (TinyLFU, ToS '17)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ class WTinyLfu(Policy):
         """Percent of the frames in the window; percent of the others in the protected segment."""
         super().__init__(pool)
         if not (0 <= window <= 100 and 0 <= protected <= 100):
-            raise ValueError(f"wtinylfu: window = {window}, protected = {protected} is refused; legal: 0 … 100 percent")
+            raise ValueError(
+                f"wtinylfu: window = {window}, protected = {protected} is refused; legal: 0 … "
+                + "100 percent"
+            )
         self.window: dict[int, None] = {}
         self.probation: dict[int, None] = {}
         self.protected: dict[int, None] = {}
@@ -55,13 +59,18 @@ class WTinyLfu(Policy):
 
     def victim(self, now):
         def oldest(*lists):
-            return next((key for held in lists for key in held if self.pool.is_open(key, now)), None)
+            return next(
+                (key for held in lists for key in held if self.pool.is_open(key, now)), None
+            )
 
         candidate, incumbent = oldest(self.window), oldest(self.probation, self.protected)
         if candidate is None or incumbent is None:
             return incumbent if candidate is None else candidate
-        # The window is full: its oldest page leaves it for the access to come, into the main part if it is the more frequent one.
-        return incumbent if self.count.get(candidate, 0) > self.count.get(incumbent, 0) else candidate
+        # The window is full: its oldest page leaves it for the access to come, into the main part
+        # if it is the more frequent one.
+        return (
+            incumbent if self.count.get(candidate, 0) > self.count.get(incumbent, 0) else candidate
+        )
 
     def evicted(self, key, now):
         for held in (self.window, self.probation, self.protected):
