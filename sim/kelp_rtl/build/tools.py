@@ -20,7 +20,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["ToolError", "build_root", "digest", "env_bin", "find", "lock", "shims", "tool_env", "verilator_root", "version_key", "write_if_changed"]
+__all__ = [
+    "ToolError",
+    "build_root",
+    "digest",
+    "env_bin",
+    "find",
+    "lock",
+    "shims",
+    "tool_env",
+    "verilator_root",
+    "version_key",
+    "write_if_changed",
+]
 
 
 class ToolError(RuntimeError):
@@ -62,7 +74,11 @@ def find(command: str) -> str:
     none."""
     path = shutil.which(command, path=tool_env()["PATH"])
     if path is None:
-        hint = "make setup" if command in ("yosys", "sby", "z3", "verilator") else f"apt-get install {command}"
+        hint = (
+            "make setup"
+            if command in ("yosys", "sby", "z3", "verilator")
+            else f"apt-get install {command}"
+        )
         raise ToolError(f"{command} not found: {hint}")
     return path
 
@@ -102,7 +118,9 @@ def shims() -> Path:
         "z3": "z3",
     }.items():
         shim = directory / name
-        if write_if_changed(shim, f'#!/bin/sh\nexec "{env_bin() / target}" "$@"\n') or not os.access(shim, os.X_OK):
+        if write_if_changed(
+            shim, f'#!/bin/sh\nexec "{env_bin() / target}" "$@"\n'
+        ) or not os.access(shim, os.X_OK):
             shim.chmod(0o755)
     return directory
 
@@ -129,5 +147,7 @@ def version_key(*packages: str) -> str:
     """One line naming the versions a build depends on: the given distributions, the compiler, and
     where this environment lies."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
-    compiler = subprocess.run([find("g++"), "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    compiler = subprocess.run(
+        [find("g++"), "--version"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()[0]
     return "; ".join([*versions, compiler, str(env_bin())])

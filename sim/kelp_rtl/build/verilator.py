@@ -24,7 +24,17 @@ MAKE_JOBS = 2
 PCH = "CFG_CXXFLAGS_PCH_I=-include"
 # Amaranth's Verilog trips style warnings in every module; `kelp verilog` is where it is linted with
 # -Wall.
-VERILATOR_ARGS = ("--assert", "--x-initial", "unique", "--x-assign", "unique", "-Wno-fatal", "-Wno-lint", "-Wno-style", "--no-timing")
+VERILATOR_ARGS = (
+    "--assert",
+    "--x-initial",
+    "unique",
+    "--x-assign",
+    "unique",
+    "-Wno-fatal",
+    "-Wno-lint",
+    "-Wno-style",
+    "--no-timing",
+)
 
 
 def verilate_model(
@@ -55,12 +65,24 @@ def verilate_model(
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
     args = [*VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
     flags = ["-fPIC", "-std=c++20", *cflags]
-    key = tools.digest(verilog, top, *(f.read_text(encoding="utf-8") for f in files), *args, *flags, opt, tools.version_key("verilator"))
+    key = tools.digest(
+        verilog,
+        top,
+        *(f.read_text(encoding="utf-8") for f in files),
+        *args,
+        *flags,
+        opt,
+        tools.version_key("verilator"),
+    )
     model_dir = tools.build_root() / "model" / f"{name}-{key}"
     drivers = [Path(source).resolve() for source in cpp_sources]
     driver_key = tools.digest(
         *(f.read_text(encoding="utf-8") for f in drivers),
-        *(header.read_text(encoding="utf-8") for f in drivers for header in sorted(f.parent.glob("*.h"))),
+        *(
+            header.read_text(encoding="utf-8")
+            for f in drivers
+            for header in sorted(f.parent.glob("*.h"))
+        ),
         json.dumps(headers or {}, sort_keys=True),
     )
     library = model_dir / f"lib{name}-{driver_key}.so"
@@ -70,21 +92,54 @@ def verilate_model(
         log = model_dir / "build.log"
         if not (model_dir / "built").is_file():
             tools.write_if_changed(model_dir / "top.v", verilog)
-            command = ["verilator", "--cc", "-Mdir", str(model_dir), "--prefix", "Vtop", "--top-module", top, "-O3", *args]
+            command = [
+                "verilator",
+                "--cc",
+                "-Mdir",
+                str(model_dir),
+                "--prefix",
+                "Vtop",
+                "--top-module",
+                top,
+                "-O3",
+                *args,
+            ]
             command += [argument for flag in flags for argument in ("-CFLAGS", flag)]
             call([*command, str(model_dir / "top.v"), *map(str, files)], cwd=model_dir, log=log)
             # slow: what runs once
             optimise = [PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={opt}"]
             with runtime(model_dir, [*flags, opt, *args]):
-                call(["make", "-j", str(MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"], cwd=model_dir, log=log, append=True)
+                call(
+                    ["make", "-j", str(MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"],
+                    cwd=model_dir,
+                    log=log,
+                    append=True,
+                )
             tools.write_if_changed(model_dir / "built", key)
         include = tools.verilator_root() / "include"
         generated = model_dir / f"headers-{driver_key}"
         for file, text in (headers or {}).items():
             tools.write_if_changed(generated / file, text)
         scratch = model_dir / f".{library.name}.{os.getpid()}"
-        command = ["g++", "-shared", _MODEL_OPT, *flags, f"-DVM_TRACE={int(waves)}", f"-DVM_TRACE_VCD={int(waves)}", f"-I{model_dir}", f"-I{generated}"]
-        command += [f"-I{include}", f"-I{include / 'vltstd'}", *map(str, drivers), "libVtop.a", "libverilated.a", "-pthread", "-latomic"]
+        command = [
+            "g++",
+            "-shared",
+            _MODEL_OPT,
+            *flags,
+            f"-DVM_TRACE={int(waves)}",
+            f"-DVM_TRACE_VCD={int(waves)}",
+            f"-I{model_dir}",
+            f"-I{generated}",
+        ]
+        command += [
+            f"-I{include}",
+            f"-I{include / 'vltstd'}",
+            *map(str, drivers),
+            "libVtop.a",
+            "libverilated.a",
+            "-pthread",
+            "-latomic",
+        ]
         call([*command, "-o", str(scratch)], cwd=model_dir, log=log, append=True)
         os.replace(scratch, library)
     return library
@@ -95,9 +150,18 @@ def call(command: Sequence[str], *, cwd: Path, log: Path, append: bool = False) 
     stands."""
     command = [tools.find(command[0]), *command[1:]]
     with open(log, "a" if append else "w", encoding="utf-8") as handle:
-        done = subprocess.run(command, cwd=cwd, env=tools.tool_env(), stdout=handle, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env=tools.tool_env(),
+            stdout=handle,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
     if done.returncode:
-        raise tools.ToolError(f"{Path(command[0]).name} failed ({done.returncode}), log {log}:\n{tail(log)}")
+        raise tools.ToolError(
+            f"{Path(command[0]).name} failed ({done.returncode}), log {log}:\n{tail(log)}"
+        )
 
 
 def tail(path: Path, lines: int = 60) -> str:
@@ -113,7 +177,11 @@ def runtime(build_dir: Path, flags: Sequence[str]):
 
     To be entered after Verilator has run, since make rebuilds what is older than Vtop.mk.
     """
-    shelf = tools.build_root() / "verilator-runtime" / tools.digest(*flags, tools.version_key("verilator"))
+    shelf = (
+        tools.build_root()
+        / "verilator-runtime"
+        / tools.digest(*flags, tools.version_key("verilator"))
+    )
     if shelf.is_dir():
         for path in shelf.iterdir():
             shutil.copy(path, build_dir / path.name)

@@ -33,7 +33,10 @@ def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
         if not path.is_file():
             # The same call that verilog.convert() makes; taken apart here so that the slow half can
             # be skipped.
-            tools.write_if_changed(path, settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=strip)))
+            tools.write_if_changed(
+                path,
+                settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=strip)),
+            )
     return path.read_text(encoding="utf-8")
 
 
@@ -48,8 +51,17 @@ def settle_constants(verilog: str) -> str:
     modules = re.split(r"(?m)^(?=module )", verilog)
     for n, module in enumerate(modules):
         if trigger := re.search(r"^  reg (\\\$auto\$verilog_backend\S+ )", module, re.M):
-            once = r"  always @* begin\n    if (" + trigger[1].replace("\\", "\\\\") + r") begin end\n\1  end\n"
-            modules[n] = re.sub(r"(?m)^  always @\*\n(    [^;]* = (?:\d+'[hbd][0-9a-fA-Fx_]+|\{[ ,0-9'hbdxa-fA-F]*\});\n)", once, module)
+            once = (
+                r"  always @* begin\n    if ("
+                + trigger[1].replace("\\", "\\\\")
+                + r") begin end\n\1  end\n"
+            )
+            modules[n] = re.sub(
+                r"(?m)^  always @\*\n(    [^;]* = (?:\d+'[hbd][0-9a-fA-Fx_]+|\{[ "
+                + r",0-9'hbdxa-fA-F]*\});\n)",
+                once,
+                module,
+            )
     return "".join(modules)
 
 
@@ -58,5 +70,7 @@ def macro_sources(verilog: str) -> list[Path]:
     instantiates."""
     import kelp_hw
 
-    models = {path.stem: path for path in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v"))}
+    models = {
+        path.stem: path for path in sorted((Path(kelp_hw.__file__).parent / "macros").glob("*.v"))
+    }
     return [models[word] for word in sorted(models.keys() & set(re.findall(r"\w+", verilog)))]

@@ -81,7 +81,7 @@ def test_planted_bug_is_refuted_with_a_trace():
     result = prove(Saturating(planted=True), depth=12, mode="bmc")
     assert result.status == "FAIL"
     assert result.trace.is_file()
-    assert "test_formal.py" in result.reasons[0]
+    assert "test_prove.py" in result.reasons[0]
 
 
 def test_bug_beyond_the_depth_is_not_seen():
