@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The generated parts of docs/ are those that their sources generate, and the C header compiles."""
+"""The generated parts of docs/ are those that their sources generate, the C header compiles, and
+what pages and code refer to is there."""
 
+import re
 import subprocess
+from functools import cache
+from pathlib import Path
 
 import pytest
-from paths import DOCS
+from paths import DOCS, ROOT
+from source_tree import ALLOWED, ALSO, tracked
 
 from kelp_cli.docs import DOCUMENTED, generated
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
+
+PAGES = sorted(path for path in tracked() if path.suffix == ".md")
+TEXTS = [path for path in tracked() if path.suffix in {".py", ".md", ".v", ".cpp", ".h", ".toml"}]
 
 
 @pytest.mark.parametrize("name", ["registers.md", "ports.md", "kelp_regs.h"])
@@ -43,3 +51,120 @@ def test_c_header_agrees_with_the_address_map(tmp_path):
     )
     said = subprocess.run([str(tmp_path / "t")], check=True, capture_output=True, text=True).stdout
     assert said == f"{AddressMap(config).encode(where)} {0x1000 + 0x200 + 0x10}"
+
+
+def prose(path: Path) -> str:
+    """A page's text without its code blocks."""
+    return re.sub(
+        r"^ *```.*?^ *```", "", (ROOT / path).read_text(encoding="utf-8"), flags=re.M | re.S
+    )
+
+
+@cache
+def headings(path: Path) -> tuple[str, ...]:
+    return tuple(re.findall(r"^#+ +(.+?) *$", prose(path), flags=re.M))
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """What a link may name in a page: its headings in lower case, without punctuation, hyphens for
+    blanks (the rule of GitHub and of MyST)."""
+    return frozenset(
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings(path)
+    )
+
+
+def section(path: Path, number: str) -> bool:
+    return any(heading.startswith(f"{number}. ") for heading in headings(path))
+
+
+def table(path: Path, head: str) -> list[list[str]]:
+    """The rows of the table whose first cell is `head`."""
+    lines = iter(prose(path).splitlines())
+    next(line for line in lines if line.startswith(f"| {head} |"))
+    next(lines)
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def names(cell: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+def test_the_import_table_is_that_of_the_layout_test():
+    page = Path("docs/specification.md")
+    packages = {row[0].strip("`"): names(row[2]) for row in table(page, "package")}
+    assert packages == ALLOWED
+    assert {row[0].strip("`"): names(row[1]) for row in table(page, "place")} == ALSO
+
+
+_SECTIONS = r"(§\d+(?:(?:, | and )§\d+)*)"
+
+
+def missing_references(text: str) -> list[str]:
+    """Sections of the specification and of other pages that `text` names and that do not exist."""
+    joined = re.sub(r"\s*\n\s*(?:(?:#:?|//|\*|>) )?", " ", text)
+    missing = []
+    for found in re.finditer(rf"\bspec {_SECTIONS}", joined):
+        for number in re.findall(r"\d+", found[1]):
+            if not section(Path("docs/specification.md"), number):
+                missing.append(f"spec §{number}")
+    for found in re.finditer(rf"\b(\w+\.md)(?:\)?,)? (?:{_SECTIONS}|\"([^\"]+)\")", joined):
+        page, title = Path("docs") / found[1], found[3]
+        if page not in PAGES:
+            missing.append(str(page))
+        elif title and title.rstrip(".,") not in headings(page):
+            missing.append(f'{page} "{title}"')
+        else:
+            for number in re.findall(r"\d+", found[2] or ""):
+                if not section(page, number):
+                    missing.append(f"{page} §{number}")
+    return missing
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(spec §3,\n# §12)", "docs/design.md §99", 'docs/lab.md, "No such heading"', "no.md §1"],
+)
+def test_a_planted_reference_is_seen(text):
+    assert missing_references(text)
+
+
+def test_every_section_that_is_named_exists():
+    bad = [
+        f"{path}: {what}"
+        for path in TEXTS
+        if path.name != "test_docs.py"
+        for what in missing_references((ROOT / path).read_text(encoding="utf-8"))
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_every_link_leads_somewhere():
+    bad = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+            if re.match(r"\w+:", target):
+                continue
+            file, _, anchor = target.partition("#")
+            where = (ROOT / page.parent / file).resolve() if file else ROOT / page
+            there = where.exists() and (not anchor or anchor in anchors(where.relative_to(ROOT)))
+            if not there:
+                bad.append(f"{page}: {target}")
+    assert not bad, "\n".join(bad)
+
+
+def test_every_source_file_that_a_page_names_exists():
+    known = [str(path) for path in tracked()]
+    bad = []
+    for page in PAGES:
+        for name in re.findall(r"`([\w./-]+\.(?:py|v|sv|cpp|svg|toml))`", prose(page)):
+            if not name.startswith("build/") and not any(
+                path == name or path.endswith(f"/{name}") for path in known
+            ):
+                bad.append(f"{page}: {name}")
+    assert not bad, "\n".join(bad)

@@ -12,8 +12,8 @@ from .output import UserError, console
 
 __all__ = ["register"]
 
-# Hit rates over the five recordings, by share of the pages in DRAM (docs/replay.md, "The reference
-# rows"; made by `python -m kelp_sim.replay.reference`).
+# Hit rates over the five recordings, by share of the pages in DRAM (docs/recordings.md,
+# "The reference rows"; made by `python -m kelp_sim.replay.reference`).
 _MEASURED = (
     (0.125, 69.12, 74.82, 86.50),
     (0.25, 90.39, 95.96, 98.38),
@@ -91,7 +91,7 @@ def register(app: typer.Typer) -> None:
         console.print(table)
         console.print(
             "Hit rates: measured over five recordings of a small model's attention, "
-            + "interpolated between 12.5, 25, 50 and 100 % (docs/replay.md)."
+            + "interpolated between 12.5, 25, 50 and 100 % (docs/recordings.md)."
         )
         console.print("Your model's attention will differ: record it and run kelp replay.")
 

@@ -40,7 +40,7 @@ def test_size_counts_pages_bytes_and_shares():
         and "10.0 GiB: 12.5 % of the pages" in out
         and "10,485,760 frames of 8,192 bytes" in out
     )
-    assert re.search(r"LRU pooled +│ 74\.8 %", out) and "docs/replay.md" in out
+    assert re.search(r"LRU pooled +│ 74\.8 %", out) and "docs/recordings.md" in out
     # Half-way between two measured shares, and below the least.
     assert re.search(
         r"LRU per queue +│ 79\.8 %", kelp("size", "--context", "131072", "--dram", "7.5")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Replays an access sequence under one policy, by the rules of docs/replay.md: the plain form that
-every fast form must equal.
+"""Replays an access sequence under one policy, by the rules of docs/recordings.md: the plain form
+that every fast form must equal.
 
 The engine owns what is fact: which pages have a frame, which were touched in this step, what was
 missed. A :class:`Policy` is told of one access at a time and answers two questions: which page

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """LRU and Belady on the same reads, per queue and over one pool: what every replay is held against
-(docs/replay.md).
+(docs/recordings.md).
 
 Run as a program, ``python -m kelp_sim.replay.reference TRACE … [--residency F …] [--json FILE]``
 prints the four rows, summed over the traces.

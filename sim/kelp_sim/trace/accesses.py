@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The exact access sequence of a recording under the replay rules (docs/replay.md), and the line
-requests that carry it out.
+"""The exact access sequence of a recording under the replay rules (docs/recordings.md), and the
+line requests that carry it out.
 
 Order: step, layer, head, ascending page, one access at a time. The page being written comes last in
 its head, being the highest. In that access the host first writes the K and V lines of the step's

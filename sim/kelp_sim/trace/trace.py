@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Reads and checks a recorded attention trace (``attn_*.npz``, format ``kelp-attention-1``; see
-data/traces/README.md).
+docs/recordings.md).
 
 :func:`read` returns a :class:`Trace` whose arrays have been checked against each other and against
 the replay rules, so that nothing behind it checks again. Whatever is wrong with a file is a

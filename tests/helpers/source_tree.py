@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What the repository holds, and who may import whom: the table of spec §2."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from paths import ROOT
+
+# Each source root's package, and the packages of ours it may import (spec §2): the
+# direction that keeps RTL and golden model apart.
+ALLOWED = {
+    "hw/kelp_spec": set(),
+    "hw/kelp_hw": {"kelp_spec"},
+    "sim/kelp_golden": {"kelp_spec"},
+    "sim/kelp_sim": {"kelp_spec", "kelp_golden"},
+    "sim/kelp_rtl": {"kelp_spec", "kelp_hw", "kelp_golden", "kelp_sim"},
+    "verif/kelp_verif": {
+        "kelp_spec",
+        "kelp_hw",
+        "kelp_golden",
+        "kelp_sim",
+        "kelp_rtl",
+        "kelp_fpga",
+    },
+    "fpga/kelp_fpga": {"kelp_spec", "kelp_hw"},
+    "sw/cxl_kv": {"kelp_spec"},
+    "sw/kelp_cli": {
+        "kelp_spec",
+        "kelp_hw",
+        "kelp_golden",
+        "kelp_sim",
+        "kelp_rtl",
+        "kelp_verif",
+        "kelp_fpga",
+        "cxl_kv",
+    },
+}
+# Rooms and files that may import more than their root, and why.
+ALSO = {
+    # synthesis takes its Verilog and its tools from there
+    "fpga/kelp_fpga/flow": {"kelp_rtl"},
+    # the constants: what the golden model says a stored line comes back as
+    "fpga/kelp_fpga/selftest/self_test_program.py": {"kelp_golden"},
+    # Back ends of the host library: each is imported when a URL asks for it, so it may bring in
+    # what it drives.
+    "sw/cxl_kv/backends/golden.py": {"kelp_golden"},
+    "sw/cxl_kv/backends/golden_engine.py": {"kelp_golden"},
+    "sw/cxl_kv/backends/rtl.py": {"kelp_rtl"},
+    "sw/cxl_kv/backends/serial.py": {"kelp_fpga"},
+}
+
+
+def tracked():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [Path(name) for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
