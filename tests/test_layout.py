@@ -103,6 +103,76 @@ def test_a_planted_import_is_seen(root, text):
     assert violations(text, root)
 
 
+def modules(root):
+    """Every module of a source root: dotted name → file."""
+    base = ROOT / root
+    out = {}
+    for path in sorted(base.rglob("*.py")):
+        parts = path.relative_to(base.parent).with_suffix("").parts
+        out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return out
+
+
+def imported_modules(name, text, known, *, package):
+    """Those of `known` that the text of module `name` imports, at module level or inside a
+    function: `from a import b` is module a.b where there is one, else a. `package`: whether it is
+    an `__init__`."""
+    out = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            out |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = name.split(".")[: None if package else -1]
+            base = ".".join(
+                above[: len(above) + 1 - node.level] + ([node.module] if node.module else [])
+                if node.level
+                else [node.module]
+            )
+            for alias in node.names:
+                out.add(f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base)
+    return (out & set(known)) - {name}
+
+
+def circle(graph):
+    """Some path of `graph` (name → names) that ends where it begins, or None."""
+    left = {name: set(others) for name, others in graph.items()}
+    while leaves := {name for name, others in left.items() if not others}:
+        left = {name: others - leaves for name, others in left.items() if name not in leaves}
+    if not left:
+        return None
+    path = [min(left)]
+    while path[-1] not in path[:-1]:
+        path.append(min(left[path[-1]]))
+    return path[path.index(path[-1]) :]
+
+
+@pytest.mark.parametrize("root", ALLOWED)
+def test_no_package_has_an_import_circle(root):
+    """Imports inside functions count as those at module level do. What does not count is that a
+    package's `__init__` is run before its modules: it may import them for others to find."""
+    known = modules(root)
+    found = circle(
+        {
+            name: imported_modules(
+                name, path.read_text(encoding="utf-8"), known, package=path.stem == "__init__"
+            )
+            for name, path in known.items()
+        }
+    )
+    assert not found, " → ".join(found)
+
+
+def test_a_planted_circle_is_seen():
+    texts = {"p": "from .b import x", "p.a": "import p.b", "p.b": "def f():\n    from . import a"}
+    graph = {
+        name: imported_modules(name, text, texts, package=name == "p")
+        for name, text in texts.items()
+    }
+    assert graph == {"p": {"p.b"}, "p.a": {"p.b"}, "p.b": {"p.a"}}
+    assert circle(graph) in (["p.a", "p.b", "p.a"], ["p.b", "p.a", "p.b"])
+    assert circle(graph | {"p.b": set()}) is None
+
+
 def test_no_package_lies_outside_the_layout():
     packages = {
         str(path.parent)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from kelp_spec.formats import Format, HostType
 
 from .batch import Batch, Completion
+from .core import Status
 from .device import Device
 from .errors import (
     BusError,
@@ -41,7 +42,7 @@ from .layout import bf16_to_float32, float32_to_bf16
 from .policy import Policy
 from .session import Session
 from .shape import PRESETS, LayerFormats, ModelShape, preset
-from .transport import LocalTransport, Status, Transport
+from .transport import LocalTransport, Transport
 
 __all__ = [
     "Batch",

@@ -12,9 +12,9 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Event
 from kelp_spec.registers import EVENT_RECORDS, SessionCommand
 
+from .core import Core
 from .errors import DeviceFullError, OpenRefusedError, TransportError
 from .registers import Registers, unpack
-from .transport import Core
 
 __all__ = ["Control"]
 

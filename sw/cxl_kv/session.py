@@ -11,6 +11,7 @@ from kelp_spec.formats import HostType
 from kelp_spec.metadata import PageState
 from kelp_spec.registers import SessionCommand
 
+from .core import Status
 from .errors import (
     BusError,
     DeviceFullError,
@@ -25,7 +26,6 @@ from .hints import Hints
 from .layout import Layout, to_bits
 from .policy import Policy
 from .shape import ModelShape
-from .transport import Status
 
 __all__ = ["Session"]
 

@@ -2,24 +2,23 @@
 """How the library reaches a device: 64-byte loads and stores on the address map of
 `kelp_spec.address`, and nothing else (spec §3).
 
-A :class:`Core` is a device in this process; it takes the requester's LD-ID with every access. A
-:class:`Transport` is one requester's way to a core, here (:class:`LocalTransport`) or across a
-socket (`cxl_kv.remote`). A host with the region mapped would implement `load` and `store` as moves.
+A :class:`Transport` is one requester's way to a device: to a :class:`~cxl_kv.core.Core` of this
+process (:class:`LocalTransport`), or across a socket (`cxl_kv.backends.remote`). A host with the
+region mapped would implement `load` and `store` as moves.
 """
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
-from enum import IntEnum
-from typing import NamedTuple
 
 import numpy as np
 
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format
 
+from .control import Control
+from .core import ALL_BYTES, Core, Loaded, Status
 from .errors import TransportError
 
 __all__ = [
@@ -32,23 +31,6 @@ __all__ = [
     "as_addresses",
     "as_lines",
 ]
-
-ALL_BYTES = (1 << 64) - 1  #: byte enables of a whole line
-
-
-class Status(IntEnum):
-    """How a load of one line was answered."""
-
-    DATA = 0
-    POISON = 1  #: the line's content is lost; its bytes read as zeros
-    NOT_MAPPED = 2  #: outside the map, closed, or another owner's
-
-
-class Loaded(NamedTuple):
-    """Answers to a load: uint8[n, 64] and Status, uint8[n]."""
-
-    lines: np.ndarray
-    status: np.ndarray
 
 
 def as_addresses(addresses) -> np.ndarray:
@@ -68,48 +50,6 @@ def as_lines(lines, count: int) -> np.ndarray:
     if len(array) != count:
         raise ValueError(f"{len(array)} lines for {count} addresses are refused")
     return array
-
-
-class Core(ABC):
-    """A device in this process. Its methods may be called under `lock` only; the lock is
-    reentrant."""
-
-    config: Config
-    hints: bool = True  #: whether hint lines and policies mean anything to it
-    persistent: bool = False  #: whether its contents outlive the process
-
-    def __init__(self):
-        self.lock = threading.RLock()
-
-    @property
-    def formats(self) -> frozenset[Format]:
-        """Stored formats that it has."""
-        return frozenset(self.config.formats)
-
-    @abstractmethod
-    def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
-        """Loads in any order: as :meth:`Transport.load`."""
-
-    @abstractmethod
-    def store(
-        self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int
-    ) -> None:
-        """Stores; those to hints and registers in order. Done when it returns."""
-
-    def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:  # noqa: B027 - a hint that a core may ignore
-        """MemSpecRd of lines: prefetch candidates without an answer."""
-
-    def exclusive(self) -> AbstractContextManager:
-        """Nobody else touches the device meanwhile."""
-        return self.lock
-
-    def view(self, offset: int, size: int) -> np.ndarray | None:
-        """The device's own bytes, uint8[size], writable and live, from `offset` of the KV aperture
-        on; None where there is no such mapping."""
-        return None
-
-    def close(self) -> None:  # noqa: B027 - not every core holds something
-        """Let go of what the core holds."""
 
 
 class Transport(ABC):
@@ -175,8 +115,6 @@ class LocalTransport(Transport):
     keeps it)."""
 
     def __init__(self, core: Core, ld_id: int = 0, *, shared: bool = False):
-        from .control import Control
-
         if not 0 <= ld_id <= 15:
             raise ValueError(f"ld_id = {ld_id!r} is refused; legal: 0 … 15")
         self.core, self.ld_id, self.config, self.shared = core, ld_id, core.config, shared

@@ -9,8 +9,8 @@ from urllib.parse import parse_qsl
 
 from kelp_spec.config import Config, named
 
+from .core import Core
 from .errors import UnsupportedError
-from .transport import Core
 
 __all__ = ["config_of", "make_core", "split"]
 

@@ -13,10 +13,10 @@ import importlib
 import os
 import pkgutil
 import sys
+from pathlib import Path
 
 import typer
 
-import kelp_cli
 from kelp_rtl.build.tools import ToolError
 from kelp_spec.config import ConfigError
 
@@ -56,7 +56,7 @@ def build_app() -> typer.Typer:
     def root() -> None:
         pass
 
-    names = [module.name for module in pkgutil.iter_modules(kelp_cli.__path__)]
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     for name in sorted(
         names, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
     ):

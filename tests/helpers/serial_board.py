@@ -16,7 +16,7 @@ from collections import deque
 import numpy as np
 
 from cxl_kv.backends.golden import GoldenCore
-from cxl_kv.transport import Status as Answer
+from cxl_kv.core import Status as Answer
 from kelp_fpga.board_registers import IDENT, BoardRegister, Control, Status
 from kelp_fpga.configs import board_config
 from kelp_fpga.link.protocol import (

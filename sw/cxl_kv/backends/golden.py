@@ -21,7 +21,7 @@ from kelp_spec.metadata import STEP_BITS, Answer, Event, Op
 from kelp_spec.registers import SessionCommand
 from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS
 
-from ..transport import ALL_BYTES, Core, Loaded, Status
+from ..core import ALL_BYTES, Core, Loaded, Status
 from .golden_engine import DeviceLines, Engine
 from .window import RegisterWindow, pool_of, session_command
 

@@ -19,8 +19,9 @@ from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format
 
 from .. import errors
+from ..core import ALL_BYTES, Loaded
 from ..serving.wire import MOST_LINES, Op, Reply, from_json, receive, send, to_json
-from ..transport import ALL_BYTES, Loaded, Transport, as_addresses, as_lines
+from ..transport import Transport, as_addresses, as_lines
 from ..url import split
 
 __all__ = ["RemoteTransport", "connect"]

@@ -12,8 +12,8 @@ from kelp_spec.address import Region
 from kelp_spec.config import Config
 from kelp_spec.metadata import ColdOp
 
+from ..core import ALL_BYTES, Core, Loaded, Status
 from ..errors import TransportError
-from ..transport import ALL_BYTES, Core, Loaded, Status
 
 __all__ = ["RtlCore"]
 

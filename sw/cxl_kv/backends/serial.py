@@ -16,8 +16,8 @@ from kelp_fpga.link.host_link import LinkError
 from kelp_fpga.link.serial_port import PortError, SerialPort
 from kelp_spec.address import Region
 
+from ..core import Core, Loaded, Status
 from ..errors import ConnectionLostError
-from ..transport import Core, Loaded, Status
 
 __all__ = ["SerialCore"]
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from kelp_spec.formats import LINE_BYTES
 
+from ..core import Core
 from ..errors import (
     ConnectionLostError,
     CxlKvError,
@@ -28,7 +29,7 @@ from ..errors import (
     TransportError,
     UnsupportedError,
 )
-from ..transport import Core, LocalTransport
+from ..transport import LocalTransport
 from ..url import split
 from .tenancy import TenantTransport
 from .wire import Op, Reply, from_json, receive, send, to_json

@@ -17,9 +17,10 @@ from kelp_spec.address import AddressMap
 from kelp_spec.hints import HintError, HintKind, unpack
 
 from ..backends.window import queue_layouts
+from ..core import Core, Loaded
 from ..errors import HintRefusedError
 from ..registers import unpack as unpack_register
-from ..transport import Core, Loaded, LocalTransport
+from ..transport import LocalTransport
 
 __all__ = ["TenantTransport"]
 

@@ -16,7 +16,8 @@ from command import kelp
 from trace_files import contents, save
 
 from cxl_kv.backends.serial import SerialCore
-from cxl_kv.transport import LocalTransport, Status
+from cxl_kv.core import Status
+from cxl_kv.transport import LocalTransport
 from kelp_fpga.board_registers import BoardRegister
 from kelp_fpga.boards.board import Board
 from kelp_fpga.configs import board_config
