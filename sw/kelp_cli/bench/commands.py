@@ -4,6 +4,7 @@
 
 import json
 from dataclasses import asdict, replace
+from datetime import date
 from pathlib import Path
 from typing import Annotated
 
@@ -58,8 +59,10 @@ def register(app: typer.Typer) -> None:
                 progress.advance(task)
         _show([row for row, _ in rows])
         output.parent.mkdir(parents=True, exist_ok=True)
+        today = date.today().isoformat()
         listed = _others(output, {command for _, command in rows}) + [
-            {**asdict(r), "met": r.met, "command": command} for r, command in rows
+            {**asdict(r), "met": r.met, "command": command, "measured": today}
+            for r, command in rows
         ]
         output.write_text(json.dumps(listed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         console.print(f"{len(rows)} rows measured, {len(listed)} in {output}")
