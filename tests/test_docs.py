@@ -15,13 +15,14 @@ from kelp_cli.docs import DOCUMENTED, generated
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
 
+BENCH = ROOT / "data" / "bench" / "bench.json"
 PAGES = sorted(path for path in tracked() if path.suffix == ".md")
 TEXTS = [path for path in tracked() if path.suffix in {".py", ".md", ".v", ".cpp", ".h", ".toml"}]
 
 
-@pytest.mark.parametrize("name", ["registers.md", "ports.md", "kelp_regs.h"])
+@pytest.mark.parametrize("name", ["registers.md", "ports.md", "kelp_regs.h", "figures.md"])
 def test_generated_files_are_up_to_date(name):
-    assert (DOCS / name).read_text(encoding="utf-8") == generated()[name], (
+    assert (DOCS / name).read_text(encoding="utf-8") == generated(BENCH)[name], (
         f"docs/{name} is stale: run `kelp docs`"
     )
 

@@ -2,6 +2,7 @@
 
 """``kelp docs``: the generated parts of docs/."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,15 +10,16 @@ import typer
 
 from kelp_spec.config import named
 
-from .output import console
+from .bench import GROUPS, figures_markdown
+from .output import UserError, console
 
 __all__ = ["DOCUMENTED", "generated", "register"]
 
 DOCUMENTED = "trace"  #: the configuration whose widths and offsets the tables show
 
 
-def generated() -> dict[str, str]:
-    """File name in docs/ → its text."""
+def generated(bench: Path) -> dict[str, str]:
+    """File name in docs/ → its text; `bench` has the rows of the last bench."""
     from kelp_hw.export.ports import ports_markdown
     from kelp_spec.render import c_header, registers_markdown
 
@@ -26,6 +28,7 @@ def generated() -> dict[str, str]:
         "registers.md": registers_markdown(config),
         "ports.md": ports_markdown(config),
         "kelp_regs.h": c_header(config),
+        "figures.md": figures_markdown(json.loads(bench.read_text(encoding="utf-8")), GROUPS),
     }
 
 
@@ -33,8 +36,14 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def docs(
         directory: Annotated[Path, typer.Option("-o", help="Where docs/ is.")] = Path("docs"),
+        bench: Annotated[Path, typer.Option(help="Rows of kelp bench.")] = Path(
+            "data/bench/bench.json"
+        ),
     ) -> None:
-        """Write the register table, the port table and the C header from their sources."""
-        for name, text in generated().items():
+        """Write the register table, the port table, the C header and the page of figures from
+        their sources."""
+        if not bench.is_file():
+            raise UserError(f"{bench}: no such file; kelp bench -o {bench} makes it")
+        for name, text in generated(bench).items():
             (directory / name).write_text(text, encoding="utf-8")
             console.print(f"{directory / name}: {text.count(chr(10))} lines")

@@ -2,6 +2,7 @@
 
 """``kelp bench``: every figure of the contract, measured."""
 
-from .commands import register
+from .commands import GROUPS, register
+from .page import figures_markdown
 
-__all__ = ["register"]
+__all__ = ["GROUPS", "figures_markdown", "register"]

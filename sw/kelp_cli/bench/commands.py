@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..output import UserError, console
 
-__all__ = ["register"]
+__all__ = ["GROUPS", "register"]
 
 _GROUPS = (
     "metadata",
@@ -29,6 +29,7 @@ _GROUPS = (
     "host",
 )
 _ELSEWHERE = ("hf",)  # needs the packages of another environment: named groups only
+GROUPS = _GROUPS + _ELSEWHERE
 
 
 def register(app: typer.Typer) -> None:
@@ -47,7 +48,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Measure cycles, rates and ratios in RTL; write build/bench.json and print the table."""
         wanted = only or list(_GROUPS)
-        unknown = [g for g in wanted if g not in _GROUPS + _ELSEWHERE]
+        unknown = [g for g in wanted if g not in GROUPS]
         if unknown:
             raise typer.BadParameter(f"{unknown[0]!r} is no group; legal: {', '.join(_GROUPS)}")
         rows = []
