@@ -21,7 +21,7 @@ from .host.egress import Egress
 from .host.hints import HintAbsorber
 from .host.ingress import Ingress
 from .layouts import MESSAGES, TIME_BITS, Layouts
-from .lib.bypass_fifo import AnswerQueue
+from .lib.bypass_fifo import BypassFifo
 from .lib.skid import Skid
 from .miss.cold_scheduler import ColdScheduler
 from .miss.miss_buffer import MissBuffer
@@ -458,7 +458,7 @@ class DataQueue(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         # An op that finds nobody waiting goes straight on.
-        m.submodules.queue = queue = AnswerQueue(depth=self.DEPTH, shape=self.layout)
+        m.submodules.queue = queue = BypassFifo(depth=self.DEPTH, shape=self.layout)
         connect(m, queue.o, flipped(self.o))
         m.d.comb += [
             queue.i.eq(self.i),

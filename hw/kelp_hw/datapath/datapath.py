@@ -12,7 +12,7 @@ from kelp_spec.config import Config
 
 from ..host.ingress import write_layout
 from ..layouts import Layouts
-from ..lib.order_fifo import OrderQueue
+from ..lib.order_fifo import OrderFifo
 from .axi import RESP_OKAY, AxiSignature
 from .flush import FlushUnit, flush_layout
 from .front import DataFront
@@ -135,7 +135,7 @@ class DataPath(wiring.Component):
             Cat(front.o.p, front.o_line, front.o_scale),
             Cat(head.i.p, head.i_line, head.i_scale),
         )
-        m.submodules.order = order = OrderQueue(width=len(put), depth=ORDER_DEPTH)
+        m.submodules.order = order = OrderFifo(width=len(put), depth=ORDER_DEPTH)
         m.d.comb += [
             order.i.valid.eq(front.o.valid),
             order.i.p.eq(put),

@@ -12,7 +12,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Answer, DataOp
 
 from ..layouts import Layouts
-from ..lib.request_fifo import RequestQueue
+from ..lib.request_fifo import RequestFifo
 from .axi import BURST_INCR, SIZE_LINE, AxiSignature
 from .line_slots import QUARTERS, quarters_of
 from .order import POSITION_BITS, order_layout, raw_only
@@ -158,10 +158,10 @@ class DataFront(wiring.Component):
         def request(slot):
             return data.StructLayout({"address": c.dram_line_bits, "slot": len(slot)})
 
-        m.submodules.line_requests = line_requests = RequestQueue(
+        m.submodules.line_requests = line_requests = RequestFifo(
             shape=request(self.line.slot), depth=self.QUEUED
         )
-        m.submodules.scale_requests = scale_requests = RequestQueue(
+        m.submodules.scale_requests = scale_requests = RequestFifo(
             shape=request(self.scale.slot), depth=self.QUEUED
         )
         m.d.comb += [

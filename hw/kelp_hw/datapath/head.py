@@ -16,7 +16,7 @@ from ..codec.codec_lane import gated
 from ..codec.dequantise import Dequantiser
 from ..codec.raw_lines import RawDequantiser
 from ..layouts import Layouts
-from ..lib.bypass_fifo import AnswerQueue
+from ..lib.bypass_fifo import BypassFifo
 from .flush import flush_layout
 from .line_slots import (
     QUARTERS,
@@ -365,10 +365,10 @@ class DataHead(wiring.Component):
 
         # - out: a partial write is merged before it is answered -----------------------------------
         merged = Signal()
-        m.submodules.answers = answers = AnswerQueue(
+        m.submodules.answers = answers = BypassFifo(
             depth=self.ANSWERS,
             shape=dequantiser.o_layout,
-            apart=c.codecs and c.codec_lanes < ELEMENTS,
+            registered=c.codecs and c.codec_lanes < ELEMENTS,
         )
         m.d.comb += [
             answers.i.eq(dequantiser.o.p),

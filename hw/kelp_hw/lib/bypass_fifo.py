@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Where answers wait for their channel, so that the pipeline behind them never has to
+"""A FIFO that an item bypasses when nothing waits, so that the pipeline behind it never has to wait
 (docs/design.md §4)."""
 
 from __future__ import annotations
@@ -8,39 +8,41 @@ from amaranth.hdl import Assert, Module, Mux, Shape, Signal, Value
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["AnswerQueue"]
+__all__ = ["BypassFifo"]
 
 
-class AnswerQueue(wiring.Component):
-    """A queue of `depth` places whose input cannot wait: whoever sends has counted the places.
+class BypassFifo(wiring.Component):
+    """A FIFO of `depth` rows whose input cannot wait: its sender counts the places.
 
-    Latency none when nothing waits; throughput one a cycle, of what has waited one in two cycles
-    when `apart`. No register of the queue's rows waits for `o.ready`: the row at the end is written
-    in any case, and counts only when what came did not go straight on.
+    Latency: 0 cycles when nothing waits. Throughput: 1 item per cycle; of items that wait, 1 in 2
+    cycles when `registered`. `o` obeys the stream rule: an item that bypasses the rows and is not
+    taken stands in `row` in the next cycle. No enable or address of the rows depends on `o.ready`:
+    the row at the end is always written, and counts only when the item did not go straight on.
 
     Parameters
     ----------
     depth : int
         A power of two; 16 rows are one level of an ECP5's distributed RAM.
     shape : shape-like
-    apart : bool
-        What comes is two cycles apart on average. The oldest row is a register then, which loads in
-        every cycle, and counts two cycles after it came.
+    registered : bool
+        `row` is a register, for items that come two cycles apart on average: it loads in every
+        cycle, from the oldest row or, when nothing waits, from `i`. An item that waits behind
+        another one is in it two cycles after the other one left.
 
     Members
     -------
     i, i_valid : valid-only
     o : stream
     row, row_valid : out
-        The oldest of what waits: `o.p` too, while `row_valid`.
+        The oldest item that waits: `o.p` too, while `row_valid`.
     level : out
-        How many wait.
+        How many items wait.
     """
 
-    def __init__(self, *, depth: int, shape, apart: bool = False):
+    def __init__(self, *, depth: int, shape, registered: bool = False):
         if not isinstance(depth, int) or depth < 2 or depth & (depth - 1):
             raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 2 and up")
-        self.depth, self.shape, self.apart = depth, shape, apart
+        self.depth, self.shape, self.registered = depth, shape, registered
         super().__init__(
             {
                 "i": In(shape),
@@ -60,19 +62,24 @@ class AnswerQueue(wiring.Component):
         begin, end, level = Signal(range(self.depth)), Signal(range(self.depth)), self.level
         waits = Signal()  # level != 0
         takes, keeps = Signal(), Signal()
+        row, item = Value.cast(self.row), Value.cast(self.i)
         m.d.comb += [
             write.en.eq(self.i_valid),
             write.addr.eq(end),
-            write.data.eq(Value.cast(self.i)),
+            write.data.eq(item),
             read.addr.eq(begin),
             self.o.valid.eq(Mux(waits, self.row_valid, self.i_valid)),
-            Value.cast(self.o.p).eq(Mux(waits, Value.cast(self.row), Value.cast(self.i))),
+            # By `row_valid`, not `waits`, which has as many bits of `row` to choose: what is not
+            # offered may be anything.
+            Value.cast(self.o.p).eq(Mux(self.row_valid, row, item)),
             takes.eq(self.row_valid & self.o.ready),
             keeps.eq(self.i_valid & (waits | ~self.o.ready)),
         ]
-        row = Value.cast(self.row)
-        if self.apart:
-            m.d.sync += [row.eq(read.data), self.row_valid.eq(waits & ~takes)]
+        if self.registered:
+            m.d.sync += [
+                row.eq(Mux(waits, read.data, item)),
+                self.row_valid.eq(Mux(waits, ~takes, keeps)),
+            ]
         else:
             m.d.comb += [row.eq(read.data), self.row_valid.eq(waits)]
         with m.If(takes):
@@ -82,7 +89,7 @@ class AnswerQueue(wiring.Component):
         with m.If(takes != keeps):
             m.d.sync += [level.eq(Mux(keeps, level + 1, level - 1)), waits.eq(keeps | (level != 1))]
         m.d.sync += [
-            Assert(~keeps | takes | (level != self.depth), "an answer without a place"),
+            Assert(~keeps | takes | (level != self.depth), "an item without a place"),
             Assert(waits == (level != 0)),
         ]
         return m

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A queue in block RAM whose oldest item stands in a register."""
+"""A FIFO in block RAM whose oldest item stands in a register."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from amaranth.lib.wiring import In, Out
 
 from .sram import Sram
 
-__all__ = ["OrderQueue"]
+__all__ = ["OrderFifo"]
 
 
-class OrderQueue(wiring.Component):
-    """A queue of `depth` items, as `SyncFIFOBuffered` cycle by cycle, except that no logic waits
+class OrderFifo(wiring.Component):
+    """A FIFO of `depth` items, as `SyncFIFOBuffered` cycle by cycle, except that no logic waits
     for the block RAM's late output: it goes to a register.
 
     That register costs no cycle: it is loaded with what the RAM was asked for beforehand, or, when
@@ -29,7 +29,7 @@ class OrderQueue(wiring.Component):
     -------
     i, o : streams
     level : out
-        Items in the queue, those of its registers among them.
+        Items in the FIFO, those of its registers among them.
 
     Attributes
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Where reads of memory wait for their channel."""
+"""A FIFO for reads of memory, written before it is known whether they count."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from amaranth.hdl import Assert, Module, Mux, Shape, Signal, Value
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["RequestQueue"]
+__all__ = ["RequestFifo"]
 
 
-class RequestQueue(wiring.Component):
-    """A queue of `depth` places whose input cannot wait: whoever sends has counted the places.
+class RequestFifo(wiring.Component):
+    """A FIFO of `depth` rows whose input cannot wait: its sender counts the places.
 
-    Latency 1 cycle, throughput one a cycle. `i_valid` may come late in its cycle: the row at the
-    end is written in any case, and counts only with it.
+    Latency: 1 cycle. Throughput: 1 item per cycle. No enable or address of the rows depends on
+    `i_valid`, which may lie on a critical path: the row at the end is always written, and counts
+    only with it.
 
     Parameters
     ----------
@@ -27,7 +28,7 @@ class RequestQueue(wiring.Component):
     i, i_valid : valid-only
     o : stream
     level : out
-        How many wait.
+        How many items wait.
     """
 
     def __init__(self, *, depth: int, shape):

@@ -44,7 +44,7 @@ def row(m: Module, memory, address) -> Value:
 
 def _ring(fifo):
     """Storage, oldest row and level of the part of a FIFO that is a ring."""
-    # an AnswerQueue's, a FIFO's
+    # a block's of kelp_hw.lib, amaranth's
     storage = open_up(fifo).rows if hasattr(open_up(fifo), "rows") else open_up(fifo).storage
     buffered = isinstance(fifo, SyncFIFOBuffered)
     return (

@@ -19,10 +19,10 @@ from kelp_hw.endpoint import DataQueue
 from kelp_hw.eviction.candidates import CandidateList
 from kelp_hw.eviction.excess_tree import ExcessTree
 from kelp_hw.host.egress import Egress
-from kelp_hw.lib.bypass_fifo import AnswerQueue
+from kelp_hw.lib.bypass_fifo import BypassFifo
 from kelp_hw.lib.free_list import FreeList
-from kelp_hw.lib.order_fifo import OrderQueue
-from kelp_hw.lib.request_fifo import RequestQueue
+from kelp_hw.lib.order_fifo import OrderFifo
+from kelp_hw.lib.request_fifo import RequestFifo
 from kelp_hw.miss.cold_scheduler import ColdScheduler
 from kelp_hw.miss.grants import MissGrants
 from kelp_hw.miss.miss_buffer import MissBuffer
@@ -47,11 +47,11 @@ from .pool_specs import FreeFramesContract, FreeListContract, PoolsContract, Wri
 from .prefetch_spec import PrefetchQueueContract
 from .prove import ProofResult, mutant, prove
 from .queue_specs import (
-    AnswerQueueContract,
+    BypassFifoContract,
     DataQueueContract,
     FifoContract,
-    OrderQueueContract,
-    RequestQueueContract,
+    OrderFifoContract,
+    RequestFifoContract,
 )
 from .turn_specs import EgressContract, WriteOutContract
 
@@ -127,9 +127,9 @@ PROOFS = (
         bugs=(("inner_level != inner_depth", "1"), ("~self.r_rdy | self.r_en", "1")),
     ),
     Proof(
-        name="order_queue",
-        block=OrderQueue,
-        spec=OrderQueueContract,
+        name="order_fifo",
+        block=OrderFifo,
+        spec=OrderFifoContract,
         cover=10,
         bugs=(
             # what came last is not there yet
@@ -139,9 +139,9 @@ PROOFS = (
         ),
     ),
     Proof(
-        name="request_queue",
-        block=RequestQueue,
-        spec=RequestQueueContract,
+        name="request_fifo",
+        block=RequestFifo,
+        spec=RequestFifoContract,
         cover=10,
         bugs=(
             ("write.en.eq(self.level != self.depth)", "write.en.eq(1)"),
@@ -157,9 +157,9 @@ PROOFS = (
         bugs=(("self.DEPTH - RESERVE", "self.DEPTH - RESERVE + 1"),),
     ),
     Proof(
-        name="answer_queue",
-        block=AnswerQueue,
-        spec=AnswerQueueContract,
+        name="bypass_fifo",
+        block=BypassFifo,
+        spec=BypassFifoContract,
         cover=10,
         bug_depth=10,
         bugs=(
@@ -171,14 +171,17 @@ PROOFS = (
         ),
     ),
     Proof(
-        name="answer_queue_apart",
-        block=AnswerQueue,
-        spec=partial(AnswerQueueContract, apart=True),
+        name="bypass_fifo_registered",
+        block=BypassFifo,
+        spec=partial(BypassFifoContract, registered=True),
         cover=14,
         bug_depth=12,
         bugs=(
+            # an offer that bypasses the rows is withdrawn for a cycle, or another follows it
+            ("Mux(waits, ~takes, keeps)", "waits & ~takes"),
+            ("Mux(waits, read.data, item)", "read.data"),
             # the row that has left leaves again
-            ("self.row_valid.eq(waits & ~takes)", "self.row_valid.eq(waits)"),
+            ("Mux(waits, ~takes, keeps)", "Mux(waits, 1, keeps)"),
         ),
     ),
     Proof(

@@ -9,20 +9,20 @@ from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In
 
 from kelp_hw.endpoint import DataQueue
-from kelp_hw.lib.bypass_fifo import AnswerQueue
-from kelp_hw.lib.order_fifo import OrderQueue
-from kelp_hw.lib.request_fifo import RequestQueue
+from kelp_hw.lib.bypass_fifo import BypassFifo
+from kelp_hw.lib.order_fifo import OrderFifo
+from kelp_hw.lib.request_fifo import RequestFifo
 from kelp_hw.pipeline import RESERVE
 from kelp_spec.config import Config
 
 from .inside import Follow, open_up, row, word_at
 
 __all__ = [
-    "AnswerQueueContract",
+    "BypassFifoContract",
     "DataQueueContract",
     "FifoContract",
-    "OrderQueueContract",
-    "RequestQueueContract",
+    "OrderFifoContract",
+    "RequestFifoContract",
     "SMALL",
 ]
 
@@ -48,7 +48,7 @@ SMALL = Config(
 
 
 class FifoContract(wiring.Component):
-    """A FIFO of amaranth.lib, on which most queues here stand: in order, and a word that waits is
+    """A FIFO of amaranth.lib, under most buffers here: in order, and a word that waits is
     offered after a cycle at the latest."""
 
     def __init__(self, fifo=SyncFIFO, *, depth: int = 4):
@@ -79,18 +79,18 @@ class FifoContract(wiring.Component):
         return m
 
 
-class OrderQueueContract(wiring.Component):
+class OrderFifoContract(wiring.Component):
     """A FIFO whose words wait in a register, behind it at the RAM's output, and in the RAM: in
     order, an offer stays, and a word that waits is offered after a cycle at the latest. What is
     read is never what is written in the same cycle."""
 
-    def __init__(self, queue=OrderQueue):
-        self.queue = queue(width=2, depth=4)
+    def __init__(self, fifo=OrderFifo):
+        self.fifo = fifo(width=2, depth=4)
         super().__init__({"valid": In(1), "data": In(2), "ready": In(1)})
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.queue = q = self.queue
+        m.submodules.fifo = q = self.fifo
         rows = open_up(q).rows
         memory, begin, waiting = open_up(rows).memory, rows.read_address, Signal(2)
         m.d.comb += [
@@ -137,9 +137,9 @@ class OrderQueueContract(wiring.Component):
 
 
 def _driven(m: Module, q, given) -> Follow:
-    """A queue of two bits' words that is offered one only where it has a place, by the ports
+    """A FIFO of two bits' words that is offered one only where it has a place, by the ports
     `enter`, `word` and `ready` of `given`; one word followed."""
-    m.submodules.queue = q
+    m.submodules.fifo = q
     m.d.comb += [
         q.i_valid.eq(given.enter & (q.level != q.depth)),
         q.i.eq(given.word),
@@ -157,16 +157,16 @@ def _driven(m: Module, q, given) -> Follow:
     return f
 
 
-class RequestQueueContract(wiring.Component):
+class RequestFifoContract(wiring.Component):
     """What comes only where there is a place leaves in order, as it came and once; what waits is
     offered."""
 
-    def __init__(self, queue=RequestQueue):
-        self.queue = queue(depth=4, shape=2)
+    def __init__(self, fifo=RequestFifo):
+        self.fifo = fifo(depth=4, shape=2)
         super().__init__({"enter": In(1), "word": In(2), "ready": In(1)})
 
     def elaborate(self, platform):
-        m, q = Module(), self.queue
+        m, q = Module(), self.fifo
         f = _driven(m, q, self)
         m.d.comb += [
             Assert(q.o.valid == (f.owed != 0)),
@@ -176,17 +176,17 @@ class RequestQueueContract(wiring.Component):
         return m
 
 
-class AnswerQueueContract(wiring.Component):
+class BypassFifoContract(wiring.Component):
     """What comes only where there is a place leaves in order, as it came and once, straight on when
-    nothing waits; an offer stays. `row` is the oldest of what waits: at once, or with `apart` in
-    the second cycle after it came or became the oldest."""
+    nothing waits; an offer stays. `row` is the oldest of what waits: at once, or when `registered`
+    in the second cycle after the one before it left."""
 
-    def __init__(self, queue=AnswerQueue, *, apart: bool = False):
-        self.queue = queue(depth=4, shape=2, apart=apart)
+    def __init__(self, fifo=BypassFifo, *, registered: bool = False):
+        self.fifo = fifo(depth=4, shape=2, registered=registered)
         super().__init__({"enter": In(1), "word": In(2), "ready": In(1)})
 
     def elaborate(self, platform):
-        m, q = Module(), self.queue
+        m, q = Module(), self.fifo
         f = _driven(m, q, self)
         held, waited, offer = Signal(), Signal(range(3)), Signal(2)
         m.d.sync += [
@@ -195,11 +195,9 @@ class AnswerQueueContract(wiring.Component):
             waited.eq(Mux((q.level == 0) | (q.row_valid & self.ready), 0, waited + (waited != 2))),
         ]
         m.d.comb += [
-            # Whoever comes to an empty queue and finds nobody waits in it, unannounced, for a cycle
-            # of `apart`.
-            Assert(~held | ~q.row_valid | (q.o.valid & (q.o.p == offer))),
+            Assert(~held | (q.o.valid & (q.o.p == offer))),
             Assert(~q.row_valid | ((q.level != 0) & (q.row == word_at(m, q, 0)))),
-            Assert((waited < (1 if q.apart else 0)) | (q.level == 0) | q.row_valid),
+            Assert((waited < (1 if q.registered else 0)) | (q.level == 0) | q.row_valid),
             Cover(q.level == q.depth),
             Cover(f.leaving & q.i_valid & (q.level == 0)),
         ]

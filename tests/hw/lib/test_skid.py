@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Skid: what goes in comes out, in order, at full rate, and nothing looks through."""
+
+import random
+
+import pytest
+from amaranth.lib import data
+from simulation import simulate
+
+from kelp_hw.lib.skid import Skid
+
+_ITEM = data.StructLayout({"rest": 11, "kind": 5})
+
+
+def through_skid(seed, *, idle, stall, late=None, count=400):
+    """Items received and the cycles that it took; checks that `ready` and `valid` do not follow an
+    input within a cycle."""
+    rng, dut, received, cycles = random.Random(seed), Skid(_ITEM, late=late), [], 0
+
+    async def bench(ctx):
+        nonlocal cycles
+        sent = 0
+        while len(received) < count:
+            before = ctx.get(dut.i.ready), ctx.get(dut.o.valid), ctx.get(dut.o.p.as_value())
+            valid, ready = sent < count and rng.random() >= idle, rng.random() >= stall
+            ctx.set(dut.i.valid, valid)
+            ctx.set(dut.i.p.as_value(), sent if valid else rng.getrandbits(16))
+            ctx.set(dut.o.ready, ready)
+            assert before == (
+                ctx.get(dut.i.ready),
+                ctx.get(dut.o.valid),
+                ctx.get(dut.o.p.as_value()),
+            ), "an input is seen through"
+            assert ctx.get(dut.idle) == (sent == len(received))
+            if ready and before[1]:
+                received.append(before[2])
+            sent += bool(valid and before[0])
+            comes = ready and before[1], ctx.get(dut.behind_valid), ctx.get(dut.behind.as_value())
+            await ctx.tick()
+            cycles += 1
+            if comes[0]:
+                assert ctx.get(dut.o.valid) == comes[1] and (
+                    not comes[1] or ctx.get(dut.o.p.as_value()) == comes[2]
+                ), "what was foretold does not come"
+
+    simulate(dut, bench)
+    return received, cycles
+
+
+@pytest.mark.parametrize("late", [None, (), ("kind",)])
+@pytest.mark.parametrize(("idle", "stall"), [(0, 0), (0.5, 0), (0, 0.5), (0.3, 0.3)])
+def test_a_skid_passes_everything_on_in_order(idle, stall, late):
+    received, cycles = through_skid(1, idle=idle, stall=stall, late=late)
+    assert received == list(range(400))
+    assert cycles == 401 or idle or stall, "one item a cycle, one cycle late"
