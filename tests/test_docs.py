@@ -169,3 +169,10 @@ def test_every_source_file_that_a_page_names_exists():
             ):
                 bad.append(f"{page}: {name}")
     assert not bad, "\n".join(bad)
+
+
+def test_no_page_names_a_commit():
+    """A reader has no use for a commit's hash; a day and a command say what was measured."""
+    commit = re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)(?:[0-9a-f]{7,12}|[0-9a-f]{40})\b")
+    bad = [f"{page}: {found}" for page in PAGES for found in commit.findall(prose(page))]
+    assert not bad, "\n".join(bad)
