@@ -23,8 +23,8 @@ ADAPTIVE = ("arc", "s3fifo", "wtinylfu")
 _ARC, _S3FIFO, _WTINYLFU = range(3)
 _LISTS = 4
 #: columns of a node: its neighbours, and the list that it stands in; the node of a list has its
-#: length there
-_NEWER, _OLDER, _IN = range(3)
+#: length there; of a key, the step that touched it last, and its page
+_NEWER, _OLDER, _IN, _TOUCHED, _PAGE = range(5)
 
 
 @numba.njit(cache=True)
@@ -57,18 +57,18 @@ def _move_oldest(of, to, nodes):
 
 
 @numba.njit(cache=True)
-def _first_open(of, step, newest, touched, page_of, nodes):
+def _first_open(of, step, newest, nodes):
     """The oldest key of list ``of`` that may go; −1 when there is none."""
     at = nodes[of, _NEWER]
     while at != of:
-        if touched[at] != step and page_of[at] != newest:
+        if nodes[at, _TOUCHED] != step and nodes[at, _PAGE] != newest:
             return at
         at = nodes[at, _NEWER]
     return -1
 
 
 @numba.njit(cache=True)
-def _arc_victim(once, frames, target, returning, step, newest, touched, page_of, nodes):
+def _arc_victim(once, frames, target, returning, step, newest, nodes):
     """The victim, and whether it is to be forgotten (no ghost of it is kept)."""
     often, ghost_once, ghost_often = once + 1, once + 2, once + 3
     t1, t2, forget = nodes[once, _IN], nodes[often, _IN], False
@@ -81,14 +81,14 @@ def _arc_victim(once, frames, target, returning, step, newest, touched, page_of,
         elif t1 + t2 + nodes[ghost_once, _IN] + nodes[ghost_often, _IN] >= 2 * frames:
             _drop(nodes[ghost_often, _NEWER], nodes)
     first = forget or t2 == 0 or (t1 > 0 and (t1 > target or (t1 == target and returning == 2)))
-    victim = _first_open(once if first else often, step, newest, touched, page_of, nodes)
+    victim = _first_open(once if first else often, step, newest, nodes)
     if victim < 0:
-        victim = _first_open(often if first else once, step, newest, touched, page_of, nodes)
+        victim = _first_open(often if first else once, step, newest, nodes)
     return victim, forget
 
 
 @numba.njit(cache=True)
-def _s3fifo_victim(small, frames, limits, step, newest, touched, page_of, count, nodes):
+def _s3fifo_victim(small, frames, limits, step, newest, count, nodes):
     main = small + 1
     if nodes[main, _IN] <= frames - limits[0] and nodes[small, _IN]:
         at = nodes[small, _NEWER]
@@ -98,27 +98,27 @@ def _s3fifo_victim(small, frames, limits, step, newest, touched, page_of, count,
                 _drop(at, nodes)
                 _push(at, main, nodes)
                 count[at] = 0
-            elif touched[at] != step and page_of[at] != newest:
+            elif nodes[at, _TOUCHED] != step and nodes[at, _PAGE] != newest:
                 return at
             at = after
     for _ in range(4 * nodes[main, _IN]):
         at = nodes[main, _NEWER]
-        is_open = touched[at] != step and page_of[at] != newest
+        is_open = nodes[at, _TOUCHED] != step and nodes[at, _PAGE] != newest
         if count[at] == 0 and is_open:
             return at
         _drop(at, nodes)
         _push(at, main, nodes)
         if is_open:
             count[at] = min(count[at], 3) - 1
-    return _first_open(small, step, newest, touched, page_of, nodes)
+    return _first_open(small, step, newest, nodes)
 
 
 @numba.njit(cache=True)
-def _wtinylfu_victim(window, step, newest, touched, page_of, count, nodes):
-    candidate = _first_open(window, step, newest, touched, page_of, nodes)
-    incumbent = _first_open(window + 1, step, newest, touched, page_of, nodes)
+def _wtinylfu_victim(window, step, newest, count, nodes):
+    candidate = _first_open(window, step, newest, nodes)
+    incumbent = _first_open(window + 1, step, newest, nodes)
     if incumbent < 0:
-        incumbent = _first_open(window + 2, step, newest, touched, page_of, nodes)
+        incumbent = _first_open(window + 2, step, newest, nodes)
     return (
         incumbent
         if candidate < 0 or (incumbent >= 0 and count[candidate] > count[incumbent])
@@ -144,37 +144,19 @@ def _admit(kind, base, key, returning, full, limits, count, nodes):
 
 
 @numba.njit(cache=True)
-def _replay(
-    kind,
-    steps,
-    queues,
-    key_of,
-    newest_of,
-    pages,
-    pools,
-    frames,
-    initial,
-    history,
-    limits,
-    missed,
-    victims,
-):
+def _replay(kind, accesses, pooling, limits, missed, victims):
     """``limits``: of `s3fifo` small and ghost frames and the accesses that promote; of `wtinylfu`
     window and protected frames. Returns victims, bypasses."""
+    steps, queues, key_of, newest_of = accesses
+    pools, frames, pages, initial, history = pooling
     keys = pages * (queues.max() + 1) if pools == 1 else pages * pools
     resident_lists = 3 if kind == _WTINYLFU else 2
-    nodes = np.empty((keys + _LISTS * pools, 3), np.int64)
+    nodes = np.empty((keys + _LISTS * pools, 5), np.int64)
     for node in range(len(nodes)):
-        nodes[node, _NEWER], nodes[node, _OLDER], nodes[node, _IN] = (
-            node,
-            node,
-            -1 if node < keys else 0,
-        )
-    known, touched, page_of = (
-        np.zeros(keys, np.bool_),
-        np.full(keys, -1, np.int64),
-        np.arange(keys) % pages,
-    )
+        nodes[node, _NEWER] = nodes[node, _OLDER] = node
+        nodes[node, _IN] = -1 if node < keys else 0
+        nodes[node, _TOUCHED], nodes[node, _PAGE] = -1, node % pages
+    known = np.zeros(keys, np.bool_)
     count, used = np.zeros(keys, np.int64), np.zeros(pools, np.int64)
     target, full, until_aging = (
         np.zeros(pools),
@@ -182,8 +164,8 @@ def _replay(
         np.full(pools, 10 * frames),
     )
     for key in range(keys):
-        known[key] = page_of[key] < history
-        if initial <= page_of[key] < history:
+        known[key] = nodes[key, _PAGE] < history
+        if initial <= nodes[key, _PAGE] < history:
             pool = key // pages if pools > 1 else 0
             used[pool] += 1
             _admit(kind, keys + _LISTS * pool, key, False, False, limits, count, nodes)
@@ -211,7 +193,7 @@ def _replay(
                     target[pool] = max(target[pool] - max(once / often, 1.0), 0.0)
             _drop(key, nodes)
         if 0 <= which < resident_lists:
-            touched[key] = step
+            nodes[key, _TOUCHED] = step
             if kind == _ARC:  # written out here: as a call of its own it took most of the time
                 _drop(key, nodes)
                 _push(key, base + 1, nodes)
@@ -230,14 +212,12 @@ def _replay(
             full[pool] = True
             if kind == _ARC:
                 victim, forget = _arc_victim(
-                    base, frames, target[pool], returning, step, newest, touched, page_of, nodes
+                    base, frames, target[pool], returning, step, newest, nodes
                 )
             elif kind == _S3FIFO:
-                victim = _s3fifo_victim(
-                    base, frames, limits, step, newest, touched, page_of, count, nodes
-                )
+                victim = _s3fifo_victim(base, frames, limits, step, newest, count, nodes)
             else:
-                victim = _wtinylfu_victim(base, step, newest, touched, page_of, count, nodes)
+                victim = _wtinylfu_victim(base, step, newest, count, nodes)
             if victim < 0:
                 bypasses += 1
                 continue
@@ -254,7 +234,7 @@ def _replay(
                 victims[evictions, 0], victims[evictions, 1] = index, victim
             evictions += 1
         known[key] = True
-        touched[key] = step
+        nodes[key, _TOUCHED] = step
         used[pool] += 1
         _admit(kind, base, key, returning, full[pool], limits, count, nodes)
     return evictions, bypasses

@@ -251,9 +251,10 @@ def _learn(s, c, shape, step, queue, key, missed):
 
 
 @numba.njit(cache=True)
-def _replay(steps, queue_of, page_of, shape, s, c, prefetch, history, victims):
+def _replay(accesses, shape, s, c, prefetch, history, victims):
     """[accesses]: missed; evictions, pages prefetched, those of use. The first ``history`` accesses
     write the history, in step 0."""
+    steps, queue_of, page_of = accesses
     queues, pages, kv_heads, frames = shape
     pool, missed, found = s.pool, np.zeros(len(steps), np.bool_), np.zeros(7, np.int64)
     evictions = issued = useful = 0
@@ -343,21 +344,14 @@ def run_kelp(
         zeros(SWEPT + 1),
     )
     first = np.arange(history)
-    steps, queue, page = (
+    accesses = tuple(
         np.concatenate([a, b]).astype(np.int64)
         for a, b in ((first * 0, t.step + 1), (first % queues, t.queue), (first // queues, t.page))
     )
-    victims = np.empty((2 * len(steps) + 2 * keys, 2), np.int64)
+    shape = queues, pages, t.kv_heads, capacity
+    victims = np.empty((2 * len(accesses[0]) + 2 * keys, 2), np.int64)
     missed, evictions, issued, useful = _replay(
-        steps,
-        queue,
-        page,
-        (queues, pages, t.kv_heads, capacity),
-        state,
-        c,
-        prefetch,
-        history,
-        victims,
+        accesses, shape, state, c, prefetch, history, victims
     )
     outcome = Outcome(missed[history:], 0, issued, useful)
     if record:

@@ -4,16 +4,39 @@ pool, equal decision for decision."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 
 from .engine import Outcome, Timeline
 
-__all__ = ["LISTS", "columns", "outcome_of", "run_list"]
+__all__ = ["LISTS", "Accesses", "Pools", "accesses_of", "outcome_of", "run_list"]
 
 #: Ids that have this form.
 LISTS = ("lru", "fifo", "clock", "sieve")
 _LRU, _FIFO, _CLOCK, _SIEVE = range(4)
+
+
+class Accesses(NamedTuple):
+    """Of every access, as the compiled loops take them."""
+
+    step: np.ndarray
+    queue: np.ndarray
+    key: np.ndarray
+    newest: np.ndarray  #: the page being written then
+
+
+class Pools(NamedTuple):
+    """Where keys have their frames: ``count`` is 1, or one pool a queue. A key is queue · ``pages``
+    + page; pages below ``history`` are written before the first access, those from ``initial`` on
+    resident then."""
+
+    count: int
+    frames: int  #: of each
+    pages: int
+    initial: int
+    history: int
 
 
 @numba.njit(cache=True)
@@ -28,11 +51,11 @@ def _unlink(key, newer, older):
 
 
 @numba.njit(cache=True)
-def _replay(
-    kind, steps, queues, key_of, newest_of, pages, pools, frames, initial, history, missed, victims
-):
-    """`pools`: 1, or one a queue. List ends are nodes of their own behind the keys. Returns how
-    many victims and bypasses there were."""
+def _replay(kind, accesses, pooling, missed, victims):
+    """List ends are nodes of their own behind the keys. Returns how many victims and bypasses there
+    were."""
+    steps, queues, key_of, newest_of = accesses
+    pools, frames, pages, initial, history = pooling
     keys = pages * (queues.max() + 1) if pools == 1 else pages * pools
     resident, known, marked = (
         np.zeros(keys, np.bool_),
@@ -109,13 +132,10 @@ def _replay(
     return evictions, bypasses
 
 
-def columns(timeline: Timeline) -> tuple[np.ndarray, ...]:
-    """Step, queue, key and page being written of every access, as the compiled loops take them."""
+def accesses_of(timeline: Timeline) -> Accesses:
     s = timeline.sequence
-    return tuple(
-        np.ascontiguousarray(a, np.int64)
-        for a in (s.step, s.queue, timeline.keys, s.newest_page(s.step))
-    )
+    columns = s.step, s.queue, timeline.keys, s.newest_page(s.step)
+    return Accesses(*(np.ascontiguousarray(column, np.int64) for column in columns))
 
 
 def outcome_of(
@@ -127,24 +147,14 @@ def outcome_of(
     more: tuple = (),
     record: bool = False,
 ) -> Outcome:
-    """What a compiled ``loop`` of one ``kind`` of policy does; ``more``: what it takes beside the
-    accesses and the pools."""
+    """What a compiled ``loop`` of one ``kind`` of policy does; ``more``: what it takes between the
+    pools and the results."""
     s = timeline.sequence
     missed = np.zeros(len(s), np.bool_)
     victims = np.empty((len(s) if record else 0, 2), np.int64)
     pools, frames = (1, capacity) if pooled else (s.queues, s.share(capacity))
-    evictions, bypasses = loop(
-        kind,
-        *columns(timeline),
-        s.final_pages,
-        pools,
-        frames,
-        s.initial_pages(capacity).start,
-        s.history_pages,
-        *more,
-        missed,
-        victims,
-    )
+    pooling = Pools(pools, frames, s.final_pages, s.initial_pages(capacity).start, s.history_pages)
+    evictions, bypasses = loop(kind, accesses_of(timeline), pooling, *more, missed, victims)
     return Outcome(
         missed, bypasses, victims=[tuple(v) for v in victims[:evictions].tolist()] if record else []
     )

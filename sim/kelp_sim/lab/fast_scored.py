@@ -9,6 +9,8 @@ never evicts.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numba
 import numpy as np
 
@@ -28,45 +30,29 @@ _LFU, _BELADY, _H2O, _STREAMINGLLM, _EMA, _SNAPKV, _QUEST, _PLAIN = range(8)
 _TOP = 65535
 
 
+class Values(NamedTuple):
+    """What a policy's values start from and follow."""
+
+    rank: np.ndarray  #: of each key
+    per_access: np.ndarray  #: what the policy learns of each access
+    kept: np.ndarray  #: what idle steps leave of a score, in 1/65536
+    fading: np.ndarray  #: what they leave of a value
+    constant: int  #: `ema`: α in 1/256; `snapkv`: steps whose votes count
+
+
 @numba.njit(cache=True)
-def _replay(
-    kind,
-    steps,
-    queues,
-    key_of,
-    newest_of,
-    pages,
-    pools,
-    frames,
-    initial,
-    history,
-    per_access,
-    rank,
-    kept,
-    fading,
-    constant,
-    missed,
-    victims,
-):
-    """Returns how many victims and bypasses there were. ``per_access``: what the policy learns of
-    each access; ``rank``: what it starts from; ``kept``, ``fading``: what idle steps leave of a
-    score and of a value."""
+def _replay(kind, accesses, pooling, values, missed, victims):
+    """Returns how many victims and bypasses there were; ``values.rank`` is changed."""
+    steps, queues, key_of, newest_of = accesses
+    pools, frames, pages, initial, history = pooling
+    rank, per_access, kept, fading, constant = values
     keys = len(rank)
-    resident, known, touched = (
-        np.zeros(keys, np.bool_),
-        np.zeros(keys, np.bool_),
-        np.full(keys, -1, np.int64),
-    )
-    listed, place, used = (
-        np.empty((pools, frames + 1), np.int64),
-        np.empty(keys, np.int64),
-        np.zeros(pools, np.int64),
-    )
-    last, page_of = np.full(keys, -1, np.int64), np.arange(keys) % pages
-    votes, voted = (
-        np.zeros((constant if kind == _SNAPKV else 1, keys), np.int64),
-        np.full(pools, -1, np.int64),
-    )
+    resident, known = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
+    touched, last = np.full(keys, -1, np.int64), np.full(keys, -1, np.int64)
+    listed, place = np.empty((pools, frames + 1), np.int64), np.empty(keys, np.int64)
+    used, voted = np.zeros(pools, np.int64), np.full(pools, -1, np.int64)
+    page_of = np.arange(keys) % pages
+    votes = np.zeros((constant if kind == _SNAPKV else 1, keys), np.int64)
     for key in range(keys):
         known[key] = page_of[key] < history
         if initial <= page_of[key] < history:
@@ -174,5 +160,5 @@ def run_scored(
     elif policy in ("h2o", "snapkv", "quest"):
         per_access, constant = timeline.mass, set_to.get("window", 0)
         fading = falls(set_to["half"]) if policy == "quest" else fading
-    more = per_access, rank, kept, fading, constant
+    more = (Values(rank, per_access, kept, fading, constant),)
     return outcome_of(_replay, timeline, SCORED.index(policy), capacity, pooled, more, record)

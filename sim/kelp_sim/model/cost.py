@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from .findings import Finding, Table, finding
+from .findings import Condition, Finding, Table, finding
 from .inputs import Inputs
 from .kv_size import kv_bytes
 
@@ -202,8 +202,9 @@ def findings(inputs: Inputs) -> list[Finding]:
             "2.5",
             endpoint_price(inputs),
             f"(42.5 − 30) / 5; here {parts}",
-            condition="DRAM at 5 $/GB, flash and controller free",
-            under_condition=inputs.endpoint.dram_gb * 5 / 1e3,
+            under=Condition(
+                "DRAM at 5 $/GB, flash and controller free", inputs.endpoint.dram_gb * 5 / 1e3
+            ),
             within=0.03,
         ),
         finding(
@@ -214,8 +215,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             alone / (gpus * inputs.gpu.hbm_gb_per_s) / (beside / kv_rate),
             f"{alone:g} k$ / {gpus * inputs.gpu.hbm_gb_per_s:,.0f} GB/s against {beside:g} k$ "
             + f"/ {kv_rate:g} GB/s",
-            condition="only capacity counts, not bandwidth",
-            under_condition=alone / beside,
+            under=Condition("only capacity counts, not bandwidth", alone / beside),
         ),
         finding(
             "cost",
@@ -225,8 +225,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             10 * seconds / inputs.break_even.hold_seconds,
             f"{room:g} GB beside the weights hold 9.7 requests of 5.37 GB; at "
             + f"{inputs.break_even.hold_seconds:g} s each",
-            condition=f"each request held for {seconds:.0f} s",
-            under_condition=10.0,
+            under=Condition(f"each request held for {seconds:.0f} s", 10.0),
             within=0.05,
         ),
     ]

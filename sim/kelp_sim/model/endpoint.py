@@ -12,7 +12,7 @@ from kelp_golden.arithmetic import decay, priority
 from kelp_spec.formats import Format, stored_page_lines
 from kelp_spec.scores import recency_constants
 
-from .findings import Finding, Table, finding
+from .findings import Condition, Finding, Table, finding
 from .inputs import Inputs
 from .kv_size import kv_bytes
 
@@ -172,9 +172,17 @@ def peers(inputs: Inputs) -> Table:
 
 
 def findings(inputs: Inputs) -> list[Finding]:
-    model, policy, flash = inputs.models["llama-3-70b"], inputs.policy, inputs.flash
-    context = 131072
-    entries = context * model.layers * model.kv_heads
+    return [
+        *_of_the_formula(inputs),
+        *_of_prefetch(inputs),
+        *_of_formats(inputs),
+        *_of_metadata(inputs),
+    ]
+
+
+def _of_the_formula(inputs: Inputs) -> list[Finding]:
+    """Queues, and the worked rows of recency and priority."""
+    model = inputs.models["llama-3-70b"]
     found = [
         finding(
             "endpoint", "queues", "", "640", model.layers * model.kv_heads, "80 layers · 8 KV heads"
@@ -204,17 +212,24 @@ def findings(inputs: Inputs) -> list[Finding]:
                 value,
                 f"(1 − {score}) · {by_formula:.4f}; the device's integers give "
                 + f"{round(ours * 65536)}/65536 = {ours:.4f}",
-                condition=f"the decay rounded to {claimed_decay} first",
-                under_condition=(1 - score) * float(claimed_decay),
+                under=Condition(
+                    f"the decay rounded to {claimed_decay} first",
+                    (1 - score) * float(claimed_decay),
+                ),
             )
         )
+    return found
+
+
+def _of_prefetch(inputs: Inputs) -> list[Finding]:
+    policy, flash = inputs.policy, inputs.flash
     before = base_hit_rate(3.2, 0.85, 250, flash.latency_us * 1e3)
     faster = _mean_ns(policy.lru_per_queue[0], flash.latency_us) / _mean_ns(0.85, flash.latency_us)
     enough, without = (
         residency_for(0.85, policy.residency, rates)
         for rates in (policy.window, policy.lru_per_queue)
     )
-    found += [
+    return [
         finding(
             "prefetch",
             "hit rate of the ±W window, recordings at 12.5 %",
@@ -223,8 +238,10 @@ def findings(inputs: Inputs) -> list[Finding]:
             100 * policy.window[0],
             f"measured; at 25 % {100 * policy.window[1]:.1f} %. LRU without a window has 85 % "
             + f"at {without:.1%}",
-            condition=f"{enough:.1%} of the pages in DRAM",
-            under_condition=100 * float(np.interp(enough, policy.residency, policy.window)),
+            under=Condition(
+                f"{enough:.1%} of the pages in DRAM",
+                100 * float(np.interp(enough, policy.residency, policy.window)),
+            ),
         ),
         finding(
             "prefetch",
@@ -242,8 +259,10 @@ def findings(inputs: Inputs) -> list[Finding]:
             "3.2",
             faster,
             f"250 ns and {flash.latency_us:g} µs; LRU at 12.5 % hits {policy.lru_per_queue[0]:.1%}",
-            condition=f"a machine that hits {before:.1%} without it",
-            under_condition=_mean_ns(before, flash.latency_us) / _mean_ns(0.85, flash.latency_us),
+            under=Condition(
+                f"a machine that hits {before:.1%} without it",
+                _mean_ns(before, flash.latency_us) / _mean_ns(0.85, flash.latency_us),
+            ),
         ),
         finding(
             "prefetch",
@@ -252,10 +271,13 @@ def findings(inputs: Inputs) -> list[Finding]:
             ">90",
             100 * policy.kelp[0],
             "measured: our policy with prefetch",
-            condition="25 % of the pages in DRAM",
-            under_condition=100 * policy.kelp[1],
+            under=Condition("25 % of the pages in DRAM", 100 * policy.kelp[1]),
         ),
     ]
+
+
+def _of_formats(inputs: Inputs) -> list[Finding]:
+    found = []
     for what, claimed, figure in (
         ("fp16 → int8", "≥48", inputs.rtl.quantise_lines_per_cycle),
         ("fp16 → int4", "≥32", inputs.rtl.quantise_lines_per_cycle),
@@ -281,11 +303,17 @@ def findings(inputs: Inputs) -> list[Finding]:
                 claimed,
                 40 * stored_share(fmt),
                 f"40 · {stored_page_lines(fmt, _HOST_LINES)}/{_HOST_LINES} lines",
-                condition="scales not counted",
-                under_condition=40 * fmt.element_bits / 16,
+                under=Condition("scales not counted", 40 * fmt.element_bits / 16),
             )
         )
-    found += [
+    return found
+
+
+def _of_metadata(inputs: Inputs) -> list[Finding]:
+    """Of the source's design: 8 B per token and queue."""
+    model, context = inputs.models["llama-3-70b"], 131072
+    entries = context * model.layers * model.kv_heads
+    return [
         finding(
             "metadata",
             "8 B per token and queue, 128K · 640",
@@ -293,8 +321,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             "640",
             8 * entries / 1e6,
             "8 · 131 072 · 640 B",
-            condition="MB read as MiB",
-            under_condition=8 * entries / 2**20,
+            under=Condition("MB read as MiB", 8 * entries / 2**20),
         ),
         finding(
             "metadata",
@@ -305,4 +332,3 @@ def findings(inputs: Inputs) -> list[Finding]:
             "8 B / (327 680 / 640) B",
         ),
     ]
-    return found

@@ -11,10 +11,18 @@ from __future__ import annotations
 
 import operator
 from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
-__all__ = ["Finding", "Table", "agrees", "finding"]
+__all__ = ["Condition", "Finding", "Table", "agrees", "finding"]
 
 _BOUNDS = {">": operator.gt, "≥": operator.ge, "<": operator.lt}
+
+
+class Condition(NamedTuple):
+    """What has to be assumed for another value to come out."""
+
+    text: str
+    computed: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +84,12 @@ def finding(
     arithmetic: str,
     *,
     within: float = 0.0,
-    condition: str = "",
-    under_condition: float | None = None,
+    under: Condition | None = None,
 ) -> Finding:
     """The finding with its verdict."""
     if agrees(claimed, computed, within):
-        verdict, condition, under_condition = "reproduced", "", None
-    elif under_condition is not None and agrees(claimed, under_condition, within):
+        verdict, under = "reproduced", None
+    elif under is not None and agrees(claimed, under.computed, within):
         verdict = "depends"
     else:
         verdict = "refuted"
@@ -94,6 +101,6 @@ def finding(
         computed=float(computed),
         verdict=verdict,
         arithmetic=arithmetic,
-        condition=condition,
-        under_condition=under_condition,
+        condition=under.text if under else "",
+        under_condition=under.computed if under else None,
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 
-from .findings import Finding, Table, finding
+from .findings import Condition, Finding, Table, finding
 from .inputs import Heads, Inputs
 from .kv_size import kv_bytes_per_token
 
@@ -112,8 +112,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             "93",
             ms,
             f"{gb:.3f} GB / {rate:g} GB/s + {inputs.flash.latency_us:g} µs",
-            condition="the printed 1.3 GB",
-            under_condition=1.3 / rate * 1e3,
+            under=Condition("the printed 1.3 GB", 1.3 / rate * 1e3),
         ),
         finding(
             topic,
@@ -122,8 +121,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             "40",
             4096 / inputs.prefetch.tokens_per_s,
             f"4096 / {inputs.prefetch.tokens_per_s:g} tokens/s",
-            condition="102 tokens/s",
-            under_condition=4096 / 102,
+            under=Condition("102 tokens/s", 4096 / 102),
         ),
         finding(
             topic,
@@ -132,8 +130,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             "120",
             4096 / inputs.prefetch.tokens_per_s,
             f"4096 / {inputs.prefetch.tokens_per_s:g} tokens/s",
-            condition="34 tokens/s",
-            under_condition=4096 / 34,
+            under=Condition("34 tokens/s", 4096 / 34),
         ),
         finding(topic, "storage node, at least", "GB/s", "28", 2 * rate, f"2 drives of {rate:g}"),
         finding(topic, "the same, at most", "GB/s", "42", 3 * rate, f"3 drives of {rate:g}"),

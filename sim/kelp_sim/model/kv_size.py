@@ -8,13 +8,14 @@ window of whole tokens.
 
 from __future__ import annotations
 
-from .findings import Finding, Table, finding
+from .findings import Condition, Finding, Table, finding
 from .inputs import Heads, Hybrid, Inputs, Latent
 
 __all__ = ["findings", "kv_bytes", "kv_bytes_per_token", "short", "spaced", "tables"]
 
 GIB = 2**30
 M = 2**20  #: tokens of "1M" where it is binary
+_TOPIC = "KV size"
 
 
 def kv_bytes_per_token(model: Heads | Latent | Hybrid) -> float:
@@ -79,16 +80,21 @@ def spaced(number: float) -> str:
 
 
 def findings(inputs: Inputs) -> list[Finding]:
-    topic = "KV size"
-    gqa, mha = inputs.models["llama-3-70b"], inputs.models["mha-70b"]
-    mla, v4, v4_small = (
-        inputs.models[name] for name in ("deepseek-v3", "deepseek-v4-pro", "deepseek-v4-pro-fp8")
-    )
+    return [
+        *_of_grouped_heads(inputs),
+        *_of_latents(inputs),
+        *_of_hybrids(inputs),
+        *_of_all_heads(inputs),
+        *_of_figure_2(inputs),
+    ]
+
+
+def _of_grouped_heads(inputs: Inputs) -> list[Finding]:
+    gqa = inputs.models["llama-3-70b"]
     token = kv_bytes_per_token(gqa)
-    latent = kv_bytes_per_token(mla)
-    found = [
+    return [
         finding(
-            topic,
+            _TOPIC,
             "Llama-3-70B, KV per token",
             "B",
             "327680",
@@ -96,7 +102,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             "2 · 80 layers · 8 heads · 128 · 2 B",
         ),
         finding(
-            topic,
+            _TOPIC,
             "the same at 128K",
             "GiB",
             "40",
@@ -104,17 +110,16 @@ def findings(inputs: Inputs) -> list[Finding]:
             "327 680 · 131 072 / 2^30",
         ),
         finding(
-            topic,
+            _TOPIC,
             "Llama-3-70B at 1M",
             "GB",
             "320",
             token * M / 1e9,
             "327 680 · 2^20 = 343.6 GB",
-            condition="GB read as GiB",
-            under_condition=token * M / GIB,
+            under=Condition("GB read as GiB", token * M / GIB),
         ),
         finding(
-            topic,
+            _TOPIC,
             "GLM-5.2 (estimate) at 1M",
             "GB",
             "343",
@@ -122,8 +127,15 @@ def findings(inputs: Inputs) -> list[Finding]:
             "≈328 kB · 2^20; the shape is not published",
             within=0.005,
         ),
+    ]
+
+
+def _of_latents(inputs: Inputs) -> list[Finding]:
+    mla = inputs.models["deepseek-v3"]
+    latent = kv_bytes_per_token(mla)
+    return [
         finding(
-            topic,
+            _TOPIC,
             "DeepSeek-V3, KV per layer and token",
             "B",
             "1152",
@@ -131,27 +143,33 @@ def findings(inputs: Inputs) -> list[Finding]:
             "(512 + 64) · 2 B",
         ),
         finding(
-            topic,
+            _TOPIC,
             "DeepSeek-V3, KV per token",
             "KB",
             "68.6",
             latent / 1e3,
             "1152 · 61 = 70 272 B",
-            condition="KB read as KiB",
-            under_condition=latent / 1024,
+            under=Condition("KB read as KiB", latent / 1024),
         ),
         finding(
-            topic,
+            _TOPIC,
             "DeepSeek-V3 at 1M",
             "GB",
             "72",
             latent * M / 1e9,
             "70 272 · 2^20 = 73.7 GB; 68.6 GiB",
-            condition="68.6 KiB taken as 68.6 kB, times 2^20",
-            under_condition=round(latent / 1024, 1) * 1e3 * M / 1e9,
+            under=Condition(
+                "68.6 KiB taken as 68.6 kB, times 2^20", round(latent / 1024, 1) * 1e3 * M / 1e9
+            ),
         ),
+    ]
+
+
+def _of_hybrids(inputs: Inputs) -> list[Finding]:
+    v4, v4_small = (inputs.models[f"deepseek-v4-pro{stored}"] for stored in ("", "-fp8"))
+    return [
         finding(
-            topic,
+            _TOPIC,
             "DeepSeek-V4-Pro, KV per token",
             "KB",
             "10",
@@ -160,47 +178,52 @@ def findings(inputs: Inputs) -> list[Finding]:
             within=0.05,
         ),
         finding(
-            topic,
+            _TOPIC,
             "DeepSeek-V4-Pro at 128K, bf16",
             "GB",
             "1.20",
             kv_bytes(v4, 131072) / 1e9,
             "9848 B · 131 072 + 61 · 128 · 1024 B of window",
-            condition="GiB, without the windows' 7.6 MiB",
-            under_condition=kv_bytes_per_token(v4) * 131072 / GIB,
+            under=Condition(
+                "GiB, without the windows' 7.6 MiB", kv_bytes_per_token(v4) * 131072 / GIB
+            ),
         ),
         finding(
-            topic,
+            _TOPIC,
             "DeepSeek-V4-Pro at 1M, bf16",
             "GB",
             "9.62",
             kv_bytes(v4, M) / 1e9,
             "9848 B · 2^20 + 61 · 128 · 1024 B",
-            condition="GB read as GiB",
-            under_condition=kv_bytes(v4, M) / GIB,
+            under=Condition("GB read as GiB", kv_bytes(v4, M) / GIB),
         ),
         finding(
-            topic,
+            _TOPIC,
             "DeepSeek-V4-Pro at 1M, fp8 + fp4",
             "GB",
             "4.8",
             kv_bytes(v4_small, M) / 1e9,
             "(30 · (576 + 64)/4 + 31 · 576/128) B · 2^20 + windows",
-            condition="GB read as GiB",
-            under_condition=kv_bytes(v4_small, M) / GIB,
+            under=Condition("GB read as GiB", kv_bytes(v4_small, M) / GIB),
         ),
+    ]
+
+
+def _of_all_heads(inputs: Inputs) -> list[Finding]:
+    mha = inputs.models["mha-70b"]
+    token = kv_bytes_per_token(inputs.models["llama-3-70b"])
+    return [
         finding(
-            topic,
+            _TOPIC,
             "70B with MHA, KV per layer and token",
             "KB",
             "32",
             kv_bytes_per_token(mha) / mha.layers / 1e3,
             "2 · 64 · 128 · 2 = 32 768 B",
-            condition="KB read as KiB",
-            under_condition=kv_bytes_per_token(mha) / mha.layers / 1024,
+            under=Condition("KB read as KiB", kv_bytes_per_token(mha) / mha.layers / 1024),
         ),
         finding(
-            topic,
+            _TOPIC,
             "MHA against GQA",
             "×",
             "8",
@@ -208,6 +231,10 @@ def findings(inputs: Inputs) -> list[Finding]:
             "64 heads / 8 heads",
         ),
     ]
+
+
+def _of_figure_2(inputs: Inputs) -> list[Finding]:
+    token, found = kv_bytes_per_token(inputs.models["llama-3-70b"]), []
     for label, claimed, percent, tokens, loose in (
         ("4K", "1.3", "0.7", 4096, 4000),
         ("32K", "10", "5.2", 32768, 31250),
@@ -217,26 +244,28 @@ def findings(inputs: Inputs) -> list[Finding]:
     ):
         found.append(
             finding(
-                topic,
+                _TOPIC,
                 f"Fig. 2: 70B at {label}",
                 "GB",
                 claimed,
                 token * tokens / 1e9,
                 f"327 680 · {spaced(tokens)}",
-                condition=f"{label} = {spaced(loose)} tokens: 10^6 for 1M, halved",
-                under_condition=token * loose / 1e9,
+                under=Condition(
+                    f"{label} = {spaced(loose)} tokens: 10^6 for 1M, halved", token * loose / 1e9
+                ),
             )
         )
         found.append(
             finding(
-                topic,
+                _TOPIC,
                 f"Fig. 2: the same, of {inputs.gpu.hbm_gb:g} GB HBM",
                 "%",
                 percent,
                 100 * token * tokens / 1e9 / inputs.gpu.hbm_gb,
                 f"327 680 · {spaced(tokens)} / {inputs.gpu.hbm_gb:g} GB",
-                condition=f"of the printed {claimed} GB",
-                under_condition=100 * float(claimed) / inputs.gpu.hbm_gb,
+                under=Condition(
+                    f"of the printed {claimed} GB", 100 * float(claimed) / inputs.gpu.hbm_gb
+                ),
             )
         )
     return found

@@ -4,7 +4,7 @@ what link and memory can carry."""
 
 from __future__ import annotations
 
-from .findings import Finding, Table, finding
+from .findings import Condition, Finding, Table, finding
 from .inputs import Inputs
 
 __all__ = ["controller_ns", "dram_gb_per_s", "findings", "read_ns", "tables"]
@@ -83,8 +83,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             stages,
             "50 + 30 + 70 + 50: the source's stages do not add up; with our controller "
             + f"{read_ns(inputs):.0f}",
-            condition="50 ns that no stage names",
-            under_condition=stages + 50,
+            under=Condition("50 ns that no stage names", stages + 50),
         ),
         finding(
             "latency",
@@ -93,8 +92,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             "65",
             dma * 1e3 / 250,
             f"{dma:g} µs / 250 ns; with our controller {dma * 1e3 / read_ns(inputs):.0f}",
-            condition="200 ns, the sum of the stages",
-            under_condition=dma * 1e3 / stages,
+            under=Condition("200 ns, the sum of the stages", dma * 1e3 / stages),
         ),
         finding(
             "latency",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .findings import Finding, Table, finding
+from .findings import Condition, Finding, Table, finding
 from .inputs import Inputs
 from .kv_size import kv_bytes
 
@@ -96,8 +96,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             "1.75",
             layer_gb,
             f"42.95 GB / 80 layers; over one link {transfer_ms(kv, 1):.1f} ms",
-            condition="1.75 GB is a layer's weights: 140 GB / 80",
-            under_condition=140 / 80,
+            under=Condition("1.75 GB is a layer's weights: 140 GB / 80", 140 / 80),
         ),
         finding(
             "layer pipeline",
@@ -106,8 +105,10 @@ def findings(inputs: Inputs) -> list[Finding]:
             "5.5",
             inputs.pipeline.layer_gb / inputs.gpu.hbm_gb_per_s * 1e3,
             "decode reads 1.75 GB of weights from HBM: 1.75 / 8000 GB/s",
-            condition="set so that five endpoints just keep up (1.75 GB / 320 GB/s)",
-            under_condition=transfer_ms(inputs, 5),
+            under=Condition(
+                "set so that five endpoints just keep up (1.75 GB / 320 GB/s)",
+                transfer_ms(inputs, 5),
+            ),
         ),
     ]
     return found

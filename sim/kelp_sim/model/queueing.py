@@ -14,7 +14,27 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-__all__ = ["READ_ONLY", "Busy", "Writes", "decode", "waits"]
+__all__ = ["READ_ONLY", "Busy", "Flash", "Reads", "Writes", "decode", "waits"]
+
+
+class Reads(NamedTuple):
+    """What a layer of a session reads before it computes."""
+
+    layers: int
+    compute: float  #: time that a layer computes for
+    link: float  #: time that its pages hold the shared link
+    fixed: float  #: from the later of link and memory until they have arrived
+    pages: int
+    miss_rate: float  #: chance of each page to be on flash
+
+
+class Flash(NamedTuple):
+    """The tier that missing pages come from."""
+
+    page: float  #: time that a page holds it
+    latency: float  #: until the last page of a read arrives
+    slow_share: float  #: chance of a page to be slow
+    slow_latency: float  #: latency of a read with a slow page
 
 
 class Writes(NamedTuple):
@@ -62,37 +82,22 @@ def waits(arrival: np.ndarray, service: np.ndarray, servers: int) -> np.ndarray:
 
 
 @numba.njit(cache=True)
-def decode(
-    begin,
-    steps,
-    layers,
-    compute,
-    link,
-    fixed,
-    pages,
-    miss_rate,
-    page,
-    flash_latency,
-    slow_share,
-    slow_latency,
-    seed,
-    writes,
-):
+def decode(begin, steps, reads, flash, seed, writes):
     """Step times [sessions, steps] of sessions that begin to decode at ``begin`` (float64,
     ascending), and how :class:`Busy` what they share was.
 
-    For each layer a session asks for its pages: they hold the shared link for ``link`` and the
-    shared memory for a page's time each, and arrive ``fixed`` after the later of the two; each of
-    ``pages`` misses with chance ``miss_rate``, holds the shared flash for ``page`` and the memory
-    once more; the last of them arrives ``flash_latency`` later, or ``slow_latency`` where one is
-    slow (chance ``slow_share`` each). When both are there the layer computes for ``compute``,
-    writes its token, and the next is asked for. Endpoints share their requests evenly, so that
+    For each layer a session asks for its pages (:class:`Reads`): they hold the shared link, and the
+    shared memory for a page's time each; each page that misses holds the shared :class:`Flash` and
+    the memory once more. When hits and misses are there the layer computes, writes its token
+    (:class:`Writes`), and the next is asked for. Endpoints share their requests evenly, so that
     several act as one of their summed rate.
 
     Flash reads go before write-backs, but for the one that has begun, and for those that
     ``free_frames`` cannot hold.
     """
     np.random.seed(seed)
+    layers, compute, link, fixed, pages, miss_rate = reads
+    page, flash_latency, slow_share, slow_latency = flash
     sessions = len(begin)
     out = np.zeros((sessions, steps))
     waiting = [(begin[s], s) for s in range(sessions)]
@@ -100,12 +105,8 @@ def decode(
         for s in range(sessions):
             waiting.append((begin[s] - writes.prefill_pages * writes.prefill_every, sessions + s))
     heapq.heapify(waiting)
-    layer, step, started, prefilled = (
-        np.zeros(sessions, np.int64),
-        np.zeros(sessions, np.int64),
-        begin.copy(),
-        np.zeros(sessions, np.int64),
-    )
+    layer, step = np.zeros(sessions, np.int64), np.zeros(sessions, np.int64)
+    started, prefilled = begin.copy(), np.zeros(sessions, np.int64)
     origin = waiting[0][0]
     link_free = memory_free = flash_free = end = origin
     link_busy = memory_busy = flash_busy = written = backlog = 0.0

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .findings import Finding, Table, finding
+from .findings import Condition, Finding, Table, finding
 from .inputs import Heads, Inputs, Scenario
 from .kv_size import kv_bytes_per_token
 from .latency import controller_gb_per_s, dram_gb_per_s, read_ns
-from .queueing import READ_ONLY, Writes, decode
+from .queueing import READ_ONLY, Flash, Reads, Writes, decode
 
 __all__ = [
     "CLAIMED_CURVE",
@@ -125,22 +125,21 @@ def _run(
     hit_rate: float,
     writes: Writes = READ_ONLY,
 ):
-    return decode(
-        begin.astype(np.float64),
-        steps,
-        layer.layers,
-        layer.compute,
-        layer.link,
-        layer.fixed,
-        layer.pages,
-        1 - hit_rate,
-        layer.page,
-        layer.flash,
-        inputs.flash.slow_share,
-        max(layer.slow, layer.flash),
-        inputs.serving.seed,
-        writes,
+    reads = Reads(
+        layers=layer.layers,
+        compute=layer.compute,
+        link=layer.link,
+        fixed=layer.fixed,
+        pages=layer.pages,
+        miss_rate=1 - hit_rate,
     )
+    flash = Flash(
+        page=layer.page,
+        latency=layer.flash,
+        slow_share=inputs.flash.slow_share,
+        slow_latency=max(layer.slow, layer.flash),
+    )
+    return decode(begin.astype(np.float64), steps, reads, flash, inputs.serving.seed, writes)
 
 
 # parts of the inputs that this room reads
@@ -340,8 +339,7 @@ def findings(inputs: Inputs) -> list[Finding]:
                 rows[hit_rate]["step_ms"],
                 f"simulated: {inputs.serving.sensitivity.sessions} sessions in a closed loop, "
                 + f"flash {busy:.0%} busy. {all_missed}",
-                condition=open_loop,
-                under_condition=base + cost * m / (1 - m / saturating),
+                under=Condition(open_loop, base + cost * m / (1 - m / saturating)),
                 within=0.05,
             )
         )

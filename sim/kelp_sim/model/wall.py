@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from .findings import Finding, Table, finding
+from .findings import Condition, Finding, Table, finding
 from .inputs import Heads, Inputs, Latent
 from .kv_size import kv_bytes, kv_bytes_per_token, spaced
 
@@ -111,8 +111,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             "468",
             total,
             "140 + 8 · 42.95",
-            condition="128K = 125 000 tokens, 41 GB each",
-            under_condition=140 + 8 * 41,
+            under=Condition("128K = 125 000 tokens, 41 GB each", 140 + 8 * 41),
         ),
         finding(
             "capacity wall",
@@ -121,8 +120,7 @@ def findings(inputs: Inputs) -> list[Finding]:
             "2.4",
             total / hbm,
             f"{total:.0f} / {hbm:g}",
-            condition="468 GB, as above",
-            under_condition=468 / hbm,
+            under=Condition("468 GB, as above", 468 / hbm),
         ),
         finding(
             "inflection",

@@ -21,7 +21,7 @@ from kelp_sim.model import (
     serving,
     wall,
 )
-from kelp_sim.model.findings import agrees, finding
+from kelp_sim.model.findings import Condition, agrees, finding
 from kelp_sim.model.inputs import DEFAULTS, InputError, load, with_bench
 from kelp_sim.trace.trace import read
 from kelp_spec.formats import Format
@@ -167,15 +167,13 @@ def test_agreement_is_as_printed(claimed, computed, within, holds):
 def test_verdicts():
     kinds = {
         "reproduced": {},
-        "depends": dict(condition="x", under_condition=7.0),
-        "refuted": dict(condition="x", under_condition=9.0),
+        "depends": dict(under=Condition("x", 7.0)),
+        "refuted": dict(under=Condition("x", 9.0)),
     }
     for verdict, more in kinds.items():
         found = finding("t", "w", "ms", "7", 7.2 if verdict == "reproduced" else 8.0, "…", **more)
         assert found.verdict == verdict
-    assert (
-        finding("t", "w", "ms", "7", 7.2, "…", condition="x", under_condition=9.0).condition == ""
-    )
+    assert finding("t", "w", "ms", "7", 7.2, "…", under=Condition("x", 9.0)).condition == ""
 
 
 def test_every_published_figure_has_a_verdict(inputs):

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from kelp_sim.model.queueing import READ_ONLY, decode, waits
+from kelp_sim.model.queueing import READ_ONLY, Flash, Reads, decode, waits
 
 CUSTOMERS = 2_000_000
 
@@ -39,26 +39,15 @@ def test_m_m_c(servers, rho):
     assert (found > 0).mean() == pytest.approx(wait, abs=0.015)
 
 
-def alone(begin, steps=1, layers=1, writes=None, **changed):
-    chosen = (
-        dict(
-            compute=0.0,
-            link=0.0,
-            fixed=0.0,
-            pages=0,
-            miss_rate=0.0,
-            page=0.0,
-            flash_latency=0.0,
-            slow_share=0.0,
-            slow_latency=0.0,
-        )
-        | changed
-    )
+IDLE = Reads(layers=1, compute=0.0, link=0.0, fixed=0.0, pages=0, miss_rate=0.0)
+
+
+def alone(begin, steps=1, writes=None, page=0.0, latency=0.0, **reads):
     return decode(
         np.asarray(begin, np.float64),
         steps,
-        layers,
-        *chosen.values(),
+        IDLE._replace(**reads),
+        Flash(page=page, latency=latency, slow_share=0.0, slow_latency=0.0),
         1,
         READ_ONLY._replace(**writes or {}),
     )
@@ -74,9 +63,7 @@ def test_sessions_of_one_layer_are_an_m_d_1_link():
 def test_flash_is_a_queue_of_its_own():
     # Every page misses: 4 pages hold the flash for 0.2 each, which is M/D/1 at 0.8 too; the link is
     # idle meanwhile and the read takes 3 more.
-    times, busy = alone(
-        arrivals(1.0, count=200_000), pages=4, miss_rate=1.0, page=0.2, flash_latency=3.0
-    )
+    times, busy = alone(arrivals(1.0, count=200_000), pages=4, miss_rate=1.0, page=0.2, latency=3.0)
     assert times.mean() == pytest.approx(
         0.8 + 3 + 0.8 * 0.8 / 0.4, rel=0.05
     ) and busy.flash == pytest.approx(0.8, abs=0.01)
@@ -96,7 +83,7 @@ def test_one_session_alone_by_hand():
         pages=1,
         miss_rate=1.0,
         page=1.0,
-        flash_latency=4.0,
+        latency=4.0,
     )
     assert times.tolist() == [[45.0, 45.0]] and busy.link == pytest.approx(6 * 2 / 90)
 
@@ -116,7 +103,7 @@ def test_slow_reads_come_as_often_as_asked():
         pages=10,
         miss_rate=1.0,
         page=0.0,
-        flash_latency=1.0,
+        latency=1.0,
         slow_share=0.01,
         slow_latency=50.0,
     )
