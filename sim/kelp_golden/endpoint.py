@@ -292,13 +292,11 @@ class Endpoint:
         self.kelp.access(
             op.session,
             op.squeue,
-            session.step,
+            session,
             last=None if new else old.last_step,
             missed=old[0] in (COLD, FETCHING),
             given_by=old.place & (1 << GIVEN_BITS) - 1 if old[0] == COLD else None,
             frames=sum(pool.limit for pool in self.tracker.pools if pool.used),
-            used_queues=session.used_queues,
-            kv_heads=session.kv_heads,
         )
 
     def _late(self, result):

@@ -16,6 +16,8 @@ from fractions import Fraction
 from kelp_spec import policy as p
 from kelp_spec.config import Config
 
+from .ops import Session
+
 __all__ = ["FIRST", "SECOND", "KelpPolicy", "Scan", "Scores", "Shadow", "fold_table"]
 
 FIRST, SECOND = 1, 2  #: opinions: with the profile, without it
@@ -214,17 +216,17 @@ class KelpPolicy:
         self,
         session: int,
         squeue: int,
-        step: int,
+        registers: Session,
         *,
         last: int | None,
         missed: bool,
         given_by: int | None,
         frames: int,
-        used_queues: int,
-        kv_heads: int,
     ) -> None:
-        """The first demand of a page in a step. ``last``: step of the access before, None for an
-        allocation; ``given_by``: of a page read from flash for it."""
+        """The first demand of a page in a step of the session whose ``registers`` these are.
+        ``last``: step of the access before, None for an allocation; ``given_by``: of a page read
+        from flash for it."""
+        step, used_queues = registers.step, registers.used_queues
         first = session * self.config.queues
         octile = squeue - first >> max(0, (used_queues - 1).bit_length() - p.OCTILE_BITS)
         if self.shadows[session].access(step, last, octile, frames):
@@ -235,7 +237,7 @@ class KelpPolicy:
         if self.turns[session] != (squeue, step):
             if self.turns[session] is not None:
                 self.refresh = session, self.turns[session][0]
-            following = squeue + kv_heads
+            following = squeue + registers.kv_heads
             if following >= first + used_queues:
                 following -= used_queues
             if following != squeue:

@@ -5,6 +5,7 @@ configurations and pools (docs/design.md §2, §3)."""
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kelp_spec.metadata import Op as OpKind
@@ -28,91 +29,36 @@ ABSENT_WORD = Word(int(PageState.ABSENT), 0, 0, 0, 0, 0)
 LOST_WORD = Word(int(PageState.LOST), 0, 0, 0, 0, 0)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Op:
     """One op; the fields are those of `Layouts.op`, `ld_id` stands for its origin, and `origin` is
     carried for the caller."""
 
-    __slots__ = (
-        "kind",
-        "session",
-        "squeue",
-        "page",
-        "kv_line",
-        "write",
-        "partial",
-        "poison",
-        "has_write",
-        "write_slot",
-        "ld_id",
-        "origin",
-        "refused",
-        "no_memory",
-        "miss",
-        "pool",
-        "frame",
-        "failed",
-        "miss_kind",
-        "lost",
-        "source",
-        "slot",
-        "mass",
-        "delta",
-        "written",
-    )
-
-    def __init__(
-        self,
-        kind,
-        session=0,
-        squeue=0,
-        page=0,
-        kv_line=0,
-        write=0,
-        partial=0,
-        poison=0,
-        has_write=0,
-        write_slot=0,
-        ld_id=0,
-        origin=None,
-        refused=0,
-        no_memory=0,
-        miss=0,
-        pool=0,
-        frame=0,
-        failed=0,
-        miss_kind=0,
-        lost=0,
-        source=0,
-        slot=0,
-        mass=0,
-        delta=0,
-        written=0,
-    ):
-        self.kind = kind
-        self.session = session
-        self.squeue = squeue
-        self.page = page
-        self.kv_line = kv_line
-        self.write = write
-        self.partial = partial
-        self.poison = poison
-        self.has_write = has_write
-        self.write_slot = write_slot
-        self.ld_id = ld_id
-        self.origin = origin
-        self.refused = refused
-        self.no_memory = no_memory
-        self.miss = miss
-        self.pool = pool
-        self.frame = frame
-        self.failed = failed
-        self.miss_kind = miss_kind
-        self.lost = lost
-        self.source = source
-        self.slot = slot
-        self.mass = mass
-        self.delta = delta
-        self.written = written
+    kind: int
+    session: int = 0
+    squeue: int = 0
+    page: int = 0
+    kv_line: int = 0
+    write: int = 0
+    partial: int = 0
+    poison: int = 0
+    has_write: int = 0
+    write_slot: int = 0
+    ld_id: int = 0
+    origin: object = None
+    refused: int = 0
+    no_memory: int = 0
+    miss: int = 0
+    pool: int = 0
+    frame: int = 0
+    failed: int = 0
+    miss_kind: int = 0
+    lost: int = 0
+    source: int = 0
+    slot: int = 0
+    mass: int = 0
+    delta: int = 0
+    written: int = 0
 
     def __repr__(self):
         fields = ", ".join(
@@ -121,56 +67,29 @@ class Op:
         return f"Op({OpKind(self.kind).name}, {fields})"
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """A session's registers at M3. As a descriptor for OPEN, `open` and `closing` are ignored."""
 
-    __slots__ = (
-        "open",
-        "closing",
-        "ld_id",
-        "host_type",
-        "used_queues",
-        "used_lines",
-        "k_only",
-        "used_pages",
-        "kv_heads",
-        "step",
-    )
-
-    def __init__(
-        self,
-        open=0,
-        closing=0,
-        ld_id=0,
-        host_type=0,
-        used_queues=0,
-        used_lines=0,
-        k_only=0,
-        used_pages=0,
-        kv_heads=0,
-        step=0,
-    ):
-        self.open = open
-        self.closing = closing
-        self.ld_id = ld_id
-        self.host_type = host_type
-        self.used_queues = used_queues
-        self.used_lines = used_lines
-        self.k_only = k_only
-        self.used_pages = used_pages
-        self.kv_heads = kv_heads
-        self.step = step
+    open: int = 0
+    closing: int = 0
+    ld_id: int = 0
+    host_type: int = 0
+    used_queues: int = 0
+    used_lines: int = 0
+    k_only: int = 0
+    used_pages: int = 0
+    kv_heads: int = 0
+    step: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class QueueConfig:
     """The part of a queue's configuration that M3 looks at."""
 
-    __slots__ = ("format_k", "format_v", "pool")
-
-    def __init__(self, format_k=0, format_v=0, pool=0):
-        self.format_k = format_k
-        self.format_v = format_v
-        self.pool = pool
+    format_k: int = 0
+    format_v: int = 0
+    pool: int = 0
 
 
 class Result:

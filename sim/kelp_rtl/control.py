@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +20,46 @@ from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS, idle_constants, recency_co
 from .program import PARTIAL, READ, WRITE, Program, Result
 from .timing import DriverError
 
-__all__ = ["Control"]
+__all__ = ["Control", "Descriptor", "QueueParameters"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptor:
+    """The shape of the KV cache that a session holds, and how it is stored.
+
+    `formats` are (last layer, format of K, format of V), by ascending layer; the last goes on to
+    the end. `used_lines` (of half a page) and `used_pages` are all of the configuration's when left
+    out.
+    """
+
+    layers: int
+    kv_heads: int
+    used_lines: int | None = None
+    used_pages: int | None = None
+    host_type: HostType = HostType.FP16
+    k_only: bool = False
+    formats: Sequence[tuple[int, Format, Format]] = ((1023, Format.RAW16, Format.RAW16),)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.formats) <= LAYER_RANGES:
+            raise ValueError(
+                f"formats: {len(self.formats)} ranges are refused; legal: 1 … {LAYER_RANGES}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueParameters:
+    """What decides, in every queue of a session, which pages stay: `alpha` is α · 256, `tau` in
+    steps, `budget` in DRAM lines per queue."""
+
+    alpha: int = 26
+    mass_shift: int = 0
+    score_source: int = 0
+    window: int = 0
+    policy: int = 0
+    tau: float = 1000.0
+    budget: int = 0
+    auto_step: int = 0
 
 
 class Control:
@@ -112,84 +152,67 @@ class Control:
     def open_session(
         self,
         session: int,
+        shape: Descriptor,
+        parameters: QueueParameters = QueueParameters(),
         *,
-        layers: int,
-        kv_heads: int,
-        used_lines: int | None = None,
-        used_pages: int | None = None,
-        host_type: HostType = HostType.FP16,
-        k_only: bool = False,
         owner: int = 0,
-        formats: Sequence[tuple[int, Format, Format]] = ((1023, Format.RAW16, Format.RAW16),),
-        alpha: int = 26,
-        mass_shift: int = 0,
-        score_source: int = 0,
-        window: int = 0,
-        policy: int = 0,
-        tau: float = 1000.0,
-        budget: int = 0,
-        auto_step: int = 0,
     ) -> None:
-        """Programs a session's descriptor and every queue's parameters, opens it and waits until it
-        is open.
-
-        `formats` are (last layer, format of K, format of V), by ascending layer; the last goes on
-        to the end. `alpha` is α · 256, `tau` in steps, `budget` in DRAM lines per queue.
-        """
-        if not 1 <= len(formats) <= LAYER_RANGES:
-            raise ValueError(
-                f"formats: {len(formats)} ranges are refused; legal: 1 … {LAYER_RANGES}"
-            )
-        c, p = self.config, f"s{session}_"
-        ranges = [*formats, *[(1023, *formats[-1][1:])] * (LAYER_RANGES - len(formats))]
-        (tau_m, tau_sh), (idle_m, idle_sh) = recency_constants(tau), idle_constants(alpha)
+        """Programs a session's descriptor and every queue's parameters, opens it for the LD-ID
+        `owner` and waits until it is open."""
+        p = f"s{session}_"
         self.write_registers(
-            {
-                p + "shape": self.pack(
-                    p + "shape",
-                    layers=layers,
-                    kv_heads=kv_heads,
-                    used_lines=used_lines or c.half_lines,
-                    host_type=host_type,
-                    k_only=k_only,
-                    used_pages=used_pages or c.pages,
-                    owner=owner,
-                ),
-                p + "formats": self.pack(
-                    p + "formats",
-                    **{
-                        name: value
-                        for r, (last, k, v) in enumerate(ranges)
-                        for name, value in (
-                            (f"last_layer_{r}", last),
-                            (f"format_k_{r}", k),
-                            (f"format_v_{r}", v),
-                        )
-                    },
-                ),
-                p + "policy": self.pack(
-                    p + "policy",
-                    alpha=alpha,
-                    mass_shift=mass_shift,
-                    score_source=score_source,
-                    window=window,
-                    policy=policy,
-                ),
-                p + "recency": self.pack(
-                    p + "recency",
-                    tau_m=tau_m,
-                    tau_sh=tau_sh + RECENCY_BIAS,
-                    idle_m=idle_m,
-                    idle_sh=idle_sh + IDLE_BIAS,
-                ),
-                p + "budget": budget,
-                p + "auto_step": auto_step,
-                p + "command": self.pack(p + "command", command=SessionCommand.OPEN),
-            }
+            self._descriptor(p, shape, owner)
+            | self._parameters(p, parameters)
+            | {p + "command": self.pack(p + "command", command=SessionCommand.OPEN)}
         )
         state = self._idle_session(session)
         if not state["open"] or state["refused"]:
             raise DriverError(f"session {session} did not open: {state}", self.time)
+
+    def _descriptor(self, p: str, shape: Descriptor, owner: int) -> dict[str, int]:
+        """The registers of the session with prefix `p` that hold its descriptor."""
+        last = shape.formats[-1]
+        ranges = [*shape.formats, *[(1023, *last[1:])] * (LAYER_RANGES - len(shape.formats))]
+        fields = {}
+        for r, (last_layer, k, v) in enumerate(ranges):
+            fields |= {f"last_layer_{r}": last_layer, f"format_k_{r}": k, f"format_v_{r}": v}
+        return {
+            p + "shape": self.pack(
+                p + "shape",
+                layers=shape.layers,
+                kv_heads=shape.kv_heads,
+                used_lines=shape.used_lines or self.config.half_lines,
+                host_type=shape.host_type,
+                k_only=shape.k_only,
+                used_pages=shape.used_pages or self.config.pages,
+                owner=owner,
+            ),
+            p + "formats": self.pack(p + "formats", **fields),
+        }
+
+    def _parameters(self, p: str, parameters: QueueParameters) -> dict[str, int]:
+        """The registers of the session with prefix `p` that every queue takes over."""
+        tau_m, tau_sh = recency_constants(parameters.tau)
+        idle_m, idle_sh = idle_constants(parameters.alpha)
+        return {
+            p + "policy": self.pack(
+                p + "policy",
+                alpha=parameters.alpha,
+                mass_shift=parameters.mass_shift,
+                score_source=parameters.score_source,
+                window=parameters.window,
+                policy=parameters.policy,
+            ),
+            p + "recency": self.pack(
+                p + "recency",
+                tau_m=tau_m,
+                tau_sh=tau_sh + RECENCY_BIAS,
+                idle_m=idle_m,
+                idle_sh=idle_sh + IDLE_BIAS,
+            ),
+            p + "budget": parameters.budget,
+            p + "auto_step": parameters.auto_step,
+        }
 
     def close_session(self, session: int) -> None:
         """Closes a session and waits until its pages are scrubbed and its frames free."""

@@ -6,7 +6,7 @@ programmed with whole arrays (spec §10, last row).
 ::
 
     driver = Driver(named("unit"))
-    driver.open_session(0, layers=1, kv_heads=2, used_lines=4)
+    driver.open_session(0, Descriptor(layers=1, kv_heads=2, used_lines=4))
     result = driver.run(Program.writes(addresses, lines))
     result = driver.run(Program.reads(addresses), progress=lambda done, cycle: bar.update(done))
     (result.data == lines).all(); driver.take_commits().result["outcome"]
@@ -19,8 +19,8 @@ included, is a :class:`DriverError` that names the cycle; a driver that raised o
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from amaranth.lib import wiring
@@ -30,7 +30,7 @@ from kelp_spec.config import Config
 from kelp_spec.messages import M2SReq
 from kelp_spec.registers import RegisterMap
 
-from .control import Control
+from .control import Control, Descriptor, QueueParameters
 from .library import (
     Counts,
     ProgramBlock,
@@ -43,15 +43,28 @@ from .library import (
 )
 from .program import Program, Response, Result
 from .records import Commits, Records
-from .timing import DriverError, Failure, FlashTiming, MemoryTiming, Pressure, chance
+from .timing import (
+    DriverError,
+    Failure,
+    FlashTiming,
+    MemoryTiming,
+    Pressure,
+    RunRules,
+    Waves,
+    chance,
+)
 
 __all__ = [
+    "Descriptor",
     "Driver",
     "DriverError",
     "Failure",
     "FlashTiming",
     "MemoryTiming",
     "Pressure",
+    "QueueParameters",
+    "RunRules",
+    "Waves",
     "ports_header",
 ]
 
@@ -69,21 +82,10 @@ class Driver(Control):
     seed : int
         Of every random choice: back-pressure, jitter, shuffled answers, initial memory contents of
         the model.
-    outstanding : int
-        Requests without an answer at most, 1 … 65535.
-    in_order : bool
-        Offer one request at a time, in the program's order, rather than Req and RwD side by side.
-    record_hot_reads : bool
-        Log the hot lane's READ commits too, which change nothing.
-    max_skip : int
-        Longest jump over cycles in which everything waits for the cold tier; 0: none. A deadline
-        inside the endpoint may be noticed that much late: choose less than the cold tier's timeout.
-    stall_limit : int
-        Evaluated cycles without any transfer on any port after which a run has failed.
-    waves : path
-        Write VCD there, in a build of its own.
-    dumping : bool
-        Into the waves from the reset on; else from :meth:`dump` on.
+    rules : RunRules
+        How programs are run.
+    waves : Waves
+        Where waves go, if they are wanted.
     component
         Something else with the endpoint's signature.
     """
@@ -96,19 +98,10 @@ class Driver(Control):
         flash: FlashTiming = FlashTiming(),
         pressure: Pressure = Pressure(),
         seed: int = 1,
-        outstanding: int = 8192,
-        in_order: bool = False,
-        record_hot_reads: bool = False,
-        max_skip: int = 1 << 15,
-        stall_limit: int = 100_000,
-        waves: Path | str | None = None,
-        dumping: bool = True,
+        rules: RunRules = RunRules(),
+        waves: Waves | None = None,
         component=None,
     ):
-        if not 1 <= outstanding <= 65535:
-            raise ValueError(f"outstanding = {outstanding!r} is refused; legal: 1 … 65535")
-        if waves is not None and Path(waves).suffix != ".vcd":
-            raise ValueError(f"waves = {str(waves)!r} is refused; legal: a file that ends in .vcd")
         if component is None:
             from kelp_hw.endpoint import endpoint_signature
 
@@ -127,23 +120,17 @@ class Driver(Control):
             if path[0].startswith("commit_")
         }
         self._call = load(str(library))
-        self._settings = Settings(
-            outstanding=outstanding,
-            in_order=in_order,
-            record_hot_reads=record_hot_reads,
-            max_skip=max_skip,
-            stall_limit=stall_limit,
-        )
+        self._settings = Settings(**dataclasses.asdict(rules))
         self._fill(memory, flash, pressure)
         self._simulation = self._call.kelp_new(
-            ctypes.byref(self._settings), seed, str(waves).encode() if waves is not None else None
+            ctypes.byref(self._settings), seed, str(waves.path).encode() if waves else None
         )
         if not self._simulation:
             raise MemoryError(
                 f"no room for the {config.dram_lines * 64} bytes of memory of configuration "
                 + f"{config.name!r}"
             )
-        self.dump(dumping)
+        self.dump(waves is not None and waves.dumping)
         self._program = None
         self._broken = False
         self.configure(memory=memory, flash=flash, pressure=pressure)

@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What stands around the endpoint in the compiled driver: timing, failures, back-pressure (see
-:mod:`kelp_rtl.device`)."""
+"""What stands around the endpoint in the compiled driver: timing, failures, back-pressure, and how
+programs are run (see :mod:`kelp_rtl.device`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from kelp_spec.metadata import ColdOp
 
-__all__ = ["DriverError", "Failure", "FlashTiming", "MemoryTiming", "Pressure", "chance"]
+__all__ = [
+    "DriverError",
+    "Failure",
+    "FlashTiming",
+    "MemoryTiming",
+    "Pressure",
+    "RunRules",
+    "Waves",
+    "chance",
+]
 
 
 class DriverError(RuntimeError):
@@ -77,6 +87,51 @@ class Pressure:
     @classmethod
     def everywhere(cls, share: float) -> Pressure:
         return cls(**dict.fromkeys(cls.__dataclass_fields__, share))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRules:
+    """How every program is run.
+
+    Parameters
+    ----------
+    outstanding
+        Requests without an answer at most, 1 … 65535.
+    in_order
+        Offer one request at a time, in the program's order, rather than Req and RwD side by side.
+    record_hot_reads
+        Log the hot lane's READ commits too, which change nothing.
+    max_skip
+        Longest jump over cycles in which everything waits for the cold tier; 0: none. A deadline
+        inside the endpoint may be noticed that much late: choose less than the cold tier's timeout.
+    stall_limit
+        Evaluated cycles without any transfer on any port after which a run has failed.
+    """
+
+    outstanding: int = 8192
+    in_order: bool = False
+    record_hot_reads: bool = False
+    max_skip: int = 1 << 15
+    stall_limit: int = 100_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.outstanding <= 65535:
+            raise ValueError(f"outstanding = {self.outstanding!r} is refused; legal: 1 … 65535")
+
+
+@dataclass(frozen=True)
+class Waves:
+    """VCD into ``path``, in a build of its own: from the reset on when ``dumping``, else from
+    `Driver.dump` on."""
+
+    path: Path | str
+    dumping: bool = True
+
+    def __post_init__(self) -> None:
+        if Path(self.path).suffix != ".vcd":
+            raise ValueError(
+                f"waves = {str(self.path)!r} is refused; legal: a file that ends in .vcd"
+            )
 
 
 def chance(name: str, share: float) -> int:

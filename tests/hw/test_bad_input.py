@@ -3,11 +3,23 @@
 """Bad input to the whole endpoint: each kind has the answer, the event and the counters of
 docs/interface.md, and service goes on afterwards."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kelp_golden import codec
-from kelp_rtl.device import Driver, DriverError, Failure, FlashTiming, MemoryTiming, Pressure
+from kelp_rtl.device import (
+    Descriptor,
+    Driver,
+    DriverError,
+    Failure,
+    FlashTiming,
+    MemoryTiming,
+    Pressure,
+    QueueParameters,
+    RunRules,
+)
 from kelp_rtl.program import PARTIAL, POISON, READ, SPEC_READ, WRITE, Program, Response, rwd
 from kelp_spec.config import named
 from kelp_spec.formats import Format, HostType
@@ -20,6 +32,9 @@ pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
 UNIT = named("unit")
 FAST = FlashTiming(latency=2000, write_latency=1500)
+QUICK = RunRules(max_skip=500)
+WHOLE = Descriptor(layers=1, kv_heads=UNIT.queues)
+OBSERVED = QueueParameters(score_source=ScoreSource.OBSERVED)
 ALL = (1 << 64) - 1
 ALTERNATING = ALL // 3
 DATA, POISONED, NXM, CMP = Response.DATA, Response.POISON, Response.NXM, Response.CMP
@@ -27,8 +42,8 @@ DATA, POISONED, NXM, CMP = Response.DATA, Response.POISON, Response.NXM, Respons
 
 def endpoint(**options) -> Driver:
     """The endpoint with session 0 open on every queue."""
-    d = Driver(UNIT, **{"flash": FAST, "max_skip": 500} | options)
-    d.open_session(0, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    d = Driver(UNIT, **{"flash": FAST, "rules": QUICK} | options)
+    d.open_session(0, WHOLE, OBSERVED)
     return d
 
 
@@ -84,13 +99,9 @@ def serves(d, session=0, ld_id=0):
 def small_session(d):
     d.open_session(
         1,
-        layers=1,
-        kv_heads=2,
-        used_lines=3,
-        used_pages=5,
-        k_only=1,
+        Descriptor(layers=1, kv_heads=2, used_lines=3, used_pages=5, k_only=1),
+        OBSERVED,
         owner=5,
-        score_source=ScoreSource.OBSERVED,
     )
 
 
@@ -263,13 +274,11 @@ PATTERNS = {
 def test_partial_writes(fmt):
     """Every pattern, on never-written and on written lines, resident and cold, stored again in the
     page's format."""
-    d = Driver(UNIT, flash=FAST, max_skip=500, in_order=True, seed=int(fmt))
+    d = Driver(UNIT, flash=FAST, seed=int(fmt), rules=replace(QUICK, in_order=True))
     d.open_session(
         0,
-        layers=1,
-        kv_heads=UNIT.queues,
-        formats=[(1023, fmt, fmt)],
-        score_source=ScoreSource.OBSERVED,
+        Descriptor(layers=1, kv_heads=UNIT.queues, formats=[(1023, fmt, fmt)]),
+        OBSERVED,
     )
     rng = np.random.default_rng(int(fmt))
     addresses = page_addresses(d, PAGES)
@@ -379,14 +388,11 @@ def strange_lines(host_type, count, rng):
 @pytest.mark.parametrize("host_type", HostType, ids=lambda h: h.name.lower())
 @pytest.mark.parametrize("fmt", Format, ids=lambda f: f.label)
 def test_strange_values(fmt, host_type):
-    d = Driver(UNIT, flash=FAST, max_skip=500, seed=7)
+    d = Driver(UNIT, flash=FAST, seed=7, rules=QUICK)
     d.open_session(
         0,
-        layers=1,
-        kv_heads=UNIT.queues,
-        formats=[(1023, fmt, fmt)],
-        host_type=host_type,
-        score_source=ScoreSource.OBSERVED,
+        Descriptor(layers=1, kv_heads=UNIT.queues, formats=[(1023, fmt, fmt)], host_type=host_type),
+        OBSERVED,
     )
     addresses = page_addresses(d, PAGES)
     rows = strange_lines(host_type, len(addresses), np.random.default_rng(8))
@@ -401,7 +407,7 @@ def test_strange_values(fmt, host_type):
 
 # - poison -----------------------------------------------------------------------------------------
 def test_poison_is_kept_and_travels_with_its_page():
-    d = endpoint(in_order=True)
+    d = endpoint(rules=replace(QUICK, in_order=True))
     addresses = page_addresses(d, PAGES)
     data = random_lines(len(addresses))
     bad = np.zeros(len(addresses), bool)
@@ -682,7 +688,7 @@ def test_a_session_begins_with_counters_of_zero():
     """Whoever opens a session reads nothing of what its predecessor did, while another goes on
     counting."""
     d = endpoint()
-    d.open_session(1, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    d.open_session(1, WHOLE, OBSERVED)
     own, other = page_addresses(d, PAGES), page_addresses(d, PAGES, session=1, lines=[0])
 
     def counted(session):
@@ -704,7 +710,7 @@ def test_a_session_begins_with_counters_of_zero():
     d.close_session(0)
     d.settle()
     kept = counted(1)
-    d.open_session(0, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    d.open_session(0, WHOLE, OBSERVED)
     assert not counted(0).any() and (counted(1) == kept).all()
     d.session_command(1, SessionCommand.ADVANCE, 1)
     d.run(Program.reads(other), settle=True)
@@ -721,7 +727,7 @@ def test_lines_that_were_never_written():
     )
     d.run(Program.writes(full, np.full((len(full), 64), 0xA5, np.uint8)), settle=True)
     d.close_session(0)
-    d.open_session(0, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    d.open_session(0, WHOLE, OBSERVED)
     assert not d.run(Program.reads(full), settle=True).data.any() and d.counters()["fetches"] == 0
     one = page_addresses(d, PAGES, lines=[2])
     data = random_lines(len(one))
@@ -738,9 +744,9 @@ def test_lines_that_were_never_written():
 def test_writes_to_cold_fetching_and_leaving_pages():
     """Reads and writes of one page in one go, in order, whatever state it is in."""
     d = endpoint(
-        in_order=True,
         flash=FlashTiming(latency=700, write_latency=700),
         pressure=Pressure(drs=0.2, ndr=0.2, command=0.2),
+        rules=replace(QUICK, in_order=True),
     )
     rng = np.random.default_rng(11)
     addresses = page_addresses(d, PAGES)
@@ -792,11 +798,11 @@ def command_program(d, session, command):
 def test_close_and_reopen_under_traffic(seed):
     d = endpoint(
         seed=seed,
-        in_order=True,
         pressure=Pressure.everywhere(0.1 * seed),
         memory=MemoryTiming(jitter=20),
+        rules=replace(QUICK, in_order=True),
     )
-    d.open_session(1, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    d.open_session(1, WHOLE, OBSERVED)
     rng = np.random.default_rng(seed)
     mine, other = page_addresses(d, PAGES), page_addresses(d, PAGES[:12], session=1)
     data, kept = random_lines(len(mine), seed), random_lines(len(other), 9)
@@ -843,7 +849,7 @@ def test_close_and_reopen_under_traffic(seed):
     assert set(codes(d)) <= {Event.CLOSED_SESSION, Event.OPEN_REFUSED, Event.NO_VICTIM}
     assert d.counters()["refused"] == (result.response == NXM).sum()
     assert state["refused"]  # the OPEN that came while the session was closing
-    d.open_session(0, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    d.open_session(0, WHOLE, OBSERVED)
     fresh = d.run(Program.reads(mine), settle=True)
     assert (fresh.response == DATA).all() and not fresh.data.any()
     again = d.run(Program.reads(other), settle=True)
@@ -873,7 +879,9 @@ def test_apply_keeps_what_the_session_was_opened_with():
     """New formats or another shape in the registers of an open session wait for its next OPEN;
     policy parameters are taken."""
     d = endpoint()
-    d.open_session(1, layers=1, kv_heads=UNIT.queues, formats=((1023, Format.INT4, Format.INT4),))
+    d.open_session(
+        1, Descriptor(layers=1, kv_heads=UNIT.queues, formats=((1023, Format.INT4, Format.INT4),))
+    )
     addresses = page_addresses(d, [(q, 0) for q in range(UNIT.queues)], session=1)
     d.run(Program.writes(addresses, random_lines(len(addresses))), settle=True)
     stored, raw = d.run(Program.reads(addresses)).data, d.read64("pool_used_raw16")
@@ -910,7 +918,7 @@ def test_reset_under_traffic(cycles):
     assert cut.missing > 0
     d.reset()
     assert (d.run(Program.reads(addresses)).response == NXM).all() and d.counters()["reads"] == 0
-    d.open_session(0, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    d.open_session(0, WHOLE, OBSERVED)
     read = d.run(Program.reads(addresses), settle=True)
     assert (read.response == DATA).all() and not read.data.any() and serves(d)
 

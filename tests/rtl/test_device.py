@@ -12,7 +12,18 @@ from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import wiring
 
 from kelp_hw.endpoint import endpoint_signature
-from kelp_rtl.device import Driver, DriverError, Failure, FlashTiming, MemoryTiming, Pressure
+from kelp_rtl.device import (
+    Descriptor,
+    Driver,
+    DriverError,
+    Failure,
+    FlashTiming,
+    MemoryTiming,
+    Pressure,
+    QueueParameters,
+    RunRules,
+    Waves,
+)
 from kelp_rtl.program import PARTIAL, POISON, READ, SETTLE, SPEC_READ, WRITE, Program, Response
 from kelp_spec.config import named
 from kelp_spec.hints import HintKind, HintLine
@@ -209,9 +220,9 @@ def at(numbers):
 def test_what_was_written_is_read(stall, in_order):
     d = driver(
         pressure=Pressure.everywhere(stall),
-        in_order=in_order,
         memory=MemoryTiming(jitter=20, shuffle=True),
         seed=5,
+        rules=RunRules(in_order=in_order),
     )
     data = lines(100)
     written = d.run(Program.writes(at(range(100)), data, ld_id=3))
@@ -345,7 +356,7 @@ def test_cold_lines_come_back_in_time():
 def test_time_is_skipped_without_changing_a_cycle():
     results = []
     for max_skip in (0, 700, 1 << 20):
-        d = driver(max_skip=max_skip)
+        d = driver(rules=RunRules(max_skip=max_skip))
         results.append(cold_round(d, range(4), lines(4))[1])
     plain, short, long = results
     for other in (short, long):
@@ -375,7 +386,7 @@ def test_planted_failures():
 def test_a_tier_that_never_answers_is_noticed():
     d = driver(
         flash=FlashTiming(failures=[Failure(index=0, op=ColdOp.WRITE, kind="never")]),
-        stall_limit=3000,
+        rules=RunRules(stall_limit=3000),
     )
     with pytest.raises(DriverError, match="nothing has moved for 3000 cycles; 1 requests wait"):
         cold_round(d, [0], lines(1))
@@ -402,7 +413,7 @@ def test_reading_an_empty_slot_is_noticed():
     ],
 )
 def test_what_goes_wrong_is_said(ld_id, opcode, problem):
-    d = driver(stall_limit=2000, pressure=Pressure(drs=0.5))
+    d = driver(pressure=Pressure(drs=0.5), rules=RunRules(stall_limit=2000))
     with pytest.raises(DriverError, match=problem) as caught:
         d.run(Program(opcode=opcode, address=at(range(10)), ld_id=ld_id))
     assert 0 < caught.value.cycle <= 3000
@@ -446,7 +457,7 @@ def test_the_seed_decides():
 def test_commit_records():
     program = Program(opcode=[READ, WRITE] * 4, address=at(range(8)), data=lines(4))
     for hot in (False, True):
-        d = driver(record_hot_reads=hot, in_order=True)
+        d = driver(rules=RunRules(record_hot_reads=hot, in_order=True))
         result = d.run(program)
         commits = d.take_commits()
         assert commits.result["op.kind"].tolist() == [Op.READ, Op.WRITE] * 4
@@ -482,12 +493,12 @@ def test_progress_is_reported():
 
 
 def test_waves(tmp_path):
-    d = driver(waves=tmp_path / "run.vcd")
+    d = driver(waves=Waves(tmp_path / "run.vcd"))
     d.run(Program.reads(at(range(3))))
     d.close()
     text = (tmp_path / "run.vcd").read_text()
     assert "s2m_drs__valid" in text and text.count("\n#") > 300
-    d = driver(waves=tmp_path / "later.vcd", dumping=False)
+    d = driver(waves=Waves(tmp_path / "later.vcd", dumping=False))
     d.run(Program.reads(at(range(3))))
     d.dump(True)
     from_here = d.counts()["evaluated"]
@@ -496,7 +507,7 @@ def test_waves(tmp_path):
     d.close()
     assert cycles <= (tmp_path / "later.vcd").read_text().count("\n#") <= 2 * cycles + 2
     with pytest.raises(ValueError, match=".vcd"):
-        driver(waves=tmp_path / "run.fst")
+        driver(waves=Waves(tmp_path / "run.fst"))
 
 
 def test_overhead(record_property):
@@ -520,7 +531,7 @@ FAST = FlashTiming(latency=2000, write_latency=1500)
 
 def endpoint(queues=4, **options):
     d = Driver(UNIT, **{"flash": FAST} | options)
-    d.open_session(0, layers=1, kv_heads=queues, score_source=2)
+    d.open_session(0, Descriptor(layers=1, kv_heads=queues), QueueParameters(score_source=2))
     return d
 
 
@@ -621,7 +632,8 @@ def test_endpoint_survives_a_faulty_tier(kind):
         for i in (0, 3, 7)
     ]
     d = endpoint(
-        flash=FlashTiming(latency=2000, write_latency=1500, failures=failures), max_skip=500
+        flash=FlashTiming(latency=2000, write_latency=1500, failures=failures),
+        rules=RunRules(max_skip=500),
     )
     d.write64("cold_timeout", 8000)
     addresses = pages(d, 4, range(4))
@@ -685,6 +697,6 @@ def test_endpoint_reset_under_traffic():
     cut = d.run(Program.writes(addresses, lines(len(addresses))), max_cycles=300, partial=True)
     assert cut.missing
     d.reset()
-    d.open_session(0, layers=1, kv_heads=4)
+    d.open_session(0, Descriptor(layers=1, kv_heads=4))
     read = d.run(Program.reads(addresses))
     assert (read.response == Response.DATA).all() and not read.data.any()

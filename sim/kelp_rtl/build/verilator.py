@@ -10,12 +10,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import tools
 from .verilog import macro_sources
 
-__all__ = ["MAKE_JOBS", "PCH", "VERILATOR_ARGS", "call", "runtime", "tail", "verilate_model"]
+__all__ = ["Cpp", "MAKE_JOBS", "PCH", "VERILATOR_ARGS", "call", "runtime", "tail", "verilate_model"]
 
 _MODEL_OPT = "-O3"
 MAKE_JOBS = 2
@@ -37,112 +38,121 @@ VERILATOR_ARGS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cpp:
+    """What is compiled beside the model: C++ that includes ``Vtop.h`` and ``verilated.h`` and
+    exports ``extern "C"`` functions.
+
+    Verilator spells a double underscore in a port's name ``___05F``: ``i__valid`` is
+    ``top.i___05Fvalid``. It should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look
+    at ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. Every
+    ``*.h`` beside a source counts as part of it; ``headers`` are generated ones, file name → text,
+    that it may include. ``flags`` are for the compiler, of the model too.
+    """
+
+    sources: Sequence[Path | str]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    flags: Sequence[str] = ()
+
+    @property
+    def files(self) -> list[Path]:
+        return [Path(source).resolve() for source in self.sources]
+
+    @property
+    def all_flags(self) -> list[str]:
+        return ["-fPIC", "-std=c++20", *self.flags]
+
+    @property
+    def key(self) -> str:
+        """Of what is compiled after the model."""
+        beside = (header for file in self.files for header in sorted(file.parent.glob("*.h")))
+        return tools.digest(
+            *(file.read_text(encoding="utf-8") for file in (*self.files, *beside)),
+            json.dumps(dict(self.headers), sort_keys=True),
+        )
+
+
 def verilate_model(
     verilog: str,
-    cpp_sources: Sequence[Path | str],
+    cpp: Cpp,
     *,
     name: str,
     top: str = "top",
     sources: Iterable[Path | str] = (),
-    headers: Mapping[str, str] | None = None,
     verilator_args: Sequence[str] = (),
-    cflags: Sequence[str] = (),
     opt: str = _MODEL_OPT,
     waves: bool = False,
 ) -> Path:
-    """Compile ``verilog`` and ``cpp_sources`` into one shared library and return its path, for
+    """Compile ``verilog`` and ``cpp`` into one shared library and return its path, for
     :mod:`ctypes`.
 
-    The C++ includes ``Vtop.h`` and ``verilated.h`` and exports ``extern "C"`` functions. Verilator
-    spells a double underscore in a port's name ``___05F``: ``i__valid`` is ``top.i___05Fvalid``.
-    The C++ should set ``fatalOnError(false)`` on its ``VerilatedContext`` and look at
-    ``gotError()``: otherwise a failing RTL ``Assert`` aborts the whole Python process. With
-    ``waves`` the model can write VCD (``VM_TRACE`` is 1). The model and the C++ are cached apart,
-    so that a change of the driver alone costs one compilation of it; every ``*.h`` beside a C++
-    source counts as part of it. ``opt`` is for the model alone. ``headers`` are generated ones,
-    file name → text, that the C++ may include.
+    With ``waves`` the model can write VCD (``VM_TRACE`` is 1). The model and the C++ are cached
+    apart, so that a change of the driver alone costs one compilation of it. ``opt`` is for the
+    model alone.
     """
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
     args = [*VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
-    flags = ["-fPIC", "-std=c++20", *cflags]
     key = tools.digest(
         verilog,
         top,
         *(f.read_text(encoding="utf-8") for f in files),
         *args,
-        *flags,
+        *cpp.all_flags,
         opt,
         tools.version_key("verilator"),
     )
     model_dir = tools.build_root() / "model" / f"{name}-{key}"
-    drivers = [Path(source).resolve() for source in cpp_sources]
-    driver_key = tools.digest(
-        *(f.read_text(encoding="utf-8") for f in drivers),
-        *(
-            header.read_text(encoding="utf-8")
-            for f in drivers
-            for header in sorted(f.parent.glob("*.h"))
-        ),
-        json.dumps(headers or {}, sort_keys=True),
-    )
-    library = model_dir / f"lib{name}-{driver_key}.so"
+    library = model_dir / f"lib{name}-{cpp.key}.so"
     with tools.lock(model_dir.with_name(f"{model_dir.name}.lock")):
         if library.is_file():
             return library
-        log = model_dir / "build.log"
         if not (model_dir / "built").is_file():
             tools.write_if_changed(model_dir / "top.v", verilog)
-            command = [
-                "verilator",
-                "--cc",
-                "-Mdir",
-                str(model_dir),
-                "--prefix",
-                "Vtop",
-                "--top-module",
-                top,
-                "-O3",
-                *args,
-            ]
-            command += [argument for flag in flags for argument in ("-CFLAGS", flag)]
-            call([*command, str(model_dir / "top.v"), *map(str, files)], cwd=model_dir, log=log)
-            # slow: what runs once
-            optimise = [PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={opt}"]
-            with runtime(model_dir, [*flags, opt, *args]):
-                call(
-                    ["make", "-j", str(MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"],
-                    cwd=model_dir,
-                    log=log,
-                    append=True,
-                )
+            _build_model(model_dir, [model_dir / "top.v", *files], top, args, [*cpp.all_flags, opt])
             tools.write_if_changed(model_dir / "built", key)
-        include = tools.verilator_root() / "include"
-        generated = model_dir / f"headers-{driver_key}"
-        for file, text in (headers or {}).items():
-            tools.write_if_changed(generated / file, text)
-        scratch = model_dir / f".{library.name}.{os.getpid()}"
-        command = [
-            "g++",
-            "-shared",
-            _MODEL_OPT,
-            *flags,
-            f"-DVM_TRACE={int(waves)}",
-            f"-DVM_TRACE_VCD={int(waves)}",
-            f"-I{model_dir}",
-            f"-I{generated}",
-        ]
-        command += [
-            f"-I{include}",
-            f"-I{include / 'vltstd'}",
-            *map(str, drivers),
-            "libVtop.a",
-            "libverilated.a",
-            "-pthread",
-            "-latomic",
-        ]
-        call([*command, "-o", str(scratch)], cwd=model_dir, log=log, append=True)
-        os.replace(scratch, library)
+        _link(model_dir, cpp, library, waves)
     return library
+
+
+def _build_model(
+    model_dir: Path, files: Sequence[Path], top: str, args: Sequence[str], flags: Sequence[str]
+) -> None:
+    """The model as ``libVtop.a``; its log is begun anew. The last of ``flags`` is how far it is
+    optimised."""
+    log, (*cxx, opt) = model_dir / "build.log", flags
+    command = ["verilator", "--cc", "-Mdir", str(model_dir), "--prefix", "Vtop"]
+    command += ["--top-module", top, "-O3", *args]
+    command += [argument for flag in cxx for argument in ("-CFLAGS", flag)]
+    call([*command, *map(str, files)], cwd=model_dir, log=log)
+    # slow: what runs once
+    optimise = [PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={opt}"]
+    make = ["make", "-j", str(MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"]
+    with runtime(model_dir, [*flags, *args]):
+        call(make, cwd=model_dir, log=log, append=True)
+
+
+def _link(model_dir: Path, cpp: Cpp, library: Path, waves: bool) -> None:
+    """The C++ and the model as ``library``, which is there whole or not at all."""
+    include = tools.verilator_root() / "include"
+    generated = model_dir / f"headers-{cpp.key}"
+    for file, text in cpp.headers.items():
+        tools.write_if_changed(generated / file, text)
+    scratch = model_dir / f".{library.name}.{os.getpid()}"
+    places = (model_dir, generated, include, include / "vltstd")
+    command = [
+        "g++",
+        "-shared",
+        _MODEL_OPT,
+        *cpp.all_flags,
+        f"-DVM_TRACE={int(waves)}",
+        f"-DVM_TRACE_VCD={int(waves)}",
+        *(f"-I{place}" for place in places),
+        *map(str, cpp.files),
+        *("libVtop.a", "libverilated.a", "-pthread", "-latomic"),
+        *("-o", str(scratch)),
+    ]
+    call(command, cwd=model_dir, log=model_dir / "build.log", append=True)
+    os.replace(scratch, library)
 
 
 def call(command: Sequence[str], *, cwd: Path, log: Path, append: bool = False) -> None:

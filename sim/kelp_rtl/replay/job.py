@@ -18,7 +18,7 @@ from kelp_spec.address import AddressMap
 from kelp_spec.metadata import Answer, Op, Outcome, PrefetchSource
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS, RegisterMap
 
-from ..device import Driver
+from ..device import Driver, RunRules, Waves
 from ..program import PARTIAL, READ, WRITE, Program, Response
 from ..program import Result as Answers
 from ..records import Commits
@@ -209,11 +209,9 @@ class Device:
         self.driver = Driver(
             job.setup.config,
             seed=job.seed,
-            in_order=True,
-            record_hot_reads=True,
-            waves=job.waves,
-            dumping=False,
+            waves=job.waves and Waves(job.waves, dumping=False),
             **timing,
+            rules=RunRules(in_order=True, record_hot_reads=True),
         )
         for name, value in job.setup.registers():
             self.driver.write64(name, value)

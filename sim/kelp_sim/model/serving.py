@@ -371,20 +371,20 @@ def findings(inputs: Inputs) -> list[Finding]:
             replace(inputs, serving=replace(inputs.serving, prefill_tokens_per_s=_BURST)), name
         )
         for q, claimed in zip(QUANTILES, claims, strict=True):
-            condition = {}
+            under, within = None, 0.0
             if q == 0.5 and share is not None:
-                condition = {
-                    "condition": f"one user who reads {share:.1%} of the context, not "
+                under = Condition(
+                    f"one user who reads {share:.1%} of the context, not "
                     + f"{scenario.read_share:.1%}",
-                    "under_condition": unloaded_ms(inputs, scenario, share),
-                }
+                    unloaded_ms(inputs, scenario, share),
+                )
             elif q == QUANTILES[-1]:
-                condition = {
-                    "condition": f"contexts written at {_BURST:,.0f} tokens/s: the first step "
+                within = 0.05
+                under = Condition(
+                    f"contexts written at {_BURST:,.0f} tokens/s: the first step "
                     + f"waits until flash has taken {scenario.leaves_dram:.0%} of one",
-                    "under_condition": burst[f"p{100 * q:g}_ms"],
-                    "within": 0.05,
-                }
+                    burst[f"p{100 * q:g}_ms"],
+                )
             found.append(
                 finding(
                     "percentiles",
@@ -393,7 +393,8 @@ def findings(inputs: Inputs) -> list[Finding]:
                     str(claimed),
                     row[f"p{100 * q:g}_ms"],
                     how,
-                    **condition,
+                    within=within,
+                    under=under,
                 )
             )
         spread, load = widest_spread(inputs, name)

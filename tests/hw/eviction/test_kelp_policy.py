@@ -9,6 +9,7 @@ import pytest
 from amaranth.sim import Simulator
 
 from kelp_golden.kelp_policy import FIRST, SECOND, KelpPolicy, Scan, Scores, Shadow, fold_table
+from kelp_golden.ops import Session
 from kelp_hw.eviction.kelp_state import KelpState
 from kelp_hw.eviction.lru_shadow import LruShadow
 from kelp_hw.scores.kelp_scores import remains
@@ -192,6 +193,14 @@ def test_shadow_loses_what_finds_it_full_and_goes_on():
     assert 100 < lost < 200
 
 
+def state_of(ctx, dut, session):
+    """What the golden policy calls near, followed second, credit left, marginal, refresh, ahead."""
+    refresh = (session, ctx.get(dut.refresh_squeue)) if ctx.get(dut.refresh) else None
+    ahead = (ctx.get(dut.ahead_session), ctx.get(dut.ahead_squeue)) if ctx.get(dut.ahead) else None
+    values = (ctx.get(signal) for signal in (dut.near, dut.second, dut.in_credit, dut.marginal))
+    return (*values, refresh, ahead)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_state_in_hardware_is_the_golden_one(seed):
     """Miss rate, duel, credit, marginal value, and which queues are to be looked at, over random
@@ -242,13 +251,11 @@ def test_state_in_hardware_is_the_golden_one(seed):
             golden.access(
                 session,
                 queue,
-                step,
+                Session(used_queues=queues, kv_heads=heads, step=step),
                 last=before,
                 missed=state in (PageState.COLD, PageState.FETCHING),
                 given_by=given if state == PageState.COLD else None,
                 frames=191,
-                used_queues=queues,
-                kv_heads=heads,
             )
             access = dict(
                 op={"kind": Op.READ, "session": session, "squeue": queue, "page": page},
@@ -275,25 +282,14 @@ def test_state_in_hardware_is_the_golden_one(seed):
                 ctx.set(dut.gave, 1)
                 await ctx.tick()
                 ctx.set(dut.gave, 0)
-            got = (
-                ctx.get(dut.near),
-                ctx.get(dut.second),
-                ctx.get(dut.in_credit),
-                ctx.get(dut.marginal),
-            )
-            assert got == (
+            assert state_of(ctx, dut, session) == (
                 golden.near,
-                int(golden.followed == SECOND),
-                int(golden.credit > 0),
+                golden.followed == SECOND,
+                golden.credit > 0,
                 golden.marginal,
+                golden.refresh,
+                golden.ahead,
             )
-            refresh = (session, ctx.get(dut.refresh_squeue)) if ctx.get(dut.refresh) else None
-            ahead = (
-                (ctx.get(dut.ahead_session), ctx.get(dut.ahead_squeue))
-                if ctx.get(dut.ahead)
-                else None
-            )
-            assert (refresh, ahead) == (golden.refresh, golden.ahead)
             ctx.set(dut.refreshed, 1)
             ctx.set(dut.looked, 1)
             await ctx.tick()

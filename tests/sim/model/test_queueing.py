@@ -42,12 +42,15 @@ def test_m_m_c(servers, rho):
 IDLE = Reads(layers=1, compute=0.0, link=0.0, fixed=0.0, pages=0, miss_rate=0.0)
 
 
-def alone(begin, steps=1, writes=None, page=0.0, latency=0.0, **reads):
+FAST = Flash(page=0.0, latency=0.0, slow_share=0.0, slow_latency=0.0)
+
+
+def alone(begin, steps=1, flash=FAST, writes=None, **reads):
     return decode(
         np.asarray(begin, np.float64),
         steps,
         IDLE._replace(**reads),
-        Flash(page=page, latency=latency, slow_share=0.0, slow_latency=0.0),
+        flash,
         1,
         READ_ONLY._replace(**writes or {}),
     )
@@ -63,7 +66,8 @@ def test_sessions_of_one_layer_are_an_m_d_1_link():
 def test_flash_is_a_queue_of_its_own():
     # Every page misses: 4 pages hold the flash for 0.2 each, which is M/D/1 at 0.8 too; the link is
     # idle meanwhile and the read takes 3 more.
-    times, busy = alone(arrivals(1.0, count=200_000), pages=4, miss_rate=1.0, page=0.2, latency=3.0)
+    flash = FAST._replace(page=0.2, latency=3.0)
+    times, busy = alone(arrivals(1.0, count=200_000), flash=flash, pages=4, miss_rate=1.0)
     assert times.mean() == pytest.approx(
         0.8 + 3 + 0.8 * 0.8 / 0.4, rel=0.05
     ) and busy.flash == pytest.approx(0.8, abs=0.01)
@@ -76,14 +80,13 @@ def test_one_session_alone_by_hand():
     times, busy = alone(
         [0.0],
         steps=2,
+        flash=FAST._replace(page=1.0, latency=4.0),
         layers=3,
         compute=10.0,
         link=2.0,
         fixed=0.5,
         pages=1,
         miss_rate=1.0,
-        page=1.0,
-        latency=4.0,
     )
     assert times.tolist() == [[45.0, 45.0]] and busy.link == pytest.approx(6 * 2 / 90)
 
@@ -98,15 +101,8 @@ def test_a_closed_loop_is_bound_by_its_cycle_or_its_link(sessions):
 
 
 def test_slow_reads_come_as_often_as_asked():
-    times, _ = alone(
-        np.arange(50_000) * 100.0,
-        pages=10,
-        miss_rate=1.0,
-        page=0.0,
-        latency=1.0,
-        slow_share=0.01,
-        slow_latency=50.0,
-    )
+    flash = FAST._replace(latency=1.0, slow_share=0.01, slow_latency=50.0)
+    times, _ = alone(np.arange(50_000) * 100.0, flash=flash, pages=10, miss_rate=1.0)
     assert (times == 50).mean() == pytest.approx(1 - 0.99**10, rel=0.05) and set(
         np.unique(times).tolist()
     ) == {1.0, 50.0}
@@ -127,7 +123,13 @@ def mixed(free_frames):
         prefill_pages=1,
         prefill_every=5000.0,
     )
-    return alone(arrivals(RATE, count=300_000), pages=1, miss_rate=1.0, page=READ, writes=writes)
+    return alone(
+        arrivals(RATE, count=300_000),
+        flash=FAST._replace(page=READ),
+        writes=writes,
+        pages=1,
+        miss_rate=1.0,
+    )
 
 
 def test_write_backs_in_turn_are_an_m_g_1():

@@ -144,10 +144,14 @@ def test_compiled_model_runs_and_reports_an_assert(tmp_path):
     driver = tmp_path / "driver.cpp"
     driver.write_text(DRIVER, encoding="utf-8")
     path = verilator.verilate_model(
-        verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment"
+        verilog.to_verilog(Increment(step=3, forbidden=200)),
+        verilator.Cpp(sources=[driver]),
+        name="increment",
     )
     assert path == verilator.verilate_model(
-        verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment"
+        verilog.to_verilog(Increment(step=3, forbidden=200)),
+        verilator.Cpp(sources=[driver]),
+        name="increment",
     )
     library = ctypes.CDLL(str(path))
     error = ctypes.c_int()
@@ -162,5 +166,7 @@ def test_build_failure_shows_the_compiler_message(tmp_path):
     driver.write_text("#error planted\n", encoding="utf-8")
     with pytest.raises(tools.ToolError, match="planted"):
         verilator.verilate_model(
-            verilog.to_verilog(Increment(step=3, forbidden=200)), [driver], name="increment"
+            verilog.to_verilog(Increment(step=3, forbidden=200)),
+            verilator.Cpp(sources=[driver]),
+            name="increment",
         )

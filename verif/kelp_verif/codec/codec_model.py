@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kelp_rtl.build.verilator import verilate_model
+from kelp_rtl.build.verilator import Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
 from kelp_spec.formats import ELEMENTS, LINE_BYTES
 
@@ -132,7 +132,10 @@ def _library(name: str, lanes: int):
     driver = Path(__file__).with_name("stream_driver.cpp")
     verilog = to_verilog(block(meta_shape=META_BITS, lanes=lanes))
     library = verilate_model(
-        verilog, [driver], name=f"{name.lower()}_{lanes}", verilator_args=["--output-split", "0"]
+        verilog,
+        Cpp(sources=[driver]),
+        name=f"{name.lower()}_{lanes}",
+        verilator_args=["--output-split", "0"],
     )
     function = ctypes.CDLL(str(library)).stream_run
     array = np.ctypeslib.ndpointer(np.uint32, flags="C_CONTIGUOUS")

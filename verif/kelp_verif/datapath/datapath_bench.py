@@ -19,7 +19,7 @@ from kelp_golden.codec import decode, encode
 from kelp_hw.datapath.datapath import DataPath, axi_signature
 from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
-from kelp_rtl.build.verilator import verilate_model
+from kelp_rtl.build.verilator import Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
 from kelp_spec.config import named
 from kelp_spec.formats import LINE_BYTES, Format, HostType
@@ -417,7 +417,7 @@ def build(config_name: str, waves: bool = False):
     verilog = to_verilog(DataPath(config=named(config_name)))
     library = verilate_model(
         verilog,
-        [driver],
+        Cpp(sources=[driver]),
         name=f"datapath-{config_name}",
         opt="-O1",
         waves=waves,

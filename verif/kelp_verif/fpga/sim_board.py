@@ -15,7 +15,7 @@ import tty
 from pathlib import Path
 
 from kelp_fpga.boards.board import Board
-from kelp_rtl.build.verilator import verilate_model
+from kelp_rtl.build.verilator import Cpp, verilate_model
 from kelp_rtl.build.verilog import to_verilog
 
 from .chip import CHIP, VIOLATIONS
@@ -70,7 +70,7 @@ class SimBoard:
         driver = Path(__file__).with_name("board.cpp")
         library = verilate_model(
             text,
-            [driver],
+            Cpp(sources=[driver]),
             name=name,
             sources=[CHIP, *sources],
             verilator_args=verilator_args,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kelp_rtl.device import Driver, FlashTiming, MemoryTiming
+from kelp_rtl.device import Descriptor, Driver, FlashTiming, MemoryTiming, QueueParameters
 from kelp_rtl.program import READ, WRITE, Program, Result
 from kelp_spec.config import Config, named
 from kelp_spec.formats import LINE_BYTES, Format
@@ -62,11 +62,15 @@ def _interleaved(pages: np.ndarray) -> np.ndarray:
     return pages.reshape(n // STREAMS, STREAMS, lines).transpose(0, 2, 1).reshape(-1)
 
 
-def _open(config: Config, fmt: Format, **options) -> Driver:
+def _open(config: Config, fmt: Format, policy: int = Policy.EMA) -> Driver:
     driver = Driver(
         config, memory=MemoryTiming(latency=MEMORY_LATENCY, write_latency=MEMORY_LATENCY)
     )
-    driver.open_session(0, layers=1, kv_heads=config.queues, formats=((1023, fmt, fmt),), **options)
+    driver.open_session(
+        0,
+        Descriptor(layers=1, kv_heads=config.queues, formats=((1023, fmt, fmt),)),
+        QueueParameters(policy=policy),
+    )
     return driver
 
 
@@ -148,7 +152,7 @@ def kelp_rows(config_name: str = "64x64") -> Iterator[Row]:
     """Under policy `kelp`: hits page by page, random pages, latency, and the miss path."""
     config = named(config_name)
     rng = np.random.default_rng(1)
-    driver = _open(config, Format.RAW16, policy=Policy.KELP)
+    driver = _open(config, Format.RAW16, Policy.KELP)
     pages = _lines(driver, 16, 8).reshape(128, -1)
     sequential = _interleaved(pages)
     driver.run(
@@ -200,7 +204,9 @@ def miss_rows(config_name: str = "64x64", *, policy: Policy = Policy.EMA) -> Ite
     driver.write_registers(
         {"pool_limit_raw16": 384, "low_water": 2, "high_water": config.write_backs}
     )
-    driver.open_session(0, layers=1, kv_heads=config.queues, policy=policy)
+    driver.open_session(
+        0, Descriptor(layers=1, kv_heads=config.queues), QueueParameters(policy=policy)
+    )
     pages = _lines(driver, 24, 32)  # [queue, page, line]: twice as many pages as frames
     lines = pages.reshape(768, -1)
     rng = np.random.default_rng(1)
@@ -309,7 +315,7 @@ def scale_row(config_name: str) -> Row:
     spread = np.linspace(0, config.queues - 1, 40).astype(int)
     depth = np.linspace(0, config.pages - 1, 16).astype(int)
     driver.write_registers({"pool_limit_raw16": 600, "low_water": 2, "high_water": 8})
-    driver.open_session(0, layers=1, kv_heads=config.queues)
+    driver.open_session(0, Descriptor(layers=1, kv_heads=config.queues))
     pages = np.array(
         [
             [
