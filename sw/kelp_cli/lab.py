@@ -4,12 +4,13 @@
 
 import csv
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .output import UserError, console, write_json
+from .output import UserError, console, progress_bar, write_json
 
 __all__ = ["register"]
 
@@ -18,133 +19,171 @@ LADDER = ("lru", "ema", "kelp-noprefetch", "kelp", "belady")
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def lab(
-        traces: Annotated[
-            list[Path],
-            typer.Argument(
-                metavar="TRACE…",
-                help="Recordings, such as data/traces/attn_0.npz.",
-                show_default=False,
-            ),
-        ],
-        residency: Annotated[
-            str, typer.Option(help="Frames as shares of the pages at the end; comma between.")
-        ] = "0.125,0.25,0.5",
-        policy: Annotated[
-            list[str] | None,
-            typer.Option(
-                help="A policy id, several with commas, 'all', or FILE.py:Class; repeat for more.",
-                show_default=False,
-            ),
-        ] = None,
-        settings: Annotated[
-            list[str] | None,
-            typer.Option(
-                "--set",
-                help="[POLICY.]PARAMETER=V1[,V2…]: an axis of the sweep; repeat for more.",
-                show_default=False,
-            ),
-        ] = None,
-        reads: Annotated[
-            str,
-            typer.Option(
-                help="Read rule: recorded, or quest (bounds from the recording's q and k)."
-            ),
-        ] = "recorded",
-        accesses: Annotated[
-            int | None,
-            typer.Option(help="Only so many accesses, in whole steps.", show_default=False),
-        ] = None,
-        first_step: Annotated[
-            int,
-            typer.Option(
-                help="Begin here, where a page opens; what was written before is the history."
-            ),
-        ] = 0,
-        jobs: Annotated[int, typer.Option(help="Processes; -1 is all cores.")] = -1,
-        cluster: Annotated[
-            str | None,
-            typer.Option(
-                help="A Dask scheduler, tcp://HOST:PORT, instead of this machine's cores.",
-                show_default=False,
-            ),
-        ] = None,
-        store: Annotated[
-            Path, typer.Option(help="Finished rows; a sweep that was killed goes on from there.")
-        ] = Path("build/lab/rows.jsonl"),
-        fresh: Annotated[bool, typer.Option("--fresh", help="Do not look into the store.")] = False,
-        json: Annotated[
-            Path | None,
-            typer.Option("--json", help="Also write the rows to this file (- is stdout)."),
-        ] = None,
-        csv_file: Annotated[
-            Path | None, typer.Option("--csv", help="Also write the rows to this file.")
-        ] = None,
-        html: Annotated[
-            Path | None, typer.Option(help="Also write one page with plots to this file.")
-        ] = None,
-    ) -> None:
-        """Replay recordings under policies and report hits, flash reads and the gap to Belady.
+    app.command()(lab)
 
-        Pooled LRU, pooled Belady and LRU per queue always run: the gap and the flash reads are
-        measured against them. docs/lab.md states the rules, the policies and how to write one.
-        """
-        from kelp_sim.lab import cells, gaps
-        from kelp_sim.lab.engine import PolicyError
-        from kelp_sim.lab.policies import IDS, load
+
+def lab(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE…",
+            help="Recordings, such as data/traces/attn_0.npz.",
+            show_default=False,
+        ),
+    ],
+    residency: Annotated[
+        str, typer.Option(help="Frames as shares of the pages at the end; comma between.")
+    ] = "0.125,0.25,0.5",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A policy id, several with commas, 'all', or FILE.py:Class; repeat for more.",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="[POLICY.]PARAMETER=V1[,V2…]: an axis of the sweep; repeat for more.",
+            show_default=False,
+        ),
+    ] = None,
+    reads: Annotated[
+        str,
+        typer.Option(help="Read rule: recorded, or quest (bounds from the recording's q and k)."),
+    ] = "recorded",
+    accesses: Annotated[
+        int | None,
+        typer.Option(help="Only so many accesses, in whole steps.", show_default=False),
+    ] = None,
+    first_step: Annotated[
+        int,
+        typer.Option(
+            help="Begin here, where a page opens; what was written before is the history."
+        ),
+    ] = 0,
+    jobs: Annotated[int, typer.Option(help="Processes; -1 is all cores.")] = -1,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="A Dask scheduler, tcp://HOST:PORT, instead of this machine's cores.",
+            show_default=False,
+        ),
+    ] = None,
+    store: Annotated[
+        Path, typer.Option(help="Finished rows; a sweep that was killed goes on from there.")
+    ] = Path("build/lab/rows.jsonl"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do not look into the store.")] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Also write the rows to this file (- is stdout)."),
+    ] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Also write the rows to this file.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write one page with plots to this file.")
+    ] = None,
+) -> None:
+    """Replay recordings under policies and report hits, flash reads and the gap to Belady.
+
+    Pooled LRU, pooled Belady and LRU per queue always run: the gap and the flash reads are
+    measured against them. docs/lab.md states the rules, the policies and how to write one.
+    """
+    from kelp_sim.lab.engine import PolicyError
+    from kelp_sim.lab.sweep import ClusterError
+    from kelp_sim.trace.trace import TraceError
+
+    asked = Study(
+        traces=traces,
+        shares=_shares(residency),
+        policies=_policies(policy),
+        axes=_axes(settings or []),
+        rule=reads,
+        accesses=accesses,
+        first_step=first_step,
+    )
+    try:
+        rows = _sweep(asked.cells(), jobs=jobs, cluster=cluster, store=None if fresh else store)
+    except (TraceError, ClusterError, PolicyError, ValueError) as error:
+        raise UserError(str(error)) from None
+    entries = _write(rows, reads, json=json, csv_file=csv_file, html=html)
+    if json is None or str(json) != "-":
+        console.print(_table(entries, len(traces)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Which recordings are replayed, under which policies with which settings, in how many
+    frames."""
+
+    traces: list[Path]
+    shares: list[float]
+    policies: list[str]
+    axes: dict[str, list[float]]
+    rule: str
+    accesses: int | None
+    first_step: int
+
+    def cells(self) -> list:
+        """The replays that this takes, each of which can be done: what cannot be is refused before
+        the first begins."""
+        from kelp_sim.lab import cells
+        from kelp_sim.lab.policies import load
         from kelp_sim.lab.reads import timeline
-        from kelp_sim.lab.sweep import ClusterError, sweep
-        from kelp_sim.trace.trace import TraceError
 
-        try:
-            shares = [float(text) for text in residency.split(",")]
-        except ValueError:
-            raise UserError(
-                f"--residency {residency!r} is not numbers with commas between, such as 0.125,0.25"
-            ) from None
-        names = [
-            name
-            for text in policy or LADDER
-            for name in (IDS if text == "all" else text.split(","))
-        ]
-        try:
-            for name in names:
-                load(name)
-            axes = _axes(settings or [])
-            for path in traces:
-                line = timeline(path, reads, accesses, first_step)
-                for share in shares:
-                    line.sequence.share(line.sequence.capacity(share))
-            wanted = cells.cells(
-                traces,
-                shares,
-                dict.fromkeys(names),
-                rule=reads,
-                accesses=accesses,
-                first_step=first_step,
-                settings=axes,
-            )
-            rows = _sweep(sweep, wanted, jobs=jobs, cluster=cluster, store=None if fresh else store)
-        except (TraceError, ClusterError, PolicyError, ValueError) as error:
-            raise UserError(str(error)) from None
-        entries = gaps.summary(rows)
-        if json is not None:
-            write_json(
-                json,
-                "lab",
-                {"rule": reads, "rows": rows, "summary": entries, "losses": gaps.losses(rows)},
-            )
-        if csv_file is not None:
-            csv_file.parent.mkdir(parents=True, exist_ok=True)
-            csv_file.write_text(_csv(rows), encoding="utf-8")
-        if html is not None:
-            from kelp_sim.lab.page import page
+        for name in self.policies:
+            load(name)
+        for path in self.traces:
+            line = timeline(path, self.rule, self.accesses, self.first_step)
+            for share in self.shares:
+                line.sequence.share(line.sequence.capacity(share))
+        return cells.cells(
+            self.traces,
+            self.shares,
+            dict.fromkeys(self.policies),
+            rule=self.rule,
+            accesses=self.accesses,
+            first_step=self.first_step,
+            settings=self.axes,
+        )
 
-            html.parent.mkdir(parents=True, exist_ok=True)
-            html.write_text(page(rows, entries, gaps.losses(rows)), encoding="utf-8")
-        if json is None or str(json) != "-":
-            console.print(_table(entries, len(traces)))
+
+def _shares(residency: str) -> list[float]:
+    try:
+        return [float(text) for text in residency.split(",")]
+    except ValueError:
+        raise UserError(
+            f"--residency {residency!r} is not numbers with commas between, such as 0.125,0.25"
+        ) from None
+
+
+def _policies(texts: list[str] | None) -> list[str]:
+    from kelp_sim.lab.policies import IDS
+
+    return [
+        name for text in texts or LADDER for name in (IDS if text == "all" else text.split(","))
+    ]
+
+
+def _write(rows: list[dict], rule: str, *, json, csv_file, html) -> list[dict]:
+    """The rows into the files that are asked for; their summary."""
+    from kelp_sim.lab import gaps
+
+    entries, losses = gaps.summary(rows), gaps.losses(rows)
+    if json is not None:
+        content = {"rule": rule, "rows": rows, "summary": entries, "losses": losses}
+        write_json(json, "lab", content)
+    if csv_file is not None:
+        csv_file.parent.mkdir(parents=True, exist_ok=True)
+        csv_file.write_text(_csv(rows), encoding="utf-8")
+    if html is not None:
+        from kelp_sim.lab.page import page
+
+        html.parent.mkdir(parents=True, exist_ok=True)
+        html.write_text(page(rows, entries, losses), encoding="utf-8")
+    return entries
 
 
 def _axes(settings: list[str]) -> dict[str, list[float]]:
@@ -171,8 +210,8 @@ def _number(text: str) -> float:
         return float(text)
 
 
-def _sweep(sweep, wanted, **choices):
-    from .replay import progress_bar
+def _sweep(wanted, **choices):
+    from kelp_sim.lab.sweep import sweep
 
     with progress_bar() as bar:
         task = bar.add_task("policies", total=len(wanted))

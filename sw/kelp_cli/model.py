@@ -17,108 +17,118 @@ _NAMES = "kv, wall, latency, endpoint, pipeline, serving, flash, cost, verdicts"
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def model(
-        topics: Annotated[
-            list[str] | None,
-            typer.Argument(
-                metavar="[TOPIC…]", help=f"Of {_NAMES}; all when left out.", show_default=False
-            ),
-        ] = None,
-        inputs: Annotated[
-            Path | None,
-            typer.Option(
-                help="A TOML with every input; what is shipped when left out.", show_default=False
-            ),
-        ] = None,
-        write_inputs: Annotated[
-            Path | None,
-            typer.Option(
-                help="Write the shipped inputs to this file, to be edited, and stop.",
-                show_default=False,
-            ),
-        ] = None,
-        bench: Annotated[
-            Path | None,
-            typer.Option(
-                help="Take the RTL's figures from this file of `kelp bench`.", show_default=False
-            ),
-        ] = None,
-        recordings: Annotated[
-            list[Path] | None,
-            typer.Option(
-                help="Measure how much attention the newest pages have; repeat for more.",
-                show_default=False,
-            ),
-        ] = None,
-        json: Annotated[
-            Path | None,
-            typer.Option("--json", help="Also write everything to this file (- is stdout)."),
-        ] = None,
-        png: Annotated[
-            Path | None, typer.Option("--png", help="Also draw the plots into this file.")
-        ] = None,
-        arithmetic: Annotated[
-            bool,
-            typer.Option(
-                "--arithmetic/--no-arithmetic", help="Show how each published figure was computed."
-            ),
-        ] = True,
-    ) -> None:
-        """Model a machine with KV endpoints: KV sizes, capacity, latency, hit rates, flash, power,
-        cost.
+    app.command()(model)
 
-        Every input is in one TOML. Each published figure gets a verdict, computed with the inputs
-        as shipped: reproduced, depends (on what), or refuted. docs/model.md has the findings.
-        """
-        from kelp_sim.model import attention, report
-        from kelp_sim.model.inputs import DEFAULTS, InputError, load, with_bench
-        from kelp_sim.trace.trace import TraceError
 
-        names = (*report.TOPICS, "verdicts")
-        for topic in topics or ():
-            if topic not in names:
-                raise UserError(f"topic {topic!r} is unknown; legal: {', '.join(names)}")
-        if write_inputs is not None:
-            if write_inputs.exists():
-                raise UserError(f"--write-inputs {write_inputs}: the file exists; name another")
-            write_inputs.parent.mkdir(parents=True, exist_ok=True)
-            write_inputs.write_text(DEFAULTS.read_text(encoding="utf-8"), encoding="utf-8")
-            console.print(
-                f"{write_inputs} written: edit it, then kelp model --inputs {write_inputs}",
-                soft_wrap=True,
-            )
+def model(
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TOPIC…]", help=f"Of {_NAMES}; all when left out.", show_default=False
+        ),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML with every input; what is shipped when left out.", show_default=False
+        ),
+    ] = None,
+    write_inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the shipped inputs to this file, to be edited, and stop.",
+            show_default=False,
+        ),
+    ] = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option(
+            help="Take the RTL's figures from this file of `kelp bench`.", show_default=False
+        ),
+    ] = None,
+    recordings: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Measure how much attention the newest pages have; repeat for more.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Also write everything to this file (- is stdout)."),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Also draw the plots into this file.")
+    ] = None,
+    arithmetic: Annotated[
+        bool,
+        typer.Option(
+            "--arithmetic/--no-arithmetic", help="Show how each published figure was computed."
+        ),
+    ] = True,
+) -> None:
+    """Model a machine with KV endpoints: KV sizes, capacity, latency, hit rates, flash, power,
+    cost.
+
+    Every input is in one TOML. Each published figure gets a verdict, computed with the inputs
+    as shipped: reproduced, depends (on what), or refuted. docs/model.md has the findings.
+    """
+    from kelp_sim.model import report
+    from kelp_sim.model.inputs import DEFAULTS, InputError, load
+    from kelp_sim.trace.trace import TraceError
+
+    names = (*report.TOPICS, "verdicts")
+    for topic in topics or ():
+        if topic not in names:
+            raise UserError(f"topic {topic!r} is unknown; legal: {', '.join(names)}")
+    if write_inputs is not None:
+        _write_inputs(write_inputs)
+        return
+    try:
+        chosen, shipped = (
+            _measured(load(path), bench, recordings) for path in (inputs or DEFAULTS, DEFAULTS)
+        )
+    except (InputError, TraceError) as error:
+        raise UserError(str(error)) from None
+    with console.status("simulating decode steps …") if console.is_terminal else _quiet():
+        wanted = [t for t in report.TOPICS if not topics or t in topics]
+        shown = report.tables(chosen, wanted)
+        found = report.all_findings(shipped) if not topics or "verdicts" in topics else []
+        if png is not None:
+            from kelp_sim.model.plots import png as drawn
+
+            png.parent.mkdir(parents=True, exist_ok=True)
+            png.write_bytes(drawn(chosen))
+    if json is not None:
+        write_json(
+            json, "model", report.as_json(str(inputs) if inputs else "shipped", shown, found)
+        )
+        if str(json) == "-":
             return
-        try:
-            chosen, shipped = load(inputs or DEFAULTS), load(DEFAULTS)
-            if bench is not None:
-                chosen, shipped = with_bench(chosen, bench), with_bench(shipped, bench)
-            if recordings:
-                chosen, shipped = (
-                    attention.measured(chosen, recordings),
-                    attention.measured(shipped, recordings),
-                )
-        except (InputError, TraceError) as error:
-            raise UserError(str(error)) from None
-        with console.status("simulating decode steps …") if console.is_terminal else _quiet():
-            wanted = [t for t in report.TOPICS if not topics or t in topics]
-            shown = report.tables(chosen, wanted)
-            found = report.all_findings(shipped) if not topics or "verdicts" in topics else []
-            if png is not None:
-                from kelp_sim.model.plots import png as drawn
+    for table in shown:
+        console.print(_table(table))
+    if found:
+        console.print(_verdicts(found, arithmetic))
 
-                png.parent.mkdir(parents=True, exist_ok=True)
-                png.write_bytes(drawn(chosen))
-        if json is not None:
-            write_json(
-                json, "model", report.as_json(str(inputs) if inputs else "shipped", shown, found)
-            )
-            if str(json) == "-":
-                return
-        for table in shown:
-            console.print(_table(table))
-        if found:
-            console.print(_verdicts(found, arithmetic))
+
+def _write_inputs(path: Path) -> None:
+    from kelp_sim.model.inputs import DEFAULTS
+
+    if path.exists():
+        raise UserError(f"--write-inputs {path}: the file exists; name another")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(DEFAULTS.read_text(encoding="utf-8"), encoding="utf-8")
+    console.print(f"{path} written: edit it, then kelp model --inputs {path}", soft_wrap=True)
+
+
+def _measured(inputs, bench: Path | None, recordings: list[Path] | None):
+    """Inputs with what a bench and recordings say in place of what is assumed."""
+    from kelp_sim.model import attention
+    from kelp_sim.model.inputs import with_bench
+
+    if bench is not None:
+        inputs = with_bench(inputs, bench)
+    return attention.measured(inputs, recordings) if recordings else inputs
 
 
 def _quiet():

@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What every subcommand shares: the consoles, the error that becomes one line, and the JSON
-files."""
+"""What every subcommand shares: the consoles, the error that becomes one line, the bar that shows
+how far it is, and the JSON files."""
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
-__all__ = ["SCHEMA_VERSION", "UserError", "complain", "console", "write_json"]
+__all__ = ["SCHEMA_VERSION", "UserError", "complain", "console", "progress_bar", "write_json"]
 
 # Of every JSON object this command writes; raised when a field changes its meaning or goes away.
 SCHEMA_VERSION = 1
@@ -36,6 +47,21 @@ def complain(message: str) -> None:
     stderr.print(Text.assemble(("kelp: ", "bold red"), first))
     if rest:
         stderr.print(Text(rest, style="dim"))
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """On stderr, so that a pipe sees results alone."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=False) as bar:
+        yield bar
 
 
 def write_json(path: Path | str, kind: str, payload: dict) -> None:

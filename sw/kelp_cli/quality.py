@@ -2,12 +2,13 @@
 
 """``kelp quality``: what a stored format costs on real keys and values."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .output import UserError, console, write_json
+from .output import UserError, console, progress_bar, write_json
 
 __all__ = ["register"]
 
@@ -15,137 +16,159 @@ _MODEL, _RECORDING = Path("data/model"), Path("data/traces/attn_0.npz")
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def quality(
-        recordings: Annotated[
-            list[Path] | None,
-            typer.Argument(
-                metavar="[RECORDING…]",
-                help=f"With k, v and q; {_RECORDING} when left out.",
-                show_default=False,
-            ),
-        ] = None,
-        model: Annotated[
-            Path,
-            typer.Option(
-                help="A Llama-shaped model: config.json, model.safetensors, tokenizer.json."
-            ),
-        ] = _MODEL,
-        formats: Annotated[
-            str | None,
-            typer.Option(
-                help="Formats, or K/V apart as int8/int4; comma between.", show_default=False
-            ),
-        ] = None,
-        texts: Annotated[
-            int, typer.Option(min=0, help="Texts for perplexity; 0 leaves it out.")
-        ] = 12,
-        tokens: Annotated[int, typer.Option(min=32, help="Tokens of each.")] = 2048,
-        tune: Annotated[
-            int,
-            typer.Option(
-                min=0,
-                help="So many of the texts choose formats for each layer and head; the others "
-                + "judge. 0: none.",
-            ),
-        ] = 4,
-        budgets: Annotated[
-            str, typer.Option(help="Losses of perplexity that plans may cost, as fractions.")
-        ] = "0.005,0.01",
-        every: Annotated[
-            int, typer.Option(min=1, help="Attention error at each n-th decode step.")
-        ] = 16,
-        store: Annotated[
-            Path,
-            typer.Option(help="Finished measurements; a run that was killed goes on from there."),
-        ] = Path("build/quality/rows.jsonl"),
-        json: Annotated[
-            Path | None,
-            typer.Option("--json", help="Also write everything to this file (- is stdout)."),
-        ] = None,
-        png: Annotated[
-            Path | None, typer.Option("--png", help="Also draw the plots into this file.")
-        ] = None,
-    ) -> None:
-        """Signal to noise, attention error and perplexity of stored formats, and formats for each
-        layer and head.
+    app.command()(quality)
 
-        The device's formats go through the golden codec, bit for bit; the model runs in NumPy.
-        docs/quality.md has the findings.
-        """
-        from kelp_sim.quality import llama, noise, plans, study
-        from kelp_sim.quality import tokens as tokenizing
-        from kelp_sim.trace.trace import TraceError, read
 
-        from .replay import progress_bar
+def quality(
+    recordings: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RECORDING…]",
+            help=f"With k, v and q; {_RECORDING} when left out.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        Path,
+        typer.Option(help="A Llama-shaped model: config.json, model.safetensors, tokenizer.json."),
+    ] = _MODEL,
+    formats: Annotated[
+        str | None,
+        typer.Option(help="Formats, or K/V apart as int8/int4; comma between.", show_default=False),
+    ] = None,
+    texts: Annotated[int, typer.Option(min=0, help="Texts for perplexity; 0 leaves it out.")] = 12,
+    tokens: Annotated[int, typer.Option(min=32, help="Tokens of each.")] = 2048,
+    tune: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="So many of the texts choose formats for each layer and head; the others "
+            + "judge. 0: none.",
+        ),
+    ] = 4,
+    budgets: Annotated[
+        str, typer.Option(help="Losses of perplexity that plans may cost, as fractions.")
+    ] = "0.005,0.01",
+    every: Annotated[
+        int, typer.Option(min=1, help="Attention error at each n-th decode step.")
+    ] = 16,
+    store: Annotated[
+        Path,
+        typer.Option(help="Finished measurements; a run that was killed goes on from there."),
+    ] = Path("build/quality/rows.jsonl"),
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", help="Also write everything to this file (- is stdout)."),
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option("--png", help="Also draw the plots into this file.")
+    ] = None,
+) -> None:
+    """Signal to noise, attention error and perplexity of stored formats, and formats for each
+    layer and head.
 
-        names = tuple(formats.split(",")) if formats else study.FORMATS
-        try:
-            allowed = [float(text) for text in budgets.split(",")]
-            if min(allowed) <= 0:
-                raise ValueError
-        except ValueError:
-            raise UserError(
-                f"--budgets {budgets!r} is not positive numbers with commas between, such as "
-                + "0.005,0.01"
-            ) from None
-        if tune and texts and not tune < texts:
-            raise UserError(f"--tune {tune} of {texts} texts leaves none to judge by; legal: fewer")
-        try:
-            for name in names:
-                plans.uniform(name, 1, 1)
-            traces = [read(path) for path in recordings or [_RECORDING]]
-            with progress_bar() as bar:
-                task = bar.add_task("noise", total=len(traces) * len(names))
-                heads = [
-                    row
-                    for trace in traces
-                    for row in noise.measure(
-                        trace, names, every=every, progress=lambda name: bar.update(task, advance=1)
-                    )
-                ]
-                done = None
-                if texts:
-                    loaded = llama.load(model)
-                    chosen = tokenizing.texts(
-                        tokenizing.Tokenizer(model / "tokenizer.json"), texts, tokens
-                    )
-                    work = bar.add_task(
-                        "perplexity",
-                        total=study.count(len(names), len(chosen), tune, len(allowed), loaded),
-                    )
+    The device's formats go through the golden codec, bit for bit; the model runs in NumPy.
+    docs/quality.md has the findings.
+    """
+    from kelp_sim.quality import llama, study
+    from kelp_sim.quality.tokens import TokenizerError
+    from kelp_sim.trace.trace import TraceError
 
-                    def heard(text, plan, stored):
-                        bar.update(
-                            work,
-                            advance=1,
-                            description=f"{plan}: {text}" + (" (stored)" if stored else ""),
-                        )
+    if tune and texts and not tune < texts:
+        raise UserError(f"--tune {tune} of {texts} texts leaves none to judge by; legal: fewer")
+    names = tuple(formats.split(",")) if formats else study.FORMATS
+    perplexity = Perplexity(
+        model=model,
+        texts=texts,
+        tokens=tokens,
+        tune=tune,
+        budgets=_losses(budgets),
+        store=store,
+    )
+    try:
+        with progress_bar() as bar:
+            heads = _noise(names, recordings or [_RECORDING], every, bar)
+            done = perplexity.measure(names, bar) if texts else None
+    except (TraceError, llama.ModelError, TokenizerError, ValueError) as error:
+        raise UserError(str(error)) from None
+    if png is not None:
+        from kelp_sim.quality.plots import png as drawn
 
-                    done = study.run(
-                        loaded,
-                        chosen,
-                        names,
-                        tune=tune,
-                        budgets=allowed,
-                        store=store,
-                        progress=heard,
-                    )
-        except (TraceError, llama.ModelError, tokenizing.TokenizerError, ValueError) as error:
-            raise UserError(str(error)) from None
-        if png is not None:
-            from kelp_sim.quality.plots import png as drawn
+        png.parent.mkdir(parents=True, exist_ok=True)
+        png.write_bytes(drawn(heads, done))
+    if json is not None:
+        report = {"noise": heads} | (done.as_json() | {"bars": study.bars(done)} if done else {})
+        write_json(json, "quality", report)
+        if str(json) == "-":
+            return
+    _show(heads, done)
 
-            png.parent.mkdir(parents=True, exist_ok=True)
-            png.write_bytes(drawn(heads, done))
-        if json is not None:
-            report = {"noise": heads} | (
-                done.as_json() | {"bars": study.bars(done)} if done else {}
-            )
-            write_json(json, "quality", report)
-            if str(json) == "-":
-                return
-        _show(heads, done)
+
+def _losses(budgets: str) -> list[float]:
+    try:
+        allowed = [float(text) for text in budgets.split(",")]
+        if min(allowed) <= 0:
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"--budgets {budgets!r} is not positive numbers with commas between, such as "
+            + "0.005,0.01"
+        ) from None
+    return allowed
+
+
+def _noise(names, recordings, every: int, bar) -> list[dict]:
+    """Signal to noise and attention error of every format on every recording."""
+    from kelp_sim.quality import noise, plans
+    from kelp_sim.trace.trace import read
+
+    for name in names:
+        plans.uniform(name, 1, 1)  # refuses what is no format
+    traces = [read(path) for path in recordings]
+    task = bar.add_task("noise", total=len(traces) * len(names))
+    return [
+        row
+        for trace in traces
+        for row in noise.measure(
+            trace, names, every=every, progress=lambda name: bar.update(task, advance=1)
+        )
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """A model's perplexity on some texts under each format, `tune` of which choose formats for each
+    layer and head within each of the `budgets`. What is measured is kept in `store`."""
+
+    model: Path
+    texts: int
+    tokens: int
+    tune: int
+    budgets: list[float]
+    store: Path
+
+    def measure(self, names, bar):
+        from kelp_sim.quality import llama, study, tokens
+
+        loaded = llama.load(self.model)
+        tokenizer = tokens.Tokenizer(self.model / "tokenizer.json")
+        chosen = tokens.texts(tokenizer, self.texts, self.tokens)
+        total = study.count(len(names), len(chosen), self.tune, len(self.budgets), loaded)
+        task = bar.add_task("perplexity", total=total)
+
+        def heard(text, plan, stored):
+            description = f"{plan}: {text}" + (" (stored)" if stored else "")
+            bar.update(task, advance=1, description=description)
+
+        return study.run(
+            loaded,
+            chosen,
+            names,
+            tune=self.tune,
+            budgets=self.budgets,
+            store=self.store,
+            progress=heard,
+        )
 
 
 def _table(title: str, *headings: str, caption: str = ""):

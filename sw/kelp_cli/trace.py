@@ -7,190 +7,185 @@ from typing import Annotated
 
 import typer
 
-from .output import UserError, console
+from .output import UserError, console, progress_bar
 
 __all__ = ["register"]
 
 
+trace = typer.Typer(
+    help="Check recordings; import, check and replay block traces.", no_args_is_help=True
+)
+
+
 def register(app: typer.Typer) -> None:
-    trace = typer.Typer(
-        help="Check recordings; import, check and replay block traces.", no_args_is_help=True
-    )
     app.add_typer(trace, name="trace")
 
-    @trace.command()
-    def check(
-        files: Annotated[list[Path], typer.Argument(metavar="FILE…", show_default=False)],
-    ) -> None:
-        """Check recordings (kelp-attention-1) and block traces (kelp-blocks-1) against their
-        formats; exit 1 at the first fault."""
-        from kelp_sim.trace.accesses import access_sequence
-        from kelp_sim.trace.trace import TraceError, read
 
-        for path in files:
-            try:
-                if _is_blocks(path):
-                    found = _read_blocks(path)
-                    requests = int(found.request[-1]) + 1
-                    console.print(
-                        f"{path}: {len(found.block):,} references to {found.blocks:,} blocks, "
-                        + f"{requests:,} requests",
-                        soft_wrap=True,
-                    )
-                else:
-                    recording = read(path)
-                    console.print(
-                        f"{path}: {recording.queues} queues, {recording.pages} pages, "
-                        + f"{len(access_sequence(recording)):,} accesses",
-                        soft_wrap=True,
-                    )
-            except TraceError as error:
-                raise UserError(str(error)) from None
+@trace.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", show_default=False)],
+) -> None:
+    """Check recordings (kelp-attention-1) and block traces (kelp-blocks-1) against their
+    formats; exit 1 at the first fault."""
+    from kelp_sim.trace.accesses import access_sequence
+    from kelp_sim.trace.trace import TraceError, read
 
-    @trace.command("import")
-    def import_(
-        source: Annotated[
-            str,
-            typer.Argument(
-                help="mooncake, lmcache (lookup JSONL) or oracle (libCacheSim oracleGeneral).",
-                show_default=False,
-            ),
-        ],
-        file: Annotated[Path, typer.Argument(show_default=False)],
-        output: Annotated[
-            Path, typer.Option("-o", help="The block trace to write, .npz.", show_default=False)
-        ],
-    ) -> None:
-        """Turn another tool's trace into a block trace (kelp-blocks-1, docs/lab.md)."""
-        from kelp_sim.lab.blocks import IMPORTERS
-        from kelp_sim.trace.trace import TraceError
-
-        if source not in IMPORTERS:
-            raise UserError(f"source {source!r} is refused; legal: {', '.join(IMPORTERS)}")
-        if output.suffix != ".npz":
-            raise UserError(f"-o {output}: the file must end in .npz")
+    for path in files:
         try:
-            found = IMPORTERS[source](file)
+            if _is_blocks(path):
+                found = _read_blocks(path)
+                requests = int(found.request[-1]) + 1
+                console.print(
+                    f"{path}: {len(found.block):,} references to {found.blocks:,} blocks, "
+                    + f"{requests:,} requests",
+                    soft_wrap=True,
+                )
+            else:
+                recording = read(path)
+                console.print(
+                    f"{path}: {recording.queues} queues, {recording.pages} pages, "
+                    + f"{len(access_sequence(recording)):,} accesses",
+                    soft_wrap=True,
+                )
         except TraceError as error:
             raise UserError(str(error)) from None
-        found.write(output)
-        console.print(
-            f"{output}: {len(found.block):,} references to {found.blocks:,} blocks", soft_wrap=True
-        )
 
-    @trace.command()
-    def record(
-        model: Annotated[
-            str,
-            typer.Argument(
-                help="A Hugging Face causal model: a folder or a name.", show_default=False
-            ),
-        ],
-        text: Annotated[Path, typer.Option(help="The text to decode.", show_default=False)],
-        output: Annotated[
-            Path, typer.Option("-o", help="The recording to write, .npz.", show_default=False)
-        ],
-        tokens: Annotated[int, typer.Option(help="Tokens of the text, prefill included.")] = 2048,
-        prefill: Annotated[
-            int, typer.Option(help="Tokens before the first step; whole pages.")
-        ] = 512,
-        page_tokens: Annotated[int, typer.Option(help="Tokens of a page.")] = 16,
-        top_p: Annotated[
-            float, typer.Option(help="Read rule: pages until this share of the mass.")
-        ] = 0.9,
-        max_pages: Annotated[
-            int, typer.Option(help="Read rule: at most so many, and the page being written.")
-        ] = 16,
-        lines: Annotated[
-            bool, typer.Option("--lines", help="Keys, values and queries too.")
-        ] = False,
-    ) -> None:
-        """Record a model's attention on a text (kelp-attention-1). Needs torch and transformers:
-        .venv.hf, make test-engines ENGINES=hf."""
-        from kelp_sim.lab.recorder import RecorderError
-        from kelp_sim.lab.recorder import record as run
 
-        from .replay import progress_bar
+@trace.command("import")
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="mooncake, lmcache (lookup JSONL) or oracle (libCacheSim oracleGeneral).",
+            show_default=False,
+        ),
+    ],
+    file: Annotated[Path, typer.Argument(show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", help="The block trace to write, .npz.", show_default=False)
+    ],
+) -> None:
+    """Turn another tool's trace into a block trace (kelp-blocks-1, docs/lab.md)."""
+    from kelp_sim.lab.blocks import IMPORTERS
+    from kelp_sim.trace.trace import TraceError
 
-        if output.suffix != ".npz":
-            raise UserError(f"-o {output}: the file must end in .npz")
+    if source not in IMPORTERS:
+        raise UserError(f"source {source!r} is refused; legal: {', '.join(IMPORTERS)}")
+    if output.suffix != ".npz":
+        raise UserError(f"-o {output}: the file must end in .npz")
+    try:
+        found = IMPORTERS[source](file)
+    except TraceError as error:
+        raise UserError(str(error)) from None
+    found.write(output)
+    console.print(
+        f"{output}: {len(found.block):,} references to {found.blocks:,} blocks", soft_wrap=True
+    )
+
+
+@trace.command()
+def record(
+    model: Annotated[
+        str,
+        typer.Argument(help="A Hugging Face causal model: a folder or a name.", show_default=False),
+    ],
+    text: Annotated[Path, typer.Option(help="The text to decode.", show_default=False)],
+    output: Annotated[
+        Path, typer.Option("-o", help="The recording to write, .npz.", show_default=False)
+    ],
+    tokens: Annotated[int, typer.Option(help="Tokens of the text, prefill included.")] = 2048,
+    prefill: Annotated[int, typer.Option(help="Tokens before the first step; whole pages.")] = 512,
+    page_tokens: Annotated[int, typer.Option(help="Tokens of a page.")] = 16,
+    top_p: Annotated[
+        float, typer.Option(help="Read rule: pages until this share of the mass.")
+    ] = 0.9,
+    max_pages: Annotated[
+        int, typer.Option(help="Read rule: at most so many, and the page being written.")
+    ] = 16,
+    lines: Annotated[bool, typer.Option("--lines", help="Keys, values and queries too.")] = False,
+) -> None:
+    """Record a model's attention on a text (kelp-attention-1). Needs torch and transformers:
+    .venv.hf, make test-engines ENGINES=hf."""
+    from kelp_sim.lab.recorder import ReadRule, RecorderError
+    from kelp_sim.lab.recorder import record as run
+
+    if output.suffix != ".npz":
+        raise UserError(f"-o {output}: the file must end in .npz")
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"kelp trace record needs the package {error.name!r}: make test-engines "
+            + "ENGINES=hf, then .venv.hf/bin/kelp"
+        ) from None
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
+        ids = AutoTokenizer.from_pretrained(model)(text.read_text(encoding="utf-8"), verbose=False)[
+            "input_ids"
+        ][:tokens]
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise UserError(f"{model} or {text} cannot be read: {str(error).splitlines()[0]}") from None
+    with progress_bar() as bar:
+        task = bar.add_task(f"recording {text.name}", total=max(1, len(ids) - prefill))
         try:
-            import torch
-            from transformers import AutoModelForCausalLM, AutoTokenizer
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"kelp trace record needs the package {error.name!r}: make test-engines "
-                + "ENGINES=hf, then .venv.hf/bin/kelp"
-            ) from None
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        try:
-            loaded = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
-            ids = AutoTokenizer.from_pretrained(model)(
-                text.read_text(encoding="utf-8"), verbose=False
-            )["input_ids"][:tokens]
-        except (OSError, ValueError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"{model} or {text} cannot be read: {str(error).splitlines()[0]}"
-            ) from None
-        with progress_bar() as bar:
-            task = bar.add_task(f"recording {text.name}", total=max(1, len(ids) - prefill))
-            try:
-                run(
-                    loaded,
-                    ids,
-                    output,
-                    prefill=prefill,
-                    page_tokens=page_tokens,
-                    top_p=top_p,
-                    max_pages=max_pages,
-                    lines=lines,
-                    progress=lambda done, _: bar.update(task, completed=done),
-                )
-            except RecorderError as error:
-                raise UserError(str(error)) from None
-        console.print(f"{output}: {len(ids) - prefill} steps recorded on {device}", soft_wrap=True)
-
-    @trace.command()
-    def blocks(
-        file: Annotated[Path, typer.Argument(help="A block trace.", show_default=False)],
-        frames: Annotated[
-            str, typer.Option(help="Cache sizes in blocks; comma between.")
-        ] = "1000,10000,30000,50000",
-        policy: Annotated[
-            str, typer.Option(help="Policies that need no queues; comma between.")
-        ] = "lru,s3fifo,belady",
-    ) -> None:
-        """Hit rates of a block trace in a cache that starts empty."""
-        from rich.table import Table
-
-        from kelp_sim.lab.policies import load
-        from kelp_sim.lab.stream import run_keys
-        from kelp_sim.trace.trace import TraceError
-
-        try:
-            sizes = [int(size) for size in frames.split(",")]
-            if min(sizes) < 10:
-                raise ValueError
-        except ValueError:
-            raise UserError(
-                f"--frames {frames!r} is not whole numbers of at least 10 with commas between"
-            ) from None
-        try:
-            found, makes = _read_blocks(file), {name: load(name) for name in policy.split(",")}
-        except (TraceError, ValueError) as error:
-            raise UserError(str(error)) from None
-        table = Table("policy", *(f"{size:,} blocks" for size in sizes))
-        for name, make in makes.items():
-            if name not in _STREAM:
-                raise UserError(
-                    f"policy {name!r} needs queues and steps, which a block trace has not; "
-                    + f"legal here: {', '.join(_STREAM)}"
-                )
-            table.add_row(
-                name, *(f"{1 - run_keys(found.block, make, size).mean():.1%}" for size in sizes)
+            run(
+                loaded,
+                ids,
+                output,
+                prefill=prefill,
+                page_tokens=page_tokens,
+                rule=ReadRule(top_p=top_p, max_pages=max_pages),
+                lines=lines,
+                progress=lambda done, _: bar.update(task, completed=done),
             )
-        table.add_row("infinite", f"{1 - found.blocks / len(found.block):.1%}")
-        console.print(table)
+        except RecorderError as error:
+            raise UserError(str(error)) from None
+    console.print(f"{output}: {len(ids) - prefill} steps recorded on {device}", soft_wrap=True)
+
+
+@trace.command()
+def blocks(
+    file: Annotated[Path, typer.Argument(help="A block trace.", show_default=False)],
+    frames: Annotated[
+        str, typer.Option(help="Cache sizes in blocks; comma between.")
+    ] = "1000,10000,30000,50000",
+    policy: Annotated[
+        str, typer.Option(help="Policies that need no queues; comma between.")
+    ] = "lru,s3fifo,belady",
+) -> None:
+    """Hit rates of a block trace in a cache that starts empty."""
+    from rich.table import Table
+
+    from kelp_sim.lab.policies import load
+    from kelp_sim.lab.stream import run_keys
+    from kelp_sim.trace.trace import TraceError
+
+    try:
+        sizes = [int(size) for size in frames.split(",")]
+        if min(sizes) < 10:
+            raise ValueError
+    except ValueError:
+        raise UserError(
+            f"--frames {frames!r} is not whole numbers of at least 10 with commas between"
+        ) from None
+    try:
+        found, makes = _read_blocks(file), {name: load(name) for name in policy.split(",")}
+    except (TraceError, ValueError) as error:
+        raise UserError(str(error)) from None
+    table = Table("policy", *(f"{size:,} blocks" for size in sizes))
+    for name, make in makes.items():
+        if name not in _STREAM:
+            raise UserError(
+                f"policy {name!r} needs queues and steps, which a block trace has not; "
+                + f"legal here: {', '.join(_STREAM)}"
+            )
+        table.add_row(
+            name, *(f"{1 - run_keys(found.block, make, size).mean():.1%}" for size in sizes)
+        )
+    table.add_row("infinite", f"{1 - found.blocks / len(found.block):.1%}")
+    console.print(table)
 
 
 _STREAM = ("lru", "fifo", "clock", "lfu", "arc", "s3fifo", "sieve", "wtinylfu", "belady")

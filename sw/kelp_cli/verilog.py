@@ -83,28 +83,30 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
 
 
 def register(app: typer.Typer) -> None:
-    @app.command()
-    def verilog(
-        output: Annotated[
-            Path, typer.Option("-o", "--output", help="Directory to write into; made if need be.")
-        ],
-        config: Annotated[
-            str, typer.Option(help="Named configuration (kelp config lists them).")
-        ] = "trace",
-        external_macros: Annotated[
-            bool,
-            typer.Option(
-                "--external-macros",
-                help="Leave out the behavioural SRAM models, for a flow that has its own.",
-            ),
-        ] = False,
-    ) -> None:
-        """Write the endpoint's Verilog, a wrapper with flat ports, a smoke bench, a FuseSoC core
-        file and a JSON description."""
-        chosen = named(config)
-        if output.exists() and not output.is_dir():
-            raise UserError(f"{output} is a file; -o wants a directory")
-        with console.status(f"generating configuration {chosen.name} …"):
-            files = write_verilog(chosen, output, external_macros=external_macros)
-        for file in files:
-            console.print(f"{file}  {file.stat().st_size / 1024:,.0f} KiB")
+    app.command()(verilog)
+
+
+def verilog(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Directory to write into; made if need be.")
+    ],
+    config: Annotated[
+        str, typer.Option(help="Named configuration (kelp config lists them).")
+    ] = "trace",
+    external_macros: Annotated[
+        bool,
+        typer.Option(
+            "--external-macros",
+            help="Leave out the behavioural SRAM models, for a flow that has its own.",
+        ),
+    ] = False,
+) -> None:
+    """Write the endpoint's Verilog, a wrapper with flat ports, a smoke bench, a FuseSoC core
+    file and a JSON description."""
+    chosen = named(config)
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file; -o wants a directory")
+    with console.status(f"generating configuration {chosen.name} …"):
+        files = write_verilog(chosen, output, external_macros=external_macros)
+    for file in files:
+        console.print(f"{file}  {file.stat().st_size / 1024:,.0f} KiB")

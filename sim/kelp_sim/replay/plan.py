@@ -8,7 +8,7 @@ Every engine carries out the same one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -23,12 +23,51 @@ from kelp_spec.policy import Policy
 from ..trace.accesses import AccessSequence, access_sequence
 from ..trace.trace import LINE_BYTES, Trace, TraceError
 
-__all__ = ["BUDGETS", "Plan", "capacity_shares", "plan"]
+__all__ = ["BUDGETS", "Excerpt", "Plan", "Prefetch", "Retention", "capacity_shares", "plan"]
 
 #: Who gives way when a pool runs short: queues above an equal share of its frames, or (no budgets)
 #: the queue that asks.
 BUDGETS = ("equal", "none")
 _UNLIMITED = (1 << 31) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Excerpt:
+    """The part of a recording that is replayed: whole steps that hold so many accesses, from a step
+    on where a page opens; what was written before is the history."""
+
+    accesses: int | None = None  #: all that are left
+    first_step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """What decides which pages stay; `tau`, `alpha`, `source` and `mass_shift` are policy 0's."""
+
+    policy: Policy = Policy.EMA
+    tau: float = 1000
+    alpha: int = 26
+    source: ScoreSource = ScoreSource.OBSERVED
+    mass_shift: int = 0
+    budget: str = "equal"
+    low_water: int = 1
+    high_water: int = 4
+
+    def __post_init__(self) -> None:
+        if self.budget not in BUDGETS:
+            raise ValueError(f"budget = {self.budget!r} is refused; legal: {', '.join(BUDGETS)}")
+
+    def setup(self) -> dict:
+        """The fields of a Setup; budgets follow from its pools."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "budget"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefetch:
+    """The sources that are switched on, and how many pages each side the window source fetches."""
+
+    sources: frozenset[PrefetchSource] = frozenset()
+    window: int = 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -133,61 +172,42 @@ def plan(
     config: Config,
     *,
     residency: float = 0.25,
-    accesses: int | None = None,
-    first_step: int = 0,
+    excerpt: Excerpt = Excerpt(),
     formats: Iterable[LayerFormats] = (
         LayerFormats(last_layer=1023, k=Format.RAW16, v=Format.RAW16),
     ),
-    prefetch: Iterable[PrefetchSource] = (),
-    window: int = 0,
-    tau: float = 1000,
-    alpha: int = 26,
-    source: ScoreSource = ScoreSource.OBSERVED,
-    mass_shift: int = 0,
-    policy: Policy = Policy.EMA,
-    budget: str = "equal",
-    low_water: int = 1,
-    high_water: int = 4,
+    retention: Retention = Retention(),
+    prefetch: Prefetch = Prefetch(),
     seed: int = 1,
 ) -> Plan:
     """Everything that a replay is, checked: TraceError where the recording cannot be used,
     ValueError for a choice outside its range."""
-    sequence = access_sequence(trace, first_step=first_step, accesses=accesses)
+    sequence = access_sequence(trace, first_step=excerpt.first_step, accesses=excerpt.accesses)
     capacity = sequence.capacity(residency)
     sequence.share(capacity)
-    if budget not in BUDGETS:
-        raise ValueError(f"budget = {budget!r} is refused; legal: {', '.join(BUDGETS)}")
-    sizes = dict(
+    rest = dict(
         config=config,
         layers=trace.layers,
         kv_heads=trace.kv_heads,
         used_lines=trace.half_lines,
         used_pages=sequence.final_pages,
         formats=tuple(formats),
-        tau=tau,
-        alpha=alpha,
-        source=source,
-        mass_shift=mass_shift,
-        policy=policy,
-        prefetch=frozenset(prefetch),
-        window=window,
-        low_water=low_water,
-        high_water=high_water,
+        prefetch=prefetch.sources,
+        window=prefetch.window,
+        **retention.setup(),
     )
     try:
         # Pools follow from the formats; their frames from the pools.
-        pools = Setup(**sizes, limits=config.frames, budgets=(0,) * len(POOLS)).pools
+        pools = Setup(**rest, limits=config.frames, budgets=(0,) * len(POOLS)).pools
         limits = capacity_shares(capacity, pools)
         held = np.bincount(pools, minlength=len(POOLS))
         shares = [
             limit // max(1, int(queues)) * lines
             for limit, queues, lines in zip(limits, held, config.frame_lines, strict=True)
         ]
-        setup = Setup(
-            **sizes,
-            limits=limits,
-            budgets=tuple(shares) if budget == "equal" else (_UNLIMITED,) * len(POOLS),
-        )
+        equal = retention.budget == "equal"
+        budgets = tuple(shares) if equal else (_UNLIMITED,) * len(POOLS)
+        setup = Setup(**rest, limits=limits, budgets=budgets)
     except ValueError as error:
         raise TraceError(f"{trace.path}: does not fit: {error}") from None
     return Plan(
@@ -196,6 +216,6 @@ def plan(
         setup=setup,
         residency=residency,
         capacity=capacity,
-        budget=budget,
+        budget=retention.budget,
         seed=seed,
     )

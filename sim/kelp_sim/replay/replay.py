@@ -17,7 +17,7 @@ from kelp_spec.formats import Format
 from kelp_spec.metadata import Op
 
 from ..trace.trace import LINE_BYTES
-from .figures import Meter, summarise
+from .figures import Measured, Meter, summarise
 from .plan import Plan
 from .result import ReplayResult
 
@@ -202,16 +202,12 @@ def golden(
         sum(n * size for n, size in zip(pages, bytes_of, strict=False))
         for pages in (run.page_reads, run.page_writes)
     )
-    return summarise(
-        done,
-        engine="golden",
-        command=command,
-        meter=run.meter,
+    measured = Measured(
         counters=run.counters,
         mismatches=run.mismatches,
         examples=run.examples,
         line_requests=done.sequence.line_reads + done.sequence.line_writes,
         seconds=run.seconds,
         flash_bytes=moved,
-        on_start=on_start,
     )
+    return summarise(done, measured, run.meter, engine="golden", command=command, on_start=on_start)

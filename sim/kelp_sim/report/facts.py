@@ -40,121 +40,114 @@ def verdict(result: ReplayResult) -> str:
 
 def sections(result: ReplayResult) -> list[Section]:
     """Everything a reader is told, in order; every number formatted once, here."""
+    return [
+        _agreement(result),
+        _hit_rate(result),
+        *([_ladder(result)] if result.ladder else []),
+        _flash(result),
+        _speed(result),
+        _what_ran(result),
+    ]
+
+
+def _agreement(result: ReplayResult) -> Section:
+    all_of_it = result.lockstep_accesses == result.accesses
     lockstep = ", ".join(
         f"{count:,} {name.replace('_', '-')}" for name, count in result.lockstep.items()
     )
-    per_step = result.flash_reads / result.steps
-    return [
-        Section(
-            "Agreement with the golden model",
-            [
-                Row(
-                    "accesses"
-                    if result.lockstep_accesses == result.accesses
-                    else "accesses, free-running",
-                    f"{result.accesses:,}",
-                    f"{result.steps:,} steps × {result.queues} heads",
-                ),
-                Row("accesses, lock-step", f"{result.lockstep_accesses:,}", lockstep),
-                Row("line requests", f"{result.line_requests:,}", "64 bytes each"),
-                Row(
-                    "mismatches", f"{result.mismatches:,}", "unequal lines, decisions and counters"
-                ),
-            ],
-        ),
-        Section(
-            "Hit rate on the same reads",
-            [
-                Row(
-                    "Belady pooled", _percent(result.belady_hit_rate), "knows the future: the bound"
-                ),
-                Row(
-                    "KELP",
-                    _percent(result.hit_rate),
-                    f"{result.policy}; from the engine's counters",
-                ),
-                Row("LRU pooled", _percent(result.lru_pooled_hit_rate), "one pool for all heads"),
-                Row("LRU per queue", _percent(result.lru_hit_rate), "equal shares"),
-            ],
-        ),
-        *(
-            [
-                Section(
-                    "From LRU to kelp, idea by idea",
-                    [
-                        Row(
-                            name,
-                            _percent(1 - misses / result.accesses),
-                            f"{reads / result.accesses:.4f} flash reads",
-                        )
-                        for name, (misses, reads) in result.ladder.items()
-                    ],
-                    "kelp lab, the same reads and frames; flash reads per access",
-                )
-            ]
-            if result.ladder
-            else []
-        ),
-        Section(
-            "Flash",
-            [
-                Row(
-                    "demand misses",
-                    f"{result.demand_misses:,}",
-                    f"{result.demand_misses / result.accesses:.4f} per access",
-                ),
-                Row("prefetches", f"{result.prefetches:,}"),
-                Row(
-                    "page reads",
-                    f"{result.flash_reads:,}",
-                    f"{result.flash_reads_per_access:.4f} per access, {per_step:.1f} per step",
-                ),
-                Row("victims", f"{result.victims:,}"),
-                Row("write-backs", f"{result.write_backs:,}"),
-                Row(
-                    "bytes read / written",
-                    f"{_bytes(result.flash_read_bytes)} / {_bytes(result.flash_write_bytes)}",
-                ),
-            ],
-        ),
-        Section(
-            "Speed",
-            [
-                *(
-                    [
-                        Row("cycles", f"{result.cycles:,}", "1 ns each for the cold tier"),
-                        Row(
-                            "lines per cycle",
-                            f"{result.lines_per_cycle:.3f}",
-                            "closed loop: layer after layer",
-                        ),
-                    ]
-                    if result.cycles
-                    else []
-                ),
-                Row(
-                    "lines per second",
-                    f"{result.lines_per_second:,.0f}",
-                    "of this simulation, wall clock",
-                ),
-            ],
-        ),
-        Section(
-            "What ran",
-            [
-                Row("recording", result.trace),
-                Row("configuration", result.config, result.config_hash),
-                Row("residency", _percent(result.residency), f"{result.capacity:,} frames"),
-                Row(
-                    "stored formats",
-                    ", ".join(dict.fromkeys(result.formats.values())),
-                    "; ".join(f"{where}: {stored}" for where, stored in result.formats.items()),
-                ),
-                Row("engine, seed", f"{result.engine}, {result.seed}"),
-                Row("command", result.command),
-            ],
-        ),
-    ]
+    return Section(
+        "Agreement with the golden model",
+        [
+            Row(
+                "accesses" if all_of_it else "accesses, free-running",
+                f"{result.accesses:,}",
+                f"{result.steps:,} steps × {result.queues} heads",
+            ),
+            Row("accesses, lock-step", f"{result.lockstep_accesses:,}", lockstep),
+            Row("line requests", f"{result.line_requests:,}", "64 bytes each"),
+            Row("mismatches", f"{result.mismatches:,}", "unequal lines, decisions and counters"),
+        ],
+    )
+
+
+def _hit_rate(result: ReplayResult) -> Section:
+    return Section(
+        "Hit rate on the same reads",
+        [
+            Row("Belady pooled", _percent(result.belady_hit_rate), "knows the future: the bound"),
+            Row("KELP", _percent(result.hit_rate), f"{result.policy}; from the engine's counters"),
+            Row("LRU pooled", _percent(result.lru_pooled_hit_rate), "one pool for all heads"),
+            Row("LRU per queue", _percent(result.lru_hit_rate), "equal shares"),
+        ],
+    )
+
+
+def _ladder(result: ReplayResult) -> Section:
+    return Section(
+        "From LRU to kelp, idea by idea",
+        [
+            Row(
+                name,
+                _percent(1 - misses / result.accesses),
+                f"{reads / result.accesses:.4f} flash reads",
+            )
+            for name, (misses, reads) in result.ladder.items()
+        ],
+        "kelp lab, the same reads and frames; flash reads per access",
+    )
+
+
+def _flash(result: ReplayResult) -> Section:
+    misses, per_step = result.demand_misses, result.flash_reads / result.steps
+    return Section(
+        "Flash",
+        [
+            Row("demand misses", f"{misses:,}", f"{misses / result.accesses:.4f} per access"),
+            Row("prefetches", f"{result.prefetches:,}"),
+            Row(
+                "page reads",
+                f"{result.flash_reads:,}",
+                f"{result.flash_reads_per_access:.4f} per access, {per_step:.1f} per step",
+            ),
+            Row("victims", f"{result.victims:,}"),
+            Row("write-backs", f"{result.write_backs:,}"),
+            Row(
+                "bytes read / written",
+                f"{_bytes(result.flash_read_bytes)} / {_bytes(result.flash_write_bytes)}",
+            ),
+        ],
+    )
+
+
+def _speed(result: ReplayResult) -> Section:
+    per_second = f"{result.lines_per_second:,.0f}"
+    rows = [Row("lines per second", per_second, "of this simulation, wall clock")]
+    if result.cycles:
+        rate = f"{result.lines_per_cycle:.3f}"
+        rows = [
+            Row("cycles", f"{result.cycles:,}", "1 ns each for the cold tier"),
+            Row("lines per cycle", rate, "closed loop: layer after layer"),
+            *rows,
+        ]
+    return Section("Speed", rows)
+
+
+def _what_ran(result: ReplayResult) -> Section:
+    return Section(
+        "What ran",
+        [
+            Row("recording", result.trace),
+            Row("configuration", result.config, result.config_hash),
+            Row("residency", _percent(result.residency), f"{result.capacity:,} frames"),
+            Row(
+                "stored formats",
+                ", ".join(dict.fromkeys(result.formats.values())),
+                "; ".join(f"{where}: {stored}" for where, stored in result.formats.items()),
+            ),
+            Row("engine, seed", f"{result.engine}, {result.seed}"),
+            Row("command", result.command),
+        ],
+    )
 
 
 def as_json(result: ReplayResult) -> dict:

@@ -20,14 +20,14 @@ def replay_rows(recording: Path = _RECORDING, accesses: int = 20_000) -> Iterato
     """RTL lines per second, free-running, comparison included; golden accesses per second on
     metadata."""
     from kelp_sim.replay import replay
-    from kelp_spec.config import named
     from kelp_verif.measure.rows import Row
 
     from ..demo import CHOICES
-    from ..replay import FORMATS, make_plan, progress_bar, run_rtl
+    from ..output import progress_bar
+    from ..replay.choices import Choices
+    from ..replay.engines import run_rtl
 
-    config = named("trace")
-    chosen = make_plan(recording, config, accesses=accesses, **CHOICES)
+    chosen = Choices(trace=recording, accesses=accesses, **CHOICES).plan()
     lines, cycles = [], 0
     with progress_bar() as bar:
         run_rtl(chosen, bar, lockstep=False)  # builds the model, fills caches
@@ -35,7 +35,7 @@ def replay_rows(recording: Path = _RECORDING, accesses: int = 20_000) -> Iterato
             done, _meter = run_rtl(chosen, bar, lockstep=False)
             lines.append(done.requests / done.seconds)
             cycles = done.cycles
-    whole = make_plan(recording, config, residency=0.25, formats=FORMATS, prefetch="", window=0)
+    whole = Choices(trace=recording).plan()
     whole = replace(whole, trace=replace(whole.trace, k=None, v=None))  # metadata alone
     golden = [len(whole.sequence) / replay.run_golden(whole).seconds for _ in range(_RUNS)]
     yield Row(
@@ -43,7 +43,7 @@ def replay_rows(recording: Path = _RECORDING, accesses: int = 20_000) -> Iterato
         statistics.median(lines),
         "lines/s",
         "≥ 20000",
-        config.name,
+        chosen.setup.config.name,
         cycles,
     )
     yield Row(
@@ -51,7 +51,7 @@ def replay_rows(recording: Path = _RECORDING, accesses: int = 20_000) -> Iterato
         statistics.median(golden),
         "accesses/s",
         "≥ 50000",
-        config.name,
+        chosen.setup.config.name,
     )
     yield Row(
         "reference.python_loop.iterations_per_second",

@@ -30,7 +30,7 @@ def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tupl
     from kelp_fpga.configs import board_config
     from kelp_fpga.flow.blocks import BLOCKS, block
     from kelp_fpga.flow.build import LAYOUT, SYNTHESIS, TARGETS
-    from kelp_fpga.flow.pnr import place_and_route
+    from kelp_fpga.flow.pnr import Flow, place_and_route
     from kelp_fpga.flow.reports import COUNTED, critical_path
     from kelp_rtl.build.tools import ToolError
 
@@ -50,9 +50,7 @@ def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tupl
                     speed=target.speed,
                     goal_mhz=target.target_mhz,
                     seed=seed,
-                    script=SYNTHESIS,
-                    layout=LAYOUT,
-                    refined=True,
+                    flow=Flow(script=SYNTHESIS, layout=LAYOUT, refined=True),
                 )
             except (ToolError, ValueError) as error:
                 raise UserError(str(error)) from None

@@ -5,48 +5,49 @@
 
 import contextlib
 import json
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from kelp_cli.fpga import board as fpga_board
-from kelp_cli.fpga import commands as fpga
+from kelp_cli import fpga
+from kelp_cli.fpga import simulation
 from kelp_fpga.configs import board_config
 
 LEAST = {"lines": 1024, "misses": 16, "write_backs": 8, "fetched_pages": 16, "stored_pages": 8}
 
 
-def proof(
-    monkeypatch,
-    path,
-    *arguments,
-    violations=(),
-    framing_errors=0,
-    tested=True,
-    replayed=True,
-    named=True,
-    **counted,
-):
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How a proof goes: what the board breaks, and what passes."""
+
+    violations: tuple[str, ...] = ()
+    framing_errors: int = 0
+    tested: bool = True
+    replayed: bool = True
+
+
+def proof(monkeypatch, path, *arguments, course=Course(), named=True, **counted):
     """Exit code and sim.json."""
     counted = LEAST | counted
     board = SimpleNamespace(
         port="none",
-        violations=list(violations),
-        framing_errors=framing_errors,
+        violations=list(course.violations),
+        framing_errors=course.framing_errors,
         cycles=9,
         seconds=3.0,
     )
     played = {
-        "passed": replayed,
+        "passed": course.replayed,
         "counters": {name: counted.pop(name) for name in ("misses", "write_backs")},
     } | counted
-    monkeypatch.setattr(fpga_board, "_simulation", lambda *_: contextlib.nullcontext(board))
+    monkeypatch.setattr(simulation, "_simulation", lambda _: contextlib.nullcontext(board))
     monkeypatch.setattr(
-        fpga_board,
+        simulation,
         "_called",
-        lambda command, *_: {"selftest": {"passed": tested}, "replay": played}[command],
+        lambda command, *_: {"selftest": {"passed": course.tested}, "replay": played}[command],
     )
     fpga.register(app := typer.Typer())
     done = CliRunner().invoke(
@@ -75,16 +76,16 @@ def test_less_is_not_enough_whatever_was_asked_for(monkeypatch, tmp_path, name):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"violations": ["tRC"]}, {"framing_errors": 1}, {"tested": False}, {"replayed": False}],
+    [{"violations": ("tRC",)}, {"framing_errors": 1}, {"tested": False}, {"replayed": False}],
 )
 def test_enough_is_not_all(monkeypatch, tmp_path, wrong):
-    code, result = proof(monkeypatch, tmp_path / "sim.json", **wrong)
+    code, result = proof(monkeypatch, tmp_path / "sim.json", course=Course(**wrong))
     assert code == 1 and not result["passed"] and result["enough"]
 
 
 def test_the_commit_is_told_in_a_checkout_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        fpga_board, "__file__", str(tmp_path / "sw" / "kelp_cli" / "fpga" / "board.py")
+        simulation, "__file__", str(tmp_path / "sw" / "kelp_cli" / "fpga" / "simulation.py")
     )
     assert proof(monkeypatch, tmp_path / "sim.json")[1]["commit"] is None
 
@@ -93,4 +94,4 @@ def test_the_result_goes_where_everything_that_is_built_goes(monkeypatch, tmp_pa
     monkeypatch.setenv("KELP_BUILD", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert proof(monkeypatch, tmp_path / "fpga" / "sim.json", named=False)[0] == 0
-    assert fpga_board._result("netlist") == tmp_path / "fpga" / "netlist.json"
+    assert simulation._result("netlist") == tmp_path / "fpga" / "netlist.json"

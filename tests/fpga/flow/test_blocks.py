@@ -32,9 +32,9 @@ def test_each_is_refined_as_the_top_is_and_kept_at_once(tmp_path, monkeypatch):
         {"delay": 5.0, "from": {"cell": "block.a"}, "to": {"cell": "block.b"}, "type": "logic"}
     ]
 
-    def place_and_route(component, *, name, speed, goal_mhz, seed, script, layout, refined):
+    def place_and_route(component, *, name, speed, goal_mhz, seed, flow):
         asked.append(
-            (type(component).__name__, name, speed, goal_mhz, seed, refined, path.is_file())
+            (type(component).__name__, name, speed, goal_mhz, seed, flow.refined, path.is_file())
         )
         report = {
             "critical_paths": [

@@ -15,7 +15,7 @@ from kelp_golden.audit import Audit, ResultRecord, ScoreRecord
 from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats
-from kelp_sim.replay.plan import capacity_shares, plan
+from kelp_sim.replay.plan import Excerpt, Prefetch, Retention, capacity_shares, plan
 from kelp_sim.replay.replay import run_golden
 from kelp_sim.trace.trace import TraceError, read
 from kelp_spec.config import named
@@ -42,8 +42,8 @@ def planned(small):
         TRACE,
         residency=0.5,
         formats=TWO_POOLS,
-        prefetch=[PrefetchSource.LAYER_AHEAD],
-        high_water=3,
+        prefetch=Prefetch(sources=frozenset({PrefetchSource.LAYER_AHEAD})),
+        retention=Retention(high_water=3),
     )
 
 
@@ -183,8 +183,8 @@ def test_golden_engine_counts_every_request_and_returns_every_line(small):
         TRACE,
         residency=0.5,
         formats=TWO_POOLS,
-        prefetch=[PrefetchSource.PREVIOUS],
-        high_water=3,
+        prefetch=Prefetch(sources=frozenset({PrefetchSource.PREVIOUS})),
+        retention=Retention(high_water=3),
     )
     run = run_golden(chosen)
     assert (run.mismatches, run.examples) == (0, ())
@@ -243,16 +243,20 @@ def test_capacity_is_shared_by_queues():
             dict(formats=(LayerFormats(last_layer=0, k=Format.INT8, v=Format.INT8),)),
             "ranges that reach layer 1",
         ),
-        (dict(accesses=10**6), "accesses are refused"),
-        (dict(first_step=3), "first step 3 is refused"),
-        (dict(tau=0), "tau = 0 is refused"),
-        (dict(alpha=300), "alpha = 300 is refused"),
-        (dict(budget="all"), "budget = 'all' is refused; legal: equal, none"),
+        (dict(excerpt=Excerpt(accesses=10**6)), "accesses are refused"),
+        (dict(excerpt=Excerpt(first_step=3)), "first step 3 is refused"),
+        (dict(retention=Retention(tau=0)), "tau = 0 is refused"),
+        (dict(retention=Retention(alpha=300)), "alpha = 300 is refused"),
     ],
 )
 def test_a_bad_choice_is_named(small, choices, fault):
     with pytest.raises(ValueError, match=fault):
         plan(read(small), TRACE, **choices)
+
+
+def test_a_bad_budget_is_named():
+    with pytest.raises(ValueError, match="budget = 'all' is refused; legal: equal, none"):
+        Retention(budget="all")
 
 
 def test_a_format_that_the_configuration_has_not_is_refused(small):

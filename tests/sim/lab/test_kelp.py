@@ -15,7 +15,7 @@ from kelp_sim.lab.fast_kelp import run_kelp
 from kelp_sim.lab.policies import maker
 from kelp_sim.lab.policies.kelp import Constants
 from kelp_sim.lab.study import TABLES, ladder
-from kelp_sim.replay.plan import plan
+from kelp_sim.replay.plan import Excerpt, Prefetch, Retention, plan
 from kelp_sim.replay.replay import run_golden
 from kelp_sim.trace.accesses import access_sequence
 from kelp_sim.trace.trace import read
@@ -36,16 +36,15 @@ def golden_kelp(monkeypatch):
 
     monkeypatch.setattr(LockStep, "_claim", watched)
 
-    def replayed(trace, *, prefetch=True, **choice):
-        sources = [PrefetchSource.POLICY] * prefetch
+    def replayed(trace, *, residency, accesses=None, first_step=0, prefetch=True):
+        sources = frozenset([PrefetchSource.POLICY] * prefetch)
         done = plan(
             trace,
             named("trace").with_(frames=(2048,) * 4),
-            policy=Policy.KELP,
-            prefetch=sources,
-            low_water=0,
-            high_water=1,
-            **choice,
+            retention=Retention(policy=Policy.KELP, low_water=0, high_water=1),
+            prefetch=Prefetch(sources=sources),
+            residency=residency,
+            excerpt=Excerpt(accesses=accesses, first_step=first_step),
         )
         found = run_golden(done)
         assert not found.mismatches

@@ -45,7 +45,7 @@ from .order_specs import CandidatesContract, ExcessTreeContract
 from .owner_spec import FrameOwnerContract
 from .pool_specs import FreeFramesContract, FreeListContract, PoolsContract, WriteSlotsContract
 from .prefetch_spec import PrefetchQueueContract
-from .prove import ProofResult, mutant, prove
+from .prove import ProofResult, Solver, mutant, prove
 from .queue_specs import (
     BypassFifoContract,
     DataQueueContract,
@@ -97,8 +97,7 @@ class Proof:
             depth=depth,
             mode=mode,
             name=f"{self.name}{suffix}",
-            engine=self.engine,
-            timeout_s=self.timeout_s,
+            solver=Solver(engine=self.engine, timeout_s=self.timeout_s),
             skip=skip,
         )
 

@@ -34,7 +34,7 @@ from amaranth.lib import wiring
 from kelp_rtl.build import tools
 from kelp_rtl.build.verilog import macro_sources
 
-__all__ = ["ProofResult", "mutant", "prove"]
+__all__ = ["ProofResult", "Solver", "mutant", "prove"]
 
 _MODES = ("prove", "bmc", "cover")
 _STATUSES = ("PASS", "FAIL", "UNKNOWN", "TIMEOUT")
@@ -161,15 +161,22 @@ class _Top(Elaboratable):
         return m
 
 
+@dataclass(frozen=True, kw_only=True)
+class Solver:
+    """An engine line as sby takes it, and the seconds after which it is given up."""
+
+    engine: str = "smtbmc z3"
+    timeout_s: float = 600
+
+
 def prove(
     component,
     *,
     depth: int,
     mode: str = "prove",
     name: str | None = None,
-    engine: str = "smtbmc z3",
+    solver: Solver = Solver(),
     free_reset: bool = False,
-    timeout_s: float = 600,
     append: int = 0,
     skip: int = 0,
 ) -> ProofResult:
@@ -187,12 +194,10 @@ def prove(
         ``"prove"`` by k-induction, ``"bmc"`` bounded, ``"cover"``.
     name
         Of the directory; the component's class by default.
-    engine
-        An engine line as sby takes it.
+    solver
+        What looks for it; after its time the result is ``TIMEOUT``.
     free_reset
         Let the solver pull the reset at any time; otherwise the reset is never pulled.
-    timeout_s
-        After this many seconds the result is ``TIMEOUT``.
     append
         Cycles shown after the one that fails.
     skip
@@ -206,6 +211,36 @@ def prove(
     if depth < 1:
         raise ValueError(f"depth {depth}: at least 1")
     name = name or type(component).__name__
+    design = _design(component, name, mode, free_reset)
+    models = macro_sources(design)
+    script = _SCRIPT.format(
+        mode=mode,
+        depth=depth,
+        timeout=max(1, round(solver.timeout_s)),
+        append=append,
+        options=f"skip {skip}\n" if skip else "",
+        engine=solver.engine,
+        macros="\n".join(f"read_verilog {model.name}" for model in models),
+        files="\n".join(map(str, models)),
+    )
+    sources = design + script + "".join(model.read_text(encoding="utf-8") for model in models)
+    key = hashlib.sha256(sources.encode()).hexdigest()[:12]
+    directory = tools.build_root() / "formal" / f"{name}-{mode}-{key}"
+    with tools.lock(directory.with_name(f"{directory.name}.lock")):
+        directory.mkdir(exist_ok=True)
+        (directory / "top.il").write_text(design, encoding="utf-8")
+        (directory / "proof.sby").write_text(script, encoding="utf-8")
+        started, used = time.monotonic(), _children_cpu()
+        log = _solved(directory)
+        seconds, cpu_seconds = time.monotonic() - started, _children_cpu() - used
+        status, traces, reasons = _outcome(name, directory, log)
+    result = ProofResult(name, mode, depth, status, seconds, cpu_seconds, log, traces, reasons)
+    print(result)
+    return result
+
+
+def _design(component, name: str, mode: str, free_reset: bool) -> str:
+    """``component`` as RTLIL; ValueError where it has nothing of what ``mode`` looks for."""
     top = _Top(component, free_reset=free_reset)
     ports = [top.sync.clk, *([top.sync.rst] if free_reset else [])]
     if isinstance(getattr(component, "signature", None), wiring.Signature):
@@ -219,55 +254,40 @@ def prove(
             f"{name}: mode {mode!r} needs at least one {flavour.capitalize()} in the design, "
             + "found none"
         )
-    models = macro_sources(design)
-    script = _SCRIPT.format(
-        mode=mode,
-        depth=depth,
-        timeout=max(1, round(timeout_s)),
-        append=append,
-        options=f"skip {skip}\n" if skip else "",
-        engine=engine,
-        macros="\n".join(f"read_verilog {model.name}" for model in models),
-        files="\n".join(map(str, models)),
-    )
-    sources = design + script + "".join(model.read_text(encoding="utf-8") for model in models)
-    key = hashlib.sha256(sources.encode()).hexdigest()[:12]
-    directory = tools.build_root() / "formal" / f"{name}-{mode}-{key}"
-    with tools.lock(directory.with_name(f"{directory.name}.lock")):
-        directory.mkdir(exist_ok=True)
-        (directory / "top.il").write_text(design, encoding="utf-8")
-        (directory / "proof.sby").write_text(script, encoding="utf-8")
-        log = directory / "sby.log"
-        started, used = time.monotonic(), _children_cpu()
-        with open(log, "w", encoding="utf-8") as output:
-            command = [tools.find("sby"), "-f", "proof.sby"]
-            subprocess.run(
-                command,
-                cwd=directory,
-                env=tools.tool_env(),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
-        seconds, cpu_seconds = time.monotonic() - started, _children_cpu() - used
-        text = log.read_text(encoding="utf-8")
-        status = re.search(r"DONE \((\w+), rc=\d+\)\s*$", text)
-        if status is None or status[1] not in _STATUSES:
-            raise tools.ToolError(
-                f"{name}: the proof did not run, log {log}:\n" + "\n".join(text.splitlines()[-30:])
-            )
-        # The induction's trace starts in a state that may be unreachable: it is a hint, not a
-        # counterexample.
-        traces = [
-            path
-            for path in sorted((directory / "proof").glob("engine_*/trace*.vcd"))
-            if "induct" not in path.name
-        ]
-        reasons = re.findall(
-            r"summary:\s+(failed assertion .*|unreached cover .*)$", text, re.MULTILINE
+    return design
+
+
+def _solved(directory: Path) -> Path:
+    """sby has run there; its log."""
+    log = directory / "sby.log"
+    with open(log, "w", encoding="utf-8") as output:
+        subprocess.run(
+            [tools.find("sby"), "-f", "proof.sby"],
+            cwd=directory,
+            env=tools.tool_env(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
-    result = ProofResult(
-        name, mode, depth, status[1], seconds, cpu_seconds, log, tuple(traces), tuple(reasons)
+    return log
+
+
+def _outcome(name: str, directory: Path, log: Path):
+    """Status, traces and reasons, as a :class:`ProofResult` has them."""
+    text = log.read_text(encoding="utf-8")
+    status = re.search(r"DONE \((\w+), rc=\d+\)\s*$", text)
+    if status is None or status[1] not in _STATUSES:
+        raise tools.ToolError(
+            f"{name}: the proof did not run, log {log}:\n" + "\n".join(text.splitlines()[-30:])
+        )
+    # The induction's trace starts in a state that may be unreachable: it is a hint, not a
+    # counterexample.
+    traces = [
+        path
+        for path in sorted((directory / "proof").glob("engine_*/trace*.vcd"))
+        if "induct" not in path.name
+    ]
+    reasons = re.findall(
+        r"summary:\s+(failed assertion .*|unreached cover .*)$", text, re.MULTILINE
     )
-    print(result)
-    return result
+    return status[1], tuple(traces), tuple(reasons)

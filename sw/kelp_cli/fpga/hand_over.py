@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""``kelp fpga program``, ``vivado`` and ``axi``: a bitstream to its board, a project or Verilog to
+another tool."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..output import UserError, console
+from .shared import Baud, BoardName, Built, directory_of
+
+__all__ = ["axi", "program", "vivado"]
+
+
+def program(
+    board: BoardName = "ulx3s_85f",
+    config: Built = None,
+    seed: Annotated[int, typer.Option(help="Which build.")] = 1,
+) -> None:
+    """Load the bitstream into the board, until power goes."""
+    from kelp_fpga.flow import build as flow
+
+    bitstream = directory_of(board, seed, config) / "top.bit"
+    try:
+        flow.program(board, bitstream)
+    except flow.BuildError as error:
+        raise UserError(str(error)) from None
+    console.print(
+        f"{board} loaded with {bitstream}; it stays until power goes",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def vivado(
+    board: Annotated[str, typer.Option(help="Which board: arty_a7_100t or vcu118.")],
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="What to build; by default what the board is meant to hold.",
+            show_default=False,
+        ),
+    ] = None,
+    mhz: Annotated[float, typer.Option(help="The board's clock.")] = 80.0,
+    baud: Baud = 3_000_000,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Directory; build/vivado/BOARD by default.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Write a Vivado project for a board: Verilog, constraints, and a script that builds the
+    bitstream."""
+    from kelp_fpga.boards.xilinx_boards import XILINX_BOARDS, project
+    from kelp_fpga.configs import board_config
+    from kelp_rtl.build.tools import build_root
+
+    if board not in XILINX_BOARDS:
+        raise UserError(f"board {board!r} is unknown; known: {', '.join(XILINX_BOARDS)}")
+    directory = output or build_root() / "vivado" / board
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is a file; -o wants a directory")
+    try:
+        with console.status(f"generating {board}"):
+            files = project(
+                board,
+                board_config(config or XILINX_BOARDS[board][1]),
+                directory=directory,
+                hz=round(mhz * 1e6),
+                baud=baud,
+            )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    for file in files:
+        console.print(f"{file}  {file.stat().st_size / 1024:,.0f} KiB")
+    console.print(f"next, where Vivado is: cd {directory} && vivado -mode batch -source top.tcl")
+
+
+def axi(
+    config: Annotated[
+        str, typer.Option(help="Named configuration (kelp config lists them).")
+    ] = "trace",
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write into.")] = Path(
+        "build/axi"
+    ),
+) -> None:
+    """Write the Verilog of the endpoint with AXI4 on both sides, for a vendor's CXL IP, and a
+    table of its ports."""
+    from kelp_fpga.axi.axi_endpoint import AxiEndpoint
+    from kelp_fpga.axi.axi_ports import axi_ports_markdown
+    from kelp_rtl.build.verilog import macro_sources, to_verilog
+    from kelp_spec.config import named
+
+    top = AxiEndpoint(config=named(config))
+    output.mkdir(parents=True, exist_ok=True)
+    with console.status(f"generating {config}"):
+        text = to_verilog(top, name="kelp_axi_endpoint")
+    (output / "kelp_axi_endpoint.v").write_text(text, encoding="utf-8")
+    for source in macro_sources(text):
+        (output / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    (output / "ports.md").write_text(axi_ports_markdown(top), encoding="utf-8")
+    console.print(f"written: {output}/kelp_axi_endpoint.v, {output}/ports.md")

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What the commands of ``kelp fpga`` share: options, where a build lies, and how a command ends."""
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.table import Table
+
+from ..output import console, write_json
+
+__all__ = ["Baud", "BoardName", "Built", "Json", "directory_of", "finish", "show"]
+
+BoardName = Annotated[
+    str, typer.Option(help="Which board: ulx3s_85f, ecpix5_85f, butterstick or versa_ecp5_5g.")
+]
+Baud = Annotated[
+    int, typer.Option(help="The cable's rate: a whole part of the clock, or within 3 % of one.")
+]
+Built = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        help="Which configuration, where another than the board's own was built.",
+        show_default=False,
+    ),
+]
+Json = Annotated[
+    Path | None, typer.Option("--json", help="Also write the figures to this file (- is stdout).")
+]
+
+
+def directory_of(board: str, seed: int, config: str | None = None) -> Path:
+    """Of a build. Configurations other than the board's own lie beside it, and count in no report
+    of the board."""
+    from kelp_fpga.flow.build import TARGETS
+    from kelp_rtl.build.tools import build_root
+
+    own = board not in TARGETS or config in (None, TARGETS[board].config)
+    return build_root() / "fpga" / board / f"{'' if own else f'{config}-'}seed{seed}"
+
+
+def finish(result: dict, path: Path | None, kind: str, *, shown: dict | None = None) -> NoReturn:
+    """The end of a command: its figures to a file when one is named, and as a table; exit 1 unless
+    they say that it passed."""
+    if path is not None:
+        write_json(path, kind, result)
+    show(shown or result)
+    raise typer.Exit(0 if result["passed"] else 1)
+
+
+def show(result: dict) -> None:
+    """A command's figures as a table."""
+    table = Table(show_header=False)
+    for name, value in result.items():
+        table.add_row(
+            name,
+            ", ".join(f"{k} {v}" for k, v in value.items())
+            if isinstance(value, dict)
+            else str(value),
+        )
+    console.print(table)
