@@ -221,6 +221,179 @@ def test_nothing_names_a_place_on_one_machine():
     assert not bad, ", ".join(bad)
 
 
+# A function has at most so many parameters (self aside) and so many lines, docstring among them.
+MOST_PARAMETERS, MOST_LINES = 8, 100
+# Those beyond it, `path:function`, and why each is one idea all the same. A command of `kelp` needs
+# no entry for its parameters, which are the command's options, nor for the lines of its signature;
+# its body makes an object of them and hands that on, so the body counts as a function does.
+LONG = {
+    "hw/kelp_hw/layouts.py:Layouts.__init__": "fields of every payload, one after another",
+    "hw/kelp_hw/tracker/decide.py:Decide._demand": "to be cut with its block",
+    "hw/kelp_spec/registers.py:RegisterMap._global": "registers in the order of their addresses",
+    "hw/kelp_spec/registers.py:RegisterMap.session": "registers in the order of addresses",
+    "tests/fpga/placement/test_refinement.py:design": "to be cut with the room",
+    "tests/hw/test_lockstep.py:test_what_gets_no_frame_is_given_up_by_both": "to be cut",
+    "verif/kelp_verif/control/counters_bench.py:queues": "to be cut with the room",
+    "verif/kelp_verif/eviction/evictor_tb.py:TB.decide": "to be cut with the room",
+    "verif/kelp_verif/eviction/evictor_tb.py:TB.tick": "to be cut with the room",
+    "verif/kelp_verif/harness/runner.py:run_cocotb": "to be cut with the room",
+    "verif/kelp_verif/prefetch/prefetch_bench.py:lockstep": "to be cut with the room",
+}
+# RTL is held to the same lines, in a class of its own until each block's `elaborate` is cut where
+# an idea ends: class → the lines that it may have. An entry goes when its block needs it no more.
+LONG_ELABORATE = {
+    "AccessSource": 120,
+    "Arbiter": 140,
+    "ArbiterContract": 180,
+    "Board": 220,
+    "Closer": 110,
+    "ColdScheduler": 370,
+    "ColdSchedulerContract": 150,
+    "ColdStore": 140,
+    "DataFront": 170,
+    "DataHead": 290,
+    "DataPath": 210,
+    "Decide": 270,
+    "EmaEngine": 400,
+    "Endpoint": 340,
+    "Eviction": 230,
+    "EvictionSlots": 180,
+    "Evictor": 420,
+    "FrameOwnerContract": 180,
+    "FrameTable": 260,
+    "HintAbsorber": 260,
+    "HostBridge": 180,
+    "Ingress": 220,
+    "KelpState": 160,
+    "LineSlots": 140,
+    "LinkReceiver": 140,
+    "LinkSender": 160,
+    "LruShadow": 180,
+    "MemoryTest": 110,
+    "MissBuffer": 270,
+    "MissBufferContract": 250,
+    "MissGrantsContract": 150,
+    "Orphans": 130,
+    "PageWords": 170,
+    "PrefetchQueue": 140,
+    "PrefetchQueueContract": 110,
+    "Prefetcher": 240,
+    "PreviousSource": 110,
+    "Quantiser": 130,
+    "QueueState": 270,
+    "Registers": 370,
+    "ScaleSlots": 120,
+    "SdramCore": 130,
+    "SelfTest": 210,
+    "SessionControl": 260,
+    "SlotTable": 290,
+    "StandIn": 150,
+    "Sweep": 240,
+    "Telemetry": 170,
+    "Tracker": 330,
+    "WriteOutContract": 110,
+}
+
+
+def functions(text):
+    """Every function of ``text`` with its qualified name and whether its first parameter is the
+    instance or the class."""
+
+    def walk(node, prefix, in_class):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                yield from walk(child, f"{prefix}{child.name}.", True)
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                static = any(ast.unparse(d) == "staticmethod" for d in child.decorator_list)
+                yield f"{prefix}{child.name}", child, in_class and not static
+                yield from walk(child, f"{prefix}{child.name}.", False)
+            else:
+                yield from walk(child, prefix, in_class)
+
+    return walk(ast.parse(text), "", False)
+
+
+def size(function, bound, *, command):
+    """Parameters and lines of ``function``, as the limits count them."""
+    a = function.args
+    named = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
+    parameters = sum(each is not None for each in named) - bound
+    first = function.body[0].lineno if command else function.lineno
+    return 0 if command else parameters, function.end_lineno - first + 1
+
+
+def is_command(path, function):
+    """Of `kelp`: what typer has been told how to read from the command line."""
+    return path.startswith("sw/kelp_cli/") and any(
+        argument.annotation is not None
+        and re.search(r"typer\.(Option|Argument)\(", ast.unparse(argument.annotation))
+        for argument in function.args.args
+    )
+
+
+def oversized(path, text):
+    """``path:function``, parameters and lines of each function of a file that is over a limit."""
+    for name, function, bound in functions(text):
+        parameters, lines = size(function, bound, command=is_command(path, function))
+        if parameters > MOST_PARAMETERS or lines > MOST_LINES:
+            yield f"{path}:{name}", parameters, lines
+
+
+def all_oversized():
+    for path in tracked():
+        if path.suffix == ".py":
+            yield from oversized(str(path), (ROOT / path).read_text(encoding="utf-8"))
+
+
+def test_functions_are_of_a_size_to_be_read():
+    found = {
+        name: f"{name}: {parameters} parameters, {lines} lines"
+        for name, parameters, lines in all_oversized()
+        if not name.endswith(".elaborate")
+    }
+    beyond = [text for name, text in found.items() if name not in LONG]
+    assert not beyond, "\n".join(beyond)
+    assert not (idle := LONG.keys() - found.keys()), f"LONG lists what is within limits: {idle}"
+
+
+def test_elaborate_methods_grow_no_longer():
+    found = {
+        name.split(":")[1].removesuffix(".elaborate"): lines
+        for name, _, lines in all_oversized()
+        if name.endswith(".elaborate")
+    }
+    beyond = [
+        f"{name}.elaborate: {lines} lines, {LONG_ELABORATE.get(name, MOST_LINES)} are its limit"
+        for name, lines in found.items()
+        if lines > LONG_ELABORATE.get(name, MOST_LINES)
+    ]
+    assert not beyond, "\n".join(beyond)
+    idle = LONG_ELABORATE.keys() - found.keys()
+    assert not idle, f"LONG_ELABORATE lists what is within {MOST_LINES} lines: {idle}"
+
+
+OPTION = "a: Annotated[int, typer.Option(help='how many')]"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "seen"),
+    [
+        ("sim/a.py", "def f(a, b, c, d, e, f, *, g, h): pass", False),
+        ("sim/a.py", "def f(a, b, c, d, e, f, *, g, h, i): pass", True),
+        ("sim/a.py", "class A:\n def f(self, a, b, c, d, e, f, g, h): pass", False),
+        ("sim/a.py", "class A:\n def f(self, a, b, c, d, e, f, g, *h, **i): pass", True),
+        ("sim/a.py", "def f():\n" + 99 * "    pass\n", False),
+        ("sim/a.py", "def f():\n" + 100 * "    pass\n", True),
+        ("sw/kelp_cli/a.py", "def f(a, b, c, d, e, f, g, h, i): pass", True),
+        ("sw/kelp_cli/a.py", f"def f({OPTION}, b, c, d, e, f, g, h, i): pass", False),
+        ("sw/kelp_cli/a.py", f"def f({OPTION}):\n" + 101 * "    pass\n", True),
+        ("sim/a.py", f"def f({OPTION}, b, c, d, e, f, g, h, i): pass", True),
+    ],
+)
+def test_the_limits_are_seen(path, text, seen):
+    assert bool(list(oversized(path, text))) is seen
+
+
 def test_lock_pins_every_dependency_and_names_no_host():
     text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     pinned = {
