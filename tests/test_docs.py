@@ -176,3 +176,22 @@ def test_no_page_names_a_commit():
     commit = re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)(?:[0-9a-f]{7,12}|[0-9a-f]{40})\b")
     bad = [f"{page}: {found}" for page in PAGES for found in commit.findall(prose(page))]
     assert not bad, "\n".join(bad)
+
+
+def test_every_module_that_a_page_names_exists():
+    packages = {Path(root).name: ROOT / Path(root).parent for root in ALLOWED}
+    bad = []
+    for page in PAGES:
+        for dotted in re.findall(rf"\b((?:{'|'.join(packages)})(?:\.\w+)+)", prose(page)):
+            at, *names_left = dotted.split(".")
+            place = packages[at] / at
+            while names_left and (place / names_left[0]).is_dir():
+                place /= names_left.pop(0)
+            if names_left and (place / f"{names_left[0]}.py").is_file():
+                source = place / f"{names_left.pop(0)}.py"
+            else:
+                source = place / "__init__.py"
+            text = source.read_text(encoding="utf-8")
+            if not all(re.search(rf"\b{name}\b", text) for name in names_left):
+                bad.append(f"{page}: {dotted}")
+    assert not bad, "\n".join(bad)
