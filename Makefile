@@ -14,7 +14,7 @@ KELP := .venv/bin/kelp
 PYTEST := .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench prove lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor lock clean distclean
+.PHONY: help setup demo test soak bench prove lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor site lock clean distclean
 
 help: ## this list
 	@echo "KELP: make TARGET"
@@ -67,6 +67,10 @@ verilog: $(STAMP) ## generate the endpoint's Verilog into build/rtl/CONFIG (CONF
 
 doctor: $(STAMP) ## what is installed, what is missing, what to type
 	$(KELP) doctor
+
+site: $(STAMP) ## this documentation and the API as pages to read offline: build/site/index.html
+	.venv/bin/python -m sphinx -q -W --keep-going -c docs -d build/site-doctrees . build/site $(ARGS)
+	@echo "build/site/index.html"
 
 lock: ## resolve pyproject.toml afresh into requirements.lock
 	sh scripts/lock $(ARGS)

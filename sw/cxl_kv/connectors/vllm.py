@@ -44,7 +44,9 @@ __all__ = ["CxlTier", "KelpCachePolicy"]
 class CxlTier(SecondaryTierManager):
     """Chunks on a KELP device, moved by one thread.
 
-    Parameters (of the tier's config, besides `type` and `module_path`)
+    The parameters are keys of the tier's config, besides `type` and `module_path`.
+
+    Parameters
     ----------
     url : str
         The device.
