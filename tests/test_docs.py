@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The generated parts of docs/ are those that their sources generate, the C header compiles, and
-what pages and code refer to is there."""
+what pages and code refer to is there; the architecture page names every block, and nothing that is
+not there."""
 
+import ast
 import re
 import subprocess
 from functools import cache
@@ -195,3 +197,55 @@ def test_every_module_that_a_page_names_exists():
             if not all(re.search(rf"\b{name}\b", text) for name in names_left):
                 bad.append(f"{page}: {dotted}")
     assert not bad, "\n".join(bad)
+
+
+ARCHITECTURE = (DOCS / "architecture.md").read_text(encoding="utf-8")
+PICTURE = (DOCS / "architecture.svg").read_text(encoding="utf-8")
+# A row of the index: task, block, file.
+INDEX = re.findall(r"^\| .* \| (?:`(\w+)`)? ?\| \[[^]]*\]\(([^)]+)\) \|$", ARCHITECTURE, re.M)
+
+
+def test_the_picture_leads_to_files_that_are_there():
+    links = re.findall(r'<a href="([^"#]+)"', PICTURE)
+    dead = {link for link in links if not (DOCS / link).is_file()}
+    assert len(links) > 60 and not dead, f"docs/architecture.svg leads to {sorted(dead)}"
+
+
+def names_of(path):
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign):
+            yield node.target.id
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+
+
+def test_architecture_names_blocks_that_are_there():
+    gone = [
+        f"{block} in {path}"
+        for block, path in INDEX
+        if block and (DOCS / path).is_file() and block not in names_of(DOCS / path)
+    ]
+    assert len(INDEX) > 200 and not gone, f"docs/architecture.md: no {', '.join(gone)}"
+
+
+def components(path):
+    """Classes of a file that are hardware, and not private to it."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            if any(
+                ast.unparse(base) in ("wiring.Component", "Elaboratable") for base in node.bases
+            ):
+                yield node.name
+
+
+@pytest.mark.parametrize("package", ["hw/kelp_hw", "fpga/kelp_fpga"])
+def test_every_block_has_a_row_in_the_index(package):
+    indexed = {(DOCS / path).resolve() for _, path in INDEX}
+    missing = [
+        f"{path.relative_to(ROOT)} ({', '.join(blocks)})"
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if (blocks := list(components(path))) and path.resolve() not in indexed
+    ]
+    assert not missing, f"docs/architecture.md has no row for {'; '.join(missing)}"
