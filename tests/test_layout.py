@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
-from source_tree import ALLOWED, ALSO, tracked
+from source_tree import ALLOWED, ALSO, ROOM_ALSO, ROOMS, tracked
 
 # What must stay usable where the hardware tools are not installed.
 WITHOUT_RTL_TOOLS = ("hw/kelp_spec", "sim/kelp_golden", "sim/kelp_sim", "sw/cxl_kv")
@@ -160,6 +160,58 @@ def test_no_package_has_an_import_circle(root):
         }
     )
     assert not found, " → ".join(found)
+
+
+def strangers(path, text, known):
+    """Rooms, or the endpoint, that file `path` of kelp_hw imports and may not."""
+    room = path.split("/")[0]
+    name = "kelp_hw." + path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    used = imported_modules(name, text, known, package=path.endswith("__init__.py"))
+    rooms = {module.split(".")[1] for module in used - {"kelp_hw"}} & {*ROOMS, "endpoint"}
+    return rooms - {room} - ROOMS[room] - ROOM_ALSO.get(path, set())
+
+
+def test_rooms_import_as_their_table_says():
+    root = ROOT / "hw/kelp_hw"
+    known = modules("hw/kelp_hw")
+    assert {path.parent.name for path in root.glob("*/__init__.py")} == set(ROOMS)
+    assert not circle(ROOMS)
+    bad = [
+        f"{path.relative_to(ROOT)}: imports {', '.join(sorted(wrong))}"
+        for room in ROOMS
+        for path in sorted((root / room).rglob("*.py"))
+        if (
+            wrong := strangers(
+                path.relative_to(root).as_posix(), path.read_text(encoding="utf-8"), known
+            )
+        )
+    ]
+    assert not bad, "\n".join(bad)
+
+
+def test_a_planted_stranger_is_seen():
+    known = {"kelp_hw", "kelp_hw.endpoint", "kelp_hw.layouts", "kelp_hw.host.egress"}
+    text = (
+        "from ..layouts import Layouts\nfrom ..host.egress import Egress\nimport kelp_hw.endpoint"
+    )
+    assert strangers("miss/grants.py", text, known) == {"host", "endpoint"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_rooms_readme_says_what_it_may_import(room):
+    text = (ROOT / "hw/kelp_hw" / room / "README.md").read_text(encoding="utf-8")
+    said = re.search(r"^May import rooms: ([^.]*)\.", text, re.MULTILINE)[1]
+    assert set(re.findall(r"`(\w+)`", said)) == ROOMS[room]
+
+
+def test_every_room_has_a_readme_that_names_its_files():
+    bad = []
+    for folder in ("hw/kelp_spec", "sim/kelp_golden", *(f"hw/kelp_hw/{room}" for room in ROOMS)):
+        text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
+        for path in sorted((ROOT / folder).glob("[!_]*.py")):
+            if f"]({path.name})" not in text:
+                bad.append(f"{folder}/README.md has no row for {path.name}")
+    assert not bad, "\n".join(bad)
 
 
 def test_a_planted_circle_is_seen():
