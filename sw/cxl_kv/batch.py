@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from .process import Home
+
 __all__ = ["Batch", "Completion", "State", "Worker"]
 
 
@@ -58,13 +60,17 @@ class Completion:
     started: float | None = None
     finished: float | None = None
     _event: threading.Event = field(default_factory=threading.Event, repr=False)
+    _home: Home = field(default_factory=Home, repr=False)
 
     def done(self) -> bool:
         """Whether the batch has ended, well or not."""
         return self._event.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end, `timeout` seconds at most; whether it has come."""
+        """Wait for the end, `timeout` seconds at most; whether it has come. ForkedError in a child,
+        which has no thread that would bring it."""
+        if not self.done():
+            self._home.check()
         return self._event.wait(timeout)
 
     def result(self, timeout: float | None = None) -> list:

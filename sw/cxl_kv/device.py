@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable
 
@@ -55,6 +56,14 @@ class Device:
         self._lock = threading.RLock()
         self._worker: Worker | None = None
         self._closed = False
+        # number → the session that has it, so that none is mistaken for its successor
+        self._sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
+
+    def __reduce__(self):
+        raise UnsupportedError(
+            "a device is of one process and is not copied or sent to another; open it there by "
+            + "its URL"
+        )
 
     @property
     def ld_id(self) -> int:
@@ -137,7 +146,12 @@ class Device:
                 "budgets": [[policy.budget_lines, list(range(shape.queues))]],
             }
         )
-        return Session(self, number, shape, max_tokens=max_tokens, policy=policy)
+        former = self._sessions.pop(number, None)
+        if former is not None:
+            former.closed = True
+        session = Session(self, number, shape, max_tokens=max_tokens, policy=policy)
+        self._sessions[number] = session
+        return session
 
     # - the whole device ---------------------------------------------------------------------------
     def configure(
@@ -233,6 +247,7 @@ class Device:
         for explanations."""
         if not self.transport.hints:
             return []
+        self.transport.home.check()
         with self._lock:
             fresh = self.transport.events()
             self._events.extend(fresh)
@@ -269,6 +284,7 @@ class Device:
     @property
     def worker(self) -> Worker:
         """The thread that carries batches out, in the order of their submission."""
+        self.transport.home.check()
         with self._lock:
             if self._worker is None:
                 self._worker = Worker()
@@ -276,10 +292,12 @@ class Device:
 
     def close(self) -> None:
         """Finish the batches under way, close the sessions opened here and let go of the device.
-        Harmless a second time."""
+        Harmless a second time, and in a child of the process that opened it."""
         if self._closed:
             return
         self._closed = True
+        if self.transport.home.left():
+            return
         if self._worker is not None:
             self._worker.stop()
         self.transport.close()

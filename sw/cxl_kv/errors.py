@@ -14,11 +14,13 @@ __all__ = [
     "CxlKvError",
     "DeviceFullError",
     "FlashError",
+    "ForkedError",
     "HintRefusedError",
     "NotMappedError",
     "OpenRefusedError",
     "PoisonError",
     "SessionClosedError",
+    "SessionLostError",
     "TransportError",
     "UnsupportedError",
 ]
@@ -101,6 +103,11 @@ class SessionClosedError(NotMappedError):
     """The session is closed."""
 
 
+class SessionLostError(SessionClosedError):
+    """The session is no longer this process's, though it never closed it: another process has
+    opened it. What it held is lost, and so may be what the call stored."""
+
+
 class OpenRefusedError(CxlKvError):
     """The device refused to open a session; the message names the descriptor."""
 
@@ -117,6 +124,11 @@ class TransportError(_PlaceError):
     """The way to the device failed (a broken frame, a bus error, a simulation that ended). What was
     in flight may or may not have happened; a read or write names the first page that it was
     about."""
+
+
+class ForkedError(TransportError):
+    """The handle was opened by another process, of which this one is a child. Open the device
+    again."""
 
 
 class ConnectionLostError(TransportError):

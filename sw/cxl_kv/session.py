@@ -98,7 +98,7 @@ class Session:
             Shape, dtype or position does not fit.
         DeviceFullError
             A page got no frame; what was written to it is lost. It names the page.
-        SessionClosedError, TransportError
+        SessionClosedError, SessionLostError, TransportError
         """
         self._usable()
         layers, one = self._layers(layer)
@@ -133,7 +133,7 @@ class Session:
             self.device.transport.store(addresses, lines)
         except BusError as error:
             raise BusError(error.message, **self.layout.place(error.address)) from None
-        except TransportError as error:
+        except (NotMappedError, TransportError) as error:
             raise type(error)(error.message, **self.layout.place(addresses[0])) from None
         self._check_written()
 
@@ -169,7 +169,7 @@ class Session:
         ------
         PoisonError, FlashError, DeviceFullError
             A line's content is lost; it names the page. Nothing is returned.
-        NotMappedError, SessionClosedError, TransportError
+        NotMappedError, SessionClosedError, SessionLostError, TransportError
         """
         self._usable()
         layers, one = self._layers(layer)
@@ -185,7 +185,7 @@ class Session:
             lines, status = self.device.transport.load(
                 addresses if order is None else addresses[order]
             )
-        except TransportError as error:
+        except (NotMappedError, TransportError) as error:
             if not len(addresses):
                 raise
             raise type(error)(error.message, **self.layout.place(addresses[0])) from None
@@ -366,9 +366,11 @@ class Session:
     # - end ----------------------------------------------------------------------------------------
     def close(self) -> None:
         """Close the session; its pages are scrubbed and its frames free when this returns. Harmless
-        a second time."""
+        a second time, and in a child of the process that opened it."""
         if not self.closed:
             self.closed = True
+            if self.device.transport.home.left():
+                return
             self.device.transport.close_session(self.number)
 
     def __enter__(self) -> Session:
@@ -376,6 +378,12 @@ class Session:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+    def __reduce__(self):
+        raise UnsupportedError(
+            "a session is of one process and is not copied or sent to another; open the device "
+            + "there by its URL, and a session on it"
+        )
 
     def __repr__(self):
         size = (

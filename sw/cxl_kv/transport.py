@@ -20,6 +20,7 @@ from kelp_spec.formats import LINE_BYTES, Format
 from .control import Control
 from .core import ALL_BYTES, Core, Loaded, Status
 from .errors import TransportError
+from .process import Home
 
 __all__ = [
     "ALL_BYTES",
@@ -63,6 +64,9 @@ class Transport(ABC):
         Who asks. 0 reaches the control registers; any other reaches its own sessions alone.
     formats, hints, persistent
         As of :class:`Core`.
+    home : Home
+        The process that may use it; in a child every call is a ForkedError, and `close` lets go
+        without a word to the device.
     """
 
     config: Config
@@ -70,6 +74,7 @@ class Transport(ABC):
     formats: frozenset[Format]
     hints: bool
     persistent: bool = False
+    home: Home
 
     @abstractmethod
     def load(self, addresses) -> Loaded:
@@ -119,7 +124,7 @@ class LocalTransport(Transport):
             raise ValueError(f"ld_id = {ld_id!r} is refused; legal: 0 … 15")
         self.core, self.ld_id, self.config, self.shared = core, ld_id, core.config, shared
         self.formats, self.hints, self.persistent = core.formats, core.hints, core.persistent
-        self._control = Control.of(core)
+        self.home, self._control = Home(), Control.of(core)
         # session → first event record that is about it under this owner
         self._owned: dict[int, int] = {}
         with core.lock:
@@ -132,6 +137,7 @@ class LocalTransport(Transport):
 
     def load(self, addresses) -> Loaded:
         addresses = as_addresses(addresses)
+        self.home.check()
         with self.core.lock:
             self._usable()
             return self.core.load(addresses, self.ld_id)
@@ -143,25 +149,27 @@ class LocalTransport(Transport):
             byte_enable = np.ascontiguousarray(
                 np.broadcast_to(np.asarray(byte_enable, np.uint64), addresses.shape)
             )
+        self.home.check()
         with self.core.lock:
             self._usable()
             self.core.store(addresses, lines, byte_enable, self.ld_id)
 
     def spec_read(self, addresses) -> None:
         addresses = as_addresses(addresses)
+        self.home.check()
         with self.core.lock:
             self._usable()
             self.core.spec_read(addresses, self.ld_id)
 
     def open_session(self, request: dict) -> int:
-        with self.core.exclusive():
+        with self.exclusive():
             self._usable()
             session = self._control.open_session(request, self.ld_id)
             self._owned[session] = self._control.mark()
             return session
 
     def close_session(self, session: int) -> None:
-        with self.core.exclusive():
+        with self.exclusive():
             self._usable()
             self._control.close_session(session)
             self._owned.pop(session, None)
@@ -171,18 +179,23 @@ class LocalTransport(Transport):
         return session in self._owned
 
     def events(self) -> list[dict]:
-        with self.core.exclusive():
+        with self.exclusive():
             self._usable()
             return self._control.events_of(self, self._owned)
 
     def exclusive(self):
+        self.home.check()
         return self.core.exclusive()
 
     def view(self, offset, size):
-        self._usable()
-        return self.core.view(offset, size)
+        self.home.check()
+        with self.core.lock:
+            self._usable()
+            return self.core.view(offset, size)
 
     def close(self) -> None:
+        if self.home.left():
+            return
         with self.core.lock:
             if self._closed:
                 return

@@ -20,6 +20,7 @@ from kelp_spec.formats import LINE_BYTES, Format
 
 from .. import errors
 from ..core import ALL_BYTES, Loaded
+from ..process import Home, let_go_in_children
 from ..serving.wire import MOST_LINES, Op, Reply, from_json, receive, send, to_json
 from ..transport import Transport, as_addresses, as_lines
 from ..url import split
@@ -66,11 +67,12 @@ class RemoteTransport(Transport):
             raise ValueError(
                 f"option {next(iter(options))!r} of {url!r} is unknown; legal: admin, timeout"
             )
-        self.url = url
+        self.url, self.home = url, Home()
         self._lock = threading.RLock()
         self._number = self._locked = 0
         self._broken: str | None = None
         self._connection = connect(url, self._timeout)
+        let_go_in_children(self)
         try:
             hello = from_json(self._ask(Op.HELLO, to_json({"admin": admin})))
         except BaseException:
@@ -85,6 +87,7 @@ class RemoteTransport(Transport):
         self.formats = frozenset(Format(f) for f in hello["formats"])
 
     def _ask(self, op: Op, *parts) -> bytearray:
+        self.home.check()
         with self._lock:
             if self._broken:
                 raise errors.ConnectionLostError(self._broken)
@@ -114,6 +117,10 @@ class RemoteTransport(Transport):
 
     def _break(self, why):
         self._broken = why
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close this process's copy of the connection."""
         with contextlib.suppress(OSError):
             self._connection.close()
 
@@ -174,6 +181,7 @@ class RemoteTransport(Transport):
 
     @contextlib.contextmanager
     def exclusive(self):
+        self.home.check()
         with self._lock:
             if not self._locked:
                 self._ask(Op.LOCK)
@@ -186,6 +194,8 @@ class RemoteTransport(Transport):
                     self._ask(Op.UNLOCK)
 
     def close(self) -> None:
+        if self.home.left():
+            return
         with self._lock:
             if not self._broken:
                 self._break("the device was closed; open it again")

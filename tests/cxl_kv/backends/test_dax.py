@@ -37,10 +37,10 @@ def test_what_was_written_is_read_and_seen_without_a_copy(path):
             os.path.getsize(path) == mapped_bytes(named("unit"))
             and not os.path.getsize(path) % ALIGNMENT
         )
+        session = device.open_session(SHAPE)
         assert not device.transport.core.view(0, 64).ctypes.data % ALIGNMENT, (
             "header and aperture are whole 2 MiB from a mapping at a multiple of 2 MiB"
         )
-        session = device.open_session(SHAPE)
         k, v = tensors(session.max_tokens)
         session.write([0, 1], k, v)
         got_k, got_v = session.read([0, 1], stop=session.max_tokens)
@@ -158,7 +158,8 @@ def test_processes_share_a_mapping_and_a_killed_one_makes_room(path):
         # The other process's lines are not to be had by address either.
         foreign = np.array([taken << named("unit").aperture_bits - 1], np.uint64)
         assert device.transport.load(foreign).status.tolist() == [cxl_kv.Status.NOT_MAPPED]
-        device.transport.store(foreign, np.full((1, 64), 9, np.uint8))
+        with pytest.raises(cxl_kv.SessionClosedError, match="another owner's; nothing was stored"):
+            device.transport.store(foreign, np.full((1, 64), 9, np.uint8))
         os.kill(child.pid, signal.SIGKILL)
         child.join(60)
         after = device.open_session(SHAPE)
