@@ -249,3 +249,14 @@ def test_every_block_has_a_row_in_the_index(package):
         if (blocks := list(components(path))) and path.resolve() not in indexed
     ]
     assert not missing, f"docs/architecture.md has no row for {'; '.join(missing)}"
+
+
+def test_every_page_that_names_a_stage_links_to_where_it_is_explained():
+    stage = re.compile(r"\b(?:M[A0-3]|F[12])\b")
+    bad = [
+        str(page)
+        for page in PAGES
+        if page.parent.name == "docs" and page.name != "design.md"
+        if stage.search(prose(page)) and not re.search(r"\(design\.md#[mf]\w-", prose(page))
+    ]
+    assert not bad, "\n".join(bad)
