@@ -323,7 +323,7 @@ LONG_ELABORATE = {
     "LruShadow": 180,
     "MemoryTest": 110,
     "MissBuffer": 270,
-    "MissBufferContract": 250,
+    "MissBufferContract": 260,
     "MissGrantsContract": 150,
     "Orphans": 130,
     "PageWords": 170,

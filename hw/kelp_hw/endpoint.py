@@ -21,6 +21,7 @@ from .host.egress import Egress
 from .host.hints import HintAbsorber
 from .host.ingress import Ingress
 from .layouts import MESSAGES, TIME_BITS, Layouts
+from .lib.broadcast import broadcast
 from .lib.bypass_fifo import BypassFifo
 from .lib.skid import Skid
 from .miss.cold_scheduler import ColdScheduler
@@ -67,13 +68,10 @@ def endpoint_signature(config: Config) -> dict:
         "skip": In(TIME_BITS),
         "lockstep": In(1),
         "quiescent": Out(1),
-        "commit_result": Out(layouts.result),
-        "commit_result_valid": Out(1),
-        "commit_frame": Out(layouts.frame_commit),
-        "commit_frame_valid": Out(1),
+        "commit_result": Out(stream.Signature(layouts.result, always_ready=True)),
+        "commit_frame": Out(stream.Signature(layouts.frame_commit, always_ready=True)),
         "commit_hot": Out(1),
-        "commit_score": Out(layouts.score_commit),
-        "commit_score_valid": Out(1),
+        "commit_score": Out(stream.Signature(layouts.score_commit, always_ready=True)),
     }
 
 
@@ -147,10 +145,9 @@ class Endpoint(wiring.Component):
             # no BISnp is ever sent (HDM-H), so nothing is owed an answer
             self.m2s_birsp.ready.eq(1),
             ingress.enable.eq(self.ready),
-            data_path.i_write.eq(ingress.o_write),
-            data_path.i_write_valid.eq(ingress.o_write_valid),
             self.irq.eq(registers.irq),
         ]
+        connect(m, ingress.o_write, data_path.i_write)
         m.d.sync += self.ready.eq(
             tracker.ready & ema.cleared & frame_table.ready & registers.cleared & eviction.ready
         )
@@ -240,13 +237,11 @@ class Endpoint(wiring.Component):
             tracker.reserve.eq(settings.reserve),
             tracker.ecc_flip.eq(self.ecc_flip),
             tracker.ahead.eq(ingress.o_ahead),
-            frame_table.i.eq(tracker.o_frame_op),
-            frame_table.i_valid.eq(tracker.o_frame_op_valid),
             miss_buffer.sector_address.eq(frame_table.sector_address),
             frame_table.sector_data.eq(miss_buffer.sector_data),
-            data_queue.i.eq(frame_table.o),
-            data_queue.i_valid.eq(frame_table.o_valid),
         ]
+        connect(m, tracker.o_frame_op, frame_table.i)
+        connect(m, frame_table.o, data_queue.i)
         m.d.comb += [
             tracker.data_ready.eq(data_queue.ready),
             tracker.miss_ready.eq(miss_buffer.ready),
@@ -261,29 +256,27 @@ class Endpoint(wiring.Component):
                 registers.pool_used[p].eq(tracker.pool_used[p]),
                 registers.pool_unused[p].eq(tracker.pool_unused[p]),
             ]
-        for block in (tracker, eviction, ema, windows):
-            write, valid = (
-                (block.write, block.write_valid)
-                if block is windows
-                else (block.config_write, block.config_write_valid)
-            )
-            m.d.comb += [write.eq(registers.config_write), valid.eq(registers.config_write_valid)]
+        broadcast(
+            m,
+            registers.config_write,
+            *(block.config_write for block in (tracker, eviction, ema)),
+            windows.write,
+        )
         m.d.comb += registers.config_ready.eq(eviction.config_ready)
-        for block in (miss_buffer, eviction, prefetcher, telemetry, registers):
-            m.d.comb += [
-                block.i_result.eq(tracker.o_result),
-                block.i_result_valid.eq(tracker.o_result_valid),
-            ]
+        broadcast(
+            m,
+            tracker.o_result,
+            *(
+                block.i_result
+                for block in (miss_buffer, eviction, prefetcher, telemetry, registers)
+            ),
+        )
         for block in (eviction, prefetcher, hints, registers):
             m.d.comb += block.sessions.eq(tracker.sessions)
 
         # - misses and the cold tier ---------------------------------------------------------------
-        m.d.sync += [
-            cold.i_fetch.eq(miss_buffer.o_fetch),
-            cold.i_fetch_valid.eq(miss_buffer.o_fetch_valid),
-            cold.i_raise.eq(miss_buffer.o_raise),
-            cold.i_raise_valid.eq(miss_buffer.o_raise_valid),
-        ]
+        broadcast(m, miss_buffer.o_fetch, cold.i_fetch, registered=True)
+        broadcast(m, miss_buffer.o_raise, cold.i_raise, registered=True)
         m.d.comb += [
             cold.timeout.eq(settings.cold_timeout),
             cold.retries.eq(settings.cold_retries),
@@ -298,14 +291,6 @@ class Endpoint(wiring.Component):
         # - scores and eviction --------------------------------------------------------------------
         connect(m, data_path.o_flushed, eviction.i_flushed)
         m.d.comb += [
-            ema.i.eq(tracker.o_score),
-            ema.i_valid.eq(tracker.o_score_valid),
-            eviction.i_scan.eq(ema.o_scan),
-            eviction.i_scan_valid.eq(ema.o_scan_valid),
-            eviction.i_claim.eq(frame_table.o_claim),
-            eviction.i_claim_valid.eq(frame_table.o_claim_valid),
-            eviction.i_owner.eq(frame_table.o_owner),
-            eviction.i_owner_valid.eq(frame_table.o_owner_valid),
             eviction.low_water.eq(
                 Mux(
                     settings.high_water > settings.low_water,
@@ -316,6 +301,10 @@ class Endpoint(wiring.Component):
             eviction.resident_squeue.eq(registers.resident_squeue),
             registers.resident_lines.eq(eviction.resident_lines),
         ]
+        connect(m, tracker.o_score, ema.i)
+        connect(m, ema.o_scan, eviction.i_scan)
+        connect(m, frame_table.o_claim, eviction.i_claim)
+        connect(m, frame_table.o_owner, eviction.i_owner)
         for p in range(len(POOLS)):
             m.d.comb += [
                 eviction.pool_free[p].eq(tracker.pool_free[p]),
@@ -325,10 +314,6 @@ class Endpoint(wiring.Component):
         # - prefetch, hints, phase -----------------------------------------------------------------
         connect(m, registers.o_hint, hints.i)
         m.d.comb += [
-            prefetcher.i_usage.eq(frame_table.o_usage),
-            prefetcher.i_usage_valid.eq(frame_table.o_usage_valid),
-            prefetcher.i_late.eq(telemetry.o_late),
-            prefetcher.i_late_valid.eq(telemetry.o_late_valid),
             prefetcher.enable.eq(settings.prefetch_enable),
             windows.read_en.eq(1),
             windows.read_squeue.eq(prefetcher.window_squeue),
@@ -336,27 +321,28 @@ class Endpoint(wiring.Component):
             *(phase.open[k].eq(tracker.sessions[k].open) for k in range(c.sessions)),
             registers.decode.eq(phase.decode),
         ]
+        broadcast(m, frame_table.o_usage, prefetcher.i_usage, telemetry.i_usage)
+        connect(m, telemetry.o_late, prefetcher.i_late)
 
         m.d.sync += [
-            phase.i_hot.session.eq(tracker.o_hot.session),
-            phase.i_hot.write.eq(tracker.o_hot.write),
-            phase.i_hot_valid.eq(tracker.o_hot_valid),
-            phase.i_op.session.eq(tracker.o_result.op.session),
-            phase.i_op.write.eq(tracker.o_result.op.write),
-            phase.i_op_valid.eq(
-                tracker.o_result_valid
-                & ((tracker.o_result.op.kind == Op.READ) | (tracker.o_result.op.kind == Op.WRITE))
-                & (tracker.o_result.outcome != Outcome.REFUSED)
-                & ~tracker.o_result.op.no_memory
+            phase.i_hot.p.session.eq(tracker.o_hot.p.session),
+            phase.i_hot.p.write.eq(tracker.o_hot.p.write),
+            phase.i_hot.valid.eq(tracker.o_hot.valid),
+            phase.i_op.p.session.eq(tracker.o_result.p.op.session),
+            phase.i_op.p.write.eq(tracker.o_result.p.op.write),
+            phase.i_op.valid.eq(
+                tracker.o_result.valid
+                & (
+                    (tracker.o_result.p.op.kind == Op.READ)
+                    | (tracker.o_result.p.op.kind == Op.WRITE)
+                )
+                & (tracker.o_result.p.outcome != Outcome.REFUSED)
+                & ~tracker.o_result.p.op.no_memory
             ),
         ]
 
         # - telemetry ------------------------------------------------------------------------------
         m.d.comb += [
-            telemetry.i_hot.eq(tracker.o_hot),
-            telemetry.i_hot_valid.eq(tracker.o_hot_valid),
-            telemetry.i_usage.eq(frame_table.o_usage),
-            telemetry.i_usage_valid.eq(frame_table.o_usage_valid),
             telemetry.i_prefetch.eq(prefetcher.pulses),
             telemetry.swept.eq(eviction.swept),
             telemetry.hint_line.eq(hints.line_taken),
@@ -364,25 +350,19 @@ class Endpoint(wiring.Component):
             telemetry.score_corrected.eq(ema.corrected),
             telemetry.score_uncorrected.eq(ema.uncorrected),
             registers.pulses.eq(telemetry.pulses),
-            registers.i_queue.eq(telemetry.o_queue),
-            registers.i_queue_valid.eq(telemetry.o_queue_valid),
-            registers.i_useful.eq(telemetry.o_useful),
-            registers.i_useful_valid.eq(telemetry.o_useful_valid),
-            registers.i_latency.eq(egress.o_latency),
-            registers.i_latency_valid.eq(egress.o_latency_valid),
-            registers.i_event[0].eq(telemetry.o_event),
-            registers.i_event_valid[0].eq(telemetry.o_event_valid),
-            registers.i_event[1].eq(hints.o_event),
-            registers.i_event_valid[1].eq(hints.o_event_valid),
-            registers.i_event[2].eq(eviction.o_event),
-            registers.i_event_valid[2].eq(eviction.o_event_valid),
-            registers.i_event[3].code.eq(Event.UNCORRECTED),
-            registers.i_event[3].squeue.eq(ema.o_commit.squeue),
-            registers.i_event[3].page.eq(ema.o_commit.page),
-            registers.i_event_valid[3].eq(ema.uncorrected),
+            registers.i_event[3].p.code.eq(Event.UNCORRECTED),
+            registers.i_event[3].p.squeue.eq(ema.o_commit.p.squeue),
+            registers.i_event[3].p.page.eq(ema.o_commit.p.page),
+            registers.i_event[3].valid.eq(ema.uncorrected),
             registers.ready.eq(self.ready),
             registers.quiescent.eq(self.quiescent),
         ]
+        connect(m, tracker.o_hot, telemetry.i_hot)
+        for source, sink in zip((telemetry, hints, eviction), registers.i_event, strict=False):
+            connect(m, source.o_event, sink)
+        connect(m, telemetry.o_queue, registers.i_queue)
+        connect(m, telemetry.o_useful, registers.i_useful)
+        connect(m, egress.o_latency, registers.i_latency)
 
         # - verification ---------------------------------------------------------------------------
         # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one,
@@ -406,26 +386,24 @@ class Endpoint(wiring.Component):
         )
         calm, still, idle, inner = Signal(), Signal(5), Signal(len(idles)), Signal()
         m.d.sync += [still.eq(Cat(calm, still)), idle.eq(idles), inner.eq(idle.all())]
-        result, result_valid = Signal.like(self.commit_result), Signal()
+        result, result_valid = Signal.like(self.commit_result.p), Signal()
         hot = [Signal(name=f"hot_{k}") for k in range(2)]
         m.d.sync += [
-            result.eq(tracker.o_result),
-            result_valid.eq(tracker.o_result_valid),
+            result.eq(tracker.o_result.p),
+            result_valid.eq(tracker.o_result.valid),
             hot[0].eq(tracker.o_frame_op_hot),
             hot[1].eq(hot[0]),
         ]
         m.d.comb += [
-            self.commit_result.eq(result),
-            self.commit_result_valid.eq(result_valid),
-            self.commit_frame.eq(frame_table.o_commit),
-            self.commit_frame_valid.eq(frame_table.o_commit_valid),
+            self.commit_result.p.eq(result),
+            self.commit_result.valid.eq(result_valid),
             self.commit_hot.eq(hot[1]),
-            self.commit_score.eq(ema.o_commit),
-            self.commit_score_valid.eq(ema.o_commit_valid),
             # An op between two blocks shows in neither's `idle` for a cycle or two.
             self.quiescent.eq(calm & still.all()),
             calm.eq(self.ready & ingress.idle & inner & miss_buffer.quiet & cold.quiet),
         ]
+        connect(m, frame_table.o_commit, flipped(self.commit_frame))
+        connect(m, ema.o_commit, flipped(self.commit_score))
         return m
 
 
@@ -447,8 +425,7 @@ class DataQueue(wiring.Component):
         self.layout = Layouts(config).data_op
         super().__init__(
             {
-                "i": In(self.layout),
-                "i_valid": In(1),
+                "i": In(stream.Signature(self.layout, always_ready=True)),
                 "o": Out(stream.Signature(self.layout)),
                 "ready": Out(1),
                 "idle": Out(1),
@@ -461,9 +438,8 @@ class DataQueue(wiring.Component):
         m.submodules.queue = queue = BypassFifo(depth=self.DEPTH, shape=self.layout)
         connect(m, queue.o, flipped(self.o))
         m.d.comb += [
-            queue.i.eq(self.i),
-            queue.i_valid.eq(self.i_valid),
             self.ready.eq(queue.level <= self.DEPTH - RESERVE),
             self.idle.eq(~queue.row_valid),
         ]
+        connect(m, flipped(self.i), queue.i)
         return m

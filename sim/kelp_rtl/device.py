@@ -117,7 +117,7 @@ class Driver(Control):
         self._layouts = {
             path[0]: member.shape
             for path, member, _ in component.signature.flatten(component)
-            if path[0].startswith("commit_")
+            if path[0].startswith("commit_") and path[-1] == "payload"
         }
         self._call = load(str(library))
         self._settings = Settings(**dataclasses.asdict(rules))

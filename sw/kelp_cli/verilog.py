@@ -19,7 +19,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     files."""
     import os
 
-    from amaranth.back import rtlil, verilog
+    from amaranth.back import verilog
 
     import kelp_hw
     from kelp_hw.endpoint import Endpoint
@@ -31,6 +31,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
         reduce_not,
     )
     from kelp_hw.export.ports import endpoint_ports
+    from kelp_hw.export.rtlil import to_rtlil
     from kelp_hw.export.widths import explicit_widths
     from kelp_hw.export.wrapper import core_file, smoke_bench, wrapper
     from kelp_rtl.build.verilog import settle_constants
@@ -39,7 +40,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
 
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
     top = "kelp_endpoint"
-    text = explicit_widths(rtlil.convert(Endpoint(config=config), name=top, emit_src=False))
+    text = explicit_widths(to_rtlil(Endpoint(config=config), name=top))
     text = settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
     text = distinct_instances(
         drop_true_asserts(initial_constants(reduce_not(default_cases(text)))), top

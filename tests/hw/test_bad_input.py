@@ -869,7 +869,7 @@ def test_open_of_an_open_session_and_bad_descriptors():
         {"layers": 3, "kv_heads": 2},
     ):
         with pytest.raises(DriverError, match="did not open"):
-            d.open_session(1, **{"layers": 1, "kv_heads": 1} | wrong)
+            d.open_session(1, Descriptor(**{"layers": 1, "kv_heads": 1} | wrong))
         assert codes(d) == [Event.OPEN_REFUSED], wrong
     small_session(d)
     assert d.read_fields("s1_state")["open"] == 1 and serves(d)

@@ -8,6 +8,7 @@ from kelp_golden.lines import POISONED
 from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats, Setup
+from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, FlashTiming
 from kelp_rtl.program import Program, Response
 from kelp_spec.config import named
@@ -36,7 +37,11 @@ def test_what_gets_no_frame_is_given_up_by_both():
     engine = LockStep(golden, evict_target=1)
     engine.open(0, setup.descriptor)
     d = Driver(UNIT, flash=FlashTiming(latency=100, write_latency=100))
-    d.open_session(0, layers=1, kv_heads=UNIT.queues, score_source=ScoreSource.OBSERVED)
+    d.open_session(
+        0,
+        Descriptor(layers=1, kv_heads=UNIT.queues),
+        QueueParameters(score_source=ScoreSource.OBSERVED),
+    )
     d.write_registers({"low_water": 0, "high_water": 0, "reserve": 0, "starve_limit": 3000})
     rng, starved = np.random.default_rng(3), 0
 

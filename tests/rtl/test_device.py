@@ -74,19 +74,19 @@ class StandIn(wiring.Component):
                     self.quiescent.eq(self.ready & ~rwd.valid & ~req.valid),
                 ]
                 m.d.comb += [
-                    self.commit_result_valid.eq(take_rwd | take_req),
-                    self.commit_result.op.kind.eq(Mux(take_rwd, Op.WRITE, Op.READ)),
-                    self.commit_result.op.origin.tag.eq(Mux(take_rwd, rwd.p.tag, req.p.tag)),
-                    self.commit_result.frame.eq(served),
+                    self.commit_result.valid.eq(take_rwd | take_req),
+                    self.commit_result.p.op.kind.eq(Mux(take_rwd, Op.WRITE, Op.READ)),
+                    self.commit_result.p.op.origin.tag.eq(Mux(take_rwd, rwd.p.tag, req.p.tag)),
+                    self.commit_result.p.frame.eq(served),
                 ]
                 m.d.comb += [
-                    self.commit_frame_valid.eq(take_rwd | take_req),
+                    self.commit_frame.valid.eq(take_rwd | take_req),
                     self.commit_hot.eq(take_req),
-                    self.commit_frame.op.kind.eq(self.commit_result.op.kind),
-                    self.commit_frame.entry.valid.eq(served),
-                    self.commit_frame.entry.poison.eq(~0),
-                    self.commit_score_valid.eq(take_rwd),
-                    self.commit_score.score.eq(served),
+                    self.commit_frame.p.op.kind.eq(self.commit_result.p.op.kind),
+                    self.commit_frame.p.entry.valid.eq(served),
+                    self.commit_frame.p.entry.poison.eq(~0),
+                    self.commit_score.valid.eq(take_rwd),
+                    self.commit_score.p.score.eq(served),
                 ]
                 with m.If(take_rwd):
                     m.d.sync += [

@@ -26,9 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from amaranth.hdl import Shape
 from amaranth.lib.wiring import In
 
+from kelp_hw.export.rtlil import component_ports
 from kelp_rtl.build import tools
 from kelp_rtl.build.verilog import macro_sources, to_verilog
 
@@ -239,8 +239,8 @@ def _wrapper(component) -> tuple[str, int, int]:
     """The Verilog of module ``wrapper`` around module ``block``, and how many input and output bits
     the block has."""
     inputs, outputs, connections = 0, 0, [".clk(clk)", ".rst(reset)"]
-    for path, member, _ in component.signature.flatten(component):
-        port, width = "__".join(map(str, path)), Shape.cast(member.shape).width
+    for port, (value, member) in component_ports(component).items():
+        width = len(value)
         if width == 0:
             continue
         if member.flow is In:

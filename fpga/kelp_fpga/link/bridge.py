@@ -104,8 +104,6 @@ class HostBridge(wiring.Component):
         connect(m, flipped(self.inject), receiver.inject)
         draining, nonce = Signal(), Signal(32)
         m.d.comb += [
-            receiver.byte.eq(deframer.byte),
-            receiver.byte_valid.eq(deframer.byte_valid),
             receiver.end.eq(deframer.end),
             receiver.good.eq(deframer.good),
             receiver.enable.eq(self.synced),
@@ -116,9 +114,10 @@ class HostBridge(wiring.Component):
                 getattr(sender, name).eq(getattr(receiver, name))
                 for name in ("ack", "ack_valid", "polled", "owed", "urgent")
             ),
-            self.heard.eq(receiver.sync | receiver.ack_valid),
+            self.heard.eq(receiver.sync | receiver.ack.valid),
             receiver.hold.eq(self.hold),
         ]
+        connect(m, deframer.byte, receiver.byte)
 
         # - a host connects ------------------------------------------------------------------------
         # A request that stands at the endpoint's door goes in first: what is offered is not taken

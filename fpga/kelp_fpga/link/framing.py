@@ -23,7 +23,7 @@ class Deframer(wiring.Component):
     Members
     -------
     i : In stream(8)
-    byte, byte_valid : Out
+    byte : Out, always-ready stream
         Each byte of a body, the CRC's included.
     end, good : Out
         A body is over; `good`: its CRC is right and it does not end within an escape. Bodies of no
@@ -34,8 +34,7 @@ class Deframer(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(8)),
-                "byte": Out(8),
-                "byte_valid": Out(1),
+                "byte": Out(stream.Signature(8, always_ready=True)),
                 "end": Out(1),
                 "good": Out(1),
             }
@@ -46,8 +45,8 @@ class Deframer(wiring.Component):
         crc, escaped, empty, byte = Signal(32, init=INITIAL), Signal(), Signal(init=1), Signal(8)
         m.d.comb += [self.i.ready.eq(1), byte.eq(self.i.payload ^ Mux(escaped, 0x20, 0))]
         m.d.sync += [
-            self.byte.eq(byte),
-            self.byte_valid.eq(0),
+            self.byte.p.eq(byte),
+            self.byte.valid.eq(0),
             self.end.eq(0),
             self.good.eq((crc == RESIDUE) & ~escaped),
         ]
@@ -58,7 +57,7 @@ class Deframer(wiring.Component):
                 m.d.sync += [escaped.eq(1), empty.eq(0)]
             with m.Else():
                 m.d.sync += [
-                    self.byte_valid.eq(1),
+                    self.byte.valid.eq(1),
                     escaped.eq(0),
                     empty.eq(0),
                     crc.eq(crc32_step(crc, byte)),

@@ -32,7 +32,7 @@ class LinkReceiver(wiring.Component):
 
     Members
     -------
-    byte, byte_valid, end, good : In
+    byte, end, good : In, always-ready stream
         From :class:`.framing.Deframer`.
     o : Out stream(received)
     hold : In
@@ -47,7 +47,7 @@ class LinkReceiver(wiring.Component):
         Frames other than SYNC count.
     expected : Out
         Number of the next frame that is wanted.
-    ack, ack_valid : Out
+    ack : Out, always-ready stream
         What a good frame acknowledges.
     owed : Out
         A frame came that the host should hear about: to be acknowledged some time.
@@ -62,8 +62,7 @@ class LinkReceiver(wiring.Component):
     def __init__(self):
         super().__init__(
             {
-                "byte": In(8),
-                "byte_valid": In(1),
+                "byte": In(stream.Signature(8, always_ready=True)),
                 "end": In(1),
                 "good": In(1),
                 "o": Out(stream.Signature(received)),
@@ -72,8 +71,7 @@ class LinkReceiver(wiring.Component):
                 "hold": In(1),
                 "inject": In(stream.Signature(injected)),
                 "expected": Out(8),
-                "ack": Out(8),
-                "ack_valid": Out(1),
+                "ack": Out(stream.Signature(8, always_ready=True)),
                 "owed": Out(1),
                 "urgent": Out(1),
                 "polled": Out(1),
@@ -99,20 +97,20 @@ class LinkReceiver(wiring.Component):
         room = Signal()
         with m.If(index < 2):
             m.d.sync += room.eq((self.expected - taken)[:8] < WINDOW)
-        with m.If(self.byte_valid):
+        with m.If(self.byte.valid):
             m.d.sync += [
                 index.eq(Mux(index.all(), index, index + 1)),
-                tail.eq(Cat(tail[8:], self.byte)),
+                tail.eq(Cat(tail[8:], self.byte.p)),
             ]
             with m.If(index == 0):
-                m.d.sync += control.eq(self.byte)
+                m.d.sync += control.eq(self.byte.p)
             with m.If(index == 1):
-                m.d.sync += seq.eq(self.byte)
+                m.d.sync += seq.eq(self.byte.p)
             with m.If(index == 2):
-                m.d.sync += self.ack.eq(self.byte)
+                m.d.sync += self.ack.p.eq(self.byte.p)
         m.d.comb += [
-            slots.write_en.eq(self.byte_valid & (index >= 3) & room),
-            slots.write_data.eq(self.byte),
+            slots.write_en.eq(self.byte.valid & (index >= 3) & room),
+            slots.write_data.eq(self.byte.p),
             slots.write_address.eq(Cat((index - 3)[:7], self.expected[:slot_bits])),
         ]
         kind = control[:4]
@@ -132,7 +130,7 @@ class LinkReceiver(wiring.Component):
             m.d.comb += self.sync.eq(1)
         with m.Elif(sound & self.enable):
             m.d.comb += [
-                self.ack_valid.eq(1),
+                self.ack.valid.eq(1),
                 self.polled.eq((control & POLL).any()),
                 self.owed.eq(numbered),
             ]

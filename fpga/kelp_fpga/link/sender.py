@@ -43,7 +43,7 @@ class LinkSender(wiring.Component):
         Forget every message; let new ones in.
     expected : In
         As of the receiver; every frame carries it.
-    ack, ack_valid, polled, owed, urgent : In
+    ack, polled, owed, urgent : In, always-ready stream
         From the receiver.
     greet, nonce : In
         Answer a SYNC.
@@ -60,8 +60,7 @@ class LinkSender(wiring.Component):
                 "clear": In(1),
                 "enable": In(1),
                 "expected": In(8),
-                "ack": In(8),
-                "ack_valid": In(1),
+                "ack": In(stream.Signature(8, always_ready=True)),
                 "polled": In(1),
                 "owed": In(1),
                 "urgent": In(1),
@@ -114,18 +113,18 @@ class LinkSender(wiring.Component):
         # of the messages from `base` on: acknowledged, there, sent
         done, kept, gone = Signal(8), Signal(8), Signal(8)
         m.d.sync += [
-            heard.eq(self.ack_valid),
+            heard.eq(self.ack.valid),
             compared.eq(heard),
             done.eq(word - base),
             kept.eq(fill - base),
             gone.eq(after - base),
         ]
         m.d.sync += Assert(
-            ~(self.ack_valid & (heard | compared)),
+            ~(self.ack.valid & (heard | compared)),
             "an acknowledgement comes before the one ahead of it is obeyed",
         )
-        with m.If(self.ack_valid):
-            m.d.sync += [word.eq(self.ack), again.eq(self.polled)]
+        with m.If(self.ack.valid):
+            m.d.sync += [word.eq(self.ack.p), again.eq(self.polled)]
         with m.If(compared & (done <= kept)):
             m.d.sync += base.eq(word)
             with m.If(again | (gone < done)):

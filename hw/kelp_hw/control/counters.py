@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -124,10 +124,8 @@ class QueueCounters(wiring.Component):
         self.event = queue_event_layout(config)
         super().__init__(
             {
-                "i": In(self.event),
-                "i_valid": In(1),
-                "i_useful": In(config.squeue_bits),
-                "i_useful_valid": In(1),
+                "i": In(stream.Signature(self.event, always_ready=True)),
+                "i_useful": In(stream.Signature(config.squeue_bits, always_ready=True)),
                 "clear": In(1),  #: held for `squeues` cycles or more
                 "wipe": In(1),
                 "wipe_squeue": In(config.squeue_bits),
@@ -149,9 +147,9 @@ class QueueCounters(wiring.Component):
         m.submodules.fifo = fifo = SyncFIFO(width=c.squeue_bits, depth=16)
         useful = self.names.index("prefetch_useful")
         m.d.comb += [
-            fifo.w_data.eq(self.i_useful),
-            fifo.w_en.eq(self.i_useful_valid),
-            Assert(~self.i_useful_valid | fifo.w_rdy),
+            fifo.w_data.eq(self.i_useful.p),
+            fifo.w_en.eq(self.i_useful.valid),
+            Assert(~self.i_useful.valid | fifo.w_rdy),
         ]
 
         # Whose turn it is, is known late: it reads in the next cycle.
@@ -160,12 +158,12 @@ class QueueCounters(wiring.Component):
             sram.read_en.eq(1),
             sram.read_address.eq(Mux(v0, s0.squeue, self.read_squeue)),
             self.read_grant.eq(~v0),
-            fifo.r_en.eq(~self.i_valid),
+            fifo.r_en.eq(~self.i.valid),
         ]
-        m.d.sync += [v0.eq(self.i_valid | fifo.r_rdy), v1.eq(v0), s1.eq(s0)]
+        m.d.sync += [v0.eq(self.i.valid | fifo.r_rdy), v1.eq(v0), s1.eq(s0)]
         m.d.sync += [
-            s0.squeue.eq(Mux(self.i_valid, self.i.squeue, fifo.r_data)),
-            s0.bump.eq(Mux(self.i_valid, self.i.bump, 1 << useful)),
+            s0.squeue.eq(Mux(self.i.valid, self.i.p.squeue, fifo.r_data)),
+            s0.bump.eq(Mux(self.i.valid, self.i.p.bump, 1 << useful)),
         ]
 
         # Read, into a register of its own because a block RAM's output comes late, counted,
@@ -195,7 +193,7 @@ class QueueCounters(wiring.Component):
         ]
         m.d.comb += [
             self.read_data.eq(sram.read_data),
-            self.idle.eq(~v0 & ~v1 & ~v2 & ~v3 & ~fifo.r_rdy & ~self.i_valid),
+            self.idle.eq(~v0 & ~v1 & ~v2 & ~v3 & ~fifo.r_rdy & ~self.i.valid),
         ]
 
         m.d.comb += self.wipe_ready.eq(~v0 & ~v1 & ~v2 & ~v3 & ~self.clear)

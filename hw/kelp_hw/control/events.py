@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Array, Assert, Module, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -39,8 +39,7 @@ class EventLog(wiring.Component):
         self.record = data.StructLayout({"event": layouts.event, "time": TIME_BITS})
         super().__init__(
             {
-                "i": In(layouts.event).array(sources),
-                "i_valid": In(1).array(sources),
+                "i": In(stream.Signature(layouts.event, always_ready=True)).array(sources),
                 "now": In(TIME_BITS),
                 "clear": In(1),
                 "irq_enable": In(32),
@@ -87,15 +86,15 @@ class EventLog(wiring.Component):
                 m.d.sync += self.count.eq(self.count + 1)
                 m.d.sync += [newest.eq(held[pick].event.code), logged.eq(1)]
         for i in range(self.sources):
-            with m.If(self.i_valid[i]):
-                m.d.comb += Assert(self.i[i].code != Event.NONE)
+            with m.If(self.i[i].valid):
+                m.d.comb += Assert(self.i[i].p.code != Event.NONE)
                 with m.If(waiting[i] & ~(take & (pick == i))):
                     m.d.sync += self.overflow.eq(1)
                 with m.Else():
                     m.d.sync += waiting[i].eq(1)
             # A free place may take anything: whether there is an event comes late.
             with m.If(~waiting[i] | (take & (pick == i))):
-                m.d.sync += [held[i].event.eq(self.i[i]), held[i].time.eq(self.now)]
+                m.d.sync += [held[i].event.eq(self.i[i].p), held[i].time.eq(self.now)]
         with m.If(self.clear):
             m.d.sync += [self.count.eq(0), self.overflow.eq(0), self.irq.eq(0), logged.eq(0)]
         m.d.comb += Assert(self.count <= EVENT_RECORDS)

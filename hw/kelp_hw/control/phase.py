@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -35,7 +35,7 @@ class PhaseDetector(wiring.Component):
 
     Members
     -------
-    i_hot, i_hot_valid, i_op, i_op_valid : valid-only requests of the hot and of the tracker lane
+    i_hot, i_op : always-ready stream of requests of the hot and of the tracker lane
     open : bit s: session s is open
     decode : bit s: session s is in decode
     """
@@ -50,10 +50,8 @@ class PhaseDetector(wiring.Component):
         request = phase_request_layout(config)
         super().__init__(
             {
-                "i_hot": In(request),
-                "i_hot_valid": In(1),
-                "i_op": In(request),
-                "i_op_valid": In(1),
+                "i_hot": In(stream.Signature(request, always_ready=True)),
+                "i_op": In(stream.Signature(request, always_ready=True)),
                 "open": In(config.sessions),
                 "decode": Out(config.sessions),
             }
@@ -65,7 +63,7 @@ class PhaseDetector(wiring.Component):
         # writes, writes ≤ most.
         most = (self.window - 1) // (_FACTOR + 1)
         # Whose a request is, is known before it is counted.
-        lanes = (("hot", self.i_hot_valid, self.i_hot), ("op", self.i_op_valid, self.i_op))
+        lanes = (("hot", self.i_hot.valid, self.i_hot.p), ("op", self.i_op.valid, self.i_op.p))
         writes_of = {lane: Signal(name=f"write_{lane}") for lane, _, _ in lanes}
         m.d.sync += [writes_of[lane].eq(request.write) for lane, _, request in lanes]
         is_open = Signal.like(self.open)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Module
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -31,7 +31,7 @@ class QueueConfig(wiring.Component):
 
     Members
     -------
-    write, write_valid : in, config_write
+    write : in, always-ready stream of config_write
     read_en, read_squeue : in
     o : out
         The fields, as a struct of those names.
@@ -50,8 +50,7 @@ class QueueConfig(wiring.Component):
         self.shape = data.StructLayout({name: known[name] for name in fields})
         super().__init__(
             {
-                "write": In(layouts.config_write),
-                "write_valid": In(1),
+                "write": In(stream.Signature(layouts.config_write, always_ready=True)),
                 "read_en": In(1),
                 "read_squeue": In(config.squeue_bits),
                 "o": Out(self.shape),
@@ -67,8 +66,8 @@ class QueueConfig(wiring.Component):
             self.o.eq(rows.read_data),
         ]
         m.d.comb += [
-            rows.write_en.eq(self.write_valid),
-            rows.write_address.eq(self.write.squeue),
-            *(rows.write_data[name].eq(self.write.queue_config[name]) for name in self.fields),
+            rows.write_en.eq(self.write.valid),
+            rows.write_address.eq(self.write.p.squeue),
+            *(rows.write_data[name].eq(self.write.p.queue_config[name]) for name in self.fields),
         ]
         return m

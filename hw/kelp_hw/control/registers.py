@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from amaranth.hdl import Array, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, PrefetchSource
@@ -22,6 +22,7 @@ from kelp_spec.registers import (
 from ..host.egress import side_answer_layout
 from ..host.ingress import side_layout
 from ..layouts import TIME_BITS, Layouts
+from ..lib.broadcast import broadcast
 from ..lib.histogram import LatencyHistogram
 from .counters import QueueCounters, TotalCounters
 from .events import EventLog
@@ -86,24 +87,26 @@ class Registers(wiring.Component):
                 "decode": In(config.sessions),
                 "pool_used": In(data.ArrayLayout(24, len(POOLS))),
                 "pool_unused": In(len(POOLS)),
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "settings": Out(settings_layout(config)),
-                "config_write": Out(config_write_layout(config)),
-                "config_write_valid": Out(1),
+                "config_write": Out(
+                    stream.Signature(config_write_layout(config), always_ready=True)
+                ),
                 #: a configuration may be written in the next cycle
                 "config_ready": In(1),
                 "descriptor": Out(layouts.session),
                 "o_control": Out(stream.Signature(layouts.op)),
                 "pulses": In(len(COUNTERS)),
-                "i_queue": In(self.queue_counters.event),
-                "i_queue_valid": In(1),
-                "i_useful": In(config.squeue_bits),
-                "i_useful_valid": In(1),
-                "i_latency": In(data.StructLayout({"missed": 1, "cycles": 20})),
-                "i_latency_valid": In(1),
-                "i_event": In(layouts.event).array(event_sources),
-                "i_event_valid": In(1).array(event_sources),
+                "i_queue": In(stream.Signature(self.queue_counters.event, always_ready=True)),
+                "i_useful": In(stream.Signature(config.squeue_bits, always_ready=True)),
+                "i_latency": In(
+                    stream.Signature(
+                        data.StructLayout({"missed": 1, "cycles": 20}), always_ready=True
+                    )
+                ),
+                "i_event": In(stream.Signature(layouts.event, always_ready=True)).array(
+                    event_sources
+                ),
                 "resident_squeue": Out(config.squeue_bits),
                 "resident_lines": In(32),
                 "irq": Out(1),
@@ -147,22 +150,19 @@ class Registers(wiring.Component):
             control.command_ld_id.eq(file.ld_id),
             control.config_ready.eq(self.config_ready & (~control.opening | queues.wipe_ready)),
             # A session begins with counters of 0: its owner may not read what another's did.
-            queues.wipe_squeue.eq(control.config_write.squeue),
+            queues.wipe_squeue.eq(control.config_write.p.squeue),
             queues.wipe.eq(control.opening & self.config_ready),
             self.descriptor.eq(control.descriptor),
         ]
         # The walk's broadcast begins at registers, for memories all over the device. The op that
         # ends the walk is two cycles behind it.
-        m.d.sync += [
-            self.config_write.eq(control.config_write),
-            self.config_write_valid.eq(control.config_write_valid),
-        ]
+        broadcast(m, control.config_write, self.config_write, registered=True)
         for s in range(c.sessions):
             with m.If(getattr(file, f"wo_s{s}_command_strobe")):
                 m.d.comb += [
-                    control.command_valid.eq(1),
+                    control.command.valid.eq(1),
                     control.command_session.eq(s),
-                    control.command.eq(getattr(file, f"wo_s{s}_command")),
+                    control.command.p.eq(getattr(file, f"wo_s{s}_command")),
                 ]
 
         # - settings and status --------------------------------------------------------------------
@@ -206,10 +206,12 @@ class Registers(wiring.Component):
         # The evictor's PEEKs, which look for a frame's owner, carry its token.
         peek, peeked = Signal(self.layouts.page_word), Signal()
         m.d.comb += peeked.eq(
-            self.i_result_valid & (self.i_result.op.kind == Op.PEEK) & (self.i_result.op.slot == 0)
+            self.i_result.valid
+            & (self.i_result.p.op.kind == Op.PEEK)
+            & (self.i_result.p.op.slot == 0)
         )
         with m.If(peeked):
-            m.d.sync += peek.eq(self.i_result.word)
+            m.d.sync += peek.eq(self.i_result.p.word)
         for s in range(c.sessions):
             state, word = getattr(file, f"ro_s{s}_state"), getattr(file, f"ro_s{s}_page_word")
             m.d.comb += [
@@ -224,7 +226,7 @@ class Registers(wiring.Component):
             # The word belongs to the session that asked: another owner must not read it.
             asked = Signal(name=f"asked_{s}")
             with m.If(peeked):
-                m.d.sync += asked.eq(self.i_result.op.session == s)
+                m.d.sync += asked.eq(self.i_result.p.op.session == s)
             with m.If(~self.sessions[s].open):
                 m.d.sync += asked.eq(0)  # nor the session's next owner
             with m.If(asked):
@@ -235,9 +237,9 @@ class Registers(wiring.Component):
 
         # - step advance by accesses ---------------------------------------------------------------
         access = (
-            self.i_result_valid
-            & self.i_result.first
-            & ((self.i_result.op.kind == Op.READ) | (self.i_result.op.kind == Op.WRITE))
+            self.i_result.valid
+            & self.i_result.p.first
+            & ((self.i_result.p.op.kind == Op.READ) | (self.i_result.p.op.kind == Op.WRITE))
         )
         due = Signal(c.sessions)
         # M0 says late that it takes the op: who sent it is told a cycle after that, because
@@ -254,7 +256,7 @@ class Registers(wiring.Component):
             every = getattr(file, f"rw_s{s}_auto_step").value
             with m.If((every == 0) | ~self.sessions[s].open):
                 m.d.sync += [count.eq(0), due[s].eq(0)]
-            with m.Elif(access & (self.i_result.op.session == s)):
+            with m.Elif(access & (self.i_result.p.op.session == s)):
                 m.d.sync += count.eq(count + 1)
                 with m.If(count + 1 >= every):
                     m.d.sync += [count.eq(0), due[s].eq(1)]
@@ -292,29 +294,20 @@ class Registers(wiring.Component):
             queues.clear.eq(clear),
             histogram.clear.eq(clear),
             totals.pulses.eq(self.pulses),
-            queues.i.eq(self.i_queue),
-            queues.i_valid.eq(self.i_queue_valid),
-            queues.i_useful.eq(self.i_useful),
-            queues.i_useful_valid.eq(self.i_useful_valid),
-            histogram.i.eq(self.i_latency),
-            histogram.i_valid.eq(self.i_latency_valid),
             events.now.eq(self.now),
         ]
+        connect(m, flipped(self.i_queue), queues.i)
+        connect(m, flipped(self.i_useful), queues.i_useful)
+        connect(m, flipped(self.i_latency), histogram.i)
         for k in range(self.event_sources):
-            m.d.comb += [
-                events.i[k].eq(self.i_event[k]),
-                events.i_valid[k].eq(self.i_event_valid[k]),
-            ]
-        m.d.comb += [
-            events.i[self.event_sources].eq(control.o_event),
-            events.i_valid[self.event_sources].eq(control.o_event_valid),
-        ]
+            connect(m, flipped(self.i_event[k]), events.i[k])
+        connect(m, control.o_event, events.i[self.event_sources])
         refused = Signal()
         m.d.comb += [
-            events.i_valid[self.event_sources + 1].eq(refused),
-            events.i[self.event_sources + 1].code.eq(Event.REGISTER_REFUSED),
-            events.i[self.event_sources + 1].ld_id.eq(file.ld_id),
-            events.i[self.event_sources + 1].argument.eq(file.index),
+            events.i[self.event_sources + 1].valid.eq(refused),
+            events.i[self.event_sources + 1].p.code.eq(Event.REGISTER_REFUSED),
+            events.i[self.event_sources + 1].p.ld_id.eq(file.ld_id),
+            events.i[self.event_sources + 1].p.argument.eq(file.index),
         ]
 
         # Read-out of memories: captured in whatever cycle the memory is free during the long wait.

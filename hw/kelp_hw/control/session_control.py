@@ -54,9 +54,10 @@ class SessionControl(wiring.Component):
 
         super().__init__(
             {
-                "command": In(register_layout(by_name["s0_command"])),
+                "command": In(
+                    stream.Signature(register_layout(by_name["s0_command"]), always_ready=True)
+                ),
                 "command_session": In(config.session_bits),
-                "command_valid": In(1),
                 "command_ld_id": In(4),
                 "shape": In(per_session("shape")),
                 "formats": In(per_session("formats")),
@@ -67,8 +68,9 @@ class SessionControl(wiring.Component):
                 "open": In(config.sessions),
                 "closing": In(config.sessions),
                 "owner": In(data.ArrayLayout(4, config.sessions)),
-                "config_write": Out(config_write_layout(config)),
-                "config_write_valid": Out(1),
+                "config_write": Out(
+                    stream.Signature(config_write_layout(config), always_ready=True)
+                ),
                 "config_ready": In(1),
                 "opening": Out(1),
                 "descriptor": Out(layouts.session),
@@ -76,8 +78,7 @@ class SessionControl(wiring.Component):
                 "busy": Out(1),
                 "busy_session": Out(config.session_bits),
                 "refused": Out(config.sessions),
-                "o_event": Out(layouts.event),
-                "o_event_valid": Out(1),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
             }
         )
 
@@ -166,9 +167,9 @@ class SessionControl(wiring.Component):
         for r in reversed(range(LAYER_RANGES)):
             with m.If(layer <= ranges[r][0]):
                 m.d.comb += own_range.eq(r)
-        q = self.config_write.queue_config
+        q = self.config_write.p.queue_config
         m.d.comb += [
-            self.config_write.squeue.eq(squeue),
+            self.config_write.p.squeue.eq(squeue),
             q.alpha.eq(policy.alpha),
             q.mass_shift.eq(policy.mass_shift),
             q.score_source.eq(policy.score_source),
@@ -202,9 +203,9 @@ class SessionControl(wiring.Component):
 
         m.d.comb += [
             self.busy_session.eq(session),
-            self.o_event.code.eq(Event.OPEN_REFUSED),
-            self.o_event.ld_id.eq(ld_id),
-            self.o_event.argument.eq(session),
+            self.o_event.p.code.eq(Event.OPEN_REFUSED),
+            self.o_event.p.ld_id.eq(ld_id),
+            self.o_event.p.argument.eq(session),
         ]
         op = self.o_op.p
         m.d.comb += [op.session.eq(session), op.delta.eq(argument)]
@@ -213,10 +214,10 @@ class SessionControl(wiring.Component):
 
         with m.FSM():
             with m.State("IDLE"):
-                with m.If(self.command_valid):
+                with m.If(self.command.valid):
                     m.d.sync += [
-                        command.eq(self.command.command),
-                        argument.eq(self.command.argument),
+                        command.eq(self.command.p.command),
+                        argument.eq(self.command.p.argument),
                         session.eq(self.command_session),
                         ld_id.eq(self.command_ld_id),
                         wait.eq(0),
@@ -292,7 +293,7 @@ class SessionControl(wiring.Component):
                 with m.Else():
                     m.d.comb += self.opening.eq(opening)
                     wanted = (command != SessionCommand.APPLY_QUEUE) | (squeue == selected)
-                    m.d.comb += self.config_write_valid.eq(wanted & self.config_ready)
+                    m.d.comb += self.config_write.valid.eq(wanted & self.config_ready)
                     with m.If(~wanted | self.config_ready):
                         m.d.sync += [index.eq(index + 1), squeue.eq(squeue + 1), head.eq(head + 1)]
                         with m.If(head + 1 == heads):
@@ -329,7 +330,7 @@ class SessionControl(wiring.Component):
                 m.d.sync += self.refused.bit_select(session, 1).eq(0)
                 m.next = "IDLE"
             with m.State("REFUSE"):
-                m.d.comb += [self.busy.eq(1), self.o_event_valid.eq(1)]
+                m.d.comb += [self.busy.eq(1), self.o_event.valid.eq(1)]
                 m.d.sync += refuse()
                 m.next = "IDLE"
         return m

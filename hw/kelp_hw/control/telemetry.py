@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -43,12 +43,9 @@ class Telemetry(wiring.Component):
         self.queue_event = queue_event_layout(config)
         super().__init__(
             {
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
-                "i_hot": In(hot_layout(config)),
-                "i_hot_valid": In(1),
-                "i_usage": In(layouts.usage),
-                "i_usage_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
+                "i_hot": In(stream.Signature(hot_layout(config), always_ready=True)),
+                "i_usage": In(stream.Signature(layouts.usage, always_ready=True)),
                 "i_prefetch": In(pulses_layout()),
                 "swept": In(1),
                 "hint_line": In(1),
@@ -56,14 +53,10 @@ class Telemetry(wiring.Component):
                 "score_corrected": In(1),
                 "score_uncorrected": In(1),
                 "pulses": Out(len(COUNTERS)),
-                "o_queue": Out(self.queue_event),
-                "o_queue_valid": Out(1),
-                "o_useful": Out(config.squeue_bits),
-                "o_useful_valid": Out(1),
-                "o_late": Out(3),
-                "o_late_valid": Out(1),
-                "o_event": Out(layouts.event),
-                "o_event_valid": Out(1),
+                "o_queue": Out(stream.Signature(self.queue_event, always_ready=True)),
+                "o_useful": Out(stream.Signature(config.squeue_bits, always_ready=True)),
+                "o_late": Out(stream.Signature(3, always_ready=True)),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "idle": Out(1),
             }
         )
@@ -72,7 +65,7 @@ class Telemetry(wiring.Component):
         m = Module()
         c = self.config
         r, valid = Signal(self.layouts.result), Signal()
-        m.d.sync += [r.eq(self.i_result), valid.eq(self.i_result_valid)]
+        m.d.sync += [r.eq(self.i_result.p), valid.eq(self.i_result.valid)]
         op, outcome = r.op, r.outcome
 
         # Which prefetch a miss entry belongs to, until its first demand.
@@ -80,7 +73,7 @@ class Telemetry(wiring.Component):
         unmet = Signal(c.misses)
         m.d.comb += [
             sources.read_en.eq(1),
-            sources.read_address.eq(self.i_result.miss),
+            sources.read_address.eq(self.i_result.p.miss),
             sources.write_address.eq(r.miss),
             sources.write_data.eq(op.source),
             sources.write_en.eq(valid & (op.kind == Op.PREFETCH) & (outcome == Outcome.MISSED)),
@@ -122,7 +115,7 @@ class Telemetry(wiring.Component):
 
         names = {name: i for i, (name, _) in enumerate(COUNTERS)}
         hot_valid, hot_write = Signal(), Signal()
-        m.d.sync += [hot_valid.eq(self.i_hot_valid), hot_write.eq(self.i_hot.write)]
+        m.d.sync += [hot_valid.eq(self.i_hot.valid), hot_write.eq(self.i_hot.p.write)]
         simple = {
             "accesses": access,
             "reads": (served & ~op.write) | (hot_valid & ~hot_write),
@@ -180,19 +173,19 @@ class Telemetry(wiring.Component):
             "prefetch_issued": issued,
             "evicted_missed": too_soon,
         }
-        wanted = list(bump)[: len(self.o_queue.bump)]
+        wanted = list(bump)[: len(self.o_queue.p.bump)]
         m.d.sync += [
-            self.o_queue.squeue.eq(op.squeue),
-            self.o_queue_valid.eq(access | released | issued),
-            *(self.o_queue.bump[i].eq(bump[name]) for i, name in enumerate(wanted)),
-            self.o_useful.eq(self.i_usage.squeue),
-            self.o_useful_valid.eq(self.i_usage_valid & self.i_usage.useful),
-            self.o_late.eq(sources.read_data),
-            self.o_late_valid.eq(late),
+            self.o_queue.p.squeue.eq(op.squeue),
+            self.o_queue.valid.eq(access | released | issued),
+            *(self.o_queue.p.bump[i].eq(bump[name]) for i, name in enumerate(wanted)),
+            self.o_useful.p.eq(self.i_usage.p.squeue),
+            self.o_useful.valid.eq(self.i_usage.valid & self.i_usage.p.useful),
+            self.o_late.p.eq(sources.read_data),
+            self.o_late.valid.eq(late),
         ]
 
         # - events ---------------------------------------------------------------------------------
-        code = Signal.like(self.o_event.code)
+        code = Signal.like(self.o_event.p.code)
         with m.If(r.uncorrected):
             m.d.comb += code.eq(Event.UNCORRECTED)
         with m.Elif(outcome == Outcome.REFUSED):
@@ -208,25 +201,25 @@ class Telemetry(wiring.Component):
         with m.Elif(r.corrected):
             m.d.comb += code.eq(Event.CORRECTED)
         m.d.sync += [
-            self.o_event_valid.eq(valid & (code != Event.NONE)),
-            self.o_event.code.eq(code),
-            self.o_event.ld_id.eq(Mux(demand, op.origin.ld_id, 0)),
-            self.o_event.squeue.eq(op.squeue),
-            self.o_event.page.eq(op.page),
-            self.o_event.argument.eq(Mux(demand, op.origin.tag, op.frame)),
+            self.o_event.valid.eq(valid & (code != Event.NONE)),
+            self.o_event.p.code.eq(code),
+            self.o_event.p.ld_id.eq(Mux(demand, op.origin.ld_id, 0)),
+            self.o_event.p.squeue.eq(op.squeue),
+            self.o_event.p.page.eq(op.page),
+            self.o_event.p.argument.eq(Mux(demand, op.origin.tag, op.frame)),
         ]
         m.d.comb += self.idle.eq(
             ~valid
-            & ~self.i_result_valid
+            & ~self.i_result.valid
             & ~hot_valid
-            & ~self.i_hot_valid
+            & ~self.i_hot.valid
             & (corrected_left == 0)
             & (uncorrected_left == 0)
             & ~Cat(drops).any()
             & ~self.pulses.any()
-            & ~self.o_queue_valid
-            & ~self.o_useful_valid
-            & ~self.i_usage_valid
-            & ~self.o_event_valid
+            & ~self.o_queue.valid
+            & ~self.o_useful.valid
+            & ~self.i_usage.valid
+            & ~self.o_event.valid
         )
         return m

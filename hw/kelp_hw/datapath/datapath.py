@@ -63,7 +63,7 @@ class DataPath(wiring.Component):
     Members
     -------
     i : stream of data_op
-    i_write, i_write_valid : write data, taken always
+    i_write : write data, taken always
     o_write_slot : stream of free write slots
     o : stream of answer
     o_flushed : stream of flush_layout
@@ -83,8 +83,7 @@ class DataPath(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.data_op)),
-                "i_write": In(write_layout(config)),
-                "i_write_valid": In(1),
+                "i_write": In(stream.Signature(write_layout(config), always_ready=True)),
                 "o_write_slot": Out(stream.Signature(config.write_slot_bits)),
                 "o": Out(stream.Signature(layouts.answer)),
                 "o_flushed": Out(stream.Signature(flush_layout(config))),
@@ -212,8 +211,8 @@ class DataPath(wiring.Component):
             head.merge_done.eq(writes.merge_done),
             writes.store.free_en.eq(head.free_en),
             writes.store.free_slot.eq(head.free_slot),
-            writes.store.i.eq(self.i_write),
-            writes.store.i_valid.eq(self.i_write_valid),
+            writes.store.i.p.eq(self.i_write.p),
+            writes.store.i.valid.eq(self.i_write.valid),
         ]
         for buffer in (lines, scales):
             there = (

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from amaranth.hdl import Assert, C, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect
 
 from kelp_spec.config import Config
 from kelp_spec.formats import ELEMENTS, LINE_BITS, SCALE_BITS, Format
@@ -371,10 +371,9 @@ class DataHead(wiring.Component):
             registered=c.codecs and c.codec_lanes < ELEMENTS,
         )
         m.d.comb += [
-            answers.i.eq(dequantiser.o.p),
-            answers.i_valid.eq(dequantiser.o.valid),
             dequantiser.o.ready.eq(1),
         ]
+        connect(m, dequantiser.o, answers.i)
         done, row = answers.o.p, answers.row
         m.d.comb += [
             self.merge_op.write_slot.eq(lock.write_slot),

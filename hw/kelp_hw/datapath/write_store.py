@@ -38,8 +38,7 @@ class WriteStore(wiring.Component):
         super().__init__(
             {
                 "o_slot": Out(stream.Signature(bits)),
-                "i": In(write_layout(config)),
-                "i_valid": In(1),
+                "i": In(stream.Signature(write_layout(config), always_ready=True)),
                 "read_en": In(1),
                 "read_slot": In(bits),
                 "o_row": Out(self.row_layout),
@@ -59,10 +58,10 @@ class WriteStore(wiring.Component):
         n, bits = self.config.write_slots, self.config.write_slot_bits
         m.submodules.rows = rows = WideMemory(depth=n, shape=self.row_layout, apart=True)
         m.d.comb += [
-            rows.write_en.eq(self.i_valid),
-            rows.write_address.eq(self.i.slot),
-            rows.write_data.data.eq(self.i.data),
-            rows.write_data.byte_enable.eq(self.i.byte_enable),
+            rows.write_en.eq(self.i.valid),
+            rows.write_address.eq(self.i.p.slot),
+            rows.write_data.data.eq(self.i.p.data),
+            rows.write_data.byte_enable.eq(self.i.p.byte_enable),
             rows.read_en.eq(self.read_en),
             rows.read_address.eq(self.read_slot),
             self.o_row.eq(rows.read_data),

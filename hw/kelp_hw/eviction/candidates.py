@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -31,7 +31,7 @@ class CandidateList(wiring.Component):
     -------
     clear, take : in
         `take` removes `best`.
-    i, i_valid : in, candidate
+    i : in, always-ready stream of candidate
     best, best_valid : out, candidate
     coming : out, candidate
         What was at `i` in the cycle before.
@@ -44,8 +44,7 @@ class CandidateList(wiring.Component):
             {
                 "clear": In(1),
                 "take": In(1),
-                "i": In(layouts.candidate),
-                "i_valid": In(1),
+                "i": In(stream.Signature(layouts.candidate, always_ready=True)),
                 "best": Out(layouts.candidate),
                 "best_valid": Out(1),
                 "coming": Out(layouts.candidate),
@@ -74,13 +73,13 @@ class CandidateList(wiring.Component):
         comes, before = self.coming_valid, self.before
         first, later = Signal(keep), Signal()
         m.d.comb += [
-            *(first[k].eq(~valid[k] | (key(self.i) < key(places[k]))) for k in range(keep)),
-            later.eq(key(self.i) < key(self.coming)),
+            *(first[k].eq(~valid[k] | (key(self.i.p) < key(places[k]))) for k in range(keep)),
+            later.eq(key(self.i.p) < key(self.coming)),
         ]
         moved = Cat(later, *(Mux(before[k - 1], first[k - 1], later) for k in range(1, keep)))
         m.d.sync += [
-            self.coming.eq(self.i),
-            comes.eq(self.i_valid & ~self.clear),
+            self.coming.eq(self.i.p),
+            comes.eq(self.i.valid & ~self.clear),
             before.eq(Mux(comes, (before & moved) | (~before & first), first)),
         ]
         with m.If(comes):
@@ -98,7 +97,7 @@ class CandidateList(wiring.Component):
             m.d.sync += valid.eq(0)
 
         m.d.comb += [self.best.eq(places[0]), self.best_valid.eq(valid[0])]
-        m.d.sync += Assert(~((self.i_valid | comes) & self.take))
+        m.d.sync += Assert(~((self.i.valid | comes) & self.take))
         for k in range(keep - 1):
             m.d.sync += Assert(
                 ~valid[k + 1] | (valid[k] & (key(places[k]) <= key(places[k + 1]))),

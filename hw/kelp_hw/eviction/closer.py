@@ -32,7 +32,7 @@ class Closer(wiring.Component):
     Members
     -------
     sessions : in
-    i_result, i_result_valid : in, result
+    i_result : in, always-ready stream of result
     o_op : out, stream of op (SCRUB, CLOSED)
     idle : out
     """
@@ -46,8 +46,7 @@ class Closer(wiring.Component):
         super().__init__(
             {
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "idle": Out(1),
             }
@@ -68,7 +67,7 @@ class Closer(wiring.Component):
         ours = sessions[session]
 
         # SCRUBs decided or on their way, and frames that they took away and that are not free yet.
-        r = self.i_result
+        r = self.i_result.p
         scrubbed, freed, taken = Signal(), Signal(), Signal()
         in_flight, frames = Signal(range(self.IN_FLIGHT + 1)), Signal(range(self.IN_FLIGHT + 1))
         load, room = Signal(range(2 * self.IN_FLIGHT + 1)), Signal()
@@ -79,9 +78,9 @@ class Closer(wiring.Component):
             Signal(c.page_bits),
         )
         m.d.comb += [
-            scrubbed.eq(self.i_result_valid & (r.op.kind == Op.SCRUB)),
+            scrubbed.eq(self.i_result.valid & (r.op.kind == Op.SCRUB)),
             freed.eq(
-                self.i_result_valid
+                self.i_result.valid
                 & (r.op.kind == Op.FREE)
                 & (r.op.slot == self.layouts.scrub_token)
             ),

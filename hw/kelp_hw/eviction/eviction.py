@@ -12,6 +12,7 @@ from kelp_spec.config import POOLS, Config
 
 from ..datapath.flush import flush_layout
 from ..eviction_layouts import EvictionLayouts
+from ..lib.broadcast import broadcast
 from ..lib.skid import Skid
 from ..tracker.pools import count_bits
 from .closer import Closer
@@ -37,14 +38,14 @@ class Eviction(wiring.Component):
 
     Members
     -------
-    i_result, i_result_valid : in, result
+    i_result : in, always-ready stream of result
     queue_ready : out
         Credit for ops that may change which pages are resident.
-    config_write, config_write_valid : in; config_ready : out
+    config_write : in; config_ready : out, always-ready stream
     sessions : in
         As M3 has them in the cycle in which `i_result` shows an op: after that op.
-    i_scan, i_scan_valid : in, scanned (EMA engine)
-    i_claim, i_claim_valid : in, claim; i_owner, i_owner_valid : in, frame_owner (frame table)
+    i_scan : in, always-ready stream of scanned (EMA engine)
+    i_claim : in, always-ready stream of claim; i_owner : in, frame_owner (frame table)
     i_flushed : in, stream (data path)
         One in two cycles at most.
     pool_free, pool_used, low_water : in
@@ -59,7 +60,7 @@ class Eviction(wiring.Component):
     resident_squeue : in; resident_lines : out
     swept : out
         Pulse per sweep.
-    o_event, o_event_valid : out
+    o_event : out, always-ready stream
     ready : out
         The reset scrub is over.
     idle : out; quiet : out
@@ -73,19 +74,14 @@ class Eviction(wiring.Component):
         counts = data.ArrayLayout(count_bits(config), len(POOLS))
         super().__init__(
             {
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "queue_ready": Out(1),
-                "config_write": In(layouts.config_write),
-                "config_write_valid": In(1),
+                "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
                 "config_ready": Out(1),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
-                "i_scan": In(layouts.scanned),
-                "i_scan_valid": In(1),
-                "i_claim": In(layouts.claim),
-                "i_claim_valid": In(1),
-                "i_owner": In(layouts.frame_owner),
-                "i_owner_valid": In(1),
+                "i_scan": In(stream.Signature(layouts.scanned, always_ready=True)),
+                "i_claim": In(stream.Signature(layouts.claim, always_ready=True)),
+                "i_owner": In(stream.Signature(layouts.frame_owner, always_ready=True)),
                 "i_flushed": In(stream.Signature(flush_layout(config))),
                 "pool_free": In(counts),
                 "pool_used": In(counts),
@@ -103,8 +99,7 @@ class Eviction(wiring.Component):
                 "resident_squeue": In(config.squeue_bits),
                 "resident_lines": Out(32),
                 "swept": Out(1),
-                "o_event": Out(layouts.event),
-                "o_event_valid": Out(1),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "ready": Out(1),
                 "idle": Out(1),
                 "quiet": Out(1),
@@ -122,26 +117,15 @@ class Eviction(wiring.Component):
         m.submodules.closer = closer = Closer(config=c)
         m.submodules.kelp = kelp = KelpState(config=c)
 
-        for block in (queues, sweep, evictor, slots, orphans, closer, kelp):
-            m.d.comb += [
-                block.i_result.eq(self.i_result),
-                block.i_result_valid.eq(self.i_result_valid),
-            ]
+        listeners = queues, sweep, evictor, slots, orphans, closer, kelp
+        broadcast(m, self.i_result, *(block.i_result for block in listeners))
         m.d.comb += [
             # outside
             self.queue_ready.eq(queues.ready),
             self.config_ready.eq(1),
             self.ready.eq(queues.initialised),
-            queues.config_write.eq(self.config_write),
-            queues.config_write_valid.eq(self.config_write_valid),
             queues.resident_squeue.eq(self.resident_squeue),
             self.resident_lines.eq(queues.resident_lines),
-            sweep.i_scan.eq(self.i_scan),
-            sweep.i_scan_valid.eq(self.i_scan_valid),
-            slots.i_claim.eq(self.i_claim),
-            slots.i_claim_valid.eq(self.i_claim_valid),
-            orphans.i_owner.eq(self.i_owner),
-            orphans.i_owner_valid.eq(self.i_owner_valid),
             evictor.pool_free.eq(self.pool_free),
             evictor.pool_used.eq(self.pool_used),
             evictor.sessions.eq(self.sessions),
@@ -236,6 +220,10 @@ class Eviction(wiring.Component):
             slots.other_page.eq(orphans.page),
             orphans.working.eq(slots.other_working),
         ]
+        connect(m, flipped(self.config_write), queues.config_write)
+        connect(m, flipped(self.i_scan), sweep.i_scan)
+        connect(m, flipped(self.i_claim), slots.i_claim)
+        connect(m, flipped(self.i_owner), orphans.i_owner)
         # The closer's walk does not hear in the same cycle whether its op may go.
         layout = evictor.o_op.payload.shape()
         kept = data.StructLayout(
@@ -273,8 +261,8 @@ class Eviction(wiring.Component):
         m.d.comb += [
             comes_own.eq(self.i_flushed.payload.token < c.write_backs),
             self.i_flushed.ready.eq(~held),
-            slots.i_flushed.eq(flushed.token),
-            slots.i_flushed_valid.eq(own),
+            slots.i_flushed.p.eq(flushed.token),
+            slots.i_flushed.valid.eq(own),
             orphans.i_flushed.payload.eq(flushed),
             orphans.i_flushed.valid.eq(other),
             Assert(held == (own | other)),
@@ -310,11 +298,11 @@ class Eviction(wiring.Component):
 
         # --- events, one at a time ---
         m.d.comb += [
-            self.o_event_valid.eq(evictor.o_event_valid | orphans.o_event_valid),
-            self.o_event.eq(orphans.o_event),
+            self.o_event.valid.eq(evictor.o_event.valid | orphans.o_event.valid),
+            self.o_event.p.eq(orphans.o_event.p),
         ]
-        with m.If(evictor.o_event_valid):
-            m.d.comb += self.o_event.eq(evictor.o_event)
+        with m.If(evictor.o_event.valid):
+            m.d.comb += self.o_event.p.eq(evictor.o_event.p)
         with m.Else():
             m.d.comb += orphans.event_taken.eq(1)
 
@@ -329,7 +317,7 @@ class Eviction(wiring.Component):
                 & closer.idle
                 & kelp.idle
                 & ~self.o_op.valid
-                & ~self.i_result_valid
+                & ~self.i_result.valid
                 & ~self.i_flushed.valid
             ),
             self.quiet.eq(calm & still.all()),

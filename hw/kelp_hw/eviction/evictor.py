@@ -64,7 +64,7 @@ class Evictor(wiring.Component):
     hold : in
         No choice begins.
     sessions : in
-    i_result, i_result_valid : in, result
+    i_result : in, always-ready stream of result
     roots, requester, entered, done, refreshing, look_valid, look_squeue, look_done, look : the
     queue state squeue, watch, start, sweep_look, step, session, ahead, sweep_busy, best,
     best_valid, take, clear, swept_step, other, other_valid, followed, wanted,
@@ -77,7 +77,7 @@ class Evictor(wiring.Component):
     free_slot, has_free, under_way, page, working : the eviction slots
     o_op : out, stream of op (CLAIM)
     o_prefetch : out, stream of op (PREFETCH)
-    o_event, o_event_valid : out
+    o_event : out, always-ready stream
         NO_VICTIM, once until an eviction of the pool succeeds; `argument` is the pool, `squeue` the
         first that was tried.
     busy : out
@@ -97,8 +97,7 @@ class Evictor(wiring.Component):
                 "low_water": In(16),
                 "hold": In(1),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "roots": In(data.ArrayLayout(layouts.root, len(POOLS))),
                 "requester": In(data.ArrayLayout(config.squeue_bits, len(POOLS))),
                 "entered": In(QueueState.count_bits(config)),
@@ -152,8 +151,7 @@ class Evictor(wiring.Component):
                 "working": In(1),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "o_prefetch": Out(stream.Signature(layouts.op)),
-                "o_event": Out(layouts.event),
-                "o_event_valid": Out(1),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "busy": Out(1),
             }
         )
@@ -182,10 +180,10 @@ class Evictor(wiring.Component):
 
         # A pool without a victim rests until one may have appeared; what appears during an attempt
         # counts too.
-        r, appeared = self.i_result, Signal()
+        r, appeared = self.i_result.p, Signal()
         wakes = Signal()
         m.d.comb += wakes.eq(
-            self.i_result_valid
+            self.i_result.valid
             & (
                 (r.changed & (r.word.state == PageState.RESIDENT) & ~r.word.pinned)
                 | (r.op.kind == Op.RELEASE)
@@ -522,7 +520,7 @@ class Evictor(wiring.Component):
                 with m.If(self.o_op.ready):
                     m.next = "CLAIMING"
             with m.State("CLAIMING"):
-                with m.If(self.i_result_valid & (r.op.kind == Op.CLAIM)):
+                with m.If(self.i_result.valid & (r.op.kind == Op.CLAIM)):
                     m.d.sync += [Assert(r.op.squeue == squeue), Assert(r.op.page == claim_page)]
                     m.d.sync += wait.eq(self.SETTLE)
                     m.next = "TAKE"
@@ -550,7 +548,7 @@ class Evictor(wiring.Component):
                 ]
                 m.next = "LOOK"
                 with m.If(following == first):
-                    m.d.comb += self.o_event_valid.eq(~reported.bit_select(pool, 1))
+                    m.d.comb += self.o_event.valid.eq(~reported.bit_select(pool, 1))
                     m.d.sync += reported.bit_select(pool, 1).eq(1)
                     with m.If(~appeared & ~wakes):
                         m.d.sync += resting.bit_select(pool, 1).eq(1)
@@ -567,14 +565,14 @@ class Evictor(wiring.Component):
             with m.State("FETCHING"):
                 m.d.sync += wait.eq(self.SETTLE)
                 with m.If(
-                    self.i_result_valid
+                    self.i_result.valid
                     & (r.op.kind == Op.PREFETCH)
                     & (r.op.source == PrefetchSource.POLICY)
                 ):
                     m.next = "FOUND"
         m.d.comb += [
-            self.o_event.code.eq(Event.NO_VICTIM),
-            self.o_event.squeue.eq(first),
-            self.o_event.argument.eq(pool),
+            self.o_event.p.code.eq(Event.NO_VICTIM),
+            self.o_event.p.squeue.eq(first),
+            self.o_event.p.argument.eq(pool),
         ]
         return m

@@ -5,7 +5,7 @@ queue anew (docs/policy.md)."""
 from __future__ import annotations
 
 from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal, signed
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -40,7 +40,7 @@ class KelpState(wiring.Component):
 
     Members
     -------
-    i_result, i_result_valid : in, result
+    i_result : in, always-ready stream of result
     sessions : in
         As M3 has them in the cycle in which `i_result` shows an op.
     frames : in
@@ -68,8 +68,7 @@ class KelpState(wiring.Component):
         self.shadow = LruShadow(config=config)
         super().__init__(
             {
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "frames": In(self.shadow.count_bits),
                 "near": Out(8),
@@ -94,7 +93,7 @@ class KelpState(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c, r, op = self.config, self.i_result, self.i_result.op
+        c, r, op = self.config, self.i_result.p, self.i_result.p.op
         m.submodules.shadow = shadow = self.shadow
 
         # --- what of a result matters, registered ---
@@ -117,11 +116,11 @@ class KelpState(wiring.Component):
             Signal(STEP_BITS),
         )
         regs = self.sessions[op.session]
-        valid = self.i_result_valid & r.policy
+        valid = self.i_result.valid & r.policy
         m.d.sync += [
             access.eq(valid & demand),
             read.eq(valid & ((demand & was[PageState.COLD]) | prefetched)),
-            opened.eq(self.i_result_valid & (op.kind == Op.OPEN) & (r.outcome == Outcome.DONE)),
+            opened.eq(self.i_result.valid & (op.kind == Op.OPEN) & (r.outcome == Outcome.DONE)),
             new.eq(was[PageState.ABSENT] | was[PageState.LOST]),
             missed.eq(was[PageState.COLD] | was[PageState.FETCHING]),
             given.eq(r.old.place),
@@ -195,15 +194,15 @@ class KelpState(wiring.Component):
             with m.If(highest[shift + OCTILE_BITS - 1 :].any()):
                 m.d.comb += octile.eq(queue >> shift)
         m.d.sync += [
-            shadow.i_valid.eq(access | read | opened),
-            shadow.i.access.eq(access),
-            shadow.i.read.eq(read),
-            shadow.i.opened.eq(opened),
-            shadow.i.session.eq(session_id),
-            shadow.i.octile.eq(octile),
-            shadow.i.step.eq(step),
-            shadow.i.last.eq(last),
-            shadow.i.new.eq(new),
+            shadow.i.valid.eq(access | read | opened),
+            shadow.i.p.access.eq(access),
+            shadow.i.p.read.eq(read),
+            shadow.i.p.opened.eq(opened),
+            shadow.i.p.session.eq(session_id),
+            shadow.i.p.octile.eq(octile),
+            shadow.i.p.step.eq(step),
+            shadow.i.p.last.eq(last),
+            shadow.i.p.new.eq(new),
         ]
         m.d.comb += [shadow.frames.eq(self.frames), self.lost.eq(shadow.lost)]
         # Before the shadow is idle: it counts some cycles earlier.
@@ -246,5 +245,5 @@ class KelpState(wiring.Component):
         with m.If(opened):
             m.d.sync += turns[session_id].valid.eq(0)
 
-        m.d.comb += self.idle.eq(~Cat(access, read, opened, shadow.i_valid).any() & shadow.idle)
+        m.d.comb += self.idle.eq(~Cat(access, read, opened, shadow.i.valid).any() & shadow.idle)
         return m

@@ -5,7 +5,7 @@ prefetch (docs/policy.md)."""
 from __future__ import annotations
 
 from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal, signed
-from amaranth.lib import data, fifo, wiring
+from amaranth.lib import data, fifo, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -51,7 +51,7 @@ class LruShadow(wiring.Component):
 
     Members
     -------
-    i, i_valid : in, shadow_event
+    i : in, always-ready stream of shadow_event
     frames : in
         What LRU could fill.
     credit : out, signed
@@ -69,8 +69,7 @@ class LruShadow(wiring.Component):
         self.count_bits = max(config.page_words, 2).bit_length()
         super().__init__(
             {
-                "i": In(self.layout),
-                "i_valid": In(1),
+                "i": In(stream.Signature(self.layout, always_ready=True)),
                 "frames": In(self.count_bits),
                 "credit": Out(signed(_CREDIT_BITS)),
                 "lost": Out(1),
@@ -85,9 +84,9 @@ class LruShadow(wiring.Component):
         m.submodules.events = events = fifo.SyncFIFO(width=self.layout.size, depth=self.DEPTH)
         m.submodules.ring = ring = Sram(depth=c.sessions << slot_bits, shape=self.count_bits)
         m.d.comb += [
-            events.w_data.eq(self.i),
-            events.w_en.eq(self.i_valid & events.w_rdy),
-            self.lost.eq(self.i_valid & ~events.w_rdy),
+            events.w_data.eq(self.i.p),
+            events.w_en.eq(self.i.valid & events.w_rdy),
+            self.lost.eq(self.i.valid & ~events.w_rdy),
         ]
 
         e, session = Signal(self.layout), Signal(range(max(2, c.sessions)))
@@ -133,7 +132,7 @@ class LruShadow(wiring.Component):
 
         with m.FSM():
             with m.State("IDLE"):
-                m.d.comb += [self.idle.eq(~events.r_rdy & ~self.i_valid), events.r_en.eq(1)]
+                m.d.comb += [self.idle.eq(~events.r_rdy & ~self.i.valid), events.r_en.eq(1)]
                 m.d.sync += e.eq(events.r_data)
                 with m.If(events.r_rdy):
                     m.next = "RECALL"

@@ -35,12 +35,12 @@ class Orphans(wiring.Component):
     -------
     i_flushed : in, stream of flush_layout
         Frames that are no eviction's.
-    i_result, i_result_valid : in, result
-    i_owner, i_owner_valid : in, frame_owner
+    i_result : in, always-ready stream of result
+    i_owner : in, always-ready stream of frame_owner
     squeue, page : out; working : in
         Asks whether an eviction works on the page.
     o_free : out, stream of op (FREE); o_op : out, stream of op (PEEK, RECOVER)
-    o_event, o_event_valid : out
+    o_event : out, always-ready stream
         FRAME_RECOVERED, held until `event_taken`.
     overflow : out
         Pulse: a search was given up.
@@ -56,17 +56,14 @@ class Orphans(wiring.Component):
         super().__init__(
             {
                 "i_flushed": In(stream.Signature(flush_layout(config))),
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
-                "i_owner": In(layouts.frame_owner),
-                "i_owner_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
+                "i_owner": In(stream.Signature(layouts.frame_owner, always_ready=True)),
                 "squeue": Out(config.squeue_bits),
                 "page": Out(config.page_bits),
                 "working": In(1),
                 "o_free": Out(stream.Signature(layouts.op)),
                 "o_op": Out(stream.Signature(layouts.op)),
-                "o_event": Out(layouts.event),
-                "o_event_valid": Out(1),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "event_taken": In(1),
                 "overflow": Out(1),
                 "idle": Out(1),
@@ -96,7 +93,7 @@ class Orphans(wiring.Component):
         ]
 
         # --- lost words ---
-        r = self.i_result
+        r = self.i_result.p
         m.submodules.lost = lost = fifo.SyncFIFO(width=c.squeue_bits + c.page_bits, depth=self.LOST)
         where = data.StructLayout({"page": c.page_bits, "squeue": c.squeue_bits})
         head, at, new = Signal(where), Signal(where), Signal(where)
@@ -105,7 +102,7 @@ class Orphans(wiring.Component):
             new.squeue.eq(r.op.squeue),
             new.page.eq(r.op.page),
             lost.w_data.eq(new),
-            lost.w_en.eq(self.i_result_valid & r.uncorrected),
+            lost.w_en.eq(self.i_result.valid & r.uncorrected),
             self.overflow.eq(lost.w_en & ~lost.w_rdy),
             self.squeue.eq(at.squeue),
             self.page.eq(at.page),
@@ -115,8 +112,8 @@ class Orphans(wiring.Component):
         alive, pending = Signal(c.misses), Signal(c.misses)
         entry = Signal(c.misses)
         m.d.comb += entry.eq(1 << r.miss)
-        flips = self.i_result_valid & (r.op.kind == Op.FLIP) & (r.outcome != Outcome.RETRY)
-        with m.If(self.i_result_valid & (r.outcome == Outcome.MISSED)):
+        flips = self.i_result.valid & (r.op.kind == Op.FLIP) & (r.outcome != Outcome.RETRY)
+        with m.If(self.i_result.valid & (r.outcome == Outcome.MISSED)):
             m.d.sync += alive.eq(alive | entry)
         with m.Elif(flips):
             m.d.sync += [alive.eq(alive & ~entry), pending.eq(pending & ~entry)]
@@ -132,9 +129,9 @@ class Orphans(wiring.Component):
             op.frame.eq(frame),
             op.slot.eq(self.layouts.recover_token),
             op.pool.eq(pool_of(frame)),
-            self.o_event.code.eq(Event.FRAME_RECOVERED),
-            self.o_event.squeue.eq(at.squeue),
-            self.o_event.page.eq(at.page),
+            self.o_event.p.code.eq(Event.FRAME_RECOVERED),
+            self.o_event.p.squeue.eq(at.squeue),
+            self.o_event.p.page.eq(at.page),
         ]
         with m.FSM():
             with m.State("IDLE"):
@@ -158,13 +155,13 @@ class Orphans(wiring.Component):
                 with m.If(self.o_op.ready):
                     m.next = "OWNER"
             with m.State("OWNER"):
-                with m.If(self.i_owner_valid & (self.i_owner.slot == self.layouts.recover_token)):
-                    m.d.sync += Assert(self.i_owner.frame == frame)
+                with m.If(self.i_owner.valid & (self.i_owner.p.slot == self.layouts.recover_token)):
+                    m.d.sync += Assert(self.i_owner.p.frame == frame)
                     m.next = "NEXT"
                     with m.If(
-                        self.i_owner.in_use
-                        & (self.i_owner.squeue == at.squeue)
-                        & (self.i_owner.page == at.page)
+                        self.i_owner.p.in_use
+                        & (self.i_owner.p.squeue == at.squeue)
+                        & (self.i_owner.p.page == at.page)
                     ):
                         m.next = "RECOVER"
             with m.State("RECOVER"):
@@ -173,7 +170,7 @@ class Orphans(wiring.Component):
                 with m.If(self.o_op.ready):
                     m.next = "RECOVERED"
             with m.State("RECOVERED"):
-                with m.If(self.i_result_valid & (r.op.kind == Op.RECOVER)):
+                with m.If(self.i_result.valid & (r.op.kind == Op.RECOVER)):
                     with m.Switch(r.outcome):
                         with m.Case(Outcome.ORPHAN):
                             m.next = "EVENT"
@@ -191,7 +188,7 @@ class Orphans(wiring.Component):
                 with m.If(frame == last_frame):
                     m.next = "IDLE"
             with m.State("EVENT"):
-                m.d.comb += self.o_event_valid.eq(1)
+                m.d.comb += self.o_event.valid.eq(1)
                 with m.If(self.event_taken):
                     m.next = "IDLE"
         return m

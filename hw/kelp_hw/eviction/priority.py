@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -34,13 +34,13 @@ class PriorityUnit(wiring.Component):
 
     Members
     -------
-    i, i_valid : in, scanned
+    i : in, always-ready stream of scanned
     step, newest, newest_valid, recency_m, recency_sh : in
         The sweep's step, the queue's newest page, its recency constant as configured.
     kelp, second, near : in
         The queue's policy; under it, which opinion is followed, and the factor of pages whose turn
         has passed (256: none), in 1/256.
-    o, o_valid : out, candidate
+    o : out, always-ready stream of candidate
     o_eligible, o_cold : out
         Whether the page may be a victim at all, or is on flash; low pages are only counted.
     o_other : out
@@ -54,8 +54,7 @@ class PriorityUnit(wiring.Component):
         layouts = self.layouts = EvictionLayouts(config)
         super().__init__(
             {
-                "i": In(layouts.scanned),
-                "i_valid": In(1),
+                "i": In(stream.Signature(layouts.scanned, always_ready=True)),
                 "step": In(STEP_BITS),
                 "newest": In(config.page_bits),
                 "newest_valid": In(1),
@@ -64,8 +63,7 @@ class PriorityUnit(wiring.Component):
                 "kelp": In(1),
                 "second": In(1),
                 "near": In(9),
-                "o": Out(layouts.candidate),
-                "o_valid": Out(1),
+                "o": Out(stream.Signature(layouts.candidate, always_ready=True)),
                 "o_eligible": Out(1),
                 "o_cold": Out(1),
                 "o_other": Out(SCORE_BITS),
@@ -91,17 +89,17 @@ class PriorityUnit(wiring.Component):
         )
         age, first = Signal(STEP_BITS, reset_less=True), Signal(carried, reset_less=True)
         is_newest = Signal()
-        m.d.comb += is_newest.eq(self.newest_valid & (self.i.page == self.newest))
+        m.d.comb += is_newest.eq(self.newest_valid & (self.i.p.page == self.newest))
         m.d.sync += [
-            age.eq(self.step - self.i.last_step),
-            first.page.eq(self.i.page),
-            first.last_step.eq(self.i.last_step),
-            first.eligible.eq(self.i.eligible),
-            first.score.eq(self.i.score),
-            first.cold.eq(self.i.cold),
-            first.count.eq(self.i.count),
-            first.over.eq(self.i.over),
-            first.kind.eq(Mux(is_newest, 2, self.i.last_step == self.step)),
+            age.eq(self.step - self.i.p.last_step),
+            first.page.eq(self.i.p.page),
+            first.last_step.eq(self.i.p.last_step),
+            first.eligible.eq(self.i.p.eligible),
+            first.score.eq(self.i.p.score),
+            first.cold.eq(self.i.p.cold),
+            first.count.eq(self.i.p.count),
+            first.over.eq(self.i.p.over),
+            first.kind.eq(Mux(is_newest, 2, self.i.p.last_step == self.step)),
         ]
 
         # … : decay of the age, the rest waits
@@ -155,16 +153,16 @@ class PriorityUnit(wiring.Component):
             other.eq(Mux(self.second, values[0], values[1])[8:]),
         ]
         m.d.sync += [
-            *(self.o[name].eq(multiplied[name]) for name in ("page", "last_step", "kind")),
+            *(self.o.p[name].eq(multiplied[name]) for name in ("page", "last_step", "kind")),
             self.o_eligible.eq(multiplied.eligible),
             self.o_cold.eq(multiplied.cold),
-            self.o.priority.eq(Mux(self.kelp, 65535 - followed, product[SCORE_BITS:])),
+            self.o.p.priority.eq(Mux(self.kelp, 65535 - followed, product[SCORE_BITS:])),
             self.o_other.eq(65535 - other),
         ]
 
         valid = Signal(self.LATENCY)
-        m.d.sync += valid.eq(Cat(self.i_valid, valid))
-        m.d.comb += self.o_valid.eq(valid[-1])
+        m.d.sync += valid.eq(Cat(self.i.valid, valid))
+        m.d.comb += self.o.valid.eq(valid[-1])
         steady = Signal(STEP_BITS)
         m.d.sync += steady.eq(self.step)
         m.d.sync += Assert(~valid.any() | (steady == self.step), "the step changed under a sweep")

@@ -5,8 +5,8 @@ newest page, requester (docs/design.md §6)."""
 from __future__ import annotations
 
 from amaranth.hdl import Array, Assert, Const, Module, Mux, Signal
-from amaranth.lib import data, fifo, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib import data, fifo, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import SCORE_BITS, Op, PageState
@@ -45,9 +45,9 @@ class QueueState(wiring.Component):
 
     Members
     -------
-    i_result, i_result_valid : in, result
+    i_result : in, always-ready stream of result
     ready : out
-    config_write, config_write_valid : in
+    config_write : in, always-ready stream
     roots : out, array of root
         Per pool, the queue furthest over its budget.
     requester : out, array of squeue
@@ -92,11 +92,9 @@ class QueueState(wiring.Component):
         self.map = ResidencyMap(config=config)
         super().__init__(
             {
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "ready": Out(1),
-                "config_write": In(layouts.config_write),
-                "config_write_valid": In(1),
+                "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
                 "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))),
                 "requester": Out(data.ArrayLayout(config.squeue_bits, len(POOLS))),
                 "entered": Out(self.count_bits(config)),
@@ -128,7 +126,7 @@ class QueueState(wiring.Component):
         )
 
         # --- what of a result matters ---
-        r = self.i_result
+        r = self.i_result.p
 
         def nowhere(state):
             return (
@@ -145,7 +143,7 @@ class QueueState(wiring.Component):
             needs_frame.eq(r.changed & demand & nowhere(r.old.state) & ~nowhere(r.word.state)),
             allocates.eq(needs_frame & (r.op.kind == Op.WRITE) & (r.old.state != PageState.COLD)),
             came_next.eq(
-                self.i_result_valid
+                self.i_result.valid
                 & ((r.changed & (was_listed != is_listed)) | r.uncorrected | allocates)
             ),
         ]
@@ -159,7 +157,7 @@ class QueueState(wiring.Component):
         ]
         requester = Array([Signal(c.squeue_bits, name=f"requester{p}") for p in range(len(POOLS))])
         m.d.comb += [self.requester[p].eq(requester[p]) for p in range(len(POOLS))]
-        with m.If(self.i_result_valid & needs_frame):
+        with m.If(self.i_result.valid & needs_frame):
             m.d.sync += requester[r.pool].eq(r.op.squeue)
 
         m.submodules.events = events = fifo.SyncFIFO(width=event.size, depth=self.depth(c))
@@ -188,8 +186,6 @@ class QueueState(wiring.Component):
         )
         m.d.comb += [
             self.roots.eq(tree.roots),
-            settings.write.eq(self.config_write),
-            settings.write_valid.eq(self.config_write_valid),
             settings.read_squeue.eq(squeue),
             records.read_address.eq(squeue),
             records.write_address.eq(squeue),
@@ -203,6 +199,7 @@ class QueueState(wiring.Component):
             self.read_ready.eq(listed.read_ready),
             self.word.eq(listed.word),
         ]
+        connect(m, flipped(self.config_write), settings.write)
 
         # --- one task at a time: an event, a look, a queue to refresh, the registers' read-out ---
         is_event, is_look, is_refresh, is_offer, changed = (
@@ -240,7 +237,7 @@ class QueueState(wiring.Component):
         with m.FSM(init="CLEAR"):
             with m.State("CLEAR"):
                 m.d.comb += clears.eq(1)
-                m.d.sync += [squeue.eq(squeue + 1), Assert(~started | ~self.i_result_valid)]
+                m.d.sync += [squeue.eq(squeue + 1), Assert(~started | ~self.i_result.valid)]
                 with m.If(squeue == c.squeues - 1):
                     m.next = "CLEARED"
             with m.State("CLEARED"):
@@ -378,7 +375,7 @@ class QueueState(wiring.Component):
         for answered in (self.look_done, self.offer_done):
             with m.If(answered):
                 m.d.sync += answered.eq(0)
-        with m.If(self.config_write_valid):
+        with m.If(self.config_write.valid):
             m.d.sync += refresh_left.eq(c.squeues)
         m.d.comb += self.idle.eq(
             ~came_valid

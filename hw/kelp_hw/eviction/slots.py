@@ -32,12 +32,12 @@ class EvictionSlots(wiring.Component):
 
     Members
     -------
-    i_result, i_result_valid : in, result
+    i_result : in, always-ready stream of result
         A CLAIM that is DONE begins the eviction of slot `op.slot`, the result of its RELEASE ends
         it.
-    i_claim, i_claim_valid : in, claim
+    i_claim : in, always-ready stream of claim
         What the frame stage found; before the frame is flushed.
-    i_flushed, i_flushed_valid : in, token
+    i_flushed : in, always-ready stream of token
         Only those of evictions.
     o_write_back : out, stream; i_written_back : in, stream
     o_op : out, stream of op (RELEASE)
@@ -60,12 +60,9 @@ class EvictionSlots(wiring.Component):
         token = config.write_back_bits
         super().__init__(
             {
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
-                "i_claim": In(layouts.claim),
-                "i_claim_valid": In(1),
-                "i_flushed": In(token),
-                "i_flushed_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
+                "i_claim": In(stream.Signature(layouts.claim, always_ready=True)),
+                "i_flushed": In(stream.Signature(token, always_ready=True)),
                 "o_write_back": Out(stream.Signature(layouts.write_back)),
                 "i_written_back": In(stream.Signature(layouts.written_back)),
                 "o_op": Out(stream.Signature(layouts.op)),
@@ -90,7 +87,7 @@ class EvictionSlots(wiring.Component):
         m = Module()
         c, layouts = self.config, self.layouts
         slots, token = range(c.write_backs), c.write_back_bits
-        r = self.i_result
+        r = self.i_result.p
         started = Signal()  # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
 
@@ -102,8 +99,8 @@ class EvictionSlots(wiring.Component):
         claimed, released, freed = Signal(), Signal(), Signal()
         m.d.comb += [
             at.eq(r.op.slot),
-            claimed.eq(self.i_result_valid & (r.op.kind == Op.CLAIM) & (r.outcome == Outcome.DONE)),
-            released.eq(self.i_result_valid & (r.op.kind == Op.RELEASE)),
+            claimed.eq(self.i_result.valid & (r.op.kind == Op.CLAIM) & (r.outcome == Outcome.DONE)),
+            released.eq(self.i_result.valid & (r.op.kind == Op.RELEASE)),
         ]
         cooling = [
             Signal(
@@ -168,15 +165,15 @@ class EvictionSlots(wiring.Component):
         read_begun = table("begun", begun, claimed, at, beginning)
         found = data.StructLayout({"frame": c.frame_bits, "dirty": 1})
         finding = Signal(found)
-        m.d.comb += [finding.frame.eq(self.i_claim.frame), finding.dirty.eq(self.i_claim.dirty)]
+        m.d.comb += [finding.frame.eq(self.i_claim.p.frame), finding.dirty.eq(self.i_claim.p.dirty)]
         claim_slot = Signal(token)
-        m.d.comb += claim_slot.eq(self.i_claim.slot)
-        read_found = table("found", found, self.i_claim_valid, claim_slot, finding)
+        m.d.comb += claim_slot.eq(self.i_claim.p.slot)
+        read_found = table("found", found, self.i_claim.valid, claim_slot, finding)
         read_sector = table(
-            "sectors", layouts.sector, self.i_claim_valid, claim_slot, self.i_claim.sector
+            "sectors", layouts.sector, self.i_claim.valid, claim_slot, self.i_claim.p.sector
         )
         judged = read_found()
-        m.d.comb += judged.addr.eq(self.i_flushed)
+        m.d.comb += judged.addr.eq(self.i_flushed.p)
 
         # --- the two lines ---
         m.submodules.writes = writes = fifo.SyncFIFO(width=token, depth=c.write_backs)
@@ -185,11 +182,11 @@ class EvictionSlots(wiring.Component):
         clean, back = Signal(), self.i_written_back
         going, release = data.View(leaving, releases.w_data), data.View(leaving, releases.r_data)
         m.d.comb += [
-            writes.w_data.eq(self.i_flushed),
-            writes.w_en.eq(self.i_flushed_valid & judged.data.dirty),
-            clean.eq(self.i_flushed_valid & ~judged.data.dirty),
+            writes.w_data.eq(self.i_flushed.p),
+            writes.w_en.eq(self.i_flushed.valid & judged.data.dirty),
+            clean.eq(self.i_flushed.valid & ~judged.data.dirty),
             back.ready.eq(~clean),
-            going.slot.eq(self.i_flushed),
+            going.slot.eq(self.i_flushed.p),
             going.failed.eq(0),
             releases.w_en.eq(clean | back.valid),
         ]
@@ -248,9 +245,9 @@ class EvictionSlots(wiring.Component):
             Assert(
                 ~started | ~claimed | ~busy.bit_select(at, 1), "a CLAIM into a slot that is taken"
             ),
-            Assert(~started | ~self.i_claim_valid | busy.bit_select(claim_slot, 1)),
+            Assert(~started | ~self.i_claim.valid | busy.bit_select(claim_slot, 1)),
             Assert(
-                ~started | ~self.i_flushed_valid | busy.bit_select(self.i_flushed, 1),
+                ~started | ~self.i_flushed.valid | busy.bit_select(self.i_flushed.p, 1),
                 "a flush that no eviction asked for",
             ),
             Assert(~started | ~back.valid | busy.bit_select(back.payload.token, 1)),

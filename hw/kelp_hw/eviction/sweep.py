@@ -51,8 +51,8 @@ class Sweep(wiring.Component):
     near, second, marginal : in
     busy : out
     o_op : out, stream of op
-    i_result, i_result_valid : in, result
-    i_scan, i_scan_valid : in, scanned
+    i_result : in, always-ready stream of result
+    i_scan : in, always-ready stream of scanned
     read_valid … word : the residency map's read port
     best, best_valid : out, candidate; take, clear : in
         The list. `clear` empties it while not `busy`.
@@ -93,10 +93,8 @@ class Sweep(wiring.Component):
                 "drop": In(1),
                 "next_wanted": In(1),
                 "o_op": Out(stream.Signature(layouts.op)),
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
-                "i_scan": In(layouts.scanned),
-                "i_scan_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
+                "i_scan": In(stream.Signature(layouts.scanned, always_ready=True)),
                 "read_valid": Out(1),
                 "read_squeue": Out(config.squeue_bits),
                 "read_index": Out(range(max(2, self.words))),
@@ -216,10 +214,10 @@ class Sweep(wiring.Component):
             m.d.sync += sent.eq(sent + 1)
 
         # --- the moment of the first SCAN at M3: step and newest page hold from then on ---
-        r = self.i_result
+        r = self.i_result.p
         watching, overridden, settled = Signal(), Signal(), Signal()
         near = Signal(8)
-        m.d.sync += settled.eq(watching & self.i_result_valid & (r.op.kind == Op.SCAN))
+        m.d.sync += settled.eq(watching & self.i_result.valid & (r.op.kind == Op.SCAN))
         with m.If(settled):
             m.d.sync += [near.eq(self.near), self.followed.eq(self.second)]
         # An allocation is heard of a cycle late: results come from far, and nothing asks for the
@@ -228,7 +226,7 @@ class Sweep(wiring.Component):
         m.d.sync += allocated_page.eq(r.op.page)
         m.d.sync += allocated.eq(
             watching
-            & self.i_result_valid
+            & self.i_result.valid
             & (r.op.kind == Op.WRITE)
             & r.changed
             & (r.op.squeue == squeue)
@@ -238,7 +236,7 @@ class Sweep(wiring.Component):
         with m.If(watching):
             with m.If(~ahead):
                 m.d.sync += self.swept_step.eq(self.step)
-            with m.If(self.i_result_valid & (r.op.kind == Op.SCAN)):
+            with m.If(self.i_result.valid & (r.op.kind == Op.SCAN)):
                 m.d.sync += watching.eq(0)
         with m.If(allocated):
             m.d.sync += [look.newest.eq(allocated_page), look.newest_valid.eq(1), overridden.eq(1)]
@@ -248,25 +246,25 @@ class Sweep(wiring.Component):
         m.submodules.list = candidates = CandidateList(config=c)
         mine = Signal()
         m.d.comb += [
-            mine.eq(self.i_scan_valid),
+            mine.eq(self.i_scan.valid),
             priority.kelp.eq(look.policy),
             priority.second.eq(self.followed),
             priority.near.eq(Mux(ahead, 256, near)),
-            priority.i.eq(self.i_scan),
-            priority.i_valid.eq(mine),
+            priority.i.p.eq(self.i_scan.p),
+            priority.i.valid.eq(mine),
             priority.step.eq(self.swept_step),
             priority.newest.eq(look.newest),
             priority.newest_valid.eq(look.newest_valid),
             priority.recency_m.eq(look.tau_m),
             priority.recency_sh.eq(look.tau_sh),
-            candidates.i.eq(priority.o),
-            candidates.i_valid.eq(priority.o_valid & priority.o_eligible & ~ahead),
+            candidates.i.p.eq(priority.o.p),
+            candidates.i.valid.eq(priority.o.valid & priority.o_eligible & ~ahead),
             candidates.take.eq(self.take),
             candidates.clear.eq(self.clear | (self.start & ~self.ahead)),
             self.best.eq(candidates.best),
             self.best_valid.eq(candidates.best_valid),
         ]
-        with m.If(priority.o_valid):
+        with m.If(priority.o.valid):
             m.d.sync += listed.eq(listed + 1)
         # As in the list: whether what is coming is the best is a register, and the next is compared
         # with it then.
@@ -274,8 +272,8 @@ class Sweep(wiring.Component):
         m.d.sync += [
             coming_other.eq(priority.o_other),
             other_comes.eq(
-                candidates.i_valid
-                & (priority.o.kind == 0)
+                candidates.i.valid
+                & (priority.o.p.kind == 0)
                 & (
                     (~self.other_valid & ~other_comes)
                     | (priority.o_other > Mux(other_comes, coming_other, self.other.priority))
@@ -295,10 +293,10 @@ class Sweep(wiring.Component):
         m.submodules.wishes = wishes = fifo.SyncFIFO(width=c.page_bits, depth=WANTED)
         value, wished = Signal(SCORE_BITS), Signal()
         m.d.sync += wished.eq(
-            priority.o_valid & ahead & priority.o_cold & (value >= (self.marginal << MARGIN_SHIFT))
+            priority.o.valid & ahead & priority.o_cold & (value >= (self.marginal << MARGIN_SHIFT))
         )
         m.d.comb += [
-            value.eq(~priority.o.priority),
+            value.eq(~priority.o.p.priority),
             wishes.w_data.eq(candidates.coming.page),
             wishes.w_en.eq(wished & wishes.w_rdy),
             self.wanted.eq(wishes.r_data),

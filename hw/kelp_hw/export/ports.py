@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from amaranth.hdl import Shape
+from amaranth.hdl import Const, Shape
 from amaranth.lib import data, wiring
 
 from kelp_spec.config import Config
@@ -30,7 +30,9 @@ class Port:
 def ports_of(signature: wiring.Signature) -> list[Port]:
     """Ports in the order of the signature, clock and reset first."""
     ports = [Port("clk", "input", 1, ()), Port("rst", "input", 1, ())]
-    for path, member, _ in signature.flatten(signature.create()):
+    for path, member, value in signature.flatten(signature.create()):
+        if isinstance(value, Const):
+            continue  # the `ready` of an `always_ready` stream has no wire
         shape = member.shape
         ports.append(
             Port(

@@ -46,8 +46,11 @@ class Egress(wiring.Component):
                 "now": In(TIME_BITS),
                 "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
                 "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
-                "o_latency": Out(data.StructLayout({"missed": 1, "cycles": start_bits})),
-                "o_latency_valid": Out(1),
+                "o_latency": Out(
+                    stream.Signature(
+                        data.StructLayout({"missed": 1, "cycles": start_bits}), always_ready=True
+                    )
+                ),
                 "idle": Out(1),
             }
         )
@@ -122,9 +125,9 @@ class Egress(wiring.Component):
 
         answered = self.i.valid & self.i.ready
         m.d.comb += [
-            self.o_latency_valid.eq(answered),
-            self.o_latency.missed.eq(self.i.p.origin.missed),
-            self.o_latency.cycles.eq(self.now - self.i.p.origin.start),
+            self.o_latency.valid.eq(answered),
+            self.o_latency.p.missed.eq(self.i.p.origin.missed),
+            self.o_latency.p.cycles.eq(self.now - self.i.p.origin.start),
             # What stands at an input is its source's still.
             self.idle.eq(drs_empty & ndr_empty),
             Assert(drs_empty != drs.valid),

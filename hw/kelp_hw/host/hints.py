@@ -68,7 +68,7 @@ class HintAbsorber(wiring.Component):
     i : stream of hint lines (`kelp_hw.control.registers.hint_line_layout`)
     sessions : session registers as M3 has them
     o_op, o_prefetch : streams of ops and of pages
-    o_event, o_event_valid : valid-only
+    o_event : always-ready stream
     line_taken, mass_taken : pulses for the counters: a line left the queue, a MASS op was taken
     idle : nothing is waiting
     """
@@ -84,8 +84,7 @@ class HintAbsorber(wiring.Component):
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "o_prefetch": Out(stream.Signature(layouts.page)),
-                "o_event": Out(layouts.event),
-                "o_event_valid": Out(1),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "line_taken": Out(1),
                 "mass_taken": Out(1),
                 "idle": Out(1),
@@ -319,12 +318,12 @@ class HintAbsorber(wiring.Component):
         with m.If(move & item_valid & (item.type == _ENTRY)):
             m.d.sync += bad_seen.eq(bad_page | (bad_seen & ~item.first))
         m.d.comb += [
-            self.o_event_valid.eq(move & item_valid & ((item.type == _EVENT) | log_bad)),
-            self.o_event.code.eq(Mux(bad_page, Event.HINT_BAD_PAGE, item.code)),
-            self.o_event.ld_id.eq(item.ld_id),
-            self.o_event.squeue.eq(item.squeue),
-            self.o_event.page.eq(Mux(bad_page, item.page, 0)),
-            self.o_event.argument.eq(Mux(bad_page, item.page, item.argument)),
+            self.o_event.valid.eq(move & item_valid & ((item.type == _EVENT) | log_bad)),
+            self.o_event.p.code.eq(Mux(bad_page, Event.HINT_BAD_PAGE, item.code)),
+            self.o_event.p.ld_id.eq(item.ld_id),
+            self.o_event.p.squeue.eq(item.squeue),
+            self.o_event.p.page.eq(Mux(bad_page, item.page, 0)),
+            self.o_event.p.argument.eq(Mux(bad_page, item.page, item.argument)),
             self.line_taken.eq(line_done),
             self.mass_taken.eq(out_op.valid & out_op.ready & (out_op.p.kind == Op.MASS)),
             self.idle.eq(
@@ -344,6 +343,6 @@ class HintAbsorber(wiring.Component):
             Assert(left <= ENTRIES),
             Assert(~(out_op.valid & out_page.valid)),
             Assert(~out_op.valid | (out_op.p.squeue < c.squeues)),
-            Assert(~self.o_event_valid | (self.o_event.code != Event.NONE)),
+            Assert(~self.o_event.valid | (self.o_event.p.code != Event.NONE)),
         ]
         return m

@@ -88,8 +88,7 @@ class Ingress(wiring.Component):
                 "i_write_slot": In(stream.Signature(config.write_slot_bits)),
                 "o_request": Out(stream.Signature(layouts.request)),
                 "o_ahead": Out(ahead_layout(config)),
-                "o_write": Out(write_layout(config)),
-                "o_write_valid": Out(1),
+                "o_write": Out(stream.Signature(write_layout(config), always_ready=True)),
                 "o_side": Out(stream.Signature(side_layout())),
                 "o_spec": Out(stream.Signature(layouts.page)),
                 "spec_dropped": Out(1),
@@ -262,10 +261,10 @@ class Ingress(wiring.Component):
             self.i_write_slot.ready.eq(take_slot),
             # Into a slot that is still free, too: whether the message is taken, or goes to memory
             # at all, comes late for hundreds of write enables.
-            self.o_write_valid.eq(self.m2s_rwd.valid & self.i_write_slot.valid),
-            self.o_write.slot.eq(self.i_write_slot.p),
-            self.o_write.data.eq(rwd.data),
-            self.o_write.byte_enable.eq(Mux(partial, rwd.byte_enable, ~0)),
+            self.o_write.valid.eq(self.m2s_rwd.valid & self.i_write_slot.valid),
+            self.o_write.p.slot.eq(self.i_write_slot.p),
+            self.o_write.p.data.eq(rwd.data),
+            self.o_write.p.byte_enable.eq(Mux(partial, rwd.byte_enable, ~0)),
         ]
 
         m.d.comb += self.o_side.valid.eq(side_valid & ~behind)

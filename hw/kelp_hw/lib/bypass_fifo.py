@@ -31,7 +31,7 @@ class BypassFifo(wiring.Component):
 
     Members
     -------
-    i, i_valid : valid-only
+    i : always-ready stream
     o : stream
     row, row_valid : out
         The oldest item that waits: `o.p` too, while `row_valid`.
@@ -45,8 +45,7 @@ class BypassFifo(wiring.Component):
         self.depth, self.shape, self.registered = depth, shape, registered
         super().__init__(
             {
-                "i": In(shape),
-                "i_valid": In(1),
+                "i": In(stream.Signature(shape, always_ready=True)),
                 "o": Out(stream.Signature(shape)),
                 "row": Out(shape),
                 "row_valid": Out(1),
@@ -62,18 +61,18 @@ class BypassFifo(wiring.Component):
         begin, end, level = Signal(range(self.depth)), Signal(range(self.depth)), self.level
         waits = Signal()  # level != 0
         takes, keeps = Signal(), Signal()
-        row, item = Value.cast(self.row), Value.cast(self.i)
+        row, item = Value.cast(self.row), Value.cast(self.i.p)
         m.d.comb += [
-            write.en.eq(self.i_valid),
+            write.en.eq(self.i.valid),
             write.addr.eq(end),
             write.data.eq(item),
             read.addr.eq(begin),
-            self.o.valid.eq(Mux(waits, self.row_valid, self.i_valid)),
+            self.o.valid.eq(Mux(waits, self.row_valid, self.i.valid)),
             # By `row_valid`, not `waits`, which has as many bits of `row` to choose: what is not
             # offered may be anything.
             Value.cast(self.o.p).eq(Mux(self.row_valid, row, item)),
             takes.eq(self.row_valid & self.o.ready),
-            keeps.eq(self.i_valid & (waits | ~self.o.ready)),
+            keeps.eq(self.i.valid & (waits | ~self.o.ready)),
         ]
         if self.registered:
             m.d.sync += [

@@ -30,7 +30,7 @@ class FreeList(wiring.Component):
 
     Members
     -------
-    i, i_valid : in
+    i : in, always-ready stream
         A returned id.
     o : out, stream of ids
     level : out
@@ -47,8 +47,7 @@ class FreeList(wiring.Component):
         self.id_bits = max(1, ceil_log2(first + count))
         super().__init__(
             {
-                "i": In(self.id_bits),
-                "i_valid": In(1),
+                "i": In(stream.Signature(self.id_bits, always_ready=True)),
                 "o": Out(stream.Signature(self.id_bits)),
                 "level": Out(range(count + 1), init=count),
             }
@@ -71,14 +70,14 @@ class FreeList(wiring.Component):
             self.o.valid.eq(fresh | returned.r_rdy),
             self.o.payload.eq(Mux(fresh, never_used, returned.r_data)),
             returned.r_en.eq(take & ~fresh),
-            returned.w_en.eq(self.i_valid),
-            returned.w_data.eq(self.i),
+            returned.w_en.eq(self.i.valid),
+            returned.w_data.eq(self.i.p),
         ]
         with m.If(take & fresh):
             m.d.sync += never_used.eq(never_used + 1)
-        m.d.sync += self.level.eq(self.level + self.i_valid - take)
+        m.d.sync += self.level.eq(self.level + self.i.valid - take)
 
         lost = Signal()
-        m.d.sync += lost.eq(self.i_valid & (~returned.w_rdy | (self.level == self.count)))
+        m.d.sync += lost.eq(self.i.valid & (~returned.w_rdy | (self.level == self.count)))
         m.d.comb += [Assert(~lost), Assert(self.level <= self.count)]
         return m

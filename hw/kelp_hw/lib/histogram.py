@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
@@ -34,8 +34,11 @@ class LatencyHistogram(wiring.Component):
         self.cycle_bits = cycle_bits
         super().__init__(
             {
-                "i": In(data.StructLayout({"missed": 1, "cycles": cycle_bits})),
-                "i_valid": In(1),
+                "i": In(
+                    stream.Signature(
+                        data.StructLayout({"missed": 1, "cycles": cycle_bits}), always_ready=True
+                    )
+                ),
                 "clear": In(1),  #: held high for 64 cycles or more empties every bin
                 "read_row": In(range(_ROWS)),
                 "read_grant": Out(1),
@@ -51,8 +54,8 @@ class LatencyHistogram(wiring.Component):
 
         # Stage 0: what egress says late. 1: bin number. 2: count out. 3: incremented. 4: written,
         # and forwarded to younger events on the same row.
-        event, valid0 = Signal.like(self.i), Signal()
-        m.d.sync += [event.eq(self.i), valid0.eq(self.i_valid)]
+        event, valid0 = Signal.like(self.i.p), Signal()
+        m.d.sync += [event.eq(self.i.p), valid0.eq(self.i.valid)]
         bin_ = Signal(range(HISTOGRAM_BINS))
         for b in range(min(self.cycle_bits, HISTOGRAM_BINS)):
             with m.If(event.cycles[b]):

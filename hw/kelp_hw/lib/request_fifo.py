@@ -14,7 +14,7 @@ class RequestFifo(wiring.Component):
     """A FIFO of `depth` rows whose input cannot wait: its sender counts the places.
 
     Latency: 1 cycle. Throughput: 1 item per cycle. No enable or address of the rows depends on
-    `i_valid`, which may lie on a critical path: the row at the end is always written, and counts
+    `i.valid`, which may lie on a critical path: the row at the end is always written, and counts
     only with it.
 
     Parameters
@@ -25,7 +25,7 @@ class RequestFifo(wiring.Component):
 
     Members
     -------
-    i, i_valid : valid-only
+    i : always-ready stream
     o : stream
     level : out
         How many items wait.
@@ -37,8 +37,7 @@ class RequestFifo(wiring.Component):
         self.depth, self.shape = depth, shape
         super().__init__(
             {
-                "i": In(shape),
-                "i_valid": In(1),
+                "i": In(stream.Signature(shape, always_ready=True)),
                 "o": Out(stream.Signature(shape)),
                 "level": Out(range(depth + 1)),
             }
@@ -55,7 +54,7 @@ class RequestFifo(wiring.Component):
             # When all places are taken, the end is the beginning.
             write.en.eq(self.level != self.depth),
             write.addr.eq(end),
-            write.data.eq(Value.cast(self.i)),
+            write.data.eq(Value.cast(self.i.p)),
             read.addr.eq(begin),
             self.o.valid.eq(self.level != 0),
             Value.cast(self.o.p).eq(read.data),
@@ -63,9 +62,9 @@ class RequestFifo(wiring.Component):
         ]
         with m.If(takes):
             m.d.sync += begin.eq(begin + 1)
-        with m.If(self.i_valid):
+        with m.If(self.i.valid):
             m.d.sync += end.eq(end + 1)
-        with m.If(takes != self.i_valid):
+        with m.If(takes != self.i.valid):
             m.d.sync += self.level.eq(Mux(takes, self.level - 1, self.level + 1))
-        m.d.sync += Assert(~self.i_valid | (self.level != self.depth), "a request without a place")
+        m.d.sync += Assert(~self.i.valid | (self.level != self.depth), "a request without a place")
         return m

@@ -67,9 +67,9 @@ class ColdScheduler(wiring.Component):
 
     Members
     -------
-    i_fetch, i_fetch_valid : in, fetch
+    i_fetch : in, always-ready stream of fetch
         Valid-only, each miss id at most once until its `o_fetched`.
-    i_raise, i_raise_valid : in, miss id
+    i_raise : in, always-ready stream of miss id
         Never in one cycle with an `i_fetch`. Ids that need no raising are ignored.
     o_fetched : out, stream of fetched
     i_write_back : in, stream of write_back; o_written_back : out, stream of written_back
@@ -90,10 +90,8 @@ class ColdScheduler(wiring.Component):
         self.entries = c.misses + c.write_backs
         super().__init__(
             {
-                "i_fetch": In(layouts.fetch),
-                "i_fetch_valid": In(1),
-                "i_raise": In(c.miss_bits),
-                "i_raise_valid": In(1),
+                "i_fetch": In(stream.Signature(layouts.fetch, always_ready=True)),
+                "i_raise": In(stream.Signature(c.miss_bits, always_ready=True)),
                 "o_fetched": Out(stream.Signature(layouts.fetched)),
                 "i_write_back": In(stream.Signature(layouts.write_back)),
                 "o_written_back": Out(stream.Signature(layouts.written_back)),
@@ -149,11 +147,13 @@ class ColdScheduler(wiring.Component):
         wb = self.i_write_back.payload
         m.d.comb += [
             # an entry that goes back into line is known late
-            self.i_write_back.ready.eq(~self.i_fetch_valid & ~acting),
-            where.write_en.eq(self.i_fetch_valid | new_write),
-            where.write_address.eq(Mux(self.i_fetch_valid, self.i_fetch.miss, c.misses + wb.token)),
+            self.i_write_back.ready.eq(~self.i_fetch.valid & ~acting),
+            where.write_en.eq(self.i_fetch.valid | new_write),
+            where.write_address.eq(
+                Mux(self.i_fetch.valid, self.i_fetch.p.miss, c.misses + wb.token)
+            ),
             *(
-                where.write_data[name].eq(Mux(self.i_fetch_valid, self.i_fetch[name], wb[name]))
+                where.write_data[name].eq(Mux(self.i_fetch.valid, self.i_fetch.p[name], wb[name]))
                 for name in ("squeue", "page", "frame")
             ),
             sectors.write_en.eq(new_write),
@@ -162,10 +162,10 @@ class ColdScheduler(wiring.Component):
         ]
         with m.If(new_write):
             m.d.sync += busy_writes.bit_select(wb.token, 1).eq(1)
-        with m.If(self.i_fetch_valid & ~self.i_fetch.demand):
-            m.d.sync += prefetches.bit_select(self.i_fetch.miss, 1).eq(1)
+        with m.If(self.i_fetch.valid & ~self.i_fetch.p.demand):
+            m.d.sync += prefetches.bit_select(self.i_fetch.p.miss, 1).eq(1)
         with m.If(raised):
-            m.d.sync += prefetches.bit_select(self.i_raise, 1).eq(0)
+            m.d.sync += prefetches.bit_select(self.i_raise.p, 1).eq(0)
 
         # - engine: choose an entry, then act on it ------------------------------------------------
         scan, pointer = Signal(index_shape), Signal(range(c.misses))
@@ -176,11 +176,11 @@ class ColdScheduler(wiring.Component):
         # The next prefetch, found ahead of time: the one at the pointer.
         found, any_prefetch, raised_here, can_leave = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            raised_here.eq(self.i_raise_valid & (self.i_raise == pointer)),
+            raised_here.eq(self.i_raise.valid & (self.i_raise.p == pointer)),
             # No prefetch leaves in the cycle of a raise, so that whether one is raised does not
             # wait for what the engine chooses.
-            raised.eq(self.i_raise_valid & prefetches.bit_select(self.i_raise, 1)),
-            can_leave.eq(found & ~self.i_raise_valid),
+            raised.eq(self.i_raise.valid & prefetches.bit_select(self.i_raise.p, 1)),
+            can_leave.eq(found & ~self.i_raise.valid),
             can_send.eq(
                 (aborts.r_rdy | demand.r_rdy | can_leave | (writes.r_rdy & ~any_prefetch))
                 & ~blocked
@@ -336,8 +336,8 @@ class ColdScheduler(wiring.Component):
         # A new demand goes into line first: it cannot wait. The engine does, when it may put its
         # entry back.
         m.d.sync += [
-            new_demand.eq((self.i_fetch_valid & self.i_fetch.demand) | raised),
-            new_index.eq(Mux(self.i_raise_valid, self.i_raise, self.i_fetch.miss)),
+            new_demand.eq((self.i_fetch.valid & self.i_fetch.p.demand) | raised),
+            new_index.eq(Mux(self.i_raise.valid, self.i_raise.p, self.i_fetch.p.miss)),
         ]
         put_demand, put_write = (
             data.View(turn_layout, demand.w_data),
@@ -441,7 +441,7 @@ class ColdScheduler(wiring.Component):
                     self.o_fetched.valid,
                     self.o_written_back.valid,
                     self.i_completion.valid,
-                    self.i_fetch_valid,
+                    self.i_fetch.valid,
                     self.i_write_back.valid,
                 ).any()
             ),
@@ -458,11 +458,11 @@ class ColdScheduler(wiring.Component):
                 "two write-backs under one token",
             ),
             twice.eq(
-                self.i_fetch_valid
+                self.i_fetch.valid
                 & (
-                    active.bit_select(self.i_fetch.miss, 1)
-                    | prefetches.bit_select(self.i_fetch.miss, 1)
-                    | (self.i_raise_valid & raised)
+                    active.bit_select(self.i_fetch.p.miss, 1)
+                    | prefetches.bit_select(self.i_fetch.p.miss, 1)
+                    | (self.i_raise.valid & raised)
                 )
             ),
             unlined.eq(

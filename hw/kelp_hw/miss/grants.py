@@ -37,10 +37,10 @@ class MissGrants(wiring.Component):
 
     Members
     -------
-    i, i_valid : in, {miss, pool, session, squeue, page, kind}
+    i : in, always-ready stream of {miss, pool, session, squeue, page, kind}
         A new miss that needs a frame. Valid-only; each miss id at most once until its GRANT is
         done.
-    i_outcome, i_outcome_valid : in, Outcome
+    i_outcome : in, always-ready stream of Outcome
         M3's decision about the GRANT that is under way.
     pool_free : in, four counts, in frames
     now, starve_limit : in
@@ -70,10 +70,8 @@ class MissGrants(wiring.Component):
         )
         super().__init__(
             {
-                "i": In(self.waiting),
-                "i_valid": In(1),
-                "i_outcome": In(4),
-                "i_outcome_valid": In(1),
+                "i": In(stream.Signature(self.waiting, always_ready=True)),
+                "i_outcome": In(stream.Signature(4, always_ready=True)),
                 "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
                 "now": In(TIME_BITS),
                 "starve_limit": In(TIME_BITS),
@@ -97,16 +95,16 @@ class MissGrants(wiring.Component):
             )
             lines.append(line)
             m.d.comb += [
-                line.w_data.eq(self.i.miss),
-                line.w_en.eq(self.i_valid & (self.i.pool == p)),
+                line.w_data.eq(self.i.p.miss),
+                line.w_en.eq(self.i.valid & (self.i.p.pool == p)),
             ]
 
         row = data.StructLayout({"waiting": self.waiting, "since": TIME_BITS})
         m.submodules.rows = rows = Sram(depth=c.misses, shape=row)
         m.d.comb += [
-            rows.write_en.eq(self.i_valid),
-            rows.write_address.eq(self.i.miss),
-            rows.write_data.waiting.eq(self.i),
+            rows.write_en.eq(self.i.valid),
+            rows.write_address.eq(self.i.p.miss),
+            rows.write_data.waiting.eq(self.i.p),
             rows.write_data.since.eq(self.now),
         ]
 
@@ -169,12 +167,14 @@ class MissGrants(wiring.Component):
                     m.d.sync += self.o_op.valid.eq(0)
                     m.next = "DECIDED"
             with m.State("DECIDED"):
-                with m.If(self.i_outcome_valid):
+                with m.If(self.i_outcome.valid):
                     m.d.sync += pool.eq(pool + 1)
-                    m.d.comb += pop.eq(self.i_outcome == Outcome.DONE)
+                    m.d.comb += pop.eq(self.i_outcome.p == Outcome.DONE)
                     m.next = "LOOK"
 
         lost = Signal()
-        m.d.sync += lost.eq(self.i_valid & (Array(line.w_rdy for line in lines)[self.i.pool] == 0))
+        m.d.sync += lost.eq(
+            self.i.valid & (Array(line.w_rdy for line in lines)[self.i.p.pool] == 0)
+        )
         m.d.comb += Assert(~lost)
         return m

@@ -53,14 +53,14 @@ class MissBuffer(wiring.Component):
 
     Members
     -------
-    i_result, i_result_valid : in, result
+    i_result : in, always-ready stream of result
     o_miss_free : out, stream of miss ids
         M3 uses one with each MISSED, in this order.
     ready : out
     pool_free : in, four counts, in frames
     o_op : out, stream of op
     sector_address : in; sector_data : out, a cycle later
-    o_fetch, o_fetch_valid : out, fetch; o_raise, o_raise_valid : out, miss id; i_fetched : in,
+    o_fetch : out, always-ready stream of fetch; o_raise : out, miss id; i_fetched : in,
     stream of fetched
         The cold-tier scheduler.
     now, starve_limit : in, cycles
@@ -84,18 +84,15 @@ class MissBuffer(wiring.Component):
         layouts = self.layouts = Layouts(config)
         super().__init__(
             {
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "o_miss_free": Out(stream.Signature(c.miss_bits)),
                 "ready": Out(1),
                 "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "sector_address": In(c.miss_bits),
                 "sector_data": Out(layouts.sector),
-                "o_fetch": Out(layouts.fetch),
-                "o_fetch_valid": Out(1),
-                "o_raise": Out(c.miss_bits),
-                "o_raise_valid": Out(1),
+                "o_fetch": Out(stream.Signature(layouts.fetch, always_ready=True)),
+                "o_raise": Out(stream.Signature(c.miss_bits, always_ready=True)),
                 "i_fetched": In(stream.Signature(layouts.fetched)),
                 "now": In(TIME_BITS),
                 "starve_limit": In(TIME_BITS),
@@ -145,19 +142,19 @@ class MissBuffer(wiring.Component):
         m.d.comb += self.starving.eq(grants.starving)
 
         # What M3 decided.
-        r, decided = self.i_result, self.i_result.op
+        r, decided = self.i_result.p, self.i_result.p.op
         demand = (decided.kind == Op.READ) | (decided.kind == Op.WRITE)
         created, parked, granted, given = Signal(), Signal(), Signal(), Signal()
         row = rows.write_data
         m.d.comb += [
-            created.eq(self.i_result_valid & (r.outcome == Outcome.MISSED)),
+            created.eq(self.i_result.valid & (r.outcome == Outcome.MISSED)),
             parked.eq(
-                self.i_result_valid
+                self.i_result.valid
                 & demand
                 & ((r.outcome == Outcome.MISSED) | (r.outcome == Outcome.PARKED))
             ),
             granted.eq(
-                self.i_result_valid & (decided.kind == Op.GRANT) & (r.outcome == Outcome.DONE)
+                self.i_result.valid & (decided.kind == Op.GRANT) & (r.outcome == Outcome.DONE)
             ),
             given.eq(granted & ~decided.failed),
             self.o_miss_free.valid.eq(ids.o.valid),
@@ -181,12 +178,12 @@ class MissBuffer(wiring.Component):
             frames.write_en.eq(created | given),
             frames.write_address.eq(Mux(created, r.miss, decided.miss)),
             frames.write_data.eq(r.frame),
-            lists.i_valid.eq(created | parked),
-            lists.i.list.eq(r.miss),
-            lists.i.create.eq(created),
-            lists.i.park.eq(parked),
+            lists.i.valid.eq(created | parked),
+            lists.i.p.list.eq(r.miss),
+            lists.i.p.create.eq(created),
+            lists.i.p.park.eq(parked),
             *(
-                lists.i.data[name].eq(decided[name])
+                lists.i.p.data[name].eq(decided[name])
                 for name in (
                     "kv_line",
                     "write",
@@ -197,28 +194,28 @@ class MissBuffer(wiring.Component):
                     "origin",
                 )
             ),
-            grants.i_valid.eq(created & demand),
-            grants.i.miss.eq(r.miss),
-            grants.i.pool.eq(r.pool),
-            grants.i.session.eq(decided.session),
-            grants.i.squeue.eq(decided.squeue),
-            grants.i.page.eq(decided.page),
-            grants.i.kind.eq(row.kind),
-            grants.i_outcome.eq(r.outcome),
-            grants.i_outcome_valid.eq(self.i_result_valid & (decided.kind == Op.GRANT)),
+            grants.i.valid.eq(created & demand),
+            grants.i.p.miss.eq(r.miss),
+            grants.i.p.pool.eq(r.pool),
+            grants.i.p.session.eq(decided.session),
+            grants.i.p.squeue.eq(decided.squeue),
+            grants.i.p.page.eq(decided.page),
+            grants.i.p.kind.eq(row.kind),
+            grants.i_outcome.p.eq(r.outcome),
+            grants.i_outcome.valid.eq(self.i_result.valid & (decided.kind == Op.GRANT)),
             grants.pool_free.eq(self.pool_free),
             grants.now.eq(self.now),
             grants.starve_limit.eq(self.starve_limit),
-            self.o_fetch_valid.eq(
+            self.o_fetch.valid.eq(
                 Mux(created, ~demand, given & (decided.miss_kind == MissKind.DEMAND))
             ),
-            self.o_fetch.miss.eq(Mux(created, r.miss, decided.miss)),
-            self.o_fetch.squeue.eq(decided.squeue),
-            self.o_fetch.page.eq(decided.page),
-            self.o_fetch.frame.eq(r.frame),
-            self.o_fetch.demand.eq(~created),
-            self.o_raise_valid.eq(parked & ~created),
-            self.o_raise.eq(r.miss),
+            self.o_fetch.p.miss.eq(Mux(created, r.miss, decided.miss)),
+            self.o_fetch.p.squeue.eq(decided.squeue),
+            self.o_fetch.p.page.eq(decided.page),
+            self.o_fetch.p.frame.eq(r.frame),
+            self.o_fetch.p.demand.eq(~created),
+            self.o_raise.valid.eq(parked & ~created),
+            self.o_raise.p.eq(r.miss),
         ]
 
         # Entries land by a completion, or without one: M3's word cannot wait, the completion can.
@@ -241,7 +238,7 @@ class MissBuffer(wiring.Component):
         done = data.View(done_layout, landed.r_data)
         entry, waiter = rows.read_data, lists.o.payload
         op, op_valid, op_taken = Signal(self.layouts.op), Signal(), Signal()
-        flipped = self.i_result_valid & (decided.kind == Op.FLIP)
+        flipped = self.i_result.valid & (decided.kind == Op.FLIP)
         replays, retried, dropped = Signal(range(c.page_lines + 1)), Signal(), Signal()
         resting = Signal()
         m.d.comb += [
@@ -258,7 +255,7 @@ class MissBuffer(wiring.Component):
             op.source.eq(entry.source),
             op.slot.eq(self.layouts.orphan_token),
             op.failed.eq(done.failed | done.starved),
-            ids.i.eq(done.miss),
+            ids.i.p.eq(done.miss),
         ]
         m.d.comb += [
             sectors.write_en.eq(clear | (self.i_fetched.valid & self.i_fetched.ready)),
@@ -323,7 +320,7 @@ class MissBuffer(wiring.Component):
                         m.d.sync += retried.eq(1)
                         m.next = "REPLAY"
                     with m.Else():
-                        m.d.comb += [landed.r_en.eq(1), ids.i_valid.eq(1), lists.visit_end.eq(1)]
+                        m.d.comb += [landed.r_en.eq(1), ids.i.valid.eq(1), lists.visit_end.eq(1)]
                         m.next = "REST"
 
         # GRANT first: it starts 25 µs of waiting, a replay ends them.
@@ -339,17 +336,17 @@ class MissBuffer(wiring.Component):
             ]
 
         just_decided, alive = Signal(), Signal(range(c.misses + 1))
-        m.d.sync += just_decided.eq(self.i_result_valid)
+        m.d.sync += just_decided.eq(self.i_result.valid)
         draining = retried | (replays == c.page_lines)
         m.d.comb += [
             self.ready.eq((lists.level >= self.margin) & ~draining),
-            self.idle.eq((alive == 0) & ~self.o_op.valid & ~self.i_result_valid & ~just_decided),
+            self.idle.eq((alive == 0) & ~self.o_op.valid & ~self.i_result.valid & ~just_decided),
             self.quiet.eq(
                 resting
                 & grants.quiet
                 & ~self.o_op.valid
                 & ~self.i_fetched.valid
-                & ~self.i_result_valid
+                & ~self.i_result.valid
                 & ~just_decided
             ),
         ]
@@ -357,7 +354,7 @@ class MissBuffer(wiring.Component):
         # M3 may have taken more ids than it has used, never fewer.
         wrong_id, wrong_flip = Signal(), Signal()
         m.d.sync += [
-            alive.eq(alive + created - (flipped & ids.i_valid)),
+            alive.eq(alive + created - (flipped & ids.i.valid)),
             wrong_id.eq(created & (alive + ids.level == c.misses)),
             wrong_flip.eq(flipped & (decided.miss != done.miss)),
         ]

@@ -40,7 +40,7 @@ class ParkLists(wiring.Component):
 
     Members
     -------
-    i, i_valid : in, {list, create, park, data}
+    i : in, always-ready stream of {list, create, park, data}
         `create` begins a list's life, `park` appends `data`. Valid-only: `level` must have been
         looked at.
     level : out
@@ -66,8 +66,7 @@ class ParkLists(wiring.Component):
         )
         super().__init__(
             {
-                "i": In(self.append),
-                "i_valid": In(1),
+                "i": In(stream.Signature(self.append, always_ready=True)),
                 "level": Out(range(nodes + 1)),
                 "visit": In(self.list_bits),
                 "visit_start": In(1),
@@ -96,10 +95,10 @@ class ParkLists(wiring.Component):
         # list see each other's tail through the transparent read.
         created = Signal(range(self.lists + 1))
         late, late_valid, late_first = Signal(self.append), Signal(), Signal()
-        first = self.i.create & (self.i.list == created)
-        m.d.comb += [tail.read_en.eq(1), tail.read_address.eq(self.i.list)]
-        m.d.sync += [late.eq(self.i), late_valid.eq(self.i_valid), late_first.eq(first)]
-        with m.If(self.i_valid & first):
+        first = self.i.p.create & (self.i.p.list == created)
+        m.d.comb += [tail.read_en.eq(1), tail.read_address.eq(self.i.p.list)]
+        m.d.sync += [late.eq(self.i.p), late_valid.eq(self.i.valid), late_first.eq(first)]
+        with m.If(self.i.valid & first):
             m.d.sync += created.eq(created + 1)
 
         last, fresh, park = Signal(self.node_bits), Signal(self.node_bits), Signal()
@@ -147,8 +146,8 @@ class ParkLists(wiring.Component):
             self.empty.eq(open_ & (cursor == tail_seen.read_data)),
             self.o.valid.eq(open_ & (cursor != tail_seen.read_data)),
             Value.cast(self.o.payload).eq(Value.cast(node.read_data)),
-            free.i.eq(cursor),
-            free.i_valid.eq(take),
+            free.i.p.eq(cursor),
+            free.i.valid.eq(take),
         ]
         m.d.sync += [opening.eq(self.visit_start), cursor.eq(ahead)]
         with m.If(opening):
@@ -161,7 +160,7 @@ class ParkLists(wiring.Component):
             wrong_visit.eq(
                 (self.visit_end & self.o.valid) | (self.visit_start & (opening | open_))
             ),
-            wrong_create.eq(self.i_valid & self.i.create & (self.i.list > created)),
+            wrong_create.eq(self.i.valid & self.i.p.create & (self.i.p.list > created)),
         ]
         m.d.comb += [
             Assert(~park | free.o.valid),

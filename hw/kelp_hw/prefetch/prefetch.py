@@ -66,9 +66,9 @@ class Prefetcher(wiring.Component):
 
     Members
     -------
-    i_result, i_result_valid : valid-only results of M3, in order
-    i_usage, i_usage_valid : valid-only, what became of a prefetched page, from the frame stage
-    i_late, i_late_valid : valid-only source of a prefetch that a demand met while fetching
+    i_result : always-ready stream of results of M3, in order
+    i_usage : always-ready stream, what became of a prefetched page, from the frame stage
+    i_late : always-ready stream of source of a prefetch that a demand met while fetching
     i_hint, i_spec : streams of pages
     sessions : session registers as M3 has them
     enable : bit of source code − 1: the source is switched on, from the next cycle on
@@ -89,12 +89,9 @@ class Prefetcher(wiring.Component):
         self.throttle = Throttle()
         super().__init__(
             {
-                "i_result": In(layouts.result),
-                "i_result_valid": In(1),
-                "i_usage": In(layouts.usage),
-                "i_usage_valid": In(1),
-                "i_late": In(3),
-                "i_late_valid": In(1),
+                "i_result": In(stream.Signature(layouts.result, always_ready=True)),
+                "i_usage": In(stream.Signature(layouts.usage, always_ready=True)),
+                "i_late": In(stream.Signature(3, always_ready=True)),
                 "i_hint": In(stream.Signature(layouts.page)),
                 "i_spec": In(stream.Signature(layouts.page)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
@@ -129,22 +126,22 @@ class Prefetcher(wiring.Component):
             return switched.bit_select(source, 1)
 
         # - results of M3, registered --------------------------------------------------------------
-        r, op = self.i_result, self.i_result.op
+        r, op = self.i_result.p, self.i_result.p.op
         demand = (op.kind == Op.READ) | (op.kind == Op.WRITE)
         served = Signal()
         with m.Switch(r.outcome):
             with m.Case(Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED):
                 m.d.comb += served.eq(1)
         accessed, stepped, taken, refused = Signal(), Signal(), Signal(), Signal()
-        source, page = Signal(3), Signal.like(from_access.i)
+        source, page = Signal(3), Signal.like(from_access.i.p)
         m.d.sync += [
-            accessed.eq(self.i_result_valid & demand & r.first & served),
-            stepped.eq(self.i_result_valid & (op.kind == Op.STEP)),
+            accessed.eq(self.i_result.valid & demand & r.first & served),
+            stepped.eq(self.i_result.valid & (op.kind == Op.STEP)),
             taken.eq(
-                self.i_result_valid & (op.kind == Op.PREFETCH) & (r.outcome == Outcome.MISSED)
+                self.i_result.valid & (op.kind == Op.PREFETCH) & (r.outcome == Outcome.MISSED)
             ),
             refused.eq(
-                self.i_result_valid & (op.kind == Op.PREFETCH) & (r.outcome != Outcome.MISSED)
+                self.i_result.valid & (op.kind == Op.PREFETCH) & (r.outcome != Outcome.MISSED)
             ),
             source.eq(op.source),
             page.session.eq(op.session),
@@ -154,17 +151,17 @@ class Prefetcher(wiring.Component):
         window_on, layer_on = enabled(PrefetchSource.WINDOW), enabled(PrefetchSource.LAYER_AHEAD)
         m.d.comb += [
             from_access.sessions.eq(self.sessions),
-            from_access.i.eq(page),
-            from_access.i_valid.eq(accessed & (window_on | layer_on)),
+            from_access.i.p.eq(page),
+            from_access.i.valid.eq(accessed & (window_on | layer_on)),
             from_access.window_on.eq(window_on),
             from_access.layer_on.eq(layer_on),
             self.window_squeue.eq(from_access.window_squeue),
             from_access.window.eq(self.window),
             self.access_lost.eq(from_access.lost),
-            from_previous.i.eq(page),
-            from_previous.i_valid.eq(accessed & enabled(PrefetchSource.PREVIOUS)),
-            from_previous.step.eq(page.session),
-            from_previous.step_valid.eq(stepped),
+            from_previous.i.p.eq(page),
+            from_previous.i.valid.eq(accessed & enabled(PrefetchSource.PREVIOUS)),
+            from_previous.step.p.eq(page.session),
+            from_previous.step.valid.eq(stepped),
             from_previous.live.eq(live),
             self.previous_lost.eq(from_previous.lost),
         ]
@@ -243,8 +240,8 @@ class Prefetcher(wiring.Component):
             ),
         ]
         m.d.comb += [
-            throttle.offer.eq(judged.source),
-            throttle.offer_valid.eq(judged_valid & inside & enabled(judged.source)),
+            throttle.offer.p.eq(judged.source),
+            throttle.offer.valid.eq(judged_valid & inside & enabled(judged.source)),
         ]
         with m.If(~inside):
             m.d.comb += reason.eq(DropReason.OUTSIDE)
@@ -253,8 +250,8 @@ class Prefetcher(wiring.Component):
         with m.Else():
             m.d.comb += reason.eq(DropReason.THROTTLED)
         passes = Signal()
-        m.d.comb += passes.eq(throttle.offer_valid & throttle.allow)
-        m.d.comb += [queue.i.eq(judged), queue.i_valid.eq(passes), queue.cancel.eq(~live)]
+        m.d.comb += passes.eq(throttle.offer.valid & throttle.allow)
+        m.d.comb += [queue.i.p.eq(judged), queue.i.valid.eq(passes), queue.cancel.eq(~live)]
 
         # - ops ------------------------------------------------------------------------------------
         flying = Signal(range(_FLYING_MAX + 1))
@@ -290,11 +287,11 @@ class Prefetcher(wiring.Component):
             ),
             from_previous.quiet.eq(quiet),
             idle.eq(quiet & from_previous.idle),
-            self.idle.eq(idle & ~self.i_result_valid),
-            throttle.issued.eq(source),
-            throttle.issued_valid.eq(taken),
-            throttle.useful.eq(self.i_usage.source),
-            throttle.useful_valid.eq(self.i_usage_valid & self.i_usage.useful),
+            self.idle.eq(idle & ~self.i_result.valid),
+            throttle.issued.p.eq(source),
+            throttle.issued.valid.eq(taken),
+            throttle.useful.p.eq(self.i_usage.p.source),
+            throttle.useful.valid.eq(self.i_usage.valid & self.i_usage.p.useful),
             throttle.settle.eq(settle),
             self.credit.eq(throttle.credit),
         ]
@@ -305,22 +302,22 @@ class Prefetcher(wiring.Component):
         def pulse(target, code, valid):
             m.d.sync += target.eq(Cat(valid & (code == k) for k in range(1, SOURCES)))
 
-        usage = self.i_usage
+        usage = self.i_usage.p
         pulses = self.pulses
         pulse(pulses.issued, source, taken)
-        pulse(pulses.useful, usage.source, self.i_usage_valid & usage.useful)
-        pulse(pulses.useless, usage.source, self.i_usage_valid & usage.useless)
-        pulse(pulses.late, self.i_late, self.i_late_valid)
+        pulse(pulses.useful, usage.source, self.i_usage.valid & usage.useful)
+        pulse(pulses.useless, usage.source, self.i_usage.valid & usage.useless)
+        pulse(pulses.late, self.i_late.p, self.i_late.valid)
         for why in (DropReason.OUTSIDE, DropReason.DISABLED, DropReason.THROTTLED):
             pulse(pulses.dropped[why], judged.source, judged_valid & ~passes & (reason == why))
         # the queue's compare is long enough for a cycle of its own
-        drop, drop_valid = Signal.like(queue.o_drop), Signal()
+        drop, drop_valid = Signal.like(queue.o_drop.p), Signal()
         cancel, cancel_valid = Signal(3), Signal()
         m.d.sync += [
-            drop.eq(queue.o_drop),
-            drop_valid.eq(queue.o_drop_valid),
-            cancel.eq(queue.o_cancel),
-            cancel_valid.eq(queue.o_cancel_valid),
+            drop.eq(queue.o_drop.p),
+            drop_valid.eq(queue.o_drop.valid),
+            cancel.eq(queue.o_cancel.p),
+            cancel_valid.eq(queue.o_cancel.valid),
         ]
         for why in (DropReason.DUPLICATE, DropReason.FULL):
             pulse(pulses.dropped[why], drop.source, drop_valid & (drop.reason == why))

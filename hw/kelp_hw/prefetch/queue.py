@@ -74,11 +74,11 @@ class PrefetchQueue(wiring.Component):
 
     Members
     -------
-    i, i_valid : valid-only candidate
+    i : always-ready stream of candidate
     o : stream of candidates
     cancel : bit s: session s is not open
-    o_drop, o_drop_valid : valid-only `drop_layout`, at most one for each candidate that comes in
-    o_cancel, o_cancel_valid : valid-only source of a cancelled candidate
+    o_drop : always-ready stream of `drop_layout`, at most one for each candidate that comes in
+    o_cancel : always-ready stream of source of a cancelled candidate
     count : slots taken, and one for a candidate on its way in
     """
 
@@ -90,14 +90,11 @@ class PrefetchQueue(wiring.Component):
         self.candidate = candidate_layout(config)
         super().__init__(
             {
-                "i": In(self.candidate),
-                "i_valid": In(1),
+                "i": In(stream.Signature(self.candidate, always_ready=True)),
                 "o": Out(stream.Signature(self.candidate)),
                 "cancel": In(config.sessions),
-                "o_drop": Out(drop_layout()),
-                "o_drop_valid": Out(1),
-                "o_cancel": Out(3),
-                "o_cancel_valid": Out(1),
+                "o_drop": Out(stream.Signature(drop_layout(), always_ready=True)),
+                "o_cancel": Out(stream.Signature(3, always_ready=True)),
                 "count": Out(range(self.slots + 1)),
             }
         )
@@ -166,8 +163,8 @@ class PrefetchQueue(wiring.Component):
         places = [*held, new]
         alike, beyond = Signal(n + 1), Signal(n + 1)
         m.d.comb += [
-            *(alike[k].eq(same_page(slot, self.i)) for k, slot in enumerate(places)),
-            *(beyond[k].eq(farther(slot, self.i)) for k, slot in enumerate(places)),
+            *(alike[k].eq(same_page(slot, self.i.p)) for k, slot in enumerate(places)),
+            *(beyond[k].eq(farther(slot, self.i.p)) for k, slot in enumerate(places)),
         ]
         for k in range(n):
             below = after_here[k - 1] if k else Const(0)
@@ -190,9 +187,9 @@ class PrefetchQueue(wiring.Component):
             with m.Elif(leave & ~push):
                 take(min(k + 1, n - 1), dies[k + 1] if k + 1 < n else 0)
         m.d.sync += [
-            new.eq(self.i),
-            new_valid.eq(self.i_valid),
-            same_o.eq(same_page(self.o.p, self.i)),
+            new.eq(self.i.p),
+            new_valid.eq(self.i.valid),
+            same_o.eq(same_page(self.o.p, self.i.p)),
         ]
         with m.If(o_free):
             m.d.sync += self.o.valid.eq(leave & ~dead[0])
@@ -213,23 +210,23 @@ class PrefetchQueue(wiring.Component):
         # What falls off the end, or finds no place.
         full = valid[n - 1] & ~leave
         m.d.comb += [
-            self.o_drop_valid.eq(new_valid & (on_o | any_twin | full)),
-            self.o_drop.source.eq(new.source),
-            self.o_drop.reason.eq(DropReason.DUPLICATE),
-            self.o_cancel_valid.eq(leave & dead[0]),
-            self.o_cancel.eq(held[0].source),
+            self.o_drop.valid.eq(new_valid & (on_o | any_twin | full)),
+            self.o_drop.p.source.eq(new.source),
+            self.o_drop.p.reason.eq(DropReason.DUPLICATE),
+            self.o_cancel.valid.eq(leave & dead[0]),
+            self.o_cancel.p.eq(held[0].source),
         ]
         with m.If(any_twin & ~merged):
             # One twin at most, so the sources can be or-ed.
-            m.d.comb += self.o_drop.source.eq(
+            m.d.comb += self.o_drop.p.source.eq(
                 reduce(or_, (held[k].source & twin[k].replicate(3) for k in range(n)))
             )
         with m.Elif(~merged):
-            m.d.comb += self.o_drop.reason.eq(DropReason.FULL)
+            m.d.comb += self.o_drop.p.reason.eq(DropReason.FULL)
             with m.If(after[n - 1]):
-                m.d.comb += self.o_drop.source.eq(held[n - 1].source)
+                m.d.comb += self.o_drop.p.source.eq(held[n - 1].source)
                 with m.If(dead[n - 1]):
-                    m.d.comb += self.o_drop.reason.eq(DropReason.CANCELLED)
+                    m.d.comb += self.o_drop.p.reason.eq(DropReason.CANCELLED)
 
         m.d.comb += [
             Assert(taken <= n),

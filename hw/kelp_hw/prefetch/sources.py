@@ -45,7 +45,7 @@ class AccessSource(wiring.Component):
 
     Members
     -------
-    i, i_valid : valid-only access
+    i : always-ready stream of access
     sessions : session registers
     window_on, layer_on : the sources are enabled
     window_squeue : address of the queue configuration's read port; `window` follows one cycle later
@@ -65,8 +65,7 @@ class AccessSource(wiring.Component):
         layouts = Layouts(config)
         super().__init__(
             {
-                "i": In(access_layout(config)),
-                "i_valid": In(1),
+                "i": In(stream.Signature(access_layout(config), always_ready=True)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "window_on": In(1),
                 "layer_on": In(1),
@@ -85,9 +84,9 @@ class AccessSource(wiring.Component):
         access = access_layout(c)
         m.submodules.waiting = waiting = SyncFIFO(width=access.size, depth=self.accesses)
         m.d.comb += [
-            waiting.w_data.eq(self.i),
-            waiting.w_en.eq(self.i_valid),
-            self.lost.eq(self.i_valid & ~waiting.w_rdy),
+            waiting.w_data.eq(self.i.p),
+            waiting.w_en.eq(self.i.valid),
+            self.lost.eq(self.i.valid & ~waiting.w_rdy),
         ]
 
         # Look the window up, then clip it, then walk it: three accesses are under way at a time.
@@ -170,7 +169,7 @@ class AccessSource(wiring.Component):
             take_clipped.eq(clipped_valid & (~now_valid | (o.ready & done))),
             self.start.eq(take_clipped),
             self.idle.eq(
-                ~self.i_valid & ~waiting.r_rdy & ~looked_valid & ~clipped_valid & ~now_valid
+                ~self.i.valid & ~waiting.r_rdy & ~looked_valid & ~clipped_valid & ~now_valid
             ),
         ]
         with m.If(now_valid & o.ready):
@@ -216,8 +215,8 @@ class PreviousSource(wiring.Component):
 
     Members
     -------
-    i, i_valid : valid-only access, in the order of M3
-    step, step_valid : valid-only session whose step advanced, in the order of M3
+    i : always-ready stream of access, in the order of M3
+    step : always-ready stream of session whose step advanced, in the order of M3
     live : bit s: session s is open; a closed session's ring is emptied
     quiet : a walk may begin
     o : stream of candidates
@@ -239,10 +238,8 @@ class PreviousSource(wiring.Component):
         self.session_entries = entries // sessions
         super().__init__(
             {
-                "i": In(access_layout(config)),
-                "i_valid": In(1),
-                "step": In(config.session_bits),
-                "step_valid": In(1),
+                "i": In(stream.Signature(access_layout(config), always_ready=True)),
+                "step": In(stream.Signature(config.session_bits, always_ready=True)),
                 "live": In(config.sessions),
                 "quiet": In(1),
                 "o": Out(stream.Signature(candidate_layout(config))),
@@ -272,16 +269,16 @@ class PreviousSource(wiring.Component):
         noted_end = array(range(size), "noted_end")
         waits = Signal(c.sessions)
 
-        here = self.i.session
+        here = self.i.p.session
         m.d.comb += [
-            write.en.eq(self.i_valid),
+            write.en.eq(self.i.valid),
             write.addr.eq(here * size + head[here]),
-            write.data.squeue.eq(self.i.squeue),
-            write.data.page.eq(self.i.page),
+            write.data.squeue.eq(self.i.p.squeue),
+            write.data.page.eq(self.i.p.page),
             write.data.age.eq(age[here]),
         ]
         overwrites = Signal()
-        with m.If(self.i_valid):
+        with m.If(self.i.valid):
             m.d.sync += head[here].eq(head[here] + 1)
             with m.If(fill[here] == size):
                 m.d.comb += overwrites.eq(1)
@@ -338,20 +335,20 @@ class PreviousSource(wiring.Component):
             ]
         # After the walk's own updates: a step in the cycle in which a walk of its session begins
         # ends that walk and asks for the next.
-        with m.If(self.step_valid & (fill[self.step] != 0)):
+        with m.If(self.step.valid & (fill[self.step.p] != 0)):
             m.d.sync += [
-                noted[self.step].eq(fill[self.step]),
-                noted_end[self.step].eq(head[self.step]),
-                waits.bit_select(self.step, 1).eq(1),
-                fill[self.step].eq(0),
-                age[self.step].eq(age[self.step] + 1),
+                noted[self.step.p].eq(fill[self.step.p]),
+                noted_end[self.step.p].eq(head[self.step.p]),
+                waits.bit_select(self.step.p, 1).eq(1),
+                fill[self.step.p].eq(0),
+                age[self.step.p].eq(age[self.step.p] + 1),
             ]
         for s in range(c.sessions):
             with m.If(~self.live[s]):
                 m.d.sync += [fill[s].eq(0), waits[s].eq(0)]
         m.d.comb += [
             self.lost.eq(overwrites | (out_valid & stale)),
-            self.idle.eq(~self.i_valid & ~self.step_valid & ~waits.any() & ~walking & ~out_valid),
+            self.idle.eq(~self.i.valid & ~self.step.valid & ~waits.any() & ~walking & ~out_valid),
             Assert(~ahead_valid | walking),
         ]
         return m

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Array, Assert, Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.metadata import PrefetchSource
@@ -33,10 +33,10 @@ class Throttle(wiring.Component):
 
     Members
     -------
-    offer, offer_valid : source of the candidate that is being judged
+    offer : source of the candidate that is being judged
     allow : it may pass
-    issued, issued_valid : source of a prefetch that M3 took
-    useful, useful_valid : source of a prefetched page that was demanded while resident
+    issued : source of a prefetch that M3 took
+    useful : source of a prefetched page that was demanded while resident
     settle : new credits take effect
     credit : the credits in effect, by source code
     """
@@ -44,13 +44,10 @@ class Throttle(wiring.Component):
     def __init__(self):
         super().__init__(
             {
-                "offer": In(3),
-                "offer_valid": In(1),
+                "offer": In(stream.Signature(3, always_ready=True)),
                 "allow": Out(1),
-                "issued": In(3),
-                "issued_valid": In(1),
-                "useful": In(3),
-                "useful_valid": In(1),
+                "issued": In(stream.Signature(3, always_ready=True)),
+                "useful": In(stream.Signature(3, always_ready=True)),
                 "settle": In(1),
                 "credit": Out(
                     data.ArrayLayout(CREDIT_MAX.bit_length(), SOURCES), init=[CREDIT_MAX] * SOURCES
@@ -66,17 +63,17 @@ class Throttle(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         position = self.position
-        m.d.comb += self.allow.eq(position[self.offer] < self.credit[self.offer])
+        m.d.comb += self.allow.eq(position[self.offer.p] < self.credit[self.offer.p])
         for s in range(1, SOURCES):
             earned = Signal(range(CREDIT_MAX + 1), init=CREDIT_MAX, name=f"earned_{s}")
             issued = Signal(range(ISSUED_PERIOD), name=f"issued_{s}")
             useful = Signal(range(USEFUL_LEAST + 1), name=f"useful_{s}")  # stops at USEFUL_LEAST
-            one_useful = self.useful_valid & (self.useful == s)
-            with m.If(self.offer_valid & (self.offer == s)):
+            one_useful = self.useful.valid & (self.useful.p == s)
+            with m.If(self.offer.valid & (self.offer.p == s)):
                 m.d.sync += position[s].eq(position[s] + 1)
             with m.If(one_useful & (useful != USEFUL_LEAST)):
                 m.d.sync += useful.eq(useful + 1)
-            with m.If(self.issued_valid & (self.issued == s)):
+            with m.If(self.issued.valid & (self.issued.p == s)):
                 m.d.sync += issued.eq(issued + 1)
                 with m.If(issued == ISSUED_PERIOD - 1):
                     # A use in this very cycle belongs to the next period.

@@ -5,8 +5,8 @@ docs/arithmetic.md)."""
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
-from amaranth.lib import data, fifo, memory, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib import data, fifo, memory, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import SCORE_BITS, STEP_BITS, PageState, ScoreEvent, ScoreSource
@@ -86,12 +86,12 @@ class EmaEngine(wiring.Component):
 
     Members
     -------
-    i, i_valid : in, score_event
+    i : in, always-ready stream of score_event
     ready : out
-    config_write, config_write_valid : in
-    o_scan, o_scan_valid : out, scanned
+    config_write : in, always-ready stream
+    o_scan : out, always-ready stream of scanned
         In the order of the SCANs.
-    o_commit, o_commit_valid : out, score_commit
+    o_commit : out, always-ready stream of score_commit
         Each score as it is written, and each SCAN's as it was read, in order.
     corrected, uncorrected : out
         Pulses, for counters and the event log; the page is that of `o_commit` in the same cycle.
@@ -113,15 +113,11 @@ class EmaEngine(wiring.Component):
         self.secded = Secded(SCORE_WORD_BITS)
         super().__init__(
             {
-                "i": In(layouts.score_event),
-                "i_valid": In(1),
+                "i": In(stream.Signature(layouts.score_event, always_ready=True)),
                 "ready": Out(1),
-                "config_write": In(layouts.config_write),
-                "config_write_valid": In(1),
-                "o_scan": Out(layouts.scanned),
-                "o_scan_valid": Out(1),
-                "o_commit": Out(layouts.score_commit),
-                "o_commit_valid": Out(1),
+                "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
+                "o_scan": Out(stream.Signature(layouts.scanned, always_ready=True)),
+                "o_commit": Out(stream.Signature(layouts.score_commit, always_ready=True)),
                 "corrected": Out(1),
                 "uncorrected": Out(1),
                 "cleared": Out(1),
@@ -157,27 +153,29 @@ class EmaEngine(wiring.Component):
         pushed, idle_steps = Signal(event), Signal(STEP_BITS)
         scanned = Signal(found)
         m.d.comb += [
-            idle_steps.eq(Mux(self.i.gap == 0, 0, self.i.gap - 1)),
-            scanned.last_step.eq(self.i.scan.last_step),
-            scanned.eligible.eq((self.i.scan.state == PageState.RESIDENT) & ~self.i.scan.pinned),
-            scanned.cold.eq(self.i.scan.state == PageState.COLD),
+            idle_steps.eq(Mux(self.i.p.gap == 0, 0, self.i.p.gap - 1)),
+            scanned.last_step.eq(self.i.p.scan.last_step),
+            scanned.eligible.eq(
+                (self.i.p.scan.state == PageState.RESIDENT) & ~self.i.p.scan.pinned
+            ),
+            scanned.cold.eq(self.i.p.scan.state == PageState.COLD),
             *(
-                pushed[name].eq(self.i[name])
+                pushed[name].eq(self.i.p[name])
                 for name in ("kind", "session", "squeue", "page", "slot", "step")
             ),
-            pushed.tag.eq(self.i.scan_tag),
+            pushed.tag.eq(self.i.p.scan_tag),
             pushed.idle.eq(Mux(idle_steps > FOLDED, FOLDED, idle_steps)),
         ]
-        with m.Switch(self.i.kind):
+        with m.Switch(self.i.p.kind):
             with m.Case(ScoreEvent.TOUCH):
                 m.d.comb += pushed.argument.eq(idle_steps)
             with m.Case(ScoreEvent.MASS):
-                m.d.comb += pushed.argument.eq(self.i.mass)
+                m.d.comb += pushed.argument.eq(self.i.p.mass)
             with m.Default():
                 m.d.comb += pushed.argument.eq(scanned)
         m.d.comb += [
             queue.w_data.eq(pushed),
-            queue.w_en.eq(self.i_valid & (self.i.kind != ScoreEvent.NONE)),
+            queue.w_en.eq(self.i.valid & (self.i.p.kind != ScoreEvent.NONE)),
         ]
         m.d.sync += Assert(~queue.w_en | queue.w_rdy, "a score event came without credit")
         # One place for what comes while `ready` itself is on its way.
@@ -203,8 +201,6 @@ class EmaEngine(wiring.Component):
         m.d.comb += [
             queue.r_en.eq(inside < self.PLACES),
             enters.eq(queue.r_en & queue.r_rdy),
-            settings.write.eq(self.config_write),
-            settings.write_valid.eq(self.config_write_valid),
             settings.read_en.eq(1),
             settings.read_squeue.eq(data.View(event, queue.r_data).squeue),
             # An event sees the newest page as the events before it left it: the one just before
@@ -215,6 +211,7 @@ class EmaEngine(wiring.Component):
             newest.write_address.eq(a0.squeue),
             newest.write_data.eq(a0.page),
         ]
+        connect(m, flipped(self.config_write), settings.write)
         a1, a1_valid, newest1 = (
             Signal(event, reset_less=True),
             Signal(),
@@ -478,16 +475,16 @@ class EmaEngine(wiring.Component):
         info = Signal(found)
         m.d.comb += [
             info.eq(b7.event.argument),
-            self.o_scan.page.eq(b7.event.page),
-            self.o_scan.slot.eq(b7.event.slot),
-            self.o_scan.tag.eq(b7.event.tag),
-            self.o_scan.eligible.eq(info.eligible),
-            self.o_scan.cold.eq(info.cold),
-            self.o_scan.last_step.eq(info.last_step),
-            self.o_scan.score.eq(Mux(b7.kelp, frequencies.common, s7)),
-            self.o_scan.count.eq(counts_of[-1]),
-            self.o_scan.over.eq(b7.turned),
-            self.o_scan_valid.eq(back_valid[6] & (b7.event.kind == ScoreEvent.SCAN)),
+            self.o_scan.p.page.eq(b7.event.page),
+            self.o_scan.p.slot.eq(b7.event.slot),
+            self.o_scan.p.tag.eq(b7.event.tag),
+            self.o_scan.p.eligible.eq(info.eligible),
+            self.o_scan.p.cold.eq(info.cold),
+            self.o_scan.p.last_step.eq(info.last_step),
+            self.o_scan.p.score.eq(Mux(b7.kelp, frequencies.common, s7)),
+            self.o_scan.p.count.eq(counts_of[-1]),
+            self.o_scan.p.over.eq(b7.turned),
+            self.o_scan.valid.eq(back_valid[6] & (b7.event.kind == ScoreEvent.SCAN)),
         ]
 
         # b9: written
@@ -514,14 +511,14 @@ class EmaEngine(wiring.Component):
             scores.write_en.eq(write9),
             scores.write_address.eq(address(b9.event)),
             scores.write_data.eq(word9),
-            *(self.o_commit[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")),
-            self.o_commit.score.eq(score9),
-            self.o_commit.profile.eq(Mux(b9.kelp, entries[-1], 0)),
-            self.o_commit_valid.eq(back_valid[8]),
+            *(self.o_commit.p[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")),
+            self.o_commit.p.score.eq(score9),
+            self.o_commit.p.profile.eq(Mux(b9.kelp, entries[-1], 0)),
+            self.o_commit.valid.eq(back_valid[8]),
             self.corrected.eq(single9),
             self.uncorrected.eq(double9),
             self.idle.eq(
-                ~(self.i_valid | queue.r_rdy | (inside != 0) | b0_valid | back_valid.any())
+                ~(self.i.valid | queue.r_rdy | (inside != 0) | b0_valid | back_valid.any())
             ),
         ]
         return m

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -126,7 +126,8 @@ class Decide(wiring.Component):
     Members
     -------
     op, word, context : in
-    result, found_frame, strobes, frame_op, frame_op_valid, score, score_valid : out
+    result, found_frame, strobes : out
+    frame_op, score : out, always-ready streams
         `frame_op` lacks what depends on the session's shape (`used_lines`, `k_only`, `host_type`).
     """
 
@@ -141,10 +142,8 @@ class Decide(wiring.Component):
                 "result": Out(layouts.result),
                 "found_frame": Out(config.frame_bits),
                 "strobes": Out(strobes_layout()),
-                "frame_op": Out(layouts.frame_op),
-                "frame_op_valid": Out(1),
-                "score": Out(layouts.score_event),
-                "score_valid": Out(1),
+                "frame_op": Out(stream.Signature(layouts.frame_op, always_ready=True)),
+                "score": Out(stream.Signature(layouts.score_event, always_ready=True)),
             }
         )
 
@@ -155,8 +154,8 @@ class Decide(wiring.Component):
             self.context,
             self.result,
             self.strobes,
-            self.frame_op,
-            self.score,
+            self.frame_op.p,
+            self.score.p,
         )
 
         # An uncorrectable word is LOST before the op looks at it, and all else of it is zero; only
@@ -231,7 +230,7 @@ class Decide(wiring.Component):
             return result.outcome.eq(value)
 
         def scored(kind):
-            return [score.kind.eq(kind), self.score_valid.eq(1)]
+            return [score.kind.eq(kind), self.score.valid.eq(1)]
 
         def fetch():
             """The page waits under a new miss entry."""
@@ -246,7 +245,7 @@ class Decide(wiring.Component):
         with m.If(x.valid):
             with m.Switch(op.kind):
                 with m.Case(Op.READ, Op.WRITE):
-                    m.d.comb += self.frame_op_valid.eq(1)
+                    m.d.comb += self.frame_op.valid.eq(1)
                     with m.If(x.event != Event.NONE):
                         m.d.comb += [
                             outcome(Outcome.REFUSED),
@@ -269,18 +268,18 @@ class Decide(wiring.Component):
                         m.d.comb += outcome(Outcome.RETRY)
                 with m.Case(Op.FILL):
                     m.d.comb += [
-                        self.frame_op_valid.eq(1),
+                        self.frame_op.valid.eq(1),
                         frame_op.use.eq(1),
                         frame_op.init.eq(1),
                         frame_op.lost.eq(op.lost),
                         frame_op.failed.eq(op.failed),
                     ]
                 with m.Case(Op.REPLAY):
-                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(~op.failed)]
+                    m.d.comb += [self.frame_op.valid.eq(1), frame_op.use.eq(~op.failed)]
                     with m.If(op.failed):
                         m.d.comb += frame_op.answer.eq(Mux(op.write, Answer.CMP, Answer.POISON))
                 with m.Case(Op.FLIP):
-                    m.d.comb += [self.frame_op_valid.eq(1)]
+                    m.d.comb += [self.frame_op.valid.eq(1)]
                     with m.If(~x.empty):
                         m.d.comb += outcome(Outcome.RETRY)
                     with m.Elif(~under):
@@ -301,7 +300,7 @@ class Decide(wiring.Component):
                 with m.Case(Op.SCAN):
                     m.d.comb += scored(ScoreEvent.SCAN)
                 with m.Case(Op.CLAIM):
-                    m.d.comb += self.frame_op_valid.eq(1)
+                    m.d.comb += self.frame_op.valid.eq(1)
                     with m.If(
                         state[PageState.RESIDENT] & ~read.pinned & (read.last_step == op.delta)
                     ):
@@ -314,7 +313,7 @@ class Decide(wiring.Component):
                         m.d.comb += outcome(Outcome.VOID)
                 with m.Case(Op.RELEASE):
                     m.d.comb += [
-                        self.frame_op_valid.eq(1),
+                        self.frame_op.valid.eq(1),
                         frame_op.use.eq(1),
                         frame_op.failed.eq(op.failed),
                     ]
@@ -334,7 +333,7 @@ class Decide(wiring.Component):
                     m.d.comb += [
                         result.pool.eq(op.pool),
                         frame_op.pool.eq(op.pool),
-                        self.frame_op_valid.eq(1),
+                        self.frame_op.valid.eq(1),
                         frame_op.use.eq(1),
                     ]
                 with m.Case(Op.PREFETCH):
@@ -374,7 +373,7 @@ class Decide(wiring.Component):
                 with m.Case(Op.CLOSE):
                     m.d.comb += outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))
                 with m.Case(Op.SCRUB):
-                    m.d.comb += self.frame_op_valid.eq(1)
+                    m.d.comb += self.frame_op.valid.eq(1)
                     with m.If(state[PageState.FETCHING] | state[PageState.WRITING_BACK]):
                         m.d.comb += outcome(Outcome.RETRY)
                     with m.Elif(~state[PageState.ABSENT]):
@@ -384,9 +383,9 @@ class Decide(wiring.Component):
                             frame_op.use.eq(state[PageState.RESIDENT]),
                         ]
                 with m.Case(Op.PEEK):
-                    m.d.comb += [self.frame_op_valid.eq(1), frame_op.use.eq(x.frame_peek)]
+                    m.d.comb += [self.frame_op.valid.eq(1), frame_op.use.eq(x.frame_peek)]
                 with m.Case(Op.RECOVER):
-                    m.d.comb += [self.frame_op_valid.eq(1)]
+                    m.d.comb += [self.frame_op.valid.eq(1)]
                     with m.If(state[PageState.FETCHING]):
                         m.d.comb += outcome(Outcome.RETRY)
                     with m.Elif(here & (read.place == op.frame)):
@@ -476,7 +475,7 @@ class Decide(wiring.Component):
 
     def _demand(self, m, state, here, new, changed, touched, fetch, outcome, scored):
         """A request that is not refused, by the state of its page."""
-        op, x, result, frame_op = self.op, self.context, self.result, self.frame_op
+        op, x, result, frame_op = self.op, self.context, self.result, self.frame_op.p
         with m.If(here | state[PageState.FETCHING] | state[PageState.COLD]):
             m.d.comb += [result.first.eq(touched), new.last_step.eq(x.step)]
             with m.If(touched):

@@ -5,7 +5,7 @@ frame stage F1, F2 (docs/design.md §4)."""
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -51,10 +51,10 @@ class FrameTable(wiring.Component):
 
     Members
     -------
-    i, i_valid : in, frame_op
+    i : in, always-ready stream of frame_op
     sector_address : out; sector_data : in, a cycle later
         The completion's sector of `i.miss`, zeros when the miss had nothing to read.
-    o, o_valid : out, data_op
+    o : out, always-ready stream of data_op
     o_claim, o_owner, o_usage, o_commit, each with `_valid` : out
         `o_commit` reports every op with the entry after it.
     ready : out
@@ -67,20 +67,14 @@ class FrameTable(wiring.Component):
         layouts = self.layouts = Layouts(config)
         super().__init__(
             {
-                "i": In(layouts.frame_op),
-                "i_valid": In(1),
+                "i": In(stream.Signature(layouts.frame_op, always_ready=True)),
                 "sector_address": Out(config.miss_bits),
                 "sector_data": In(layouts.sector),
-                "o": Out(layouts.data_op),
-                "o_valid": Out(1),
-                "o_claim": Out(layouts.claim),
-                "o_claim_valid": Out(1),
-                "o_owner": Out(layouts.frame_owner),
-                "o_owner_valid": Out(1),
-                "o_usage": Out(layouts.usage),
-                "o_usage_valid": Out(1),
-                "o_commit": Out(layouts.frame_commit),
-                "o_commit_valid": Out(1),
+                "o": Out(stream.Signature(layouts.data_op, always_ready=True)),
+                "o_claim": Out(stream.Signature(layouts.claim, always_ready=True)),
+                "o_owner": Out(stream.Signature(layouts.frame_owner, always_ready=True)),
+                "o_usage": Out(stream.Signature(layouts.usage, always_ready=True)),
+                "o_commit": Out(stream.Signature(layouts.frame_commit, always_ready=True)),
                 "ready": Out(1),
                 "idle": Out(1),
             }
@@ -98,11 +92,11 @@ class FrameTable(wiring.Component):
         # read in any case: whether they matter comes late.
         m.d.comb += [
             table.read_en.eq(1),
-            table.read_address.eq(self.i.frame),
-            self.sector_address.eq(self.i.miss),
+            table.read_address.eq(self.i.p.frame),
+            self.sector_address.eq(self.i.p.miss),
         ]
         f1, f1_valid = Signal(self.layouts.frame_op), Signal()
-        m.d.sync += [f1.eq(self.i), f1_valid.eq(self.i_valid)]
+        m.d.sync += [f1.eq(self.i.p), f1_valid.eq(self.i.valid)]
 
         # F1: the entry is out, or a fill starts it anew. An op's entry is written in the cycle
         # after F2, and goes the long way to the block RAMs from a register. So three writes are not
@@ -110,9 +104,9 @@ class FrameTable(wiring.Component):
         # F2.
         f2, f2_valid = Signal(self.layouts.frame_op), Signal()
         after, before, instead = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout)
-        written, write_frame = Signal(), Signal.like(self.i.frame)  # `before` is written
+        written, write_frame = Signal(), Signal.like(self.i.p.frame)  # `before` is written
         # a cycle ago
-        was_written, was_frame, was = Signal(), Signal.like(self.i.frame), Signal(entry_layout)
+        was_written, was_frame, was = Signal(), Signal.like(self.i.p.frame), Signal(entry_layout)
         # Block RAMs are slow, and frames are compared far from them: each of the three waits in a
         # register, and so does which of them it is.
         same, passed, met, read, stands_in = (
@@ -213,8 +207,8 @@ class FrameTable(wiring.Component):
             voids.eq(of_kind(Op.RELEASE) & (f1.outcome == Outcome.VOID) & ~f1.failed),
             flushes.eq(is_flush),
             emits.eq(f1_valid & (is_demand | is_flush | (f1.answer != Answer.NONE))),
-            self.o_claim_valid.eq(f1_valid & of_kind(Op.CLAIM) & is_done),
-            self.o_owner_valid.eq(f1_valid & of_kind(Op.PEEK)),
+            self.o_claim.valid.eq(f1_valid & of_kind(Op.CLAIM) & is_done),
+            self.o_owner.valid.eq(f1_valid & of_kind(Op.PEEK)),
             # Poisoned bytes are not worth storing: nobody may read the line before a full write.
             kind.eq(
                 Mux(
@@ -239,7 +233,7 @@ class FrameTable(wiring.Component):
         # F2: resolve the line, rewrite the entry, tell the data path, which makes of a READ and
         # what its line is an answer.
         entry, owner, unused = Signal(entry_layout), Signal(), Signal()
-        o = self.o
+        o = self.o.p
         m.d.comb += [
             entry.eq(
                 Mux(
@@ -252,7 +246,7 @@ class FrameTable(wiring.Component):
             unused.eq(entry.in_use & (entry.source != PrefetchSource.NONE) & ~entry.used),
             after.eq(entry),
             after.used.eq(entry.used | demand),
-            after.redirty.eq((entry.redirty & ~self.o_claim_valid) | stores),
+            after.redirty.eq((entry.redirty & ~self.o_claim.valid) | stores),
             after.dirty.eq(Mux(voids & owner, entry.redirty, entry.dirty | stores)),
             after.in_use.eq(entry.in_use & ~ends),
             after.valid.eq(entry.valid | (line & stores.replicate(c.page_lines))),
@@ -262,7 +256,7 @@ class FrameTable(wiring.Component):
             ),
             o.kind.eq(kind),
             o.answer.eq(answer),
-            self.o_valid.eq(emits),
+            self.o.valid.eq(emits),
             o.fresh.eq(~(entry.valid & line).any() & (reads | (stores & f2.partial))),
             o.poison.eq(((entry.poison & line).any() & reads) | (answer == Answer.POISON)),
             o.frame.eq(f2.frame),
@@ -279,25 +273,25 @@ class FrameTable(wiring.Component):
             o.write_slot.eq(f2.write_slot),
             o.token.eq(f2.slot),
             o.origin.eq(f2.origin),
-            self.o_claim.slot.eq(f2.slot),
-            self.o_claim.frame.eq(f2.frame),
-            self.o_claim.dirty.eq(entry.dirty),
-            self.o_claim.sector.valid.eq(entry.valid),
-            self.o_claim.sector.poison.eq(entry.poison),
-            self.o_owner.slot.eq(f2.slot),
-            self.o_owner.frame.eq(f2.frame),
-            self.o_owner.in_use.eq(entry.in_use),
-            self.o_owner.squeue.eq(entry.squeue),
-            self.o_owner.page.eq(entry.page),
-            self.o_usage.source.eq(entry.source),
-            self.o_usage.squeue.eq(entry.squeue),
-            self.o_usage.useful.eq(first_use & unused),
-            self.o_usage.useless.eq(ends & unused),
-            self.o_usage_valid.eq(f2_valid & (self.o_usage.useful | self.o_usage.useless)),
-            self.o_commit.op.eq(f2),
-            self.o_commit.entry.eq(after),
-            self.o_commit_valid.eq(f2_valid),
-            self.idle.eq(~self.i_valid & ~f1_valid & ~f2_valid),
+            self.o_claim.p.slot.eq(f2.slot),
+            self.o_claim.p.frame.eq(f2.frame),
+            self.o_claim.p.dirty.eq(entry.dirty),
+            self.o_claim.p.sector.valid.eq(entry.valid),
+            self.o_claim.p.sector.poison.eq(entry.poison),
+            self.o_owner.p.slot.eq(f2.slot),
+            self.o_owner.p.frame.eq(f2.frame),
+            self.o_owner.p.in_use.eq(entry.in_use),
+            self.o_owner.p.squeue.eq(entry.squeue),
+            self.o_owner.p.page.eq(entry.page),
+            self.o_usage.p.source.eq(entry.source),
+            self.o_usage.p.squeue.eq(entry.squeue),
+            self.o_usage.p.useful.eq(first_use & unused),
+            self.o_usage.p.useless.eq(ends & unused),
+            self.o_usage.valid.eq(f2_valid & (self.o_usage.p.useful | self.o_usage.p.useless)),
+            self.o_commit.p.op.eq(f2),
+            self.o_commit.p.entry.eq(after),
+            self.o_commit.valid.eq(f2_valid),
+            self.idle.eq(~self.i.valid & ~f1_valid & ~f2_valid),
         ]
 
         # Reset scrub: RECOVER walks owners, so an entry that never had one must say so.

@@ -8,7 +8,7 @@ from functools import reduce
 from operator import xor
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
-from amaranth.lib import wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
@@ -70,8 +70,7 @@ class PageWords(wiring.Component):
         self.code = Secded(layouts.page_word.size)
         super().__init__(
             {
-                "look": In(layouts.page),
-                "look_valid": In(1),
+                "look": In(stream.Signature(layouts.page, always_ready=True)),
                 "word": Out(layouts.page_word),
                 "corrected": Out(1),
                 "uncorrected": Out(1),
@@ -126,7 +125,7 @@ class PageWords(wiring.Component):
         stages = ("m1", "m2", "m3", "f1", "f2")
         at = {stage: Signal(page, name=f"page_{stage}") for stage in stages}
         valid = {stage: Signal(name=f"valid_{stage}") for stage in stages}
-        m.d.sync += [at["m1"].eq(self.look), valid["m1"].eq(self.look_valid)]
+        m.d.sync += [at["m1"].eq(self.look.p), valid["m1"].eq(self.look.valid)]
         m.d.sync += [
             known[after].eq(known[before])
             for known in (at, valid)
@@ -147,7 +146,10 @@ class PageWords(wiring.Component):
             m.d.comb += [
                 wire
                 for sram in srams
-                for wire in (sram.read_en.eq(self.look_valid), sram.read_address.eq(row(self.look)))
+                for wire in (
+                    sram.read_en.eq(self.look.valid),
+                    sram.read_address.eq(row(self.look.p)),
+                )
             ]
 
         # Whether an op in M1 follows one on its page, and which part has the word that it wants, is
@@ -155,13 +157,13 @@ class PageWords(wiring.Component):
         follows, hides = {}, 0
         for before, stage in zip(stages, (*stages[1:], "f3"), strict=True):
             follows[stage], same = Signal(name=f"follows_{stage}"), Signal(name=f"same_{stage}")
-            m.d.comb += same.eq(valid[before] & (at[before].as_value() == self.look.as_value()))
+            m.d.comb += same.eq(valid[before] & (at[before].as_value() == self.look.p.as_value()))
             m.d.sync += follows[stage].eq(same)
             if stage != "m2":
                 hides |= same
         wanted = Signal(len(parts))
         m.d.sync += [
-            bit.eq(self.look_valid & inside(row(self.look), k) & ~hides)
+            bit.eq(self.look.valid & inside(row(self.look.p), k) & ~hides)
             for k, bit in enumerate(wanted)
         ]
 

@@ -12,6 +12,7 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome
 
 from ..layouts import Layouts
+from ..lib.broadcast import broadcast
 from ..lib.sram import Sram
 from .arbiter import BACKGROUND, Arbiter, behind_layout, choose
 from .decide import Decide, frame_of
@@ -74,7 +75,7 @@ class Tracker(wiring.Component):
     data_ready, miss_ready, score_ready, queue_ready, event_ready : in
         At least RESERVE places free behind `o_frame_op`, for parked requests, behind `o_score`, in
         the queue state, in the event log. M0 hears of it a cycle later.
-    config_write, config_write_valid : in
+    config_write : in, always-ready stream
         {squeue, queue_config}: the queue's formats and pool, before OPEN.
     descriptor : in
         The session's registers for OPEN, held until its result.
@@ -107,25 +108,23 @@ class Tracker(wiring.Component):
                 "queue_ready": In(1),
                 "event_ready": In(1),
                 "config_write": In(
-                    data.StructLayout(
-                        {"squeue": config.squeue_bits, "queue_config": layouts.queue_config}
+                    stream.Signature(
+                        data.StructLayout(
+                            {"squeue": config.squeue_bits, "queue_config": layouts.queue_config}
+                        ),
+                        always_ready=True,
                     )
                 ),
-                "config_write_valid": In(1),
                 "descriptor": In(layouts.session),
                 "low_water": In(count_bits(config)),
                 "reserve": In(count_bits(config)),
                 "pool_limit": In(counts),
                 "ecc_flip": In(self.words.code.code_bits),
-                "o_result": Out(layouts.result),
-                "o_result_valid": Out(1),
-                "o_frame_op": Out(layouts.frame_op),
-                "o_frame_op_valid": Out(1),
+                "o_result": Out(stream.Signature(layouts.result, always_ready=True)),
+                "o_frame_op": Out(stream.Signature(layouts.frame_op, always_ready=True)),
                 "o_frame_op_hot": Out(1),
-                "o_score": Out(layouts.score_event),
-                "o_score_valid": Out(1),
-                "o_hot": Out(hot_layout(config)),
-                "o_hot_valid": Out(1),
+                "o_score": Out(stream.Signature(layouts.score_event, always_ready=True)),
+                "o_hot": Out(stream.Signature(hot_layout(config), always_ready=True)),
                 "sessions": Out(data.ArrayLayout(layouts.session, config.sessions)),
                 "pool_free": Out(counts),
                 "pool_used": Out(counts),
@@ -230,10 +229,10 @@ class Tracker(wiring.Component):
                     miss_ids.level > on_their_way,
                 )
             ),
-            queues.write_en.eq(self.config_write_valid),
-            queues.write_address.eq(self.config_write.squeue),
+            queues.write_en.eq(self.config_write.valid),
+            queues.write_address.eq(self.config_write.p.squeue),
             *(
-                queues.write_data[f].eq(self.config_write.queue_config[f])
+                queues.write_data[f].eq(self.config_write.p.queue_config[f])
                 for f in queue_layout.members
             ),
         ]
@@ -266,9 +265,9 @@ class Tracker(wiring.Component):
             ma.hot_session.eq(entered.request.session),
         ]
         m.d.comb += [
-            words.look.squeue.eq(opa.squeue),
-            words.look.page.eq(opa.page),
-            words.look_valid.eq(ma.valid & ma.reads),
+            words.look.p.squeue.eq(opa.squeue),
+            words.look.p.page.eq(opa.page),
+            words.look.valid.eq(ma.valid & ma.reads),
             queues.read_en.eq(1),
             queues.read_address.eq(opa.squeue),
         ]
@@ -409,17 +408,17 @@ class Tracker(wiring.Component):
             self.ready.eq(words.ready),
             self.idle.eq(
                 ~Cat(a.valid | a.hot for a in stages).any()
-                & ~self.o_result_valid
-                & ~self.o_hot_valid
+                & ~self.o_result.valid
+                & ~self.o_hot.valid
             ),
         ]
 
         # The frame stage: the hot request's op, or the tracker lane's, never both.
-        frame_op = self.o_frame_op
+        frame_op = self.o_frame_op.p
         m.d.comb += [
-            self.o_frame_op_valid.eq(m3.hot | decide.frame_op_valid),
+            self.o_frame_op.valid.eq(m3.hot | decide.frame_op.valid),
             self.o_frame_op_hot.eq(m3.hot),
-            frame_op.eq(decide.frame_op),
+            frame_op.eq(decide.frame_op.p),
             frame_op.frame.eq(Mux(named3, frame3, decide.found_frame)),
             *(frame_op[name].eq(shape3[name]) for name in shape_layout.members),
         ]
@@ -440,19 +439,18 @@ class Tracker(wiring.Component):
                 frame_op.source.eq(0),
                 frame_op.slot.eq(0),
             ]
-        m.d.sync += Assert(~(m3.hot & decide.frame_op_valid))
+        m.d.sync += Assert(~(m3.hot & decide.frame_op.valid))
 
         # - F1: everyone else ----------------------------------------------------------------------
         m.d.sync += [
-            self.o_result.eq(result),
-            self.o_result_valid.eq(m3.valid),
-            self.o_score.eq(decide.score),
-            self.o_score_valid.eq(decide.score_valid),
-            self.o_hot.session.eq(m3.hot_session),
-            self.o_hot.squeue.eq(m3.hot_page.squeue),
-            self.o_hot.page.eq(m3.hot_page.page),
-            self.o_hot.kv_line.eq(op3.kv_line),
-            self.o_hot.write.eq(op3.write),
-            self.o_hot_valid.eq(m3.hot),
+            self.o_result.p.eq(result),
+            self.o_result.valid.eq(m3.valid),
+            self.o_hot.p.session.eq(m3.hot_session),
+            self.o_hot.p.squeue.eq(m3.hot_page.squeue),
+            self.o_hot.p.page.eq(m3.hot_page.page),
+            self.o_hot.p.kv_line.eq(op3.kv_line),
+            self.o_hot.p.write.eq(op3.write),
+            self.o_hot.valid.eq(m3.hot),
         ]
+        broadcast(m, decide.score, self.o_score, registered=True)
         return m

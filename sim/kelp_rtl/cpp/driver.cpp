@@ -109,22 +109,22 @@ class Simulation {
 
     void log_frame() {
         const bool hot = top_->commit_hot;
-        if (hot && !settings.record_hot_reads && get(top_->commit_frame, ports::commit_frame::op_kind) == codes::OP_READ) return;
+        if (hot && !settings.record_hot_reads && get(top_->commit_frame___05Fpayload, ports::commit_frame::op_kind) == codes::OP_READ) return;
         log(logs[1], hot);
-        append(logs[1].words, top_->commit_frame, ports::commit_frame::BITS);
+        append(logs[1].words, top_->commit_frame___05Fpayload, ports::commit_frame::BITS);
     }
 
     void log_commits() {
         Vtop &t = *top_;
-        if (t.commit_frame_valid && t.commit_hot) log_frame();
-        if (t.commit_result_valid) {
+        if (t.commit_frame___05Fvalid && t.commit_hot) log_frame();
+        if (t.commit_result___05Fvalid) {
             log(logs[0], false);
-            append(logs[0].words, t.commit_result, ports::commit_result::BITS);
+            append(logs[0].words, t.commit_result___05Fpayload, ports::commit_result::BITS);
         }
-        if (t.commit_frame_valid && !t.commit_hot) log_frame();
-        if (t.commit_score_valid) {
+        if (t.commit_frame___05Fvalid && !t.commit_hot) log_frame();
+        if (t.commit_score___05Fvalid) {
             log(logs[2], false);
-            append(logs[2].words, t.commit_score, ports::commit_score::BITS);
+            append(logs[2].words, t.commit_score___05Fpayload, ports::commit_score::BITS);
         }
     }
 

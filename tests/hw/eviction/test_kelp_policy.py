@@ -130,10 +130,10 @@ def test_shadow_in_hardware_is_the_golden_one(seed):
         last, step = {}, [0, 0]
 
         async def send(**event):
-            ctx.set(dut.i, event)
-            ctx.set(dut.i_valid, 1)
+            ctx.set(dut.i.p, event)
+            ctx.set(dut.i.valid, 1)
             await ctx.tick()
-            ctx.set(dut.i_valid, 0)
+            ctx.set(dut.i.valid, 0)
             while not ctx.get(dut.idle):
                 await ctx.tick()
 
@@ -179,12 +179,12 @@ def test_shadow_loses_what_finds_it_full_and_goes_on():
     async def bench(ctx):
         nonlocal lost
         ctx.set(dut.frames, 5)
-        ctx.set(dut.i_valid, 1)
+        ctx.set(dut.i.valid, 1)
         for n in range(200):
-            ctx.set(dut.i, {"access": 1, "step": 1, "octile": n % 8, "new": 1})
+            ctx.set(dut.i.p, {"access": 1, "step": 1, "octile": n % 8, "new": 1})
             lost += ctx.get(dut.lost)
             await ctx.tick()
-        ctx.set(dut.i_valid, 0)
+        ctx.set(dut.i.valid, 0)
         for _ in range(600):
             await ctx.tick()
         assert ctx.get(dut.idle)
@@ -224,9 +224,9 @@ def test_state_in_hardware_is_the_golden_one(seed):
 
         async def send(**result):
             ctx.set(dut.i_result, result)
-            ctx.set(dut.i_result_valid, 1)
+            ctx.set(dut.i_result.valid, 1)
             await ctx.tick()
-            ctx.set(dut.i_result_valid, 0)
+            ctx.set(dut.i_result.valid, 0)
             await ctx.tick()
             while not ctx.get(dut.idle):
                 await ctx.tick()

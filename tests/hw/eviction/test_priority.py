@@ -95,13 +95,13 @@ def test_list_keeps_the_best_in_order(keep):
             ctx.set(dut.clear, 0)
             for kind, priority, page in pages:
                 for value in (1, 0)[: rng.randint(1, 2)]:
-                    ctx.set(dut.i_valid, value)
+                    ctx.set(dut.i.valid, value)
                     ctx.set(
-                        dut.i,
+                        dut.i.p,
                         {"kind": kind, "priority": priority, "page": page, "last_step": page * 3},
                     )
                     await ctx.tick()
-            ctx.set(dut.i_valid, 0)
+            ctx.set(dut.i.valid, 0)
             await ctx.tick()
             got = []
             while ctx.get(dut.best_valid):

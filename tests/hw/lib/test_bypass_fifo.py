@@ -22,8 +22,8 @@ def test_it_waits_for_its_channel_alone(stall, registered):
             waiting = sent - len(received)
             valid = sent < 300 and waiting < 4 and rng.random() < 0.8
             ready = rng.random() >= stall
-            ctx.set(dut.i_valid, valid)
-            ctx.set(dut.i, sent if valid else rng.getrandbits(16))
+            ctx.set(dut.i.valid, valid)
+            ctx.set(dut.i.p, sent if valid else rng.getrandbits(16))
             ctx.set(dut.o.ready, ready)
             offered, item = ctx.get(dut.o.valid), ctx.get(dut.o.p)
             assert held is None or (offered, item) == (1, held), "an offer is withdrawn"
@@ -52,8 +52,8 @@ def test_an_offer_that_bypasses_the_rows_stays(registered):
 
     async def bench(ctx):
         for cycle in range(5):
-            ctx.set(dut.i_valid, cycle == 1)
-            ctx.set(dut.i, 7 if cycle == 1 else 100 + cycle)
+            ctx.set(dut.i.valid, cycle == 1)
+            ctx.set(dut.i.p, 7 if cycle == 1 else 100 + cycle)
             if ctx.get(dut.o.valid):
                 assert ctx.get(dut.o.p) == 7
             seen.append((ctx.get(dut.o.valid), ctx.get(dut.row_valid), ctx.get(dut.level)))

@@ -19,8 +19,8 @@ def test_it_keeps_what_came_with_its_valid(idle, stall):
         while len(received) < 300:
             level = sent - len(received)
             valid, ready = sent < 300 and level < 4 and rng.random() >= idle, rng.random() >= stall
-            ctx.set(dut.i_valid, valid)
-            ctx.set(dut.i, sent if valid else rng.getrandbits(16))
+            ctx.set(dut.i.valid, valid)
+            ctx.set(dut.i.p, sent if valid else rng.getrandbits(16))
             ctx.set(dut.o.ready, ready)
             assert (ctx.get(dut.level), ctx.get(dut.o.valid)) == (level, level > 0)
             if level and ready:

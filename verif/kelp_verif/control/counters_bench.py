@@ -166,15 +166,17 @@ async def queues(dut):
         if wiping is None and rng.random() < p_wipe:
             wiping = rng.randrange(few)
         wanted = rng.randrange(few)
-        dut.i_valid.value, dut.i_useful_valid.value, dut.wipe.value = (
+        dut.i__valid.value, dut.i_useful__valid.value, dut.wipe.value = (
             int(given is not None),
             int(useful is not None),
             int(wiping is not None),
         )
-        dut.i.value = (
+        dut.i__payload.value = (
             event.pack(squeue=given[0], bump=given[1]) if given else rng.getrandbits(event.width)
         )
-        dut.i_useful.value = useful if useful is not None else rng.randrange(config.squeues)
+        dut.i_useful__payload.value = (
+            useful if useful is not None else rng.randrange(config.squeues)
+        )
         dut.wipe_squeue.value = wiping if wiping is not None else rng.randrange(config.squeues)
         dut.read_squeue.value = wanted
         await ReadOnly()
@@ -219,7 +221,7 @@ async def queues(dut):
     for round_ in range(bench_params()["rounds"]):
         if round_ % 5 == 0:
             tb.seen["reset with useful ones waiting"] += len(waiting) > 0
-            await tb.reset(["i_valid", "i_useful_valid", "wipe", "read_squeue"], config.squeues)
+            await tb.reset(["i__valid", "i_useful__valid", "wipe", "read_squeue"], config.squeues)
             rows, wiping, granted, last, older, oldest = (
                 [[0] * kept for _ in range(config.squeues)],
                 None,
@@ -251,7 +253,7 @@ async def queues(dut):
 async def histogram(dut):
     """Latencies around every power of two, the same bin cycle after cycle; counts saturate."""
     tb = Bench(dut)
-    rng, bits = tb.rng, len(dut.i) - 1
+    rng, bits = tb.rng, len(dut.i__payload) - 1
     await start_clock(dut)
     counts, before, granted = [], None, None
     coming = deque([None] * 5)  # rows of the events that a read of this cycle does not see yet
@@ -262,8 +264,10 @@ async def histogram(dut):
         if counted is not None:
             counts[counted] = min(counts[counted] + 1, 0xFFFFFFFF)
         row = rng.randrange(64) if rng.random() < 0.3 or before is None else before
-        dut.i_valid.value, dut.read_row.value = int(latency is not None), row
-        dut.i.value = rng.getrandbits(bits + 1) if latency is None else latency[1] << 1 | latency[0]
+        dut.i__valid.value, dut.read_row.value = int(latency is not None), row
+        dut.i__payload.value = (
+            rng.getrandbits(bits + 1) if latency is None else latency[1] << 1 | latency[0]
+        )
         await ReadOnly()
         if granted is not None:
             assert dut.read_data.value == granted[1], (
@@ -286,7 +290,7 @@ async def histogram(dut):
 
     for round_ in range(bench_params()["rounds"]):
         if round_ % 3 == 0:
-            await tb.reset(["i_valid"], 64)
+            await tb.reset(["i__valid"], 64)
             counts, granted = [0] * 64, None
             coming.extend([None] * 5)
             while len(coming) > 5:
@@ -319,8 +323,8 @@ async def events(dut):
     tb = Bench(dut)
     rng, sources = tb.rng, bench_params()["sources"]
     layout = Packing(Layouts(tb.config).event)
-    valids = [getattr(dut, f"i_valid__{s}") for s in range(sources)]
-    inputs = [getattr(dut, f"i__{s}") for s in range(sources)]
+    valids = [getattr(dut, f"i__{s}__valid") for s in range(sources)]
+    inputs = [getattr(dut, f"i__{s}__payload") for s in range(sources)]
     await start_clock(dut)
     log, waiting, came, recorded, lost, irq, newest = [], {}, {}, False, False, False, 0
     serial, now, enable, rate, most = 0, (1 << 32) - 2000, 0, 0.1, 0.2

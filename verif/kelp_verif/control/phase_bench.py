@@ -24,7 +24,9 @@ async def two_lanes(dut):
     packing = Packing(phase_request_layout(config))
     golden = [PhaseDetector(window) for _ in range(config.sessions)]
     await start_clock(dut)
-    dut.i_hot_valid.value = dut.i_op_valid.value = dut.i_hot.value = dut.i_op.value = 0
+    dut.i_hot__valid.value = dut.i_op__valid.value = dut.i_hot__payload.value = (
+        dut.i_op__payload.value
+    ) = 0
     is_open = (1 << config.sessions) - 1
     dut.open.value = is_open
     await RisingEdge(dut.clk)
@@ -47,8 +49,8 @@ async def two_lanes(dut):
             valid = rng.random() < chance
             session = rng.randrange(config.sessions)
             write = rng.random() < writes[session]
-            getattr(dut, f"{name}_valid").value = int(valid)
-            getattr(dut, name).value = packing.pack(session=session, write=write)
+            getattr(dut, f"{name}__valid").value = int(valid)
+            getattr(dut, f"{name}__payload").value = packing.pack(session=session, write=write)
             if valid:
                 golden[session].request(write)
         for s, g in enumerate(golden):

@@ -432,7 +432,7 @@ async def steps_by_accesses(dut):
             "word.state": 1,
         }
         await tb.cycle(result=result if rng.random() < 0.8 and not tb.due else None)
-        if tb.dut.i_result_valid.value == 1 and kind in (Op.READ, Op.WRITE) and first:
+        if tb.dut.i_result__valid.value == 1 and kind in (Op.READ, Op.WRITE) and first:
             counted[s] += 1
             if every[s] and counted[s] % every[s] == 0:
                 steps[s] += 1

@@ -106,12 +106,12 @@ class TB:
         dut.rst.value = 1
         for port in (
             "i__valid",
-            "i_result_valid",
-            "i_queue_valid",
-            "i_useful_valid",
-            "i_latency_valid",
-            "i_event_valid__0",
-            "i_event_valid__1",
+            "i_result__valid",
+            "i_queue__valid",
+            "i_useful__valid",
+            "i_latency__valid",
+            "i_event__0__valid",
+            "i_event__1__valid",
             "pulses",
             "o__ready",
             "o_hint__ready",
@@ -159,14 +159,14 @@ class TB:
         )
         for port in ("o__ready", "o_hint__ready", "o_control__ready", "config_ready"):
             getattr(dut, port).value = self.maybe()
-        dut.i_result_valid.value = int(result is not None)
-        dut.i_result.value = (
+        dut.i_result__valid.value = int(result is not None)
+        dut.i_result__payload.value = (
             self.result.pack(**result) if result else rng.getrandbits(self.result.width)
         )
         for n in range(2):
             given = dict(events).get(n)
-            getattr(dut, f"i_event_valid__{n}").value = int(given is not None)
-            getattr(dut, f"i_event__{n}").value = self.event.pack(**given) if given else 0
+            getattr(dut, f"i_event__{n}__valid").value = int(given is not None)
+            getattr(dut, f"i_event__{n}__payload").value = self.event.pack(**given) if given else 0
         self.telemetry()
         await ReadOnly()
         resident = 1000 + int(dut.resident_squeue.value)
@@ -196,10 +196,10 @@ class TB:
             rng.randrange(c.squeues),
         )
         missed, cycles = rng.getrandbits(1), rng.getrandbits(20) >> rng.randrange(21)
-        dut.i_queue_valid.value, dut.i_useful_valid.value, dut.i_latency_valid.value = (
+        dut.i_queue__valid.value, dut.i_useful__valid.value, dut.i_latency__valid.value = (
             int(g) for g in given
         )
-        dut.i_queue.value, dut.i_useful.value, dut.i_latency.value = (
+        dut.i_queue__payload.value, dut.i_useful__payload.value, dut.i_latency__payload.value = (
             self.queue.pack(squeue=squeue, bump=bump),
             useful,
             cycles << 1 | missed,
@@ -229,9 +229,9 @@ class TB:
                 op["descriptor"] = self.session.unpack(dut.descriptor.value)
             self.ops.append(op)
             self.due.append((self.cycles + self.rng.randint(4, TO_M3), op))
-        if dut.config_write_valid.value == 1:
+        if dut.config_write__valid.value == 1:
             assert self.was_ready
-            self.writes.append(self.write.unpack(dut.config_write.value))
+            self.writes.append(self.write.unpack(dut.config_write__payload.value))
         self.was_ready = dut.config_ready.value == 1
 
     def decide(self, op):

@@ -130,7 +130,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     top->clk = 0;
     top->rst = 1;
     top->i___05Fvalid = 0;
-    top->i_write_valid = 0;
+    top->i_write___05Fvalid = 0;
     top->axi___05Fr___05Fvalid = 0;
     top->axi___05Fb___05Fvalid = 0;
     for (int n = 0; n < 4; n++) { top->eval(); top->clk = 1; top->eval(); top->clk = 0; }
@@ -141,7 +141,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     for (uint64_t cycle = 0; cycle < o.limit; cycle++) {
         figures->cycles = cycle;
         // --- ingress: steps in order, write data first
-        top->i_write_valid = 0;
+        top->i_write___05Fvalid = 0;
         top->o_write_slot___05Fready = 0;
         const Step *step = nullptr;
         while (next < count && cycle >= pause_until) {
@@ -205,12 +205,12 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
                 uint32_t slot = top->o_write_slot___05Fpayload;
                 if (slot_taken[slot]) return fail(1);
                 slot_taken[slot] = true;
-                std::vector<uint32_t> words(sizeof(top->i_write) / 4 + 1);
+                std::vector<uint32_t> words(sizeof(top->i_write___05Fpayload) / 4 + 1);
                 set_bits(words.data(), 0, o.write_slot_bits, slot);
                 for (unsigned n = 0; n < 16; n++) set_bits(words.data(), o.write_slot_bits + 32 * n, 32, step->data[n]);
                 for (unsigned n = 0; n < 2; n++) set_bits(words.data(), o.write_slot_bits + 512 + 32 * n, 32, step->byte_enable[n]);
-                load(top->i_write, words.data());
-                top->i_write_valid = 1;
+                load(top->i_write___05Fpayload, words.data());
+                top->i_write___05Fvalid = 1;
                 set_bits(item.op.data(), o.write_slot_first, o.write_slot_bits, slot);
                 take = true;
             }

@@ -329,8 +329,8 @@ class TB:
             for receiver, r in zip(self.receivers, ready, strict=True):
                 receiver.sample(r)
             self.sample_cold()
-            if dut.commit_result_valid.value == 1:
-                vector = int(dut.commit_result.value)
+            if dut.commit_result__valid.value == 1:
+                vector = int(dut.commit_result__payload.value)
                 self.decided[tuple(vector >> low & mask for low, mask in self.result_fields)] += 1
                 self.history.append((self.cycle, vector))
             self.quiet_for = (

@@ -27,9 +27,9 @@ _LEFT_OUT = (
     "s2m_bisnp",
     "commit_hot",
     "commit_frame",
-    "commit_frame_valid",
+    "commit_frame__valid",
     "commit_score",
-    "commit_score_valid",
+    "commit_score__valid",
 )
 
 

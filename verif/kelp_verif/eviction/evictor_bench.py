@@ -200,7 +200,7 @@ async def sweep_cycles(dut):
     tb.pool[squeue] = 0
     tb.configure(squeue, 0, 0)
     await tb.tick()
-    dut.config_write_valid.value = 0
+    dut.config_write__valid.value = 0
     tb.stall = 0
     dut.hold.value = 1
     for page in rng.sample(range(c.pages), resident):

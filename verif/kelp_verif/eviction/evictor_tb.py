@@ -107,11 +107,11 @@ class TB:
         dut, rng = self.dut, self.rng
         dut.rst.value = 1
         for port in (
-            "i_result_valid",
-            "config_write_valid",
-            "i_scan_valid",
-            "i_claim_valid",
-            "i_owner_valid",
+            "i_result__valid",
+            "config_write__valid",
+            "i_scan__valid",
+            "i_claim__valid",
+            "i_owner__valid",
             "i_flushed__valid",
             "hold",
             "i_written_back__valid",
@@ -142,7 +142,7 @@ class TB:
             pool = rng.choice(bench_params().get("pools", [0, 0, 1]))
             self.configure(squeue, pool, rng.choice([0, 2, 5]) * self.config.frame_lines[pool])
             await RisingEdge(dut.clk)
-        dut.config_write_valid.value = 0
+        dut.config_write__valid.value = 0
 
     def configure(self, squeue, pool, budget):
         tau = recency_constants(self.rng.choice([1, 4, 64, 1000]))
@@ -150,10 +150,10 @@ class TB:
         self.queues.configure(squeue, pool, budget)
         self.tracker.configure(squeue, QueueConfig(pool=pool))
         values = {"pool": pool, "budget": budget, "tau_m": tau[0], "tau_sh": tau[1] + RECENCY_BIAS}
-        self.dut.config_write.value = self.write.pack(
+        self.dut.config_write__payload.value = self.write.pack(
             squeue=squeue, **{f"queue_config.{name}": value for name, value in values.items()}
         )
-        self.dut.config_write_valid.value = 1
+        self.dut.config_write__valid.value = 1
 
     def open(self, session):
         c = self.config
@@ -374,9 +374,9 @@ class TB:
         if self.pipe and self.pipe[0][0] == self.cycle:
             result = self.decide(self.pipe.popleft()[1])
             self.results += 1
-        dut.i_result_valid.value = int(result is not None)
+        dut.i_result__valid.value = int(result is not None)
         if result:
-            dut.i_result.value = self.pack_result(result)
+            dut.i_result__payload.value = self.pack_result(result)
         pools = self.tracker.pools
         dut.pool_free.value = sum(
             max(0, p.free) << k * self.count_bits for k, p in enumerate(pools)
@@ -395,9 +395,9 @@ class TB:
         )
 
         for queue, valid, port, packing in (
-            (self.scans, dut.i_scan_valid, dut.i_scan, self.scanned),
-            (self.claims, dut.i_claim_valid, dut.i_claim, self.claim),
-            (self.peeks, dut.i_owner_valid, dut.i_owner, self.owner),
+            (self.scans, dut.i_scan__valid, dut.i_scan__payload, self.scanned),
+            (self.claims, dut.i_claim__valid, dut.i_claim__payload, self.claim),
+            (self.peeks, dut.i_owner__valid, dut.i_owner__payload, self.owner),
         ):
             due = bool(
                 queue
@@ -456,8 +456,8 @@ class TB:
                     {"token": w["token"], "failed": int(rng.random() < self.flash_fails)},
                 )
             )
-        if dut.o_event_valid.value == 1:
-            self.events.append(self.event.unpack(dut.o_event.value))
+        if dut.o_event__valid.value == 1:
+            self.events.append(self.event.unpack(dut.o_event__payload.value))
         self.sweeps += int(dut.swept.value)
         self.queue_ready = int(dut.queue_ready.value)
         self.quiet, self.idle = int(dut.quiet.value), int(dut.idle.value)

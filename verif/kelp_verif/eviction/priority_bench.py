@@ -34,7 +34,7 @@ class TB:
 
     async def start(self):
         await start_clock(self.dut)
-        self.dut.i_valid.value = 0
+        self.dut.i__valid.value = 0
         self.constants(0, None, 48409, 9)
         await RisingEdge(self.dut.clk)
         await RisingEdge(self.dut.clk)
@@ -73,7 +73,7 @@ class TB:
             )
         expected = {"kind": kind, "priority": p, "page": page, "last_step": last_step}
         self.due.append((self.cycle + PriorityUnit.LATENCY, (eligible, cold, other), expected))
-        self.dut.i.value = self.scanned.pack(
+        self.dut.i__payload.value = self.scanned.pack(
             page=page,
             last_step=last_step,
             score=score,
@@ -82,19 +82,19 @@ class TB:
             over=over,
             cold=cold,
         )
-        self.dut.i_valid.value = 1
+        self.dut.i__valid.value = 1
         await self.tick()
-        self.dut.i_valid.value = 0
+        self.dut.i__valid.value = 0
 
     async def tick(self):
         await ReadOnly()
-        valid = self.dut.o_valid.value == 1
+        valid = self.dut.o__valid.value == 1
         assert valid == bool(self.due and self.due[0][0] == self.cycle), f"cycle {self.cycle}"
         if valid:
             _, (eligible, cold, other), expected = self.due.popleft()
             assert (self.dut.o_eligible.value, self.dut.o_cold.value) == (eligible, cold)
             assert other is None or self.dut.o_other.value == other
-            got = self.candidate.unpack(self.dut.o.value)
+            got = self.candidate.unpack(self.dut.o__payload.value)
             assert got == expected, f"{got}, expected {expected} under {self.sweep}"
             self.outputs += 1
             self.last = expected["priority"]

@@ -68,8 +68,8 @@ class TB:
         dut = self.dut
         await start_clock(dut)
         for port in (
-            dut.i_result_valid,
-            dut.config_write_valid,
+            dut.i_result__valid,
+            dut.config_write__valid,
             dut.look_valid,
             dut.read_valid,
             dut.resident_squeue,
@@ -110,12 +110,12 @@ class TB:
             "tau_m": self.taus[squeue][0],
             "tau_sh": self.taus[squeue][1],
         }
-        self.dut.config_write.value = self.write.pack(
+        self.dut.config_write__payload.value = self.write.pack(
             squeue=squeue, **{f"queue_config.{name}": value for name, value in values.items()}
         )
-        self.dut.config_write_valid.value = 1
+        self.dut.config_write__valid.value = 1
         await self.tick()
-        self.dut.config_write_valid.value = 0
+        self.dut.config_write__valid.value = 0
 
     async def tick(self):
         await ReadOnly()
@@ -145,7 +145,7 @@ class TB:
         self.golden.observe(
             squeue, page, RESIDENT if lost else old, new, op in (Op.READ, Op.WRITE), op == Op.WRITE
         )
-        self.dut.i_result.value = self.result.pack(
+        self.dut.i_result__payload.value = self.result.pack(
             **{
                 "op.kind": op,
                 "op.squeue": squeue,
@@ -157,9 +157,9 @@ class TB:
                 "uncorrected": lost,
             }
         )
-        self.dut.i_result_valid.value = 1
+        self.dut.i_result__valid.value = 1
         await self.tick()
-        self.dut.i_result_valid.value = 0
+        self.dut.i_result__valid.value = 0
         self.results += 1
 
     async def rest(self):

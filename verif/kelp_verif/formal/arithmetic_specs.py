@@ -60,21 +60,13 @@ class ThrottleContract(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.throttle = t = self.block
-        for name in (
-            "offer",
-            "offer_valid",
-            "issued",
-            "issued_valid",
-            "useful",
-            "useful_valid",
-            "settle",
-        ):
-            signal = getattr(t, name)
-            m.d.comb += signal.eq(AnySeq(len(signal)))
+        for each in (t.offer, t.issued, t.useful):
+            m.d.comb += [each.p.eq(AnySeq(len(each.p))), each.valid.eq(AnySeq(1))]
+        m.d.comb += t.settle.eq(AnySeq(len(t.settle)))
         source = AnyConst(range(SOURCES))
         m.d.comb += [
             Assume((source >= 1) & (source < SOURCES)),
-            Assume((t.offer >= 1) & (t.offer < SOURCES)),
+            Assume((t.offer.p >= 1) & (t.offer.p < SOURCES)),
         ]
         credit, was = t.credit[source], Signal(range(CREDIT_MAX + 1))
         offered, passed, position, same = (
@@ -83,7 +75,7 @@ class ThrottleContract(wiring.Component):
             t.position[source],
             Signal(),
         )
-        mine = t.offer_valid & (t.offer == source)
+        mine = t.offer.valid & (t.offer.p == source)
         m.d.sync += was.eq(credit)
         m.d.comb += same.eq((offered == 0) | (was == credit))
         # A run of offers begins where the group does, and ends where the credit changes.

@@ -54,23 +54,23 @@ class ColdSchedulerContract(wiring.Component):
         asked, written = Signal(SMALL.misses), Signal(SMALL.write_backs)
         wb, wrote, fetched = d.i_write_back, d.o_written_back, d.o_fetched
         m.d.comb += [
-            d.i_fetch_valid.eq(started & AnySeq(1)),
-            d.i_fetch.miss.eq(AnySeq(SMALL.miss_bits)),
-            d.i_fetch.demand.eq(AnySeq(1)),
-            d.i_fetch.page.eq(AnySeq(SMALL.page_bits)),
-            d.i_raise_valid.eq(started & AnySeq(1) & ~d.i_fetch_valid),
-            d.i_raise.eq(AnySeq(SMALL.miss_bits)),
+            d.i_fetch.valid.eq(started & AnySeq(1)),
+            d.i_fetch.p.miss.eq(AnySeq(SMALL.miss_bits)),
+            d.i_fetch.p.demand.eq(AnySeq(1)),
+            d.i_fetch.p.page.eq(AnySeq(SMALL.page_bits)),
+            d.i_raise.valid.eq(started & AnySeq(1) & ~d.i_fetch.valid),
+            d.i_raise.p.eq(AnySeq(SMALL.miss_bits)),
             wb.valid.eq(started & AnySeq(1)),
             wb.p.token.eq(AnySeq(SMALL.write_back_bits)),
             wb.p.page.eq(AnySeq(SMALL.page_bits)),
-            Assume(~d.i_fetch_valid | ~asked.bit_select(d.i_fetch.miss, 1)),
+            Assume(~d.i_fetch.valid | ~asked.bit_select(d.i_fetch.p.miss, 1)),
             Assume(~wb.valid | ~written.bit_select(wb.p.token, 1)),
             fetched.ready.eq(AnySeq(1)),
             wrote.ready.eq(AnySeq(1)),
         ]
         stays(wb)
-        with m.If(d.i_fetch_valid):
-            m.d.sync += asked.bit_select(d.i_fetch.miss, 1).eq(1)
+        with m.If(d.i_fetch.valid):
+            m.d.sync += asked.bit_select(d.i_fetch.p.miss, 1).eq(1)
         with m.If(wb.valid & wb.ready):
             m.d.sync += written.bit_select(wb.p.token, 1).eq(1)
         with m.If(fetched.valid & fetched.ready):
@@ -114,7 +114,7 @@ class ColdSchedulerContract(wiring.Component):
             (
                 "fetch",
                 mine,
-                d.i_fetch_valid & (d.i_fetch.miss == mine),
+                d.i_fetch.valid & (d.i_fetch.p.miss == mine),
                 fetched.valid & fetched.ready & (fetched.p.miss == mine),
                 fetched.p.failed,
                 ColdOp.READ,
@@ -154,11 +154,11 @@ class ColdSchedulerContract(wiring.Component):
         # Order.
         waits = Signal(5)
         sent, demand = Signal(), Signal()
-        with m.If(d.i_fetch_valid & (d.i_fetch.miss == mine)):
-            m.d.sync += [sent.eq(0), demand.eq(d.i_fetch.demand), waits.eq(0)]
+        with m.If(d.i_fetch.valid & (d.i_fetch.p.miss == mine)):
+            m.d.sync += [sent.eq(0), demand.eq(d.i_fetch.p.demand), waits.eq(0)]
         with m.Else():
             here = offers & (command.p.id.index == mine)
-            with m.If(d.i_raise_valid & (d.i_raise == mine)):
+            with m.If(d.i_raise.valid & (d.i_raise.p == mine)):
                 m.d.sync += demand.eq(1)
             with m.If(here):
                 m.d.sync += sent.eq(1)
@@ -167,10 +167,10 @@ class ColdSchedulerContract(wiring.Component):
                     waits + (demand & (waits != 31) & ~(command.valid & ~command.ready))
                 )
         lower, prefetch_goes = Signal(SMALL.misses), Signal()
-        with m.If(d.i_fetch_valid):
-            m.d.sync += lower.bit_select(d.i_fetch.miss, 1).eq(~d.i_fetch.demand)
-        with m.If(d.i_raise_valid):
-            m.d.sync += lower.bit_select(d.i_raise, 1).eq(0)
+        with m.If(d.i_fetch.valid):
+            m.d.sync += lower.bit_select(d.i_fetch.p.miss, 1).eq(~d.i_fetch.p.demand)
+        with m.If(d.i_raise.valid):
+            m.d.sync += lower.bit_select(d.i_raise.p, 1).eq(0)
         write_goes = offers & (command.p.op == ColdOp.WRITE)
         m.d.comb += prefetch_goes.eq(
             offers & (command.p.op == ColdOp.READ) & lower.bit_select(command.p.id.index, 1)

@@ -135,12 +135,12 @@ class MissGrantsContract(wiring.Component):
         lines = [getattr(inside, f"line_{name}") for name in POOLS]
         at = {name: g.fsm.ongoing(name) for name in ("LOOK", "READ", "JUDGE", "SEND", "DECIDED")}
         op, o = g.o_op.p, g.o_op
-        fields = Value.cast(g.i)
+        fields = Value.cast(g.i.p)
         prompt = AnyConst(1)  # the other side is quick, and what the bound needs is so
         m.d.comb += [
-            g.i_valid.eq(AnySeq(1)),
+            g.i.valid.eq(AnySeq(1)),
             fields.eq(AnySeq(len(fields))),
-            g.i_outcome.eq(Mux(AnySeq(1), Outcome.DONE, Outcome.RETRY)),
+            g.i_outcome.p.eq(Mux(AnySeq(1), Outcome.DONE, Outcome.RETRY)),
             g.now.eq(AnySeq(len(g.now))),
             g.starve_limit.eq(AnySeq(len(g.starve_limit))),
             o.ready.eq(AnySeq(1)),
@@ -149,40 +149,40 @@ class MissGrantsContract(wiring.Component):
         ]
         # M3 answers each GRANT once.
         asked, asked_for = Signal(), Signal(range(self.ANSWER + 1))
-        with m.If(g.i_outcome_valid):
+        with m.If(g.i_outcome.valid):
             m.d.sync += asked.eq(0)
         with m.If(o.valid & o.ready):
             m.d.sync += asked.eq(1)
-        m.d.sync += asked_for.eq(Mux(asked & ~g.i_outcome_valid & prompt, asked_for + 1, 0))
+        m.d.sync += asked_for.eq(Mux(asked & ~g.i_outcome.valid & prompt, asked_for + 1, 0))
         m.d.comb += [
-            g.i_outcome_valid.eq(asked & AnySeq(1)),
-            Assume(~(prompt & (asked_for == self.ANSWER - 1)) | ~asked | g.i_outcome_valid),
+            g.i_outcome.valid.eq(asked & AnySeq(1)),
+            Assume(~(prompt & (asked_for == self.ANSWER - 1)) | ~asked | g.i_outcome.valid),
         ]
 
         # One miss of the pool is followed.
-        arrives, turn = g.i_valid & (g.i.pool == pool), Signal(range(len(POOLS)))
-        done = g.i_outcome_valid & (g.i_outcome == Outcome.DONE)
+        arrives, turn = g.i.valid & (g.i.p.pool == pool), Signal(range(len(POOLS)))
+        done = g.i_outcome.valid & (g.i_outcome.p == Outcome.DONE)
         m.d.sync += turn.eq(Mux(o.valid, op.pool, turn))
-        told = Signal(g.i.shape())
+        told = Signal(g.i.p.shape())
         m.d.comb += [
             getattr(told, name).eq(getattr(op, "miss_kind" if name == "kind" else name))
-            for name in g.i.shape().members
+            for name in g.i.p.shape().members
         ]
-        kept = Signal(g.i.shape())
+        kept = Signal(g.i.p.shape())
         with m.If(o.valid):
             m.d.sync += kept.eq(told)
         f = Follow(
             m,
             arrives=arrives,
-            word_in=g.i,
+            word_in=g.i.p,
             leaves=done & (turn == pool),
             word_out=kept,
             most=SMALL.misses + 1,
         )
-        word = Signal(g.i.shape())
+        word = Signal(g.i.p.shape())
         m.d.comb += word.as_value().eq(f.word)
         m.d.comb += [
-            Assume(~(f.on & g.i_valid) | (g.i.miss != word.miss)),
+            Assume(~(f.on & g.i.valid) | (g.i.p.miss != word.miss)),
             Assume(~arrives | (f.owed < SMALL.misses)),
             Assert(~o.valid | (op.kind == Op.GRANT)),
             Assert(~(o.valid & (op.pool == pool)) | (f.owed != 0)),
@@ -190,7 +190,7 @@ class MissGrantsContract(wiring.Component):
         for p, line in enumerate(lines):
             with m.If(pool != p):
                 # what is proved of the chosen one
-                m.d.comb += Assume(~(g.i_valid & (g.i.pool == p)) | line.w_rdy)
+                m.d.comb += Assume(~(g.i.valid & (g.i.p.pool == p)) | line.w_rdy)
         # For the induction.
         for p, line in enumerate(lines):
             level = line.level - line.r_rdy

@@ -72,7 +72,7 @@ class MissBufferContract(wiring.Component):
         m.d.comb += [d.o_op.ready.eq(AnySeq(1)), Assume(~prompt | d.o_op.ready)]
 
         # What M3 decides: these ops, and in the other cycles requests and prefetches.
-        r, asked = d.i_result, d.i_result.op
+        r, asked = d.i_result.p, d.i_result.p.op
         alive = Array(Signal(name=f"alive_{k}") for k in ids)
         parked = Array(Signal(5, name=f"parked_{k}") for k in ids)
         comes, new, prefetch = Signal(), Signal(), Signal()
@@ -89,7 +89,7 @@ class MissBufferContract(wiring.Component):
             prefetch.eq(AnySeq(1)),
             Assume(~prefetch | new),
             Assume(~comes | credit),
-            d.i_result_valid.eq(busy | comes),
+            d.i_result.valid.eq(busy | comes),
             d.o_miss_free.ready.eq(~has_id),
             Assume(~(comes & new) | has_id),
             *(
@@ -164,13 +164,15 @@ class MissBufferContract(wiring.Component):
             back.p.failed.eq(AnySeq(1)),
             Assume(~back.valid | ((back.p.miss < self.alive) & fetching[back.p.miss])),
             Assume(~held | (back.valid & (back.p.as_value() == answer))),
-            Assert(~d.o_fetch_valid | ((d.o_fetch.miss < self.alive) & ~fetching[d.o_fetch.miss])),
+            Assert(
+                ~d.o_fetch.valid | ((d.o_fetch.p.miss < self.alive) & ~fetching[d.o_fetch.p.miss])
+            ),
             *(count.eq(AnySeq(2)) for count in d.pool_free),
             d.now.eq(AnySeq(2)),
             d.starve_limit.eq(AnySeq(2)),
         ]
         for k in ids:
-            with m.If(d.o_fetch_valid & (d.o_fetch.miss == k)):
+            with m.If(d.o_fetch.valid & (d.o_fetch.p.miss == k)):
                 m.d.sync += fetching[k].eq(1)
             with m.If(back.valid & back.ready & (back.p.miss == k)):
                 m.d.sync += fetching[k].eq(0)
@@ -279,7 +281,7 @@ class MissBufferContract(wiring.Component):
             Assert(~(replays | asks) | ((filled != starved) & (op.failed == starved))),
             Assert(~(replays | asks) | starved | (op.frame == frame)),
             Assert(~(asks & starved) | (op.lost == (lost | dropped))),
-            Assert(~(d.o_raise_valid & (d.o_raise == mine)) | (parks & ~new & lives)),
+            Assert(~(d.o_raise.valid & (d.o_raise.p == mine)) | (parks & ~new & lives)),
         ]
 
         # The bound.

@@ -50,11 +50,11 @@ class ParkListsContract(wiring.Component):
         mine = self.i_valid & (self.list == chosen)
         first_life = ~lived.bit_select(self.list, 1)
         m.d.comb += [
-            dut.i_valid.eq(self.i_valid),
-            dut.i.list.eq(self.list),
-            dut.i.park.eq(self.park),
-            dut.i.data.eq(self.data),
-            dut.i.create.eq(self.create),
+            dut.i.valid.eq(self.i_valid),
+            dut.i.p.list.eq(self.list),
+            dut.i.p.park.eq(self.park),
+            dut.i.p.data.eq(self.data),
+            dut.i.p.create.eq(self.create),
             dut.visit.eq(Mux(self.start, self.visit_next, visit)),
             dut.visit_start.eq(self.start),
             dut.o.ready.eq(self.ready),

@@ -36,13 +36,13 @@ class CandidatesContract(wiring.Component):
         m.d.comb += [
             a.clear.eq(AnySeq(1)),
             a.take.eq(AnySeq(1)),
-            a.i_valid.eq(AnySeq(1)),
-            a.i.as_value().eq(AnySeq(len(a.i.as_value()))),
-            Assume(~((a.i_valid | a.coming_valid) & a.take)),
+            a.i.valid.eq(AnySeq(1)),
+            a.i.p.as_value().eq(AnySeq(len(a.i.p.as_value()))),
+            Assume(~((a.i.valid | a.coming_valid) & a.take)),
             Assume(~a.take | a.best_valid),
         ]
-        comes, coming = Signal(), Signal(a.i.shape())
-        m.d.sync += [comes.eq(a.i_valid & ~a.clear), coming.eq(a.i)]
+        comes, coming = Signal(), Signal(a.i.p.shape())
+        m.d.sync += [comes.eq(a.i.valid & ~a.clear), coming.eq(a.i.p)]
         m.d.comb += [
             Assert(comes == a.coming_valid),
             Assert(coming.as_value() == a.coming.as_value()),
@@ -54,8 +54,8 @@ class CandidatesContract(wiring.Component):
 
         # Of one key, any one: how many here would go before a newcomer with it. More than the list
         # holds are no more than that.
-        mine = Signal(a.i.shape())
-        m.d.comb += mine.as_value().eq(AnyConst(len(a.i.as_value())))
+        mine = Signal(a.i.p.shape())
+        m.d.comb += mine.as_value().eq(AnyConst(len(a.i.p.as_value())))
         before = Signal(range(keep + 1))
         on, rank, size = Signal(), Signal(range(keep + 1)), Signal(range(keep + 1))
         taken = a.take & a.best_valid

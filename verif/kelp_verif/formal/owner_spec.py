@@ -146,9 +146,9 @@ class FrameOwnerContract(wiring.Component):
         # The pool, and who flushes.
         pushes = strobes.push & (op.frame == frame)
         flushes = (
-            d.frame_op_valid
-            & d.frame_op.use
-            & (d.frame_op.frame == frame)
+            d.frame_op.valid
+            & d.frame_op.p.use
+            & (d.frame_op.p.frame == frame)
             & (
                 (
                     (is_op[Op.SCRUB] | is_op[Op.RECOVER])

@@ -83,8 +83,8 @@ class FreeListContract(wiring.Component):
         number = owner.number
         m.d.comb += [
             o.ready.eq(self.take),
-            free.i_valid.eq(self.give),
-            free.i.eq(self.id),
+            free.i.valid.eq(self.give),
+            free.i.p.eq(self.id),
             Assume(~self.give | (number > self.first)),
             Assert(free.level == ids - number),
             Assert(number >= self.first),
@@ -99,8 +99,8 @@ class FreeListContract(wiring.Component):
         is_fresh = free.never_used != ids
         f = Follow(
             m,
-            arrives=free.i_valid,
-            word_in=free.i,
+            arrives=free.i.valid,
+            word_in=free.i.p,
             leaves=taken & ~is_fresh,
             word_out=o.payload,
             most=ids,

@@ -44,8 +44,8 @@ class PrefetchQueueContract(wiring.Component):
         m = Module()
         m.submodules.queue = q = self.queue
         m.d.comb += [
-            q.i.eq(self.i),
-            q.i_valid.eq(self.i_valid),
+            q.i.p.eq(self.i),
+            q.i.valid.eq(self.i_valid),
             q.cancel.eq(self.cancel),
             self.o.valid.eq(q.o.valid),
             self.o.p.eq(q.o.p),
@@ -67,8 +67,8 @@ class PrefetchQueueContract(wiring.Component):
             owed
             + (self.i_valid & (self.i.source == source))
             - (leaves & (q.o.p.source == source))
-            - (q.o_drop_valid & (q.o_drop.source == source))
-            - (q.o_cancel_valid & (q.o_cancel == source))
+            - (q.o_drop.valid & (q.o_drop.p.source == source))
+            - (q.o_cancel.valid & (q.o_cancel.p == source))
         )
         here = sum(q.valid[k] & (q.held[k].source == source) for k in range(q.slots)) + (
             q.o.valid & (q.o.p.source == source)
@@ -97,8 +97,8 @@ class PrefetchQueueContract(wiring.Component):
             came.eq(self.i_valid & same(page_of(self.i), chosen)),
             went.eq(
                 (leaves & same(page_of(q.o.p), chosen))
-                | q.o_cancel_valid
-                | (q.o_drop_valid & (q.o_drop.reason != DropReason.DUPLICATE))
+                | q.o_cancel.valid
+                | (q.o_drop.valid & (q.o_drop.p.reason != DropReason.DUPLICATE))
             ),
         ]
         m.d.comb += [Assert(~present | was_present | came), Assert(present | ~was_present | went)]
@@ -137,9 +137,9 @@ class PrefetchQueueContract(wiring.Component):
                 m.d.comb += Assert(~(first & both & at_b[j] & at_a[k]))
 
         m.d.comb += [
-            Cover(q.o_drop_valid & (q.o_drop.reason == DropReason.FULL)),
-            Cover(q.o_drop_valid & (q.o_drop.reason == DropReason.DUPLICATE) & ~q.merged),
-            Cover(q.o_cancel_valid),
+            Cover(q.o_drop.valid & (q.o_drop.p.reason == DropReason.FULL)),
+            Cover(q.o_drop.valid & (q.o_drop.p.reason == DropReason.DUPLICATE) & ~q.merged),
+            Cover(q.o_cancel.valid),
             Cover(first & both & at_b[2]),
         ]
         return m

@@ -144,7 +144,7 @@ PROOFS = (
         cover=10,
         bugs=(
             ("write.en.eq(self.level != self.depth)", "write.en.eq(1)"),
-            ("with m.If(takes != self.i_valid):", "with m.If(self.i_valid):"),
+            ("with m.If(takes != self.i.valid):", "with m.If(self.i.valid):"),
         ),
     ),
     Proof(
@@ -163,9 +163,9 @@ PROOFS = (
         bug_depth=10,
         bugs=(
             # what went straight on waits as well
-            ("self.i_valid & (waits | ~self.o.ready)", "self.i_valid"),
+            ("self.i.valid & (waits | ~self.o.ready)", "self.i.valid"),
             # overtakes what waits
-            ("self.i_valid & (waits | ~self.o.ready)", "self.i_valid & ~self.o.ready"),
+            ("self.i.valid & (waits | ~self.o.ready)", "self.i.valid & ~self.o.ready"),
             ("takes.eq(self.row_valid & self.o.ready)", "takes.eq(self.o.valid & self.o.ready)"),
         ),
     ),
@@ -258,8 +258,8 @@ PROOFS = (
         spec=FreeListContract,
         cover=16,
         bugs=(
-            ("returned.r_en.eq(take & ~fresh)", "returned.r_en.eq(take & ~fresh & ~self.i_valid)"),
-            ("self.level + self.i_valid - take", "self.level - take"),
+            ("returned.r_en.eq(take & ~fresh)", "returned.r_en.eq(take & ~fresh & ~self.i.valid)"),
+            ("self.level + self.i.valid - take", "self.level - take"),
         ),
     ),
     Proof(
@@ -333,7 +333,7 @@ PROOFS = (
         bug_skip=6,
         quick=False,
         bugs=(
-            ("pop.eq(self.i_outcome == Outcome.DONE)", "pop.eq(1)"),
+            ("pop.eq(self.i_outcome.p == Outcome.DONE)", "pop.eq(1)"),
             ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"),
         ),
     ),
@@ -411,7 +411,7 @@ PROOFS = (
         spec=CandidatesContract,
         cover=10,
         bugs=(
-            ("key(self.i) < key(places[k])", "key(self.i) <= key(places[k])"),
+            ("key(self.i.p) < key(places[k])", "key(self.i.p) <= key(places[k])"),
             ("valid.eq(valid >> 1)", "valid.eq(valid)"),
         ),
     ),

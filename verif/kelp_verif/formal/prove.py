@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from amaranth.back import rtlil
-from amaranth.hdl import ClockDomain, Const, Elaboratable, Module, Value
+from amaranth.hdl import ClockDomain, Const, Elaboratable, Module
 from amaranth.lib import wiring
 
+from kelp_hw.export.rtlil import component_ports
 from kelp_rtl.build import tools
 from kelp_rtl.build.verilog import macro_sources
 
@@ -244,7 +245,7 @@ def _design(component, name: str, mode: str, free_reset: bool) -> str:
     top = _Top(component, free_reset=free_reset)
     ports = [top.sync.clk, *([top.sync.rst] if free_reset else [])]
     if isinstance(getattr(component, "signature", None), wiring.Signature):
-        ports += [Value.cast(value) for _, _, value in component.signature.flatten(component)]
+        ports += [value for value, _ in component_ports(component).values()]
     # With source positions, so that sby names the line of the Assert that failed.
     design = rtlil.convert(top, name="top", ports=ports)
     flavour = "cover" if mode == "cover" else "assert"

@@ -141,14 +141,14 @@ def _driven(m: Module, q, given) -> Follow:
     `enter`, `word` and `ready` of `given`; one word followed."""
     m.submodules.fifo = q
     m.d.comb += [
-        q.i_valid.eq(given.enter & (q.level != q.depth)),
-        q.i.eq(given.word),
+        q.i.valid.eq(given.enter & (q.level != q.depth)),
+        q.i.p.eq(given.word),
         q.o.ready.eq(given.ready),
     ]
     f = Follow(
         m,
-        arrives=q.i_valid,
-        word_in=q.i,
+        arrives=q.i.valid,
+        word_in=q.i.p,
         leaves=q.o.valid & q.o.ready,
         word_out=q.o.p,
         most=q.depth,
@@ -199,7 +199,7 @@ class BypassFifoContract(wiring.Component):
             Assert(~q.row_valid | ((q.level != 0) & (q.row == word_at(m, q, 0)))),
             Assert((waited < (1 if q.registered else 0)) | (q.level == 0) | q.row_valid),
             Cover(q.level == q.depth),
-            Cover(f.leaving & q.i_valid & (q.level == 0)),
+            Cover(f.leaving & q.i.valid & (q.level == 0)),
         ]
         return m
 
@@ -223,15 +223,15 @@ class DataQueueContract(wiring.Component):
         coming = Signal(self.lag)
         m.d.sync += coming.eq((coming << 1) | (self.enter & q.ready))
         m.d.comb += [
-            q.i_valid.eq(coming[-1]),
-            q.i.token.eq(self.token),
-            q.i.frame.eq(self.frame),
+            q.i.valid.eq(coming[-1]),
+            q.i.p.token.eq(self.token),
+            q.i.p.frame.eq(self.frame),
             q.o.ready.eq(self.ready),
         ]
         f = Follow(
             m,
-            arrives=q.i_valid,
-            word_in=q.i,
+            arrives=q.i.valid,
+            word_in=q.i.p,
             leaves=q.o.valid & q.o.ready,
             word_out=q.o.p,
             most=q.DEPTH,
@@ -245,9 +245,9 @@ class DataQueueContract(wiring.Component):
         held, offer = Signal(), Signal.like(q.o.p.as_value())
         m.d.sync += [held.eq(q.o.valid & ~q.o.ready), offer.eq(q.o.p)]
         m.d.comb += [
-            Assert(q.o.valid | (~q.i_valid & (f.owed == 0))),
+            Assert(q.o.valid | (~q.i.valid & (f.owed == 0))),
             Assert(~held | (q.o.valid & (q.o.p.as_value() == offer))),
             Cover(fifo.level == q.DEPTH),
-            Cover(f.leaving & q.i_valid & (fifo.level == 0)),
+            Cover(f.leaving & q.i.valid & (fifo.level == 0)),
         ]
         return m

@@ -113,8 +113,8 @@ class EgressContract(wiring.Component):
             Assert(~(rivals & (waits != 0) & e.side_turn)),
             Assert((side_waits == 0) | e.side_turn),
             Assert(~e.side_turn | e.i_side.valid),
-            Assert(e.o_latency_valid == answered),
-            Assert(~answered | (e.o_latency.missed == e.i.p.origin.missed)),
+            Assert(e.o_latency.valid == answered),
+            Assert(~answered | (e.o_latency.p.missed == e.i.p.origin.missed)),
             Cover(waits == 1),
             Cover(side_waits == 1),
         ]

@@ -162,11 +162,10 @@ def _register(name: str, parameter: dict[str, str], pin: dict[str, str]) -> str 
 def netlist(component, *, name: str) -> tuple[str, dict[str, int]]:
     """The netlist's Verilog, its top called `top`, and how many cells it has of each kind. Cached
     by content; takes minutes."""
-    from amaranth.back import rtlil
-
+    from kelp_hw.export.rtlil import to_rtlil
     from kelp_rtl.build.verilog import macro_sources
 
-    text = rtlil.convert(component, name="top", emit_src=False)
+    text = to_rtlil(component, name="top")
     macros = macro_sources(text)
     parts = (
         text,

@@ -170,10 +170,10 @@ class TB:
                 )
                 self.seen[f"{source} gives way"] += 1
         # Each KV answer is timed once, in the cycle in which it is taken.
-        assert (dut.o_latency_valid.value == 1) == ("i" in taken)
+        assert (dut.o_latency__valid.value == 1) == ("i" in taken)
         if "i" in taken:
             origin = self.offered["i"]
-            got = int(dut.o_latency.value)
+            got = int(dut.o_latency__payload.value)
             assert got == (
                 (self.now - origin["origin.start"] & 0xFFFFF) << 1 | origin["origin.missed"]
             ), f"cycle {self.cycles}: latency {got:#x} of {origin}"

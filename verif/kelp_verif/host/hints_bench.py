@@ -120,8 +120,8 @@ class TB:
                             page["page"],
                         )
                     )
-            if dut.o_event_valid.value == 1:
-                e = self.event.unpack(dut.o_event.value)
+            if dut.o_event__valid.value == 1:
+                e = self.event.unpack(dut.o_event__payload.value)
                 self.events.append(
                     HintEvent(Event(e["code"]), e["ld_id"], e["squeue"], e["page"], e["argument"])
                 )

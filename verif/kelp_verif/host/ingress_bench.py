@@ -285,14 +285,17 @@ class TB:
         uses_slot = bool(want.get("has_write"))
         # Nothing is written but into the slot that is offered, until it is taken for a message's
         # own data.
-        assert (dut.o_write_valid.value == 1) == (rwd is not None and slot is not None)
-        assert dut.o_write_valid.value == 0 or self.write.unpack(dut.o_write.value)["slot"] == slot
+        assert (dut.o_write__valid.value == 1) == (rwd is not None and slot is not None)
+        assert (
+            dut.o_write__valid.value == 0
+            or self.write.unpack(dut.o_write__payload.value)["slot"] == slot
+        )
         assert (slot is not None and dut.i_write_slot__ready.value == 1) == uses_slot, (
             "a write slot was taken for nothing, or none for a write"
         )
         if uses_slot:
             enables = taken["byte_enable"] if taken["opcode"] == M2SRwD.MEM_WR_PTL else FULL
-            assert self.write.unpack(dut.o_write.value) == {
+            assert self.write.unpack(dut.o_write__payload.value) == {
                 "slot": slot,
                 "data": taken["data"],
                 "byte_enable": enables,

@@ -52,9 +52,9 @@ class TB:
         )
         self.memory = Frames()
         self.flash = Flash(memory=self.memory, seed=cocotb.RANDOM_SEED, **flash)
-        dut.now.value = dut.i_fetch_valid.value = dut.i_fetch.value = dut.i_raise_valid.value = (
-            dut.i_raise.value
-        ) = 0
+        dut.now.value = dut.i_fetch__valid.value = dut.i_fetch__payload.value = (
+            dut.i_raise__valid.value
+        ) = dut.i_raise__payload.value = 0
         dut.i_write_back__valid.value = dut.i_write_back__payload.value = (
             dut.o_fetched__ready.value
         ) = dut.o_written_back__ready.value = 0
@@ -148,17 +148,17 @@ class TB:
         offer after the cycle."""
         dut, rng = self.dut, self.rng
         dut.now.value = self.now & 0xFFFFFFFF
-        dut.i_fetch_valid.value, dut.i_raise_valid.value = (
+        dut.i_fetch__valid.value, dut.i_raise__valid.value = (
             int(fetch is not None),
             int(raise_ is not None),
         )
         fields = ("miss", "squeue", "page", "frame", "demand")
-        dut.i_fetch.value = (
+        dut.i_fetch__payload.value = (
             self.fetch.pack(**{k: fetch[k] for k in fields})
             if fetch
             else rng.getrandbits(self.fetch.width)
         )
-        dut.i_raise.value = raise_ if raise_ is not None else 0
+        dut.i_raise__payload.value = raise_ if raise_ is not None else 0
         if write:
             assert self.offer is None
             self.offer = write

@@ -92,8 +92,8 @@ class TB:
         self.starve_limit = starve_limit
         dut.starve_limit.value = starve_limit
         for name in (
-            "i_result",
-            "i_result_valid",
+            "i_result__payload",
+            "i_result__valid",
             "o_miss_free__ready",
             "o_op__ready",
             "sector_address",
@@ -297,14 +297,14 @@ class TB:
         dut, rng = self.dut, self.rng
         # Decided in the cycle before, and broadcast now.
         due = self.pipe.popleft()
-        dut.i_result_valid.value = int(due is not None)
+        dut.i_result__valid.value = int(due is not None)
         if due:
             decided = self.decide(due)
-            dut.i_result.value = self.result.pack(
+            dut.i_result__payload.value = self.result.pack(
                 **{f"op.{name}": value for name, value in due.items()}, **decided
             )
         else:
-            dut.i_result.value = rng.getrandbits(self.result.width)
+            dut.i_result__payload.value = rng.getrandbits(self.result.width)
         dut.pool_free.value = sum(
             len(free) << self.count_bits * p for p, free in enumerate(self.free)
         )
@@ -338,7 +338,7 @@ class TB:
         if due:
             self.check_fetch(due, decided)
         else:
-            assert dut.o_fetch_valid.value == 0 and dut.o_raise_valid.value == 0
+            assert dut.o_fetch__valid.value == 0 and dut.o_raise__valid.value == 0
         if self.offered is not None and dut.i_fetched__ready.value == 1:
             self.misses[self.offered].landed = True
             self.offered = None
@@ -382,22 +382,22 @@ class TB:
             and not entry.landed
             and miss != self.offered
         )
-        assert (dut.o_fetch_valid.value == 1) == (
+        assert (dut.o_fetch__valid.value == 1) == (
             wanted and op["kind"] in (Op.GRANT, Op.PREFETCH)
         ), f"{op['kind'].name} {decided}"
-        if dut.o_fetch_valid.value == 1:
+        if dut.o_fetch__valid.value == 1:
             demand = int(entry.kind == MissKind.DEMAND)
             page = {"squeue": entry.page[0], "page": entry.page[1]}
-            assert self.fetch.unpack(dut.o_fetch.value) == page | {
+            assert self.fetch.unpack(dut.o_fetch__payload.value) == page | {
                 "miss": miss,
                 "frame": entry.frame,
                 "demand": demand,
             }
             self.answers.append(miss)
         raises = decided["outcome"] == Outcome.PARKED
-        assert (dut.o_raise_valid.value == 1) == raises
+        assert (dut.o_raise__valid.value == 1) == raises
         if raises:
-            assert int(dut.o_raise.value) == miss
+            assert int(dut.o_raise__payload.value) == miss
 
     async def free_frames(self):
         """Evict until nobody waits for a frame."""

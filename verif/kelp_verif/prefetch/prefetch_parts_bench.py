@@ -77,7 +77,7 @@ async def queue_against_list(dut):
     packing, drops = Packing(candidate_layout(config)), Packing(drop_layout())
     model = SortedList(config.prefetch_slots)
     await start_clock(dut)
-    dut.i_valid.value = dut.i.value = dut.o__ready.value = dut.cancel.value = 0
+    dut.i__valid.value = dut.i__payload.value = dut.o__ready.value = dut.cancel.value = 0
     await RisingEdge(dut.clk)
     await RisingEdge(dut.clk)
     dut.rst.value = 0
@@ -103,8 +103,8 @@ async def queue_against_list(dut):
             }
         ready = int(rng.random() < p_ready)
         cancel = rng.getrandbits(config.sessions) if rng.random() < 0.02 else 0
-        dut.i_valid.value = int(new is not None)
-        dut.i.value = packing.pack(**new) if new else rng.getrandbits(packing.width)
+        dut.i__valid.value = int(new is not None)
+        dut.i__payload.value = packing.pack(**new) if new else rng.getrandbits(packing.width)
         dut.o__ready.value, dut.cancel.value = ready, cancel
         await ReadOnly()
         shown = packing.unpack(dut.o__payload.value) if dut.o__valid.value == 1 else None
@@ -114,9 +114,11 @@ async def queue_against_list(dut):
         # says FULL, as the queue does.
         drop, cancelled = model.cycle(coming, ready, cancel)
         coming = new
-        got = drops.unpack(dut.o_drop.value) if dut.o_drop_valid.value == 1 else None
+        got = drops.unpack(dut.o_drop__payload.value) if dut.o_drop__valid.value == 1 else None
         assert (got and (got["source"], got["reason"])) == drop, n
-        assert (int(dut.o_cancel.value) if dut.o_cancel_valid.value == 1 else None) == cancelled, n
+        assert (
+            int(dut.o_cancel__payload.value) if dut.o_cancel__valid.value == 1 else None
+        ) == cancelled, n
         seen[drop and drop[1].name] += 1
         seen["CANCEL"] += cancelled is not None
         seen["LEFT"] += shown is not None and ready
@@ -132,7 +134,7 @@ async def throttle_against_model(dut):
     model = {s: Throttle() for s in SOURCES}
     await start_clock(dut)
     for name in ("offer", "issued", "useful"):
-        getattr(dut, name).value = getattr(dut, f"{name}_valid").value = 0
+        getattr(dut, f"{name}__payload").value = getattr(dut, f"{name}__valid").value = 0
     dut.settle.value = 0
     await RisingEdge(dut.clk)
     await RisingEdge(dut.clk)
@@ -153,7 +155,7 @@ async def throttle_against_model(dut):
             source["issued"] = source["useful"] = PrefetchSource.WINDOW
             valid["issued"], valid["useful"] = True, 255 <= n < 319
         for name in source:
-            getattr(dut, name).value, getattr(dut, f"{name}_valid").value = (
+            getattr(dut, f"{name}__payload").value, getattr(dut, f"{name}__valid").value = (
                 int(source[name]),
                 int(valid[name]),
             )
@@ -185,9 +187,9 @@ async def previous_against_lists(dut):
     rng = random.Random(cocotb.RANDOM_SEED)
     access, candidate = Packing(access_layout(config)), Packing(candidate_layout(config))
     await start_clock(dut)
-    dut.i_valid.value = dut.i.value = dut.step_valid.value = dut.step.value = dut.quiet.value = (
-        dut.o__ready.value
-    ) = 0
+    dut.i__valid.value = dut.i__payload.value = dut.step__valid.value = dut.step__payload.value = (
+        dut.quiet.value
+    ) = dut.o__ready.value = 0
     dut.live.value = (1 << config.sessions) - 1
     await RisingEdge(dut.clk)
     await RisingEdge(dut.clk)
@@ -216,8 +218,8 @@ async def previous_against_lists(dut):
                 session * config.queues + serial // config.pages % config.queues,
                 serial % config.pages,
             )
-            dut.i.value = access.pack(session=session, squeue=squeue, page=page)
-        dut.i_valid.value, dut.step_valid.value, dut.step.value = (
+            dut.i__payload.value = access.pack(session=session, squeue=squeue, page=page)
+        dut.i__valid.value, dut.step__valid.value, dut.step__payload.value = (
             int(event == "access"),
             int(event == "step"),
             session,

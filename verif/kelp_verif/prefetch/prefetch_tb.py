@@ -63,12 +63,12 @@ class TB:
         dut = self.dut
         await start_clock(dut)
         for port in (
-            dut.i_result,
-            dut.i_result_valid,
-            dut.i_usage,
-            dut.i_usage_valid,
-            dut.i_late,
-            dut.i_late_valid,
+            dut.i_result__payload,
+            dut.i_result__valid,
+            dut.i_usage__payload,
+            dut.i_usage__valid,
+            dut.i_late__payload,
+            dut.i_late__valid,
             dut.i_hint__valid,
             dut.i_hint__payload,
             dut.i_spec__valid,
@@ -157,12 +157,14 @@ class TB:
             self.on_result(op, taken)
         elif self.results and rng.random() < self.p_result:
             sent = self.results.popleft()
-        dut.i_result_valid.value = int(sent is not None)
-        dut.i_result.value = sent if sent is not None else rng.getrandbits(self.result.width)
+        dut.i_result__valid.value = int(sent is not None)
+        dut.i_result__payload.value = (
+            sent if sent is not None else rng.getrandbits(self.result.width)
+        )
         for name, waiting in (("i_usage", self.usages), ("i_late", self.lates)):
             item = waiting.popleft() if waiting else None
-            getattr(dut, f"{name}_valid").value = int(item is not None)
-            getattr(dut, name).value = item or 0
+            getattr(dut, f"{name}__valid").value = int(item is not None)
+            getattr(dut, f"{name}__payload").value = item or 0
         self._offer("i_hint", self.hints, self.p_hint)
         self._offer("i_spec", self.specs, self.p_spec)
         dut.window.value = (

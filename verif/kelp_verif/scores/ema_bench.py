@@ -57,14 +57,16 @@ class TB:
     async def start(self):
         dut = self.dut
         await start_clock(dut)
-        dut.i_valid.value = dut.config_write_valid.value = dut.i.value = dut.config_write.value = 0
+        dut.i__valid.value = dut.config_write__valid.value = dut.i__payload.value = (
+            dut.config_write__payload.value
+        ) = 0
         await RisingEdge(dut.clk)
         await RisingEdge(dut.clk)
         dut.rst.value = 0
         for squeue in range(self.config.squeues):
             self.configure(squeue)
             await self.tick()
-        dut.config_write_valid.value = 0
+        dut.config_write__valid.value = 0
         while not int(dut.cleared.value):
             await self.tick()
 
@@ -83,7 +85,7 @@ class TB:
         gain = rng.choice([0, 3, 15, rng.randrange(16)])
         policy = rng.choice(list(Policy)) if policy is None else policy
         self.settings[squeue] = (alpha, m, sh, source, gain, policy)
-        self.dut.config_write.value = self.write.pack(
+        self.dut.config_write__payload.value = self.write.pack(
             squeue=squeue,
             **{
                 "queue_config.alpha": alpha,
@@ -94,7 +96,7 @@ class TB:
                 "queue_config.policy": policy,
             },
         )
-        self.dut.config_write_valid.value = 1
+        self.dut.config_write__valid.value = 1
 
     def make(self, squeue, page, kind=None):
         """A legal event: the first on a page is INIT."""
@@ -186,14 +188,14 @@ class TB:
         """Let one cycle pass and check what came out in it."""
         dut = self.dut
         await ReadOnly()
-        if dut.o_scan_valid.value == 1:
-            got = self.scanned.unpack(dut.o_scan.value)
+        if dut.o_scan__valid.value == 1:
+            got = self.scanned.unpack(dut.o_scan__payload.value)
             assert self.scans and got == _open(self.scans[0], got), (
                 f"scan {got}, expected {self.scans[0] if self.scans else None}"
             )
             self.scans.popleft()
-        if dut.o_commit_valid.value == 1:
-            got = self.commit.unpack(dut.o_commit.value)
+        if dut.o_commit__valid.value == 1:
+            got = self.commit.unpack(dut.o_commit__payload.value)
             expected, since = self.commits.popleft()
             assert got == _open(expected, got), f"commit {got}, expected {expected}"
             latency = self.cycle - since
@@ -209,10 +211,10 @@ class TB:
         self.cycle += 1
 
     async def send(self, vector):
-        self.dut.i.value = vector
-        self.dut.i_valid.value = 1
+        self.dut.i__payload.value = vector
+        self.dut.i__valid.value = 1
         await self.tick()
-        self.dut.i_valid.value = 0
+        self.dut.i__valid.value = 0
 
     async def drain(self):
         for _ in range(400):
@@ -242,7 +244,7 @@ async def random_events(dut):
         if rng.random() >= idle and beyond < RESERVE:
             await tb.send(tb.make(*rng.choice(pages)))
         else:
-            dut.i.value = rng.getrandbits(tb.event.width)
+            dut.i__payload.value = rng.getrandbits(tb.event.width)
             await tb.tick()
     await tb.drain()
     assert tb.uncorrected == tb.corrected == 0
@@ -292,7 +294,7 @@ async def flipped_bits(dut):
     pushed = 0
     tb.configure(pushed, source=ScoreSource.PUSHED, policy=Policy.EMA)
     await tb.tick()
-    dut.config_write_valid.value = 0
+    dut.config_write__valid.value = 0
     corrected = uncorrected = 0
     for n in range(60):
         page = pushed, rng.randrange(c.pages)

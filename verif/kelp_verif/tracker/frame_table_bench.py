@@ -49,8 +49,8 @@ class TB:
     async def reset(self):
         dut = self.dut
         dut.rst.value = 1
-        dut.i_valid.value = 0
-        dut.i.value = 0
+        dut.i__valid.value = 0
+        dut.i__payload.value = 0
         dut.sector_data.value = 0
         for _ in range(2):
             await RisingEdge(dut.clk)
@@ -184,7 +184,7 @@ class TB:
     def check(self, op, extra, expected):
         dut, c = self.dut, self.config
         result, entry, place = expected
-        got = self.data_op.unpack(dut.o.value) if dut.o_valid.value == 1 else None
+        got = self.data_op.unpack(dut.o__payload.value) if dut.o__valid.value == 1 else None
         assert (got is not None) == (result.access is not None), (
             f"{op}: data op {got}, expected {result.access}"
         )
@@ -236,36 +236,38 @@ class TB:
                         place.scale_byte,
                     ), f"{op} {extra}: {got}, expected {place}"
             self.seen.add((DataOp(got["kind"]).name, Answer(got["answer"]).name))
-        assert (dut.o_claim_valid.value == 1) == (result.claim is not None), op
+        assert (dut.o_claim__valid.value == 1) == (result.claim is not None), op
         if result.claim:
-            assert self.claim.unpack(dut.o_claim.value) == {
+            assert self.claim.unpack(dut.o_claim__payload.value) == {
                 "slot": extra["slot"],
                 "frame": op.frame,
                 "dirty": result.claim.dirty,
                 "sector.valid": result.claim.valid,
                 "sector.poison": result.claim.poison,
             }
-        assert (dut.o_usage_valid.value == 1) == (result.usage is not None), f"{op}: {result.usage}"
+        assert (dut.o_usage__valid.value == 1) == (result.usage is not None), (
+            f"{op}: {result.usage}"
+        )
         if result.usage:
             u = result.usage
-            assert self.usage.unpack(dut.o_usage.value) == {
+            assert self.usage.unpack(dut.o_usage__payload.value) == {
                 "source": u.source,
                 "squeue": u.squeue,
                 "useful": u.useful,
                 "useless": not u.useful,
             }
             self.seen.add("useful" if u.useful else "useless")
-        assert (dut.o_owner_valid.value == 1) == (result.owner is not None)
+        assert (dut.o_owner__valid.value == 1) == (result.owner is not None)
         if result.owner:
             in_use, squeue, page = result.owner
-            assert self.owner.unpack(dut.o_owner.value) == {
+            assert self.owner.unpack(dut.o_owner__payload.value) == {
                 "slot": extra["slot"],
                 "frame": op.frame,
                 "in_use": in_use,
                 "squeue": squeue,
                 "page": page,
             }
-        commit = self.commit.unpack(dut.o_commit.value)
+        commit = self.commit.unpack(dut.o_commit__payload.value)
         assert commit["op.kind"] == op.kind and commit["op.frame"] == op.frame
         if op.use:
             assert {name: commit[f"entry.{name}"] for name in entry} == entry, op
@@ -273,11 +275,11 @@ class TB:
     async def cycle(self, item=None):
         """One cycle, with an op or without; checks the op of `LATENCY` cycles ago."""
         dut = self.dut
-        dut.i_valid.value = int(item is not None)
+        dut.i__valid.value = int(item is not None)
         if item:
             op, extra = item
             pool = max(p for p in range(4) if op.frame >= self.config.pool_first_frame[p])
-            dut.i.value = self.op.pack(
+            dut.i__payload.value = self.op.pack(
                 kind=op.kind,
                 outcome=op.outcome,
                 use=op.use,
@@ -297,7 +299,7 @@ class TB:
                 **extra,
             )
         else:
-            dut.i.value = self.rng.getrandbits(self.op.width)
+            dut.i__payload.value = self.rng.getrandbits(self.op.width)
         valid, poison = self.sectors[self.sector_address]
         dut.sector_data.value = self.sector.pack(valid=valid, poison=poison)
         self.pipe.append((*item, self.expect(*item)) if item else None)
@@ -306,15 +308,15 @@ class TB:
         await ReadOnly()
         due = self.pipe.pop(0)
         if due:
-            assert dut.o_commit_valid.value == 1
+            assert dut.o_commit__valid.value == 1
             self.check(*due)
         else:
             for port in (
-                dut.o_valid,
-                dut.o_claim_valid,
-                dut.o_usage_valid,
-                dut.o_owner_valid,
-                dut.o_commit_valid,
+                dut.o__valid,
+                dut.o_claim__valid,
+                dut.o_usage__valid,
+                dut.o_owner__valid,
+                dut.o_commit__valid,
             ):
                 assert port.value == 0, port._name
         assert (dut.idle.value == 1) == (not item and not due and not any(self.pipe[-LATENCY:]))

@@ -102,8 +102,8 @@ class TB:
         for name in ("data", "miss", "score", "queue", "event"):
             getattr(dut, f"{name}_ready").value = 1
         dut.i_miss_free__valid.value = dut.i_miss_free__payload.value = 0
-        dut.behind.value = dut.ahead.value = dut.config_write.value = (
-            dut.config_write_valid.value
+        dut.behind.value = dut.ahead.value = dut.config_write__payload.value = (
+            dut.config_write__valid.value
         ) = dut.descriptor.value = dut.ecc_flip.value = 0
         dut.low_water.value, dut.reserve.value = self.golden.low_water, self.golden.reserve
         dut.pool_limit.value = sum(
@@ -130,10 +130,10 @@ class TB:
         packed = self.config_packing.pack(
             format_k=queue.format_k, format_v=queue.format_v, pool=queue.pool
         )
-        self.dut.config_write.value = squeue | packed << self.config.squeue_bits
-        self.dut.config_write_valid.value = 1
+        self.dut.config_write__payload.value = squeue | packed << self.config.squeue_bits
+        self.dut.config_write__valid.value = 1
         await RisingEdge(self.dut.clk)
-        self.dut.config_write_valid.value = 0
+        self.dut.config_write__valid.value = 0
 
     # - packing ------------------------------------------------------------------------------------
     def pack_request(self, op: Op, queue: int | None = None) -> int:
@@ -269,7 +269,7 @@ class TB:
 
     def _check_m3(self, now):
         dut = self.dut
-        valid, hot = int(dut.o_frame_op_valid.value), int(dut.o_frame_op_hot.value)
+        valid, hot = int(dut.o_frame_op__valid.value), int(dut.o_frame_op_hot.value)
         if not self.entered or self.entered[0][0] != now - 4:
             assert not valid, f"cycle {now}: frame op out of nothing"
             return
@@ -337,7 +337,7 @@ class TB:
         return result
 
     def _check_frame_op(self, r):
-        got = self.frame_packing.unpack(self.dut.o_frame_op.value)
+        got = self.frame_packing.unpack(self.dut.o_frame_op__payload.value)
         op, session = r.op, self.golden.sessions[r.op.session]
         demand = op.kind in (K.READ, K.WRITE, K.REPLAY)
         want = {
@@ -388,7 +388,7 @@ class TB:
     def _check_results(self, now):
         dut = self.dut
         valid, hot_valid, score_valid = (
-            int(p.value) for p in (dut.o_result_valid, dut.o_hot_valid, dut.o_score_valid)
+            int(p.value) for p in (dut.o_result__valid, dut.o_hot__valid, dut.o_score__valid)
         )
         if not self.expected or self.expected[0][0] != now:
             assert not (valid or hot_valid or score_valid), f"cycle {now}: result out of nothing"
@@ -396,7 +396,7 @@ class TB:
         _, r, hot, free, used = self.expected.popleft()
         assert (valid, hot_valid) == (r is not None, hot is not None)
         if hot:
-            got = self.hot_packing.unpack(dut.o_hot.value)
+            got = self.hot_packing.unpack(dut.o_hot__payload.value)
             assert got == {n: getattr(hot.op, n) for n in got}
         for port, want in ((dut.pool_free, free), (dut.pool_used, used)):
             vector = int(port.value)
@@ -407,7 +407,7 @@ class TB:
         if r is None:
             assert not score_valid
             return
-        got = self.result_packing.unpack(dut.o_result.value)
+        got = self.result_packing.unpack(dut.o_result__payload.value)
         op = r.op
         want = {
             "op.kind": op.kind,
@@ -455,7 +455,7 @@ class TB:
         assert not bad, f"result {r}: (got, want) {bad}"
         assert score_valid == bool(r.score), f"score event of {r}"
         if r.score:
-            got = self.score_packing.unpack(dut.o_score.value)
+            got = self.score_packing.unpack(dut.o_score__payload.value)
             want = {"kind": r.score, "squeue": op.squeue, "page": op.page}
             if r.score == ScoreEvent.SCAN:
                 want |= {
