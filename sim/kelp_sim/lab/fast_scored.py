@@ -2,9 +2,9 @@
 """Policies with a value per page, compiled: the rules of :mod:`.engine` and a search for the lowest
 value, equal decision for decision.
 
-A value is one of three: a rank that only an access of the page itself changes (`lfu`, `belady`,
-`h2o`, `streamingllm`), policy 0's priority (`ema`), or mass with age (`snapkv`, `quest`). `plain`
-never evicts.
+A value is one of four: a rank that only an access of the page itself changes (`lfu`, `belady`,
+`h2o`, `streamingllm`), policy 0's priority (`ema`), mass with age (`snapkv`, `quest`), two counts
+with age (`tworate`). `plain` never evicts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .policies.quest import falls
 __all__ = ["SCORED", "run_scored"]
 
 #: Ids that have this form.
-SCORED = ("lfu", "belady", "h2o", "streamingllm", "ema", "snapkv", "quest", "plain")
-_LFU, _BELADY, _H2O, _STREAMINGLLM, _EMA, _SNAPKV, _QUEST, _PLAIN = range(8)
+SCORED = ("lfu", "belady", "h2o", "streamingllm", "ema", "snapkv", "quest", "plain", "tworate")
+_LFU, _BELADY, _H2O, _STREAMINGLLM, _EMA, _SNAPKV, _QUEST, _PLAIN, _TWORATE = range(9)
 _TOP = 65535
 
 
@@ -34,10 +34,12 @@ class Values(NamedTuple):
     """What a policy's values start from and follow."""
 
     rank: np.ndarray  #: of each key
-    per_access: np.ndarray  #: what the policy learns of each access
+    per_access: np.ndarray  #: what the policy learns of each access; `tworate`: its gains
     kept: np.ndarray  #: what idle steps leave of a score, in 1/65536
     fading: np.ndarray  #: what they leave of a value
-    constant: int  #: `ema`: α in 1/256; `snapkv`: steps whose votes count
+    #: `ema`: α in 1/256; `snapkv`: steps whose votes count; `tworate`: where in `fading` the curve
+    #: of its slow count begins
+    constant: int
 
 
 @numba.njit(cache=True)
@@ -53,6 +55,7 @@ def _replay(kind, accesses, pooling, values, missed, victims):
     used, voted = np.zeros(pools, np.int64), np.full(pools, -1, np.int64)
     page_of = np.arange(keys) % pages
     votes = np.zeros((constant if kind == _SNAPKV else 1, keys), np.int64)
+    slow = np.zeros(keys if kind == _TWORATE else 1)
     for key in range(keys):
         known[key] = page_of[key] < history
         if initial <= page_of[key] < history:
@@ -88,6 +91,10 @@ def _replay(kind, accesses, pooling, values, missed, victims):
             rank[key] = max(
                 rank[key] * fading[min(step - last[key], len(fading) - 1)], per_access[index]
             )
+        elif kind == _TWORATE:
+            age = step - last[key]
+            rank[key] = rank[key] * fading[min(age, constant - 1)] + per_access[0]
+            slow[key] = slow[key] * fading[min(constant + age, len(fading) - 1)] + per_access[1]
         last[key] = step
         if resident[key]:
             touched[key] = step
@@ -105,6 +112,10 @@ def _replay(kind, accesses, pooling, values, missed, victims):
                         value = -np.floor((_TOP - value) * fading[step - last[at]] / 65536)
                     elif kind == _QUEST:
                         value *= fading[min(step - last[at], len(fading) - 1)]
+                    elif kind == _TWORATE:
+                        age = step - last[at]
+                        value *= fading[min(age, constant - 1)]
+                        value += slow[at] * fading[min(constant + age, len(fading) - 1)]
                     elif kind == _SNAPKV:
                         before, after = max(at - 1, 0), min(at + 1, keys - 1)
                         value = (
@@ -160,5 +171,9 @@ def run_scored(
     elif policy in ("h2o", "snapkv", "quest"):
         per_access, constant = timeline.mass, set_to.get("window", 0)
         fading = falls(set_to["half"]) if policy == "quest" else fading
+    elif policy == "tworate":
+        curves = falls(set_to["fast"]), falls(set_to["slow"])
+        per_access = np.array([set_to["slow"], set_to["fast"]])
+        fading, constant = np.concatenate(curves), len(curves[0])
     more = (Values(rank, per_access, kept, fading, constant),)
     return outcome_of(_replay, timeline, SCORED.index(policy), capacity, pooled, more, record)

@@ -28,6 +28,7 @@ SET = [
     ("ema", {"alpha": 64, "tau": 40}),
     ("snapkv", {"window": 3}),
     ("quest", {"half": 2}),
+    ("tworate", {"fast": 2, "slow": 9}),
 ]
 
 

@@ -35,6 +35,7 @@ _HOME = {
     "h2o": "h2o:H2O",
     "snapkv": "snapkv:SnapKv",
     "quest": "quest:Quest",
+    "tworate": "two_rate:TwoRate",
     "infinigen": "infinigen:InfiniGen",
     "freekv": "freekv:FreeKv",
     "speckv": "speckv:SpecKv",
