@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Docstrings of the blocks: each port of each Component has its name under `Members`, and each
+Component says in attributes how fast it is, which its bench or test holds it to."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+
+import pytest
+from amaranth.lib import wiring
+
+import kelp_hw
+from kelp_spec.config import named
+
+#: Rooms of kelp_hw whose blocks are held to it.
+DONE_ROOMS = set()
+
+UNIT = named("unit")
+#: Arguments of the smallest legal instance, where they are not `config` alone.
+ARGUMENTS = {}
+
+#: Class → why it has no `LATENCY` and `INTERVAL`.
+NOT_TIMED = {}
+
+
+def components():
+    """Every Component class under kelp_hw, with its room (a module's name at the root)."""
+    for module in pkgutil.walk_packages(kelp_hw.__path__, "kelp_hw."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if (
+                inspect.isclass(value)
+                and issubclass(value, wiring.Component)
+                and value.__module__ == module.name
+            ):
+                yield module.name.split(".")[1], value
+
+
+def smallest(cls):
+    return cls(**ARGUMENTS.get(cls.__name__, {"config": UNIT}))
+
+
+def unnamed(docstring, ports):
+    """The ports that no unindented line of the docstring's `Members` section names."""
+    sections = re.split(r"^(\w+)\n-+$", inspect.cleandoc(docstring or ""), flags=re.MULTILINE)
+    members = dict(zip(sections[1::2], sections[2::2], strict=True)).get("Members", "")
+    terms = set(re.findall(r"\w+", "\n".join(re.findall(r"^\S.*", members, re.MULTILINE))))
+    return [port for port in ports if port not in terms]
+
+
+DONE = [
+    pytest.param(cls, id=f"{room}-{cls.__name__}")
+    for room, cls in components()
+    if room in DONE_ROOMS
+]
+
+
+@pytest.mark.parametrize("cls", DONE)
+def test_each_port_is_named(cls):
+    assert not unnamed(cls.__doc__, smallest(cls).signature.members)
+
+
+@pytest.mark.parametrize("cls", DONE)
+def test_each_block_says_how_fast_it_is(cls):
+    if cls.__name__ in NOT_TIMED:
+        assert not hasattr(cls, "LATENCY") or not hasattr(cls, "INTERVAL"), "needs no waiver"
+    else:
+        assert hasattr(cls, "LATENCY") and hasattr(cls, "INTERVAL")
+        assert re.search(r"(?i)latency|combinational", cls.__doc__), "docstring tells no latency"
+
+
+def test_the_tables_name_what_exists():
+    rooms, classes = zip(*components(), strict=True)
+    names = {cls.__name__ for cls in classes}
+    assert set(rooms) >= DONE_ROOMS
+    assert names >= ARGUMENTS.keys() | NOT_TIMED.keys()
+
+
+def test_a_planted_omission_is_seen():
+    docstring = """A FIFO of `depth` places.
+
+    Members
+    -------
+    i, o : streams
+        `level` is mentioned, not named.
+    ready : out
+
+    Attributes
+    ----------
+    depth : int
+    """
+    assert not unnamed(docstring, ["i", "o", "ready"])
+    assert unnamed(docstring, ["i", "o", "depth", "level"]) == ["depth", "level"]
+    assert unnamed(None, ["i"]) == ["i"]
