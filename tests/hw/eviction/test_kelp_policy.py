@@ -223,7 +223,7 @@ def test_state_in_hardware_is_the_golden_one(seed):
         last, step = {}, 1
 
         async def send(**result):
-            ctx.set(dut.i_result, result)
+            ctx.set(dut.i_result.p, result)
             ctx.set(dut.i_result.valid, 1)
             await ctx.tick()
             ctx.set(dut.i_result.valid, 0)
