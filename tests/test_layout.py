@@ -273,6 +273,38 @@ def test_nothing_names_a_place_on_one_machine():
     assert not bad, ", ".join(bad)
 
 
+#: Commands and what they call write through `kelp_spec.files`.
+WRITERS = ("sw/kelp_cli", "sim/kelp_sim", "fpga/kelp_fpga")
+
+
+def direct_writes(text):
+    """Lines that write a file under its final name."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            name = called.rpartition(".")[2]
+            if name in ("write_text", "write_bytes") or (
+                called.startswith("np.save") and ast.unparse(node.args[0]) != "file"
+            ):
+                yield node.lineno
+
+
+@pytest.mark.parametrize("root", WRITERS)
+def test_files_are_written_whole_or_not_at_all(root):
+    bad = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in sorted((ROOT / root).rglob("*.py"))
+        for line in direct_writes(path.read_text(encoding="utf-8"))
+    ]
+    assert not bad, "write_whole is for: " + ", ".join(bad)
+
+
+def test_a_planted_write_is_seen():
+    assert list(direct_writes("path.write_text(text)")) == [1]
+    assert list(direct_writes("with f() as file:\n np.savez(file, a=1)\nnp.savez(path)")) == [3]
+    assert not list(direct_writes("write_whole(path, text)"))
+
+
 # A function has at most so many parameters (self aside) and so many lines, docstring among them.
 MOST_PARAMETERS, MOST_LINES = 8, 100
 # Those beyond it, `path:function`, and why each is one idea all the same. A command of `kelp` needs

@@ -167,7 +167,11 @@ def _places(layout, prefix="", base=0):
 
 
 def build(component, config, waves):
-    """The shared library of `component` with the driver around it."""
+    """The shared library of `component` with the driver around it; tells how far it is."""
+    tools.say(
+        f"building the simulation of configuration {config.name!r}, once for these sources; "
+        + "this takes minutes: generating its Verilog"
+    )
     return verilator.verilate_model(
         verilog.to_verilog(component),
         verilator.Cpp(

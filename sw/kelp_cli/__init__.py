@@ -4,6 +4,8 @@
 
 import sys
 
+from .install import missing_package, ours
+
 __all__ = ["start"]
 
 
@@ -13,10 +15,7 @@ def start() -> None:
     try:
         from .main import main
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("typer", "rich"):
+        if ours(error):
             raise
-        sys.exit(
-            f"the kelp command needs the Python package {error.name!r}; with pip: pip install "
-            + "'kelp-cxl[cli]', in a checkout: make setup"
-        )
+        sys.exit(missing_package(error, "the kelp command"))
     main()

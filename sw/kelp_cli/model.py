@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kelp_spec.files import write_whole
+
 from .output import UserError, console, write_json
 
 __all__ = ["register"]
@@ -97,8 +99,7 @@ def model(
         if png is not None:
             from kelp_sim.model.plots import png as drawn
 
-            png.parent.mkdir(parents=True, exist_ok=True)
-            png.write_bytes(drawn(chosen))
+            write_whole(png, drawn(chosen))
     if json is not None:
         write_json(
             json, "model", report.as_json(str(inputs) if inputs else "shipped", shown, found)
@@ -116,8 +117,7 @@ def _write_inputs(path: Path) -> None:
 
     if path.exists():
         raise UserError(f"--write-inputs {path}: the file exists; name another")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(DEFAULTS.read_text(encoding="utf-8"), encoding="utf-8")
+    write_whole(path, DEFAULTS.read_text(encoding="utf-8"))
     console.print(f"{path} written: edit it, then kelp model --inputs {path}", soft_wrap=True)
 
 

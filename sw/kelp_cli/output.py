@@ -21,6 +21,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from kelp_spec.files import write_whole
+
 __all__ = ["SCHEMA_VERSION", "UserError", "complain", "console", "progress_bar", "write_json"]
 
 # Of every JSON object this command writes; raised when a field changes its meaning or goes away.
@@ -77,5 +79,4 @@ def write_json(path: Path | str, kind: str, payload: dict) -> None:
         sys.stdout.write(text + "\n")
         return
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_whole(path, text + "\n")

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kelp_spec.files import write_whole
+
 from .output import UserError, console, progress_bar, write_json
 
 __all__ = ["register"]
@@ -94,8 +96,7 @@ def quality(
     if png is not None:
         from kelp_sim.quality.plots import png as drawn
 
-        png.parent.mkdir(parents=True, exist_ok=True)
-        png.write_bytes(drawn(heads, done))
+        write_whole(png, drawn(heads, done))
     if json is not None:
         report = {"noise": heads} | (done.as_json() | {"bars": study.bars(done)} if done else {})
         write_json(json, "quality", report)

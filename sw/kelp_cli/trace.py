@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .install import missing_package
 from .output import UserError, console, progress_bar
 
 __all__ = ["register"]
@@ -115,10 +116,7 @@ def record(
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"kelp trace record needs the package {error.name!r}: make test-engines "
-            + "ENGINES=hf, then .venv.hf/bin/kelp"
-        ) from None
+        raise UserError(missing_package(error, "kelp trace record")) from None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         loaded = AutoModelForCausalLM.from_pretrained(model).to(device).eval()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kelp_spec.config import Config, named
+from kelp_spec.files import write_whole
 
 from .output import UserError, console, write_json
 
@@ -60,7 +61,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     files["kelp.core"] = core_file(config, ["kelp_endpoint.v", "kelp_endpoint_wrapper.sv"])
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (directory / name).write_text(content, encoding="utf-8")
+        write_whole(directory / name, content)
     ports = [
         {
             "name": p.name,

@@ -5,11 +5,15 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import tomllib
 
 import pytest
 from command import kelp
+from paths import ROOT
 
-from kelp_cli import doctor, main, output
+from kelp_cli import doctor, install, main, output
 from kelp_cli.output import UserError
 from kelp_rtl.build import tools
 
@@ -133,3 +137,56 @@ def test_json_is_utf8_with_a_schema(tmp_path):
         "schema_version": 1,
         "unit": "µs",
     }
+
+
+def without(package, *arguments):
+    """``kelp`` where ``package`` is not installed."""
+    code = f"import sys; sys.modules[{package!r}] = None; import kelp_cli; kelp_cli.start()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("package", "command"),
+    [
+        ("typer", "--help"),
+        ("amaranth", "verilog -o {path}"),
+        ("amaranth", "replay data/traces/attn_0.npz --accesses 500"),
+        ("amaranth", "fpga vivado --board vcu118 -o {path}"),
+        ("amaranth_boards", "fpga build --size"),
+        ("numba", "lab data/traces/attn_0.npz --accesses 2000 --store {path}"),
+        ("matplotlib", "model kv --png {path}"),
+        ("torch", "trace record gpt2 --text README.md -o {path}.npz"),
+    ],
+)
+def test_a_missing_extra_is_one_line_that_says_what_to_type(package, command, tmp_path):
+    done = without(package, *command.format(path=tmp_path / "out").split())
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1 and "Traceback" not in said, said
+    assert f"needs the Python package '{package}" in said and "make " in said
+
+
+def test_what_to_type_depends_on_how_it_was_installed(monkeypatch):
+    assert install.in_checkout() and install.remedy("numba") == "make distclean setup"
+    monkeypatch.setattr(install, "in_checkout", lambda: False)
+    assert install.remedy("amaranth.hdl") == "pip install 'kelp-cxl[rtl]'"
+    assert install.remedy("torch") == "pip install 'kelp-cxl[hf]'"
+    assert install.remedy("unheard_of") == "pip install unheard_of"
+    assert "make" not in install.setup() + doctor._package("no-such-package", None).remedy
+
+
+def test_every_extra_that_is_named_exists():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(install._EXTRAS.values()) <= set(extras["project"]["optional-dependencies"])
+
+
+def test_a_missing_recording_says_where_recordings_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = kelp("demo", "-o", str(tmp_path))
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "they lie in a checkout of KELP" in " ".join(done.stderr.split())

@@ -18,6 +18,7 @@ from amaranth_boards.resources import LEDResources, UARTResource
 
 import kelp_hw
 from kelp_spec.config import Config
+from kelp_spec.files import write_whole
 
 from ..link.uart import uart_divisor
 from ..memory.block_store import LINE_RAM
@@ -169,6 +170,6 @@ def write_project(top: BlockTop, directory: Path) -> list[Path]:
             # Assertions are for simulation, and no Verilog-2005; Yosys declares signals of no
             # width, which nothing uses, as two bits.
             text = re.sub(r"(?m)^ *(assert \(.*\)|wire \[-1:0\] .*) *;\n", "", text)
-        (directory / path).write_text(text, encoding="utf-8")
+        write_whole(directory / path, text)
         written.append(directory / path)
     return written

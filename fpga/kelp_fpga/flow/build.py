@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import kelp_hw
 from kelp_spec.config import Config
+from kelp_spec.files import write_whole
 
 from ..configs import FIRST_LIGHT
 from ..link.uart import uart_divisor
@@ -208,7 +209,7 @@ def size(
     figures = {"board": name, "config": config.name}
     for theirs, ours in COUNTED.items():
         figures[ours], figures[f"{ours}_total"] = counted[theirs]
-    (directory / "size.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_whole(directory / "size.json", json.dumps(figures, indent=2) + "\n")
     return figures
 
 
@@ -265,9 +266,7 @@ class _Run:
         )
         for path, content in plan.files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
-            (directory / path).write_bytes(
-                content.encode() if isinstance(content, str) else content
-            )
+            write_whole(directory / path, content)
         self.steps = _steps(str(plan.files[f"{plan.script}.sh"]), pack=pack)
         # Each step's inputs, those of the steps before it among them: another seed does not need
         # another synthesis.
@@ -343,7 +342,7 @@ class _Run:
             raise BuildError(
                 f"{self.name}: {step.name} failed ({code}), log {log}:\n" + "\n".join(end)
             )
-        done.write_text(self._keys[step.name], encoding="utf-8")
+        write_whole(done, self._keys[step.name])
 
 
 def _steps(script: str, *, pack: bool) -> list[Step]:

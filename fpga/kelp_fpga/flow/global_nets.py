@@ -20,6 +20,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+from kelp_spec.files import write_whole
+
 __all__ = ["LEAST", "MOST", "move", "promote"]
 
 LEAST = 256  #: pins: below that, the way to the buffer and back costs more than it saves
@@ -183,7 +185,7 @@ def main(what: str, source: str, target: str) -> int:
     ]
     for figure, name in {"promote": promote, "move": move}[what](top):
         print(figure, name)
-    Path(target).write_text(json.dumps(design), encoding="utf-8")
+    write_whole(Path(target), json.dumps(design))
     return 0
 
 

@@ -31,6 +31,7 @@ from amaranth.lib.wiring import In
 from kelp_hw.export.rtlil import component_ports
 from kelp_rtl.build import tools
 from kelp_rtl.build.verilog import macro_sources, to_verilog
+from kelp_spec.files import write_whole
 
 from ..placement import annealed_design, annealing, placed_netlist, placed_timing, refinement
 from . import global_nets
@@ -229,8 +230,8 @@ def kept(directory: Path, verilog: str, script: str, measure: Callable[[], dict]
         result = directory / "result.json"
         if not result.is_file():
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / "block.v").write_text(verilog, encoding="utf-8")
-            (directory / "block.ys").write_text(script, encoding="utf-8")
+            write_whole(directory / "block.v", verilog)
+            write_whole(directory / "block.ys", script)
             tools.write_if_changed(result, json.dumps(measure()))
         return json.loads(result.read_text(encoding="utf-8"))
 

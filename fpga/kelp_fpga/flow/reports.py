@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from kelp_spec.config import Config
+from kelp_spec.files import write_whole
 
 from .parts import counts, part_of
 
@@ -68,7 +69,7 @@ def report(
     figures["critical_path"] = critical_path(path)
     figures["blocks"] = _blocks(timing.get("detailed_net_timings") or [], cells)
     figures["bitstream"] = str(next(directory.glob("*.bit"), ""))
-    (directory / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_whole(directory / "report.json", json.dumps(figures, indent=2) + "\n")
     return figures
 
 
@@ -127,5 +128,5 @@ def summary(directory: Path) -> dict | None:
         "seeds": {str(each["seed"]): each["fmax_mhz"] for each in fresh},
         "stale": [each["seed"] for each in stale],
     }
-    (directory / "report.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write_whole(directory / "report.json", json.dumps(figures, indent=2) + "\n")
     return figures

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kelp_spec.files import write_whole
+
 from . import annealed_design, annealing
 from .annealed_design import ARC, CELL, NET, Design
 from .placed_netlist import Placed
@@ -307,7 +309,7 @@ def main(source: str, target: str) -> int:
         if int(module.get("attributes", {}).get("top", "0"), 2)
     ]
     refine(top, tell=lambda line: print(line, flush=True))
-    Path(target).write_text(json.dumps(design), encoding="utf-8")
+    write_whole(Path(target), json.dumps(design))
     return 0
 
 

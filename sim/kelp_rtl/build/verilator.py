@@ -120,6 +120,7 @@ def _build_model(
     """The model as ``libVtop.a``; its log is begun anew. The last of ``flags`` is how far it is
     optimised."""
     log, (*cxx, opt) = model_dir / "build.log", flags
+    tools.say(f"{model_dir.name}: Verilator makes C++ of it")
     command = ["verilator", "--cc", "-Mdir", str(model_dir), "--prefix", "Vtop"]
     command += ["--top-module", top, "-O3", *args]
     command += [argument for flag in cxx for argument in ("-CFLAGS", flag)]
@@ -127,6 +128,7 @@ def _build_model(
     # slow: what runs once
     optimise = [PCH, f"OPT_FAST={opt}", "OPT_SLOW=-O0", f"OPT_GLOBAL={opt}"]
     make = ["make", "-j", str(MAKE_JOBS), "-f", "Vtop.mk", *optimise, "libVtop"]
+    tools.say(f"{model_dir.name}: compiling the C++")
     with runtime(model_dir, [*flags, *args]):
         call(make, cwd=model_dir, log=log, append=True)
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kelp_spec.files import whole_file
+
 from ..trace.trace import TraceError
 
 __all__ = ["FORMAT", "IMPORTERS", "BlockTrace", "read_blocks"]
@@ -62,10 +64,9 @@ class BlockTrace:
             "references": len(self.block),
             "blocks": self.blocks,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez_compressed(
-            path, meta=np.array(json.dumps(meta)), **{c: getattr(self, c) for c in _COLUMNS}
-        )
+        columns = {c: getattr(self, c) for c in _COLUMNS}
+        with whole_file(path) as file:
+            np.savez_compressed(file, meta=np.array(json.dumps(meta)), **columns)
 
 
 def read_blocks(path: Path) -> BlockTrace:

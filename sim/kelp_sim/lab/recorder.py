@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kelp_spec.files import whole_file
+
 __all__ = ["STEPS", "ReadRule", "RecorderError", "record"]
 
 STEPS = 32  #: decode steps of one pass
@@ -161,10 +163,9 @@ def record(
     }
     if lines:
         arrays |= {"q": queries} | _keys_and_values(cache)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path, meta=np.array(json.dumps(meta)), tokens=np.asarray(tokens).astype(np.int32), **arrays
-    )
+    arrays["tokens"] = np.asarray(tokens).astype(np.int32)
+    with whole_file(path) as file:
+        np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
 
 
 def _check(model, count: int, prefill: int, page_tokens: int) -> None:

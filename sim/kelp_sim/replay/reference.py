@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kelp_spec.files import write_whole
+
 from ..trace.accesses import AccessSequence, access_sequence
 from ..trace.trace import TraceError, read
 
@@ -236,9 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         payload["rows"] = rows
         chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(
-            json.dumps(payload, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        write_whole(chosen.json, json.dumps(payload, indent=2, ensure_ascii=False) + "\n")
     return 0
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from kelp_spec.files import write_whole
+
 from ..replay.result import ReplayResult
 from .facts import as_json, write_json
 from .terminal import table
@@ -39,7 +41,7 @@ def write(
     pictures = []
     for plot in plots.PLOTS:
         path = begin(f"{plot.name}.png")
-        path.write_bytes(plots.png(plot.draw(result)))
+        write_whole(path, plots.png(plot.draw(result)))
         pictures.append((plot, path.read_bytes()))
-    begin("report.html").write_text(page.html(result, pictures), encoding="utf-8")
+    write_whole(begin("report.html"), page.html(result, pictures))
     return written

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from kelp_spec.files import write_whole
+
 from ..replay.result import ReplayResult
 
 __all__ = ["Row", "Section", "as_json", "sections", "verdict", "write_json"]
@@ -208,10 +210,8 @@ def as_json(result: ReplayResult) -> dict:
 
 def write_json(result: ReplayResult, path: Path) -> None:
     """report.json: UTF-8, no NaN."""
-    path.write_text(
-        json.dumps(as_json(result), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-        encoding="utf-8",
-    )
+    text = json.dumps(as_json(result), indent=2, ensure_ascii=False, allow_nan=False)
+    write_whole(path, text + "\n")
 
 
 def _percent(fraction: float) -> str:

@@ -45,6 +45,21 @@ pre { background: #f0f2f5; border-radius: 6px; padding: 10px 12px; margin: 0; ov
   font-size: 13px; }
 summary { cursor: pointer; font-weight: 600; }
 details pre { margin-top: 10px; }
+@media (max-width: 640px) {
+  main { padding: 16px 10px 40px; }
+  .cards { grid-template-columns: 1fr 1fr; gap: 8px; }
+  section { padding: 12px; }
+  table, tbody { display: block; }
+  tr { display: flex; flex-wrap: wrap; justify-content: space-between; column-gap: 12px;
+    border-bottom: 1px solid #eef0f3; padding: 6px 0; }
+  th { width: 100%; padding-top: 10px; }
+  td { padding: 0; border: 0; }
+  td.value { white-space: normal; overflow-wrap: anywhere; }
+  td.note { width: 100%; font-size: 13px; }
+  figure { padding: 8px; overflow-x: auto; }
+  figure img { min-width: 620px; }
+  figcaption { position: sticky; left: 0; }
+}
 """
 
 
@@ -84,7 +99,7 @@ def _subtitle(result: ReplayResult) -> str:
     what = [
         f"{result.engine} engine",
         f"configuration {result.config}",
-        f"policy {result.policy}",
+        result.policy,
         f"residency {result.residency:.4g}",
     ]
     return ", ".join([*what, f"seed {result.seed}"])
@@ -93,7 +108,7 @@ def _subtitle(result: ReplayResult) -> str:
 def _cards(result: ReplayResult) -> list[tuple[str, str]]:
     return [
         (f"{result.hit_rate:.2%}", f"hit rate ({result.policy})"),
-        (f"{result.lru_hit_rate:.2%}", "LRU per queue"),
+        (f"{result.lru_pooled_hit_rate:.2%}", "LRU pooled: the baseline"),
         (f"{result.belady_hit_rate:.2%}", "Belady pooled: the bound"),
         (f"{result.flash_reads_per_access:.3f}", "flash reads per access"),
         (f"{result.lines_per_cycle:.3f}", "lines per cycle"),

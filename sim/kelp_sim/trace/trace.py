@@ -155,7 +155,9 @@ def read(path: str | Path) -> Trace:
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.exists():
-        raise TraceError(f"{path}: no such trace")
+        ours = path.parts[:2] == ("data", "traces")
+        where = "; recordings are no part of the package: they lie in a checkout of KELP"
+        raise TraceError(f"{path}: no such trace{where if ours else ''}")
     if path.is_dir():
         raise TraceError(f"{path}: is a directory, not a trace")
     try:

@@ -12,6 +12,9 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
+from kelp_spec.files import write_whole
+
+from ..install import missing_package
 from ..output import UserError, console
 
 __all__ = ["GROUPS", "register"]
@@ -65,7 +68,7 @@ def register(app: typer.Typer) -> None:
             {**asdict(r), "met": r.met, "command": command, "measured": today}
             for r, command in rows
         ]
-        output.write_text(json.dumps(listed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(output, json.dumps(listed, indent=2, ensure_ascii=False) + "\n")
         console.print(f"{len(rows)} rows measured, {len(listed)} in {output}")
 
 
@@ -121,10 +124,7 @@ def _host_rows(bench_host, group):
     try:
         return list(bench_host.host_rows() if group == "host" else bench_host.hf_rows())
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"group {group} needs the package {error.name!r}: make test-engines, then "
-            + f".venv.hf/bin/kelp bench --only {group}"
-        ) from None
+        raise UserError(missing_package(error, f"group {group}")) from None
 
 
 def _show(rows) -> None:

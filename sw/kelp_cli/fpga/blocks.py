@@ -10,6 +10,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from kelp_spec.files import write_whole
+
 from ..output import UserError, console
 
 __all__ = ["REFERENCE", "blocks", "show_blocks"]
@@ -76,8 +78,7 @@ def blocks(config: str, only: list[str], seed: int, path: Path) -> Iterator[tupl
         }
         figures |= {"critical_path": critical_path(slowest), "bitstream": None}
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found | {name: figures}, indent=2) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(found | {name: figures}, indent=2) + "\n")
         yield name, figures
 
 

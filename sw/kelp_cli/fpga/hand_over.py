@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kelp_spec.files import write_whole
+
 from ..output import UserError, console
 from .shared import Baud, BoardName, Built, directory_of
 
@@ -101,8 +103,8 @@ def axi(
     output.mkdir(parents=True, exist_ok=True)
     with console.status(f"generating {config}"):
         text = to_verilog(top, name="kelp_axi_endpoint")
-    (output / "kelp_axi_endpoint.v").write_text(text, encoding="utf-8")
+    write_whole(output / "kelp_axi_endpoint.v", text)
     for source in macro_sources(text):
-        (output / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
-    (output / "ports.md").write_text(axi_ports_markdown(top), encoding="utf-8")
+        write_whole(output / source.name, source.read_text(encoding="utf-8"))
+    write_whole(output / "ports.md", axi_ports_markdown(top))
     console.print(f"written: {output}/kelp_axi_endpoint.v, {output}/ports.md")

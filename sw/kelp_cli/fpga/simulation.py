@@ -102,6 +102,8 @@ def proof(
         residency=residency,
         lockstep=lockstep,
     )
+    if not trace.is_file():
+        raise UserError(f"{trace}: no such trace")
     path = json or _result("sim")
     result = _prove(simulated, portion, test_lines, path.parent)
     passed = {name: result[name]["passed"] for name in ("selftest", "replay")}

@@ -4,9 +4,12 @@
 say what the result says."""
 
 import base64
+import html
 import io
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -137,6 +140,48 @@ def test_page_stands_alone_and_holds_everything(result, tmp_path):
         assert wanted in page.text
 
 
+def test_cards_show_the_baseline_that_the_gap_is_measured_from(result):
+    cards = dict(reversed(card) for card in report_page._cards(result))
+    assert cards["LRU pooled: the baseline"] == f"{result.lru_pooled_hit_rate:.2%}"
+    assert f"{result.lru_hit_rate:.2%}" not in cards.values()
+
+
+def test_no_word_stands_twice(result):
+    for text in (Page(report_page.html(result, [])).text, shown(result)):
+        assert not re.findall(r"\b([a-z]{3,}) \1\b", text)
+
+
+#: In a frame as wide as a phone: what sticks out of it, and how wide the narrowest note is.
+PHONE = """<iframe style="width:390px;height:800px;border:0" srcdoc="{page}"></iframe>
+<script>onload = () => {{
+  const d = frames[0].document, of = s => [...d.querySelectorAll(s)].filter(e => e.textContent);
+  document.title = [d.documentElement.scrollWidth,
+    Math.min(...of("td.note").map(e => e.offsetWidth)),
+    Math.max(...of("td, .card").map(e => e.getBoundingClientRect().right)),
+    Math.min(...[...d.images].map(e => e.offsetWidth))].map(Math.round).join()
+}}</script>"""
+
+
+def test_page_is_readable_on_a_phone(result, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("there is no chromium")
+    pictures = [(plot, plots.png(plot.draw(result))) for plot in plots.PLOTS]
+    page = PHONE.format(page=html.escape(report_page.html(result, pictures)))
+    (tmp_path / "phone.html").write_text(page, encoding="utf-8")
+    done = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--dump-dom", f"file://{tmp_path}/phone.html"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    measured = re.search(r"<title>([\d,.]+)</title>", done.stdout)[1]
+    across, note, right, picture = (int(pixels) for pixels in measured.split(","))
+    assert across <= 390 and right <= 390, "nothing sticks out"
+    assert note >= 100 and picture >= 600, "notes are lines, pictures keep their letters"
+
+
 def test_page_escapes_what_it_is_told(sequence):
     command = 'kelp replay "<b>&.npz" --json x'
     result = synthetic_result(
@@ -219,7 +264,7 @@ def test_hit_rate_panels_draw_kelp_lru_and_belady(result):
     for queue, axes in enumerate(panels):
         lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
         sources = {
-            "KELP (synthetic)": result.step_misses,
+            "KELP (policy synthetic)": result.step_misses,
             "LRU per queue": result.references["LRU per queue"].misses,
             "Belady pooled": result.references["Belady pooled"].misses,
         }

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Files that are there whole or not at all: what breaks off, on a full disk or by an interrupt,
+leaves under its final name what was there before."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["whole_file", "write_whole"]
+
+
+@contextlib.contextmanager
+def whole_file(path: Path | str) -> Iterator[BinaryIO]:
+    """A file to be written, which takes the name ``path`` at the end; its directory is made if need
+    be. An OSError names ``path``."""
+    path = Path(path)
+    if path.exists() and not path.is_file():  # a pipe, a terminal: nothing to replace
+        with path.open("wb") as file:
+            yield file
+        return
+    target = path.resolve()  # of a link, what it points to
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            yield file
+        os.replace(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError) and (error.filename in (None, str(temporary))):
+            error.filename = str(path)
+        raise
+
+
+def write_whole(path: Path | str, content: str | bytes) -> None:
+    """``content`` into ``path``, text as UTF-8."""
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
