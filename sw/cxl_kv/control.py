@@ -4,16 +4,18 @@ the event log (spec §3, §9)."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections import deque
+from numbers import Integral
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import Event
 from kelp_spec.registers import EVENT_RECORDS, SessionCommand
 
 from .core import Core
-from .errors import DeviceFullError, OpenRefusedError, TransportError
+from .errors import CxlKvError, DeviceFullError, OpenRefusedError, TransportError
 from .registers import Registers, unpack
 
 __all__ = ["Control"]
@@ -48,14 +50,51 @@ class Control:
             return core.control
 
     # - sessions -----------------------------------------------------------------------------------
+    def checked(self, request) -> dict:
+        """`request` of :meth:`open_session` as plain integers; OpenRefusedError says what of it no
+        device could take. Nothing has been written by then."""
+        registers = self.registers
+        if not isinstance(request, dict):
+            raise OpenRefusedError("a request to open a session is no object")
+        out = {}
+        for name in ("shape", "formats", "policy", "recency", "auto_step"):
+            if name not in request:
+                raise OpenRefusedError(f"a request to open a session lacks registers: {name}")
+            out[name] = _register_value(registers.register(f"s0_{name}"), request[name])
+        budgets = request.get("budgets")
+        if not isinstance(budgets, list) or not budgets:
+            raise OpenRefusedError("a request to open a session lacks registers: budgets")
+        shape = unpack(registers.register("s0_shape"), out["shape"])
+        queues, named = shape["layers"] * shape["kv_heads"], set()
+        out["budgets"] = []
+        for i, pair in enumerate(budgets):
+            if not (isinstance(pair, list | tuple) and len(pair) == 2):
+                raise OpenRefusedError("a budget is refused; legal: [lines, queues]")
+            value, of = pair
+            if not isinstance(of, list | tuple) or len(of) > queues:
+                raise OpenRefusedError(f"a budget's queues are refused; legal: {queues} at most")
+            for queue in of:
+                if not _is_integer(queue) or not 0 <= queue < queues or queue in named:
+                    raise OpenRefusedError(
+                        f"queue {str(queue)[:40]} of a budget is refused; legal: 0 … {queues - 1}, "
+                        + "each once"
+                    )
+                if i:
+                    named.add(queue)
+            out["budgets"].append(
+                (_register_value(registers.register("s0_budget"), value), [int(q) for q in of])
+            )
+        return out
+
     def open_session(self, request: dict, owner: int) -> int:
         """Open the first free session for LD-ID `owner`; its number.
 
         `request`: register values `shape` (its owner field is replaced), `formats`, `policy`,
         `recency`, `auto_step`, and `budgets`, pairs of a value and the list of queues that it is
-        for; the first pair is for all queues.
+        for; the first pair is for all queues. Whatever is raised, no session is open then.
         """
         registers, config = self.registers, self.config
+        request = self.checked(request)
         for session in range(config.sessions):
             state = registers.fields(f"s{session}_state")
             if not state["open"] and not state["busy"]:
@@ -65,6 +104,17 @@ class Control:
                 f"all {config.sessions} sessions of configuration {config.name!r} are open; "
                 + "close one, or use a configuration with more"
             )
+        try:
+            self._open(session, request, owner)
+        except BaseException:
+            with contextlib.suppress(CxlKvError):
+                if registers.fields(f"s{session}_state")["open"]:
+                    self.close_session(session)
+            raise
+        return session
+
+    def _open(self, session, request, owner):
+        registers, config = self.registers, self.config
         p = f"s{session}_"
         shape = unpack(registers.register(p + "shape"), request["shape"]) | {"owner": owner}
         budgets = request["budgets"]
@@ -102,14 +152,20 @@ class Control:
                     ),
                 ]
             registers.write_many(writes)
-        return session
+
+    def begin_close(self, session: int) -> None:
+        """Start to close a session; :meth:`is_closed` says when that is done."""
+        self.registers.write(f"s{session}_command", command=SessionCommand.CLOSE)
+
+    def is_closed(self, session: int) -> bool:
+        """Whether a session that was told to close may be opened again."""
+        return not self.registers.fields(f"s{session}_state")["busy"]
 
     def close_session(self, session: int) -> None:
         """Close and wait until it may be opened again."""
-        p, registers = f"s{session}_", self.registers
-        registers.write(p + "command", command=SessionCommand.CLOSE)
+        self.begin_close(session)
         deadline = time.monotonic() + _CLOSE_TIMEOUT
-        while registers.fields(p + "state")["busy"]:
+        while not self.is_closed(session):
             if time.monotonic() > deadline:
                 raise TransportError(f"session {session} is still closing after {_CLOSE_TIMEOUT} s")
 
@@ -174,3 +230,18 @@ class Control:
     def _append(self, **record):
         self._events.append({"number": self._next, **record})
         self._next += 1
+
+
+def _is_integer(value) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _register_value(register, value) -> int:
+    """`value` as an integer that has no bit outside the register's fields."""
+    mask = sum((1 << f.bits) - 1 << f.low for f in register.fields)
+    if not _is_integer(value) or value < 0 or int(value) & ~mask:
+        raise OpenRefusedError(
+            f"{register.name.removeprefix('s0_')} = {str(value)[:40]} is refused; legal: an "
+            + f"integer within {mask:#x}"
+        )
+    return int(value)

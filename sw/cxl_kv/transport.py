@@ -10,6 +10,7 @@ region mapped would implement `load` and `store` as moves.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -164,8 +165,9 @@ class LocalTransport(Transport):
     def open_session(self, request: dict) -> int:
         with self.exclusive():
             self._usable()
+            first = self._control.mark()  # before OPEN: after it, nothing may fail
             session = self._control.open_session(request, self.ld_id)
-            self._owned[session] = self._control.mark()
+            self._owned[session] = first
             return session
 
     def close_session(self, session: int) -> None:
@@ -174,9 +176,23 @@ class LocalTransport(Transport):
             self._control.close_session(session)
             self._owned.pop(session, None)
 
-    def owns(self, session) -> bool:
-        """Whether this transport opened it."""
-        return session in self._owned
+    @property
+    def owned(self) -> frozenset[int]:
+        """Sessions that this transport opened and that are not closed yet."""
+        return frozenset(self._owned)
+
+    def closing(self, session: int) -> Iterator[None]:
+        """Close it bit by bit: a generator that yields until it is closed."""
+        with self.exclusive():
+            self._usable()
+            self._control.begin_close(session)
+        while True:
+            with self.exclusive():
+                self._usable()
+                if self._control.is_closed(session):
+                    self._owned.pop(session, None)
+                    return
+            yield
 
     def events(self) -> list[dict]:
         with self.exclusive():

@@ -2,8 +2,9 @@
 
 """``kelp serve``: one device for many clients of `cxl_kv`."""
 
+import logging
 import signal
-import threading
+import sys
 from typing import Annotated
 
 import typer
@@ -11,6 +12,8 @@ import typer
 from .output import UserError, console
 
 __all__ = ["register"]
+
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 def register(app: typer.Typer) -> None:
@@ -26,8 +29,17 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(help="unix:/path or tcp://host:port; may be given more than once."),
         ] = None,
+        tokens: Annotated[
+            str | None,
+            typer.Option(help="File of who may connect over TCP and read metrics (kelp token)."),
+        ] = None,
+        expose: Annotated[
+            bool,
+            typer.Option(help="Allow addresses that other machines reach; nothing is encrypted."),
+        ] = False,
         metrics: Annotated[
-            str | None, typer.Option(help="HOST:PORT on which Prometheus finds /metrics.")
+            str | None,
+            typer.Option(help="HOST:PORT on which Prometheus finds /metrics, with a token."),
         ] = None,
         budget: Annotated[
             int | None,
@@ -35,49 +47,60 @@ def register(app: typer.Typer) -> None:
                 help="DRAM bytes per queue that a tenant may keep before its pages go first."
             ),
         ] = None,
+        idle: Annotated[
+            float,
+            typer.Option(help="Seconds after which a client without a request is hung up on."),
+        ] = 3600.0,
     ) -> None:
-        """Serve one device to many processes; each is a tenant with sessions of its own. Ends on
-        Ctrl-C."""
+        """Serve one device to many processes; each is a tenant with sessions of its own, or one of
+        the tenant that its token names. Logs JSON lines to stderr. Ends on Ctrl-C or SIGTERM."""
         from cxl_kv.errors import CxlKvError
-        from cxl_kv.serving.server import Server
+        from cxl_kv.serving.journal import JsonFormatter
+        from cxl_kv.serving.server import Limits, Server
+        from cxl_kv.serving.tokens import Tokens
         from cxl_kv.url import make_core
 
+        if idle <= 0:
+            raise UserError(f"idle = {idle} is refused; legal: above 0")
         try:
+            known = Tokens.load(tokens) if tokens else None
             core = make_core(device)
         except (ValueError, CxlKvError) as error:
             raise UserError(str(error)) from None
-        stop = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-        with Server(core, budget_bytes=budget) as server:
-            for url in listen or ["unix:/tmp/kelp.sock"]:
-                try:
-                    url = server.listen(url)
-                except (ValueError, OSError) as error:
-                    raise UserError(f"{url}: {error}") from None
-                console.print(f"serving {device} on {url}")
-            exported = _export(core, metrics) if metrics else None
-            stop.wait()
-            if exported:
-                exported.close()
-            console.print(
-                f"{server.clients} clients hung up on; the device is closed"
-                if server.clients
-                else "the device is closed"
-            )
-
-
-def _export(core, where):
-    from cxl_kv.device import Device
-    from cxl_kv.serving.metrics import MetricsServer
-    from cxl_kv.transport import LocalTransport
-
-    host, _, port = where.rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(f"metrics = {where!r} is refused; legal: HOST:PORT")
-    try:
-        server = MetricsServer(Device(LocalTransport(core, shared=True)), host, int(port))
-    except OSError as error:
-        raise UserError(f"{where}: {error.strerror}") from None
-    console.print(f"metrics on http://{host}:{server.port}/metrics")
-    return server
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(JsonFormatter())
+        log = logging.getLogger("cxl_kv")
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        # Blocked before the server's thread starts, which inherits that: sigwait alone takes them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            with Server(
+                core, budget_bytes=budget, tokens=known, limits=Limits(idle_seconds=idle)
+            ) as server:
+                for url in listen or ["unix:/tmp/kelp.sock"]:
+                    try:
+                        url = server.listen(url, exposed=expose)
+                    except (ValueError, OSError) as error:
+                        raise UserError(f"{url}: {error}") from None
+                    console.print(f"serving {device} on {url}")
+                if metrics:
+                    try:
+                        url = server.serve_metrics(metrics, exposed=expose)
+                    except (ValueError, OSError) as error:
+                        raise UserError(f"{metrics}: {error}") from None
+                    console.print(f"metrics on {url}")
+                signal.sigwait(_SIGNALS)
+                # A second signal does not wait for sessions to close.
+                for number in _SIGNALS:
+                    signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                hung_up = server.clients
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            log.removeHandler(handler)
+        console.print(
+            f"{hung_up} clients hung up on; the device is closed"
+            if hung_up
+            else "the device is closed"
+        )

@@ -5,6 +5,7 @@ input."""
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,11 +14,13 @@ import urllib.request
 
 import numpy as np
 import pytest
+from tenants import tenants
 
 import cxl_kv
 from cxl_kv.device import Device
-from cxl_kv.serving.metrics import MetricsServer, render
+from cxl_kv.serving.metrics import render
 from cxl_kv.serving.server import Server
+from cxl_kv.serving.tokens import Grant, Tokens, read_token
 from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
 
@@ -25,7 +28,12 @@ from cxl_kv.url import make_core
 def kelp(*arguments, code=0):
     run = [sys.executable, "-c", "from kelp_cli.main import main; main()", *arguments]
     done = subprocess.run(
-        run, capture_output=True, text=True, timeout=60, env={"COLUMNS": "200", "PATH": ""}
+        run,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"COLUMNS": "200", "PATH": ""}
+        | {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ},
     )
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
     return done.stdout if code == 0 else done.stderr
@@ -115,28 +123,91 @@ def test_top_shows_what_the_device_counts(served):
     )
 
 
-def test_metrics_are_the_counters(served):
-    device = Device(LocalTransport(served[0], shared=True))
-    server = MetricsServer(device, "127.0.0.1", 0)
-    try:
-        with urllib.request.urlopen(
-            f"http://127.0.0.1:{server.port}/metrics", timeout=30
-        ) as answer:
-            text = answer.read().decode()
-        assert text == render(device)
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/secrets", timeout=30)
-    finally:
+def scrape(url, token_file=None, path="/metrics"):
+    request = urllib.request.Request(url.replace("/metrics", path))
+    if token_file is not None:
+        request.add_header("Authorization", f"Bearer {read_token(token_file)}")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_metrics_are_the_counters(tmp_path):
+    core = make_core("golden:unit")
+    known = tenants(tmp_path, "alice", "bob", "metrics")
+    with Server(core, tokens=known) as server:
+        url = server.listen("tcp://127.0.0.1:0")
+        where = server.serve_metrics("127.0.0.1:0")
+        with cxl_kv.open(f"{url}?token_file={tmp_path}/alice.token") as device:
+            session = device.open_session(cxl_kv.ModelShape(layers=2, kv_heads=2, head_dim=32))
+            session.write([0, 1], *np.ones((2, 2, 2, 32, 32), np.float16))
+            text = scrape(where, tmp_path / "metrics.token")
+            hers = scrape(where, tmp_path / "alice.token")
+            his = scrape(where, tmp_path / "bob.token")
+        device = Device(LocalTransport(core, shared=True))
+        counters = device.counters()
+        # The server's own part comes first, and render(device) alone is the device's.
+        assert render(device).startswith("# HELP kelp_accesses_total")
         server.close()
-    counters = device.counters()
     for name in ("accesses", "evictions", "hint_lines"):
         assert f"\nkelp_{name}_total {counters[name]}\n" in text
     assert (
         'kelp_prefetch_issued_total{source="window"} 0\n' in text
         and "kelp_sessions_open 1\n" in text
+        and 'kelp_session_step{session="0",owner="1"} 0\n' in text
     )
+    opened = 'kelp_requests_total{tenant="alice",request="open",outcome="ok"} 1\n'
+    assert opened in text and opened in hers and "alice" not in his
+    assert 'kelp_request_seconds_count{tenant="alice",request="open"} 1\n' in hers
+    bins = re.findall(r'seconds_bucket{tenant="alice",request="open",le="(.+?)"} (\d)', hers)
+    assert bins[-1] == ("+Inf", "1") and [n for _, n in bins] == sorted(n for _, n in bins)
+    assert re.search(r'kelp_build_info{version="[^"]+",protocol="2",config="unit"} 1', text)
+    for private in ("sessions_open", "session_step", "accesses_total", "hangups", "pool_used"):
+        assert f"kelp_{private}" in text and f"kelp_{private}" not in hers
+    assert 'kelp_device_answers_total{kind="miss",log2_cycles="0"} 0\n' in text
     assert (
         len(re.findall(r"^# TYPE", text, re.MULTILINE))
         == len(re.findall(r"^# HELP", text, re.MULTILINE))
         > 20
     )
+
+
+def test_metrics_need_a_token(tmp_path):
+    with Server(make_core("golden:unit"), tokens=tenants(tmp_path, "metrics")) as server:
+        where = server.serve_metrics("127.0.0.1:0")
+        (tmp_path / "wrong").write_text("x" * 43)
+        (tmp_path / "wrong").chmod(0o600)
+        for token_file in (None, tmp_path / "wrong"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                scrape(where, token_file)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            scrape(where, tmp_path / "metrics.token", "/secrets")
+    with (
+        Server(make_core("golden:unit")) as server,
+        pytest.raises(ValueError, match="need a token"),
+    ):
+        server.serve_metrics("127.0.0.1:0")
+
+
+def test_tokens_are_made_and_never_shown(tmp_path):
+    arguments = ["--tokens", f"{tmp_path}/tokens.toml", "--to"]
+    said = kelp("token", "alice", *arguments, f"{tmp_path}/a", "--clients", "3", "--sessions", "2")
+    said += kelp("token", "bob", *arguments, f"{tmp_path}/b", "--budget", "4096")
+    assert "LD-ID 1" in said and "LD-ID 2" in said
+    for name in ("tokens.toml", "a", "b"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+    tokens = [read_token(tmp_path / name) for name in ("a", "b")]
+    assert tokens[0] != tokens[1] and not any(token in said for token in tokens)
+    known = Tokens.load(tmp_path / "tokens.toml")
+    assert known.find(tokens[0]) == Grant("alice", 1, clients=3, sessions=2)
+    assert known.find(tokens[1]) == Grant("bob", 2, budget_bytes=4096)
+    assert known.find(tokens[0] + "x") is None
+    before = (tmp_path / "tokens.toml").read_text()
+    for name, to, problem in (
+        ("alice", "c", "has alice already"),
+        ("carol", "a", "is there already"),
+        ("car/ol", "c", "is refused"),
+        ("admin", "c", "is refused"),
+    ):
+        assert problem in kelp("token", name, *arguments, f"{tmp_path}/{to}", code=1)
+    assert (tmp_path / "tokens.toml").read_text() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "tokens.toml"]

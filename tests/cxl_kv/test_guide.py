@@ -72,7 +72,8 @@ def test_the_shells_commands_run(tmp_path):
                 continue
             assert command[0] == "kelp", command
             arguments = [
-                part.replace("/tmp/", f"{tmp_path}/").replace(":7600", ":0") for part in command[1:]
+                re.sub(":7600|:9200", ":0", part.replace("/tmp/", f"{tmp_path}/"))
+                for part in command[1:]
             ]
             ran.append(arguments[0])
             if arguments[0] == "serve":
@@ -84,10 +85,14 @@ def test_the_shells_commands_run(tmp_path):
                 )
                 assert (
                     "serving golden:trace on unix:" in server.stdout.readline()
-                    and "tcp://127.0.0.1:" in server.stdout.readline()
+                    and (at := server.stdout.readline().split()[-1]).startswith("tcp://127.0.0.1:")
+                    and "metrics on http://127.0.0.1:" in server.stdout.readline()
                 )
-                with cxl_kv.open(f"unix:{tmp_path}/kelp.sock") as device:
-                    assert device.ld_id
+                with (
+                    cxl_kv.open(f"unix:{tmp_path}/kelp.sock") as device,
+                    cxl_kv.open(f"{at}?token_file={tmp_path}/alice.token") as alice,
+                ):
+                    assert device.ld_id and alice.ld_id == 1
                 continue
             done = subprocess.run([*kelp, *arguments], capture_output=True, text=True, timeout=100)
             assert done.returncode == 0, (command, done.stderr)
@@ -96,7 +101,7 @@ def test_the_shells_commands_run(tmp_path):
             server.send_signal(signal.SIGINT)
             assert server.wait(60) == 0
             server.stdout.close()
-    assert ran == ["serve", "size", "top"]
+    assert ran == ["token", "token", "serve", "size", "top"]
 
 
 def test_commands_of_the_guide_exist():

@@ -3,13 +3,15 @@
 
 A client is a tenant of its own: the server gives it an LD-ID, and the device lets that LD-ID reach
 its own sessions alone. `?admin=1` asks for LD-ID 0, which the server grants on a unix socket to the
-user that runs it. A broken connection ends the transport; the server then closes the sessions it
-had opened.
+user that runs it. `?token_file=PATH` names a file whose token makes the client one of that token's
+tenant; over TCP one is needed, and KELP_TOKEN_FILE names it where the URL does not. A broken
+connection ends the transport; the server then closes the sessions it had opened.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 
@@ -21,6 +23,7 @@ from kelp_spec.formats import LINE_BYTES, Format
 from .. import errors
 from ..core import ALL_BYTES, Loaded
 from ..process import Home, let_go_in_children
+from ..serving.tokens import read_token
 from ..serving.wire import MOST_LINES, Op, Reply, from_json, receive, send, to_json
 from ..transport import Transport, as_addresses, as_lines
 from ..url import split
@@ -56,17 +59,25 @@ def connect(url: str, timeout: float) -> socket.socket:
 class RemoteTransport(Transport):
     """One connection. Thread-safe: one request at a time.
 
-    Options in the URL: `admin` (0 or 1), `timeout` (seconds for a reply; 600).
+    Options in the URL: `admin` (0 or 1), `timeout` (seconds for a reply; 600), `token_file` (a
+    path).
     """
 
     def __init__(self, url: str):
-        _, _, options = split(url)
+        scheme, _, options = split(url)
         self._timeout = float(options.pop("timeout", "600"))
         admin = bool(int(options.pop("admin", "0")))
+        token_file = options.pop("token_file", None)
         if options:
             raise ValueError(
-                f"option {next(iter(options))!r} of {url!r} is unknown; legal: admin, timeout"
+                f"option {next(iter(options))!r} of {url!r} is unknown; legal: admin, timeout, "
+                + "token_file"
             )
+        hello: dict = {"admin": admin}
+        if scheme == "tcp" and not token_file:
+            token_file = os.environ.get("KELP_TOKEN_FILE")
+        if token_file:
+            hello["token"] = read_token(token_file)
         self.url, self.home = url, Home()
         self._lock = threading.RLock()
         self._number = self._locked = 0
@@ -74,7 +85,7 @@ class RemoteTransport(Transport):
         self._connection = connect(url, self._timeout)
         let_go_in_children(self)
         try:
-            hello = from_json(self._ask(Op.HELLO, to_json({"admin": admin})))
+            hello = from_json(self._ask(Op.HELLO, to_json(hello)))
         except BaseException:
             self._connection.close()
             raise

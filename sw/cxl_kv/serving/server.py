@@ -1,44 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Serves one device to many clients: the loop behind `kelp serve`.
 
-Each client has a thread and an LD-ID of its own, so the device itself keeps tenants apart; requests
-are carried out one at a time, whole. A client that dies has its sessions closed; one that sends a
-broken frame is hung up on. Neither disturbs the others.
+One thread does everything, in steps of about a millisecond; whose step is next is decided between
+tenants (`cxl_kv.serving.fair`), so that what one tenant sends, holds or does not read costs another
+a step at most. Each tenant has an LD-ID of its own, so the device itself keeps tenants apart. A
+client on the unix socket is a tenant by itself; one with a token is a client of the tenant that the
+token names. A client that dies has its sessions closed; one that sends a broken frame, or keeps the
+server waiting, is hung up on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import errno
+import ipaddress
 import os
+import resource
+import select
 import socket
 import stat
-import struct
 import threading
-from dataclasses import asdict
-
-import numpy as np
-
-from kelp_spec.formats import LINE_BYTES
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from logging import getLogger
 
 from ..core import Core
-from ..errors import (
-    ConnectionLostError,
-    CxlKvError,
-    NotMappedError,
-    TransportError,
-    UnsupportedError,
-)
-from ..transport import LocalTransport
+from ..errors import DeviceFullError, UnsupportedError
 from ..url import split
-from .tenancy import TenantTransport
-from .wire import Op, Reply, from_json, receive, send, to_json
+from .connection import Connection, Departure, Hangup, Next, Stream
+from .fair import FairQueue, Pace, Share
+from .journal import Journal, where
+from .metrics import Measurements, Scrape
+from .tenancy import Pins
+from .tokens import METRICS, TENANTS, Grant, Tokens
 
-__all__ = ["Server"]
+__all__ = ["Limits", "Server"]
 
-_LOG = logging.getLogger("cxl_kv.serving.server")
-_LD_IDS = range(1, 16)
-_LOCK_SECONDS = 10  #: between two requests of a client that has locked the device
+_TURN = 0.001  #: seconds of work between two looks at who has something to say
+_SWEEP = 0.05  #: seconds between two looks at who is late
+_RETRY = 0.2  #: seconds until what failed is tried again
+_CLOSE = 10.0  #: seconds that closing the sessions may take at the end
+_SPARE = 32  #: file descriptors for everything that is no client
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a client may keep the server waiting, in seconds, and how many there may be.
+
+    Attributes
+    ----------
+    hello : until its HELLO is whole and answered.
+    frame : from a frame's first byte to its last.
+    reply : until a reply has been read.
+    lock, admin_lock : in all, between the requests of a client that holds its tenant's lock, and
+        of one that holds that of LD-ID 0.
+    idle : between two requests, for clients without a token.
+    unknown : connections that have not said HELLO.
+    clients : connections in all; fewer where the process may not open so many files.
+    """
+
+    hello_seconds: float = 5.0
+    frame_seconds: float = 30.0
+    reply_seconds: float = 30.0
+    lock_seconds: float = 30.0
+    admin_lock_seconds: float = 10.0
+    idle_seconds: float = 3600.0
+    unknown: int = 128
+    clients: int = 4096
+
+
+class Tenant:
+    """One LD-ID, its connections and what of the device they may have."""
+
+    def __init__(self, grant: Grant, *, budget_bytes: int | None, named: bool):
+        self.name, self.ld_id, self.named = grant.name, grant.ld_id, named
+        self.most_clients, self.most_sessions = grant.clients, grant.sessions
+        self.idle_seconds = grant.idle_seconds
+        budget = budget_bytes if grant.budget_bytes is None else grant.budget_bytes
+        self.pins = None if budget is None else Pins(budget)
+        self.share = Share()
+        self.connections: set[Connection] = set()
+        self.departures: set[Departure] = set()
+        self.holder: Connection | None = None  # of its lock
+
+    def check_sessions(self) -> None:
+        """DeviceFullError when the tenant has as many sessions as it may."""
+        opened = sum(len(c.transport.owned) for c in self.connections | self.departures)
+        if self.most_sessions is not None and opened >= self.most_sessions:
+            raise DeviceFullError(
+                f"{opened} sessions of tenant {self.name} are open, which is its limit; close one"
+            )
+
+
+class _Listener:
+    """A socket that connections come from, one a step."""
+
+    def __init__(self, server, listener: socket.socket, make, path: str):
+        listener.setblocking(False)
+        self.server, self.socket, self.make, self.path = server, listener, make, path
+        self.fileno, self.share, self.gone = listener.fileno(), server.unknown, False
+
+    def step(self) -> Next:
+        try:
+            connection, _ = self.socket.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return Next.READ
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise
+            self.server.no_files(self, error)
+            return Next.LATER
+        self.server.take(self.make(connection))
+        return Next.READ
+
+    def close(self) -> None:
+        self.socket.close()
+        if self.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
 
 
 class Server:
@@ -50,20 +130,61 @@ class Server:
         Closed by :meth:`close`.
     budget_bytes : int, optional
         DRAM per queue that a tenant may keep before its pages are the first to go, whatever it asks
-        for, and that it may pin.
+        for, and that it may pin; a token may say otherwise.
+    tokens : Tokens, optional
+        Who may connect over TCP and read metrics; without them nobody may.
+    limits : Limits
     """
 
-    def __init__(self, core: Core, *, budget_bytes: int | None = None):
-        self.core, self.budget_bytes = core, budget_bytes
-        self._listeners: list[tuple[socket.socket, str]] = []
-        self._clients: set[_Client] = set()
-        self._free = set(_LD_IDS)
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
+    def __init__(
+        self,
+        core: Core,
+        *,
+        budget_bytes: int | None = None,
+        tokens: Tokens | None = None,
+        limits: Limits = Limits(),
+    ):
+        self.core, self.budget_bytes, self.tokens = core, budget_bytes, tokens or Tokens({})
+        self.limits = limits
+        self.journal = Journal(getLogger("cxl_kv.serving.server"))
+        self.measurements = Measurements(core)
+        self.pace: dict[int, Pace] = defaultdict(Pace)
+        self.unknown = Share()  # of connections before HELLO, and of new ones
+        self.admin = self._tenant(Grant("admin", 0, idle_seconds=limits.idle_seconds), named=True)
+        self._named = {
+            grant.name: self._tenant(grant, named=True)
+            for grant in self.tokens.grants
+            if grant.name != METRICS
+        }
+        taken = {tenant.ld_id for tenant in self._named.values()}
+        self._free = sorted(set(range(1, TENANTS + 1)) - taken, reverse=True)
+        self._anonymous: set[Tenant] = set()
+        self._number = 0
+        self._streams: dict[int, Stream | _Listener] = {}  # file descriptor → whose it is
+        self._unknown: dict[Stream, None] = {}  # before HELLO, the oldest first
+        self._listeners: list[_Listener] = []
+        self._departures: set[Departure] = set()
+        self._queue = FairQueue()
+        self._poll: list = []  # to be asked again
+        self._locked_out: list[Connection] = []
+        self._holder: Connection | None = None  # of the lock of LD-ID 0
+        self._wants_lock: set[Connection] = set()  # of LD-ID 0
+        self._resume: list[tuple[float, object]] = []  # when, and what
+        self._epoll = select.epoll()
+        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._stopping = self._closed = False
+        self._thread: threading.Thread | None = None
 
-    def listen(self, url: str) -> str:
+    def _tenant(self, grant, *, named):
+        return Tenant(grant, budget_bytes=self.budget_bytes if grant.ld_id else None, named=named)
+
+    # - sockets ------------------------------------------------------------------------------------
+    def listen(self, url: str, *, exposed: bool = False) -> str:
         """Listen on `unix:/path` or `tcp://host:port` (port 0: any); the URL that clients use. A
-        dead server's socket file is replaced."""
+        dead server's socket file is replaced. Over TCP, clients need tokens, and the address is one
+        of the loopback unless `exposed`."""
         scheme, rest, _ = split(url)
         if scheme == "unix":
             _remove_dead(rest)
@@ -71,78 +192,89 @@ class Server:
             mask = os.umask(0o077)
             try:
                 listener.bind(rest)
+            except OSError:
+                listener.close()
+                raise
             finally:
                 os.umask(mask)
         elif scheme == "tcp":
-            host, _, port = rest.removeprefix("//").rpartition(":")
-            if not host or not port.isdigit():
-                raise ValueError(f"{url!r} is refused; legal: tcp://host:port")
-            listener = socket.create_server(
-                (host.strip("[]"), int(port)),
-                family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-            )
-            url = f"tcp://{host}:{listener.getsockname()[1]}"
+            if not self._named:
+                raise ValueError(
+                    f"{url} is refused: over TCP, clients need tokens, and there are none for "
+                    + "tenants (kelp token, kelp serve --tokens)"
+                )
+            listener, url = self._bind(url, exposed)
         else:
             raise ValueError(
                 f"{url!r} is refused; a server listens on unix:/path or tcp://host:port"
             )
-        listener.listen(64)
-        self._listeners.append((listener, rest if scheme == "unix" else ""))
-        threading.Thread(
-            target=self._accept,
-            args=(listener, scheme == "unix"),
-            name=f"kelp serve {url}",
-            daemon=True,
-        ).start()
+        local = scheme == "unix"
+        self._add(
+            listener,
+            lambda connection: Connection(self, connection, self.unknown, local=local),
+            rest if local else "",
+        )
         return url
 
-    def _accept(self, listener, local):
-        while not self._stopping.is_set():
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            client = _Client(self, connection, local)
-            with self._lock:
-                self._clients.add(client)
-            threading.Thread(target=client.run, name="kelp serve client", daemon=True).start()
+    def serve_metrics(self, address: str, *, exposed: bool = False) -> str:
+        """Serve `GET /metrics` on `host:port` to who has a token; its URL."""
+        if not self.tokens.grants:
+            raise ValueError(
+                f"metrics on {address} are refused: they need a token (kelp token, kelp serve "
+                + "--tokens)"
+            )
+        listener, url = self._bind(f"tcp://{address}", exposed)
+        self._add(listener, lambda connection: Scrape(self, connection, self.unknown), "")
+        return f"http{url.removeprefix('tcp')}/metrics"
+
+    def _bind(self, url, exposed):
+        host, _, port = split(url)[1].removeprefix("//").rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"{url!r} is refused; legal: tcp://host:port")
+        listener = socket.create_server(
+            (host.strip("[]"), int(port)),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=256,
+        )
+        bound, port = listener.getsockname()[:2]
+        if not exposed and not ipaddress.ip_address(bound).is_loopback:
+            listener.close()
+            raise ValueError(
+                f"{url} is refused: others than this machine could reach it, and nothing is "
+                + "encrypted; --expose allows it"
+            )
+        return listener, f"tcp://{host}:{port}"
+
+    def _add(self, listener, make, path):
+        listener.listen(256)
+        entry = _Listener(self, listener, make, path)
+        self._listeners.append(entry)
+        self._streams[entry.fileno] = entry
+        self._epoll.register(entry.fileno, select.EPOLLIN | select.EPOLLONESHOT)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kelp serve", daemon=True)
+            self._thread.start()
 
     @property
     def clients(self) -> int:
-        return len(self._clients)
-
-    def take_ld_id(self) -> int:
-        with self._lock:
-            if not self._free:
-                raise UnsupportedError(
-                    f"all {len(_LD_IDS)} tenants of this server are taken; try again when a "
-                    + "client has left"
-                )
-            return self._free.pop()
-
-    def gone(self, client, ld_id: int | None) -> None:
-        """A client has left and its sessions are closed."""
-        with self._lock:
-            self._clients.discard(client)
-            if ld_id:
-                self._free.add(ld_id)
+        """Connections, and those that have gone but whose sessions are not closed yet."""
+        return sum(not isinstance(s, _Listener) for s in list(self._streams.values())) + len(
+            self._departures
+        )
 
     def close(self) -> None:
         """Hang up on everybody and close the device."""
-        self._stopping.set()
-        for listener, path in self._listeners:
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)
+        if self._closed:
+            return
+        self._closed = self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread is not None:
+            self._thread.join()
+        for listener in self._listeners:
             listener.close()
-            if path:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-        with self._lock:
-            clients = list(self._clients)
-        for client in clients:
-            client.hang_up()
-        for client in clients:
-            client.ended.wait(30)
+        self._epoll.close()
+        os.close(self._wake)
+        os.close(self._spare)
         with self.core.lock:
             self.core.close()
 
@@ -152,165 +284,243 @@ class Server:
     def __exit__(self, *_) -> None:
         self.close()
 
-
-class _Client:
-    """One connection, served by one thread."""
-
-    def __init__(self, server: Server, connection: socket.socket, local: bool):
-        self.server, self.connection, self.local = server, connection, local
-        self.transport: LocalTransport | None = None
-        self.ended = threading.Event()
-        self._locks = contextlib.ExitStack()
-
-    def hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def run(self) -> None:
-        ld_id = None
+    # - the loop -----------------------------------------------------------------------------------
+    def _run(self):
         try:
-            while True:
-                code, number, payload = receive(self.connection)
-                try:
-                    if self.transport is None:
-                        ld_id, reply = self._hello(code, payload)
-                    else:
-                        reply = self._serve(code, payload)
-                except (CxlKvError, ValueError) as error:
-                    send(
-                        self.connection,
-                        Reply.FAILED,
-                        number,
-                        to_json(
-                            {
-                                "error": type(error).__name__,
-                                "message": getattr(error, "message", str(error)),
-                            }
-                        ),
-                    )
-                else:
-                    send(self.connection, Reply.OK, number, *reply)
-        except ConnectionLostError:
-            pass
-        except TransportError as error:
-            _LOG.warning("hung up on LD-ID %s: %s", ld_id, error)
-        except Exception:
-            _LOG.exception("hung up on LD-ID %s", ld_id)
+            sweep = 0.0
+            while not self._stopping:
+                now = time.monotonic()
+                if now >= sweep:
+                    self._sweep(now)
+                    sweep = now + _SWEEP
+                polled, self._poll = self._poll, []
+                for item in polled:
+                    self._queue.add(item.share, item)
+                self._look(0 if self._queue else _SWEEP)
+                self._work()
         finally:
-            self._locks.close()
-            self.connection.close()
-            if self.transport is not None:
-                try:
-                    self.transport.close()
-                except Exception:
-                    # Its sessions stay open; the others go on.
-                    _LOG.exception("sessions of LD-ID %s could not be closed", ld_id)
-            self.server.gone(self, ld_id)
-            self.ended.set()
+            self._end()
 
-    def _hello(self, code, payload):
-        if code != Op.HELLO:
-            raise TransportError(f"request {code} before HELLO")
-        core, admin = self.server.core, bool(from_json(payload).get("admin"))
-        if admin and not (self.local and _same_user(self.connection)):
+    def _look(self, seconds):
+        """Queue whoever has something to say, or room to be told."""
+        for fileno, _ in self._epoll.poll(seconds, 256):
+            if (stream := self._streams.get(fileno)) is not None:
+                self._queue.add(stream.share, stream)
+
+    def _work(self):
+        end = time.perf_counter() + _TURN
+        while self._queue:
+            share, item = self._queue.take()
+            if item.gone:
+                continue
+            started = time.perf_counter()
+            try:
+                then = item.step()
+            except Hangup as hangup:
+                self.hang_up(item, hangup.why, hangup.detail)
+                then = Next.NOTHING
+            except Exception as error:
+                self.journal.error("step_failed", error=type(error).__name__, at=where(error))
+                then = Next.LATER
+                if isinstance(item, Stream):
+                    self.hang_up(item, "failed")
+                    then = Next.NOTHING
+            now = time.perf_counter()
+            self._queue.charge(share, now - started)
+            self._after(item, then)
+            if now > end:
+                return
+
+    def _after(self, item, then):
+        if then is Next.TURN:
+            self._queue.add(item.share, item)
+        elif then is Next.POLL:
+            self._poll.append(item)
+        elif then is Next.LATER:
+            self._resume.append((time.monotonic() + _RETRY, item))
+        elif then is Next.LOCK:
+            self._locked_out.append(item)
+        elif then is not Next.NOTHING:
+            event = select.EPOLLIN if then is Next.READ else select.EPOLLOUT
+            self._epoll.modify(item.fileno, event | select.EPOLLONESHOT)
+
+    def _sweep(self, now):
+        for stream in list(self._streams.values()):
+            if isinstance(stream, Stream) and (why := stream.late(now)):
+                self.hang_up(stream, why)
+        waiting, self._resume = self._resume, []
+        for at, item in waiting:
+            if now >= at:
+                self._queue.add(item.share, item)
+            else:
+                self._resume.append((at, item))
+
+    def _end(self):
+        """Hang up on everybody; their sessions have some seconds to close."""
+        for stream in list(self._streams.values()):
+            if isinstance(stream, Stream):
+                self.hang_up(stream, "the server ends")
+        deadline = time.monotonic() + _CLOSE
+        while self._departures and time.monotonic() < deadline:
+            for departure in list(self._departures):
+                if departure.step() is Next.LATER:
+                    time.sleep(_RETRY)
+
+    # - connections --------------------------------------------------------------------------------
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _most_clients(self) -> int:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return min(self.limits.clients, max(1, files - _SPARE))
+
+    def take(self, stream: Stream) -> None:
+        """A connection has come. Where there are too many, the one goes that has been silent for
+        longest, or this one."""
+        most = self._most_clients()
+        if len(self._unknown) >= self.limits.unknown or len(self._streams) >= most:
+            self._oldest_goes()
+        if len(self._streams) >= most:
+            self.measurements.hangup("too many")
+            self.journal.warning("hung_up", client=stream.number, why="too many")
+            stream.close()
+            return
+        if stream.connection.family != socket.AF_UNIX:
+            stream.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._unknown[stream] = None
+        self._streams[stream.fileno] = stream
+        self._epoll.register(stream.fileno, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def _oldest_goes(self):
+        if self._unknown:
+            self.hang_up(next(iter(self._unknown)), "too many")
+
+    def no_files(self, listener: _Listener, error: OSError) -> None:
+        """`accept` found no file descriptor: whoever is waiting there is hung up on by means of
+        the spare one, and listening goes on in a moment."""
+        self.journal.warning("cannot_accept", error=errno.errorcode[error.errno])
+        self._oldest_goes()
+        os.close(self._spare)
+        try:
+            listener.socket.accept()[0].close()
+        except OSError:
+            pass
+        finally:
+            try:
+                self._spare = os.open(os.devnull, os.O_RDONLY)
+            except OSError:
+                self._spare = os.dup(self._wake)
+
+    def admit(self, token, *, local: bool) -> Tenant:
+        """The tenant of a client that says HELLO."""
+        if token is None:
+            if not local:
+                raise UnsupportedError("a token is needed over TCP: ?token_file=PATH in the URL")
+            if not self._free:
+                raise UnsupportedError(
+                    f"all {TENANTS} tenants of this server are taken; try again when a client has "
+                    + "left, or share a tenant by its token"
+                )
+            ld_id = self._free.pop()
+            grant = Grant(f"anonymous-{ld_id}", ld_id, idle_seconds=self.limits.idle_seconds)
+            tenant = self._tenant(grant, named=False)
+            self._anonymous.add(tenant)
+            return tenant
+        grant = self.tokens.find(token) if isinstance(token, str) else None
+        if grant is None or grant.name == METRICS:
+            raise UnsupportedError("the token is not one of this server's tenants")
+        tenant = self._named[grant.name]
+        if len(tenant.connections) + len(tenant.departures) >= tenant.most_clients:
             raise UnsupportedError(
-                "admin is refused: it is granted on a unix socket, to the user that runs the server"
+                f"{tenant.most_clients} clients of tenant {tenant.name} are connected, which is "
+                + "its limit"
             )
-        ld_id = 0 if admin else self.server.take_ld_id()
-        self.transport = (
-            TenantTransport(core, ld_id, limited=self.server.budget_bytes is not None)
-            if ld_id
-            else LocalTransport(core, shared=True)
+        return tenant
+
+    def leave(self, tenant: Tenant) -> None:
+        """Free the LD-ID of a tenant that has nobody left."""
+        if not (tenant.named or tenant.connections or tenant.departures):
+            self._anonymous.discard(tenant)
+            self._free.append(tenant.ld_id)
+
+    def known(self, connection: Connection) -> None:
+        self._unknown.pop(connection, None)
+        self.journal.info("hello", **connection.who())
+
+    def hang_up(self, stream: Stream, why: str, detail: str = "") -> None:
+        if stream.gone:
+            return
+        self._unknown.pop(stream, None)
+        self._streams.pop(stream.fileno, None)
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(stream.fileno)
+        self.measurements.hangup(why)
+        if why not in ("left", "served", "the server ends"):
+            fields = stream.who() | ({"detail": detail} if detail else {})
+            self.journal.warning("hung_up", **fields, why=why)
+        stream.close()
+        if isinstance(stream, Connection) and stream.transport is not None:
+            self._wants_lock.discard(stream)
+            self.unlock(stream)
+            tenant = stream.tenant
+            tenant.connections.discard(stream)
+            departure = Departure(self, tenant, stream.transport, stream.number)
+            tenant.departures.add(departure)
+            self._departures.add(departure)
+            self._queue.add(departure.share, departure)
+
+    def departed(self, departure: Departure) -> None:
+        """The sessions of a connection that has gone are closed."""
+        departure.tenant.departures.discard(departure)
+        self._departures.discard(departure)
+        self.leave(departure.tenant)
+
+    def tenants(self) -> list[Tenant]:
+        return [self.admin, *self._named.values(), *self._anonymous]
+
+    def served(self, connection: Connection, op: int, seconds: float, ok: bool) -> None:
+        name = connection.tenant.name if connection.tenant else "unknown"
+        self.measurements.served(name, op, seconds, ok)
+
+    # - locks --------------------------------------------------------------------------------------
+    def is_locked_out(self, connection: Connection) -> bool:
+        """Whether another one's lock keeps this connection from being served."""
+        held = [self._holder]
+        if connection.tenant is not None:
+            held.append(connection.tenant.holder)
+        return any(holder not in (None, connection) for holder in held)
+
+    def lock(self, connection: Connection) -> bool:
+        """Give the connection its tenant's lock, or that of LD-ID 0, which excludes everybody;
+        whether it has it now. To be asked again when a lock ends."""
+        if connection.locked:
+            return True
+        tenant = connection.tenant
+        if tenant is self.admin:
+            if any(t.holder for t in self.tenants() if t is not tenant):
+                self._wants_lock.add(connection)
+                return False
+            self._wants_lock.discard(connection)
+            self._holder = connection
+        elif self._wants_lock:
+            return False
+        tenant.holder = connection
+        limits = self.limits
+        connection.granted(
+            limits.admin_lock_seconds if tenant is self.admin else limits.lock_seconds
         )
-        return ld_id, [
-            to_json(
-                {
-                    "config": asdict(core.config),
-                    "ld_id": ld_id,
-                    "formats": sorted(int(f) for f in core.formats),
-                    "hints": core.hints,
-                    "persistent": core.persistent,
-                }
-            )
-        ]
+        return True
 
-    def _serve(self, code, payload):
-        transport = self.transport
-        if code == Op.LOAD:
-            lines, status = transport.load(_array(payload, np.uint64))
-            return [np.ascontiguousarray(lines), status]
-        if code == Op.STORE:
-            transport.store(*_store(payload))
-            return []
-        if code == Op.SPEC_READ:
-            transport.spec_read(_array(payload, np.uint64))
-            return []
-        if code == Op.OPEN:
-            return [to_json({"session": transport.open_session(self._granted(from_json(payload)))})]
-        if code == Op.CLOSE:
-            session = from_json(payload).get("session")
-            if not transport.owns(session):
-                raise NotMappedError("this connection did not open it", session=session)
-            transport.close_session(session)
-            return []
-        if code == Op.EVENTS:
-            return [to_json(transport.events())]
-        if code == Op.LOCK:
-            # Whoever holds up the others must get on with it.
-            self._locks.enter_context(transport.exclusive())
-            self.connection.settimeout(_LOCK_SECONDS)
-            return []
-        if code == Op.UNLOCK:
-            self._locks.close()
-            self.connection.settimeout(None)
-            return []
-        raise TransportError(f"request {code} is unknown")
-
-    def _granted(self, request: dict) -> dict:
-        """The request with the server's budget, where it has one and the client is a tenant."""
-        numbers = ("shape", "formats", "policy", "recency", "auto_step")
-        if (
-            not all(isinstance(request.get(name), int) for name in numbers)
-            or not isinstance(request.get("budgets"), list)
-            or not request["budgets"]
-        ):
-            raise TransportError("a request to open a session lacks registers")
-        if self.transport.ld_id and self.server.budget_bytes is not None:
-            lines = self.server.budget_bytes // LINE_BYTES
-            request = request | {
-                "budgets": [
-                    [min(value or lines, lines), queues] for value, queues in request["budgets"]
-                ]
-            }
-        return request
-
-
-def _array(payload, dtype):
-    if len(payload) % np.dtype(dtype).itemsize:
-        raise TransportError(f"{len(payload)} bytes are no whole number of {np.dtype(dtype)}")
-    return np.frombuffer(payload, dtype)
-
-
-def _store(payload):
-    if len(payload) < 8:
-        raise TransportError("a store without its counts")
-    n, enables = struct.unpack_from("<II", payload)
-    if len(payload) != 8 + n * (8 + LINE_BYTES + 8 * bool(enables)):
-        raise TransportError(f"a store of {n} lines in {len(payload)} bytes")
-    addresses = np.frombuffer(payload, np.uint64, n, 8)
-    lines = np.frombuffer(payload, np.uint8, LINE_BYTES * n, 8 + 8 * n).reshape(n, LINE_BYTES)
-    return (
-        addresses,
-        lines,
-        np.frombuffer(payload, np.uint64, n, 8 + (8 + LINE_BYTES) * n) if enables else None,
-    )
-
-
-def _same_user(connection) -> bool:
-    _, user, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    )
-    return user == os.getuid()
+    def unlock(self, connection: Connection) -> None:
+        if connection.locked:
+            connection.locked = False
+            connection.tenant.holder = None
+            if self._holder is connection:
+                self._holder = None
+        waiting, self._locked_out = self._locked_out, []
+        for item in waiting:
+            self._queue.add(item.share, item)
 
 
 def _remove_dead(path: str) -> None:

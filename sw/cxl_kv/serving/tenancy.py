@@ -14,15 +14,69 @@ from __future__ import annotations
 import numpy as np
 
 from kelp_spec.address import AddressMap
+from kelp_spec.formats import LINE_BYTES
 from kelp_spec.hints import HintError, HintKind, unpack
 
 from ..backends.window import queue_layouts
-from ..core import Core, Loaded
+from ..core import ALL_BYTES, Core, Loaded
 from ..errors import HintRefusedError
 from ..registers import unpack as unpack_register
 from ..transport import LocalTransport
 
-__all__ = ["TenantTransport"]
+__all__ = ["Pins", "TenantTransport"]
+
+
+class Pins:
+    """A tenant's budget, and what it has pinned, over all of its connections.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        Of DRAM, for each queue.
+    """
+
+    def __init__(self, budget_bytes: int):
+        self.lines = budget_bytes // LINE_BYTES
+        # session → pages of each queue that its budget holds
+        self.most: dict[int, list[int]] = {}
+        self.pinned: dict[tuple[int, int], set[int]] = {}  # (session, queue) → pages
+
+    def opened(self, session: int, most: list[int]) -> None:
+        self.most[session] = most
+        self.pinned = {queue: pages for queue, pages in self.pinned.items() if queue[0] != session}
+
+    def take(self, rows: list[bytes]) -> None:
+        """Count the pins of hint lines that are about to be stored; HintRefusedError where they
+        would go beyond a budget, and then none of them counts."""
+        after: dict[tuple[int, int], set[int]] = {}
+        for row in rows:
+            try:
+                hint = unpack(row)
+            except HintError:
+                continue  # the device drops it, with an event
+            most = self.most.get(hint.session)
+            if (
+                hint.kind not in (HintKind.PIN, HintKind.RELEASE)
+                or most is None
+                or hint.queue >= len(most)
+            ):
+                continue
+            queue = hint.session, hint.queue
+            pages = after.setdefault(queue, set(self.pinned.get(queue, ())))
+            pages ^= (
+                pages & set(hint.entries)
+                if hint.kind == HintKind.RELEASE
+                else set(hint.entries) - pages
+            )
+            if len(pages) > most[hint.queue]:
+                where, legal = (
+                    f"session {hint.session}, queue {hint.queue}",
+                    f"{most[hint.queue]}, which is what this server's budget holds",
+                )
+                raise HintRefusedError(
+                    f"pinning {len(pages)} pages of {where} is refused; legal: {legal}"
+                )
+        self.pinned |= after
 
 
 class TenantTransport(LocalTransport):
@@ -33,14 +87,14 @@ class TenantTransport(LocalTransport):
     core : Core
     ld_id : int
         1 … 15.
-    limited : bool
-        A queue's budget bounds its pins, too: a pin list that would go beyond it is refused with
-        HintRefusedError, and nothing of its store is done.
+    pins : Pins, optional
+        Where the tenant has a budget: it bounds what a session asks for, and :meth:`count` refuses
+        a pin list that would go beyond it.
     """
 
-    def __init__(self, core: Core, ld_id: int, *, limited: bool):
+    def __init__(self, core: Core, ld_id: int, *, pins: Pins | None):
         super().__init__(core, ld_id, shared=True)
-        self._limited = limited
+        self._pins = pins
         self._told = 0  # events
         self._map = AddressMap(core.config)
         by_name = self._control.registers.by_name
@@ -55,9 +109,6 @@ class TenantTransport(LocalTransport):
                 register.offset % 64 // 8,
                 np.uint64(mask),
             )
-        # session → pages of each queue that its budget holds
-        self._most: dict[int, list[int]] = {}
-        self._pinned: dict[tuple[int, int], set[int]] = {}  # (session, queue) → pages
 
     def load(self, addresses) -> Loaded:
         with self.core.lock:
@@ -72,22 +123,24 @@ class TenantTransport(LocalTransport):
                 lines[i].view("<u8")[word] &= mask
         return Loaded(lines, loaded.status)
 
+    def counted(self, addresses: np.ndarray, byte_enable: np.ndarray | None) -> np.ndarray:
+        """Which lines of a store are hints whose pins count: those that the device will not drop
+        for being partial."""
+        if self._pins is None:
+            return np.zeros(0, np.int64)
+        hints = (addresses >= np.uint64(self._map.hint_base)) & (
+            addresses < np.uint64(self._map.register_base)
+        )
+        if byte_enable is not None:
+            hints &= byte_enable == np.uint64(ALL_BYTES)
+        return np.flatnonzero(hints)
+
+    def count(self, lines: np.ndarray) -> None:
+        """Count the pins of hint lines; no other store of the tenant may come before these are
+        stored. HintRefusedError where they go beyond a budget."""
+        self._pins.take([line.tobytes() for line in lines])
+
     def store(self, addresses, lines, byte_enable=None) -> None:
-        if self._limited:
-            offsets = np.asarray(addresses, np.uint64).reshape(-1)
-            hints = np.flatnonzero(
-                (offsets >= np.uint64(self._map.hint_base))
-                & (offsets < np.uint64(self._map.register_base))
-            )
-            rows = np.ascontiguousarray(lines).view(np.uint8).reshape(-1, 64)
-            with self.core.lock:
-                after = (
-                    self._after([rows[i].tobytes() for i in hints.tolist()]) if len(hints) else {}
-                )
-                super().store(addresses, lines, byte_enable)
-                self._empty_log()
-                self._pinned |= after
-            return
         with self.core.lock:
             super().store(addresses, lines, byte_enable)
             self._empty_log()
@@ -105,55 +158,32 @@ class TenantTransport(LocalTransport):
             self._told += 1
         return out
 
-    def _after(self, rows: list[bytes]) -> dict[tuple[int, int], set[int]]:
-        """Pins of the queues that hint lines are about, once they are taken; HintRefusedError where
-        they go beyond a budget."""
-        after: dict[tuple[int, int], set[int]] = {}
-        for row in rows:
-            try:
-                hint = unpack(row)
-            except HintError:
-                continue  # the device drops it, with an event
-            most = self._most.get(hint.session)
-            if (
-                hint.kind not in (HintKind.PIN, HintKind.RELEASE)
-                or most is None
-                or hint.queue >= len(most)
-            ):
-                continue
-            queue = hint.session, hint.queue
-            pages = after.setdefault(queue, set(self._pinned.get(queue, ())))
-            pages ^= (
-                pages & set(hint.entries)
-                if hint.kind == HintKind.RELEASE
-                else set(hint.entries) - pages
-            )
-            if len(pages) > most[hint.queue]:
-                where, legal = (
-                    f"session {hint.session}, queue {hint.queue}",
-                    f"{most[hint.queue]}, which is what this server's budget holds",
-                )
-                raise HintRefusedError(
-                    f"pinning {len(pages)} pages of {where} is refused; legal: {legal}"
-                )
-        return after
-
     def open_session(self, request: dict) -> int:
+        if self._pins is None:
+            return super().open_session(request)
+        request, lines = self._control.checked(request), self._pins.lines
+        request["budgets"] = [
+            (min(value or lines, lines), queues) for value, queues in request["budgets"]
+        ]
+        most = self._most(request)
         session = super().open_session(request)
+        self._pins.opened(session, most)
+        return session
+
+    def _most(self, request: dict) -> list[int]:
+        """Pages of each queue that the request's budgets hold."""
         registers, config = self._control.registers, self.config
         shape = unpack_register(registers.register("s0_shape"), request["shape"])
         layouts = queue_layouts(
             config, shape, unpack_register(registers.register("s0_formats"), request["formats"])
         )
+        if layouts is None:
+            return []  # the device refuses it
         budgets = [request["budgets"][0][0]] * len(layouts)
         for value, queues in request["budgets"][1:]:
             for queue in queues:
                 budgets[queue] = value
-        self._most[session] = [
+        return [
             budget // config.frame_lines[layout.pool]
             for budget, layout in zip(budgets, layouts, strict=True)
         ]
-        self._pinned = {
-            queue: pages for queue, pages in self._pinned.items() if queue[0] != session
-        }
-        return session

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The protocol between `kelp serve` and its clients: framed requests and replies over a byte
-stream.
+stream. Version 2.
 
 A frame is a header of 28 bytes, little-endian, and a payload: magic ``KVC1`` (4), code (1:
 :class:`Op`, or :class:`Reply`), version (1), zero (2), request number (4), payload bytes (8),
 CRC-32 of the payload (4), CRC-32 of the header before it (4). The client sends one request at a
 time; the reply carries its number. Nothing of a request takes effect before its whole frame has
-come and both sums are right.
+come and both sums are right. Nothing is encrypted: whoever sees the stream sees the token and the
+data.
 
 Each request's payload → its reply's payload:
 
-- HELLO: JSON {"admin": bool} → JSON: configuration, LD-ID, formats, hints, persistent
+- HELLO: JSON {"admin": bool, "token": string where one is needed} → JSON: configuration, LD-ID,
+  tenant, formats, hints, persistent. The first request, and a small one (MOST_HELLO bytes)
 - LOAD: uint64[n] addresses → uint8[n, 64] lines, uint8[n] status
 - STORE: uint32 n, uint32 has byte enables, uint64[n] addresses, uint8[n, 64] lines, uint64[n] byte
   enables where it has them → empty
@@ -18,7 +20,11 @@ Each request's payload → its reply's payload:
 - OPEN: JSON as of Control.open_session → JSON {"session": number}
 - CLOSE: JSON {"session": number} → empty
 - EVENTS: empty → JSON list
-- LOCK, UNLOCK: empty → empty; between them no other client is served
+- LOCK, UNLOCK: empty → empty; between them no other client of the same tenant is served, and after
+  the LOCK of LD-ID 0 no other client at all
+
+The server refuses a LOAD, STORE or SPEC_READ of more than MOST_LINES lines (n); JSON of more than
+MOST_JSON bytes is refused, too.
 """
 
 from __future__ import annotations
@@ -31,14 +37,31 @@ from enum import IntEnum
 
 from ..errors import ConnectionLostError, TransportError
 
-__all__ = ["MOST_LINES", "MOST_PAYLOAD", "Op", "Reply", "from_json", "receive", "send", "to_json"]
+__all__ = [
+    "MOST_HELLO",
+    "MOST_JSON",
+    "MOST_LINES",
+    "MOST_PAYLOAD",
+    "VERSION",
+    "Inbox",
+    "Op",
+    "Reply",
+    "frame",
+    "from_json",
+    "receive",
+    "send",
+    "to_json",
+]
 
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("<4sBBHIQI")
 _SUM = struct.Struct("<I")
+_WHOLE = _HEADER.size + _SUM.size
 _MAGIC = b"KVC1"
-MOST_LINES = 1 << 16  #: lines of one LOAD or STORE; the client cuts longer ones
-MOST_PAYLOAD = 128 * MOST_LINES  #: bytes; a longer frame is refused
+MOST_LINES = 1 << 12  #: lines of one LOAD, STORE or SPEC_READ; the client cuts longer ones
+MOST_PAYLOAD = 8 + 80 * MOST_LINES  #: bytes: a STORE with byte enables; a longer frame is refused
+MOST_JSON = 1 << 16  #: bytes of a request's JSON
+MOST_HELLO = 1 << 12  #: bytes of a payload before the client is known
 
 
 class Op(IntEnum):
@@ -67,32 +90,47 @@ def to_json(value) -> bytes:
 
 
 def from_json(payload: bytes):
+    """TransportError when it is none, or nested beyond what Python reads."""
     try:
         return json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise TransportError("a frame's JSON is broken") from None
 
 
-def send(connection: socket.socket, code: int, number: int, *parts) -> None:
-    """Send one frame; `parts` are bytes-like and become its payload. ConnectionLostError when the
-    other side is gone."""
-    parts = [
-        memoryview(part).cast("B")
-        for part in parts
-        if len(memoryview(part)) and memoryview(part).nbytes
-    ]
+def frame(code: int, number: int, *parts) -> list[memoryview]:
+    """One frame, in pieces; `parts` are bytes-like and become its payload."""
+    pieces = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
     check = 0
-    for part in parts:
-        check = zlib.crc32(part, check)
-    header = _HEADER.pack(
-        _MAGIC, code, VERSION, 0, number, sum(part.nbytes for part in parts), check
-    )
+    for piece in pieces:
+        check = zlib.crc32(piece, check)
+    size = sum(piece.nbytes for piece in pieces)
+    header = _HEADER.pack(_MAGIC, code, VERSION, 0, number, size, check)
+    return [memoryview(header + _SUM.pack(zlib.crc32(header))), *pieces]
+
+
+def send(connection: socket.socket, code: int, number: int, *parts) -> None:
+    """Send one frame. ConnectionLostError when the other side is gone."""
     try:
-        connection.sendall(header + _SUM.pack(zlib.crc32(header)))
-        for part in parts:
-            connection.sendall(part)
+        for piece in frame(code, number, *parts):
+            connection.sendall(piece)
     except (OSError, ValueError) as error:
         raise ConnectionLostError(f"the other side is gone: {error}") from None
+
+
+def _parse(raw, most: int) -> tuple[int, int, int, int]:
+    """(code, number, payload bytes, payload's sum) of a header."""
+    header = bytes(raw[: _HEADER.size])
+    if _SUM.unpack_from(raw, _HEADER.size)[0] != zlib.crc32(header):
+        raise TransportError("a frame's header is broken")
+    magic, code, version, _, number, size, check = _HEADER.unpack(header)
+    if magic != _MAGIC or version != VERSION:
+        raise TransportError(
+            f"frame of protocol {magic!r} version {version} is refused; legal: {_MAGIC!r} "
+            + f"version {VERSION}"
+        )
+    if size > most:
+        raise TransportError(f"a frame of {size} bytes is refused; legal: {most} at most")
+    return code, number, size, check
 
 
 def receive(connection: socket.socket) -> tuple[int, int, bytearray]:
@@ -101,18 +139,7 @@ def receive(connection: socket.socket) -> tuple[int, int, bytearray]:
     ConnectionLostError at the end of the stream, also within a frame; TransportError when a frame
     is broken: nothing after it can be trusted.
     """
-    raw = _exactly(connection, _HEADER.size + _SUM.size)
-    header = bytes(raw[: _HEADER.size])
-    if _SUM.unpack(raw[_HEADER.size :])[0] != zlib.crc32(header):
-        raise TransportError("a frame's header is broken")
-    magic, code, version, _, number, size, check = _HEADER.unpack(header)
-    if magic != _MAGIC or version != VERSION:
-        raise TransportError(
-            f"frame of protocol {magic!r} version {version} is refused; legal: {_MAGIC!r} "
-            + f"version {VERSION}"
-        )
-    if size > MOST_PAYLOAD:
-        raise TransportError(f"a frame of {size} bytes is refused; legal: {MOST_PAYLOAD} at most")
+    code, number, size, check = _parse(_exactly(connection, _WHOLE), MOST_PAYLOAD)
     payload = _exactly(connection, size)
     if zlib.crc32(payload) != check:
         raise TransportError("a frame's payload is broken")
@@ -133,3 +160,41 @@ def _exactly(connection, size) -> bytearray:
             )
         got += n
     return buffer
+
+
+class Inbox:
+    """Frames out of pieces of a stream, for a receiver that does not wait.
+
+    Attributes
+    ----------
+    most : int
+        Payload bytes that a frame may have.
+    """
+
+    def __init__(self, most: int):
+        self.most = most
+        self._bytes = bytearray()
+        self._head: tuple[int, int, int, int] | None = None  # of the frame that is under way
+
+    def __len__(self) -> int:
+        """Bytes of frames that were not taken yet."""
+        return len(self._bytes)
+
+    def feed(self, piece: bytes) -> None:
+        self._bytes += piece
+
+    def take(self) -> tuple[int, int, bytearray] | None:
+        """As :func:`receive`; None until the whole frame is there."""
+        if self._head is None:
+            if len(self._bytes) < _WHOLE:
+                return None
+            self._head = _parse(self._bytes, self.most)
+        code, number, size, check = self._head
+        if len(self._bytes) < _WHOLE + size:
+            return None
+        payload = self._bytes[_WHOLE : _WHOLE + size]
+        del self._bytes[: _WHOLE + size]
+        self._head = None
+        if zlib.crc32(payload) != check:
+            raise TransportError("a frame's payload is broken")
+        return code, number, payload

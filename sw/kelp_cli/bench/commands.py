@@ -30,6 +30,7 @@ _GROUPS = (
     "replay",
     "lab",
     "host",
+    "serve",
 )
 _ELSEWHERE = ("hf",)  # needs the packages of another environment: named groups only
 GROUPS = _GROUPS + _ELSEWHERE
@@ -111,6 +112,10 @@ def _rows(group: str):
         from .lab import lab_rows
 
         return list(lab_rows())
+    if group == "serve":
+        from .crowd import serve_rows
+
+        return list(serve_rows())
     if group in ("host", "hf"):
         from . import host as bench_host
 

@@ -55,6 +55,11 @@ _TITLES = {
         "Host library",
         "Wall-clock rates of the library on simulated devices. Simulation is not acceleration.",
     ),
+    "serve": (
+        "Server",
+        "99th percentile of 200 clients' latency, wall clock, without attackers and beside one of "
+        + "each kind, in turns; the ratio is the median of five.",
+    ),
     "hf": ("Hugging Face", "Greedy decoding of a tiny random Llama, wall clock, `.venv.hf`."),
 }
 

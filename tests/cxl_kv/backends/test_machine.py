@@ -15,6 +15,7 @@ import signal
 import socket
 import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,9 +34,9 @@ from hypothesis.stateful import (
 )
 from processes import forked
 from serial_board import SerialBoard
+from tenants import greeted, tenants
 
 import cxl_kv
-from cxl_kv.backends.remote import connect
 from cxl_kv.device import Device
 from cxl_kv.serving import wire
 from cxl_kv.serving.server import Server
@@ -92,14 +93,19 @@ class Machine(RuleBasedStateMachine):
         url = self.url.format(folder=folder)
         self.board = None
         if self.apart:
-            self.address = self.listen.format(folder=folder)
+            self.addresses = [self.listen.format(folder=folder)] * 2
             self.stack.callback(self.kill_server)
             self.start_server()
         elif self.served:
             self.core = make_core(url)
-            self.server = self.stack.enter_context(Server(self.core))
-            self.address = self.server.listen(self.listen.format(folder=folder))
-            self.devices = [self.stack.enter_context(cxl_kv.open(self.address)) for _ in range(2)]
+            known = tenants(Path(folder), "alice", "bob")
+            self.server = self.stack.enter_context(Server(self.core, tokens=known))
+            address = self.server.listen(self.listen.format(folder=folder))
+            self.addresses = [
+                address + (f"?token_file={folder}/{name}.token" if address[0] == "t" else "")
+                for name in ("alice", "bob")
+            ]
+            self.open_devices()
         elif url.startswith("serial:"):
             self.board = self.stack.enter_context(SerialBoard())
             device = self.stack.enter_context(
@@ -122,12 +128,15 @@ class Machine(RuleBasedStateMachine):
     def start_server(self):
         def serve():
             server = Server(make_core(self.url.format(folder=self.folder)))
-            server.listen(self.address)
+            server.listen(self.addresses[0])
             return server
 
         self.server_pid = forked(serve)
         self.core = SimpleNamespace(hints=not self.url.startswith("dax"))
-        self.devices = [self.stack.enter_context(cxl_kv.open(self.address)) for _ in range(2)]
+        self.open_devices()
+
+    def open_devices(self):
+        self.devices = [self.stack.enter_context(cxl_kv.open(url)) for url in self.addresses]
 
     def kill_server(self):
         os.kill(self.server_pid, signal.SIGKILL)
@@ -365,9 +374,7 @@ class Machine(RuleBasedStateMachine):
         session is free again."""
 
         def begin():
-            connection = connect(self.address, 30)
-            wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
-            wire.receive(connection)
+            connection = greeted(self.addresses[0])
             wire.send(connection, wire.Op.OPEN, 2, wire.to_json(_SMALLEST))
             wire.receive(connection)
             connection.sendall(b"KVC1\x03")
@@ -402,9 +409,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.served)
     @rule(spoil=st.sampled_from(["torn", "flipped", "half a header", "killed in its session"]))
     def a_client_goes_wrong(self, spoil):
-        connection = connect(self.address, 30)
-        wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
-        wire.receive(connection)
+        connection = greeted(self.addresses[1])
         if spoil == "killed in its session":
             wire.send(connection, wire.Op.OPEN, 2, wire.to_json(_SMALLEST))
         else:

@@ -4,6 +4,7 @@
 and who must not notice."""
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -15,9 +16,9 @@ import zlib
 
 import numpy as np
 import pytest
+from tenants import greeted, tenants
 
 import cxl_kv
-from cxl_kv.backends.remote import connect
 from cxl_kv.serving import wire
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
@@ -29,11 +30,29 @@ DEVICE = "golden:unit?sessions=8"
 
 @pytest.fixture(params=["unix", "tcp"])
 def served(request, tmp_path):
-    with Server(make_core(DEVICE)) as server:
-        server.url = server.listen(
-            f"unix:{tmp_path}/kelp.sock" if request.param == "unix" else "tcp://127.0.0.1:0"
-        )
-        yield server
+    names = [f"tenant-{i}" for i in range(4)]
+    with Server(make_core(DEVICE), tokens=tenants(tmp_path, *names)) as server:
+        if request.param == "unix":
+            server.url = server.listen(f"unix:{tmp_path}/kelp.sock")
+            yield Served(server, [server.url])
+        else:
+            url = server.listen("tcp://127.0.0.1:0")
+            yield Served(server, [f"{url}?token_file={tmp_path}/{name}.token" for name in names])
+
+
+class Served:
+    """A server, and the URLs of its tenants in turn."""
+
+    def __init__(self, server, urls):
+        self.server, self._urls = server, itertools.cycle(urls)
+
+    @property
+    def url(self):
+        return next(self._urls)
+
+    @property
+    def clients(self):
+        return self.server.clients
 
 
 def tensors(tokens=32, seed=1):
@@ -221,9 +240,7 @@ def test_a_broken_frame_has_no_effect(served, spoil):
         session = device.open_session(SHAPE)
         k, v = tensors()
         session.write([0, 1], k, v)
-        connection = connect(served.url, 30)
-        wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
-        assert wire.receive(connection)[0] == wire.Reply.OK
+        connection = greeted(served.url)
         connection.sendall(spoil(raw_store()))
         with contextlib.suppress(OSError):  # the server may have hung up by now
             connection.shutdown(socket.SHUT_WR)
@@ -247,9 +264,7 @@ def test_a_broken_frame_has_no_effect(served, spoil):
     ],
 )
 def test_a_senseless_request_is_refused_and_the_client_goes_on(served, code, payload, problem):
-    connection = connect(served.url, 30)
-    wire.send(connection, wire.Op.HELLO, 1, b'{"admin": false}')
-    wire.receive(connection)
+    connection = greeted(served.url)
     wire.send(connection, code, 2, payload)
     reply, number, answer = wire.receive(connection)
     assert (reply, number) == (wire.Reply.FAILED, 2) and problem in wire.from_json(answer)[
@@ -260,35 +275,30 @@ def test_a_senseless_request_is_refused_and_the_client_goes_on(served, code, pay
     connection.close()
 
 
-def test_sixteen_tenants_are_one_too_many(served):
-    devices = [cxl_kv.open(served.url) for _ in range(15)]
-    with pytest.raises(cxl_kv.UnsupportedError, match="15 tenants"):
-        cxl_kv.open(served.url)
-    devices.pop().close()
-    settled(lambda: served.clients <= 14)
-    devices.append(cxl_kv.open(served.url))
-    for device in devices:
-        device.close()
+def test_sixteen_tenants_are_one_too_many(tmp_path):
+    with Server(make_core(DEVICE), tokens=tenants(tmp_path, "alice")) as server:
+        url = server.listen(f"unix:{tmp_path}/kelp.sock")
+        devices = [cxl_kv.open(url) for _ in range(14)]  # the fifteenth LD-ID is alice's
+        with pytest.raises(cxl_kv.UnsupportedError, match="15 tenants"):
+            cxl_kv.open(url)
+        devices.append(cxl_kv.open(f"{url}?token_file={tmp_path}/alice.token"))
+        assert len({device.ld_id for device in devices}) == 15
+        devices.pop(0).close()
+        settled(lambda: server.clients <= 14)
+        devices.append(cxl_kv.open(url))
+        for device in devices:
+            device.close()
 
 
 def test_the_control_plane_is_for_the_servers_own_user(served):
-    if served.url.startswith("tcp"):
+    url = served.url
+    if url.startswith("tcp"):
         with pytest.raises(cxl_kv.UnsupportedError, match="admin is refused"):
-            cxl_kv.open(served.url + "?admin=1")
+            cxl_kv.open(url + "&admin=1")
         return
-    with cxl_kv.open(served.url + "?admin=1") as admin, cxl_kv.open(served.url) as tenant:
+    with cxl_kv.open(url + "?admin=1") as admin, cxl_kv.open(url) as tenant:
         tenant.open_session(SHAPE).write([0, 1], *tensors())
         assert admin.ld_id == 0 and admin.counters()["writes"] == 256
-
-
-def test_a_client_that_sits_on_the_lock_is_hung_up_on(served, monkeypatch):
-    monkeypatch.setattr("cxl_kv.serving.server._LOCK_SECONDS", 0.2)
-    with cxl_kv.open(served.url) as device:
-        session = device.open_session(SHAPE)
-        sitter = cxl_kv.open(served.url)
-        with pytest.raises(cxl_kv.ConnectionLostError), sitter.transport.exclusive():
-            session.read(0, stop=4)  # waits for the lock
-            sitter.transport.events()
 
 
 def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
