@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import weakref
 from collections import deque
@@ -15,8 +17,8 @@ from kelp_spec.formats import LINE_BYTES, Format
 from kelp_spec.metadata import LAYER_RANGES, PrefetchSource
 from kelp_spec.registers import COUNTERS, HISTOGRAM_BINS
 
-from .batch import Batch, Worker
-from .errors import UnsupportedError
+from .batch import Batch, Completion, Worker
+from .errors import CxlKvError, DeviceFullError, UnsupportedError
 from .policy import Policy
 from .registers import Registers
 from .session import Session
@@ -26,6 +28,7 @@ from .transport import Transport
 __all__ = ["Device"]
 
 _EVENTS_KEPT = 1024
+_ABANDONED_SECONDS = 30  #: until sessions that nobody can reach are closed
 _POISONING = ("FETCH_FAILED", "STARVED", "UNCORRECTED", "POISON_RECEIVED")
 _SETTINGS = ("low_water", "high_water", "reserve", "cold_retries", "cold_timeout", "starve_limit")
 
@@ -58,6 +61,7 @@ class Device:
         self._closed = False
         # number → the session that has it, so that none is mistaken for its successor
         self._sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
+        self._abandoned: Completion | None = None  # the latest sessions that `worker` is to close
 
     def __reduce__(self):
         raise UnsupportedError(
@@ -128,30 +132,45 @@ class Device:
                 f"format_k_{i}": int(r.k),
                 f"format_v_{i}": int(r.v),
             }
-        number = self.transport.open_session(
-            {
-                "shape": self.registers.pack(
-                    "s0_shape",
-                    layers=shape.layers,
-                    kv_heads=shape.kv_heads,
-                    used_lines=page_tokens * shape.token_lines,
-                    host_type=int(shape.dtype),
-                    k_only=int(shape.k_only),
-                    used_pages=pages,
-                ),
-                "formats": self.registers.pack("s0_formats", **ranges),
-                "policy": self.registers.pack("s0_policy", **policy.policy_fields),
-                "recency": self.registers.pack("s0_recency", **policy.recency_fields),
-                "auto_step": policy.auto_step,
-                "budgets": [[policy.budget_lines, list(range(shape.queues))]],
-            }
-        )
+        request = {
+            "shape": self.registers.pack(
+                "s0_shape",
+                layers=shape.layers,
+                kv_heads=shape.kv_heads,
+                used_lines=page_tokens * shape.token_lines,
+                host_type=int(shape.dtype),
+                k_only=int(shape.k_only),
+                used_pages=pages,
+            ),
+            "formats": self.registers.pack("s0_formats", **ranges),
+            "policy": self.registers.pack("s0_policy", **policy.policy_fields),
+            "recency": self.registers.pack("s0_recency", **policy.recency_fields),
+            "auto_step": policy.auto_step,
+            "budgets": [[policy.budget_lines, list(range(shape.queues))]],
+        }
+        try:
+            number = self.transport.open_session(request)
+        except DeviceFullError:
+            abandoned = self._abandoned
+            if abandoned is None or not abandoned.wait(_ABANDONED_SECONDS):
+                raise
+            self._abandoned = None
+            number = self.transport.open_session(request)
         former = self._sessions.pop(number, None)
         if former is not None:
             former.closed = True
         session = Session(self, number, shape, max_tokens=max_tokens, policy=policy)
         self._sessions[number] = session
         return session
+
+    def abandon(self, sessions: list[Session]) -> None:
+        """Close sessions that nobody can reach any more, soon, on :attr:`worker`, which must have
+        been asked for before. For finalizers: the thread may be anywhere within this library, so
+        nothing is waited for. `open_session` does, before it says that every session is open."""
+        if self._closed or self.transport.home.left() or not sessions:
+            return
+        self._abandoned = Completion(calls=len(sessions))
+        self._worker.put([functools.partial(_close_quietly, s) for s in sessions], self._abandoned)
 
     # - the whole device ---------------------------------------------------------------------------
     def configure(
@@ -307,3 +326,8 @@ class Device:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _close_quietly(session: Session) -> None:
+    with contextlib.suppress(CxlKvError):
+        session.close()

@@ -14,6 +14,7 @@ import pytest
 
 NEEDS = {
     "test_hf.py": "transformers",
+    "test_hf_requests.py": "transformers",
     "test_hf_train.py": "transformers",
     "test_recorder.py": "transformers",
     "test_lmcache.py": "lmcache",

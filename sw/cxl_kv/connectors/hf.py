@@ -6,20 +6,26 @@
     from cxl_kv.connectors.hf import EndpointCache
 
     with cxl_kv.open("golden:trace?sessions=4") as device:
-        cache = EndpointCache(device, model.config, formats="int8")
-        model.generate(**inputs, past_key_values=cache)
-        print(cache.report())
+        with EndpointCache(device, model.config, formats="int8") as cache:
+            model.generate(**inputs, past_key_values=cache)
+            print(cache.report())
 
-`update` writes the new tokens' keys and values to the device and returns what the device gives back
-for all of them; nothing is kept in host memory. One session holds one row of the batch. With the
-attention implementation ``"kelp_probe"`` (`use_probe(model)`) each step's attention mass is pushed
-as hints.
+A cache is of one request: its sessions end with `close`, with the context, or with the last
+reference to it; `copy.deepcopy` gives a second one of the same content (a prefix that many requests
+share). `update` writes the new tokens' keys and values to the device and returns what the device
+gives back for all of them; nothing is kept in host memory. One session holds one row of the batch.
+With the attention implementation ``"kelp_probe"`` (`use_probe(model)`) each step's attention mass
+is pushed as hints.
 """
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
+import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +33,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
-from ..errors import UnsupportedError
+from ..errors import DeviceFullError, SessionClosedError, UnsupportedError
 from ..policy import Policy
 from ..session import Session
 from ..shape import ModelShape
@@ -37,12 +43,21 @@ __all__ = ["PROBE", "EndpointCache", "EndpointLayer", "model_shape", "use_probe"
 PROBE = "kelp_probe"  #: attention implementation that tells the cache what was attended to
 
 _DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-_asking = threading.local()  # the cache that this thread's latest `update` belongs to
+_given = threading.local()  # .latest: what this thread's latest `update` has given
+
+
+class _Given(NamedTuple):
+    """Keys that a cache has returned for a layer."""
+
+    cache: weakref.ref
+    layer: int
+    keys: weakref.ref
 
 
 def model_shape(config, dtype: torch.dtype, **changes) -> ModelShape:
-    """The KV shape of a model's config; `changes` as of ModelShape (formats, page_tokens).
-    UnsupportedError for a dtype that no device stores."""
+    """The KV shape of a model's config; `changes` as of ModelShape (formats, page_tokens), or of
+    what the model's layers are seen to give (kv_heads, head_dim). UnsupportedError for a dtype that
+    no device stores."""
     config = config.get_text_config(decoder=True)
     if dtype not in _DTYPES:
         raise UnsupportedError(
@@ -51,13 +66,8 @@ def model_shape(config, dtype: torch.dtype, **changes) -> ModelShape:
         )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return ModelShape(
-        layers=config.num_hidden_layers,
-        kv_heads=heads,
-        head_dim=head_dim,
-        dtype=_DTYPES[dtype],
-        **changes,
-    )
+    shape = dict(layers=config.num_hidden_layers, kv_heads=heads, head_dim=head_dim)
+    return ModelShape(**(shape | changes), dtype=_DTYPES[dtype])
 
 
 class EndpointLayer(DynamicLayer):
@@ -67,7 +77,8 @@ class EndpointLayer(DynamicLayer):
 
     def __init__(self, cache: EndpointCache, index: int, sliding_window: int | None = None):
         super().__init__()
-        self.cache, self.index, self.sliding_window = cache, index, sliding_window
+        # Weak, so that a cache is gone with its last user and not some time later.
+        self._cache, self.index, self.sliding_window = weakref.ref(cache), index, sliding_window
         self.is_sliding = sliding_window is not None
         self.length = 0
 
@@ -80,13 +91,12 @@ class EndpointLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store [batch, kv_heads, n, head_dim]; returns what the device has of the whole row, or of
         the sliding window, as it reads it."""
+        cache, new, first = self._cache(), key_states.shape[-2], self._first_visible()
+        cache.write(self.index, self.length, key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        new = key_states.shape[-2]
-        first = self._first_visible()
-        self.cache.write(self.index, self.length, key_states, value_states)
         self.length += new
-        return self.cache.read(self.index, first, self.length, key_states)
+        return cache.read(self.index, first, self.length, key_states, value_states)
 
     def _first_visible(self) -> int:
         return max(0, self.length - self.sliding_window + 1) if self.is_sliding else 0
@@ -131,7 +141,8 @@ class EndpointCache(Cache):
     formats : as of ModelShape
         How keys and values are stored; ``"raw16"`` gives the very tokens that DynamicCache gives.
     max_tokens : int, optional
-        Positions per row.
+        Positions per row; all that the configuration's pages hold when left out. A prompt beyond
+        them is refused before anything of it is stored.
     policy : Policy
         With ``score="pushed"``, the default, masses come from the attention implementation PROBE;
         without it, choose ``"observed"``.
@@ -154,38 +165,101 @@ class EndpointCache(Cache):
             layers=[EndpointLayer(self, i, window) for i, window in enumerate(windows)]
         )
         self.device, self.config, self.policy = device, config, policy
+        self.closed = False
         self._shape_changes = dict(formats=formats, page_tokens=page_tokens)
         self._max_tokens = max_tokens
         self.rows: list[Session] = []
         self._spare: list[Session] = []
+        self._shape: ModelShape | None = None  # of the sessions, once a layer has been seen
+        self._sizes = (0, 0, 0)  # heads, elements of a key, elements of a value
+        self._opened: list[Session] = []  # all of them, for whoever closes them
+        _ = device.worker  # which closes them when this object is gone
+        weakref.finalize(self, device.abandon, self._opened).atexit = False
         #: whether the attention implementation has pushed masses in this step
         self.probed = False
 
     # - data ---------------------------------------------------------------------------------------
     def write(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """[batch, kv_heads, n, head_dim] at positions start …; rows get their sessions here."""
+        """[batch, kv_heads, n, head_dim] at positions start …; rows get their sessions here.
+
+        Raises
+        ------
+        ValueError
+            More positions than a row holds, or another batch than before.
+        UnsupportedError
+            A dtype that no device stores, or a layer of other sizes than the first.
+        DeviceFullError
+            Not enough free sessions for the rows.
+        SessionClosedError
+            After :meth:`close`.
+
+        In all of these cases nothing was stored.
+        """
+        if self.closed:
+            raise SessionClosedError("this cache was closed; make another one for another request")
+        self._check_sizes(layer, keys, values)
+        most = self._most()
+        if start + keys.shape[-2] > most:
+            raise ValueError(
+                f"{start + keys.shape[-2]} tokens are refused: a row of this cache holds {most} "
+                + f"(configuration {self.device.config.name!r}"
+                + (f", max_tokens = {self._max_tokens})" if self._max_tokens else ")")
+            )
         self._rows_for(keys)
+        k, v = (_to_numpy(x, self._shape.head_dim) for x in (keys, values))
         for row, session in enumerate(self.rows):
-            session.write(layer, _to_numpy(keys[row]), _to_numpy(values[row]), start=start)
+            session.write(layer, k[row], v[row], start=start)
+
+    def _check_sizes(self, layer, keys, values):
+        sizes = keys.shape[1], keys.shape[-1], values.shape[-1]
+        if self._shape is None:
+            if keys.shape[1] != values.shape[1]:
+                raise UnsupportedError(
+                    f"layer {layer} has {keys.shape[1]} heads of keys and {values.shape[1]} of "
+                    + "values, which the device does not store"
+                )
+            # Keys and values of different sizes (latent attention) are padded to the longer.
+            self._shape = model_shape(
+                self.config,
+                keys.dtype,
+                **self._shape_changes,
+                layers=len(self.layers),
+                kv_heads=sizes[0],
+                head_dim=max(sizes[1:]),
+            )
+            self._sizes = sizes
+        elif sizes != self._sizes:
+            raise UnsupportedError(
+                "layer {} gives {} heads with keys of {} and values of {}".format(layer, *sizes)
+                + ", layers before it {} of {} and {}: ".format(*self._sizes)
+                + "a device stores layers of one size"
+            )
+
+    def _most(self) -> int:
+        """Positions of a row."""
+        most = self.device.config.pages * self._shape.page_tokens_in(self.device.config)
+        return min(most, self._max_tokens or most)
 
     def read(
-        self, layer: int, first: int, last: int, like: torch.Tensor
+        self, layer: int, first: int, last: int, keys: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions first … last − 1 of every row, as the device gives them."""
+        """Positions first … last − 1 of every row, as the device gives them, of the types and sizes
+        of `keys` and `values`."""
         if layer == len(self.layers) - 1 and not self.probed:
             for session in self.rows:
                 session.advance()
         self.probed = False
-        _asking.cache = self
         pairs = [
             session.read(layer, start=first, stop=last, dtype=np.int16) for session in self.rows
         ]
-        return tuple(
-            torch.from_numpy(np.stack([pair[half] for pair in pairs]))
+        out = tuple(
+            torch.from_numpy(np.stack([pair[half][..., : like.shape[-1]] for pair in pairs]))
             .view(like.dtype)
             .to(like.device)
-            for half in (0, 1)
+            for half, like in enumerate((keys, values))
         )
+        _given.latest = _Given(weakref.ref(self), layer, weakref.ref(out[0]))
+        return out
 
     def _rows_for(self, states: torch.Tensor) -> None:
         batch = states.shape[0]
@@ -193,16 +267,30 @@ class EndpointCache(Cache):
             return
         if self.rows:
             raise ValueError(f"a batch of {batch} rows for a cache of {len(self.rows)} is refused")
-        self.rows = [self._session(states.dtype) for _ in range(batch)]
+        rows: list[Session] = []
+        try:
+            rows += (self._session() for _ in range(batch))
+        except BaseException:
+            self._end(rows)
+            raise
+        self.rows = rows
 
-    def _session(self, dtype) -> Session:
+    def _session(self) -> Session:
         if self._spare:
             return self._spare.pop()
-        shape = model_shape(self.config, dtype, **self._shape_changes)
-        most = self.device.config.pages * shape.page_tokens_in(self.device.config)
-        return self.device.open_session(
-            shape, max_tokens=min(most, self._max_tokens or most), policy=self.policy
-        )
+        how = dict(shape=self._shape, max_tokens=self._most(), policy=self.policy)
+        try:
+            session = self.device.open_session(**how)
+        except DeviceFullError:
+            gc.collect()  # caches that nobody uses may have sessions still
+            session = self.device.open_session(**how)
+        self._opened.append(session)
+        return session
+
+    def _end(self, sessions: Sequence[Session]) -> None:
+        for session in sessions:
+            self._opened.remove(session)
+            session.close()
 
     # - rows ---------------------------------------------------------------------------------------
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
@@ -237,17 +325,38 @@ class EndpointCache(Cache):
         layers = list(range(len(self.layers)))
         copies = [(i, source) for i, source in enumerate(sources) if rows[i] is None]
         for i, source in copies:
-            rows[i] = self._session(
-                next(
-                    dtype
-                    for dtype, name in _DTYPES.items()
-                    if name == old[0].shape.dtype.name.lower()
-                )
-            )
-            if length:
-                keys, values = old[source].read(layers, stop=length, dtype=np.uint16)
-                rows[i].write(layers, keys, values)
+            rows[i] = self._session()
+            _copy(old[source], rows[i], layers, length)
         self.rows = rows
+
+    def __deepcopy__(self, memo) -> EndpointCache:
+        """The same content in sessions of its own; int4 may round once more."""
+        other = EndpointCache(
+            self.device,
+            self.config,
+            **self._shape_changes,
+            max_tokens=self._max_tokens,
+            policy=self.policy,
+        )
+        memo[id(self)] = other
+        other._shape, other._sizes, other.closed = self._shape, self._sizes, self.closed
+        for mine, copied in zip(self.layers, other.layers, strict=True):
+            copied.length, copied.is_initialized = mine.length, mine.is_initialized
+            if mine.is_initialized:
+                copied.dtype, copied.device = mine.dtype, mine.device
+        layers = list(range(len(self.layers)))
+        for row in self.rows:
+            other.rows.append(other._session())
+            _copy(row, other.rows[-1], layers, max(layer.length for layer in self.layers))
+        return other
+
+    def __copy__(self):
+        raise UnsupportedError(
+            "a cache on a device is not copied by reference; copy.deepcopy copies its content"
+        )
+
+    def __reduce__(self):
+        raise UnsupportedError("a cache on a device is of one process and is not sent to another")
 
     def reset(self) -> None:
         """Empty, with the sessions kept for the next batch."""
@@ -301,10 +410,18 @@ class EndpointCache(Cache):
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Close every session."""
-        for session in self.rows + self._spare:
-            session.close()
+        """Close every session; the cache is empty and takes nothing more. Harmless a second
+        time."""
+        self.closed = True
+        super().reset()
         self.rows, self._spare = [], []
+        self._end(list(self._opened))
+
+    def __enter__(self) -> EndpointCache:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
 
 def _sliding_windows(config) -> list[int | None]:
@@ -324,31 +441,57 @@ def _sliding_windows(config) -> list[int | None]:
     return [None if kind == "full_attention" else window for kind in types]
 
 
-def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    """Bit patterns, uint16."""
-    return tensor.detach().cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+def _to_numpy(tensor: torch.Tensor, head_dim: int) -> np.ndarray:
+    """Bit patterns, uint16, of elements padded to `head_dim`."""
+    missing = head_dim - tensor.shape[-1]
+    padded = torch.nn.functional.pad(tensor.detach(), (0, missing)) if missing else tensor.detach()
+    return padded.cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+
+
+def _copy(source: Session, target: Session, layers: list[int], length: int) -> None:
+    """The first `length` positions, as they read."""
+    if length:
+        target.write(layers, *source.read(layers, stop=length, dtype=np.uint16))
 
 
 # - the attention implementation that tells --------------------------------------------------------
 
 
-def _probe(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """Eager attention, whose weights are pushed to the cache that gave `key`."""
-    groups = query.shape[1] // key.shape[1]
-    keys, values = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (key, value))
-    weights = torch.matmul(query, keys.transpose(2, 3)) * scaling
-    if attention_mask is not None:
-        weights = weights + attention_mask
-    weights = torch.nn.functional.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
-    weights = torch.nn.functional.dropout(weights, p=dropout, training=module.training)
-    cache = getattr(_asking, "cache", None)
-    if cache is not None and cache.rows and cache.layers[module.layer_idx].length >= key.shape[2]:
-        cache.push(module.layer_idx, weights)
-    return torch.matmul(weights, values).transpose(1, 2).contiguous(), weights
+def _probe(module, query, key, value, attention_mask, **kwargs):
+    """The model's own eager attention, with its sinks and soft-caps, whose weights are pushed to
+    the cache that gave `key`; to none where that came from elsewhere."""
+    output, weights = _eager_of(module)(module, query, key, value, attention_mask, **kwargs)
+    given, _given.latest = getattr(_given, "latest", None), None
+    if given is not None and given.keys() is key:
+        cache = given.cache()
+        if cache is not None and not cache.closed:
+            cache.push(given.layer, weights)
+    return output, weights
+
+
+def _eager_of(module):
+    """`eager_attention_forward` of the file that defines the module's class, or the class that it
+    was derived from; None where there is none."""
+    for kind in type(module).__mro__:
+        found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if found is not None:
+            return found
+    return None
 
 
 def use_probe(model) -> None:
-    """Give `model` the attention implementation PROBE."""
+    """Give `model` the attention implementation PROBE.
+
+    UnsupportedError for a model that has attention layers without an eager attention to ask, or
+    whose class takes no attention implementation.
+    """
+    asked = [m for m in model.modules() if hasattr(m, "layer_idx") and hasattr(m, "scaling")]
+    for module in asked:
+        if _eager_of(module) is None:
+            raise UnsupportedError(
+                f"{type(module).__name__} has no eager_attention_forward whose weights could be "
+                + 'pushed; use Policy(score="observed") without the probe'
+            )
     AttentionInterface.register(PROBE, _probe)
     AttentionMaskInterface.register(PROBE, eager_mask)
     model.set_attn_implementation(PROBE)

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""One cache for each request: whatever shape the model's attention has, what a probe sees of it,
+and that no session outlives its request."""
+
+import copy
+import gc
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+import cxl_kv
+from cxl_kv.connectors.hf import EndpointCache, use_probe
+
+torch.set_num_threads(1)
+
+COMMON = dict(vocab_size=101, pad_token_id=0, bos_token_id=1, eos_token_id=None)
+SIZES = COMMON | dict(
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=32,
+    max_position_embeddings=256,
+)
+MODELS = {
+    "llama": (LlamaConfig, LlamaForCausalLM, SIZES),
+    "one head for all queries": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        SIZES | dict(num_key_value_heads=1),
+    ),
+    "gpt-bigcode, multi-query": (
+        GPTBigCodeConfig,
+        GPTBigCodeForCausalLM,
+        COMMON | dict(n_embd=64, n_layer=2, n_head=4, n_positions=256, multi_query=True),
+    ),
+    "gpt-oss, with sinks": (
+        GptOssConfig,
+        GptOssForCausalLM,
+        SIZES | dict(num_local_experts=2, num_experts_per_tok=1, sliding_window=8),
+    ),
+    "gemma2, with soft-caps": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        SIZES | dict(attn_logit_softcapping=2.0, query_pre_attn_scalar=32, sliding_window=8),
+    ),
+    "deepseek-v3, latent": (
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
+        {name: size for name, size in SIZES.items() if name != "head_dim"}
+        | dict(
+            num_key_value_heads=4,
+            q_lora_rank=32,
+            kv_lora_rank=48,
+            qk_nope_head_dim=16,
+            qk_rope_head_dim=16,
+            v_head_dim=24,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_group=1,
+            topk_group=1,
+            moe_intermediate_size=32,
+            first_k_dense_replace=2,
+        ),
+    ),
+}
+
+
+def model_of(name, attention="eager"):
+    kind, model_kind, sizes = MODELS[name]
+    torch.manual_seed(3)
+    model = model_kind(kind(**sizes))
+    for module_name, parameter in model.named_parameters():
+        if "sinks" in module_name:
+            parameter.data.fill_(2.5)  # so that a probe without them would be seen
+        elif parameter.dim() > 1:
+            parameter.data.mul_(3)
+    model = model.to(torch.bfloat16).eval()
+    model.set_attn_implementation(attention)
+    return model
+
+
+def prompt(tokens=12, batch=1):
+    ids = torch.randint(3, 101, (batch, tokens), generator=torch.Generator().manual_seed(5))
+    return dict(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+@pytest.fixture
+def device():
+    with cxl_kv.open("golden:trace?sessions=4") as opened:
+        yield opened
+
+
+def generate(model, cache, inputs=None, tokens=10):
+    return model.generate(
+        **(inputs or prompt()), past_key_values=cache, max_new_tokens=tokens, do_sample=False
+    )
+
+
+def open_sessions(device):
+    return sum(
+        device.registers.fields(f"s{s}_state")["open"] for s in range(device.config.sessions)
+    )
+
+
+# - what attention looks like ----------------------------------------------------------------------
+@pytest.mark.parametrize("name", MODELS)
+def test_the_tokens_are_those_of_a_dynamic_cache(device, name):
+    model = model_of(name)
+    expected = generate(model, DynamicCache(config=model.config))
+    with EndpointCache(device, model.config) as cache:
+        assert (generate(model, cache) == expected).all()
+        assert cache.get_seq_length() == 21 and len(cache.rows) == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_probe_changes_no_logit(device, name):
+    """Sinks take their share and soft-caps bend the scores, with the probe as without; the masses
+    that are pushed are those of the model's own attention."""
+    model, inputs = model_of(name), prompt(20)
+    with torch.no_grad():
+        plain = model(**inputs, past_key_values=DynamicCache(config=model.config))
+        seen = model(**inputs, output_attentions=True).attentions
+        use_probe(model)
+        cache = EndpointCache(device, model.config)
+        pushed = []
+        cache.push = lambda layer, weights: pushed.append((layer, weights))
+        probed = model(**inputs, past_key_values=cache)
+    assert (probed.logits == plain.logits).all()
+    if name == "deepseek-v3, latent":
+        assert not pushed, "its attention sees heads that are made of what is stored"
+        return
+    assert [layer for layer, _ in pushed] == [0, 1]
+    for layer, weights in pushed:
+        assert (weights == seen[layer]).all()
+    if name == "gpt-oss, with sinks":
+        assert (pushed[0][1].sum(dim=-1) < 0.9).any()
+
+
+def test_a_probe_tells_the_cache_that_gave_the_keys_and_no_other(device, monkeypatch):
+    model = model_of("llama")
+    use_probe(model)
+    told = []
+    push = EndpointCache.push
+    monkeypatch.setattr(
+        EndpointCache, "push", lambda self, *what: (told.append(self), push(self, *what))[1]
+    )
+    first, second = (EndpointCache(device, model.config) for _ in range(2))
+    expected = generate(model, DynamicCache(config=model.config))
+    assert not told
+    assert (generate(model, first) == expected).all() and set(told) == {first}
+    told.clear()
+    step = first.rows[0].step
+    generate(model, DynamicCache(config=model.config))
+    assert not told and first.rows[0].step == step
+    assert (generate(model, second) == expected).all() and set(told) == {second}
+    told.clear()
+    first.close()
+    generate(model, DynamicCache(config=model.config))
+    device.close()
+    assert (generate(model, DynamicCache(config=model.config)) == expected).all() and not told
+
+
+def test_a_cache_that_is_not_probed_leaves_nothing_for_a_probe(device):
+    """The latest keys were given to another model, of the same shape, that has no probe."""
+    plain, probed = model_of("llama"), model_of("llama")
+    use_probe(probed)
+    cache = EndpointCache(device, plain.config)
+    generate(plain, cache)
+    cache.push = None  # to be called is an error
+    generate(probed, DynamicCache(config=probed.config))
+
+
+def test_layers_of_different_sizes_are_one_clear_line(device):
+    model = model_of("llama")
+    with EndpointCache(device, model.config) as cache:
+        cache.update(*(torch.ones(1, 2, 3, 32, dtype=torch.bfloat16) for _ in "kv"), 0)
+        with pytest.raises(
+            cxl_kv.UnsupportedError,
+            match="layer 1 gives 4 heads with keys of 16 .* before it 2 of 32 and 32",
+        ):
+            cache.update(*(torch.ones(1, 4, 3, 16, dtype=torch.bfloat16) for _ in "kv"), 1)
+        assert cache.layers[1].length == 0
+
+
+def test_a_model_without_an_eager_attention_is_refused_a_probe():
+    class Attention(torch.nn.Module):
+        layer_idx, scaling = 0, 1.0
+
+    Attention.__module__ = "builtins"
+    with pytest.raises(cxl_kv.UnsupportedError, match="Attention has no eager_attention_forward"):
+        use_probe(torch.nn.Sequential(Attention()))
+
+
+# - how long a session lives -----------------------------------------------------------------------
+@pytest.mark.parametrize("end", ["context", "error", "del", "cycle", "close twice"])
+def test_many_requests_need_no_more_sessions_than_one(device, end):
+    """Ten requests of three rows, on a device of four sessions."""
+    model, inputs = model_of("llama"), prompt(batch=3)
+    expected = generate(model, DynamicCache(config=model.config), inputs, 2)
+    for _ in range(10):
+        cache = EndpointCache(device, model.config)
+        assert (generate(model, cache, inputs, 2) == expected).all()
+        if end == "context":
+            with cache:
+                pass
+        elif end == "error":
+            with pytest.raises(ZeroDivisionError), cache:
+                _ = 1 / 0
+        elif end == "del":
+            del cache
+        elif end == "cycle":
+            cache.itself = cache
+            del cache
+        else:
+            cache.close()
+            cache.close()
+    device.open_session(cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32))
+    gc.collect()
+    sessions = [
+        device.open_session(cxl_kv.ModelShape(layers=1, kv_heads=1, head_dim=32)) for _ in range(3)
+    ]
+    assert len(sessions) == 3 and open_sessions(device) == 4
+
+
+def test_a_request_without_enough_sessions_takes_none(device):
+    model = model_of("llama")
+    with EndpointCache(device, model.config) as cache:
+        with pytest.raises(cxl_kv.DeviceFullError, match="4 sessions"):
+            generate(model, cache, prompt(batch=5))
+        assert open_sessions(device) == 0
+        assert generate(model, cache, prompt(batch=4)).shape[0] == 4
+
+
+def test_a_closed_cache_says_so(device):
+    model = model_of("llama")
+    cache = EndpointCache(device, model.config)
+    generate(model, cache)
+    cache.close()
+    assert (
+        cache.get_seq_length() == 0
+        and open_sessions(device) == 0
+        and "0 sessions" in cache.report()
+    )
+    with pytest.raises(cxl_kv.SessionClosedError, match="this cache was closed"):
+        generate(model, cache)
+
+
+def test_a_prefix_is_shared_by_deep_copies(device):
+    """As with DynamicCache: each goes on by itself."""
+    model, start = model_of("gpt-oss, with sinks"), prompt(12)
+    answers = []
+    for make in (
+        lambda: DynamicCache(config=model.config),
+        lambda: EndpointCache(device, model.config),
+    ):
+        with torch.no_grad():
+            prefix = make()
+            model(**start, past_key_values=prefix)
+            copies = [copy.deepcopy(prefix) for _ in range(2)]
+            logits = []
+            for number, cache in enumerate((*copies, prefix)):
+                ids = torch.tensor([[40 + number]])
+                for _ in range(3):
+                    out = model(input_ids=ids, past_key_values=cache)
+                    logits.append(out.logits)
+            answers.append(logits)
+    for ours, theirs in zip(*answers, strict=True):
+        assert (ours == theirs).all()
+    assert not (answers[0][2] == answers[0][5]).all()
+    assert open_sessions(device) == 3
+    for how in (copy.copy, pickle.dumps):
+        with pytest.raises(cxl_kv.UnsupportedError, match="a cache on a device"):
+            how(prefix)
+
+
+# - how much it holds ------------------------------------------------------------------------------
+def test_a_prompt_beyond_the_capacity_is_refused_before_it_starts():
+    model = model_of("llama")
+    with cxl_kv.open("golden:trace?sessions=4&pages=4") as device:
+        holds = 4 * 16
+        with EndpointCache(device, model.config) as cache:
+            with pytest.raises(ValueError, match=f"{holds + 1} tokens are refused.*holds {holds} "):
+                model(**prompt(holds + 1), past_key_values=cache)
+            assert open_sessions(device) == 0 and device.counters()["writes"] == 0
+            generate(model, cache, prompt(holds - 4), 4)
+            assert cache.get_seq_length() == holds - 1
+            before = cache.rows[0].read([0, 1], stop=holds)
+            with pytest.raises(ValueError, match=f"{holds + 1} tokens are refused"):
+                model(input_ids=torch.tensor([[5, 6]]), past_key_values=cache)
+            assert cache.get_seq_length() == holds - 1
+            after = cache.rows[0].read([0, 1], stop=holds)
+            assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+        with (
+            EndpointCache(device, model.config, max_tokens=9) as cache,
+            pytest.raises(ValueError, match="10 tokens are refused.*holds 9 .*max_tokens = 9"),
+        ):
+            model(**prompt(10), past_key_values=cache)
