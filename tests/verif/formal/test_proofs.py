@@ -30,6 +30,14 @@ BUGS = [
 ]
 
 
+#: `make test` plants none of these, `make prove` all.
+WITHDRAWALS = [
+    pytest.param(proof, old, new, id=f"{proof.name}-{k}", marks=marks(proof, quick=False))
+    for proof in PROOFS
+    for k, (old, new) in enumerate(proof.withdrawals)
+]
+
+
 @pytest.fixture
 def record(record_property):
     def record(proof, part, result, good):
@@ -67,6 +75,14 @@ def test_covers_are_reached(proof, record):
 def test_planted_bug_is_caught(proof, old, new, record):
     result = proof.catches(old, new)
     caught = result.status == "FAIL" and result.trace is not None
+    record(proof, "catches", result, caught)
+    assert caught, result
+
+
+@pytest.mark.parametrize(("proof", "old", "new"), WITHDRAWALS)
+def test_an_offer_that_does_not_stay_is_caught(proof, old, new, record):
+    result = proof.catches(old, new, stream_rule=True)
+    caught = any("stream_rule.py" in reason for reason in result.reasons)
     record(proof, "catches", result, caught)
     assert caught, result
 

@@ -130,7 +130,7 @@ def _library(name: str, lanes: int):
         "Dequantiser": kelp_hw.codec.dequantise.Dequantiser,
     }[name]
     driver = Path(__file__).with_name("stream_driver.cpp")
-    verilog = to_verilog(block(meta_shape=META_BITS, lanes=lanes))
+    verilog = to_verilog(block(meta_shape=META_BITS, lanes=lanes), checked=True)
     library = verilate_model(
         verilog,
         Cpp(sources=[driver]),

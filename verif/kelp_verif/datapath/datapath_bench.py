@@ -414,7 +414,7 @@ def build(config_name: str, waves: bool = False):
     """The compiled data path of a configuration; with `waves`, its runs leave ``datapath.vcd`` in
     the current directory."""
     driver = Path(__file__).with_name("datapath_driver.cpp")
-    verilog = to_verilog(DataPath(config=named(config_name)))
+    verilog = to_verilog(DataPath(config=named(config_name)), checked=True)
     library = verilate_model(
         verilog,
         Cpp(sources=[driver]),

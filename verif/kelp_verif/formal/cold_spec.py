@@ -4,7 +4,7 @@
 and demand goes before prefetch and write-back."""
 
 from amaranth.asserts import AnyConst, AnySeq
-from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal
 from amaranth.lib import wiring
 
 from kelp_hw.miss.cold_scheduler import ColdScheduler
@@ -41,13 +41,6 @@ class ColdSchedulerContract(wiring.Component):
         started = Signal()
         m.d.sync += started.eq(1)
 
-        def stays(stream):
-            """Stream rules of what the spec drives."""
-            value = Value.cast(stream.p)
-            held, kept = Signal(), Signal(len(value))
-            m.d.sync += [held.eq(stream.valid & ~stream.ready), kept.eq(value)]
-            m.d.comb += Assume(~held | (stream.valid & (value == kept)))
-
         mine, token = AnyConst(SMALL.miss_bits), AnyConst(SMALL.write_back_bits)
         m.d.comb += [d.timeout.eq(~0), d.retries.eq(AnyConst(1))]
         # Fetches and write-backs: of each name one at a time.
@@ -68,7 +61,6 @@ class ColdSchedulerContract(wiring.Component):
             fetched.ready.eq(AnySeq(1)),
             wrote.ready.eq(AnySeq(1)),
         ]
-        stays(wb)
         with m.If(d.i_fetch.valid):
             m.d.sync += asked.bit_select(d.i_fetch.p.miss, 1).eq(1)
         with m.If(wb.valid & wb.ready):
@@ -93,7 +85,6 @@ class ColdSchedulerContract(wiring.Component):
                 | ((done.p.id.index < d.entries) & flying.bit_select(done.p.id.index, 1))
             ),
         ]
-        stays(done)
         with m.If(went):
             m.d.sync += [
                 flying.bit_select(command.p.id.index, 1).eq(1),

@@ -156,14 +156,11 @@ class MissBufferContract(wiring.Component):
 
         # The cold tier, frames, time.
         fetching, back = Array(Signal(name=f"fetching_{k}") for k in ids), d.i_fetched
-        held, answer = Signal(), Signal.like(back.p.as_value())
-        m.d.sync += [held.eq(back.valid & ~back.ready), answer.eq(back.p)]
         m.d.comb += [
             back.valid.eq(started & AnySeq(1)),
             back.p.miss.eq(AnySeq(bits)),
             back.p.failed.eq(AnySeq(1)),
             Assume(~back.valid | ((back.p.miss < self.alive) & fetching[back.p.miss])),
-            Assume(~held | (back.valid & (back.p.as_value() == answer))),
             Assert(
                 ~d.o_fetch.valid | ((d.o_fetch.p.miss < self.alive) & ~fetching[d.o_fetch.p.miss])
             ),

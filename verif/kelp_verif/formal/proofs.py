@@ -74,6 +74,9 @@ class Proof:
     depth: int = 2
     cover: int  #: cycles within which every cover is reached
     bugs: tuple[tuple[str, str], ...]
+    #: likewise, pieces whose replacement withdraws or changes an offer: the stream rule
+    #: (kelp_rtl.build.stream_rule), which prove() states on every stream port, must fail
+    withdrawals: tuple[tuple[str, str], ...] = ()
     bug_depth: int = 12  #: cycles within which every bug shows,
     bug_skip: int = 0  #: and within which none does
     bug_spec: Callable | None = None  #: where a bug shows sooner than in `spec`
@@ -87,17 +90,18 @@ class Proof:
     def covers(self) -> ProofResult:
         return self._run(self.spec(self.block), "cover", self.cover, "")
 
-    def catches(self, old: str, new: str) -> ProofResult:
+    def catches(self, old: str, new: str, *, stream_rule: bool = False) -> ProofResult:
+        """What the contract, or the stream rule alone, says of a planted bug."""
         spec = (self.bug_spec or self.spec)(mutant(self.block, old, new))
-        return self._run(spec, "bmc", self.bug_depth, "-planted", self.bug_skip)
+        return self._run(spec, "bmc", self.bug_depth, "-planted", self.bug_skip, stream_rule)
 
-    def _run(self, spec, mode, depth, suffix, skip=0):
+    def _run(self, spec, mode, depth, suffix, skip=0, stream_rule=False):
         return prove(
             spec,
             depth=depth,
             mode=mode,
             name=f"{self.name}{suffix}",
-            solver=Solver(engine=self.engine, timeout_s=self.timeout_s),
+            solver=Solver(engine=self.engine, timeout_s=self.timeout_s, stream_rule=stream_rule),
             skip=skip,
         )
 
@@ -136,6 +140,7 @@ PROOFS = (
             ("waits & (~ahead | moves)", "waits & moves"),
             ("Mux(moves, ahead & waits, ahead | waits)", "waits"),
         ),
+        withdrawals=(("moves.eq(~self.o.valid | self.o.ready)", "moves.eq(1)"),),
     ),
     Proof(
         name="request_fifo",
@@ -146,6 +151,7 @@ PROOFS = (
             ("write.en.eq(self.level != self.depth)", "write.en.eq(1)"),
             ("with m.If(takes != self.i.valid):", "with m.If(self.i.valid):"),
         ),
+        withdrawals=(("takes.eq(self.o.valid & self.o.ready)", "takes.eq(self.o.valid)"),),
     ),
     Proof(
         name="data_queue",
@@ -154,6 +160,13 @@ PROOFS = (
         cover=30,
         bug_depth=20,
         bugs=(("self.DEPTH - RESERVE", "self.DEPTH - RESERVE + 1"),),
+        withdrawals=(
+            (
+                "connect(m, queue.o, flipped(self.o))",
+                "m.d.comb += [self.o.valid.eq(queue.o.valid & (queue.level != 1)), "
+                + "self.o.p.eq(queue.o.p), queue.o.ready.eq(self.o.ready)]",
+            ),
+        ),
     ),
     Proof(
         name="bypass_fifo",
@@ -168,6 +181,7 @@ PROOFS = (
             ("self.i.valid & (waits | ~self.o.ready)", "self.i.valid & ~self.o.ready"),
             ("takes.eq(self.row_valid & self.o.ready)", "takes.eq(self.o.valid & self.o.ready)"),
         ),
+        withdrawals=(("Mux(waits, self.row_valid, self.i.valid)", "self.i.valid"),),
     ),
     Proof(
         name="bypass_fifo_registered",
@@ -176,11 +190,13 @@ PROOFS = (
         cover=14,
         bug_depth=12,
         bugs=(
+            # the row that has left leaves again
+            ("Mux(waits, ~takes, keeps)", "Mux(waits, 1, keeps)"),
+        ),
+        withdrawals=(
             # an offer that bypasses the rows is withdrawn for a cycle, or another follows it
             ("Mux(waits, ~takes, keeps)", "waits & ~takes"),
             ("Mux(waits, read.data, item)", "read.data"),
-            # the row that has left leaves again
-            ("Mux(waits, ~takes, keeps)", "Mux(waits, 1, keeps)"),
         ),
     ),
     Proof(
@@ -203,6 +219,7 @@ PROOFS = (
             # a cancelled one leaves
             ("self.o.valid.eq(leave & ~dead[0])", "self.o.valid.eq(leave)"),
         ),
+        withdrawals=(("with m.If(o_free):", "with m.If(1):"),),
     ),
     # Arbiters.
     Proof(
@@ -237,6 +254,10 @@ PROOFS = (
             ),
             ("drs_free & ~pick_side_drs)", "drs_free)"),
         ),
+        withdrawals=(
+            ("with m.If(drs_free):", "with m.If(1):"),
+            ("with m.If(ndr_free):", "with m.If(1):"),
+        ),
     ),
     Proof(
         name="write_out",
@@ -250,6 +271,10 @@ PROOFS = (
             ("space & self.lines_due & ~self.take_scales", "space & self.lines_due"),
             ("scales_next.eq(self.take_lines)", "scales_next.eq(1)"),
         ),
+        withdrawals=(
+            ("self.aw.valid.eq(addresses.r_rdy)", "self.aw.valid.eq(addresses.r_rdy & ~self.read)"),
+            ("self.w.valid.eq(lines.r_rdy)", "self.w.valid.eq(lines.r_rdy & ~self.read)"),
+        ),
     ),
     # Free lists and pools.
     Proof(
@@ -260,6 +285,16 @@ PROOFS = (
         bugs=(
             ("returned.r_en.eq(take & ~fresh)", "returned.r_en.eq(take & ~fresh & ~self.i.valid)"),
             ("self.level + self.i.valid - take", "self.level - take"),
+        ),
+        withdrawals=(
+            (
+                "self.o.valid.eq(fresh | returned.r_rdy)",
+                "self.o.valid.eq((fresh | returned.r_rdy) & ~self.i.valid)",
+            ),
+            (
+                "Mux(fresh, never_used, returned.r_data)",
+                "Mux(fresh & ~self.i.valid, never_used, returned.r_data)",
+            ),
         ),
     ),
     Proof(
@@ -295,6 +330,17 @@ PROOFS = (
         bugs=(
             ("(unused == 0) & offer.i.ready", "offer.i.ready"),
             ("held + taken - self.free_en", "held + taken"),
+        ),
+        withdrawals=(
+            (
+                "offer.i.valid.eq((unused != 0) | free.r_rdy)",
+                "offer.i.valid.eq(((unused != 0) | free.r_rdy) & ~self.free_en)",
+            ),
+            (
+                "connect(m, offer.o, flipped(self.o_slot))",
+                "m.d.comb += [self.o_slot.valid.eq(offer.o.valid & ~self.free_en), "
+                + "self.o_slot.p.eq(offer.o.p), offer.o.ready.eq(self.o_slot.ready)]",
+            ),
         ),
     ),
     Proof(
@@ -336,6 +382,7 @@ PROOFS = (
             ("pop.eq(self.i_outcome.p == Outcome.DONE)", "pop.eq(1)"),
             ("line.r_en.eq(pop & (pool == p))", "line.r_en.eq(pop)"),
         ),
+        withdrawals=(("with m.If(self.o_op.ready):", "with m.If(1):"),),
     ),
     Proof(
         name="park_lists",
@@ -352,6 +399,12 @@ PROOFS = (
             (
                 "head.write_en.eq(late_valid & late.create)",
                 "head.write_en.eq(late_valid & late_first)",
+            ),
+        ),
+        withdrawals=(
+            (
+                "open_ & (cursor != tail_seen.read_data)",
+                "open_ & (cursor != tail_seen.read_data) & ~self.i.valid",
             ),
         ),
     ),
@@ -372,6 +425,7 @@ PROOFS = (
             # what a page lost reads as zeros
             ("row.lost.eq(r.old.state == PageState.LOST)", "row.lost.eq(0)"),
         ),
+        withdrawals=(("~self.o_op.valid | self.o_op.ready", "self.o_op.valid | ~self.o_op.valid"),),
     ),
     Proof(
         name="miss_buffer_two",
@@ -402,6 +456,10 @@ PROOFS = (
         timeout_s=1200,
         bugs=(
             ("self.o_fetched.payload.failed.eq(~succeeded)", "self.o_fetched.payload.failed.eq(0)"),
+        ),
+        withdrawals=(
+            ("with m.If(~self.o_command.valid | self.o_command.ready):", "with m.If(1):"),
+            ("with m.If(self.o_fetched.ready):", "with m.If(1):"),
         ),
     ),
     # What is best, and arithmetic.

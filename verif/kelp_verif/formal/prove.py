@@ -33,11 +33,14 @@ from amaranth.lib import wiring
 
 from kelp_hw.export.rtlil import component_ports
 from kelp_rtl.build import tools
+from kelp_rtl.build.stream_rule import Checked
 from kelp_rtl.build.verilog import macro_sources
 
 __all__ = ["ProofResult", "Solver", "mutant", "prove"]
 
 _MODES = ("prove", "bmc", "cover")
+#: Levels whose input streams the solver drives: the top, the spec, the block in the spec.
+_DRIVEN = 3
 _STATUSES = ("PASS", "FAIL", "UNKNOWN", "TIMEOUT")
 _SCRIPT = """\
 [options]
@@ -50,7 +53,7 @@ append {append}
 [script]
 {macros}
 read_rtlil top.il
-prep -flatten -top top
+{rule}prep -flatten -top top
 [files]
 top.il
 {files}
@@ -164,10 +167,12 @@ class _Top(Elaboratable):
 
 @dataclass(frozen=True, kw_only=True)
 class Solver:
-    """An engine line as sby takes it, and the seconds after which it is given up."""
+    """An engine line as sby takes it, and the seconds after which it is given up. With
+    `stream_rule` it looks at no other Assert than those of the stream rule."""
 
     engine: str = "smtbmc z3"
     timeout_s: float = 600
+    stream_rule: bool = False
 
 
 def prove(
@@ -221,6 +226,7 @@ def prove(
         append=append,
         options=f"skip {skip}\n" if skip else "",
         engine=solver.engine,
+        rule="chformal -assert -remove * *stream_rule* %d\n" if solver.stream_rule else "",
         macros="\n".join(f"read_verilog {model.name}" for model in models),
         files="\n".join(map(str, models)),
     )
@@ -247,7 +253,7 @@ def _design(component, name: str, mode: str, free_reset: bool) -> str:
     if isinstance(getattr(component, "signature", None), wiring.Signature):
         ports += [value for value, _ in component_ports(component).values()]
     # With source positions, so that sby names the line of the Assert that failed.
-    design = rtlil.convert(top, name="top", ports=ports)
+    design = rtlil.convert(Checked(top, driven=_DRIVEN), name="top", ports=ports)
     flavour = "cover" if mode == "cover" else "assert"
     if f'parameter \\FLAVOR "{flavour}"' not in design:
         # Such a proof would pass and mean nothing.

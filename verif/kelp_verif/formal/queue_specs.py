@@ -115,12 +115,8 @@ class OrderFifoContract(wiring.Component):
             q.o.p,
             Mux(q.ahead & (f.ahead == 1), rows.read_data, row(m, memory, in_ram)),
         )
-        held, offer, waited = Signal(), Signal(2), Signal()
-        m.d.sync += [
-            held.eq(q.o.valid & ~q.o.ready),
-            offer.eq(q.o.p),
-            waited.eq((f.owed != 0) & ~leaves),
-        ]
+        waited = Signal()
+        m.d.sync += waited.eq((f.owed != 0) & ~leaves)
         m.d.comb += [
             Assert((f.owed == q.level) & (q.level <= q.depth)),
             Assert(q.level == waiting + q.ahead + q.o.valid),
@@ -128,7 +124,6 @@ class OrderFifoContract(wiring.Component):
             Assert(q.ahead | (waiting == 0) | ((waiting == 1) & (q.last == row(m, memory, begin)))),
             Assert(~f.on | (word == f.word)),
             Assert(~(rows.read_en & rows.write_en & (begin == rows.write_address))),
-            Assert(~held | (q.o.valid & (q.o.p == offer))),
             Assert(~waited | q.o.valid),
             Cover(f.on & (f.ahead == 2) & (f.word == 3)),
             Cover(f.leaving & ~q.i.ready),
@@ -188,14 +183,11 @@ class BypassFifoContract(wiring.Component):
     def elaborate(self, platform):
         m, q = Module(), self.fifo
         f = _driven(m, q, self)
-        held, waited, offer = Signal(), Signal(range(3)), Signal(2)
-        m.d.sync += [
-            held.eq(q.o.valid & ~q.o.ready),
-            offer.eq(q.o.p),
-            waited.eq(Mux((q.level == 0) | (q.row_valid & self.ready), 0, waited + (waited != 2))),
-        ]
+        waited = Signal(range(3))
+        m.d.sync += waited.eq(
+            Mux((q.level == 0) | (q.row_valid & self.ready), 0, waited + (waited != 2))
+        )
         m.d.comb += [
-            Assert(~held | (q.o.valid & (q.o.p == offer))),
             Assert(~q.row_valid | ((q.level != 0) & (q.row == word_at(m, q, 0)))),
             Assert((waited < (1 if q.registered else 0)) | (q.level == 0) | q.row_valid),
             Cover(q.level == q.depth),
@@ -242,11 +234,8 @@ class DataQueueContract(wiring.Component):
         for bit in coming:
             ahead = ahead + bit
         m.d.comb += Assert(fifo.level + ahead <= q.DEPTH)
-        held, offer = Signal(), Signal.like(q.o.p.as_value())
-        m.d.sync += [held.eq(q.o.valid & ~q.o.ready), offer.eq(q.o.p)]
         m.d.comb += [
             Assert(q.o.valid | (~q.i.valid & (f.owed == 0))),
-            Assert(~held | (q.o.valid & (q.o.p.as_value() == offer))),
             Cover(fifo.level == q.DEPTH),
             Cover(f.leaving & q.i.valid & (fifo.level == 0)),
         ]

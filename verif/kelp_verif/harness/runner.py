@@ -101,7 +101,7 @@ def run_cocotb(
     Raises :class:`AssertionError` naming the failed tests, the seed and the run directory; a
     failing RTL ``Assert`` is one such failure.
     """
-    verilog = component if isinstance(component, str) else to_verilog(component)
+    verilog = component if isinstance(component, str) else to_verilog(component, checked=True)
     # Everything is random until the first edge of start_clock(), 1 ns after the start, has seen the
     # reset.
     verilog = verilog.replace(" assert (", " if ($time > 1) assert (")

@@ -394,7 +394,8 @@ async def one_message_a_cycle(dut):
     tb.p_ready = dict.fromkeys(OUTPUTS, 1.0)
     rates = {}
     for name, tb.p_req, tb.p_rwd in (("req", 1.0, 0.0), ("rwd", 0.0, 1.0), ("both", 1.0, 1.0)):
-        tb.offered_req = tb.offered_rwd = None
+        while tb.offered_req or tb.offered_rwd:  # an offer stays
+            await tb.cycle(offer=False)
         before = sum(n for what, n in tb.seen.items() if " opcode " in what)
         for _ in range(200):
             await tb.cycle()
