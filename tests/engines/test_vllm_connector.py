@@ -28,6 +28,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from cxl_kv.connectors.vllm_connector import Moves
+
 BLOCK, BLOCKS, LAYERS, HEADS, DIM = 16, 24, 2, 2, 32
 MODEL = dict(
     architectures=["LlamaForCausalLM"],
@@ -49,7 +51,14 @@ MODEL = dict(
 class Engine:
     """vLLM's engine loop in short: schedule, load, compute, store, report."""
 
-    def __init__(self, folder, url="golden:trace?frames=64,16,16,16", policy="recompute", **extra):
+    def __init__(
+        self,
+        folder,
+        url="golden:trace?frames=64,16,16,16",
+        policy="recompute",
+        kernel_blocks=1,
+        **extra,
+    ):
         (folder / "config.json").write_text(json.dumps(MODEL))
         transfer = KVTransferConfig(
             kv_connector="CxlConnector",
@@ -87,8 +96,11 @@ class Engine:
         self.worker = KVConnectorFactory.create_connector(
             self.config, KVConnectorRole.WORKER, self.kv_config
         )
+        self.kernel_block = BLOCK // kernel_blocks  # tokens
+        rows = BLOCKS * kernel_blocks
         self.caches = {
-            name: torch.zeros(BLOCKS, HEADS, BLOCK, 2 * DIM, dtype=torch.bfloat16) for name in names
+            name: torch.zeros(rows, HEADS, self.kernel_block, 2 * DIM, dtype=torch.bfloat16)
+            for name in names
         }
         self.worker.register_kv_caches(self.caches)
         self.requests: dict[str, Request] = {}
@@ -121,15 +133,18 @@ class Engine:
             np.random.default_rng(seed).standard_normal((LAYERS, HEADS, 2 * DIM)).astype(np.float32)
         ).to(torch.bfloat16)
 
+    def place(self, name, position):
+        """Of a position in a layer's cache, as the kernel numbers its blocks."""
+        block, within = self.tables[name][position // BLOCK], position % BLOCK
+        row, token = divmod(block * BLOCK + within, self.kernel_block)
+        return row, slice(None), token
+
     def check(self, name, positions):
         """Whether the cache holds what a correct pass would read there."""
         return all(
             torch.equal(
                 torch.stack(
-                    [
-                        self.caches[f"layer.{i}"][self.tables[name][p // BLOCK], :, p % BLOCK]
-                        for i in range(LAYERS)
-                    ]
+                    [self.caches[f"layer.{i}"][self.place(name, p)] for i in range(LAYERS)]
                 ),
                 self.right(name, p),
             )
@@ -173,9 +188,7 @@ class Engine:
                         if not astray
                         else torch.full((HEADS, 2 * DIM), 99.0, dtype=torch.bfloat16)
                     )
-                    self.caches[f"layer.{i}"][
-                        self.tables[name][position // BLOCK], :, position % BLOCK
-                    ] = value
+                    self.caches[f"layer.{i}"][self.place(name, position)] = value
             self.computed += count
             sampled.append([7] if start + count >= self.requests[name].num_tokens else [])
         self.worker.wait_for_save()
@@ -222,9 +235,12 @@ def prompt(seed, tokens=70):
     return np.random.default_rng(seed).integers(3, 128, tokens).tolist()
 
 
+@pytest.mark.parametrize(
+    "engine", [{}, {"kernel_blocks": 2}, {"kernel_blocks": 4}], indirect=True, ids=str
+)
 def test_a_prefix_comes_back_from_the_device(engine):
     """Four whole blocks of the prompt are loaded, not computed; what attention reads is right in
-    every pass."""
+    every pass. Also where the kernel cuts each block into several of its own."""
     engine.add("first", prompt(1))
     assert not any(engine.run()) and engine.computed == 70 + 2
     engine.forget()
@@ -320,3 +336,28 @@ def test_bad_settings_are_named(tmp_path):
     for extra, problem in (({"url": None}, "url"), ({"colour": 1}, "colour")):
         with pytest.raises(ValueError, match=problem):
             Engine(tmp_path, **extra)
+
+
+def test_a_block_goes_to_its_own_place_and_no_other(engine):
+    """Two kernel blocks each: block 5 is stored and loaded into block 3; all other bytes stay."""
+    connector = engine.worker
+    cache = {f"layer.{i}": torch.zeros(2 * BLOCKS, HEADS, 8, 2 * DIM) for i in range(LAYERS)}
+    for number, layer in enumerate(cache.values()):
+        layer[:] = torch.arange(2 * BLOCKS)[:, None, None, None] + 100 * number
+    connector.shutdown()
+    connector.register_kv_caches(cache)
+    moved = {name: layer.clone() for name, layer in cache.items()}
+    for layer in moved.values():
+        layer[6:8] = layer[10:12]
+    connector.bind_connector_metadata(Moves(stores=[(b"key", 5)]))
+    connector.wait_for_save()
+    connector.bind_connector_metadata(Moves(loads=[(b"key", 3)]))
+    connector.start_load_kv(None)
+    assert not connector.get_block_ids_with_load_errors()
+    assert all(torch.equal(cache[name], moved[name]) for name in cache)
+
+
+def test_a_cache_whose_rows_are_no_blocks_is_refused(engine):
+    engine.worker.shutdown()
+    with pytest.raises(ValueError, match="layer.0 has 2 rows for 24 blocks"):
+        engine.worker.register_kv_caches({"layer.0": torch.zeros(2, BLOCKS, HEADS, BLOCK, DIM)})

@@ -85,6 +85,7 @@ class CxlConnector(KVConnectorBase_V1):
                 + "refused; legal: one"
             )
         self._url, self._most = extra["url"], extra.get("blocks")
+        self._num_blocks = kv_cache_config.num_blocks
         self._block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
         # Scheduler.
         self._workers = vllm_config.parallel_config.world_size
@@ -92,7 +93,7 @@ class CxlConnector(KVConnectorBase_V1):
         self._requests: dict[str, tuple[Request, list[int]]] = {}  # with its blocks so far
         self._loads: list[tuple[bytes, int]] = []
         # Worker.
-        self._layers: list[torch.Tensor] = []
+        self._layers: list[torch.Tensor] = []  # each [blocks, …]
         self.device: cxl_kv.Device | None = None
         self.store: BlockStore | None = None
         self._failed: set[int] = set()
@@ -173,8 +174,9 @@ class CxlConnector(KVConnectorBase_V1):
 
     # - worker -------------------------------------------------------------------------------------
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Each layer's cache, its blocks along the first dimension; the device is opened here."""
-        self._layers = [kv_caches[name] for name in sorted(kv_caches)]
+        """Each layer's cache, its blocks along the first dimension, or the kernel blocks that make
+        them up; the device is opened here. ValueError for another layout."""
+        self._layers = [self._by_block(name, kv_caches[name]) for name in sorted(kv_caches)]
         size = sum(cache[0].numel() * cache.element_size() for cache in self._layers)
         self.device = cxl_kv.open(self._url)
         try:
@@ -188,14 +190,23 @@ class CxlConnector(KVConnectorBase_V1):
             self.device.close()
             raise
 
+    def _by_block(self, name: str, cache: torch.Tensor) -> torch.Tensor:
+        """A view with vLLM's blocks along the first dimension: an attention kernel may cut each
+        into several of its own, one behind another (as vLLM's `group_kernel_blocks` has it)."""
+        if cache.shape[0] % self._num_blocks:
+            raise ValueError(
+                f"the cache of {name} has {cache.shape[0]} rows for {self._num_blocks} blocks and "
+                + "is refused; legal: a whole number for each block"
+            )
+        return cache.unflatten(0, (self._num_blocks, -1))
+
     def start_load_kv(self, forward_context, **kwargs: Any) -> None:
-        for key, block in self._get_connector_metadata().loads:
-            try:
-                data = self.store.get(key)
-            except cxl_kv.CxlKvError as error:
-                _LOG.warning("block %d was not loaded: %s", block, error)
-                data = None
-            if data is None:
+        loads = self._get_connector_metadata().loads
+        found = self.store.get_many([key for key, _ in loads])
+        for (key, block), data in zip(loads, found, strict=True):
+            if not isinstance(data, np.ndarray):
+                if data is not None:
+                    _LOG.warning("block %d was not loaded: %s", block, data)
                 self._failed.add(block)
                 self._news.lost.add(key)
                 continue
@@ -219,21 +230,27 @@ class CxlConnector(KVConnectorBase_V1):
     def wait_for_save(self) -> None:
         if self._failed:
             return
-        for key, block in self._get_connector_metadata().stores:
-            if key in self.store:
-                continue
-            data = np.concatenate(
-                [
-                    cache[block].detach().cpu().contiguous().view(torch.uint8).reshape(-1).numpy()
-                    for cache in self._layers
-                ]
-            )
-            try:
-                if self.store.put(key, data):
-                    self._news.stored[key] += 1
-                    self._news.lost.discard(key)
-            except cxl_kv.CxlKvError as error:
-                _LOG.warning("block %d was not stored: %s", block, error)
+        stores = {
+            key: block
+            for key, block in self._get_connector_metadata().stores
+            if key not in self.store
+        }
+        done = self.store.put_many([(key, self._bytes_of(block)) for key, block in stores.items()])
+        for (key, block), stored in zip(stores.items(), done, strict=True):
+            if isinstance(stored, Exception):
+                _LOG.warning("block %d was not stored: %s", block, stored)
+            elif key in self.store:  # and did not give way to a later one
+                self._news.stored[key] += 1
+                self._news.lost.discard(key)
+
+    def _bytes_of(self, block: int) -> np.ndarray:
+        """A block of every layer, one behind another."""
+        return np.concatenate(
+            [
+                cache[block].detach().cpu().contiguous().view(torch.uint8).reshape(-1).numpy()
+                for cache in self._layers
+            ]
+        )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         failed, self._failed = self._failed, set()
