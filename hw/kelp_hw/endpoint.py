@@ -20,6 +20,7 @@ from .eviction.eviction import Eviction
 from .host.egress import Egress
 from .host.hints import HintAbsorber
 from .host.ingress import Ingress
+from .host.windows import WindowRouter
 from .layouts import MESSAGES, TIME_BITS, Layouts
 from .lib.broadcast import broadcast
 from .lib.bypass_fifo import BypassFifo
@@ -99,6 +100,7 @@ class Endpoint(wiring.Component):
         c = self.config
         s = m.submodules
         s.ingress = ingress = Ingress(config=c)
+        s.router = router = WindowRouter(config=c)
         s.tracker = tracker = Tracker(config=c)
         s.frame_table = frame_table = FrameTable(config=c)
         s.data_queue = data_queue = DataQueue(config=c)
@@ -135,9 +137,12 @@ class Endpoint(wiring.Component):
         connect(m, flipped(self.m2s_rwd), ingress.m2s_rwd)
         connect(m, ingress.o_request, tracker.i_request)
         connect(m, data_path.o_write_slot, ingress.i_write_slot)
-        connect(m, ingress.o_side, registers.i)
+        connect(m, ingress.o_window, router.i)
+        connect(m, router.o_register, registers.i)
+        connect(m, router.o_hint, hints.i)
         connect(m, data_path.o, egress.i)
-        connect(m, registers.o, egress.i_side)
+        connect(m, registers.o, router.i_register)
+        connect(m, router.o, egress.i_window)
         connect(m, egress.s2m_drs, flipped(self.s2m_drs))
         connect(m, egress.s2m_ndr, flipped(self.s2m_ndr))
         connect(m, data_path.axi, flipped(self.axi))
@@ -312,7 +317,6 @@ class Endpoint(wiring.Component):
             ]
 
         # - prefetch, hints, phase -----------------------------------------------------------------
-        connect(m, registers.o_hint, hints.i)
         m.d.comb += [
             prefetcher.enable.eq(settings.prefetch_enable),
             windows.read_en.eq(1),
@@ -373,6 +377,7 @@ class Endpoint(wiring.Component):
         idles = Cat(
             *(skid.idle for skid in (*to_m0, s.hinted)),
             data_path.idle,
+            router.idle,
             registers.idle,
             tracker.idle,
             frame_table.idle,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from amaranth.lib import data
 
+from kelp_spec.address import REGISTER_BYTES
 from kelp_spec.config import POOLS, Config
 from kelp_spec.messages import FIELDS
 from kelp_spec.metadata import (
@@ -335,6 +336,28 @@ class Layouts:
         self.event = S(
             {"code": 5, "ld_id": 4, "squeue": c.squeue_bits, "page": c.page_bits, "argument": 16}
         )
+
+        #: An access to the hint window (`hint`) or the register window; `offset` is in lines.
+        self.window_access = S(
+            {
+                "hint": 1,
+                "write": 1,
+                "offset": (REGISTER_BYTES // 64 - 1).bit_length(),
+                "byte_enable": 64,
+                "data": 512,
+                "ld_id": 4,
+                "tag": 16,
+                "poison": 1,
+            }
+        )
+        #: The same as the registers see it.
+        self.register_access = S(
+            {name: field.shape for name, field in self.window_access if name != "hint"}
+        )
+        #: Answer to an access: a read's line, or a write's Cmp.
+        self.window_answer = S({"write": 1, "tag": 16, "ld_id": 4, "data": 512})
+        #: A hint line on its way to the absorber; `broken` marks a partial or poisoned write.
+        self.hint_line = S({"data": 512, "ld_id": 4, "broken": 1})
 
         self.session = S(
             {

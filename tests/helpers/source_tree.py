@@ -59,7 +59,7 @@ ROOMS = {
     "tracker": {"lib"},
     "prefetch": set(),
     "control": {"lib", "tracker", "prefetch"},
-    "host": {"lib", "tracker", "control"},
+    "host": {"lib", "tracker"},
     "datapath": {"lib", "codec", "host"},
     "miss": {"lib", "tracker"},
     "scores": {"lib", "control"},
@@ -68,8 +68,6 @@ ROOMS = {
 }
 # Files that may import more, and why.
 ROOM_ALSO = {
-    # what ingress sends aside is declared there
-    "control/registers.py": {"host"},
     # lists the endpoint's ports
     "export/ports.py": {"endpoint"},
 }

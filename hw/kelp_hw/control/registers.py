@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Hint and register accesses of the host: the window's sequencer, session commands, telemetry
-read-out (spec §3, §9)."""
+"""Register accesses of the host: the window's sequencer, session commands, telemetry read-out
+(spec §3, §9)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from kelp_spec.registers import (
     RegisterMap,
 )
 
-from ..host.egress import side_answer_layout
-from ..host.ingress import side_layout
 from ..layouts import TIME_BITS, Layouts
 from ..lib.broadcast import broadcast
 from ..lib.histogram import LatencyHistogram
@@ -29,7 +27,7 @@ from .events import EventLog
 from .register_file import RegisterFile
 from .session_control import SessionControl, config_write_layout
 
-__all__ = ["Registers", "settings_layout", "hint_line_layout"]
+__all__ = ["Registers", "settings_layout"]
 
 
 def settings_layout(config: Config) -> data.StructLayout:
@@ -49,13 +47,8 @@ def settings_layout(config: Config) -> data.StructLayout:
     )
 
 
-def hint_line_layout() -> data.StructLayout:
-    """A hint line on its way to the absorber; `broken` marks a partial or poisoned write."""
-    return data.StructLayout({"data": 512, "ld_id": 4, "broken": 1})
-
-
 class Registers(wiring.Component):
-    """Serves one hint or register access at a time; a line of registers takes about 8 · 4 cycles,
+    """Serves one register access at a time; a line of registers takes about 8 · 4 cycles,
     one of counters up to 8 · 72.
 
     A write's Cmp comes after its effect: a session command's after its op has passed M3. Refused
@@ -77,9 +70,8 @@ class Registers(wiring.Component):
         self.queue_counters = QueueCounters(config=config)
         super().__init__(
             {
-                "i": In(stream.Signature(side_layout())),
-                "o": Out(stream.Signature(side_answer_layout())),
-                "o_hint": Out(stream.Signature(hint_line_layout())),
+                "i": In(stream.Signature(layouts.register_access)),
+                "o": Out(stream.Signature(layouts.window_answer)),
                 "now": In(TIME_BITS),
                 "ready": In(1),
                 "quiescent": In(1),
@@ -399,10 +391,7 @@ class Registers(wiring.Component):
             self.o.p.tag.eq(side.tag),
             self.o.p.ld_id.eq(side.ld_id),
             self.o.p.write.eq(side.write),
-            self.o.p.data.eq(Mux(side.write | side.hint, 0, line)),
-            self.o_hint.p.data.eq(side.data),
-            self.o_hint.p.ld_id.eq(side.ld_id),
-            self.o_hint.p.broken.eq(~side.byte_enable.all() | side.poison),
+            self.o.p.data.eq(Mux(side.write, 0, line)),
         ]
         for b in range(8):
             m.d.comb += file.mask[8 * b : 8 * b + 8].eq(lane_enable[b].replicate(8))
@@ -420,16 +409,10 @@ class Registers(wiring.Component):
                 )
                 m.d.sync += [word.eq(0), wait.eq(0), touched.eq(0), served.eq(0), decoded.eq(0)]
                 with m.If(self.i.valid):
-                    with m.If(side.hint):
-                        m.next = "HINT"
-                    with m.Elif(side.write):
+                    with m.If(side.write):
                         m.next = "WRITE"
                     with m.Else():
                         m.next = "READ"
-            with m.State("HINT"):
-                m.d.comb += self.o_hint.valid.eq(side.write)
-                with m.If(~side.write | self.o_hint.ready):
-                    m.next = "ANSWER"
             with m.State("WRITE"):
                 # A command may be running still: its registers must not change under it. Which
                 # register comes next is known two cycles later.

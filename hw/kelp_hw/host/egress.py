@@ -13,14 +13,9 @@ from kelp_spec.metadata import Answer
 
 from ..layouts import MESSAGES, TIME_BITS, Layouts
 
-__all__ = ["Egress", "side_answer_layout"]
+__all__ = ["Egress"]
 
 _META_NO_OP = 3  # MetaField: no metadata is kept
-
-
-def side_answer_layout() -> data.StructLayout:
-    """Answer to a hint or register access: a read's line, or a write's Cmp."""
-    return data.StructLayout({"write": 1, "tag": 16, "ld_id": 4, "data": 512})
 
 
 class Egress(wiring.Component):
@@ -42,7 +37,7 @@ class Egress(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.answer)),
-                "i_side": In(stream.Signature(side_answer_layout())),
+                "i_window": In(stream.Signature(layouts.window_answer)),
                 "now": In(TIME_BITS),
                 "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
                 "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
@@ -77,17 +72,17 @@ class Egress(wiring.Component):
         pick_side_drs = Signal()
         pick_side_ndr = Signal()
         m.d.comb += [
-            pick_side_drs.eq(side_turn & ~self.i_side.p.write),
-            pick_side_ndr.eq(side_turn & self.i_side.p.write),
+            pick_side_drs.eq(side_turn & ~self.i_window.p.write),
+            pick_side_ndr.eq(side_turn & self.i_window.p.write),
             self.i.ready.eq(Mux(completion, ndr_free & ~pick_side_ndr, drs_free & ~pick_side_drs)),
-            self.i_side.ready.eq(
-                Mux(self.i_side.p.write, ndr_free & pick_side_ndr, drs_free & pick_side_drs)
+            self.i_window.ready.eq(
+                Mux(self.i_window.p.write, ndr_free & pick_side_ndr, drs_free & pick_side_drs)
             ),
         ]
         # A turn is lost to the data path's answer, not to a channel that stands still: else a slow
         # link would see the side's answers alone.
-        with m.If(self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)):
-            m.d.sync += side_turn.eq(~self.i_side.ready)
+        with m.If(self.i_window.valid & Mux(self.i_window.p.write, ndr_free, drs_free)):
+            m.d.sync += side_turn.eq(~self.i_window.ready)
 
         # The payload of nothing may be anything: only the channel itself decides when its registers
         # are written.
@@ -106,10 +101,10 @@ class Egress(wiring.Component):
                 drs.p.meta_field.eq(_META_NO_OP),
                 drs.p.meta_value.eq(0),
                 drs.p.dev_load.eq(DevLoad.LIGHT),
-                drs.p.tag.eq(Mux(pick_side_drs, self.i_side.p.tag, a.origin.tag)),
-                drs.p.ld_id.eq(Mux(pick_side_drs, self.i_side.p.ld_id, a.origin.ld_id)),
+                drs.p.tag.eq(Mux(pick_side_drs, self.i_window.p.tag, a.origin.tag)),
+                drs.p.ld_id.eq(Mux(pick_side_drs, self.i_window.p.ld_id, a.origin.ld_id)),
                 drs.p.poison.eq(~pick_side_drs & (a.poison | (a.answer == Answer.POISON))),
-                drs.p.data.eq(Mux(pick_side_drs, self.i_side.p.data, a.data)),
+                drs.p.data.eq(Mux(pick_side_drs, self.i_window.p.data, a.data)),
             ]
         with m.If(ndr_free):
             m.d.sync += [
@@ -119,8 +114,8 @@ class Egress(wiring.Component):
                 ndr.p.meta_field.eq(_META_NO_OP),
                 ndr.p.meta_value.eq(0),
                 ndr.p.dev_load.eq(DevLoad.LIGHT),
-                ndr.p.tag.eq(Mux(pick_side_ndr, self.i_side.p.tag, a.origin.tag)),
-                ndr.p.ld_id.eq(Mux(pick_side_ndr, self.i_side.p.ld_id, a.origin.ld_id)),
+                ndr.p.tag.eq(Mux(pick_side_ndr, self.i_window.p.tag, a.origin.tag)),
+                ndr.p.ld_id.eq(Mux(pick_side_ndr, self.i_window.p.ld_id, a.origin.ld_id)),
             ]
 
         answered = self.i.valid & self.i.ready

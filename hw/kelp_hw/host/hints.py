@@ -22,7 +22,6 @@ from kelp_spec.hints import (
 )
 from kelp_spec.metadata import Event, Op
 
-from ..control.registers import hint_line_layout
 from ..layouts import Layouts
 
 __all__ = ["HintAbsorber"]
@@ -65,7 +64,7 @@ class HintAbsorber(wiring.Component):
 
     Members
     -------
-    i : stream of hint lines (`kelp_hw.control.registers.hint_line_layout`)
+    i : stream of hint lines (`Layouts.hint_line`)
     sessions : session registers as M3 has them
     o_op, o_prefetch : streams of ops and of pages
     o_event : always-ready stream
@@ -80,7 +79,7 @@ class HintAbsorber(wiring.Component):
         self.layouts = layouts = Layouts(config)
         super().__init__(
             {
-                "i": In(stream.Signature(hint_line_layout())),
+                "i": In(stream.Signature(layouts.hint_line)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "o_prefetch": Out(stream.Signature(layouts.page)),

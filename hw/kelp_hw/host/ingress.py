@@ -16,23 +16,7 @@ from ..layouts import MESSAGES, TIME_BITS, Layouts
 from ..lib.skid import Skid
 from ..tracker.foresight import ahead_layout
 
-__all__ = ["Ingress", "side_layout", "write_layout"]
-
-
-def side_layout() -> data.StructLayout:
-    """An access to the hint aperture (`hint`) or the register window; `offset` is in lines."""
-    return data.StructLayout(
-        {
-            "hint": 1,
-            "write": 1,
-            "offset": (REGISTER_BYTES // 64 - 1).bit_length(),
-            "byte_enable": 64,
-            "data": 512,
-            "ld_id": 4,
-            "tag": 16,
-            "poison": 1,
-        }
-    )
+__all__ = ["Ingress", "write_layout"]
 
 
 def write_layout(config: Config) -> data.StructLayout:
@@ -44,7 +28,7 @@ class Ingress(wiring.Component):
     """Takes one M2S message a cycle, RwD before Req, and sends it where its address says.
 
     KV accesses, refused ones and those without memory go to `o_request` in order of acceptance;
-    hint and register accesses to `o_side`, each after the requests that were accepted before it
+    hint and register accesses to `o_window`, each after the requests that were accepted before it
     have left; MemSpecRd to `o_spec`, dropped (and `spec_dropped` pulsed) when that is full. A RwD
     message that needs a write slot waits for one on `i_write_slot`, and Req messages go on
     meanwhile. Outputs are registered, and `o_request.ready` does not reach M2S in the same cycle:
@@ -89,7 +73,7 @@ class Ingress(wiring.Component):
                 "o_request": Out(stream.Signature(layouts.request)),
                 "o_ahead": Out(ahead_layout(config)),
                 "o_write": Out(stream.Signature(write_layout(config), always_ready=True)),
-                "o_side": Out(stream.Signature(side_layout())),
+                "o_window": Out(stream.Signature(layouts.window_access)),
                 "o_spec": Out(stream.Signature(layouts.page)),
                 "spec_dropped": Out(1),
                 "idle": Out(1),
@@ -157,7 +141,7 @@ class Ingress(wiring.Component):
         # What goes to the side comes into sight when the requests before it have left: a CLOSE or a
         # hint does not overtake them. One of them at most is still here when it is accepted.
         side_valid, behind = Signal(), Signal()
-        side_free = ~side_valid | (~behind & self.o_side.ready)
+        side_free = ~side_valid | (~behind & self.o_window.ready)
         spec_free = ~self.o_spec.valid | self.o_spec.ready
 
         rwd_kv = rwd_above == Region.KV
@@ -188,13 +172,13 @@ class Ingress(wiring.Component):
             self.m2s_req.ready.eq(can_req),
         ]
 
-        to_side = Mux(
+        to_window = Mux(
             take_rwd,
             opcode_write & (of_rwd.in_hint | of_rwd.in_register),
             take_req & opcode_read & (of_req.in_hint | of_req.in_register),
         )
         to_spec = ~take_rwd & take_req & opcode_spec & of_req.in_kv
-        to_request = (take_rwd | take_req) & ~to_side & ~(~take_rwd & opcode_spec)
+        to_request = (take_rwd | take_req) & ~to_window & ~(~take_rwd & opcode_spec)
         take_slot = take_rwd & opcode_write & of_rwd.in_kv
 
         def refusal(known, in_kv):
@@ -267,15 +251,15 @@ class Ingress(wiring.Component):
             self.o_write.p.byte_enable.eq(Mux(partial, rwd.byte_enable, ~0)),
         ]
 
-        m.d.comb += self.o_side.valid.eq(side_valid & ~behind)
+        m.d.comb += self.o_window.valid.eq(side_valid & ~behind)
         with m.If(self.o_request.ready):
             m.d.sync += behind.eq(0)
-        with m.If(self.o_side.valid & self.o_side.ready):
+        with m.If(self.o_window.valid & self.o_window.ready):
             m.d.sync += side_valid.eq(0)
-        with m.If(to_side):
+        with m.If(to_window):
             m.d.sync += [side_valid.eq(1), behind.eq(self.o_request.valid & ~self.o_request.ready)]
         with m.If(side_free):
-            s = self.o_side.p
+            s = self.o_window.p
             m.d.sync += [
                 s.hint.eq(at.in_hint),
                 s.write.eq(take_rwd),
@@ -306,12 +290,11 @@ class Ingress(wiring.Component):
         )
 
         # Each accepted message goes to exactly one place, and never onto an unread one.
+        ways = Cat(to_request, to_window, opcode_spec & ~take_rwd)
         m.d.comb += [
             Assert(~(to_request & ~request_free)),
-            Assert(~(to_side & ~side_free)),
+            Assert(~(to_window & ~side_free)),
             Assert(~take_slot | self.i_write_slot.valid),
-            Assert(
-                ~((take_rwd | take_req) & ~Cat(to_request, to_side, opcode_spec & ~take_rwd).any())
-            ),
+            Assert(~(take_rwd | take_req) | ways.any()),
         ]
         return m

@@ -41,7 +41,6 @@ def test_every_line_is_what_the_map_says_to_whom_it_says_so():
             "unknown line",
             "record",
             "clear",
-            "hint",
             "log full",
             "irq",
             "reset of an access",

@@ -25,13 +25,13 @@ def test_every_answer_leaves_once_in_its_order():
     wanted = [
         "i drs",
         "i ndr",
-        "i_side drs",
-        "i_side ndr",
+        "i_window drs",
+        "i_window ndr",
         "nxm",
         "poison",
         "both taken",
         "i gives way",
-        "i_side gives way",
+        "i_window gives way",
         "drs held back",
         "ndr held back",
         "reset of an answer",
@@ -48,8 +48,8 @@ def test_the_bench_catches_a_planted_bug():
             "random_answers",
             mutant(
                 Egress,
-                "side_turn & ~self.i_side.p.write",
-                "self.i_side.valid & ~self.i_side.p.write",
+                "side_turn & ~self.i_window.p.write",
+                "self.i_window.valid & ~self.i_window.p.write",
             ),
             cycles=2_000,
         )

@@ -52,7 +52,7 @@ def test_every_message_goes_where_its_opcode_and_address_say():
         "register write",
         "register read",
         "two requests held",
-        "side waits for a request",
+        "window waits for a request",
     ]
     assert {what: seen.get(what, 0) for what in wanted if seen.get(what, 0) < 3} == {}
     assert records["rates"] == {"req": 1.0, "rwd": 1.0, "both": 1.0}

@@ -45,8 +45,7 @@ async def settle(tb, cycles=3):
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def random_accesses(dut):
-    """Reads and writes of all lines by all LD-IDs with any byte enables, hint lines among them; no
-    commands."""
+    """Reads and writes of all lines by all LD-IDs with any byte enables; no commands."""
     tb = await start(dut)
     rng, c = tb.rng, tb.config
     plain = [0, 1, 2, *(line_of(s, n) for s in range(c.sessions) for n in (0, 1))]
@@ -86,27 +85,7 @@ async def random_accesses(dut):
             rng.random() < 0.05,
         )
         what = rng.random()
-        if what < 0.1:
-            tb.hints.clear()
-            assert (
-                await tb.access(
-                    offset=rng.randrange(64),
-                    hint=1,
-                    write=1,
-                    data=data,
-                    byte_enable=enable,
-                    ld_id=ld_id,
-                    poison=poison,
-                )
-                == 0
-            )
-            assert tb.hints == [{"data": data, "ld_id": ld_id, "broken": poison or enable != FULL}]
-            assert (
-                await tb.access(offset=rng.randrange(64), hint=1, ld_id=ld_id) == 0
-                and len(tb.hints) == 1
-            )
-            tb.seen["hint"] += 1
-        elif what < 0.55:
+        if what < 0.5:
             if offset >= SESSION_BASE // 64 and offset % 8 == 0:
                 enable &= ~(0xFF << 8 * OWN_WORD["command"])
             # pool limits of both sides of the configuration's
@@ -125,7 +104,6 @@ async def random_accesses(dut):
             # register starts again.
             tb.got = None
             tb.offer = {
-                "hint": 0,
                 "write": rng.getrandbits(1),
                 "offset": rng.choice(plain),
                 "byte_enable": 0,

@@ -14,10 +14,8 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.control.counters import queue_event_layout
-from kelp_hw.control.registers import hint_line_layout, settings_layout
+from kelp_hw.control.registers import settings_layout
 from kelp_hw.control.session_control import config_write_layout
-from kelp_hw.host.egress import side_answer_layout
-from kelp_hw.host.ingress import side_layout
 from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
@@ -58,10 +56,9 @@ class TB:
         layouts = Layouts(c)
         self.map = RegisterMap(c)
         self.at = {r.offset: r for r in self.map.registers}
-        self.side, self.answer, self.hint = (
-            Packing(side_layout()),
-            Packing(side_answer_layout()),
-            Packing(hint_line_layout()),
+        self.access_packing, self.answer = (
+            Packing(layouts.register_access),
+            Packing(layouts.window_answer),
         )
         self.session, self.op, self.result = (
             Packing(layouts.session),
@@ -98,7 +95,7 @@ class TB:
         )
         self.pool_used, self.limits = [0] * len(POOLS), list(c.frames)
         self.offer, self.got = None, None
-        self.ops, self.hints, self.writes, self.due = [], [], [], []
+        self.ops, self.writes, self.due = [], [], []
         self.was_ready = False
 
     async def reset(self):
@@ -114,7 +111,6 @@ class TB:
             "i_event__1__valid",
             "pulses",
             "o__ready",
-            "o_hint__ready",
             "o_control__ready",
             "config_ready",
             "sessions",
@@ -154,10 +150,11 @@ class TB:
         dut.pool_used.value = sum(n << 24 * p for p, n in enumerate(self.pool_used))
         dut.pool_unused.value = sum((n == 0) << p for p, n in enumerate(self.pool_used))
         dut.i__valid.value = int(self.offer is not None)
+        packing = self.access_packing
         dut.i__payload.value = (
-            rng.getrandbits(self.side.width) if self.offer is None else self.side.pack(**self.offer)
+            rng.getrandbits(packing.width) if self.offer is None else packing.pack(**self.offer)
         )
-        for port in ("o__ready", "o_hint__ready", "o_control__ready", "config_ready"):
+        for port in ("o__ready", "o_control__ready", "config_ready"):
             getattr(dut, port).value = self.maybe()
         dut.i_result__valid.value = int(result is not None)
         dut.i_result__payload.value = (
@@ -221,8 +218,6 @@ class TB:
         if self.offer is not None and dut.i__ready.value == 1:
             assert self.got is not None, "an access leaves without its answer"
             self.offer = None
-        if dut.o_hint__valid.value == 1 and dut.o_hint__ready.value == 1:
-            self.hints.append(self.hint.unpack(dut.o_hint__payload.value))
         if dut.o_control__valid.value == 1 and dut.o_control__ready.value == 1:
             op = self.op.unpack(dut.o_control__payload.value)
             if op["kind"] == Op.OPEN:
@@ -260,13 +255,10 @@ class TB:
         return next(f for f in self.map.by_name[register].fields if f.name == name)
 
     # - the host -----------------------------------------------------------------------------------
-    async def access(
-        self, *, offset, write=False, hint=False, data=0, byte_enable=FULL, ld_id=0, poison=0
-    ):
+    async def access(self, *, offset, write=False, data=0, byte_enable=FULL, ld_id=0, poison=0):
         """One access of a line; checks the answer's head and returns its data."""
         tag = self.rng.getrandbits(16)
         self.offer = {
-            "hint": hint,
             "write": write,
             "offset": offset,
             "byte_enable": byte_enable,

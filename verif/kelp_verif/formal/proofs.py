@@ -249,8 +249,8 @@ PROOFS = (
         bugs=(
             # a channel that stands still costs a turn
             (
-                "self.i_side.valid & Mux(self.i_side.p.write, ndr_free, drs_free)",
-                "self.i_side.valid",
+                "self.i_window.valid & Mux(self.i_window.p.write, ndr_free, drs_free)",
+                "self.i_window.valid",
             ),
             ("drs_free & ~pick_side_drs)", "drs_free)"),
         ),

@@ -33,7 +33,7 @@ class EgressContract(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.egress = e = self.block
-        for s in (e.i, e.i_side):
+        for s in (e.i, e.i_window):
             value = Value.cast(s.p)
             m.d.comb += [s.valid.eq(AnySeq(1)), value.eq(AnySeq(len(value)))]
             m.d.comb += s.p.data.eq(AnySeq(8))  # a wider line tells no more
@@ -45,8 +45,8 @@ class EgressContract(wiring.Component):
             Assume(~e.i.valid | (e.i.p.answer != Answer.NONE)),
             Assume((e.i.p.answer == Answer.DATA) | (e.i.p.data == 0)),
         ]
-        answered, side = e.i.valid & e.i.ready, e.i_side.valid & e.i_side.ready
-        completion, write = e.i.p.answer == Answer.CMP, e.i_side.p.write
+        answered, side = e.i.valid & e.i.ready, e.i_window.valid & e.i_window.ready
+        completion, write = e.i.p.answer == Answer.CMP, e.i_window.p.write
 
         # What the channels owe.
         for channel, message, mine, sides in (
@@ -57,8 +57,8 @@ class EgressContract(wiring.Component):
             m.d.comb += [
                 Assert(~(mine & sides)),
                 due.meta_field.eq(3),
-                due.tag.eq(Mux(sides, e.i_side.p.tag, e.i.p.origin.tag)),
-                due.ld_id.eq(Mux(sides, e.i_side.p.ld_id, e.i.p.origin.ld_id)),
+                due.tag.eq(Mux(sides, e.i_window.p.tag, e.i.p.origin.tag)),
+                due.ld_id.eq(Mux(sides, e.i_window.p.ld_id, e.i.p.origin.ld_id)),
             ]
             if message == "S2MDRS":
                 answer = e.i.p.answer
@@ -67,7 +67,7 @@ class EgressContract(wiring.Component):
                         Mux(mine & (answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)
                     ),
                     due.poison.eq(mine & (e.i.p.poison | (answer == Answer.POISON))),
-                    due.data.eq(Mux(sides, e.i_side.p.data, e.i.p.data)),
+                    due.data.eq(Mux(sides, e.i_window.p.data, e.i.p.data)),
                 ]
             else:
                 m.d.comb += due.opcode.eq(S2MNDR.CMP)
@@ -85,7 +85,7 @@ class EgressContract(wiring.Component):
                 Assert(~f.on | (f.ahead == 0)),
                 Assert(~f.on | (channel.p.as_value() == f.word)),
             ]
-            m.d.comb += Cover(f.leaving & mine & e.i_side.valid)
+            m.d.comb += Cover(f.leaving & mine & e.i_window.valid)
 
         # Turns.
         drs_free, ndr_free = ~drs.valid | drs.ready, ~ndr.valid | ndr.ready
@@ -93,17 +93,17 @@ class EgressContract(wiring.Component):
         m.d.sync += [
             waits.eq(Mux(answered | ~e.i.valid, 0, waits + Mux(completion, ndr_free, drs_free))),
             side_waits.eq(
-                Mux(side | ~e.i_side.valid, 0, side_waits + Mux(write, ndr_free, drs_free))
+                Mux(side | ~e.i_window.valid, 0, side_waits + Mux(write, ndr_free, drs_free))
             ),
         ]
-        rivals = e.i.valid & e.i_side.valid & (completion == write)
+        rivals = e.i.valid & e.i_window.valid & (completion == write)
         m.d.comb += [
             Assert(waits <= self.BOUND),
             Assert(side_waits <= self.BOUND),
             Assert(~(rivals & (waits != 0) & (side_waits != 0))),
             Assert(~(rivals & (waits != 0) & e.side_turn)),
             Assert((side_waits == 0) | e.side_turn),
-            Assert(~e.side_turn | e.i_side.valid),
+            Assert(~e.side_turn | e.i_window.valid),
             Assert(e.o_latency.valid == answered),
             Assert(~answered | (e.o_latency.p.missed == e.i.p.origin.missed)),
             Cover(waits == 1),

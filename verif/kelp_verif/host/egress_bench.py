@@ -9,7 +9,6 @@ from collections import Counter
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_hw.host.egress import side_answer_layout
 from kelp_hw.layouts import MESSAGES, Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import named
@@ -20,7 +19,7 @@ from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
 
 CHANNELS = ("drs", "ndr")
-SOURCES = ("i", "i_side")
+SOURCES = ("i", "i_window")
 
 
 def channel_of(source, answer):
@@ -33,7 +32,7 @@ def channel_of(source, answer):
 def message_of(source, answer):
     """The S2M message of an answer, all of its fields: nothing of MetaField is kept (3), the load
     is light."""
-    side = source == "i_side"
+    side = source == "i_window"
     common = {
         "meta_field": 3,
         "meta_value": 0,
@@ -55,7 +54,7 @@ class TB:
     def __init__(self, dut):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
         layouts = Layouts(named(bench_params()["config"]))
-        self.source = {"i": Packing(layouts.answer), "i_side": Packing(side_answer_layout())}
+        self.source = {"i": Packing(layouts.answer), "i_window": Packing(layouts.window_answer)}
         self.message = {"drs": Packing(MESSAGES["S2MDRS"]), "ndr": Packing(MESSAGES["S2MNDR"])}
         self.p_valid, self.p_ready = dict.fromkeys(SOURCES, 0.5), dict.fromkeys(CHANNELS, 0.5)
         self.kinds = [Answer.DATA, Answer.ZEROS, Answer.POISON, Answer.NXM, Answer.CMP, Answer.CMP]
@@ -70,7 +69,7 @@ class TB:
 
     async def reset(self):
         dut = self.dut
-        dut.rst.value, dut.i__valid.value, dut.i_side__valid.value = 1, 0, 0
+        dut.rst.value, dut.i__valid.value, dut.i_window__valid.value = 1, 0, 0
         for _ in range(2):
             await RisingEdge(dut.clk)
         dut.rst.value = 0
@@ -80,7 +79,7 @@ class TB:
         """Tags count up over both sources, so that what is lost, doubled or out of order shows."""
         rng = self.rng
         self.serial = self.serial + 1 & 0xFFFF
-        if source == "i_side":
+        if source == "i_window":
             return {
                 "write": rng.choice(self.side_kinds),
                 "tag": self.serial,
@@ -161,7 +160,7 @@ class TB:
             elif free[channel]:
                 # Only the other source's answer may be in the way of the data path's, and only once
                 # in a row; the side's waits its turn once.
-                assert source == "i_side" or (contended and len(taken) == 1), (
+                assert source == "i_window" or (contended and len(taken) == 1), (
                     f"cycle {self.cycles}: {source} waits for a {channel} that is free"
                 )
                 self.waited[source] += 1
@@ -221,8 +220,8 @@ async def full_rate(dut):
     tb.p_ready, tb.kinds, tb.side_kinds = dict.fromkeys(CHANNELS, 1.0), [Answer.DATA], [False]
     rates = {}
     for name, tb.p_valid in (
-        ("alone", {"i": 1.0, "i_side": 0.0}),
-        ("shared", {"i": 1.0, "i_side": 1.0}),
+        ("alone", {"i": 1.0, "i_window": 0.0}),
+        ("shared", {"i": 1.0, "i_window": 1.0}),
     ):
         tb.offered = dict.fromkeys(SOURCES)
         before = dict(tb.seen)

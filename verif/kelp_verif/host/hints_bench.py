@@ -10,7 +10,6 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.hints import HintAbsorber, HintEvent, HintOp
-from kelp_hw.control.registers import hint_line_layout
 from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named
@@ -47,7 +46,7 @@ class TB:
     def __init__(self, dut, config: Config):
         self.dut, self.config, self.rng = dut, config, random.Random(cocotb.RANDOM_SEED)
         layouts = Layouts(config)
-        self.line, self.op = Packing(hint_line_layout()), Packing(layouts.op)
+        self.line, self.op = Packing(layouts.hint_line), Packing(layouts.op)
         self.page, self.event = Packing(layouts.page), Packing(layouts.event)
         self.golden = HintAbsorber(config)
         self.sessions = [

@@ -9,7 +9,7 @@ from collections import Counter
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_hw.host.ingress import side_layout, write_layout
+from kelp_hw.host.ingress import write_layout
 from kelp_hw.layouts import MESSAGES, Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.address import AddressMap, KvAddress, Region
@@ -24,9 +24,9 @@ READS = (M2SReq.MEM_RD, M2SReq.MEM_RD_DATA)
 NOTHING = (M2SReq.MEM_INV, M2SReq.MEM_INV_NT, M2SReq.MEM_CLN_EVCT)
 WRITES = (M2SRwD.MEM_WR, M2SRwD.MEM_WR_PTL)
 FULL = (1 << 64) - 1
-OUTPUTS = ("request", "side", "spec")
+OUTPUTS = ("request", "window", "spec")
 #: Messages that an output can hold: the one it shows, and one more while that is not taken.
-PLACES = {"request": 2, "side": 1, "spec": 1}
+PLACES = {"request": 2, "window": 1, "spec": 1}
 #: Fields of a request that say nothing when it is refused: the address that they came from is not
 #: the device's.
 PLACE = ("session", "queue", "squeue", "page", "kv_line")
@@ -69,7 +69,7 @@ class Model:
                 "tag": m["tag"],
                 "poison": m["poison"] if is_write else 0,
             }
-            return "side", want | ({"byte_enable": full, "data": m["data"]} if is_write else {})
+            return "window", want | ({"byte_enable": full, "data": m["data"]} if is_write else {})
         known = moves or not is_write and opcode in NOTHING
         want = {
             "write": is_write and moves,
@@ -110,7 +110,7 @@ class TB:
         )
         self.out = {
             "request": Packing(layouts.request),
-            "side": Packing(side_layout()),
+            "window": Packing(layouts.window_access),
             "spec": Packing(layouts.page),
         }
         self.seen, self.cycles, self.now, self.tag = Counter(), 0, self.rng.getrandbits(32), 0
@@ -253,7 +253,7 @@ class TB:
         for name, packing in self.out.items():
             want = (
                 self.held[name][0]
-                if self.held[name] and not (name == "side" and self.behind)
+                if self.held[name] and not (name == "window" and self.behind)
                 else None
             )
             assert getattr(dut, f"o_{name}__valid").value == (want is not None), (
@@ -265,12 +265,12 @@ class TB:
                     f"cycle {self.cycles}: o_{name} {got}, expected {want}"
                 )
         # What takes requests in a cycle is not known in it.
-        taking = {name: ready[name] and not (name == "side" and self.behind) for name in OUTPUTS}
+        taking = {name: ready[name] and not (name == "window" and self.behind) for name in OUTPUTS}
         free = {
             name: len(self.held[name]) < PLACES[name] or (name != "request" and taking[name])
             for name in OUTPUTS
         }
-        self.seen["side waits for a request"] += self.behind and ready["side"]
+        self.seen["window waits for a request"] += self.behind and ready["window"]
         for name in OUTPUTS:
             if taking[name]:
                 del self.held[name][:1]
@@ -307,7 +307,7 @@ class TB:
         if where and not dropped:
             assert free[where], f"{taken} overwrites what waits on o_{where}"
             self.held[where].append({f: int(v) for f, v in want.items()})
-            if where == "side":
+            if where == "window":
                 self.behind = len(self.held["request"])
             self.seen["two requests held"] += len(self.held["request"]) == 2
         if takes_rwd:
@@ -320,7 +320,7 @@ class TB:
         MemSpecRd waits for nothing but a RwD."""
         if not enable:
             return
-        open_ways = free["request"] and free["side"]
+        open_ways = free["request"] and free["window"]
         if rwd and open_ways and slot is not None:
             assert takes_rwd, f"cycle {self.cycles}: {rwd} waits for nothing"
         if req and not takes_rwd and (open_ways or req["opcode"] == M2SReq.MEM_SPEC_RD):
@@ -349,7 +349,7 @@ class TB:
                     self.seen["no byte"] += (
                         taken["opcode"] == M2SRwD.MEM_WR_PTL and not taken["byte_enable"]
                     )
-            if where == "side":
+            if where == "window":
                 self.seen[
                     f"{'hint' if want['hint'] else 'register'} {'write' if is_write else 'read'}"
                 ] += 1

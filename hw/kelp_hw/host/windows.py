@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Sends an access of the hint window to the hint absorber, one of the register window to the
+registers, and joins their answers (spec §3). A hint takes 2 cycles."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+
+from ..layouts import Layouts
+
+__all__ = ["WindowRouter"]
+
+
+class WindowRouter(wiring.Component):
+    """Serves one access to the windows above the KV aperture at a time, in order.
+
+    A hint line is handed to the absorber and answered with Cmp once the absorber has taken it; a
+    read of the hint window is answered with zeros. A register access is handed on and answered by
+    the registers. Latency from `i` to `o_hint` and `o_register`: 0 cycles; from a hint's transfer
+    to its answer: 1 cycle. Throughput: 1 hint in 2 cycles; register accesses at the registers'
+    rate. `i.ready` follows from registers alone: M2S does not wait for an answer's channel in the
+    same cycle.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i : in, stream of window_access
+    o_hint : out, stream of hint_line
+        `broken` marks a partial or poisoned write.
+    o_register : out, stream of register_access
+    i_register : in, stream of window_answer
+        Comes while its access stands at `o_register`.
+    o : out, stream of window_answer
+    idle : out
+        No access is being served, no answer waits.
+    """
+
+    LATENCY = 1  #: cycles from a hint's transfer at `o_hint` to its answer at `o`
+    INTERVAL = 2  #: cycles between two hints
+
+    def __init__(self, *, config: Config):
+        layouts = Layouts(config)
+        self._answered = data.StructLayout({"write": 1, "tag": 16, "ld_id": 4})
+        super().__init__(
+            {
+                "i": In(stream.Signature(layouts.window_access)),
+                "o_hint": Out(stream.Signature(layouts.hint_line)),
+                "o_register": Out(stream.Signature(layouts.register_access)),
+                "i_register": In(stream.Signature(layouts.window_answer)),
+                "o": Out(stream.Signature(layouts.window_answer)),
+                "idle": Out(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        access, answer = self.i.p, self.i_register.p
+        hint = self.i.valid & access.hint
+        held, waits, done = Signal(self._answered), Signal(), Signal()
+        open_ = hint & ~waits & ~done
+
+        m.d.comb += [
+            self.o_hint.valid.eq(open_ & access.write),
+            self.o_hint.p.data.eq(access.data),
+            self.o_hint.p.ld_id.eq(access.ld_id),
+            self.o_hint.p.broken.eq(~access.byte_enable.all() | access.poison),
+            self.o_register.valid.eq(self.i.valid & ~access.hint),
+            *(field.eq(access[name]) for name, field in _fields(self.o_register.p)),
+            self.i.ready.eq(Mux(access.hint, done, self.o_register.ready)),
+        ]
+        served = open_ & (~access.write | self.o_hint.ready)
+        m.d.sync += done.eq(served)
+        with m.If(self.o.ready):
+            m.d.sync += waits.eq(0)
+        with m.If(served):
+            m.d.sync += [waits.eq(1), *(field.eq(access[name]) for name, field in _fields(held))]
+
+        m.d.comb += [
+            self.o.valid.eq(waits | self.i_register.valid),
+            *(self.o.p[name].eq(Mux(waits, field, answer[name])) for name, field in _fields(held)),
+            self.o.p.data.eq(Mux(waits, 0, answer.data)),
+            self.i_register.ready.eq(self.o.ready & ~waits),
+            self.idle.eq(~self.i.valid & ~waits),
+            # A register's answer that is offered is not hidden by a hint's.
+            Assert(~(self.i_register.valid & hint)),
+        ]
+        return m
+
+
+def _fields(view: data.View):
+    return [(name, view[name]) for name in view.shape().members]
