@@ -313,15 +313,9 @@ MOST_PARAMETERS, MOST_LINES = 8, 100
 LONG = {
     "hw/kelp_hw/layouts.py:Layouts.__init__": "fields of every payload, one after another",
     "hw/kelp_hw/tracker/decide.py:Decide._demand": "to be cut with its block",
-    "hw/kelp_spec/registers.py:RegisterMap._global": "registers in the order of their addresses",
-    "hw/kelp_spec/registers.py:RegisterMap.session": "registers in the order of addresses",
-    "tests/fpga/placement/test_refinement.py:design": "to be cut with the room",
-    "tests/hw/test_lockstep.py:test_what_gets_no_frame_is_given_up_by_both": "to be cut",
     "verif/kelp_verif/control/counters_bench.py:queues": "to be cut with the room",
     "verif/kelp_verif/eviction/evictor_tb.py:TB.decide": "to be cut with the room",
     "verif/kelp_verif/eviction/evictor_tb.py:TB.tick": "to be cut with the room",
-    "verif/kelp_verif/harness/runner.py:run_cocotb": "to be cut with the room",
-    "verif/kelp_verif/prefetch/prefetch_bench.py:lockstep": "to be cut with the room",
 }
 # RTL is held to the same lines, in a class of its own until each block's `elaborate` is cut where
 # an idea ends: class → the lines that it may have. An entry goes when its block needs it no more.

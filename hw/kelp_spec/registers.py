@@ -150,7 +150,14 @@ class RegisterMap:
         )
 
     def _global(self):
-        c, RO, RW, WO, A, C = self.config, Access.RO, Access.RW, Access.WO, Scope.ALL, Scope.CONTROL
+        yield from self._identity()
+        yield from self._settings()
+        yield from self._event_control()
+        yield from self._pools()
+        yield from self._event_records()
+
+    def _identity(self):
+        c, RO, A = self.config, Access.RO, Scope.ALL
         yield Register(
             "identity",
             0x000,
@@ -193,6 +200,9 @@ class RegisterMap:
             ),
             "state of the endpoint",
         )
+
+    def _settings(self):
+        RW, C = Access.RW, Scope.CONTROL
         yield Register(
             "low_water",
             0x020,
@@ -250,6 +260,9 @@ class RegisterMap:
             tuple(Field(s, i, 1, "") for i, s in enumerate(_SOURCES)),
             "prefetch sources switched on",
         )
+
+    def _event_control(self):
+        RO, RW, WO, C = Access.RO, Access.RW, Access.WO, Scope.CONTROL
         yield Register(
             "event_clear",
             0x050,
@@ -262,6 +275,9 @@ class RegisterMap:
             "irq_enable", 0x058, RW, C, _whole(32, "bit = event code"), "events that raise irq"
         )
         yield Register("event_count", 0x060, RO, C, _whole(8), "records in the event log")
+
+    def _pools(self):
+        c, RO, RW, C = self.config, Access.RO, Access.RW, Scope.CONTROL
         for p, pool in enumerate(POOLS):
             yield Register(
                 f"pool_limit_{pool}",
@@ -274,6 +290,9 @@ class RegisterMap:
             yield Register(
                 f"pool_used_{pool}", 0x0A0 + 8 * p, RO, C, _whole(24, "frames"), "frames in use"
             )
+
+    def _event_records(self):
+        RO, C = Access.RO, Scope.CONTROL
         for i in range(EVENT_RECORDS):
             yield Register(
                 f"event_{i}",
@@ -318,11 +337,17 @@ class RegisterMap:
 
     def session(self, s: int) -> tuple[Register, ...]:
         """The registers of session `s`."""
+        base, p = SESSION_BASE + SESSION_STRIDE * s, f"s{s}_"
+        return (
+            *self._session_life(p, base),
+            *self._session_queues(p, base),
+            *self._session_counters(p, base),
+        )
+
+    def _session_life(self, p: str, base: int) -> tuple[Register, ...]:
+        """Descriptor, commands and state of the session with prefix `p`."""
         c = self.config
-        base = SESSION_BASE + SESSION_STRIDE * s
-        p = f"s{s}_"
         RO, RW, WO, C, S = Access.RO, Access.RW, Access.WO, Scope.CONTROL, Scope.SESSION
-        queue_counters = QUEUE_COUNTERS if c.wide_counters else QUEUE_COUNTERS[:4]
         return (
             Register(
                 p + "shape",
@@ -396,6 +421,12 @@ class RegisterMap:
                 _whole(24, "accesses", 0),
                 "observed score: the step advances every so many accesses; 0 off",
             ),
+        )
+
+    def _session_queues(self, p: str, base: int) -> tuple[Register, ...]:
+        """The selected queue's parameters, and what can be seen of it."""
+        RO, RW, C, S = Access.RO, Access.RW, Scope.CONTROL, Scope.SESSION
+        return (
             Register(
                 p + "queue",
                 base + 0x28,
@@ -462,15 +493,18 @@ class RegisterMap:
                 _whole(32, "DRAM lines"),
                 "resident lines of the selected queue",
             ),
-            *(
-                Register(
-                    f"{p}queue_{name}",
-                    base + 0x80 + 8 * i,
-                    RO,
-                    S,
-                    _whole(32),
-                    doc + " since OPEN (selected queue)",
-                )
-                for i, (name, doc) in enumerate(queue_counters)
-            ),
+        )
+
+    def _session_counters(self, p: str, base: int) -> tuple[Register, ...]:
+        names = QUEUE_COUNTERS if self.config.wide_counters else QUEUE_COUNTERS[:4]
+        return tuple(
+            Register(
+                f"{p}queue_{name}",
+                base + 0x80 + 8 * i,
+                Access.RO,
+                Scope.SESSION,
+                _whole(32),
+                doc + " since OPEN (selected queue)",
+            )
+            for i, (name, doc) in enumerate(names)
         )

@@ -10,7 +10,7 @@ import pytest
 
 from kelp_spec.config import named
 from kelp_verif.endpoint.endpoint_top import FlatEndpoint
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import Model, run_cocotb
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
 
@@ -60,8 +60,8 @@ def runner_of(config):
             bench="kelp_verif.endpoint.endpoint_bench",
             test=test,
             params=params,
-            public=[("*tracker*words*bank_0", "memory")],
             timeout_s=1200,
+            model=Model(public=[("*tracker*words*bank_0", "memory")]),
         )
         print(f"{result.records['cycles']} cycles", result.records["coverage"])
         return result.records["coverage"]

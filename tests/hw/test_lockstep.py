@@ -17,123 +17,103 @@ from kelp_spec.hints import HintKind, HintLine, pack
 from kelp_spec.metadata import Answer, Op, PageState, ScoreSource
 
 UNIT = named("unit")
+PAGES = [(q, p) for q in range(UNIT.queues) for p in range(UNIT.pages)]
+
+
+class Pair:
+    """A device and the golden model, asked for the same in lock-step, with nothing kept free."""
+
+    def __init__(self):
+        setup = Setup(
+            config=UNIT,
+            layers=1,
+            kv_heads=UNIT.queues,
+            used_lines=UNIT.half_lines,
+            used_pages=UNIT.pages,
+            formats=(LayerFormats(last_layer=1023, k=Format.RAW16, v=Format.RAW16),),
+            limits=UNIT.frames,
+            budgets=(0,) * 4,
+            low_water=0,
+            high_water=0,
+        )
+        self.golden = setup.endpoint()
+        self.golden.tracker.reserve = 0
+        self.engine = LockStep(self.golden, evict_target=1)
+        self.engine.open(0, setup.descriptor)
+        self.device = Driver(UNIT, flash=FlashTiming(latency=100, write_latency=100))
+        self.device.open_session(
+            0,
+            Descriptor(layers=1, kv_heads=UNIT.queues),
+            QueueParameters(score_source=ScoreSource.OBSERVED),
+        )
+        self.device.write_registers(
+            {"low_water": 0, "high_water": 0, "reserve": 0, "starve_limit": 3000}
+        )
+        self.rng, self.starved = np.random.default_rng(3), 0
+
+    def touch(self, write, queue, page, kv_line=0):
+        """One line, by both; the answers are equal, and the states of all pages after it."""
+        data = self.rng.integers(0, 256, (1, 64), np.uint8)
+        op = Op.WRITE if write else Op.READ
+        origin = (data.tobytes(), -1) if write else None
+        expected = self.engine.request(
+            TrackerOp(op, 0, queue, page, kv_line, int(write), origin=origin)
+        )
+        address = np.array([self.device.address(0, queue, page, 0, kv_line)], np.uint64)
+        program = Program.writes(address, data) if write else Program.reads(address)
+        result = self.device.run(program, lockstep=True)
+        answered = Response.POISON if expected.poison else Response.DATA
+        kind = Response.CMP if expected.kind == Answer.CMP else answered
+        assert result.response[0] == kind, (write, queue, page)
+        if kind == Response.DATA:
+            line = self.golden.lines.resolve([expected.version]).view(np.uint8)
+            assert (result.data[0] == line.reshape(64)).all()
+        self.starved += self.golden.version == POISONED
+        for at in PAGES:
+            state = self.device.page_word(0, *at)["state"]
+            assert state == self.golden.tracker.word(*at).state, (write, queue, page, at)
+
+    def hint(self, kind, sequence, pages):
+        """A list of each queue's pages, to both."""
+        for queue in sorted({q for q, _ in pages}):
+            entries = tuple(p for q, p in pages if q == queue)
+            line = HintLine(kind=kind, session=0, sequence=sequence, queue=queue, entries=entries)
+            sequence += 1
+            self.engine.hint(pack(line, UNIT))
+            self.device.push_hints([pack(line, UNIT)])
+            self.device.settle()
+        return sequence
+
+    def pages_in(self, state):
+        return [at for at in PAGES if self.golden.tracker.word(*at).state == state]
 
 
 def test_what_gets_no_frame_is_given_up_by_both():
-    setup = Setup(
-        config=UNIT,
-        layers=1,
-        kv_heads=UNIT.queues,
-        used_lines=UNIT.half_lines,
-        used_pages=UNIT.pages,
-        formats=(LayerFormats(last_layer=1023, k=Format.RAW16, v=Format.RAW16),),
-        limits=UNIT.frames,
-        budgets=(0,) * 4,
-        low_water=0,
-        high_water=0,
-    )
-    golden = setup.endpoint()
-    golden.tracker.reserve = 0
-    engine = LockStep(golden, evict_target=1)
-    engine.open(0, setup.descriptor)
-    d = Driver(UNIT, flash=FlashTiming(latency=100, write_latency=100))
-    d.open_session(
-        0,
-        Descriptor(layers=1, kv_heads=UNIT.queues),
-        QueueParameters(score_source=ScoreSource.OBSERVED),
-    )
-    d.write_registers({"low_water": 0, "high_water": 0, "reserve": 0, "starve_limit": 3000})
-    rng, starved = np.random.default_rng(3), 0
-
-    def touch(write, queue, page, kv_line=0):
-        """One line, by both; the answers are equal."""
-        nonlocal starved
-        data = rng.integers(0, 256, (1, 64), np.uint8)
-        origin = (data.tobytes(), -1) if write else None
-        expected = engine.request(
-            TrackerOp(
-                Op.WRITE if write else Op.READ, 0, queue, page, kv_line, int(write), origin=origin
-            )
-        )
-        address = np.array([d.address(0, queue, page, 0, kv_line)], np.uint64)
-        result = d.run(
-            Program.writes(address, data) if write else Program.reads(address), lockstep=True
-        )
-        kind = (
-            Response.CMP
-            if expected.kind == Answer.CMP
-            else Response.POISON
-            if expected.poison
-            else Response.DATA
-        )
-        assert result.response[0] == kind, (write, queue, page)
-        if kind == Response.DATA:
-            assert (
-                result.data[0]
-                == golden.lines.resolve([expected.version]).view(np.uint8).reshape(64)
-            ).all()
-        starved += golden.version == POISONED
-        for q in range(UNIT.queues):
-            for p in range(UNIT.pages):
-                assert d.page_word(0, q, p)["state"] == golden.tracker.word(q, p).state, (
-                    write,
-                    queue,
-                    page,
-                    q,
-                    p,
-                )
-
-    def hint(kind, sequence, pages):
-        """A list of each queue's pages, to both."""
-        for queue in sorted({q for q, _ in pages}):
-            line = pack(
-                HintLine(
-                    kind=kind,
-                    session=0,
-                    sequence=sequence,
-                    queue=queue,
-                    entries=tuple(p for q, p in pages if q == queue),
-                ),
-                UNIT,
-            )
-            sequence += 1
-            engine.hint(line)
-            d.push_hints([line])
-            d.settle()
-        return sequence
-
-    def pages_in(state):
-        return [
-            (q, p)
-            for q in range(UNIT.queues)
-            for p in range(UNIT.pages)
-            if golden.tracker.word(q, p).state == state
-        ]
-
+    pair = Pair()
     for page in range(UNIT.frames[0]):
-        touch(True, page % 2, page)
+        pair.touch(True, page % 2, page)
     # One frame is kept free; a pinned page that is cold takes it and keeps it.
-    (last,) = pages_in(PageState.COLD)
-    sequence = hint(HintKind.PIN, 0, [*pages_in(PageState.RESIDENT), last])
-    touch(False, *last)
-    pinned = pages_in(PageState.RESIDENT)
-    assert len(pinned) == UNIT.frames[0] and starved == 0
-    touch(True, 2, 2)  # a new page is lost with what was written to it
-    touch(False, 2, 2)
-    assert starved == 1
-    hint(HintKind.RELEASE, sequence, pinned)
-    touch(True, 2, 3)
-    (cold, *_) = pages_in(PageState.COLD)
-    sequence = hint(HintKind.PIN, sequence + 2, pages_in(PageState.RESIDENT))
-    touch(True, 3, 3)
-    hint(HintKind.PIN, sequence, [(3, 3)])
-    touch(False, 3, 3)
-    assert not golden.tracker.pools[0].free
-    touch(False, *cold)  # a cold page stays cold, its reader gets poison
-    assert starved == 2 and golden.tracker.word(*cold).state == PageState.COLD
-    touch(True, *cold)  # what is written to it is dropped, so it is lost
-    assert starved == 3 and golden.tracker.word(*cold).state == PageState.LOST
+    (last,) = pair.pages_in(PageState.COLD)
+    sequence = pair.hint(HintKind.PIN, 0, [*pair.pages_in(PageState.RESIDENT), last])
+    pair.touch(False, *last)
+    pinned = pair.pages_in(PageState.RESIDENT)
+    assert len(pinned) == UNIT.frames[0] and pair.starved == 0
+    pair.touch(True, 2, 2)  # a new page is lost with what was written to it
+    pair.touch(False, 2, 2)
+    assert pair.starved == 1
+    pair.hint(HintKind.RELEASE, sequence, pinned)
+    pair.touch(True, 2, 3)
+    (cold, *_) = pair.pages_in(PageState.COLD)
+    sequence = pair.hint(HintKind.PIN, sequence + 2, pair.pages_in(PageState.RESIDENT))
+    pair.touch(True, 3, 3)
+    pair.hint(HintKind.PIN, sequence, [(3, 3)])
+    pair.touch(False, 3, 3)
+    assert not pair.golden.tracker.pools[0].free
+    pair.touch(False, *cold)  # a cold page stays cold, its reader gets poison
+    assert pair.starved == 2 and pair.golden.tracker.word(*cold).state == PageState.COLD
+    pair.touch(True, *cold)  # what is written to it is dropped, so it is lost
+    assert pair.starved == 3 and pair.golden.tracker.word(*cold).state == PageState.LOST
     # What starves is looked for again and again, as time passes; the golden model has no time.
-    assert {name: golden.counters[name] for name in d.counters()} | {
+    assert {name: pair.golden.counters[name] for name in pair.device.counters()} | {
         "sweeps": 0
-    } == d.counters() | {"sweeps": 0}
+    } == pair.device.counters() | {"sweeps": 0}

@@ -10,7 +10,7 @@ from kelp_fpga.memory.block_store import LINE_RAM, BlockStore
 from kelp_fpga.memory.cold_store import ColdStore
 from kelp_spec.config import named
 from kelp_verif.fpga.memory_top import MemorySide
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import Model, run_cocotb
 
 
 @pytest.mark.parametrize("ultra", [False, True], ids=["block RAM", "UltraRAM"])
@@ -19,8 +19,8 @@ def test_cold_tier_and_memory_test(ultra):
         MemorySide(named("unit"), ultra=ultra),
         bench="kelp_verif.fpga.cold_store_bench",
         params={"config": "unit"},
-        sources=[LINE_RAM] if ultra else [],
         timeout_s=200,
+        model=Model(sources=[LINE_RAM] if ultra else []),
     )
     assert len(result.tests) == 3
 

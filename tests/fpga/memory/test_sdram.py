@@ -7,7 +7,7 @@ import pytest
 from kelp_fpga.memory.sdram_timing import AS4C16M16SA_7, COMMON
 from kelp_verif.fpga.chip import CHIP, VIOLATIONS, BareChip, SdramWithChip
 from kelp_verif.fpga.sdram_chip_bench import COMMANDS
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import Model, run_cocotb
 
 
 @pytest.mark.parametrize("mhz", [50, 80, 125])
@@ -19,9 +19,8 @@ def test_what_is_written_is_read_at_the_bandwidth_that_the_pins_have(mhz):
             SdramWithChip(hz=mhz * 1e6),
             bench="kelp_verif.fpga.sdram_bench",
             test=test,
-            sources=[CHIP],
-            name=f"Sdram{mhz}",
             timeout_s=120,
+            model=Model(sources=[CHIP], name=f"Sdram{mhz}"),
         )
         records |= result.records
     rates = records["bytes_per_cycle"]
@@ -44,8 +43,8 @@ def test_the_chip_accepts_what_is_right_and_sees_each_wrong_command():
             BareChip(hz=80e6),
             bench="kelp_verif.fpga.sdram_chip_bench",
             test=test,
-            sources=[CHIP],
             timeout_s=100,
+            model=Model(sources=[CHIP]),
         )
         assert len(result.tests) == 1
     assert set(COMMANDS) | set(_SET_UP) == set(VIOLATIONS)
@@ -58,9 +57,9 @@ def test_the_chip_sees_a_wrong_set_up(name):
         BareChip(hz=hz),
         bench="kelp_verif.fpga.sdram_chip_bench",
         test="a_wrong_set_up_is_seen",
-        sources=[CHIP],
         params={"name": name},
         timeout_s=100,
+        model=Model(sources=[CHIP]),
     )
     assert len(result.tests) == 1
 

@@ -54,127 +54,161 @@ def register(x, y, z):
     return f"X{x}/Y{y}/SLICE{'ABCD'[z // 2]}.FF{z % 2}"
 
 
-def design(seed: int) -> dict:
-    """Every kind of cell that moves or must not: tables, registers beside and behind them,
-    multiplexers, distributed RAM, chains, block RAMs, a buffer."""
-    d = Design(seed)
-    pick = d.random.choice
-    clock, resets, enables = d.net(), [d.net(), d.net()], [None, d.net(), d.net()]
-    known = [d.net()]
-    d.cell("DCCA", "X0/Y0/TDCC0", {"CLKI": known[0], "CLKO": (wide := d.net())})
-    settings = {
-        "CEMUX": "CE",
-        "LSRMUX": "LSR",
-        "SRMODE": "LSR_OVER_CE",
-        "CLKMUX": "CLK",
-        "GSR": "DISABLED",
-    }
+SETTINGS = {
+    "CEMUX": "CE",
+    "LSRMUX": "LSR",
+    "SRMODE": "LSR_OVER_CE",
+    "CLKMUX": "CLK",
+    "GSR": "DISABLED",
+}
 
-    def flip_flop(site, reset, enable, **fed):
-        known.append(out := d.net())
-        d.cell(
+
+class Cells:
+    """Every kind of cell that moves or must not, in a design of their own."""
+
+    def __init__(self, seed: int):
+        d = self.d = Design(seed)
+        self.clock, self.resets = d.net(), [d.net(), d.net()]
+        self.enables = [None, d.net(), d.net()]
+        self.known = [d.net()]  # nets that a cell may be fed by
+        self.wide = d.net()
+        d.cell("DCCA", "X0/Y0/TDCC0", {"CLKI": self.known[0], "CLKO": self.wide})
+
+    def flip_flop(self, site, reset, enable, **fed):
+        self.known.append(out := self.d.net())
+        self.d.cell(
             "TRELLIS_FF",
             register(*site),
-            {"CLK": clock, "LSR": reset, "CE": enable, **fed, "Q": out},
-            **settings,
+            {"CLK": self.clock, "LSR": reset, "CE": enable, **fed, "Q": out},
+            **SETTINGS,
         )
 
-    # tiles of tables, some with a register that they feed, and registers on their own
-    for _ in range(60):
-        x, y = d.free.pop()
-        reset = pick(resets)
-        for pair in range(4):
-            enable = pick([*enables, wide])
-            for z in (2 * pair, 2 * pair + 1):
-                if d.random.random() < 0.6:
-                    out = d.net()
-                    d.cell(
-                        "TRELLIS_COMB",
-                        table(x, y, z),
-                        {**{p: pick(known) for p in "ABCD"[: d.random.randint(1, 4)]}, "F": out},
-                    )
-                    if d.random.random() < 0.4:
-                        flip_flop((x, y, z), reset, enable, DI=out)
-                    else:
-                        known.append(out)
-                if d.random.random() < 0.2 and register(x, y, z) not in {
-                    c["attributes"]["NEXTPNR_BEL"] for c in d.cells.values()
-                }:
-                    flip_flop((x, y, z), reset, enable, M=pick(known))
-    # two tables and the multiplexer behind them, in one slice, with a register or without
-    for n in range(24):
-        x, y = d.free.pop()
-        half, out = d.net(), d.net()
-        d.cell("TRELLIS_COMB", table(x, y, 1), {"A": pick(known), "B": pick(known), "F": half})
-        d.cell(
-            "TRELLIS_COMB",
-            table(x, y, 0),
-            {"A": pick(known), "F1": half, "M": pick(known), "OFX": out},
-        )
-        if n % 2:
-            flip_flop((x, y, 0), resets[0], None, DI=out)
-        known.append(out)
-    for _ in range(4):  # four rows of RAM and what writes them
-        x, y = d.free.pop()
-        addresses = [d.net() for _ in range(4)]
-        d.cell(
-            "TRELLIS_RAMW",
-            f"X{x}/Y{y}/SLICEC.RAMW",
-            {
-                "A0": pick(known),
-                "B0": pick(known),
-                **{f"WADO{n}": bit for n, bit in enumerate(addresses)},
-            },
-        )
-        for z in range(4):
-            known.append(out := d.net())
+    def tables(self):
+        """Tiles of them, some with a register that they feed, and registers on their own."""
+        d, known, pick = self.d, self.known, self.d.random.choice
+        for _ in range(60):
+            x, y = d.free.pop()
+            reset = pick(self.resets)
+            for pair in range(4):
+                enable = pick([*self.enables, self.wide])
+                for z in (2 * pair, 2 * pair + 1):
+                    if d.random.random() < 0.6:
+                        out = d.net()
+                        d.cell(
+                            "TRELLIS_COMB",
+                            table(x, y, z),
+                            {
+                                **{p: pick(known) for p in "ABCD"[: d.random.randint(1, 4)]},
+                                "F": out,
+                            },
+                        )
+                        if d.random.random() < 0.4:
+                            self.flip_flop((x, y, z), reset, enable, DI=out)
+                        else:
+                            known.append(out)
+                    if d.random.random() < 0.2 and register(x, y, z) not in {
+                        c["attributes"]["NEXTPNR_BEL"] for c in d.cells.values()
+                    }:
+                        self.flip_flop((x, y, z), reset, enable, M=pick(known))
+
+    def multiplexers(self):
+        """Two tables and the multiplexer behind them, in one slice, with a register or without."""
+        d, known, pick = self.d, self.known, self.d.random.choice
+        for n in range(24):
+            x, y = d.free.pop()
+            half, out = d.net(), d.net()
+            d.cell("TRELLIS_COMB", table(x, y, 1), {"A": pick(known), "B": pick(known), "F": half})
             d.cell(
                 "TRELLIS_COMB",
-                table(x, y, z),
+                table(x, y, 0),
+                {"A": pick(known), "F1": half, "M": pick(known), "OFX": out},
+            )
+            if n % 2:
+                self.flip_flop((x, y, 0), self.resets[0], None, DI=out)
+            known.append(out)
+
+    def distributed_ram(self):
+        """Four rows of RAM and what writes them."""
+        d, known, pick = self.d, self.known, self.d.random.choice
+        for _ in range(4):
+            x, y = d.free.pop()
+            addresses = [d.net() for _ in range(4)]
+            d.cell(
+                "TRELLIS_RAMW",
+                f"X{x}/Y{y}/SLICEC.RAMW",
                 {
-                    "A": pick(known[:-1]),
-                    "WRE": pick(known[:-1]),
-                    "F": out,
-                    **{f"WAD{n}": bit for n, bit in enumerate(addresses)},
+                    "A0": pick(known),
+                    "B0": pick(known),
+                    **{f"WADO{n}": bit for n, bit in enumerate(addresses)},
                 },
-                MODE="DPRAM",
             )
-        for z in (4, 5):
-            d.cell("TRELLIS_COMB", table(x, y, z), {}, MODE="RAMW_BLOCK")
-    # carry chains: one over five tiles, two within one, one over two
-    for length in (36, 4, 4, 12):
-        x, y = next(
-            (x, y)
-            for x, y in sorted(d.free)
-            if all((x + n, y) in d.free for n in range(-(-length // 8)))
-        )
-        carry = None
-        for n in range(length):
+            for z in range(4):
+                known.append(out := d.net())
+                d.cell(
+                    "TRELLIS_COMB",
+                    table(x, y, z),
+                    {
+                        "A": pick(known[:-1]),
+                        "WRE": pick(known[:-1]),
+                        "F": out,
+                        **{f"WAD{n}": bit for n, bit in enumerate(addresses)},
+                    },
+                    MODE="DPRAM",
+                )
+            for z in (4, 5):
+                d.cell("TRELLIS_COMB", table(x, y, z), {}, MODE="RAMW_BLOCK")
+
+    def carry_chains(self):
+        """One over five tiles, two within one, one over two."""
+        d, known, pick = self.d, self.known, self.d.random.choice
+        for length in (36, 4, 4, 12):
+            x, y = next(
+                (x, y)
+                for x, y in sorted(d.free)
+                if all((x + n, y) in d.free for n in range(-(-length // 8)))
+            )
+            carry = None
+            for n in range(length):
+                known.append(out := d.net())
+                tile = (x + n // 8, y)
+                d.cell(
+                    "TRELLIS_COMB",
+                    table(*tile, n % 8),
+                    {"A": pick(known[:-1]), "FCI": carry, "F": out, "FCO": (carry := d.net())},
+                    MODE="CCU2",
+                )
+                if tile in d.free:
+                    d.free.remove(tile)
+            if length == 36:  # a register that may move, in a tile of a chain that may not
+                self.flip_flop((x, y, 0), self.resets[0], None, M=pick(known))
+
+    def block_rams(self):
+        """Three, and a register that closes the loop to the first net."""
+        d, known, pick = self.d, self.known, self.d.random.choice
+        for n in range(3):
+            x, y = d.free.pop()
             known.append(out := d.net())
-            tile = (x + n // 8, y)
             d.cell(
-                "TRELLIS_COMB",
-                table(*tile, n % 8),
-                {"A": pick(known[:-1]), "FCI": carry, "F": out, "FCO": (carry := d.net())},
-                MODE="CCU2",
+                "DP16KD",
+                f"X{x}/Y{y}/EBR{n}",
+                {"ADA0": pick(known[:-1]), "CLKA": self.clock, "DOA0": out},
             )
-            if tile in d.free:
-                d.free.remove(tile)
-        if length == 36:  # a register that may move, in a tile of a chain that may not
-            flip_flop((x, y, 0), resets[0], None, M=pick(known))
-    for n in range(3):
-        x, y = d.free.pop()
-        known.append(out := d.net())
         d.cell(
-            "DP16KD", f"X{x}/Y{y}/EBR{n}", {"ADA0": pick(known[:-1]), "CLKA": clock, "DOA0": out}
+            "TRELLIS_FF",
+            register(*d.free.pop(), 0),
+            {"CLK": self.clock, "LSR": self.resets[0], "M": known[-1], "Q": known[0]},
+            **SETTINGS,
         )
-    d.cell(
-        "TRELLIS_FF",
-        register(*d.free.pop(), 0),
-        {"CLK": clock, "LSR": resets[0], "M": known[-1], "Q": known[0]},
-        **settings,
-    )
-    return d.module()
+
+
+def design(seed: int) -> dict:
+    cells = Cells(seed)
+    cells.tables()
+    cells.multiplexers()
+    cells.distributed_ram()
+    cells.carry_chains()
+    cells.block_rams()
+    return cells.d.module()
 
 
 def bels(module: dict) -> dict[str, str]:

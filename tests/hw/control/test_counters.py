@@ -10,7 +10,7 @@ from kelp_hw.lib.histogram import LatencyHistogram
 from kelp_spec.config import named
 from kelp_spec.registers import HISTOGRAM_BINS
 from kelp_verif.formal.prove import mutant
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import Model, run_cocotb
 
 UNIT = named("unit")
 
@@ -21,8 +21,8 @@ def run(component, test, public=(), **params):
         bench="kelp_verif.control.counters_bench",
         test=test,
         params={"config": "unit", **params},
-        public=public,
         timeout_s=120,
+        model=Model(public=public),
     )
     return result.records[test]
 

@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_hw.lib.wide_memory import WideMemory
 from kelp_rtl.build.verilog import to_verilog
 from kelp_verif.fpga.netlist import CELLS, expressions, netlist
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import Model, run_cocotb
 
 _BOTH = """
 module top(clk, rst, i, o, p);
@@ -73,10 +73,9 @@ def test_a_netlist_does_what_its_rtl_does():
     result = run_cocotb(
         both,
         bench="kelp_verif.harness.netlist_bench",
-        sources=[CELLS],
-        build_args=[f"-I{CELLS.parent}"],
         params={"cycles": 4000},
         timeout_s=100,
+        model=Model(sources=[CELLS], build_args=[f"-I{CELLS.parent}"]),
     )
     assert result.records["different"] > 3000
 

@@ -31,7 +31,7 @@ from kelp_rtl.build import tools
 from kelp_rtl.build.verilator import MAKE_JOBS, PCH, VERILATOR_ARGS, call, runtime, tail
 from kelp_rtl.build.verilog import macro_sources, to_verilog
 
-__all__ = ["BenchResult", "bench_params", "record", "run_cocotb"]
+__all__ = ["BenchResult", "Model", "bench_params", "record", "run_cocotb"]
 
 _PARAMS = "KELP_BENCH_PARAMS"
 _RECORD = "KELP_BENCH_RECORD"
@@ -51,6 +51,23 @@ class BenchResult:
     records: dict = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What a simulation model holds beside its component.
+
+    ``sources`` is more Verilog; models of the SRAM macros in ``hw/kelp_hw/macros/`` are added by
+    themselves. ``public`` are the signals and memories below the top that the bench reads or
+    deposits into, as (module, name); both may hold ``*``. The words of all SRAM macros are
+    ``("kelp_sram", "words")``. Every one costs speed. ``build_args`` are more Verilator arguments;
+    ``name`` is what the build's directory is called, by default after the component.
+    """
+
+    sources: Iterable[Path | str] = ()
+    public: Iterable[tuple[str, str]] = ()
+    build_args: Sequence[str] = ()
+    name: str | None = None
+
+
 def run_cocotb(
     component,
     *,
@@ -59,12 +76,7 @@ def run_cocotb(
     seed: int | None = None,
     params: Mapping[str, object] | None = None,
     waves: bool = False,
-    sources: Iterable[Path | str] = (),
-    public: Iterable[tuple[str, str]] = (),
-    build_args: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    name: str | None = None,
-    build_dir: Path | None = None,
+    model: Model = Model(),
     timeout_s: float = 600,
 ) -> BenchResult:
     """Run the cocotb tests of the module ``bench`` on ``component`` in Verilator.
@@ -87,14 +99,8 @@ def run_cocotb(
         Anything JSON can carry, returned by :func:`bench_params` in the bench.
     waves
         Leave ``dump.vcd`` in the run directory. A separate build, since tracing slows the model.
-    sources
-        More Verilog. Models of the SRAM macros in ``hw/kelp_hw/macros/`` are added by themselves.
-    public
-        Signals and memories below the top that the bench reads or deposits into, as (module, name);
-        both may hold ``*``. The words of all SRAM macros are ``("kelp_sram", "words")``. Every one
-        costs speed.
-    build_args
-        More Verilator arguments.
+    model
+        What the model holds beside the component.
     timeout_s
         Wall-clock limit of the simulation, after which it is killed and the run has failed.
 
@@ -106,17 +112,17 @@ def run_cocotb(
     # reset.
     verilog = verilog.replace(" assert (", " if ($time > 1) assert (")
     ports = _ports_of(verilog, "top")
-    name = name or (
+    name = model.name or (
         bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__
     )
-    files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
+    files = [*macro_sources(verilog), *(Path(source).resolve() for source in model.sources)]
     # cocotb must see the ports and nothing else: publishing every signal (--public-flat-rw) makes
     # large designs unbuildable.
-    visible = [*(("top", port) for port in ports), *public]
+    visible = [*(("top", port) for port in ports), *model.public]
     control = "`verilator_config\n" + "".join(
         f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible
     )
-    args = [*VERILATOR_ARGS, *build_args]
+    args = [*VERILATOR_ARGS, *model.build_args]
     key = tools.digest(
         verilog,
         control,
@@ -126,7 +132,7 @@ def run_cocotb(
         str(waves),
         tools.version_key("verilator", "cocotb"),
     )
-    build_dir = Path(build_dir) if build_dir else tools.build_root() / "cocotb" / f"{name}-{key}"
+    build_dir = tools.build_root() / "cocotb" / f"{name}-{key}"
     with tools.lock(build_dir.with_name(f"{build_dir.name}.lock")):
         stamp = build_dir / "built"
         if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == key):
@@ -137,9 +143,7 @@ def run_cocotb(
     if seed is None:
         seed = _default_seed(bench, test, params)
     print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")
-    return _run_bench(
-        build_dir, bench, test, seed, dict(params or {}), waves, dict(env or {}), timeout_s
-    )
+    return _run_bench(build_dir, bench, test, seed, dict(params or {}), waves, timeout_s)
 
 
 def _default_seed(bench, test, params) -> int:
@@ -207,7 +211,7 @@ def _build_bench(build_dir: Path, files: Sequence[Path], args: Sequence[str], wa
     )
 
 
-def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> BenchResult:
+def _run_bench(build_dir, bench, test, seed, params, waves, timeout_s) -> BenchResult:
     import cocotb_tools.config
     import find_libpython
 
@@ -222,25 +226,21 @@ def _run_bench(build_dir, bench, test, seed, params, waves, env, timeout_s) -> B
         tempfile.mkdtemp(prefix=f"{bench.rpartition('.')[2]}-{seed}-", dir=build_dir / "runs")
     )
     results, log = run_dir / "results.xml", run_dir / "sim.log"
-    env = (
-        tools.tool_env()
-        | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "PYGPI_PYTHON_BIN": sys.executable,
-            "GPI_USERS": f"{libpython};{cocotb_tools.config.pygpi_entry_point()}",
-            "COCOTB_TOPLEVEL": "top",
-            "TOPLEVEL_LANG": "verilog",
-            "COCOTB_TEST_MODULES": bench,
-            "COCOTB_RANDOM_SEED": str(seed),
-            "PYTHONHASHSEED": "0",  # the order of a set is part of what a seed repeats
-            "COCOTB_RESULTS_FILE": str(results),
-            "COCOTB_TRUST_INERTIAL_WRITES": "1",
-            "COCOTB_ANSI_OUTPUT": "0",
-            _PARAMS: json.dumps(params),
-            _RECORD: str(run_dir / "records.jsonl"),
-        }
-        | env
-    )
+    env = tools.tool_env() | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYGPI_PYTHON_BIN": sys.executable,
+        "GPI_USERS": f"{libpython};{cocotb_tools.config.pygpi_entry_point()}",
+        "COCOTB_TOPLEVEL": "top",
+        "TOPLEVEL_LANG": "verilog",
+        "COCOTB_TEST_MODULES": bench,
+        "COCOTB_RANDOM_SEED": str(seed),
+        "PYTHONHASHSEED": "0",  # the order of a set is part of what a seed repeats
+        "COCOTB_RESULTS_FILE": str(results),
+        "COCOTB_TRUST_INERTIAL_WRITES": "1",
+        "COCOTB_ANSI_OUTPUT": "0",
+        _PARAMS: json.dumps(params),
+        _RECORD: str(run_dir / "records.jsonl"),
+    }
     if test is not None:
         names = [test] if isinstance(test, str) else list(test)
         env["COCOTB_TEST_FILTER"] = r"\.(" + "|".join(map(re.escape, names)) + ")$"

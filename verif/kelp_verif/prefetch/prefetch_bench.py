@@ -16,6 +16,23 @@ from ..harness.runner import bench_params, record
 from .prefetch_tb import SOURCES, TB
 
 
+def same_counts(tb, golden):
+    """What the block has counted is what the golden model has."""
+    for s in SOURCES:
+        for name, counter in (
+            ("issued", golden.issued),
+            ("REFUSED", golden.refused),
+            ("useful", golden.useful),
+            ("useless", golden.useless),
+            ("late", golden.late),
+        ):
+            assert tb.counts["pulse", name, s] == counter[s], (name, s)
+        for reason in ("OUTSIDE", "DISABLED", "THROTTLED"):
+            assert tb.counts["pulse", reason, s] == golden.dropped[s, reason], (reason, s)
+        for reason in ("DUPLICATE", "FULL", "CANCELLED"):
+            assert tb.counts["pulse", reason, s] == 0, (reason, s)
+
+
 @cocotb.test(timeout_time=20, timeout_unit="ms")
 async def lockstep(dut):
     """One trigger at a time: the same ops in the same order as the golden model, the same counts,
@@ -98,19 +115,7 @@ async def lockstep(dut):
         assert [credit >> 7 * s & 127 for s in SOURCES] == [
             golden.throttles[s].credit for s in SOURCES
         ], n
-    for s in SOURCES:
-        for name, counter in (
-            ("issued", golden.issued),
-            ("REFUSED", golden.refused),
-            ("useful", golden.useful),
-            ("useless", golden.useless),
-            ("late", golden.late),
-        ):
-            assert tb.counts["pulse", name, s] == counter[s], (name, s)
-        for reason in ("OUTSIDE", "DISABLED", "THROTTLED"):
-            assert tb.counts["pulse", reason, s] == golden.dropped[s, reason], (reason, s)
-        for reason in ("DUPLICATE", "FULL", "CANCELLED"):
-            assert tb.counts["pulse", reason, s] == 0, (reason, s)
+    same_counts(tb, golden)
     credits = [golden.throttles[s].credit for s in SOURCES]
     record(
         triggers=dict(triggers),
