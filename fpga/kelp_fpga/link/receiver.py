@@ -85,13 +85,18 @@ class LinkReceiver(wiring.Component):
         slot_bits = (WINDOW - 1).bit_length()
         m.submodules.slots = slots = Sram(depth=WINDOW * _SLOT, shape=8)
         kinds = Array(Signal(4, name=f"kind_{k}") for k in range(WINDOW))
-        lengths = {kind: n + OVERHEAD for kind, n in TO_DEVICE.items()}
+        taken = Signal(8)  # number of the next frame whose message leaves
+        self._take_bodies(m, slots, kinds, taken)
+        self._give_messages(m, slots, kinds[taken[:slot_bits]], taken)
+        return m
 
-        # - a body comes in ------------------------------------------------------------------------
+    def _take_bodies(self, m, slots, kinds, taken):
+        """A body comes in."""
+        slot_bits = (WINDOW - 1).bit_length()
+        lengths = {kind: n + OVERHEAD for kind, n in TO_DEVICE.items()}
         # bytes of this body so far; stops at a length that no body has
         index = Signal(range(_SLOT))
         control, seq, tail = Signal(8), Signal(8), Signal(32 + 32)
-        taken = Signal(8)  # number of the next frame whose message leaves
         # Whether there is a place for this body, known before its first byte is stored: one that
         # comes free later has not got that.
         room = Signal()
@@ -149,11 +154,14 @@ class LinkReceiver(wiring.Component):
             with m.If(self.polled):
                 m.d.comb += self.urgent.eq(1)
                 m.d.sync += missing_told.eq(0)
+        with m.If(self.clear):
+            m.d.sync += [self.expected.eq(0), missing_told.eq(0)]
 
-        # - a message goes out ---------------------------------------------------------------------
+    def _give_messages(self, m, slots, slot_kind, taken):
+        """A message goes out; the next is of ``slot_kind``."""
+        slot_bits = (WINDOW - 1).bit_length()
         place, here = Signal(range(_LONGEST + 1)), Signal()
         size = Signal(range(_LONGEST + 1))
-        slot_kind = kinds[taken[:slot_bits]]
         with m.Switch(slot_kind):
             for code, length in TO_DEVICE.items():
                 with m.Case(code):
@@ -203,13 +211,10 @@ class LinkReceiver(wiring.Component):
             m.d.sync += [self.o.valid.eq(0), complete.eq(0), own.eq(0), inside.eq(0)]
         with m.If(self.clear):
             m.d.sync += [
-                self.expected.eq(0),
                 taken.eq(0),
                 self.o.valid.eq(0),
                 complete.eq(0),
                 here.eq(0),
                 place.eq(0),
-                missing_told.eq(0),
                 own.eq(0),
             ]
-        return m

@@ -88,21 +88,7 @@ class MemoryTest(wiring.Component):
             ),
             wrong.eq(differs.any()),
         ]
-        m.d.comb += [
-            axi.ar.p.addr.eq(Cat(Const(0, 6), line)),
-            axi.aw.p.addr.eq(Cat(Const(0, 6), line)),
-            axi.ar.p.size.eq(SIZE_LINE),
-            axi.aw.p.size.eq(SIZE_LINE),
-            axi.ar.p.burst.eq(BURST_INCR),
-            axi.aw.p.burst.eq(BURST_INCR),
-            axi.w.p.strb.eq(~Const(0, LINE_BYTES)),
-            axi.w.p.last.eq(1),
-            axi.w.p.data.eq(Cat(*whole(stores))),
-            # One transaction at a time, whose answer comes after its address (and data) were taken:
-            # in the state that waits for it.
-            axi.r.ready.eq(1),
-            axi.b.ready.eq(1),
-        ]
+        self._ask_for_lines(m, line, whole(stores))
         with m.FSM():
             with m.State("IDLE"):
                 with m.If(self.start):
@@ -158,3 +144,22 @@ class MemoryTest(wiring.Component):
                     m.d.sync += [left.eq(left - 1), line.eq(Mux(down, line - 1, line + 1))]
                     m.next = "LINE"
         return m
+
+    def _ask_for_lines(self, m, line, data):
+        """Every transaction is one whole line: ``line``, and ``data`` where it is written."""
+        axi = self.axi
+        m.d.comb += [
+            axi.ar.p.addr.eq(Cat(Const(0, 6), line)),
+            axi.aw.p.addr.eq(Cat(Const(0, 6), line)),
+            axi.ar.p.size.eq(SIZE_LINE),
+            axi.aw.p.size.eq(SIZE_LINE),
+            axi.ar.p.burst.eq(BURST_INCR),
+            axi.aw.p.burst.eq(BURST_INCR),
+            axi.w.p.strb.eq(~Const(0, LINE_BYTES)),
+            axi.w.p.last.eq(1),
+            axi.w.p.data.eq(Cat(*data)),
+            # One transaction at a time, whose answer comes after its address (and data) were taken:
+            # in the state that waits for it.
+            axi.r.ready.eq(1),
+            axi.b.ready.eq(1),
+        ]
