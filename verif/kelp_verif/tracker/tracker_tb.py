@@ -69,6 +69,7 @@ class TB:
         self.golden.set_limits(self.limits)
         self.cycle = 0
         self.miss_ids = deque(range(config.misses))
+        self.id_waits = False
         self.want_request = lambda: None  # → (Op, fields of the request) or None
         self.want = {name: lambda: None for name in BACKGROUND}
         self.after = lambda op, result, before: None
@@ -237,7 +238,8 @@ class TB:
         dut.behind.value = behind
         for name in ("data", "miss", "score", "queue", "event"):
             getattr(dut, f"{name}_ready").value = self.credit(name)
-        offer_id = bool(self.miss_ids) and self.credit("free")
+        credit = self.credit("free")
+        offer_id = bool(self.miss_ids) and (credit or self.id_waits)
         dut.i_miss_free__valid.value = int(offer_id)
         dut.i_miss_free__payload.value = (
             self.miss_ids[0] if offer_id else rng.getrandbits(self.config.miss_bits)
@@ -250,7 +252,8 @@ class TB:
 
     def _observe(self, offer_id):
         dut, now = self.dut, self.cycle
-        if offer_id and dut.i_miss_free__ready.value:
+        self.id_waits = offer_id and not dut.i_miss_free__ready.value  # an offer stays
+        if offer_id and not self.id_waits:
             self.miss_ids.popleft()
         request = op = None
         for name in list(self.held):
