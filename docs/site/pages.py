@@ -34,11 +34,16 @@ SHOWN = ("hw", "fpga", "sim", "verif", "sw", "tests", "examples", "scripts", "do
 SUFFIXES = {".py", ".v", ".c", ".cpp", ".h", ".toml"}
 
 
+def is_source(path: str) -> bool:
+    """Whether the repository's file `path` has a page of its own."""
+    return Path(path).suffix in SUFFIXES or path.startswith("scripts/") or path == "Makefile"
+
+
 def link(docname: str, path: str) -> str | None:
     """Where the page `docname` finds the repository's file `path`: its page in the site."""
     if Path(path).suffix == ".md":
         target = path.removesuffix(".md") + ".html"
-    elif (ROOT / path).is_file():
+    elif (ROOT / path).is_file() and is_source(path):
         target = f"source/{path}.html"
     else:
         return None
