@@ -359,9 +359,10 @@ def test_a_lock_holds_up_its_own_tenant_alone_and_not_for_long(served):
                 ask(holder, wire.Op.EVENTS)
                 ask(holder, wire.Op.LOCK)
                 assert not done, "served in spite of the lock"
+        held = time.monotonic() - started
         waiting.join(20)
         assert done and "kept the lock" in served.hung_up()
-        assert time.monotonic() - started > 0.5 and slowest[0] < 5
+        assert 0.5 < held < 15 and slowest[0] < 5
         holder.close()
 
 
@@ -377,6 +378,7 @@ def test_the_lock_of_ld_id_0_excludes_everybody_and_waits_for_tenants(served):
                 order.append("admin")
                 thread = threading.Thread(target=read)
                 thread.start()
+                time.sleep(0.5)
                 admin.counters()
                 order.append("admin still")
             thread.join(20)
