@@ -27,6 +27,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     from kelp_hw.export.clean import (
         default_cases,
         distinct_instances,
+        drop_empty_wires,
         drop_true_asserts,
         initial_constants,
         reduce_not,
@@ -44,7 +45,7 @@ def write_verilog(config: Config, directory: Path, *, external_macros: bool = Fa
     text = explicit_widths(to_rtlil(Endpoint(config=config), name=top))
     text = settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=True))
     text = distinct_instances(
-        drop_true_asserts(initial_constants(reduce_not(default_cases(text)))), top
+        drop_true_asserts(initial_constants(reduce_not(default_cases(drop_empty_wires(text))))), top
     )
     head = (
         "// SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1\n// KELP endpoint, "

@@ -11,6 +11,7 @@ __all__ = [
     "distinct_instances",
     "drop_true_asserts",
     "initial_constants",
+    "drop_empty_wires",
     "reduce_not",
 ]
 
@@ -29,6 +30,12 @@ def default_cases(verilog: str) -> str:
             out.append(line.replace("endcase", "  default: ;"))
         out.append(line)
     return "\n".join(out)
+
+
+def drop_empty_wires(verilog: str) -> str:
+    """Without the wires of no bits (``wire [-1:0] x;``) that signals leave whose range has one
+    value in this configuration; nothing refers to them."""
+    return re.sub(r"(?m)^  (?:wire|reg) \[-1:0\] .*;\n", "", verilog)
 
 
 def reduce_not(verilog: str) -> str:

@@ -9,9 +9,10 @@ import subprocess
 import pytest
 
 from kelp_cli.verilog import write_verilog
+from kelp_hw.export.clean import drop_empty_wires
 from kelp_hw.export.widths import explicit_widths
 from kelp_rtl.build import tools
-from kelp_spec.config import named
+from kelp_spec.config import NAMED, named
 
 WAIVED = ("-Wno-PROCASSINIT", "-Wno-UNUSEDSIGNAL", "-Wno-DECLFILENAME")
 
@@ -33,10 +34,9 @@ def verilator(directory, *arguments):
     )
 
 
-@pytest.mark.timeout(900)
-def test_lints_alone_under_wall(written):
-    done = verilator(
-        written,
+def lint(directory):
+    return verilator(
+        directory,
         "--lint-only",
         "-Wall",
         *WAIVED,
@@ -45,7 +45,26 @@ def test_lints_alone_under_wall(written):
         "kelp_endpoint.v",
         "kelp_endpoint_wrapper.sv",
     )
+
+
+@pytest.mark.timeout(900)
+def test_lints_alone_under_wall(written):
+    done = lint(written)
     assert done.returncode == 0, done.stderr[:3000]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [name for name in NAMED if name != "unit"])
+def test_every_named_configuration_lints(name, tmp_path):
+    write_verilog(named(name), tmp_path)
+    done = lint(tmp_path)
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+def test_wires_of_no_bits_are_dropped():
+    kept = "  wire [1:0] a;\n  assign a = 2'h1;\n"
+    assert drop_empty_wires(f"  wire [-1:0] \\b$1 ;\n{kept}  reg [-1:0] c;\n") == kept
 
 
 @pytest.mark.timeout(900)
