@@ -26,15 +26,22 @@ __all__ = ["EmaEngine", "EmaStep"]
 
 
 class EmaStep(wiring.Component):
-    """s' = s + ((x − s)·a + 128 >> 8), one per cycle; a above 256 counts as 256.
+    """One step of the moving average: o = s + ((x − s)·a + 128 >> 8) (docs/arithmetic.md).
+
+    Latency: `LATENCY` cycles; one step in each cycle (`INTERVAL`), never stalls. No error cases.
 
     Members
     -------
-    s, x : in, 16; a : in, 9
-    o : out, 16, `LATENCY` cycles later
+    s, x : in
+        The score and what it moves towards, UQ0.16.
+    a : in
+        256 · α; above 256 it counts as 256.
+    o : out
+        The score after the step, `LATENCY` cycles later.
     """
 
     LATENCY = 3
+    INTERVAL = 1
 
     def __init__(self):
         super().__init__(
@@ -64,21 +71,26 @@ class EmaStep(wiring.Component):
 
 
 class EmaEngine(wiring.Component):
-    """Owns the score SRAM, SECDED over each score, and executes score events in order.
+    """Score SRAM with SECDED over each score; executes score events in order (spec §4, §5).
 
-    INIT writes the score of one touch from zero, TOUCH folds the idle steps and takes an EMA step
-    with x = 65535, MASS takes one with x = min(65535, `mass` << the queue's gain), SCAN reads.
-    TOUCH counts only for queues whose source is OBSERVED, MASS only for PUSHED. A corrected score
-    is written back, SCANs' too; an uncorrectable one counts as 0. INIT looks at nothing that was
-    there, and every other event comes after one: the words need no scrub. A queue's policy says
-    what its pages' words are: a score, or the two frequencies of `kelp`, for which each TOUCH
-    counts and no MASS; with them go the queue's profile, its newest page and the session's turn,
-    all as of the events so far.
+    - INIT writes the score of one touch from zero.
+    - TOUCH folds the idle steps and takes an EMA step with x = 65535; it counts only for queues
+      whose score source is OBSERVED.
+    - MASS takes one with x = min(65535, `mass` << the queue's gain); only for source PUSHED.
+    - SCAN reads.
 
-    Throughput: one event per cycle on distinct pages; an event on a page whose previous update is
-    not written yet waits for it (`HAZARD` cycles at most). Latency: `LATENCY` cycles from `i` to
-    `o_commit` and the write when nothing waits, `SCAN_LATENCY` to `o_scan`. Never loses an event:
-    `ready` = at least RESERVE places free.
+    A queue's policy says what its pages' words are: a score, or the two frequencies of `kelp`, for
+    which each TOUCH counts and no MASS. With them go the queue's profile, its newest page and the
+    session's turn, all as of the events so far.
+
+    Latency: `LATENCY` cycles from `i` to `o_commit` and the write when nothing waits,
+    `SCAN_LATENCY` to `o_scan`. One event in each cycle (`INTERVAL`) on distinct pages; an event on
+    a page whose previous update is not written yet waits for it (`HAZARD` cycles at most). No event
+    is lost: `ready` = at least RESERVE places free.
+
+    Errors: a score with one flipped bit is corrected and written back, also a SCAN's; one with two
+    counts as 0. INIT looks at nothing that was there, and every other event comes after one: the
+    words need no scrub.
 
     Parameters
     ----------
@@ -87,8 +99,11 @@ class EmaEngine(wiring.Component):
     Members
     -------
     i : in, always-ready stream of score_event
+        Only within RESERVE events of the last cycle with `ready`.
     ready : out
-    config_write : in, always-ready stream
+        Places are free, a cycle old.
+    config_write : in, always-ready stream of config_write
+        One queue's configuration.
     o_scan : out, always-ready stream of scanned
         In the order of the SCANs.
     o_commit : out, always-ready stream of score_commit
@@ -98,10 +113,12 @@ class EmaEngine(wiring.Component):
     cleared : out
         The reset scrub of the profiles is over; no event may come before.
     idle : out
+        No event is inside.
     """
 
     HAZARD = 8
     LATENCY = Exp2.LATENCY + 13
+    INTERVAL = 1
     SCAN_LATENCY = LATENCY - 2
     DEPTH = 2 * RESERVE
     #: events between the queue and the score's read; fourteen go through without a wait

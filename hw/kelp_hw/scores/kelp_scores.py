@@ -41,10 +41,11 @@ def remains(alpha: int, bits: int) -> list[int]:
 
 
 class Frequencies(wiring.Component):
-    """Folds idle steps into a word's two frequencies, and adds an access.
+    """Folds idle steps into a word's two frequencies, and adds an access (docs/policy.md).
 
-    Latency: `idle` comes two cycles before `word`; `common` three cycles after `word`, `touched`
-    four. One word a cycle.
+    Latency: `LATENCY` cycles from `word` to `common`, `TOUCHED_LATENCY` to `touched`; `idle` comes
+    `IDLE_LATENCY` cycles before its `common`, so two before its `word`. One word in each cycle
+    (`INTERVAL`). No error cases.
 
     Members
     -------
@@ -56,6 +57,11 @@ class Frequencies(wiring.Component):
     touched : out
         The word after an access; of word 0, that of a new page.
     """
+
+    LATENCY = 3
+    TOUCHED_LATENCY = 4
+    IDLE_LATENCY = 5
+    INTERVAL = 1
 
     def __init__(self):
         super().__init__(
@@ -120,11 +126,12 @@ class Frequencies(wiring.Component):
 
 class Profile(wiring.Component):
     """How often each queue's pages were read at each distance from its newest one: a count that
-    halves every 64 steps, and the epoch of its last count.
+    halves every 64 steps, and the epoch of its last count (docs/policy.md).
 
-    One event a cycle: its entry is read in the cycle of `valid`, `count` follows three cycles
-    later, the entry is written another cycle later when `counts` or `clears`. Whoever sends an
-    event on an entry that is still to be written gets the old one: see `BUSY`.
+    Latency: the entry is read in the cycle of `valid`, `count` follows `LATENCY` cycles later and
+    `entry` `ENTRY_LATENCY`, in which cycle it is written when `counts` or `clears`. One event in
+    each cycle (`INTERVAL`); one on an entry that is still to be written gets the old one, so the
+    engine keeps it back for `BUSY` cycles.
 
     Parameters
     ----------
@@ -132,16 +139,25 @@ class Profile(wiring.Component):
 
     Members
     -------
-    valid, squeue, distance, epoch, counts, clears : in
-        `counts`: an access; `clears`: the entry starts from nothing.
+    valid : in
+        An event.
+    squeue, distance : in
+        Its entry; `distance` is in pages.
+    epoch : in
+        The step it belongs to, without its low bits.
+    counts, clears : in
+        It is an access; the entry starts from nothing.
     count : out
-        Three cycles after `valid`: the count as of that epoch, before this access.
+        The count as of that epoch, before this access.
     entry : out
-        Four cycles after `valid`: what is written, or what was read.
+        What is written, or what was read.
     ready : out
         The reset scrub is over, one entry a cycle; no event may come before.
     """
 
+    LATENCY = 3
+    ENTRY_LATENCY = 4
+    INTERVAL = 1
     BUSY = 3  #: cycles after an event in which its entry must not be read
 
     def __init__(self, *, config: Config):
@@ -205,7 +221,10 @@ class Profile(wiring.Component):
 
 class Turns(wiring.Component):
     """Whose turn it is in each session's step: the latest access. A page before it in (queue, page)
-    has had its turn in this step. Combinational look-up.
+    has had its turn in this step (docs/policy.md).
+
+    Look-up: combinational (`LATENCY` 0), one in each cycle (`INTERVAL`); an access counts from the
+    next cycle on.
 
     Parameters
     ----------
@@ -213,13 +232,18 @@ class Turns(wiring.Component):
 
     Members
     -------
-    session, squeue, page, step : in
-        `step`: the low byte of the session's step.
+    session, squeue, page : in
+        The page that is looked up or accessed.
+    step : in
+        Low byte of the session's step.
     accessed : in
         This is an access: the turn is here from the next cycle on.
     over : out
         The page's turn has passed.
     """
+
+    LATENCY = 0
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config

@@ -51,7 +51,8 @@ class TB:
         self.kelp = Scores(self.config)
         self.step = [self.rng.randrange(1 << 24) for _ in range(self.config.sessions)]
         self.commits, self.scans = deque(), deque()
-        self.cycle = self.corrected = self.uncorrected = self.committed = self.waited = 0
+        self.cycle = self.corrected = self.uncorrected = self.committed = 0
+        self.waited = self.scan_waited = 0
         self.last_commit = 0
 
     async def start(self):
@@ -159,16 +160,19 @@ class TB:
         if kind == SCAN:
             eligible = word["scan.state"] == PageState.RESIDENT and not word["scan.pinned"]
             self.scans.append(
-                {
-                    "page": page[1],
-                    "slot": values["slot"],
-                    "tag": values["scan_tag"],
-                    "eligible": int(eligible),
-                    "cold": int(word["scan.state"] == PageState.COLD),
-                    "last_step": word["scan.last_step"],
-                    "score": s,
-                    **found,
-                }
+                (
+                    {
+                        "page": page[1],
+                        "slot": values["slot"],
+                        "tag": values["scan_tag"],
+                        "eligible": int(eligible),
+                        "cold": int(word["scan.state"] == PageState.COLD),
+                        "last_step": word["scan.last_step"],
+                        "score": s,
+                        **found,
+                    },
+                    self.cycle,
+                )
             )
         self.score[page] = s
         self.commits.append(
@@ -190,10 +194,12 @@ class TB:
         await ReadOnly()
         if dut.o_scan__valid.value == 1:
             got = self.scanned.unpack(dut.o_scan__payload.value)
-            assert self.scans and got == _open(self.scans[0], got), (
-                f"scan {got}, expected {self.scans[0] if self.scans else None}"
-            )
-            self.scans.popleft()
+            assert self.scans, f"scan {got}, expected none"
+            expected, since = self.scans.popleft()
+            assert got == _open(expected, got), f"scan {got}, expected {expected}"
+            latency = self.cycle - since
+            assert latency >= EmaEngine.SCAN_LATENCY, f"{got} {latency}"
+            self.scan_waited = max(self.scan_waited, latency - EmaEngine.SCAN_LATENCY)
         if dut.o_commit__valid.value == 1:
             got = self.commit.unpack(dut.o_commit__payload.value)
             expected, since = self.commits.popleft()
@@ -253,7 +259,8 @@ async def random_events(dut):
 
 @cocotb.test(timeout_time=4, timeout_unit="ms")
 async def full_rate(dut):
-    """Distinct pages over all queues, one a cycle, after each page has been written once."""
+    """Distinct pages over all queues, one a cycle, after each page has been written once: touched,
+    then scanned. None waits, so the engine's two latencies are exact."""
     tb = TB(dut)
     await tb.start()
     c, rng = tb.config, tb.rng
@@ -271,11 +278,16 @@ async def full_rate(dut):
         assert tb.ready, f"credit was lost after {n} distinct pages"
         await tb.send(tb.make(*pages[n % len(pages)], TOUCH))
     await tb.drain()
-    assert tb.waited == 0
+    cycles = tb.last_commit - start
+    for page in pages:
+        assert tb.ready
+        await tb.send(tb.make(*page, SCAN))
+    await tb.drain()
+    assert tb.waited == tb.scan_waited == 0
     record(
-        updates_per_cycle=updates / (tb.last_commit - start - EmaEngine.LATENCY + 1),
+        updates_per_cycle=updates / (cycles - EmaEngine.LATENCY + 1),
         queues=c.squeues,
-        cycles=tb.last_commit - start,
+        cycles=cycles,
     )
 
 

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Latency and interval of a block, measured in Amaranth's simulator."""
+
+from amaranth.hdl import Module, Signal, Value
+from amaranth.sim import Simulator
+
+__all__ = ["changes"]
+
+GAP = 12  #: cycles between `before` and the stimuli, and after these
+
+
+def port(dut, path):
+    for name in path.split("."):
+        dut = dut[int(name)] if name.isdigit() else getattr(dut, name)
+    return Value.cast(dut)
+
+
+def changes(dut, output, stimuli, *, prepare=None, before=(), settle=2, interval=1, within=40):
+    """Cycles, counted from the first of `stimuli`, in which `output` is not what it was a cycle
+    before; as many as there are stimuli.
+
+    A stimulus is a dict of port path → value, which holds for one cycle; `prepare` holds all the
+    time, except where a stimulus says otherwise. Stimuli come `interval` cycles apart, after
+    `settle` cycles, the dicts of `before` (one a cycle) and a gap. `output` is a port path or a
+    function of the block.
+    """
+    prepare = prepare or {}
+    seen, n = [], len(stimuli)
+    paths = {*prepare, *(path for each in (*before, *stimuli) for path in each)}
+    signals = {path: port(dut, path) for path in paths}
+    watched = output(dut) if callable(output) else port(dut, output)
+    at = dict(zip(range(settle, settle + len(before)), before, strict=True))
+    start = settle + len(before) + GAP
+    at |= {start + k * interval: each for k, each in enumerate(stimuli)}
+
+    async def bench(ctx):
+        for cycle in range(start + n * interval + within):
+            values = prepare | at.get(cycle, {})
+            for path, signal in signals.items():
+                ctx.set(signal, values.get(path, 0))
+            seen.append(ctx.get(watched))
+            await ctx.tick()
+
+    top = Module()
+    top.submodules.dut = dut
+    top.d.sync += Signal().eq(1)  # a combinational block has no clock of its own
+    simulator = Simulator(top)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    return [t - start for t in range(start, len(seen)) if seen[t] != seen[t - 1]][:n]
