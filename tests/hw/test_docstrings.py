@@ -15,11 +15,17 @@ import kelp_hw
 from kelp_spec.config import named
 
 #: Rooms of kelp_hw whose blocks are held to it.
-DONE_ROOMS = set()
+DONE_ROOMS = {
+    "scores",
+    "tracker",
+}
 
 UNIT = named("unit")
 #: Arguments of the smallest legal instance, where they are not `config` alone.
-ARGUMENTS = {}
+ARGUMENTS = {
+    **dict.fromkeys(("EmaStep", "Frequencies"), {}),
+    "FreeFrames": {"first": 0, "frames": 8, "frame_bits": 3},
+}
 
 #: Class → why it has no `LATENCY` and `INTERVAL`.
 NOT_TIMED = {}

@@ -149,8 +149,11 @@ def choose(entering: data.View) -> dict:
 
 
 class Arbiter(wiring.Component):
-    """Admits at most one request and one op a cycle, each only with the credits that cover its
-    worst case.
+    """M0: admits at most one request and one op a cycle, each only with the credits that cover its
+    worst case (docs/design.md §1).
+
+    Latency: none from the handshake to `o_hot`, `o_valid` and `o_entering` (`LATENCY` 0,
+    combinational); a request in each cycle (`INTERVAL`), and beside a hot one an op.
 
     Which background op goes, if one does, is chosen a cycle ahead, from the ops that stand at their
     streams then and stay, and from what is `behind` the one that goes then: so an op waits for at
@@ -169,10 +172,17 @@ class Arbiter(wiring.Component):
 
     Members
     -------
-    i_request, i_miss, i_control, i_hint, i_evict, i_prefetch : streams in
+    i_request : in, stream of request
+    i_miss, i_control, i_hint, i_evict, i_prefetch : in, streams of op
         The ops of a stream are of its `KINDS`. An op that is offered stays until it is taken.
     behind : in, of each background stream
-    hot, hold, credits : in
+        What it has in the next cycle if its op is taken in this one.
+    hot : in
+        The request finds its page among the hot ones.
+    hold : in
+        Nothing is admitted.
+    credits : in
+        Free places downstream, as registers have them: see :func:`credits_layout`.
     credits_ahead : in
         What `credits` will be in the next cycle; of it `data`, `score` and `queue` are asked.
     good : in
@@ -189,6 +199,8 @@ class Arbiter(wiring.Component):
         Queue within the session, of a request.
     """
 
+    LATENCY = 0
+    INTERVAL = 1
     PATIENCE = 7
     SURPLUS = 16  #: first lines of 16 page-sequential streams pass in one burst
 
@@ -295,7 +307,7 @@ class Arbiter(wiring.Component):
         m.d.comb += all_credits.eq(credits.as_value().all())
 
         # A hot request yields only to an urgent op that needs the frame stage, a cold one to any
-        # urgent op. `hot` comes late: everything else is ready when it arrives.
+        # urgent op. Critical path: `hot`, so everything else is worked out for both its values.
         cold_able, hot_able, able_if_cold, takes_frame = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             hot_able.eq(self.i_request.valid & credits.data & ~self.hold & ~(urgent & pick_frame)),
@@ -315,7 +327,7 @@ class Arbiter(wiring.Component):
         with m.Elif(any_able & ~urgent):
             m.d.sync += claim.eq(claim + 1)
 
-        # The op that enters: both parts, whoever it is.
+        # The op that enters: both parts, whichever stream it is of.
         entering = self.o_entering
         m.d.comb += [entering.cold.eq(cold_able), entering.takes_frame.eq(takes_frame)]
         m.d.comb += [

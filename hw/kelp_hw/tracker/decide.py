@@ -104,7 +104,8 @@ def frame_of(kind, asks, write) -> dict:
 
 
 class Decide(wiring.Component):
-    """The op table of docs/design.md §3. Combinational.
+    """The op table of docs/design.md §3 (spec §4). Combinational (`LATENCY` 0), an op in each cycle
+    (`INTERVAL`).
 
     `result.op` is the op with `refused` replaced by the Event of a refusal (READ, WRITE, PIN,
     OPEN). `result.old` is the word as the op found it: LOST with everything else zero when it was
@@ -125,11 +126,25 @@ class Decide(wiring.Component):
 
     Members
     -------
-    op, word, context : in
-    result, found_frame, strobes : out
-    frame_op, score : out, always-ready streams
-        `frame_op` lacks what depends on the session's shape (`used_lines`, `k_only`, `host_type`).
+    op : in
+        The op at M3.
+    word : in
+        Its page word, as it was read.
+    context : in
+        See :func:`context_layout`.
+    result : out
+        What becomes of the op; defined when `context.valid`.
+    found_frame : out
+        Frame of an op that names none itself.
+    strobes : out
+        See :func:`strobes_layout`.
+    frame_op : out, always-ready stream of frame_op
+        Lacks what depends on the session's shape (`used_lines`, `k_only`, `host_type`).
+    score : out, always-ready stream of score_event
     """
+
+    LATENCY = 0
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -323,7 +338,7 @@ class Decide(wiring.Component):
                         m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT)]
                     with m.Else():
                         # Step and opinion stay in the word, so that a miss soon after can be
-                        # counted against this eviction and whoever chose it.
+                        # counted against this eviction and the policy that chose it.
                         m.d.comb += [
                             changed.eq(1),
                             new.state.eq(PageState.COLD),
@@ -434,8 +449,8 @@ class Decide(wiring.Component):
             strobes.push.eq((is_op[Op.RELEASE] & writing_back & ~op.failed) | is_op[Op.FREE]),
             strobes.wait.eq((demand & cold) | (x.allocates & nowhere & ~x.can_take)),
             strobes.unwait.eq(is_op[Op.GRANT] & (op.failed | x.can_pop)),
-            # What is free in the next cycle does not depend on whether a frame was free for who
-            # wants one: it is taken, or waited for.
+            # What is free in the next cycle does not depend on whether a frame was free for an op
+            # that wants one: it is taken, or waited for.
             strobes.want.eq(
                 (x.grants & x.can_pop) | (x.allocates & nowhere) | prefetch | (demand & cold)
             ),

@@ -37,7 +37,10 @@ def ahead_layout(config: Config) -> data.StructLayout:
 
 class Foresight(wiring.Component):
     """Compares a request with the hot pages, the ops in the pipeline and its session in the cycle
-    before it is at M0, and keeps that up to date while it stays.
+    before it is at M0, and keeps that up to date while it stays (docs/design.md §1).
+
+    Latency: `LATENCY` cycle from `ahead` to `same`, `hit` and `good`; a request in each cycle
+    (`INTERVAL`). No error cases.
 
     Parameters
     ----------
@@ -57,6 +60,7 @@ class Foresight(wiring.Component):
     pages, entering : in
         Hot pages, and which of them the page of the op in M3 replaces at the end of this cycle.
     sessions : in
+        Registers of every session.
     same, hit : out
         Which ops, and which hot pages, have the page of M0's request; those that are valid (of hot
         pages also the others).
@@ -64,6 +68,9 @@ class Foresight(wiring.Component):
         The request goes to memory, as far as its own fields and the session as it was in the cycle
         before tell.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -121,9 +128,9 @@ class Foresight(wiring.Component):
         ]
         m.d.comb += fresh.eq(Mux(self.ahead.which, of_candidates[1], of_candidates[0]))
 
-        # The ops go on by one stage, whether the request does or not. Which op enters in this cycle
-        # comes late: the request is compared with both. It is the present one only if that does not
-        # stay.
+        # The ops go on by one stage, whether the request does or not. Critical path: which op
+        # enters in this cycle; the request is compared with both. It is the present one only if
+        # that does not stay.
         behind, with_background, with_request, hit = Signal(3), Signal(), Signal(), self.hit
         m.d.comb += self.same.eq(
             Cat(Mux(self.was_background, with_background, with_request), behind)

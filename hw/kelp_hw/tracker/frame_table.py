@@ -21,9 +21,10 @@ __all__ = ["FrameTable"]
 class FrameTable(wiring.Component):
     """Executes frame ops in order, one per cycle, and tells the data path what to do.
 
-    Latency: two cycles from `i` to every output; throughput: one op per cycle, also on one frame in
-    successive cycles (forwarded); never stalls, so whoever drives `i` has reserved the data path's
-    place. After reset `ready` rises once every entry is zero, `config.total_frames` cycles later.
+    Latency: `LATENCY` cycles from `i` to every output; one op in each cycle (`INTERVAL`), also on
+    one frame in successive cycles (forwarded). Never stalls: the driver of `i` has reserved the
+    data path's place. After reset `ready` rises once every entry is zero, `config.total_frames`
+    cycles later.
 
     What an op with `use` does to its frame's entry, and the data op it emits (spec §3, §4;
     docs/design.md §3, §4):
@@ -41,9 +42,9 @@ class FrameTable(wiring.Component):
     - PEEK: emits `o_owner`.
 
     Without `use` the entry is not touched. `answer` other than NONE always becomes an ANSWER;
-    `has_write` rides along, so that the data path frees the write slot. The first READ or WRITE on
+    `has_write` goes with it, so that the data path frees the write slot. The first READ or WRITE on
     an unused prefetched frame reports it useful, its end without one useless; a REPLAY counts it as
-    used silently, since M3 has called it late.
+    used without a report, since M3 has counted it as a late prefetch.
 
     Parameters
     ----------
@@ -52,15 +53,27 @@ class FrameTable(wiring.Component):
     Members
     -------
     i : in, always-ready stream of frame_op
-    sector_address : out; sector_data : in, a cycle later
-        The completion's sector of `i.miss`, zeros when the miss had nothing to read.
+        None before `ready`.
+    sector_address : out
+        `i.miss`.
+    sector_data : in, a cycle later
+        The line masks of that miss's completion, zeros when the miss had nothing to read.
     o : out, always-ready stream of data_op
-    o_claim, o_owner, o_usage, o_commit, each with `_valid` : out
-        `o_commit` reports every op with the entry after it.
+    o_claim : out, always-ready stream of claim
+        Of each CLAIM with outcome DONE.
+    o_owner : out, always-ready stream of frame_owner
+        Of each PEEK of a frame.
+    o_usage : out, always-ready stream of usage
+    o_commit : out, always-ready stream of frame_commit
+        Every op with the entry after it.
     ready : out
+        The reset scrub is over.
     idle : out
         No op is inside.
     """
+
+    LATENCY = 2
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -88,8 +101,8 @@ class FrameTable(wiring.Component):
         )
         m.submodules.place = place = PageAddress(config=c)
 
-        # Input cycle: M3 presents the frame and the miss entry whose sector may be needed. Both are
-        # read in any case: whether they matter comes late.
+        # Input cycle: M3 presents the frame and the miss entry whose line masks may be needed. Both
+        # are read in any case. Critical path: whether they matter.
         m.d.comb += [
             table.read_en.eq(1),
             table.read_address.eq(self.i.p.frame),
@@ -99,16 +112,16 @@ class FrameTable(wiring.Component):
         m.d.sync += [f1.eq(self.i.p), f1_valid.eq(self.i.valid)]
 
         # F1: the entry is out, or a fill starts it anew. An op's entry is written in the cycle
-        # after F2, and goes the long way to the block RAMs from a register. So three writes are not
-        # seen: that of the cycle in which it was read, that of this cycle, and that of the op in
-        # F2.
+        # after F2, from a register (critical path: the wires to the block RAMs). So three writes
+        # are not seen: that of the cycle in which it was read, that of this cycle, and that of the
+        # op in F2.
         f2, f2_valid = Signal(self.layouts.frame_op), Signal()
         after, before, instead = Signal(entry_layout), Signal(entry_layout), Signal(entry_layout)
         written, write_frame = Signal(), Signal.like(self.i.p.frame)  # `before` is written
         # a cycle ago
         was_written, was_frame, was = Signal(), Signal.like(self.i.p.frame), Signal(entry_layout)
-        # Block RAMs are slow, and frames are compared far from them: each of the three waits in a
-        # register, and so does which of them it is.
+        # Critical path: the block RAM's answer, and the comparison of frames. Each of the three is
+        # registered here, and so is which of them it is.
         same, passed, met, read, stands_in = (
             Signal(),
             Signal(),

@@ -16,7 +16,10 @@ __all__ = ["HotPages"]
 
 class HotPages(wiring.Component):
     """Pages that are resident and already touched in their session's step, with their frame, pool
-    and formats; `config.hot_pages` of them.
+    and formats; `config.hot_pages` of them (docs/design.md §1, two lanes).
+
+    Latency: `HIT_LATENCY` (0) from `same` to `hit`, `LATENCY` (1) to `entry`; a look-up and a
+    change in each cycle (`INTERVAL`). No error cases.
 
     Looked up at M0 by `same` (`hit` in the same cycle, `entry` in the next), changed at M3: `keep`
     enters the op's page if it is not there, in place of the entry that has been there longest;
@@ -28,8 +31,10 @@ class HotPages(wiring.Component):
 
     Members
     -------
-    pages, entering : out
-        The pages of this cycle, valid or not; those that `page` replaces in the next.
+    pages : out
+        The pages of this cycle, valid or not.
+    entering : out
+        Those that `page` replaces in the next.
     same : in
         Which of `pages` are looked for.
     hit : out, same cycle
@@ -38,11 +43,21 @@ class HotPages(wiring.Component):
         Its frame, pool and formats.
     ahead : in, page
         What `page` will be in the next cycle.
-    page, session, keep, drop : in
+    page, session : in
+        The page of the op at M3, and its session.
+    keep : in
+        `page` enters, if it is not there.
     new : in
         Frame, pool and formats of `page`, with `keep`.
+    drop : in
+        `page` leaves.
     drop_session : in
+        The pages of `session` leave.
     """
+
+    LATENCY = 1
+    HIT_LATENCY = 0
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -84,8 +99,8 @@ class HotPages(wiring.Component):
             chosen = chosen | Mux(looked[i], entries[i].as_value(), 0)
         m.d.comb += self.entry.eq(chosen)
 
-        # M3 says late what becomes of its page; where that page is now has been found by then, with
-        # what the op before it does allowed for.
+        # Critical path: what becomes of M3's page. Where that page is now has been found a cycle
+        # earlier, with what the op before it does allowed for.
         oldest, entering, left = Signal(n, init=1), self.entering, Signal(n)  # one bit each
         enter = Signal()
         m.d.comb += [

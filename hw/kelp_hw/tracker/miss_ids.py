@@ -18,8 +18,11 @@ class MissIds(wiring.Component):
     requests of every entry.
 
     `level` ids are at hand and `id` is the next, so an op that was admitted against `level` finds
-    one. `take` and `park` take effect in the next cycle, `park`, `unpark` and `empty` are exact for
-    every op of earlier cycles.
+    one.
+
+    Latency: `LATENCY` cycle from `i`, `take`, `park` and `unpark` to `level`, `id` and `empty`,
+    which are exact for every op of earlier cycles; one of each in each cycle (`INTERVAL`). Errors:
+    a `take` without an id, an `unpark` of an entry with none parked (asserted).
 
     Parameters
     ----------
@@ -29,7 +32,12 @@ class MissIds(wiring.Component):
     -------
     i : stream of free miss ids
         The miss buffer's, in the order in which they are to be taken.
-    level, id, take : out, out, in
+    level : out
+        Ids at hand.
+    id : out
+        The next of them.
+    take : in
+        `id` is taken.
     parked : in
         With `take`: the new entry begins with one parked request.
     park, park_id : in
@@ -42,6 +50,8 @@ class MissIds(wiring.Component):
         No request waits on entry `select`.
     """
 
+    LATENCY = 1
+    INTERVAL = 1
     #: three more than the ops between M0 and M3: M0's credit is a cycle old, and supposes that an
     #: op which finds one takes an id
     DEPTH = 7
@@ -74,8 +84,8 @@ class MissIds(wiring.Component):
         m = Module()
         c = self.config
         ids, counts = self.ids, self.counts
-        # Shifts towards 0, so that `id` is a register: M3 writes it into a page word late in its
-        # cycle.
+        # Shifts towards 0, so that `id` is a register. Critical path: M3 writes it into a page
+        # word.
         taken_in = Signal()
         m.d.comb += [
             self.i.ready.eq(self.level != self.DEPTH),

@@ -63,8 +63,8 @@ class PageAddress(wiring.Component):
     """Places one host line of a stored page. It agrees with `kelp_spec.geometry.StoredPage.place`
     for every line that the page has.
 
-    Latency: one cycle; throughput: one line a cycle; never stalls. Lines that the page does not
-    have give a meaningless place.
+    Latency: `LATENCY` cycle; one line in each cycle (`INTERVAL`); never stalls. Errors: lines that
+    the page does not have give a meaningless place; nothing reports it. Clause: spec §3.
 
     Parameters
     ----------
@@ -72,12 +72,28 @@ class PageAddress(wiring.Component):
 
     Members
     -------
-    frame, pool, kv_line, used_lines, k_only, format_k, format_v : in
-        `used_lines` host lines per half; `k_only`: the page stores no V.
-    base, offset, part, scaled, scale_offset, scale_byte, format : out, a cycle later
-        `scale_offset` and `scale_byte` count only when `scaled`. Offsets are DRAM lines from
-        `base`.
+    frame, pool : in
+        A frame and the pool that it lies in.
+    kv_line : in
+        The host line: its highest bit chooses V.
+    used_lines : in
+        Host lines per half.
+    k_only : in
+        The page stores no V.
+    format_k, format_v : in
+        Stored formats of the halves.
+    base : out
+        The frame's first DRAM line.
+    offset, part : out
+        The DRAM line from `base`, and the part of it that is the host line.
+    scaled, scale_offset, scale_byte : out
+        The line has a scale; its DRAM line from `base` and the byte in it, which count only then.
+    format : out
+        The line's stored format.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         c = self.config = config

@@ -23,14 +23,15 @@ __all__ = ["PageWords"]
 
 
 class PageWords(wiring.Component):
-    """Reads a page word at MA, hands it over at M3 and takes the op's new one there; one op per
-    cycle, rigid.
+    """Reads a page word at MA, hands it over at M3 and takes the op's new one there (spec §4).
 
-    Cycle t (MA): `look` and `look_valid`. Cycle t + 3 (M3): `word` (repaired) with `corrected`,
-    `uncorrected`; `new`, the word after the op, in the same cycle, with `write` when it must be
-    stored. An op sees the words of all earlier ops, also of the one just before it. `word` of an
-    uncorrectable error is as it was read. `states`: bit s, the word's state is s, LOST when it is
-    uncorrectable.
+    Latency: `LATENCY` cycles from `look` to `word`; one op in each cycle (`INTERVAL`), never
+    stalls.
+
+    Cycle t (MA): `look`. Cycle t + 3 (M3): `word` (repaired) with `corrected`, `uncorrected`;
+    `new`, the word after the op, in the same cycle, with `write` when it must be stored. An op sees
+    the words of all earlier ops, also of the one just before it. `word` of an uncorrectable error
+    is as it was read. `states`: bit s, the word's state is s, LOST when it is uncorrectable.
 
     The SRAM is banked by the low page bits, as far as needed to scrub within `SCRUB_CYCLES`; all
     banks are scrubbed together after reset, then `ready` rises. A word is encoded in the cycle
@@ -39,22 +40,32 @@ class PageWords(wiring.Component):
     tool would choose between them behind their outputs. As many rows of one bit are in a block RAM
     of an ECP5, so the parts are as few as they can be.
 
-    `flip` is for verification: what it holds in the cycle after M3 is XORed into the code word on
-    its way to the SRAM. Tied to zero it costs nothing.
-
     Parameters
     ----------
     config : Config
 
     Members
     -------
-    look, look_valid : in
-    word, corrected, uncorrected, states : out
-    new, write : in
+    look : in, always-ready stream of page
+    word : out
+        The page's word.
+    corrected, uncorrected : out
+        It had one flipped bit, or two.
+    states : out
+        Its state, one-hot.
+    new : in
+        The word after the op, whether the op changed it or not.
+    write : in
+        `new` is stored.
     flip : in
+        For verification: what it holds in the cycle after M3 is XORed into the code word on its way
+        to the SRAM. Tied to zero it costs nothing.
     ready : out
+        The reset scrub is over.
     """
 
+    LATENCY = 3
+    INTERVAL = 1
     SCRUB_CYCLES = 700_000
     PART_ROWS, MOST_PARTS = 16384, 4
 
@@ -167,8 +178,8 @@ class PageWords(wiring.Component):
             for k, bit in enumerate(wanted)
         ]
 
-        # A block RAM is slow, and far away: what it read goes to a register at once, and is zero
-        # there where it is not wanted, so two parts have one register, one table before it. So M2
+        # Critical path: the block RAM's answer is registered here, and is zero where it is not
+        # wanted, so two parts have one register, one table before it. So M2
         # need not choose, and where no word was read, or an older op's is taken, it finds zeros,
         # which are a code word. `new` is the word after its op whether that changed it or not, so
         # forwarding need not wait for the decision.

@@ -21,8 +21,8 @@ def count_bits(config: Config) -> int:
 
 
 def counted(counter, up, down):
-    """The counter, one more or one less. M3 says late that something is taken, and sooner that
-    something comes back: that one steers the carry chain."""
+    """The counter, one more with `up` or one less with `down`. Critical path: `up`, M3's word that
+    something is taken; so `down` steers the carry chain."""
     return counter.eq(Mux(up == down, counter, (counter + Mux(down, -1, 1))[: len(counter)]))
 
 
@@ -31,9 +31,12 @@ class FreeFrames(wiring.Component):
     they came back.
 
     `frame` is the id that `pop` takes, valid in every cycle in which `free` > 0; the next one
-    follows a cycle later. A frame pushed in one cycle can be popped in the next. One pop and one
-    push per cycle. `free` = limit − used counts; `limit` bounds the number of frames in use, not
+    follows a cycle later. `free` = limit − used; `limit` bounds the number of frames in use, not
     their ids, and changes only while `used` is 0.
+
+    Latency: `LATENCY` cycle from `pop` and `push` to `frame`, `free` and `used`: a frame pushed in
+    one cycle can be popped in the next. One pop and one push in each cycle (`INTERVAL`). Errors: a
+    pop without a free frame, a push without a used one (asserted); bad parameters (ValueError).
 
     Parameters
     ----------
@@ -48,12 +51,20 @@ class FreeFrames(wiring.Component):
     -------
     limit : in
         Frames that may be in use in the next cycle, at most `frames`.
-    pop : in; frame : out
+    frame : out
+        The next frame.
+    pop : in
+        It is taken.
     push, push_frame : in
+        A frame comes back, and which.
     free, used : out
+        Frames that may be taken; frames in use.
     unused : out
-        `used` is 0, from a register: another limit waits for it.
+        `used` is 0, from a register: a change of `limit` waits for it.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, first: int, frames: int, frame_bits: int):
         if not isinstance(frames, int) or frames < 1:
@@ -81,8 +92,8 @@ class FreeFrames(wiring.Component):
         )
         # State that proofs look at (kelp_verif.formal.pool_specs).
         self.fresh = Signal(bits)  # ids never used so far are first + fresh …
-        # M3 says late in its cycle that it pops: `limit` comes a cycle early, so that what depends
-        # on it is known by then.
+        # Critical path: `pop`. `limit` comes a cycle early, so that what depends on it is known by
+        # then.
         self.bound = Signal(bits)  # the limit
         self.has_fresh = Signal()  # fresh < bound
         self.fresh_frame = Signal(frame_bits, init=first)
@@ -108,7 +119,7 @@ class FreeFrames(wiring.Component):
 
         # Freed ids: a ring whose oldest element is also in `head`. The memory shows the one behind
         # it, which moves into `head` with a pop; a push that meets it is seen at once. Whether it
-        # does is known for both elements before it is known which is read: a pop comes late.
+        # does is known for both elements before it is known which is read (critical path: `pop`).
         m.submodules.ring = ring = Sram(depth=self.frames, shape=self.frame_bits, transparent=False)
         second, third = (Signal(range(self.frames), name=name) for name in ("second", "third"))
         pop_freed, met, pushed = Signal(), Signal(), Signal(self.frame_bits)
@@ -162,7 +173,10 @@ class Pools(wiring.Component):
     """The four pools as M3 sees them: one op per cycle works on the pool `select`.
 
     `frame`, chosen by `select`, and the `can_*` answers, chosen a cycle earlier by `ahead`, reflect
-    every op of earlier cycles.
+    every op of earlier cycles (docs/design.md §3).
+
+    Latency: `LATENCY` cycle from an op to every answer; an op in each cycle (`INTERVAL`). Errors: a
+    pop or wait without `want`, an `unwait` without a waiting entry (asserted).
 
     Parameters
     ----------
@@ -181,16 +195,23 @@ class Pools(wiring.Component):
         What `pop` takes.
     can_pop, can_take, can_prefetch, can_pin : out
         free > 0; free > waiting; free > waiting + low_water; pins + reserve < limit.
-    pop, push, push_frame : in
+    pop : in
+        `frame` is taken.
+    push, push_frame : in
+        A frame comes back, and which.
     wait, unwait : in
         A miss entry begins, ends waiting for a frame.
     want : in
-        `pop` or `wait`: whoever sets them may know this before he knows which.
+        `pop` or `wait`: M3 knows this before it knows which.
     pin, unpin : in
-        `unpin` of a pool without pins does nothing: the pin of a word that could not be corrected
-        is counted as it was read.
+        A page is pinned, unpinned. `unpin` of a pool without pins does nothing: the pin of a word
+        that could not be corrected is counted as it was read.
     free, used, unused : out, of each pool
+        As its `FreeFrames` has them.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -254,7 +275,7 @@ class Pools(wiring.Component):
             )
             here = self.select == p
             waiting, taken, pins = self.waiting[p], self.taken[p], self.pins[p]
-            # Registers change seldom; the sums with them need not be in the way of M3.
+            # Registers change seldom: the sums with them are registered here.
             prefetch_limit, pin_limit = (
                 Signal(bits, name=f"prefetch_limit_{name}"),
                 Signal(bits, name=f"pin_limit_{name}"),
@@ -296,8 +317,8 @@ class Pools(wiring.Component):
                 rooms[answer].append(room(counter, most, f"{answer}_{name}"))
         m.d.comb += self.frame.eq(Array(frames)[self.select])
         m.d.sync += Assert(self.want == (self.wait | self.pop))
-        # M3 has the answers from the beginning of its cycle. They are ready for each way in which
-        # the op that is there may count; it says so late.
+        # M3 has the answers from the beginning of its cycle. Critical path: how the op that is
+        # there counts; so they are worked out for each way.
         same = self.ahead == self.select
         ways = {
             "can_pop": (self.pop, self.push),

@@ -16,7 +16,10 @@ __all__ = ["SessionCheck", "Sessions"]
 
 
 class Sessions(wiring.Component):
-    """The registers of every session; one command per cycle, in effect in the next.
+    """The registers of every session (spec §3).
+
+    Latency: `LATENCY` cycle from a command to `sessions`; one command in each cycle (`INTERVAL`).
+    Errors: OPEN of an open session, two commands at once (asserted).
 
     OPEN takes `descriptor` and sets `open`; it is for a session that is not open. CLOSE sets
     `closing` of an open one, CLOSED clears both, STEP adds `delta` to the step, modulo 2^24.
@@ -27,9 +30,20 @@ class Sessions(wiring.Component):
 
     Members
     -------
-    select, open, close, closed, step, delta, descriptor : in
+    select : in
+        The session that the command is for.
+    open, close, closed, step : in
+        The command.
+    delta : in
+        Steps, with `step`.
+    descriptor : in
+        The registers, with `open`.
     sessions : out
+        Registers of every session.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -70,7 +84,9 @@ class Sessions(wiring.Component):
 
 
 class SessionCheck(wiring.Component):
-    """Whether a request may go on: 0, or the Event code of its refusal. Combinational.
+    """Whether a request may go on: 0, or the Event code of its refusal (spec §3).
+
+    Combinational (`LATENCY` 0), a request in each cycle (`INTERVAL`).
 
     The first that applies: what ingress found, CLOSED_SESSION (not open, or closing), FOREIGN_LD,
     OUT_OF_MAP (queue, page or line beyond what the session uses, V of a K-only session).
@@ -78,7 +94,21 @@ class SessionCheck(wiring.Component):
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    session : in
+        The registers of the request's session.
+    refused : in
+        What ingress found, an Event code.
+    ld_id, queue, page, kv_line : in
+        Of the request; `queue` is within the session.
+    event : out
+        The Event code, NONE when it may go on.
     """
+
+    LATENCY = 0
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config

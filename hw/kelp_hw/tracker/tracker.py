@@ -41,14 +41,14 @@ def hot_layout(config: Config) -> data.StructLayout:
 
 class Tracker(wiring.Component):
     """Takes requests and background ops, decides one op (and one hot request before it) per cycle,
-    and tells everyone.
+    and tells every engine (spec §4).
 
-    The pipeline M0, MA, M1, M2, M3 never stalls. `o_frame_op` is valid in the fourth cycle after
-    the cycle of a request's handshake (M3, combinational); `o_result`, `o_hot`, `o_score` of the
-    same cycle's ops follow one cycle later. Throughput: one request per cycle, 7 of 8 cycles when
+    Latency: the pipeline M0, MA, M1, M2, M3 never stalls. `o_frame_op` follows a request's
+    handshake by `LATENCY` cycles (M3, combinational); `o_result`, `o_hot`, `o_score` of the same
+    cycle's ops by `RESULT_LATENCY`. One request in each cycle (`INTERVAL`), in 7 of 8 cycles when
     background ops need the port all the time; with page-sequential requests every background op
-    that does not use the frame stage finds a cycle (§1). Ops that change a session enter alone,
-    five cycles before the next.
+    that does not use the frame stage finds a cycle (docs/design.md §1). Ops that change a session
+    enter alone, five cycles before the next.
 
     Nothing is accepted before `ready`, which rises when every page word is ABSENT. Refused requests
     become ANSWER frame ops; `o_result.op.refused` says why. A page word with one flipped bit is
@@ -60,17 +60,17 @@ class Tracker(wiring.Component):
 
     Members
     -------
-    i_request : stream of requests
+    i_request : in, stream of request
     ahead : in
         What `i_request.p` will be in the next cycle, unless it holds a request that is not taken.
-    i_miss, i_control, i_hint, i_evict, i_prefetch : streams of ops
+    i_miss, i_control, i_hint, i_evict, i_prefetch : in, streams of op
         In this order of priority. An op's `session` is needed for REPLAY, SCAN, RELEASE, PREFETCH,
         MASS, PIN, UNPIN, STEP, OPEN, CLOSE, CLOSED. A PEEK from `i_evict` is of a frame, one from
         `i_control` of a page word.
     behind : in, of each of these
         What the stream has in the next cycle if its op is taken in this; one that does not tell has
         an op in every other cycle at most.
-    i_miss_free : stream of free miss ids
+    i_miss_free : in, stream of free miss ids
         At first all of them, then each when its entry is done with.
     data_ready, miss_ready, score_ready, queue_ready, event_ready : in
         At least RESERVE places free behind `o_frame_op`, for parked requests, behind `o_score`, in
@@ -80,13 +80,30 @@ class Tracker(wiring.Component):
     descriptor : in
         The session's registers for OPEN, held until its result.
     low_water, reserve, pool_limit : in
+        As `Pools` has them (`pool_limit` is its `limit`).
     ecc_flip : in
         For verification: XORed into every code word written. Zero otherwise.
-    o_result, o_frame_op, o_score, o_hot, each with `_valid` : out
+    o_result : out, always-ready stream of result
+        Every op that took the tracker lane, in the order of M3.
+    o_frame_op : out, always-ready stream of frame_op
     o_frame_op_hot : out
         `o_frame_op` is of the hot lane: it comes before the op whose result follows a cycle later.
-    sessions, pool_free, pool_used, pool_unused, ready, idle : out
+    o_score : out, always-ready stream of score_event
+    o_hot : out, always-ready stream
+        Every request that took the hot lane: see :func:`hot_layout`.
+    sessions : out
+        Registers of every session.
+    pool_free, pool_used, pool_unused : out, of each pool
+        Frames that may be taken; frames in use; whether none is.
+    ready : out
+        Every page word is ABSENT.
+    idle : out
+        No op is inside.
     """
+
+    LATENCY = 4
+    RESULT_LATENCY = LATENCY + 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         if not isinstance(config, Config):
@@ -441,7 +458,7 @@ class Tracker(wiring.Component):
             ]
         m.d.sync += Assert(~(m3.hot & decide.frame_op.valid))
 
-        # - F1: everyone else ----------------------------------------------------------------------
+        # - F1: the other engines ------------------------------------------------------------------
         m.d.sync += [
             self.o_result.p.eq(result),
             self.o_result.valid.eq(m3.valid),

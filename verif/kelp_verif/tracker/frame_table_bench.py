@@ -8,8 +8,10 @@ import random
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_golden.frame_table import FrameOp, FrameTable
+from kelp_golden.frame_table import FrameOp
+from kelp_golden.frame_table import FrameTable as GoldenFrameTable
 from kelp_hw.layouts import Layouts
+from kelp_hw.tracker.frame_table import FrameTable
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named
 from kelp_spec.formats import Format
@@ -19,11 +21,12 @@ from kelp_spec.metadata import Answer, DataOp, Op, Outcome
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
 
-LATENCY = 2
+LATENCY = FrameTable.LATENCY
 
 
 class TB:
-    """Drives one op a cycle (or none) and checks every output `LATENCY` cycles later."""
+    """Drives one op a cycle (or none) and checks every output `LATENCY` cycles later, in no cycle
+    more or less."""
 
     def __init__(self, dut, config: Config):
         self.dut, self.config = dut, config
@@ -55,7 +58,7 @@ class TB:
         for _ in range(2):
             await RisingEdge(dut.clk)
         dut.rst.value = 0
-        self.golden = FrameTable(self.config)
+        self.golden = GoldenFrameTable(self.config)
         self.pipe = [None] * LATENCY
         self.sector_address = 0
         waited = 0

@@ -10,13 +10,13 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.ops import Op, QueueConfig, Session
-from kelp_golden.tracker import Tracker
+from kelp_golden.tracker import Tracker as GoldenTracker
 from kelp_hw.layouts import Layouts
 from kelp_hw.lib.secded import Secded
 from kelp_hw.tracker.arbiter import BACKGROUND
 from kelp_hw.tracker.foresight import coming_layout
 from kelp_hw.tracker.pools import count_bits
-from kelp_hw.tracker.tracker import hot_layout
+from kelp_hw.tracker.tracker import Tracker, hot_layout
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Op as K
@@ -64,7 +64,7 @@ class TB:
         # A double error that hits the pin itself leaves its count wrong by one, as documented; it
         # is not planted.
         self.flippable = [b for b in range(self.code.code_bits) if b != layouts.page_word.size - 1]
-        self.golden = Tracker(config)
+        self.golden = GoldenTracker(config)
         self.limits = list(limits or config.frames)
         self.golden.set_limits(self.limits)
         self.cycle = 0
@@ -273,7 +273,7 @@ class TB:
     def _check_m3(self, now):
         dut = self.dut
         valid, hot = int(dut.o_frame_op__valid.value), int(dut.o_frame_op_hot.value)
-        if not self.entered or self.entered[0][0] != now - 4:
+        if not self.entered or self.entered[0][0] != now - Tracker.LATENCY:
             assert not valid, f"cycle {now}: frame op out of nothing"
             return
         entered, request, op = self.entered.popleft()
@@ -299,9 +299,9 @@ class TB:
             elif not hot:
                 assert not valid, f"frame op for {result}"
         free = [p.free for p in self.golden.pools]
-        self.expected.append(
-            (now + 1, result, hot_result, free, [p.used for p in self.golden.pools])
-        )
+        used = [p.used for p in self.golden.pools]
+        due = entered + Tracker.RESULT_LATENCY
+        self.expected.append((due, result, hot_result, free, used))
 
     def _golden(self, op, entered, sees_word=True):
         golden = self.golden
