@@ -16,6 +16,7 @@ from kelp_spec.config import named
 
 #: Rooms of kelp_hw whose blocks are held to it.
 DONE_ROOMS = {
+    "miss",
     "scores",
     "tracker",
 }
@@ -25,6 +26,7 @@ UNIT = named("unit")
 ARGUMENTS = {
     **dict.fromkeys(("EmaStep", "Frequencies"), {}),
     "FreeFrames": {"first": 0, "frames": 8, "frame_bits": 3},
+    "ParkLists": {"lists": 1, "nodes": 1, "shape": 1},
 }
 
 #: Class → why it has no `LATENCY` and `INTERVAL`.

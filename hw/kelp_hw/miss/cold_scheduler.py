@@ -41,7 +41,11 @@ class _Act(IntEnum):
 
 
 class ColdScheduler(wiring.Component):
-    """Turns fetches and write-backs into commands and answers each exactly once.
+    """Turns fetches and write-backs into commands and answers each exactly once (spec §8).
+
+    Latency: `LATENCY` cycles from `i_fetch` to `o_command` when nothing else is due, and up to
+    `TURN` − 1 more for the entry that the engine looks at just then. A command each `INTERVAL`
+    cycles.
 
     Order: ABORT, demand, prefetch, write-back. A fetch that is raised before its command has left
     joins the demand. Every miss entry and `write_backs` write-backs, each under a token of its own,
@@ -59,7 +63,10 @@ class ColdScheduler(wiring.Component):
     One engine looks at one entry every four cycles: completions and commands in turn, and whenever
     neither is due, the next entry's deadline. So a completion is taken within a few cycles, and a
     timeout is noticed at most 4 · (`misses` + `write_backs`) cycles late when nothing else happens,
-    at no cost per entry. Latency from `i_fetch` to `o_command`: 9 cycles.
+    at no cost per entry.
+
+    Errors: two write-backs under one token, a fetch under a miss id in use (asserted). What the
+    tier reports is no error of this block: it is told by `failed` of the answers.
 
     Parameters
     ----------
@@ -68,14 +75,20 @@ class ColdScheduler(wiring.Component):
     Members
     -------
     i_fetch : in, always-ready stream of fetch
-        Valid-only, each miss id at most once until its `o_fetched`.
+        Each miss id at most once until its `o_fetched`.
     i_raise : in, always-ready stream of miss id
         Never in one cycle with an `i_fetch`. Ids that need no raising are ignored.
     o_fetched : out, stream of fetched
-    i_write_back : in, stream of write_back; o_written_back : out, stream of written_back
-    o_command : out, stream of cold_command; i_completion : in, stream of cold_completion
-    now, timeout : in, cycles
+    i_write_back : in, stream of write_back
+    o_written_back : out, stream of written_back
+    o_command : out, stream of cold_command
+        To the tier.
+    i_completion : in, stream of cold_completion
+        From the tier.
+    now, timeout : in
+        The time base; cycles after which a command is aborted.
     retries : in
+        Tries after the first.
     o_retry, o_timeout : out
         Pulses, for counters.
     idle : out
@@ -83,6 +96,10 @@ class ColdScheduler(wiring.Component):
     quiet : out
         Nothing here will change but by a completion or by time.
     """
+
+    LATENCY = 8
+    TURN = 4  #: cycles for which the engine looks at one entry
+    INTERVAL = TURN
 
     def __init__(self, *, config: Config):
         c = self.config = config
@@ -146,7 +163,8 @@ class ColdScheduler(wiring.Component):
         new_write = self.i_write_back.valid & self.i_write_back.ready
         wb = self.i_write_back.payload
         m.d.comb += [
-            # an entry that goes back into line is known late
+            # Critical path: whether the engine puts its entry back into line. So none is taken in
+            # any cycle in which it might.
             self.i_write_back.ready.eq(~self.i_fetch.valid & ~acting),
             where.write_en.eq(self.i_fetch.valid | new_write),
             where.write_address.eq(
@@ -187,8 +205,8 @@ class ColdScheduler(wiring.Component):
             ),
             can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
         ]
-        # Commands that wait for the tier are known a cycle late: the one that the engine may be
-        # giving counts as given.
+        # Whether a command waits for the tier is known a cycle later: the one that the engine may
+        # be giving counts as given.
         m.d.sync += [
             any_prefetch.eq(prefetches.any()),
             blocked.eq(
@@ -226,7 +244,7 @@ class ColdScheduler(wiring.Component):
             with m.Elif(can_answer):
                 m.d.comb += [go.eq(1), choice.eq(_Act.SCAN), chosen.eq(scan)]
                 m.d.sync += scan.eq(Mux(scan == entries - 1, 0, scan + 1))
-            # whether one was chosen comes later
+            # Critical path: whether one was chosen. These are taken in any case.
             m.d.sync += [act.eq(choice), index.eq(chosen), again.eq(chosen_again)]
         with m.If(go):
             m.d.sync += prefer_send.eq(choice == _Act.COMPLETE)
@@ -274,7 +292,7 @@ class ColdScheduler(wiring.Component):
             abort_age.eq(self.now - abort_stalled),
             after.eq(state),
         ]
-        # Whoever reads the row next, reads it two cycles later at the earliest.
+        # The row's next read is two cycles later at the earliest.
         m.d.sync += [
             states.write_address.eq(index),
             states.write_data.eq(after),
@@ -371,7 +389,7 @@ class ColdScheduler(wiring.Component):
                 ]
             with m.Else():
                 m.d.sync += self.o_fetched.valid.eq(1)
-        # Whether there is an answer is known late; what it would be is taken before.
+        # Critical path: whether there is an answer. What it would be is registered before.
         with m.If(~self.o_written_back.valid):
             m.d.sync += [
                 self.o_written_back.payload.token.eq(write_index),
@@ -419,8 +437,8 @@ class ColdScheduler(wiring.Component):
             ]
             with m.If(pre_valid):
                 m.d.sync += pre_valid.eq(0)
-        # An ABORT's own deadline counts from its acceptance; one register for all of them errs on
-        # the late side.
+        # An ABORT's own deadline counts from its acceptance; one register for all of them makes
+        # it end later, never earlier.
         with m.If(
             (pre_valid & (pre.op == ColdOp.ABORT))
             | (self.o_command.valid & (command.op == ColdOp.ABORT))

@@ -20,16 +20,17 @@ __all__ = ["MissGrants"]
 
 class MissGrants(wiring.Component):
     """Asks for frames, oldest miss first within a pool, pools in turn: one GRANT at a time, and
-    only for a pool that has a frame.
+    only for a pool that has a frame (spec §4, docs/design.md §5).
+
+    Latency: `LATENCY` cycles from `i` to `o_op` for an entry that is alone and whose pool has a
+    frame, and up to `TURN` − 1 more until it is the pool's turn. A GRANT each `INTERVAL` cycles
+    when `i_outcome` follows the handshake of `o_op` at once; M3 decides later, and that comes on
+    top.
 
     An entry that heads its pool's line when `starve_limit` cycles have passed since its miss, and
     for which there is still no frame, gets a GRANT with `failed`: M3 then only stops counting it as
     waiting. Those behind it are older than the limit by then or soon, so a dead pool empties
-    itself.
-
-    Latency: three cycles from an entry at the head of a pool with frames to `o_op`, and up to three
-    more until it is the pool's turn; throughput: a GRANT each eight cycles or so, the pipeline's
-    latency included.
+    itself. Errors: more entries than miss ids (asserted).
 
     Parameters
     ----------
@@ -38,12 +39,13 @@ class MissGrants(wiring.Component):
     Members
     -------
     i : in, always-ready stream of {miss, pool, session, squeue, page, kind}
-        A new miss that needs a frame. Valid-only; each miss id at most once until its GRANT is
-        done.
+        A new miss that needs a frame; each miss id at most once until its GRANT is done.
     i_outcome : in, always-ready stream of Outcome
         M3's decision about the GRANT that is under way.
-    pool_free : in, four counts, in frames
+    pool_free : in, four counts
+        Free frames of each pool.
     now, starve_limit : in
+        The time base; cycles after which an entry is given up.
     o_op : out, stream of op
         GRANT.
     idle : out
@@ -54,6 +56,10 @@ class MissGrants(wiring.Component):
     starving : out
         An entry waits, and none that does can have a frame.
     """
+
+    LATENCY = 5
+    TURN = len(POOLS)
+    INTERVAL = 5
 
     def __init__(self, *, config: Config):
         c = self.config = config

@@ -25,7 +25,11 @@ __all__ = ["MissBuffer"]
 
 class MissBuffer(wiring.Component):
     """Watches what M3 decides and answers with GRANT, FILL, REPLAY and FLIP until no request is
-    parked and no page fetching.
+    parked and no page fetching (spec §4).
+
+    Latency: `LATENCY` cycles from `i_fetched` to FILL when no other entry is brought home. One op
+    in each cycle (`INTERVAL`); a visit costs its replays and about twelve cycles (the pipeline's
+    latency is waited for once per FLIP).
 
     An entry lives from the MISSED that takes its id to the FLIP that is DONE (or ORPHAN: its page
     was lost meanwhile, the frame is flushed under `orphan_token`):
@@ -41,8 +45,8 @@ class MissBuffer(wiring.Component):
     While an entry is drained that has had a page's worth of replays or a RETRY, `ready` is low, so
     that requests cannot park faster than they leave.
 
-    Throughput: one op per cycle; a visit costs its replays and about twelve cycles (the pipeline's
-    latency is waited for once per FLIP). Latency from `i_fetched` to FILL: 4 cycles.
+    Errors: a MISSED under an id that is not free, a FLIP of another entry than the one that is
+    brought home (asserted).
 
     Parameters
     ----------
@@ -57,13 +61,20 @@ class MissBuffer(wiring.Component):
     o_miss_free : out, stream of miss ids
         M3 uses one with each MISSED, in this order.
     ready : out
-    pool_free : in, four counts, in frames
+        `margin` park places are free, and no drained entry holds requests back.
+    pool_free : in, four counts
+        Free frames of each pool.
     o_op : out, stream of op
-    sector_address : in; sector_data : out, a cycle later
-    o_fetch : out, always-ready stream of fetch; o_raise : out, miss id; i_fetched : in,
-    stream of fetched
-        The cold-tier scheduler.
-    now, starve_limit : in, cycles
+    sector_address : in, miss id
+    sector_data : out, a cycle later
+        The line masks that came with that entry's page; zeros when nothing was fetched.
+    o_fetch : out, always-ready stream of fetch
+        To the cold-tier scheduler, as are the next two.
+    o_raise : out, always-ready stream of miss id
+        A request waits for a page that is prefetched.
+    i_fetched : in, stream of fetched
+    now, starve_limit : in
+        The time base; cycles after which an entry that has no frame is given up.
     idle : out
         No entry is alive and no op is waiting.
     quiet : out
@@ -71,6 +82,9 @@ class MissBuffer(wiring.Component):
     starving : out
         An entry waits for a frame, and no entry that waits can have one.
     """
+
+    LATENCY = 5
+    INTERVAL = 1
 
     def __init__(self, *, config: Config, margin: int = RESERVE):
         if (
@@ -218,7 +232,7 @@ class MissBuffer(wiring.Component):
             self.o_raise.p.eq(r.miss),
         ]
 
-        # Entries land by a completion, or without one: M3's word cannot wait, the completion can.
+        # Entries land by a completion, or without one: M3's result cannot wait, the completion can.
         clear = Signal()
         at_once, arrival = Signal(), Signal(done_layout)
         m.d.comb += [

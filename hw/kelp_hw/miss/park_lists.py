@@ -17,7 +17,12 @@ __all__ = ["ParkLists"]
 
 class ParkLists(wiring.Component):
     """Appends to any list, reads one list at a time; nothing is lost, duplicated or reordered
-    within a list.
+    within a list (docs/design.md §5).
+
+    Latency: an append to the list that is visited is offered at `o` `LATENCY` cycles later, if all
+    before it have been read. One append and one read in each cycle (`INTERVAL`). Errors: an append
+    without a free node, a visit that begins in another or leaves a list that is not empty, a list
+    created out of order (all asserted); bad parameters (ValueError).
 
     A list is *created* (by the first append or by one without data), appended to, and read in a
     *visit*; once it is empty it may be created again. Every list always owns one empty node, its
@@ -25,9 +30,6 @@ class ParkLists(wiring.Component):
     and a node that is read is never written again. Lists must be created for the first time in
     ascending order (that is the order in which `FreeList` hands out miss ids), which tells a list's
     first life from the later ones without a reset walk.
-
-    Throughput: one append and one read per cycle. An append can be read three cycles later, if its
-    list is being visited.
 
     Parameters
     ----------
@@ -41,8 +43,7 @@ class ParkLists(wiring.Component):
     Members
     -------
     i : in, always-ready stream of {list, create, park, data}
-        `create` begins a list's life, `park` appends `data`. Valid-only: `level` must have been
-        looked at.
+        `create` begins a list's life, `park` appends `data`, for which `level` shows a node.
     level : out
         Free nodes; it counts an append two cycles later.
     visit, visit_start, visit_end : in
@@ -53,6 +54,9 @@ class ParkLists(wiring.Component):
     empty : out
         The visit has begun and everything appended two cycles ago or earlier has been read.
     """
+
+    LATENCY = 2
+    INTERVAL = 1
 
     def __init__(self, *, lists: int, nodes: int, shape):
         for field, value in (("lists", lists), ("nodes", nodes)):

@@ -5,6 +5,7 @@ enters) and a cold tier that answers in any order."""
 
 import cocotb
 
+from kelp_hw.miss.miss_buffer import MissBuffer
 from kelp_spec.config import named
 from kelp_spec.metadata import Op, PageState
 
@@ -168,6 +169,8 @@ async def one_replay_per_cycle(dut):
     began = tb.cycles
     while tb.seen["REPLAY"] < n:
         await tb.cycle()
-    assert tb.cycles - began < n, f"{n} replays in {tb.cycles - began} cycles"
+    assert tb.cycles - began == (n - 1) * MissBuffer.INTERVAL, (
+        f"{n} replays in {tb.cycles - began} cycles"
+    )
     await tb.drain(100)
     record(replays=n, latency=latency)
