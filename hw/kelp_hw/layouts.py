@@ -7,21 +7,36 @@ depend on the configuration and hang off one `Layouts(config)` object.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
+from amaranth.hdl import Shape, unsigned
 from amaranth.lib import data
 
 from kelp_spec.address import REGISTER_BYTES
 from kelp_spec.config import POOLS, Config
+from kelp_spec.formats import Format
 from kelp_spec.messages import FIELDS
 from kelp_spec.metadata import (
     LAYER_RANGES,
     SCORE_BITS,
     STEP_BITS,
+    Answer,
+    ColdOp,
+    ColdStatus,
+    DataOp,
+    Event,
+    MissKind,
+    Op,
+    Outcome,
+    PrefetchSource,
+    ScoreEvent,
+    ScoreSource,
     frame_entry_fields,
     page_word_fields,
 )
-from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS
+from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS, Policy
 
-__all__ = ["Layouts", "MESSAGES", "TIME_BITS", "POOL_BITS"]
+__all__ = ["Layouts", "MESSAGES", "TIME_BITS", "POOL_BITS", "code_shape"]
 
 TIME_BITS = 32  #: the time base `now`; latencies and deadlines are differences modulo 2^32
 POOL_BITS = (len(POOLS) - 1).bit_length()
@@ -31,6 +46,12 @@ MESSAGES = {
     name: data.StructLayout({field: bits for field, bits in fields})
     for name, fields in FIELDS.items()
 }
+
+
+def code_shape(codes: type[IntEnum]) -> Shape:
+    """Shape of a field that holds one of `codes`. It is plain bits: an enum of Amaranth's would
+    put its names into every module's RTLIL."""
+    return unsigned(max(codes).bit_length())
 
 
 class Layouts:
@@ -99,7 +120,7 @@ class Layouts:
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
                 "kv_line": c.line_bits,
-                "refused": 5,
+                "refused": code_shape(Event),
                 "no_memory": 1,
                 "origin": self.origin,
             }
@@ -108,7 +129,7 @@ class Layouts:
         #: One op. `kind` is kelp_spec.metadata.Op; fields not named by the op's row are ignored.
         self.op = S(
             {
-                "kind": 5,
+                "kind": code_shape(Op),
                 "session": c.session_bits,
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
@@ -119,7 +140,7 @@ class Layouts:
                 "has_write": 1,
                 "write_slot": c.write_slot_bits,
                 "origin": self.origin,
-                "refused": 5,  # READ/WRITE: event code known before M3
+                "refused": code_shape(Event),  # READ/WRITE: event code known before M3
                 "no_memory": 1,  # MemInv/MemClnEvct and the like: answer Cmp, change nothing
                 "miss": c.miss_bits,  # GRANT FILL REPLAY FLIP
                 "pool": POOL_BITS,  # GRANT FREE
@@ -128,11 +149,11 @@ class Layouts:
                 # path)
                 "failed": 1,
                 # FILL: ALLOCATE starts empty (or lost), DEMAND/PREFETCH from `sector`
-                "miss_kind": 2,
+                "miss_kind": code_shape(MissKind),
                 # FILL: page was LOST: every line starts valid and poisoned; failed FLIP: a write
                 # was dropped
                 "lost": 1,
-                "source": 3,  # PREFETCH, FILL: PrefetchSource
+                "source": code_shape(PrefetchSource),  # PREFETCH, FILL: PrefetchSource
                 # SCAN: number of the sweep modulo 16; CLAIM … RECOVER: token of the flush
                 "slot": self.token_bits,
                 # MASS; SCAN: 1 when it looks for pages to prefetch; CLAIM, RELEASE: who alone gives
@@ -148,12 +169,12 @@ class Layouts:
         self.result = S(
             {
                 "op": self.op,
-                "outcome": 4,
+                "outcome": code_shape(Outcome),
                 "old": self.page_word,
                 "word": self.page_word,
                 "changed": 1,
                 "first": 1,
-                "policy": 1,
+                "policy": code_shape(Policy),
                 "frame": c.frame_bits,
                 "pool": POOL_BITS,
                 "miss": c.miss_bits,
@@ -167,8 +188,8 @@ class Layouts:
         #: and WRITE set it too.
         self.frame_op = S(
             {
-                "kind": 5,
-                "outcome": 4,
+                "kind": code_shape(Op),
+                "outcome": code_shape(Outcome),
                 "frame": c.frame_bits,
                 "pool": POOL_BITS,
                 "squeue": c.squeue_bits,
@@ -179,21 +200,21 @@ class Layouts:
                 "used_lines": c.half_line_bits + 1,
                 "k_only": 1,
                 "host_type": 1,
-                "format_k": 3,
-                "format_v": 3,
+                "format_k": code_shape(Format),
+                "format_v": code_shape(Format),
                 "partial": 1,
                 "poison": 1,
                 "has_write": 1,
                 "write_slot": c.write_slot_bits,
                 "origin": self.origin,
                 # kelp_spec.metadata.Answer when no memory is needed
-                "answer": 3,
+                "answer": code_shape(Answer),
                 # start the entry anew: owner, source; valid/poison from sector, zeros or (lost) all
                 # ones
                 "init": 1,
                 "lost": 1,
                 "failed": 1,
-                "source": 3,
+                "source": code_shape(PrefetchSource),
                 "miss": c.miss_bits,
                 "slot": self.token_bits,
             }
@@ -217,7 +238,14 @@ class Layouts:
                 "page": c.page_bits,
             }
         )
-        self.usage = S({"source": 3, "squeue": c.squeue_bits, "useful": 1, "useless": 1})
+        self.usage = S(
+            {
+                "source": code_shape(PrefetchSource),
+                "squeue": c.squeue_bits,
+                "useful": 1,
+                "useless": 1,
+            }
+        )
         self.frame_commit = S({"op": self.frame_op, "entry": self.frame_entry})
 
         #: Cold tier (design §5). `index` of a command id is the miss id of a READ and `misses` + w
@@ -226,7 +254,7 @@ class Layouts:
         self.cold_id = S({"index": (c.misses + c.write_backs - 1).bit_length(), "attempt": 1})
         self.cold_command = S(
             {
-                "op": 2,
+                "op": code_shape(ColdOp),
                 "id": self.cold_id,
                 "lba": (c.page_words * c.cold_slot_sectors - 1).bit_length(),
                 "line": c.dram_line_bits,
@@ -234,7 +262,9 @@ class Layouts:
                 "sector": self.sector,
             }
         )
-        self.cold_completion = S({"id": self.cold_id, "status": 2, "sector": self.sector})
+        self.cold_completion = S(
+            {"id": self.cold_id, "status": code_shape(ColdStatus), "sector": self.sector}
+        )
 
         #: Miss buffer ↔ scheduler, evictor ↔ scheduler. `token` is the evictor's own and comes
         #: back.
@@ -263,8 +293,8 @@ class Layouts:
         #: the frame's first DRAM line.
         self.data_op = S(
             {
-                "kind": 2,
-                "answer": 3,
+                "kind": code_shape(DataOp),
+                "answer": code_shape(Answer),
                 "frame": c.frame_bits,
                 "base": c.dram_line_bits,
                 # line and half/quarter of it
@@ -273,7 +303,7 @@ class Layouts:
                 "scaled": 1,
                 "scale_offset": c.offset_bits,
                 "scale_byte": 6,
-                "format": 3,
+                "format": code_shape(Format),
                 "host_type": 1,
                 # never-written line: partial write merges into zeros, READ answers them
                 "partial": 1,
@@ -289,13 +319,15 @@ class Layouts:
         )
 
         #: What the data path answers; `data` is zero but for Answer.DATA.
-        self.answer = S({"answer": 3, "poison": 1, "data": 512, "origin": self.origin})
+        self.answer = S(
+            {"answer": code_shape(Answer), "poison": 1, "data": 512, "origin": self.origin}
+        )
 
         #: `step` is the low byte of the session's; `scan_tag`: the SCAN looks for pages to
         #: prefetch.
         self.score_event = S(
             {
-                "kind": 3,
+                "kind": code_shape(ScoreEvent),
                 "session": c.session_bits,
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
@@ -311,7 +343,7 @@ class Layouts:
         #: A score as it is written back (or, for SCAN, as it was read).
         self.score_commit = S(
             {
-                "kind": 3,
+                "kind": code_shape(ScoreEvent),
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
                 "score": SCORE_WORD_BITS,
@@ -334,7 +366,13 @@ class Layouts:
 
         #: An event for the log; `code` is kelp_spec.metadata.Event.
         self.event = S(
-            {"code": 5, "ld_id": 4, "squeue": c.squeue_bits, "page": c.page_bits, "argument": 16}
+            {
+                "code": code_shape(Event),
+                "ld_id": 4,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "argument": 16,
+            }
         )
 
         #: An access to the hint window (`hint`) or the register window; `offset` is in lines.
@@ -379,19 +417,18 @@ class Layouts:
             {
                 "alpha": 9,
                 "mass_shift": 4,
-                "score_source": 2,
+                "score_source": code_shape(ScoreSource),
                 "tau_m": 16,
                 "tau_sh": 5,
                 "idle_m": 16,
                 "idle_sh": 5,
                 "window": 6,
-                "policy": 1,
-                "format_k": 3,
-                "format_v": 3,
+                "policy": code_shape(Policy),
+                "format_k": code_shape(Format),
+                "format_v": code_shape(Format),
                 "pool": POOL_BITS,
                 "budget": c.dram_line_bits,
             }
         )
 
-        self.miss_kind_bits = 2
         self.layer_ranges = LAYER_RANGES

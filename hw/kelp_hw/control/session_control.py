@@ -13,7 +13,7 @@ from kelp_spec.formats import Format
 from kelp_spec.metadata import LAYER_RANGES, Event, Op
 from kelp_spec.registers import RegisterMap, SessionCommand
 
-from ..layouts import Layouts
+from ..layouts import Layouts, code_shape
 from .register_file import register_layout
 
 __all__ = ["SessionControl", "config_write_layout"]
@@ -344,8 +344,8 @@ class _StoredLines(wiring.Component):
         self.bits = config.half_line_bits
         super().__init__(
             {
-                "format_k": In(3),
-                "format_v": In(3),
+                "format_k": In(code_shape(Format)),
+                "format_v": In(code_shape(Format)),
                 "used_lines": In(self.bits + 1),
                 "k_only": In(1),
                 "lines": Out(self.bits + 4),

@@ -12,7 +12,7 @@ from kelp_spec.metadata import Event, MissKind, Op, Outcome, PageState, Prefetch
 from kelp_spec.policy import GIVEN_BITS
 from kelp_spec.registers import COUNTERS
 
-from ..layouts import Layouts
+from ..layouts import Layouts, code_shape
 from ..lib.sram import Sram
 from ..prefetch.prefetch import pulses_layout
 from ..tracker.tracker import hot_layout
@@ -55,7 +55,7 @@ class Telemetry(wiring.Component):
                 "pulses": Out(len(COUNTERS)),
                 "o_queue": Out(stream.Signature(self.queue_event, always_ready=True)),
                 "o_useful": Out(stream.Signature(config.squeue_bits, always_ready=True)),
-                "o_late": Out(stream.Signature(3, always_ready=True)),
+                "o_late": Out(stream.Signature(code_shape(PrefetchSource), always_ready=True)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "idle": Out(1),
             }

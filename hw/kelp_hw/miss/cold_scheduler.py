@@ -13,7 +13,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import ColdOp, ColdStatus
 
-from ..layouts import TIME_BITS, Layouts
+from ..layouts import TIME_BITS, Layouts, code_shape
 from ..lib.sram import Sram
 from ..tracker.page_address import frame_base, pool_of_frame, times
 
@@ -130,7 +130,9 @@ class ColdScheduler(wiring.Component):
         index_shape = range(entries)
         S = data.StructLayout
         where_layout = S({"squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits})
-        state_layout = S({"phase": 2, "attempt": 1, "tries": TRY_BITS, "sent": TIME_BITS})
+        state_layout = S(
+            {"phase": code_shape(_Phase), "attempt": 1, "tries": TRY_BITS, "sent": TIME_BITS}
+        )
         turn_layout = S({"index": index_shape, "again": 1})
 
         m.submodules.where = where = Sram(depth=entries, shape=where_layout)
@@ -151,7 +153,7 @@ class ColdScheduler(wiring.Component):
             Signal(),
             Signal(),
             Signal(),
-            Signal(2),
+            Signal(code_shape(_Act)),
             Signal(index_shape),
             Signal(),
         )
@@ -189,7 +191,7 @@ class ColdScheduler(wiring.Component):
         scan, pointer = Signal(index_shape), Signal(range(c.misses))
         pre_valid = Signal()
         prefer_send = Signal()
-        choice, chosen, chosen_again = Signal(2), Signal(index_shape), Signal()
+        choice, chosen, chosen_again = Signal(code_shape(_Act)), Signal(index_shape), Signal()
         can_send, can_answer, go, blocked = Signal(), Signal(), Signal(), Signal()
         # The next prefetch, found ahead of time: the one at the pointer.
         found, any_prefetch, raised_here, can_leave = Signal(), Signal(), Signal(), Signal()
@@ -404,7 +406,9 @@ class ColdScheduler(wiring.Component):
 
         # - commands: a stage between the reads and the two constant multiplications ---------------
         pre, command = (
-            Signal(S({"op": 2, "id": self.layouts.cold_id, "where": where_layout})),
+            Signal(
+                S({"op": code_shape(ColdOp), "id": self.layouts.cold_id, "where": where_layout})
+            ),
             self.o_command.payload,
         )
         with m.If(acts & ((act == _Act.SEND) | (act == _Act.ABORT))):

@@ -9,9 +9,9 @@ from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import Op, Outcome
+from kelp_spec.metadata import MissKind, Op, Outcome
 
-from ..layouts import POOL_BITS, TIME_BITS, Layouts
+from ..layouts import POOL_BITS, TIME_BITS, Layouts, code_shape
 from ..lib.sram import Sram
 from ..tracker.pools import count_bits
 
@@ -71,13 +71,13 @@ class MissGrants(wiring.Component):
                 "session": c.session_bits,
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
-                "kind": layouts.miss_kind_bits,
+                "kind": code_shape(MissKind),
             }
         )
         super().__init__(
             {
                 "i": In(stream.Signature(self.waiting, always_ready=True)),
-                "i_outcome": In(stream.Signature(4, always_ready=True)),
+                "i_outcome": In(stream.Signature(code_shape(Outcome), always_ready=True)),
                 "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
                 "now": In(TIME_BITS),
                 "starve_limit": In(TIME_BITS),

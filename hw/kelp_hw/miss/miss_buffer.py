@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState, PrefetchSource
 
-from ..layouts import POOL_BITS, TIME_BITS, Layouts
+from ..layouts import POOL_BITS, TIME_BITS, Layouts, code_shape
 from ..lib.free_list import FreeList
 from ..lib.sram import Sram
 from ..pipeline import RESERVE
@@ -125,9 +125,9 @@ class MissBuffer(wiring.Component):
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
                 "pool": POOL_BITS,
-                "kind": 2,
+                "kind": code_shape(MissKind),
                 "lost": 1,
-                "source": 3,
+                "source": code_shape(PrefetchSource),
             }
         )
         parked_layout = S(

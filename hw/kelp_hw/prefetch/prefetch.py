@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 
-from ..layouts import Layouts
+from ..layouts import Layouts, code_shape
 from .queue import DISTANCE_BITS, DropReason, PrefetchQueue, candidate_layout
 from .sources import AccessSource, PreviousSource
 from .throttle import SOURCES, Throttle
@@ -91,7 +91,7 @@ class Prefetcher(wiring.Component):
             {
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "i_usage": In(stream.Signature(layouts.usage, always_ready=True)),
-                "i_late": In(stream.Signature(3, always_ready=True)),
+                "i_late": In(stream.Signature(code_shape(PrefetchSource), always_ready=True)),
                 "i_hint": In(stream.Signature(layouts.page)),
                 "i_spec": In(stream.Signature(layouts.page)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
@@ -133,7 +133,7 @@ class Prefetcher(wiring.Component):
             with m.Case(Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED):
                 m.d.comb += served.eq(1)
         accessed, stepped, taken, refused = Signal(), Signal(), Signal(), Signal()
-        source, page = Signal(3), Signal.like(from_access.i.p)
+        source, page = Signal(code_shape(PrefetchSource)), Signal.like(from_access.i.p)
         m.d.sync += [
             accessed.eq(self.i_result.valid & demand & r.first & served),
             stepped.eq(self.i_result.valid & (op.kind == Op.STEP)),
@@ -312,7 +312,7 @@ class Prefetcher(wiring.Component):
             pulse(pulses.dropped[why], judged.source, judged_valid & ~passes & (reason == why))
         # the queue's compare is long enough for a cycle of its own
         drop, drop_valid = Signal.like(queue.o_drop.p), Signal()
-        cancel, cancel_valid = Signal(3), Signal()
+        cancel, cancel_valid = Signal(code_shape(PrefetchSource)), Signal()
         m.d.sync += [
             drop.eq(queue.o_drop.p),
             drop_valid.eq(queue.o_drop.valid),

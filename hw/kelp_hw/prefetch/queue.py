@@ -12,6 +12,9 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.metadata import PrefetchSource
+
+from ..layouts import code_shape
 
 __all__ = ["DISTANCE_BITS", "DropReason", "PrefetchQueue", "candidate_layout", "drop_layout"]
 
@@ -39,7 +42,7 @@ def candidate_layout(config: Config) -> data.StructLayout:
             "session": config.session_bits,
             "squeue": config.squeue_bits,
             "page": config.page_bits,
-            "source": 3,
+            "source": code_shape(PrefetchSource),
             "distance": DISTANCE_BITS,
         }
     )
@@ -47,7 +50,9 @@ def candidate_layout(config: Config) -> data.StructLayout:
 
 def drop_layout() -> data.StructLayout:
     """A dropped candidate, for the counters; `reason` is a DropReason."""
-    return data.StructLayout({"source": 3, "reason": 3})
+    return data.StructLayout(
+        {"source": code_shape(PrefetchSource), "reason": code_shape(DropReason)}
+    )
 
 
 class PrefetchQueue(wiring.Component):
@@ -94,7 +99,7 @@ class PrefetchQueue(wiring.Component):
                 "o": Out(stream.Signature(self.candidate)),
                 "cancel": In(config.sessions),
                 "o_drop": Out(stream.Signature(drop_layout(), always_ready=True)),
-                "o_cancel": Out(stream.Signature(3, always_ready=True)),
+                "o_cancel": Out(stream.Signature(code_shape(PrefetchSource), always_ready=True)),
                 "count": Out(range(self.slots + 1)),
             }
         )

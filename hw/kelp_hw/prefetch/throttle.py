@@ -9,6 +9,8 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.metadata import PrefetchSource
 
+from ..layouts import code_shape
+
 __all__ = ["CREDIT_MAX", "ISSUED_PERIOD", "SOURCES", "USEFUL_LEAST", "Throttle"]
 
 SOURCES = len(PrefetchSource)  #: codes 1 … SOURCES − 1
@@ -44,10 +46,10 @@ class Throttle(wiring.Component):
     def __init__(self):
         super().__init__(
             {
-                "offer": In(stream.Signature(3, always_ready=True)),
+                "offer": In(stream.Signature(code_shape(PrefetchSource), always_ready=True)),
                 "allow": Out(1),
-                "issued": In(stream.Signature(3, always_ready=True)),
-                "useful": In(stream.Signature(3, always_ready=True)),
+                "issued": In(stream.Signature(code_shape(PrefetchSource), always_ready=True)),
+                "useful": In(stream.Signature(code_shape(PrefetchSource), always_ready=True)),
                 "settle": In(1),
                 "credit": Out(
                     data.ArrayLayout(CREDIT_MAX.bit_length(), SOURCES), init=[CREDIT_MAX] * SOURCES

@@ -15,6 +15,7 @@ from kelp_spec.scores import IDLE_BIAS
 
 from ..control.queue_config import QueueConfig
 from ..eviction_layouts import EvictionLayouts
+from ..layouts import code_shape
 from ..lib.exp2 import Exp2
 from ..lib.secded import Secded
 from ..lib.split_sram import SplitSram
@@ -150,7 +151,7 @@ class EmaEngine(wiring.Component):
         found = data.StructLayout({"last_step": STEP_BITS, "eligible": 1, "cold": 1})
         event = data.StructLayout(
             {
-                "kind": 3,
+                "kind": code_shape(ScoreEvent),
                 "session": c.session_bits,
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op
 
-from ..layouts import Layouts
+from ..layouts import Layouts, code_shape
 
 __all__ = [
     "BACKGROUND",
@@ -98,7 +98,7 @@ def credits_layout() -> data.StructLayout:
 def behind_layout() -> data.StructLayout:
     """What a stream has in the next cycle if its op is taken in this one. Not `valid`: nothing, or
     the stream does not tell."""
-    return data.StructLayout({"valid": 1, "kind": 5})
+    return data.StructLayout({"valid": 1, "kind": code_shape(Op)})
 
 
 def entering_layout(config: Config) -> data.StructLayout:

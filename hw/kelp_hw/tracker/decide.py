@@ -8,10 +8,20 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import Answer, Event, MissKind, Op, Outcome, PageState, ScoreEvent
-from kelp_spec.policy import GIVEN_BITS
+from kelp_spec.formats import Format
+from kelp_spec.metadata import (
+    STEP_BITS,
+    Answer,
+    Event,
+    MissKind,
+    Op,
+    Outcome,
+    PageState,
+    ScoreEvent,
+)
+from kelp_spec.policy import GIVEN_BITS, Policy
 
-from ..layouts import Layouts
+from ..layouts import POOL_BITS, Layouts, code_shape
 
 __all__ = ["Decide", "context_layout", "frame_of", "strobes_layout"]
 
@@ -33,14 +43,14 @@ def context_layout(config: Config) -> data.StructLayout:
     return data.StructLayout(
         {
             "valid": 1,
-            "event": 5,
+            "event": code_shape(Event),
             "is_open": 1,
             "usable": 1,
-            "step": 24,
-            "format_k": 3,
-            "format_v": 3,
-            "pool": 2,
-            "policy": 1,
+            "step": STEP_BITS,
+            "format_k": code_shape(Format),
+            "format_v": code_shape(Format),
+            "pool": POOL_BITS,
+            "policy": code_shape(Policy),
             "frame_peek": 1,
             "can_pop": 1,
             "can_take": 1,

@@ -8,8 +8,9 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.formats import Format
 
-from ..layouts import POOL_BITS, Layouts
+from ..layouts import POOL_BITS, Layouts, code_shape
 
 __all__ = ["HotPages"]
 
@@ -64,7 +65,12 @@ class HotPages(wiring.Component):
         layouts = Layouts(config)
         self.page_layout = layouts.page
         self.entry_layout = data.StructLayout(
-            {"frame": config.frame_bits, "pool": POOL_BITS, "format_k": 3, "format_v": 3}
+            {
+                "frame": config.frame_bits,
+                "pool": POOL_BITS,
+                "format_k": code_shape(Format),
+                "format_v": code_shape(Format),
+            }
         )
         super().__init__(
             {

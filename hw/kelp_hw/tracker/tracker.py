@@ -162,7 +162,13 @@ class Tracker(wiring.Component):
         m.submodules.pools = pools = Pools(config=c)
         m.submodules.miss_ids = miss_ids = MissIds(config=c)
         m.submodules.decide = decide = Decide(config=c)
-        queue_layout = data.StructLayout({"format_k": 3, "format_v": 3, "pool": 2, "policy": 1})
+        # What M3 asks of a queue.
+        queue_layout = data.StructLayout(
+            {
+                name: layouts.queue_config[name].shape
+                for name in ("format_k", "format_v", "pool", "policy")
+            }
+        )
         m.submodules.queues = queues = Sram(depth=c.squeues, shape=queue_layout)
 
         def session(index):
@@ -312,7 +318,11 @@ class Tracker(wiring.Component):
             check.page.eq(op2.page),
             check.kv_line.eq(op2.kv_line),
         ]
-        queue3, session3, event3 = Signal(queue_layout), Signal(layouts.session), Signal(5)
+        queue3, session3, event3 = (
+            Signal(queue_layout),
+            Signal(layouts.session),
+            Signal.like(check.event),
+        )
         kinds3, asks3, asks2 = Signal(max(Op) + 1), Signal(), Signal()
         frames2 = frame_of(op2.kind, asks2, op2.write)
         frames3 = {name: Signal(name=f"{name}3") for name in frames2}
