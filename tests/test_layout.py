@@ -312,7 +312,6 @@ MOST_PARAMETERS, MOST_LINES = 8, 100
 # its body makes an object of them and hands that on, so the body counts as a function does.
 LONG = {
     "hw/kelp_hw/layouts.py:Layouts.__init__": "fields of every payload, one after another",
-    "hw/kelp_hw/tracker/decide.py:Decide._demand": "to be cut with its block",
     "verif/kelp_verif/control/counters_bench.py:queues": "to be cut with the room",
     "verif/kelp_verif/eviction/evictor_tb.py:TB.decide": "to be cut with the room",
     "verif/kelp_verif/eviction/evictor_tb.py:TB.tick": "to be cut with the room",
@@ -331,7 +330,6 @@ LONG_ELABORATE = {
     "DataFront": 170,
     "DataHead": 290,
     "DataPath": 210,
-    "Decide": 270,
     "EmaEngine": 400,
     "Endpoint": 340,
     "Eviction": 230,

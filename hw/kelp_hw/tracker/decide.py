@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from dataclasses import dataclass
+
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -113,6 +115,20 @@ def frame_of(kind, asks, write) -> dict:
     return {"own_frame": own, "pool_frame": pool, "allocates": asks & write}
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What is known of an op's word, and what becomes of it."""
+
+    state: dict  #: PageState → bit
+    here: Value  #: the page has a frame
+    nowhere: Value  #: no frame, no flash page
+    under: Value  #: its word waits under the op's miss entry
+    touched: Value  #: not yet accessed in the session's step
+    changed: Signal  #: the word is written
+    old: data.View  #: the word as the op found it
+    new: data.View  #: and leaves it
+
+
 class Decide(wiring.Component):
     """The op table of docs/design.md §3 (spec §4). Combinational (`LATENCY` 0), an op in each cycle
     (`INTERVAL`).
@@ -174,14 +190,7 @@ class Decide(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        op, x, result, strobes, frame_op, score = (
-            self.op,
-            self.context,
-            self.result,
-            self.strobes,
-            self.frame_op.p,
-            self.score.p,
-        )
+        op, x = self.op, self.context
 
         # An uncorrectable word is LOST before the op looks at it, and all else of it is zero; only
         # what becomes of it is told so, the rest goes by `states`: nothing but the state of a LOST
@@ -201,12 +210,44 @@ class Decide(wiring.Component):
             demand.eq((op.kind == Op.READ) | (op.kind == Op.WRITE) | (op.kind == Op.REPLAY)),
         ]
 
+        k = _Known(state, here, nowhere, under, touched, changed, old, new)
+        self._pass_on(m, k, demand)
+        self._strobes(m, state, here, nowhere, under)
+        # Whose frame it is, is asked apart from what becomes of the op: the frame table is
+        # addressed with it in this cycle.
         m.d.comb += [
-            new.eq(old),
+            self.found_frame.eq(Mux(x.pool_frame | (x.allocates & nowhere), x.frame, read.place)),
+            self.result.frame.eq(Mux(x.own_frame, op.frame, self.found_frame)),
+        ]
+
+        with m.If(x.valid):
+            with m.Switch(op.kind):
+                self._requests(m, k)
+                self._miss_ops(m, k)
+                self._eviction_ops(m, k)
+                self._hints(m, k)
+                self._session_ops(m)
+                self._repairs(m, k)
+        self._check(m, k)
+        return m
+
+    def _pass_on(self, m, k, demand):
+        """What is the same for every kind of op, or stands where an op says nothing else."""
+        op, x, result, frame_op, score, strobes, read = (
+            self.op,
+            self.context,
+            self.result,
+            self.frame_op.p,
+            self.score.p,
+            self.strobes,
+            self.word,
+        )
+        m.d.comb += [
+            k.new.eq(k.old),
             result.op.eq(op),
-            result.old.eq(old),
-            result.word.eq(new),
-            result.changed.eq(changed | x.uncorrected),
+            result.old.eq(k.old),
+            result.word.eq(k.new),
+            result.changed.eq(k.changed | x.uncorrected),
             result.corrected.eq(x.corrected),
             result.uncorrected.eq(x.uncorrected),
             result.pool.eq(x.pool),
@@ -221,8 +262,8 @@ class Decide(wiring.Component):
             frame_op.kv_line.eq(op.kv_line),
             # A page whose word was lost while it was fetched no longer knows its formats; they are
             # still the queue's.
-            frame_op.format_k.eq(Mux(nowhere, x.format_k, read.format_k)),
-            frame_op.format_v.eq(Mux(nowhere, x.format_v, read.format_v)),
+            frame_op.format_k.eq(Mux(k.nowhere, x.format_k, read.format_k)),
+            frame_op.format_v.eq(Mux(k.nowhere, x.format_v, read.format_v)),
             frame_op.write.eq(op.write & demand),
             frame_op.has_write.eq(op.has_write & demand),
             frame_op.write_slot.eq(op.write_slot),
@@ -240,187 +281,210 @@ class Decide(wiring.Component):
             score.session.eq(op.session),
             score.step.eq(x.step),
             score.scan_tag.eq(op.mass[0]),
-            score.scan.eq(old),
-            strobes.write.eq(x.valid & (changed | x.corrected | x.uncorrected)),
-        ]
-        self._strobes(m, state, here, nowhere, under)
-        # Whose frame it is, is asked apart from what becomes of the op: the frame table is
-        # addressed with it in this cycle.
-        m.d.comb += [
-            self.found_frame.eq(Mux(x.pool_frame | (x.allocates & nowhere), x.frame, read.place)),
-            result.frame.eq(Mux(x.own_frame, op.frame, self.found_frame)),
+            score.scan.eq(k.old),
+            strobes.write.eq(x.valid & (k.changed | x.corrected | x.uncorrected)),
         ]
 
-        def outcome(value):
-            return result.outcome.eq(value)
+    def _outcome(self, value):
+        return self.result.outcome.eq(value)
 
-        def scored(kind):
-            return [score.kind.eq(kind), self.score.valid.eq(1)]
+    def _scored(self, kind):
+        return [self.score.p.kind.eq(kind), self.score.valid.eq(1)]
 
-        def fetch():
-            """The page waits under a new miss entry."""
-            return [
-                changed.eq(1),
-                new.state.eq(PageState.FETCHING),
-                new.place.eq(x.miss),
-                result.miss.eq(x.miss),
-                outcome(Outcome.MISSED),
+    def _fetch(self, k):
+        """The page waits under a new miss entry."""
+        x = self.context
+        return [
+            k.changed.eq(1),
+            k.new.state.eq(PageState.FETCHING),
+            k.new.place.eq(x.miss),
+            self.result.miss.eq(x.miss),
+            self._outcome(Outcome.MISSED),
+        ]
+
+    def _requests(self, m, k):
+        """READ and WRITE."""
+        op, x, result, frame_op = self.op, self.context, self.result, self.frame_op.p
+        with m.Case(Op.READ, Op.WRITE):
+            m.d.comb += self.frame_op.valid.eq(1)
+            with m.If(x.event != Event.NONE):
+                m.d.comb += [
+                    self._outcome(Outcome.REFUSED),
+                    result.op.refused.eq(x.event),
+                    frame_op.answer.eq(
+                        Mux(
+                            op.write | op.no_memory | (x.event == Event.UNKNOWN_OPCODE),
+                            Answer.CMP,
+                            Answer.NXM,
+                        )
+                    ),
+                ]
+            with m.Elif(op.no_memory):
+                m.d.comb += frame_op.answer.eq(Answer.CMP)
+            with m.Else():
+                self._demand(m, k)
+
+    def _miss_ops(self, m, k):
+        """Ops of the miss buffer."""
+        op, x, result, frame_op = self.op, self.context, self.result, self.frame_op.p
+        with m.Case(Op.GRANT):
+            m.d.comb += result.pool.eq(op.pool)
+            with m.If(~op.failed & ~x.can_pop):
+                m.d.comb += self._outcome(Outcome.RETRY)
+        with m.Case(Op.FILL):
+            m.d.comb += [
+                self.frame_op.valid.eq(1),
+                frame_op.use.eq(1),
+                frame_op.init.eq(1),
+                frame_op.lost.eq(op.lost),
+                frame_op.failed.eq(op.failed),
+            ]
+        with m.Case(Op.REPLAY):
+            m.d.comb += [self.frame_op.valid.eq(1), frame_op.use.eq(~op.failed)]
+            with m.If(op.failed):
+                m.d.comb += frame_op.answer.eq(Mux(op.write, Answer.CMP, Answer.POISON))
+        with m.Case(Op.FLIP):
+            m.d.comb += [self.frame_op.valid.eq(1)]
+            with m.If(~x.empty):
+                m.d.comb += self._outcome(Outcome.RETRY)
+            with m.Elif(~k.under):
+                m.d.comb += [
+                    self._outcome(Mux(op.failed, Outcome.VOID, Outcome.ORPHAN)),
+                    frame_op.use.eq(~op.failed),
+                ]
+            with m.Elif(~op.failed):
+                m.d.comb += [
+                    k.changed.eq(1),
+                    k.new.state.eq(PageState.RESIDENT),
+                    k.new.place.eq(op.frame),
+                ]
+            with m.Elif(op.lost | (op.miss_kind == MissKind.ALLOCATE)):
+                m.d.comb += [k.changed.eq(1), k.new.eq(0), k.new.state.eq(PageState.LOST)]
+            with m.Else():
+                m.d.comb += [k.changed.eq(1), k.new.state.eq(PageState.COLD), k.new.place.eq(0)]
+
+    def _eviction_ops(self, m, k):
+        """Ops of a sweep and of a write-back."""
+        op, x, result, frame_op, read = (
+            self.op,
+            self.context,
+            self.result,
+            self.frame_op.p,
+            self.word,
+        )
+        with m.Case(Op.SCAN):
+            m.d.comb += self._scored(ScoreEvent.SCAN)
+        with m.Case(Op.CLAIM):
+            m.d.comb += self.frame_op.valid.eq(1)
+            with m.If(k.state[PageState.RESIDENT] & ~read.pinned & (read.last_step == op.delta)):
+                m.d.comb += [
+                    k.changed.eq(1),
+                    k.new.state.eq(PageState.WRITING_BACK),
+                    frame_op.use.eq(1),
+                ]
+            with m.Else():
+                m.d.comb += self._outcome(Outcome.VOID)
+        with m.Case(Op.RELEASE):
+            m.d.comb += [
+                self.frame_op.valid.eq(1),
+                frame_op.use.eq(1),
+                frame_op.failed.eq(op.failed),
+            ]
+            with m.If(~k.state[PageState.WRITING_BACK]):
+                m.d.comb += self._outcome(Outcome.VOID)
+            with m.Elif(op.failed):
+                m.d.comb += [k.changed.eq(1), k.new.state.eq(PageState.RESIDENT)]
+            with m.Else():
+                # Step and opinion stay in the word, so that a miss soon after can be
+                # counted against this eviction and the policy that chose it.
+                m.d.comb += [
+                    k.changed.eq(1),
+                    k.new.state.eq(PageState.COLD),
+                    k.new.place.eq(Cat(op.mass[:GIVEN_BITS], x.step)),
+                ]
+        with m.Case(Op.FREE):
+            m.d.comb += [
+                result.pool.eq(op.pool),
+                frame_op.pool.eq(op.pool),
+                self.frame_op.valid.eq(1),
+                frame_op.use.eq(1),
             ]
 
-        with m.If(x.valid):
-            with m.Switch(op.kind):
-                with m.Case(Op.READ, Op.WRITE):
-                    m.d.comb += self.frame_op.valid.eq(1)
-                    with m.If(x.event != Event.NONE):
-                        m.d.comb += [
-                            outcome(Outcome.REFUSED),
-                            result.op.refused.eq(x.event),
-                            frame_op.answer.eq(
-                                Mux(
-                                    op.write | op.no_memory | (x.event == Event.UNKNOWN_OPCODE),
-                                    Answer.CMP,
-                                    Answer.NXM,
-                                )
-                            ),
-                        ]
-                    with m.Elif(op.no_memory):
-                        m.d.comb += frame_op.answer.eq(Answer.CMP)
-                    with m.Else():
-                        self._demand(m, state, here, new, changed, touched, fetch, outcome, scored)
-                with m.Case(Op.GRANT):
-                    m.d.comb += result.pool.eq(op.pool)
-                    with m.If(~op.failed & ~x.can_pop):
-                        m.d.comb += outcome(Outcome.RETRY)
-                with m.Case(Op.FILL):
+    def _hints(self, m, k):
+        """What a hint or the prefetcher asks for."""
+        x, result, read = self.context, self.result, self.word
+        with m.Case(Op.PREFETCH):
+            with m.If(x.usable & k.state[PageState.COLD] & x.can_prefetch):
+                m.d.comb += self._fetch(k)
+            with m.Else():
+                m.d.comb += self._outcome(Outcome.DROPPED)
+        with m.Case(Op.MASS):
+            with m.If(x.usable & ~k.nowhere):
+                m.d.comb += self._scored(ScoreEvent.MASS)
+            with m.Else():
+                m.d.comb += self._outcome(Outcome.VOID)
+        with m.Case(Op.PIN):
+            with m.If(~x.usable | k.nowhere):
+                m.d.comb += self._outcome(Outcome.VOID)
+            with m.Elif(~read.pinned):
+                with m.If(x.can_pin):
+                    m.d.comb += [k.changed.eq(1), k.new.pinned.eq(1)]
+                with m.Else():
                     m.d.comb += [
-                        self.frame_op.valid.eq(1),
-                        frame_op.use.eq(1),
-                        frame_op.init.eq(1),
-                        frame_op.lost.eq(op.lost),
-                        frame_op.failed.eq(op.failed),
+                        self._outcome(Outcome.REFUSED),
+                        result.op.refused.eq(Event.PIN_REFUSED),
                     ]
-                with m.Case(Op.REPLAY):
-                    m.d.comb += [self.frame_op.valid.eq(1), frame_op.use.eq(~op.failed)]
-                    with m.If(op.failed):
-                        m.d.comb += frame_op.answer.eq(Mux(op.write, Answer.CMP, Answer.POISON))
-                with m.Case(Op.FLIP):
-                    m.d.comb += [self.frame_op.valid.eq(1)]
-                    with m.If(~x.empty):
-                        m.d.comb += outcome(Outcome.RETRY)
-                    with m.Elif(~under):
-                        m.d.comb += [
-                            outcome(Mux(op.failed, Outcome.VOID, Outcome.ORPHAN)),
-                            frame_op.use.eq(~op.failed),
-                        ]
-                    with m.Elif(~op.failed):
-                        m.d.comb += [
-                            changed.eq(1),
-                            new.state.eq(PageState.RESIDENT),
-                            new.place.eq(op.frame),
-                        ]
-                    with m.Elif(op.lost | (op.miss_kind == MissKind.ALLOCATE)):
-                        m.d.comb += [changed.eq(1), new.eq(0), new.state.eq(PageState.LOST)]
-                    with m.Else():
-                        m.d.comb += [changed.eq(1), new.state.eq(PageState.COLD), new.place.eq(0)]
-                with m.Case(Op.SCAN):
-                    m.d.comb += scored(ScoreEvent.SCAN)
-                with m.Case(Op.CLAIM):
-                    m.d.comb += self.frame_op.valid.eq(1)
-                    with m.If(
-                        state[PageState.RESIDENT] & ~read.pinned & (read.last_step == op.delta)
-                    ):
-                        m.d.comb += [
-                            changed.eq(1),
-                            new.state.eq(PageState.WRITING_BACK),
-                            frame_op.use.eq(1),
-                        ]
-                    with m.Else():
-                        m.d.comb += outcome(Outcome.VOID)
-                with m.Case(Op.RELEASE):
-                    m.d.comb += [
-                        self.frame_op.valid.eq(1),
-                        frame_op.use.eq(1),
-                        frame_op.failed.eq(op.failed),
-                    ]
-                    with m.If(~state[PageState.WRITING_BACK]):
-                        m.d.comb += outcome(Outcome.VOID)
-                    with m.Elif(op.failed):
-                        m.d.comb += [changed.eq(1), new.state.eq(PageState.RESIDENT)]
-                    with m.Else():
-                        # Step and opinion stay in the word, so that a miss soon after can be
-                        # counted against this eviction and the policy that chose it.
-                        m.d.comb += [
-                            changed.eq(1),
-                            new.state.eq(PageState.COLD),
-                            new.place.eq(Cat(op.mass[:GIVEN_BITS], x.step)),
-                        ]
-                with m.Case(Op.FREE):
-                    m.d.comb += [
-                        result.pool.eq(op.pool),
-                        frame_op.pool.eq(op.pool),
-                        self.frame_op.valid.eq(1),
-                        frame_op.use.eq(1),
-                    ]
-                with m.Case(Op.PREFETCH):
-                    with m.If(x.usable & state[PageState.COLD] & x.can_prefetch):
-                        m.d.comb += fetch()
-                    with m.Else():
-                        m.d.comb += outcome(Outcome.DROPPED)
-                with m.Case(Op.MASS):
-                    with m.If(x.usable & ~nowhere):
-                        m.d.comb += scored(ScoreEvent.MASS)
-                    with m.Else():
-                        m.d.comb += outcome(Outcome.VOID)
-                with m.Case(Op.PIN):
-                    with m.If(~x.usable | nowhere):
-                        m.d.comb += outcome(Outcome.VOID)
-                    with m.Elif(~read.pinned):
-                        with m.If(x.can_pin):
-                            m.d.comb += [changed.eq(1), new.pinned.eq(1)]
-                        with m.Else():
-                            m.d.comb += [
-                                outcome(Outcome.REFUSED),
-                                result.op.refused.eq(Event.PIN_REFUSED),
-                            ]
-                with m.Case(Op.UNPIN):
-                    with m.If(~x.usable | nowhere):
-                        m.d.comb += outcome(Outcome.VOID)
-                    with m.Elif(read.pinned):
-                        m.d.comb += [changed.eq(1), new.pinned.eq(0)]
-                with m.Case(Op.STEP):
-                    m.d.comb += outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))
-                with m.Case(Op.OPEN):
-                    with m.If(x.is_open):
-                        m.d.comb += [
-                            outcome(Outcome.REFUSED),
-                            result.op.refused.eq(Event.OPEN_REFUSED),
-                        ]
-                with m.Case(Op.CLOSE):
-                    m.d.comb += outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))
-                with m.Case(Op.SCRUB):
-                    m.d.comb += self.frame_op.valid.eq(1)
-                    with m.If(state[PageState.FETCHING] | state[PageState.WRITING_BACK]):
-                        m.d.comb += outcome(Outcome.RETRY)
-                    with m.Elif(~state[PageState.ABSENT]):
-                        m.d.comb += [
-                            changed.eq(1),
-                            new.eq(0),
-                            frame_op.use.eq(state[PageState.RESIDENT]),
-                        ]
-                with m.Case(Op.PEEK):
-                    m.d.comb += [self.frame_op.valid.eq(1), frame_op.use.eq(x.frame_peek)]
-                with m.Case(Op.RECOVER):
-                    m.d.comb += [self.frame_op.valid.eq(1)]
-                    with m.If(state[PageState.FETCHING]):
-                        m.d.comb += outcome(Outcome.RETRY)
-                    with m.Elif(here & (read.place == op.frame)):
-                        m.d.comb += outcome(Outcome.VOID)
-                    with m.Else():
-                        m.d.comb += [outcome(Outcome.ORPHAN), frame_op.use.eq(1)]
+        with m.Case(Op.UNPIN):
+            with m.If(~x.usable | k.nowhere):
+                m.d.comb += self._outcome(Outcome.VOID)
+            with m.Elif(read.pinned):
+                m.d.comb += [k.changed.eq(1), k.new.pinned.eq(0)]
+
+    def _session_ops(self, m):
+        """Ops that change a session."""
+        x, result = self.context, self.result
+        with m.Case(Op.STEP):
+            m.d.comb += self._outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))
+        with m.Case(Op.OPEN):
+            with m.If(x.is_open):
+                m.d.comb += [
+                    self._outcome(Outcome.REFUSED),
+                    result.op.refused.eq(Event.OPEN_REFUSED),
+                ]
+        with m.Case(Op.CLOSE):
+            m.d.comb += self._outcome(Mux(x.is_open, Outcome.DONE, Outcome.VOID))
+
+    def _repairs(self, m, k):
+        """Ops of the closer and of the owner walk."""
+        op, x, frame_op, read = self.op, self.context, self.frame_op.p, self.word
+        with m.Case(Op.SCRUB):
+            m.d.comb += self.frame_op.valid.eq(1)
+            with m.If(k.state[PageState.FETCHING] | k.state[PageState.WRITING_BACK]):
+                m.d.comb += self._outcome(Outcome.RETRY)
+            with m.Elif(~k.state[PageState.ABSENT]):
+                m.d.comb += [
+                    k.changed.eq(1),
+                    k.new.eq(0),
+                    frame_op.use.eq(k.state[PageState.RESIDENT]),
+                ]
+        with m.Case(Op.PEEK):
+            m.d.comb += [self.frame_op.valid.eq(1), frame_op.use.eq(x.frame_peek)]
+        with m.Case(Op.RECOVER):
+            m.d.comb += [self.frame_op.valid.eq(1)]
+            with m.If(k.state[PageState.FETCHING]):
+                m.d.comb += self._outcome(Outcome.RETRY)
+            with m.Elif(k.here & (read.place == op.frame)):
+                m.d.comb += self._outcome(Outcome.VOID)
+            with m.Else():
+                m.d.comb += [self._outcome(Outcome.ORPHAN), frame_op.use.eq(1)]
+
+    def _check(self, m, k):
+        """What the driver of `context` promises, and what no op may do."""
+        op, x, strobes = self.op, self.context, self.strobes
         m.d.sync += [
             Assert(strobes.pop + strobes.push <= 1),
             Assert(~(x.valid & x.corrected & x.uncorrected)),
-            Assert(~x.valid | (Cat(old.state == s for s in PageState) == x.states)),
+            Assert(~x.valid | (Cat(k.old.state == s for s in PageState) == x.states)),
             Assert(x.kinds == Mux(x.valid, 1 << op.kind, 0)),
             Assert(x.grants == (x.kinds[Op.GRANT] & ~op.failed)),
             *(
@@ -437,7 +501,6 @@ class Decide(wiring.Component):
                 )
             ),
         ]
-        return m
 
     def _strobes(self, m, state, here, nowhere, under):
         """What the registers at M3 are told, each in one sum of products beside the op table: it
@@ -498,49 +561,49 @@ class Decide(wiring.Component):
             strobes.closed.eq(is_op[Op.CLOSED]),
         ]
 
-    def _demand(self, m, state, here, new, changed, touched, fetch, outcome, scored):
+    def _demand(self, m, k):
         """A request that is not refused, by the state of its page."""
         op, x, result, frame_op = self.op, self.context, self.result, self.frame_op.p
-        with m.If(here | state[PageState.FETCHING] | state[PageState.COLD]):
-            m.d.comb += [result.first.eq(touched), new.last_step.eq(x.step)]
-            with m.If(touched):
-                m.d.comb += scored(ScoreEvent.TOUCH)
-        with m.If(here):
+        with m.If(k.here | k.state[PageState.FETCHING] | k.state[PageState.COLD]):
+            m.d.comb += [result.first.eq(k.touched), k.new.last_step.eq(x.step)]
+            with m.If(k.touched):
+                m.d.comb += self._scored(ScoreEvent.TOUCH)
+        with m.If(k.here):
             m.d.comb += [
-                outcome(Outcome.HIT),
+                self._outcome(Outcome.HIT),
                 frame_op.use.eq(1),
-                changed.eq(touched | state[PageState.WRITING_BACK]),
-                new.state.eq(PageState.RESIDENT),
+                k.changed.eq(k.touched | k.state[PageState.WRITING_BACK]),
+                k.new.state.eq(PageState.RESIDENT),
             ]
-        with m.Elif(state[PageState.FETCHING]):
+        with m.Elif(k.state[PageState.FETCHING]):
             m.d.comb += [
-                outcome(Outcome.PARKED),
-                changed.eq(touched),
+                self._outcome(Outcome.PARKED),
+                k.changed.eq(k.touched),
                 result.miss.eq(self.word.place),
             ]
-        with m.Elif(state[PageState.COLD]):
-            m.d.comb += fetch()
+        with m.Elif(k.state[PageState.COLD]):
+            m.d.comb += self._fetch(k)
         with m.Elif(op.write):
             m.d.comb += [
-                changed.eq(1),
+                k.changed.eq(1),
                 result.first.eq(1),
-                scored(ScoreEvent.INIT),
-                new.format_k.eq(x.format_k),
-                new.format_v.eq(x.format_v),
-                new.last_step.eq(x.step),
+                self._scored(ScoreEvent.INIT),
+                k.new.format_k.eq(x.format_k),
+                k.new.format_v.eq(x.format_v),
+                k.new.last_step.eq(x.step),
             ]
             with m.If(x.can_take):
                 m.d.comb += [
-                    outcome(Outcome.ALLOCATED),
-                    new.state.eq(PageState.RESIDENT),
-                    new.place.eq(x.frame),
+                    self._outcome(Outcome.ALLOCATED),
+                    k.new.state.eq(PageState.RESIDENT),
+                    k.new.place.eq(x.frame),
                     frame_op.use.eq(1),
                     frame_op.init.eq(1),
-                    frame_op.lost.eq(state[PageState.LOST]),
+                    frame_op.lost.eq(k.state[PageState.LOST]),
                 ]
             with m.Else():
-                m.d.comb += fetch()
-        with m.Elif(state[PageState.LOST]):
-            m.d.comb += [outcome(Outcome.POISON), frame_op.answer.eq(Answer.POISON)]
+                m.d.comb += self._fetch(k)
+        with m.Elif(k.state[PageState.LOST]):
+            m.d.comb += [self._outcome(Outcome.POISON), frame_op.answer.eq(Answer.POISON)]
         with m.Else():
-            m.d.comb += [outcome(Outcome.ZERO), frame_op.answer.eq(Answer.ZEROS)]
+            m.d.comb += [self._outcome(Outcome.ZERO), frame_op.answer.eq(Answer.ZEROS)]

@@ -355,7 +355,7 @@ PROOFS = (
             # a page touched since its CLAIM loses its frame
             ("is_op[Op.RELEASE] & writing_back", "is_op[Op.RELEASE] & ~cold"),
             # RECOVER takes a frame that is in use
-            ("with m.Elif(here & (read.place == op.frame)):", "with m.Elif(0):"),
+            ("with m.Elif(k.here & (read.place == op.frame)):", "with m.Elif(0):"),
         ),
     ),
     # The miss table.
