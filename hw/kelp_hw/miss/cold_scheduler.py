@@ -165,8 +165,7 @@ class ColdScheduler(wiring.Component):
         new_write = self.i_write_back.valid & self.i_write_back.ready
         wb = self.i_write_back.payload
         m.d.comb += [
-            # Critical path: whether the engine puts its entry back into line. So none is taken in
-            # any cycle in which it might.
+            # Critical path: whether the engine puts its entry back into line.
             self.i_write_back.ready.eq(~self.i_fetch.valid & ~acting),
             where.write_en.eq(self.i_fetch.valid | new_write),
             where.write_address.eq(
