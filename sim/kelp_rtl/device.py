@@ -11,7 +11,7 @@ programmed with whole arrays (spec §10, last row).
     result = driver.run(Program.reads(addresses), progress=lambda done, cycle: bar.update(done))
     (result.data == lines).all(); driver.take_commits().result["outcome"]
 
-The C++ lies in ``driver/``; a header with the place of every payload field is generated from the
+The C++ lies in ``cpp/``; a header with the place of every payload field is generated from the
 endpoint's signature, so that none is written down twice. Whatever breaks a rule, an RTL ``Assert``
 included, is a :class:`DriverError` that names the cycle; a driver that raised one is spent.
 """

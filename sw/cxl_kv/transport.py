@@ -19,16 +19,12 @@ from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format
 
 from .control import Control
-from .core import ALL_BYTES, Core, Loaded, Status
+from .core import Core, Loaded
 from .errors import TransportError
 from .process import Home
 
 __all__ = [
-    "ALL_BYTES",
-    "Core",
-    "Loaded",
     "LocalTransport",
-    "Status",
     "Transport",
     "as_addresses",
     "as_lines",
