@@ -344,7 +344,6 @@ LONG_ELABORATE = {
     "LineSlots": 140,
     "LinkSender": 160,
     "LruShadow": 180,
-    "MissBuffer": 270,
     "MissBufferContract": 260,
     "MissGrantsContract": 150,
     "Orphans": 130,

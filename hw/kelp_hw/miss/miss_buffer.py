@@ -22,6 +22,9 @@ from .park_lists import ParkLists
 
 __all__ = ["MissBuffer"]
 
+#: Fields of a request that wait with it for its page.
+_PARKED = ("kv_line", "write", "partial", "poison", "has_write", "write_slot", "origin")
+
 
 class MissBuffer(wiring.Component):
     """Watches what M3 decides and answers with GRANT, FILL, REPLAY and FLIP until no request is
@@ -130,32 +133,88 @@ class MissBuffer(wiring.Component):
                 "source": code_shape(PrefetchSource),
             }
         )
-        parked_layout = S(
-            {
-                "kv_line": c.line_bits,
-                "write": 1,
-                "partial": 1,
-                "poison": 1,
-                "has_write": 1,
-                "write_slot": c.write_slot_bits,
-                "origin": self.layouts.origin,
-            }
-        )
+        parked_layout = S({name: self.layouts.op[name].shape for name in _PARKED})
         done_layout = S({"miss": c.miss_bits, "failed": 1, "starved": 1})
 
         m.submodules.ids = ids = FreeList(count=c.misses)
         m.submodules.lists = lists = ParkLists(lists=c.misses, nodes=c.parked, shape=parked_layout)
         m.submodules.grants = grants = MissGrants(config=c)
-        m.submodules.rows = rows = Sram(depth=c.misses, shape=row_layout)
-        m.submodules.frames = frames = Sram(depth=c.misses, shape=c.frame_bits)
+        m.submodules.rows = Sram(depth=c.misses, shape=row_layout)
+        m.submodules.frames = Sram(depth=c.misses, shape=c.frame_bits)
         m.submodules.sectors = sectors = Sram(depth=c.misses, shape=self.layouts.sector)
         # Entries ready to be filled; each at most once, one more place because a buffered FIFO is
         # full for a cycle while a word moves to its output.
         m.submodules.landed = landed = SyncFIFOBuffered(width=done_layout.size, depth=c.misses + 1)
 
         m.d.comb += self.starving.eq(grants.starving)
+        decided = self.i_result.p.op
+        created, granted = self._hear(m)
+        # Entries land by a completion, or without one: M3's result cannot wait, the completion can.
+        clear = Signal()
+        at_once, arrival = Signal(), Signal(done_layout)
+        m.d.comb += [
+            at_once.eq(granted & (decided.failed | (decided.miss_kind == MissKind.ALLOCATE))),
+            self.i_fetched.ready.eq(~at_once & ~clear),
+            arrival.miss.eq(Mux(at_once, decided.miss, self.i_fetched.payload.miss)),
+            arrival.failed.eq(~at_once & self.i_fetched.payload.failed),
+            arrival.starved.eq(at_once & decided.failed),
+            landed.w_data.eq(arrival),
+            landed.w_en.eq(at_once | (self.i_fetched.valid & self.i_fetched.ready)),
+            sectors.read_en.eq(1),
+            sectors.read_address.eq(self.sector_address),
+            self.sector_data.eq(sectors.read_data),
+        ]
 
-        # What M3 decided.
+        done = data.View(done_layout, landed.r_data)
+        op, op_valid, op_taken = Signal(self.layouts.op), Signal(), Signal()
+        draining, resting = self._bring_home(m, done, op, op_valid, op_taken, clear)
+
+        # GRANT first: it starts 25 µs of waiting, a replay ends them.
+        free_output = ~self.o_op.valid | self.o_op.ready
+        m.d.comb += [
+            grants.o_op.ready.eq(free_output),
+            op_taken.eq(op_valid & free_output & ~grants.o_op.valid),
+        ]
+        with m.If(free_output):
+            m.d.sync += [
+                self.o_op.valid.eq(grants.o_op.valid | op_valid),
+                self.o_op.payload.eq(Mux(grants.o_op.valid, grants.o_op.payload, op)),
+            ]
+
+        just_decided, alive = Signal(), Signal(range(c.misses + 1))
+        m.d.sync += just_decided.eq(self.i_result.valid)
+        m.d.comb += [
+            self.ready.eq((lists.level >= self.margin) & ~draining),
+            self.idle.eq((alive == 0) & ~self.o_op.valid & ~self.i_result.valid & ~just_decided),
+            self.quiet.eq(
+                resting
+                & grants.quiet
+                & ~self.o_op.valid
+                & ~self.i_fetched.valid
+                & ~self.i_result.valid
+                & ~just_decided
+            ),
+        ]
+
+        flipped = self.i_result.valid & (decided.kind == Op.FLIP)
+        # M3 may have taken more ids than it has used, never fewer.
+        wrong_id, wrong_flip = Signal(), Signal()
+        m.d.sync += [
+            alive.eq(alive + created - (flipped & ids.i.valid)),
+            wrong_id.eq(created & (alive + ids.level == c.misses)),
+            wrong_flip.eq(flipped & (decided.miss != done.miss)),
+        ]
+        m.d.comb += [
+            Assert(landed.w_rdy | ~landed.w_en),
+            Assert(~wrong_id),
+            Assert(~wrong_flip),
+        ]
+        return m
+
+    def _hear(self, m):
+        """What M3 decided: an entry, a parked request, a frame. Returns the first and the last."""
+        ids, lists, grants = m.submodules.ids, m.submodules.lists, m.submodules.grants
+        rows, frames = m.submodules.rows, m.submodules.frames
         r, decided = self.i_result.p, self.i_result.p.op
         demand = (decided.kind == Op.READ) | (decided.kind == Op.WRITE)
         created, parked, granted, given = Signal(), Signal(), Signal(), Signal()
@@ -196,18 +255,7 @@ class MissBuffer(wiring.Component):
             lists.i.p.list.eq(r.miss),
             lists.i.p.create.eq(created),
             lists.i.p.park.eq(parked),
-            *(
-                lists.i.p.data[name].eq(decided[name])
-                for name in (
-                    "kv_line",
-                    "write",
-                    "partial",
-                    "poison",
-                    "has_write",
-                    "write_slot",
-                    "origin",
-                )
-            ),
+            *(lists.i.p.data[name].eq(decided[name]) for name in _PARKED),
             grants.i.valid.eq(created & demand),
             grants.i.p.miss.eq(r.miss),
             grants.i.p.pool.eq(r.pool),
@@ -231,29 +279,17 @@ class MissBuffer(wiring.Component):
             self.o_raise.valid.eq(parked & ~created),
             self.o_raise.p.eq(r.miss),
         ]
+        return created, granted
 
-        # Entries land by a completion, or without one: M3's result cannot wait, the completion can.
-        clear = Signal()
-        at_once, arrival = Signal(), Signal(done_layout)
-        m.d.comb += [
-            at_once.eq(granted & (decided.failed | (decided.miss_kind == MissKind.ALLOCATE))),
-            self.i_fetched.ready.eq(~at_once & ~clear),
-            arrival.miss.eq(Mux(at_once, decided.miss, self.i_fetched.payload.miss)),
-            arrival.failed.eq(~at_once & self.i_fetched.payload.failed),
-            arrival.starved.eq(at_once & decided.failed),
-            landed.w_data.eq(arrival),
-            landed.w_en.eq(at_once | (self.i_fetched.valid & self.i_fetched.ready)),
-            sectors.read_en.eq(1),
-            sectors.read_address.eq(self.sector_address),
-            self.sector_data.eq(sectors.read_data),
-        ]
-
-        # One entry at a time is brought home. Its row and frame are read once and held.
-        done = data.View(done_layout, landed.r_data)
-        entry, waiter = rows.read_data, lists.o.payload
-        op, op_valid, op_taken = Signal(self.layouts.op), Signal(), Signal()
+    def _bring_home(self, m, done, op, op_valid, op_taken, clear):
+        """Brings the entry `done` home, whose row and frame are read once and held. Returns whether
+        it holds requests back, and whether there is none."""
+        ids, lists, landed = m.submodules.ids, m.submodules.lists, m.submodules.landed
+        rows, frames, sectors = m.submodules.rows, m.submodules.frames, m.submodules.sectors
+        r, decided = self.i_result.p, self.i_result.p.op
         flipped = self.i_result.valid & (decided.kind == Op.FLIP)
-        replays, retried, dropped = Signal(range(c.page_lines + 1)), Signal(), Signal()
+        entry, waiter = rows.read_data, lists.o.payload
+        replays, retried, dropped = Signal(range(self.config.page_lines + 1)), Signal(), Signal()
         resting = Signal()
         m.d.comb += [
             rows.read_address.eq(done.miss),
@@ -298,24 +334,13 @@ class MissBuffer(wiring.Component):
                     lists.o.ready.eq(op_taken),
                     op.kind.eq(Op.REPLAY),
                     op.failed.eq(done.starved),
-                    *(
-                        op[name].eq(waiter[name])
-                        for name in (
-                            "kv_line",
-                            "write",
-                            "partial",
-                            "poison",
-                            "has_write",
-                            "write_slot",
-                            "origin",
-                        )
-                    ),
+                    *(op[name].eq(waiter[name]) for name in _PARKED),
                     op.origin.missed.eq(1),
                 ]
                 with m.If(lists.o.valid & op_taken):
                     m.d.sync += [
                         dropped.eq(dropped | waiter.write),
-                        replays.eq(Mux(replays == c.page_lines, replays, replays + 1)),
+                        replays.eq(Mux(replays == self.config.page_lines, replays, replays + 1)),
                     ]
                 with m.If(lists.empty):
                     m.next = "FLIP"
@@ -336,45 +361,4 @@ class MissBuffer(wiring.Component):
                     with m.Else():
                         m.d.comb += [landed.r_en.eq(1), ids.i.valid.eq(1), lists.visit_end.eq(1)]
                         m.next = "REST"
-
-        # GRANT first: it starts 25 µs of waiting, a replay ends them.
-        free_output = ~self.o_op.valid | self.o_op.ready
-        m.d.comb += [
-            grants.o_op.ready.eq(free_output),
-            op_taken.eq(op_valid & free_output & ~grants.o_op.valid),
-        ]
-        with m.If(free_output):
-            m.d.sync += [
-                self.o_op.valid.eq(grants.o_op.valid | op_valid),
-                self.o_op.payload.eq(Mux(grants.o_op.valid, grants.o_op.payload, op)),
-            ]
-
-        just_decided, alive = Signal(), Signal(range(c.misses + 1))
-        m.d.sync += just_decided.eq(self.i_result.valid)
-        draining = retried | (replays == c.page_lines)
-        m.d.comb += [
-            self.ready.eq((lists.level >= self.margin) & ~draining),
-            self.idle.eq((alive == 0) & ~self.o_op.valid & ~self.i_result.valid & ~just_decided),
-            self.quiet.eq(
-                resting
-                & grants.quiet
-                & ~self.o_op.valid
-                & ~self.i_fetched.valid
-                & ~self.i_result.valid
-                & ~just_decided
-            ),
-        ]
-
-        # M3 may have taken more ids than it has used, never fewer.
-        wrong_id, wrong_flip = Signal(), Signal()
-        m.d.sync += [
-            alive.eq(alive + created - (flipped & ids.i.valid)),
-            wrong_id.eq(created & (alive + ids.level == c.misses)),
-            wrong_flip.eq(flipped & (decided.miss != done.miss)),
-        ]
-        m.d.comb += [
-            Assert(landed.w_rdy | ~landed.w_en),
-            Assert(~wrong_id),
-            Assert(~wrong_flip),
-        ]
-        return m
+        return retried | (replays == self.config.page_lines), resting
