@@ -4,7 +4,7 @@ docs/design.md §4 and §10)."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Signal
+from amaranth.hdl import Module, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -18,7 +18,7 @@ from .flush import FlushUnit, flush_layout
 from .front import DataFront
 from .head import DataHead
 from .line_slots import LineSlots
-from .order import ORDER_DEPTH, POSITION_BITS, order_layout
+from .order import ORDER_DEPTH, order_layout
 from .scale_slots import ScaleSlots
 from .write_out import WriteOut
 from .write_path import WritePath
@@ -95,182 +95,57 @@ class DataPath(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c = self.config
-        m.submodules.lines = lines = LineSlots(config=c, position_bits=POSITION_BITS)
-        m.submodules.scales = scales = ScaleSlots(config=c, position_bits=POSITION_BITS)
-        m.submodules.front = front = DataFront(
-            config=c, axi=self.axi_signature, lines=lines.table, scales=scales.table
-        )
+        m.submodules.front = front = DataFront(config=c, axi=self.axi_signature)
+        m.submodules.order = order = OrderFifo(width=order_layout(c).size, depth=ORDER_DEPTH)
         m.submodules.head = head = DataHead(config=c)
+        m.submodules.lines = lines = LineSlots(config=c)
+        m.submodules.scales = scales = ScaleSlots(config=c)
         m.submodules.writes = writes = WritePath(config=c)
+        m.submodules.flush = flush = FlushUnit(config=c)
         m.submodules.out = out = WriteOut(
             axi=self.axi_signature,
             line_bits=c.dram_line_bits,
-            line_slot_bits=lines.table.slot_bits,
-            scale_slot_bits=scales.table.slot_bits,
+            line_slots=c.line_slots,
+            scale_slots=c.scale_slots,
         )
-        m.submodules.flush = flush = FlushUnit(config=c)
 
-        # Front: look-ups, the order of ops, full writes.
         connect(m, flipped(self.i), front.i)
+        connect(m, front.lines, lines.look)
+        connect(m, front.scales, scales.look)
+        connect(m, front.o, order.i)
         connect(m, front.o_write, writes.i)
-        for look, table in ((front.line, lines.table), (front.scale, scales.table)):
-            m.d.comb += [
-                getattr(table, name).eq(getattr(look, name))
-                for name in ("look_en", "look_tag", "use", "fire", "address", "position")
-            ]
-            m.d.comb += [
-                getattr(look, name).eq(getattr(table, name))
-                for name in ("available", "slot", "select", "request_fill")
-            ]
-        m.d.comb += [
-            lines.quarters.eq(front.quarters),
-            lines.reads.eq(front.reads),
-            lines.stores.eq(front.stores),
-            front.wait.eq(lines.wait),
-            scales.reads.eq(front.scale_reads),
-        ]
-        # Each op's slots lie in it as the head wants them.
-        put, get = (
-            Cat(front.o.p, front.o_line, front.o_scale),
-            Cat(head.i.p, head.i_line, head.i_scale),
-        )
-        m.submodules.order = order = OrderFifo(width=len(put), depth=ORDER_DEPTH)
-        m.d.comb += [
-            order.i.valid.eq(front.o.valid),
-            order.i.p.eq(put),
-            front.o.ready.eq(order.i.ready),
-            front.room.eq((order.level <= ORDER_DEPTH - 2) & writes.room),
-            head.i.valid.eq(order.o.valid),
-            get.eq(order.o.p),
-            order.o.ready.eq(head.i.ready),
-        ]
-        for table, select, waits in (
-            (lines.table, head.i_line, head.i.p.wait_line),
-            (scales.table, head.i_scale, head.i.p.wait_scale),
-        ):
-            m.d.comb += [
-                table.next_select.eq(select),
-                table.next_waits.eq(waits),
-                table.head_moves.eq(head.moves),
-            ]
+        m.d.comb += front.room.eq((order.level <= ORDER_DEPTH - 2) & writes.room)
 
-        # Head: reads, marks, stores, releases.
-        m.d.comb += [
-            lines.table.head_select.eq(head.line_select),
-            lines.table.store_en.eq(head.line_mark),
-            lines.table.store_complete.eq(lines.full),
-            lines.head_quarters.eq(head.line_quarters),
-            lines.may_read.eq(head.line_may_read),
-            lines.read_en.eq(head.line_read_en),
-            lines.read_slot.eq(head.line_read_slot),
-            lines.read_quarters.eq(head.line_read_quarters),
-            lines.table.read_select.eq(head.line_read_select),
-            lines.store_en.eq(head.line_store_en),
-            lines.store_slot.eq(head.line_store_slot),
-            lines.store_quarters.eq(head.line_store_quarters),
-            lines.store_data.eq(head.line_store_data),
-            lines.table.release_en.eq(head.line_release_en),
-            lines.table.release_slot.eq(head.release_line),
-            scales.table.head_select.eq(head.scale_select),
-            scales.table.store_en.eq(head.scale_mark),
-            scales.head_slot.eq(head.scale_slot),
-            scales.head_byte.eq(head.scale_byte),
-            scales.head_wide.eq(head.scale_wide),
-            scales.table.read_select.eq(head.scale_read_select),
-            scales.may_read.eq(head.scale_may_read),
-            scales.read_en.eq(head.scale_read_en),
-            scales.store_en.eq(head.scale_store_en),
-            scales.store_slot.eq(head.scale_store_slot),
-            scales.store_byte.eq(head.scale_store_byte),
-            scales.store_wide.eq(head.scale_store_wide),
-            scales.store_scale.eq(head.scale_store_scale),
-            scales.table.release_en.eq(head.scale_release_en),
-            scales.table.release_slot.eq(head.release_scale),
-            *(
-                table.release_position.eq(head.release_position)
-                for table in (lines.table, scales.table)
-            ),
-            lines.table.read_waits.eq(head.line_waits),
-            scales.table.read_waits.eq(head.scale_waits),
-            head.line_filled.eq(lines.table.head_filled),
-            head.line.eq(lines.line),
-            head.line_error.eq(lines.error),
-            head.scale_filled.eq(scales.table.head_filled),
-            head.scale.eq(scales.scale),
-            head.scale_error.eq(scales.error),
-            head.refuse.eq(lines.refuse | scales.refuse),
-            head.write_ready.eq(writes.ready),
-            writes.consume.eq(head.write_consume),
-            writes.read_slot.eq(head.write_slot),
-            head.write_result.eq(writes.o_result),
-            writes.merge.eq(head.merge),
-            writes.merge_op.eq(head.merge_op),
-            writes.merge_fresh.eq(head.merge_fresh),
-            writes.merge_line.eq(head.merge_line),
-            head.merged.eq(writes.merged),
-            head.merge_done.eq(writes.merge_done),
-            writes.store.free_en.eq(head.free_en),
-            writes.store.free_slot.eq(head.free_slot),
-            writes.store.i.p.eq(self.i_write.p),
-            writes.store.i.valid.eq(self.i_write.valid),
-        ]
-        for buffer in (lines, scales):
-            there = (
-                ~buffer.table.read_waits | (buffer.table.read_select & buffer.table.filled).any()
-            )
-            m.d.sync += Assert(
-                ~buffer.read_en | (buffer.table.head_filled == there),
-                "the head was told of another slot's fill",
-            )
-        connect(m, writes.store.o_slot, flipped(self.o_write_slot))
+        connect(m, order.o, head.i)
+        connect(m, head.lines, lines.head)
+        connect(m, head.scales, scales.head)
+        connect(m, head.writes, writes.head)
+        connect(m, head.o_flush, flush.i)
         connect(m, head.o, flipped(self.o))
 
-        # Memory. A slot awaits what comes, so nothing has to wait.
+        connect(m, flipped(self.i_write), writes.i_data)
+        connect(m, writes.o_slot, flipped(self.o_write_slot))
+        connect(m, flush.lines, lines.flush)
+        connect(m, flush.scales, scales.flush)
+        connect(m, flush.o, flipped(self.o_flushed))
+
         connect(m, front.ar, flipped(self.axi.ar))
+        connect(m, lines.write_back, out.lines)
+        connect(m, scales.write_back, out.scales)
         connect(m, out.aw, flipped(self.axi.aw))
         connect(m, out.w, flipped(self.axi.w))
+        # A slot awaits what comes, so R and B never have to wait.
         read, response = self.axi.r, self.axi.b
-        read_scale, response_scale = read.p.id[-1], response.p.id[-1]
-        for buffer, of_read, of_response in (
-            (lines, ~read_scale, ~response_scale),
-            (scales, read_scale, response_scale),
-        ):
+        m.d.comb += [read.ready.eq(1), response.ready.eq(1)]
+        for buffer, of_scales in ((lines, 0), (scales, 1)):
             m.d.comb += [
-                buffer.fill_en.eq(read.valid & of_read),
-                buffer.fill_slot.eq(read.p.id),
-                buffer.fill_data.eq(read.p.data),
-                buffer.fill_error.eq(read.p.resp != RESP_OKAY),
-                buffer.table.fill_done.eq(buffer.fill_en),
-                buffer.table.fill_slot.eq(buffer.fill_slot),
-                buffer.table.written.eq(response.valid & of_response),
-                buffer.table.written_slot.eq(response.p.id),
+                buffer.fill.valid.eq(read.valid & (read.p.id[-1] == of_scales)),
+                buffer.fill.p.slot.eq(read.p.id),
+                buffer.fill.p.data.eq(read.p.data),
+                buffer.fill.p.error.eq(read.p.resp != RESP_OKAY),
+                buffer.written.valid.eq(response.valid & (response.p.id[-1] == of_scales)),
+                buffer.written.p.eq(response.p.id),
             ]
-        m.d.comb += [
-            read.ready.eq(1),
-            response.ready.eq(1),
-            out.lines_due.eq(lines.table.out_valid & lines.out_ready),
-            out.lines_slot.eq(lines.table.out_slot),
-            out.lines_address.eq(lines.table.out_address),
-            lines.out_take.eq(out.take_lines),
-            out.lines_data.eq(lines.out_data),
-            out.lines_quarters.eq(lines.out_quarters),
-            out.scales_due.eq(scales.table.out_valid & scales.out_ready),
-            out.scales_slot.eq(scales.table.out_slot),
-            out.scales_address.eq(scales.table.out_address),
-            scales.out_take.eq(out.take_scales),
-            out.scales_data.eq(scales.out_data),
-            out.scales_bytes.eq(scales.out_bytes),
-        ]
-
-        # Flush.
-        connect(m, head.o_flush, flush.i)
-        connect(m, flush.o, flipped(self.o_flushed))
-        # Forgotten a cycle late, in which the report stands at `o` at the earliest: the frame is
-        # still the flush's, and whether all is written is known late.
-        for table in (lines.table, scales.table):
-            m.d.comb += [table.flush_frame.eq(flush.frame), table.flush_capture.eq(flush.capture)]
-            m.d.sync += table.flush_invalidate.eq(flush.invalidate)
-        m.d.comb += flush.pending.eq(lines.table.flush_pending | scales.table.flush_pending)
 
         # Without ops there is nothing to combine with.
         resting = Signal()
@@ -280,16 +155,11 @@ class DataPath(wiring.Component):
             m.d.sync += rest.eq(0)
         with m.Elif(rest != self.DRAIN_AFTER):
             m.d.sync += rest.eq(rest + 1)
-        m.d.sync += [
-            table.drain.eq(resting & (rest == self.DRAIN_AFTER))
-            for table in (lines.table, scales.table)
+        drain = Signal()
+        m.d.sync += drain.eq(resting & (rest == self.DRAIN_AFTER))
+        m.d.comb += [
+            lines.drain.eq(drain),
+            scales.drain.eq(drain),
+            self.idle.eq(resting & writes.idle & out.idle & flush.idle & lines.idle & scales.idle),
         ]
-        m.d.comb += self.idle.eq(
-            resting
-            & writes.store.idle
-            & out.idle
-            & flush.idle
-            & lines.table.idle
-            & scales.table.idle
-        )
         return m

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Module
+from amaranth.hdl import Module, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -12,6 +12,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 
 from ..layouts import Layouts
+from .signatures import FrameFlush
 
 __all__ = ["FlushUnit", "flush_layout"]
 
@@ -36,8 +37,9 @@ class FlushUnit(wiring.Component):
     Members
     -------
     i, o : streams of flush_layout
-    frame, capture, invalidate, pending : the flush ports of both slot tables; `pending` is the OR
-    of theirs
+    lines, scales : Out(FrameFlush), to the two buffers
+    idle : out
+        No flush is at work or waits.
     """
 
     #: Flushes at work and waiting; the head waits for a place.
@@ -49,10 +51,8 @@ class FlushUnit(wiring.Component):
             {
                 "i": In(stream.Signature(self.layout)),
                 "o": Out(stream.Signature(self.layout)),
-                "frame": Out(config.frame_bits),
-                "capture": Out(1),
-                "invalidate": Out(1),
-                "pending": In(1),
+                "lines": Out(FrameFlush(frame_bits=config.frame_bits)),
+                "scales": Out(FrameFlush(frame_bits=config.frame_bits)),
                 "idle": Out(1),
             }
         )
@@ -61,12 +61,18 @@ class FlushUnit(wiring.Component):
         m = Module()
         m.submodules.queue = queue = SyncFIFO(width=self.layout.size, depth=self.QUEUED)
         item = self.layout(queue.r_data)
+        capture, invalidate, pending = Signal(), Signal(), Signal()
+        for buffer in (self.lines, self.scales):
+            m.d.comb += [buffer.frame.eq(item.frame), buffer.capture.eq(capture)]
+            # Registered: the frame is still the flush's in the cycle in which the report stands at
+            # `o` at the earliest, and `pending` is a critical path.
+            m.d.sync += buffer.invalidate.eq(invalidate)
         m.d.comb += [
             queue.w_en.eq(self.i.valid),
             queue.w_data.eq(self.i.p),
             self.i.ready.eq(queue.w_rdy),
-            self.frame.eq(item.frame),
             self.o.p.eq(item),
+            pending.eq(self.lines.pending | self.scales.pending),
         ]
         with m.FSM() as fsm:
             with m.State("IDLE"):
@@ -74,11 +80,11 @@ class FlushUnit(wiring.Component):
                 with m.If(queue.r_rdy):
                     m.next = "CAPTURE"
             with m.State("CAPTURE"):
-                m.d.comb += self.capture.eq(1)
+                m.d.comb += capture.eq(1)
                 m.next = "WRITE"
             with m.State("WRITE"):
-                with m.If(~self.pending):
-                    m.d.comb += self.invalidate.eq(1)
+                with m.If(~pending):
+                    m.d.comb += invalidate.eq(1)
                     m.next = "REPORT"
             with m.State("REPORT"):
                 m.d.comb += self.o.valid.eq(1)

@@ -14,10 +14,9 @@ from kelp_spec.metadata import Answer, DataOp
 from ..layouts import Layouts
 from ..lib.request_fifo import RequestFifo
 from .axi import BURST_INCR, SIZE_LINE, AxiSignature
-from .line_slots import QUARTERS, quarters_of
 from .order import POSITION_BITS, order_layout, raw_only
-from .slot_table import SlotTable
-from .write_path import WritePath
+from .quarters import quarters_of
+from .signatures import LineLookUp, ScaleLookUp, full_write_layout
 
 __all__ = ["DataFront"]
 
@@ -37,49 +36,36 @@ class DataFront(wiring.Component):
     ----------
     config : Config
     axi : AxiSignature
-    lines, scales : SlotTable
-        Whose look-up ports `line_*` and `scale_*` mirror.
+
+    Members
+    -------
+    i : stream of data_op
+    lines, scales : Out(LineLookUp), Out(ScaleLookUp), to the buffers
+    o : stream of order_layout
+    o_write : stream of full_write_layout
+        Full writes, in the cycle in which they leave on `o`.
+    room : in
+    ar : as in AxiSignature
+    idle : out
+        No op is in D1 or D2, and no read waits for AR.
     """
 
     #: Read requests waiting for AR, for lines and for scales each. Streams that walk in step ask
     #: for all their scale lines at once.
     QUEUED = 16
 
-    def __init__(self, *, config: Config, axi: AxiSignature, lines: SlotTable, scales: SlotTable):
+    def __init__(self, *, config: Config, axi: AxiSignature):
         self.config = config
         self.layouts = layouts = Layouts(config)
         self.id_bits = axi.id_bits
 
-        def look(table):
-            return wiring.Signature(
-                {
-                    "look_en": Out(1),
-                    "look_tag": Out(table.tag_layout),
-                    "use": Out(1),
-                    "fire": Out(1),
-                    "address": Out(table.address_bits),
-                    "position": Out(table.position_bits),
-                    "available": In(1),
-                    "slot": In(table.slot_bits),
-                    "select": In(table.slots),
-                    "request_fill": In(1),
-                }
-            )
-
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.data_op)),
-                "line": Out(look(lines)),
-                "quarters": Out(QUARTERS),
-                "reads": Out(1),
-                "stores": Out(1),
-                "wait": In(1),
-                "scale": Out(look(scales)),
-                "scale_reads": Out(1),
+                "lines": Out(LineLookUp(config)),
+                "scales": Out(ScaleLookUp(config)),
                 "o": Out(stream.Signature(order_layout(config))),
-                "o_line": Out(lines.slots),
-                "o_scale": Out(scales.slots),
-                "o_write": Out(stream.Signature(WritePath.full_write_layout(config))),
+                "o_write": Out(stream.Signature(full_write_layout(config))),
                 "room": In(1),
                 "ar": Out(stream.Signature(axi.address)),
                 "idle": Out(1),
@@ -118,7 +104,7 @@ class DataFront(wiring.Component):
                 uses_scale.eq(one_valid & accesses & one.scaled),
                 reads.eq(one_reads),
                 full_write.eq((one.kind == DataOp.WRITE) & ~one.partial),
-                self.quarters.eq(quarters_of(one.format, one.part)),
+                self.lines.quarters.eq(quarters_of(one.format, one.part)),
             ]
             m.d.sync += [
                 two_valid.eq(one_valid),
@@ -132,66 +118,64 @@ class DataFront(wiring.Component):
             ]
 
         # D1
-        for look, offset in ((self.line, one.offset), (self.scale, one.scale_offset)):
+        line, scale = self.lines.slot, self.scales.slot
+        for look, offset in ((line, one.offset), (scale, one.scale_offset)):
             m.d.comb += [
-                look.look_en.eq(two_free),
-                look.look_tag.frame.eq(one.frame),
-                look.look_tag.offset.eq(offset),
+                look.tag.valid.eq(two_free),
+                look.tag.p.frame.eq(one.frame),
+                look.tag.p.offset.eq(offset),
             ]
 
         # D2
         able, space = Signal(), Signal()
         m.d.comb += [
-            self.line.use.eq(uses_line),
-            self.scale.use.eq(uses_scale),
-            self.reads.eq(reads),
-            self.stores.eq(two.kind == DataOp.WRITE),
-            self.scale_reads.eq(reads),
-            self.line.address.eq(line_address),
-            self.scale.address.eq(scale_address),
+            line.use.eq(uses_line),
+            scale.use.eq(uses_scale),
+            self.lines.reads.eq(reads),
+            self.lines.stores.eq(two.kind == DataOp.WRITE),
+            self.scales.reads.eq(reads),
+            line.address.eq(line_address),
+            scale.address.eq(scale_address),
         ]
         position = Signal(POSITION_BITS)
         with m.If(fire):
             m.d.sync += position.eq(position + 1)
-        m.d.comb += [self.line.position.eq(position), self.scale.position.eq(position)]
+        m.d.comb += [line.position.eq(position), scale.position.eq(position)]
 
         def request(slot):
             return data.StructLayout({"address": c.dram_line_bits, "slot": len(slot)})
 
         m.submodules.line_requests = line_requests = RequestFifo(
-            shape=request(self.line.slot), depth=self.QUEUED
+            shape=request(line.slot), depth=self.QUEUED
         )
         m.submodules.scale_requests = scale_requests = RequestFifo(
-            shape=request(self.scale.slot), depth=self.QUEUED
+            shape=request(scale.slot), depth=self.QUEUED
         )
         m.d.comb += [
             able.eq(
-                two_valid
-                & space
-                & (~self.line.use | self.line.available)
-                & (~self.scale.use | self.scale.available)
+                two_valid & space & (~line.use | line.available) & (~scale.use | scale.available)
             ),
             # Both streams take the op in the same cycle: `space` has promised a place in each, and
             # one among the requests.
             self.o.valid.eq(able),
             self.o_write.valid.eq(able & full_write),
             fire.eq(able),
-            self.line.fire.eq(fire & self.line.use),
-            self.scale.fire.eq(fire & self.scale.use),
-            line_requests.i.valid.eq(self.line.fire & self.line.request_fill),
+            line.fire.eq(fire & line.use),
+            scale.fire.eq(fire & scale.use),
+            line_requests.i.valid.eq(line.fire & line.request_fill),
             line_requests.i.p.address.eq(line_address),
-            line_requests.i.p.slot.eq(self.line.slot),
-            scale_requests.i.valid.eq(self.scale.fire & self.scale.request_fill),
+            line_requests.i.p.slot.eq(line.slot),
+            scale_requests.i.valid.eq(scale.fire & scale.request_fill),
             scale_requests.i.p.address.eq(scale_address),
-            scale_requests.i.p.slot.eq(self.scale.slot),
+            scale_requests.i.p.slot.eq(scale.slot),
             self.o_write.p.write_slot.eq(two.write_slot),
             self.o_write.p.format.eq(two.format),
             self.o_write.p.host_type.eq(two.host_type),
-            self.o_line.eq(self.line.select),
-            self.o_scale.eq(self.scale.select),
-            self.o.p.line_slot.eq(self.line.slot),
-            self.o.p.scale_slot.eq(self.scale.slot),
-            self.o.p.wait_line.eq(self.wait),
+            self.o.p.line_select.eq(line.select),
+            self.o.p.scale_select.eq(scale.select),
+            self.o.p.line_slot.eq(line.slot),
+            self.o.p.scale_slot.eq(scale.slot),
+            self.o.p.wait_line.eq(self.lines.wait),
             self.o.p.wait_scale.eq(reads & two.scaled),
         ]
         for field in (

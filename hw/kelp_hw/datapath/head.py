@@ -9,7 +9,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect
 
 from kelp_spec.config import Config
-from kelp_spec.formats import ELEMENTS, LINE_BITS, SCALE_BITS, Format
+from kelp_spec.formats import ELEMENTS, Format
 from kelp_spec.metadata import Answer, DataOp
 
 from ..codec.codec_lane import gated
@@ -18,16 +18,15 @@ from ..codec.raw_lines import RawDequantiser
 from ..layouts import Layouts
 from ..lib.bypass_fifo import BypassFifo
 from .flush import flush_layout
-from .line_slots import (
-    QUARTERS,
+from .order import POSITION_BITS, order_layout, raw_only
+from .quarters import (
     aligned_payload,
     alignment_of,
     placed_payload,
     placement_of,
     quarters_of,
 )
-from .order import POSITION_BITS, order_layout, raw_only
-from .write_path import WritePath
+from .signatures import HeadWrites, LineHead, ScaleHead
 
 __all__ = ["DataHead"]
 
@@ -54,15 +53,13 @@ class DataHead(wiring.Component):
 
     Members
     -------
-    i_line, i_scale : in
-        The slots of `i`, one bit each.
-    moves : out
-        `i` is at the head in the next cycle; `line_filled` and `scale_filled` are of the op at the
-        head, from the cycle before, and up for one that does not wait (`line_waits`,
-        `scale_waits`).
-    line_*, scale_* : head ports of LineSlots and ScaleSlots
-    write_*, merge* : head ports of WritePath
-    free_en, free_slot : write slots done with
+    i : stream of order_layout
+    lines, scales, writes : Out(LineHead), Out(ScaleHead), Out(HeadWrites)
+        Asks of the buffers and of the write path.
+    o_flush : stream of flush_layout
+    o : stream of answer
+    idle : out
+        No op is at the head, and all answers have left.
     """
 
     #: Answers between H0 and `o`, at most: those in the pipeline, and as many waiting for their
@@ -73,66 +70,12 @@ class DataHead(wiring.Component):
         self.config = config
         self.layouts = layouts = Layouts(config)
         self.order = order = order_layout(config)
-        line_bits, scale_bits = order["line_slot"].width, order["scale_slot"].width
-        write = WritePath.full_write_layout(config)
         super().__init__(
             {
                 "i": In(stream.Signature(order)),
-                "i_line": In(config.line_slots),
-                "i_scale": In(config.scale_slots),
-                "moves": Out(1),
-                "line_select": Out(config.line_slots),
-                "line_read_select": Out(config.line_slots),
-                "line_read_slot": Out(line_bits),
-                "line_read_quarters": Out(QUARTERS),
-                "line_may_read": Out(1),
-                "line_slot": Out(line_bits),
-                "line_waits": Out(1),
-                "line_filled": In(1),
-                "line_quarters": Out(QUARTERS),
-                "line_read_en": Out(1),
-                "line": In(LINE_BITS),
-                "line_error": In(1),
-                "scale_select": Out(config.scale_slots),
-                "scale_read_select": Out(config.scale_slots),
-                "scale_may_read": Out(1),
-                "scale_slot": Out(scale_bits),
-                "scale_waits": Out(1),
-                "scale_filled": In(1),
-                "scale_byte": Out(6),
-                "scale_wide": Out(1),
-                "scale_read_en": Out(1),
-                "scale": In(SCALE_BITS),
-                "scale_error": In(1),
-                "line_mark": Out(1),
-                "scale_mark": Out(1),
-                "refuse": In(1),
-                "line_store_en": Out(1),
-                "line_store_slot": Out(line_bits),
-                "line_store_quarters": Out(QUARTERS),
-                "line_store_data": Out(LINE_BITS),
-                "scale_store_en": Out(1),
-                "scale_store_slot": Out(scale_bits),
-                "scale_store_byte": Out(6),
-                "scale_store_wide": Out(1),
-                "scale_store_scale": Out(SCALE_BITS),
-                "line_release_en": Out(1),
-                "scale_release_en": Out(1),
-                "release_line": Out(line_bits),
-                "release_scale": Out(scale_bits),
-                "release_position": Out(POSITION_BITS),
-                "write_ready": In(1),
-                "write_consume": Out(1),
-                "write_slot": Out(config.write_slot_bits),
-                "write_result": In(data.StructLayout({"payload": LINE_BITS, "scale": SCALE_BITS})),
-                "merge": Out(1),
-                "merge_op": Out(write),
-                "merge_fresh": Out(1),
-                "merge_line": Out(LINE_BITS),
-                "merged": In(1),
-                "merge_done": In(1),
-                "free_en": Out(1),
-                "free_slot": Out(config.write_slot_bits),
+                "lines": Out(LineHead(config)),
+                "scales": Out(ScaleHead(config)),
+                "writes": Out(HeadWrites(config)),
                 "o_flush": Out(stream.Signature(flush_layout(config))),
                 "o": Out(stream.Signature(layouts.answer)),
                 "idle": Out(1),
@@ -142,15 +85,14 @@ class DataHead(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c = self.config
+        lines, scales, writes = self.lines, self.scales, self.writes
 
         # - the op at the head, and the partial write that will come back --------------------------
         head = Signal(self.order)
         head_valid = Signal()
-        head_line, head_scale = Signal(c.line_slots), Signal(c.scale_slots)
         position = Signal(POSITION_BITS)
         lock = Signal(self.order)
         lock_valid = Signal()
-        lock_line, lock_scale = Signal(c.line_slots), Signal(c.scale_slots)
         lock_position = Signal(POSITION_BITS)
         # the partial write's result is there: it takes H0 before the op in `head`
         back = Signal()
@@ -163,7 +105,7 @@ class DataHead(wiring.Component):
             Signal(),
             Signal(),
         )
-        m.d.comb += [self.i.ready.eq(~head_valid | go), self.moves.eq(self.i.ready)]
+        m.d.comb += self.i.ready.eq(~head_valid | go)
         with m.If(self.i.ready):
             m.d.sync += [
                 head_valid.eq(self.i.valid),
@@ -173,13 +115,23 @@ class DataHead(wiring.Component):
                 is_partial.eq((kind == DataOp.WRITE) & self.i.p.partial),
                 is_flush.eq(kind == DataOp.FLUSH),
                 is_answer.eq(kind == DataOp.ANSWER),
-                head_line.eq(self.i_line),
-                head_scale.eq(self.i_scale),
             ]
             if not c.codecs:
                 m.d.sync += raw_only(head)
         with m.If(go):
             m.d.sync += position.eq(position + 1)
+
+        for slot, select, waits in (
+            (lines.slot, "line_select", "wait_line"),
+            (scales.slot, "scale_select", "wait_scale"),
+        ):
+            m.d.comb += [
+                slot.there.select.eq(head[select]),
+                slot.there.waits.eq(head[waits]),
+                slot.next.select.eq(self.i.p[select]),
+                slot.next.waits.eq(self.i.p[waits]),
+                slot.moves.eq(self.i.ready),
+            ]
 
         # - H0 -------------------------------------------------------------------------------------
         # On the lock's scale line too: the op attached last releases a slot, and must not do so
@@ -201,13 +153,11 @@ class DataHead(wiring.Component):
             paced = ~apart[0]
             m.d.sync += apart.eq(Mux(go & ~is_flush, ~0, apart >> 1))
         m.d.comb += [
-            filled.eq(self.line_filled & self.scale_filled),
-            self.line_waits.eq(head.wait_line),
-            self.scale_waits.eq(head.wait_scale),
-            can_read.eq(filled & ~self.refuse),
+            filled.eq(lines.slot.filled & scales.slot.filled),
+            can_read.eq(filled & ~(lines.refuse | scales.refuse)),
             able.eq(
                 (can_read & ((is_read & ~locked) | (is_partial & ~lock_valid)))
-                | (is_write & self.write_ready & ~locked)
+                | (is_write & writes.ready & ~locked)
                 | is_answer
             ),
             go.eq(
@@ -231,22 +181,20 @@ class DataHead(wiring.Component):
                         "scale_byte",
                         "format",
                         "part",
+                        "line_select",
+                        "scale_select",
                     )
                 }
             )
         )
-        op_line, op_scale, scaled = Signal(c.line_slots), Signal(c.scale_slots), Signal()
+        scaled = Signal()
 
         def following(returned, waiting, there):
-            return Mux(self.merge_done, returned, Mux(self.i.ready, waiting, there))
+            return Mux(writes.merge_done, returned, Mux(self.i.ready, waiting, there))
 
         m.d.sync += [
-            *(
-                op[field].eq(following(lock[field], self.i.p[field], head[field]))
-                for field in op.shape().members
-            ),
-            op_line.eq(following(lock_line, self.i_line, head_line)),
-            op_scale.eq(following(lock_scale, self.i_scale, head_scale)),
+            op[field].eq(following(lock[field], self.i.p[field], head[field]))
+            for field in op.shape().members
         ]
         store = Signal()  # a quantised line goes to its slot
         reads, may_read = Signal(), Signal()
@@ -254,30 +202,27 @@ class DataHead(wiring.Component):
             scaled.eq(Mux(back, lock.scaled, head.scaled)),
             store.eq(back | (go & is_write)),
             reads.eq(go & (is_read | (is_partial & ~head.fresh))),
-            self.line_select.eq(op_line),
-            self.line_slot.eq(op.line_slot),
-            self.line_quarters.eq(quarters_of(op.format, op.part)),
-            self.scale_select.eq(op_scale),
-            self.scale_slot.eq(op.scale_slot),
-            self.scale_byte.eq(op.scale_byte),
-            self.scale_wide.eq(op.format == Format.INT4),
-            self.line_mark.eq(store),
-            self.scale_mark.eq(store & scaled),
-            self.line_read_en.eq(reads),
-            self.scale_read_en.eq(reads & head.scaled),
+            lines.slot.mark.p.eq(op.line_select),
+            lines.mark_quarters.eq(quarters_of(op.format, op.part)),
+            scales.slot.mark.p.eq(op.scale_select),
+            scales.place.slot.eq(op.scale_slot),
+            scales.place.byte.eq(op.scale_byte),
+            scales.place.wide.eq(op.format == Format.INT4),
+            lines.slot.mark.valid.eq(store),
+            scales.slot.mark.valid.eq(store & scaled),
+            lines.read_en.eq(reads),
+            scales.read_en.eq(reads & head.scaled),
             # What a read needs beside the locks: known earlier, and addressed without the partial
             # write that comes back.
             may_read.eq(
                 head_valid & ~back & room & paced & filled & (is_read | (is_partial & ~head.fresh))
             ),
-            self.line_may_read.eq(may_read),
-            self.scale_may_read.eq(may_read & head.scaled),
-            self.line_read_select.eq(head_line),
-            self.line_read_slot.eq(head.line_slot),
-            self.line_read_quarters.eq(quarters_of(head.format, head.part)),
-            self.scale_read_select.eq(head_scale),
-            self.write_consume.eq(go & is_write),
-            self.write_slot.eq(op.write_slot),
+            lines.may_read.eq(may_read),
+            scales.may_read.eq(may_read & head.scaled),
+            lines.read_slot.eq(head.line_slot),
+            lines.read_quarters.eq(quarters_of(head.format, head.part)),
+            writes.consume.eq(go & is_write),
+            writes.slot.eq(op.write_slot),
         ]
         # Whether the partial write goes comes late: until one has, the lock has whatever is at the
         # head.
@@ -285,40 +230,36 @@ class DataHead(wiring.Component):
             m.d.sync += [
                 lock_valid.eq(go & is_partial),
                 lock.eq(head),
-                lock_line.eq(head_line),
-                lock_scale.eq(head_scale),
                 lock_position.eq(position),
             ]
         with m.Elif(back):
             m.d.sync += lock_valid.eq(0)
-        m.d.sync += back.eq(self.merge_done)
+        m.d.sync += back.eq(writes.merge_done)
 
         # - H1: stores, releases -------------------------------------------------------------------
-        uses = Signal()
-        wide = Signal()
+        uses, released = Signal(), Signal(POSITION_BITS)
         placement = Signal(placement_of(op.format).shape())
         m.d.comb += uses.eq(store | (go & is_read))
         m.d.sync += [
-            self.line_store_en.eq(store),
-            self.scale_store_en.eq(store & scaled),
-            self.line_store_slot.eq(op.line_slot),
-            self.line_store_quarters.eq(self.line_quarters),
+            lines.store.valid.eq(store),
+            scales.store.valid.eq(store & scaled),
+            lines.store.p.slot.eq(op.line_slot),
+            lines.store.p.quarters.eq(lines.mark_quarters),
             placement.eq(placement_of(op.format)),
-            self.scale_store_slot.eq(op.scale_slot),
-            self.scale_store_byte.eq(op.scale_byte),
-            wide.eq(self.scale_wide),
-            self.line_release_en.eq(uses),
-            self.scale_release_en.eq(uses & scaled),
-            self.release_line.eq(op.line_slot),
-            self.release_scale.eq(op.scale_slot),
-            self.release_position.eq(Mux(back, lock_position, position)),
-            self.free_en.eq(store | (go & is_answer & head.has_write)),
-            self.free_slot.eq(op.write_slot),
+            scales.store.p.place.eq(scales.place),
+            lines.slot.release.valid.eq(uses),
+            lines.slot.release.p.slot.eq(op.line_slot),
+            scales.slot.release.valid.eq(uses & scaled),
+            scales.slot.release.p.slot.eq(op.scale_slot),
+            released.eq(Mux(back, lock_position, position)),
+            writes.free.valid.eq(store | (go & is_answer & head.has_write)),
+            writes.free.p.eq(op.write_slot),
         ]
         m.d.comb += [
-            self.line_store_data.eq(placed_payload(self.write_result.payload, placement)),
-            self.scale_store_wide.eq(wide),
-            self.scale_store_scale.eq(self.write_result.scale),
+            lines.store.p.data.eq(placed_payload(writes.result.payload, placement)),
+            scales.store.p.scale.eq(writes.result.scale),
+            lines.slot.release.p.position.eq(released),
+            scales.slot.release.p.position.eq(released),
         ]
 
         # - H1: answers ----------------------------------------------------------------------------
@@ -349,11 +290,11 @@ class DataHead(wiring.Component):
             "a line comes before the dequantiser has taken the one before it",
         )
         m.d.comb += [
-            error.eq(h1_reads & (self.line_error | (h1_op.scaled & self.scale_error))),
+            error.eq(h1_reads & (lines.error | (h1_op.scaled & scales.error))),
             dequantiser.i.valid.eq(h1_valid),
             # (The scale comes late; of a format that has none the dequantiser does not look at it.)
-            given.payload.eq(aligned_payload(self.line, h1_alignment)),
-            given.scale.eq(self.scale),
+            given.payload.eq(aligned_payload(lines.line, h1_alignment)),
+            given.scale.eq(scales.scale),
             given.format.eq(h1_op.format),
             given.host_type.eq(h1_op.host_type),
             given.meta.answer.eq(Mux(error & ~h1_op.partial, Answer.POISON, h1_op.answer)),
@@ -376,11 +317,11 @@ class DataHead(wiring.Component):
         connect(m, dequantiser.o, answers.i)
         done, row = answers.o.p, answers.row
         m.d.comb += [
-            self.merge_op.write_slot.eq(lock.write_slot),
-            self.merge_op.format.eq(lock.format),
-            self.merge_op.host_type.eq(lock.host_type),
-            self.merge_fresh.eq(lock.fresh),
-            self.merge_line.eq(row.line),
+            writes.merge.p.write.write_slot.eq(lock.write_slot),
+            writes.merge.p.write.format.eq(lock.format),
+            writes.merge.p.write.host_type.eq(lock.host_type),
+            writes.merge.p.fresh.eq(lock.fresh),
+            writes.merge.p.line.eq(row.line),
             self.o.valid.eq(answers.o.valid & (~done.meta.partial | merged)),
             self.o.p.answer.eq(done.meta.answer),
             self.o.p.poison.eq(done.meta.poison),
@@ -389,8 +330,10 @@ class DataHead(wiring.Component):
             answers.o.ready.eq(self.o.ready & (~done.meta.partial | merged)),
         ]
         # From the row of what waits, and a cycle late: it addresses the write store.
-        m.d.sync += self.merge.eq(answers.row_valid & row.meta.partial & ~merged & ~self.merged)
-        with m.If(self.merged):
+        m.d.sync += writes.merge.valid.eq(
+            answers.row_valid & row.meta.partial & ~merged & ~writes.merge.ready
+        )
+        with m.If(writes.merge.ready):
             m.d.sync += merged.eq(1)
         with m.If(self.o.valid & self.o.ready):
             m.d.sync += merged.eq(0)
@@ -405,9 +348,9 @@ class DataHead(wiring.Component):
         m.d.sync += room.eq(busy < self.ANSWERS - 1)
         m.d.comb += self.idle.eq(~head_valid & ~lock_valid & (busy == 0))
         m.d.sync += [
-            Assert(~self.merge | lock_valid, "a partial write without a lock"),
+            Assert(~writes.merge.valid | lock_valid, "a partial write without a lock"),
             Assert(
-                ~self.merged | (answers.row_valid & row.meta.partial),
+                ~writes.merge.ready | (answers.row_valid & row.meta.partial),
                 "a partial write is merged with another op's line",
             ),
             Assert(~back | lock_valid, "a merged line comes back without a lock"),
@@ -423,6 +366,6 @@ class DataHead(wiring.Component):
                 ),
                 "H0 works on another op than the one at the head",
             ),
-            Assert(~self.line_read_en | filled, "the head reads a line before it is filled"),
+            Assert(~lines.read_en | filled, "the head reads a line before it is filled"),
         ]
         return m

@@ -3,152 +3,93 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.utils import ceil_log2
 
 from kelp_spec.config import Config
-from kelp_spec.formats import LINE_BITS, Format
+from kelp_spec.formats import LINE_BITS
 
 from ..lib.wide_memory import WideMemory
+from .quarters import QUARTER_BITS, QUARTERS
+from .signatures import FrameFlush, LineHead, LineLookUp, WriteBack, fill_layout, table_geometry
 from .slot_table import SlotTable
 
-__all__ = [
-    "LineSlots",
-    "QUARTERS",
-    "aligned_payload",
-    "alignment_of",
-    "placed_payload",
-    "placement_of",
-    "quarters_of",
-]
-
-QUARTERS = 4  #: grain of the line buffer: the smallest payload, an int4 line
-_QUARTER_BITS = LINE_BITS // QUARTERS
-
-
-def is_eight_bit(code: Value) -> Value:
-    return (code == Format.FP8_E4M3) | (code == Format.FP8_E5M2) | (code == Format.INT8)
-
-
-def quarters_of(code: Value, part: Value) -> Value:
-    """Which quarters of its DRAM line a payload takes: all (raw16), half `part`, or quarter `part`
-    (int4)."""
-    half = Mux(part[0], 0b1100, 0b0011)
-    return Mux(
-        code == Format.INT4,
-        Cat(part == n for n in range(QUARTERS)),
-        Mux(is_eight_bit(code), half, 0b1111),
-    )
-
-
-def alignment_of(code: Value, part: Value) -> Value:
-    """What steers :func:`aligned_payload`: the first quarter of the payload, and whether it is an
-    upper half. To be registered: each bit has 128 loads."""
-    int4, upper = code == Format.INT4, is_eight_bit(code) & part[0]
-    return Cat(int4 & part[0], Mux(int4, part[1], upper), upper)
-
-
-def aligned_payload(line: Value, alignment: Value) -> Value:
-    """A payload of a DRAM line, moved to the lowest bits; what lies above it is left as it is."""
-    q = [line.word_select(n, _QUARTER_BITS) for n in range(QUARTERS)]
-    odd, high, upper = alignment
-    return Cat(
-        Mux(high, Mux(odd, q[3], q[2]), Mux(odd, q[1], q[0])), Mux(upper, q[3], q[1]), q[2], q[3]
-    )
-
-
-def placement_of(code: Value) -> Value:
-    """What steers :func:`placed_payload`: int4, eight bits, either. To be registered."""
-    return Cat(code == Format.INT4, is_eight_bit(code), (code == Format.INT4) | is_eight_bit(code))
-
-
-def placed_payload(payload: Value, placement: Value) -> Value:
-    """A payload repeated over the DRAM line, so that every quarter that it may be meant for holds
-    the right bits."""
-    q = [payload.word_select(n, _QUARTER_BITS) for n in range(QUARTERS)]
-    int4, eight, narrow = placement
-    return Cat(
-        q[0],
-        Mux(int4, q[0], q[1]),
-        Mux(narrow, q[0], q[2]),
-        Mux(int4, q[0], Mux(eight, q[1], q[3])),
-    )
+__all__ = ["LineSlots"]
 
 
 class LineSlots(wiring.Component):
     """`line_slots` DRAM lines, each in two copies: *fill*, written by R, and *store*, written by
     the head. Four bits per slot say which is newer.
 
-    The look-up, release, memory and flush ports are those of :class:`.slot_table.SlotTable` (member
-    `table`). Beyond it:
+    **Cover.** A line that all ops ahead of it together store needs no read: `look.wait` tells
+    whether the op in D2 awaits the fill. **Write-back.** `write_back.due` falls while a read takes
+    the store's only read port; after 15 such cycles in a row `head.refuse` keeps reads away for
+    one.
 
-    **Cover.** A line that all ops ahead of it together store needs no read: `wait` tells whether
-    the op in the look-up stage has to await the fill, given `quarters` (what it touches), `reads`
-    and `stores`. **Head.** `read_slot` (one-hot in `table.read_select`) is read in every cycle; one
-    cycle later `line` is what the slot held, as far as `read_quarters` go, and `error` tells that a
-    quarter of them came with an error response. `may_read` keeps write-back from the store; it
-    comes with every `read_en`, which says that the line counts. There must be no `read_en` under
-    `refuse`, which lets write-back at the store once in 16 cycles. `store_*` writes quarters; it
-    follows the head's `table.store_en`, which has set the masks by `head_quarters`, by one cycle.
-    **Write-back.** `out_take` (only with `out_ready`) reads the slot offered; one cycle later
-    `out_data` and `out_quarters` stand for one cycle.
+    Latency: `head.read_slot` to `head.line` 1 cycle, `write_back.take` to `write_back.data` 1
+    cycle. Throughput: one look-up, one read, one store and one fill a cycle.
+
+    Contradictions are `Assert`ed; a fill with an error makes `head.error` of its reads.
 
     Parameters
     ----------
     config : Config
-    position_bits : int
+
+    Members
+    -------
+    look : In(LineLookUp), from the front
+    head : In(LineHead), from the head
+    fill : in, always-ready stream of fill_layout
+        What memory answers, for the slot that awaits it.
+    written : in, always-ready stream of a slot
+        Memory confirms a write.
+    write_back : Out(WriteBack)
+        Dirty lines; one strobe per quarter.
+    flush : In(FrameFlush)
+    drain : in
+        Everything dirty is due.
+    idle : out
+        Nothing is used, under way or dirty.
     """
 
-    def __init__(self, *, config: Config, position_bits: int):
-        n = config.line_slots
-        # With one allocation per cycle, 128 slots and a memory of 64 cycles, a slot is written back
-        # and confirmed just before its turn comes again; less time for that means more for
-        # combining.
-        self.table = SlotTable(
-            slots=n,
-            frame_bits=config.frame_bits,
-            offset_bits=config.offset_bits,
-            address_bits=config.dram_line_bits,
-            position_bits=position_bits,
-            lead=n * 9 // 16,
-        )
-        self.slots = n
-        bits = self.table.slot_bits
+    def __init__(self, *, config: Config):
+        self.config = config
+        self.slots = n = config.line_slots
         super().__init__(
             {
-                "quarters": In(QUARTERS),
-                "reads": In(1),
-                "stores": In(1),
-                "wait": Out(1),
-                "fill_en": In(1),
-                "fill_slot": In(bits),
-                "fill_data": In(LINE_BITS),
-                "fill_error": In(1),
-                "head_quarters": In(QUARTERS),
-                "full": Out(1),
-                "may_read": In(1),
-                "read_en": In(1),
-                "read_slot": In(bits),
-                "read_quarters": In(QUARTERS),
-                "line": Out(LINE_BITS),
-                "error": Out(1),
-                "store_en": In(1),
-                "store_slot": In(bits),
-                "store_quarters": In(QUARTERS),
-                "store_data": In(LINE_BITS),
-                "out_ready": Out(1),
-                "refuse": Out(1),
-                "out_take": In(1),
-                "out_data": Out(LINE_BITS),
-                "out_quarters": Out(QUARTERS),
+                "look": In(LineLookUp(config)),
+                "head": In(LineHead(config)),
+                "fill": In(stream.Signature(fill_layout(n), always_ready=True)),
+                "written": In(stream.Signature(ceil_log2(n), always_ready=True)),
+                "write_back": Out(
+                    WriteBack(slots=n, address_bits=config.dram_line_bits, strobes=QUARTERS)
+                ),
+                "flush": In(FrameFlush(frame_bits=config.frame_bits)),
+                "drain": In(1),
+                "idle": Out(1),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.table = table = self.table
         n = self.slots
+        # With one allocation per cycle, 128 slots and a memory of 64 cycles, a slot is written back
+        # and confirmed just before its turn comes again; less time for that means more for
+        # combining.
+        m.submodules.table = table = SlotTable(**table_geometry(self.config, n), lead=n * 9 // 16)
+        look, head, back = self.look, self.head, self.write_back
+        connect(m, flipped(look.slot), table.look)
+        connect(m, flipped(head.slot), table.head)
+        connect(m, flipped(self.written), table.written)
+        connect(m, flipped(self.flush), table.flush)
+        m.d.comb += [
+            table.fill.valid.eq(self.fill.valid),
+            table.fill.p.eq(self.fill.p.slot),
+            table.drain.eq(self.drain),
+            self.idle.eq(table.idle),
+        ]
 
         # - which quarters: `cover` runs with the look-up, `newer` with the head -------------------
         cover = [Signal(n, name=f"cover_{q}") for q in range(QUARTERS)]
@@ -160,16 +101,16 @@ class LineSlots(wiring.Component):
         m.d.comb += [
             covered.eq(
                 Cat(
-                    ~self.quarters[q] | (cover[q] & table.match).any() for q in range(QUARTERS)
+                    ~look.quarters[q] | (cover[q] & table.match).any() for q in range(QUARTERS)
                 ).all()
             ),
-            self.wait.eq(self.reads & ~covered),
-            table.want_fill.eq(self.wait),
-            newer_there.eq(Cat((newer[q] & table.read_select).any() for q in range(QUARTERS))),
-            newer_next.eq(Cat((newer[q] & table.next_select).any() for q in range(QUARTERS))),
-            self.full.eq(
+            look.wait.eq(look.reads & ~covered),
+            table.want_fill.eq(look.wait),
+            newer_there.eq(Cat((newer[q] & head.slot.there.select).any() for q in range(QUARTERS))),
+            newer_next.eq(Cat((newer[q] & head.slot.next.select).any() for q in range(QUARTERS))),
+            table.store_complete.eq(
                 Cat(
-                    self.head_quarters[q] | (newer[q] & table.head_select).any()
+                    head.mark_quarters[q] | (newer[q] & head.slot.mark.p).any()
                     for q in range(QUARTERS)
                 ).all()
             ),
@@ -184,46 +125,46 @@ class LineSlots(wiring.Component):
             Signal(QUARTERS),
         )
         m.d.sync += [
-            moved.eq(table.head_moves),
-            hit.eq((table.head_select & table.next_select).any()),
+            moved.eq(head.slot.moves),
+            hit.eq((head.slot.mark.p & head.slot.next.select).any()),
             known_next.eq(newer_next),
-            marks.eq(Mux(table.store_en, self.head_quarters, 0)),
+            marks.eq(Mux(head.slot.mark.valid, head.mark_quarters, 0)),
             known_there.eq(
                 newer_there
                 | Mux(
-                    table.store_en & (table.head_select & table.read_select).any(),
-                    self.head_quarters,
+                    head.slot.mark.valid & (head.slot.mark.p & head.slot.there.select).any(),
+                    head.mark_quarters,
                     0,
                 )
             ),
         ]
         m.d.comb += head_newer.eq(Mux(moved, known_next | Mux(hit, marks, 0), known_there))
-        attached = Mux(table.fire, table.select, 0)
-        allocated = Mux(table.may_allocate, table.select, 0)
-        stored = Mux(table.store_en, table.head_select, 0)
+        attached = Mux(look.slot.fire, look.slot.select, 0)
+        allocated = Mux(table.may_allocate, look.slot.select, 0)
+        stored = Mux(head.slot.mark.valid, head.slot.mark.p, 0)
         for q in range(QUARTERS):
             m.d.sync += [
                 cover[q].eq(
-                    (cover[q] & ~allocated) | Mux(self.stores & self.quarters[q], attached, 0)
+                    (cover[q] & ~allocated) | Mux(look.stores & look.quarters[q], attached, 0)
                 ),
-                newer[q].eq((newer[q] & ~allocated) | Mux(self.head_quarters[q], stored, 0)),
+                newer[q].eq((newer[q] & ~allocated) | Mux(head.mark_quarters[q], stored, 0)),
             ]
 
         # - the two copies -------------------------------------------------------------------------
         m.submodules.fill = fill = WideMemory(
             depth=n, shape=data.StructLayout({"data": LINE_BITS, "error": 1}), apart=True
         )
-        m.submodules.store = store = WideMemory(depth=n, shape=LINE_BITS, granularity=_QUARTER_BITS)
+        m.submodules.store = store = WideMemory(depth=n, shape=LINE_BITS, granularity=QUARTER_BITS)
         m.d.comb += [
-            fill.write_en.eq(self.fill_en),
-            fill.write_address.eq(self.fill_slot),
-            fill.write_data.data.eq(self.fill_data),
-            fill.write_data.error.eq(self.fill_error),
+            fill.write_en.eq(self.fill.valid),
+            fill.write_address.eq(self.fill.p.slot),
+            fill.write_data.data.eq(self.fill.p.data),
+            fill.write_data.error.eq(self.fill.p.error),
             fill.read_en.eq(1),
-            fill.read_address.eq(self.read_slot),
-            store.write_address.eq(self.store_slot),
-            store.write_data.eq(self.store_data),
-            store.write_en.eq(Mux(self.store_en, self.store_quarters, 0)),
+            fill.read_address.eq(head.read_slot),
+            store.write_address.eq(head.store.p.slot),
+            store.write_data.eq(head.store.p.data),
+            store.write_en.eq(Mux(head.store.valid, head.store.p.quarters, 0)),
         ]
 
         # The store's one read port: the head takes it for what is newer there, write-back
@@ -232,53 +173,57 @@ class LineSlots(wiring.Component):
         held = Signal(QUARTERS)
         used = Signal(QUARTERS)
         starved = Signal(4)  # cycles that a due line has waited for the port
-        with m.If(~table.out_valid | self.out_ready):
-            m.d.sync += starved.eq(0)
-        with m.Elif(~self.refuse):
-            m.d.sync += starved.eq(starved + 1)
         # Whether the head does read comes too late to ask.
-        m.d.comb += wants.eq(self.may_read & ~self.refuse & (head_newer & self.read_quarters).any())
-        m.d.sync += [held.eq(head_newer), used.eq(self.read_quarters)]
+        m.d.comb += wants.eq(head.may_read & ~head.refuse & (head_newer & head.read_quarters).any())
+        with m.If(~(table.out.valid & wants)):
+            m.d.sync += starved.eq(0)
+        with m.Elif(~head.refuse):
+            m.d.sync += starved.eq(starved + 1)
+        m.d.sync += [held.eq(head_newer), used.eq(head.read_quarters)]
         m.d.comb += [
-            self.out_ready.eq(~wants),
-            self.refuse.eq(starved.all()),
+            back.due.valid.eq(table.out.valid & ~wants),
+            back.due.slot.eq(table.out.p.slot),
+            back.due.address.eq(table.out.p.address),
+            head.refuse.eq(starved.all()),
             store.read_en.eq(1),
-            store.read_address.eq(Mux(wants, self.read_slot, table.out_slot)),
-            table.out_take.eq(self.out_take),
-            self.out_data.eq(store.read_data),
-            self.line.eq(
+            store.read_address.eq(Mux(wants, head.read_slot, table.out.p.slot)),
+            table.out.ready.eq(back.take),
+            back.data.eq(store.read_data),
+            head.line.eq(
                 Cat(
                     Mux(
                         held[q],
-                        store.read_data.word_select(q, _QUARTER_BITS),
-                        fill.read_data.data.word_select(q, _QUARTER_BITS),
+                        store.read_data.word_select(q, QUARTER_BITS),
+                        fill.read_data.data.word_select(q, QUARTER_BITS),
                     )
                     for q in range(QUARTERS)
                 )
             ),
-            self.error.eq(fill.read_data.error & (used & ~held).any()),
+            head.error.eq(fill.read_data.error & (used & ~held).any()),
         ]
         out_select = Signal(n)
-        m.d.comb += out_select.eq(Cat(table.out_slot == i for i in range(n)))
-        m.d.sync += self.out_quarters.eq(
-            Cat((newer[q] & out_select).any() for q in range(QUARTERS))
-        )
+        m.d.comb += out_select.eq(Cat(table.out.p.slot == i for i in range(n)))
+        m.d.sync += back.strobes.eq(Cat((newer[q] & out_select).any() for q in range(QUARTERS)))
 
         m.d.sync += [
-            Assert(~(self.read_en & self.refuse), "the head reads although refused"),
-            Assert(~self.read_en | self.may_read, "the head reads unannounced"),
+            Assert(~(head.read_en & head.refuse), "the head reads although refused"),
+            Assert(~head.read_en | head.may_read, "the head reads unannounced"),
             Assert(
-                ~self.may_read | (head_newer == newer_there),
+                ~head.read_en | (head.slot.filled == (~head.slot.there.waits | table.fill_there())),
+                "the head was told of another slot's fill",
+            ),
+            Assert(
+                ~head.may_read | (head_newer == newer_there),
                 "the head was told of another slot's quarters",
             ),
             Assert(
-                ~self.out_take | self.out_ready,
+                ~(back.take & wants),
                 "write-back reads the store while the head needs it",
             ),
             Assert(
-                ~self.read_en
-                | (table.read_select & table.filled).any()
-                | ((head_newer & self.read_quarters) == self.read_quarters),
+                ~head.read_en
+                | table.fill_there()
+                | ((head_newer & head.read_quarters) == head.read_quarters),
                 "the head reads what is not there",
             ),
         ]

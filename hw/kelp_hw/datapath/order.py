@@ -22,8 +22,8 @@ POSITION_BITS = (ORDER_DEPTH - 1).bit_length() + 2
 
 
 def order_layout(config: Config) -> data.StructLayout:
-    """A data op whose slots are known. `wait_line`, `wait_scale`: it needs the slot's fill. A FLUSH
-    has its frame and token in `origin`."""
+    """A data op whose slots are known, as numbers and one-hot (0: none). `wait_line`, `wait_scale`:
+    it needs the slot's fill. A FLUSH has its frame and token in `origin`."""
     c = config
     return data.StructLayout(
         {
@@ -44,6 +44,8 @@ def order_layout(config: Config) -> data.StructLayout:
             "has_write": 1,
             "write_slot": c.write_slot_bits,
             "origin": Layouts(config).origin,
+            "line_select": c.line_slots,
+            "scale_select": c.scale_slots,
         }
     )
 

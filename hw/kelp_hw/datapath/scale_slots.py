@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
-from amaranth.lib import data, memory, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib import data, memory, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.utils import ceil_log2
 
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES, SCALE_BITS
 
 from ..lib.byte_mask import ByteMask
 from ..lib.wide_memory import WideMemory
+from .signatures import FrameFlush, ScaleHead, ScaleLookUp, WriteBack, fill_layout, table_geometry
 from .slot_table import NoSlots, SlotTable
 
 __all__ = ["ScaleSlots"]
@@ -32,57 +34,55 @@ class ScaleSlots(wiring.Component):
     Parameters
     ----------
     config : Config
-    position_bits : int
+
+    Members
+    -------
+    look : In(ScaleLookUp), from the front
+    head : In(ScaleHead), from the head
+    fill, written, flush, drain, idle : as in :class:`.line_slots.LineSlots`
+    write_back : Out(WriteBack)
+        Dirty lines; one strobe per byte.
     """
 
-    def __init__(self, *, config: Config, position_bits: int):
-        n = config.scale_slots
+    def __init__(self, *, config: Config):
         self.config = config
-        table = SlotTable if config.codecs else NoSlots
-        self.table = table(
-            slots=n,
-            frame_bits=config.frame_bits,
-            offset_bits=config.offset_bits,
-            address_bits=config.dram_line_bits,
-            position_bits=position_bits,
-            lead=n * 5 // 8,
-        )
-        self.slots = n
-        bits = self.table.slot_bits
+        self.slots = n = config.scale_slots
         super().__init__(
             {
-                "reads": In(1),
-                "fill_en": In(1),
-                "fill_slot": In(bits),
-                "fill_data": In(LINE_BITS),
-                "fill_error": In(1),
-                "head_slot": In(bits),
-                "head_byte": In(6),
-                "head_wide": In(1),
-                "may_read": In(1),
-                "read_en": In(1),
-                "scale": Out(SCALE_BITS),
-                "error": Out(1),
-                "store_en": In(1),
-                "store_slot": In(bits),
-                "store_byte": In(6),
-                "store_wide": In(1),
-                "store_scale": In(SCALE_BITS),
-                "out_ready": Out(1),
-                "refuse": Out(1),
-                "out_take": In(1),
-                "out_data": Out(LINE_BITS),
-                "out_bytes": Out(LINE_BYTES),
+                "look": In(ScaleLookUp(config)),
+                "head": In(ScaleHead(config)),
+                "fill": In(stream.Signature(fill_layout(n), always_ready=True)),
+                "written": In(stream.Signature(ceil_log2(n), always_ready=True)),
+                "write_back": Out(
+                    WriteBack(slots=n, address_bits=config.dram_line_bits, strobes=LINE_BYTES)
+                ),
+                "flush": In(FrameFlush(frame_bits=config.frame_bits)),
+                "drain": In(1),
+                "idle": Out(1),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.table = table = self.table
+        n = self.slots
+        kind = SlotTable if self.config.codecs else NoSlots
+        m.submodules.table = table = kind(**table_geometry(self.config, n), lead=n * 5 // 8)
+        head, back = self.head, self.write_back
+        place, stored = head.place, head.store.p.place
+        connect(m, flipped(self.look.slot), table.look)
+        connect(m, flipped(head.slot), table.head)
+        connect(m, flipped(self.written), table.written)
+        connect(m, flipped(self.flush), table.flush)
+        m.d.comb += [
+            table.fill.valid.eq(self.fill.valid),
+            table.fill.p.eq(self.fill.p.slot),
+            table.drain.eq(self.drain),
+            self.idle.eq(table.idle),
+        ]
         if not self.config.codecs:
             return m
-        m.submodules.newer = newer = ByteMask(slots=self.slots)
-        m.d.comb += table.want_fill.eq(self.reads)
+        m.submodules.newer = newer = ByteMask(slots=n)
+        m.d.comb += table.want_fill.eq(self.look.reads)
 
         def bytes_of(byte, wide):
             return Cat((byte == k) | (wide & (byte[1:] == k >> 1)) for k in range(LINE_BYTES))
@@ -93,73 +93,75 @@ class ScaleSlots(wiring.Component):
             newer.clear_en.eq(table.may_allocate),
             newer.clear_slot.eq(table.victim_slot),
             newer.set_bytes.eq(marks),
-            newer.look_slot.eq(self.head_slot),
+            newer.look_slot.eq(place.slot),
             head_newer.eq(
-                newer.look_mask.bit_select(self.head_byte, 1)
+                newer.look_mask.bit_select(place.byte, 1)
                 | (
                     newer.look_set
-                    & (byte[1:] == self.head_byte[1:])
-                    & (wide | (byte[0] == self.head_byte[0]))
+                    & (byte[1:] == place.byte[1:])
+                    & (wide | (byte[0] == place.byte[0]))
                 )
             ),
             # Pages are written upwards; whoever stores elsewhere later makes the slot dirty again.
-            table.store_complete.eq(
-                self.head_byte[1:].all() & (self.head_byte[0] | self.head_wide)
-            ),
-            newer.read_slot.eq(table.out_slot),
+            table.store_complete.eq(place.byte[1:].all() & (place.byte[0] | place.wide)),
+            newer.read_slot.eq(table.out.p.slot),
         ]
 
         m.submodules.fill = fill = WideMemory(
-            depth=self.slots, shape=data.StructLayout({"data": LINE_BITS, "error": 1}), apart=True
+            depth=n, shape=data.StructLayout({"data": LINE_BITS, "error": 1}), apart=True
         )
-        m.submodules.store = store = memory.Memory(shape=LINE_BITS, depth=self.slots, init=())
+        m.submodules.store = store = memory.Memory(shape=LINE_BITS, depth=n, init=())
         store_write = store.write_port(granularity=8)
         store_read = store.read_port(transparent_for=(store_write,))
         m.d.comb += [
-            fill.write_en.eq(self.fill_en),
-            fill.write_address.eq(self.fill_slot),
-            fill.write_data.data.eq(self.fill_data),
-            fill.write_data.error.eq(self.fill_error),
+            fill.write_en.eq(self.fill.valid),
+            fill.write_address.eq(self.fill.p.slot),
+            fill.write_data.data.eq(self.fill.p.data),
+            fill.write_data.error.eq(self.fill.p.error),
             fill.read_en.eq(1),
-            fill.read_address.eq(self.head_slot),
-            store_write.addr.eq(self.store_slot),
+            fill.read_address.eq(place.slot),
+            store_write.addr.eq(stored.slot),
             store_write.data.eq(
                 Mux(
-                    self.store_wide, self.store_scale, self.store_scale[0:8].replicate(2)
+                    stored.wide,
+                    head.store.p.scale,
+                    head.store.p.scale[0:8].replicate(2),
                 ).replicate(LINE_BYTES // 2)
             ),
-            store_write.en.eq(Mux(self.store_en, marks, 0)),
+            store_write.en.eq(Mux(head.store.valid, marks, 0)),
         ]
 
         wants = Signal()
         held = Signal()
         starved = Signal(4)  # cycles that a due line has waited for the port
-        with m.If(~table.out_valid | self.out_ready):
+        with m.If(~(table.out.valid & wants)):
             m.d.sync += starved.eq(0)
-        with m.Elif(~self.refuse):
+        with m.Elif(~head.refuse):
             m.d.sync += starved.eq(starved + 1)
         # Which copy is newer comes too late to ask, and whether the head does read: scale lines are
         # seldom written.
-        m.d.comb += wants.eq(self.may_read & ~self.refuse)
+        m.d.comb += wants.eq(head.may_read & ~head.refuse)
         # A store's bytes are marked a cycle late: the memory of marks lies far from the head. They
         # are those that the store writes in that cycle.
         m.d.sync += [
             held.eq(head_newer),
-            byte.eq(self.head_byte),
-            wide.eq(self.head_wide),
-            upper.eq(~self.head_wide & self.head_byte[0]),
-            marks.eq(bytes_of(self.head_byte, self.head_wide)),
-            newer.set_en.eq(table.store_en & table.head_select.any()),
-            newer.set_slot.eq(self.head_slot),
+            byte.eq(place.byte),
+            wide.eq(place.wide),
+            upper.eq(~place.wide & place.byte[0]),
+            marks.eq(bytes_of(place.byte, place.wide)),
+            newer.set_en.eq(head.slot.mark.valid & head.slot.mark.p.any()),
+            newer.set_slot.eq(place.slot),
         ]
         pair = Signal(SCALE_BITS)
         m.d.comb += [
-            self.out_ready.eq(~wants),
-            self.refuse.eq(starved.all()),
+            back.due.valid.eq(table.out.valid & ~wants),
+            back.due.slot.eq(table.out.p.slot),
+            back.due.address.eq(table.out.p.address),
+            head.refuse.eq(starved.all()),
             store_read.en.eq(1),
-            store_read.addr.eq(Mux(wants, self.head_slot, table.out_slot)),
-            table.out_take.eq(self.out_take),
-            self.out_data.eq(store_read.data),
+            store_read.addr.eq(Mux(wants, place.slot, table.out.p.slot)),
+            table.out.ready.eq(back.take),
+            back.data.eq(store_read.data),
             pair.eq(
                 Mux(
                     held,
@@ -167,28 +169,32 @@ class ScaleSlots(wiring.Component):
                     fill.read_data.data.word_select(byte[1:], SCALE_BITS),
                 )
             ),
-            self.scale.eq(Cat(Mux(upper, pair[8:], pair[:8]), Mux(wide, pair[8:], 0))),
-            self.error.eq(fill.read_data.error & ~held),
+            head.scale.eq(Cat(Mux(upper, pair[8:], pair[:8]), Mux(wide, pair[8:], 0))),
+            head.error.eq(fill.read_data.error & ~held),
         ]
-        m.d.sync += self.out_bytes.eq(newer.read_mask)
+        m.d.sync += back.strobes.eq(newer.read_mask)
 
         m.d.sync += [
-            Assert(~(self.read_en & self.refuse), "the head reads although refused"),
-            Assert(~self.read_en | self.may_read, "the head reads unannounced"),
+            Assert(~(head.read_en & head.refuse), "the head reads although refused"),
+            Assert(~head.read_en | head.may_read, "the head reads unannounced"),
             Assert(
-                ~self.out_take | self.out_ready,
+                ~head.read_en | (head.slot.filled == (~head.slot.there.waits | table.fill_there())),
+                "the head was told of another slot's fill",
+            ),
+            Assert(
+                ~(back.take & wants),
                 "write-back reads the store while the head needs it",
             ),
             Assert(
-                ~self.read_en | (table.read_select & table.filled).any() | head_newer,
+                ~head.read_en | table.fill_there() | head_newer,
                 "the head reads a scale that is not there",
             ),
             Assert(
-                ~self.store_en | (Cat(self.store_byte, self.store_wide) == Cat(byte, wide)),
+                ~head.store.valid | (Cat(stored.byte, stored.wide) == Cat(byte, wide)),
                 "another scale is stored than the head marked",
             ),
             Assert(
-                ~(self.store_en & self.store_wide & self.store_byte[0]),
+                ~(head.store.valid & stored.wide & stored.byte[0]),
                 "a two-byte scale is stored at an odd byte",
             ),
         ]

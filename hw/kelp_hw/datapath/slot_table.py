@@ -8,9 +8,11 @@ from functools import reduce
 from operator import or_
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
-from amaranth.lib import data, memory, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
+
+from .signatures import FrameFlush, HeadSlot, LookUp
 
 __all__ = ["NoSlots", "SlotTable", "encode", "one_hot"]
 
@@ -102,65 +104,44 @@ class SlotTable(wiring.Component):
         self.slots = slots
         self.lead = lead
         self.slot_bits = slot_bits = exact_log2(slots)
-        self.tag_layout = data.StructLayout({"frame": frame_bits, "offset": offset_bits})
+        look = LookUp(
+            slots=slots,
+            frame_bits=frame_bits,
+            offset_bits=offset_bits,
+            address_bits=address_bits,
+            position_bits=position_bits,
+        )
+        self.tag_layout = look.tag_layout
+        out = data.StructLayout({"slot": slot_bits, "address": address_bits})
         self.address_bits = address_bits
         self.position_bits = position_bits
         super().__init__(
             {
-                # look-up
-                "look_en": In(1),
-                "look_tag": In(self.tag_layout),
-                "use": In(1),
-                "fire": In(1),
+                "look": In(look),
                 "want_fill": In(1),
-                "address": In(address_bits),
-                "position": In(position_bits),
-                "hit": Out(1),
                 "match": Out(slots),
-                "available": Out(1),
-                "slot": Out(slot_bits),
-                "select": Out(slots),
-                "allocate": Out(1),
                 "may_allocate": Out(1),
                 "victim_slot": Out(slot_bits),
-                "request_fill": Out(1),
-                # head: both selects are one-hot or zero
-                "read_select": In(slots),
-                "read_waits": In(1),
-                "next_select": In(slots),
-                "next_waits": In(1),
-                "head_moves": In(1),
-                "head_filled": Out(1),
-                "filled": Out(slots),
-                "head_select": In(slots),
-                "store_en": In(1),
+                "head": In(HeadSlot(slots=slots, position_bits=position_bits)),
                 "store_complete": In(1),
-                "release_en": In(1),
-                "release_slot": In(slot_bits),
-                "release_position": In(position_bits),
-                # memory
-                "fill_done": In(1),
-                "fill_slot": In(slot_bits),
-                "written": In(1),
-                "written_slot": In(slot_bits),
-                # write-back
-                "out_valid": Out(1),
-                "out_slot": Out(slot_bits),
-                "out_address": Out(address_bits),
-                "out_take": In(1),
-                # flush
+                "filled": Out(slots),
+                "fill": In(stream.Signature(slot_bits, always_ready=True)),
+                "written": In(stream.Signature(slot_bits, always_ready=True)),
+                "out": Out(stream.Signature(out)),
                 "drain": In(1),
-                "flush_frame": In(frame_bits),
-                "flush_capture": In(1),
-                "flush_invalidate": In(1),
-                "flush_pending": Out(1),
+                "flush": In(FrameFlush(frame_bits=frame_bits)),
                 "idle": Out(1),
             }
         )
 
+    def fill_there(self) -> Value:
+        """Whether the fill of the slot of the op at the head is there, as of this cycle."""
+        return (self.head.there.select & self.filled).any()
+
     def elaborate(self, platform):
         m = Module()
         n, bits = self.slots, self.slot_bits
+        look, head = self.look, self.head
 
         tags = [Signal(self.tag_layout, name=f"tag_{i}") for i in range(n)]
         valid = Signal(n)  # the tag counts
@@ -177,7 +158,7 @@ class SlotTable(wiring.Component):
         # - look-up --------------------------------------------------------------------------------
         # Both are known at the end of the cycle of `look_en`; in those that follow, the op's slot
         # is on the way of everything.
-        looked, hit = self.match, self.hit
+        looked, hit, allocate = self.match, Signal(), Signal()
         tag = Signal(self.tag_layout)
         victim_valid = Signal()
         victim = Signal(n)
@@ -195,31 +176,31 @@ class SlotTable(wiring.Component):
         m.d.sync += [
             late_attached.eq(attached),
             late_allocated.eq(allocated),
-            late_filling.eq(Mux(self.request_fill, attached, 0)),
+            late_filling.eq(Mux(look.request_fill, attached, 0)),
             late_tag.eq(tag),
         ]
         m.d.comb += [
-            self.available.eq(self.hit | victim_valid),
-            self.select.eq(Mux(hit, looked, victim)),
-            self.slot.eq(encode(self.select, bits)),
-            self.allocate.eq(self.fire & ~hit),
-            self.may_allocate.eq(self.use & victim_valid & ~hit),
-            self.request_fill.eq(
+            look.available.eq(hit | victim_valid),
+            look.select.eq(Mux(hit, looked, victim)),
+            look.slot.eq(encode(look.select, bits)),
+            allocate.eq(look.fire & ~hit),
+            self.may_allocate.eq(look.use & victim_valid & ~hit),
+            look.request_fill.eq(
                 self.want_fill
                 & ~(looked & (((filling | filled) & ~late_allocated) | late_filling)).any()
             ),
-            attached.eq(Mux(self.fire, self.select, 0)),
-            allocated.eq(Mux(self.allocate, victim, 0)),
+            attached.eq(Mux(look.fire, look.select, 0)),
+            allocated.eq(Mux(allocate, victim, 0)),
         ]
-        with m.If(self.look_en):
+        with m.If(look.tag.valid):
             same = Signal()
-            m.d.comb += same.eq(Value.cast(tag) == Value.cast(self.look_tag))
+            m.d.comb += same.eq(Value.cast(tag) == Value.cast(look.tag.p))
             equal, again = Signal(n), Signal()
             m.d.comb += [
-                again.eq(Value.cast(late_tag) == Value.cast(self.look_tag)),
+                again.eq(Value.cast(late_tag) == Value.cast(look.tag.p)),
                 equal.eq(
                     (
-                        Cat(Value.cast(t) == Value.cast(self.look_tag) for t in tags)
+                        Cat(Value.cast(t) == Value.cast(look.tag.p) for t in tags)
                         & valid
                         & ~forgotten
                         & ~late_allocated
@@ -230,9 +211,9 @@ class SlotTable(wiring.Component):
             # The op before may give a slot another tag in this very cycle. (It comes late whether
             # it does.)
             m.d.sync += [
-                tag.eq(self.look_tag),
+                tag.eq(look.tag.p),
                 looked.eq((equal & ~allocated) | Mux(same, allocated, 0)),
-                hit.eq(Mux(self.allocate, (equal & ~victim).any() | same, equal.any())),
+                hit.eq(Mux(allocate, (equal & ~victim).any() | same, equal.any())),
             ]
         with m.Else():
             m.d.sync += [looked.eq(looked & ~forgotten), hit.eq((looked & ~forgotten).any())]
@@ -250,10 +231,10 @@ class SlotTable(wiring.Component):
         m.d.comb += [
             address_write.en.eq(self.may_allocate),
             address_write.addr.eq(self.victim_slot),
-            address_write.data.eq(self.address),
-            last_write.en.eq(self.use & self.available),
-            last_write.addr.eq(self.slot),
-            last_write.data.eq(self.position),
+            address_write.data.eq(look.address),
+            last_write.en.eq(look.use & look.available),
+            last_write.addr.eq(look.slot),
+            last_write.data.eq(look.position),
         ]
 
         # - allocator: one candidate is always ready -----------------------------------------------
@@ -265,9 +246,9 @@ class SlotTable(wiring.Component):
         m.d.comb += [
             free.eq(~(busy | late_attached | filling | dirty | writing)),
             # What the op in the look-up stage hits, or takes, is about to be busy.
-            candidates.eq(free & ~Mux(self.use, looked, 0) & ~Mux(victim_valid, victim, 0)),
+            candidates.eq(free & ~Mux(look.use, looked, 0) & ~Mux(victim_valid, victim, 0)),
             picked.eq(first_from(m, candidates, ahead)),
-            used_victim.eq(self.fire & (~hit | (looked & victim).any())),
+            used_victim.eq(look.fire & (~hit | (looked & victim).any())),
         ]
         with m.If(~victim_valid | used_victim):
             m.d.sync += victim_valid.eq(candidates.any())
@@ -284,27 +265,27 @@ class SlotTable(wiring.Component):
         # Of the op that is at the head in the next cycle: the one there now, or the one behind it.
         # Which of them, is known late, and whether a fill comes: what was there and what comes in
         # this cycle are put together in the next one.
-        awaits = one_hot(self.fill_slot, n)
-        m.d.comb += last_read.addr.eq(self.release_slot)
+        awaits = one_hot(self.fill.p, n)
+        m.d.comb += last_read.addr.eq(head.release.p.slot)
         known, comes = Signal(), Signal()
         m.d.sync += [
             known.eq(
                 Mux(
-                    self.head_moves,
-                    ~self.next_waits | (self.next_select & filled).any(),
-                    ~self.read_waits | (self.read_select & filled).any(),
+                    head.moves,
+                    ~head.next.waits | (head.next.select & filled).any(),
+                    ~head.there.waits | (head.there.select & filled).any(),
                 )
             ),
             comes.eq(
-                self.fill_done
+                self.fill.valid
                 & Mux(
-                    self.head_moves,
-                    (self.next_select & awaits).any(),
-                    (self.read_select & awaits).any(),
+                    head.moves,
+                    (head.next.select & awaits).any(),
+                    (head.there.select & awaits).any(),
                 )
             ),
         ]
-        m.d.comb += self.head_filled.eq(known | comes)
+        m.d.comb += head.filled.eq(known | comes)
         written = Signal(n)
         stored = Signal(n)
         out = Signal(n)
@@ -312,15 +293,15 @@ class SlotTable(wiring.Component):
         m.d.comb += [
             release.eq(
                 Mux(
-                    self.release_en & (last_read.data == self.release_position),
-                    one_hot(self.release_slot, n),
+                    head.release.valid & (last_read.data == head.release.p.position),
+                    one_hot(head.release.p.slot, n),
                     0,
                 )
             ),
-            fill.eq(Mux(self.fill_done, awaits, 0)),
-            written.eq(Mux(self.written, one_hot(self.written_slot, n), 0)),
-            stored.eq(Mux(self.store_en, self.head_select, 0)),
-            taken.eq(Mux(self.out_take, out, 0)),
+            fill.eq(Mux(self.fill.valid, awaits, 0)),
+            written.eq(Mux(self.written.valid, one_hot(self.written.p, n), 0)),
+            stored.eq(Mux(head.mark.valid, head.mark.p, 0)),
+            taken.eq(Mux(self.out.ready, out, 0)),
         ]
         # Whether the head stores comes late in its cycle, and whether write-back has its turn: what
         # that does to the slots happens in the next one. A slot stored to is busy until then, and
@@ -375,15 +356,15 @@ class SlotTable(wiring.Component):
                 & ~writing
                 & ~late_taken
                 & (complete | aged | to_write | self.drain.replicate(n))
-                & ~Mux(self.out_valid, out, 0)
+                & ~Mux(self.out.valid, out, 0)
             ),
             out_picked.eq(first_from(m, due, out_ahead)),
-            self.out_slot.eq(encode(out, bits)),
-            address_read.addr.eq(self.out_slot),
-            self.out_address.eq(address_read.data),
+            self.out.p.slot.eq(encode(out, bits)),
+            address_read.addr.eq(self.out.p.slot),
+            self.out.p.address.eq(address_read.data),
         ]
-        with m.If(~self.out_valid | self.out_take):
-            m.d.sync += [self.out_valid.eq(due.any()), out.eq(out_picked)]
+        with m.If(~self.out.valid | self.out.ready):
+            m.d.sync += [self.out.valid.eq(due.any()), out.eq(out_picked)]
         # What is behind the slot offered is worked out when it stands there: the next is picked in
         # the order from the one before, and is never that itself.
         m.d.sync += out_ahead.eq(behind_first(m, out))
@@ -391,8 +372,8 @@ class SlotTable(wiring.Component):
         # - flush ----------------------------------------------------------------------------------
         of_frame = Signal(n)
         to_confirm = Signal(n)  # of the flush under way: written, response awaited
-        m.d.sync += of_frame.eq(Cat(t.frame == self.flush_frame for t in tags) & valid)
-        with m.If(self.flush_capture):
+        m.d.sync += of_frame.eq(Cat(t.frame == self.flush.frame for t in tags) & valid)
+        with m.If(self.flush.capture):
             m.d.sync += [
                 to_write.eq(of_frame & dirty & ~late_taken),
                 to_confirm.eq(of_frame & (late_taken | (writing & ~dirty)) & ~written),
@@ -402,12 +383,12 @@ class SlotTable(wiring.Component):
                 to_write.eq(to_write & ~late_taken),
                 to_confirm.eq((to_confirm & ~written) | (to_write & late_taken)),
             ]
-        m.d.comb += self.flush_pending.eq((to_write | to_confirm).any())
-        with m.If(self.flush_invalidate):
+        m.d.comb += self.flush.pending.eq((to_write | to_confirm).any())
+        with m.If(self.flush.invalidate):
             m.d.comb += forgotten.eq(
                 of_frame
                 & ~(busy | late_attached | filling | dirty | writing)
-                & ~Mux(self.use, looked, 0)
+                & ~Mux(look.use, looked, 0)
             )
 
         m.d.comb += self.idle.eq(~(busy | late_attached | filling | dirty | writing).any())
@@ -420,11 +401,11 @@ class SlotTable(wiring.Component):
                 "a look-up's result is out of date",
             ),
             Assert(
-                ~self.fire | (self.use & self.available), "an op takes a slot that is not there"
+                ~look.fire | (look.use & look.available),
+                "an op takes a slot that is not there",
             ),
             Assert(
-                ~self.allocate
-                | ~(victim & (busy | late_attached | filling | dirty | writing)).any(),
+                ~allocate | ~(victim & (busy | late_attached | filling | dirty | writing)).any(),
                 "a slot in use is reallocated",
             ),
             Assert(
@@ -439,7 +420,7 @@ class SlotTable(wiring.Component):
             ),
             Assert((stored & ~busy) == 0, "a slot that no op uses is stored to"),
             Assert(
-                ~self.release_en | (one_hot(self.release_slot, n) & busy).any(),
+                ~head.release.valid | (one_hot(head.release.p.slot, n) & busy).any(),
                 "a slot that no op uses is released",
             ),
         ]
@@ -452,5 +433,5 @@ class NoSlots(SlotTable):
 
     def elaborate(self, platform):
         m = Module()
-        m.d.comb += [self.idle.eq(1), self.head_filled.eq(1)]
+        m.d.comb += [self.idle.eq(1), self.head.filled.eq(1)]
         return m

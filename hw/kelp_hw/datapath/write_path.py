@@ -7,15 +7,17 @@ from __future__ import annotations
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
-from kelp_spec.formats import FORMAT_BITS, LINE_BITS, LINE_BYTES, SCALE_BITS
+from kelp_spec.formats import LINE_BITS, LINE_BYTES
 
 from ..codec.codec_lane import gated
 from ..codec.quantise import Quantiser
 from ..codec.raw_lines import RawQuantiser
+from ..host.ingress import write_layout
 from ..lib.wide_memory import WideMemory
+from .signatures import HeadWrites, full_write_layout
 from .write_store import WriteStore
 
 __all__ = ["WritePath"]
@@ -27,59 +29,56 @@ class WritePath(wiring.Component):
     """One quantiser for both kinds of writes; its results wait by write slot until the head stores
     them.
 
-    **Full writes** come on `i` in order (`room`: there is a place in the next cycle, too) and are
-    consumed by the head in that order: `ready` says that the oldest one not yet `consume`d is
-    quantised. **Partial writes**, one at a time: `merge` (held until `merged`) takes `merge_line`,
-    the line as it was (`merge_fresh`: zeros), puts the enabled bytes of write slot `merge_slot`
-    over it, and quantises it; `merge_done` pulses when its result is there. They go before full
-    writes. **Result.** `read_slot` → `o_result` one cycle later, for that cycle.
+    **Full writes** come on `i` in order and are consumed by the head in that order. **Partial
+    writes**, one at a time, come on `head.merge`: the enabled bytes of the write slot are put over
+    the line as it was. They go before full writes. Both leave their result by write slot.
 
-    Latency of a full write from `i` to `ready`: 3 cycles and the quantiser's. Throughput one line
-    in `32 // codec_lanes` cycles.
+    Latency of a full write from `i` to `head.ready`: 3 cycles and the quantiser's. Throughput one
+    line in `32 // codec_lanes` cycles.
 
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    i : stream of full_write_layout
+    room : out
+        In the next cycle `i` takes an op, too.
+    head : In(HeadWrites)
+    i_data : write data, always-ready
+    o_slot : stream of free write slots
+    idle : out
+        No write slot is out.
     """
 
     #: Full writes that may wait for the quantiser; it takes one per cycle unless a partial one
     #: comes between.
     QUEUED = 16
 
-    @staticmethod
-    def full_write_layout(config: Config) -> data.StructLayout:
-        """What the quantiser must know of a write."""
-        return data.StructLayout(
-            {"write_slot": config.write_slot_bits, "format": FORMAT_BITS, "host_type": 1}
-        )
-
     def __init__(self, *, config: Config):
         self.config = config
-        bits = config.write_slot_bits
-        self.i_layout = self.full_write_layout(config)
-        self.result_layout = data.StructLayout({"payload": LINE_BITS, "scale": SCALE_BITS})
-        self.store = WriteStore(config=config)
+        self.i_layout = full_write_layout(config)
         super().__init__(
             {
                 "i": In(stream.Signature(self.i_layout)),
                 "room": Out(1),
-                "ready": Out(1),
-                "consume": In(1),
-                "merge": In(1),
-                "merge_op": In(self.i_layout),
-                "merge_fresh": In(1),
-                "merge_line": In(LINE_BITS),
-                "merged": Out(1),
-                "merge_done": Out(1),
-                "read_slot": In(bits),
-                "o_result": Out(self.result_layout),
+                "head": In(HeadWrites(config)),
+                "i_data": In(stream.Signature(write_layout(config), always_ready=True)),
+                "o_slot": Out(stream.Signature(config.write_slot_bits)),
+                "idle": Out(1),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
-        m.submodules.store = store = self.store
+        head, merge = self.head, self.head.merge
+        m.submodules.store = store = WriteStore(config=c)
+        connect(m, flipped(self.i_data), store.i)
+        connect(m, store.o_slot, flipped(self.o_slot))
+        connect(m, flipped(head.free), store.free)
+        m.d.comb += self.idle.eq(store.idle)
         meta_layout = data.StructLayout({"partial": 1, "write_slot": c.write_slot_bits})
         quantiser = (
             Quantiser(meta_shape=meta_layout, lanes=c.codec_lanes)
@@ -106,16 +105,16 @@ class WritePath(wiring.Component):
         start = Signal()
         m.d.comb += [
             moves.eq(~reading_valid | quantiser.i.ready),
-            start.eq(self.merge & ~(reading_valid & partial)),
+            start.eq(merge.valid & ~(reading_valid & partial)),
             store.read_en.eq(moves),
-            store.read_slot.eq(Mux(start, self.merge_op.write_slot, queued.write_slot)),
+            store.read_slot.eq(Mux(start, merge.p.write.write_slot, queued.write_slot)),
             queue.r_en.eq(moves & ~start),
         ]
         with m.If(moves):
             m.d.sync += [
                 reading_valid.eq(start | queue.r_rdy),
                 partial.eq(start),
-                reading.eq(Mux(start, self.merge_op, queued)),
+                reading.eq(Mux(start, merge.p.write, queued)),
             ]
 
         # A full write's byte enables are all ones, so that nothing of `merge_line` is in it,
@@ -128,7 +127,7 @@ class WritePath(wiring.Component):
                     Mux(
                         row.byte_enable[n],
                         row.data.word_select(n, 8),
-                        gated(self.merge_line.word_select(n, 8), ~self.merge_fresh),
+                        gated(merge.p.line.word_select(n, 8), ~merge.p.fresh),
                     )
                     for n in range(LINE_BYTES)
                 )
@@ -137,7 +136,7 @@ class WritePath(wiring.Component):
             quantiser.i.p.host_type.eq(reading.host_type),
             quantiser.i.p.meta.partial.eq(partial),
             quantiser.i.p.meta.write_slot.eq(reading.write_slot),
-            self.merged.eq(reading_valid & partial & quantiser.i.ready),
+            merge.ready.eq(reading_valid & partial & quantiser.i.ready),
             quantiser.o.ready.eq(1),
         ]
 
@@ -152,16 +151,16 @@ class WritePath(wiring.Component):
             results.write_data.payload.eq(done.payload),
             results.write_data.scale.eq(done.scale),
             results.read_en.eq(1),
-            results.read_address.eq(self.read_slot),
-            self.o_result.payload.eq(results.read_data.payload),
-            self.o_result.scale.eq(results.read_data.scale),
-            self.merge_done.eq(quantiser.o.valid & done.meta.partial),
+            results.read_address.eq(head.slot),
+            head.result.payload.eq(results.read_data.payload),
+            head.result.scale.eq(results.read_data.scale),
+            head.merge_done.eq(quantiser.o.valid & done.meta.partial),
         ]
         waiting = Signal(range(c.write_slots + 1))
-        m.d.sync += waiting.eq(waiting + (quantiser.o.valid & ~done.meta.partial) - self.consume)
-        m.d.comb += self.ready.eq(waiting != 0)
+        m.d.sync += waiting.eq(waiting + (quantiser.o.valid & ~done.meta.partial) - head.consume)
+        m.d.comb += head.ready.eq(waiting != 0)
         m.d.sync += [
-            Assert(~self.consume | self.ready, "a write is stored before it is quantised"),
+            Assert(~head.consume | head.ready, "a write is stored before it is quantised"),
             Assert(
                 ~reading_valid | partial | row.byte_enable.all(), "a full write leaves bytes out"
             ),

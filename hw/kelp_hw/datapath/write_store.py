@@ -22,8 +22,8 @@ __all__ = ["WriteStore"]
 class WriteStore(wiring.Component):
     """`write_slots` lines with byte enables, and the list of free slots.
 
-    A slot is offered and handed out on `o_slot`, written by `i` (valid-only) from its offer on,
-    read any number of times, and freed by `free` (valid-only). Read latency one cycle; `o_row`
+    A slot is offered and handed out on `o_slot`, written by `i` from its offer on,
+    read any number of times, and freed by `free`. Read latency one cycle; `o_row`
     holds while `read_en` is low. A freed slot is offered again three cycles later at the earliest.
 
     Parameters
@@ -42,8 +42,7 @@ class WriteStore(wiring.Component):
                 "read_en": In(1),
                 "read_slot": In(bits),
                 "o_row": Out(self.row_layout),
-                "free_en": In(1),
-                "free_slot": In(bits),
+                "free": In(stream.Signature(bits, always_ready=True)),
                 "idle": Out(1),
             }
         )
@@ -79,8 +78,8 @@ class WriteStore(wiring.Component):
             offer.i.valid.eq((unused != 0) | free.r_rdy),
             offer.i.p.eq(Mux(unused != 0, n - unused, free.r_data)),
             free.r_en.eq((unused == 0) & offer.i.ready),
-            free.w_en.eq(self.free_en),
-            free.w_data.eq(self.free_slot),
+            free.w_en.eq(self.free.valid),
+            free.w_data.eq(self.free.p),
         ]
         with m.If((unused != 0) & offer.i.ready):
             m.d.sync += unused.eq(unused - 1)
@@ -88,14 +87,14 @@ class WriteStore(wiring.Component):
         held, taken = self.held, self.taken
         m.d.sync += [
             taken.eq(self.o_slot.valid & self.o_slot.ready),
-            held.eq(held + taken - self.free_en),
+            held.eq(held + taken - self.free.valid),
         ]
         m.d.comb += self.idle.eq((held == 0) & ~taken)
         m.d.sync += [
             Assert(
-                ~self.free_en | taken | (held != 0),
+                ~self.free.valid | taken | (held != 0),
                 "more write slots are freed than were handed out",
             ),
-            Assert(~self.free_en | free.w_rdy, "the list of free write slots overflows"),
+            Assert(~self.free.valid | free.w_rdy, "the list of free write slots overflows"),
         ]
         return m

@@ -231,8 +231,8 @@ class WriteSlotsContract(wiring.Component):
         number = owner.number
         m.d.comb += [
             store.o_slot.ready.eq(self.take),
-            store.free_en.eq(self.give),
-            store.free_slot.eq(self.slot),
+            store.free.valid.eq(self.give),
+            store.free.p.eq(self.slot),
             Assert(store.idle == (number == 0)),
         ]
         offered = [(offer.o.valid, offer.o.p), (offer.spare_valid, offer.spare)]

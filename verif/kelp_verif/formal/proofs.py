@@ -268,8 +268,8 @@ PROOFS = (
         engine="smtbmc z3",
         quick=False,
         bugs=(
-            ("space & self.lines_due & ~self.take_scales", "space & self.lines_due"),
-            ("scales_next.eq(self.take_lines)", "scales_next.eq(1)"),
+            ("space & lines.due.valid & ~scales.take", "space & lines.due.valid"),
+            ("scales_next.eq(lines.take)", "scales_next.eq(1)"),
         ),
         withdrawals=(
             ("self.aw.valid.eq(addresses.r_rdy)", "self.aw.valid.eq(addresses.r_rdy & ~self.read)"),
@@ -329,7 +329,7 @@ PROOFS = (
         quick=False,
         bugs=(
             ("(unused == 0) & offer.i.ready", "offer.i.ready"),
-            ("held + taken - self.free_en", "held + taken"),
+            ("held + taken - self.free.valid", "held + taken"),
         ),
         withdrawals=(
             (

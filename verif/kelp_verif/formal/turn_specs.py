@@ -119,50 +119,42 @@ class WriteOutContract(wiring.Component):
 
     def __init__(self, block=WriteOut):
         self.axi = AxiSignature(address_bits=10, id_bits=4)
-        self.block = block(axi=self.axi, line_bits=4, line_slot_bits=3, scale_slot_bits=2)
+        self.block = block(axi=self.axi, line_bits=4, line_slots=8, scale_slots=4)
         super().__init__({})
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.out = out = self.block
-        addresses, lines = open_up(out).addresses, open_up(out).lines
-        for name in (
-            "lines_due",
-            "lines_slot",
-            "lines_address",
-            "lines_quarters",
-            "scales_due",
-            "scales_slot",
-            "scales_address",
-            "scales_bytes",
-        ):
-            signal = getattr(out, name)
-            m.d.comb += signal.eq(AnySeq(len(signal)))
+        addresses, data = open_up(out).addresses, open_up(out).data
+        for back in (out.lines, out.scales):
+            for signal in (back.due.as_value(), back.strobes):
+                m.d.comb += signal.eq(AnySeq(len(signal)))
+            m.d.comb += back.data.eq(AnySeq(8))
         m.d.comb += [
-            out.lines_data.eq(AnySeq(8)),
-            out.scales_data.eq(AnySeq(8)),
             out.aw.ready.eq(AnySeq(1)),
             out.w.ready.eq(AnySeq(1)),
         ]
 
-        taken, of_scales, came = out.take_lines | out.take_scales, Signal(), Signal()
-        m.d.sync += [came.eq(taken), of_scales.eq(out.take_scales)]
+        taken, of_scales, came = out.lines.take | out.scales.take, Signal(), Signal()
+        m.d.sync += [came.eq(taken), of_scales.eq(out.scales.take)]
         address, line = Signal(out.aw.p.shape()), Signal(out.w.p.shape())
         m.d.comb += [
-            Assert(~(out.take_lines & out.take_scales)),
-            Assert(~out.take_lines | out.lines_due),
-            Assert(~out.take_scales | out.scales_due),
-            address.id.eq(Mux(out.take_scales, 8 | out.scales_slot, out.lines_slot)),
+            Assert(~(out.lines.take & out.scales.take)),
+            Assert(~out.lines.take | out.lines.due.valid),
+            Assert(~out.scales.take | out.scales.due.valid),
+            address.id.eq(Mux(out.scales.take, 8 | out.scales.due.slot, out.lines.due.slot)),
             address.size.eq(SIZE_LINE),
             address.burst.eq(BURST_INCR),
-            address.addr.eq(Mux(out.take_scales, out.scales_address, out.lines_address) << 6),
-            line.data.eq(Mux(of_scales, out.scales_data, out.lines_data)),
+            address.addr.eq(
+                Mux(out.scales.take, out.scales.due.address, out.lines.due.address) << 6
+            ),
+            line.data.eq(Mux(of_scales, out.scales.data, out.lines.data)),
             line.last.eq(1),
             line.strb.eq(
                 Mux(
                     of_scales,
-                    out.scales_bytes,
-                    Cat(quarter.replicate(16) for quarter in out.lines_quarters),
+                    out.scales.strobes,
+                    Cat(quarter.replicate(16) for quarter in out.lines.strobes),
                 )
             ),
         ]
@@ -187,12 +179,12 @@ class WriteOutContract(wiring.Component):
             most=n + 1,
             name="w",
         )
-        w.is_in(m, lines)
+        w.is_in(m, data)
         sound(m, addresses)
         m.d.comb += [
             Assert(a.owed == addresses.level + came),
             Assert(addresses.level + came <= n),
-            Assert(lines.level + came <= n),
+            Assert(data.level + came <= n),
             Assert(
                 ~a.on
                 | (
@@ -209,14 +201,16 @@ class WriteOutContract(wiring.Component):
             Assert(out.address.len == 0),
         ]
         # Turns.
-        room = (addresses.level < n - 1) & (lines.level < n - 1)
+        room = (addresses.level < n - 1) & (data.level < n - 1)
         waits, scales_wait = Signal(2), Signal(2)
         m.d.sync += [
-            waits.eq(Mux(out.take_lines | ~out.lines_due, 0, waits + out.take_scales)),
-            scales_wait.eq(Mux(out.take_scales | ~out.scales_due, 0, scales_wait + out.take_lines)),
+            waits.eq(Mux(out.lines.take | ~out.lines.due.valid, 0, waits + out.scales.take)),
+            scales_wait.eq(
+                Mux(out.scales.take | ~out.scales.due.valid, 0, scales_wait + out.lines.take)
+            ),
         ]
         m.d.comb += [
-            Assert(~(room & (out.lines_due | out.scales_due)) | taken),
+            Assert(~(room & (out.lines.due.valid | out.scales.due.valid)) | taken),
             Assert(waits <= 1),
             Assert(scales_wait <= 1),
             Assert((waits == 0) | ~out.scales_next),
