@@ -329,7 +329,6 @@ LONG_ELABORATE = {
     "ColdStore": 140,
     "DataFront": 170,
     "DataHead": 290,
-    "DataPath": 210,
     "EmaEngine": 400,
     "Endpoint": 340,
     "Eviction": 230,
@@ -341,7 +340,6 @@ LONG_ELABORATE = {
     "HostBridge": 180,
     "Ingress": 220,
     "KelpState": 160,
-    "LineSlots": 140,
     "LinkSender": 160,
     "LruShadow": 180,
     "MissBufferContract": 260,
@@ -355,7 +353,6 @@ LONG_ELABORATE = {
     "Quantiser": 130,
     "QueueState": 270,
     "Registers": 370,
-    "ScaleSlots": 120,
     "SdramCore": 130,
     "SelfTest": 210,
     "SessionControl": 260,
@@ -364,7 +361,6 @@ LONG_ELABORATE = {
     "Sweep": 240,
     "Telemetry": 170,
     "Tracker": 330,
-    "WriteOutContract": 110,
 }
 
 

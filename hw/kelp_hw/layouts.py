@@ -14,7 +14,7 @@ from amaranth.lib import data
 
 from kelp_spec.address import REGISTER_BYTES
 from kelp_spec.config import POOLS, Config
-from kelp_spec.formats import Format
+from kelp_spec.formats import LINE_BITS, LINE_BYTES, Format
 from kelp_spec.messages import FIELDS
 from kelp_spec.metadata import (
     LAYER_RANGES,
@@ -317,6 +317,14 @@ class Layouts:
                 "origin": self.origin,
             }
         )
+
+        #: 64 bytes for the write store; `byte_enable` is all ones for a full write.
+        self.write_data = S(
+            {"slot": c.write_slot_bits, "data": LINE_BITS, "byte_enable": LINE_BYTES}
+        )
+
+        #: A frame to be flushed, or that is, and its requester's name for that.
+        self.flush = S({"frame": c.frame_bits, "token": self.token_bits})
 
         #: What the data path answers; `data` is zero but for Answer.DATA.
         self.answer = S(

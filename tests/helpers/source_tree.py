@@ -60,10 +60,10 @@ ROOMS = {
     "prefetch": set(),
     "control": {"lib", "tracker", "prefetch"},
     "host": {"lib", "tracker"},
-    "datapath": {"lib", "codec", "host"},
+    "datapath": {"lib", "codec"},
     "miss": {"lib", "tracker"},
     "scores": {"lib", "control"},
-    "eviction": {"lib", "tracker", "control", "datapath"},
+    "eviction": {"lib", "tracker", "control"},
     "export": set(),
 }
 # Files that may import more, and why.

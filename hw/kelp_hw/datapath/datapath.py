@@ -10,11 +10,10 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
 
-from ..host.ingress import write_layout
 from ..layouts import Layouts
 from ..lib.order_fifo import OrderFifo
 from .axi import RESP_OKAY, AxiSignature
-from .flush import FlushUnit, flush_layout
+from .flush import FlushUnit
 from .front import DataFront
 from .head import DataHead
 from .line_slots import LineSlots
@@ -66,7 +65,7 @@ class DataPath(wiring.Component):
     i_write : write data, taken always
     o_write_slot : stream of free write slots
     o : stream of answer
-    o_flushed : stream of flush_layout
+    o_flushed : stream of Layouts.flush
     axi : AxiSignature
     idle : nothing is queued, under way or dirty
     """
@@ -83,10 +82,10 @@ class DataPath(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.data_op)),
-                "i_write": In(stream.Signature(write_layout(config), always_ready=True)),
+                "i_write": In(stream.Signature(layouts.write_data, always_ready=True)),
                 "o_write_slot": Out(stream.Signature(config.write_slot_bits)),
                 "o": Out(stream.Signature(layouts.answer)),
-                "o_flushed": Out(stream.Signature(flush_layout(config))),
+                "o_flushed": Out(stream.Signature(layouts.flush)),
                 "axi": Out(self.axi_signature),
                 "idle": Out(1),
             }

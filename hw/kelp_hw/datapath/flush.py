@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Module, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
 
@@ -14,12 +14,7 @@ from kelp_spec.config import Config
 from ..layouts import Layouts
 from .signatures import FrameFlush
 
-__all__ = ["FlushUnit", "flush_layout"]
-
-
-def flush_layout(config: Config) -> data.StructLayout:
-    """A frame to be flushed, and its requester's name for that."""
-    return data.StructLayout({"frame": config.frame_bits, "token": Layouts(config).token_bits})
+__all__ = ["FlushUnit"]
 
 
 class FlushUnit(wiring.Component):
@@ -36,7 +31,7 @@ class FlushUnit(wiring.Component):
 
     Members
     -------
-    i, o : streams of flush_layout
+    i, o : streams of Layouts.flush
     lines, scales : Out(FrameFlush), to the two buffers
     idle : out
         No flush is at work or waits.
@@ -46,7 +41,7 @@ class FlushUnit(wiring.Component):
     QUEUED = 16
 
     def __init__(self, *, config: Config):
-        self.layout = flush_layout(config)
+        self.layout = Layouts(config).flush
         super().__init__(
             {
                 "i": In(stream.Signature(self.layout)),

@@ -17,7 +17,6 @@ from ..codec.dequantise import Dequantiser
 from ..codec.raw_lines import RawDequantiser
 from ..layouts import Layouts
 from ..lib.bypass_fifo import BypassFifo
-from .flush import flush_layout
 from .order import POSITION_BITS, order_layout, raw_only
 from .quarters import (
     aligned_payload,
@@ -56,7 +55,7 @@ class DataHead(wiring.Component):
     i : stream of order_layout
     lines, scales, writes : Out(LineHead), Out(ScaleHead), Out(HeadWrites)
         Asks of the buffers and of the write path.
-    o_flush : stream of flush_layout
+    o_flush : stream of Layouts.flush
     o : stream of answer
     idle : out
         No op is at the head, and all answers have left.
@@ -76,7 +75,7 @@ class DataHead(wiring.Component):
                 "lines": Out(LineHead(config)),
                 "scales": Out(ScaleHead(config)),
                 "writes": Out(HeadWrites(config)),
-                "o_flush": Out(stream.Signature(flush_layout(config))),
+                "o_flush": Out(stream.Signature(layouts.flush)),
                 "o": Out(stream.Signature(layouts.answer)),
                 "idle": Out(1),
             }

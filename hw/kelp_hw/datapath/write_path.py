@@ -15,7 +15,7 @@ from kelp_spec.formats import LINE_BITS, LINE_BYTES
 from ..codec.codec_lane import gated
 from ..codec.quantise import Quantiser
 from ..codec.raw_lines import RawQuantiser
-from ..host.ingress import write_layout
+from ..layouts import Layouts
 from ..lib.wide_memory import WideMemory
 from .signatures import HeadWrites, full_write_layout
 from .write_store import WriteStore
@@ -64,7 +64,7 @@ class WritePath(wiring.Component):
                 "i": In(stream.Signature(self.i_layout)),
                 "room": Out(1),
                 "head": In(HeadWrites(config)),
-                "i_data": In(stream.Signature(write_layout(config), always_ready=True)),
+                "i_data": In(stream.Signature(Layouts(config).write_data, always_ready=True)),
                 "o_slot": Out(stream.Signature(config.write_slot_bits)),
                 "idle": Out(1),
             }

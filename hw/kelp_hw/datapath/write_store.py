@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES
 
-from ..host.ingress import write_layout
+from ..layouts import Layouts
 from ..lib.skid import Skid
 from ..lib.wide_memory import WideMemory
 
@@ -38,7 +38,7 @@ class WriteStore(wiring.Component):
         super().__init__(
             {
                 "o_slot": Out(stream.Signature(bits)),
-                "i": In(stream.Signature(write_layout(config), always_ready=True)),
+                "i": In(stream.Signature(Layouts(config).write_data, always_ready=True)),
                 "read_en": In(1),
                 "read_slot": In(bits),
                 "o_row": Out(self.row_layout),

@@ -10,7 +10,6 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
 
-from ..datapath.flush import flush_layout
 from ..eviction_layouts import EvictionLayouts
 from ..lib.broadcast import broadcast
 from ..lib.skid import Skid
@@ -82,7 +81,7 @@ class Eviction(wiring.Component):
                 "i_scan": In(stream.Signature(layouts.scanned, always_ready=True)),
                 "i_claim": In(stream.Signature(layouts.claim, always_ready=True)),
                 "i_owner": In(stream.Signature(layouts.frame_owner, always_ready=True)),
-                "i_flushed": In(stream.Signature(flush_layout(config))),
+                "i_flushed": In(stream.Signature(layouts.flush)),
                 "pool_free": In(counts),
                 "pool_used": In(counts),
                 "low_water": In(16),

@@ -11,7 +11,6 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome
 
-from ..datapath.flush import flush_layout
 from ..eviction_layouts import EvictionLayouts
 from ..layouts import POOL_BITS
 
@@ -33,7 +32,7 @@ class Orphans(wiring.Component):
 
     Members
     -------
-    i_flushed : in, stream of flush_layout
+    i_flushed : in, stream of flush
         Frames that are no eviction's.
     i_result : in, always-ready stream of result
     i_owner : in, always-ready stream of frame_owner
@@ -55,7 +54,7 @@ class Orphans(wiring.Component):
         layouts = self.layouts = EvictionLayouts(config)
         super().__init__(
             {
-                "i_flushed": In(stream.Signature(flush_layout(config))),
+                "i_flushed": In(stream.Signature(layouts.flush)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "i_owner": In(stream.Signature(layouts.frame_owner, always_ready=True)),
                 "squeue": Out(config.squeue_bits),

@@ -16,12 +16,7 @@ from ..layouts import MESSAGES, TIME_BITS, Layouts
 from ..lib.skid import Skid
 from ..tracker.foresight import ahead_layout
 
-__all__ = ["Ingress", "write_layout"]
-
-
-def write_layout(config: Config) -> data.StructLayout:
-    """64 bytes for the write store; `byte_enable` is all ones for a full write."""
-    return data.StructLayout({"slot": config.write_slot_bits, "data": 512, "byte_enable": 64})
+__all__ = ["Ingress"]
 
 
 class Ingress(wiring.Component):
@@ -72,7 +67,7 @@ class Ingress(wiring.Component):
                 "i_write_slot": In(stream.Signature(config.write_slot_bits)),
                 "o_request": Out(stream.Signature(layouts.request)),
                 "o_ahead": Out(ahead_layout(config)),
-                "o_write": Out(stream.Signature(write_layout(config), always_ready=True)),
+                "o_write": Out(stream.Signature(layouts.write_data, always_ready=True)),
                 "o_window": Out(stream.Signature(layouts.window_access)),
                 "o_spec": Out(stream.Signature(layouts.page)),
                 "spec_dropped": Out(1),

@@ -15,7 +15,6 @@ from kelp_golden.eviction import Evictor, QueueState
 from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.tracker import Tracker
-from kelp_hw.datapath.flush import flush_layout
 from kelp_hw.eviction_layouts import EvictionLayouts
 from kelp_hw.tracker.pools import count_bits
 from kelp_rtl.build.packing import Packing
@@ -71,7 +70,7 @@ class TB:
             Packing(layouts.frame_owner),
         )
         self.flush, self.write_back, self.written = (
-            Packing(flush_layout(c)),
+            Packing(layouts.flush),
             Packing(layouts.write_back),
             Packing(layouts.written_back),
         )

@@ -9,7 +9,6 @@ from collections import Counter
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_hw.host.ingress import write_layout
 from kelp_hw.layouts import MESSAGES, Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.address import AddressMap, KvAddress, Region
@@ -106,7 +105,7 @@ class TB:
         self.req, self.rwd, self.write = (
             Packing(MESSAGES["M2SReq"]),
             Packing(MESSAGES["M2SRwD"]),
-            Packing(write_layout(self.config)),
+            Packing(layouts.write_data),
         )
         self.out = {
             "request": Packing(layouts.request),

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""What the two buffers of DRAM lines have in common (docs/design.md §4): slot table, the copy that
+memory fills, and who reads the copy that the head stores to."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Assert, Module, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out, connect, flipped
+from amaranth.utils import ceil_log2
+
+from kelp_spec.config import Config
+from kelp_spec.formats import LINE_BITS
+
+from ..lib.wide_memory import WideMemory
+from .signatures import FrameFlush, WriteBack, fill_layout
+from .slot_table import SlotTable
+
+__all__ = ["LineBuffer"]
+
+
+class LineBuffer(wiring.Component):
+    """`slots` DRAM lines, each in two copies: *fill*, written by R, and *store*, written by the
+    head. :class:`.line_slots.LineSlots` and :class:`.scale_slots.ScaleSlots` add what says which of
+    them is newer.
+
+    **Write-back.** `write_back.due` falls while a read takes the store's only read port; after 15
+    such cycles in a row `head.refuse` keeps reads away for one.
+
+    Latency: read of a slot to its line 1 cycle, `write_back.take` to `write_back.data` 1 cycle.
+    Throughput: one look-up, one read, one store and one fill a cycle. Contradictions are
+    `Assert`ed; a fill with an error makes `head.error` of its reads.
+
+    Parameters
+    ----------
+    config : Config
+    slots : int
+    strobes : int
+        Parts of a line that write-back tells apart.
+    look, head : wiring.Signature
+        What the front and the head ask.
+
+    Members
+    -------
+    look : in, from the front
+    head : in, from the head
+    fill : in, always-ready stream of fill_layout
+        What memory answers, for the slot that awaits it.
+    written : in, always-ready stream of a slot
+        Memory confirms a write.
+    write_back : Out(WriteBack)
+        Dirty lines.
+    flush : In(FrameFlush)
+    drain : in
+        Everything dirty is due.
+    idle : out
+        Nothing is used, under way or dirty.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        slots: int,
+        strobes: int,
+        look: wiring.Signature,
+        head: wiring.Signature,
+    ):
+        self.config, self.slots = config, slots
+        super().__init__(
+            {
+                "look": In(look),
+                "head": In(head),
+                "fill": In(stream.Signature(fill_layout(slots), always_ready=True)),
+                "written": In(stream.Signature(ceil_log2(slots), always_ready=True)),
+                "write_back": Out(
+                    WriteBack(slots=slots, address_bits=config.dram_line_bits, strobes=strobes)
+                ),
+                "flush": In(FrameFlush(frame_bits=config.frame_bits)),
+                "drain": In(1),
+                "idle": Out(1),
+            }
+        )
+
+    def _join(self, m: Module, table: SlotTable) -> None:
+        """Connect the ports that are the slot table's."""
+        connect(m, flipped(self.look.slot), table.look)
+        connect(m, flipped(self.head.slot), table.head)
+        connect(m, flipped(self.written), table.written)
+        connect(m, flipped(self.flush), table.flush)
+        m.d.comb += [
+            table.fill.valid.eq(self.fill.valid),
+            table.fill.p.eq(self.fill.p.slot),
+            table.drain.eq(self.drain),
+            self.idle.eq(table.idle),
+        ]
+
+    def _filled(self, m: Module, slot: Value) -> data.View:
+        """The copy *fill*: what memory gave for `slot`, one cycle later."""
+        row = data.StructLayout({"data": LINE_BITS, "error": 1})
+        m.submodules.fill = fill = WideMemory(depth=self.slots, shape=row, apart=True)
+        m.d.comb += [
+            fill.write_en.eq(self.fill.valid),
+            fill.write_address.eq(self.fill.p.slot),
+            fill.write_data.data.eq(self.fill.p.data),
+            fill.write_data.error.eq(self.fill.p.error),
+            fill.read_en.eq(1),
+            fill.read_address.eq(slot),
+        ]
+        return fill.read_data
+
+    def _take_turns(self, m: Module, table: SlotTable, wants: Value) -> None:
+        """The store's one read port: the head's while it `wants` it, else write-back's."""
+        head, back = self.head, self.write_back
+        starved = Signal(4)  # cycles that a due line has waited for the port
+        with m.If(~(table.out.valid & wants)):
+            m.d.sync += starved.eq(0)
+        with m.Elif(~head.refuse):
+            m.d.sync += starved.eq(starved + 1)
+        m.d.comb += [
+            head.refuse.eq(starved.all()),
+            back.due.valid.eq(table.out.valid & ~wants),
+            back.due.slot.eq(table.out.p.slot),
+            back.due.address.eq(table.out.p.address),
+            table.out.ready.eq(back.take),
+        ]
+        there = ~head.slot.there.waits | table.fill_there()
+        m.d.sync += [
+            Assert(~(head.read_en & head.refuse), "the head reads although refused"),
+            Assert(~head.read_en | head.may_read, "the head reads unannounced"),
+            Assert(
+                ~head.read_en | (head.slot.filled == there),
+                "the head was told of another slot's fill",
+            ),
+            Assert(~(back.take & wants), "write-back reads the store while the head needs it"),
+        ]
