@@ -12,21 +12,41 @@ import pytest
 from amaranth.lib import wiring
 
 import kelp_hw
+from kelp_hw.datapath.datapath import axi_signature
+from kelp_hw.datapath.signatures import LineHead, LineLookUp, table_geometry
 from kelp_spec.config import named
 
 #: Rooms of kelp_hw whose blocks are held to it.
 DONE_ROOMS = {
+    "codec",
+    "datapath",
     "miss",
     "scores",
     "tracker",
 }
 
 UNIT = named("unit")
+_TABLE = {**table_geometry(UNIT, 8), "lead": 4}
 #: Arguments of the smallest legal instance, where they are not `config` alone.
 ARGUMENTS = {
     **dict.fromkeys(("EmaStep", "Frequencies"), {}),
     "FreeFrames": {"first": 0, "frames": 8, "frame_bits": 3},
     "ParkLists": {"lists": 1, "nodes": 1, "shape": 1},
+    "DataFront": {"config": UNIT, "axi": axi_signature(UNIT)},
+    "Dequantiser": {"meta_shape": 1},
+    "LineBuffer": {
+        "config": UNIT,
+        "slots": 8,
+        "strobes": 4,
+        "look": LineLookUp(UNIT),
+        "head": LineHead(UNIT),
+    },
+    "NoSlots": _TABLE,
+    "Quantiser": {"meta_shape": 1},
+    "RawDequantiser": {"meta_shape": 1},
+    "RawQuantiser": {"meta_shape": 1},
+    "SlotTable": _TABLE,
+    "WriteOut": {"axi": axi_signature(UNIT), "line_bits": 8, "line_slots": 8, "scale_slots": 8},
 }
 
 #: Class → why it has no `LATENCY` and `INTERVAL`.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Stored payloads and scales to host lines (spec §5, docs/arithmetic.md "Stored formats")."""
+"""Stored payloads and scales to host lines (spec §5, docs/arithmetic.md "Stored formats"): with 32
+lanes one line a cycle, 6 cycles later."""
 
 import operator
 
@@ -55,11 +56,12 @@ class Dequantiser(wiring.Component):
     """Restores host lines from RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 to FP16 or BF16, mixed line
     by line.
 
-    With 32 lanes: latency 6 cycles, throughput one line per cycle. With fewer a line stays for ``32
-    // lanes`` cycles in the register at the input, in which the part that goes next lies lowest.
-    From there the pipeline moves as a whole (:class:`.rigid_pipeline.RigidPipeline`). Every payload
-    and every scale has the answer that docs/arithmetic.md gives it, also those that the quantiser
-    never writes; a ``format`` beyond the last fails an assertion.
+    Latency `LATENCY` cycles, one line in `INTERVAL` cycles: with 32 lanes 6 and 1. With fewer a
+    line stays for ``32 // lanes`` cycles in the register at the input, in which the part that goes
+    next lies lowest. From there the pipeline moves as a whole
+    (:class:`.rigid_pipeline.RigidPipeline`). Every payload and every scale has the answer that
+    docs/arithmetic.md gives it, also those that the quantiser never writes; a ``format`` beyond the
+    last fails an assertion.
 
     Parameters
     ----------
@@ -79,8 +81,6 @@ class Dequantiser(wiring.Component):
         Shape.cast(meta_shape)
         self.meta_shape, self.lanes = meta_shape, lanes
         self._beats = ELEMENTS // lanes
-        #: cycles from a line's acceptance to its first cycle at ``o``
-        self.latency = _STAGES + self._beats
         self.i_layout = data.StructLayout(
             {
                 "payload": LINE_BITS,
@@ -94,6 +94,16 @@ class Dequantiser(wiring.Component):
         super().__init__(
             {"i": In(stream.Signature(self.i_layout)), "o": Out(stream.Signature(self.o_layout))}
         )
+
+    @property
+    def LATENCY(self) -> int:
+        """Cycles from a line's acceptance to its first cycle at ``o``."""
+        return _STAGES + self._beats
+
+    @property
+    def INTERVAL(self) -> int:
+        """Cycles from one accepted line to the next at full rate."""
+        return self._beats
 
     def elaborate(self, platform):
         m = Module()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Host lines to stored payloads and scales (spec §5, docs/arithmetic.md "Stored formats")."""
+"""Host lines to stored payloads and scales (spec §5, docs/arithmetic.md "Stored formats"): with 32
+lanes one line a cycle, 10 cycles later."""
 
 from functools import reduce
 from operator import or_
@@ -57,9 +58,9 @@ class Quantiser(wiring.Component):
     """Stores host lines: RAW16, FP8_E4M3, FP8_E5M2, INT8 and INT4 from FP16 and BF16, mixed line by
     line.
 
-    With 32 lanes: latency 10 cycles, throughput one line per cycle. With fewer a line stays at
-    ``i`` for ``32 // lanes`` cycles, in which its largest element is found, and as many more go by
-    until the last of its elements has followed. The pipeline moves as a whole
+    Latency `LATENCY` cycles, one line in `INTERVAL` cycles: with 32 lanes 10 and 1. With fewer a
+    line stays at ``i`` for ``32 // lanes`` cycles, in which its largest element is found, and as
+    many more go by until the last of its elements has followed. The pipeline moves as a whole
     (:class:`.rigid_pipeline.RigidPipeline`). Every 16-bit pattern is a legal element with the
     answer that docs/arithmetic.md gives it; a ``format`` beyond the last fails an assertion.
 
@@ -81,8 +82,6 @@ class Quantiser(wiring.Component):
         Shape.cast(meta_shape)
         self.meta_shape, self.lanes = meta_shape, lanes
         self._beats = ELEMENTS // lanes
-        #: cycles from a line's acceptance to its first cycle at ``o``
-        self.latency = _STAGES + self._beats - 1
         self.i_layout = data.StructLayout(
             {"line": LINE_BITS, "host_type": 1, "format": FORMAT_BITS, "meta": meta_shape}
         )
@@ -92,6 +91,16 @@ class Quantiser(wiring.Component):
         super().__init__(
             {"i": In(stream.Signature(self.i_layout)), "o": Out(stream.Signature(self.o_layout))}
         )
+
+    @property
+    def LATENCY(self) -> int:
+        """Cycles from a line's acceptance to its first cycle at ``o``."""
+        return _STAGES + self._beats - 1
+
+    @property
+    def INTERVAL(self) -> int:
+        """Cycles from one accepted line to the next at full rate."""
+        return self._beats
 
     def elaborate(self, platform):
         m = Module()
@@ -220,7 +229,7 @@ class Quantiser(wiring.Component):
 def _two_largest(pipe, line, lanes: int) -> list[Value]:
     """Two magnitudes in stage 3 of which one is the line's largest. Codes without their sign are
     ordered as the magnitudes are."""
-    # What comes in comes late, and from far: it is compared a stage later.
+    # Critical path: `i.p.line` is registered here and compared in the next stage.
     part = pipe.register(0, pipe.part(0, line), "part")
     four = [part.word_select(n, 16)[0:15] for n in range(lanes)]
     group = 2 if lanes == 8 else 4

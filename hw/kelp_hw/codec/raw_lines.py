@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What stands in the quantiser's and the dequantiser's places where every line is raw16
-(`Config.codecs` is False)."""
+(`Config.codecs` is False): one register, one line a cycle."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ __all__ = ["RawDequantiser", "RawQuantiser"]
 
 class RawQuantiser(Quantiser):
     """A host line is its own payload, and has no scale. Latency 1 cycle, throughput one line per
-    cycle; a `format` other than RAW16 fails an assertion."""
+    cycle; a `format` other than RAW16 fails an assertion.
 
-    def __init__(self, *, meta_shape):
-        super().__init__(meta_shape=meta_shape)
-        self.latency = 1
+    Members
+    -------
+    i, o : streams, as the :class:`.quantise.Quantiser`'s
+    """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def elaborate(self, platform):
         return _passed_on(self, self.i.p.line, self.o.p.payload)
@@ -28,11 +32,15 @@ class RawQuantiser(Quantiser):
 
 class RawDequantiser(Dequantiser):
     """A payload is the host line. Latency 1 cycle, throughput one line per cycle; a `format` other
-    than RAW16 fails an assertion."""
+    than RAW16 fails an assertion.
 
-    def __init__(self, *, meta_shape):
-        super().__init__(meta_shape=meta_shape)
-        self.latency = 1
+    Members
+    -------
+    i, o : streams, as the :class:`.dequantise.Dequantiser`'s
+    """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def elaborate(self, platform):
         return _passed_on(self, self.i.p.payload, self.o.p.line)

@@ -51,9 +51,9 @@ class DataPath(wiring.Component):
     looked at.
 
     Throughput: one op per cycle while memory gives one line per cycle; of int8 and int4, in random
-    order, one op in two cycles (two lines each). Latency: `i` → AR 3 cycles; R → `o` 2 cycles and
-    the dequantiser's; neither counts waits for other ops. Up to `line_slots` + `scale_slots` reads
-    are outstanding.
+    order, one op in two cycles (two lines each). Latency: `i` → AR `LATENCY_TO_AR` cycles, R → `o`
+    `LATENCY` cycles (the head's); neither counts waits for other ops. Up to `line_slots` +
+    `scale_slots` reads are outstanding.
 
     Parameters
     ----------
@@ -70,6 +70,7 @@ class DataPath(wiring.Component):
     idle : nothing is queued, under way or dirty
     """
 
+    LATENCY_TO_AR = DataFront.LATENCY_TO_AR
     #: Cycles without an op after which everything dirty is written.
     DRAIN_AFTER = 32
 
@@ -90,6 +91,14 @@ class DataPath(wiring.Component):
                 "idle": Out(1),
             }
         )
+
+    @property
+    def LATENCY(self) -> int:
+        return DataHead(config=self.config).LATENCY
+
+    @property
+    def INTERVAL(self) -> int:
+        return DataHead(config=self.config).INTERVAL
 
     def elaborate(self, platform):
         m = Module()

@@ -18,12 +18,13 @@ __all__ = ["FlushUnit"]
 
 
 class FlushUnit(wiring.Component):
-    """Flushes frames in the order of `i`, one at a time; others wait in a queue, so that the head
+    """Flushes frames in the order of `i`, one at a time; others wait in a FIFO, so that the head
     goes on.
 
     When an item leaves on `o`, everything stored in its frame before the item entered is in memory,
     confirmed by B, and no buffer holds a line of it, except lines that ops behind the flush use.
-    Time: 4 cycles, and one write and its response for each dirty line, overlapped.
+    Latency of a clean frame `LATENCY` cycles, one frame in `INTERVAL` cycles; in addition one write
+    and its response for each dirty line, overlapped.
 
     Parameters
     ----------
@@ -37,6 +38,8 @@ class FlushUnit(wiring.Component):
         No flush is at work or waits.
     """
 
+    LATENCY = 4
+    INTERVAL = 4
     #: Flushes at work and waiting; the head waits for a place.
     QUEUED = 16
 

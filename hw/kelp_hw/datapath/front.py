@@ -28,9 +28,8 @@ class DataFront(wiring.Component):
     D1 compares the tags, and makes an ANSWER of a READ whose line is poisoned or was never written;
     D2 attaches or allocates; an op stays in D2 while no slot, queue place or read-request place is
     free. `room` promises that in the next cycle `o` and `o_write` take what comes: an op waits for
-    both, whichever it needs. Latency from `i` to AR: 3 cycles, when AR is idle; to `o`: 2 cycles.
-    Throughput one op per cycle, with one line read and one scale read each; AR drains one per
-    cycle.
+    both, whichever it needs. Latency from `i` to `o` `LATENCY` cycles, to AR `LATENCY_TO_AR` while
+    AR is idle. One op a cycle, with one line read and one scale read each; AR drains one per cycle.
 
     Parameters
     ----------
@@ -50,6 +49,9 @@ class DataFront(wiring.Component):
         No op is in D1 or D2, and no read waits for AR.
     """
 
+    LATENCY = 2
+    LATENCY_TO_AR = 3
+    INTERVAL = 1
     #: Read requests waiting for AR, for lines and for scales each. Streams that walk in step ask
     #: for all their scale lines at once.
     QUEUED = 16

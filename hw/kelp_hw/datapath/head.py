@@ -37,8 +37,9 @@ class DataHead(wiring.Component):
     H0 decides, marks the slots and addresses the buffers; H1 has their data, aligns them, and
     stores; then the dequantiser, through which every answer goes, so that order needs no
     bookkeeping. From H1 on nothing ever stands still: H0 starts no more answers than there are
-    places at the end. Latency to `o`: from `i` 2 cycles and the dequantiser's when all data are
-    there; from the fill that the op at the head awaits, the same. Throughput one op per cycle.
+    places at the end. Latency `LATENCY` cycles to `o`, 2 and the dequantiser's: from `i` when all
+    data are there, else from the fill that the op at the head awaits. One op in `INTERVAL` cycles,
+    the dequantiser's.
 
     A **partial write** leaves H0 as a read, with the one *lock*: its answer is turned round into
     the write path's merge, and the result comes back to H0 as a store. Until then ops on the same
@@ -80,6 +81,19 @@ class DataHead(wiring.Component):
                 "idle": Out(1),
             }
         )
+
+    @property
+    def LATENCY(self) -> int:
+        return 2 + self._dequantiser(0).LATENCY
+
+    @property
+    def INTERVAL(self) -> int:
+        return self._dequantiser(0).INTERVAL
+
+    def _dequantiser(self, meta_shape) -> Dequantiser:
+        if not self.config.codecs:
+            return RawDequantiser(meta_shape=meta_shape)
+        return Dequantiser(meta_shape=meta_shape, lanes=self.config.codec_lanes)
 
     def elaborate(self, platform):
         m = Module()
@@ -265,11 +279,7 @@ class DataHead(wiring.Component):
         meta_layout = data.StructLayout(
             {"answer": 3, "has_data": 1, "poison": 1, "partial": 1, "origin": self.layouts.origin}
         )
-        dequantiser = (
-            Dequantiser(meta_shape=meta_layout, lanes=c.codec_lanes)
-            if c.codecs
-            else RawDequantiser(meta_shape=meta_layout)
-        )
+        dequantiser = self._dequantiser(meta_layout)
         m.submodules.dequantiser = dequantiser
         h1_op = Signal(self.order)
         h1_valid, h1_reads, h1_alignment = (

@@ -27,9 +27,9 @@ class LineBuffer(wiring.Component):
     **Write-back.** `write_back.due` falls while a read takes the store's only read port; after 15
     such cycles in a row `head.refuse` keeps reads away for one.
 
-    Latency: read of a slot to its line 1 cycle, `write_back.take` to `write_back.data` 1 cycle.
-    Throughput: one look-up, one read, one store and one fill a cycle. Contradictions are
-    `Assert`ed; a fill with an error makes `head.error` of its reads.
+    Latency `LATENCY` cycle, from a read of a slot to its line and from `write_back.take` to
+    `write_back.data`. Throughput: one look-up, one read, one store and one fill a cycle.
+    Contradictions are `Assert`ed; a fill with an error makes `head.error` of its reads.
 
     Parameters
     ----------
@@ -56,6 +56,9 @@ class LineBuffer(wiring.Component):
     idle : out
         Nothing is used, under way or dirty.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(
         self,

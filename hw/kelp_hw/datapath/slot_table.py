@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Which DRAM line each slot of a line buffer holds, and what is still under way for it
-(docs/design.md §4)."""
+(docs/design.md §4): one look-up a cycle, answered in the next."""
 
 from __future__ import annotations
 
@@ -57,24 +57,23 @@ class SlotTable(wiring.Component):
     """Tags and states of `slots` slots: a fully associative look-up, an allocator, the order of
     write-back, and flushing.
 
-    **Look-up.** `look_tag` is compared with every tag in the cycle of `look_en`; in the cycles that
-    follow, `hit`, `match`, `slot`, `select` and `available` stand for it until the next `look_en`.
-    `fire` (only with `use` and `available`) attaches the op to that slot, or allocates it; look-ups
-    may follow each other every cycle. `may_allocate`, known early, is up while an op waits to
-    allocate `victim_slot`, which nobody uses. Allocation is cyclic, so a slot's line stays for
-    combining about as long as `slots` allocations. **Use.** A slot is busy from `fire` until the op
-    that was attached last is released: `position`, a number that is unique among the attached ops,
-    comes back in `release_position`. Busy, filling, dirty and writing slots are never reallocated.
-    **Head.** `head_filled` tells of the op at the head, which `read_select` and `read_waits` are
-    of, whether its slot's fill is there or it waits for none: worked out in the cycle before, for
-    it and for the one behind it (`next_*`), which is at the head next when `head_moves`.
-    **Write-back.** A stored-to slot is due when its content is complete, when it will be
-    reallocated within `lead` allocations, when the patrol has seen it dirty twice (within
-    2·PATROL_PERIOD + 1 cycles), when its frame is flushed, or under `drain`. `out_*` offers the due
-    slots, one per cycle. **Flush.** `flush_capture` notes what has to reach memory of
-    `flush_frame`, which must have been stable for a cycle; when `flush_pending` falls,
-    `flush_invalidate` forgets the frame's slots, except those to which later ops have been attached
-    meanwhile.
+    **Look-up.** `look.tag` is compared with every tag in the cycle of its transfer; in the cycles
+    that follow, `match`, `look.slot`, `look.select` and `look.available` stand for it until the
+    next one. `look.fire` attaches the op to that slot, or allocates it; look-ups may follow each
+    other every cycle. `may_allocate`, which does not wait for `look.fire`, is up while an op waits
+    to allocate `victim_slot`, which no op uses. Allocation is cyclic, so a slot's line stays for
+    combining about as long as `slots` allocations. **Use.** A slot is busy from `look.fire` until
+    the op that was attached last is released: `look.position`, a number that is unique among the
+    attached ops, comes back in `head.release`. Busy, filling, dirty and writing slots are never
+    reallocated. **Head.** `head.filled` is worked out in the cycle before, for the op at the head
+    (`head.there`) and for the one behind it (`head.next`). **Write-back.** A stored-to slot is due
+    when its content is complete, when it will be reallocated within `lead` allocations, when the
+    patrol has seen it dirty twice (within 2·PATROL_PERIOD + 1 cycles), when its frame is flushed,
+    or under `drain`. `out` offers the due slots, one per cycle. **Flush.** `flush.capture` notes
+    what has to reach memory; when `flush.pending` falls, `flush.invalidate` forgets the frame's
+    slots, except those to which later ops have been attached meanwhile.
+
+    Latency `LATENCY` cycle, from `look.tag` to the look-up's other members; one look-up a cycle.
 
     No error behaviour: contradictions are `Assert`ed.
 
@@ -85,7 +84,34 @@ class SlotTable(wiring.Component):
     frame_bits, offset_bits, address_bits, position_bits : int
     lead : int
         1 … slots − 1.
+
+    Members
+    -------
+    look : In(LookUp)
+    want_fill : in
+        The op in D2 awaits the line.
+    match : out
+        The slot that the op in D2 hits, one-hot; 0 where it hits none.
+    may_allocate, victim_slot : out
+        The op in D2 waits to allocate the slot, or does.
+    head : In(HeadSlot)
+    store_complete : in
+        The slot that `head.mark` names has all its content.
+    filled : out
+        Per slot: memory's line is there.
+    fill, written : in, always-ready streams of a slot
+        Memory's line is there; memory confirms a write.
+    out : stream of ``slot``, ``address``
+        Due slots.
+    drain : in
+        Everything dirty is due.
+    flush : In(FrameFlush)
+    idle : out
+        Nothing is used, under way or dirty.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(
         self,
@@ -428,8 +454,14 @@ class SlotTable(wiring.Component):
 
 
 class NoSlots(SlotTable):
-    """The ports of a table that nobody ever looks up in: idle, with nothing to write and nothing to
-    wait for."""
+    """A table in which no op looks anything up: idle, with nothing to write and nothing to wait
+    for. Combinational: constants.
+
+    Members
+    -------
+    look, want_fill, match, may_allocate, victim_slot, head, store_complete, filled : as the base's
+    fill, written, out, drain, flush, idle : as the base's
+    """
 
     def elaborate(self, platform):
         m = Module()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Dirty lines to memory: AW and W out of both line buffers, B back to them (docs/design.md §4)."""
+"""Dirty lines to memory: AW and W out of both line buffers (docs/design.md §4): one line a cycle, 2
+cycles from offer to AW and W."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class WriteOut(wiring.Component):
     writes them with byte strobes.
 
     AW and W have a FIFO each, so either may be accepted first; a place in both is reserved before a
-    line is read. Latency from `….due` to AW and W: 2 cycles; throughput one line per cycle.
+    line is read. Latency `LATENCY` cycles from `….due` to AW and W; one line a
+    cycle.
 
     Parameters
     ----------
@@ -40,6 +42,8 @@ class WriteOut(wiring.Component):
         Nothing read from a buffer waits for AW or W.
     """
 
+    LATENCY = 2
+    INTERVAL = 1
     #: Lines read and not yet accepted; more than two only so that a short stall of one channel
     #: costs nothing.
     QUEUED = 16

@@ -33,8 +33,8 @@ class WritePath(wiring.Component):
     writes**, one at a time, come on `head.merge`: the enabled bytes of the write slot are put over
     the line as it was. They go before full writes. Both leave their result by write slot.
 
-    Latency of a full write from `i` to `head.ready`: 3 cycles and the quantiser's. Throughput one
-    line in `32 // codec_lanes` cycles.
+    Latency `LATENCY` cycles of a full write, from `i` to `head.ready`: 3 and the quantiser's. One
+    line in `INTERVAL` cycles: the quantiser's, `32 // codec_lanes`.
 
     Parameters
     ----------
@@ -70,6 +70,19 @@ class WritePath(wiring.Component):
             }
         )
 
+    @property
+    def LATENCY(self) -> int:
+        return 3 + self._quantiser(0).LATENCY
+
+    @property
+    def INTERVAL(self) -> int:
+        return self._quantiser(0).INTERVAL
+
+    def _quantiser(self, meta_shape) -> Quantiser:
+        if not self.config.codecs:
+            return RawQuantiser(meta_shape=meta_shape)
+        return Quantiser(meta_shape=meta_shape, lanes=self.config.codec_lanes)
+
     def elaborate(self, platform):
         m = Module()
         c = self.config
@@ -80,11 +93,7 @@ class WritePath(wiring.Component):
         connect(m, flipped(head.free), store.free)
         m.d.comb += self.idle.eq(store.idle)
         meta_layout = data.StructLayout({"partial": 1, "write_slot": c.write_slot_bits})
-        quantiser = (
-            Quantiser(meta_shape=meta_layout, lanes=c.codec_lanes)
-            if c.codecs
-            else RawQuantiser(meta_shape=meta_layout)
-        )
+        quantiser = self._quantiser(meta_layout)
         m.submodules.quantiser = quantiser
         m.submodules.queue = queue = SyncFIFO(width=self.i_layout.size, depth=self.QUEUED)
         queued = self.i_layout(queue.r_data)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Where accepted write data waits for its data op, and which slots of it are free (docs/design.md
-§4, §10)."""
+§4, §10): one line in and one out a cycle."""
 
 from __future__ import annotations
 
@@ -22,14 +22,28 @@ __all__ = ["WriteStore"]
 class WriteStore(wiring.Component):
     """`write_slots` lines with byte enables, and the list of free slots.
 
-    A slot is offered and handed out on `o_slot`, written by `i` from its offer on,
-    read any number of times, and freed by `free`. Read latency one cycle; `o_row`
-    holds while `read_en` is low. A freed slot is offered again three cycles later at the earliest.
+    A slot is offered and handed out on `o_slot`, written by `i` from its offer on, read any number
+    of times, and freed by `free`. Latency `LATENCY` cycle, from `read_slot` to `o_row`, which holds
+    while `read_en` is low; one read and one write a cycle. A freed slot is offered again three
+    cycles later at the earliest.
 
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    o_slot : stream of free write slots
+    i : always-ready stream of Layouts.write_data
+    read_en, read_slot : in
+    o_row : out, ``data``, ``byte_enable``
+    free : in, always-ready stream of a write slot
+    idle : out
+        No slot is out.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -68,9 +82,8 @@ class WriteStore(wiring.Component):
 
         # Slots never used yet come first, so that the list needs no filling after reset.
         m.submodules.free = free = SyncFIFOBuffered(width=bits, depth=n)
-        # Whether a slot is taken comes late, from the host's channel, which hears of the offer at
-        # the beginning of the cycle: it steers the choice of two places, not the places, which
-        # address memories.
+        # Critical path: `o_slot.ready` comes from the host's channel at the end of the cycle, so it
+        # chooses between the skid buffer's two places and does not address memories.
         m.submodules.offer = offer = Skid(bits, late=())
         connect(m, offer.o, flipped(self.o_slot))
         unused = self.unused

@@ -170,8 +170,9 @@ def test_one_line_per_turn_at_stated_latency(lanes, block, fmt, host_type):
     else:
         payload, scale, _, _ = mixed_stored(rng, 10_000)
         run = rtl_decode(pack_stored(payload, scale, int(host_type), int(fmt)), lanes=lanes)
-    assert (run.given - run.accepted == BLOCKS[block](meta_shape=0, lanes=lanes).latency).all()
-    assert run.given[-1] - run.given[0] == (len(run.given) - 1) * (ELEMENTS // lanes)
+    component = BLOCKS[block](meta_shape=0, lanes=lanes)
+    assert (run.given - run.accepted == component.LATENCY).all()
+    assert run.given[-1] - run.given[0] == (len(run.given) - 1) * component.INTERVAL
 
 
 @pytest.mark.parametrize("lanes", LANES)
@@ -180,8 +181,8 @@ def test_latencies_keep_the_specification(lanes):
     # on a dequantiser of at most 6, and a line's own cycles (docs/design.md §1).
     turn = ELEMENTS // lanes
     assert (
-        Quantiser(meta_shape=0, lanes=lanes).latency <= 11 + turn
-        and Dequantiser(meta_shape=0, lanes=lanes).latency <= 5 + turn
+        Quantiser(meta_shape=0, lanes=lanes).LATENCY <= 11 + turn
+        and Dequantiser(meta_shape=0, lanes=lanes).LATENCY <= 5 + turn
     )
 
 
@@ -191,8 +192,8 @@ def test_bench(lanes, block):
     component = BLOCKS[block](meta_shape=META_BITS, lanes=lanes)
     params = {
         "block": block,
-        "latency": component.latency,
-        "turn": ELEMENTS // lanes,
+        "latency": component.LATENCY,
+        "turn": component.INTERVAL,
         "count": 1500,
     }
     run_cocotb(component, bench="kelp_verif.codec.codec_bench", params=params)

@@ -244,7 +244,7 @@ def test_latency(fmt):
     t.read(page, 0, 5)
     result = run(t)
     assert result.asked[0] - result.accepted[0] == 3
-    assert result.answered[0] - result.returned[-1] <= 2 + Dequantiser(meta_shape=0).latency
+    assert result.answered[0] - result.returned[-1] <= 2 + Dequantiser(meta_shape=0).LATENCY
 
 
 def test_latency_through_a_narrow_codec():
@@ -255,7 +255,7 @@ def test_latency_through_a_narrow_codec():
     t.read(page, 0, 5)
     result = run(t)
     assert (
-        result.answered[0] - result.returned[-1] <= 2 + Dequantiser(meta_shape=0, lanes=8).latency
+        result.answered[0] - result.returned[-1] <= 2 + Dequantiser(meta_shape=0, lanes=8).LATENCY
     )
 
 
