@@ -328,7 +328,6 @@ LONG_ELABORATE = {
     "ColdSchedulerContract": 150,
     "ColdStore": 140,
     "DataFront": 170,
-    "DataHead": 290,
     "EmaEngine": 400,
     "Endpoint": 340,
     "Eviction": 230,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The data path's head: executes ops strictly in order on the line buffers and answers them
-(docs/design.md §4)."""
+(docs/design.md §4): one op a cycle, answered 2 cycles and the dequantiser's later."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, C, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect
 
@@ -28,6 +28,45 @@ from .quarters import (
 from .signatures import HeadWrites, LineHead, ScaleHead
 
 __all__ = ["DataHead"]
+
+
+class _State:
+    """What the stages of the head share: the op at the head and the partial write that comes back,
+    and what H0 makes of them."""
+
+    def __init__(self, order: data.StructLayout):
+        self.head, self.head_valid = Signal(order), Signal()
+        self.position = Signal(POSITION_BITS)
+        self.is_read, self.is_write, self.is_partial = Signal(), Signal(), Signal()
+        self.is_flush, self.is_answer = Signal(), Signal()
+        self.lock, self.lock_valid = Signal(order), Signal()
+        self.lock_position = Signal(POSITION_BITS)
+        #: The partial write's result is there: it takes H0 before the op in `head`.
+        self.back = Signal()
+        #: The fills that the op in `head` awaits are there.
+        self.filled = Signal()
+        #: For one more answer. Registered, so that H0 does not depend on `o.ready`.
+        self.room = Signal()
+        #: Lines that go through the dequantiser in several beats leave H0 as many cycles apart.
+        self.paced = Signal(init=1)
+        self.able = Signal()  #: its data and its slots let the op in `head` go
+        self.go = Signal()  #: it goes
+        fields = (
+            "line_slot",
+            "scale_slot",
+            "write_slot",
+            "scale_byte",
+            "format",
+            "part",
+            "line_select",
+            "scale_select",
+        )
+        #: Of the op that H0 works on, `head` or `lock`: a register each for what addresses memories
+        #: and picks slots, for hundreds of bits depend on it.
+        self.op = Signal(data.StructLayout({f: order[f].shape for f in fields}))
+        self.scaled = Signal()
+        self.store = Signal()  #: a quantised line goes to its slot
+        self.reads = Signal()  #: the op in `head` goes and reads its line
 
 
 class DataHead(wiring.Component):
@@ -62,8 +101,8 @@ class DataHead(wiring.Component):
         No op is at the head, and all answers have left.
     """
 
-    #: Answers between H0 and `o`, at most: those in the pipeline, and as many waiting for their
-    #: channel.
+    #: Answers between H0 and `o`, at most: those in the pipeline (H1, the dequantiser's 6 stages,
+    #: the registers of `room` and `answered`: 9), and as many waiting as fit into a power of two.
     ANSWERS = 16
 
     def __init__(self, *, config: Config):
@@ -97,176 +136,174 @@ class DataHead(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
-        lines, scales, writes = self.lines, self.scales, self.writes
+        s = _State(self.order)
+        self._take(m, s)
+        self._decide(m, s)
+        self._address(m, s)
+        self._lock(m, s)
+        self._store(m, s)
+        self._answer(m, s, self._dequantised(m, s))
+        return m
 
-        # - the op at the head, and the partial write that will come back --------------------------
-        head = Signal(self.order)
-        head_valid = Signal()
-        position = Signal(POSITION_BITS)
-        lock = Signal(self.order)
-        lock_valid = Signal()
-        lock_position = Signal(POSITION_BITS)
-        # the partial write's result is there: it takes H0 before the op in `head`
-        back = Signal()
-        go = Signal()
-        kind, is_read, is_write, is_partial, is_flush, is_answer = (
-            self.i.p.kind,
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(),
-        )
-        m.d.comb += self.i.ready.eq(~head_valid | go)
+    def _take(self, m: Module, s: _State) -> None:
+        """The op at the head, what kind it is, and its slots."""
+        c = self.config
+        lines, scales = self.lines, self.scales
+        m.d.comb += self.i.ready.eq(~s.head_valid | s.go)
         with m.If(self.i.ready):
             m.d.sync += [
-                head_valid.eq(self.i.valid),
-                head.eq(self.i.p),
-                is_read.eq(kind == DataOp.READ),
-                is_write.eq((kind == DataOp.WRITE) & ~self.i.p.partial),
-                is_partial.eq((kind == DataOp.WRITE) & self.i.p.partial),
-                is_flush.eq(kind == DataOp.FLUSH),
-                is_answer.eq(kind == DataOp.ANSWER),
+                s.head_valid.eq(self.i.valid),
+                s.head.eq(self.i.p),
+                s.is_read.eq(self.i.p.kind == DataOp.READ),
+                s.is_write.eq((self.i.p.kind == DataOp.WRITE) & ~self.i.p.partial),
+                s.is_partial.eq((self.i.p.kind == DataOp.WRITE) & self.i.p.partial),
+                s.is_flush.eq(self.i.p.kind == DataOp.FLUSH),
+                s.is_answer.eq(self.i.p.kind == DataOp.ANSWER),
             ]
             if not c.codecs:
-                m.d.sync += raw_only(head)
-        with m.If(go):
-            m.d.sync += position.eq(position + 1)
+                m.d.sync += raw_only(s.head)
+        with m.If(s.go):
+            m.d.sync += s.position.eq(s.position + 1)
 
         for slot, select, waits in (
             (lines.slot, "line_select", "wait_line"),
             (scales.slot, "scale_select", "wait_scale"),
         ):
             m.d.comb += [
-                slot.there.select.eq(head[select]),
-                slot.there.waits.eq(head[waits]),
+                slot.there.select.eq(s.head[select]),
+                slot.there.waits.eq(s.head[waits]),
                 slot.next.select.eq(self.i.p[select]),
                 slot.next.waits.eq(self.i.p[waits]),
                 slot.moves.eq(self.i.ready),
             ]
 
-        # - H0 -------------------------------------------------------------------------------------
+    def _decide(self, m: Module, s: _State) -> None:
+        """H0: whether the op at the head goes."""
+        c = self.config
+        lines, scales, writes = self.lines, self.scales, self.writes
         # On the lock's scale line too: the op attached last releases a slot, and must not do so
         # before the lock has stored its scale.
-        locked = lock_valid & (
-            (lock.line_slot == head.line_slot)
-            | (lock.scaled & head.scaled & (lock.scale_slot == head.scale_slot))
+        locked = s.lock_valid & (
+            (s.lock.line_slot == s.head.line_slot)
+            | (s.lock.scaled & s.head.scaled & (s.lock.scale_slot == s.head.scale_slot))
         )
-        filled = Signal()
         can_read = Signal()
-        # for one more answer; known a cycle ahead, so that H0 does not hear of what stands still at
-        # the far end in the same cycle
-        room = Signal()
-        able = Signal()
-        # Lines that go through the dequantiser in several beats leave H0 as far apart.
-        paced = C(1, 1)
         if c.codecs and c.codec_lanes < ELEMENTS:
             apart = Signal(ELEMENTS // c.codec_lanes - 1)
-            paced = ~apart[0]
-            m.d.sync += apart.eq(Mux(go & ~is_flush, ~0, apart >> 1))
+            m.d.comb += s.paced.eq(~apart[0])
+            m.d.sync += apart.eq(Mux(s.go & ~s.is_flush, ~0, apart >> 1))
         m.d.comb += [
-            filled.eq(lines.slot.filled & scales.slot.filled),
-            can_read.eq(filled & ~(lines.refuse | scales.refuse)),
-            able.eq(
-                (can_read & ((is_read & ~locked) | (is_partial & ~lock_valid)))
-                | (is_write & writes.ready & ~locked)
-                | is_answer
+            s.filled.eq(lines.slot.filled & scales.slot.filled),
+            can_read.eq(s.filled & ~(lines.refuse | scales.refuse)),
+            s.able.eq(
+                (can_read & ((s.is_read & ~locked) | (s.is_partial & ~s.lock_valid)))
+                | (s.is_write & writes.ready & ~locked)
+                | s.is_answer
             ),
-            go.eq(
-                head_valid
-                & ~back
-                & ((is_flush & self.o_flush.ready & ~lock_valid) | (able & room & paced))
+            s.go.eq(
+                s.head_valid
+                & ~s.back
+                & ((s.is_flush & self.o_flush.ready & ~s.lock_valid) | (s.able & s.room & s.paced))
             ),
-            self.o_flush.valid.eq(head_valid & ~back & is_flush & ~lock_valid),
-            Cat(self.o_flush.p.frame, self.o_flush.p.token).eq(Value.cast(head.origin)),
+            self.o_flush.valid.eq(s.head_valid & ~s.back & s.is_flush & ~s.lock_valid),
+            Cat(self.o_flush.p.frame, self.o_flush.p.token).eq(Value.cast(s.head.origin)),
         ]
-        # Of the op that H0 works on, whichever it is, a register each for what addresses memories
-        # and picks slots: hundreds of bits wait for it.
-        op = Signal(
-            data.StructLayout(
-                {
-                    f: self.order[f].shape
-                    for f in (
-                        "line_slot",
-                        "scale_slot",
-                        "write_slot",
-                        "scale_byte",
-                        "format",
-                        "part",
-                        "line_select",
-                        "scale_select",
-                    )
-                }
-            )
-        )
-        scaled = Signal()
+
+    def _address(self, m: Module, s: _State) -> None:
+        """H0: what goes to the buffers and to the write path."""
+        lines, scales, writes = self.lines, self.scales, self.writes
 
         def following(returned, waiting, there):
             return Mux(writes.merge_done, returned, Mux(self.i.ready, waiting, there))
 
         m.d.sync += [
-            op[field].eq(following(lock[field], self.i.p[field], head[field]))
-            for field in op.shape().members
+            s.op[field].eq(following(s.lock[field], self.i.p[field], s.head[field]))
+            for field in s.op.shape().members
         ]
-        store = Signal()  # a quantised line goes to its slot
-        reads, may_read = Signal(), Signal()
+
+        may_read = Signal()
         m.d.comb += [
-            scaled.eq(Mux(back, lock.scaled, head.scaled)),
-            store.eq(back | (go & is_write)),
-            reads.eq(go & (is_read | (is_partial & ~head.fresh))),
-            lines.slot.mark.p.eq(op.line_select),
-            lines.mark_quarters.eq(quarters_of(op.format, op.part)),
-            scales.slot.mark.p.eq(op.scale_select),
-            scales.place.slot.eq(op.scale_slot),
-            scales.place.byte.eq(op.scale_byte),
-            scales.place.wide.eq(op.format == Format.INT4),
-            lines.slot.mark.valid.eq(store),
-            scales.slot.mark.valid.eq(store & scaled),
-            lines.read_en.eq(reads),
-            scales.read_en.eq(reads & head.scaled),
+            s.scaled.eq(Mux(s.back, s.lock.scaled, s.head.scaled)),
+            s.store.eq(s.back | (s.go & s.is_write)),
+            s.reads.eq(s.go & (s.is_read | (s.is_partial & ~s.head.fresh))),
+            lines.slot.mark.p.eq(s.op.line_select),
+            lines.mark_quarters.eq(quarters_of(s.op.format, s.op.part)),
+            scales.slot.mark.p.eq(s.op.scale_select),
+            scales.place.slot.eq(s.op.scale_slot),
+            scales.place.byte.eq(s.op.scale_byte),
+            scales.place.wide.eq(s.op.format == Format.INT4),
+            lines.slot.mark.valid.eq(s.store),
+            scales.slot.mark.valid.eq(s.store & s.scaled),
+            lines.read_en.eq(s.reads),
+            scales.read_en.eq(s.reads & s.head.scaled),
             # What a read needs beside the locks: known earlier, and addressed without the partial
             # write that comes back.
             may_read.eq(
-                head_valid & ~back & room & paced & filled & (is_read | (is_partial & ~head.fresh))
+                s.head_valid
+                & ~s.back
+                & s.room
+                & s.paced
+                & s.filled
+                & (s.is_read | (s.is_partial & ~s.head.fresh))
             ),
             lines.may_read.eq(may_read),
-            scales.may_read.eq(may_read & head.scaled),
-            lines.read_slot.eq(head.line_slot),
-            lines.read_quarters.eq(quarters_of(head.format, head.part)),
-            writes.consume.eq(go & is_write),
-            writes.slot.eq(op.write_slot),
+            scales.may_read.eq(may_read & s.head.scaled),
+            lines.read_slot.eq(s.head.line_slot),
+            lines.read_quarters.eq(quarters_of(s.head.format, s.head.part)),
+            writes.consume.eq(s.go & s.is_write),
+            writes.slot.eq(s.op.write_slot),
         ]
-        # Whether the partial write goes comes late: until one has, the lock has whatever is at the
-        # head.
-        with m.If(~lock_valid):
-            m.d.sync += [
-                lock_valid.eq(go & is_partial),
-                lock.eq(head),
-                lock_position.eq(position),
-            ]
-        with m.Elif(back):
-            m.d.sync += lock_valid.eq(0)
-        m.d.sync += back.eq(writes.merge_done)
-
-        # - H1: stores, releases -------------------------------------------------------------------
-        uses, released = Signal(), Signal(POSITION_BITS)
-        placement = Signal(placement_of(op.format).shape())
-        m.d.comb += uses.eq(store | (go & is_read))
         m.d.sync += [
-            lines.store.valid.eq(store),
-            scales.store.valid.eq(store & scaled),
-            lines.store.p.slot.eq(op.line_slot),
+            Assert(~s.back | s.lock_valid, "a merged line comes back without a lock"),
+            Assert(
+                ~(s.go | s.back)
+                | (
+                    Cat(s.op.line_slot, s.op.write_slot)
+                    == Mux(
+                        s.back,
+                        Cat(s.lock.line_slot, s.lock.write_slot),
+                        Cat(s.head.line_slot, s.head.write_slot),
+                    )
+                ),
+                "H0 works on another op than the one at the head",
+            ),
+            Assert(~lines.read_en | s.filled, "the head reads a line before it is filled"),
+        ]
+
+    def _lock(self, m: Module, s: _State) -> None:
+        """The partial write whose result comes back."""
+        writes = self.writes
+        # Critical path: `go` only sets `lock_valid`; until it is set, `lock` follows `head`.
+        with m.If(~s.lock_valid):
+            m.d.sync += [
+                s.lock_valid.eq(s.go & s.is_partial),
+                s.lock.eq(s.head),
+                s.lock_position.eq(s.position),
+            ]
+        with m.Elif(s.back):
+            m.d.sync += s.lock_valid.eq(0)
+        m.d.sync += s.back.eq(writes.merge_done)
+
+    def _store(self, m: Module, s: _State) -> None:
+        """H1: stores and releases."""
+        lines, scales, writes = self.lines, self.scales, self.writes
+        uses, released = Signal(), Signal(POSITION_BITS)
+        placement = Signal(placement_of(s.op.format).shape())
+        m.d.comb += uses.eq(s.store | (s.go & s.is_read))
+        m.d.sync += [
+            lines.store.valid.eq(s.store),
+            scales.store.valid.eq(s.store & s.scaled),
+            lines.store.p.slot.eq(s.op.line_slot),
             lines.store.p.quarters.eq(lines.mark_quarters),
-            placement.eq(placement_of(op.format)),
+            placement.eq(placement_of(s.op.format)),
             scales.store.p.place.eq(scales.place),
             lines.slot.release.valid.eq(uses),
-            lines.slot.release.p.slot.eq(op.line_slot),
-            scales.slot.release.valid.eq(uses & scaled),
-            scales.slot.release.p.slot.eq(op.scale_slot),
-            released.eq(Mux(back, lock_position, position)),
-            writes.free.valid.eq(store | (go & is_answer & head.has_write)),
-            writes.free.p.eq(op.write_slot),
+            lines.slot.release.p.slot.eq(s.op.line_slot),
+            scales.slot.release.valid.eq(uses & s.scaled),
+            scales.slot.release.p.slot.eq(s.op.scale_slot),
+            released.eq(Mux(s.back, s.lock_position, s.position)),
+            writes.free.valid.eq(s.store | (s.go & s.is_answer & s.head.has_write)),
+            writes.free.p.eq(s.op.write_slot),
         ]
         m.d.comb += [
             lines.store.p.data.eq(placed_payload(writes.result.payload, placement)),
@@ -275,7 +312,9 @@ class DataHead(wiring.Component):
             scales.slot.release.p.position.eq(released),
         ]
 
-        # - H1: answers ----------------------------------------------------------------------------
+    def _dequantised(self, m: Module, s: _State) -> Dequantiser:
+        """H1: what memory and stores hold, aligned, through the dequantiser."""
+        lines, scales = self.lines, self.scales
         meta_layout = data.StructLayout(
             {"answer": 3, "has_data": 1, "poison": 1, "partial": 1, "origin": self.layouts.origin}
         )
@@ -285,13 +324,13 @@ class DataHead(wiring.Component):
         h1_valid, h1_reads, h1_alignment = (
             Signal(),
             Signal(),
-            Signal(alignment_of(head.format, head.part).shape()),
+            Signal(alignment_of(s.head.format, s.head.part).shape()),
         )
         m.d.sync += [
-            h1_valid.eq(go & ~is_flush),
-            h1_op.eq(head),
-            h1_reads.eq(reads),
-            h1_alignment.eq(alignment_of(head.format, head.part)),
+            h1_valid.eq(s.go & ~s.is_flush),
+            h1_op.eq(s.head),
+            h1_reads.eq(s.reads),
+            h1_alignment.eq(alignment_of(s.head.format, s.head.part)),
         ]
         given, error = dequantiser.i.p, Signal()
         m.d.sync += Assert(
@@ -301,7 +340,8 @@ class DataHead(wiring.Component):
         m.d.comb += [
             error.eq(h1_reads & (lines.error | (h1_op.scaled & scales.error))),
             dequantiser.i.valid.eq(h1_valid),
-            # (The scale comes late; of a format that has none the dequantiser does not look at it.)
+            # Critical path: not gated by `h1_op.scaled`; the dequantiser ignores the scale of a
+            # format that has none.
             given.payload.eq(aligned_payload(lines.line, h1_alignment)),
             given.scale.eq(scales.scale),
             given.format.eq(h1_op.format),
@@ -312,24 +352,26 @@ class DataHead(wiring.Component):
             given.meta.partial.eq((h1_op.kind == DataOp.WRITE) & h1_op.partial),
             given.meta.origin.eq(h1_op.origin),
         ]
+        return dequantiser
 
-        # - out: a partial write is merged before it is answered -----------------------------------
+    def _answer(self, m: Module, s: _State, dequantiser: Dequantiser) -> None:
+        """Answers in order; a partial write is merged before it is answered."""
+        c = self.config
+        writes = self.writes
         merged = Signal()
         m.submodules.answers = answers = BypassFifo(
             depth=self.ANSWERS,
             shape=dequantiser.o_layout,
             registered=c.codecs and c.codec_lanes < ELEMENTS,
         )
-        m.d.comb += [
-            dequantiser.o.ready.eq(1),
-        ]
+        m.d.comb += dequantiser.o.ready.eq(1)
         connect(m, dequantiser.o, answers.i)
         done, row = answers.o.p, answers.row
         m.d.comb += [
-            writes.merge.p.write.write_slot.eq(lock.write_slot),
-            writes.merge.p.write.format.eq(lock.format),
-            writes.merge.p.write.host_type.eq(lock.host_type),
-            writes.merge.p.fresh.eq(lock.fresh),
+            writes.merge.p.write.write_slot.eq(s.lock.write_slot),
+            writes.merge.p.write.format.eq(s.lock.format),
+            writes.merge.p.write.host_type.eq(s.lock.host_type),
+            writes.merge.p.fresh.eq(s.lock.fresh),
             writes.merge.p.line.eq(row.line),
             self.o.valid.eq(answers.o.valid & (~done.meta.partial | merged)),
             self.o.p.answer.eq(done.meta.answer),
@@ -338,7 +380,7 @@ class DataHead(wiring.Component):
             self.o.p.origin.eq(done.meta.origin),
             answers.o.ready.eq(self.o.ready & (~done.meta.partial | merged)),
         ]
-        # From the row of what waits, and a cycle late: it addresses the write store.
+        # Critical path: registered here, for it addresses the write store.
         m.d.sync += writes.merge.valid.eq(
             answers.row_valid & row.meta.partial & ~merged & ~writes.merge.ready
         )
@@ -351,30 +393,15 @@ class DataHead(wiring.Component):
         busy, answered = Signal(range(self.ANSWERS + 1)), Signal()
         m.d.sync += [
             answered.eq(self.o.valid & self.o.ready),
-            busy.eq(busy + (go & ~is_flush) - answered),
+            busy.eq(busy + (s.go & ~s.is_flush) - answered),
         ]
-        # at most one more leaves H0 before this is looked at
-        m.d.sync += room.eq(busy < self.ANSWERS - 1)
-        m.d.comb += self.idle.eq(~head_valid & ~lock_valid & (busy == 0))
+        # Registered: one more answer leaves H0 before `room` falls.
+        m.d.sync += s.room.eq(busy < self.ANSWERS - 1)
+        m.d.comb += self.idle.eq(~s.head_valid & ~s.lock_valid & (busy == 0))
         m.d.sync += [
-            Assert(~writes.merge.valid | lock_valid, "a partial write without a lock"),
+            Assert(~writes.merge.valid | s.lock_valid, "a partial write without a lock"),
             Assert(
                 ~writes.merge.ready | (answers.row_valid & row.meta.partial),
                 "a partial write is merged with another op's line",
             ),
-            Assert(~back | lock_valid, "a merged line comes back without a lock"),
-            Assert(
-                ~(go | back)
-                | (
-                    Cat(op.line_slot, op.write_slot)
-                    == Mux(
-                        back,
-                        Cat(lock.line_slot, lock.write_slot),
-                        Cat(head.line_slot, head.write_slot),
-                    )
-                ),
-                "H0 works on another op than the one at the head",
-            ),
-            Assert(~lines.read_en | filled, "the head reads a line before it is filled"),
         ]
-        return m
