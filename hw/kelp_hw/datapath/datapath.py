@@ -67,7 +67,7 @@ class DataPath(wiring.Component):
     o : stream of answer
     o_flushed : stream of Layouts.flush
     axi : AxiSignature
-    idle : nothing is queued, under way or dirty
+    idle : no op waits, nothing is under way or dirty
     """
 
     LATENCY_TO_AR = DataFront.LATENCY_TO_AR

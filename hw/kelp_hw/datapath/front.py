@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The data path's front half: finds or allocates each op's slots, asks memory early, and queues the
-op (docs/design.md §4, D1 and D2)."""
+"""The data path's front half: finds or allocates each op's slots, asks memory early, and passes the
+op on (docs/design.md §4, D1 and D2)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class DataFront(wiring.Component):
     the write path besides.
 
     D1 compares the tags, and makes an ANSWER of a READ whose line is poisoned or was never written;
-    D2 attaches or allocates; an op stays in D2 while no slot, queue place or read-request place is
-    free. `room` promises that in the next cycle `o` and `o_write` take what comes: an op waits for
-    both, whichever it needs. Latency from `i` to `o` `LATENCY` cycles, to AR `LATENCY_TO_AR` while
-    AR is idle. One op a cycle, with one line read and one scale read each; AR drains one per cycle.
+    D2 attaches or allocates; an op stays in D2 while no slot, or no place for the op or its reads,
+    is free. `room` promises that in the next cycle `o` and `o_write` take what comes: an op waits
+    for both, whichever it needs. Latency from `i` to `o` `LATENCY` cycles, to AR `LATENCY_TO_AR`
+    while AR is idle. One op a cycle, with one line read and one scale read each; AR drains one per
+    cycle.
 
     Parameters
     ----------
@@ -91,8 +92,8 @@ class DataFront(wiring.Component):
         accesses, one_reads, answered = Signal(), Signal(), Signal()
         uses_line, uses_scale, reads, full_write = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
-            # What a READ's line is comes late in the frame stage's cycle, so that what becomes of
-            # the op is for this one to say.
+            # Critical path: the frame stage knows a READ's `poison` and `fresh` at the end of its
+            # cycle, so what the op becomes is worked out here.
             answered.eq((one.kind == DataOp.READ) & (one.poison | one.fresh)),
             accesses.eq(((one.kind == DataOp.READ) | (one.kind == DataOp.WRITE)) & ~answered),
             one_reads.eq(

@@ -135,7 +135,7 @@ class LineSlots(LineBuffer):
         self._take_turns(m, table, wants)
         m.d.sync += [held.eq(head_newer), used.eq(head.read_quarters)]
         m.d.comb += [
-            # For what is newer in the store. Whether the head does read comes too late to ask.
+            # For what is newer in the store. Critical path: does not wait for `head.read_en`.
             wants.eq(head.may_read & ~head.refuse & (head_newer & head.read_quarters).any()),
             store.write_address.eq(head.store.p.slot),
             store.write_data.eq(head.store.p.data),

@@ -68,7 +68,7 @@ class ScaleSlots(LineBuffer):
         head_newer = Signal()
         m.d.comb += [
             table.want_fill.eq(self.look.reads),
-            # Pages are written upwards; whoever stores elsewhere later makes the slot dirty again.
+            # Pages are written upwards; a later store elsewhere makes the slot dirty again.
             table.store_complete.eq(place.byte[1:].all() & (place.byte[0] | place.wide)),
             newer.clear_en.eq(table.may_allocate),
             newer.clear_slot.eq(table.victim_slot),
@@ -84,8 +84,8 @@ class ScaleSlots(LineBuffer):
                 )
             ),
         ]
-        # A store's bytes are marked a cycle late: the memory of marks lies far from the head. They
-        # are those that the store writes in that cycle.
+        # Critical path: marks go to their memory one cycle after `head.slot.mark`. They are those
+        # of the store in that cycle.
         m.d.sync += [
             byte.eq(place.byte),
             wide.eq(place.wide),
@@ -113,7 +113,7 @@ class ScaleSlots(LineBuffer):
         m.d.sync += [held.eq(head_newer), upper.eq(~place.wide & place.byte[0])]
         byte, wide = before[:-1], before[-1]
         m.d.comb += [
-            # Which copy is newer comes too late to ask, and whether the head does read: scale lines
+            # Critical path: waits neither for `head_newer` nor for `head.read_en`; scale lines
             # are seldom written.
             wants.eq(head.may_read & ~head.refuse),
             write.addr.eq(stored.place.slot),

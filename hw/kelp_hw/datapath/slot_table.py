@@ -191,19 +191,19 @@ class SlotTable(wiring.Component):
         allocated = Signal(n)
         attached = Signal(n)
         forgotten = Signal(n)
-        # `fire` comes late in its cycle: what it does to the slots happens in the next one, and who
-        # looks at them in that one is told of it here.
-        late_attached, late_allocated, late_filling, late_tag = (
+        # Critical path: `look.fire` changes the slots from registers, one cycle later; what reads
+        # the slots in that cycle reads these, too.
+        attached_before, allocated_before, filling_before, tag_before = (
             Signal(n),
             Signal(n),
             Signal(n),
             Signal(self.tag_layout),
         )
         m.d.sync += [
-            late_attached.eq(attached),
-            late_allocated.eq(allocated),
-            late_filling.eq(Mux(look.request_fill, attached, 0)),
-            late_tag.eq(tag),
+            attached_before.eq(attached),
+            allocated_before.eq(allocated),
+            filling_before.eq(Mux(look.request_fill, attached, 0)),
+            tag_before.eq(tag),
         ]
         m.d.comb += [
             look.available.eq(hit | victim_valid),
@@ -213,7 +213,7 @@ class SlotTable(wiring.Component):
             self.may_allocate.eq(look.use & victim_valid & ~hit),
             look.request_fill.eq(
                 self.want_fill
-                & ~(looked & (((filling | filled) & ~late_allocated) | late_filling)).any()
+                & ~(looked & (((filling | filled) & ~allocated_before) | filling_before)).any()
             ),
             attached.eq(Mux(look.fire, look.select, 0)),
             allocated.eq(Mux(allocate, victim, 0)),
@@ -223,19 +223,19 @@ class SlotTable(wiring.Component):
             m.d.comb += same.eq(Value.cast(tag) == Value.cast(look.tag.p))
             equal, again = Signal(n), Signal()
             m.d.comb += [
-                again.eq(Value.cast(late_tag) == Value.cast(look.tag.p)),
+                again.eq(Value.cast(tag_before) == Value.cast(look.tag.p)),
                 equal.eq(
                     (
                         Cat(Value.cast(t) == Value.cast(look.tag.p) for t in tags)
                         & valid
                         & ~forgotten
-                        & ~late_allocated
+                        & ~allocated_before
                     )
-                    | (again.replicate(n) & late_allocated)
+                    | (again.replicate(n) & allocated_before)
                 ),
             ]
-            # The op before may give a slot another tag in this very cycle. (It comes late whether
-            # it does.)
+            # The op in D2 may give a slot another tag in this cycle. Critical path: `allocate` is
+            # the last input of both.
             m.d.sync += [
                 tag.eq(look.tag.p),
                 looked.eq((equal & ~allocated) | Mux(same, allocated, 0)),
@@ -244,16 +244,16 @@ class SlotTable(wiring.Component):
         with m.Else():
             m.d.sync += [looked.eq(looked & ~forgotten), hit.eq((looked & ~forgotten).any())]
         for i in range(n):
-            with m.If(late_allocated[i]):
-                m.d.sync += tags[i].eq(late_tag)
+            with m.If(allocated_before[i]):
+                m.d.sync += tags[i].eq(tag_before)
 
         addresses = memory.Memory(shape=self.address_bits, depth=n, init=())
         lasts = memory.Memory(shape=self.position_bits, depth=n, init=())
         m.submodules.addresses, m.submodules.lasts = addresses, lasts
         address_write, address_read = addresses.write_port(), addresses.read_port(domain="comb")
         last_write, last_read = lasts.write_port(), lasts.read_port(domain="comb")
-        # Written before it is known whether the op goes: nobody needs a victim's address, and the
-        # op will be the last one attached to its slot.
+        # Critical path: written without `look.fire`. A victim's address is of no use, and the op
+        # will be the last one attached to its slot.
         m.d.comb += [
             address_write.en.eq(self.may_allocate),
             address_write.addr.eq(self.victim_slot),
@@ -270,7 +270,7 @@ class SlotTable(wiring.Component):
         free = Signal(n)
         candidates = Signal(n)
         m.d.comb += [
-            free.eq(~(busy | late_attached | filling | dirty | writing)),
+            free.eq(~(busy | attached_before | filling | dirty | writing)),
             # What the op in the look-up stage hits, or takes, is about to be busy.
             candidates.eq(free & ~Mux(look.use, looked, 0) & ~Mux(victim_valid, victim, 0)),
             picked.eq(first_from(m, candidates, ahead)),
@@ -289,8 +289,8 @@ class SlotTable(wiring.Component):
         release = Signal(n)
         fill = Signal(n)
         # Of the op that is at the head in the next cycle: the one there now, or the one behind it.
-        # Which of them, is known late, and whether a fill comes: what was there and what comes in
-        # this cycle are put together in the next one.
+        # Critical path: `head.moves` and `fill.valid`; so what was there (`known`) and what comes
+        # in this cycle (`comes`) are registered separately and joined in the next one.
         awaits = one_hot(self.fill.p, n)
         m.d.comb += last_read.addr.eq(head.release.p.slot)
         known, comes = Signal(), Signal()
@@ -329,22 +329,21 @@ class SlotTable(wiring.Component):
             stored.eq(Mux(head.mark.valid, head.mark.p, 0)),
             taken.eq(Mux(self.out.ready, out, 0)),
         ]
-        # Whether the head stores comes late in its cycle, and whether write-back has its turn: what
-        # that does to the slots happens in the next one. A slot stored to is busy until then, and
-        # one taken is still dirty.
-        late_stored, late_complete, late_taken = Signal(n), Signal(), Signal(n)
+        # Critical path: `head.mark.valid` and `out.ready` change the slots from registers, one
+        # cycle later. A slot stored to is busy until then, and one taken is still dirty.
+        stored_before, complete_before, taken_before = Signal(n), Signal(), Signal(n)
         m.d.sync += [
-            late_stored.eq(stored),
-            late_complete.eq(self.store_complete),
-            late_taken.eq(taken),
+            stored_before.eq(stored),
+            complete_before.eq(self.store_complete),
+            taken_before.eq(taken),
         ]
         m.d.sync += [
-            valid.eq((valid & ~forgotten) | late_allocated),
-            busy.eq((busy & ~release) | late_attached),
-            filling.eq((filling & ~fill) | late_filling),
-            filled.eq((filled | fill) & ~late_allocated),
-            dirty.eq((dirty & ~late_taken) | late_stored),
-            writing.eq((writing & ~written) | late_taken),
+            valid.eq((valid & ~forgotten) | allocated_before),
+            busy.eq((busy & ~release) | attached_before),
+            filling.eq((filling & ~fill) | filling_before),
+            filled.eq((filled | fill) & ~allocated_before),
+            dirty.eq((dirty & ~taken_before) | stored_before),
+            writing.eq((writing & ~written) | taken_before),
         ]
 
         # - write-back -----------------------------------------------------------------------------
@@ -366,11 +365,11 @@ class SlotTable(wiring.Component):
             m.d.sync += hand.eq(hand + 1)
         m.d.sync += [
             complete.eq(
-                ((complete | (patrols & seen & dirty)) & ~late_taken)
-                | Mux(late_complete, late_stored, 0)
+                ((complete | (patrols & seen & dirty)) & ~taken_before)
+                | Mux(complete_before, stored_before, 0)
             ),
-            seen.eq((seen & ~patrols & ~late_taken) | (patrols & dirty & ~late_taken)),
-            aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0)) & ~late_allocated),
+            seen.eq((seen & ~patrols & ~taken_before) | (patrols & dirty & ~taken_before)),
+            aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0)) & ~allocated_before),
         ]
         to_write = Signal(n)  # of the flush under way: still to be written
         due = Signal(n)
@@ -380,7 +379,7 @@ class SlotTable(wiring.Component):
             due.eq(
                 dirty
                 & ~writing
-                & ~late_taken
+                & ~taken_before
                 & (complete | aged | to_write | self.drain.replicate(n))
                 & ~Mux(self.out.valid, out, 0)
             ),
@@ -401,29 +400,29 @@ class SlotTable(wiring.Component):
         m.d.sync += of_frame.eq(Cat(t.frame == self.flush.frame for t in tags) & valid)
         with m.If(self.flush.capture):
             m.d.sync += [
-                to_write.eq(of_frame & dirty & ~late_taken),
-                to_confirm.eq(of_frame & (late_taken | (writing & ~dirty)) & ~written),
+                to_write.eq(of_frame & dirty & ~taken_before),
+                to_confirm.eq(of_frame & (taken_before | (writing & ~dirty)) & ~written),
             ]
         with m.Else():
             m.d.sync += [
-                to_write.eq(to_write & ~late_taken),
-                to_confirm.eq((to_confirm & ~written) | (to_write & late_taken)),
+                to_write.eq(to_write & ~taken_before),
+                to_confirm.eq((to_confirm & ~written) | (to_write & taken_before)),
             ]
         m.d.comb += self.flush.pending.eq((to_write | to_confirm).any())
         with m.If(self.flush.invalidate):
             m.d.comb += forgotten.eq(
                 of_frame
-                & ~(busy | late_attached | filling | dirty | writing)
+                & ~(busy | attached_before | filling | dirty | writing)
                 & ~Mux(look.use, looked, 0)
             )
 
-        m.d.comb += self.idle.eq(~(busy | late_attached | filling | dirty | writing).any())
+        m.d.comb += self.idle.eq(~(busy | attached_before | filling | dirty | writing).any())
 
         # - invariants -----------------------------------------------------------------------------
         m.d.sync += [
             Assert((looked & (looked - 1)) == 0, "two slots hold one line"),
             Assert(
-                (hit == looked.any()) & ((looked & ~(valid | late_allocated)) == 0),
+                (hit == looked.any()) & ((looked & ~(valid | allocated_before)) == 0),
                 "a look-up's result is out of date",
             ),
             Assert(
@@ -431,17 +430,20 @@ class SlotTable(wiring.Component):
                 "an op takes a slot that is not there",
             ),
             Assert(
-                ~allocate | ~(victim & (busy | late_attached | filling | dirty | writing)).any(),
+                ~allocate | ~(victim & (busy | attached_before | filling | dirty | writing)).any(),
                 "a slot in use is reallocated",
             ),
             Assert(
-                (late_filling & (filling | filled) & ~late_allocated) == 0, "a slot is filled twice"
+                (filling_before & (filling | filled) & ~allocated_before) == 0,
+                "a slot is filled twice",
             ),
             Assert((fill & ~filling) == 0, "read data for a slot that awaits none"),
             Assert((written & ~writing) == 0, "write response for a slot that awaits none"),
-            Assert((taken & (writing | late_taken | ~dirty)) == 0, "a slot is written back twice"),
             Assert(
-                (late_stored & ~busy) == 0,
+                (taken & (writing | taken_before | ~dirty)) == 0, "a slot is written back twice"
+            ),
+            Assert(
+                (stored_before & ~busy) == 0,
                 "a slot is reallocated before it is known that it was stored to",
             ),
             Assert((stored & ~busy) == 0, "a slot that no op uses is stored to"),

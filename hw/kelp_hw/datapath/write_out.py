@@ -82,7 +82,7 @@ class WriteOut(wiring.Component):
             self.address,
         )
         m.d.comb += [
-            # One line may be between a buffer and the queues.
+            # One line may be between a buffer and the FIFOs.
             space.eq((addresses.level < self.QUEUED - 1) & (data.level < self.QUEUED - 1)),
             scales.take.eq(space & scales.due.valid & (scales_next | ~lines.due.valid)),
             lines.take.eq(space & lines.due.valid & ~scales.take),
@@ -128,5 +128,5 @@ class WriteOut(wiring.Component):
             data.r_en.eq(self.w.ready),
             self.idle.eq(~read & ~addresses.r_rdy & ~data.r_rdy),
         ]
-        m.d.sync += Assert(~read | (addresses.w_rdy & data.w_rdy), "a write queue overflows")
+        m.d.sync += Assert(~read | (addresses.w_rdy & data.w_rdy), "a write FIFO overflows")
         return m
