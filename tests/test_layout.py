@@ -355,7 +355,6 @@ LONG_ELABORATE = {
     "SdramCore": 130,
     "SelfTest": 210,
     "SessionControl": 260,
-    "SlotTable": 290,
     "StandIn": 150,
     "Sweep": 240,
     "Telemetry": 170,

@@ -53,6 +53,40 @@ def first_from(m: Module, vector: Value, ahead: Value) -> Value:
     return Mux(above.any(), above & ~behind_first(m, above), vector & ~behind_first(m, vector))
 
 
+class _State:
+    """What the parts of a table share; a bit per slot where nothing else is said."""
+
+    def __init__(self, table: SlotTable):
+        n = table.slots
+        self.tags = [Signal(table.tag_layout, name=f"tag_{i}") for i in range(n)]
+        self.valid = Signal(n)  #: the tag counts
+        self.busy = Signal(n)  #: an op between `look.fire` and release uses it
+        self.filling = Signal(n)  #: a read is to be issued or under way
+        self.filled = table.filled  #: that read's data is there
+        self.dirty = Signal(n)  #: stored to since its last write-back
+        self.writing = Signal(n)  #: write-back without response yet
+        #: To be written: nothing more can be combined into it, or it has waited long.
+        self.complete = Signal(n)
+        self.aged = Signal(n)  #: soon to be reallocated
+        self.seen = Signal(n)  #: dirty when the patrol came by
+        #: Of the op in D2, known from the beginning of the cycle: the slot that it hits, whether
+        #: there is one, and its tag.
+        self.looked, self.hit = table.match, Signal()
+        self.tag = Signal(table.tag_layout)
+        self.allocate = Signal()  #: it is no hit, and goes
+        self.victim, self.victim_valid = Signal(n), Signal()  #: what it allocates then
+        #: What happens in this cycle, and (`…_before`) what happened in the one before.
+        self.attached, self.attached_before = Signal(n), Signal(n)
+        self.allocated, self.allocated_before = Signal(n), Signal(n)
+        self.filling_before, self.tag_before = Signal(n), Signal(table.tag_layout)
+        self.forgotten, self.release = Signal(n), Signal(n)
+        self.fill, self.written = Signal(n), Signal(n)
+        self.stored, self.stored_before, self.complete_before = Signal(n), Signal(n), Signal()
+        self.taken, self.taken_before = Signal(n), Signal(n)
+        self.out = Signal(n)  #: the slot offered on `out`
+        self.to_write = Signal(n)  #: of the flush under way: still to be written
+
+
 class SlotTable(wiring.Component):
     """Tags and states of `slots` slots: a fully associative look-up, an allocator, the order of
     write-back, and flushing.
@@ -166,92 +200,84 @@ class SlotTable(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        n, bits = self.slots, self.slot_bits
-        look, head = self.look, self.head
+        s = _State(self)
+        self._look_up(m, s)
+        self._remember(m, s)
+        self._allocator(m, s)
+        self._head(m, s)
+        self._slots(m, s)
+        self._age(m, s)
+        self._write_back(m, s)
+        self._flush(m, s)
+        self._invariants(m, s)
+        return m
 
-        tags = [Signal(self.tag_layout, name=f"tag_{i}") for i in range(n)]
-        valid = Signal(n)  # the tag counts
-        busy = Signal(n)  # an op between `fire` and release uses it
-        filling = Signal(n)  # a read is to be issued or under way
-        filled = self.filled  # that read's data is there
-        dirty = Signal(n)  # stored to since its last write-back
-        writing = Signal(n)  # write-back without response yet
-        # to be written: nothing more can be combined into it, or it has waited long
-        complete = Signal(n)
-        aged = Signal(n)  # soon to be reallocated
-        seen = Signal(n)  # dirty when the patrol came by
-
-        # - look-up --------------------------------------------------------------------------------
-        # Both are known at the end of the cycle of `look_en`; in those that follow, the op's slot
-        # is on the way of everything.
-        looked, hit, allocate = self.match, Signal(), Signal()
-        tag = Signal(self.tag_layout)
-        victim_valid = Signal()
-        victim = Signal(n)
-        allocated = Signal(n)
-        attached = Signal(n)
-        forgotten = Signal(n)
+    def _look_up(self, m: Module, s: _State) -> None:
+        """Compare tags; attach the op in D2 to its slot."""
+        n, bits, look = self.slots, self.slot_bits, self.look
         # Critical path: `look.fire` changes the slots from registers, one cycle later; what reads
         # the slots in that cycle reads these, too.
-        attached_before, allocated_before, filling_before, tag_before = (
-            Signal(n),
-            Signal(n),
-            Signal(n),
-            Signal(self.tag_layout),
-        )
         m.d.sync += [
-            attached_before.eq(attached),
-            allocated_before.eq(allocated),
-            filling_before.eq(Mux(look.request_fill, attached, 0)),
-            tag_before.eq(tag),
+            s.attached_before.eq(s.attached),
+            s.allocated_before.eq(s.allocated),
+            s.filling_before.eq(Mux(look.request_fill, s.attached, 0)),
+            s.tag_before.eq(s.tag),
         ]
         m.d.comb += [
-            look.available.eq(hit | victim_valid),
-            look.select.eq(Mux(hit, looked, victim)),
+            look.available.eq(s.hit | s.victim_valid),
+            look.select.eq(Mux(s.hit, s.looked, s.victim)),
             look.slot.eq(encode(look.select, bits)),
-            allocate.eq(look.fire & ~hit),
-            self.may_allocate.eq(look.use & victim_valid & ~hit),
+            s.allocate.eq(look.fire & ~s.hit),
+            self.may_allocate.eq(look.use & s.victim_valid & ~s.hit),
             look.request_fill.eq(
                 self.want_fill
-                & ~(looked & (((filling | filled) & ~allocated_before) | filling_before)).any()
+                & ~(
+                    s.looked & (((s.filling | s.filled) & ~s.allocated_before) | s.filling_before)
+                ).any()
             ),
-            attached.eq(Mux(look.fire, look.select, 0)),
-            allocated.eq(Mux(allocate, victim, 0)),
+            s.attached.eq(Mux(look.fire, look.select, 0)),
+            s.allocated.eq(Mux(s.allocate, s.victim, 0)),
         ]
         with m.If(look.tag.valid):
             same = Signal()
-            m.d.comb += same.eq(Value.cast(tag) == Value.cast(look.tag.p))
+            m.d.comb += same.eq(Value.cast(s.tag) == Value.cast(look.tag.p))
             equal, again = Signal(n), Signal()
             m.d.comb += [
-                again.eq(Value.cast(tag_before) == Value.cast(look.tag.p)),
+                again.eq(Value.cast(s.tag_before) == Value.cast(look.tag.p)),
                 equal.eq(
                     (
-                        Cat(Value.cast(t) == Value.cast(look.tag.p) for t in tags)
-                        & valid
-                        & ~forgotten
-                        & ~allocated_before
+                        Cat(Value.cast(t) == Value.cast(look.tag.p) for t in s.tags)
+                        & s.valid
+                        & ~s.forgotten
+                        & ~s.allocated_before
                     )
-                    | (again.replicate(n) & allocated_before)
+                    | (again.replicate(n) & s.allocated_before)
                 ),
             ]
             # The op in D2 may give a slot another tag in this cycle. Critical path: `allocate` is
             # the last input of both.
             m.d.sync += [
-                tag.eq(look.tag.p),
-                looked.eq((equal & ~allocated) | Mux(same, allocated, 0)),
-                hit.eq(Mux(allocate, (equal & ~victim).any() | same, equal.any())),
+                s.tag.eq(look.tag.p),
+                s.looked.eq((equal & ~s.allocated) | Mux(same, s.allocated, 0)),
+                s.hit.eq(Mux(s.allocate, (equal & ~s.victim).any() | same, equal.any())),
             ]
         with m.Else():
-            m.d.sync += [looked.eq(looked & ~forgotten), hit.eq((looked & ~forgotten).any())]
+            m.d.sync += [
+                s.looked.eq(s.looked & ~s.forgotten),
+                s.hit.eq((s.looked & ~s.forgotten).any()),
+            ]
         for i in range(n):
-            with m.If(allocated_before[i]):
-                m.d.sync += tags[i].eq(tag_before)
+            with m.If(s.allocated_before[i]):
+                m.d.sync += s.tags[i].eq(s.tag_before)
 
+    def _remember(self, m: Module, s: _State) -> None:
+        """Address of each slot, and the op that was attached last."""
+        n, look = self.slots, self.look
         addresses = memory.Memory(shape=self.address_bits, depth=n, init=())
         lasts = memory.Memory(shape=self.position_bits, depth=n, init=())
         m.submodules.addresses, m.submodules.lasts = addresses, lasts
-        address_write, address_read = addresses.write_port(), addresses.read_port(domain="comb")
-        last_write, last_read = lasts.write_port(), lasts.read_port(domain="comb")
+        address_write, s.address_read = addresses.write_port(), addresses.read_port(domain="comb")
+        last_write, s.last_read = lasts.write_port(), lasts.read_port(domain="comb")
         # Critical path: written without `look.fire`. A victim's address is of no use, and the op
         # will be the last one attached to its slot.
         m.d.comb += [
@@ -263,43 +289,44 @@ class SlotTable(wiring.Component):
             last_write.data.eq(look.position),
         ]
 
-        # - allocator: one candidate is always ready -----------------------------------------------
+    def _allocator(self, m: Module, s: _State) -> None:
+        """One candidate is always ready."""
+        n, bits, look = self.slots, self.slot_bits, self.look
         ahead = Signal(n)  # slots after the one picked last
         picked = Signal(n)
         used_victim = Signal()
         free = Signal(n)
         candidates = Signal(n)
         m.d.comb += [
-            free.eq(~(busy | attached_before | filling | dirty | writing)),
+            free.eq(~(s.busy | s.attached_before | s.filling | s.dirty | s.writing)),
             # What the op in the look-up stage hits, or takes, is about to be busy.
-            candidates.eq(free & ~Mux(look.use, looked, 0) & ~Mux(victim_valid, victim, 0)),
+            candidates.eq(free & ~Mux(look.use, s.looked, 0) & ~Mux(s.victim_valid, s.victim, 0)),
             picked.eq(first_from(m, candidates, ahead)),
-            used_victim.eq(look.fire & (~hit | (looked & victim).any())),
+            used_victim.eq(look.fire & (~s.hit | (s.looked & s.victim).any())),
         ]
-        with m.If(~victim_valid | used_victim):
-            m.d.sync += victim_valid.eq(candidates.any())
+        with m.If(~s.victim_valid | used_victim):
+            m.d.sync += s.victim_valid.eq(candidates.any())
             with m.If(candidates.any()):
                 m.d.sync += [
-                    victim.eq(picked),
+                    s.victim.eq(picked),
                     self.victim_slot.eq(encode(picked, bits)),
                     ahead.eq(behind_first(m, picked)),
                 ]
 
-        # - what happens to a slot -----------------------------------------------------------------
-        release = Signal(n)
-        fill = Signal(n)
+    def _head(self, m: Module, s: _State) -> None:
+        """Whether the fill that the op at the head awaits is there."""
+        head = self.head
         # Of the op that is at the head in the next cycle: the one there now, or the one behind it.
         # Critical path: `head.moves` and `fill.valid`; so what was there (`known`) and what comes
         # in this cycle (`comes`) are registered separately and joined in the next one.
-        awaits = one_hot(self.fill.p, n)
-        m.d.comb += last_read.addr.eq(head.release.p.slot)
+        awaits = one_hot(self.fill.p, self.slots)
         known, comes = Signal(), Signal()
         m.d.sync += [
             known.eq(
                 Mux(
                     head.moves,
-                    ~head.next.waits | (head.next.select & filled).any(),
-                    ~head.there.waits | (head.there.select & filled).any(),
+                    ~head.next.waits | (head.next.select & s.filled).any(),
+                    ~head.there.waits | (head.there.select & s.filled).any(),
                 )
             ),
             comes.eq(
@@ -312,41 +339,43 @@ class SlotTable(wiring.Component):
             ),
         ]
         m.d.comb += head.filled.eq(known | comes)
-        written = Signal(n)
-        stored = Signal(n)
-        out = Signal(n)
-        taken = Signal(n)
+
+    def _slots(self, m: Module, s: _State) -> None:
+        """What happens to a slot."""
+        n, head = self.slots, self.head
+        m.d.comb += s.last_read.addr.eq(head.release.p.slot)
         m.d.comb += [
-            release.eq(
+            s.release.eq(
                 Mux(
-                    head.release.valid & (last_read.data == head.release.p.position),
+                    head.release.valid & (s.last_read.data == head.release.p.position),
                     one_hot(head.release.p.slot, n),
                     0,
                 )
             ),
-            fill.eq(Mux(self.fill.valid, awaits, 0)),
-            written.eq(Mux(self.written.valid, one_hot(self.written.p, n), 0)),
-            stored.eq(Mux(head.mark.valid, head.mark.p, 0)),
-            taken.eq(Mux(self.out.ready, out, 0)),
+            s.fill.eq(Mux(self.fill.valid, one_hot(self.fill.p, n), 0)),
+            s.written.eq(Mux(self.written.valid, one_hot(self.written.p, n), 0)),
+            s.stored.eq(Mux(head.mark.valid, head.mark.p, 0)),
+            s.taken.eq(Mux(self.out.ready, s.out, 0)),
         ]
         # Critical path: `head.mark.valid` and `out.ready` change the slots from registers, one
         # cycle later. A slot stored to is busy until then, and one taken is still dirty.
-        stored_before, complete_before, taken_before = Signal(n), Signal(), Signal(n)
         m.d.sync += [
-            stored_before.eq(stored),
-            complete_before.eq(self.store_complete),
-            taken_before.eq(taken),
+            s.stored_before.eq(s.stored),
+            s.complete_before.eq(self.store_complete),
+            s.taken_before.eq(s.taken),
         ]
         m.d.sync += [
-            valid.eq((valid & ~forgotten) | allocated_before),
-            busy.eq((busy & ~release) | attached_before),
-            filling.eq((filling & ~fill) | filling_before),
-            filled.eq((filled | fill) & ~allocated_before),
-            dirty.eq((dirty & ~taken_before) | stored_before),
-            writing.eq((writing & ~written) | taken_before),
+            s.valid.eq((s.valid & ~s.forgotten) | s.allocated_before),
+            s.busy.eq((s.busy & ~s.release) | s.attached_before),
+            s.filling.eq((s.filling & ~s.fill) | s.filling_before),
+            s.filled.eq((s.filled | s.fill) & ~s.allocated_before),
+            s.dirty.eq((s.dirty & ~s.taken_before) | s.stored_before),
+            s.writing.eq((s.writing & ~s.written) | s.taken_before),
         ]
 
-        # - write-back -----------------------------------------------------------------------------
+    def _age(self, m: Module, s: _State) -> None:
+        """Slots to be written: complete, seen dirty twice, soon to be reallocated."""
+        n, bits = self.slots, self.slot_bits
         # The hand runs `lead` slots ahead of the allocator; a slot that it has passed is written as
         # soon as it is stored to.
         hand = Signal(bits)
@@ -364,65 +393,76 @@ class SlotTable(wiring.Component):
         with m.If(hand_moves):
             m.d.sync += hand.eq(hand + 1)
         m.d.sync += [
-            complete.eq(
-                ((complete | (patrols & seen & dirty)) & ~taken_before)
-                | Mux(complete_before, stored_before, 0)
+            s.complete.eq(
+                ((s.complete | (patrols & s.seen & s.dirty)) & ~s.taken_before)
+                | Mux(s.complete_before, s.stored_before, 0)
             ),
-            seen.eq((seen & ~patrols & ~taken_before) | (patrols & dirty & ~taken_before)),
-            aged.eq((aged | Mux(hand_moves, one_hot(hand, n), 0)) & ~allocated_before),
+            s.seen.eq(
+                (s.seen & ~patrols & ~s.taken_before) | (patrols & s.dirty & ~s.taken_before)
+            ),
+            s.aged.eq((s.aged | Mux(hand_moves, one_hot(hand, n), 0)) & ~s.allocated_before),
         ]
-        to_write = Signal(n)  # of the flush under way: still to be written
+
+    def _write_back(self, m: Module, s: _State) -> None:
+        """Offer the slots that are due, in cyclic order."""
+        n, bits = self.slots, self.slot_bits
         due = Signal(n)
         out_ahead = Signal(n)
         out_picked = Signal(n)
         m.d.comb += [
             due.eq(
-                dirty
-                & ~writing
-                & ~taken_before
-                & (complete | aged | to_write | self.drain.replicate(n))
-                & ~Mux(self.out.valid, out, 0)
+                s.dirty
+                & ~s.writing
+                & ~s.taken_before
+                & (s.complete | s.aged | s.to_write | self.drain.replicate(n))
+                & ~Mux(self.out.valid, s.out, 0)
             ),
             out_picked.eq(first_from(m, due, out_ahead)),
-            self.out.p.slot.eq(encode(out, bits)),
-            address_read.addr.eq(self.out.p.slot),
-            self.out.p.address.eq(address_read.data),
+            self.out.p.slot.eq(encode(s.out, bits)),
+            s.address_read.addr.eq(self.out.p.slot),
+            self.out.p.address.eq(s.address_read.data),
         ]
         with m.If(~self.out.valid | self.out.ready):
-            m.d.sync += [self.out.valid.eq(due.any()), out.eq(out_picked)]
+            m.d.sync += [self.out.valid.eq(due.any()), s.out.eq(out_picked)]
         # What is behind the slot offered is worked out when it stands there: the next is picked in
         # the order from the one before, and is never that itself.
-        m.d.sync += out_ahead.eq(behind_first(m, out))
+        m.d.sync += out_ahead.eq(behind_first(m, s.out))
 
-        # - flush ----------------------------------------------------------------------------------
+    def _flush(self, m: Module, s: _State) -> None:
+        """What a frame's flush has to wait for; forget its slots."""
+        n, look = self.slots, self.look
         of_frame = Signal(n)
         to_confirm = Signal(n)  # of the flush under way: written, response awaited
-        m.d.sync += of_frame.eq(Cat(t.frame == self.flush.frame for t in tags) & valid)
+        m.d.sync += of_frame.eq(Cat(t.frame == self.flush.frame for t in s.tags) & s.valid)
         with m.If(self.flush.capture):
             m.d.sync += [
-                to_write.eq(of_frame & dirty & ~taken_before),
-                to_confirm.eq(of_frame & (taken_before | (writing & ~dirty)) & ~written),
+                s.to_write.eq(of_frame & s.dirty & ~s.taken_before),
+                to_confirm.eq(of_frame & (s.taken_before | (s.writing & ~s.dirty)) & ~s.written),
             ]
         with m.Else():
             m.d.sync += [
-                to_write.eq(to_write & ~taken_before),
-                to_confirm.eq((to_confirm & ~written) | (to_write & taken_before)),
+                s.to_write.eq(s.to_write & ~s.taken_before),
+                to_confirm.eq((to_confirm & ~s.written) | (s.to_write & s.taken_before)),
             ]
-        m.d.comb += self.flush.pending.eq((to_write | to_confirm).any())
+        m.d.comb += self.flush.pending.eq((s.to_write | to_confirm).any())
         with m.If(self.flush.invalidate):
-            m.d.comb += forgotten.eq(
+            m.d.comb += s.forgotten.eq(
                 of_frame
-                & ~(busy | attached_before | filling | dirty | writing)
-                & ~Mux(look.use, looked, 0)
+                & ~(s.busy | s.attached_before | s.filling | s.dirty | s.writing)
+                & ~Mux(look.use, s.looked, 0)
             )
 
-        m.d.comb += self.idle.eq(~(busy | attached_before | filling | dirty | writing).any())
+        m.d.comb += self.idle.eq(
+            ~(s.busy | s.attached_before | s.filling | s.dirty | s.writing).any()
+        )
 
-        # - invariants -----------------------------------------------------------------------------
+    def _invariants(self, m: Module, s: _State) -> None:
+        """Contradictions."""
+        n, look, head = self.slots, self.look, self.head
         m.d.sync += [
-            Assert((looked & (looked - 1)) == 0, "two slots hold one line"),
+            Assert((s.looked & (s.looked - 1)) == 0, "two slots hold one line"),
             Assert(
-                (hit == looked.any()) & ((looked & ~(valid | allocated_before)) == 0),
+                (s.hit == s.looked.any()) & ((s.looked & ~(s.valid | s.allocated_before)) == 0),
                 "a look-up's result is out of date",
             ),
             Assert(
@@ -430,29 +470,32 @@ class SlotTable(wiring.Component):
                 "an op takes a slot that is not there",
             ),
             Assert(
-                ~allocate | ~(victim & (busy | attached_before | filling | dirty | writing)).any(),
+                ~s.allocate
+                | ~(
+                    s.victim & (s.busy | s.attached_before | s.filling | s.dirty | s.writing)
+                ).any(),
                 "a slot in use is reallocated",
             ),
             Assert(
-                (filling_before & (filling | filled) & ~allocated_before) == 0,
+                (s.filling_before & (s.filling | s.filled) & ~s.allocated_before) == 0,
                 "a slot is filled twice",
             ),
-            Assert((fill & ~filling) == 0, "read data for a slot that awaits none"),
-            Assert((written & ~writing) == 0, "write response for a slot that awaits none"),
+            Assert((s.fill & ~s.filling) == 0, "read data for a slot that awaits none"),
+            Assert((s.written & ~s.writing) == 0, "write response for a slot that awaits none"),
             Assert(
-                (taken & (writing | taken_before | ~dirty)) == 0, "a slot is written back twice"
+                (s.taken & (s.writing | s.taken_before | ~s.dirty)) == 0,
+                "a slot is written back twice",
             ),
             Assert(
-                (stored_before & ~busy) == 0,
+                (s.stored_before & ~s.busy) == 0,
                 "a slot is reallocated before it is known that it was stored to",
             ),
-            Assert((stored & ~busy) == 0, "a slot that no op uses is stored to"),
+            Assert((s.stored & ~s.busy) == 0, "a slot that no op uses is stored to"),
             Assert(
-                ~head.release.valid | (one_hot(head.release.p.slot, n) & busy).any(),
+                ~head.release.valid | (one_hot(head.release.p.slot, n) & s.busy).any(),
                 "a slot that no op uses is released",
             ),
         ]
-        return m
 
 
 class NoSlots(SlotTable):
