@@ -273,7 +273,7 @@ PROOFS = (
         ),
         withdrawals=(
             ("self.aw.valid.eq(addresses.r_rdy)", "self.aw.valid.eq(addresses.r_rdy & ~self.read)"),
-            ("self.w.valid.eq(lines.r_rdy)", "self.w.valid.eq(lines.r_rdy & ~self.read)"),
+            ("self.w.valid.eq(data.r_rdy)", "self.w.valid.eq(data.r_rdy & ~self.read)"),
         ),
     ),
     # Free lists and pools.
@@ -334,11 +334,11 @@ PROOFS = (
         withdrawals=(
             (
                 "offer.i.valid.eq((unused != 0) | free.r_rdy)",
-                "offer.i.valid.eq(((unused != 0) | free.r_rdy) & ~self.free_en)",
+                "offer.i.valid.eq(((unused != 0) | free.r_rdy) & ~self.free.valid)",
             ),
             (
                 "connect(m, offer.o, flipped(self.o_slot))",
-                "m.d.comb += [self.o_slot.valid.eq(offer.o.valid & ~self.free_en), "
+                "m.d.comb += [self.o_slot.valid.eq(offer.o.valid & ~self.free.valid), "
                 + "self.o_slot.p.eq(offer.o.p), offer.o.ready.eq(self.o_slot.ready)]",
             ),
         ),
