@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 
-from ..eviction_layouts import EvictionLayouts
+from .signatures import EvictionLayouts
 
 __all__ = ["CandidateList"]
 
@@ -32,7 +32,7 @@ class CandidateList(wiring.Component):
     clear, take : in
         `take` removes `best`.
     i : in, always-ready stream of candidate
-    best, best_valid : out, candidate
+    best : out, held_candidate
     coming : out, candidate
         What was at `i` in the cycle before.
     """
@@ -45,8 +45,7 @@ class CandidateList(wiring.Component):
                 "clear": In(1),
                 "take": In(1),
                 "i": In(stream.Signature(layouts.candidate, always_ready=True)),
-                "best": Out(layouts.candidate),
-                "best_valid": Out(1),
+                "best": Out(layouts.held_candidate),
                 "coming": Out(layouts.candidate),
             }
         )
@@ -96,7 +95,10 @@ class CandidateList(wiring.Component):
         with m.If(self.clear):
             m.d.sync += valid.eq(0)
 
-        m.d.comb += [self.best.eq(places[0]), self.best_valid.eq(valid[0])]
+        m.d.comb += [
+            *(self.best[name].eq(places[0][name]) for name in places[0].shape().members),
+            self.best.valid.eq(valid[0]),
+        ]
         m.d.sync += Assert(~((self.i.valid | comes) & self.take))
         for k in range(keep - 1):
             m.d.sync += Assert(

@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome, PageState
 
-from ..eviction_layouts import EvictionLayouts
+from .signatures import EvictionLayouts
 
 __all__ = ["Closer"]
 

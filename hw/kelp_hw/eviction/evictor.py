@@ -12,10 +12,18 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import SCORE_BITS, Event, Op, Outcome, PageState, PrefetchSource
 from kelp_spec.policy import GIVEN_BITS, SWEEPS, SWEEPS_MOST, Policy
 
-from ..eviction_layouts import CLASS_BITS, EvictionLayouts
 from ..layouts import POOL_BITS
-from ..tracker.pools import count_bits
-from .queue_state import QueueState
+from .signatures import (
+    CLASS_BITS,
+    EvictionLayouts,
+    EvictionsUnderWay,
+    PageCheck,
+    PolicyState,
+    PoolCounts,
+    QueueView,
+    SweepControl,
+    SweepList,
+)
 
 __all__ = ["Evictor"]
 
@@ -59,22 +67,18 @@ class Evictor(wiring.Component):
 
     Members
     -------
-    pool_free, pool_used : in, per pool; low_water : in
+    pools : in, PoolCounts; low_water : in
         A pool is served while used > 0 and free + under way < max(1, low_water).
     hold : in
         No choice begins.
     sessions : in
     i_result : in, always-ready stream of result
-    roots, requester, entered, done, refreshing, look_valid, look_squeue, look_done, look : the
-    queue state squeue, watch, start, sweep_look, step, session, ahead, sweep_busy, best,
-    best_valid, take, clear, swept_step, other, other_valid, followed, wanted,
-    wanted_valid, drop, next_wanted : the sweep
-    offer_valid, offer, offer_done : the queue state
-    disputed, explore, gave, gave_value, in_credit, refresh, refresh_squeue, refreshed,
-    ahead_wanted, ahead_session, ahead_squeue, looked : policy `kelp`
+    queues : in, QueueView
+    sweep : out, SweepControl; list : in, SweepList
+    policy : in, PolicyState
     prefetch_on, prefetch_water : in
         Prefetch by `kelp` is switched on; frames that it leaves free.
-    free_slot, has_free, under_way, page, working : the eviction slots
+    slots : in, EvictionsUnderWay; check : out, PageCheck
     o_op : out, stream of op (CLAIM)
     o_prefetch : out, stream of op (PREFETCH)
     o_event : out, always-ready stream
@@ -89,66 +93,21 @@ class Evictor(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
-        counts = data.ArrayLayout(count_bits(config), len(POOLS))
         super().__init__(
             {
-                "pool_free": In(counts),
-                "pool_used": In(counts),
+                "pools": In(PoolCounts(config)),
                 "low_water": In(16),
                 "hold": In(1),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
-                "roots": In(data.ArrayLayout(layouts.root, len(POOLS))),
-                "requester": In(data.ArrayLayout(config.squeue_bits, len(POOLS))),
-                "entered": In(QueueState.count_bits(config)),
-                "done": In(QueueState.count_bits(config)),
-                "refreshing": In(1),
-                "look_valid": Out(1),
-                "look_squeue": Out(config.squeue_bits),
-                "look_done": In(1),
-                "look": In(layouts.look),
-                "squeue": Out(config.squeue_bits),
-                "watch": Out(1),
-                "start": Out(1),
-                "sweep_look": Out(layouts.look),
-                "step": Out(layouts.session["step"].shape),
-                "sweep_busy": In(1),
-                "best": In(layouts.candidate),
-                "best_valid": In(1),
-                "take": Out(1),
-                "swept_step": In(layouts.session["step"].shape),
-                "session": Out(config.session_bits),
-                "ahead": Out(1),
-                "clear": Out(1),
-                "other": In(layouts.candidate),
-                "other_valid": In(1),
-                "followed": In(1),
-                "wanted": In(config.page_bits),
-                "wanted_valid": In(1),
-                "drop": Out(1),
-                "next_wanted": Out(1),
-                "offer_valid": Out(1),
-                "offer": Out(SCORE_BITS),
-                "offer_done": In(1),
-                "disputed": Out(1),
-                "explore": In(1),
-                "gave": Out(1),
-                "gave_value": Out(SCORE_BITS),
-                "in_credit": In(1),
-                "refresh": In(1),
-                "refresh_squeue": In(config.squeue_bits),
-                "refreshed": Out(1),
-                "ahead_wanted": In(1),
-                "ahead_session": In(config.session_bits),
-                "ahead_squeue": In(config.squeue_bits),
-                "looked": Out(1),
+                "queues": In(QueueView(config)),
+                "sweep": Out(SweepControl(config)),
+                "list": In(SweepList(config)),
+                "policy": In(PolicyState(config)),
                 "prefetch_on": In(1),
                 "prefetch_water": In(16),
-                "free_slot": In(config.write_back_bits),
-                "has_free": In(1),
-                "under_way": In(data.ArrayLayout(range(config.write_backs + 1), len(POOLS))),
-                "page": Out(config.page_bits),
-                "working": In(1),
+                "slots": In(EvictionsUnderWay(config)),
+                "check": Out(PageCheck(config)),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "o_prefetch": Out(stream.Signature(layouts.op)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
@@ -160,6 +119,9 @@ class Evictor(wiring.Component):
         m = Module()
         c = self.config
         pools = range(len(POOLS))
+        queues, sweep, found, policy = self.queues, self.sweep, self.list, self.policy
+        look, best, other = queues.lookup.answer.p, found.best, found.other
+        under_way, free_slot = self.slots.count, self.slots.free
 
         # --- which pool ---
         need, resting, reported = Signal(len(POOLS)), Signal(len(POOLS)), Signal(len(POOLS))
@@ -167,8 +129,8 @@ class Evictor(wiring.Component):
         m.d.sync += target.eq(Mux(self.low_water == 0, 1, self.low_water))
         for p in pools:
             m.d.sync += need[p].eq(
-                (self.pool_used[p] != 0)
-                & (self.pool_free[p] + self.under_way[p] < target)
+                (self.pools.used[p] != 0)
+                & (self.pools.free[p] + under_way[p] < target)
                 & ~resting[p]
             )
         next_pool, pool, turn = Signal(POOL_BITS), Signal(POOL_BITS), Signal(POOL_BITS)
@@ -194,7 +156,7 @@ class Evictor(wiring.Component):
 
         # --- the queue at hand and its session ---
         squeue, first = Signal(c.squeue_bits), Signal(c.squeue_bits)
-        session, closing, step = Signal(range(c.sessions)), Signal(), Signal.like(self.step)
+        session, closing, step = Signal(range(c.sessions)), Signal(), Signal.like(sweep.step)
         fetch_session = Signal(c.session_bits)
         above = [squeue >= k * c.queues for k in range(1, c.sessions)]
         sessions = Array(self.sessions[k] for k in range(c.sessions))
@@ -204,8 +166,8 @@ class Evictor(wiring.Component):
             step.eq(sessions[session].step),
         ]
         roots, requester = (
-            Array(self.roots[p] for p in pools),
-            Array(self.requester[p] for p in pools),
+            Array(queues.roots[p] for p in pools),
+            Array(queues.requester[p] for p in pools),
         )
 
         # --- whose list it is ---
@@ -219,29 +181,27 @@ class Evictor(wiring.Component):
         old_list, usable, eligible, kelp = Signal(), Signal(), Signal(), Signal()
         # The list has stood still for longer when it is asked for.
         m.d.sync += usable.eq(
-            old_list
-            & self.best_valid
-            & ~outlived
-            & ~closing
-            & ((self.best.kind == 0) | (self.swept_step == step))
+            old_list & best.valid & ~outlived & ~closing & ((best.kind == 0) | (found.step == step))
         )
         m.d.comb += [
             # Also of a session that is closing: its own fetches may wait for these frames.
-            eligible.eq(self.look.listed & (self.look.pool == pool)),
-            kelp.eq(self.look.policy == Policy.KELP),
-            self.look_squeue.eq(squeue),
-            self.squeue.eq(squeue),
-            self.sweep_look.eq(self.look),
-            self.session.eq(session),
+            eligible.eq(look.listed & (look.pool == pool)),
+            kelp.eq(look.policy == Policy.KELP),
+            queues.lookup.request.p.eq(squeue),
+            queues.offer.request.p.squeue.eq(squeue),
+            sweep.watch.p.squeue.eq(squeue),
+            sweep.start.p.look.eq(look),
+            sweep.start.p.session.eq(session),
+            self.check.page.squeue.eq(squeue),
             # The sweep is given the step of its own session as M3 has it now; `step` above is a
             # cycle late.
-            self.step.eq(sessions[session].step),
+            sweep.step.eq(sessions[session].step),
         ]
         op = self.o_op.payload
         claim_page, claim_step, claim_slot = (
             Signal(c.page_bits),
-            Signal.like(self.step),
-            Signal.like(self.free_slot),
+            Signal.like(sweep.step),
+            Signal.like(free_slot.slot),
         )
         m.d.comb += [
             op.kind.eq(Op.CLAIM),
@@ -278,26 +238,22 @@ class Evictor(wiring.Component):
         ]
         m.d.comb += [
             differs.eq(
-                fresh_take
-                & self.best_valid
-                & (self.best.kind == 0)
-                & self.other_valid
-                & (self.other.page != self.best.page)
+                fresh_take & best.valid & (best.kind == 0) & other.valid & (other.page != best.page)
             ),
-            other_turn.eq(differs & self.explore),
-            self.page.eq(Mux(other_turn, self.other.page, self.best.page)),
-            has_page.eq(self.best_valid & (self.best.kind == 0)),
-            self.gave_value.eq(~claim_priority),
+            other_turn.eq(differs & policy.explore),
+            self.check.page.page.eq(Mux(other_turn, other.page, best.page)),
+            has_page.eq(best.valid & (best.kind == 0)),
+            policy.gave.p.eq(~claim_priority),
             op.mass.eq(given_by),
             # A queue with nothing but pages in use offers next to nothing; after its turn, what it
             # will be able to offer in the next step.
-            self.offer.eq(
+            queues.offer.request.p.excess.eq(
                 Mux(
-                    ~self.best_valid,
+                    ~best.valid,
                     0,
                     Mux(
-                        (self.best.kind == 0) | ((job == Job.REFRESH) & (self.best.kind == 1)),
-                        self.best.priority,
+                        (best.kind == 0) | ((job == Job.REFRESH) & (best.kind == 1)),
+                        best.priority,
                         1,
                     ),
                 )
@@ -308,28 +264,32 @@ class Evictor(wiring.Component):
             fetch.kind.eq(Op.PREFETCH),
             fetch.session.eq(fetch_session),
             fetch.squeue.eq(fetching),
-            fetch.page.eq(self.wanted),
+            fetch.page.eq(found.wanted.p),
             fetch.source.eq(PrefetchSource.POLICY),
         ]
 
-        wait, awaited, looked = Signal(range(self.SETTLE + 1)), Signal.like(self.entered), Signal()
-        fresh, absorbed, caught_up = Signal(), Signal.like(self.entered), Signal()
-        m.d.comb += [absorbed.eq(self.done - awaited), self.busy.eq(1)]
+        wait, awaited, looked = (
+            Signal(range(self.SETTLE + 1)),
+            Signal.like(queues.entered),
+            Signal(),
+        )
+        fresh, absorbed, caught_up = Signal(), Signal.like(queues.entered), Signal()
+        m.d.comb += [absorbed.eq(queues.done - awaited), self.busy.eq(1)]
         can_fetch, fetch_pool, coming, list_kelp = Signal(), Signal(POOL_BITS), Signal(), Signal()
         m.d.comb += [
-            coming.eq(Cat(self.under_way[p] != 0 for p in pools).any()),
-            self.ahead.eq(job == Job.AHEAD),
+            sweep.watch.p.ahead.eq(job == Job.AHEAD),
+            coming.eq(Cat(under_way[p] != 0 for p in pools).any()),
         ]
-        free = Array(self.pool_free[p] for p in pools)
-        m.d.sync += can_fetch.eq(self.in_credit & (free[fetch_pool] > self.prefetch_water))
+        free = Array(self.pools.free[p] for p in pools)
+        m.d.sync += can_fetch.eq(policy.in_credit & (free[fetch_pool] > self.prefetch_water))
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += self.busy.eq(
                     (
-                        (need.any() & self.has_free)
-                        | self.refresh
-                        | self.ahead_wanted
-                        | self.wanted_valid
+                        (need.any() & free_slot.valid)
+                        | policy.refresh.valid
+                        | policy.ahead.valid
+                        | found.wanted.valid
                     )
                     & ~self.hold
                 )
@@ -342,7 +302,7 @@ class Evictor(wiring.Component):
                 ]
                 with m.If(self.hold):
                     pass
-                with m.Elif(need.any() & self.has_free):
+                with m.Elif(need.any() & free_slot.valid):
                     m.d.sync += [
                         pool.eq(turn),
                         next_pool.eq(turn + 1),
@@ -350,33 +310,33 @@ class Evictor(wiring.Component):
                         job.eq(Job.EVICT),
                     ]
                     m.next = "SETTLE"
-                with m.Elif(self.refresh):
-                    m.d.comb += self.refreshed.eq(1)
+                with m.Elif(policy.refresh.valid):
+                    m.d.comb += policy.refreshed.eq(1)
                     m.d.sync += [
                         job.eq(Job.REFRESH),
-                        squeue.eq(self.refresh_squeue),
+                        squeue.eq(policy.refresh.squeue),
                         old_list.eq(0),
                     ]
                     m.next = "SETTLE"
-                with m.Elif(self.wanted_valid):
+                with m.Elif(found.wanted.valid):
                     with m.If(can_fetch):
                         m.next = "FETCH"
-                    with m.Elif(~self.in_credit | (~need.any() & ~coming)):
+                    with m.Elif(~policy.in_credit | (~need.any() & ~coming)):
                         m.next = "DROP"
-                with m.Elif(self.ahead_wanted):
-                    m.d.comb += self.looked.eq(1)
-                    with m.If(self.prefetch_on & self.in_credit):
+                with m.Elif(policy.ahead.valid):
+                    m.d.comb += policy.looked.eq(1)
+                    with m.If(self.prefetch_on & policy.in_credit):
                         m.d.sync += [
                             job.eq(Job.AHEAD),
-                            squeue.eq(self.ahead_squeue),
-                            fetching.eq(self.ahead_squeue),
-                            fetch_session.eq(self.ahead_session),
+                            squeue.eq(policy.ahead.squeue),
+                            fetching.eq(policy.ahead.squeue),
+                            fetch_session.eq(policy.ahead.session),
                             old_list.eq(0),
                         ]
                         m.next = "SETTLE"
             with m.State("SETTLE"):
                 # All results up to now have become events; then all of these are absorbed.
-                m.d.sync += [wait.eq(wait - 1), awaited.eq(self.entered), caught_up.eq(0)]
+                m.d.sync += [wait.eq(wait - 1), awaited.eq(queues.entered), caught_up.eq(0)]
                 with m.If(wait == 0):
                     m.next = "ABSORB"
             with m.State("ABSORB"):
@@ -384,7 +344,7 @@ class Evictor(wiring.Component):
                 # while all is refreshed, so far past that the sign turns.
                 with m.If(~absorbed[-1]):
                     m.d.sync += caught_up.eq(1)
-                with m.If((caught_up | ~absorbed[-1]) & ~self.refreshing):
+                with m.If((caught_up | ~absorbed[-1]) & ~queues.refreshing):
                     m.next = "LOOK"
                     with m.If(~looked & (job == Job.EVICT)):
                         m.next = "CHOOSE"
@@ -402,21 +362,22 @@ class Evictor(wiring.Component):
             with m.State("LOOK"):
                 # `session`, `closing` and `step` follow `squeue` by three cycles, the answer by
                 # four.
-                m.d.comb += self.look_valid.eq(~self.look_done)
-                with m.If(self.look_done):
+                m.d.comb += queues.lookup.request.valid.eq(1)
+                with m.If(queues.lookup.request.ready):
+                    m.next = "LOOKING"
+            with m.State("LOOKING"):
+                with m.If(queues.lookup.answer.valid):
                     m.next = "JUDGE"
                     with m.If(looked):
                         m.next = "START"
             with m.State("JUDGE"):
                 with m.If(job != Job.EVICT):
-                    m.d.sync += fetch_pool.eq(self.look.pool)
+                    m.d.sync += fetch_pool.eq(look.pool)
                     m.next = "IDLE"
-                    with m.If(
-                        kelp & Mux(job == Job.AHEAD, self.look.newest_valid, self.look.listed)
-                    ):
+                    with m.If(kelp & Mux(job == Job.AHEAD, look.newest.valid, look.listed)):
                         m.next = "WATCH"
                 with m.Elif(kelp & ~eligible & (phase == Phase.OFFERED)):
-                    m.d.comb += self.clear.eq(1)
+                    m.d.comb += found.clear.eq(1)
                     m.d.sync += [fresh.eq(1), list_kelp.eq(1)]
                     m.next = "OFFER"
                 with m.Elif((phase == Phase.ASKED) & ~(kelp & eligible)):
@@ -430,7 +391,7 @@ class Evictor(wiring.Component):
                 with m.Else():
                     m.next = "NEXT"
             with m.State("WATCH"):
-                m.d.comb += self.watch.eq(1)
+                m.d.comb += sweep.watch.valid.eq(1)
                 m.d.sync += [wait.eq(self.SETTLE), looked.eq(1), fresh.eq(1), old_list.eq(0)]
                 with m.If(job != Job.AHEAD):
                     m.d.sync += [
@@ -440,22 +401,25 @@ class Evictor(wiring.Component):
                     ]
                 m.next = "SETTLE"
             with m.State("START"):
-                m.d.comb += self.start.eq(1)
+                m.d.comb += sweep.start.valid.eq(1)
                 m.d.sync += [looked.eq(0), fresh_take.eq(kelp)]
                 with m.If(job != Job.AHEAD):
                     m.d.sync += outlived.eq(0)
                 m.next = "SWEEPING"
             with m.State("SWEEPING"):
-                with m.If(~self.sweep_busy):
+                with m.If(~sweep.busy):
                     m.next = "TAKE"
                     with m.If(job == Job.AHEAD):
                         m.next = "IDLE"
                     with m.Elif(kelp & (phase == Phase.OFFERED)):
                         m.next = "OFFER"
             with m.State("OFFER"):
-                # `look_squeue` is still the queue of the list, or the one that has none.
-                m.d.comb += self.offer_valid.eq(~self.offer_done)
-                with m.If(self.offer_done):
+                # `squeue` is still the queue of the list, or the one that has none.
+                m.d.comb += queues.offer.request.valid.eq(1)
+                with m.If(queues.offer.request.ready):
+                    m.next = "OFFERING"
+            with m.State("OFFERING"):
+                with m.If(queues.offer.done):
                     m.next = "OFFERED"
             with m.State("OFFERED"):
                 with m.Switch(phase):
@@ -492,28 +456,28 @@ class Evictor(wiring.Component):
                     m.next = "LOOK"
             with m.State("TAKE"):
                 m.d.sync += [
-                    claim_page.eq(self.page),
-                    claim_step.eq(Mux(other_turn, self.other.last_step, self.best.last_step)),
-                    claim_slot.eq(self.free_slot),
-                    claim_kind.eq(self.best.kind),
-                    claim_priority.eq(Mux(other_turn, self.other.priority, self.best.priority)),
-                    given_by.eq(Mux(differs, 1 + (self.followed ^ other_turn), 0)),
+                    claim_page.eq(self.check.page.page),
+                    claim_step.eq(Mux(other_turn, other.last_step, best.last_step)),
+                    claim_slot.eq(free_slot.slot),
+                    claim_kind.eq(best.kind),
+                    claim_priority.eq(Mux(other_turn, other.priority, best.priority)),
+                    given_by.eq(Mux(differs, 1 + (found.followed ^ other_turn), 0)),
                     fresh_take.eq(0),
                     first.eq(Mux(phase == Phase.ASKED, squeue, first)),
                 ]
-                m.d.comb += self.disputed.eq(differs)
-                with m.If(~self.best_valid & list_kelp):
+                m.d.comb += policy.disputed.eq(differs)
+                with m.If(~best.valid & list_kelp):
                     m.d.sync += phase.eq(Phase.FAILED)
                     m.next = "OFFER"
-                with m.Elif(~self.best_valid):
+                with m.Elif(~best.valid):
                     # A list of an earlier sweep is used up: the same queue may have more.
                     m.d.sync += old_list.eq(0)
                     m.next = "NEXT"
                     with m.If(~fresh):
                         m.next = "LOOK"
                 with m.Else():
-                    m.d.comb += self.take.eq(~other_turn)
-                    with m.If(~self.working):
+                    m.d.comb += found.take.eq(~other_turn)
+                    with m.If(~self.check.working):
                         m.next = "CLAIM"
             with m.State("CLAIM"):
                 m.d.comb += self.o_op.valid.eq(1)
@@ -528,7 +492,7 @@ class Evictor(wiring.Component):
                         m.d.sync += reported.bit_select(pool, 1).eq(0)
                         m.next = "FOUND"
                         with m.If(list_kelp):
-                            m.d.comb += self.gave.eq(claim_kind == 0)
+                            m.d.comb += policy.gave.valid.eq(claim_kind == 0)
                             m.d.sync += phase.eq(Phase.GIVEN)
                             m.next = "OFFER"
             with m.State("FOUND"):
@@ -555,12 +519,12 @@ class Evictor(wiring.Component):
                     m.next = "FOUND"
             with m.State("DROP"):
                 # A state of its own: the wishes lie far from what decides on them.
-                m.d.comb += self.drop.eq(1)
+                m.d.comb += found.wanted.ready.eq(1)
                 m.next = "IDLE"
             with m.State("FETCH"):
                 m.d.comb += self.o_prefetch.valid.eq(1)
                 with m.If(self.o_prefetch.ready):
-                    m.d.comb += self.next_wanted.eq(1)
+                    m.d.comb += found.wanted.ready.eq(1)
                     m.next = "FETCHING"
             with m.State("FETCHING"):
                 m.d.sync += wait.eq(self.SETTLE)

@@ -9,9 +9,9 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 
-from ..eviction_layouts import EvictionLayouts
 from ..layouts import POOL_BITS
 from ..lib.split_sram import SplitSram
+from .signatures import EvictionLayouts
 
 __all__ = ["ExcessTree"]
 

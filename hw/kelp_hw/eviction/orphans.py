@@ -5,15 +5,15 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Module, Mux, Signal
-from amaranth.lib import data, fifo, stream, wiring
+from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome
 
 from ..datapath.flush import flush_layout
-from ..eviction_layouts import EvictionLayouts
 from ..layouts import POOL_BITS
+from .signatures import EvictionLayouts, PageCheck
 
 __all__ = ["Orphans"]
 
@@ -37,8 +37,7 @@ class Orphans(wiring.Component):
         Frames that are no eviction's.
     i_result : in, always-ready stream of result
     i_owner : in, always-ready stream of frame_owner
-    squeue, page : out; working : in
-        Asks whether an eviction works on the page.
+    check : out, PageCheck
     o_free : out, stream of op (FREE); o_op : out, stream of op (PEEK, RECOVER)
     o_event : out, always-ready stream
         FRAME_RECOVERED, held until `event_taken`.
@@ -58,9 +57,7 @@ class Orphans(wiring.Component):
                 "i_flushed": In(stream.Signature(flush_layout(config))),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "i_owner": In(stream.Signature(layouts.frame_owner, always_ready=True)),
-                "squeue": Out(config.squeue_bits),
-                "page": Out(config.page_bits),
-                "working": In(1),
+                "check": Out(PageCheck(config)),
                 "o_free": Out(stream.Signature(layouts.op)),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
@@ -95,7 +92,7 @@ class Orphans(wiring.Component):
         # --- lost words ---
         r = self.i_result.p
         m.submodules.lost = lost = fifo.SyncFIFO(width=c.squeue_bits + c.page_bits, depth=self.LOST)
-        where = data.StructLayout({"page": c.page_bits, "squeue": c.squeue_bits})
+        where = self.layouts.page
         head, at, new = Signal(where), Signal(where), Signal(where)
         m.d.comb += [
             head.eq(lost.r_data),
@@ -104,8 +101,7 @@ class Orphans(wiring.Component):
             lost.w_data.eq(new),
             lost.w_en.eq(self.i_result.valid & r.uncorrected),
             self.overflow.eq(lost.w_en & ~lost.w_rdy),
-            self.squeue.eq(at.squeue),
-            self.page.eq(at.page),
+            self.check.page.eq(at),
         ]
         # Miss entries under way, and those that a search waits for: any of them may hold the page's
         # frame.
@@ -148,7 +144,7 @@ class Orphans(wiring.Component):
                 with m.If(~pending.any()):
                     m.next = "EVICTION"
             with m.State("EVICTION"):
-                with m.If(~self.working):
+                with m.If(~self.check.working):
                     m.next = "PEEK"
             with m.State("PEEK"):
                 m.d.comb += self.o_op.valid.eq(1)

@@ -10,13 +10,9 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 
 from ..lib.sram import Sram
+from .signatures import MapRead, word_pages
 
-__all__ = ["ResidencyMap", "word_pages"]
-
-
-def word_pages(config: Config) -> int:
-    """Pages in one word of the map."""
-    return min(64, config.pages)
+__all__ = ["ResidencyMap"]
 
 
 class ResidencyMap(wiring.Component):
@@ -24,8 +20,8 @@ class ResidencyMap(wiring.Component):
     read.
 
     `update` reads the page's word in its cycle and writes it two cycles later, when `was` tells the
-    bit before; one update in two cycles, of any page. A word is read per cycle, but waits
-    (`read_ready` low) while an update reads; `word` follows a cycle after. After reset the map
+    bit before; one update in two cycles, of any page. A word is read per cycle, but waits (not
+    `granted`) while an update reads; `word` follows a cycle after. After reset the map
     clears itself, one word per cycle, until `ready`.
 
     Parameters
@@ -37,8 +33,7 @@ class ResidencyMap(wiring.Component):
     update, squeue, page, value : in
     was : out
         Two cycles after `update`.
-    read_valid, read_squeue, read_index : in; read_ready : out
-    word : out
+    read : in, MapRead
     ready : out
     """
 
@@ -53,11 +48,7 @@ class ResidencyMap(wiring.Component):
                 "page": In(config.page_bits),
                 "value": In(1),
                 "was": Out(1),
-                "read_valid": In(1),
-                "read_squeue": In(config.squeue_bits),
-                "read_index": In(range(max(2, self.words))),
-                "read_ready": Out(1),
-                "word": Out(self.word_pages),
+                "read": In(MapRead(config)),
                 "ready": Out(1),
             }
         )
@@ -69,18 +60,19 @@ class ResidencyMap(wiring.Component):
         bit_bits = (self.word_pages - 1).bit_length()
         index_bits = (self.words - 1).bit_length()
 
+        request = self.read.request
         place = Cat(self.page[bit_bits:], self.squeue)
         updating, changing = Signal(), Signal()
         bit, value, address = Signal(bit_bits), Signal(), Signal(words.address_bits)
         # a block RAM is slow to answer
         raw, changed = Signal(self.word_pages, reset_less=True), Signal(self.word_pages)
         m.d.comb += [
-            self.read_ready.eq(~self.update & self.ready),
+            self.read.granted.eq(~self.update & self.ready),
             words.read_en.eq(1),  # whoever reads takes the word in the next cycle
             words.read_address.eq(
-                Mux(self.update, place, Cat(self.read_index[:index_bits], self.read_squeue))
+                Mux(self.update, place, Cat(request.index[:index_bits], request.squeue))
             ),
-            self.word.eq(words.read_data),
+            self.read.word.eq(words.read_data),
             self.was.eq(raw.bit_select(bit, 1)),
             changed.eq(raw),
             changed.bit_select(bit, 1).eq(value),

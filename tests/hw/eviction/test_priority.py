@@ -104,7 +104,7 @@ def test_list_keeps_the_best_in_order(keep):
             ctx.set(dut.i.valid, 0)
             await ctx.tick()
             got = []
-            while ctx.get(dut.best_valid):
+            while ctx.get(dut.best.valid):
                 best = dut.best
                 got.append((ctx.get(best.kind), ctx.get(best.priority), ctx.get(best.page)))
                 assert ctx.get(best.last_step) == got[-1][2] * 3
