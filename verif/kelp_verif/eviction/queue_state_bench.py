@@ -188,7 +188,8 @@ class TB:
         for _ in range(200):
             await ReadOnly()
             taken = getattr(self.dut, port + "__ready").value == 1
-            await self.tick()
+            await RisingEdge(self.dut.clk)
+            self.cycle += 1
             if taken:
                 break
         else:
