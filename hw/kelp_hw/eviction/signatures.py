@@ -7,7 +7,7 @@ first in its docstring drives.
 
 from __future__ import annotations
 
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import data, enum, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
@@ -23,13 +23,16 @@ __all__ = [
     "EvictionsUnderWay",
     "Lookup",
     "MapRead",
+    "Moment",
     "Offer",
     "PageCheck",
     "PolicyState",
     "PoolCounts",
     "QueueView",
+    "Search",
     "SweepControl",
     "SweepList",
+    "Verdict",
     "event_count_bits",
     "event_depth",
     "unforeseen_events",
@@ -37,6 +40,31 @@ __all__ = [
 ]
 
 CLASS_BITS = 2  #: 0 ordinary, 1 touched in the sweep's step, 2 the queue's newest page
+
+
+class Moment(enum.Enum, shape=3):
+    """Where a search for a victim is when it tells or asks its policy."""
+
+    NONE = 0
+    BEGIN = 1  #: the next search is a new one
+    JUDGE = 2  #: asks: the queue at hand has been looked up
+    SWEPT = 3  #: asks: the queue at hand has been swept
+    TAKE = 4  #: the page that the policy names is taken
+    EMPTY = 5  #: asks: the list has no page to take
+    GIVEN = 6  #: asks: M3 has given the page away
+    NEXT = 7  #: the next queue is tried
+
+
+class Verdict(enum.Enum, shape=3):
+    """What a search does next."""
+
+    WAIT = 0  #: until the policy has another verdict
+    TAKE = 1  #: a page from the list
+    SWEEP = 2  #: the queue at hand
+    LOOK = 3  #: the queue at hand is looked up, again or after a move
+    NEXT = 4  #: the next queue is tried
+    DONE = 5  #: a page was given; the search ends when its pool counts it
+    REST = 6  #: the search ends at once
 
 
 def word_pages(config: Config) -> int:
@@ -89,6 +117,13 @@ class EvictionLayouts(Layouts):
         What a sweep holds while pages are in the priority unit: the step, the newest page, the
         recency constant as configured, the queue's policy (`kelp`), and `opinion`'s two (`near` is
         256 where no page's turn counts).
+    search_facts : layout
+        Of the queue at hand, `squeue`: its policy is `kelp`; `eligible`, it has a listed page of
+        the pool that is served; `usable`, the list is its own and still good; `fresh`, the list was
+        made for it in this search. `evict`: a pool asked for this search. Of that pool: its `root`,
+        which gives `gladly` where its excess is above 1, and the queue that is `asking`.
+    move : layout
+        Another queue to search from.
     watch, sweep_start : layout
         Payloads of `SweepControl`.
     """
@@ -129,6 +164,20 @@ class EvictionLayouts(Layouts):
                 "near": 9,
             }
         )
+        self.search_facts = S(
+            {
+                "squeue": c.squeue_bits,
+                "kelp": 1,
+                "eligible": 1,
+                "usable": 1,
+                "fresh": 1,
+                "evict": 1,
+                "root": c.squeue_bits,
+                "gladly": 1,
+                "asking": c.squeue_bits,
+            }
+        )
+        self.move = S({"valid": 1, "squeue": c.squeue_bits})
         self.watch = S({"squeue": c.squeue_bits, "ahead": 1})
         self.sweep_start = S({"session": c.session_bits, "look": self.look})
 
@@ -244,6 +293,23 @@ class PolicyState(wiring.Signature):
                     S({"valid": 1, "session": config.session_bits, "squeue": config.squeue_bits})
                 ),
                 "looked": In(1),
+            }
+        )
+
+
+class Search(wiring.Signature):
+    """Evictor → a policy. `moment`, and in the same cycle the policy's `verdict` where the moment
+    asks for one; after a verdict WAIT there is no moment until another verdict comes. `facts`: of
+    the queue at hand. `move`: with the verdict, to another queue."""
+
+    def __init__(self, config: Config):
+        layouts = EvictionLayouts(config)
+        super().__init__(
+            {
+                "moment": Out(Moment),
+                "facts": Out(layouts.search_facts),
+                "verdict": In(Verdict),
+                "move": In(layouts.move),
             }
         )
 
