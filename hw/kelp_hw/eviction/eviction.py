@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Eviction engine: queue state, sweep, evictor, evictions under way, orphans and closer, on one
-stream of ops (docs/design.md §6)."""
+stream of ops, one per cycle (docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Eviction(wiring.Component):
     """Keeps free frames above the low-water mark, closes sessions, recovers frames of lost words.
 
     Its ops leave in this order of priority: RELEASE, FREE, CLAIM, SCAN, PEEK and RECOVER, SCRUB and
-    CLOSED; one per cycle, one cycle after their source offered them, the closer's two.
+    CLOSED. Interval: `INTERVAL`, one per cycle. Latency: `LATENCY` cycle after their source offered
+    them, the closer's two.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class Eviction(wiring.Component):
     queue_ready : out
         Credit for ops that may change which pages are resident.
     config_write : in, always-ready stream of config_write
-    sessions : in
+    sessions : in, array of session
         As M3 has them in the cycle in which `i_result` shows an op: after that op.
     i_scan : in, always-ready stream of scanned (EMA engine)
     i_claim : in, always-ready stream of claim; i_owner : in, frame_owner (frame table)
@@ -57,6 +58,7 @@ class Eviction(wiring.Component):
         Frames of the pools in use; prefetch by policy `kelp` is switched on, and the frames that it
         leaves free.
     resident_squeue : in; resident_lines : out
+        As in `QueueState`.
     swept : out
         Pulse per sweep.
     o_event : out, always-ready stream
@@ -66,6 +68,9 @@ class Eviction(wiring.Component):
         Nothing is under way; nothing is, except what waits for the flash (for some cycles, so that
         it may be trusted at once).
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -145,7 +150,7 @@ class Eviction(wiring.Component):
         connect(m, flipped(self.i_scan), sweep.i_scan)
         connect(m, flipped(self.i_claim), slots.i_claim)
         connect(m, flipped(self.i_owner), orphans.i_owner)
-        # The closer's walk does not hear in the same cycle whether its op may go.
+        # Critical path: a skid buffer here, so that the closer's walk does not depend on `ready`.
         layout = evictor.o_op.payload.shape()
         kept = data.StructLayout(
             {name: layout[name].shape for name in ("kind", "session", "squeue", "page")}
@@ -163,15 +168,14 @@ class Eviction(wiring.Component):
             slots.check_scrub.page.squeue.eq(closing.o.p.squeue),
             slots.check_scrub.page.page.eq(closing.o.p.page),
         ]
-        # from all over the endpoint
+        # critical path: registered here
         m.d.sync += [evictor.hold.eq(self.hold), evictor.low_water.eq(self.low_water)]
         connect(m, slots.o_write_back, flipped(self.o_write_back))
         connect(m, evictor.o_prefetch, flipped(self.o_prefetch))
         connect(m, flipped(self.i_written_back), slots.i_written_back)
 
-        # Whose flush it was says its token. It is far from here, and flushes take some cycles each:
-        # one register, and a cycle between two. Whose it is stands in registers as well: that
-        # decides which op goes.
+        # The token says whether a flush is an eviction's. Critical path: flush and owner are
+        # registered here; `ready` is low in the cycle after, since a flush takes some cycles.
         comes_own, own, other, flushed, held = (
             Signal(),
             Signal(),
@@ -198,7 +202,7 @@ class Eviction(wiring.Component):
         with m.Elif(own | orphans.i_flushed.ready):
             m.d.sync += [held.eq(0), own.eq(0), other.eq(0)]
 
-        # An op that is offered stays, whatever comes after it: hence the register.
+        # An op that is offered stays, though one of higher priority may follow: hence the register.
         sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, scrub)
         # A page whose eviction was cancelled may still be on its way to flash: its frame is nobody
         # else's before that is over.

@@ -13,6 +13,7 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome
 from kelp_spec.policy import Policy
 
+from ..pipeline import RESULT_TO_NEED
 from .kelp_search import KelpSearch
 from .plain_search import PlainSearch
 from .policy_prefetch import PolicyPrefetch
@@ -88,7 +89,7 @@ class Evictor(wiring.Component):
         A choice is being made, or will be without further input.
     """
 
-    SETTLE = 4  #: cycles in which a result and what it did to the pools reach this block
+    SETTLE = RESULT_TO_NEED
 
     def __init__(self, *, config: Config):
         self.config = config

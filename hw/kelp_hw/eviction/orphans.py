@@ -24,8 +24,9 @@ class Orphans(wiring.Component):
 
     A search waits until every miss entry alive at its start has flipped and no eviction works on
     the page. Then it PEEKs every frame, one at a time; the owner's frame is RECOVERed, which
-    flushes and frees it. About 10 cycles per frame, in the background; up to `LOST` words wait
-    their turn, the search for more is given up (`overflow`): their frames stay used until reset.
+    flushes and frees it. Latency: about 10 cycles per frame, in the background; up to `LOST`
+    words wait their turn, the search for more is given up (`overflow`): their frames stay used
+    until reset.
 
     Parameters
     ----------
@@ -38,12 +39,16 @@ class Orphans(wiring.Component):
     i_result : in, always-ready stream of result
     i_owner : in, always-ready stream of frame_owner
     check : out, PageCheck
-    o_free : out, stream of op (FREE); o_op : out, stream of op (PEEK, RECOVER)
+        Of the page whose frame is searched.
+    o_free : out, stream of op (FREE)
+    o_op : out, stream of op (PEEK, RECOVER)
     o_event : out, always-ready stream
         FRAME_RECOVERED, held until `event_taken`.
+    event_taken : in
     overflow : out
         Pulse: a search was given up.
     idle : out
+        No search waits or is under way.
     """
 
     LOST = 8

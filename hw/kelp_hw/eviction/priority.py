@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Recency and priority of scanned pages (spec §5)."""
+"""Recency and priority of scanned pages (spec §5): a pipeline, one page per cycle."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class PriorityUnit(wiring.Component):
     """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16;
     under policy `kelp` p = 65535 − value, in two opinions.
 
-    Latency: `LATENCY` cycles; throughput: one page per cycle, in order, never stalls. `constants`
-    must hold still while pages are inside, but for `near` and `second`, which may change until the
-    first page comes.
+    Latency: `LATENCY` cycles. Interval: `INTERVAL`, one page per cycle, in order, never stalls.
+    `constants` must hold still while pages are inside, but for `near` and `second`, which may
+    change until the first page comes.
 
     Parameters
     ----------
@@ -42,6 +42,7 @@ class PriorityUnit(wiring.Component):
     """
 
     LATENCY = 4 + Exp2.LATENCY
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -131,7 +132,7 @@ class PriorityUnit(wiring.Component):
             values[0].eq(profiled * factor),
             values[1].eq(common * factor),
         ]
-        # Out of registers: multipliers are far from the list, which compares with what comes.
+        # Critical path: registered here, between the multipliers and the list's comparison.
         followed, other = Signal(_VALUE_BITS), Signal(_VALUE_BITS)
         m.d.comb += [
             followed.eq(Mux(held.second, values[1], values[0])[8:]),

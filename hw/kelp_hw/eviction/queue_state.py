@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Per-queue state that eviction decides on: listed pages, resident count, excess over the budget,
-newest page, requester (docs/design.md §6)."""
+newest page, requester; a walk of a tree per event (docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class QueueState(wiring.Component):
     """Follows the results of M3. A page is *listed* while its word is RESIDENT; the residency map
     says which are, and what changes there is counted.
 
-    Nothing here is on a request's path: results that matter become events in a queue; each costs
-    about `3·log2(squeues) + 10` cycles. `ready` says that RESERVE more may come, beside those that
+    Nothing here is on a request's path: results that matter become events in a FIFO. Latency:
+    `LATENCY` cycles from a lookup that is taken to its answer. Interval: `INTERVAL` cycles from one
+    event to the next, at most. `ready` says that RESERVE more may come, beside those that
     evictions cause by themselves. `view.entered` and `view.done` count events, so that the evictor
     can wait until all that had come is absorbed.
 
@@ -53,10 +54,10 @@ class QueueState(wiring.Component):
     -------
     i_result : in, always-ready stream of result
     ready : out
-    config_write : in, always-ready stream
+        Credit for M0.
+    config_write : in, always-ready stream of config_write
     view : out, QueueView
-        A lookup is answered five cycles after it is taken; an offer is `done` after a walk of the
-        tree. Not both at a time.
+        An offer is `done` after a walk of the tree. Not a lookup and an offer at a time.
     read : in, MapRead
         The residency map's.
     resident_squeue : in; resident_lines : out
@@ -65,7 +66,15 @@ class QueueState(wiring.Component):
     initialised : out
         The reset scrub is over; results before it are not allowed.
     idle : out
+        All events are absorbed, and nothing is asked.
     """
+
+    LATENCY = 5  # to LOOKED: IDLE, READ, WAS, COUNT, LOOKED
+
+    @property
+    def INTERVAL(self):
+        # IDLE, READ, WAS, COUNT, MULTIPLY, SUBTRACT, START, and WALK until the tree is not busy
+        return 7 + 1 + 3 * self.config.squeue_bits + 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -187,7 +196,7 @@ class QueueState(wiring.Component):
         lines, budget = Signal(range(max(c.frame_lines) + 1)), Signal(c.dram_line_bits)
         count, in_use = Signal(c.page_bits + 1), Signal()
         resident = Signal(c.dram_line_bits + 1)
-        # As the memory has them; what decides on the policy is far from there, and a cycle later.
+        # As the memory has them; critical path: what decides on the policy is registered (`kelp`).
         pool, policy, kelp = Signal.like(tree.pool), Signal.like(settings.o.policy), Signal()
         m.d.comb += [
             changed.eq(listed.was != value),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""One bit per page: is it listed (resident)? (docs/design.md §6)"""
+"""One bit per page: is it listed (resident)? A word per cycle is read (docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class ResidencyMap(wiring.Component):
     """Words of up to 64 pages of one squeue; one page is set or cleared at a time, whole words are
     read.
 
+    Latency: `LATENCY` cycles from a granted request to its word. Interval: `INTERVAL` for reads.
+
     `update` reads the page's word in its cycle and writes it two cycles later, when `was` tells the
     bit before; one update in two cycles, of any page. A word is read per cycle, but waits (not
     `granted`) while an update reads; `word` follows a cycle after. After reset the map
@@ -31,11 +33,16 @@ class ResidencyMap(wiring.Component):
     Members
     -------
     update, squeue, page, value : in
+        The page's bit becomes `value`.
     was : out
-        Two cycles after `update`.
+        What it was, two cycles after `update`.
     read : in, MapRead
     ready : out
+        The clearing after reset is over.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -64,11 +71,11 @@ class ResidencyMap(wiring.Component):
         place = Cat(self.page[bit_bits:], self.squeue)
         updating, changing = Signal(), Signal()
         bit, value, address = Signal(bit_bits), Signal(), Signal(words.address_bits)
-        # a block RAM is slow to answer
+        # critical path: registered here, behind the block RAM
         raw, changed = Signal(self.word_pages, reset_less=True), Signal(self.word_pages)
         m.d.comb += [
             self.read.granted.eq(~self.update & self.ready),
-            words.read_en.eq(1),  # whoever reads takes the word in the next cycle
+            words.read_en.eq(1),  # a word is taken in the cycle in which it comes
             words.read_address.eq(
                 Mux(self.update, place, Cat(request.index[:index_bits], request.squeue))
             ),

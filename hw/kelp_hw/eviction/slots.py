@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Evictions under way: from a CLAIM that was granted to the decision on its RELEASE (docs/design.md
-§6)."""
+"""Evictions under way, side by side: from a CLAIM that was granted to the decision on its RELEASE
+(docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kelp_spec.metadata import Op, Outcome
 from kelp_spec.policy import GIVEN_BITS
 
 from ..layouts import POOL_BITS
+from ..pipeline import RELEASE_TO_FREE
 from .signatures import EvictionLayouts, EvictionsUnderWay, PageCheck
 
 __all__ = ["EvictionSlots"]
@@ -22,8 +23,9 @@ class EvictionSlots(wiring.Component):
     """`write_backs` evictions side by side: claimed → flushed → (dirty) written to flash → RELEASE.
 
     What the frame stage and the data path report of a slot moves it on at once: a flushed frame
-    goes into the line of those that want their cold write or of those that want their RELEASE, and
-    leaves it in that order. So nothing waits longer than for those before it. A slot takes its next
+    goes into the FIFO of those that want their cold write or of those that want their RELEASE.
+    Latency: `LATENCY` cycles from a clean flush to its RELEASE on `o_op`. Interval: `INTERVAL`, one
+    flush and one RELEASE per cycle. A slot takes its next
     eviction `COOL` cycles after its RELEASE was decided, when the pool's free count has it.
 
     Parameters
@@ -39,16 +41,19 @@ class EvictionSlots(wiring.Component):
         What the frame stage found; before the frame is flushed.
     i_flushed : in, always-ready stream of token
         Only those of evictions.
-    o_write_back : out, stream; i_written_back : in, stream
+    o_write_back : out, stream of write_back
+    i_written_back : in, stream of written_back
     o_op : out, stream of op (RELEASE)
     under_way : out, EvictionsUnderWay
     check_victim, check_orphan, check_scrub : in, PageCheck
         Asked by the evictor, by `Orphans` and by the closer.
-    idle : out; quiet : out
-        Quiet when all that is under way waits for the flash.
+    idle, quiet : out
+        Nothing is under way; all that is under way waits for the flash.
     """
 
-    COOL = 5
+    LATENCY = 1
+    INTERVAL = 1
+    COOL = RELEASE_TO_FREE
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -165,7 +170,7 @@ class EvictionSlots(wiring.Component):
         judged = read_found()
         m.d.comb += judged.addr.eq(self.i_flushed.p)
 
-        # --- the two lines ---
+        # --- the two FIFOs ---
         m.submodules.writes = writes = fifo.SyncFIFO(width=token, depth=c.write_backs)
         leaving = data.StructLayout({"slot": token, "failed": 1})
         m.submodules.releases = releases = fifo.SyncFIFO(width=leaving.size, depth=c.write_backs)
@@ -210,8 +215,8 @@ class EvictionSlots(wiring.Component):
             op.written.eq(ending_frame.data.dirty),
             op.mass.eq(ending.data.given_by),
             # M3 keeps the session's step in the word of an evicted page.
-            # Worked out beside the op, not from it: a payload that depends on itself is a loop to
-            # whoever takes it as one vector.
+            # Computed beside the op, not from it: a payload that depends on itself is a
+            # combinational loop where it is taken as one vector.
             op.session.eq(
                 sum(
                     (ending.data.where.squeue >= k * c.queues for k in range(1, c.sessions)),
@@ -222,7 +227,7 @@ class EvictionSlots(wiring.Component):
 
         # --- evictions that do not wait for the flash ---
         active = Signal(range(c.write_backs + 1))
-        # Counted a cycle late: the flash's answers come late in theirs.
+        # Critical path: registered here, between the flash's answers and the count.
         more, fewer = Signal(2), Signal(2)
         m.d.sync += [
             more.eq(Cat(claimed, back.valid & back.ready)),

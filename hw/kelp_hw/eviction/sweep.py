@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""One sweep: SCAN a queue's listed pages and keep the best candidates (spec §7, docs/design.md
-§6)."""
+"""One sweep: SCAN a queue's listed pages, one per cycle, and keep the best candidates (spec §7,
+docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ class Sweep(wiring.Component):
     one that are not listed, leaves the list alone, and notes those on flash that are worth twice
     `opinion.marginal`, up to WANTED of them.
 
-    Throughput: one SCAN per cycle when the path takes them; a word of the map without pages costs a
-    cycle. A sweep of R pages in W words takes at most W + R + `OVERHEAD` cycles beside the latency
-    of the path from `o_op` to `i_scan`.
+    Interval: `INTERVAL`, one SCAN per cycle when the path takes them; a word of the map without
+    pages costs a cycle. A sweep of R pages in W words takes at most W + R + `OVERHEAD` cycles beside
+    the latency of the path from `o_op` to `i_scan`. Latency: `LATENCY` cycles from a page that
+    comes back to the list.
 
     Parameters
     ----------
@@ -50,7 +51,7 @@ class Sweep(wiring.Component):
         Of policy `kelp`.
     swept : out
         Pulse: a sweep that fills the list begins.
-    o_op : out, stream of op
+    o_op : out, stream of op (SCAN)
     i_result : in, always-ready stream of result
     i_scan : in, always-ready stream of scanned
     read : out, MapRead
@@ -58,6 +59,8 @@ class Sweep(wiring.Component):
     list : out, SweepList
     """
 
+    LATENCY = PriorityUnit.LATENCY + CandidateList.LATENCY
+    INTERVAL = 1
     OVERHEAD = 11 + PriorityUnit.LATENCY
 
     def __init__(self, *, config: Config):
@@ -85,10 +88,10 @@ class Sweep(wiring.Component):
         squeue, look = Signal(c.squeue_bits), Signal(self.layouts.look)
         number = Signal(4)
 
-        # --- words of the map, one per cycle; those with pages wait in a short queue ---
+        # --- words of the map, one per cycle; those with pages wait in a short FIFO ---
         index_bits = max(1, (self.words - 1).bit_length())
         waiting = data.StructLayout({"index": index_bits, "bits": self.word_pages})
-        m.submodules.waiting = queue = fifo.SyncFIFO(width=waiting.size, depth=8)
+        m.submodules.waiting = words = fifo.SyncFIFO(width=waiting.size, depth=8)
         index, reading, read_index, walking = (
             Signal(index_bits),
             Signal(),
@@ -107,12 +110,12 @@ class Sweep(wiring.Component):
             with m.If(read_index != newest_word):
                 m.d.comb += below.eq(Mux(read_index < newest_word, ~0, 0))
         m.d.comb += [
-            # Three may be on their way when the queue says that it has places.
-            request.valid.eq(walking & (queue.level < 5)),
+            # Three may be on their way when the FIFO says that it has places.
+            request.valid.eq(walking & (words.level < 5)),
             request.squeue.eq(squeue),
             request.index.eq(index),
-            queue.w_data.eq(entry),
-            queue.w_en.eq(arrived & entry.bits.any()),
+            words.w_data.eq(entry),
+            words.w_en.eq(arrived & entry.bits.any()),
         ]
         m.d.sync += [
             entry.index.eq(read_index),
@@ -120,7 +123,7 @@ class Sweep(wiring.Component):
             arrived.eq(reading),
         ]
         m.d.sync += [
-            Assert(~queue.w_en | queue.w_rdy),
+            Assert(~words.w_en | words.w_rdy),
             reading.eq(request.valid & self.read.granted),
             read_index.eq(index),
         ]
@@ -142,7 +145,7 @@ class Sweep(wiring.Component):
         out_valid = self.o_op.valid
         advance = Signal()
         m.d.comb += [
-            head.eq(queue.r_data),
+            head.eq(words.r_data),
             advance.eq(~out_valid | self.o_op.ready),
             *(
                 position[b].eq(Cat(split[k] for k in range(self.word_pages) if k >> b & 1).any())
@@ -161,8 +164,8 @@ class Sweep(wiring.Component):
             ]
             # The last bit leaves now or left before.
             with m.If(rest == 0):
-                m.d.comb += queue.r_en.eq(1)
-                with m.If(queue.r_rdy):
+                m.d.comb += words.r_en.eq(1)
+                with m.If(words.r_rdy):
                     m.d.sync += [
                         word.eq(head.bits),
                         rest.eq(head.bits & (head.bits - 1)),
@@ -191,8 +194,7 @@ class Sweep(wiring.Component):
         m.d.sync += settled.eq(watching & self.i_result.valid & (r.op.kind == Op.SCAN))
         with m.If(settled):
             m.d.sync += [near.eq(self.opinion.near), found.followed.eq(self.opinion.second)]
-        # An allocation is heard of a cycle late: results come from far, and nothing asks for the
-        # newest page so soon.
+        # Critical path: an allocation is registered here; nothing asks for the newest page so soon.
         allocated, allocated_page = Signal(), Signal(c.page_bits)
         m.d.sync += allocated_page.eq(r.op.page)
         m.d.sync += allocated.eq(
@@ -282,7 +284,7 @@ class Sweep(wiring.Component):
         # --- a sweep ---
         walked = Signal()
         m.d.comb += walked.eq(
-            ~walking & ~reading & ~arrived & ~queue.r_rdy & ~word.any() & ~split_valid & ~out_valid
+            ~walking & ~reading & ~arrived & ~words.r_rdy & ~word.any() & ~split_valid & ~out_valid
         )
         with m.If(watch.valid):
             m.d.sync += [

@@ -110,7 +110,7 @@ class CandidatesContract(wiring.Component):
 
 class ExcessTreeContract(wiring.Component):
     """Of a pool, any one: whenever the tree is not busy, its root has the largest excess that was
-    given, and the lowest squeue that has it if it is not zero. A walk takes `CYCLES`. Leaves are
+    given, and the lowest squeue that has it if it is not zero. A walk takes `LATENCY`. Leaves are
     given at any time when the tree is not busy.
 
     `cleared` begins when the clearing is over, to be quicker at finding what a walk does wrong
@@ -145,7 +145,7 @@ class ExcessTreeContract(wiring.Component):
 
         clearing = state("CLEAR")
         mine = (state("WRITE") | state("FETCH") | state("COMPARE")) & (t.walk_pool == pool)
-        busy_for, updated = Signal(range(t.CYCLES + 1)), Signal()
+        busy_for, updated = Signal(range(t.LATENCY + 1)), Signal()
         with m.If(t.busy & ~clearing):
             m.d.sync += busy_for.eq(busy_for + 1)
         with m.Else():
@@ -174,7 +174,7 @@ class ExcessTreeContract(wiring.Component):
         root = t.roots[pool]
         m.d.comb += [
             Assert(t.busy | right(root, 1)),
-            Assert(~t.busy | clearing | (busy_for < t.CYCLES)),
+            Assert(~t.busy | clearing | (busy_for < t.LATENCY)),
         ]
 
         # For the induction: each node is right but for those that the walk has not come to.
