@@ -36,9 +36,9 @@ class Sweep(wiring.Component):
     `opinion.marginal`, up to WANTED of them.
 
     Interval: `INTERVAL`, one SCAN per cycle when the path takes them; a word of the map without
-    pages costs a cycle. A sweep of R pages in W words takes at most W + R + `OVERHEAD` cycles beside
-    the latency of the path from `o_op` to `i_scan`. Latency: `LATENCY` cycles from a page that
-    comes back to the list.
+    pages costs a cycle. A sweep of R pages in W words takes at most W + R + `OVERHEAD` cycles
+    beside the latency of the path from `o_op` to `i_scan`. Latency: `LATENCY` cycles from a page
+    that comes back to the list.
 
     Parameters
     ----------

@@ -172,6 +172,26 @@ def test_shadow_in_hardware_is_the_golden_one(seed):
     simulate(dut, bench)
 
 
+def test_state_follows_a_result_after_its_latency():
+    """A read that the first opinion is to blame for turns the duel; then one of the second's."""
+    dut = KelpState(config=SMALL)
+
+    async def bench(ctx):
+        ctx.set(dut.i_result.p.op.kind, Op.PREFETCH)
+        ctx.set(dut.i_result.p.outcome, Outcome.MISSED)
+        ctx.set(dut.i_result.p.policy, 1)
+        ctx.set(dut.i_result.p.old.state, PageState.COLD)
+        ctx.set(dut.i_result.valid, 1)
+        seen = []
+        for given in (1, 2, 0, 0, 0):
+            ctx.set(dut.i_result.p.old.place, given)
+            await ctx.tick().repeat(dut.INTERVAL)
+            seen.append(ctx.get(dut.opinion.second))
+        assert seen.index(1) == dut.LATENCY - 1
+
+    simulate(dut, bench)
+
+
 def test_shadow_loses_what_finds_it_full_and_goes_on():
     dut = LruShadow(config=SMALL)
     lost = 0
