@@ -152,6 +152,9 @@ class Evictor(wiring.Component):
         self._list_kelp, self._outlived = Signal(), Signal()
         # the list was there before this search; it was made in it
         self._old_list, self._fresh = Signal(), Signal()
+        # cycles until a result has reached all that is asked; the queue has been looked up and
+        # waits for its sweep
+        self._wait, self._looked = Signal(range(self.SETTLE + 1)), Signal()
 
     def _queue_at_hand(self, m):
         """What is known of it: session, list, look."""
@@ -265,7 +268,7 @@ class Evictor(wiring.Component):
             self._fresh.eq(0),
         ]
 
-    def _go(self, m, verdict, wait):
+    def _go(self, m, verdict):
         """In a state of the steps: what the verdict says comes next."""
         with m.Switch(verdict):
             with m.Case(Verdict.WAIT):
@@ -282,12 +285,12 @@ class Evictor(wiring.Component):
             with m.Case(Verdict.NEXT):
                 m.next = "NEXT"
             with m.Case(Verdict.DONE):
-                m.d.sync += wait.eq(self.SETTLE)
+                m.d.sync += self._wait.eq(self.SETTLE)
                 m.next = "FOUND"
             with m.Case(Verdict.REST):
                 m.next = "IDLE"
 
-    def _ask(self, m, moment, by_kelp, wait):
+    def _ask(self, m, moment, by_kelp):
         """In a state of the steps: what comes next, by the one policy or the other."""
         kelp, plain, verdict = self._kelp.search, self._plain.search, Signal(Verdict)
         m.d.comb += verdict.eq(Mux(by_kelp, kelp.verdict, plain.verdict))
@@ -295,23 +298,29 @@ class Evictor(wiring.Component):
             m.d.comb += kelp.moment.eq(moment)
         with m.Else():
             m.d.comb += plain.moment.eq(moment)
-        self._go(m, verdict, wait)
+        self._go(m, verdict)
         with m.If(by_kelp & kelp.move.valid):
             m.d.sync += self._move(kelp.move.squeue)
 
     def _steps(self, m):
-        c, r, job, squeue = self.config, self.i_result.p, self._job, self._squeue
-        queues, sweep, policy = self.queues, self.sweep, self.policy
+        """The states that both policies share."""
+        with m.FSM():
+            self._idle(m)
+            self._look_up(m)
+            self._sweep(m)
+            self._take(m)
+        m.d.comb += [
+            self.o_event.p.code.eq(Event.NO_VICTIM),
+            self.o_event.p.squeue.eq(self._first),
+            self.o_event.p.argument.eq(self._need.pool),
+        ]
+
+    def _idle(self, m):
+        """What is begun next, and prefetches."""
+        job, squeue, policy = self._job, self._squeue, self.policy
         kelp, need, prefetch = self._kelp.search, self._need, self._prefetch
-        wait, looked = Signal(range(self.SETTLE + 1)), Signal()
-        awaited, absorbed, caught_up = (
-            Signal.like(queues.entered),
-            Signal.like(queues.entered),
-            Signal(),
-        )
         wanted, evicts = Signal(), Signal()
         m.d.comb += [
-            absorbed.eq(queues.done - awaited),
             wanted.eq(self.list.wanted.valid),
             evicts.eq(need.need.valid & self.slots.free.valid),
             prefetch.room_comes.eq(
@@ -319,168 +328,181 @@ class Evictor(wiring.Component):
             ),
             self.busy.eq(1),
         ]
-        with m.FSM():
-            with m.State("IDLE"):
-                m.d.comb += [
-                    self.busy.eq(
-                        (evicts | policy.refresh.valid | policy.ahead.valid | wanted) & ~self.hold
-                    ),
-                    kelp.moment.eq(Moment.BEGIN),
+        with m.State("IDLE"):
+            m.d.comb += [
+                self.busy.eq(
+                    (evicts | policy.refresh.valid | policy.ahead.valid | wanted) & ~self.hold
+                ),
+                kelp.moment.eq(Moment.BEGIN),
+            ]
+            m.d.sync += [self._wait.eq(self.SETTLE), self._looked.eq(0)]
+            with m.If(self.hold):
+                pass
+            with m.Elif(evicts):
+                m.d.comb += need.begin.eq(1)
+                m.d.sync += job.eq(Job.EVICT)
+                m.next = "SETTLE"
+            with m.Elif(policy.refresh.valid):
+                m.d.comb += policy.refreshed.eq(1)
+                m.d.sync += [
+                    job.eq(Job.REFRESH),
+                    squeue.eq(policy.refresh.squeue),
+                    self._old_list.eq(0),
                 ]
-                m.d.sync += [wait.eq(self.SETTLE), looked.eq(0)]
-                with m.If(self.hold):
-                    pass
-                with m.Elif(evicts):
-                    m.d.comb += need.begin.eq(1)
-                    m.d.sync += job.eq(Job.EVICT)
-                    m.next = "SETTLE"
-                with m.Elif(policy.refresh.valid):
-                    m.d.comb += policy.refreshed.eq(1)
+                m.next = "SETTLE"
+            with m.Elif(wanted):
+                m.d.comb += prefetch.turn.eq(1)
+                with m.If(prefetch.begins):
+                    m.next = "PREFETCH"
+            with m.Elif(policy.ahead.valid):
+                m.d.comb += policy.looked.eq(1)
+                with m.If(self.prefetch_on & policy.in_credit):
+                    m.d.comb += prefetch.queue.valid.eq(1)
                     m.d.sync += [
-                        job.eq(Job.REFRESH),
-                        squeue.eq(policy.refresh.squeue),
+                        job.eq(Job.AHEAD),
+                        squeue.eq(policy.ahead.squeue),
                         self._old_list.eq(0),
                     ]
                     m.next = "SETTLE"
-                with m.Elif(wanted):
-                    m.d.comb += prefetch.turn.eq(1)
-                    with m.If(prefetch.begins):
-                        m.next = "PREFETCH"
-                with m.Elif(policy.ahead.valid):
-                    m.d.comb += policy.looked.eq(1)
-                    with m.If(self.prefetch_on & policy.in_credit):
-                        m.d.comb += prefetch.queue.valid.eq(1)
-                        m.d.sync += [
-                            job.eq(Job.AHEAD),
-                            squeue.eq(policy.ahead.squeue),
-                            self._old_list.eq(0),
-                        ]
-                        m.next = "SETTLE"
-            with m.State("PREFETCH"):
-                m.d.sync += wait.eq(self.SETTLE)
-                with m.If(prefetch.ends.decided):
-                    m.next = "FOUND"
-                with m.Elif(prefetch.ends.dropped):
-                    m.next = "IDLE"
-            with m.State("SETTLE"):
-                # All results up to now have become events; then all of these are absorbed.
-                m.d.sync += [wait.eq(wait - 1), awaited.eq(queues.entered), caught_up.eq(0)]
-                with m.If(wait == 0):
-                    m.next = "ABSORB"
-            with m.State("ABSORB"):
-                # `done` may have gone past, so it is the sign of the difference that counts; and
-                # while all is refreshed, so far past that the sign turns.
-                with m.If(~absorbed[-1]):
-                    m.d.sync += caught_up.eq(1)
-                with m.If((caught_up | ~absorbed[-1]) & ~queues.refreshing):
-                    m.next = "LOOK"
-                    with m.If(~looked & (job == Job.EVICT)):
-                        m.next = "CHOOSE"
-            with m.State("CHOOSE"):
-                m.d.sync += self._move(Mux(self._over, self._root, self._asking))
+        with m.State("PREFETCH"):
+            m.d.sync += self._wait.eq(self.SETTLE)
+            with m.If(prefetch.ends.decided):
+                m.next = "FOUND"
+            with m.Elif(prefetch.ends.dropped):
+                m.next = "IDLE"
+        with m.State("FOUND"):
+            # Until the count of evictions under way has reached `need`.
+            m.d.sync += self._wait.eq(self._wait - 1)
+            with m.If(self._wait == 0):
+                m.next = "IDLE"
+
+    def _look_up(self, m):
+        """Wait until the queue state has absorbed all results, choose a queue, look it up, judge
+        it."""
+        c, job, squeue, queues = self.config, self._job, self._squeue, self.queues
+        kelp, need, prefetch = self._kelp.search, self._need, self._prefetch
+        awaited, absorbed, caught_up = (
+            Signal.like(queues.entered),
+            Signal.like(queues.entered),
+            Signal(),
+        )
+        m.d.comb += absorbed.eq(queues.done - awaited)
+        with m.State("SETTLE"):
+            # All results up to now have become events; then all of these are absorbed.
+            m.d.sync += [self._wait.eq(self._wait - 1), awaited.eq(queues.entered), caught_up.eq(0)]
+            with m.If(self._wait == 0):
+                m.next = "ABSORB"
+        with m.State("ABSORB"):
+            # `done` may have gone past, so it is the sign of the difference that counts; and
+            # while all is refreshed, so far past that the sign turns.
+            with m.If(~absorbed[-1]):
+                m.d.sync += caught_up.eq(1)
+            with m.If((caught_up | ~absorbed[-1]) & ~queues.refreshing):
                 m.next = "LOOK"
-            with m.State("LOOK"):
-                # `session`, `closing` and `step` follow `squeue` by three cycles, the answer by
-                # four or more.
-                m.d.comb += queues.lookup.request.valid.eq(1)
-                with m.If(queues.lookup.request.ready):
-                    m.next = "LOOKING"
-            with m.State("LOOKING"):
-                with m.If(queues.lookup.answer.valid):
-                    m.next = "JUDGE"
-                    with m.If(looked):
-                        m.next = "START"
-            with m.State("JUDGE"):
-                with m.If(job != Job.EVICT):
-                    look = queues.lookup.answer.p
-                    m.d.comb += prefetch.pool.valid.eq(1)
-                    m.next = "IDLE"
-                    with m.If(
-                        self._kelp_queue & Mux(job == Job.AHEAD, look.newest.valid, look.listed)
-                    ):
-                        m.next = "WATCH"
-                with m.Else():
-                    self._ask(m, Moment.JUDGE, self._kelp_queue | self._kelp.asked, wait)
-            with m.State("WATCH"):
-                m.d.comb += sweep.watch.valid.eq(1)
+                with m.If(~self._looked & (job == Job.EVICT)):
+                    m.next = "CHOOSE"
+        with m.State("CHOOSE"):
+            m.d.sync += self._move(Mux(self._over, self._root, self._asking))
+            m.next = "LOOK"
+        with m.State("LOOK"):
+            # `session`, `closing` and `step` follow `squeue` by three cycles, the answer by
+            # four or more.
+            m.d.comb += queues.lookup.request.valid.eq(1)
+            with m.If(queues.lookup.request.ready):
+                m.next = "LOOKING"
+        with m.State("LOOKING"):
+            with m.If(queues.lookup.answer.valid):
+                m.next = "JUDGE"
+                with m.If(self._looked):
+                    m.next = "START"
+        with m.State("JUDGE"):
+            with m.If(job != Job.EVICT):
+                look = queues.lookup.answer.p
+                m.d.comb += prefetch.pool.valid.eq(1)
+                m.next = "IDLE"
+                with m.If(self._kelp_queue & Mux(job == Job.AHEAD, look.newest.valid, look.listed)):
+                    m.next = "WATCH"
+            with m.Else():
+                self._ask(m, Moment.JUDGE, self._kelp_queue | self._kelp.asked)
+        with m.State("NEXT"):
+            following = Signal(c.squeue_bits)
+            m.d.comb += [
+                following.eq(Mux(squeue == c.squeues - 1, 0, squeue + 1)),
+                kelp.moment.eq(Moment.NEXT),
+            ]
+            m.d.sync += [
+                squeue.eq(following),
+                self._fresh.eq(0),
+                self._old_list.eq(0),
+                self._wait.eq(self.SETTLE),
+            ]
+            m.next = "LOOK"
+            with m.If(following == self._first):
+                m.d.comb += [self.o_event.valid.eq(need.unreported), need.failed.eq(1)]
+                m.next = "FOUND"
+
+    def _sweep(self, m):
+        """Sweep the queue at hand; then the policy may wait with its verdict."""
+        job, squeue, sweep, kelp = self._job, self._squeue, self.sweep, self._kelp.search
+        with m.State("WATCH"):
+            m.d.comb += sweep.watch.valid.eq(1)
+            m.d.sync += [
+                self._wait.eq(self.SETTLE),
+                self._looked.eq(1),
+                self._fresh.eq(1),
+                self._old_list.eq(0),
+            ]
+            with m.If(job != Job.AHEAD):
                 m.d.sync += [
-                    wait.eq(self.SETTLE),
-                    looked.eq(1),
-                    self._fresh.eq(1),
-                    self._old_list.eq(0),
+                    self._list_squeue.eq(squeue),
+                    self._list_session.eq(self._session),
+                    self._list_kelp.eq(self._kelp_queue),
                 ]
-                with m.If(job != Job.AHEAD):
-                    m.d.sync += [
-                        self._list_squeue.eq(squeue),
-                        self._list_session.eq(self._session),
-                        self._list_kelp.eq(self._kelp_queue),
-                    ]
-                m.next = "SETTLE"
-            with m.State("START"):
-                m.d.comb += sweep.start.valid.eq(1)
-                m.d.sync += looked.eq(0)
-                with m.If(job != Job.AHEAD):
-                    m.d.sync += self._outlived.eq(0)
-                m.next = "SWEEPING"
-            with m.State("SWEEPING"):
-                with m.If(~sweep.busy):
-                    with m.If(job == Job.AHEAD):
-                        m.next = "IDLE"
-                    with m.Else():
-                        self._ask(m, Moment.SWEPT, self._kelp_queue, wait)
-            with m.State("POLICY"):
-                self._go(m, kelp.verdict, wait)
-                with m.If(kelp.move.valid):
-                    m.d.sync += self._move(kelp.move.squeue)
-            with m.State("TAKE"):
-                m.d.sync += self._keep_claim
-                with m.If(self.list.best.valid):
-                    m.d.comb += [
-                        kelp.moment.eq(Moment.TAKE),
-                        self.list.take.eq(~self._kelp.take_other),
-                    ]
-                    with m.If(~self.check.working):
-                        m.next = "CLAIM"
-                with m.Else():
-                    self._ask(m, Moment.EMPTY, self._list_kelp, wait)
-            with m.State("CLAIM"):
-                m.d.comb += self.o_op.valid.eq(1)
-                with m.If(self.o_op.ready):
-                    m.next = "CLAIMING"
-            with m.State("CLAIMING"):
-                with m.If(self.i_result.valid & (r.op.kind == Op.CLAIM)):
-                    m.d.sync += [
-                        Assert(r.op.squeue == squeue),
-                        Assert(r.op.page == self.o_op.p.page),
-                    ]
-                    with m.If(r.outcome == Outcome.DONE):
-                        m.d.comb += need.given.eq(1)
-                        self._ask(m, Moment.GIVEN, self._list_kelp, wait)
-                    with m.Else():
-                        m.next = "TAKE"
-            with m.State("FOUND"):
-                # Until the count of evictions under way has reached `need`.
-                m.d.sync += wait.eq(wait - 1)
-                with m.If(wait == 0):
+            m.next = "SETTLE"
+        with m.State("START"):
+            m.d.comb += sweep.start.valid.eq(1)
+            m.d.sync += self._looked.eq(0)
+            with m.If(job != Job.AHEAD):
+                m.d.sync += self._outlived.eq(0)
+            m.next = "SWEEPING"
+        with m.State("SWEEPING"):
+            with m.If(~sweep.busy):
+                with m.If(job == Job.AHEAD):
                     m.next = "IDLE"
-            with m.State("NEXT"):
-                following = Signal(c.squeue_bits)
+                with m.Else():
+                    self._ask(m, Moment.SWEPT, self._kelp_queue)
+        with m.State("POLICY"):
+            self._go(m, kelp.verdict)
+            with m.If(kelp.move.valid):
+                m.d.sync += self._move(kelp.move.squeue)
+
+    def _take(self, m):
+        """CLAIM a page of the list."""
+        r, squeue = self.i_result.p, self._squeue
+        kelp, need = self._kelp.search, self._need
+        with m.State("TAKE"):
+            m.d.sync += self._keep_claim
+            with m.If(self.list.best.valid):
                 m.d.comb += [
-                    following.eq(Mux(squeue == c.squeues - 1, 0, squeue + 1)),
-                    kelp.moment.eq(Moment.NEXT),
+                    kelp.moment.eq(Moment.TAKE),
+                    self.list.take.eq(~self._kelp.take_other),
                 ]
+                with m.If(~self.check.working):
+                    m.next = "CLAIM"
+            with m.Else():
+                self._ask(m, Moment.EMPTY, self._list_kelp)
+        with m.State("CLAIM"):
+            m.d.comb += self.o_op.valid.eq(1)
+            with m.If(self.o_op.ready):
+                m.next = "CLAIMING"
+        with m.State("CLAIMING"):
+            with m.If(self.i_result.valid & (r.op.kind == Op.CLAIM)):
                 m.d.sync += [
-                    squeue.eq(following),
-                    self._fresh.eq(0),
-                    self._old_list.eq(0),
-                    wait.eq(self.SETTLE),
+                    Assert(r.op.squeue == squeue),
+                    Assert(r.op.page == self.o_op.p.page),
                 ]
-                m.next = "LOOK"
-                with m.If(following == self._first):
-                    m.d.comb += [self.o_event.valid.eq(need.unreported), need.failed.eq(1)]
-                    m.next = "FOUND"
-        m.d.comb += [
-            self.o_event.p.code.eq(Event.NO_VICTIM),
-            self.o_event.p.squeue.eq(self._first),
-            self.o_event.p.argument.eq(need.pool),
-        ]
+                with m.If(r.outcome == Outcome.DONE):
+                    m.d.comb += need.given.eq(1)
+                    self._ask(m, Moment.GIVEN, self._list_kelp)
+                with m.Else():
+                    m.next = "TAKE"

@@ -152,13 +152,8 @@ class QueueState(wiring.Component):
         )
         m.submodules.tree = tree = ExcessTree(config=c)
         m.submodules.map = listed = ResidencyMap(config=c)
-        squeue, page, value, newest, cancelled = (
-            Signal(c.squeue_bits),
-            Signal(c.page_bits),
-            Signal(),
-            Signal(),
-            Signal(),
-        )
+        squeue, page = Signal(c.squeue_bits), Signal(c.page_bits)
+        value, newest, cancelled = Signal(), Signal(), Signal()
         m.d.comb += [
             view.roots.eq(tree.roots),
             settings.read_squeue.eq(squeue),
@@ -185,9 +180,12 @@ class QueueState(wiring.Component):
         readout_wait = Signal(6)
         answer, answered = Signal(self.layouts.look), Signal()
         lookup, offer = view.lookup, view.offer
-        m.d.comb += [lookup.answer.p.eq(answer), lookup.answer.valid.eq(answered)]
+        m.d.comb += [
+            lookup.answer.p.eq(answer),
+            lookup.answer.valid.eq(answered),
+            view.refreshing.eq((refresh_left != 0) | is_refresh),
+        ]
         m.d.sync += [answered.eq(0), offer.done.eq(0)]
-        m.d.comb += view.refreshing.eq((refresh_left != 0) | is_refresh)
         with m.If(readout_wait != 0):
             m.d.sync += readout_wait.eq(readout_wait - 1)
 
@@ -196,7 +194,7 @@ class QueueState(wiring.Component):
         lines, budget = Signal(range(max(c.frame_lines) + 1)), Signal(c.dram_line_bits)
         count, in_use = Signal(c.page_bits + 1), Signal()
         resident = Signal(c.dram_line_bits + 1)
-        # As the memory has them; critical path: what decides on the policy is registered (`kelp`).
+        # As the memory has them; critical path: `kelp` is registered.
         pool, policy, kelp = Signal.like(tree.pool), Signal.like(settings.o.policy), Signal()
         m.d.comb += [
             changed.eq(listed.was != value),
