@@ -332,7 +332,6 @@ LONG_ELABORATE = {
     "Endpoint": 340,
     "Eviction": 230,
     "EvictionSlots": 180,
-    "Evictor": 420,
     "FrameOwnerContract": 180,
     "FrameTable": 260,
     "HintAbsorber": 260,

@@ -267,7 +267,7 @@ class Endpoint(wiring.Component):
             *(block.config_write for block in (tracker, eviction, ema)),
             windows.write,
         )
-        m.d.comb += registers.config_ready.eq(eviction.config_ready)
+        m.d.comb += registers.config_ready.eq(1)  # whoever listens takes every write
         broadcast(
             m,
             tracker.o_result,
@@ -312,8 +312,8 @@ class Endpoint(wiring.Component):
         connect(m, frame_table.o_owner, eviction.i_owner)
         for p in range(len(POOLS)):
             m.d.comb += [
-                eviction.pool_free[p].eq(tracker.pool_free[p]),
-                eviction.pool_used[p].eq(tracker.pool_used[p]),
+                eviction.pools.free[p].eq(tracker.pool_free[p]),
+                eviction.pools.used[p].eq(tracker.pool_used[p]),
             ]
 
         # - prefetch, hints, phase -----------------------------------------------------------------

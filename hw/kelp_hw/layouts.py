@@ -84,6 +84,12 @@ class Layouts:
         From M3 to the EMA engine and to the queue state.
     session : layout
         Registers of one session as M3 reads them.
+    queue_config, config_write : layout
+        One queue's configuration; its broadcast to every copy of the configuration memory.
+    scanned : layout
+        From the score engine to a sweep: a page as its SCAN found it. `eligible` = RESIDENT and not
+        pinned, `cold` = COLD. Policy `kelp`: `score` is its common value, `count` that of its
+        queue's profile, `over` that its turn in this step has passed.
     """
 
     def __init__(self, config: Config):
@@ -436,6 +442,21 @@ class Layouts:
                 "format_v": code_shape(Format),
                 "pool": POOL_BITS,
                 "budget": c.dram_line_bits,
+            }
+        )
+
+        self.config_write = S({"squeue": c.squeue_bits, "queue_config": self.queue_config})
+        self.scanned = S(
+            {
+                "page": c.page_bits,
+                "slot": 4,
+                "tag": 1,
+                "eligible": 1,
+                "cold": 1,
+                "last_step": STEP_BITS,
+                "score": SCORE_BITS,
+                "count": PROFILE_BITS,
+                "over": 1,
             }
         )
 

@@ -20,6 +20,7 @@ from kelp_spec.config import named
 DONE_ROOMS = {
     "codec",
     "datapath",
+    "eviction",
     "miss",
     "scores",
     "tracker",
@@ -50,7 +51,12 @@ ARGUMENTS = {
 }
 
 #: Class → why it has no `LATENCY` and `INTERVAL`.
-NOT_TIMED = {}
+NOT_TIMED = {
+    "Closer": "a walk over a session, in the background",
+    "Evictor": "a search passes as many queues as have no page",
+    "LruShadow": "an event takes longer the more steps have passed",
+    "Orphans": "a walk over all frames, in the background",
+}
 
 
 def components():

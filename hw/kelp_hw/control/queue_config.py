@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 
-from ..eviction_layouts import EvictionLayouts
+from ..layouts import Layouts
 from ..lib.sram import Sram
 
 __all__ = ["QueueConfig"]
@@ -38,7 +38,7 @@ class QueueConfig(wiring.Component):
     """
 
     def __init__(self, *, config: Config, fields):
-        layouts = EvictionLayouts(config)
+        layouts = Layouts(config)
         known = {name: field.shape for name, field in layouts.queue_config}
         for name in fields:
             if name not in known:

@@ -25,7 +25,7 @@ from ..lib.histogram import LatencyHistogram
 from .counters import QueueCounters, TotalCounters
 from .events import EventLog
 from .register_file import RegisterFile
-from .session_control import SessionControl, config_write_layout
+from .session_control import SessionControl
 
 __all__ = ["Registers", "settings_layout"]
 
@@ -81,9 +81,7 @@ class Registers(wiring.Component):
                 "pool_unused": In(len(POOLS)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "settings": Out(settings_layout(config)),
-                "config_write": Out(
-                    stream.Signature(config_write_layout(config), always_ready=True)
-                ),
+                "config_write": Out(stream.Signature(layouts.config_write, always_ready=True)),
                 #: a configuration may be written in the next cycle
                 "config_ready": In(1),
                 "descriptor": Out(layouts.session),

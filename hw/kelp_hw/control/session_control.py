@@ -16,14 +16,7 @@ from kelp_spec.registers import RegisterMap, SessionCommand
 from ..layouts import Layouts, code_shape
 from .register_file import register_layout
 
-__all__ = ["SessionControl", "config_write_layout"]
-
-
-def config_write_layout(config: Config) -> data.StructLayout:
-    """A queue's new configuration, broadcast to every copy of the queue configuration memory."""
-    return data.StructLayout(
-        {"squeue": config.squeue_bits, "queue_config": Layouts(config).queue_config}
-    )
+__all__ = ["SessionControl"]
 
 
 class SessionControl(wiring.Component):
@@ -68,9 +61,7 @@ class SessionControl(wiring.Component):
                 "open": In(config.sessions),
                 "closing": In(config.sessions),
                 "owner": In(data.ArrayLayout(4, config.sessions)),
-                "config_write": Out(
-                    stream.Signature(config_write_layout(config), always_ready=True)
-                ),
+                "config_write": Out(stream.Signature(layouts.config_write, always_ready=True)),
                 "config_ready": In(1),
                 "opening": Out(1),
                 "descriptor": Out(layouts.session),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The best pages of a sweep, sorted."""
+"""The best pages of a sweep, sorted: one insertion or one take per cycle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 
-from ..eviction_layouts import EvictionLayouts
+from .signatures import EvictionLayouts
 
 __all__ = ["CandidateList"]
 
@@ -19,9 +19,10 @@ class CandidateList(wiring.Component):
     then higher priority, then the page inserted first (a sweep inserts in ascending order, so the
     lower page; spec §5, docs/design.md §6).
 
-    One insertion or one `take` per cycle. A `take` is effective in the next cycle, an insertion in
-    the one after that: in between the candidate is `coming`, and where it goes is a register.
-    `clear` wins over both. Taking while inserting or while one is coming is not allowed.
+    Latency: `LATENCY` cycles from an insertion to `best`, one from a `take`. In between, the
+    candidate is `coming`, and where it goes is a register. Interval: `INTERVAL`, one insertion or
+    one `take` per cycle; `clear` wins over both. Taking while inserting or while one is coming is
+    not allowed.
 
     Parameters
     ----------
@@ -30,12 +31,15 @@ class CandidateList(wiring.Component):
     Members
     -------
     clear, take : in
-        `take` removes `best`.
+        Empties the list; removes `best`.
     i : in, always-ready stream of candidate
-    best, best_valid : out, candidate
+    best : out, held_candidate
     coming : out, candidate
         What was at `i` in the cycle before.
     """
+
+    LATENCY = 2
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -45,8 +49,7 @@ class CandidateList(wiring.Component):
                 "clear": In(1),
                 "take": In(1),
                 "i": In(stream.Signature(layouts.candidate, always_ready=True)),
-                "best": Out(layouts.candidate),
-                "best_valid": Out(1),
+                "best": Out(layouts.held_candidate),
                 "coming": Out(layouts.candidate),
             }
         )
@@ -96,7 +99,10 @@ class CandidateList(wiring.Component):
         with m.If(self.clear):
             m.d.sync += valid.eq(0)
 
-        m.d.comb += [self.best.eq(places[0]), self.best_valid.eq(valid[0])]
+        m.d.comb += [
+            *(self.best[name].eq(places[0][name]) for name in places[0].shape().members),
+            self.best.valid.eq(valid[0]),
+        ]
         m.d.sync += Assert(~((self.i.valid | comes) & self.take))
         for k in range(keep - 1):
             m.d.sync += Assert(

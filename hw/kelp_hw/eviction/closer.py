@@ -11,7 +11,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome, PageState
 
-from ..eviction_layouts import EvictionLayouts
+from .signatures import EvictionLayouts
 
 __all__ = ["Closer"]
 
@@ -23,7 +23,8 @@ class Closer(wiring.Component):
     page may wait for the very frames that later pages hold, and after `WAIT` cycles another begins
     at the first such page (a SCRUB of an ABSENT page does nothing). Then CLOSED.
 
-    Throughput: one page per cycle when the path takes them and no frame is to be freed.
+    Latency: a walk in the background. Throughput: one page per cycle when the path takes them and
+    no frame is to be freed.
 
     Parameters
     ----------
@@ -31,10 +32,12 @@ class Closer(wiring.Component):
 
     Members
     -------
-    sessions : in
+    sessions : in, array of session
+        As M3 has them.
     i_result : in, always-ready stream of result
     o_op : out, stream of op (SCRUB, CLOSED)
     idle : out
+        No session is closing.
     """
 
     IN_FLIGHT = 16

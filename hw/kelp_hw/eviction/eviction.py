@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Eviction engine: queue state, sweep, evictor, evictions under way, orphans and closer, on one
-stream of ops (docs/design.md §6)."""
+stream of ops, one per cycle (docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
-from kelp_spec.config import POOLS, Config
+from kelp_spec.config import Config
 
-from ..eviction_layouts import EvictionLayouts
 from ..lib.broadcast import broadcast
 from ..lib.skid import Skid
-from ..tracker.pools import count_bits
 from .closer import Closer
 from .evictor import Evictor
 from .kelp_state import KelpState
 from .orphans import Orphans
 from .queue_state import QueueState
+from .signatures import EvictionLayouts, PoolCounts
 from .slots import EvictionSlots
 from .sweep import Sweep
 
@@ -29,7 +28,8 @@ class Eviction(wiring.Component):
     """Keeps free frames above the low-water mark, closes sessions, recovers frames of lost words.
 
     Its ops leave in this order of priority: RELEASE, FREE, CLAIM, SCAN, PEEK and RECOVER, SCRUB and
-    CLOSED; one per cycle, one cycle after their source offered them, the closer's two.
+    CLOSED. Interval: `INTERVAL`, one per cycle. Latency: `LATENCY` cycle after their source offered
+    them, the closer's two.
 
     Parameters
     ----------
@@ -40,14 +40,14 @@ class Eviction(wiring.Component):
     i_result : in, always-ready stream of result
     queue_ready : out
         Credit for ops that may change which pages are resident.
-    config_write : in; config_ready : out, always-ready stream
-    sessions : in
+    config_write : in, always-ready stream of config_write
+    sessions : in, array of session
         As M3 has them in the cycle in which `i_result` shows an op: after that op.
     i_scan : in, always-ready stream of scanned (EMA engine)
     i_claim : in, always-ready stream of claim; i_owner : in, frame_owner (frame table)
     i_flushed : in, stream (data path)
         One in two cycles at most.
-    pool_free, pool_used, low_water : in
+    pools : in, PoolCounts; low_water : in
     o_write_back : out, stream; i_written_back : in, stream (cold scheduler)
     o_op, o_prefetch : out, streams of op; o_prefetch has PREFETCHes of policy `kelp`
     hold : in; evicting, learning : out
@@ -57,6 +57,7 @@ class Eviction(wiring.Component):
         Frames of the pools in use; prefetch by policy `kelp` is switched on, and the frames that it
         leaves free.
     resident_squeue : in; resident_lines : out
+        As in `QueueState`.
     swept : out
         Pulse per sweep.
     o_event : out, always-ready stream
@@ -67,23 +68,23 @@ class Eviction(wiring.Component):
         it may be trusted at once).
     """
 
+    LATENCY = 1
+    INTERVAL = 1
+
     def __init__(self, *, config: Config):
         self.config = config
         layouts = EvictionLayouts(config)
-        counts = data.ArrayLayout(count_bits(config), len(POOLS))
         super().__init__(
             {
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "queue_ready": Out(1),
                 "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
-                "config_ready": Out(1),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "i_scan": In(stream.Signature(layouts.scanned, always_ready=True)),
                 "i_claim": In(stream.Signature(layouts.claim, always_ready=True)),
                 "i_owner": In(stream.Signature(layouts.frame_owner, always_ready=True)),
                 "i_flushed": In(stream.Signature(layouts.flush)),
-                "pool_free": In(counts),
-                "pool_used": In(counts),
+                "pools": In(PoolCounts(config)),
                 "low_water": In(16),
                 "o_write_back": Out(stream.Signature(layouts.write_back)),
                 "i_written_back": In(stream.Signature(layouts.written_back)),
@@ -121,109 +122,34 @@ class Eviction(wiring.Component):
         m.d.comb += [
             # outside
             self.queue_ready.eq(queues.ready),
-            self.config_ready.eq(1),
             self.ready.eq(queues.initialised),
             queues.resident_squeue.eq(self.resident_squeue),
             self.resident_lines.eq(queues.resident_lines),
-            evictor.pool_free.eq(self.pool_free),
-            evictor.pool_used.eq(self.pool_used),
             evictor.sessions.eq(self.sessions),
             closer.sessions.eq(self.sessions),
-            self.swept.eq(sweep.start & ~sweep.ahead),
+            self.swept.eq(sweep.swept),
             self.evicting.eq(~slots.idle),
-            # evictor and queue state
-            *(
-                getattr(evictor, name).eq(getattr(queues, name))
-                for name in (
-                    "roots",
-                    "requester",
-                    "entered",
-                    "done",
-                    "refreshing",
-                    "look_done",
-                    "look",
-                    "offer_done",
-                )
-            ),
-            queues.offer_valid.eq(evictor.offer_valid),
-            queues.offer.eq(evictor.offer),
-            queues.look_valid.eq(evictor.look_valid),
-            queues.look_squeue.eq(evictor.look_squeue),
-            # evictor and sweep
-            sweep.squeue.eq(evictor.squeue),
-            sweep.watch.eq(evictor.watch),
-            sweep.start.eq(evictor.start),
-            sweep.look.eq(evictor.sweep_look),
-            sweep.step.eq(evictor.step),
-            sweep.take.eq(evictor.take),
-            evictor.sweep_busy.eq(sweep.busy),
-            *(
-                getattr(evictor, name).eq(getattr(sweep, name))
-                for name in (
-                    "best",
-                    "best_valid",
-                    "swept_step",
-                    "other",
-                    "other_valid",
-                    "followed",
-                    "wanted",
-                    "wanted_valid",
-                )
-            ),
-            *(
-                getattr(sweep, name).eq(getattr(evictor, name))
-                for name in ("session", "ahead", "clear", "drop", "next_wanted")
-            ),
-            *(
-                getattr(sweep, name).eq(getattr(kelp, name))
-                for name in ("near", "second", "marginal")
-            ),
-            # evictor and policy `kelp`
-            *(
-                getattr(evictor, name).eq(getattr(kelp, name))
-                for name in (
-                    "explore",
-                    "in_credit",
-                    "refresh",
-                    "refresh_squeue",
-                    "ahead_session",
-                    "ahead_squeue",
-                )
-            ),
-            evictor.ahead_wanted.eq(kelp.ahead),
-            *(
-                getattr(kelp, name).eq(getattr(evictor, name))
-                for name in ("disputed", "gave", "gave_value", "refreshed", "looked")
-            ),
             evictor.prefetch_on.eq(self.prefetch_on),
             evictor.prefetch_water.eq(self.prefetch_water),
             kelp.frames.eq(self.frames),
             kelp.sessions.eq(self.sessions),
             self.learning.eq(~kelp.idle),
-            # sweep and residency map
-            *(
-                getattr(queues, name).eq(getattr(sweep, name))
-                for name in ("read_valid", "read_squeue", "read_index")
-            ),
-            sweep.read_ready.eq(queues.read_ready),
-            sweep.word.eq(queues.word),
-            # evictor and slots
-            *(
-                getattr(evictor, name).eq(getattr(slots, name))
-                for name in ("free_slot", "has_free", "under_way")
-            ),
-            slots.squeue.eq(evictor.squeue),
-            slots.page.eq(evictor.page),
-            evictor.working.eq(slots.working),
-            slots.other_squeue.eq(orphans.squeue),
-            slots.other_page.eq(orphans.page),
-            orphans.working.eq(slots.other_working),
         ]
+        connect(m, flipped(self.pools), evictor.pools)
+        connect(m, queues.view, evictor.queues)
+        connect(m, evictor.sweep, sweep.control)
+        connect(m, sweep.list, evictor.list)
+        connect(m, sweep.read, queues.read)
+        connect(m, kelp.state, evictor.policy)
+        connect(m, slots.under_way, evictor.slots)
+        connect(m, evictor.check, slots.check_victim)
+        connect(m, orphans.check, slots.check_orphan)
+        m.d.comb += sweep.opinion.eq(kelp.opinion)
         connect(m, flipped(self.config_write), queues.config_write)
         connect(m, flipped(self.i_scan), sweep.i_scan)
         connect(m, flipped(self.i_claim), slots.i_claim)
         connect(m, flipped(self.i_owner), orphans.i_owner)
-        # The closer's walk does not hear in the same cycle whether its op may go.
+        # Critical path: a skid buffer here, so that the closer's walk does not depend on `ready`.
         layout = evictor.o_op.payload.shape()
         kept = data.StructLayout(
             {name: layout[name].shape for name in ("kind", "session", "squeue", "page")}
@@ -238,18 +164,17 @@ class Eviction(wiring.Component):
             closing.o.ready.eq(scrub.ready),
             *(scrub.p[name].eq(closing.o.p[name]) for name in kept.members),
             scrub.p.slot.eq(queues.layouts.scrub_token),
-            slots.scrub_squeue.eq(closing.o.p.squeue),
-            slots.scrub_page.eq(closing.o.p.page),
+            slots.check_scrub.page.squeue.eq(closing.o.p.squeue),
+            slots.check_scrub.page.page.eq(closing.o.p.page),
         ]
-        # from all over the endpoint
+        # critical path: registered here
         m.d.sync += [evictor.hold.eq(self.hold), evictor.low_water.eq(self.low_water)]
         connect(m, slots.o_write_back, flipped(self.o_write_back))
         connect(m, evictor.o_prefetch, flipped(self.o_prefetch))
         connect(m, flipped(self.i_written_back), slots.i_written_back)
 
-        # Whose flush it was says its token. It is far from here, and flushes take some cycles each:
-        # one register, and a cycle between two. Whose it is stands in registers as well: that
-        # decides which op goes.
+        # The token says whether a flush is an eviction's. Critical path: flush and owner are
+        # registered here; `ready` is low in the cycle after, since a flush takes some cycles.
         comes_own, own, other, flushed, held = (
             Signal(),
             Signal(),
@@ -276,12 +201,12 @@ class Eviction(wiring.Component):
         with m.Elif(own | orphans.i_flushed.ready):
             m.d.sync += [held.eq(0), own.eq(0), other.eq(0)]
 
-        # An op that is offered stays, whatever comes after it: hence the register.
+        # An op that is offered stays, though one of higher priority may follow: hence the register.
         sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, scrub)
         # A page whose eviction was cancelled may still be on its way to flash: its frame is nobody
         # else's before that is over.
         wants = [
-            source.valid & ~slots.scrub_working if source is scrub else source.valid
+            source.valid & ~slots.check_scrub.working if source is scrub else source.valid
             for source in sources
         ]
         take = Signal()
@@ -309,7 +234,7 @@ class Eviction(wiring.Component):
         m.d.comb += [
             calm.eq(
                 queues.idle
-                & ~sweep.busy
+                & ~sweep.control.busy
                 & ~evictor.busy
                 & slots.quiet
                 & orphans.idle

@@ -1,21 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Chooses victims: which pool needs a frame, which queue gives it, which page of the queue (spec
-§7, docs/design.md §6, docs/policy.md)."""
+§7, docs/design.md §6, docs/policy.md). About 60 cycles a page from a sweep's list; a sweep besides
+for a new queue."""
 
 from __future__ import annotations
 
 from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, enum, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import SCORE_BITS, Event, Op, Outcome, PageState, PrefetchSource
-from kelp_spec.policy import GIVEN_BITS, SWEEPS, SWEEPS_MOST, Policy
+from kelp_spec.metadata import Event, Op, Outcome
+from kelp_spec.policy import Policy
 
-from ..eviction_layouts import CLASS_BITS, EvictionLayouts
-from ..layouts import POOL_BITS
-from ..tracker.pools import count_bits
-from .queue_state import QueueState
+from ..pipeline import RESULT_TO_NEED
+from .kelp_search import KelpSearch
+from .plain_search import PlainSearch
+from .policy_prefetch import PolicyPrefetch
+from .pool_need import PoolNeed
+from .signatures import (
+    EvictionLayouts,
+    EvictionsUnderWay,
+    Moment,
+    PageCheck,
+    PolicyState,
+    PoolCounts,
+    QueueView,
+    SweepControl,
+    SweepList,
+    Verdict,
+)
 
 __all__ = ["Evictor"]
 
@@ -29,29 +43,20 @@ class Job(enum.Enum, shape=2):
     AHEAD = 2
 
 
-class Phase(enum.Enum, shape=3):
-    """Policy `kelp`: a queue that the tree names; the queue that asks; one after another; a page
-    was given, or none."""
-
-    OFFERED = 0
-    ASKED = 1
-    SEARCH = 2
-    GIVEN = 3
-    FAILED = 4
-
-
 class Evictor(wiring.Component):
     """One choice at a time, by the rules of docs/design.md §6; each is a function of M3's decisions
     so far.
 
-    Time: a choice from the list takes about 60 cycles, of them 45 to let the queue state absorb the
-    last eviction; a new queue costs a sweep besides. A queue that is passed over costs about 8
-    cycles. Under policy `kelp` every choice sweeps, mostly once, and ends with an offer (a walk of
-    the tree).
+    The steps of a search, which both policies share, are here: wait until the queue state has
+    absorbed all results, look a queue up, sweep it, CLAIM a page of its list. What comes next is
+    said by the policy of the queue at hand: `PlainSearch` or `KelpSearch`. Between choices the
+    block does what policy `kelp` asks for: a queue is swept so that its offer is true again;
+    another is looked at for pages to prefetch, and those are fetched one by one (`PolicyPrefetch`).
 
-    Between choices it does what `kelp` asks for: a queue is swept so that its offer is true again;
-    another is looked at for pages to prefetch, and those are fetched one by one while there is
-    credit and a frame above `prefetch_water`.
+    Latency: a choice from the list takes about 60 cycles, of them 45 to let the queue state absorb
+    the last eviction; a new queue costs a sweep besides, a queue that is passed over about 8
+    cycles. Under policy `kelp` every choice sweeps, mostly once, and ends with an offer. Interval:
+    the same; one choice at a time.
 
     Parameters
     ----------
@@ -59,22 +64,22 @@ class Evictor(wiring.Component):
 
     Members
     -------
-    pool_free, pool_used : in, per pool; low_water : in
-        A pool is served while used > 0 and free + under way < max(1, low_water).
+    pools : in, PoolCounts; low_water : in
+        Which pools are served follows from these (`PoolNeed`).
     hold : in
         No choice begins.
-    sessions : in
+    sessions : in, array of session
+        As M3 has them.
     i_result : in, always-ready stream of result
-    roots, requester, entered, done, refreshing, look_valid, look_squeue, look_done, look : the
-    queue state squeue, watch, start, sweep_look, step, session, ahead, sweep_busy, best,
-    best_valid, take, clear, swept_step, other, other_valid, followed, wanted,
-    wanted_valid, drop, next_wanted : the sweep
-    offer_valid, offer, offer_done : the queue state
-    disputed, explore, gave, gave_value, in_credit, refresh, refresh_squeue, refreshed,
-    ahead_wanted, ahead_session, ahead_squeue, looked : policy `kelp`
+    queues : in, QueueView
+    sweep : out, SweepControl
+    list : in, SweepList
+    policy : in, PolicyState
     prefetch_on, prefetch_water : in
         Prefetch by `kelp` is switched on; frames that it leaves free.
-    free_slot, has_free, under_way, page, working : the eviction slots
+    slots : in, EvictionsUnderWay
+    check : out, PageCheck
+        Of the page that would be claimed.
     o_op : out, stream of op (CLAIM)
     o_prefetch : out, stream of op (PREFETCH)
     o_event : out, always-ready stream
@@ -84,71 +89,26 @@ class Evictor(wiring.Component):
         A choice is being made, or will be without further input.
     """
 
-    SETTLE = 4  #: cycles in which a result and what it did to the pools reach this block
+    SETTLE = RESULT_TO_NEED
 
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
-        counts = data.ArrayLayout(count_bits(config), len(POOLS))
         super().__init__(
             {
-                "pool_free": In(counts),
-                "pool_used": In(counts),
+                "pools": In(PoolCounts(config)),
                 "low_water": In(16),
                 "hold": In(1),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
-                "roots": In(data.ArrayLayout(layouts.root, len(POOLS))),
-                "requester": In(data.ArrayLayout(config.squeue_bits, len(POOLS))),
-                "entered": In(QueueState.count_bits(config)),
-                "done": In(QueueState.count_bits(config)),
-                "refreshing": In(1),
-                "look_valid": Out(1),
-                "look_squeue": Out(config.squeue_bits),
-                "look_done": In(1),
-                "look": In(layouts.look),
-                "squeue": Out(config.squeue_bits),
-                "watch": Out(1),
-                "start": Out(1),
-                "sweep_look": Out(layouts.look),
-                "step": Out(layouts.session["step"].shape),
-                "sweep_busy": In(1),
-                "best": In(layouts.candidate),
-                "best_valid": In(1),
-                "take": Out(1),
-                "swept_step": In(layouts.session["step"].shape),
-                "session": Out(config.session_bits),
-                "ahead": Out(1),
-                "clear": Out(1),
-                "other": In(layouts.candidate),
-                "other_valid": In(1),
-                "followed": In(1),
-                "wanted": In(config.page_bits),
-                "wanted_valid": In(1),
-                "drop": Out(1),
-                "next_wanted": Out(1),
-                "offer_valid": Out(1),
-                "offer": Out(SCORE_BITS),
-                "offer_done": In(1),
-                "disputed": Out(1),
-                "explore": In(1),
-                "gave": Out(1),
-                "gave_value": Out(SCORE_BITS),
-                "in_credit": In(1),
-                "refresh": In(1),
-                "refresh_squeue": In(config.squeue_bits),
-                "refreshed": Out(1),
-                "ahead_wanted": In(1),
-                "ahead_session": In(config.session_bits),
-                "ahead_squeue": In(config.squeue_bits),
-                "looked": Out(1),
+                "queues": In(QueueView(config)),
+                "sweep": Out(SweepControl(config)),
+                "list": In(SweepList(config)),
+                "policy": In(PolicyState(config)),
                 "prefetch_on": In(1),
                 "prefetch_water": In(16),
-                "free_slot": In(config.write_back_bits),
-                "has_free": In(1),
-                "under_way": In(data.ArrayLayout(range(config.write_backs + 1), len(POOLS))),
-                "page": Out(config.page_bits),
-                "working": In(1),
+                "slots": In(EvictionsUnderWay(config)),
+                "check": Out(PageCheck(config)),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "o_prefetch": Out(stream.Signature(layouts.op)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
@@ -159,420 +119,390 @@ class Evictor(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c = self.config
-        pools = range(len(POOLS))
+        m.submodules.need = need = PoolNeed(config=c)
+        m.submodules.plain = self._plain = PlainSearch(config=c)
+        m.submodules.kelp = self._kelp = KelpSearch(config=c)
+        m.submodules.prefetch = prefetch = PolicyPrefetch(config=c)
+        self._need, self._prefetch = need, prefetch
+        connect(m, flipped(self.pools), need.pools)
+        connect(m, flipped(self.pools), prefetch.pools)
+        connect(m, flipped(self.slots), need.slots)
+        connect(m, flipped(self.i_result), need.i_result)
+        connect(m, flipped(self.i_result), prefetch.i_result)
+        connect(m, prefetch.o_prefetch, flipped(self.o_prefetch))
+        connect(m, flipped(self.list.wanted), prefetch.wanted)
+        connect(m, self._kelp.offer, flipped(self.queues.offer))
+        self._state()
+        self._queue_at_hand(m)
+        self._claim(m)
+        self._policies(m)
+        self._steps(m)
+        return m
 
-        # --- which pool ---
-        need, resting, reported = Signal(len(POOLS)), Signal(len(POOLS)), Signal(len(POOLS))
-        target = Signal(16)
-        m.d.sync += target.eq(Mux(self.low_water == 0, 1, self.low_water))
-        for p in pools:
-            m.d.sync += need[p].eq(
-                (self.pool_used[p] != 0)
-                & (self.pool_free[p] + self.under_way[p] < target)
-                & ~resting[p]
-            )
-        next_pool, pool, turn = Signal(POOL_BITS), Signal(POOL_BITS), Signal(POOL_BITS)
-        for k in reversed(pools):
-            candidate = Signal(POOL_BITS, name=f"turn{k}")
-            m.d.comb += candidate.eq(next_pool + k)
-            with m.If(need.bit_select(candidate, 1)):
-                m.d.comb += turn.eq(candidate)
+    def _state(self):
+        """Registers that the steps share."""
+        c = self.config
+        self._job = Signal(Job, name="job")
+        # the queue at hand, the first one since the last move, and facts of the first
+        self._squeue, self._first = Signal(c.squeue_bits), Signal(c.squeue_bits)
+        self._session = Signal(range(c.sessions))
+        self._usable, self._eligible, self._kelp_queue = Signal(), Signal(), Signal()
+        # the queue whose list stands in the sweep, and its policy
+        self._list_squeue, self._list_session = Signal(c.squeue_bits), Signal(range(c.sessions))
+        self._list_kelp, self._outlived = Signal(), Signal()
+        # the list was there before this search; it was made in it
+        self._old_list, self._fresh = Signal(), Signal()
+        # cycles until a result has reached all that is asked; the queue has been looked up and
+        # waits for its sweep
+        self._wait, self._looked = Signal(range(self.SETTLE + 1)), Signal()
 
-        # A pool without a victim rests until one may have appeared; what appears during an attempt
-        # counts too.
-        r, appeared = self.i_result.p, Signal()
-        wakes = Signal()
-        m.d.comb += wakes.eq(
-            self.i_result.valid
-            & (
-                (r.changed & (r.word.state == PageState.RESIDENT) & ~r.word.pinned)
-                | (r.op.kind == Op.RELEASE)
-            )
-        )
-        with m.If(wakes):
-            m.d.sync += [resting.eq(0), appeared.eq(1)]
-
-        # --- the queue at hand and its session ---
-        squeue, first = Signal(c.squeue_bits), Signal(c.squeue_bits)
-        session, closing, step = Signal(range(c.sessions)), Signal(), Signal.like(self.step)
-        fetch_session = Signal(c.session_bits)
-        above = [squeue >= k * c.queues for k in range(1, c.sessions)]
+    def _queue_at_hand(self, m):
+        """What is known of it: session, list, look."""
+        c, squeue, session = self.config, self._squeue, self._session
+        look, best = self.queues.lookup.answer.p, self.list.best
+        closing, step = Signal(), Signal.like(self.sweep.step)
         sessions = Array(self.sessions[k] for k in range(c.sessions))
         m.d.sync += [
-            session.eq(sum(above, start=Const(0))),
+            session.eq(sum((squeue >= k * c.queues for k in range(1, c.sessions)), start=Const(0))),
             closing.eq(sessions[session].closing),
             step.eq(sessions[session].step),
+            # The list has stood still for longer when it is asked for.
+            self._usable.eq(
+                self._old_list
+                & best.valid
+                & ~self._outlived
+                & ~closing
+                & ((best.kind == 0) | (self.list.step == step))
+            ),
         ]
-        roots, requester = (
-            Array(self.roots[p] for p in pools),
-            Array(self.requester[p] for p in pools),
-        )
-
-        # --- whose list it is ---
-        list_squeue, list_session, outlived = (
-            Signal(c.squeue_bits),
-            Signal(range(c.sessions)),
-            Signal(),
-        )
-        with m.If(sessions[list_session].closing):
-            m.d.sync += outlived.eq(1)
-        old_list, usable, eligible, kelp = Signal(), Signal(), Signal(), Signal()
-        # The list has stood still for longer when it is asked for.
-        m.d.sync += usable.eq(
-            old_list
-            & self.best_valid
-            & ~outlived
-            & ~closing
-            & ((self.best.kind == 0) | (self.swept_step == step))
-        )
+        with m.If(sessions[self._list_session].closing):
+            m.d.sync += self._outlived.eq(1)
         m.d.comb += [
             # Also of a session that is closing: its own fetches may wait for these frames.
-            eligible.eq(self.look.listed & (self.look.pool == pool)),
-            kelp.eq(self.look.policy == Policy.KELP),
-            self.look_squeue.eq(squeue),
-            self.squeue.eq(squeue),
-            self.sweep_look.eq(self.look),
-            self.session.eq(session),
-            # The sweep is given the step of its own session as M3 has it now; `step` above is a
-            # cycle late.
-            self.step.eq(sessions[session].step),
+            self._eligible.eq(look.listed & (look.pool == self._need.pool)),
+            self._kelp_queue.eq(look.policy == Policy.KELP),
+            self.queues.lookup.request.p.eq(squeue),
+            self.sweep.watch.p.squeue.eq(squeue),
+            self.sweep.watch.p.ahead.eq(self._job == Job.AHEAD),
+            self.sweep.start.p.look.eq(look),
+            self.sweep.start.p.session.eq(session),
+            # The sweep is given the step of its own session as M3 has it now; `step` here is a
+            # cycle behind.
+            self.sweep.step.eq(sessions[session].step),
         ]
-        op = self.o_op.payload
-        claim_page, claim_step, claim_slot = (
-            Signal(c.page_bits),
-            Signal.like(self.step),
-            Signal.like(self.free_slot),
-        )
+
+    def _claim(self, m):
+        """The page to take, and its CLAIM out of registers."""
+        op, kelp, best, other = self.o_op.p, self._kelp, self.list.best, self.list.other
         m.d.comb += [
+            self.check.page.squeue.eq(self._squeue),
+            self.check.page.page.eq(Mux(kelp.take_other, other.page, best.page)),
             op.kind.eq(Op.CLAIM),
-            op.squeue.eq(squeue),
-            op.page.eq(claim_page),
-            op.delta.eq(claim_step),
-            op.slot.eq(claim_slot),
+            op.squeue.eq(self._squeue),
+            op.mass.eq(kelp.given_by),
+        ]
+        page, step, slot = (
+            Signal.like(op.page),
+            Signal.like(op.delta),
+            Signal.like(self.slots.free.slot),
+        )
+        m.d.comb += [op.page.eq(page), op.delta.eq(step), op.slot.eq(slot)]
+        self._keep_claim = [
+            page.eq(self.check.page.page),
+            step.eq(Mux(kelp.take_other, other.last_step, best.last_step)),
+            slot.eq(self.slots.free.slot),
         ]
 
-        # --- policy `kelp`: what is being done, and how far the search has come ---
-        job, phase = Signal(Job), Signal(Phase)
-        sweeps, worthy, chosen_squeue = (
-            Signal(range(SWEEPS_MOST + 1)),
-            Signal(range(SWEEPS + 1)),
-            Signal(c.squeue_bits),
+    def _policies(self, m):
+        """Both policies are told the facts; `kelp` is joined with its state as well."""
+        c, kelp, plain, policy = self.config, self._kelp, self._plain, self.policy
+        pools = range(len(POOLS))
+        roots, requester = (
+            Array(self.queues.roots[p] for p in pools),
+            Array(self.queues.requester[p] for p in pools),
         )
-        # Whether this is the first page that is taken after a sweep, whom that page's loss will be
-        # put down to, and what the page was worth.
-        fresh_take, differs, other_turn, given_by = Signal(), Signal(), Signal(), Signal(GIVEN_BITS)
-        claim_kind, claim_priority, has_page = Signal(CLASS_BITS), Signal(SCORE_BITS), Signal()
-        # Of the pool, a cycle late: the root stands longer than that before it is known to be
-        # absorbed.
-        root_squeue, over, gladly, asking = (
-            Signal(c.squeue_bits),
-            Signal(),
-            Signal(),
-            Signal(c.squeue_bits),
-        )
+        # A cycle behind: the root stands longer than that before it is known to be absorbed.
+        root, gladly, asking = Signal(c.squeue_bits), Signal(), Signal(c.squeue_bits)
+        self._root, self._asking, self._over = root, asking, Signal()
+        at = self._need.pool
         m.d.sync += [
-            root_squeue.eq(roots[pool].squeue),
-            over.eq(roots[pool].excess != 0),
-            gladly.eq(roots[pool].excess > 1),
-            asking.eq(requester[pool]),
+            root.eq(roots[at].squeue),
+            self._over.eq(roots[at].excess != 0),
+            gladly.eq(roots[at].excess > 1),
+            asking.eq(requester[at]),
         ]
+        for facts in (plain.search.facts, kelp.search.facts):
+            m.d.comb += [
+                facts.squeue.eq(self._squeue),
+                facts.kelp.eq(self._kelp_queue),
+                facts.eligible.eq(self._eligible),
+                facts.usable.eq(self._usable),
+                facts.fresh.eq(self._fresh),
+                facts.evict.eq(self._job == Job.EVICT),
+                facts.root.eq(root),
+                facts.gladly.eq(gladly),
+                facts.asking.eq(asking),
+            ]
         m.d.comb += [
-            differs.eq(
-                fresh_take
-                & self.best_valid
-                & (self.best.kind == 0)
-                & self.other_valid
-                & (self.other.page != self.best.page)
-            ),
-            other_turn.eq(differs & self.explore),
-            self.page.eq(Mux(other_turn, self.other.page, self.best.page)),
-            has_page.eq(self.best_valid & (self.best.kind == 0)),
-            self.gave_value.eq(~claim_priority),
-            op.mass.eq(given_by),
-            # A queue with nothing but pages in use offers next to nothing; after its turn, what it
-            # will be able to offer in the next step.
-            self.offer.eq(
-                Mux(
-                    ~self.best_valid,
-                    0,
-                    Mux(
-                        (self.best.kind == 0) | ((job == Job.REFRESH) & (self.best.kind == 1)),
-                        self.best.priority,
-                        1,
-                    ),
-                )
-            ),
+            kelp.best.eq(self.list.best),
+            kelp.other.eq(self.list.other),
+            kelp.followed.eq(self.list.followed),
+            self.list.clear.eq(kelp.clear),
+            kelp.explore.eq(policy.explore),
+            policy.disputed.eq(kelp.disputed),
+            self._prefetch.in_credit.eq(policy.in_credit),
+            self._prefetch.water.eq(self.prefetch_water),
+            self._prefetch.queue.p.session.eq(policy.ahead.session),
+            self._prefetch.queue.p.squeue.eq(policy.ahead.squeue),
+            self._prefetch.pool.p.eq(self.queues.lookup.answer.p.pool),
+            self._need.low_water.eq(self.low_water),
         ]
-        fetch, fetching = self.o_prefetch.payload, Signal(c.squeue_bits)
-        m.d.comb += [
-            fetch.kind.eq(Op.PREFETCH),
-            fetch.session.eq(fetch_session),
-            fetch.squeue.eq(fetching),
-            fetch.page.eq(self.wanted),
-            fetch.source.eq(PrefetchSource.POLICY),
+        connect(m, kelp.gave, flipped(policy.gave))
+
+    def _move(self, squeue):
+        """Search from another queue."""
+        return [
+            self._squeue.eq(squeue),
+            self._first.eq(squeue),
+            self._old_list.eq(squeue == self._list_squeue),
+            self._fresh.eq(0),
         ]
 
-        wait, awaited, looked = Signal(range(self.SETTLE + 1)), Signal.like(self.entered), Signal()
-        fresh, absorbed, caught_up = Signal(), Signal.like(self.entered), Signal()
-        m.d.comb += [absorbed.eq(self.done - awaited), self.busy.eq(1)]
-        can_fetch, fetch_pool, coming, list_kelp = Signal(), Signal(POOL_BITS), Signal(), Signal()
-        m.d.comb += [
-            coming.eq(Cat(self.under_way[p] != 0 for p in pools).any()),
-            self.ahead.eq(job == Job.AHEAD),
-        ]
-        free = Array(self.pool_free[p] for p in pools)
-        m.d.sync += can_fetch.eq(self.in_credit & (free[fetch_pool] > self.prefetch_water))
-        with m.FSM():
-            with m.State("IDLE"):
-                m.d.comb += self.busy.eq(
-                    (
-                        (need.any() & self.has_free)
-                        | self.refresh
-                        | self.ahead_wanted
-                        | self.wanted_valid
-                    )
-                    & ~self.hold
-                )
-                m.d.sync += [
-                    wait.eq(self.SETTLE),
-                    looked.eq(0),
-                    phase.eq(Phase.OFFERED),
-                    sweeps.eq(0),
-                    worthy.eq(0),
-                ]
-                with m.If(self.hold):
-                    pass
-                with m.Elif(need.any() & self.has_free):
-                    m.d.sync += [
-                        pool.eq(turn),
-                        next_pool.eq(turn + 1),
-                        appeared.eq(0),
-                        job.eq(Job.EVICT),
-                    ]
-                    m.next = "SETTLE"
-                with m.Elif(self.refresh):
-                    m.d.comb += self.refreshed.eq(1)
-                    m.d.sync += [
-                        job.eq(Job.REFRESH),
-                        squeue.eq(self.refresh_squeue),
-                        old_list.eq(0),
-                    ]
-                    m.next = "SETTLE"
-                with m.Elif(self.wanted_valid):
-                    with m.If(can_fetch):
-                        m.next = "FETCH"
-                    with m.Elif(~self.in_credit | (~need.any() & ~coming)):
-                        m.next = "DROP"
-                with m.Elif(self.ahead_wanted):
-                    m.d.comb += self.looked.eq(1)
-                    with m.If(self.prefetch_on & self.in_credit):
-                        m.d.sync += [
-                            job.eq(Job.AHEAD),
-                            squeue.eq(self.ahead_squeue),
-                            fetching.eq(self.ahead_squeue),
-                            fetch_session.eq(self.ahead_session),
-                            old_list.eq(0),
-                        ]
-                        m.next = "SETTLE"
-            with m.State("SETTLE"):
-                # All results up to now have become events; then all of these are absorbed.
-                m.d.sync += [wait.eq(wait - 1), awaited.eq(self.entered), caught_up.eq(0)]
-                with m.If(wait == 0):
-                    m.next = "ABSORB"
-            with m.State("ABSORB"):
-                # `done` may have gone past, so it is the sign of the difference that counts; and
-                # while all is refreshed, so far past that the sign turns.
-                with m.If(~absorbed[-1]):
-                    m.d.sync += caught_up.eq(1)
-                with m.If((caught_up | ~absorbed[-1]) & ~self.refreshing):
-                    m.next = "LOOK"
-                    with m.If(~looked & (job == Job.EVICT)):
-                        m.next = "CHOOSE"
-            with m.State("CHOOSE"):
-                chosen = Signal(c.squeue_bits)
-                m.d.comb += chosen.eq(Mux(over, root_squeue, asking))
-                m.d.sync += [
-                    squeue.eq(chosen),
-                    first.eq(chosen),
-                    chosen_squeue.eq(chosen),
-                    old_list.eq(chosen == list_squeue),
-                    fresh.eq(0),
-                ]
+    def _go(self, m, verdict):
+        """In a state of the steps: what the verdict says comes next."""
+        with m.Switch(verdict):
+            with m.Case(Verdict.WAIT):
+                # Only `kelp` lets wait, and only of a list of its own.
+                m.d.sync += self._list_kelp.eq(1)
+                m.next = "POLICY"
+            with m.Case(Verdict.TAKE):
+                m.next = "TAKE"
+            with m.Case(Verdict.SWEEP):
+                m.next = "WATCH"
+            with m.Case(Verdict.LOOK):
+                m.d.sync += self._old_list.eq(0)
                 m.next = "LOOK"
-            with m.State("LOOK"):
-                # `session`, `closing` and `step` follow `squeue` by three cycles, the answer by
-                # four.
-                m.d.comb += self.look_valid.eq(~self.look_done)
-                with m.If(self.look_done):
-                    m.next = "JUDGE"
-                    with m.If(looked):
-                        m.next = "START"
-            with m.State("JUDGE"):
-                with m.If(job != Job.EVICT):
-                    m.d.sync += fetch_pool.eq(self.look.pool)
-                    m.next = "IDLE"
-                    with m.If(
-                        kelp & Mux(job == Job.AHEAD, self.look.newest_valid, self.look.listed)
-                    ):
-                        m.next = "WATCH"
-                with m.Elif(kelp & ~eligible & (phase == Phase.OFFERED)):
-                    m.d.comb += self.clear.eq(1)
-                    m.d.sync += [fresh.eq(1), list_kelp.eq(1)]
-                    m.next = "OFFER"
-                with m.Elif((phase == Phase.ASKED) & ~(kelp & eligible)):
-                    # The queue that asks has nothing: what was found before it goes.
-                    m.d.sync += [squeue.eq(chosen_squeue), fresh_take.eq(1)]
-                    m.next = "TAKE"
-                with m.Elif(usable & ~kelp):
-                    m.next = "TAKE"
-                with m.Elif(eligible):
-                    m.next = "WATCH"
-                with m.Else():
-                    m.next = "NEXT"
-            with m.State("WATCH"):
-                m.d.comb += self.watch.eq(1)
-                m.d.sync += [wait.eq(self.SETTLE), looked.eq(1), fresh.eq(1), old_list.eq(0)]
-                with m.If(job != Job.AHEAD):
-                    m.d.sync += [
-                        list_squeue.eq(squeue),
-                        list_session.eq(session),
-                        list_kelp.eq(kelp),
-                    ]
-                m.next = "SETTLE"
-            with m.State("START"):
-                m.d.comb += self.start.eq(1)
-                m.d.sync += [looked.eq(0), fresh_take.eq(kelp)]
-                with m.If(job != Job.AHEAD):
-                    m.d.sync += outlived.eq(0)
-                m.next = "SWEEPING"
-            with m.State("SWEEPING"):
-                with m.If(~self.sweep_busy):
-                    m.next = "TAKE"
-                    with m.If(job == Job.AHEAD):
-                        m.next = "IDLE"
-                    with m.Elif(kelp & (phase == Phase.OFFERED)):
-                        m.next = "OFFER"
-            with m.State("OFFER"):
-                # `look_squeue` is still the queue of the list, or the one that has none.
-                m.d.comb += self.offer_valid.eq(~self.offer_done)
-                with m.If(self.offer_done):
-                    m.next = "OFFERED"
-            with m.State("OFFERED"):
-                with m.Switch(phase):
-                    with m.Case(Phase.OFFERED):
-                        m.d.sync += [sweeps.eq(sweeps + 1), worthy.eq(worthy + has_page)]
-                        m.next = "IDLE"
-                        with m.If(job == Job.EVICT):
-                            m.next = "AGAIN"
-                    with m.Case(Phase.GIVEN):
-                        m.d.sync += wait.eq(self.SETTLE)
-                        m.next = "FOUND"
-                    with m.Default():
-                        m.next = "NEXT"
-            with m.State("AGAIN"):
-                # What the tree said may not have been so any more: then another queue has more to
-                # offer, up to a limit.
-                m.d.sync += [chosen_squeue.eq(squeue), first.eq(squeue)]
-                with m.If(
-                    (worthy != SWEEPS) & (sweeps != SWEEPS_MOST) & (root_squeue != squeue) & gladly
-                ):
-                    m.d.sync += [
-                        squeue.eq(root_squeue),
-                        chosen_squeue.eq(root_squeue),
-                        first.eq(root_squeue),
-                        old_list.eq(root_squeue == list_squeue),
-                        fresh.eq(0),
-                    ]
-                    m.next = "LOOK"
-                with m.Elif(has_page | (asking == squeue)):
-                    m.next = "TAKE"
-                with m.Else():
-                    # Nothing but pages in use: then the queue that asks gives.
-                    m.d.sync += [squeue.eq(asking), phase.eq(Phase.ASKED)]
-                    m.next = "LOOK"
-            with m.State("TAKE"):
-                m.d.sync += [
-                    claim_page.eq(self.page),
-                    claim_step.eq(Mux(other_turn, self.other.last_step, self.best.last_step)),
-                    claim_slot.eq(self.free_slot),
-                    claim_kind.eq(self.best.kind),
-                    claim_priority.eq(Mux(other_turn, self.other.priority, self.best.priority)),
-                    given_by.eq(Mux(differs, 1 + (self.followed ^ other_turn), 0)),
-                    fresh_take.eq(0),
-                    first.eq(Mux(phase == Phase.ASKED, squeue, first)),
-                ]
-                m.d.comb += self.disputed.eq(differs)
-                with m.If(~self.best_valid & list_kelp):
-                    m.d.sync += phase.eq(Phase.FAILED)
-                    m.next = "OFFER"
-                with m.Elif(~self.best_valid):
-                    # A list of an earlier sweep is used up: the same queue may have more.
-                    m.d.sync += old_list.eq(0)
-                    m.next = "NEXT"
-                    with m.If(~fresh):
-                        m.next = "LOOK"
-                with m.Else():
-                    m.d.comb += self.take.eq(~other_turn)
-                    with m.If(~self.working):
-                        m.next = "CLAIM"
-            with m.State("CLAIM"):
-                m.d.comb += self.o_op.valid.eq(1)
-                with m.If(self.o_op.ready):
-                    m.next = "CLAIMING"
-            with m.State("CLAIMING"):
-                with m.If(self.i_result.valid & (r.op.kind == Op.CLAIM)):
-                    m.d.sync += [Assert(r.op.squeue == squeue), Assert(r.op.page == claim_page)]
-                    m.d.sync += wait.eq(self.SETTLE)
-                    m.next = "TAKE"
-                    with m.If(r.outcome == Outcome.DONE):
-                        m.d.sync += reported.bit_select(pool, 1).eq(0)
-                        m.next = "FOUND"
-                        with m.If(list_kelp):
-                            m.d.comb += self.gave.eq(claim_kind == 0)
-                            m.d.sync += phase.eq(Phase.GIVEN)
-                            m.next = "OFFER"
-            with m.State("FOUND"):
-                # Until `under_way` has reached `need`.
-                m.d.sync += wait.eq(wait - 1)
-                with m.If(wait == 0):
-                    m.next = "IDLE"
-            with m.State("NEXT"):
-                following = Signal(c.squeue_bits)
-                m.d.comb += following.eq(Mux(squeue == c.squeues - 1, 0, squeue + 1))
-                m.d.sync += [
-                    squeue.eq(following),
-                    fresh.eq(0),
-                    old_list.eq(0),
-                    wait.eq(self.SETTLE),
-                    phase.eq(Phase.SEARCH),
-                ]
-                m.next = "LOOK"
-                with m.If(following == first):
-                    m.d.comb += self.o_event.valid.eq(~reported.bit_select(pool, 1))
-                    m.d.sync += reported.bit_select(pool, 1).eq(1)
-                    with m.If(~appeared & ~wakes):
-                        m.d.sync += resting.bit_select(pool, 1).eq(1)
-                    m.next = "FOUND"
-            with m.State("DROP"):
-                # A state of its own: the wishes lie far from what decides on them.
-                m.d.comb += self.drop.eq(1)
+            with m.Case(Verdict.NEXT):
+                m.next = "NEXT"
+            with m.Case(Verdict.DONE):
+                m.d.sync += self._wait.eq(self.SETTLE)
+                m.next = "FOUND"
+            with m.Case(Verdict.REST):
                 m.next = "IDLE"
-            with m.State("FETCH"):
-                m.d.comb += self.o_prefetch.valid.eq(1)
-                with m.If(self.o_prefetch.ready):
-                    m.d.comb += self.next_wanted.eq(1)
-                    m.next = "FETCHING"
-            with m.State("FETCHING"):
-                m.d.sync += wait.eq(self.SETTLE)
-                with m.If(
-                    self.i_result.valid
-                    & (r.op.kind == Op.PREFETCH)
-                    & (r.op.source == PrefetchSource.POLICY)
-                ):
-                    m.next = "FOUND"
+
+    def _ask(self, m, moment, by_kelp):
+        """In a state of the steps: what comes next, by the one policy or the other."""
+        kelp, plain, verdict = self._kelp.search, self._plain.search, Signal(Verdict)
+        m.d.comb += verdict.eq(Mux(by_kelp, kelp.verdict, plain.verdict))
+        with m.If(by_kelp):
+            m.d.comb += kelp.moment.eq(moment)
+        with m.Else():
+            m.d.comb += plain.moment.eq(moment)
+        self._go(m, verdict)
+        with m.If(by_kelp & kelp.move.valid):
+            m.d.sync += self._move(kelp.move.squeue)
+
+    def _steps(self, m):
+        """The states that both policies share."""
+        with m.FSM():
+            self._idle(m)
+            self._look_up(m)
+            self._sweep(m)
+            self._take(m)
         m.d.comb += [
             self.o_event.p.code.eq(Event.NO_VICTIM),
-            self.o_event.p.squeue.eq(first),
-            self.o_event.p.argument.eq(pool),
+            self.o_event.p.squeue.eq(self._first),
+            self.o_event.p.argument.eq(self._need.pool),
         ]
-        return m
+
+    def _idle(self, m):
+        """What is begun next, and prefetches."""
+        job, squeue, policy = self._job, self._squeue, self.policy
+        kelp, need, prefetch = self._kelp.search, self._need, self._prefetch
+        wanted, evicts = Signal(), Signal()
+        m.d.comb += [
+            wanted.eq(self.list.wanted.valid),
+            evicts.eq(need.need.valid & self.slots.free.valid),
+            prefetch.room_comes.eq(
+                need.need.valid | Cat(count != 0 for count in self.slots.count).any()
+            ),
+            self.busy.eq(1),
+        ]
+        with m.State("IDLE"):
+            m.d.comb += [
+                self.busy.eq(
+                    (evicts | policy.refresh.valid | policy.ahead.valid | wanted) & ~self.hold
+                ),
+                kelp.moment.eq(Moment.BEGIN),
+            ]
+            m.d.sync += [self._wait.eq(self.SETTLE), self._looked.eq(0)]
+            with m.If(self.hold):
+                pass
+            with m.Elif(evicts):
+                m.d.comb += need.begin.eq(1)
+                m.d.sync += job.eq(Job.EVICT)
+                m.next = "SETTLE"
+            with m.Elif(policy.refresh.valid):
+                m.d.comb += policy.refreshed.eq(1)
+                m.d.sync += [
+                    job.eq(Job.REFRESH),
+                    squeue.eq(policy.refresh.squeue),
+                    self._old_list.eq(0),
+                ]
+                m.next = "SETTLE"
+            with m.Elif(wanted):
+                m.d.comb += prefetch.turn.eq(1)
+                with m.If(prefetch.begins):
+                    m.next = "PREFETCH"
+            with m.Elif(policy.ahead.valid):
+                m.d.comb += policy.looked.eq(1)
+                with m.If(self.prefetch_on & policy.in_credit):
+                    m.d.comb += prefetch.queue.valid.eq(1)
+                    m.d.sync += [
+                        job.eq(Job.AHEAD),
+                        squeue.eq(policy.ahead.squeue),
+                        self._old_list.eq(0),
+                    ]
+                    m.next = "SETTLE"
+        with m.State("PREFETCH"):
+            m.d.sync += self._wait.eq(self.SETTLE)
+            with m.If(prefetch.ends.decided):
+                m.next = "FOUND"
+            with m.Elif(prefetch.ends.dropped):
+                m.next = "IDLE"
+        with m.State("FOUND"):
+            # Until the count of evictions under way has reached `need`.
+            m.d.sync += self._wait.eq(self._wait - 1)
+            with m.If(self._wait == 0):
+                m.next = "IDLE"
+
+    def _look_up(self, m):
+        """Wait until the queue state has absorbed all results, choose a queue, look it up, judge
+        it."""
+        c, job, squeue, queues = self.config, self._job, self._squeue, self.queues
+        kelp, need, prefetch = self._kelp.search, self._need, self._prefetch
+        awaited, absorbed, caught_up = (
+            Signal.like(queues.entered),
+            Signal.like(queues.entered),
+            Signal(),
+        )
+        m.d.comb += absorbed.eq(queues.done - awaited)
+        with m.State("SETTLE"):
+            # All results up to now have become events; then all of these are absorbed.
+            m.d.sync += [self._wait.eq(self._wait - 1), awaited.eq(queues.entered), caught_up.eq(0)]
+            with m.If(self._wait == 0):
+                m.next = "ABSORB"
+        with m.State("ABSORB"):
+            # `done` may have gone past, so it is the sign of the difference that counts; and
+            # while all is refreshed, so far past that the sign turns.
+            with m.If(~absorbed[-1]):
+                m.d.sync += caught_up.eq(1)
+            with m.If((caught_up | ~absorbed[-1]) & ~queues.refreshing):
+                m.next = "LOOK"
+                with m.If(~self._looked & (job == Job.EVICT)):
+                    m.next = "CHOOSE"
+        with m.State("CHOOSE"):
+            m.d.sync += self._move(Mux(self._over, self._root, self._asking))
+            m.next = "LOOK"
+        with m.State("LOOK"):
+            # `session`, `closing` and `step` follow `squeue` by three cycles, the answer by
+            # four or more.
+            m.d.comb += queues.lookup.request.valid.eq(1)
+            with m.If(queues.lookup.request.ready):
+                m.next = "LOOKING"
+        with m.State("LOOKING"):
+            with m.If(queues.lookup.answer.valid):
+                m.next = "JUDGE"
+                with m.If(self._looked):
+                    m.next = "START"
+        with m.State("JUDGE"):
+            with m.If(job != Job.EVICT):
+                look = queues.lookup.answer.p
+                m.d.comb += prefetch.pool.valid.eq(1)
+                m.next = "IDLE"
+                with m.If(self._kelp_queue & Mux(job == Job.AHEAD, look.newest.valid, look.listed)):
+                    m.next = "WATCH"
+            with m.Else():
+                self._ask(m, Moment.JUDGE, self._kelp_queue | self._kelp.asked)
+        with m.State("NEXT"):
+            following = Signal(c.squeue_bits)
+            m.d.comb += [
+                following.eq(Mux(squeue == c.squeues - 1, 0, squeue + 1)),
+                kelp.moment.eq(Moment.NEXT),
+            ]
+            m.d.sync += [
+                squeue.eq(following),
+                self._fresh.eq(0),
+                self._old_list.eq(0),
+                self._wait.eq(self.SETTLE),
+            ]
+            m.next = "LOOK"
+            with m.If(following == self._first):
+                m.d.comb += [self.o_event.valid.eq(need.unreported), need.failed.eq(1)]
+                m.next = "FOUND"
+
+    def _sweep(self, m):
+        """Sweep the queue at hand; then the policy may wait with its verdict."""
+        job, squeue, sweep, kelp = self._job, self._squeue, self.sweep, self._kelp.search
+        with m.State("WATCH"):
+            m.d.comb += sweep.watch.valid.eq(1)
+            m.d.sync += [
+                self._wait.eq(self.SETTLE),
+                self._looked.eq(1),
+                self._fresh.eq(1),
+                self._old_list.eq(0),
+            ]
+            with m.If(job != Job.AHEAD):
+                m.d.sync += [
+                    self._list_squeue.eq(squeue),
+                    self._list_session.eq(self._session),
+                    self._list_kelp.eq(self._kelp_queue),
+                ]
+            m.next = "SETTLE"
+        with m.State("START"):
+            m.d.comb += sweep.start.valid.eq(1)
+            m.d.sync += self._looked.eq(0)
+            with m.If(job != Job.AHEAD):
+                m.d.sync += self._outlived.eq(0)
+            m.next = "SWEEPING"
+        with m.State("SWEEPING"):
+            with m.If(~sweep.busy):
+                with m.If(job == Job.AHEAD):
+                    m.next = "IDLE"
+                with m.Else():
+                    self._ask(m, Moment.SWEPT, self._kelp_queue)
+        with m.State("POLICY"):
+            self._go(m, kelp.verdict)
+            with m.If(kelp.move.valid):
+                m.d.sync += self._move(kelp.move.squeue)
+
+    def _take(self, m):
+        """CLAIM a page of the list."""
+        r, squeue = self.i_result.p, self._squeue
+        kelp, need = self._kelp.search, self._need
+        with m.State("TAKE"):
+            m.d.sync += self._keep_claim
+            with m.If(self.list.best.valid):
+                m.d.comb += [
+                    kelp.moment.eq(Moment.TAKE),
+                    self.list.take.eq(~self._kelp.take_other),
+                ]
+                with m.If(~self.check.working):
+                    m.next = "CLAIM"
+            with m.Else():
+                self._ask(m, Moment.EMPTY, self._list_kelp)
+        with m.State("CLAIM"):
+            m.d.comb += self.o_op.valid.eq(1)
+            with m.If(self.o_op.ready):
+                m.next = "CLAIMING"
+        with m.State("CLAIMING"):
+            with m.If(self.i_result.valid & (r.op.kind == Op.CLAIM)):
+                m.d.sync += [
+                    Assert(r.op.squeue == squeue),
+                    Assert(r.op.page == self.o_op.p.page),
+                ]
+                with m.If(r.outcome == Outcome.DONE):
+                    m.d.comb += need.given.eq(1)
+                    self._ask(m, Moment.GIVEN, self._list_kelp)
+                with m.Else():
+                    m.next = "TAKE"

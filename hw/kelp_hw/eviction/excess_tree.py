@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Which queue of each pool is furthest over its budget (spec §7, docs/design.md §6)."""
+"""Which queue of each pool is furthest over its budget: three cycles per level of a tree (spec §7,
+docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 
-from ..eviction_layouts import EvictionLayouts
 from ..layouts import POOL_BITS
 from ..lib.split_sram import SplitSram
+from .signatures import EvictionLayouts
 
 __all__ = ["ExcessTree"]
 
@@ -20,9 +21,9 @@ class ExcessTree(wiring.Component):
     """Four binary trees (one per pool) of maxima in one memory: a node holds the largest excess of
     the squeues below it and who has it, the lower of equals.
 
-    `start` writes one squeue's leaf and walks to the root: three cycles per level, `CYCLES` in all,
-    while `busy`. The roots stand in registers. After reset the block clears its memory, busy
-    meanwhile.
+    `start` writes one squeue's leaf and walks to the root: three cycles per level. Latency:
+    `LATENCY` cycles, while `busy`. Interval: `INTERVAL`. The roots stand in registers. After reset
+    the block clears its memory, busy meanwhile.
 
     Parameters
     ----------
@@ -33,14 +34,24 @@ class ExcessTree(wiring.Component):
     start, pool, squeue, excess : in
         One leaf's new value; only while not `busy`.
     busy : out
+        A walk is under way, or the clearing after reset.
     roots : out, array of root
     """
+
+    @property
+    def LATENCY(self):
+        """Cycles of a walk."""
+        return 3 * self.levels + 1
+
+    @property
+    def INTERVAL(self):
+        """Cycles from a `start` to the next."""
+        return self.LATENCY + 1
 
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
         self.levels = config.squeue_bits
-        self.CYCLES = 3 * self.levels + 1
         super().__init__(
             {
                 "start": In(1),

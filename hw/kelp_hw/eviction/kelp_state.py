@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What policy `kelp` learns from accesses: the few numbers of the whole pool, and when to look at a
-queue anew (docs/policy.md)."""
+queue anew. One result per cycle (docs/policy.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import SCORE_BITS, STEP_BITS, Op, Outcome, PageState
+from kelp_spec.metadata import STEP_BITS, Op, Outcome, PageState
 from kelp_spec.policy import (
     DUEL_MOST,
     EXPLORE,
@@ -24,15 +24,18 @@ from kelp_spec.policy import (
     SECOND_REGRET,
 )
 
-from ..eviction_layouts import EvictionLayouts
 from .lru_shadow import LruShadow
+from .signatures import EvictionLayouts, PolicyState
 
 __all__ = ["KelpState"]
 
 
 class KelpState(wiring.Component):
-    """Follows M3's results on queues whose policy is `kelp`. `near` and `second` are, a cycle after
-    a result is shown, as of all results before it.
+    """Follows M3's results on queues whose policy is `kelp`. `opinion` is, a cycle after a result
+    is shown, as of all results before it.
+
+    Latency: `LATENCY` cycles from a result to `opinion`. Interval: `INTERVAL`, one result per
+    cycle; the LRU shadow behind it takes about 13 cycles an event.
 
     Parameters
     ----------
@@ -45,22 +48,16 @@ class KelpState(wiring.Component):
         As M3 has them in the cycle in which `i_result` shows an op.
     frames : in
         Of all pools.
-    near, second : out
-        Factor of pages whose turn has passed; the second opinion is followed.
-    disputed : in; explore : out
-        The opinions differ over a victim; when `explore`, the other one's turn has come.
-    gave, gave_value : in; marginal : out
-        A page of that value was given away.
-    in_credit : out
-    refresh, refresh_squeue : out; refreshed : in
-        A queue to be valued anew, until it is taken up.
-    ahead, ahead_session, ahead_squeue : out; looked : in
-        A queue in which to look for pages to prefetch, until it is taken up.
+    opinion : out, opinion
+    state : out, PolicyState
     lost : out
         Pulse per access that the LRU shadow had no place for.
     idle : out
-        Nothing is on its way; `refresh` and `ahead` may wait.
+        Nothing is on its way; `state.refresh` and `state.ahead` may wait.
     """
+
+    LATENCY = 2
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -71,21 +68,8 @@ class KelpState(wiring.Component):
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "frames": In(self.shadow.count_bits),
-                "near": Out(8),
-                "second": Out(1),
-                "disputed": In(1),
-                "explore": Out(1),
-                "gave": In(1),
-                "gave_value": In(SCORE_BITS),
-                "marginal": Out(SCORE_BITS),
-                "in_credit": Out(1),
-                "refresh": Out(1),
-                "refresh_squeue": Out(config.squeue_bits),
-                "refreshed": In(1),
-                "ahead": Out(1),
-                "ahead_session": Out(config.session_bits),
-                "ahead_squeue": Out(config.squeue_bits),
-                "looked": In(1),
+                "opinion": Out(layouts.opinion),
+                "state": Out(PolicyState(config)),
                 "lost": Out(1),
                 "idle": Out(1),
             }
@@ -95,6 +79,7 @@ class KelpState(wiring.Component):
         m = Module()
         c, r, op = self.config, self.i_result.p, self.i_result.p.op
         m.submodules.shadow = shadow = self.shadow
+        opinion, state = self.opinion, self.state
 
         # --- what of a result matters, registered ---
         served = Signal()
@@ -140,7 +125,7 @@ class KelpState(wiring.Component):
         lower = Signal(16)
         m.d.comb += [
             lower.eq(rate >> NEAR_SHIFT),
-            self.near.eq(Mux(lower > NEAR_MOST - NEAR_LEAST, NEAR_LEAST, NEAR_MOST - lower)),
+            opinion.near.eq(Mux(lower > NEAR_MOST - NEAR_LEAST, NEAR_LEAST, NEAR_MOST - lower)),
         ]
         # `second` stands beside `duel` and says whether that is more than 0: it decides what is
         # added to it. Whether the sum is, or where it ends, is known from `duel` for each regret,
@@ -159,9 +144,9 @@ class KelpState(wiring.Component):
             Signal(),
             Signal(),
         )
-        m.d.comb += leads.eq(self.second)
+        m.d.comb += leads.eq(opinion.second)
         for who, follows, counts in cases:
-            with m.If(read & (given == who) & (self.second == follows)):
+            with m.If(read & (given == who) & (opinion.second == follows)):
                 m.d.comb += [
                     regret.eq(counts),
                     most.eq(duel >= DUEL_MOST - counts),
@@ -170,18 +155,18 @@ class KelpState(wiring.Component):
                 ]
         m.d.sync += [
             duel.eq(Mux(most, DUEL_MOST, Mux(least, -DUEL_MOST, duel + regret))),
-            self.second.eq(leads),
-            Assert(self.second == (duel > 0)),
+            opinion.second.eq(leads),
+            Assert(opinion.second == (duel > 0)),
         ]
 
         # --- victims ---
         disputes = Signal(range(EXPLORE))
-        m.d.comb += self.explore.eq(disputes == EXPLORE - 1)
-        with m.If(self.disputed):
+        m.d.comb += state.explore.eq(disputes == EXPLORE - 1)
+        with m.If(state.disputed):
             m.d.sync += disputes.eq(disputes + 1)
-        with m.If(self.gave):
-            m.d.sync += self.marginal.eq(
-                self.marginal + ((self.gave_value - self.marginal) >> MARGINAL_SHIFT)
+        with m.If(state.gave.valid):
+            m.d.sync += opinion.marginal.eq(
+                opinion.marginal + ((state.gave.p - opinion.marginal) >> MARGINAL_SHIFT)
             )
 
         # --- LRU's reads, a cycle later: the octile takes the session's shape ---
@@ -206,7 +191,7 @@ class KelpState(wiring.Component):
         ]
         m.d.comb += [shadow.frames.eq(self.frames), self.lost.eq(shadow.lost)]
         # Before the shadow is idle: it counts some cycles earlier.
-        m.d.sync += self.in_credit.eq(shadow.credit > 0)
+        m.d.sync += state.in_credit.eq(shadow.credit > 0)
 
         # --- a queue's turn begins: revalue the one before, look at the next layer's ---
         turn = data.StructLayout({"valid": 1, "squeue": c.squeue_bits, "step": STEP_BITS})
@@ -224,10 +209,10 @@ class KelpState(wiring.Component):
             end.eq(first[session_id] + used_queues),
             around.eq(following - used_queues),
         ]
-        with m.If(self.refreshed):
-            m.d.sync += self.refresh.eq(0)
-        with m.If(self.looked):
-            m.d.sync += self.ahead.eq(0)
+        with m.If(state.refreshed):
+            m.d.sync += state.refresh.valid.eq(0)
+        with m.If(state.looked):
+            m.d.sync += state.ahead.valid.eq(0)
         with m.If(access):
             m.d.sync += [
                 turns[session_id].valid.eq(1),
@@ -236,11 +221,11 @@ class KelpState(wiring.Component):
             ]
         with m.If(begins):
             m.d.sync += [
-                self.refresh.eq(at.valid),
-                self.refresh_squeue.eq(at.squeue),
-                self.ahead_session.eq(session_id),
-                self.ahead_squeue.eq(Mux(following >= end, around, following)),
-                self.ahead.eq(used_queues != kv_heads),
+                state.refresh.valid.eq(at.valid),
+                state.refresh.squeue.eq(at.squeue),
+                state.ahead.session.eq(session_id),
+                state.ahead.squeue.eq(Mux(following >= end, around, following)),
+                state.ahead.valid.eq(used_queues != kv_heads),
             ]
         with m.If(opened):
             m.d.sync += turns[session_id].valid.eq(0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What LRU over the whole pool would have read from flash, and so the credit of policy `kelp`'s
-prefetch (docs/policy.md)."""
+prefetch. About 13 cycles an event, off every path (docs/policy.md)."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class LruShadow(wiring.Component):
     """Counts pages by (step, octile of queues) of their last access; those of the buckets from a
     boundary on would fill the pool under LRU.
 
-    Off every path: events wait in a queue, and one that finds it full is lost, which spoils a count
-    in the ring until its step is forgotten. An event takes about 13 cycles, 26 more for each step
-    that has passed; a session that opens clears its ring.
+    Latency: off every path. Events wait in a FIFO, and one that finds it full is lost,
+    which spoils a count in the ring until its step is forgotten. An event takes about 13 cycles,
+    26 more for each step that has passed; a session that opens clears its ring.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class LruShadow(wiring.Component):
             member.eq(bucket >= boundary),
             # Before step 256 there is nothing to forget.
             goes.eq((bucket[OCTILE_BITS:] >= SHADOW_STEPS) & (boundary <= old)),
-            value.eq(ring.read_data),  # a block RAM is slow to answer
+            value.eq(ring.read_data),  # critical path: registered here, behind the block RAM
         ]
         m.d.comb += [
             here.eq(bucket),

@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Module, Mux, Signal
-from amaranth.lib import data, fifo, stream, wiring
+from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome
 
-from ..eviction_layouts import EvictionLayouts
 from ..layouts import POOL_BITS
+from .signatures import EvictionLayouts, PageCheck
 
 __all__ = ["Orphans"]
 
@@ -23,8 +23,9 @@ class Orphans(wiring.Component):
 
     A search waits until every miss entry alive at its start has flipped and no eviction works on
     the page. Then it PEEKs every frame, one at a time; the owner's frame is RECOVERed, which
-    flushes and frees it. About 10 cycles per frame, in the background; up to `LOST` words wait
-    their turn, the search for more is given up (`overflow`): their frames stay used until reset.
+    flushes and frees it. Latency: about 10 cycles per frame, in the background; up to `LOST`
+    words wait their turn, the search for more is given up (`overflow`): their frames stay used
+    until reset.
 
     Parameters
     ----------
@@ -36,14 +37,17 @@ class Orphans(wiring.Component):
         Frames that are no eviction's.
     i_result : in, always-ready stream of result
     i_owner : in, always-ready stream of frame_owner
-    squeue, page : out; working : in
-        Asks whether an eviction works on the page.
-    o_free : out, stream of op (FREE); o_op : out, stream of op (PEEK, RECOVER)
+    check : out, PageCheck
+        Of the page whose frame is searched.
+    o_free : out, stream of op (FREE)
+    o_op : out, stream of op (PEEK, RECOVER)
     o_event : out, always-ready stream
         FRAME_RECOVERED, held until `event_taken`.
+    event_taken : in
     overflow : out
         Pulse: a search was given up.
     idle : out
+        No search waits or is under way.
     """
 
     LOST = 8
@@ -57,9 +61,7 @@ class Orphans(wiring.Component):
                 "i_flushed": In(stream.Signature(layouts.flush)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "i_owner": In(stream.Signature(layouts.frame_owner, always_ready=True)),
-                "squeue": Out(config.squeue_bits),
-                "page": Out(config.page_bits),
-                "working": In(1),
+                "check": Out(PageCheck(config)),
                 "o_free": Out(stream.Signature(layouts.op)),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
@@ -94,7 +96,7 @@ class Orphans(wiring.Component):
         # --- lost words ---
         r = self.i_result.p
         m.submodules.lost = lost = fifo.SyncFIFO(width=c.squeue_bits + c.page_bits, depth=self.LOST)
-        where = data.StructLayout({"page": c.page_bits, "squeue": c.squeue_bits})
+        where = self.layouts.page
         head, at, new = Signal(where), Signal(where), Signal(where)
         m.d.comb += [
             head.eq(lost.r_data),
@@ -103,8 +105,7 @@ class Orphans(wiring.Component):
             lost.w_data.eq(new),
             lost.w_en.eq(self.i_result.valid & r.uncorrected),
             self.overflow.eq(lost.w_en & ~lost.w_rdy),
-            self.squeue.eq(at.squeue),
-            self.page.eq(at.page),
+            self.check.page.eq(at),
         ]
         # Miss entries under way, and those that a search waits for: any of them may hold the page's
         # frame.
@@ -147,7 +148,7 @@ class Orphans(wiring.Component):
                 with m.If(~pending.any()):
                     m.next = "EVICTION"
             with m.State("EVICTION"):
-                with m.If(~self.working):
+                with m.If(~self.check.working):
                     m.next = "PEEK"
             with m.State("PEEK"):
                 m.d.comb += self.o_op.valid.eq(1)

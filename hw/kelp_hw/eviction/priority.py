@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Recency and priority of scanned pages (spec §5)."""
+"""Recency and priority of scanned pages (spec §5): a pipeline, one page per cycle."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kelp_spec.metadata import SCORE_BITS, STEP_BITS
 from kelp_spec.policy import COMMON_BITS, PROFILE_BITS, PROFILE_SHIFT
 from kelp_spec.scores import RECENCY_BIAS
 
-from ..eviction_layouts import CLASS_BITS, EvictionLayouts
 from ..lib.delay import Delay
 from ..lib.exp2 import Exp2
+from .signatures import CLASS_BITS, EvictionLayouts
 
 __all__ = ["PriorityUnit"]
 
@@ -25,8 +25,9 @@ class PriorityUnit(wiring.Component):
     """From a scanned page to its class and priority, p = (65535 − s)·decay(step − last_step) >> 16;
     under policy `kelp` p = 65535 − value, in two opinions.
 
-    Latency: `LATENCY` cycles; throughput: one page per cycle, in order, never stalls. The sweep's
-    constants (`step` … `recency_sh`) must hold still while pages are inside.
+    Latency: `LATENCY` cycles. Interval: `INTERVAL`, one page per cycle, in order, never stalls.
+    `constants` must hold still while pages are inside, but for `near` and `second`, which may
+    change until the first page comes.
 
     Parameters
     ----------
@@ -35,19 +36,13 @@ class PriorityUnit(wiring.Component):
     Members
     -------
     i : in, always-ready stream of scanned
-    step, newest, newest_valid, recency_m, recency_sh : in
-        The sweep's step, the queue's newest page, its recency constant as configured.
-    kelp, second, near : in
-        The queue's policy; under it, which opinion is followed, and the factor of pages whose turn
-        has passed (256: none), in 1/256.
-    o : out, always-ready stream of candidate
-    o_eligible, o_cold : out
-        Whether the page may be a victim at all, or is on flash; low pages are only counted.
-    o_other : out
-        The priority in the opinion that is not followed.
+    constants : in, sweep_constants
+    o : out, always-ready stream of judged
+        The priority of its `candidate` is that of the opinion which is followed.
     """
 
     LATENCY = 4 + Exp2.LATENCY
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -55,24 +50,15 @@ class PriorityUnit(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.scanned, always_ready=True)),
-                "step": In(STEP_BITS),
-                "newest": In(config.page_bits),
-                "newest_valid": In(1),
-                "recency_m": In(16),
-                "recency_sh": In(5),
-                "kelp": In(1),
-                "second": In(1),
-                "near": In(9),
-                "o": Out(stream.Signature(layouts.candidate, always_ready=True)),
-                "o_eligible": Out(1),
-                "o_cold": Out(1),
-                "o_other": Out(SCORE_BITS),
+                "constants": In(layouts.sweep_constants),
+                "o": Out(stream.Signature(layouts.judged, always_ready=True)),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
         c = self.config
+        held, o = self.constants, self.o.p
 
         # 1: age and class
         carried = data.StructLayout(
@@ -89,9 +75,9 @@ class PriorityUnit(wiring.Component):
         )
         age, first = Signal(STEP_BITS, reset_less=True), Signal(carried, reset_less=True)
         is_newest = Signal()
-        m.d.comb += is_newest.eq(self.newest_valid & (self.i.p.page == self.newest))
+        m.d.comb += is_newest.eq(held.newest.valid & (self.i.p.page == held.newest.page))
         m.d.sync += [
-            age.eq(self.step - self.i.p.last_step),
+            age.eq(held.step - self.i.p.last_step),
             first.page.eq(self.i.p.page),
             first.last_step.eq(self.i.p.last_step),
             first.eligible.eq(self.i.p.eligible),
@@ -99,7 +85,7 @@ class PriorityUnit(wiring.Component):
             first.cold.eq(self.i.p.cold),
             first.count.eq(self.i.p.count),
             first.over.eq(self.i.p.over),
-            first.kind.eq(Mux(is_newest, 2, self.i.p.last_step == self.step)),
+            first.kind.eq(Mux(is_newest, 2, self.i.p.last_step == held.step)),
         ]
 
         # … : decay of the age, the rest waits
@@ -107,8 +93,8 @@ class PriorityUnit(wiring.Component):
         m.submodules.wait = wait = Delay(shape=carried, cycles=Exp2.LATENCY)
         m.d.comb += [
             exp2.steps.eq(age),
-            exp2.mantissa.eq(self.recency_m),
-            exp2.shift.eq(self.recency_sh),
+            exp2.mantissa.eq(held.tau_m),
+            exp2.shift.eq(held.tau_sh),
             wait.en.eq(1),
             wait.i.eq(first),
         ]
@@ -141,29 +127,29 @@ class PriorityUnit(wiring.Component):
         values = [Signal(_VALUE_BITS + 9, name=f"value{k}", reset_less=True) for k in (1, 2)]
         m.d.comb += common.eq(last.score)
         m.d.sync += [
-            factor.eq(Mux(wait.o.over, self.near, 256)),
+            factor.eq(Mux(wait.o.over, held.near, 256)),
             profiled.eq(wait.o.score[:COMMON_BITS] + (wait.o.count << PROFILE_SHIFT)),
             values[0].eq(profiled * factor),
             values[1].eq(common * factor),
         ]
-        # Out of registers: multipliers are far from the list, which compares with what comes.
+        # Critical path: registered here, between the multipliers and the list's comparison.
         followed, other = Signal(_VALUE_BITS), Signal(_VALUE_BITS)
         m.d.comb += [
-            followed.eq(Mux(self.second, values[1], values[0])[8:]),
-            other.eq(Mux(self.second, values[0], values[1])[8:]),
+            followed.eq(Mux(held.second, values[1], values[0])[8:]),
+            other.eq(Mux(held.second, values[0], values[1])[8:]),
         ]
         m.d.sync += [
-            *(self.o.p[name].eq(multiplied[name]) for name in ("page", "last_step", "kind")),
-            self.o_eligible.eq(multiplied.eligible),
-            self.o_cold.eq(multiplied.cold),
-            self.o.p.priority.eq(Mux(self.kelp, 65535 - followed, product[SCORE_BITS:])),
-            self.o_other.eq(65535 - other),
+            *(o.candidate[name].eq(multiplied[name]) for name in ("page", "last_step", "kind")),
+            o.eligible.eq(multiplied.eligible),
+            o.cold.eq(multiplied.cold),
+            o.candidate.priority.eq(Mux(held.kelp, 65535 - followed, product[SCORE_BITS:])),
+            o.other.eq(65535 - other),
         ]
 
         valid = Signal(self.LATENCY)
         m.d.sync += valid.eq(Cat(self.i.valid, valid))
         m.d.comb += self.o.valid.eq(valid[-1])
         steady = Signal(STEP_BITS)
-        m.d.sync += steady.eq(self.step)
-        m.d.sync += Assert(~valid.any() | (steady == self.step), "the step changed under a sweep")
+        m.d.sync += steady.eq(held.step)
+        m.d.sync += Assert(~valid.any() | (steady == held.step), "the step changed under a sweep")
         return m

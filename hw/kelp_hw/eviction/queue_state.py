@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Per-queue state that eviction decides on: listed pages, resident count, excess over the budget,
-newest page, requester (docs/design.md §6)."""
+newest page, requester; a walk of a tree per event (docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from amaranth.lib import data, fifo, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import SCORE_BITS, Op, PageState
+from kelp_spec.metadata import Op, PageState
 
 from ..control.queue_config import QueueConfig
-from ..eviction_layouts import EvictionLayouts
 from ..lib.sram import Sram
 from ..pipeline import RESERVE
 from .excess_tree import ExcessTree
 from .residency_map import ResidencyMap
+from .signatures import (
+    EvictionLayouts,
+    MapRead,
+    QueueView,
+    event_depth,
+    unforeseen_events,
+)
 
 __all__ = ["QueueState"]
 
@@ -25,16 +31,17 @@ class QueueState(wiring.Component):
     """Follows the results of M3. A page is *listed* while its word is RESIDENT; the residency map
     says which are, and what changes there is counted.
 
-    Nothing here is on a request's path: results that matter become events in a queue; each costs
-    about `3·log2(squeues) + 10` cycles. `ready` says that RESERVE more may come, beside those that
-    evictions cause by themselves. `entered` and `done` count events modulo `count_bits` bits, so
-    that the evictor can wait until all that had come is absorbed.
+    Nothing here is on a request's path: results that matter become events in a FIFO. Latency:
+    `LATENCY` cycles from a lookup that is taken to its answer. Interval: `INTERVAL` cycles from one
+    event to the next, at most. `ready` says that RESERVE more may come, beside those that
+    evictions cause by themselves. `view.entered` and `view.done` count events, so that the evictor
+    can wait until all that had come is absorbed.
 
     The excess of a queue whose eviction was cancelled (or failed) counts as 0 until another page of
     it comes or goes, so that the evictor does not ask for pages that are in use again and again.
 
     A configuration write changes the budget at once; the excess of all queues is then worked out
-    anew in the background (`refreshing`).
+    anew in the background (`view.refreshing`).
 
     A queue whose policy is `kelp` has no budget: its excess is what it offered last, and 0 when an
     eviction was cancelled or nothing is left.
@@ -47,70 +54,38 @@ class QueueState(wiring.Component):
     -------
     i_result : in, always-ready stream of result
     ready : out
-    config_write : in, always-ready stream
-    roots : out, array of root
-        Per pool, the queue furthest over its budget.
-    requester : out, array of squeue
-        Per pool, the queue of the latest demand that needs a frame.
-    entered, done : out
-    refreshing : out
-    look_valid, look_squeue : in; look_done, look : out
-        `look_valid` is held until `look_done` comes with the answer.
-    read_valid … word : the residency map's read port
-    offer_valid, offer : in; offer_done : out
-        Policy `kelp`: how gladly the squeue of `look_squeue` gives a page, which is its excess from
-        then on; `offer_valid` is held until `offer_done`.
+        Credit for M0.
+    config_write : in, always-ready stream of config_write
+    view : out, QueueView
+        An offer is `done` after a walk of the tree. Not a lookup and an offer at a time.
+    read : in, MapRead
+        The residency map's.
     resident_squeue : in; resident_lines : out
         For the registers: DRAM lines of the queue's listed pages; follows within a few hundred
         cycles.
     initialised : out
         The reset scrub is over; results before it are not allowed.
     idle : out
+        All events are absorbed, and nothing is asked.
     """
 
-    @staticmethod
-    def unforeseen(config: Config) -> int:
-        """Events beyond M0's credit: one CLAIM (the evictor waits for it), and a cancellation and a
-        failed write-back for each eviction under way; and two that come while `ready` is on its
-        way."""
-        return 1 + 2 * config.write_backs + 2
+    LATENCY = 5  # to LOOKED: IDLE, READ, WAS, COUNT, LOOKED
 
-    @classmethod
-    def depth(cls, config: Config) -> int:
-        """Places for events; enough that the credit is rarely withheld."""
-        return 1 << (2 * RESERVE + cls.unforeseen(config) - 1).bit_length()
-
-    @classmethod
-    def count_bits(cls, config: Config) -> int:
-        """Of `entered` and `done`: twice the depth and more, so that the difference of two counts
-        has a sign."""
-        return cls.depth(config).bit_length() + 1
+    @property
+    def INTERVAL(self):
+        # IDLE, READ, WAS, COUNT, MULTIPLY, SUBTRACT, START, and WALK until the tree is not busy
+        return 7 + 1 + 3 * self.config.squeue_bits + 1
 
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = EvictionLayouts(config)
-        self.map = ResidencyMap(config=config)
         super().__init__(
             {
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "ready": Out(1),
                 "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
-                "roots": Out(data.ArrayLayout(layouts.root, len(POOLS))),
-                "requester": Out(data.ArrayLayout(config.squeue_bits, len(POOLS))),
-                "entered": Out(self.count_bits(config)),
-                "done": Out(self.count_bits(config)),
-                "refreshing": Out(1),
-                "look_valid": In(1),
-                "look_squeue": In(config.squeue_bits),
-                "look_done": Out(1),
-                "look": Out(layouts.look),
-                "offer_valid": In(1),
-                "offer": In(SCORE_BITS),
-                "offer_done": Out(1),
-                **{
-                    name: self.map.signature.members[name]
-                    for name in ("read_valid", "read_squeue", "read_index", "read_ready", "word")
-                },
+                "view": Out(QueueView(config)),
+                "read": In(MapRead(config)),
                 "resident_squeue": In(config.squeue_bits),
                 "resident_lines": Out(32),
                 "initialised": Out(1),
@@ -120,7 +95,7 @@ class QueueState(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
+        c, view = self.config, self.view
         event = data.StructLayout(
             {"squeue": c.squeue_bits, "page": c.page_bits, "listed": 1, "newest": 1, "cancelled": 1}
         )
@@ -156,49 +131,39 @@ class QueueState(wiring.Component):
             came.cancelled.eq((r.old.state == PageState.WRITING_BACK) & ~r.uncorrected),
         ]
         requester = Array([Signal(c.squeue_bits, name=f"requester{p}") for p in range(len(POOLS))])
-        m.d.comb += [self.requester[p].eq(requester[p]) for p in range(len(POOLS))]
+        m.d.comb += [view.requester[p].eq(requester[p]) for p in range(len(POOLS))]
         with m.If(self.i_result.valid & needs_frame):
             m.d.sync += requester[r.pool].eq(r.op.squeue)
 
-        m.submodules.events = events = fifo.SyncFIFO(width=event.size, depth=self.depth(c))
+        m.submodules.events = events = fifo.SyncFIFO(width=event.size, depth=event_depth(c))
         m.d.comb += [events.w_en.eq(came_valid), events.w_data.eq(came)]
         m.d.sync += Assert(~came_valid | events.w_rdy, "a queue event came without credit")
-        m.d.sync += self.ready.eq(events.level < self.depth(c) - RESERVE - self.unforeseen(c))
+        m.d.sync += self.ready.eq(events.level < event_depth(c) - RESERVE - unforeseen_events(c))
         with m.If(came_valid):
-            m.d.sync += self.entered.eq(self.entered + 1)
+            m.d.sync += view.entered.eq(view.entered + 1)
 
         # --- memories ---
         record = data.StructLayout(
-            {"count": c.page_bits + 1, "newest": c.page_bits, "newest_valid": 1, "in_use": 1}
+            {"count": c.page_bits + 1, "newest": self.layouts.newest, "in_use": 1}
         )
         m.submodules.records = records = Sram(depth=c.squeues, shape=record)
         m.submodules.settings = settings = QueueConfig(
             config=c, fields=("pool", "budget", "policy", "tau_m", "tau_sh")
         )
         m.submodules.tree = tree = ExcessTree(config=c)
-        m.submodules.map = listed = self.map
-        squeue, page, value, newest, cancelled = (
-            Signal(c.squeue_bits),
-            Signal(c.page_bits),
-            Signal(),
-            Signal(),
-            Signal(),
-        )
+        m.submodules.map = listed = ResidencyMap(config=c)
+        squeue, page = Signal(c.squeue_bits), Signal(c.page_bits)
+        value, newest, cancelled = Signal(), Signal(), Signal()
         m.d.comb += [
-            self.roots.eq(tree.roots),
+            view.roots.eq(tree.roots),
             settings.read_squeue.eq(squeue),
             records.read_address.eq(squeue),
             records.write_address.eq(squeue),
             listed.squeue.eq(squeue),
             listed.page.eq(page),
             listed.value.eq(value),
-            *(
-                getattr(listed, name).eq(getattr(self, name))
-                for name in ("read_valid", "read_squeue", "read_index")
-            ),
-            self.read_ready.eq(listed.read_ready),
-            self.word.eq(listed.word),
         ]
+        connect(m, flipped(self.read), listed.read)
         connect(m, flipped(self.config_write), settings.write)
 
         # --- one task at a time: an event, a look, a queue to refresh, the registers' read-out ---
@@ -213,7 +178,14 @@ class QueueState(wiring.Component):
         m.d.comb += taken.eq(events.r_data)
         refresh_next, refresh_left = Signal(range(c.squeues)), Signal(range(c.squeues + 1))
         readout_wait = Signal(6)
-        m.d.comb += self.refreshing.eq((refresh_left != 0) | is_refresh)
+        answer, answered = Signal(self.layouts.look), Signal()
+        lookup, offer = view.lookup, view.offer
+        m.d.comb += [
+            lookup.answer.p.eq(answer),
+            lookup.answer.valid.eq(answered),
+            view.refreshing.eq((refresh_left != 0) | is_refresh),
+        ]
+        m.d.sync += [answered.eq(0), offer.done.eq(0)]
         with m.If(readout_wait != 0):
             m.d.sync += readout_wait.eq(readout_wait - 1)
 
@@ -222,7 +194,7 @@ class QueueState(wiring.Component):
         lines, budget = Signal(range(max(c.frame_lines) + 1)), Signal(c.dram_line_bits)
         count, in_use = Signal(c.page_bits + 1), Signal()
         resident = Signal(c.dram_line_bits + 1)
-        # As the memory has them; what decides on the policy is far from there, and a cycle later.
+        # As the memory has them; critical path: `kelp` is registered.
         pool, policy, kelp = Signal.like(tree.pool), Signal.like(settings.o.policy), Signal()
         m.d.comb += [
             changed.eq(listed.was != value),
@@ -259,11 +231,17 @@ class QueueState(wiring.Component):
                     m.d.comb += events.r_en.eq(1)
                     m.d.sync += [squeue.eq(taken.squeue), is_event.eq(1)]
                     m.next = "READ"
-                with m.Elif(self.look_valid & ~self.look_done):
-                    m.d.sync += [squeue.eq(self.look_squeue), is_look.eq(1)]
+                with m.Elif(lookup.request.valid):
+                    m.d.comb += lookup.request.ready.eq(1)
+                    m.d.sync += [squeue.eq(lookup.request.p), is_look.eq(1)]
                     m.next = "READ"
-                with m.Elif(self.offer_valid & ~self.offer_done):
-                    m.d.sync += [squeue.eq(self.look_squeue), is_offer.eq(1)]
+                with m.Elif(offer.request.valid):
+                    m.d.comb += offer.request.ready.eq(1)
+                    m.d.sync += [
+                        squeue.eq(offer.request.p.squeue),
+                        tree.excess.eq(offer.request.p.excess),
+                        is_offer.eq(1),
+                    ]
                     m.next = "READ"
                 with m.Elif(refresh_left != 0):
                     m.d.sync += [
@@ -318,28 +296,27 @@ class QueueState(wiring.Component):
                             after.in_use.eq(cancelled & value),
                         ]
                     with m.Else():
-                        m.d.sync += self.done.eq(self.done + 1)
+                        m.d.sync += view.done.eq(view.done + 1)
                         m.next = "IDLE"
                 with m.Elif(is_look):
                     m.next = "LOOKED"
                 with m.Elif(is_offer):
-                    m.d.sync += tree.excess.eq(self.offer)
                     m.next = "START"
             with m.State("LOOKED"):
                 m.d.sync += [
-                    self.look_done.eq(1),
-                    self.look.listed.eq(count != 0),
-                    *(self.look[name].eq(found[name]) for name in ("newest", "newest_valid")),
-                    self.look.pool.eq(pool),
-                    self.look.policy.eq(kelp),
-                    *(self.look[name].eq(settings.o[name]) for name in ("tau_m", "tau_sh")),
+                    answered.eq(1),
+                    answer.listed.eq(count != 0),
+                    answer.newest.eq(found.newest),
+                    answer.pool.eq(pool),
+                    answer.policy.eq(kelp),
+                    *(answer[name].eq(settings.o[name]) for name in ("tau_m", "tau_sh")),
                 ]
                 m.next = "IDLE"
             with m.State("MULTIPLY"):
                 m.d.sync += resident.eq(count * lines)
                 m.next = "SUBTRACT"
                 with m.If(is_event & kelp & ~in_use & (count != 0)):
-                    m.d.sync += self.done.eq(self.done + 1)
+                    m.d.sync += view.done.eq(view.done + 1)
                     m.next = "IDLE"
                 with m.Elif(is_refresh & ((count == 0) | kelp)):
                     m.next = "IDLE"
@@ -357,7 +334,7 @@ class QueueState(wiring.Component):
                 m.next = "WALK"
             with m.State("WALK"):
                 with m.If(~tree.busy):
-                    m.d.sync += [self.done.eq(self.done + is_event), self.offer_done.eq(is_offer)]
+                    m.d.sync += [view.done.eq(view.done + is_event), offer.done.eq(is_offer)]
                     m.next = "IDLE"
 
         # Written in the cycle after COUNT, from registers; nothing takes their place before the end
@@ -367,22 +344,21 @@ class QueueState(wiring.Component):
         m.d.comb += [
             kept.count.eq(count),
             kept.in_use.eq(in_use),
-            kept.newest.eq(Mux(newest, page, found.newest)),
-            kept.newest_valid.eq(newest | found.newest_valid),
+            kept.newest.page.eq(Mux(newest, page, found.newest.page)),
+            kept.newest.valid.eq(newest | found.newest.valid),
             records.write_en.eq(clears | write),
             records.write_data.eq(Mux(clears, 0, kept)),
         ]
-        for answered in (self.look_done, self.offer_done):
-            with m.If(answered):
-                m.d.sync += answered.eq(0)
         with m.If(self.config_write.valid):
             m.d.sync += refresh_left.eq(c.squeues)
         m.d.comb += self.idle.eq(
             ~came_valid
             & ~came_next
-            & (self.entered == self.done)
-            & ~self.refreshing
-            & ~self.look_valid
-            & ~self.offer_valid
+            & (view.entered == view.done)
+            & ~view.refreshing
+            & ~lookup.request.valid
+            & ~offer.request.valid
+            & ~is_look
+            & ~is_offer
         )
         return m

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""One bit per page: is it listed (resident)? (docs/design.md §6)"""
+"""One bit per page: is it listed (resident)? A word per cycle is read (docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 
 from ..lib.sram import Sram
+from .signatures import MapRead, word_pages
 
-__all__ = ["ResidencyMap", "word_pages"]
-
-
-def word_pages(config: Config) -> int:
-    """Pages in one word of the map."""
-    return min(64, config.pages)
+__all__ = ["ResidencyMap"]
 
 
 class ResidencyMap(wiring.Component):
     """Words of up to 64 pages of one squeue; one page is set or cleared at a time, whole words are
     read.
 
+    Latency: `LATENCY` cycles from a granted request to its word. Interval: `INTERVAL` for reads.
+
     `update` reads the page's word in its cycle and writes it two cycles later, when `was` tells the
-    bit before; one update in two cycles, of any page. A word is read per cycle, but waits
-    (`read_ready` low) while an update reads; `word` follows a cycle after. After reset the map
+    bit before; one update in two cycles, of any page. A word is read per cycle, but waits (not
+    `granted`) while an update reads; `word` follows a cycle after. After reset the map
     clears itself, one word per cycle, until `ready`.
 
     Parameters
@@ -35,12 +33,16 @@ class ResidencyMap(wiring.Component):
     Members
     -------
     update, squeue, page, value : in
+        The page's bit becomes `value`.
     was : out
-        Two cycles after `update`.
-    read_valid, read_squeue, read_index : in; read_ready : out
-    word : out
+        What it was, two cycles after `update`.
+    read : in, MapRead
     ready : out
+        The clearing after reset is over.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -53,11 +55,7 @@ class ResidencyMap(wiring.Component):
                 "page": In(config.page_bits),
                 "value": In(1),
                 "was": Out(1),
-                "read_valid": In(1),
-                "read_squeue": In(config.squeue_bits),
-                "read_index": In(range(max(2, self.words))),
-                "read_ready": Out(1),
-                "word": Out(self.word_pages),
+                "read": In(MapRead(config)),
                 "ready": Out(1),
             }
         )
@@ -69,18 +67,19 @@ class ResidencyMap(wiring.Component):
         bit_bits = (self.word_pages - 1).bit_length()
         index_bits = (self.words - 1).bit_length()
 
+        request = self.read.request
         place = Cat(self.page[bit_bits:], self.squeue)
         updating, changing = Signal(), Signal()
         bit, value, address = Signal(bit_bits), Signal(), Signal(words.address_bits)
-        # a block RAM is slow to answer
+        # critical path: registered here, behind the block RAM
         raw, changed = Signal(self.word_pages, reset_less=True), Signal(self.word_pages)
         m.d.comb += [
-            self.read_ready.eq(~self.update & self.ready),
-            words.read_en.eq(1),  # whoever reads takes the word in the next cycle
+            self.read.granted.eq(~self.update & self.ready),
+            words.read_en.eq(1),  # a word is taken in the cycle in which it comes
             words.read_address.eq(
-                Mux(self.update, place, Cat(self.read_index[:index_bits], self.read_squeue))
+                Mux(self.update, place, Cat(request.index[:index_bits], request.squeue))
             ),
-            self.word.eq(words.read_data),
+            self.read.word.eq(words.read_data),
             self.was.eq(raw.bit_select(bit, 1)),
             changed.eq(raw),
             changed.bit_select(bit, 1).eq(value),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Evictions under way: from a CLAIM that was granted to the decision on its RELEASE (docs/design.md
-§6)."""
+"""Evictions under way, side by side: from a CLAIM that was granted to the decision on its RELEASE
+(docs/design.md §6)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Op, Outcome
 from kelp_spec.policy import GIVEN_BITS
 
-from ..eviction_layouts import EvictionLayouts
 from ..layouts import POOL_BITS
+from ..pipeline import RELEASE_TO_FREE
+from .signatures import EvictionLayouts, EvictionsUnderWay, PageCheck
 
 __all__ = ["EvictionSlots"]
 
@@ -22,8 +23,9 @@ class EvictionSlots(wiring.Component):
     """`write_backs` evictions side by side: claimed → flushed → (dirty) written to flash → RELEASE.
 
     What the frame stage and the data path report of a slot moves it on at once: a flushed frame
-    goes into the line of those that want their cold write or of those that want their RELEASE, and
-    leaves it in that order. So nothing waits longer than for those before it. A slot takes its next
+    goes into the FIFO of those that want their cold write or of those that want their RELEASE.
+    Latency: `LATENCY` cycles from a clean flush to its RELEASE on `o_op`. Interval: `INTERVAL`, one
+    flush and one RELEASE per cycle. A slot takes its next
     eviction `COOL` cycles after its RELEASE was decided, when the pool's free count has it.
 
     Parameters
@@ -39,20 +41,19 @@ class EvictionSlots(wiring.Component):
         What the frame stage found; before the frame is flushed.
     i_flushed : in, always-ready stream of token
         Only those of evictions.
-    o_write_back : out, stream; i_written_back : in, stream
+    o_write_back : out, stream of write_back
+    i_written_back : in, stream of written_back
     o_op : out, stream of op (RELEASE)
-    free_slot : out; has_free : out
-        Where the next CLAIM goes; follows a CLAIM by two cycles.
-    under_way : out, per pool
-        Evictions whose frame the pool does not count as free yet.
-    squeue, page : in; working : out; other_squeue, other_page : in; other_working : out;
-    scrub_squeue, scrub_page : in; scrub_working : out
-        Whether an eviction works on that page; asked by three.
-    idle : out; quiet : out
-        Quiet when all that is under way waits for the flash.
+    under_way : out, EvictionsUnderWay
+    check_victim, check_orphan, check_scrub : in, PageCheck
+        Asked by the evictor, by `Orphans` and by the closer.
+    idle, quiet : out
+        Nothing is under way; all that is under way waits for the flash.
     """
 
-    COOL = 5
+    LATENCY = 1
+    INTERVAL = 1
+    COOL = RELEASE_TO_FREE
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -66,18 +67,10 @@ class EvictionSlots(wiring.Component):
                 "o_write_back": Out(stream.Signature(layouts.write_back)),
                 "i_written_back": In(stream.Signature(layouts.written_back)),
                 "o_op": Out(stream.Signature(layouts.op)),
-                "free_slot": Out(token),
-                "has_free": Out(1),
-                "under_way": Out(data.ArrayLayout(range(config.write_backs + 1), len(POOLS))),
-                "squeue": In(config.squeue_bits),
-                "page": In(config.page_bits),
-                "working": Out(1),
-                "other_squeue": In(config.squeue_bits),
-                "other_page": In(config.page_bits),
-                "other_working": Out(1),
-                "scrub_squeue": In(config.squeue_bits),
-                "scrub_page": In(config.page_bits),
-                "scrub_working": Out(1),
+                "under_way": Out(EvictionsUnderWay(config)),
+                "check_victim": In(PageCheck(config)),
+                "check_orphan": In(PageCheck(config)),
+                "check_scrub": In(PageCheck(config)),
                 "idle": Out(1),
                 "quiet": Out(1),
             }
@@ -92,7 +85,7 @@ class EvictionSlots(wiring.Component):
         m.d.sync += started.eq(1)
 
         # --- which pages are worked on ---
-        where = data.StructLayout({"squeue": c.squeue_bits, "page": c.page_bits})
+        where = layouts.page
         busy = Signal(c.write_backs)
         pages = [Signal(where, name=f"page{k}") for k in slots]
         at = Signal(token)
@@ -126,25 +119,27 @@ class EvictionSlots(wiring.Component):
                 ]
             with m.If(freed & (gone.slot == k)):
                 m.d.sync += busy[k].eq(0)
-        m.d.sync += self.has_free.eq(~busy.all())
+        m.d.sync += self.under_way.free.valid.eq(~busy.all())
         for k in reversed(slots):
             with m.If(~busy[k]):
-                m.d.sync += self.free_slot.eq(k)
+                m.d.sync += self.under_way.free.slot.eq(k)
 
-        def working_on(squeue, page):
+        def working_on(page):
             return Cat(
-                busy[k] & (pages[k].squeue == squeue) & (pages[k].page == page) for k in slots
+                busy[k] & (pages[k].squeue == page.squeue) & (pages[k].page == page.page)
+                for k in slots
             ).any()
 
         m.d.comb += [
-            self.working.eq(working_on(self.squeue, self.page)),
-            self.other_working.eq(working_on(self.other_squeue, self.other_page)),
-            self.scrub_working.eq(working_on(self.scrub_squeue, self.scrub_page)),
+            *(
+                check.working.eq(working_on(check.page))
+                for check in (self.check_victim, self.check_orphan, self.check_scrub)
+            ),
             self.idle.eq(busy == 0),
         ]
         for p in range(len(POOLS)):
-            m.d.sync += self.under_way[p].eq(
-                self.under_way[p] + (claimed & (r.pool == p)) - (freed & (gone.pool == p))
+            m.d.sync += self.under_way.count[p].eq(
+                self.under_way.count[p] + (claimed & (r.pool == p)) - (freed & (gone.pool == p))
             )
 
         # --- what is known of each: three writers, a memory for each ---
@@ -175,7 +170,7 @@ class EvictionSlots(wiring.Component):
         judged = read_found()
         m.d.comb += judged.addr.eq(self.i_flushed.p)
 
-        # --- the two lines ---
+        # --- the two FIFOs ---
         m.submodules.writes = writes = fifo.SyncFIFO(width=token, depth=c.write_backs)
         leaving = data.StructLayout({"slot": token, "failed": 1})
         m.submodules.releases = releases = fifo.SyncFIFO(width=leaving.size, depth=c.write_backs)
@@ -220,8 +215,8 @@ class EvictionSlots(wiring.Component):
             op.written.eq(ending_frame.data.dirty),
             op.mass.eq(ending.data.given_by),
             # M3 keeps the session's step in the word of an evicted page.
-            # Worked out beside the op, not from it: a payload that depends on itself is a loop to
-            # whoever takes it as one vector.
+            # Computed beside the op, not from it: a payload that depends on itself is a
+            # combinational loop where it is taken as one vector.
             op.session.eq(
                 sum(
                     (ending.data.where.squeue >= k * c.queues for k in range(1, c.sessions)),
@@ -232,7 +227,7 @@ class EvictionSlots(wiring.Component):
 
         # --- evictions that do not wait for the flash ---
         active = Signal(range(c.write_backs + 1))
-        # Counted a cycle late: the flash's answers come late in theirs.
+        # Critical path: registered here, between the flash's answers and the count.
         more, fewer = Signal(2), Signal(2)
         m.d.sync += [
             more.eq(Cat(claimed, back.valid & back.ready)),
@@ -252,7 +247,7 @@ class EvictionSlots(wiring.Component):
             ),
             Assert(~started | ~back.valid | busy.bit_select(back.payload.token, 1)),
             Assert(
-                ~started | ~claimed | ~working_on(r.op.squeue, r.op.page),
+                ~started | ~claimed | ~working_on(r.op),
                 "two evictions of one page",
             ),
             Assert(~started | ((writes.w_rdy | ~writes.w_en) & (releases.w_rdy | ~releases.w_en))),

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""One sweep: SCAN a queue's listed pages and keep the best candidates (spec §7, docs/design.md
-§6)."""
+"""One sweep: SCAN a queue's listed pages, one per cycle, and keep the best candidates (spec §7,
+docs/design.md §6)."""
 
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, fifo, stream, wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import SCORE_BITS, STEP_BITS, Op, PageState
+from kelp_spec.metadata import SCORE_BITS, Op, PageState
 from kelp_spec.policy import MARGIN_SHIFT, WANTED
 
-from ..eviction_layouts import EvictionLayouts
 from .candidates import CandidateList
 from .priority import PriorityUnit
-from .residency_map import word_pages
+from .signatures import EvictionLayouts, MapRead, SweepControl, SweepList, word_pages
 
 __all__ = ["Sweep"]
 
@@ -24,21 +23,22 @@ class Sweep(wiring.Component):
     """Walks the residency map of one squeue, SCANs each listed page in ascending order, and lists
     the best of what comes back.
 
-    `watch` names the squeue; `start`, later, begins with what the queue state then knows of it
-    (`look`): the list is emptied, `busy` until every SCAN has been listed. Class and age refer to
-    the session's step (`step`, in every cycle from `watch` on) and to the queue's newest page as
-    they are when M3 decides the first SCAN: an allocation since `watch` overrides `look`. `op.slot`
-    of the SCANs is the number of the sweep modulo 16. The queue's policy is `look`'s; under `kelp`,
-    `near` and `second` hold as they are a cycle after M3 has decided the first SCAN, and the best
-    page in the other opinion is kept too.
+    `control.watch` names the squeue; `control.start`, later, begins with what the queue state then
+    knows of it (`look`): the list is emptied, `busy` until every SCAN has been listed. Class and
+    age refer to the session's step (`control.step`) and to the queue's newest page as they are when
+    M3 decides the first SCAN: an allocation since `watch` overrides `look`. `op.slot` of the SCANs
+    is the number of the sweep modulo 16. The queue's policy is `look`'s; under `kelp`,
+    `opinion.near` and `opinion.second` hold as they are a cycle after M3 has decided the first
+    SCAN, and the best page in the other opinion is kept too.
 
-    With `ahead` the sweep looks for pages to prefetch: it SCANs the pages up to the newest one that
-    are not listed, leaves the list alone, and notes those on flash that are worth twice `marginal`,
-    up to WANTED of them.
+    With `watch.ahead` the sweep looks for pages to prefetch: it SCANs the pages up to the newest
+    one that are not listed, leaves the list alone, and notes those on flash that are worth twice
+    `opinion.marginal`, up to WANTED of them.
 
-    Throughput: one SCAN per cycle when the path takes them; a word of the map without pages costs a
-    cycle. A sweep of R pages in W words takes at most W + R + `OVERHEAD` cycles beside the latency
-    of the path from `o_op` to `i_scan`.
+    Interval: `INTERVAL`, one SCAN per cycle when the path takes them; a word of the map without
+    pages costs a cycle. A sweep of R pages in W words takes at most W + R + `OVERHEAD` cycles
+    beside the latency of the path from `o_op` to `i_scan`. Latency: `LATENCY` cycles from a page
+    that comes back to the list.
 
     Parameters
     ----------
@@ -46,25 +46,21 @@ class Sweep(wiring.Component):
 
     Members
     -------
-    watch, squeue : in
-    start, look, step, session, ahead : in
-    near, second, marginal : in
-    busy : out
-    o_op : out, stream of op
+    control : in, SweepControl
+    opinion : in, opinion
+        Of policy `kelp`.
+    swept : out
+        Pulse: a sweep that fills the list begins.
+    o_op : out, stream of op (SCAN)
     i_result : in, always-ready stream of result
     i_scan : in, always-ready stream of scanned
-    read_valid … word : the residency map's read port
-    best, best_valid : out, candidate; take, clear : in
-        The list. `clear` empties it while not `busy`.
-    other, other_valid, followed : out
-        The best page of class 0 in the opinion that is not followed (policy `kelp`), and whether
-        the second is followed.
-    wanted, wanted_valid : out; drop, next_wanted : in
-        Pages to prefetch, ascending; `next_wanted` takes one, `drop` all.
-    swept_step : out
-        The step that classes refer to.
+    read : out, MapRead
+        The residency map's.
+    list : out, SweepList
     """
 
+    LATENCY = PriorityUnit.LATENCY + CandidateList.LATENCY
+    INTERVAL = 1
     OVERHEAD = 11 + PriorityUnit.LATENCY
 
     def __init__(self, *, config: Config):
@@ -74,50 +70,28 @@ class Sweep(wiring.Component):
         self.words = config.pages // self.word_pages
         super().__init__(
             {
-                "watch": In(1),
-                "squeue": In(config.squeue_bits),
-                "start": In(1),
-                "look": In(layouts.look),
-                "step": In(STEP_BITS),
-                "busy": Out(1),
-                "session": In(config.session_bits),
-                "ahead": In(1),
-                "near": In(8),
-                "second": In(1),
-                "marginal": In(SCORE_BITS),
-                "other": Out(layouts.candidate),
-                "other_valid": Out(1),
-                "followed": Out(1),
-                "wanted": Out(config.page_bits),
-                "wanted_valid": Out(1),
-                "drop": In(1),
-                "next_wanted": In(1),
+                "control": In(SweepControl(config)),
+                "opinion": In(layouts.opinion),
+                "swept": Out(1),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "i_scan": In(stream.Signature(layouts.scanned, always_ready=True)),
-                "read_valid": Out(1),
-                "read_squeue": Out(config.squeue_bits),
-                "read_index": Out(range(max(2, self.words))),
-                "read_ready": In(1),
-                "word": In(self.word_pages),
-                "best": Out(layouts.candidate),
-                "best_valid": Out(1),
-                "take": In(1),
-                "clear": In(1),
-                "swept_step": Out(STEP_BITS),
+                "read": Out(MapRead(config)),
+                "list": Out(SweepList(config)),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
+        c, control, found = self.config, self.control, self.list
+        watch, start, request = control.watch, control.start, self.read.request
         squeue, look = Signal(c.squeue_bits), Signal(self.layouts.look)
         number = Signal(4)
 
-        # --- words of the map, one per cycle; those with pages wait in a short queue ---
+        # --- words of the map, one per cycle; those with pages wait in a short FIFO ---
         index_bits = max(1, (self.words - 1).bit_length())
         waiting = data.StructLayout({"index": index_bits, "bits": self.word_pages})
-        m.submodules.waiting = queue = fifo.SyncFIFO(width=waiting.size, depth=8)
+        m.submodules.waiting = words = fifo.SyncFIFO(width=waiting.size, depth=8)
         index, reading, read_index, walking = (
             Signal(index_bits),
             Signal(),
@@ -129,31 +103,31 @@ class Sweep(wiring.Component):
         below, newest_word = Signal(self.word_pages), Signal(index_bits)
         bit_bits = (self.word_pages - 1).bit_length()
         m.d.comb += [
-            newest_word.eq(look.newest[bit_bits:]),
-            below.eq((2 << look.newest[:bit_bits]) - 1),
+            newest_word.eq(look.newest.page[bit_bits:]),
+            below.eq((2 << look.newest.page[:bit_bits]) - 1),
         ]
         if self.words > 1:
             with m.If(read_index != newest_word):
                 m.d.comb += below.eq(Mux(read_index < newest_word, ~0, 0))
         m.d.comb += [
-            # Three may be on their way when the queue says that it has places.
-            self.read_valid.eq(walking & (queue.level < 5)),
-            self.read_squeue.eq(squeue),
-            self.read_index.eq(index),
-            queue.w_data.eq(entry),
-            queue.w_en.eq(arrived & entry.bits.any()),
+            # Three may be on their way when the FIFO says that it has places.
+            request.valid.eq(walking & (words.level < 5)),
+            request.squeue.eq(squeue),
+            request.index.eq(index),
+            words.w_data.eq(entry),
+            words.w_en.eq(arrived & entry.bits.any()),
         ]
         m.d.sync += [
             entry.index.eq(read_index),
-            entry.bits.eq(Mux(ahead, ~self.word & below, self.word)),
+            entry.bits.eq(Mux(ahead, ~self.read.word & below, self.read.word)),
             arrived.eq(reading),
         ]
         m.d.sync += [
-            Assert(~queue.w_en | queue.w_rdy),
-            reading.eq(self.read_valid & self.read_ready),
+            Assert(~words.w_en | words.w_rdy),
+            reading.eq(request.valid & self.read.granted),
             read_index.eq(index),
         ]
-        with m.If(self.read_valid & self.read_ready):
+        with m.If(request.valid & self.read.granted):
             m.d.sync += index.eq(index + 1)
             with m.If(index == self.words - 1):
                 m.d.sync += walking.eq(0)
@@ -171,7 +145,7 @@ class Sweep(wiring.Component):
         out_valid = self.o_op.valid
         advance = Signal()
         m.d.comb += [
-            head.eq(queue.r_data),
+            head.eq(words.r_data),
             advance.eq(~out_valid | self.o_op.ready),
             *(
                 position[b].eq(Cat(split[k] for k in range(self.word_pages) if k >> b & 1).any())
@@ -190,8 +164,8 @@ class Sweep(wiring.Component):
             ]
             # The last bit leaves now or left before.
             with m.If(rest == 0):
-                m.d.comb += queue.r_en.eq(1)
-                with m.If(queue.r_rdy):
+                m.d.comb += words.r_en.eq(1)
+                with m.If(words.r_rdy):
                     m.d.sync += [
                         word.eq(head.bits),
                         rest.eq(head.bits & (head.bits - 1)),
@@ -219,9 +193,8 @@ class Sweep(wiring.Component):
         near = Signal(8)
         m.d.sync += settled.eq(watching & self.i_result.valid & (r.op.kind == Op.SCAN))
         with m.If(settled):
-            m.d.sync += [near.eq(self.near), self.followed.eq(self.second)]
-        # An allocation is heard of a cycle late: results come from far, and nothing asks for the
-        # newest page so soon.
+            m.d.sync += [near.eq(self.opinion.near), found.followed.eq(self.opinion.second)]
+        # Critical path: an allocation is registered here; nothing asks for the newest page so soon.
         allocated, allocated_page = Signal(), Signal(c.page_bits)
         m.d.sync += allocated_page.eq(r.op.page)
         m.d.sync += allocated.eq(
@@ -235,114 +208,113 @@ class Sweep(wiring.Component):
         )
         with m.If(watching):
             with m.If(~ahead):
-                m.d.sync += self.swept_step.eq(self.step)
+                m.d.sync += found.step.eq(control.step)
             with m.If(self.i_result.valid & (r.op.kind == Op.SCAN)):
                 m.d.sync += watching.eq(0)
         with m.If(allocated):
-            m.d.sync += [look.newest.eq(allocated_page), look.newest_valid.eq(1), overridden.eq(1)]
+            m.d.sync += [
+                look.newest.page.eq(allocated_page),
+                look.newest.valid.eq(1),
+                overridden.eq(1),
+            ]
 
         # --- priority and list ---
         m.submodules.priority = priority = PriorityUnit(config=c)
         m.submodules.list = candidates = CandidateList(config=c)
-        mine = Signal()
+        connect(m, flipped(self.i_scan), priority.i)
+        mine, held, judged = self.i_scan.valid, priority.constants, priority.o.p
         m.d.comb += [
-            mine.eq(self.i_scan.valid),
-            priority.kelp.eq(look.policy),
-            priority.second.eq(self.followed),
-            priority.near.eq(Mux(ahead, 256, near)),
-            priority.i.p.eq(self.i_scan.p),
-            priority.i.valid.eq(mine),
-            priority.step.eq(self.swept_step),
-            priority.newest.eq(look.newest),
-            priority.newest_valid.eq(look.newest_valid),
-            priority.recency_m.eq(look.tau_m),
-            priority.recency_sh.eq(look.tau_sh),
-            candidates.i.p.eq(priority.o.p),
-            candidates.i.valid.eq(priority.o.valid & priority.o_eligible & ~ahead),
-            candidates.take.eq(self.take),
-            candidates.clear.eq(self.clear | (self.start & ~self.ahead)),
-            self.best.eq(candidates.best),
-            self.best_valid.eq(candidates.best_valid),
+            held.kelp.eq(look.policy),
+            held.second.eq(found.followed),
+            held.near.eq(Mux(ahead, 256, near)),
+            held.step.eq(found.step),
+            held.newest.eq(look.newest),
+            held.tau_m.eq(look.tau_m),
+            held.tau_sh.eq(look.tau_sh),
+            candidates.i.p.eq(judged.candidate),
+            candidates.i.valid.eq(priority.o.valid & judged.eligible & ~ahead),
+            candidates.take.eq(found.take),
+            self.swept.eq(start.valid & ~ahead),
+            candidates.clear.eq(found.clear | self.swept),
+            found.best.eq(candidates.best),
         ]
         with m.If(priority.o.valid):
             m.d.sync += listed.eq(listed + 1)
         # As in the list: whether what is coming is the best is a register, and the next is compared
         # with it then.
-        other_comes, coming_other = Signal(), Signal(SCORE_BITS)
+        coming, other_comes, coming_other = candidates.coming, Signal(), Signal(SCORE_BITS)
         m.d.sync += [
-            coming_other.eq(priority.o_other),
+            coming_other.eq(judged.other),
             other_comes.eq(
                 candidates.i.valid
-                & (priority.o.p.kind == 0)
+                & (judged.candidate.kind == 0)
                 & (
-                    (~self.other_valid & ~other_comes)
-                    | (priority.o_other > Mux(other_comes, coming_other, self.other.priority))
+                    (~found.other.valid & ~other_comes)
+                    | (judged.other > Mux(other_comes, coming_other, found.other.priority))
                 )
             ),
         ]
         with m.If(other_comes):
             m.d.sync += [
-                self.other.eq(candidates.coming),
-                self.other.priority.eq(coming_other),
-                self.other_valid.eq(1),
+                *(found.other[name].eq(coming[name]) for name in ("kind", "page", "last_step")),
+                found.other.priority.eq(coming_other),
+                found.other.valid.eq(1),
             ]
         with m.If(candidates.clear):
-            m.d.sync += [self.other_valid.eq(0), other_comes.eq(0)]
+            m.d.sync += [found.other.valid.eq(0), other_comes.eq(0)]
 
         # --- pages that are worth more on this side ---
         m.submodules.wishes = wishes = fifo.SyncFIFO(width=c.page_bits, depth=WANTED)
         value, wished = Signal(SCORE_BITS), Signal()
         m.d.sync += wished.eq(
-            priority.o.valid & ahead & priority.o_cold & (value >= (self.marginal << MARGIN_SHIFT))
+            priority.o.valid
+            & ahead
+            & judged.cold
+            & (value >= (self.opinion.marginal << MARGIN_SHIFT))
         )
         m.d.comb += [
-            value.eq(~priority.o.p.priority),
+            value.eq(~judged.candidate.priority),
             wishes.w_data.eq(candidates.coming.page),
             wishes.w_en.eq(wished & wishes.w_rdy),
-            self.wanted.eq(wishes.r_data),
-            self.wanted_valid.eq(wishes.r_rdy),
-            wishes.r_en.eq(self.next_wanted | self.drop),
+            found.wanted.p.eq(wishes.r_data),
+            found.wanted.valid.eq(wishes.r_rdy),
+            wishes.r_en.eq(found.wanted.ready),
         ]
 
         # --- a sweep ---
         walked = Signal()
         m.d.comb += walked.eq(
-            ~walking & ~reading & ~arrived & ~queue.r_rdy & ~word.any() & ~split_valid & ~out_valid
+            ~walking & ~reading & ~arrived & ~words.r_rdy & ~word.any() & ~split_valid & ~out_valid
         )
-        with m.If(self.watch):
+        with m.If(watch.valid):
             m.d.sync += [
-                squeue.eq(self.squeue),
+                squeue.eq(watch.p.squeue),
                 watching.eq(1),
                 overridden.eq(0),
-                ahead.eq(self.ahead),
+                ahead.eq(watch.p.ahead),
             ]
-        with m.Elif(self.start):
+        with m.Elif(start.valid):
             m.d.sync += [
                 index.eq(0),
                 walking.eq(1),
                 sent.eq(0),
                 listed.eq(0),
-                self.busy.eq(1),
-                number.eq(number + ~self.ahead),
-                look.tau_m.eq(self.look.tau_m),
-                look.tau_sh.eq(self.look.tau_sh),
-                look.policy.eq(self.look.policy),
-                session.eq(self.session),
+                control.busy.eq(1),
+                number.eq(number + ~ahead),
+                *(look[name].eq(start.p.look[name]) for name in ("tau_m", "tau_sh", "policy")),
+                session.eq(start.p.session),
             ]
             with m.If(~overridden & ~allocated):
-                m.d.sync += [
-                    look.newest.eq(self.look.newest),
-                    look.newest_valid.eq(self.look.newest_valid),
-                ]
-        with m.Elif(self.busy & walked & (sent == listed)):
-            m.d.sync += [self.busy.eq(0), watching.eq(0)]
+                m.d.sync += look.newest.eq(start.p.look.newest)
+        with m.Elif(control.busy & walked & (sent == listed)):
+            m.d.sync += [control.busy.eq(0), watching.eq(0)]
         started = Signal()  # before the first clock edge inputs mean nothing
         m.d.sync += [
             started.eq(1),
-            Assert(~started | ~(self.start & self.busy)),
-            Assert(~started | ~self.start | watching),
+            Assert(~started | ~(start.valid & control.busy)),
+            Assert(~started | ~start.valid | watching),
             Assert(listed <= sent),
-            Assert(~started | ~mine | self.busy, "a scan came back outside its sweep"),
+            Assert(~started | ~mine | control.busy, "a scan came back outside its sweep"),
             Assert(~started | ~mine | ~watching, "a scan came back before its result"),
         ]
         return m

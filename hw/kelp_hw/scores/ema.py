@@ -14,8 +14,7 @@ from kelp_spec.policy import EPOCH_BITS, EPOCH_SHIFT, FOLDED, PROFILE_BITS, SCOR
 from kelp_spec.scores import IDLE_BIAS
 
 from ..control.queue_config import QueueConfig
-from ..eviction_layouts import EvictionLayouts
-from ..layouts import code_shape
+from ..layouts import Layouts, code_shape
 from ..lib.exp2 import Exp2
 from ..lib.secded import Secded
 from ..lib.split_sram import SplitSram
@@ -127,7 +126,7 @@ class EmaEngine(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = config
-        layouts = self.layouts = EvictionLayouts(config)
+        layouts = self.layouts = Layouts(config)
         self.secded = Secded(SCORE_WORD_BITS)
         super().__init__(
             {

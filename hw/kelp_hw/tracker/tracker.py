@@ -124,14 +124,7 @@ class Tracker(wiring.Component):
                 "score_ready": In(1),
                 "queue_ready": In(1),
                 "event_ready": In(1),
-                "config_write": In(
-                    stream.Signature(
-                        data.StructLayout(
-                            {"squeue": config.squeue_bits, "queue_config": layouts.queue_config}
-                        ),
-                        always_ready=True,
-                    )
-                ),
+                "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
                 "descriptor": In(layouts.session),
                 "low_water": In(count_bits(config)),
                 "reserve": In(count_bits(config)),

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from kelp_hw.eviction.eviction import Eviction
+from kelp_hw.eviction.sweep import Sweep
 from kelp_spec.config import named
 from kelp_verif.harness.runner import run_cocotb
 
@@ -51,4 +52,4 @@ def test_nothing_to_evict_is_an_event_and_a_rest():
 def test_a_sweep_costs_words_and_pages(resident):
     records = run(LARGE, "sweep_cycles", resident=resident).records
     assert records["words"] == 128
-    assert records["cycles"] <= 128 + resident + 30
+    assert records["cycles"] <= 128 + resident * Sweep.INTERVAL + Sweep.OVERHEAD

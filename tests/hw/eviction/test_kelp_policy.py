@@ -172,6 +172,26 @@ def test_shadow_in_hardware_is_the_golden_one(seed):
     simulate(dut, bench)
 
 
+def test_state_follows_a_result_after_its_latency():
+    """A read that the first opinion is to blame for turns the duel; then one of the second's."""
+    dut = KelpState(config=SMALL)
+
+    async def bench(ctx):
+        ctx.set(dut.i_result.p.op.kind, Op.PREFETCH)
+        ctx.set(dut.i_result.p.outcome, Outcome.MISSED)
+        ctx.set(dut.i_result.p.policy, 1)
+        ctx.set(dut.i_result.p.old.state, PageState.COLD)
+        ctx.set(dut.i_result.valid, 1)
+        seen = []
+        for given in (1, 2, 0, 0, 0):
+            ctx.set(dut.i_result.p.old.place, given)
+            await ctx.tick().repeat(dut.INTERVAL)
+            seen.append(ctx.get(dut.opinion.second))
+        assert seen.index(1) == dut.LATENCY - 1
+
+    simulate(dut, bench)
+
+
 def test_shadow_loses_what_finds_it_full_and_goes_on():
     dut = LruShadow(config=SMALL)
     lost = 0
@@ -195,9 +215,11 @@ def test_shadow_loses_what_finds_it_full_and_goes_on():
 
 def state_of(ctx, dut, session):
     """What the golden policy calls near, followed second, credit left, marginal, refresh, ahead."""
-    refresh = (session, ctx.get(dut.refresh_squeue)) if ctx.get(dut.refresh) else None
-    ahead = (ctx.get(dut.ahead_session), ctx.get(dut.ahead_squeue)) if ctx.get(dut.ahead) else None
-    values = (ctx.get(signal) for signal in (dut.near, dut.second, dut.in_credit, dut.marginal))
+    waiting, looking = dut.state.refresh, dut.state.ahead
+    refresh = (session, ctx.get(waiting.squeue)) if ctx.get(waiting.valid) else None
+    ahead = (ctx.get(looking.session), ctx.get(looking.squeue)) if ctx.get(looking.valid) else None
+    opinion, credit = dut.opinion, dut.state.in_credit
+    values = (ctx.get(x) for x in (opinion.near, opinion.second, credit, opinion.marginal))
     return (*values, refresh, ahead)
 
 
@@ -278,10 +300,10 @@ def test_state_in_hardware_is_the_golden_one(seed):
             if rng.random() < 0.3:
                 value = rng.randrange(16000)
                 golden.gave(value)
-                ctx.set(dut.gave_value, value)
-                ctx.set(dut.gave, 1)
+                ctx.set(dut.state.gave.p, value)
+                ctx.set(dut.state.gave.valid, 1)
                 await ctx.tick()
-                ctx.set(dut.gave, 0)
+                ctx.set(dut.state.gave.valid, 0)
             assert state_of(ctx, dut, session) == (
                 golden.near,
                 golden.followed == SECOND,
@@ -290,10 +312,10 @@ def test_state_in_hardware_is_the_golden_one(seed):
                 golden.refresh,
                 golden.ahead,
             )
-            ctx.set(dut.refreshed, 1)
-            ctx.set(dut.looked, 1)
+            ctx.set(dut.state.refreshed, 1)
+            ctx.set(dut.state.looked, 1)
             await ctx.tick()
-            ctx.set(dut.refreshed, 0)
-            ctx.set(dut.looked, 0)
+            ctx.set(dut.state.refreshed, 0)
+            ctx.set(dut.state.looked, 0)
 
     simulate(dut, bench)

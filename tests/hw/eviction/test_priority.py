@@ -63,7 +63,26 @@ def test_one_page_per_cycle():
         params={"config": config},
         timeout_s=100,
     )
-    assert result.records["pages_per_cycle"] == 1.0
+    assert result.records["pages_per_cycle"] == 1 / PriorityUnit.INTERVAL
+
+
+def test_list_has_a_new_best_after_its_latency():
+    dut = CandidateList(config=named("unit"))
+
+    async def bench(ctx):
+        for n in range(3):  # each better than the one before, one per INTERVAL
+            ctx.set(dut.i.valid, 1)
+            ctx.set(dut.i.p, {"priority": n + 1, "page": n})
+            await ctx.tick().repeat(dut.INTERVAL)
+        ctx.set(dut.i.valid, 0)
+        assert ctx.get(dut.best.page) == 1
+        await ctx.tick().repeat(dut.LATENCY - 1)
+        assert ctx.get(dut.best.page) == 2 and ctx.get(dut.best.valid)
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-8)
+    simulator.add_testbench(bench)
+    simulator.run()
 
 
 def test_bias_is_checked():
@@ -104,7 +123,7 @@ def test_list_keeps_the_best_in_order(keep):
             ctx.set(dut.i.valid, 0)
             await ctx.tick()
             got = []
-            while ctx.get(dut.best_valid):
+            while ctx.get(dut.best.valid):
                 best = dut.best
                 got.append((ctx.get(best.kind), ctx.get(best.priority), ctx.get(best.page)))
                 assert ctx.get(best.last_step) == got[-1][2] * 3

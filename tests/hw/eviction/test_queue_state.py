@@ -40,7 +40,9 @@ def test_queue_state_is_its_golden_model(config):
 
 
 def test_an_event_costs_one_walk_over_640_queues():
-    assert run(named("ulx3s"), "cost_of_an_event").records["cycles"] <= 50
+    config = named("ulx3s")
+    cycles = run(config, "cost_of_an_event").records["cycles"]
+    assert cycles == QueueState(config=config).INTERVAL
 
 
 def test_golden_root_is_the_largest_excess():

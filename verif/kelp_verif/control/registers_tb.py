@@ -15,7 +15,6 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.control.counters import queue_event_layout
 from kelp_hw.control.registers import settings_layout
-from kelp_hw.control.session_control import config_write_layout
 from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
@@ -68,7 +67,7 @@ class TB:
         self.event, self.queue, self.write = (
             Packing(layouts.event),
             Packing(queue_event_layout(c)),
-            Packing(config_write_layout(c)),
+            Packing(layouts.config_write),
         )
         self.settings, self.page_word = Packing(settings_layout(c)), Packing(layouts.page_word)
         self.budget_max = self.write.fields["queue_config.budget"][1]

@@ -15,7 +15,7 @@ from kelp_golden.eviction import Evictor, QueueState
 from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.tracker import Tracker
-from kelp_hw.eviction_layouts import EvictionLayouts
+from kelp_hw.eviction.signatures import EvictionLayouts
 from kelp_hw.tracker.pools import count_bits
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
@@ -118,8 +118,8 @@ class TB:
             "o_write_back__ready",
             "resident_squeue",
             "sessions",
-            "pool_free",
-            "pool_used",
+            "pools__free",
+            "pools__used",
             "o_prefetch__ready",
             "frames",
             "prefetch_on",
@@ -377,10 +377,10 @@ class TB:
         if result:
             dut.i_result__payload.value = self.pack_result(result)
         pools = self.tracker.pools
-        dut.pool_free.value = sum(
+        dut.pools__free.value = sum(
             max(0, p.free) << k * self.count_bits for k, p in enumerate(pools)
         )
-        dut.pool_used.value = sum(p.used << k * self.count_bits for k, p in enumerate(pools))
+        dut.pools__used.value = sum(p.used << k * self.count_bits for k, p in enumerate(pools))
         dut.sessions.value = sum(
             self.session.pack(
                 open=s.open,

@@ -13,7 +13,7 @@ from kelp_golden import arithmetic
 from kelp_golden.eviction import candidate_class
 from kelp_golden.kelp_policy import FIRST, SECOND, KelpPolicy, Scan
 from kelp_hw.eviction.priority import PriorityUnit
-from kelp_hw.eviction_layouts import EvictionLayouts
+from kelp_hw.eviction.signatures import EvictionLayouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import named
 from kelp_spec.scores import RECENCY_BIAS, recency_constants
@@ -28,7 +28,8 @@ class TB:
         self.config = named(bench_params()["config"])
         self.rng = random.Random(cocotb.RANDOM_SEED)
         layouts = EvictionLayouts(self.config)
-        self.scanned, self.candidate = Packing(layouts.scanned), Packing(layouts.candidate)
+        self.scanned, self.judged = Packing(layouts.scanned), Packing(layouts.judged)
+        self.held = Packing(layouts.sweep_constants)
         self.due = deque()
         self.cycle = self.outputs = 0
 
@@ -49,9 +50,18 @@ class TB:
             rng.randrange(2),
             rng.choice([128, 216, 256, rng.randint(128, 256)]),
         )
-        dut.kelp.value, dut.second.value, dut.near.value = int(self.kelp), self.second, self.near
-        dut.step.value, dut.recency_m.value, dut.recency_sh.value = step, m, sh + RECENCY_BIAS
-        dut.newest_valid.value, dut.newest.value = int(newest is not None), newest or 0
+        dut.constants.value = self.held.pack(
+            **{
+                "kelp": int(self.kelp),
+                "second": self.second,
+                "near": self.near,
+                "step": step,
+                "tau_m": m,
+                "tau_sh": sh + RECENCY_BIAS,
+                "newest.valid": int(newest is not None),
+                "newest.page": newest or 0,
+            }
+        )
 
     async def send(self, page=0, last_step=0, score=0, eligible=1):
         step, newest, m, sh = self.sweep
@@ -92,9 +102,10 @@ class TB:
         assert valid == bool(self.due and self.due[0][0] == self.cycle), f"cycle {self.cycle}"
         if valid:
             _, (eligible, cold, other), expected = self.due.popleft()
-            assert (self.dut.o_eligible.value, self.dut.o_cold.value) == (eligible, cold)
-            assert other is None or self.dut.o_other.value == other
-            got = self.candidate.unpack(self.dut.o__payload.value)
+            judged = self.judged.unpack(self.dut.o__payload.value)
+            assert (judged["eligible"], judged["cold"]) == (eligible, cold)
+            assert other is None or judged["other"] == other
+            got = {name: judged[f"candidate.{name}"] for name in expected}
             assert got == expected, f"{got}, expected {expected} under {self.sweep}"
             self.outputs += 1
             self.last = expected["priority"]

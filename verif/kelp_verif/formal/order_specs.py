@@ -39,7 +39,7 @@ class CandidatesContract(wiring.Component):
             a.i.valid.eq(AnySeq(1)),
             a.i.p.as_value().eq(AnySeq(len(a.i.p.as_value()))),
             Assume(~((a.i.valid | a.coming_valid) & a.take)),
-            Assume(~a.take | a.best_valid),
+            Assume(~a.take | a.best.valid),
         ]
         comes, coming = Signal(), Signal(a.i.p.shape())
         m.d.sync += [comes.eq(a.i.valid & ~a.clear), coming.eq(a.i.p)]
@@ -47,6 +47,9 @@ class CandidatesContract(wiring.Component):
             Assert(comes == a.coming_valid),
             Assert(coming.as_value() == a.coming.as_value()),
         ]
+
+        def same(x, y):
+            return Cat(x[name] == y[name] for name in y.shape().members).all()
 
         def not_behind(x, y):
             """x, the older one, goes before y."""
@@ -58,7 +61,7 @@ class CandidatesContract(wiring.Component):
         m.d.comb += mine.as_value().eq(AnyConst(len(a.i.p.as_value())))
         before = Signal(range(keep + 1))
         on, rank, size = Signal(), Signal(range(keep + 1)), Signal(range(keep + 1))
-        taken = a.take & a.best_valid
+        taken = a.take & a.best.valid
         with m.If(comes):
             m.d.sync += size.eq(Mux(size == keep, keep, size + 1))
             with m.If(not_behind(coming, mine)):
@@ -80,8 +83,8 @@ class CandidatesContract(wiring.Component):
                 ~on | (a.valid.bit_select(rank, 1) & (places[rank].as_value() == mine.as_value()))
             ),
             Assert(~on | (rank < keep)),
-            Assert(~(on & (rank == 0)) | (a.best_valid & (a.best.as_value() == mine.as_value()))),
-            Assert(a.best_valid == (size != 0)),
+            Assert(~(on & (rank == 0)) | (a.best.valid & (same(a.best, mine)))),
+            Assert(a.best.valid == (size != 0)),
             Assert(size == total(a.valid, 3)),
             # For the induction: what counts as before is what stands there.
             Assert(
@@ -107,7 +110,7 @@ class CandidatesContract(wiring.Component):
 
 class ExcessTreeContract(wiring.Component):
     """Of a pool, any one: whenever the tree is not busy, its root has the largest excess that was
-    given, and the lowest squeue that has it if it is not zero. A walk takes `CYCLES`. Leaves are
+    given, and the lowest squeue that has it if it is not zero. A walk takes `LATENCY`. Leaves are
     given at any time when the tree is not busy.
 
     `cleared` begins when the clearing is over, to be quicker at finding what a walk does wrong
@@ -142,7 +145,7 @@ class ExcessTreeContract(wiring.Component):
 
         clearing = state("CLEAR")
         mine = (state("WRITE") | state("FETCH") | state("COMPARE")) & (t.walk_pool == pool)
-        busy_for, updated = Signal(range(t.CYCLES + 1)), Signal()
+        busy_for, updated = Signal(range(t.LATENCY + 1)), Signal()
         with m.If(t.busy & ~clearing):
             m.d.sync += busy_for.eq(busy_for + 1)
         with m.Else():
@@ -171,7 +174,7 @@ class ExcessTreeContract(wiring.Component):
         root = t.roots[pool]
         m.d.comb += [
             Assert(t.busy | right(root, 1)),
-            Assert(~t.busy | clearing | (busy_for < t.CYCLES)),
+            Assert(~t.busy | clearing | (busy_for < t.LATENCY)),
         ]
 
         # For the induction: each node is right but for those that the walk has not come to.

@@ -11,7 +11,7 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden import arithmetic
 from kelp_golden.kelp_policy import Scores
-from kelp_hw.eviction_layouts import EvictionLayouts
+from kelp_hw.layouts import Layouts
 from kelp_hw.lib.secded import Secded
 from kelp_hw.lib.split_sram import SplitSram
 from kelp_hw.pipeline import RESERVE
@@ -43,7 +43,7 @@ class TB:
             **{**bench_params()["config"], "frames": tuple(bench_params()["config"]["frames"])}
         )
         self.rng = random.Random(cocotb.RANDOM_SEED)
-        layouts = EvictionLayouts(self.config)
+        layouts = Layouts(self.config)
         self.event, self.write = Packing(layouts.score_event), Packing(layouts.config_write)
         self.commit, self.scanned = Packing(layouts.score_commit), Packing(layouts.scanned)
         self.settings = {}

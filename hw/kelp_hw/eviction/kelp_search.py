@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Policy `kelp`: sweep the queues that give most gladly, tell the tree what each offers, and take
+the best page in the opinion whose turn it is. An answer in the cycle in which the evictor asks, but
+for offers: a walk of the tree each."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Module, Mux, Signal
+from amaranth.lib import enum, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+from kelp_spec.metadata import SCORE_BITS
+from kelp_spec.policy import GIVEN_BITS, SWEEPS, SWEEPS_MOST
+
+from .signatures import CLASS_BITS, EvictionLayouts, Moment, Offer, Search, Verdict
+
+__all__ = ["KelpSearch"]
+
+
+class Phase(enum.Enum, shape=3):
+    """How far the search has come."""
+
+    OFFERED = 0  #: at a queue that the tree names
+    ASKED = 1  #: at the queue that asks for the frame
+    SEARCH = 2  #: at one queue after another
+    GIVEN = 3  #: a page was given
+    FAILED = 4  #: the list had none
+
+
+class KelpSearch(wiring.Component):
+    """What the evictor does next with a queue of policy `kelp` (docs/policy.md).
+
+    Every sweep ends with an offer of the swept queue. While the tree then names another queue that
+    gives gladly, that one is swept too: up to SWEEPS with a page to give, SWEEPS_MOST in all. Where
+    the last queue has nothing but pages in use, the queue that asks gives, if it is of this policy;
+    else the page that was found before goes. A page that is taken, or a list without one, changes
+    the offer once more. A sweep that no pool asked for (`facts.evict` off) ends with its offer.
+
+    Latency: `LATENCY` cycles from a moment to its verdict; where that is WAIT, an offer is made
+    first, about `3·log2(squeues) + 10` cycles. Interval: one moment at a time.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    search : in, Search
+    asked : out
+        The search is at the queue that asks: this policy judges it, whatever the queue's is.
+    offer : out, Offer
+    best, other : in, held_candidate; followed : in
+        Of the sweep's list (`SweepList`).
+    clear : out
+        Empties the list: the queue at hand has no page.
+    take_other : out
+        The page to take is `other`, not `best`.
+    given_by : out
+        Who alone gives the page away that was taken: 0 nobody, 1 the first opinion, 2 the second.
+    explore : in; disputed : out
+        As in `PolicyState`.
+    gave : out, always-ready stream
+        Value of an ordinary page that was given away.
+    """
+
+    LATENCY = 0
+    INTERVAL = 1
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        layouts = EvictionLayouts(config)
+        super().__init__(
+            {
+                "search": In(Search(config)),
+                "asked": Out(1),
+                "offer": Out(Offer(config)),
+                "best": In(layouts.held_candidate),
+                "other": In(layouts.held_candidate),
+                "followed": In(1),
+                "clear": Out(1),
+                "take_other": Out(1),
+                "given_by": Out(GIVEN_BITS),
+                "explore": In(1),
+                "disputed": Out(1),
+                "gave": Out(stream.Signature(SCORE_BITS, always_ready=True)),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        phase, has_page = Signal(Phase), Signal()
+        m.d.comb += [
+            self.asked.eq(phase == Phase.ASKED),
+            has_page.eq(self.best.valid & (self.best.kind == 0)),
+        ]
+        self._take(m, has_page)
+        self._search(m, phase, has_page)
+        return m
+
+    def _take(self, m, has_page):
+        """The first page that is taken after a sweep: where the opinions differ, it is the other
+        one's turn now and then."""
+        best, other, moment = self.best, self.other, self.search.moment
+        first_take, differs = Signal(), Signal()
+        moves_on = (moment == Moment.BEGIN) | (moment == Moment.NEXT)
+        kind, priority = Signal(CLASS_BITS), Signal(SCORE_BITS)
+        m.d.comb += [
+            differs.eq(first_take & has_page & other.valid & (other.page != best.page)),
+            self.take_other.eq(differs & self.explore),
+            self.disputed.eq((moment == Moment.TAKE) & differs),
+            self.gave.valid.eq((moment == Moment.GIVEN) & (kind == 0)),
+            self.gave.p.eq(~priority),
+        ]
+        with m.If(moves_on | (self.search.verdict == Verdict.LOOK)):
+            m.d.sync += first_take.eq(0)
+        with m.Switch(moment):
+            with m.Case(Moment.SWEPT):
+                m.d.sync += first_take.eq(1)
+            with m.Case(Moment.TAKE):
+                m.d.sync += [
+                    first_take.eq(0),
+                    kind.eq(best.kind),
+                    priority.eq(Mux(self.take_other, other.priority, best.priority)),
+                    self.given_by.eq(Mux(differs, 1 + (self.followed ^ self.take_other), 0)),
+                ]
+
+    def _search(self, m, phase, has_page):
+        facts, move, verdict = self.search.facts, self.search.move, self.search.verdict
+        best, offer = self.best, self.offer
+        sweeps, worthy = Signal(range(SWEEPS_MOST + 1)), Signal(range(SWEEPS + 1))
+        chosen = Signal.like(facts.squeue)  # the last queue that the tree named
+        m.d.comb += [
+            offer.request.p.squeue.eq(facts.squeue),
+            # A queue with nothing but pages in use offers next to nothing; after its turn, what it
+            # will be able to offer in the next step.
+            offer.request.p.excess.eq(
+                Mux(
+                    ~best.valid,
+                    0,
+                    Mux(
+                        (best.kind == 0) | (~facts.evict & (best.kind == 1)),
+                        best.priority,
+                        1,
+                    ),
+                )
+            ),
+        ]
+
+        def go(squeue):
+            return [move.valid.eq(1), move.squeue.eq(squeue)]
+
+        with m.FSM():
+            with m.State("DECIDE"):
+                with m.Switch(self.search.moment):
+                    with m.Case(Moment.BEGIN):
+                        m.d.sync += [phase.eq(Phase.OFFERED), sweeps.eq(0), worthy.eq(0)]
+                    with m.Case(Moment.JUDGE):
+                        with m.If(facts.kelp & facts.eligible):
+                            m.d.comb += verdict.eq(Verdict.SWEEP)
+                        with m.Elif(phase == Phase.OFFERED):
+                            m.d.comb += self.clear.eq(1)
+                            m.next = "OFFER"
+                        with m.Elif(phase == Phase.ASKED):
+                            # The queue that asks has nothing: what was found before it goes.
+                            m.d.comb += [verdict.eq(Verdict.TAKE), *go(chosen)]
+                        with m.Else():
+                            m.d.comb += verdict.eq(Verdict.NEXT)
+                    with m.Case(Moment.SWEPT):
+                        with m.If(phase == Phase.OFFERED):
+                            m.next = "OFFER"
+                        with m.Else():
+                            m.d.comb += verdict.eq(Verdict.TAKE)
+                    with m.Case(Moment.EMPTY):
+                        m.d.sync += phase.eq(Phase.FAILED)
+                        m.next = "OFFER"
+                    with m.Case(Moment.GIVEN):
+                        m.d.sync += phase.eq(Phase.GIVEN)
+                        m.next = "OFFER"
+                    with m.Case(Moment.NEXT):
+                        m.d.sync += phase.eq(Phase.SEARCH)
+            with m.State("OFFER"):
+                m.d.comb += offer.request.valid.eq(1)
+                with m.If(offer.request.ready):
+                    m.next = "OFFERING"
+            with m.State("OFFERING"):
+                with m.If(offer.done):
+                    m.next = "OFFERED"
+            with m.State("OFFERED"):
+                m.next = "DECIDE"
+                with m.Switch(phase):
+                    with m.Case(Phase.OFFERED):
+                        m.d.sync += [sweeps.eq(sweeps + 1), worthy.eq(worthy + has_page)]
+                        with m.If(facts.evict):
+                            m.next = "AGAIN"
+                        with m.Else():
+                            m.d.comb += verdict.eq(Verdict.REST)
+                    with m.Case(Phase.GIVEN):
+                        m.d.comb += verdict.eq(Verdict.DONE)
+                    with m.Default():
+                        m.d.comb += verdict.eq(Verdict.NEXT)
+            with m.State("AGAIN"):
+                # The tree may have named this queue for an offer that was no longer true: then
+                # another one offers more, up to a limit.
+                m.next = "DECIDE"
+                m.d.sync += chosen.eq(facts.squeue)
+                with m.If(
+                    (worthy != SWEEPS)
+                    & (sweeps != SWEEPS_MOST)
+                    & (facts.root != facts.squeue)
+                    & facts.gladly
+                ):
+                    m.d.comb += [verdict.eq(Verdict.LOOK), *go(facts.root)]
+                with m.Elif(has_page | (facts.asking == facts.squeue)):
+                    m.d.comb += [verdict.eq(Verdict.TAKE), *go(facts.squeue)]
+                with m.Else():
+                    # Nothing but pages in use: then the queue that asks gives.
+                    m.d.comb += [verdict.eq(Verdict.LOOK), *go(facts.asking)]
+                    m.d.sync += phase.eq(Phase.ASKED)
