@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from paths import RECORDING
 from typer.testing import CliRunner
 
 from kelp_cli import fpga
@@ -93,5 +94,6 @@ def test_the_commit_is_told_in_a_checkout_alone(monkeypatch, tmp_path):
 def test_the_result_goes_where_everything_that_is_built_goes(monkeypatch, tmp_path):
     monkeypatch.setenv("KELP_BUILD", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert proof(monkeypatch, tmp_path / "fpga" / "sim.json", named=False)[0] == 0
+    path = tmp_path / "fpga" / "sim.json"
+    assert proof(monkeypatch, path, str(RECORDING), named=False)[0] == 0
     assert simulation._result("netlist") == tmp_path / "fpga" / "netlist.json"
