@@ -13,7 +13,7 @@ from kelp_golden import arithmetic
 from kelp_hw.scores.ema import EmaEngine
 from kelp_spec.config import named
 from kelp_spec.scores import idle_constants, recency_constants
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import Model, run_cocotb
 
 SMALL = named("unit")
 MACRO = SMALL.with_(pages=1024)  # large enough for the SRAM macro, whose words a bench can reach
@@ -114,4 +114,4 @@ def test_one_update_per_cycle_over_640_queues():
 
 
 def test_flipped_bits():
-    run(MACRO, "flipped_bits", public=[("kelp_sram", "words")])
+    run(MACRO, "flipped_bits", model=Model(public=[("kelp_sram", "words")]))

@@ -90,7 +90,7 @@ def test_macro_model_is_found_and_its_words_can_be_changed():
     run(
         Sram(depth=8, shape=8, macro=True),
         test="flips_a_stored_bit",
-        public=[("kelp_sram", "words")],
+        model=runner.Model(public=[("kelp_sram", "words")]),
     )
 
 
