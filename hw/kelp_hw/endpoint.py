@@ -123,7 +123,9 @@ class Endpoint(wiring.Component):
         op, page = Layouts(c).op, Layouts(c).page
         # M0 takes an op late in its cycle; which one it would take, it has chosen in the cycle
         # before, by the kinds of what comes.
-        s.op_miss, s.op_hint, s.op_evict, s.op_prefetch = (Skid(op, late=()) for _ in range(4))
+        s.op_miss, s.op_hint, s.op_evict, s.op_prefetch = (
+            Skid(op, registered=()) for _ in range(4)
+        )
         s.spec, s.hinted = Skid(page), Skid(page)
         to_m0 = s.op_miss, s.op_hint, s.op_evict, s.op_prefetch, s.spec
 

@@ -21,6 +21,7 @@ DONE_ROOMS = {
     "codec",
     "datapath",
     "eviction",
+    "lib",
     "miss",
     "scores",
     "tracker",
@@ -31,7 +32,14 @@ _TABLE = {**table_geometry(UNIT, 8), "lead": 4}
 #: Arguments of the smallest legal instance, where they are not `config` alone.
 ARGUMENTS = {
     **dict.fromkeys(("EmaStep", "Frequencies"), {}),
+    "BypassFifo": {"depth": 2, "shape": 1},
+    "ByteMask": {"slots": 1},
+    "Delay": {"shape": 1, "cycles": 2},
+    "Exp2": {"bias": 0},
     "FreeFrames": {"first": 0, "frames": 8, "frame_bits": 3},
+    "FreeList": {"count": 1},
+    "LatencyHistogram": {"cycle_bits": 1},
+    "OrderFifo": {"width": 1, "depth": 4},
     "ParkLists": {"lists": 1, "nodes": 1, "shape": 1},
     "DataFront": {"config": UNIT, "axi": axi_signature(UNIT)},
     "Dequantiser": {"meta_shape": 1},
@@ -46,7 +54,10 @@ ARGUMENTS = {
     "Quantiser": {"meta_shape": 1},
     "RawDequantiser": {"meta_shape": 1},
     "RawQuantiser": {"meta_shape": 1},
+    "RequestFifo": {"depth": 2, "shape": 1},
+    "Skid": {"shape": 1},
     "SlotTable": _TABLE,
+    **dict.fromkeys(("SplitSram", "Sram", "WideMemory"), {"depth": 1, "shape": 1}),
     "WriteOut": {"axi": axi_signature(UNIT), "line_bits": 8, "line_slots": 8, "scale_slots": 8},
 }
 

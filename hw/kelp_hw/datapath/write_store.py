@@ -84,7 +84,7 @@ class WriteStore(wiring.Component):
         m.submodules.free = free = SyncFIFOBuffered(width=bits, depth=n)
         # Critical path: `o_slot.ready` comes from the host's channel at the end of the cycle, so it
         # chooses between the skid buffer's two places and does not address memories.
-        m.submodules.offer = offer = Skid(bits, late=())
+        m.submodules.offer = offer = Skid(bits, registered=())
         connect(m, offer.o, flipped(self.o_slot))
         unused = self.unused
         m.d.comb += [

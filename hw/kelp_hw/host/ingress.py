@@ -130,7 +130,7 @@ class Ingress(wiring.Component):
         # Whether there are, registers tell: the host does not hear what the tracker does in the
         # same cycle.
         m.submodules.requests = requests = Skid(
-            self.layouts.request, late=("squeue", "page", "poison")
+            self.layouts.request, registered=("squeue", "page", "poison")
         )
         request_free = requests.i.ready
         # What goes to the side comes into sight when the requests before it have left: a CLOSE or a

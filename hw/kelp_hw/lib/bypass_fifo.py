@@ -14,16 +14,19 @@ __all__ = ["BypassFifo"]
 class BypassFifo(wiring.Component):
     """A FIFO of `depth` rows whose input cannot wait: its sender counts the places.
 
-    Latency: 0 cycles when nothing waits. Throughput: 1 item per cycle; of items that wait, 1 in 2
-    cycles when `registered`. `o` obeys the stream rule: an item that bypasses the rows and is not
-    taken stands in `row` in the next cycle. No enable or address of the rows depends on `o.ready`:
-    the row at the end is always written, and counts only when the item did not go straight on.
+    Latency: `LATENCY` cycles (combinational) from `i` to `o` when nothing waits. One item in each
+    cycle (`INTERVAL`); of items that wait, one each `REGISTERED_INTERVAL` cycles when `registered`.
+    Errors: an item without a place is an assertion. `o` obeys the stream rule: an item that
+    bypasses the rows and is not taken stands in `row` in the next cycle. Critical path: no enable
+    or address of the rows depends on `o.ready`; the row at the end is always written, and counts
+    only when the item did not bypass the rows.
 
     Parameters
     ----------
     depth : int
         A power of two; 16 rows are one level of an ECP5's distributed RAM.
     shape : shape-like
+        Of an item.
     registered : bool
         `row` is a register, for items that come two cycles apart on average: it loads in every
         cycle, from the oldest row or, when nothing waits, from `i`. An item that waits behind
@@ -38,6 +41,10 @@ class BypassFifo(wiring.Component):
     level : out
         How many items wait.
     """
+
+    LATENCY = 0
+    INTERVAL = 1
+    REGISTERED_INTERVAL = 2
 
     def __init__(self, *, depth: int, shape, registered: bool = False):
         if not isinstance(depth, int) or depth < 2 or depth & (depth - 1):

@@ -18,20 +18,33 @@ class ByteMask(wiring.Component):
     """A mask of 64 bits per slot. A bit is set when its copies in two memories differ, so that
     clearing writes one memory and setting the other.
 
-    Reads show the state before this cycle's clear. `read_mask` shows its set, too; `look_mask` does
-    not, but `look_set` tells that one is of the slot. Clearing and setting one slot in the same
-    cycle is not allowed. Throughput: one clear and one set per cycle.
+    Latency: reads are combinational; a clear or a set in `look_mask` is seen `LATENCY` cycle later,
+    a set in `read_mask` in the same cycle (`READ_LATENCY`). One clear and one set in each cycle
+    (`INTERVAL`). Errors: clearing and setting one slot in the same cycle is an assertion.
 
     Parameters
     ----------
     slots : int
+        A power of two.
 
     Members
     -------
-    clear_en, clear_slot
-    set_en, set_slot, set_bytes
-    look_slot, look_mask, look_set; read_slot, read_mask
+    clear_en, clear_slot : in
+        Clears all bits of the slot.
+    set_en, set_slot, set_bytes : in
+        Sets the bits of `set_bytes` in the slot's mask.
+    look_slot : in
+    look_mask, look_set : out
+        The slot's mask before this cycle's clear and set, and whether this cycle's set is of the
+        slot.
+    read_slot : in
+    read_mask : out
+        The slot's mask after this cycle's set and before its clear.
     """
+
+    LATENCY = 1
+    READ_LATENCY = 0
+    INTERVAL = 1
 
     def __init__(self, *, slots: int):
         self.slots = slots

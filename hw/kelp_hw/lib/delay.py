@@ -14,17 +14,29 @@ __all__ = ["Delay"]
 class Delay(wiring.Component):
     """`o` is what `i` was `cycles` enabled cycles ago; undefined for the first `cycles` of them.
 
+    Latency: `LATENCY` = `cycles` enabled cycles. One payload in each cycle (`INTERVAL`). No error
+    cases.
+
     Parameters
     ----------
     shape : shape-like
+        Of the payload.
     cycles : int
         2 … 32.
 
     Members
     -------
-    en, i : in
+    en : in
+        Takes `i` and moves all payloads one cycle on.
+    i : in
     o : out
     """
+
+    INTERVAL = 1
+
+    @property
+    def LATENCY(self):
+        return self.cycles
 
     def __init__(self, *, shape, cycles: int):
         if not isinstance(cycles, int) or isinstance(cycles, bool) or not 2 <= cycles <= 32:

@@ -19,13 +19,14 @@ _SHIFT_BITS = 5
 
 
 class Exp2(wiring.Component):
-    """Recency and idle decay share this pipeline; whoever uses it carries its own valid and payload
-    beside it.
+    """2 to a negative power, for recency and idle decay: a pipeline that never stalls. Its user
+    carries valid and payload beside it, `LATENCY` cycles long.
 
     t = min(⌊steps · mantissa · 2^−(shift − bias)⌋, 2^21 − 1); n = t >> 16; i = (t >> 8) & 255; e =
     T[i] − ((T[i] − T[i+1]) · (t & 255) >> 8); `halving` = e >> n, 0 … 65536.
 
-    Latency: `LATENCY` cycles; throughput: one per cycle. No error cases: every input has a value.
+    Latency: `LATENCY` cycles. One value in each cycle (`INTERVAL`). No error cases: every input has
+    a value.
 
     Parameters
     ----------
@@ -34,11 +35,14 @@ class Exp2(wiring.Component):
 
     Members
     -------
-    steps : in, 24; mantissa : in, 16; shift : in, 5
-    halving : out, 17
+    steps, mantissa, shift : in
+        24, 16 and 5 bits.
+    halving : out
+        17 bits.
     """
 
     LATENCY = 11
+    INTERVAL = 1
 
     def __init__(self, *, bias: int):
         if not isinstance(bias, int) or isinstance(bias, bool) or not 0 <= bias <= 8:
@@ -97,12 +101,12 @@ class Exp2(wiring.Component):
             fine.eq(coarse >> shift4),
         ]
 
-        # 6: saturated, and then as far as it takes to a block RAM
+        # 6: saturated; t is a register before the address of a block RAM
         t = reg("t", _T_BITS)
         # 7: table read
         n7, fraction7 = reg("n7", _T_BITS - 16), reg("fraction7", 8)
-        # 8: table out, kept from the multiplier since a block RAM is slow to answer; 9:
-        # interpolation product; 10: e; 11: halved n times
+        # 8: table out, critical path of a block RAM: registered as row8 before the multiplier;
+        # 9: interpolation product; 10: e; 11: halved n times
         row8, fraction8, n8 = reg("row8", 25), reg("fraction8", 8), reg("n8", _T_BITS - 16)
         value9, drop9, n9 = reg("value9", 17), reg("drop9", 8), reg("n9", _T_BITS - 16)
         e, n10 = reg("e", 17), reg("n10", _T_BITS - 16)

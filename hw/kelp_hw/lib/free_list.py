@@ -16,10 +16,11 @@ class FreeList(wiring.Component):
     """Hands out the ids `first` … `first` + `count` − 1, each once in ascending order, then those
     returned, oldest first. No id has two owners.
 
-    Throughput: one id out and one back per cycle. A returned id can be taken two cycles later at
-    the earliest; `level` counts it in the next cycle. `i` is valid-only: whoever returns an id owns
-    it, so there is always room. An id below `first` may be returned in exchange for one that is
-    kept for good. Reset makes every id free, without a walk over memory.
+    Latency: a returned id is offered at `o` `LATENCY` cycles later when no other is free; `level`
+    counts it after `LEVEL_LATENCY`. One id out and one back in each cycle (`INTERVAL`). There is
+    room for every id: only its owner returns it, so `i` is always ready. Errors: an id more than
+    `count` is an assertion. An id below `first` may be returned in exchange for one that is kept
+    for good. Reset makes every id free, without a walk over memory.
 
     Parameters
     ----------
@@ -36,6 +37,10 @@ class FreeList(wiring.Component):
     level : out
         Free ids.
     """
+
+    LATENCY = 2
+    LEVEL_LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, count: int, first: int = 0):
         for field, value, low in (("count", count, 1), ("first", first, 0)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Latency histogram in cycles, hits and misses apart (spec §9)."""
+"""Latency histogram in cycles, one for hits and one for misses (spec §9)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,32 @@ _ROWS = 64  # two halves of 32: hits, then misses
 class LatencyHistogram(wiring.Component):
     """Counts latencies by power of two: bin b holds 2^b … 2^(b+1)−1 cycles, bin 0 also 0.
 
-    One event a cycle, seen by reads from five cycles later on. Counts are 32 bits and saturate.
-    Reading takes the spare read slots of events: `read_data` is the count of `read_row` (b, or 32 +
-    b for misses) one cycle after a cycle in which `read_grant` is high.
+    Latency: reads granted from `LATENCY` cycles after an event on count it; `read_data` comes
+    `READ_LATENCY` cycle after `read_row`. One event in each cycle (`INTERVAL`). Counts are 32 bits
+    and saturate. No error cases.
 
     Parameters
     ----------
     cycle_bits : int
-        Width of a latency; longer ones fall into the last bin.
+        Width of a latency, 1 … 32; latencies beyond the bins fall into the last one.
+
+    Members
+    -------
+    i : always-ready stream of ``missed``, ``cycles``
+        An event.
+    clear : in
+        Held high for 64 cycles or more, it empties every bin.
+    read_row : in
+        b, or 32 + b for misses.
+    read_grant : out
+        No event takes the read port: `read_data` of the next cycle counts.
+    read_data : out
+        The count of the `read_row` of the last cycle, when `read_grant` was high then.
     """
+
+    LATENCY = 5
+    READ_LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, cycle_bits: int):
         if not 1 <= cycle_bits <= 32:
@@ -39,7 +56,7 @@ class LatencyHistogram(wiring.Component):
                         data.StructLayout({"missed": 1, "cycles": cycle_bits}), always_ready=True
                     )
                 ),
-                "clear": In(1),  #: held high for 64 cycles or more empties every bin
+                "clear": In(1),
                 "read_row": In(range(_ROWS)),
                 "read_grant": Out(1),
                 "read_data": Out(32),
@@ -52,8 +69,8 @@ class LatencyHistogram(wiring.Component):
         write = memory.write_port()
         read = memory.read_port(transparent_for=(write,))
 
-        # Stage 0: what egress says late. 1: bin number. 2: count out. 3: incremented. 4: written,
-        # and forwarded to younger events on the same row.
+        # Stage 0: `i` registered, since egress has it on a critical path. 1: bin number. 2: count
+        # out. 3: incremented. 4: written, and forwarded to younger events on the same row.
         event, valid0 = Signal.like(self.i.p), Signal()
         m.d.sync += [event.eq(self.i.p), valid0.eq(self.i.valid)]
         bin_ = Signal(range(HISTOGRAM_BINS))

@@ -13,11 +13,12 @@ __all__ = ["OrderFifo"]
 
 
 class OrderFifo(wiring.Component):
-    """A FIFO of `depth` items, as `SyncFIFOBuffered` cycle by cycle, except that no logic waits
-    for the block RAM's late output: it goes to a register.
+    """A FIFO of `depth` items, as `SyncFIFOBuffered` cycle by cycle, except that `o.p` is a
+    register. Critical path: the output of a block RAM, registered here.
 
     That register costs no cycle: it is loaded with what the RAM was asked for beforehand, or, when
-    nothing waits in the RAM, with what came last. Latency 2 cycles, throughput one item per cycle.
+    nothing waits in the RAM, with what came last. Latency: `LATENCY` cycles from `i` to `o` when
+    nothing waits. One item in each cycle (`INTERVAL`). No error cases.
 
     Parameters
     ----------
@@ -29,7 +30,7 @@ class OrderFifo(wiring.Component):
     -------
     i, o : streams
     level : out
-        Items in the FIFO, those of its registers among them.
+        Items in the FIFO, those of its registers included.
 
     Attributes
     ----------
@@ -38,6 +39,9 @@ class OrderFifo(wiring.Component):
     ahead : Signal
         The RAM's output is the item behind `o`'s.
     """
+
+    LATENCY = 2
+    INTERVAL = 1
 
     def __init__(self, *, width: int, depth: int):
         if not isinstance(depth, int) or depth < 4 or depth & (depth - 1):

@@ -13,15 +13,17 @@ __all__ = ["RequestFifo"]
 class RequestFifo(wiring.Component):
     """A FIFO of `depth` rows whose input cannot wait: its sender counts the places.
 
-    Latency: 1 cycle. Throughput: 1 item per cycle. No enable or address of the rows depends on
-    `i.valid`, which may lie on a critical path: the row at the end is always written, and counts
-    only with it.
+    Latency: `LATENCY` cycle from `i` to `o` when nothing waits. One item in each cycle
+    (`INTERVAL`). Errors: an item without a place is an assertion. Critical path: no enable or
+    address of the rows depends on `i.valid`; the row at the end is always written, and counts only
+    with `i.valid`.
 
     Parameters
     ----------
     depth : int
         A power of two.
     shape : shape-like
+        Of an item.
 
     Members
     -------
@@ -30,6 +32,9 @@ class RequestFifo(wiring.Component):
     level : out
         How many items wait.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, depth: int, shape):
         if not isinstance(depth, int) or depth < 2 or depth & (depth - 1):

@@ -22,7 +22,8 @@ class Secded:
     A single flipped bit anywhere in the code word is corrected, two are detected. Three or more are
     detected when their syndrome is not that of a single one.
 
-    The syndrome and the repair are apart, so that a register may stand between them.
+    All of it is combinational. The syndrome and the repair are two methods, so that a register may
+    stand between them.
 
     Parameters
     ----------

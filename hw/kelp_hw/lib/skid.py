@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A register between two blocks, for both directions of a stream."""
+"""A skid buffer: a register between two blocks, for both directions of a stream."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ __all__ = ["Skid"]
 
 
 class Skid(wiring.Component):
-    """Passes a stream on through registers: neither `o.valid` and its payload nor `i.ready` depends
-    on an input of the same cycle.
+    """A skid buffer: neither `o.valid` with its payload nor `i.ready` depends on an input of the
+    same cycle.
 
-    Latency 1 cycle, throughput one transfer a cycle. Two places: the one at `o`, and one for the
-    transfer that comes while `o` stands still.
+    Latency: `LATENCY` cycle from `i` to `o`. One transfer in each cycle (`INTERVAL`). No error
+    cases. Two places: the one at `o`, and one for the transfer that comes while `o` stands still.
 
-    With `late`, for an `o.ready` that comes late in its cycle, the two places are filled in turns
-    and `o.p` is the choice of one: `o.ready` steers that choice, and no register of the payload but
-    those of the fields in `late`, which come straight from a register.
+    `registered` is for an `o.ready` on a critical path: the two places are filled in turns and
+    `o.p` is a multiplexer of both, so that `o.ready` enables a single bit, and no register of the
+    payload but those of the fields in `registered`.
 
     Parameters
     ----------
     shape : shape-like
-    late : tuple of str, optional
-        Names of fields.
+        Of the payload.
+    registered : tuple of str, optional
+        The fields of `o.p` that come straight from a register; all of them when left out.
 
     Members
     -------
@@ -37,9 +38,12 @@ class Skid(wiring.Component):
         Nothing is held.
     """
 
-    def __init__(self, shape, *, late: tuple[str, ...] | None = None):
+    LATENCY = 1
+    INTERVAL = 1
+
+    def __init__(self, shape, *, registered: tuple[str, ...] | None = None):
         Shape.cast(shape)
-        self.shape, self.late = shape, late
+        self.shape, self.registered = shape, registered
         super().__init__(
             {
                 "i": In(stream.Signature(shape)),
@@ -72,7 +76,7 @@ class Skid(wiring.Component):
             self.o.valid.eq(self.behind_valid | any_left),
             spare_valid.eq(self.behind_valid & any_left),
         ]
-        if self.late is None:
+        if self.registered is None:
             with m.If(moves):
                 m.d.sync += self.o.p.eq(self.behind)
         else:
@@ -96,7 +100,7 @@ class Skid(wiring.Component):
                     | (Mux(gets, Value.cast(places[0]), Value.cast(places[1])) == Value.cast(spare))
                 ),
             ]
-            for name in self.late:
+            for name in self.registered:
                 held = Signal.like(self.o.p[name], name=f"held_{name}")
                 with m.If(moves):
                     m.d.sync += held.eq(self.behind[name])

@@ -29,18 +29,18 @@ class Piece(NamedTuple):
 
 
 class SplitSram(wiring.Component):
-    """A `Sram` whose answer comes out of registers, a cycle later.
+    """A `Sram` with a register at its output, so that an answer comes a cycle later.
 
-    A block RAM is slow to answer, and synthesis makes a deep memory of many that are far apart,
-    with multiplexers between them and what reads. Here a memory of more rows than `Sram` keeps in
-    `lib.memory` is split into parts of 2^11 rows, and each part into slices of nine bits, one block
-    RAM each: nothing but the collision's multiplexer stands between a block RAM and its register.
-    Between parts the choice is behind the registers. A memory of more than `SPLIT_UP_TO` rows is
-    none of an FPGA's block RAM: it stays one macro.
+    Latency: `LATENCY` cycles, `read_en` with `read_address` → `read_data`, which holds when
+    `read_en` was low two cycles before. One read and one write in each cycle (`INTERVAL`).
+    Collisions, contents after configuration and error cases are `Sram`'s.
 
-    Latency: two cycles, `read_en` with `read_address` → `read_data`, which holds when `read_en` was
-    low in the cycle but one before. Throughput, collisions and contents after configuration are
-    `Sram`'s.
+    Critical path: the output of a block RAM, registered here. Synthesis makes a deep memory of many
+    block RAMs, with long wires and multiplexers between them and the reader. Here a memory of more
+    rows than `Sram` keeps in `lib.memory` is split into parts of 2^11 rows, and each part into
+    slices of nine bits, one block RAM each: nothing but the collision's multiplexer stands between
+    a block RAM and its register `raw`. The multiplexer of the parts follows the registers. A memory
+    of more than `SPLIT_UP_TO` rows is not for block RAM: it stays one macro.
 
     Parameters
     ----------
@@ -51,10 +51,13 @@ class SplitSram(wiring.Component):
 
     Members
     -------
-    read_en, read_address, read_data, write_en, write_address, write_data
+    read_en, read_address : in
+    read_data : out
+    write_en, write_address, write_data : in
     """
 
     LATENCY = 2
+    INTERVAL = 1
     SPLIT_UP_TO = 16 << _PART_BITS
 
     def __init__(self, *, depth: int, shape):

@@ -41,12 +41,12 @@ class Sram(wiring.Component):
     them); large ones are an `Instance` of the macro `kelp_sram` or `kelp_sram_apart`, whose
     behavioural models are in `macros` and which an ASIC or UltraRAM flow replaces.
 
-    Latency: one cycle, `read_en` with `read_address` → `read_data`, which then holds while
-    `read_en` is low. Throughput: one read and one write per cycle. A read of the address that is
-    written in the same cycle returns the **new** data, or what nobody may look at when it is not
-    `transparent`; block RAMs of FPGAs have a multiplexer behind their outputs for the former.
-    Contents after configuration are zero for `lib.memory` and undefined for the macro: whoever
-    needs a value scrubs. Reset clears nothing.
+    Latency: `LATENCY` cycle, `read_en` with `read_address` → `read_data`, which then holds while
+    `read_en` is low. One read and one write in each cycle (`INTERVAL`). A read of the address that
+    is written in the same cycle returns the **new** data, which costs an FPGA a multiplexer behind
+    its block RAM, or an undefined row when not `transparent`. Contents after configuration are zero
+    for `lib.memory` and undefined for the macro: a block that needs a value scrubs. Reset clears
+    nothing. No error cases.
 
     Parameters
     ----------
@@ -58,11 +58,17 @@ class Sram(wiring.Component):
         Force or forbid the macro; by default it is used above `MACRO_ABOVE` rows, or above
         `APART_ABOVE` when not `transparent`.
     transparent : bool
+        A read of the row that is written in the same cycle returns the new data.
 
     Members
     -------
-    read_en, read_address, read_data, write_en, write_address, write_data
+    read_en, read_address : in
+    read_data : out
+    write_en, write_address, write_data : in
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     #: Amaranth writes out a Memory's initial value row by row, which does not scale.
     MACRO_ABOVE = 4096

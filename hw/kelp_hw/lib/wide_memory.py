@@ -12,26 +12,39 @@ __all__ = ["WideMemory"]
 
 
 class WideMemory(wiring.Component):
-    """:class:`.sram.Sram` with write enables, and in the kind of memory that suits its depth.
+    """A :class:`.sram.Sram` with write enables, in the kind of memory that suits its depth.
+
+    Latency: `LATENCY` cycle, `read_en` with `read_address` → `read_data`, which then holds while
+    `read_en` is low. One read and one write in each cycle (`INTERVAL`). A read of what is written
+    in the same cycle returns the **new** data, or with `apart` either. No error cases.
 
     Above `DISTRIBUTED_TO` rows it is in block RAM: a tool left alone puts 32 rows of 512 bits into
     distributed RAM, 1500 LUTs for what 15 block RAMs hold. Up to there, one level of an ECP5's
     distributed RAM holds it, in a third of that, and 15 block RAMs would be full to a thirtieth.
 
-    Latency: one cycle, `read_en` with `read_address` → `read_data`, which then holds while
-    `read_en` is low. Throughput: one read and one write per cycle. A read of what is written in the
-    same cycle returns the **new** data, unless `apart`: then either.
-
     Parameters
     ----------
     depth : int
+        Rows, 1 and up.
     shape : shape-like
-    apart : bool
-        It does not matter what a read of what is written in the same cycle returns: distributed RAM
-        needs no second way to its output register then.
+        Shape of a row; a width where there is a `granularity`.
     granularity : int or None
-        Bits per bit of `write_en`; by default one enable for the row. `shape` must be a width then.
+        Bits per bit of `write_en`; by default one enable for the row.
+    apart : bool
+        A read of what is written in the same cycle may return old or new data: distributed RAM
+        needs no second input of its output register then.
+
+    Members
+    -------
+    read_en, read_address : in
+    read_data : out
+    write_en : in
+        A bit per `granularity` bits of the row.
+    write_address, write_data : in
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     DISTRIBUTED_TO = 16
 

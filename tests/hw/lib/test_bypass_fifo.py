@@ -33,7 +33,7 @@ def test_it_waits_for_its_channel_alone(stall, registered):
                 assert offered or unseen, "what waits is not there in time"
             if offered and ready:
                 received.append(item)
-            # The next one that waits is in the register a cycle late, when one leaves it.
+            # When an item leaves the register, the next one is in it two cycles later.
             unseen = registered and offered and ready and waiting
             held = item if offered and not ready else None
             sent += valid

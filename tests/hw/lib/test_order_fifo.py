@@ -46,7 +46,7 @@ def test_it_is_a_buffered_fifo(idle, stall):
             cycles, fullest = cycles + 1, max(fullest, state[2])
             await ctx.tick()
         assert received == list(range(400))
-        assert cycles == 402 or idle or stall, "one item a cycle, two cycles late"
+        assert cycles == 402 or idle or stall, "one item a cycle, two from `i` to `o`"
         assert fullest == 8 or stall <= idle
 
     simulate(m, bench)

@@ -29,7 +29,7 @@ def test_it_keeps_what_came_with_its_valid(idle, stall):
             fullest, cycles = max(fullest, level), cycles + 1
             await ctx.tick()
         assert received == list(range(300))
-        assert cycles == 301 or idle or stall, "one item a cycle, one cycle late"
+        assert cycles == 301 or idle or stall, "one item a cycle, a cycle from `i` to `o`"
         assert fullest == 4 or stall <= idle
 
     simulate(dut, bench)

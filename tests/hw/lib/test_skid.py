@@ -13,10 +13,10 @@ from kelp_hw.lib.skid import Skid
 _ITEM = data.StructLayout({"rest": 11, "kind": 5})
 
 
-def through_skid(seed, *, idle, stall, late=None, count=400):
+def through_skid(seed, *, idle, stall, registered=None, count=400):
     """Items received and the cycles that it took; checks that `ready` and `valid` do not follow an
     input within a cycle."""
-    rng, dut, received, cycles = random.Random(seed), Skid(_ITEM, late=late), [], 0
+    rng, dut, received, cycles = random.Random(seed), Skid(_ITEM, registered=registered), [], 0
 
     async def bench(ctx):
         nonlocal cycles
@@ -48,9 +48,9 @@ def through_skid(seed, *, idle, stall, late=None, count=400):
     return received, cycles
 
 
-@pytest.mark.parametrize("late", [None, (), ("kind",)])
+@pytest.mark.parametrize("registered", [None, (), ("kind",)])
 @pytest.mark.parametrize(("idle", "stall"), [(0, 0), (0.5, 0), (0, 0.5), (0.3, 0.3)])
-def test_a_skid_passes_everything_on_in_order(idle, stall, late):
-    received, cycles = through_skid(1, idle=idle, stall=stall, late=late)
+def test_a_skid_passes_everything_on_in_order(idle, stall, registered):
+    received, cycles = through_skid(1, idle=idle, stall=stall, registered=registered)
     assert received == list(range(400))
-    assert cycles == 401 or idle or stall, "one item a cycle, one cycle late"
+    assert cycles == 401 or idle or stall, "one item a cycle, a cycle from `i` to `o`"

@@ -35,7 +35,7 @@ async def reads_what_was_written(dut):
         dut.write_address.value, dut.write_data.value = row, held[row]
         await RisingEdge(dut.clk)
     # What is read at an edge is seen after the next one, until another is read.
-    read, late = None, None
+    read, shown = None, None
     collisions = 0
     for _ in range(3000):
         writes, reads, to, of, value = (
@@ -50,12 +50,12 @@ async def reads_what_was_written(dut):
         dut.write_en.value, dut.write_address.value, dut.write_data.value = writes, to, value
         dut.read_en.value, dut.read_address.value = reads, of
         await ReadOnly()
-        if late is not None:
-            assert int(dut.read_data.value) == late
+        if shown is not None:
+            assert int(dut.read_data.value) == shown
         await RisingEdge(dut.clk)
         if writes:
             held[to] = value
-        late = read
+        shown = read
         if reads:
             read = held[of]
         collisions += writes and reads and to == of
