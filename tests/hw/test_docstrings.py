@@ -23,6 +23,7 @@ DONE_ROOMS = {
     "eviction",
     "lib",
     "miss",
+    "prefetch",
     "scores",
     "tracker",
 }
@@ -31,7 +32,7 @@ UNIT = named("unit")
 _TABLE = {**table_geometry(UNIT, 8), "lead": 4}
 #: Arguments of the smallest legal instance, where they are not `config` alone.
 ARGUMENTS = {
-    **dict.fromkeys(("EmaStep", "Frequencies"), {}),
+    **dict.fromkeys(("EmaStep", "Frequencies", "Throttle"), {}),
     "BypassFifo": {"depth": 2, "shape": 1},
     "ByteMask": {"slots": 1},
     "Delay": {"shape": 1, "cycles": 2},

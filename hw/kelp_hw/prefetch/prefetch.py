@@ -37,21 +37,23 @@ def pulses_layout() -> data.StructLayout:
 
 
 class Prefetcher(wiring.Component):
-    """Collects candidates, judges them, keeps the nearest, and offers them as PREFETCH ops.
+    """Collects candidates, judges them, keeps the nearest; offers them as PREFETCH ops (spec §7).
 
-    Sources, in the order in which they get at the queue: MemSpecRd and hint lists (taking turns),
-    accesses (window, layer ahead), the previous step. One candidate a cycle is judged: it must lie
-    in an open session (OUTSIDE), of an enabled source (DISABLED), and within the source's credit
-    (THROTTLED); what passes goes into the queue. The queue takes one candidate a cycle whatever
-    happens; while it has no room, accesses and the previous step wait, a hinted page waits up to
-    255 cycles, and only MemSpecRd and impatient hints displace what is queued. The previous step's
-    walk begins when nothing else is under way. Latency from access to op: 11 cycles, from MemSpecRd
-    or hint 6. Throughput: one candidate and one op a cycle; nothing depends on the number of
-    queues.
+    Latency: `LATENCY` cycles from an access's result to its first op, `ASKED_LATENCY` from a page
+    of MemSpecRd or of a hint. Interval: `INTERVAL`, one candidate and one op per cycle; nothing
+    depends on the number of queues.
 
-    Whether a page is resident or in flight already is M3's to know: its result says MISSED (taken)
+    Sources, by priority: MemSpecRd and hint lists (in turn), accesses (window, layer ahead), the
+    previous step. One candidate a cycle is judged: it must lie in an open session (OUTSIDE), be of
+    an enabled source (DISABLED), and within the source's credit (THROTTLED); what passes goes into
+    the prefetch queue. That takes one candidate a cycle, always; while it has no room, accesses and
+    the previous step wait, a hinted page waits `HINT_PATIENCE` cycles at most, and only MemSpecRd
+    and hints that have waited so long displace what is in it. The previous step's walk begins when
+    nothing else is under way.
+
+    M3 decides whether a page is resident or being fetched already: its result says MISSED (taken)
     or DROPPED (REFUSED here). Each candidate is counted as issued or as dropped, once. Candidates
-    of a session that closes are cancelled; the one on `o_op` is M3's to refuse.
+    of a session that closes are cancelled; M3 refuses the one on `o_op`.
 
     In lock-step (one access, hint line, MemSpecRd or step advance at a time, all drained before the
     next) the ops come in the order of `kelp_golden.prefetch`.
@@ -66,20 +68,36 @@ class Prefetcher(wiring.Component):
 
     Members
     -------
-    i_result : always-ready stream of results of M3, in order
-    i_usage : always-ready stream, what became of a prefetched page, from the frame stage
-    i_late : always-ready stream of source of a prefetch that a demand met while fetching
-    i_hint, i_spec : streams of pages
-    sessions : session registers as M3 has them
-    enable : bit of source code − 1: the source is switched on, from the next cycle on
-    window_squeue, window : read port of the queue configuration; `window` follows the address by
-    one cycle
-    o_op : stream of PREFETCH ops
-    pulses : counts (`pulses_layout`), up to two cycles behind; they follow `idle` by as much
-    access_lost, previous_lost : pulses: an access that found its source's memory full
-    credit : each source's credit in effect
-    idle : nothing is queued, under way, or waiting for M3
+    i_result : in, always-ready stream of result
+        Results of M3, in order.
+    i_usage : in, always-ready stream of usage
+        What became of a prefetched page, from the frame stage.
+    i_late : in, always-ready stream of source code
+        Source of a prefetch that a demand met while the page was being fetched.
+    i_hint, i_spec : in, streams of page
+    sessions : in
+        Session registers as M3 has them.
+    enable : in
+        Bit of source code − 1: the source is switched on, from the next cycle on.
+    window_squeue : out
+        Address of the queue configuration's read port.
+    window : in
+        Window of `window_squeue`, one cycle later.
+    o_op : out, stream of op
+        PREFETCH ops.
+    pulses : out
+        Counts (`pulses_layout`), up to two cycles behind; they follow `idle` by as much.
+    access_lost, previous_lost : out
+        Pulses: an access that found its source's memory full.
+    credit : out
+        Each source's credit in effect.
+    idle : out
+        No candidate is in the block, and no op is on its way to M3.
     """
+
+    ASKED_LATENCY = 2 + PrefetchQueue.LATENCY  # `picked`, `judged`
+    LATENCY = 1 + AccessSource.LATENCY + ASKED_LATENCY  # `i_result` registered
+    INTERVAL = 1
 
     def __init__(self, *, config: Config, accesses: int = 16, previous: int = 256):
         self.access_source = AccessSource(config=config, accesses=accesses)
@@ -173,8 +191,8 @@ class Prefetcher(wiring.Component):
         patience = Signal(range(HINT_PATIENCE + 1))
         spec_turn = Signal()
         hint_wants = Signal()
-        # A cycle old, and as if a candidate had been picked in it: a slot may stay free, but none
-        # is ever missing.
+        # Registered, and as if a candidate were picked in this cycle: a slot may stay free, but the
+        # queue never lacks one.
         m.d.sync += room.eq(queue.count + judged_valid + picked_valid + 1 < queue.slots)
         m.d.comb += [
             hint_wants.eq(self.i_hint.valid & (room | (patience == HINT_PATIENCE))),
@@ -229,7 +247,7 @@ class Prefetcher(wiring.Component):
         inside = Signal()
         reason = Signal(DropReason)
         m.d.comb += session.eq(self.sessions[picked.session])
-        # Whether its session still lives is seen again in the queue, which cancels it otherwise.
+        # A session that closes from here on is seen in the queue, which cancels the candidate.
         m.d.sync += [
             judged.eq(picked),
             judged_valid.eq(picked_valid),
@@ -265,7 +283,7 @@ class Prefetcher(wiring.Component):
             self.o_op.p.page.eq(queue.o.p.page),
             self.o_op.p.source.eq(queue.o.p.source),
         ]
-        # Those of policy `kelp` do not come from here.
+        # PREFETCH ops of policy `kelp` are the evictor's, and `flying` does not count them.
         own_result = (taken | refused) & (source != PrefetchSource.POLICY)
         m.d.sync += flying.eq(flying + leaves - own_result)
 
@@ -295,8 +313,8 @@ class Prefetcher(wiring.Component):
             throttle.settle.eq(settle),
             self.credit.eq(throttle.credit),
         ]
-        # In time: the first candidate is judged three cycles after the start, and the last one of
-        # what was before it two.
+        # `settle` follows a start by two cycles: the first candidate after the start is judged
+        # three cycles after it, and the last one before the start two.
         m.d.sync += [begun.eq(from_access.start | from_previous.start), settle.eq(idle | begun)]
 
         def pulse(target, code, valid):
@@ -310,7 +328,7 @@ class Prefetcher(wiring.Component):
         pulse(pulses.late, self.i_late.p, self.i_late.valid)
         for why in (DropReason.OUTSIDE, DropReason.DISABLED, DropReason.THROTTLED):
             pulse(pulses.dropped[why], judged.source, judged_valid & ~passes & (reason == why))
-        # the queue's compare is long enough for a cycle of its own
+        # Critical path: the queue's compares to `queue.o_drop`: registered here.
         drop, drop_valid = Signal.like(queue.o_drop.p), Signal()
         cancel, cancel_valid = Signal(code_shape(PrefetchSource)), Signal()
         m.d.sync += [
@@ -321,8 +339,8 @@ class Prefetcher(wiring.Component):
         ]
         for why in (DropReason.DUPLICATE, DropReason.FULL):
             pulse(pulses.dropped[why], drop.source, drop_valid & (drop.reason == why))
-        # A dead one is pushed out only while nothing leaves the queue, so never in the cycle in
-        # which another's turn comes.
+        # A dead candidate is pushed out only while none leaves the queue, so never in a cycle with
+        # `queue.o_cancel`.
         pushed_out = drop_valid & (drop.reason == DropReason.CANCELLED)
         pulse(
             pulses.dropped[DropReason.CANCELLED],

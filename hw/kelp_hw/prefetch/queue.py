@@ -56,21 +56,22 @@ def drop_layout() -> data.StructLayout:
 
 
 class PrefetchQueue(wiring.Component):
-    """Keeps the nearest candidates and hands them out nearest first, first come first served among
-    equals.
+    """The prefetch queue (spec §7): keeps the nearest candidates and offers them nearest first, in
+    order of arrival among equals.
 
-    A sorted shift register: takes one candidate a cycle, always, and gives one a cycle. Latency: 3
-    cycles from `i` to `o`.
+    A sorted shift register. Latency: `LATENCY` cycles from `i` to `o` while it is empty. Interval:
+    `INTERVAL`, one candidate in per cycle, always, and one out.
 
-    A candidate for a page that is queued, or waiting on `o`, is merged with it: the nearer of the
-    two keeps its place in the order (equal: the older), the other one counts as dropped
-    (DUPLICATE). When all `slots` are taken and none leaves, the farthest candidate, the new one
-    included, is dropped (FULL). A candidate whose session is in `cancel` dies, keeps its slot until
-    its turn comes, and then counts as dropped (CANCELLED) instead of leaving; on `o` it is past
-    cancelling.
+    A candidate for a page that is in a slot, or on `o`, is merged with it: the nearer of the two
+    keeps its place in the order (equal: the older), the other one counts as dropped (DUPLICATE).
+    When all `slots` are taken and none leaves, the farthest candidate, the new one included, is
+    dropped (FULL). A candidate whose session is in `cancel` is dead: it keeps its slot until it is
+    the head, and then counts as dropped (CANCELLED) instead of leaving; a candidate on `o` is not
+    cancelled any more.
 
-    Every candidate taken leaves on `o` once or is reported once, on `o_drop` (in the cycle after
-    one that brought a candidate) or on `o_cancel` (in the cycle in which a dead one's turn comes).
+    Every candidate taken leaves on `o` once or is reported once: on `o_drop`, in the cycle after
+    one in which a candidate came in, or on `o_cancel`, in the cycle in which a dead one is the
+    head.
 
     Parameters
     ----------
@@ -79,13 +80,20 @@ class PrefetchQueue(wiring.Component):
 
     Members
     -------
-    i : always-ready stream of candidate
-    o : stream of candidates
-    cancel : bit s: session s is not open
-    o_drop : always-ready stream of `drop_layout`, at most one for each candidate that comes in
-    o_cancel : always-ready stream of source of a cancelled candidate
-    count : slots taken, and one for a candidate on its way in
+    i : in, always-ready stream of candidate_layout
+    o : out, stream of candidate_layout
+    cancel : in
+        Bit s: session s is not open.
+    o_drop : out, always-ready stream of drop_layout
+        At most one for each candidate that comes in.
+    o_cancel : out, always-ready stream of source code
+        Source of a cancelled candidate.
+    count : out
+        Slots taken, and one for a candidate in `new`.
     """
+
+    LATENCY = 3
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         if not isinstance(config, Config):
@@ -134,9 +142,9 @@ class PrefetchQueue(wiring.Component):
         o_free = ~self.o.valid | self.o.ready
         m.d.comb += leave.eq(valid[0] & (o_free | dead[0]))
 
-        # The new one was compared with every slot while it came in; the answers moved with the
-        # slots. It goes before the first slot that is empty or holds a farther one (`after` is
-        # monotonic).
+        # `new` was compared with every slot in the cycle before, on `i`; the results (`same`,
+        # `far`) moved with the slots. It goes before the first slot that is empty or holds a
+        # farther one (`after` is monotonic).
         same, far, same_o = Signal(n), Signal(n), Signal()  # compared
         after, twin, dies = Signal(n), Signal(n), Signal(n)
         earlier = Signal(n + 1)  # bit k: a twin in a slot below k
@@ -148,14 +156,14 @@ class PrefetchQueue(wiring.Component):
             any_twin.eq(twin.any()),
             earlier.eq(Cat(0, *(twin[:k].any() for k in range(1, n + 1)))),
             dies.eq(valid & (dead | Cat(cancelled(slot) for slot in held))),
-            # A twin that is at least as near makes the new one superfluous; so does one that leaves
-            # now or waits on `o`.
+            # A twin that is at least as near makes `new` superfluous; so does one that leaves in
+            # this cycle or is on `o`.
             merged.eq((twin & ~after).any() | (leave & twin[0]) | on_o),
         ]
 
-        # What lies behind the new one moves up, as far as the farther twin that it replaces. A twin
-        # below its place is one that it merges with, so `earlier` stops it as well, in fewer levels
-        # than `merged` would.
+        # What lies behind `new` moves up, as far as the farther twin that it replaces. A twin below
+        # its place is one that it merges with, so `earlier` stops it as well, in fewer levels of
+        # logic than `merged` would.
         after_here, earlier_here = Signal(n), Signal(n)
         m.d.comb += [
             after_here.eq(Mux(leave, Cat(after[1:], 1), after)),
@@ -163,8 +171,8 @@ class PrefetchQueue(wiring.Component):
         ]
         insert = Signal()
         m.d.comb += insert.eq(new_valid & ~on_o)
-        # What comes in is compared with every candidate where it is now; which of the answers a
-        # slot takes is known late.
+        # Critical path: `after` and `earlier` to `place` and `push`. So `i` is compared with every
+        # candidate where it is now (`alike`, `beyond`), and a slot selects among the results.
         places = [*held, new]
         alike, beyond = Signal(n + 1), Signal(n + 1)
         m.d.comb += [

@@ -31,11 +31,13 @@ class AccessSource(wiring.Component):
     − 2, … within the queue's window.
 
     Layer ahead means the same head of the next layer (squeue + kv_heads) and has distance 1; it is
-    left out in the last layer. The window is clipped to the session's pages. Candidates leave
-    nearest first, one a cycle, but the first of an access three cycles after that of the one before
-    at the earliest, and wait as long as `o` does; accesses wait in a queue of `accesses`; one that
-    finds it full is `lost`, with all it would have suggested. Latency from access to first
-    candidate: 6 cycles.
+    left out in the last layer. The window is clipped to the session's pages (spec §7). Candidates
+    leave nearest first. Accesses wait in a FIFO of `accesses`; one that finds it full is `lost`,
+    with all it would have suggested.
+
+    Latency: `LATENCY` cycles from an access to its first candidate. Interval: `INTERVAL`, one
+    candidate of an access per cycle; the first candidates of two accesses are `ACCESS_INTERVAL`
+    cycles apart at least.
 
     Parameters
     ----------
@@ -45,15 +47,27 @@ class AccessSource(wiring.Component):
 
     Members
     -------
-    i : always-ready stream of access
-    sessions : session registers
-    window_on, layer_on : the sources are enabled
-    window_squeue : address of the queue configuration's read port; `window` follows one cycle later
-    o : stream of candidates
-    start : pulse: a new access begins to offer its candidates
-    lost : pulse: an access found the queue full
-    idle : nothing is waiting
+    i : in, always-ready stream of access_layout
+    sessions : in
+        The session registers.
+    window_on, layer_on : in
+        The source is enabled.
+    window_squeue : out
+        Address of the queue configuration's read port.
+    window : in
+        Window of `window_squeue`, one cycle later.
+    o : out, stream of candidate_layout
+    start : out
+        Pulse, one cycle before the first candidate of an access, which need not have any.
+    lost : out
+        Pulse: an access found the FIFO full.
+    idle : out
+        No access and no candidate is in the block.
     """
+
+    LATENCY = 6
+    INTERVAL = 1
+    ACCESS_INTERVAL = 3
 
     def __init__(self, *, config: Config, accesses: int = 16):
         if not isinstance(config, Config):
@@ -98,8 +112,8 @@ class AccessSource(wiring.Component):
         with m.If(waiting.r_en):
             m.d.sync += [looked_valid.eq(waiting.r_rdy), looked.eq(waiting.r_data)]
 
-        # The window comes from far away, a cycle after its address, and into a register; what it is
-        # compared with comes from registers of its own.
+        # Critical path: memory of the queue configuration to `window`: registered here. What it is
+        # compared with (`room_up`, `ahead`, `end`) is registered beside it.
         session, known = Signal(Layouts(c).session), Signal(2)
         window = Signal(DISTANCE_BITS)
         room_up = Signal(c.page_bits + 1)
@@ -126,8 +140,8 @@ class AccessSource(wiring.Component):
             }
         )
         clipped, clipped_valid, take_clipped = Signal(walk), Signal(), Signal()
-        # The walk's end comes late in its cycle, and goes no further than the access that waits
-        # next to it.
+        # Critical path: `o.ready` and `done` to `take_clipped`. So `take_looked` does not depend on
+        # it: `clipped` stays empty for a cycle between two accesses.
         m.d.comb += take_looked.eq(known[1] & ~clipped_valid)
         with m.If(take_clipped):
             m.d.sync += clipped_valid.eq(0)
@@ -200,12 +214,16 @@ class AccessSource(wiring.Component):
 
 class PreviousSource(wiring.Component):
     """Remembers each session's last accesses and offers those of the step that ended, oldest first,
-    with distance 1.
+    with distance 1 (spec §7).
 
-    Each session has a ring of `entries`; when a step has more accesses, the oldest give way (`lost`
-    pulses for each). A session's step advance takes note of its ring; the walk begins when `quiet`
-    is on, offers one entry a cycle, skips what has been overwritten meanwhile (`lost`), and ends
-    early when the session steps again. Sessions are served lowest first.
+    Each session has a ring buffer, its share of `entries`; when a step has more accesses, the
+    oldest are overwritten (`lost` pulses for each). A session's step advance notes what its ring
+    holds; the walk begins when `quiet` is on, offers one entry a cycle, skips what has been
+    overwritten meanwhile (`lost`), and ends early when the session steps again. Sessions are served
+    lowest first.
+
+    Latency: `LATENCY` cycles from the cycle in which the walk begins (`start`) to its first
+    candidate. Interval: `INTERVAL`, one access in and one candidate out per cycle.
 
     Parameters
     ----------
@@ -215,15 +233,25 @@ class PreviousSource(wiring.Component):
 
     Members
     -------
-    i : always-ready stream of access, in the order of M3
-    step : always-ready stream of session whose step advanced, in the order of M3
-    live : bit s: session s is open; a closed session's ring is emptied
-    quiet : a walk may begin
-    o : stream of candidates
-    start : pulse: a walk begins
-    lost : pulse: an access was overwritten before it was offered
-    idle : no walk is under way or waiting
+    i : in, always-ready stream of access_layout
+        In the order of M3.
+    step : in, always-ready stream of session
+        The session whose step advanced, in the order of M3.
+    live : in
+        Bit s: session s is open; a closed session's ring is emptied.
+    quiet : in
+        A walk may begin.
+    o : out, stream of candidate_layout
+    start : out
+        Pulse: a walk begins.
+    lost : out
+        Pulse: an access was overwritten before it was offered.
+    idle : out
+        No walk is under way or waiting.
     """
+
+    LATENCY = 3
+    INTERVAL = 1
 
     def __init__(self, *, config: Config, entries: int = 256):
         if not isinstance(config, Config):
@@ -285,7 +313,7 @@ class PreviousSource(wiring.Component):
             with m.Else():
                 m.d.sync += fill[here].eq(fill[here] + 1)
 
-        # The walk: `at` runs over the noted entries; one is read ahead, one is on `o`.
+        # The walk: `at` runs over the noted entries; one is in the memory's output, one on `o`.
         walking = Signal()
         session = Signal(c.session_bits)
         at, left, old = Signal(range(size)), Signal(range(size + 1)), Signal(2)

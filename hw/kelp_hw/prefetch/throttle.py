@@ -30,18 +30,29 @@ class Throttle(wiring.Component):
     on, so that the candidates of one access are all judged by the same credit. A source that is
     throttled to 1 still passes one candidate in 64 and can earn its credit back.
 
-    `allow` is combinational; everything else takes effect in the next cycle. One offer, one issue
-    and one use a cycle.
+    Latency: `LATENCY`, combinational, from `offer` to `allow`; `COUNT_LATENCY` cycle from an offer,
+    an issue, a use or `settle` to what follows from it. Interval: `INTERVAL`, one offer, one issue
+    and one use per cycle.
 
     Members
     -------
-    offer : source of the candidate that is being judged
-    allow : it may pass
-    issued : source of a prefetch that M3 took
-    useful : source of a prefetched page that was demanded while resident
-    settle : new credits take effect
-    credit : the credits in effect, by source code
+    offer : in, always-ready stream of source code
+        Source of the candidate that is being judged.
+    allow : out
+        It may pass.
+    issued : in, always-ready stream of source code
+        Source of a prefetch that M3 took.
+    useful : in, always-ready stream of source code
+        Source of a prefetched page that was demanded while resident.
+    settle : in
+        New credits take effect.
+    credit : out
+        The credits in effect, by source code.
     """
+
+    LATENCY = 0
+    COUNT_LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self):
         super().__init__(
