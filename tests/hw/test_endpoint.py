@@ -198,9 +198,9 @@ def test_reset(run):
 def test_everything_at_once(run):
     run(
         [STORM, ROUGH, AHEAD],
-        7000,
+        10_000,
         faults=FAULTY,
-        actions=LIFE | FLIPS | {"single": 4},
+        actions=LIFE | FLIPS | {"single": 4, "double": 4},
         at_least={
             "close": 3,
             "flip_1": 1,

@@ -129,7 +129,9 @@ def _host_rows(bench_host, group):
     try:
         return list(bench_host.host_rows() if group == "host" else bench_host.hf_rows())
     except ModuleNotFoundError as error:
-        raise UserError(missing_package(error, f"group {group}")) from None
+        said = missing_package(error, f"group {group}")
+        again = f" bench --only {group}" if said.endswith("bin/kelp") else ""
+        raise UserError(said + again) from None
 
 
 def _show(rows) -> None:
