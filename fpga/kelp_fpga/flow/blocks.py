@@ -23,6 +23,7 @@ BLOCKS: dict[str, tuple[str, dict]] = {
     "prefetcher": ("kelp_hw.prefetch.prefetch:Prefetcher", {}),
     "hints": ("kelp_hw.host.hints:HintAbsorber", {}),
     "ingress": ("kelp_hw.host.ingress:Ingress", {}),
+    "router": ("kelp_hw.host.windows:WindowRouter", {}),
     "egress": ("kelp_hw.host.egress:Egress", {}),
     "data_queue": ("kelp_hw.endpoint:DataQueue", {}),
     "telemetry": ("kelp_hw.control.telemetry:Telemetry", {}),

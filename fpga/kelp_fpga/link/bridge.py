@@ -112,12 +112,13 @@ class HostBridge(wiring.Component):
             sender.nonce.eq(nonce),
             *(
                 getattr(sender, name).eq(getattr(receiver, name))
-                for name in ("ack", "ack_valid", "polled", "owed", "urgent")
+                for name in ("polled", "owed", "urgent")
             ),
             self.heard.eq(receiver.sync | receiver.ack.valid),
             receiver.hold.eq(self.hold),
         ]
         connect(m, deframer.byte, receiver.byte)
+        connect(m, receiver.ack, sender.ack)
 
         # - a host connects ------------------------------------------------------------------------
         # A request that stands at the endpoint's door goes in first: what is offered is not taken
