@@ -21,6 +21,7 @@ DONE_ROOMS = {
     "codec",
     "datapath",
     "eviction",
+    "host",
     "lib",
     "miss",
     "prefetch",

@@ -23,13 +23,35 @@ class Egress(wiring.Component):
     NDR.
 
     The data path's answers keep their order; those of hints and registers take turns with them.
-    Outputs are registered: latency 1 cycle, throughput 1 DRS and 1 NDR a cycle (one of them from
-    the data path). `latency` reports each KV answer once, for the histogram, in cycles of `now`.
+
+    Latency: outputs are registered, `LATENCY` cycle after `i`; an answer of `i_window` takes
+    `WINDOW_LATENCY` when it is alone. One answer of `i` in each cycle (`INTERVAL`), one of
+    `i_window` in `WINDOW_INTERVAL` cycles; both in one cycle when one is DRS and the other NDR.
+    Errors: an answer NONE, or data with an answer other than DATA, is an assertion.
 
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    i : stream of `Layouts.answer`
+        The data path's answers.
+    i_window : stream of `Layouts.window_answer`
+        Answers of hints and registers.
+    now : in
+        Time in cycles.
+    s2m_drs, s2m_ndr : streams of messages
+    o_latency : always-ready stream of ``missed``, ``cycles``
+        An answer of `i` when it is taken: cycles of `now` since its request was accepted.
+    idle : out
+        No message waits for its channel.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
+    WINDOW_LATENCY = 2
+    WINDOW_INTERVAL = 2
 
     def __init__(self, *, config: Config):
         layouts = Layouts(config)
@@ -56,17 +78,16 @@ class Egress(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         drs, ndr = self.s2m_drs, self.s2m_ndr
-        # A register of its own says that a channel is empty: `valid` belongs to whoever takes the
-        # message, and may lie far off.
+        # Critical path: `drs_free` and `ndr_free`. A register of their own says that a channel is
+        # empty, since placement may draw `valid` to the block that takes the message.
         drs_empty, ndr_empty = self.drs_empty, self.ndr_empty
         drs_free = drs_empty | drs.ready
         ndr_free = ndr_empty | ndr.ready
 
         completion = self.i.p.answer == Answer.CMP
-        # The side has a channel every second time when both want it, and waits a cycle for it when
-        # it is alone: whose turn it is, is a register, because it chooses among hundreds of bits.
-        # It is the side's only while an answer of its stands there, so nobody has to ask for that
-        # as well.
+        # `i_window` has a channel every second time when both want it, and waits a cycle for it
+        # when it is alone. Critical path: `side_turn`, registered, since it selects hundreds of
+        # bits. It is set only while `i_window.valid`, which need not be asked again.
         side_turn = self.side_turn
         want_drs, want_ndr = self.i.valid & ~completion, self.i.valid & completion
         pick_side_drs = Signal()
@@ -79,13 +100,13 @@ class Egress(wiring.Component):
                 Mux(self.i_window.p.write, ndr_free & pick_side_ndr, drs_free & pick_side_drs)
             ),
         ]
-        # A turn is lost to the data path's answer, not to a channel that stands still: else a slow
-        # link would see the side's answers alone.
+        # The turn passes to `i` once `i_window` was taken, not when a channel stands still: else a
+        # slow link would have answers of `i_window` alone.
         with m.If(self.i_window.valid & Mux(self.i_window.p.write, ndr_free, drs_free)):
             m.d.sync += side_turn.eq(~self.i_window.ready)
 
-        # The payload of nothing may be anything: only the channel itself decides when its registers
-        # are written.
+        # Without `valid` a payload may be anything: `drs_free` and `ndr_free` alone enable the
+        # registers of their channels.
         a = self.i.p
         with m.If(drs_free):
             m.d.sync += [
@@ -123,7 +144,7 @@ class Egress(wiring.Component):
             self.o_latency.valid.eq(answered),
             self.o_latency.p.missed.eq(self.i.p.origin.missed),
             self.o_latency.p.cycles.eq(self.now - self.i.p.origin.start),
-            # What stands at an input is its source's still.
+            # What waits at `i` or `i_window` keeps its source from being idle.
             self.idle.eq(drs_empty & ndr_empty),
             Assert(drs_empty != drs.valid),
             Assert(ndr_empty != ndr.valid),

@@ -45,9 +45,11 @@ class HintAbsorber(wiring.Component):
     advance.
 
     MASS, PIN and RELEASE entries leave on `o_op` as MASS, PIN and UNPIN, PREFETCH entries on
-    `o_prefetch`; nothing leaves before what precedes it has been taken. Lines wait in a queue of
-    `config.hint_lines`; when it is full, `i` stalls and nothing is lost. Throughput: one entry a
-    cycle, also across lines of two or more entries. Latency: 5 cycles from `i` to the first op.
+    `o_prefetch`; nothing leaves before what precedes it has been taken. Lines wait in a FIFO of
+    `config.hint_lines`; when it is full, `i` stalls and nothing is lost.
+
+    Latency: `LATENCY` cycles from `i` to the first op when no line waits. One entry in each cycle
+    (`INTERVAL`), also across lines of two or more entries.
 
     A line is dropped whole, with an event, when it is malformed or `broken` (HINT_MALFORMED), its
     session is beyond the configuration (OUT_OF_MAP), closed or closing (CLOSED_SESSION), or another
@@ -65,12 +67,18 @@ class HintAbsorber(wiring.Component):
     Members
     -------
     i : stream of hint lines (`Layouts.hint_line`)
-    sessions : session registers as M3 has them
+    sessions : in
+        Session registers as M3 has them.
     o_op, o_prefetch : streams of ops and of pages
     o_event : always-ready stream
-    line_taken, mass_taken : pulses for the counters: a line left the queue, a MASS op was taken
-    idle : nothing is waiting
+    line_taken, mass_taken : out
+        Pulses for the counters: a line left the FIFO, a MASS op was taken.
+    idle : out
+        Nothing is waiting.
     """
+
+    LATENCY = 5
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         if not isinstance(config, Config):
@@ -95,8 +103,8 @@ class HintAbsorber(wiring.Component):
         c = self.config
         head_layout = data.StructLayout({"header": _HEADER, "ld_id": 4, "broken": 1})
 
-        # Header and entries wait apart: the next header is judged while the entries of the line
-        # before it leave.
+        # Headers and entries wait in two FIFOs: the next header is judged while the entries of the
+        # line before it leave.
         m.submodules.heads = heads = SyncFIFO(width=head_layout.size, depth=c.hint_lines)
         m.submodules.bodies = bodies = SyncFIFO(width=ENTRIES * ENTRY_BITS, depth=c.hint_lines)
         head_in = Signal(head_layout)

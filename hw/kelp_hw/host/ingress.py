@@ -26,19 +26,46 @@ class Ingress(wiring.Component):
     hint and register accesses to `o_window`, each after the requests that were accepted before it
     have left; MemSpecRd to `o_spec`, dropped (and `spec_dropped` pulsed) when that is full. A RwD
     message that needs a write slot waits for one on `i_write_slot`, and Req messages go on
-    meanwhile. Outputs are registered, and `o_request.ready` does not reach M2S in the same cycle:
-    latency 1 cycle, throughput 1 message a cycle.
+    meanwhile.
 
-    `o_ahead` is what `o_request.p` will be in the next cycle, unless it holds a request that is not
-    taken.
+    Latency: `LATENCY` cycle to `o_request`, `o_window` and `o_spec`, which are registered;
+    `o_write` and `o_ahead` are combinational (`WRITE_LATENCY`, `AHEAD_LATENCY`). One message in
+    each cycle (`INTERVAL`), with no path from `o_request.ready` to the channels.
 
-    An address outside the map or an unknown opcode leaves as a request with `refused` set; nothing
-    is dropped but MemSpecRd.
+    Errors: an address outside the map or an unknown opcode leaves as a request with `refused` set;
+    nothing is dropped but MemSpecRd.
 
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    m2s_req, m2s_rwd : streams of messages
+    now : in
+        Time in cycles: the `start` of a request.
+    enable : in
+        Low until the reset scrub is over: no message is accepted.
+    i_write_slot : stream
+        Free write slots.
+    o_request : stream of `Layouts.request`
+    o_ahead : out
+        What `o_request.p` is in the next cycle, unless it holds a request that is not taken.
+    o_write : always-ready stream of `Layouts.write_data`
+        Data of the RwD message that is offered, into the free slot. They count when the message's
+        request has `has_write`.
+    o_window : stream of `Layouts.window_access`
+    o_spec : stream of pages
+    spec_dropped : out
+        Pulse: a MemSpecRd was dropped.
+    idle : out
+        No message is offered and none waits for an output.
     """
+
+    LATENCY = 1
+    WRITE_LATENCY = 0
+    AHEAD_LATENCY = 0
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         layouts = Layouts(config)
@@ -63,7 +90,7 @@ class Ingress(wiring.Component):
                 "m2s_req": In(stream.Signature(MESSAGES["M2SReq"])),
                 "m2s_rwd": In(stream.Signature(MESSAGES["M2SRwD"])),
                 "now": In(TIME_BITS),
-                "enable": In(1),  #: accept nothing until the reset scrub is over
+                "enable": In(1),
                 "i_write_slot": In(stream.Signature(config.write_slot_bits)),
                 "o_request": Out(stream.Signature(layouts.request)),
                 "o_ahead": Out(ahead_layout(config)),
@@ -80,8 +107,8 @@ class Ingress(wiring.Component):
         c = self.config
         req, rwd = self.m2s_req.p, self.m2s_rwd.p
 
-        # Each channel's address is taken apart by itself: which of the two messages is taken is
-        # known last.
+        # Each channel's address is decoded on its own. Critical path: `take_rwd`, which selects
+        # one of the two.
         take_rwd = Signal()
 
         def decode(address, name):
@@ -126,9 +153,8 @@ class Ingress(wiring.Component):
             | (req.opcode == M2SReq.MEM_CLN_EVCT)
         )
 
-        # Places to put it.
-        # Whether there are, registers tell: the host does not hear what the tracker does in the
-        # same cycle.
+        # Places to put it. Critical path: `o_request.ready` comes from M0's choice and ends in this
+        # skid buffer; `request_free` is a register.
         m.submodules.requests = requests = Skid(
             self.layouts.request, registered=("squeue", "page", "poison")
         )
@@ -209,7 +235,7 @@ class Ingress(wiring.Component):
             r.origin.missed.eq(0),
         ]
 
-        # M0 is told of both channels' messages, and last of which it is.
+        # M0 is told of both channels' messages. Critical path: `take_rwd`, which says which it is.
         spare = requests.spare
         for k, (channel, where, known, memory) in enumerate(
             (
@@ -238,8 +264,8 @@ class Ingress(wiring.Component):
         # configuration is simply not taken.
         m.d.comb += [
             self.i_write_slot.ready.eq(take_slot),
-            # Into a slot that is still free, too: whether the message is taken, or goes to memory
-            # at all, comes late for hundreds of write enables.
+            # Into a slot that stays free, too. Critical path: `take_slot`, which therefore does not
+            # reach these hundreds of write enables.
             self.o_write.valid.eq(self.m2s_rwd.valid & self.i_write_slot.valid),
             self.o_write.p.slot.eq(self.i_write_slot.p),
             self.o_write.p.data.eq(rwd.data),
@@ -272,7 +298,7 @@ class Ingress(wiring.Component):
             m.d.comb += self.spec_dropped.eq(~spec_free)
             with m.If(spec_free):
                 m.d.sync += self.o_spec.valid.eq(1)
-        # Whatever comes: that it is one for here is known last.
+        # The payload of any message. Critical path: `to_spec`, which reaches `valid` alone.
         with m.If(spec_free):
             m.d.sync += [self.o_spec.p.squeue.eq(of_req.squeue), self.o_spec.p.page.eq(of_req.page)]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Sends an access of the hint window to the hint absorber, one of the register window to the
-registers, and joins their answers (spec §3). A hint takes 2 cycles."""
+registers, and joins their answers (spec §3)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ class WindowRouter(wiring.Component):
 
     A hint line is handed to the absorber and answered with Cmp once the absorber has taken it; a
     read of the hint window is answered with zeros. A register access is handed on and answered by
-    the registers. Latency from `i` to `o_hint` and `o_register`: 0 cycles; from a hint's transfer
-    to its answer: 1 cycle. Throughput: 1 hint in 2 cycles; register accesses at the registers'
-    rate. `i.ready` follows from registers alone: M2S does not wait for an answer's channel in the
-    same cycle.
+    the registers.
+
+    Latency: `o_hint` and `o_register` follow `i` combinationally (`ACCESS_LATENCY`); a hint's
+    answer comes `LATENCY` cycle after its transfer. One hint in `INTERVAL` cycles; register
+    accesses at the registers' rate. No error cases. Critical path: for a hint `i.ready` is the
+    register `done`, which `o.ready` does not reach in the same cycle.
 
     Parameters
     ----------
@@ -42,8 +44,9 @@ class WindowRouter(wiring.Component):
         No access is being served, no answer waits.
     """
 
-    LATENCY = 1  #: cycles from a hint's transfer at `o_hint` to its answer at `o`
-    INTERVAL = 2  #: cycles between two hints
+    LATENCY = 1
+    ACCESS_LATENCY = 0
+    INTERVAL = 2
 
     def __init__(self, *, config: Config):
         layouts = Layouts(config)

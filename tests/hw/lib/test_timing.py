@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""`LATENCY`, `INTERVAL` and the like of the blocks of `lib`."""
+"""`LATENCY`, `INTERVAL` and the like of the blocks of `lib`, which are offered something in each
+cycle."""
 
 import pytest
 from amaranth.hdl import Mux
@@ -90,15 +91,14 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_latency_and_interval(case):
     block, attribute, output, stimuli, options = CASES[case]
-    latency, interval = getattr(block, attribute), block.INTERVAL
-    expected = [latency + k * interval for k in range(len(stimuli))]
-    assert changes(block, output, stimuli, interval=interval, **options) == expected
+    expected = [getattr(block, attribute) + k * block.INTERVAL for k in range(len(stimuli))]
+    assert changes(block, output, stimuli, **options) == expected
 
 
 def test_histogram_counts_an_event_in_reads_after_its_latency():
     histogram = LatencyHistogram(cycle_bits=8)
     first = histogram.LATENCY + histogram.READ_LATENCY
-    seen = changes(histogram, "read_data", EVENTS, interval=histogram.INTERVAL)
+    seen = changes(histogram, "read_data", EVENTS)
     assert seen == [first + k * histogram.INTERVAL for k in range(3)]
 
 
