@@ -92,6 +92,7 @@ def test_hazards_at_every_distance():
         bench=BENCH,
         test="spaced_ops",
         params={"sequences": 400},
+        model=UNCHECKED,
     )
 
 
