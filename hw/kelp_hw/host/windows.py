@@ -67,7 +67,7 @@ class WindowRouter(wiring.Component):
         access, answer = self.i.p, self.i_register.p
         hint = self.i.valid & access.hint
         held, waits, done = Signal(self._answered), Signal(), Signal()
-        open_ = hint & ~waits & ~done
+        open_ = hint & ~waits  # `waits` covers `done`: nothing is served twice
 
         m.d.comb += [
             self.o_hint.valid.eq(open_ & access.write),
@@ -93,6 +93,7 @@ class WindowRouter(wiring.Component):
             self.idle.eq(~self.i.valid & ~waits),
             # A register's answer that is offered is not hidden by a hint's.
             Assert(~(self.i_register.valid & hint)),
+            Assert(~done | waits),
         ]
         return m
 
