@@ -101,8 +101,8 @@ def test_exec_ends_a_session(path):
 
 
 def test_a_childs_copy_does_not_keep_a_session(path):
-    """The holder is killed, its child lives on."""
-    then = "pid = os.fork(); print(pid, flush=True) if pid else None; signal.pause()"
+    """The holder is killed, its child lives on; it is the child that says so, out of its fork()."""
+    then = "os.fork() or print(os.getpid(), flush=True); signal.pause()"
     with holder(path, then) as (process, number), opened(path) as device:
         child = int(process.stdout.readline())
         try:
