@@ -38,20 +38,7 @@ __all__ = ["Endpoint", "endpoint_signature"]
 
 
 def endpoint_signature(config: Config) -> dict:
-    """The endpoint's ports.
-
-    M2S and S2M channels carry one message per transfer (kelp_spec.messages). `axi` is the memory
-    port, one 64-byte line per transaction. `cold_command` and `cold_completion` are the cold tier;
-    its DMA reaches the same memory by a port of its own. `ready` rises when the reset scrub is
-    over; M2S is not accepted before.
-
-    Verification ports (spec §9), to be left alone in hardware: `skip` cycles are added to the time
-    base at each clock edge; `lockstep` makes engines take turns (evictions and prefetches wait
-    until the request before them is answered); `quiescent` says that nothing will change until an
-    input does or a cold-tier deadline passes; `commit_*` are valid-only records, in one cycle in
-    the order commit_frame (when `commit_hot`), commit_result, commit_frame (otherwise),
-    commit_score.
-    """
+    """The endpoint's ports, which :class:`Endpoint` explains."""
     layouts = Layouts(config)
     return {
         "m2s_req": In(stream.Signature(MESSAGES["M2SReq"])),
@@ -77,17 +64,50 @@ def endpoint_signature(config: Config) -> dict:
 
 
 class Endpoint(wiring.Component):
-    """See :func:`endpoint_signature` for the ports and docs/design.md for the structure.
+    """CXL.mem in front, memory and a cold tier behind; docs/design.md has the structure.
 
-    `ecc_flip`, no port, is for a board's self-test: its bits are XORed into the low bits of every
-    page word's code word on its way to the SRAM. Whoever does not drive it gets zero, and no logic.
-
-    Throughput: one request a cycle (docs/design.md §1). Latency of a hit beyond the memory's own:
+    Throughput: one request per cycle (docs/design.md §1). Latency of a hit beyond the memory's own:
     at most 20 cycles.
 
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    m2s_req, m2s_rwd, m2s_birsp : in, streams of M2SReq, M2SRwD, M2SBIRsp
+        One message per transfer (kelp_spec.messages).
+    s2m_drs, s2m_ndr, s2m_bisnp : out, streams of S2MDRS, S2MNDR, S2MBISnp
+    axi : out
+        Memory port (AXI4), one 64-byte line per transaction.
+    cold_command : out, stream of cold_command
+    cold_completion : in, stream of cold_completion
+        The cold tier; its DMA has its own port to the memory.
+    ready : out
+        The reset scrub is over; M2S is not accepted before.
+    irq : out
+        Interrupt of the event log.
+    now : out
+        The time base.
+
+    The others are for verification (spec §9); in hardware the inputs stay 0.
+
+    skip : in
+        Cycles that are added to the time base at each clock edge.
+    lockstep : in
+        Engines take turns: evictions and prefetches wait until the request before them is answered.
+    quiescent : out
+        Nothing changes until an input does or a cold-tier deadline passes.
+    commit_result, commit_frame, commit_score : out, always-ready streams
+        In one cycle the order is commit_frame (when `commit_hot`), commit_result, commit_frame
+        (otherwise), commit_score.
+    commit_hot : out
+
+    Attributes
+    ----------
+    ecc_flip : Signal
+        No port, for a board's self-test: its bits are XORed into the low bits of every page word's
+        code word on its way to the SRAM. Where it is not driven, it is 0 and costs no logic.
     """
 
     def __init__(self, *, config: Config):
@@ -118,11 +138,11 @@ class Endpoint(wiring.Component):
         s.registers = registers = Registers(config=c, event_sources=4)
         settings = registers.settings
 
-        # Between engines and M0 stand registers: who is picked in a cycle is no engine's business
-        # in that cycle. None of this is on a hit's path.
+        # Critical path: M0's choice to each engine's `o_op.ready`: cut by a skid buffer per engine.
+        # None of this is on a hit's path.
         op, page = Layouts(c).op, Layouts(c).page
-        # M0 takes an op late in its cycle; which one it would take, it has chosen in the cycle
-        # before, by the kinds of what comes.
+        # Critical path: the skid buffers' `o.ready`. M0 chooses in the cycle before, by
+        # `tracker.behind`, which op it would take.
         s.op_miss, s.op_hint, s.op_evict, s.op_prefetch = (
             Skid(op, registered=()) for _ in range(4)
         )
@@ -149,7 +169,7 @@ class Endpoint(wiring.Component):
         connect(m, egress.s2m_ndr, flipped(self.s2m_ndr))
         connect(m, data_path.axi, flipped(self.axi))
         m.d.comb += [
-            # no BISnp is ever sent (HDM-H), so nothing is owed an answer
+            # no BISnp is ever sent (HDM-H), so no BIRsp answers one
             self.m2s_birsp.ready.eq(1),
             ingress.enable.eq(self.ready),
             self.irq.eq(registers.irq),
@@ -269,7 +289,6 @@ class Endpoint(wiring.Component):
             *(block.config_write for block in (tracker, eviction, ema)),
             windows.write,
         )
-        m.d.comb += registers.config_ready.eq(1)  # whoever listens takes every write
         broadcast(
             m,
             tracker.o_result,
@@ -372,10 +391,10 @@ class Endpoint(wiring.Component):
 
         # - verification ---------------------------------------------------------------------------
         # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one,
-        # both are of the same op. What a block does in a cycle is known late in it, and far from
-        # here. It begins with an input, with time, or in another block: of what can only begin in
-        # another block `calm` is told two cycles later, of all of those alike. These two and the
-        # cycles between two blocks are no more than `still` has.
+        # both are of the same op. Critical path: the blocks' `idle` to `calm`: registered here
+        # (`idle`, `inner`). Work begins with an input, with time, or in another block; `idles` are
+        # those of blocks in which it begins in another one only, so `calm` may have them two cycles
+        # later. `still` is longer than these two and the cycles between two blocks.
         idles = Cat(
             *(skid.idle for skid in (*to_m0, s.hinted)),
             data_path.idle,
@@ -415,17 +434,27 @@ class Endpoint(wiring.Component):
 
 
 class DataQueue(wiring.Component):
-    """Data ops between the frame stage, which cannot wait, and the data path, which can; `ready`
-    promises RESERVE free places.
+    """FIFO of data ops between the frame stage, which cannot wait, and the data path, which can.
 
-    Latency: none when nothing waits, else one cycle and the wait; throughput: 1 op a cycle. `idle`:
-    nothing waits; an op at `i` is its source's still.
+    Latency: `LATENCY`, combinational from `i` to `o`, while it is empty. Interval: `INTERVAL`, one
+    op in and one out per cycle.
 
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    i : in, always-ready stream of data_op
+    o : out, stream of data_op
+    ready : out
+        `RESERVE` places are free.
+    idle : out
+        The FIFO is empty; an op on `i` does not count.
     """
 
+    LATENCY = 0
+    INTERVAL = 1
     DEPTH = 2 * RESERVE
 
     def __init__(self, *, config: Config):
@@ -441,7 +470,6 @@ class DataQueue(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        # An op that finds nobody waiting goes straight on.
         m.submodules.queue = queue = BypassFifo(depth=self.DEPTH, shape=self.layout)
         connect(m, queue.o, flipped(self.o))
         m.d.comb += [

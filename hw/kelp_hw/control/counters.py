@@ -27,21 +27,39 @@ QUEUE_COUNTER_BITS = 32
 
 
 class TotalCounters(wiring.Component):
-    """Counts pulses, one bit per entry of `kelp_spec.registers.COUNTERS`, any number at once, every
-    cycle.
+    """Counts pulses, one bit per entry of `kelp_spec.registers.COUNTERS`, any number at once
+    (spec §9).
 
-    Each counter gathers pulses in a few flops; a pointer visits the counters in turn and adds the
-    gathered pulses to a 48-bit word in memory. A read is therefore up to `rows` + 3 cycles behind
-    the pulses; `idle` says that nothing is left to add. `read_data` follows `read_index` after
-    `rows` + 4 cycles at most (it is captured when the pointer passes).
+    Each counter gathers pulses in a few flip-flops; a pointer visits the counters in turn and adds
+    the gathered pulses to a 48-bit word in memory; `read_data` captures the word of `read_index`
+    when the pointer passes.
+
+    Latency: `LATENCY` to `LATENCY + TURN - 1` cycles from a pulse to `read_data`, as the pointer
+    stands; at most `TURN` from `read_index`. Interval: `INTERVAL`, every counter in every cycle.
+
+    Members
+    -------
+    pulses : in
+        Bit i: entry i of `COUNTERS` counts one more.
+    clear : in
+        Held for `rows` + 4 cycles or more: every counter becomes 0.
+    read_index : in
+    read_data : out
+        The counter `read_index`.
+    idle : out
+        No gathered pulse is left to add.
     """
 
+    TURN = 1 << (len(COUNTERS) - 1).bit_length()  #: cycles of the pointer's round
+    LATENCY = 4
+    INTERVAL = 1
+
     def __init__(self):
-        self.rows = 1 << (len(COUNTERS) - 1).bit_length()
+        self.rows = self.TURN
         super().__init__(
             {
                 "pulses": In(len(COUNTERS)),
-                "clear": In(1),  #: held for `rows` + 4 cycles or more
+                "clear": In(1),
                 "read_index": In(range(self.rows)),
                 "read_data": Out(TOTAL_BITS),
                 "idle": Out(1),
@@ -68,8 +86,8 @@ class TotalCounters(wiring.Component):
         for i, g in enumerate(gathered):
             m.d.sync += g.eq(Mux(here == i, 0, g) + self.pulses[i])
             m.d.comb += Assert(g <= self.rows)
-        # A cycle each for the word and what is to be added, for the sum, and for its write: the
-        # pointer comes back much later.
+        # A cycle each for the word and what is to be added, for the sum, and for its write: `rows`
+        # is more than these three, so no word is read before it is written.
         old, more, total = Signal(TOTAL_BITS), Signal(gather_bits), Signal(TOTAL_BITS)
         there, written = Signal.like(here), Signal.like(here)
         m.d.sync += [
@@ -105,18 +123,43 @@ def _queue_counters(config: Config) -> tuple[str, ...]:
 
 class QueueCounters(wiring.Component):
     """Counters of each (session, queue): entries of `QUEUE_COUNTERS`, the first four when
-    `config.wide_counters` is off. 32 bits, wrapping.
+    `config.wide_counters` is off (spec §9). 32 bits, wrapping.
 
-    `i_result`-side events (`i`) one a cycle, always taken; `i_useful` (a squeue) is queued and
-    taken in cycles without `i`. `wipe` is held until a cycle with `wipe_ready`, in which none of
-    these is being counted: the counters of `wipe_squeue` are then 0. Read: hold `read_squeue`;
-    `read_data` is valid one cycle after a cycle with `read_grant`, without the events of the two
-    and three cycles before that. An event of the cycle of the `wipe` counts after it.
+    Latency: `LATENCY` cycle from `read_squeue`, in a cycle with `read_grant`, to `read_data`;
+    `COUNT_LATENCY` cycles from an event to the `read_data` that holds it. Interval: `INTERVAL`, one
+    event and one read per cycle; events go first.
+
+    Events of `i` are always taken; those of `i_useful` wait in a FIFO and are taken in cycles
+    without `i`. A wipe sets the counters of one queue to 0; an event of the cycle of the wipe
+    counts after it.
 
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    i : in, always-ready stream of queue_event_layout
+    i_useful : in, always-ready stream of squeue
+        A page of this queue was prefetched and then demanded.
+    clear : in
+        Held for `squeues` cycles or more: every counter becomes 0.
+    wipe, wipe_squeue : in
+        The counters of `wipe_squeue` become 0; held until a cycle with `wipe_ready`.
+    wipe_ready : out
+        The wipe is done in this cycle; no event is being counted.
+    read_squeue : in
+        Held until a cycle with `read_grant`.
+    read_grant : out
+        The read is done in this cycle.
+    read_data : out
+    idle : out
+        No event is being counted or waits.
     """
+
+    LATENCY = 1
+    COUNT_LATENCY = 5
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -126,7 +169,7 @@ class QueueCounters(wiring.Component):
             {
                 "i": In(stream.Signature(self.event, always_ready=True)),
                 "i_useful": In(stream.Signature(config.squeue_bits, always_ready=True)),
-                "clear": In(1),  #: held for `squeues` cycles or more
+                "clear": In(1),
                 "wipe": In(1),
                 "wipe_squeue": In(config.squeue_bits),
                 "wipe_ready": Out(1),
@@ -142,7 +185,7 @@ class QueueCounters(wiring.Component):
         c = self.config
         row = data.ArrayLayout(QUEUE_COUNTER_BITS, len(self.names))
         m.submodules.sram = sram = Sram(depth=c.squeues, shape=row)
-        # A burst of useful prefetches waits here; accesses come at most once a page and step, so it
+        # A burst of `i_useful` waits here; `i` has at most one event a page and step, so the FIFO
         # drains.
         m.submodules.fifo = fifo = SyncFIFO(width=c.squeue_bits, depth=16)
         useful = self.names.index("prefetch_useful")
@@ -152,7 +195,8 @@ class QueueCounters(wiring.Component):
             Assert(~self.i_useful.valid | fifo.w_rdy),
         ]
 
-        # Whose turn it is, is known late: it reads in the next cycle.
+        # Critical path: `i.valid` to the choice between `i` and `fifo`: registered here (`s0`,
+        # `v0`); the memory is read in the next cycle.
         s0, v0, s1, v1 = Signal(self.event), Signal(), Signal(self.event), Signal()
         m.d.comb += [
             sram.read_en.eq(1),
@@ -166,9 +210,9 @@ class QueueCounters(wiring.Component):
             s0.bump.eq(Mux(self.i.valid, self.i.p.bump, 1 << useful)),
         ]
 
-        # Read, into a register of its own because a block RAM's output comes late, counted,
-        # written: what the two events before counted is forwarded, that of the older one on the way
-        # into that register, and the memory shows what is written while it is read.
+        # Stages: read, `raw` (critical path: block RAM to `counted`: registered here), `counted`,
+        # write. Counts of the two events before are forwarded: of the older one into `raw`, of the
+        # younger one into `counted`; what is written in the cycle of a read, the memory forwards.
         raw, counted, s2, v2, squeue3, v3 = (
             Signal(row),
             Signal(row),

@@ -19,17 +19,44 @@ __all__ = ["EventLog"]
 
 
 class EventLog(wiring.Component):
-    """Records events of several sources, one a cycle; a source may raise one a cycle.
+    """Records the first `EVENT_RECORDS` events of several sources since the last clear (spec §9).
 
     Each source has one waiting place; an event that finds its source's place or the log full is
-    lost and sets `overflow`. Records keep order within a source. `irq` is high from a cycle after
-    the first recorded event whose bit is set in `irq_enable` until `clear`; `idle` waits for it.
+    lost and sets `overflow`. Records keep order within a source.
+
+    Latency: `LATENCY` cycles from an event to its record in `count`, `IRQ_LATENCY` to `irq`, while
+    no other source has an event. Interval: `INTERVAL`, one record per cycle.
 
     Parameters
     ----------
     config : Config
     sources : int
+
+    Members
+    -------
+    i : in, always-ready streams of event, one per source
+    now : in
+        Time that the records carry.
+    clear : in
+        Pulse: the log is empty, `overflow` and `irq` are low.
+    irq_enable : in
+        Bit k: a record of event code k raises `irq`.
+    read_index : in
+    read_data : out
+        The record `read_index`, in the same cycle.
+    count : out
+        Records in the log.
+    overflow : out
+        An event was lost.
+    irq : out
+        An event whose bit is set in `irq_enable` was recorded; high until `clear`.
+    idle : out
+        No event waits for the log or for `irq`.
     """
+
+    LATENCY = 2
+    IRQ_LATENCY = 3
+    INTERVAL = 1
 
     def __init__(self, *, config: Config, sources: int):
         if sources < 1:
@@ -44,7 +71,7 @@ class EventLog(wiring.Component):
                 "clear": In(1),
                 "irq_enable": In(32),
                 "read_index": In(range(EVENT_RECORDS)),
-                "read_data": Out(self.record),  #: combinational
+                "read_data": Out(self.record),
                 "count": Out(range(EVENT_RECORDS + 1)),
                 "overflow": Out(1),
                 "irq": Out(1),
@@ -92,7 +119,8 @@ class EventLog(wiring.Component):
                     m.d.sync += self.overflow.eq(1)
                 with m.Else():
                     m.d.sync += waiting[i].eq(1)
-            # A free place may take anything: whether there is an event comes late.
+            # Critical path: `i.valid` to `waiting`. A free place takes `i.p` in every cycle, event
+            # or not.
             with m.If(~waiting[i] | (take & (pick == i))):
                 m.d.sync += [held[i].event.eq(self.i[i].p), held[i].time.eq(self.now)]
         with m.If(self.clear):

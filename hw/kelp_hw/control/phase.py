@@ -21,11 +21,14 @@ def phase_request_layout(config: Config) -> data.StructLayout:
 
 
 class PhaseDetector(wiring.Component):
-    """After every 4096 requests of a session: decode when it read more than ten times as often as
-    it wrote, else prefill.
+    """After every `window` requests of a session: decode when it read more than ten times as often
+    as it wrote, else prefill (spec §7).
 
-    A session begins in prefill, with no requests counted, when it is opened. Two requests a cycle,
-    the hot lane's before the tracker's, as at M3. `decode` follows in the second cycle.
+    A session begins in prefill, with no requests counted, when it is opened. The hot lane's request
+    counts before that of the tracker lane in the same cycle, as at M3.
+
+    Latency: `LATENCY` cycles from the last request of a window to `decode`. Interval: `INTERVAL`,
+    one request of each lane per cycle.
 
     Parameters
     ----------
@@ -35,10 +38,16 @@ class PhaseDetector(wiring.Component):
 
     Members
     -------
-    i_hot, i_op : always-ready stream of requests of the hot and of the tracker lane
-    open : bit s: session s is open
-    decode : bit s: session s is in decode
+    i_hot, i_op : in, always-ready streams of phase_request_layout
+        Requests of the hot and of the tracker lane.
+    open : in
+        Bit s: session s is open.
+    decode : out
+        Bit s: session s is in decode.
     """
+
+    LATENCY = 2
+    INTERVAL = 1
 
     def __init__(self, *, config: Config, window: int = PHASE_WINDOW):
         if not isinstance(config, Config):
@@ -62,7 +71,7 @@ class PhaseDetector(wiring.Component):
         # Only writes are counted: of `window` requests, reads > 10 · writes is window > 11 ·
         # writes, writes ≤ most.
         most = (self.window - 1) // (_FACTOR + 1)
-        # Whose a request is, is known before it is counted.
+        # The request's session and kind are registered; it is counted in the next cycle.
         lanes = (("hot", self.i_hot.valid, self.i_hot.p), ("op", self.i_op.valid, self.i_op.p))
         writes_of = {lane: Signal(name=f"write_{lane}") for lane, _, _ in lanes}
         m.d.sync += [writes_of[lane].eq(request.write) for lane, _, request in lanes]

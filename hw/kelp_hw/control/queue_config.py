@@ -19,9 +19,10 @@ class QueueConfig(wiring.Component):
     """Written by the broadcast of the configuration walk, read by one block; each block that needs
     configuration has a copy, since a memory has one read port.
 
-    Latency: one cycle from `read_squeue` (with `read_en`) to `o`, which holds while `read_en` is
-    low. A read in the cycle of a write returns the new fields. Queues that were never configured
-    read undefined values: nothing is asked about them before OPEN has configured them.
+    Latency: `LATENCY` cycle from `read_squeue` (with `read_en`) to `o`, which holds while `read_en`
+    is low. Interval: `INTERVAL`, one read and one write per cycle; a read in the cycle of a write
+    returns the new fields. Queues that were never configured read undefined values: they are not
+    read before OPEN has configured them.
 
     Parameters
     ----------
@@ -36,6 +37,9 @@ class QueueConfig(wiring.Component):
     o : out
         The fields, as a struct of those names.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config, fields):
         layouts = Layouts(config)

@@ -19,14 +19,15 @@ def register_layout(register: Register) -> data.Layout:
 
 
 class RegisterFile(wiring.Component):
-    """One 64-bit register access at a time: writes merge under `mask` in the cycle of `write`;
-    `read_data` follows `index` three cycles later. `known` and `allowed` follow `index` by one
-    cycle, and so does `write`, while `index` holds; `is_external` follows by two.
+    """Decoder, access rights and storage of the 64-bit registers (spec §9).
 
-    Writable registers are members `rw_<name>` (outputs); read-only ones are inputs `ro_<name>`;
-    write-only ones pulse `wo_<name>_strobe` with `wo_<name>`. `allowed` says whether `ld_id` may
-    touch the register at `index`; a write that is not allowed changes nothing. Offsets that are not
-    `known` read zero and ignore writes.
+    Latency: `LATENCY` cycles from `index` to `read_data`, `KNOWN_LATENCY` to `known` and `allowed`,
+    one more to `is_external`; a register changes in the cycle after `write`. Interval: `INTERVAL`,
+    one read per cycle, or one write `KNOWN_LATENCY` cycle after its `index`, which holds until
+    then.
+
+    A write that is not allowed changes nothing, and a read that is not returns zero. Offsets that
+    are not `known` read zero and ignore writes.
 
     Parameters
     ----------
@@ -34,7 +35,37 @@ class RegisterFile(wiring.Component):
     external : iterable of str
         Names of read-only registers that live in memories: the owner answers on `external_data`
         while `index` holds.
+
+    Members
+    -------
+    index : in
+        Offset of the register in words of 64 bits.
+    write, write_data, mask : in
+        The bits of `mask` in the register at `index` become those of `write_data`.
+    ld_id : in
+        Host of the access.
+    owner : in
+        LD-ID that owns each session.
+    known : out
+        There is a register at `index`.
+    allowed : out
+        `ld_id` may access it.
+    read_data : out
+    external_data : in
+        The external register at `index`, one cycle before `read_data`.
+    is_external : out
+        The register is one of `external`.
+    rw_<name> : out
+        A writable register.
+    ro_<name> : in
+        A read-only register that is not external and no constant.
+    wo_<name>, wo_<name>_strobe : out
+        A write-only register, and the pulse with its value.
     """
+
+    LATENCY = 3
+    KNOWN_LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config, external=()):
         self.map = RegisterMap(config)
@@ -52,7 +83,7 @@ class RegisterFile(wiring.Component):
             "write_data": In(64),
             "mask": In(64),
             "ld_id": In(4),
-            "owner": In(data.ArrayLayout(4, config.sessions)),  #: LD-ID that owns each session
+            "owner": In(data.ArrayLayout(4, config.sessions)),
             "known": Out(1),
             "allowed": Out(1),
             "read_data": Out(64),
@@ -77,7 +108,7 @@ class RegisterFile(wiring.Component):
         control = self.ld_id == 0
         write = Signal()
         m.d.comb += write.eq(self.write & self.allowed)
-        # Which register it is, is known a cycle after `index`.
+        # Critical path: `index` to the register's selection: registered here (`here_*`).
         here = {r.name: Signal(name=f"here_{r.name}") for r in self.map.registers}
         known, allowed, external, here_external = Signal(), Signal(), Signal(), Signal()
         m.d.sync += [flag.eq(0) for flag in here.values()]

@@ -48,20 +48,75 @@ def settings_layout(config: Config) -> data.StructLayout:
 
 
 class Registers(wiring.Component):
-    """Serves one register access at a time; a line of registers takes about 8 · 4 cycles,
-    one of counters up to 8 · 72.
+    """Serves one register access at a time (spec §3, §9).
 
     A write's Cmp comes after its effect: a session command's after its op has passed M3. Refused
     accesses answer zeros / Cmp and raise REGISTER_REFUSED.
+
+    Latency: from an access to its answer `LATENCY` cycles for a read of eight registers,
+    `EXTERNAL_LATENCY` for a read of eight words of the telemetry memories, `WRITE_LATENCY` for a
+    write without a session command. Interval: `INTERVAL` cycles between reads of registers, while
+    the answer is taken at once.
 
     Parameters
     ----------
     config : Config
     event_sources : int
         Event inputs of the other blocks.
+
+    Members
+    -------
+    i : in, stream of register_access
+        The access stays until it is answered.
+    o : out, stream of window_answer
+    now : in
+    ready, quiescent : in
+        Of the endpoint, for the status register.
+    sessions : in
+        Session registers as M3 has them.
+    decode : in
+        Bit s: session s is in decode.
+    pool_used : in
+        Frames in use of each pool.
+    pool_unused : in
+        Bit p: none of pool p is.
+    i_result : in, always-ready stream of result
+        Results of M3.
+    settings : out
+        Values of the control registers (`settings_layout`).
+    config_write : out, always-ready stream of config_write
+        One queue's configuration.
+    descriptor : out
+        The session register that an OPEN op on `o_control` sets.
+    o_control : out, stream of op
+        Session commands and steps.
+    pulses : in
+        Bit i: entry i of `COUNTERS` counts one more.
+    i_queue : in, always-ready stream of queue_event_layout
+    i_useful : in, always-ready stream of squeue
+        A page of this queue was prefetched and then demanded.
+    i_latency : in, always-ready stream
+        A request was answered: cycles, and whether it missed.
+    i_event : in, always-ready streams of event, one per source
+    resident_squeue : out
+        Queue whose resident lines the host reads.
+    resident_lines : in
+        Its resident lines.
+    irq : out
+        Interrupt of the event log.
+    idle : out
+        No access, command, step or report is in the block.
+    cleared : out
+        The telemetry memories are zero after reset.
     """
 
-    _EXTERNAL_WAIT = 72  #: cycles until a counter's word has been met by the rotating pointer
+    #: cycles of a word of the telemetry memories: the counters' pointer passes it in the meantime
+    _EXTERNAL_WAIT = 72
+    _READ = 1 + RegisterFile.LATENCY  # cycles of a word: index, then the file
+    LATENCY = 2 + 8 * _READ
+    EXTERNAL_LATENCY = 2 + 8 * (_EXTERNAL_WAIT + 1)
+    WRITE_LATENCY = 2 + 8 * 3
+    INTERVAL = LATENCY + 2
 
     def __init__(self, *, config: Config, event_sources: int):
         self.config = config
@@ -82,8 +137,6 @@ class Registers(wiring.Component):
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "settings": Out(settings_layout(config)),
                 "config_write": Out(stream.Signature(layouts.config_write, always_ready=True)),
-                #: a configuration may be written in the next cycle
-                "config_ready": In(1),
                 "descriptor": Out(layouts.session),
                 "o_control": Out(stream.Signature(layouts.op)),
                 "pulses": In(len(COUNTERS)),
@@ -101,7 +154,7 @@ class Registers(wiring.Component):
                 "resident_lines": In(32),
                 "irq": Out(1),
                 "idle": Out(1),
-                "cleared": Out(1),  #: the telemetry memories are zero after reset
+                "cleared": Out(1),
             }
         )
 
@@ -138,14 +191,14 @@ class Registers(wiring.Component):
         m.d.comb += [
             file.owner.eq(owner),
             control.command_ld_id.eq(file.ld_id),
-            control.config_ready.eq(self.config_ready & (~control.opening | queues.wipe_ready)),
+            control.config_ready.eq(~control.opening | queues.wipe_ready),
             # A session begins with counters of 0: its owner may not read what another's did.
             queues.wipe_squeue.eq(control.config_write.p.squeue),
-            queues.wipe.eq(control.opening & self.config_ready),
+            queues.wipe.eq(control.opening),
             self.descriptor.eq(control.descriptor),
         ]
-        # The walk's broadcast begins at registers, for memories all over the device. The op that
-        # ends the walk is two cycles behind it.
+        # Critical path: `control.config_write` to the blocks' memories: registered here. The op
+        # that ends the walk is two cycles behind the last configuration.
         broadcast(m, control.config_write, self.config_write, registered=True)
         for s in range(c.sessions):
             with m.If(getattr(file, f"wo_s{s}_command_strobe")):
@@ -232,9 +285,9 @@ class Registers(wiring.Component):
             & ((self.i_result.p.op.kind == Op.READ) | (self.i_result.p.op.kind == Op.WRITE))
         )
         due = Signal(c.sessions)
-        # M0 says late that it takes the op: who sent it is told a cycle after that, because
-        # `control` counts the cycles from there. A session whose next step is due in that cycle
-        # keeps it.
+        # Critical path: `o_control.ready` to `control.o_op.ready` and `due`: registered here
+        # (`went`). `control` counts its cycles to M3 from there. A session whose next step is due
+        # in the cycle of `went` keeps it.
         of_control, went = Signal(), Signal()
         with m.If(went):
             with m.If(of_control):
@@ -254,7 +307,7 @@ class Registers(wiring.Component):
         for s in reversed(range(c.sessions)):
             with m.If(due[s]):
                 m.d.comb += step_session.eq(s)
-        # M0 sees registers.
+        # `o_control` is driven by registers only.
         m.d.sync += went.eq(self.o_control.valid & self.o_control.ready)
         with m.If(self.o_control.valid):
             m.d.sync += self.o_control.valid.eq(~self.o_control.ready)
@@ -300,7 +353,8 @@ class Registers(wiring.Component):
             events.i[self.event_sources + 1].p.argument.eq(file.index),
         ]
 
-        # Read-out of memories: captured in whatever cycle the memory is free during the long wait.
+        # Read-out of memories: captured in the cycles of `_EXTERNAL_WAIT` in which the memory is
+        # free.
         index = file.index
         select = Array(getattr(file, f"rw_s{s}_queue").queue for s in range(c.sessions))
         session = Signal(c.session_bits)
@@ -310,8 +364,8 @@ class Registers(wiring.Component):
         m.d.sync += squeue.eq(
             session * c.queues + Mux(select[session] < c.queues, select[session], 0)
         )
-        # OPEN has wiped the counters of the queues in use; the others may hold what an owner before
-        # did.
+        # OPEN has wiped the counters of the queues in use; the others may hold those of an earlier
+        # owner.
         in_use = Signal()
         m.d.sync += in_use.eq(
             select[session] < Array(s.used_queues for s in self.sessions)[session]
@@ -378,7 +432,7 @@ class Registers(wiring.Component):
         # A word is written in the cycle after its register is decoded: it is picked from the line
         # meanwhile.
         lane_enable = Signal(8)
-        # Its decoder is far from where the access waits: a register between.
+        # Critical path: `i.p` to the decoder of `file`: registered here.
         m.d.sync += file.index.eq(side.offset << 3 | word)
         m.d.sync += [
             lane_enable.eq(side.byte_enable.word_select(word, 8)),
@@ -438,8 +492,8 @@ class Registers(wiring.Component):
                 with m.If(wait == Mux(file.is_external, self._EXTERNAL_WAIT, 3)):
                     m.d.sync += [load.bit_select(word, 1).eq(1), wait.eq(0), word.eq(word + 1)]
                     with m.If(word == 7):
-                        # Whoever may read some of a line is not to blame for what else is in it;
-                        # one that polls its own state least of all.
+                        # A host that may read some registers of a line is not refused for the
+                        # others: it polls its own state there.
                         m.d.comb += refused.eq(touched & ~served)
                         m.next = "LOAD"
             with m.State("LOAD"):
@@ -449,8 +503,7 @@ class Registers(wiring.Component):
                 with m.If(self.o.ready):
                     m.next = "DONE"
             with m.State("DONE"):
-                # A cycle of its own: requests behind this one do not wait for the channel of its
-                # answer within a cycle.
+                # Critical path: `o.ready` to `i.ready`: a state between them.
                 m.d.comb += self.i.ready.eq(1)
                 m.next = "IDLE"
         return m

@@ -20,22 +20,58 @@ __all__ = ["SessionControl"]
 
 
 class SessionControl(wiring.Component):
-    """Carries out one session command at a time; `busy` while it does.
+    """Carries out one session command at a time (spec §3, §9).
 
-    OPEN checks the descriptor, writes every queue's configuration (one a cycle while
-    `config_ready`, with `opening`), then sends an OPEN op with `descriptor`. It is refused
-    (`refused`, an event) when the session is open or still closing, by any LD-ID but 0, or with a
-    descriptor (or a format) outside the configuration. CLOSE, ADVANCE and PEEK become ops; APPLY
-    repeats the walk for one queue or all, with the shape and the formats that the session was
+    OPEN checks the descriptor, writes every queue's configuration, then sends an OPEN op. It is
+    refused (`refused`, an event) when the session is open or still closing, by any LD-ID but 0, or
+    with a descriptor (or a format) outside the configuration. CLOSE, ADVANCE and PEEK become ops;
+    APPLY repeats the walk for one queue or all, with the shape and the formats that the session was
     opened with. PEEK and APPLY of a queue that the session does not use are refused. A command ends
-    when its op has passed M3.
+    when its op has passed M3; the next one is taken after that.
+
+    Latency: `LATENCY` cycles from a command without a walk to `o_op`, `WALK_LATENCY` from one with
+    a walk to its first configuration. Interval: `INTERVAL` cycles between commands without a walk,
+    while `o_op` is taken at once; a walk writes one configuration per cycle with `config_ready`.
 
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    command : in, always-ready stream of the command register
+        Taken while `busy` is low.
+    command_session, command_ld_id : in
+        Session of the command, and the host that sends it.
+    shape, formats, queue, policy, recency, budget : in
+        The registers of those names of each session.
+    open, closing : in
+        Bit s: session s is open, is closing.
+    owner : in
+        LD-ID that owns each session.
+    config_write : out, always-ready stream of config_write
+        One queue's configuration.
+    config_ready : in
+        `config_write` may be valid in this cycle.
+    opening : out
+        The walk is that of an OPEN.
+    descriptor : out
+        The session register that an OPEN op sets.
+    o_op : out, stream of op
+    busy : out
+        A command is carried out, of session `busy_session`.
+    busy_session : out
+    refused : out
+        Bit s: the last command of session s was refused.
+    o_event : out, always-ready stream of event
+        A refused command.
     """
 
     _SETTLE = 8  #: cycles from the tracker's intake to M3 and a margin
+    _CHECK = 4  #: cycles of state CHECK, and of state POOLS for each range of layers
+    LATENCY = 1 + _CHECK
+    WALK_LATENCY = LATENCY + _CHECK * LAYER_RANGES
+    INTERVAL = LATENCY + 1 + _SETTLE + 2  # `o_op` taken, SETTLE, DONE
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -85,8 +121,8 @@ class SessionControl(wiring.Component):
             )
             return held
 
-        # The pages of an open session keep the shape and the formats that they were opened with,
-        # whatever the registers say by now.
+        # The pages of an open session keep the shape and the formats that it was opened with, also
+        # when the host has written these registers since.
         opened_shape, opened_formats = Signal.like(self.shape), Signal.like(self.formats)
         opening = Signal()
         m.d.comb += opening.eq(command == SessionCommand.OPEN)
@@ -104,7 +140,8 @@ class SessionControl(wiring.Component):
         is_open = self.open.bit_select(session, 1)
         is_closing = self.closing.bit_select(session, 1)
 
-        # Registered: the product, what it is made of, and the pools' choice are on no hurry's path.
+        # Critical path: `shape` to `used_queues`, `legal` and `pools`: registered here; CHECK and
+        # POOLS wait for them.
         used_queues, layers, heads = (
             Signal(20),
             Signal.like(shape.layers),
@@ -328,8 +365,28 @@ class SessionControl(wiring.Component):
 
 
 class _StoredLines(wiring.Component):
-    """DRAM lines of a stored page from its formats, one cycle later: the integer form of
-    `kelp_spec.geometry.StoredPage.lines`."""
+    """DRAM lines of a stored page from its formats: the integer form of
+    `kelp_spec.geometry.StoredPage.lines` (spec §4).
+
+    Latency: `LATENCY` cycle. Interval: `INTERVAL`.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    format_k, format_v : in
+        Formats of the two halves.
+    used_lines : in
+        Host lines of a half.
+    k_only : in
+        The page has no V half.
+    lines : out
+    """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.bits = config.half_line_bits

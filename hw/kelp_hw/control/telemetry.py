@@ -24,9 +24,12 @@ EVICTED_SOON = 16  #: steps within which a miss counts against the eviction befo
 
 
 class Telemetry(wiring.Component):
-    """One result, one hot request and one usage report a cycle. Outputs, one for each counter and
-    event, follow: of results, hot requests and the prefetcher's drops two cycles later, of usage
-    and of its other pulses one.
+    """Turns what M3, the frame stage and the prefetcher decided into counter pulses and events
+    (spec §9).
+
+    Latency: `LATENCY` cycles from a result, a hot request or a drop of the prefetcher to its
+    pulses and events; `REPORT_LATENCY` cycle from a usage report and from the other pulses.
+    Interval: `INTERVAL`, one result, one hot request and one usage report per cycle.
 
     A page word that becomes COLD keeps the low bits of the session's step in `place`: a miss that
     finds them less than 16 steps old counts as evicted too soon. A demand that first meets a
@@ -35,7 +38,35 @@ class Telemetry(wiring.Component):
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    i_result : in, always-ready stream of result
+    i_hot : in, always-ready stream of hot_layout
+        Requests that the hot lane served.
+    i_usage : in, always-ready stream of usage
+        What became of a prefetched page.
+    i_prefetch : in
+        The prefetcher's counts (`pulses_layout`).
+    swept, hint_line, hint_update : in
+        Pulses: a sweep ended, a hint line was taken, a MASS op was taken.
+    score_corrected, score_uncorrected : in
+        Pulses: errors in a word of the score memory.
+    pulses : out
+        Bit i: entry i of `COUNTERS`.
+    o_queue : out, always-ready stream of queue_event_layout
+    o_useful : out, always-ready stream of squeue
+        A page of this queue was prefetched and then demanded.
+    o_late : out, always-ready stream of source code
+        Source of a prefetch that a demand met while the page was being fetched.
+    o_event : out, always-ready stream of event
+    idle : out
+        No report and no pulse is in the block.
     """
+
+    LATENCY = 2
+    REPORT_LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config

@@ -95,7 +95,6 @@ class TB:
         self.pool_used, self.limits = [0] * len(POOLS), list(c.frames)
         self.offer, self.got = None, None
         self.ops, self.writes, self.due = [], [], []
-        self.was_ready = False
 
     async def reset(self):
         dut = self.dut
@@ -111,7 +110,6 @@ class TB:
             "pulses",
             "o__ready",
             "o_control__ready",
-            "config_ready",
             "sessions",
             "pool_used",
             "pool_unused",
@@ -153,7 +151,7 @@ class TB:
         dut.i__payload.value = (
             rng.getrandbits(packing.width) if self.offer is None else packing.pack(**self.offer)
         )
-        for port in ("o__ready", "o_control__ready", "config_ready"):
+        for port in ("o__ready", "o_control__ready"):
             getattr(dut, port).value = self.maybe()
         dut.i_result__valid.value = int(result is not None)
         dut.i_result__payload.value = (
@@ -224,9 +222,7 @@ class TB:
             self.ops.append(op)
             self.due.append((self.cycles + self.rng.randint(4, TO_M3), op))
         if dut.config_write__valid.value == 1:
-            assert self.was_ready
             self.writes.append(self.write.unpack(dut.config_write__payload.value))
-        self.was_ready = dut.config_ready.value == 1
 
     def decide(self, op):
         """M3, as far as these ops go; the result of a PEEK."""
