@@ -45,7 +45,8 @@ async def settle(tb, cycles=3):
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def random_accesses(dut):
-    """Reads and writes of all lines by all LD-IDs with any byte enables; no commands."""
+    """Reads and writes of all lines by all LD-IDs with any byte enables; no commands. After every
+    other reset, while the log is empty, all events are enabled to interrupt."""
     tb = await start(dut)
     rng, c = tb.rng, tb.config
     plain = [0, 1, 2, *(line_of(s, n) for s in range(c.sessions) for n in (0, 1))]
@@ -117,6 +118,13 @@ async def random_accesses(dut):
             await tb.reset()
             await settle(tb)
             tb.check_settings()
+            if n % 140 == 69:
+                irq_enable = tb.map.by_name["irq_enable"].offset
+                await tb.write_line(
+                    irq_enable // 64,
+                    FULL << 8 * (irq_enable % 64),
+                    byte_enable=0xFF << irq_enable % 64,
+                )
     assert not tb.ops and not tb.writes
     record(accesses=dict(tb.seen))
 
