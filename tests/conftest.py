@@ -4,6 +4,8 @@
 unless asked for and told in a table."""
 
 import os
+import resource
+from collections import Counter
 
 import hypothesis
 import pytest
@@ -14,6 +16,8 @@ hypothesis.settings.register_profile(
     "kelp", deadline=None, database=None, derandomize="KELP_SEED" not in os.environ
 )
 hypothesis.settings.load_profile("kelp")
+
+_CPU_BEFORE = pytest.StashKey[float]()
 
 
 def pytest_collection_modifyitems(config, items):
@@ -36,17 +40,49 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if item not in left_out]
 
 
+def _cpu_seconds():
+    """Of this process and of those that it started and waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def pytest_collection_finish(session):
+    session.config.stash[_CPU_BEFORE] = _cpu_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """Each report carries the processor time of its phase: wall time is no measure where workers
+    share cores and wait for one another's builds."""
+    report = yield
+    now = _cpu_seconds()
+    report.user_properties = [
+        *report.user_properties,
+        ("cpu_s", round(now - item.config.stash[_CPU_BEFORE], 2)),
+    ]
+    item.config.stash[_CPU_BEFORE] = now
+    return report
+
+
 def pytest_terminal_summary(terminalreporter):
-    """One line for each proof that ran: kind, depth, result, covers, planted bugs."""
+    """What took most processor time, and one line for each proof that ran: kind, depth, result,
+    covers, planted bugs."""
     reports = [
         report
         for reports in terminalreporter.stats.values()
         for report in reports
-        if getattr(report, "when", None) == "call"
+        if hasattr(report, "when")  # items that were left out are listed too
     ]
-    rows = [
-        value for report in reports for name, value in report.user_properties if name == "proof"
-    ]
+    cpu, rows = Counter(), []
+    for report in reports:
+        found = dict(report.user_properties)
+        cpu[report.nodeid] += found.get("cpu_s", 0)
+        if report.when == "call" and "proof" in found:
+            rows.append(found["proof"])
+    if cpu.total() > 60:
+        terminalreporter.section(f"{cpu.total():.0f} s of processor time, the most of it in")
+        for name, seconds in cpu.most_common(15 if "KELP_CPU_ALL" not in os.environ else 60):
+            terminalreporter.write_line(f"{seconds:6.1f} s {name}")
     if rows:
         from kelp_verif.formal.proofs import table
 

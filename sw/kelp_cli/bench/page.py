@@ -4,6 +4,8 @@
 
 from collections.abc import Iterable, Iterator
 
+from .bars import NOT_BUILT
+
 __all__ = ["figures_markdown"]
 
 # Group → heading, and what its rows are. The page is checked to have every group of the command.
@@ -39,6 +41,11 @@ _TITLES = {
     "scale": (
         "Cost against size",
         "5 % page misses, 128 lines per access; the bar is 5 % more than 64 × 64.",
+    ),
+    "policy": (
+        "Policy `kelp`",
+        "`gap_closed`: of the misses between LRU and Belady, both over one pool, from history "
+        + "alone; three recordings of the small model, 12.5 and 25 % of the pages resident.",
     ),
     "replay": (
         "Replay rates",
@@ -81,11 +88,15 @@ def figures_markdown(rows: Iterable[dict], groups: Iterable[str]) -> str:
         "kelp docs",
         "```",
         "",
-        "Bars are those of [spec §10](specification.md#10-bars). Figures of boards are in "
-        + "[fpga.md](fpga.md), hit rates of policies in [lab.md](lab.md).",
+        "Bars are those of [spec §10](specification.md#10-bars). `kelp bench` exits 1 where a row "
+        + "in cycles or a ratio misses its bar, and warns where a wall-clock row does. Figures of "
+        + "boards are in [fpga.md](fpga.md), hit rates of policies in [lab.md](lab.md).",
     ]
     for group, measured in of.items():
         lines += _group(group, measured)
+    lines += ["", "## Not built", "", "Bars of what is not there yet.", ""]
+    lines += ["| row | unit | bar |", "|---|---|---|"]
+    lines += [f"| `{name}` | {unit} | {goal} |" for name, unit, goal in NOT_BUILT]
     return "\n".join(lines) + "\n"
 
 

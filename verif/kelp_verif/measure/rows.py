@@ -5,6 +5,7 @@ metadata (spec §10)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,6 +39,11 @@ class Row:
             return None
         sign, _, bar = self.goal.partition(" ")
         return self.value >= float(bar) if sign == "≥" else self.value <= float(bar)
+
+    @property
+    def wall_clock(self) -> bool:
+        """Whether the unit has seconds of this machine in it, which no bar alone can judge."""
+        return re.search(r"(^|/)[nµm]?s$|[GM]B/s$", self.unit) is not None
 
 
 def codec_rows() -> Iterator[Row]:

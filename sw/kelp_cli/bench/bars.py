@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What ``kelp bench`` does about the bars of the specification, §10 and §11."""
+
+from ..output import console
+
+__all__ = ["NOT_BUILT", "meet_bars"]
+
+#: (row, unit, bar) of hardware that is not there yet. Whoever builds it replaces the row by one
+#: that is measured.
+NOT_BUILT = (
+    ("token_time.25.without_host_compute", "ratio", "≤ 2"),
+    ("token_time.25.100us_a_layer", "ratio", "≤ 1.03"),
+    ("token_time.25.waiting_layers", "fraction", "≤ 0.01"),
+    ("token_time.25.waiting_layers.real_model", "fraction", "≤ 0.03"),
+    ("select.residency_loss", "fraction of the perplexity", "≤ 0.002"),
+    ("select.residency_loss.real_model", "fraction of the perplexity", "≤ 0.005"),
+    ("select.choice_loss", "fraction of the perplexity", "≤ 0.005"),
+    ("select.hit_lines_per_cycle", "lines/cycle", "≥ 0.9"),
+    ("gather.lines_per_cycle", "lines/cycle", "≥ 0.98"),
+    ("policy.query_ahead.gap_closed.0.125", "fraction", "≥ 0.7"),
+    ("policy.query_ahead.gap_closed.0.25", "fraction", "≥ 0.45"),
+    ("policy.real_model.gap_closed.0.125", "fraction", "≥ 0.3"),
+    ("policy.real_model.gap_closed.0.25", "fraction", "≥ 0.1"),
+    ("policy.real_model.query_ahead.gap_closed.0.125", "fraction", "≥ 0.6"),
+    ("policy.real_model.query_ahead.gap_closed.0.25", "fraction", "≥ 0.2"),
+)
+
+
+def meet_bars(rows) -> bool:
+    """Whether every row in cycles and every ratio meets its bar; names each that does not. A rate
+    of wall time is only warned of, since it is of the machine as much as of the program."""
+    missed = [row for row in rows if row.met is False]
+    for row in missed:
+        what = f"{row.name} = {row.value:.4g} {row.unit}, bar {row.goal}"
+        if row.wall_clock:
+            console.print(f"[yellow]warning[/]: {what} (wall clock; measure on a quiet machine)")
+        else:
+            console.print(f"[bold red]missed[/]: {what}")
+    return all(row.wall_clock for row in missed)
