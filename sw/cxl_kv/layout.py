@@ -4,6 +4,8 @@ for NumPy, which has no bfloat16 of its own."""
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from kelp_spec.config import Config
@@ -57,23 +59,18 @@ class Layout:
         self.config, self.session, self.shape = config, session, shape
         self.page_tokens = shape.page_tokens_in(config)
         self.token_lines = shape.token_lines
+        # An address is its queue half's first one, and its token's line within that half.
+        queues = np.arange(shape.queues).reshape(shape.layers, shape.kv_heads, 1)
+        first = (session << config.queue_bits) + queues << config.page_bits + config.line_bits
+        halves = np.arange(shape.halves) << config.half_line_bits
+        self._first = (first + halves << 6).astype(np.uint64)
+        self._in_half = _in_half(config.pages, config.line_bits, self.page_tokens, self.token_lines)
 
-    def addresses(self, layers: np.ndarray, heads: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """uint64[layers, heads, halves, positions, token_lines]."""
-        c = self.config
-        queue = layers[:, None] * self.shape.kv_heads + heads[None, :]
-        page, slot = np.divmod(positions, self.page_tokens)
-        line = slot[:, None] * self.token_lines + np.arange(self.token_lines)
-        in_queue = (page << c.line_bits)[:, None] + line
-        halves = np.arange(self.shape.halves) << c.half_line_bits
-        x = (
-            ((self.session << c.queue_bits) + queue << c.page_bits + c.line_bits)[
-                :, :, None, None, None
-            ]
-            + halves[:, None, None]
-            + in_queue
-        )
-        return (x << 6).astype(np.uint64)
+    def addresses(self, layers, heads, positions) -> np.ndarray:
+        """uint64[layers, heads, halves, positions, token_lines]; each argument is an array of
+        indices or a slice."""
+        first = self._first[layers][:, heads]
+        return first[..., None, None] + self._in_half[positions]
 
     def place(self, address: int) -> dict[str, int]:
         """session, layer, head and page of a line."""
@@ -107,3 +104,14 @@ class Layout:
             ..., : self.shape.head_dim
         ]
         return rows[:, :, 0], rows[:, :, 1] if self.shape.halves == 2 else None
+
+
+@functools.lru_cache(8)
+def _in_half(pages: int, line_bits: int, page_tokens: int, token_lines: int) -> np.ndarray:
+    """uint64[positions, token_lines]: each token's lines within its half of the queue, of all
+    positions that the pages hold. Shared by sessions of one shape."""
+    in_page = np.arange(page_tokens * token_lines).reshape(1, page_tokens, token_lines)
+    x = (np.arange(pages) << line_bits)[:, None, None] + in_page << 6
+    table = x.astype(np.uint64).reshape(-1, token_lines)
+    table.flags.writeable = False
+    return table

@@ -114,7 +114,7 @@ class Session:
         if one:
             k, v = k[None], None if v is None else v[None]
         count = k.shape[2] if k.ndim == 4 else -1
-        expected = (len(layers), len(heads), count, self.shape.head_dim)
+        expected = (_count(layers), _count(heads), count, self.shape.head_dim)
         for name, x in (("k", k), ("v", v)):
             if x is not None and x.shape != expected:
                 raise ValueError(
@@ -179,8 +179,10 @@ class Session:
                 "stop is missing: read(layer, start=…, stop=…) or read(layer, positions=…)"
             )
         positions = self._positions(positions, start, 0 if stop is None else stop - start)
-        addresses = self.layout.addresses(layers, heads, positions).reshape(-1)
-        order = _page_order(addresses)
+        addresses = self.layout.addresses(layers, heads, positions)
+        shape, addresses = addresses.shape, addresses.reshape(-1)
+        # Plain memory has no pages to bring in one after another.
+        order = _page_order(addresses) if self.device.transport.hints else None
         try:
             lines, status = self.device.transport.load(
                 addresses if order is None else addresses[order]
@@ -198,7 +200,7 @@ class Session:
         dtype = np.dtype(dtype or (np.float16 if self.shape.dtype == HostType.FP16 else np.uint16))
         k, v = (
             None if x is None else x.view(dtype)
-            for x in self.layout.from_lines(lines, len(layers), len(heads), len(positions))
+            for x in self.layout.from_lines(lines, shape[0], shape[1], shape[3])
         )
         return (k[0], None if v is None else v[0]) if one else (k, v)
 
@@ -276,10 +278,15 @@ class Session:
                 )
                 self.policy = policy
             else:
-                for one in (
-                    self._layers(layer)[0] if layer is not None else range(self.shape.layers)
-                ):
-                    for h in self._heads(head):
+                layers, heads = (
+                    range(limit) if one is None else _indices(one, limit, name)
+                    for one, limit, name in (
+                        (layer, self.shape.layers, "layer"),
+                        (head, self.shape.kv_heads, "head"),
+                    )
+                )
+                for one in layers:
+                    for h in heads:
                         writes += [
                             (
                                 self._name("queue"),
@@ -399,31 +406,37 @@ class Session:
         if self.closed:
             raise SessionClosedError("the session was closed", session=self.number)
 
-    def _layers(self, layer) -> tuple[np.ndarray, bool]:
+    def _layers(self, layer) -> tuple[np.ndarray | slice, bool]:
+        """An index into the layers, and whether it is one layer, without a dimension of its own."""
+        if type(layer) is int and 0 <= layer < self.shape.layers:
+            return slice(layer, layer + 1), True
         return _indices(layer, self.shape.layers, "layer"), np.ndim(layer) == 0
 
-    def _heads(self, heads) -> np.ndarray:
+    def _heads(self, heads) -> np.ndarray | slice:
         return (
-            np.arange(self.shape.kv_heads)
+            slice(0, self.shape.kv_heads)
             if heads is None
             else _indices(heads, self.shape.kv_heads, "head")
         )
 
-    def _positions(self, positions, start, count) -> np.ndarray:
+    def _positions(self, positions, start, count) -> np.ndarray | slice:
+        most = self.max_tokens
         if positions is None:
-            positions = np.arange(start, start + max(0, count))
+            chosen = slice(start, start + max(0, count))
+            fits = count <= 0 or 0 <= start <= most - count
+            outside = [] if fits else [start if start < 0 else max(start, most)]
         else:
-            positions = np.asarray(
+            chosen = np.asarray(
                 list(positions) if not isinstance(positions, np.ndarray) else positions, np.int64
             ).reshape(-1)
-            if count and len(positions) != count:
-                raise ValueError(f"{len(positions)} positions for {count} tokens are refused")
-        if len(positions) and not (0 <= positions.min() and positions.max() < self.max_tokens):
-            bad = positions[(positions < 0) | (positions >= self.max_tokens)][0]
+            if count and len(chosen) != count:
+                raise ValueError(f"{len(chosen)} positions for {count} tokens are refused")
+            outside = chosen[(chosen < 0) | (chosen >= most)]
+        if len(outside):
             raise ValueError(
-                f"position {bad} is refused; session {self.number} holds 0 … {self.max_tokens - 1}"
+                f"position {outside[0]} is refused; session {self.number} holds 0 … {most - 1}"
             )
-        return positions
+        return chosen
 
     def _check_written(self):
         for event in self.device.poll():
@@ -486,6 +499,11 @@ def _indices(value, limit: int, name: str) -> np.ndarray:
             f"{name} = {value!r} is refused; legal: 0 … {limit - 1}, or a sequence of them"
         )
     return array.astype(np.int64)
+
+
+def _count(index: np.ndarray | slice) -> int:
+    """How many an index of `Session._layers` or `_heads` picks."""
+    return index.stop - index.start if isinstance(index, slice) else len(index)
 
 
 def _page_order(addresses: np.ndarray) -> np.ndarray | None:

@@ -34,7 +34,7 @@ __all__ = [
 def as_addresses(addresses) -> np.ndarray:
     """uint64[n], each a multiple of 64; ValueError otherwise."""
     array = np.ascontiguousarray(addresses, np.uint64).reshape(-1)
-    if (array & np.uint64(LINE_BYTES - 1)).any():
+    if int(np.bitwise_or.reduce(array)) % LINE_BYTES:
         raise ValueError(
             f"address {int(array[np.flatnonzero(array & np.uint64(63))[0]]):#x} is refused; "
             + f"legal: multiples of {LINE_BYTES}"

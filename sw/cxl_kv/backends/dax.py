@@ -15,6 +15,7 @@ import errno
 import functools
 import os
 import stat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,10 +81,9 @@ class DaxCore(Core):
             self.header.let_go()
             raise
         in_line = 6 + config.line_bits
-        self._queue_mask = (1 << config.queue_bits) - 1
         self._shifts = (
             in_line,
-            in_line + config.page_bits,
+            config.page_bits,
             in_line + config.page_bits + config.queue_bits,
             config.pages - 1,
             config.page_lines - 1,
@@ -97,6 +97,7 @@ class DaxCore(Core):
             owner=self._owner,
         )
         self._shape_register = self.window.registers.by_name["s0_shape"]
+        self._shape_fields = functools.lru_cache(64)(self._fields_of_shape)
 
     def _map(self, create):
         """The header's lock is held: two processes may make the file."""
@@ -176,48 +177,48 @@ class DaxCore(Core):
         for session in np.unique(sessions).tolist():
             self.header.check(session)
 
-    def _pages_of(self, addresses, ld_id) -> tuple[np.ndarray | None, int]:
-        """The usual case of :meth:`_judge`, quickly: page numbers of lines that are all of one
-        session and open to it, and the session; None where it may be otherwise."""
-        nothing = None, -1
-        page_shift, queue_shift, session_shift, page_mask, line_mask, half_mask = self._shifts
+    def _fields_of_shape(self, value: int) -> tuple[int, ...]:
+        """Of a descriptor: queues, used_pages, used_lines, k_only, owner."""
+        shape = unpack(self._shape_register, value)
+        names = ("used_pages", "used_lines", "k_only", "owner")
+        return shape["layers"] * shape["kv_heads"], *(shape[name] for name in names)
+
+    def _runs_of(self, addresses, ld_id) -> _Runs | None:
+        """The usual case of :meth:`_judge`, quickly: lines that are all of one session and open to
+        it; None where it may be otherwise."""
+        page_shift, page_bits, session_shift, page_mask, line_mask, half_mask = self._shifts
         if not len(addresses):
-            return nothing
+            return None
         session = int(addresses[0]) >> session_shift
-        if (
-            session >= self.config.sessions
-            or int(addresses.min()) >> session_shift != session
-            or int(addresses.max()) >> session_shift != session
-        ):
-            return nothing
+        if session >= self.config.sessions:
+            return None
         entry = self.header.mine(session)
         if entry is None:
-            return nothing
-        layers, kv_heads, used_pages, used_lines, k_only, owner = _shape_fields(
-            int(entry["shape"]), self._shape_register
-        )
+            return None
+        queues, used_pages, used_lines, k_only, owner = self._shape_fields(int(entry["shape"]))
         if owner != ld_id:
-            return nothing
-        x = addresses.view(np.int64)
-        line, number = x >> 6 & line_mask, x >> page_shift
-        highest = int((number & page_mask).max())
+            return None
+        page = addresses.view(np.int64) >> page_shift
+        edges = (page[1:] != page[:-1]).nonzero()[0]
+        starts = np.zeros(len(edges) + 1, np.int64)
+        np.add(edges, 1, out=starts[1:])
+        numbers = page[starts] - (session << session_shift - page_shift)
         if (
-            int((line & half_mask).max()) >= used_lines
-            or k_only
-            and int(line.max()) > half_mask
-            or highest >= used_pages
-            or (int(addresses.max()) >> queue_shift) & self._queue_mask >= layers * kv_heads
+            numbers.min() < 0
+            or numbers.max() >= queues << page_bits
+            or (numbers & page_mask).max() >= used_pages
         ):
-            return nothing
-        if self._queue_mask + 1 != self.config.queues:
-            number = (
-                number - session * (self._queue_mask + 1 - self.config.queues) * self.config.pages
-            )
-        return number, session
+            return None
+        if k_only or used_lines <= half_mask:
+            line = addresses.view(np.int64) >> 6 & line_mask
+            if (line & half_mask).max() >= used_lines or k_only and line.max() > half_mask:
+                return None
+        c = self.config
+        return _Runs(session, numbers + session * c.queues * c.pages, starts)
 
     def load(self, addresses: np.ndarray, ld_id: int) -> Loaded:
-        number, one = self._pages_of(addresses, ld_id)
-        if number is not None and self.header.were_written(number).all():
+        runs = self._runs_of(addresses, ld_id)
+        if runs is not None and self.header.were_written(runs.numbers).all():
             lines, status = (
                 np.empty((len(addresses), LINE_BYTES), np.uint8),
                 np.zeros(len(addresses), np.uint8),
@@ -225,7 +226,7 @@ class DaxCore(Core):
             bad = self._move(addresses, lines, write=False)
             if bad.any():
                 lines[bad], status[bad] = 0, Status.POISON
-            self.header.check(one)
+            self.header.check(runs.session)
             return Loaded(lines, status)
         region, offset, session, allowed, number = self._judge(addresses, ld_id)
         lines, status = (
@@ -252,12 +253,14 @@ class DaxCore(Core):
     def store(
         self, addresses: np.ndarray, lines: np.ndarray, byte_enable: np.ndarray | None, ld_id: int
     ) -> None:
-        number, one = self._pages_of(addresses, ld_id) if byte_enable is None else (None, -1)
-        if number is not None:
-            fresh = self._empty_first(number, addresses)
+        runs = self._runs_of(addresses, ld_id) if byte_enable is None else None
+        if runs is not None:
+            fresh = runs.numbers[:0]
+            if not self.header.were_written(runs.numbers).all():
+                fresh = self._empty_first(runs.of_lines(len(addresses)), addresses)
             self._reach(addresses, self._move(addresses, np.ascontiguousarray(lines), write=True))
             self.header.mark_written(fresh)
-            self.header.check(one)
+            self.header.check(runs.session)
             return
         region, offset, session, allowed, number = self._judge(addresses, ld_id)
         self._refuse(region, offset, session, allowed, ld_id)
@@ -426,10 +429,13 @@ class DaxCore(Core):
         self._bytes = None
 
 
-@functools.lru_cache(64)
-def _shape_fields(value: int, register) -> tuple[int, ...]:
-    shape = unpack(register, value)
-    return tuple(
-        shape[name]
-        for name in ("layers", "kv_heads", "used_pages", "used_lines", "k_only", "owner")
-    )
+class _Runs(NamedTuple):
+    """Lines of one session, in runs of one page each: the pages' numbers, and where they start."""
+
+    session: int
+    numbers: np.ndarray
+    starts: np.ndarray
+
+    def of_lines(self, count: int) -> np.ndarray:
+        """Of each of the `count` lines, its page's number."""
+        return np.repeat(self.numbers, np.diff(self.starts, append=count))

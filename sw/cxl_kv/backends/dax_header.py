@@ -25,7 +25,7 @@ from kelp_spec.formats import LINE_BYTES
 from ..errors import SessionLostError, TransportError
 from ..process import Home, let_go_in_children
 from . import file_lock
-from .guarded import move
+from .guarded import reader
 from .mapping import ALIGNMENT
 
 __all__ = ["Header", "header_bytes", "size_of"]
@@ -91,14 +91,17 @@ class Header:
         """Take the mapping; the header's lock is held. TransportError where there is no layout of
         this configuration; `create` makes one where there is none."""
         c = self.config
-        self._base, self._kv = memory.ctypes.data, header_bytes(c)
+        base, last_of_header = memory.ctypes.data, header_bytes(c) - LINE_BYTES
         self._head = memory[:_HEAD].view("<u8")
         self._table = memory[_HEAD : _HEAD + c.sessions * _SESSION.itemsize].view(_SESSION)
         self._written = memory[_HEAD + self._table.nbytes :][: -(-c.page_words // 8)]
-        last_of_header = self._kv - LINE_BYTES
-        self._looked_at = [
-            np.array([_HEAD + s * LINE_BYTES, last_of_header], np.uint64) for s in range(c.sessions)
-        ]
+        # Of each session: a copy of its entry, and what reads it anew. The header is read as plain
+        # memory elsewhere, so its last line is read with it, to know that it is there.
+        self._entries = []
+        for session in range(c.sessions):
+            lines = np.empty((2, LINE_BYTES), np.uint8)
+            offsets = np.array([_HEAD + session * LINE_BYTES, last_of_header], np.uint64)
+            self._entries.append((lines[0].view(_SESSION), reader(base, offsets, lines)))
         digest = int(c.digest, 16)
         if int(self._head[0]) != _MAGIC:
             if not create:
@@ -180,8 +183,7 @@ class Header:
         generation = self._generations.get(session)
         if generation is None:
             return None
-        # The header is read as plain memory elsewhere, so it must be known to be there.
-        entry = self._reach(self._looked_at[session])[0].view(_SESSION)[0]
+        entry = self._entry(session)
         if not entry["open"] or int(entry["generation"]) != generation:
             raise SessionLostError(
                 "another process has taken the session over; what it held is lost", session=session
@@ -190,8 +192,7 @@ class Header:
 
     def check(self, session: int) -> None:
         """SessionLostError when the session was lost while a batch was under way."""
-        lines = self._reach(self._looked_at[session][:1])
-        entry = lines[0].view(_SESSION)[0]
+        entry = self._entry(session)
         if not entry["open"] or int(entry["generation"]) != self._generations.get(session):
             raise SessionLostError(
                 "another process took the session over during this call; what it held is lost, and "
@@ -199,14 +200,15 @@ class Header:
                 session=session,
             )
 
-    def _reach(self, offsets) -> np.ndarray:
-        lines = np.empty((len(offsets), LINE_BYTES), np.uint8)
-        if move(self._base, offsets, lines, write=False).any():
+    def _entry(self, session: int) -> np.void:
+        """As it is now; the next call overwrites what this one has returned."""
+        entry, read = self._entries[session]
+        if not read():
             raise TransportError(
                 f"{self.path}: the memory is gone (SIGBUS); the file was truncated or the "
                 + "device unplugged"
             )
-        return lines
+        return entry[0]
 
     def shape(self, session: int) -> int:
         """The session's descriptor, as it was opened."""
@@ -233,7 +235,7 @@ class Header:
         if self.taken(session) or not file_lock.try_take(self.file, _SESSION_LOCKS + session):
             return False
         try:
-            self._reach(self._looked_at[session])
+            self._entry(session)  # the memory is there
             entry = self._table[session]
             self._same_node(entry)
             # Whoever had it learns of it before anything else changes.
@@ -305,7 +307,7 @@ class Header:
         has_file, file, self.file = self._has_file(), self.file, -1
         if has_file:
             os.close(file)
-        self._head = self._table = self._written = None
+        self._head = self._table = self._written = self._entries = None
 
 
 def _boot() -> int:

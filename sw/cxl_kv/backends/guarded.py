@@ -14,13 +14,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from collections.abc import Callable
 
 import numpy as np
 
 from .. import native
 from ..errors import TransportError
 
-__all__ = ["move"]
+__all__ = ["move", "reader"]
 
 _PAGE = 4096
 _MOST = 1024  #: IOV_MAX
@@ -66,6 +67,23 @@ def move(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: bool) -> 
     return _by_kernel(base, offsets, buffer, write=write)
 
 
+def reader(base: int, offsets: np.ndarray, buffer: np.ndarray) -> Callable[[], bool]:
+    """A read of the same lines into the same buffer, as of :func:`move`, to be made again and
+    again: a call says whether all of them could be reached."""
+    if native.library() is not None:
+        return native.reader(base, offsets, buffer)
+    remote, local = (
+        _remote(base, offsets, np.full(len(offsets), 64)),
+        _local(buffer, 0, buffer.size),
+    )
+    arguments = os.getpid(), local.ctypes.data, 1, remote.ctypes.data, len(remote), 0
+
+    def read(_arrays=(remote, local, buffer)) -> bool:  # held for as long as their addresses are
+        return _checked(_libc.process_vm_readv(*arguments)) == buffer.size
+
+    return read
+
+
 def _by_kernel(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: bool) -> np.ndarray:
     n = len(offsets)
     bad = np.zeros(n, bool)
@@ -79,19 +97,10 @@ def _by_kernel(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: boo
         starts = edges[first : first + _MOST].copy()
         starts[0] = at
         end = int(edges[first + _MOST]) if first + _MOST < len(edges) else n
-        remote = np.empty(len(starts), _IOVEC)
-        remote["base"] = offsets[starts] + np.uint64(base)
-        remote["length"] = np.diff(np.append(starts, end)) * 64
-        local = np.array([(buffer.ctypes.data + 64 * at, 64 * (end - at))], _IOVEC)
+        remote = _remote(base, offsets[starts], np.diff(np.append(starts, end)) * 64)
+        local = _local(buffer, 64 * at, 64 * (end - at))
         done = function(os.getpid(), local.ctypes.data, 1, remote.ctypes.data, len(remote), 0)
-        if done < 0:
-            code = ctypes.get_errno()
-            if code != errno.EFAULT:
-                raise TransportError(
-                    f"the kernel refuses to move mapped memory: {os.strerror(code)}"
-                )
-            done = 0
-        at += done // 64
+        at += _checked(done) // 64
         if at < end:
             # This line's page cannot be reached: go on behind it.
             page = offsets[at] // np.uint64(_PAGE)
@@ -99,3 +108,22 @@ def _by_kernel(base: int, offsets: np.ndarray, buffer: np.ndarray, *, write: boo
                 bad[at] = True
                 at += 1
     return bad
+
+
+def _remote(base: int, offsets: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    out = np.empty(len(offsets), _IOVEC)
+    out["base"], out["length"] = offsets + np.uint64(base), lengths
+    return out
+
+
+def _local(buffer: np.ndarray, first: int, length: int) -> np.ndarray:
+    return np.array([(buffer.ctypes.data + first, length)], _IOVEC)
+
+
+def _checked(done: int) -> int:
+    """Bytes that the kernel moved; those it could not reach are none of them."""
+    if done < 0 and ctypes.get_errno() != errno.EFAULT:
+        raise TransportError(
+            f"the kernel refuses to move mapped memory: {os.strerror(ctypes.get_errno())}"
+        )
+    return max(0, done)

@@ -252,11 +252,13 @@ class EndpointCache(Cache):
         pairs = [
             session.read(layer, start=first, stop=last, dtype=np.int16) for session in self.rows
         ]
+        # A batch of one row is handed out as it was read.
+        halves = pairs[0] if len(pairs) == 1 else map(np.stack, zip(*pairs, strict=True))
         out = tuple(
-            torch.from_numpy(np.stack([pair[half][..., : like.shape[-1]] for pair in pairs]))
+            torch.from_numpy(half.reshape(len(pairs), *half.shape[-3:]))[..., : like.shape[-1]]
             .view(like.dtype)
             .to(like.device)
-            for half, like in enumerate((keys, values))
+            for half, like in zip(halves, (keys, values), strict=True)
         )
         _given.latest = _Given(weakref.ref(self), layer, weakref.ref(out[0]))
         return out
@@ -443,9 +445,10 @@ def _sliding_windows(config) -> list[int | None]:
 
 def _to_numpy(tensor: torch.Tensor, head_dim: int) -> np.ndarray:
     """Bit patterns, uint16, of elements padded to `head_dim`."""
-    missing = head_dim - tensor.shape[-1]
-    padded = torch.nn.functional.pad(tensor.detach(), (0, missing)) if missing else tensor.detach()
-    return padded.cpu().contiguous().view(torch.int16).numpy().view(np.uint16)
+    tensor, missing = tensor.detach().cpu(), head_dim - tensor.shape[-1]
+    if missing:
+        tensor = torch.nn.functional.pad(tensor, (0, missing))
+    return tensor.contiguous().view(torch.int16).numpy().view(np.uint16)
 
 
 def _copy(source: Session, target: Session, layers: list[int], length: int) -> None:

@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ __all__ = [
     "library",
     "load_lines",
     "path",
+    "reader",
     "store_lines",
 ]
 
@@ -90,6 +92,7 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
+@functools.cache  # CPUID costs tens of microseconds in a virtual machine
 def best_way() -> str:
     """How this CPU writes a line best, of WAYS; the library must be there."""
     return WAYS[library().kelp_best()]
@@ -101,7 +104,7 @@ def store_lines(
     """Write uint8[n, 64] to address `base` + offsets, uint64[n], in order, and fence; bool[n] of
     the lines that could not be reached."""
     bad = np.zeros(len(offsets), bool)
-    how = library().kelp_best() if way is None else WAYS.index(way)
+    how = WAYS.index(best_way() if way is None else way)
     _checked(
         library().kelp_store(
             base, offsets.ctypes.data, lines.ctypes.data, bad.ctypes.data, len(offsets), how
@@ -114,14 +117,27 @@ def load_lines(base: int, offsets: np.ndarray, lines: np.ndarray) -> np.ndarray:
     """Read uint8[n, 64] from address `base` + offsets; bool[n] of the lines that could not be
     reached, whose bytes are then undefined."""
     bad = np.zeros(len(offsets), bool)
-    _checked(
-        library().kelp_load(
-            base, offsets.ctypes.data, lines.ctypes.data, bad.ctypes.data, len(offsets)
-        )
-    )
+    _checked(library().kelp_load(*_load_arguments(base, offsets, lines, bad)))
     return bad
 
 
-def _checked(result):
+def reader(base: int, offsets: np.ndarray, lines: np.ndarray) -> Callable[[], bool]:
+    """:func:`load_lines`, to be made again and again from and into the same arrays: a call says
+    whether all lines could be reached."""
+    arrays = base, offsets, lines, np.zeros(len(offsets), bool)
+    load, arguments = library().kelp_load, _load_arguments(*arrays)
+
+    def read(_arrays=arrays) -> bool:  # held for as long as their addresses are
+        return not _checked(load(*arguments))
+
+    return read
+
+
+def _load_arguments(base, offsets, lines, bad):
+    return base, offsets.ctypes.data, lines.ctypes.data, bad.ctypes.data, len(offsets)
+
+
+def _checked(result: int) -> int:
     if result < 0:
         raise OSError("the process refuses a handler for SIGBUS")
+    return result
