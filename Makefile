@@ -14,7 +14,7 @@ KELP := .venv/bin/kelp
 PYTEST := .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench prove lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor site lock clean distclean
+.PHONY: help setup demo test soak bench prove mutate lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor site lock clean distclean
 
 help: ## this list
 	@echo "KELP: make TARGET"
@@ -39,6 +39,9 @@ bench: $(STAMP) ## measure every figure of the specification into build/bench.js
 
 prove: $(STAMP) ## all formal proofs (queues, arbiters, free lists, miss table, arithmetic), and a table of them
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m prove $(ARGS)
+
+mutate: $(STAMP) ## would each block's bench notice a wrong block? into build/mutate.json (ARGS="--only host --count 20 --seed 2"; hours)
+	.venv/bin/python -m kelp_verif.mutation.hunt $(ARGS)
 
 lockstep-full: $(STAMP) ## RTL against golden model, decision by decision, over a whole recording (long)
 	$(KELP) replay $(RECORDING) --engine rtl --lockstep $(ARGS)

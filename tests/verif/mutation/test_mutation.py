@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Mutants are where they are said to be, and a bench that looks notices them."""
+
+import inspect
+from importlib import import_module
+
+import pytest
+from amaranth.hdl import Module, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+from paths import ROOT
+
+from kelp_hw.export.rtlil import to_rtlil
+from kelp_verif.mutation import netlist, source
+from kelp_verif.mutation.benches import BENCHES, NO_STATE, Bench
+from kelp_verif.mutation.equivalence import equivalent
+from kelp_verif.mutation.hunt import hunt, score
+
+
+class Redundant(wiring.Component):
+    """`o` is a register; `a & b & c` adds nothing to `a & b`."""
+
+    def __init__(self):
+        super().__init__({"a": In(1), "b": In(1), "c": In(1), "o": Out(1)})
+
+    def elaborate(self, platform):
+        m = Module()
+        more, held = Signal(), Signal()
+        m.d.comb += [more.eq(self.a & self.b & self.c), self.o.eq(held)]
+        m.d.sync += held.eq((self.a & self.b) | more)
+        return m
+
+
+def test_every_block_has_a_bench():
+    named = {block for bench in BENCHES for block in bench.classes}
+    there = {}
+    for path in sorted((ROOT / "hw/kelp_hw").rglob("*.py")):
+        place = path.relative_to(ROOT / "hw").with_suffix("")
+        module = import_module(".".join(place.parts).removesuffix(".__init__"))
+        for name, block in vars(module).items():
+            if inspect.isclass(block) and issubclass(block, wiring.Component):
+                if block.__module__ == module.__name__:
+                    there[name] = module.__name__
+    exported = {name for name, module in there.items() if ".export." in module}
+    assert set(there) - exported == named | set(NO_STATE)
+    for bench in BENCHES:
+        assert all(there[block] == module for block, module in bench.classes.items()), bench.name
+        assert all((ROOT / test.split("::")[0]).is_file() for test in bench.tests), bench.name
+
+
+def test_what_changes_nothing_is_proved_and_nothing_else_is():
+    text = to_rtlil(Redundant(), name="top")
+    mutants = netlist.listed(text, {"Redundant": ["top"]}, count=100, seed=1)
+    assert len({m.command for m in mutants}) == len(mutants) > 10
+    proved = equivalent(text, mutants)
+    print(*(f"{m.number in proved} {m.site}" for m in mutants), sep="\n")
+    assert proved < {m.number for m in mutants}
+    assert not any("held" in m.site for m in mutants if m.number in proved)
+
+
+def test_the_same_seed_draws_the_same_sites():
+    text = to_rtlil(Redundant(), name="top")
+    drawn = [
+        [m.command for m in netlist.listed(text, {"Redundant": ["top"]}, count=5, seed=seed)]
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    drawn = [[m.site for m in source.sites(Redundant, count=4, seed=seed)] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_mutant_of_the_source_changes_one_place(monkeypatch):
+    monkeypatch.setattr(Redundant, "elaborate", Redundant.elaborate)  # put back afterwards
+    sites = source.sites(Redundant, count=100, seed=1)
+    assert {m.what for m in sites} == {"operator", "assignment"}
+    change = next(m for m in sites if "held.eq" in m.site)
+    before = to_rtlil(Redundant(), name="top")
+    source.apply(Redundant, change)
+    assert to_rtlil(Redundant(), name="top") != before
+
+
+def test_a_site_of_the_netlist_is_asleep_until_it_is_chosen():
+    text = to_rtlil(Redundant(), name="top")
+    mutants = netlist.listed(text, {"Redundant": ["top"]}, count=3, seed=1)
+    verilog = """module top(a, kelp_mutant, o);
+  input a;
+  input [13:0] kelp_mutant;
+  wire [13:0] kelp_mutant;
+endmodule
+"""
+    assert netlist.SELECT in netlist.mutated(text, mutants)
+    chosen = netlist.selected(verilog, "abc")
+    assert "module top(a, o);" in chosen and "input [13:0]" not in chosen
+    assert "initial kelp_mutant" in chosen and netlist.design_of(chosen) == "abc"
+    assert netlist.design_of(verilog) is None
+
+
+@pytest.mark.timeout(200)
+def test_a_hunt_counts_what_the_bench_notices():
+    skid = Bench("skid", {"lib/skid": ("Skid",)}, ("tests/hw/lib/test_skid.py",), "source")
+    figures = hunt(skid, count=3, seed=2, jobs=1)["Skid"]
+    counted = figures["killed"] + figures["equivalent"] + figures["undecided"]
+    assert 1 <= figures["mutants"] == counted <= 3
+    assert len(figures["alive"]) == figures["undecided"] and score(figures) > 0.5

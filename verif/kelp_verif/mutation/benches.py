@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Whose bench is which: every block of the RTL with state or arithmetic, and the tests that must
+notice its mutants."""
+
+from dataclasses import dataclass
+
+__all__ = ["BENCHES", "NO_STATE", "Bench"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Blocks that the same tests stand for.
+
+    `blocks` are files of kelp_hw with their classes; `tests` are pytest's arguments, the quickest
+    first. `level` is "netlist" where the tests run on Verilator, "source" where they run on
+    Amaranth's simulator or are proofs.
+    """
+
+    name: str
+    blocks: dict[str, tuple[str, ...]]
+    tests: tuple[str, ...]
+    level: str = "netlist"
+
+    @property
+    def classes(self) -> dict[str, str]:
+        """Class → its module."""
+        return {
+            block: f"kelp_hw.{file.replace('/', '.')}"
+            for file, classes in self.blocks.items()
+            for block in classes
+        }
+
+
+def _proofs(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/verif/formal/test_proofs.py::test_holds[{name}]" for name in names)
+
+
+BENCHES = (
+    Bench(
+        "lib.source",
+        {
+            "lib/skid": ("Skid",),
+            "lib/bypass_fifo": ("BypassFifo",),
+            "lib/order_fifo": ("OrderFifo",),
+            "lib/request_fifo": ("RequestFifo",),
+            "lib/free_list": ("FreeList",),
+        },
+        (
+            "tests/hw/lib/test_skid.py",
+            "tests/hw/lib/test_bypass_fifo.py",
+            "tests/hw/lib/test_order_fifo.py",
+            "tests/hw/lib/test_request_fifo.py",
+            "tests/hw/lib/test_timing.py",
+            *_proofs("order_fifo", "request_fifo", "bypass_fifo", "free_list"),
+        ),
+        "source",
+    ),
+    Bench("lib", {"lib/split_sram": ("SplitSram",)}, ("tests/hw/lib/test_split_sram.py",)),
+    Bench(
+        "codec",
+        {"codec/quantise": ("Quantiser",), "codec/dequantise": ("Dequantiser",)},
+        ("tests/hw/codec/test_codec.py",),
+    ),
+    Bench(
+        "host",
+        {
+            "host/ingress": ("Ingress",),
+            "host/egress": ("Egress",),
+            "host/hints": ("HintAbsorber",),
+        },
+        (
+            "tests/hw/host/test_ingress.py",
+            "tests/hw/host/test_egress.py",
+            "tests/hw/host/test_hints.py",
+        ),
+    ),
+    Bench(
+        "host.source",
+        {"host/windows": ("WindowRouter",)},
+        ("tests/hw/host/test_windows.py",),
+        "source",
+    ),
+    Bench(
+        "miss",
+        {
+            "miss/grants": ("MissGrants",),
+            "miss/park_lists": ("ParkLists",),
+            "miss/miss_buffer": ("MissBuffer",),
+            "miss/cold_scheduler": ("ColdScheduler",),
+        },
+        ("tests/hw/miss/test_miss_buffer.py", "tests/hw/miss/test_cold_scheduler.py"),
+    ),
+    Bench(
+        "scores",
+        {
+            "scores/ema": ("EmaStep", "EmaEngine"),
+            "scores/kelp_scores": ("Frequencies", "Profile", "Turns"),
+            "lib/delay": ("Delay",),
+        },
+        ("tests/hw/scores/test_ema.py",),
+    ),
+    Bench(
+        "prefetch",
+        {
+            "prefetch/throttle": ("Throttle",),
+            "prefetch/sources": ("AccessSource", "PreviousSource"),
+            "prefetch/queue": ("PrefetchQueue",),
+            "prefetch/prefetch": ("Prefetcher",),
+        },
+        ("tests/hw/prefetch/test_prefetch.py",),
+    ),
+    Bench(
+        "tracker",
+        {
+            "tracker/frame_table": ("FrameTable",),
+            "tracker/sessions": ("Sessions", "SessionCheck"),
+            "tracker/foresight": ("Foresight",),
+            "tracker/arbiter": ("Arbiter",),
+            "tracker/decide": ("Decide",),
+            "tracker/miss_ids": ("MissIds",),
+            "tracker/page_words": ("PageWords",),
+            "tracker/hot_pages": ("HotPages",),
+            "tracker/page_address": ("PageAddress",),
+            "tracker/tracker": ("Tracker",),
+            "lib/byte_mask": ("ByteMask",),
+        },
+        ("tests/hw/tracker/test_frame_table.py", "tests/hw/tracker/test_tracker.py"),
+    ),
+    Bench(
+        "tracker.source",
+        {"tracker/pools": ("FreeFrames", "Pools")},
+        ("tests/hw/tracker/test_pools.py",),
+        "source",
+    ),
+    Bench(
+        "eviction",
+        {
+            "eviction/slots": ("EvictionSlots",),
+            "eviction/orphans": ("Orphans",),
+            "eviction/excess_tree": ("ExcessTree",),
+            "eviction/candidates": ("CandidateList",),
+            "eviction/closer": ("Closer",),
+            "eviction/queue_state": ("QueueState",),
+            "eviction/priority": ("PriorityUnit",),
+            "eviction/eviction": ("Eviction",),
+            "eviction/evictor": ("Evictor",),
+            "eviction/sweep": ("Sweep",),
+            "eviction/residency_map": ("ResidencyMap",),
+            "lib/exp2": ("Exp2",),
+        },
+        (
+            "tests/hw/eviction/test_priority.py",
+            "tests/hw/eviction/test_queue_state.py",
+            "tests/hw/eviction/test_evictor.py",
+        ),
+    ),
+    Bench(
+        "eviction.source",
+        {
+            "eviction/pool_need": ("PoolNeed",),
+            "eviction/plain_search": ("PlainSearch",),
+            "eviction/kelp_search": ("KelpSearch",),
+            "eviction/policy_prefetch": ("PolicyPrefetch",),
+            "eviction/kelp_state": ("KelpState",),
+            "eviction/lru_shadow": ("LruShadow",),
+        },
+        ("tests/hw/eviction/test_search.py", "tests/hw/eviction/test_kelp_policy.py"),
+        "source",
+    ),
+    Bench(
+        "control",
+        {
+            "control/session_control": ("SessionControl", "_StoredLines"),
+            "control/telemetry": ("Telemetry",),
+            "control/registers": ("Registers",),
+            "control/register_file": ("RegisterFile",),
+            "control/counters": ("TotalCounters", "QueueCounters"),
+            "control/phase": ("PhaseDetector",),
+            "control/events": ("EventLog",),
+            "control/queue_config": ("QueueConfig",),
+            "lib/histogram": ("LatencyHistogram",),
+        },
+        (
+            "tests/hw/control/test_phase.py",
+            "tests/hw/control/test_counters.py",
+            "tests/hw/control/test_telemetry.py",
+            "tests/hw/control/test_registers.py",
+        ),
+    ),
+    Bench(
+        "datapath",
+        {
+            "datapath/slot_table": ("SlotTable",),
+            "datapath/write_store": ("WriteStore",),
+            "datapath/front": ("DataFront",),
+            "datapath/line_buffer": ("LineBuffer",),
+            "datapath/line_slots": ("LineSlots",),
+            "datapath/scale_slots": ("ScaleSlots",),
+            "datapath/write_out": ("WriteOut",),
+            "datapath/flush": ("FlushUnit",),
+            "datapath/head": ("DataHead",),
+            "datapath/datapath": ("DataPath",),
+            "datapath/write_path": ("WritePath",),
+        },
+        ("tests/hw/datapath/test_datapath.py",),
+    ),
+    Bench(
+        "endpoint",
+        {"endpoint": ("Endpoint", "DataQueue")},
+        ("tests/hw/test_endpoint.py::test_traffic",),
+    ),
+)
+
+#: Blocks without state and arithmetic of their own, and why.
+NO_STATE = {
+    "Sram": "a macro, or a memory of Amaranth's",
+    "WideMemory": "memories side by side, or a macro",
+    "NoSlots": "what stands in for slots where no stored format has scales: constants",
+    "RawQuantiser": "wires, where no stored format but raw16 is built",
+    "RawDequantiser": "wires, where no stored format but raw16 is built",
+}

