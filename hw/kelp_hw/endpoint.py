@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, Outcome, PrefetchSource
 
+from .control.faults import FaultMonitor
 from .control.phase import PhaseDetector
 from .control.queue_config import QueueConfig
 from .control.registers import Registers
@@ -135,7 +136,7 @@ class Endpoint(wiring.Component):
         s.hints = hints = HintAbsorber(config=c)
         s.phase = phase = PhaseDetector(config=c)
         s.telemetry = telemetry = Telemetry(config=c)
-        s.registers = registers = Registers(config=c, event_sources=4)
+        s.registers = registers = Registers(config=c, event_sources=4 + c.protect)
         settings = registers.settings
 
         # Critical path: M0's choice to each engine's `o_op.ready`: cut by a skid buffer per engine.
@@ -388,6 +389,18 @@ class Endpoint(wiring.Component):
         connect(m, telemetry.o_queue, registers.i_queue)
         connect(m, telemetry.o_useful, registers.i_useful)
         connect(m, egress.o_latency, registers.i_latency)
+
+        # - faults of memories ---------------------------------------------------------------------
+        if c.protect:
+            s.faults = faults = FaultMonitor(config=c)
+            m.d.comb += [
+                egress.fatal.eq(faults.fatal),
+                tracker.fatal.eq(faults.fatal),
+                registers.fatal.eq(faults.fatal),
+                telemetry.memory_corrected.eq(faults.corrected),
+                telemetry.memory_uncorrected.eq(faults.uncorrected),
+            ]
+            connect(m, faults.o_event, registers.i_event[4])
 
         # - verification ---------------------------------------------------------------------------
         # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one,

@@ -26,6 +26,7 @@ __all__ = [
     "SCORE_BITS",
     "LAYER_RANGES",
     "page_word_fields",
+    "Protected",
     "frame_entry_fields",
 ]
 
@@ -177,6 +178,20 @@ class Event(IntEnum):
     STARVED = 17
     HINT_GAP = 18
     HINT_BAD_QUEUE = 19
+    FATAL = 20  #: a memory lost what cannot be rebuilt: no data are answered until reset
+
+
+class Protected(IntEnum):
+    """Who read a memory word beyond repair: the argument of its event (docs/protection.md)."""
+
+    FRAME_TABLE = 0
+    TRACKER = 1
+    DATA_QUEUE = 2
+    MISS_BUFFER = 3
+    COLD_SCHEDULER = 4
+    DATA_PATH = 5
+    EVICTION = 6
+    HOST = 7
 
 
 def page_word_fields(config: Config) -> tuple[tuple[str, int], ...]:

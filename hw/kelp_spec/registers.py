@@ -197,6 +197,7 @@ class RegisterMap:
                 Field("quiescent", 1, 1, "nothing in flight"),
                 Field("irq", 2, 1, "interrupt pending"),
                 Field("event_overflow", 3, 1, "events were lost since the last clear"),
+                Field("fatal", 4, 1, "a memory lost what cannot be rebuilt; reads answer poison"),
             ),
             "state of the endpoint",
         )

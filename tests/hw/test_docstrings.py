@@ -65,6 +65,9 @@ ARGUMENTS = {
     "Registers": {"config": UNIT, "event_sources": 1},
     "SlotTable": _TABLE,
     **dict.fromkeys(("SplitSram", "Sram", "WideMemory"), {"depth": 1, "shape": 1}),
+    **dict.fromkeys(
+        ("ProtectedFifo", "ProtectedMemory"), {"depth": 1, "shape": 1, "protect": True}
+    ),
     "WriteOut": {"axi": axi_signature(UNIT), "line_bits": 8, "line_slots": 8, "scale_slots": 8},
 }
 

@@ -130,6 +130,7 @@ class Registers(wiring.Component):
                 "now": In(TIME_BITS),
                 "ready": In(1),
                 "quiescent": In(1),
+                "fatal": In(1),  #: a memory lost what cannot be rebuilt
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "decode": In(config.sessions),
                 "pool_used": In(data.ArrayLayout(24, len(POOLS))),
@@ -241,10 +242,11 @@ class Registers(wiring.Component):
             file.ro_status.quiescent.eq(self.quiescent),
             file.ro_status.irq.eq(events.irq),
             file.ro_status.event_overflow.eq(events.overflow),
+            file.ro_status.fatal.eq(self.fatal),
             file.ro_event_count.value.eq(events.count),
             events.clear.eq(file.wo_event_clear_strobe & file.wo_event_clear.value),
             events.irq_enable.eq(file.rw_irq_enable.value),
-            self.irq.eq(events.irq),
+            self.irq.eq(events.irq | self.fatal),
         ]
         # The evictor's PEEKs, which look for a frame's owner, carry its token.
         peek, peeked = Signal(self.layouts.page_word), Signal()

@@ -83,6 +83,8 @@ class Telemetry(wiring.Component):
                 "hint_update": In(1),
                 "score_corrected": In(1),
                 "score_uncorrected": In(1),
+                "memory_corrected": In(1),
+                "memory_uncorrected": In(1),
                 "pulses": Out(len(COUNTERS)),
                 "o_queue": Out(stream.Signature(self.queue_event, always_ready=True)),
                 "o_useful": Out(stream.Signature(config.squeue_bits, always_ready=True)),
@@ -135,14 +137,19 @@ class Telemetry(wiring.Component):
         issued = valid & (op.kind == Op.PREFETCH) & (outcome == Outcome.MISSED)
         fetched = valid & (op.kind == Op.FILL) & (op.miss_kind != MissKind.ALLOCATE) & ~op.failed
 
-        # Two sources may correct a word in one cycle; the second waits for the next.
-        def merged(first, second):
+        # Several sources may correct a word in one cycle; all but one wait for the next.
+        def merged(*sources):
             left = Signal(4)
-            m.d.sync += left.eq(left + first + second - (left + first + second != 0))
-            return left + first + second != 0, left
+            total = sum(sources, start=left)
+            m.d.sync += left.eq(total - (total != 0))
+            return total != 0, left
 
-        corrected, corrected_left = merged(valid & r.corrected, self.score_corrected)
-        uncorrected, uncorrected_left = merged(valid & r.uncorrected, self.score_uncorrected)
+        corrected, corrected_left = merged(
+            valid & r.corrected, self.score_corrected, self.memory_corrected
+        )
+        uncorrected, uncorrected_left = merged(
+            valid & r.uncorrected, self.score_uncorrected, self.memory_uncorrected
+        )
 
         names = {name: i for i, (name, _) in enumerate(COUNTERS)}
         hot_valid, hot_write = Signal(), Signal()
@@ -220,7 +227,8 @@ class Telemetry(wiring.Component):
         with m.If(r.uncorrected):
             m.d.comb += code.eq(Event.UNCORRECTED)
         with m.Elif(outcome == Outcome.REFUSED):
-            m.d.comb += code.eq(op.refused)
+            # What is refused after a fatal error is no event: that error was one.
+            m.d.comb += code.eq(Mux(op.refused == Event.FATAL, Event.NONE, op.refused))
         with m.Elif((op.kind == Op.FILL) & op.failed):
             m.d.comb += code.eq(Event.FETCH_FAILED)
         with m.Elif((op.kind == Op.RELEASE) & op.failed):

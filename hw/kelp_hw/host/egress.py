@@ -22,6 +22,9 @@ class Egress(wiring.Component):
     """Sends every answer on its channel: data, zeros, poison and NXM as S2M DRS, completions as S2M
     NDR.
 
+    From the cycle of `fatal` on, each answer of `i` with data leaves as poison without content
+    (docs/protection.md).
+
     The data path's answers keep their order; those of hints and registers take turns with them.
 
     Latency: outputs are registered, `LATENCY` cycle after `i`; an answer of `i_window` takes
@@ -41,6 +44,8 @@ class Egress(wiring.Component):
         Answers of hints and registers.
     now : in
         Time in cycles.
+    fatal : in
+        No data may be answered.
     s2m_drs, s2m_ndr : streams of messages
     o_latency : always-ready stream of ``missed``, ``cycles``
         An answer of `i` when it is taken: cycles of `now` since its request was accepted.
@@ -61,6 +66,7 @@ class Egress(wiring.Component):
                 "i": In(stream.Signature(layouts.answer)),
                 "i_window": In(stream.Signature(layouts.window_answer)),
                 "now": In(TIME_BITS),
+                "fatal": In(1),
                 "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
                 "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
                 "o_latency": Out(
@@ -114,7 +120,7 @@ class Egress(wiring.Component):
                 drs_empty.eq(~(want_drs | pick_side_drs)),
                 drs.p.opcode.eq(
                     Mux(
-                        ~pick_side_drs & (a.answer == Answer.NXM),
+                        ~pick_side_drs & (a.answer == Answer.NXM) & ~self.fatal,
                         S2MDRS.MEM_DATA_NXM,
                         S2MDRS.MEM_DATA,
                     )
@@ -124,8 +130,10 @@ class Egress(wiring.Component):
                 drs.p.dev_load.eq(DevLoad.LIGHT),
                 drs.p.tag.eq(Mux(pick_side_drs, self.i_window.p.tag, a.origin.tag)),
                 drs.p.ld_id.eq(Mux(pick_side_drs, self.i_window.p.ld_id, a.origin.ld_id)),
-                drs.p.poison.eq(~pick_side_drs & (a.poison | (a.answer == Answer.POISON))),
-                drs.p.data.eq(Mux(pick_side_drs, self.i_window.p.data, a.data)),
+                drs.p.poison.eq(
+                    ~pick_side_drs & (a.poison | (a.answer == Answer.POISON) | self.fatal)
+                ),
+                drs.p.data.eq(Mux(pick_side_drs, self.i_window.p.data, Mux(self.fatal, 0, a.data))),
             ]
         with m.If(ndr_free):
             m.d.sync += [

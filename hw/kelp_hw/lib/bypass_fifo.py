@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Shape, Signal, Value
+from amaranth.hdl import Assert, Module, Mux, Signal, Value
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
+
+from .protected import CheckedWord, Fault
 
 __all__ = ["BypassFifo"]
 
@@ -31,6 +33,8 @@ class BypassFifo(wiring.Component):
         `row` is a register, for items that come two cycles apart on average: it loads in every
         cycle, from the oldest row or, when nothing waits, from `i`. An item that waits behind
         another one is in it two cycles after the other one left.
+    protect : bool
+        The rows carry check bits, with encoder and decoder combinational.
 
     Members
     -------
@@ -40,16 +44,20 @@ class BypassFifo(wiring.Component):
         The oldest item that waits: `o.p` too, while `row_valid`.
     level : out
         How many items wait.
+    fault : out, Fault
+        Of the item in `row`: `corrected` when it leaves, `uncorrected` while it is there. Zero
+        when not protected.
     """
 
     LATENCY = 0
     INTERVAL = 1
     REGISTERED_INTERVAL = 2
 
-    def __init__(self, *, depth: int, shape, registered: bool = False):
+    def __init__(self, *, depth: int, shape, registered: bool = False, protect: bool = False):
         if not isinstance(depth, int) or depth < 2 or depth & (depth - 1):
             raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 2 and up")
         self.depth, self.shape, self.registered = depth, shape, registered
+        self.word = CheckedWord(shape, protect=protect)
         super().__init__(
             {
                 "i": In(stream.Signature(shape, always_ready=True)),
@@ -57,22 +65,26 @@ class BypassFifo(wiring.Component):
                 "row": Out(shape),
                 "row_valid": Out(1),
                 "level": Out(range(depth + 1)),
+                "fault": Out(Fault),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        width = Shape.cast(self.shape).width
-        m.submodules.rows = rows = memory.Memory(shape=width, depth=self.depth, init=())
+        m.submodules.rows = rows = memory.Memory(
+            shape=self.word.code_bits, depth=self.depth, init=()
+        )
         write, read = rows.write_port(), rows.read_port(domain="comb")
         begin, end, level = Signal(range(self.depth)), Signal(range(self.depth)), self.level
         waits = Signal()  # level != 0
         takes, keeps = Signal(), Signal()
         row, item = Value.cast(self.row), Value.cast(self.i.p)
+        oldest, single, double = self.word.decode(m, read.data)
+        fault = Signal(Fault)  # of `row`
         m.d.comb += [
             write.en.eq(self.i.valid),
             write.addr.eq(end),
-            write.data.eq(item),
+            write.data.eq(self.word.encode(item)),
             read.addr.eq(begin),
             self.o.valid.eq(Mux(waits, self.row_valid, self.i.valid)),
             # By `row_valid`, not `waits`, which has as many bits of `row` to choose: what is not
@@ -80,14 +92,23 @@ class BypassFifo(wiring.Component):
             Value.cast(self.o.p).eq(Mux(self.row_valid, row, item)),
             takes.eq(self.row_valid & self.o.ready),
             keeps.eq(self.i.valid & (waits | ~self.o.ready)),
+            self.fault.corrected.eq(takes & fault.corrected),
+            self.fault.uncorrected.eq(self.row_valid & fault.uncorrected),
         ]
         if self.registered:
             m.d.sync += [
-                row.eq(Mux(waits, read.data, item)),
+                row.eq(Mux(waits, oldest, item)),
                 self.row_valid.eq(Mux(waits, ~takes, keeps)),
+                fault.corrected.eq(waits & single.any()),
+                fault.uncorrected.eq(waits & double.any()),
             ]
         else:
-            m.d.comb += [row.eq(read.data), self.row_valid.eq(waits)]
+            m.d.comb += [
+                row.eq(oldest),
+                self.row_valid.eq(waits),
+                fault.corrected.eq(single.any()),
+                fault.uncorrected.eq(double.any()),
+            ]
         with m.If(takes):
             m.d.sync += begin.eq(begin + 1)
         with m.If(keeps):

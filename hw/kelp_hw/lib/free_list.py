@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
+
+from .protected import Fault, ProtectedFifo
 
 __all__ = ["FreeList"]
 
@@ -28,6 +29,8 @@ class FreeList(wiring.Component):
         1 and up.
     first : int
         0 and up.
+    protect : bool
+        Returned ids carry check bits, with encoder and decoder combinational.
 
     Members
     -------
@@ -36,25 +39,28 @@ class FreeList(wiring.Component):
     o : out, stream of ids
     level : out
         Free ids.
+    fault : out, Fault
+        Of a returned id: as `ProtectedFifo` has it. An id beyond repair has two owners or none.
     """
 
     LATENCY = 2
     LEVEL_LATENCY = 1
     INTERVAL = 1
 
-    def __init__(self, *, count: int, first: int = 0):
+    def __init__(self, *, count: int, first: int = 0, protect: bool = False):
         for field, value, low in (("count", count, 1), ("first", first, 0)):
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ValueError(
                     f"{field} = {value!r} is refused; legal: an integer of {low} and up"
                 )
-        self.count, self.first = count, first
+        self.count, self.first, self.protect = count, first, protect
         self.id_bits = max(1, ceil_log2(first + count))
         super().__init__(
             {
                 "i": In(stream.Signature(self.id_bits, always_ready=True)),
                 "o": Out(stream.Signature(self.id_bits)),
                 "level": Out(range(count + 1), init=count),
+                "fault": Out(Fault),
             }
         )
         # State that proofs look at (kelp_verif.formal.pool_specs): ids from here on were never
@@ -65,8 +71,8 @@ class FreeList(wiring.Component):
         m = Module()
         # One more than the ids: a buffered FIFO is full for a cycle while its last word moves to
         # the output.
-        m.submodules.returned = returned = SyncFIFOBuffered(
-            width=self.id_bits, depth=self.count + 1
+        m.submodules.returned = returned = ProtectedFifo(
+            shape=self.id_bits, depth=self.count + 1, protect=self.protect
         )
         never_used = self.never_used
         fresh = never_used != self.first + self.count
@@ -77,6 +83,7 @@ class FreeList(wiring.Component):
             returned.r_en.eq(take & ~fresh),
             returned.w_en.eq(self.i.valid),
             returned.w_data.eq(self.i.p),
+            self.fault.eq(returned.fault),
         ]
         with m.If(take & fresh):
             m.d.sync += never_used.eq(never_used + 1)

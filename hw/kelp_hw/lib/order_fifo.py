@@ -7,7 +7,7 @@ from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from .sram import Sram
+from .protected import Fault, ProtectedMemory
 
 __all__ = ["OrderFifo"]
 
@@ -25,12 +25,17 @@ class OrderFifo(wiring.Component):
     width : int
     depth : int
         A power of two, 4 and up.
+    protect : bool
+        The RAM's rows carry check bits, with encoder and decoder combinational.
 
     Members
     -------
     i, o : streams
     level : out
         Items in the FIFO, those of its registers included.
+    fault : out, Fault
+        Of an item that moves from the RAM's output to `o`, in the cycle before it is there. Zero
+        when not protected.
 
     Attributes
     ----------
@@ -43,15 +48,16 @@ class OrderFifo(wiring.Component):
     LATENCY = 2
     INTERVAL = 1
 
-    def __init__(self, *, width: int, depth: int):
+    def __init__(self, *, width: int, depth: int, protect: bool = False):
         if not isinstance(depth, int) or depth < 4 or depth & (depth - 1):
             raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 4 and up")
-        self.width, self.depth = width, depth
+        self.width, self.depth, self.protect = width, depth, protect
         super().__init__(
             {
                 "i": In(stream.Signature(width)),
                 "o": Out(stream.Signature(width)),
                 "level": Out(range(depth + 1)),
+                "fault": Out(Fault),
             }
         )
         self.last, self.ahead = Signal(width), Signal()
@@ -60,7 +66,9 @@ class OrderFifo(wiring.Component):
         m = Module()
         # What is read is never what is being written: a row is read in the cycle after it was
         # written at the earliest.
-        m.submodules.rows = rows = Sram(depth=self.depth, shape=self.width, transparent=False)
+        m.submodules.rows = rows = ProtectedMemory(
+            depth=self.depth, shape=self.width, protect=self.protect, transparent=False
+        )
         begin, end = Signal(range(self.depth)), Signal(range(self.depth))
         last, ahead = self.last, self.ahead
         waits, moves, asks, puts, takes = Signal(), Signal(), Signal(), Signal(), Signal()
@@ -77,6 +85,7 @@ class OrderFifo(wiring.Component):
             waits.eq(begin != end),
             moves.eq(~self.o.valid | self.o.ready),
             asks.eq(waits & (~ahead | moves)),
+            self.fault.as_value().eq(Mux(moves & ahead, rows.fault.as_value(), 0)),
         ]
         m.d.sync += [last.eq(self.i.p), ahead.eq(Mux(moves, ahead & waits, ahead | waits))]
         with m.If(moves):

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Shape, Signal, Value
+from amaranth.hdl import Assert, Module, Mux, Signal, Value
 from amaranth.lib import memory, stream, wiring
 from amaranth.lib.wiring import In, Out
+
+from .protected import CheckedWord, Fault
 
 __all__ = ["RequestFifo"]
 
@@ -24,6 +26,8 @@ class RequestFifo(wiring.Component):
         A power of two.
     shape : shape-like
         Of an item.
+    protect : bool
+        The rows carry check bits, with encoder and decoder combinational.
 
     Members
     -------
@@ -31,39 +35,47 @@ class RequestFifo(wiring.Component):
     o : stream
     level : out
         How many items wait.
+    fault : out, Fault
+        Of the item that leaves the rows: `corrected` in that cycle, `uncorrected` while it stands
+        at their end. Zero when not protected.
     """
 
     LATENCY = 1
     INTERVAL = 1
 
-    def __init__(self, *, depth: int, shape):
+    def __init__(self, *, depth: int, shape, protect: bool = False):
         if not isinstance(depth, int) or depth < 2 or depth & (depth - 1):
             raise ValueError(f"depth = {depth!r} is refused; legal: a power of two, 2 and up")
         self.depth, self.shape = depth, shape
+        self.word = CheckedWord(shape, protect=protect)
         super().__init__(
             {
                 "i": In(stream.Signature(shape, always_ready=True)),
                 "o": Out(stream.Signature(shape)),
                 "level": Out(range(depth + 1)),
+                "fault": Out(Fault),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
         m.submodules.rows = rows = memory.Memory(
-            shape=Shape.cast(self.shape).width, depth=self.depth, init=()
+            shape=self.word.code_bits, depth=self.depth, init=()
         )
         write, read = rows.write_port(), rows.read_port(domain="comb")
         begin, end, takes = Signal(range(self.depth)), Signal(range(self.depth)), Signal()
+        oldest, single, double = self.word.decode(m, read.data)
         m.d.comb += [
             # When all places are taken, the end is the beginning.
             write.en.eq(self.level != self.depth),
             write.addr.eq(end),
-            write.data.eq(Value.cast(self.i.p)),
+            write.data.eq(self.word.encode(self.i.p)),
             read.addr.eq(begin),
             self.o.valid.eq(self.level != 0),
-            Value.cast(self.o.p).eq(read.data),
+            Value.cast(self.o.p).eq(oldest),
             takes.eq(self.o.valid & self.o.ready),
+            self.fault.corrected.eq(takes & single.any()),
+            self.fault.uncorrected.eq(self.o.valid & double.any()),
         ]
         with m.If(takes):
             m.d.sync += begin.eq(begin + 1)

@@ -81,6 +81,9 @@ class Tracker(wiring.Component):
         The session's registers for OPEN, held until its result.
     low_water, reserve, pool_limit : in
         As `Pools` has them (`pool_limit` is its `limit`).
+    fatal : in
+        Requests are refused as FATAL, but those of the hot lane and those that wait on a page. It
+        counts for those that are at M2 a cycle later.
     ecc_flip : in
         For verification: XORed into every code word written. Zero otherwise.
     o_result : out, always-ready stream of result
@@ -129,6 +132,7 @@ class Tracker(wiring.Component):
                 "low_water": In(count_bits(config)),
                 "reserve": In(count_bits(config)),
                 "pool_limit": In(counts),
+                "fatal": In(1),
                 "ecc_flip": In(self.words.code.code_bits),
                 "o_result": Out(stream.Signature(layouts.result, always_ready=True)),
                 "o_frame_op": Out(stream.Signature(layouts.frame_op, always_ready=True)),
@@ -303,9 +307,11 @@ class Tracker(wiring.Component):
         # of the session whose request goes to the frame stage
         shape1, shape2, shape3 = (Signal(shape_layout, name=f"shape{i}") for i in (1, 2, 3))
         m.submodules.check = check = SessionCheck(config=c)
+        fatal = Signal()
+        m.d.sync += fatal.eq(self.fatal)
         m.d.comb += [
             check.session.eq(session2),
-            check.refused.eq(op2.refused),
+            check.refused.eq(Mux(fatal, Event.FATAL, op2.refused)),
             check.ld_id.eq(op2.origin.ld_id),
             check.queue.eq(m2.queue),
             check.page.eq(op2.page),

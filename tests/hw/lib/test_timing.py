@@ -14,6 +14,7 @@ from kelp_hw.lib.exp2 import Exp2
 from kelp_hw.lib.free_list import FreeList
 from kelp_hw.lib.histogram import LatencyHistogram
 from kelp_hw.lib.order_fifo import OrderFifo
+from kelp_hw.lib.protected import ProtectedFifo, ProtectedMemory
 from kelp_hw.lib.request_fifo import RequestFifo
 from kelp_hw.lib.skid import Skid
 from kelp_hw.lib.split_sram import SplitSram
@@ -78,6 +79,20 @@ CASES = {
         {"prepare": {"read_row": 1}, "before": EVENTS[:1]},
     ),
     "OrderFifo": (OrderFifo(width=8, depth=4), "LATENCY", offered, ITEMS, TAKEN),
+    "ProtectedFifo": (
+        ProtectedFifo(shape=8, depth=4, protect=True),
+        "LATENCY",
+        lambda dut: Mux(dut.r_rdy, dut.r_data, 0),
+        [{"w_en": 1, "w_data": value} for value in (1, 2, 3)],
+        {"prepare": {"r_en": 1}},
+    ),
+    "ProtectedMemory": (
+        ProtectedMemory(depth=4, shape=8, protect=True),
+        "LATENCY",
+        "read_data",
+        READS,
+        ROWS,
+    ),
     "RequestFifo": (RequestFifo(depth=4, shape=8), "LATENCY", offered, ITEMS, TAKEN),
     "Skid": (Skid(8), "LATENCY", offered, ITEMS, TAKEN),
     "Skid, none registered": (Skid(8, registered=()), "LATENCY", offered, ITEMS, TAKEN),

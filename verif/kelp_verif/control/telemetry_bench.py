@@ -42,6 +42,8 @@ SINGLE = {
     "hint_update": "hint_updates",
     "score_corrected": "corrected",
     "score_uncorrected": "uncorrected",
+    "memory_corrected": "corrected",
+    "memory_uncorrected": "uncorrected",
 }
 
 
@@ -122,7 +124,7 @@ class Model:
         if r["uncorrected"]:
             return Event.UNCORRECTED
         if outcome == Outcome.REFUSED:
-            return r["op.refused"]
+            return r["op.refused"] if r["op.refused"] != Event.FATAL else Event.NONE
         if r["op.failed"] and op in failures:
             return failures[op]
         if demand and r["op.poison"]:
@@ -241,6 +243,7 @@ class TB:
                             Event.CLOSED_SESSION,
                             Event.FOREIGN_LD,
                             Event.UNKNOWN_OPCODE,
+                            Event.FATAL,
                         ]
                     ),
                 }

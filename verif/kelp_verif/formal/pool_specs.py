@@ -72,7 +72,7 @@ class FreeListContract(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.free = free = self.block
-        fifo = open_up(free).returned
+        fifo = open_up(open_up(free).returned).fifo
         ids, o = self.first + self.count, free.o
         taken = o.valid & o.ready
         # The ids below `first` begin in somebody's hands; they may come back in exchange for

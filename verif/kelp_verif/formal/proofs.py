@@ -196,7 +196,7 @@ PROOFS = (
         withdrawals=(
             # an offer that bypasses the rows is withdrawn for a cycle, or another follows it
             ("Mux(waits, ~takes, keeps)", "waits & ~takes"),
-            ("Mux(waits, read.data, item)", "read.data"),
+            ("Mux(waits, oldest, item)", "oldest"),
         ),
     ),
     Proof(

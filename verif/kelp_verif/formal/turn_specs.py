@@ -42,6 +42,7 @@ class EgressContract(wiring.Component):
             drs.ready.eq(AnySeq(1)),
             ndr.ready.eq(AnySeq(1)),
             e.now.eq(AnySeq(len(e.now))),
+            e.fatal.eq(AnySeq(1)),
             Assume(~e.i.valid | (e.i.p.answer != Answer.NONE)),
             Assume((e.i.p.answer == Answer.DATA) | (e.i.p.data == 0)),
         ]
@@ -61,13 +62,18 @@ class EgressContract(wiring.Component):
                 due.ld_id.eq(Mux(sides, e.i_window.p.ld_id, e.i.p.origin.ld_id)),
             ]
             if message == "S2MDRS":
-                answer = e.i.p.answer
+                answer, fatal = e.i.p.answer, mine & e.fatal
                 m.d.comb += [
                     due.opcode.eq(
-                        Mux(mine & (answer == Answer.NXM), S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)
+                        Mux(
+                            mine & (answer == Answer.NXM) & ~fatal,
+                            S2MDRS.MEM_DATA_NXM,
+                            S2MDRS.MEM_DATA,
+                        )
                     ),
-                    due.poison.eq(mine & (e.i.p.poison | (answer == Answer.POISON))),
-                    due.data.eq(Mux(sides, e.i_window.p.data, e.i.p.data)),
+                    due.poison.eq(fatal | (mine & (e.i.p.poison | (answer == Answer.POISON)))),
+                    due.data.eq(Mux(sides, e.i_window.p.data, Mux(fatal, 0, e.i.p.data))),
+                    Cover(fatal),
                 ]
             else:
                 m.d.comb += due.opcode.eq(S2MNDR.CMP)

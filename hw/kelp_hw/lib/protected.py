@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Memories whose rows carry SECDED check bits (spec §4, docs/protection.md)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Const, Module, Shape, Signal, Value
+from amaranth.lib import data, fifo, wiring
+from amaranth.lib.wiring import In, Out
+
+from .secded import Secded
+from .sram import Sram
+
+__all__ = ["BlockFault", "CheckedWord", "Fault", "ProtectedFifo", "ProtectedMemory", "gather"]
+
+
+#: What check bits say of a word that is used: it has one flipped bit, which is corrected, or more,
+#: and its content is not known.
+Fault = data.StructLayout({"corrected": 1, "uncorrected": 1})
+
+#: What a block made of the faults that it met in the cycle before: corrected; beyond repair, and
+#: what it says is poison now; beyond repair and not to be rebuilt, so that no data may be answered.
+BlockFault = data.StructLayout({"corrected": 1, "poisoned": 1, "fatal": 1})
+
+
+def gather(m: Module, to, *faults, poisoned=()) -> None:
+    """Registers faults in `to`, a BlockFault: an uncorrected one of `faults` (a `Fault` each) is
+    fatal, one of `poisoned` is not. Faults of one cycle are one."""
+    m.d.sync += [
+        to.corrected.eq(Cat(fault.corrected for fault in (*faults, *poisoned)).any()),
+        to.poisoned.eq(Cat(fault.uncorrected for fault in poisoned).any()),
+        to.fatal.eq(Cat(fault.uncorrected for fault in faults).any()),
+    ]
+
+
+class CheckedWord:
+    """Check bits for a row of any shape: one code word of `Secded` for each of its parts. Its
+    methods build combinational logic.
+
+    Parameters
+    ----------
+    shape : shape-like
+        Of a row.
+    protect : bool
+        Without it a code word is the row, and nothing is built.
+    parts : sequence of int or None
+        Bits of each part, lowest first, 1 … 64 each; by default equal parts, as few as can be.
+
+    Attributes
+    ----------
+    parts : tuple[int, ...]
+    widths : tuple[int, ...]
+        Bits of each part's code word.
+    code_bits : int
+        Bits of the row's code word.
+    """
+
+    MOST = 64
+
+    def __init__(self, shape, *, protect: bool, parts=None):
+        width = Shape.cast(shape).width
+        if parts is None:
+            count = -(-width // self.MOST)
+            size = -(-width // count)
+            parts = [min(size, width - low) for low in range(0, width, size)]
+        self.parts = tuple(parts)
+        if sum(self.parts) != width or not all(1 <= size <= self.MOST for size in self.parts):
+            raise ValueError(
+                f"parts = {parts!r} is refused; legal: 1 … {self.MOST} bits each, {width} in all"
+            )
+        self.protect = bool(protect)
+        self._codes = [Secded(max(4, size)) for size in self.parts]
+        self.widths = tuple(
+            size + (code.check_bits if self.protect else 0)
+            for size, code in zip(self.parts, self._codes, strict=True)
+        )
+        self.code_bits = sum(self.widths)
+
+    def encode(self, value) -> Value:
+        """The code word of a row."""
+        value = Value.cast(value)
+        if not self.protect:
+            return value
+        words, low = [], 0
+        for size, code in zip(self.parts, self._codes, strict=True):
+            part = value[low : low + size]
+            words += [part, code.encode(Cat(part, Const(0, code.width - size)))[code.width :]]
+            low += size
+        return Cat(words)
+
+    def decode(self, m: Module, word) -> tuple[Value, Value, Value]:
+        """(row with each part's single error corrected, parts with a single error, parts with an
+        uncorrectable one) from a code word as read, with logic in `m`."""
+        word = Value.cast(word)
+        if not self.protect:
+            return word, Const(0, len(self.parts)), Const(0, len(self.parts))
+        rows, singles, doubles, low = [], [], [], 0
+        for size, width, code in zip(self.parts, self.widths, self._codes, strict=True):
+            part = word[low : low + width]
+            whole = Cat(part[:size], Const(0, code.width - size), part[size:])
+            syndrome = Signal(code.check_bits)
+            m.d.comb += syndrome.eq(code.syndrome(whole))
+            fixed, single, double = code.repair(whole, syndrome)
+            rows.append(fixed[:size])
+            singles.append(single)
+            doubles.append(double)
+            low += width
+        return Cat(rows), Cat(singles), Cat(doubles)
+
+
+class ProtectedMemory(wiring.Component):
+    """A memory of the kind `make` (`Sram`, `SplitSram`, `WideMemory`) whose rows carry check bits.
+
+    Latency: `LATENCY` of the memory that `make` builds, which is 1 of `Sram`: encoder and decoder
+    are combinational. One read and one write in each cycle (`INTERVAL`). Collisions and contents
+    after configuration are those of `make`; a row that was never written may be no code word, so
+    `fault` counts only where the reader uses the row. Not protected, it is that memory, and
+    `corrected` and `uncorrected` are zero.
+
+    With `scrub` a row that is read with a single error is written back when the write port is idle
+    and the row is not being read; a write that comes first ends that. A row read in the cycle of a
+    write is not written back.
+
+    Parameters
+    ----------
+    depth : int
+    shape : shape-like
+        Of a row.
+    protect : bool
+    make : class
+        The memory.
+    parts : sequence of int or None
+        As `CheckedWord` has them.
+    scrub : bool
+        For a `make` of `LATENCY` 1.
+    granularity : int or None
+        Of a `WideMemory`: bits of the row for each bit of `write_en`. Each of them is a part.
+    options
+        Further arguments of `make`.
+
+    Members
+    -------
+    read_en, read_address : in
+    read_data : out
+        Corrected.
+    write_en, write_address, write_data : in
+    corrected, uncorrected : out
+        A bit for each part of the row at `read_data`, with it and for as long.
+    """
+
+    LATENCY = Sram.LATENCY
+    INTERVAL = 1
+
+    def __init__(
+        self,
+        *,
+        depth: int,
+        shape,
+        protect: bool,
+        make=Sram,
+        parts=None,
+        scrub: bool = False,
+        granularity: int | None = None,
+        **options,
+    ):
+        width = Shape.cast(shape).width
+        if granularity is not None:
+            if granularity < 1 or width % granularity:
+                raise ValueError(
+                    f"granularity = {granularity!r} is refused; legal: a divisor of {width}"
+                )
+            parts = [granularity] * (width // granularity)
+        if scrub and make.LATENCY != 1:
+            raise ValueError(f"scrub of a {make.__name__} is refused; legal: a LATENCY of 1")
+        self.word = CheckedWord(shape, protect=protect, parts=parts)
+        self.scrub = scrub and self.word.protect
+        if granularity is not None:
+            options["granularity"] = self.word.widths[0]
+        self.rows = make(depth=depth, shape=self.word.code_bits, **options)
+        self.LATENCY = make.LATENCY
+        members = self.rows.signature.members
+        count = len(self.word.parts)
+        super().__init__(
+            {
+                **{
+                    name: members[name]
+                    for name in ("read_en", "read_address", "write_en", "write_address")
+                },
+                "read_data": Out(shape),
+                "write_data": In(shape),
+                "corrected": Out(count),
+                "uncorrected": Out(count),
+            }
+        )
+
+    @property
+    def fault(self) -> Value:
+        """`Fault` of the row at `read_data`."""
+        return Fault(Cat(self.corrected.any(), self.uncorrected.any()))
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.rows = rows = self.rows
+        word, single, double = self.word.decode(m, rows.read_data)
+        m.d.comb += [
+            Value.cast(self.read_data).eq(word),
+            self.corrected.eq(single),
+            self.uncorrected.eq(double),
+            rows.read_en.eq(self.read_en),
+            rows.read_address.eq(self.read_address),
+            rows.write_en.eq(self.write_en),
+            rows.write_address.eq(self.write_address),
+            rows.write_data.eq(self.word.encode(self.write_data)),
+        ]
+        if not self.scrub:
+            return m
+        # The row is corrected in a register: a write that came between would be undone, so any
+        # write ends it.
+        fresh, address = Signal(), Signal.like(self.read_address)
+        mend, mended, mended_at = Signal(), Signal(len(word)), Signal.like(self.read_address)
+        m.d.sync += [
+            fresh.eq(self.read_en & ~self.write_en.any()),
+            address.eq(self.read_address),
+        ]
+        with m.If(self.write_en.any()):
+            m.d.sync += mend.eq(0)
+        with m.Elif(mend):
+            with m.If(~(self.read_en & (self.read_address == mended_at))):
+                m.d.sync += mend.eq(0)
+                m.d.comb += [
+                    rows.write_en.eq(~0),
+                    rows.write_address.eq(mended_at),
+                    rows.write_data.eq(self.word.encode(mended)),
+                ]
+        with m.Elif(fresh & self.corrected.any() & ~self.uncorrected.any()):
+            m.d.sync += [mend.eq(1), mended.eq(word), mended_at.eq(address)]
+        return m
+
+
+class ProtectedFifo(wiring.Component):
+    """A `SyncFIFO` or `SyncFIFOBuffered` of Amaranth whose rows carry check bits.
+
+    Latency: `LATENCY` cycles from `w_en` to `r_rdy` when it is empty, 1 when not `buffered`:
+    encoder and decoder are combinational. One item in and one out in each cycle (`INTERVAL`). A
+    single error leaves with its item; nothing is written back. Not protected, it is that FIFO, and
+    `fault` is zero.
+
+    Parameters
+    ----------
+    shape : shape-like
+        Of an item.
+    depth : int
+    protect : bool
+    buffered : bool
+        A `SyncFIFOBuffered`.
+
+    Members
+    -------
+    w_data, w_en : in
+    w_rdy, w_level : out
+    r_en : in
+    r_data, r_rdy, r_level : out
+    fault : out, Fault
+        `corrected` with `r_en` of an item that had one flipped bit, `uncorrected` as soon as an
+        item stands at `r_data` that cannot be corrected.
+    """
+
+    LATENCY = 2
+    INTERVAL = 1
+
+    def __init__(self, *, shape, depth: int, protect: bool, buffered: bool = True):
+        self.word = CheckedWord(shape, protect=protect)
+        make = fifo.SyncFIFOBuffered if buffered else fifo.SyncFIFO
+        self.fifo = make(width=self.word.code_bits, depth=depth)
+        self.depth = depth
+        self.LATENCY = 2 if buffered else 1
+        level = range(depth + 1)
+        super().__init__(
+            {
+                "w_data": In(shape),
+                "w_en": In(1),
+                "w_rdy": Out(1),
+                "w_level": Out(level),
+                "r_data": Out(shape),
+                "r_en": In(1),
+                "r_rdy": Out(1),
+                "r_level": Out(level),
+                "fault": Out(Fault),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.fifo = rows = self.fifo
+        item, single, double = self.word.decode(m, rows.r_data)
+        m.d.comb += [
+            rows.w_data.eq(self.word.encode(self.w_data)),
+            rows.w_en.eq(self.w_en),
+            self.w_rdy.eq(rows.w_rdy),
+            self.w_level.eq(rows.w_level),
+            Value.cast(self.r_data).eq(item),
+            rows.r_en.eq(self.r_en),
+            self.r_rdy.eq(rows.r_rdy),
+            self.r_level.eq(rows.r_level),
+            self.fault.corrected.eq(rows.r_rdy & self.r_en & single.any()),
+            self.fault.uncorrected.eq(rows.r_rdy & double.any()),
+        ]
+        return m
