@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1 */
-/* KELP registers and address map, configuration trace (2c01235ad9ff). Generated from hw/kelp_spec; do not edit. */
+/* KELP registers and address map, configuration trace (95708cfc1686). Generated from hw/kelp_spec; do not edit. */
 #ifndef KELP_REGS_H
 #define KELP_REGS_H
 
-#define KELP_CONFIG_DIGEST 0x2c01235ad9ffull
+#define KELP_CONFIG_DIGEST 0x95708cfc1686ull
 #define KELP_APERTURE_BITS 23
 #define KELP_HINT_BASE 0x800000ull
 #define KELP_HINT_BYTES 4096
@@ -36,6 +36,8 @@
 #define KELP_STATUS_IRQ_MASK 0x1ull
 #define KELP_STATUS_EVENT_OVERFLOW_SHIFT 3
 #define KELP_STATUS_EVENT_OVERFLOW_MASK 0x1ull
+#define KELP_STATUS_FATAL_SHIFT 4
+#define KELP_STATUS_FATAL_MASK 0x1ull
 #define KELP_LOW_WATER 0x20
 #define KELP_RESERVE 0x28
 #define KELP_COLD_RETRIES 0x30
@@ -485,6 +487,7 @@
 #define KELP_EVENT_STARVED 17
 #define KELP_EVENT_HINT_GAP 18
 #define KELP_EVENT_HINT_BAD_QUEUE 19
+#define KELP_EVENT_FATAL 20
 
 #define KELP_PAGE_ABSENT 0
 #define KELP_PAGE_RESIDENT 1

@@ -72,6 +72,8 @@ class Registers(wiring.Component):
     now : in
     ready, quiescent : in
         Of the endpoint, for the status register.
+    fatal : in
+        A memory lost what cannot be rebuilt: it is in the status register, and interrupts.
     sessions : in
         Session registers as M3 has them.
     decode : in
@@ -103,7 +105,7 @@ class Registers(wiring.Component):
     resident_lines : in
         Its resident lines.
     irq : out
-        Interrupt of the event log.
+        Interrupt of the event log, or `fatal`.
     idle : out
         No access, command, step or report is in the block.
     cleared : out
@@ -130,7 +132,7 @@ class Registers(wiring.Component):
                 "now": In(TIME_BITS),
                 "ready": In(1),
                 "quiescent": In(1),
-                "fatal": In(1),  #: a memory lost what cannot be rebuilt
+                "fatal": In(1),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "decode": In(config.sessions),
                 "pool_used": In(data.ArrayLayout(24, len(POOLS))),

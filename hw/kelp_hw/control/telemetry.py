@@ -52,6 +52,8 @@ class Telemetry(wiring.Component):
         Pulses: a sweep ended, a hint line was taken, a MASS op was taken.
     score_corrected, score_uncorrected : in
         Pulses: errors in a word of the score memory.
+    memory_corrected, memory_uncorrected : in
+        Pulses: errors in words of the other memories (`FaultMonitor`).
     pulses : out
         Bit i: entry i of `COUNTERS`.
     o_queue : out, always-ready stream of queue_event_layout

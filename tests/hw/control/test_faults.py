@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Faults of memories: what is counted, what is an event, and that the fatal latch stays."""
+
+from amaranth.sim import Simulator
+
+from kelp_hw.control.faults import FaultMonitor
+from kelp_spec.config import named
+from kelp_spec.metadata import Event, Protected
+
+IDLE = {"fatal": 0, "corrected": 0, "uncorrected": 0, "event": None}
+
+
+def run(cycles):
+    """What the outputs are in each cycle; `cycles` is a list of {block: kind}, one a cycle."""
+    dut, seen = FaultMonitor(config=named("unit")), []
+
+    async def bench(ctx):
+        for faults in cycles:
+            for block in Protected:
+                kind = {"corrected": 1, "poisoned": 2, "fatal": 4}.get(faults.get(block), 0)
+                ctx.set(dut.faults[block].as_value(), kind)
+            event = dut.o_event
+            seen.append(
+                {
+                    **{name: ctx.get(getattr(dut, name)) for name in IDLE if name != "event"},
+                    "event": (Event(ctx.get(event.p.code)), Protected(ctx.get(event.p.argument)))
+                    if ctx.get(event.valid)
+                    else None,
+                }
+            )
+            await ctx.tick()
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    return seen
+
+
+def test_a_fault_of_each_block_is_counted_and_logged():
+    for block in Protected:
+        quiet, later = [{}] * (FaultMonitor.LATENCY + 1), [{}] * 3
+        first, *rest = run([{block: "corrected"}, *quiet, *later])
+        assert first == IDLE and rest == [IDLE | {"corrected": 1}, *[IDLE] * 3]
+        first, *rest = run([{block: "poisoned"}, *quiet, *later])
+        event = (Event.UNCORRECTED, block)
+        assert first == IDLE and rest == [IDLE | {"uncorrected": 1, "event": event}, *[IDLE] * 3]
+        first, *rest = run([{block: "fatal"}, *quiet, *later])
+        last = IDLE | {"fatal": 1}
+        assert first == last, "too late for an answer of the same cycle"
+        assert rest == [last | {"uncorrected": 1, "event": (Event.FATAL, block)}, *[last] * 3]
+
+
+def test_after_the_first_fatal_fault_others_are_only_counted():
+    first, second = {Protected.TRACKER: "fatal"}, {Protected.EVICTION: "fatal"}
+    seen = run([first, second, {Protected.MISS_BUFFER: "poisoned"}, {}])
+    assert [each["event"] for each in seen] == [
+        None,
+        (Event.FATAL, Protected.TRACKER),
+        None,
+        (Event.UNCORRECTED, Protected.MISS_BUFFER),
+    ]
+    assert [each["uncorrected"] for each in seen] == [0, 1, 1, 1]
+
+
+def test_of_several_blocks_the_first_is_named():
+    both = {Protected.DATA_PATH: "fatal", Protected.MISS_BUFFER: "fatal"}
+    assert run([both, {}])[1]["event"] == (Event.FATAL, Protected.MISS_BUFFER)
+    mixed = {Protected.FRAME_TABLE: "poisoned", Protected.DATA_PATH: "fatal"}
+    assert run([mixed, {}])[1]["event"] == (Event.FATAL, Protected.DATA_PATH)
