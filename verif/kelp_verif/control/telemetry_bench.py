@@ -323,7 +323,8 @@ class TB:
         prefetch = self.reports() if now("prefetch") else {}
         owing = max(model.totals[n] - self.got[n] for n in LATE_STARTERS[:2])
         single = {
-            name: now("single") and (not name.startswith("score") or owing < 8) for name in SINGLE
+            name: now("single") and (not name.startswith(("score", "memory")) or owing < 8)
+            for name in SINGLE
         }
         self.drive(result, hot, usage, prefetch, single)
         if result:
