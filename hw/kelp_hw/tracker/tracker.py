@@ -82,8 +82,8 @@ class Tracker(wiring.Component):
     low_water, reserve, pool_limit : in
         As `Pools` has them (`pool_limit` is its `limit`).
     fatal : in
-        Requests are refused as FATAL, but those of the hot lane and those that wait on a page. It
-        counts for those that are at M2 a cycle later.
+        Requests that are at M2 are refused as FATAL; those of the hot lane are not, nor those that
+        wait on a page.
     ecc_flip : in
         For verification: XORed into every code word written. Zero otherwise.
     o_result : out, always-ready stream of result
@@ -307,11 +307,9 @@ class Tracker(wiring.Component):
         # of the session whose request goes to the frame stage
         shape1, shape2, shape3 = (Signal(shape_layout, name=f"shape{i}") for i in (1, 2, 3))
         m.submodules.check = check = SessionCheck(config=c)
-        fatal = Signal()
-        m.d.sync += fatal.eq(self.fatal)
         m.d.comb += [
             check.session.eq(session2),
-            check.refused.eq(Mux(fatal, Event.FATAL, op2.refused)),
+            check.refused.eq(Mux(self.fatal, Event.FATAL, op2.refused)),
             check.ld_id.eq(op2.origin.ld_id),
             check.queue.eq(m2.queue),
             check.page.eq(op2.page),
