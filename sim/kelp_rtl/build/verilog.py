@@ -4,11 +4,15 @@
 
 import os
 import re
+import weakref
 from pathlib import Path
 
 from . import passes, tools
 
 __all__ = ["macro_sources", "settle_constants", "to_verilog", "top_ports"]
+
+# component → (name, strip, checked) → its Verilog
+_made: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def top_ports(component) -> list[str]:
@@ -24,8 +28,19 @@ def to_verilog(component, *, name: str = "top", strip: bool = True, checked: boo
     Amaranth's internal attributes; ``checked``, for simulation, asserts the stream rule on every
     stream port of every block (:class:`.stream_rule.Checked`).
 
-    Cached by the RTLIL that Amaranth emits, which leaves Yosys out of an unchanged run.
+    Cached by the RTLIL that Amaranth emits, which leaves Yosys out of an unchanged run; and by the
+    component itself, which leaves out its elaboration, half a minute of the endpoint's, when it is
+    asked for again; not where passes are installed, which may see another design each time.
     """
+    if type(passes.installed()) is not passes.Passes:
+        return _convert(component, name, strip, checked)
+    made = _made.setdefault(component, {})
+    if (name, strip, checked) not in made:
+        made[name, strip, checked] = _convert(component, name, strip, checked)
+    return made[name, strip, checked]
+
+
+def _convert(component, name: str, strip: bool, checked: bool) -> str:
     from amaranth.back import verilog
 
     from kelp_hw.export.rtlil import to_rtlil

@@ -7,7 +7,7 @@ import pytest
 from kelp_fpga.memory.sdram_timing import AS4C16M16SA_7, COMMON
 from kelp_verif.fpga.chip import CHIP, VIOLATIONS, BareChip, SdramWithChip
 from kelp_verif.fpga.sdram_chip_bench import COMMANDS
-from kelp_verif.harness.runner import Model, run_cocotb
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 
 @pytest.mark.parametrize("mhz", [50, 80, 125])
@@ -16,7 +16,7 @@ def test_what_is_written_is_read_at_the_bandwidth_that_the_pins_have(mhz):
     # each from power-up: the chip must not miss refreshes in a reset
     for test in ("what_is_written_is_read", "bandwidth"):
         result = run_cocotb(
-            SdramWithChip(hz=mhz * 1e6),
+            made(SdramWithChip, hz=mhz * 1e6),
             bench="kelp_verif.fpga.sdram_bench",
             test=test,
             timeout_s=120,
@@ -40,7 +40,7 @@ _SET_UP = ("power-up", "init", "mode", "tCK")
 def test_the_chip_accepts_what_is_right_and_sees_each_wrong_command():
     for test in ("a_right_sequence_is_accepted_and_reads_back", "each_wrong_command_is_seen"):
         result = run_cocotb(
-            BareChip(hz=80e6),
+            made(BareChip, hz=80e6),
             bench="kelp_verif.fpga.sdram_chip_bench",
             test=test,
             timeout_s=100,
@@ -54,7 +54,7 @@ def test_the_chip_accepts_what_is_right_and_sees_each_wrong_command():
 def test_the_chip_sees_a_wrong_set_up(name):
     hz = 125e6 if name == "tCK" else 80e6  # CAS latency 2 at a period below tCK2
     result = run_cocotb(
-        BareChip(hz=hz),
+        made(BareChip, hz=hz),
         bench="kelp_verif.fpga.sdram_chip_bench",
         test="a_wrong_set_up_is_seen",
         params={"name": name},

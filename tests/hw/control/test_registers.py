@@ -9,14 +9,14 @@ import pytest
 from kelp_hw.control.register_file import RegisterFile
 from kelp_hw.control.registers import Registers
 from kelp_spec.config import named
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 
 UNIT = named("unit")
 
 
 def run(test, config=UNIT, **params):
     return run_cocotb(
-        Registers(config=config, event_sources=2),
+        made(Registers, config=config, event_sources=2),
         bench="kelp_verif.control.registers_bench",
         test=test,
         params={"config": asdict(config), **params},

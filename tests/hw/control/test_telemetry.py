@@ -8,12 +8,12 @@ from kelp_hw.control.telemetry import Telemetry
 from kelp_spec.config import named
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 from kelp_verif.formal.prove import mutant
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 
 
 def run(block=Telemetry, cycles=6_000, **change):
     return run_cocotb(
-        block(config=named("unit").with_(**change)),
+        made(block, config=named("unit").with_(**change)),
         bench="kelp_verif.control.telemetry_bench",
         params={"config": change, "cycles": cycles},
         timeout_s=120,

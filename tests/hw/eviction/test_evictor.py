@@ -9,7 +9,7 @@ import pytest
 from kelp_hw.eviction.eviction import Eviction
 from kelp_hw.eviction.sweep import Sweep
 from kelp_spec.config import named
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 
 SMALL = named("unit")
 LARGE = named("640x8192").with_(frames=(2048, 256, 256, 256), queues=8)
@@ -18,7 +18,7 @@ LARGE = named("640x8192").with_(frames=(2048, 256, 256, 256), queues=8)
 def run(config, test, **params):
     params["config"] = dataclasses.asdict(config)
     return run_cocotb(
-        Eviction(config=config),
+        made(Eviction, config=config),
         bench="kelp_verif.eviction.evictor_bench",
         test=test,
         params=params,

@@ -12,7 +12,7 @@ from kelp_hw.control.queue_config import QueueConfig
 from kelp_hw.eviction.queue_state import QueueState
 from kelp_spec.config import named
 from kelp_spec.metadata import PageState
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 
 WIDE = named("unit").with_(pages=256)  # several words of the map per queue
 
@@ -20,7 +20,7 @@ WIDE = named("unit").with_(pages=256)  # several words of the map per queue
 def run(config, test, **params):
     params["config"] = dataclasses.asdict(config)
     return run_cocotb(
-        QueueState(config=config),
+        made(QueueState, config=config),
         bench="kelp_verif.eviction.queue_state_bench",
         test=test,
         params=params,

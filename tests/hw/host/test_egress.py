@@ -7,12 +7,12 @@ import pytest
 from kelp_hw.host.egress import Egress
 from kelp_spec.config import named
 from kelp_verif.formal.prove import mutant
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 
 
 def run(test, block=Egress, **params):
     return run_cocotb(
-        block(config=named("unit")),
+        made(block, config=named("unit")),
         bench="kelp_verif.host.egress_bench",
         test=test,
         params={"config": "unit", **params},

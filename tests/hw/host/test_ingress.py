@@ -7,7 +7,7 @@ import pytest
 from kelp_hw.host.ingress import Ingress
 from kelp_spec.config import named
 from kelp_verif.formal.prove import mutant
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 
 #: Session and queue counts that are no powers of two, and an aperture above the register window's
 #: size: addresses beyond each exist.
@@ -16,7 +16,7 @@ ODD = {"sessions": 3, "queues": 5}
 
 def run(test, block=Ingress, change=ODD, **params):
     return run_cocotb(
-        block(config=named("unit").with_(**change)),
+        made(block, config=named("unit").with_(**change)),
         bench="kelp_verif.host.ingress_bench",
         test=test,
         params={"config": change, **params},

@@ -7,14 +7,14 @@ import pytest
 from kelp_hw.miss.cold_scheduler import ColdScheduler
 from kelp_spec.config import named
 from kelp_spec.metadata import ColdOp, ColdStatus
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 from kelp_verif.miss.flash import Command, Completion, ContractError, Flash
 
 
 def bench(config, test, **params):
     params["config"] = config
     return run_cocotb(
-        ColdScheduler(config=named(config)),
+        made(ColdScheduler, config=named(config)),
         bench="kelp_verif.miss.cold_scheduler_bench",
         test=test,
         params=params,

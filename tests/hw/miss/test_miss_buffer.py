@@ -8,13 +8,13 @@ from kelp_hw.lib.free_list import FreeList
 from kelp_hw.miss.miss_buffer import MissBuffer
 from kelp_hw.miss.park_lists import ParkLists
 from kelp_spec.config import named
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 
 
 def test_every_miss_comes_home():
     params = {"config": "unit", "cycles": 20_000}
     seen = run_cocotb(
-        MissBuffer(config=named("unit")),
+        made(MissBuffer, config=named("unit")),
         bench="kelp_verif.miss.miss_buffer_bench",
         params=params,
         timeout_s=280,

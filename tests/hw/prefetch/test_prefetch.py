@@ -12,7 +12,7 @@ from kelp_hw.prefetch.sources import AccessSource, PreviousSource
 from kelp_hw.prefetch.throttle import Throttle as RtlThrottle
 from kelp_spec.config import named
 from kelp_spec.metadata import PrefetchSource
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 from kelp_verif.host.hints_bench import Session
 
 BENCH = "kelp_verif.prefetch.prefetch_bench"
@@ -99,7 +99,7 @@ def test_previous_step_is_offered_in_order():
 def test_lockstep_order_equals_golden():
     previous = 32
     result = run_cocotb(
-        Prefetcher(config=named("unit"), previous=previous),
+        made(Prefetcher, config=named("unit"), previous=previous),
         bench=BENCH,
         test="lockstep",
         params={"config": "unit", "triggers": 2200, "previous": previous},
@@ -109,7 +109,7 @@ def test_lockstep_order_equals_golden():
 
 def test_free_running_accounts_for_every_candidate():
     result = run_cocotb(
-        Prefetcher(config=named("unit"), previous=32),
+        made(Prefetcher, config=named("unit"), previous=32),
         bench=BENCH,
         test=["free_running", "never_stalls_spec_reads", "previous_step_under_traffic"],
         params={"config": "unit", "cycles": 10_000},

@@ -13,7 +13,7 @@ from kelp_golden import arithmetic
 from kelp_hw.scores.ema import EmaEngine
 from kelp_spec.config import named
 from kelp_spec.scores import idle_constants, recency_constants
-from kelp_verif.harness.runner import Model, run_cocotb
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 SMALL = named("unit")
 MACRO = SMALL.with_(pages=1024)  # large enough for the SRAM macro, whose words a bench can reach
@@ -22,7 +22,7 @@ MACRO = SMALL.with_(pages=1024)  # large enough for the SRAM macro, whose words 
 def run(config, test, **kwargs):
     params = {"config": dataclasses.asdict(config), **kwargs.pop("params", {})}
     return run_cocotb(
-        EmaEngine(config=config),
+        made(EmaEngine, config=config),
         bench="kelp_verif.scores.ema_bench",
         test=test,
         params=params,

@@ -13,14 +13,14 @@ from kelp_hw.tracker.page_address import PageAddress
 from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.geometry import StoredPage, smallest_pool
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 
 
 @pytest.mark.parametrize(("config", "cycles"), [("unit", 12_000), ("trace", 3_000)])
 def test_frame_table_is_its_golden_model(config, cycles):
     params = {"config": config, "cycles": cycles}
     result = run_cocotb(
-        FrameTable(config=named(config)),
+        made(FrameTable, config=named(config)),
         bench="kelp_verif.tracker.frame_table_bench",
         params=params,
         timeout_s=280,

@@ -13,7 +13,7 @@ from kelp_hw.tracker.page_words import PageWords
 from kelp_spec.config import named
 from kelp_spec.metadata import Event, Outcome, PageState
 from kelp_spec.metadata import Op as K
-from kelp_verif.harness.runner import Model, run_cocotb
+from kelp_verif.harness.runner import Model, made, run_cocotb
 
 BENCH = "kelp_verif.tracker.tracker_bench"
 #: The bench withdraws an offer of a miss id (docs/formal.md).
@@ -48,7 +48,7 @@ ROWS = {
 def random_ops(seed=None, changes=None, **params):
     config = named("unit").with_(**(changes or {}))
     return run_cocotb(
-        hw.Tracker(config=config),
+        made(hw.Tracker, config=config),
         bench=BENCH,
         test="random_ops",
         seed=seed,
@@ -88,7 +88,7 @@ def test_hazards_on_one_page(narrow):
 
 def test_hazards_at_every_distance():
     run_cocotb(
-        hw.Tracker(config=named("unit").with_(parked=64)),
+        made(hw.Tracker, config=named("unit").with_(parked=64)),
         bench=BENCH,
         test="spaced_ops",
         params={"sequences": 400},
@@ -116,7 +116,9 @@ def test_large_configuration_scrubs_in_time():
 
 
 def test_reset_forgets():
-    run_cocotb(hw.Tracker(config=named("unit")), bench=BENCH, test="reset_forgets", model=UNCHECKED)
+    run_cocotb(
+        made(hw.Tracker, config=named("unit")), bench=BENCH, test="reset_forgets", model=UNCHECKED
+    )
 
 
 def test_rates_at_640_queues():

@@ -13,6 +13,7 @@ hands figures back to it.
 """
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -31,7 +32,7 @@ from kelp_rtl.build import passes, tools
 from kelp_rtl.build.verilator import MAKE_JOBS, PCH, VERILATOR_ARGS, call, runtime, tail
 from kelp_rtl.build.verilog import macro_sources, to_verilog
 
-__all__ = ["BenchResult", "Model", "bench_params", "record", "run_cocotb"]
+__all__ = ["BenchResult", "Model", "bench_params", "made", "record", "run_cocotb"]
 
 _PARAMS = "KELP_BENCH_PARAMS"
 _RECORD = "KELP_BENCH_RECORD"
@@ -69,6 +70,13 @@ class Model:
     build_args: Sequence[str] = ()
     name: str | None = None
     stream_rule: bool = True
+
+
+@functools.cache
+def made(block, **parameters):
+    """``block(**parameters)``, one object for equal parameters, so that tests which take the same
+    component elaborate it once."""
+    return block(**parameters)
 
 
 def run_cocotb(
