@@ -5,7 +5,7 @@ path, cost against size (spec §10)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -74,13 +74,15 @@ def _open(config: Config, fmt: Format, policy: int = Policy.EMA) -> Driver:
     return driver
 
 
-def endpoint_rows(config_name: str = "64x64") -> Iterator[Row]:
+def endpoint_rows(
+    config_name: str = "64x64", formats: Iterable[Format] = tuple(Format)
+) -> Iterator[Row]:
     """All hits: page-sequential reads, writes and both, random lines, random pages, latency, DRAM
-    lines per host line."""
+    lines per host line, whose bar is for pages of 128 lines."""
     config = named(config_name)
     rng = np.random.default_rng(1)
     worst = {}
-    for fmt in Format:
+    for fmt in formats:
         driver = _open(config, fmt)
         pages = _lines(driver, 16, 8).reshape(128, -1)
         sequential = _interleaved(pages)
