@@ -14,7 +14,7 @@ KELP := .venv/bin/kelp
 PYTEST := .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak bench prove mutate lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor site lock clean distclean
+.PHONY: help setup demo test slow lint-configs soak bench prove mutate nightly lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor site lock clean distclean
 
 help: ## this list
 	@echo "KELP: make TARGET"
@@ -29,12 +29,18 @@ demo: $(STAMP) ## replay a recorded attention trace through the RTL, compare bit
 	$(KELP) demo $(ARGS)
 
 test: $(STAMP) ## every test but the slow ones and the long proofs (ARGS="-k codec" selects)
-	$(PYTEST) -n $(WORKERS) --dist worksteal --durations=10 $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+slow: $(STAMP) ## the tests that `make test` leaves out, but for proofs and lint
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m slow -k "not lint" $(ARGS)
+
+lint-configs: $(STAMP) ## the Verilog of every named configuration under Verilator's -Wall
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m slow -k lint $(ARGS)
 
 soak: $(STAMP) ## every bench with ROUNDS=5 fresh seeds instead of its fixed one, and the slow tests
 	@for round in $$(seq $(ROUNDS)); do KELP_SEED=fresh $(PYTEST) -n $(WORKERS) --dist worksteal -m "not prove" $(ARGS) || exit 1; done
 
-bench: $(STAMP) ## measure every figure of the specification into build/bench.json
+bench: $(STAMP) ## measure every figure of the specification into build/bench.json; exit 1 where one misses its bar
 	$(KELP) bench $(ARGS)
 
 prove: $(STAMP) ## all formal proofs (queues, arbiters, free lists, miss table, arithmetic), and a table of them
@@ -42,6 +48,9 @@ prove: $(STAMP) ## all formal proofs (queues, arbiters, free lists, miss table, 
 
 mutate: $(STAMP) ## would each block's bench notice a wrong block? into build/mutate.json (ARGS="--only host --count 20 --seed 2"; hours)
 	.venv/bin/python -m kelp_verif.mutation.hunt $(ARGS)
+
+nightly: $(STAMP) ## everything that `make test` leaves out, part by part, into build/nightly.json (ARGS="prove bench" selects)
+	$(KELP) nightly $(ARGS)
 
 lockstep-full: $(STAMP) ## RTL against golden model, decision by decision, over a whole recording (long)
 	$(KELP) replay $(RECORDING) --engine rtl --lockstep $(ARGS)

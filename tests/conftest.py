@@ -21,23 +21,25 @@ _CPU_BEFORE = pytest.StashKey[float]()
 
 
 def pytest_collection_modifyitems(config, items):
-    """Without a -m of its own, a run leaves out ``slow`` tests and every ``prove`` test that is not
-    also ``quick``."""
-    if (
-        config.option.markexpr
-        or config.option.keyword
-        or any("::" in argument for argument in config.args)
-    ):
-        return
-    left_out = [
-        item
-        for item in items
-        if item.get_closest_marker("slow")
-        or (item.get_closest_marker("prove") and not item.get_closest_marker("quick"))
-    ]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    """Without a -m of its own or a test's name, a run leaves out ``slow`` tests and every ``prove``
+    test that is not also ``quick``; -k chooses among the rest. Workers take file by file, those
+    with the longest time limits first, so that no long one is left for the end."""
+    if not config.option.markexpr and not any("::" in argument for argument in config.args):
+        left_out = [
+            item
+            for item in items
+            if item.get_closest_marker("slow")
+            or (item.get_closest_marker("prove") and not item.get_closest_marker("quick"))
+        ]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
+    if hasattr(config, "workerinput"):
+        longest = Counter()
+        for item in items:
+            limit = item.get_closest_marker("timeout")
+            longest[item.path] = max(longest[item.path], limit.args[0] if limit else 0)
+        items.sort(key=lambda item: -longest[item.path])
 
 
 def _cpu_seconds():
@@ -56,10 +58,8 @@ def pytest_runtest_makereport(item):
     share cores and wait for one another's builds."""
     report = yield
     now = _cpu_seconds()
-    report.user_properties = [
-        *report.user_properties,
-        ("cpu_s", round(now - item.config.stash[_CPU_BEFORE], 2)),
-    ]
+    used = round(now - item.config.stash[_CPU_BEFORE], 2)
+    report.user_properties = [*report.user_properties, ("cpu_s", used)]
     item.config.stash[_CPU_BEFORE] = now
     return report
 
@@ -81,7 +81,7 @@ def pytest_terminal_summary(terminalreporter):
             rows.append(found["proof"])
     if cpu.total() > 60:
         terminalreporter.section(f"{cpu.total():.0f} s of processor time, the most of it in")
-        for name, seconds in cpu.most_common(15 if "KELP_CPU_ALL" not in os.environ else 60):
+        for name, seconds in cpu.most_common(15):
             terminalreporter.write_line(f"{seconds:6.1f} s {name}")
     if rows:
         from kelp_verif.formal.proofs import table
