@@ -12,6 +12,7 @@ from kelp_spec.config import named
 from kelp_spec.files import write_whole
 
 from .bench import GROUPS, figures_markdown
+from .nightly import runs_markdown
 from .output import UserError, console
 
 __all__ = ["DOCUMENTED", "generated", "register"]
@@ -19,17 +20,24 @@ __all__ = ["DOCUMENTED", "generated", "register"]
 DOCUMENTED = "trace"  #: the configuration whose widths and offsets the tables show
 
 
-def generated(bench: Path) -> dict[str, str]:
-    """File name in docs/ → its text; `bench` has the rows of the last bench."""
+_RUNS = "<!-- runs: written by `kelp docs` from data/bench/nightly.json -->\n"
+
+
+def generated(bench: Path, directory: Path) -> dict[str, str]:
+    """File name in `directory`, docs/, → its text; `bench` has the rows of the last bench, and
+    `nightly.json` beside it those of the last runs, which are a part of a page."""
     from kelp_hw.export.ports import ports_markdown
     from kelp_spec.render import c_header, registers_markdown
 
     config = named(DOCUMENTED)
+    runs = json.loads(bench.with_name("nightly.json").read_text(encoding="utf-8"))
+    before, _, after = (directory / "verification.md").read_text(encoding="utf-8").split(_RUNS)
     return {
         "registers.md": registers_markdown(config),
         "ports.md": ports_markdown(config),
         "kelp_regs.h": c_header(config),
         "figures.md": figures_markdown(json.loads(bench.read_text(encoding="utf-8")), GROUPS),
+        "verification.md": _RUNS.join((before, f"\n{runs_markdown(runs)}\n", after)),
     }
 
 
@@ -41,10 +49,10 @@ def register(app: typer.Typer) -> None:
             "data/bench/bench.json"
         ),
     ) -> None:
-        """Write the register table, the port table, the C header and the page of figures from
-        their sources."""
+        """Write the register table, the port table, the C header, the page of figures and the
+        last runs in verification.md from their sources."""
         if not bench.is_file():
             raise UserError(f"{bench}: no such file; kelp bench -o {bench} makes it")
-        for name, text in generated(bench).items():
+        for name, text in generated(bench, directory).items():
             write_whole(directory / name, text)
             console.print(f"{directory / name}: {text.count(chr(10))} lines")

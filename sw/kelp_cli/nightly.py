@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""``kelp nightly``: what ``make test`` leaves out, part by part, and a record of how each ended."""
+
+import json
+import re
+import resource
+import subprocess
+import time
+from collections.abc import Iterable
+from datetime import date
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from kelp_rtl.build.tools import build_root
+from kelp_spec.files import write_whole
+
+from .output import UserError, console
+
+__all__ = ["PARTS", "register", "runs_markdown"]
+
+#: Part, which is a target of the Makefile too → (its variables, what it checks). A target that the
+#: Makefile does not have yet is recorded as *not there*.
+PARTS: dict[str, tuple[tuple[str, ...], str]] = {
+    "test": ((), "every test but the slow ones, quick proofs among them"),
+    "slow": ((), "tests that take more than a minute: whole recordings, boards, netlists"),
+    "lint-configs": ((), "the Verilog of every named configuration under Verilator's -Wall"),
+    "prove": ((), "every proof, its covers and every bug planted for it"),
+    "soak": (("ROUNDS=1",), "every bench with a fresh seed"),
+    "bench": ((), "every figure of the specification against its bar"),
+    "coverage": ((), "cover points, lines and control signals that benches reach"),
+    "mutate": ((), "mutants of each block that its bench kills"),
+    "lockstep-full": ((), "a whole recording in lock-step, RTL against golden model"),
+}
+_PASSED, _FAILED, _NOT_THERE = "passed", "failed", "not there"
+_NO_RULE = 2  #: what `make -n` exits with where there is no rule for a target
+
+
+def runs_markdown(runs: Iterable[dict]) -> str:
+    """The rows of `build/nightly.json` as a table; a part that never ran is listed as such."""
+    of = {run["part"]: run for run in runs}
+    lines = [
+        "| part | checks | last run | commit | result | CPU minutes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for part, (_, what) in PARTS.items():
+        run = of.get(part)
+        cells = (
+            (run["date"], f"`{run['commit']}`", _told(run), f"{run['cpu_s'] / 60:.0f}")
+            if run
+            else ("never", "", "", "")
+        )
+        lines.append(f"| `make {part}` | {what} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _told(run: dict) -> str:
+    return f"{run['result']}: {run['said']}" if run["said"] else run["result"]
+
+
+def register(app: typer.Typer) -> None:
+    @app.command()
+    def nightly(
+        parts: Annotated[
+            list[str] | None,
+            typer.Argument(help=f"Of {', '.join(PARTS)}; all when left out."),
+        ] = None,
+        output: Annotated[Path, typer.Option("-o", help="Where the results go, as JSON.")] = Path(
+            "build/nightly.json"
+        ),
+    ) -> None:
+        """Run every part to its end whatever the others did, record date, commit and result, and
+        exit 1 if one failed. Parts that are not run keep what is recorded of them."""
+        if unknown := [part for part in parts or () if part not in PARTS]:
+            raise UserError(f"{unknown[0]!r} is no part; legal: {', '.join(PARTS)}")
+        if not Path("Makefile").is_file():
+            raise UserError("kelp nightly runs targets of the Makefile: call it in a checkout")
+        done = []
+        for part in parts or PARTS:
+            console.print(f"[bold]{part}[/]: make {' '.join((part, *PARTS[part][0]))}")
+            done.append(_run(part))
+            console.print(f"  {_told(done[-1])}")
+            output.parent.mkdir(parents=True, exist_ok=True)
+            ran = {run["part"]: run for run in [*_recorded(output), *done]}
+            listed = [ran[part] for part in PARTS if part in ran]
+            write_whole(output, json.dumps(listed, indent=2, ensure_ascii=False) + "\n")
+        _show(done)
+        raise typer.Exit(1 if any(run["result"] == _FAILED for run in done) else 0)
+
+
+def _recorded(output: Path) -> list[dict]:
+    try:
+        runs = json.loads(output.read_text(encoding="utf-8"))
+        return [run for run in runs if run["part"] in PARTS]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{output} is no record of kelp nightly; remove it or use -o") from None
+
+
+def _run(part: str) -> dict:
+    """How `make part` ends; what it says goes to a log below build/nightly/."""
+    command = ["make", part, *PARTS[part][0]]
+    record = {"part": part, "command": " ".join(command), **_state()}
+    asked = subprocess.run(["make", "-n", *command[1:]], capture_output=True, text=True)
+    if asked.returncode == _NO_RULE and f"'{part}'" in asked.stderr:
+        return record | {"result": _NOT_THERE, "said": "", "cpu_s": 0, "wall_s": 0}
+    log = build_root() / "nightly" / f"{part}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    began, before = time.monotonic(), _cpu_seconds()
+    with open(log, "w", encoding="utf-8") as handle:
+        code = subprocess.run(command, stdout=handle, stderr=subprocess.STDOUT).returncode
+    return record | {
+        "result": _FAILED if code else _PASSED,
+        "said": _last_words(log),
+        "cpu_s": round(_cpu_seconds() - before),
+        "wall_s": round(time.monotonic() - began),
+    }
+
+
+def _state() -> dict:
+    """Of the checkout: the day and the commit, with a plus where files differ from it."""
+
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
+
+    changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return {
+        "date": date.today().isoformat(),
+        "commit": git("rev-parse", "--short", "HEAD") + changed,
+    }
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _last_words(log: Path) -> str:
+    """The line of a log that sums it up: pytest's last, else the last that is not make's."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = [line.strip() for line in lines if line.strip() and not line.startswith("make")]
+    sums = [line for line in said if re.fullmatch(r"=+ .*\d+ \w+.* in .*=+", line)]
+    return (sums or said or [""])[-1].strip("= ")
+
+
+def _show(runs: list[dict]) -> None:
+    table = Table(title="KELP nightly", title_justify="left")
+    for column in ("part", "result", "said", "CPU min", "log"):
+        table.add_column(column, overflow="fold")
+    style = {_PASSED: "green", _FAILED: "bold red", _NOT_THERE: "yellow"}
+    for run in runs:
+        result = f"[{style[run['result']]}]{run['result']}[/]"
+        log = "" if run["result"] == _NOT_THERE else f"build/nightly/{run['part']}.log"
+        table.add_row(run["part"], result, run["said"], f"{run['cpu_s'] / 60:.1f}", log)
+    console.print(table)
