@@ -30,6 +30,9 @@ class SerialPort:
     driver makes that 1 ms. A port that refuses it (a pseudo-terminal, another driver) is used as it
     is.
 
+    One open port at a time, among programs that lock it (`flock`), as pyserial's `exclusive` and
+    others do; PortError for the second one.
+
     Parameters
     ----------
     path : str
@@ -60,6 +63,8 @@ class SerialPort:
             ) from None
         self.path = path
         try:
+            termios.tcgetattr(self._fd)  # a port, before anything else of it is touched
+            self._lock()
             tty.setraw(self._fd)
             settings = termios.tcgetattr(self._fd)
             settings[2] = termios.CS8 | termios.CREAD | termios.CLOCAL
@@ -71,6 +76,17 @@ class SerialPort:
             raise PortError(f"{path}: is no serial port ({error.args[-1]})") from None
         with contextlib.suppress(OSError):
             self._ask_for_low_latency()
+
+    def _lock(self) -> None:
+        """Before anything is set or flushed: another program may be in the middle of a frame."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise PortError(
+                f"{self.path}: another program uses this port (fuser {self.path} names it); "
+                + "`kelp serve serial:…` shares a board among several"
+            ) from None
 
     def _ask_for_low_latency(self) -> None:
         settings = bytearray(_SERIAL_STRUCT)

@@ -115,7 +115,7 @@ def peers(inputs: Inputs) -> Table:
     rtl, rows = inputs.rtl, []
     ours = (
         f"64 B/cycle, {rtl.quantise_cycles.value:g} and {rtl.dequantise_cycles.value:g} "
-        + "cycles, 156 and 165 MHz routed on an ECP5"
+        + f"cycles, {rtl.quantise_mhz:.0f} and {rtl.dequantise_mhz:.0f} MHz routed on an ECP5"
     )
     words = (
         f"{rtl.metadata_bytes_per_kv_byte.value:.2%}, and "

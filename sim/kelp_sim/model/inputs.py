@@ -142,6 +142,8 @@ class Rtl:
     dequantise_lines_per_cycle: Measured
     quantise_cycles: Measured
     dequantise_cycles: Measured
+    quantise_mhz: float
+    dequantise_mhz: float
     tracker_updates_per_cycle: Measured
     tier_share: Measured
     storm_hit_lines_per_cycle: Measured
@@ -317,7 +319,9 @@ def with_bench(inputs: Inputs, path: Path) -> Inputs:
         ) from None
     figures = {f.name: getattr(inputs.rtl, f.name) for f in fields(Rtl)}
     found = {
-        name: replace(old, value=rows[old.row]) for name, old in figures.items() if old.row in rows
+        name: replace(old, value=rows[old.row])
+        for name, old in figures.items()
+        if isinstance(old, Measured) and old.row in rows
     }
     if not found:
         raise InputError(

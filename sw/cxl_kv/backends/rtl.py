@@ -4,8 +4,6 @@ Simulation is not acceleration."""
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from kelp_spec.address import Region
@@ -16,8 +14,6 @@ from ..core import ALL_BYTES, Core, Loaded, Status
 from ..errors import TransportError
 
 __all__ = ["RtlCore"]
-
-_LOG = logging.getLogger("cxl_kv")
 
 
 class RtlCore(Core):
@@ -49,11 +45,6 @@ class RtlCore(Core):
         # NXM and POISON are told apart from DATA by one look-up.
         self._status = np.zeros(max(Response) + 1, np.uint8)
         self._status[Response.POISON], self._status[Response.NXM] = Status.POISON, Status.NOT_MAPPED
-        _LOG.info(
-            "opening the RTL of configuration %r; the first time, it is built, which takes "
-            + "some minutes",
-            config.name,
-        )
         self.driver = Driver(config, seed=seed)
 
     def _run(self, program):

@@ -16,6 +16,7 @@ from amaranth.sim import Simulator
 from command import kelp
 from stub_board import Stub
 
+import cxl_kv
 from kelp_cli import doctor
 from kelp_fpga.boards.block_boards import BLOCK_BOARDS, BlockTop
 from kelp_fpga.boards.ecp5_clock import pll_dividers
@@ -136,6 +137,27 @@ def test_a_port_that_is_not_there():
         SerialPort("/dev/null", 12345)
     with pytest.raises(PortError, match="no serial port"):
         SerialPort("/dev/null")
+
+
+def test_a_port_in_use_is_left_alone():
+    """The second one to open it gets a clear error, and neither settings nor bytes under way are
+    touched; when the first has closed it, the port is free."""
+    master, slave = pty.openpty()
+    path = os.ttyname(slave)
+    try:
+        first = SerialPort(path)
+        os.write(master, b"an answer")
+        settings = termios.tcgetattr(slave)
+        with pytest.raises(PortError, match="another program uses this port"):
+            SerialPort(path, 9600)
+        with pytest.raises(cxl_kv.ConnectionLostError, match="another program uses this port"):
+            cxl_kv.open(f"serial:{path}")
+        assert termios.tcgetattr(slave) == settings and first.read(1) == b"an answer"
+        first.close()
+        SerialPort(path).close()
+    finally:
+        os.close(master)
+        os.close(slave)
 
 
 @pytest.mark.parametrize("refused", [None, termios.TIOCGSERIAL, termios.TIOCSSERIAL])

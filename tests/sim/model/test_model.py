@@ -3,7 +3,9 @@
 """The system models: each formula against values worked out by hand, the verdicts, and what an
 input file is refused for."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,9 +24,11 @@ from kelp_sim.model import (
     wall,
 )
 from kelp_sim.model.findings import Condition, agrees, finding
-from kelp_sim.model.inputs import DEFAULTS, InputError, load, with_bench
+from kelp_sim.model.inputs import DEFAULTS, InputError, Measured, load, with_bench
 from kelp_sim.trace.trace import read
 from kelp_spec.formats import Format
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +317,21 @@ def test_bad_inputs_are_one_line(tmp_path, old, new, fault):
         and str(file) in str(refused.value)
         and "\n" not in str(refused.value)
     )
+
+
+def test_the_shipped_figures_are_the_last_bench(inputs):
+    """Each of [rtl] is its row of data/bench/bench.json, to the digits that it is given with; the
+    routed clocks, which no bench measures, are those of README's table."""
+    from_bench = with_bench(inputs, ROOT / "data" / "bench" / "bench.json").rtl
+    for name, figure in vars(inputs.rtl).items():
+        if isinstance(figure, Measured):
+            assert figure.value == pytest.approx(getattr(from_bench, name).value, rel=5e-4), name
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for what, mhz in (
+        ("quantiser", inputs.rtl.quantise_mhz),
+        ("dequantiser", inputs.rtl.dequantise_mhz),
+    ):
+        assert re.search(rf"^\| {what}[^|]*\| MHz \| {mhz}\b", readme, re.M), what
 
 
 def test_a_run_of_bench_replaces_figures(inputs, tmp_path):
