@@ -192,9 +192,10 @@ class HostBridge(wiring.Component):
             ]
         with m.If(self.hold):
             m.d.comb += [self.s2m_drs.ready.eq(self.take_drs), self.s2m_ndr.ready.eq(self.take_ndr)]
-        # Whose turn it is, in a register: it chooses among hundreds of bits, and an answer takes
-        # the line longer than that cycle. Of a shorter message the bytes behind its own are never
-        # sent.
+        # Critical path: `turn` chooses among hundreds of bits, so it is registered; an answer takes
+        # the line longer than that cycle. A turn is given when the sender is ready, which it stays
+        # until a message comes: an offer that waited would be withdrawn by `draining`, `hold` or a
+        # reset of the endpoint. Of a shorter message the bytes behind its own are never sent.
         turn = Signal(Kind)
         drs, ndr = Value.cast(self.s2m_drs.payload), Value.cast(self.s2m_ndr.payload)
         m.d.comb += [sender.i.p.kind.eq(turn), sender.i.p.payload.eq(drs)]
@@ -240,7 +241,7 @@ class HostBridge(wiring.Component):
         with m.Else():
             m.d.sync += turn.eq(
                 Mux(
-                    draining,
+                    draining | ~sender.i.ready,
                     Kind.CONTROL,
                     Mux(
                         board_pending,

@@ -38,6 +38,7 @@ class LinkSender(wiring.Component):
     Members
     -------
     i : In stream(sent)
+        Once ready, while `enable`, it stays so until a message comes.
     o : Out stream(body_byte)
     clear, enable : In
         Forget every message; let new ones in.
@@ -161,7 +162,9 @@ class LinkSender(wiring.Component):
                 greeted.eq(greeting.word_select(ahead[:3], 8)),
                 byte.eq(Mux(kind == Kind.SYNC, greeted, slots.read_data)),
             ]
-        head = Array((kind | flags, seq, self.expected))
+        # `expected` as it is when its byte is offered: what comes later, a later frame says.
+        expected = Signal(8)
+        head = Array((kind | flags, seq, expected))
         part = Signal(2)
         moved = self.o.valid & self.o.ready
         m.d.sync += size.eq(sizes[kind])  # a cycle after the kind, before the head's last byte
@@ -195,7 +198,7 @@ class LinkSender(wiring.Component):
                 ]
                 m.d.comb += step.eq(moved & (part != 0))
                 with m.If(moved):
-                    m.d.sync += part.eq(part + 1)
+                    m.d.sync += [part.eq(part + 1), expected.eq(self.expected)]
                     with m.If(part == 2):
                         m.next = "IDLE"
                         with m.If(size != 0):

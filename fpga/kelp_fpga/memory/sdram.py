@@ -79,20 +79,23 @@ class Sdram(wiring.Component):
         reads, writes = Signal(2), Signal(2)  # lines whose answer has not been taken
         writing, batch = Signal(), Signal(range(_BATCH + 1))
         can_read, can_write, write = Signal(), Signal(), Signal()
+        # `able`: the core takes a line in this cycle, so none is offered that another could pass,
+        # and no written line waits for its W.
+        taken, able = core.i.valid & core.i.ready, Signal()
+        m.d.sync += able.eq(core.i.ready & ~taken)
         m.d.comb += [
             can_read.eq(axi.ar.valid & (reads < 2)),
-            can_write.eq(axi.aw.valid & axi.w.valid & ~core.start_write & (writes < 2)),
+            can_write.eq(axi.aw.valid & axi.w.valid & (writes < 2)),
             write.eq(can_write & (~can_read | (writing ^ (batch == _BATCH)))),
-            core.i.valid.eq(can_read | can_write),
+            core.i.valid.eq(able & (can_read | can_write)),
             core.i.p.write.eq(write),
             core.i.p.id.eq(Mux(write, axi.aw.p.id, axi.ar.p.id)),
             Cat(*(core.i.p.line[name] for name in ("bank", "group", "row"))).eq(
                 Mux(write, axi.aw.p.addr, axi.ar.p.addr)[6:]
             ),
-            axi.ar.ready.eq(core.i.ready & ~write & can_read),
-            axi.aw.ready.eq(core.i.ready & write),
+            axi.ar.ready.eq(able & ~write & can_read),
+            axi.aw.ready.eq(able & write),
         ]
-        taken = core.i.valid & core.i.ready
         with m.If(taken):
             m.d.sync += [
                 writing.eq(write),

@@ -88,6 +88,7 @@ class SdramCore(wiring.Component):
     Members
     -------
     i : In stream(line_layout)
+        Once ready it stays so until a line comes.
     start_write : Out
         The line whose request is a write begins; its data must be on `write_data` from the next
         cycle on, a column a cycle, 32 of them.

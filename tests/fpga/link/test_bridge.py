@@ -15,7 +15,7 @@ from kelp_fpga.link.bridge import HostBridge
 from kelp_fpga.link.crc32 import INITIAL, crc32_step
 from kelp_fpga.link.protocol import FROM_DEVICE, RESIDUE, TO_DEVICE, Deframer, Frame, Kind, encode
 from kelp_fpga.link.uart import UartReceiver, UartTransmitter
-from kelp_verif.harness.runner import Model, run_cocotb
+from kelp_verif.harness.runner import run_cocotb
 
 
 class Uart(wiring.Component):
@@ -57,7 +57,6 @@ def test_bridge_delivers_exactly_once():
         HostBridge(patience=32),
         bench="kelp_verif.fpga.bridge_bench",
         timeout_s=280,
-        model=Model(stream_rule=False),  # docs/formal.md
     ).records
     assert records["faults"] > 50 and records["resent"] > 10 and records["line_use"] > 0.5
 

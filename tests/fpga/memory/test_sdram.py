@@ -20,7 +20,7 @@ def test_what_is_written_is_read_at_the_bandwidth_that_the_pins_have(mhz):
             bench="kelp_verif.fpga.sdram_bench",
             test=test,
             timeout_s=120,
-            model=Model(sources=[CHIP], name=f"Sdram{mhz}", stream_rule=False),  # docs/formal.md
+            model=Model(sources=[CHIP], name=f"Sdram{mhz}"),
         )
         records |= result.records
     rates = records["bytes_per_cycle"]

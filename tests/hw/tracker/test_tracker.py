@@ -13,11 +13,9 @@ from kelp_hw.tracker.page_words import PageWords
 from kelp_spec.config import named
 from kelp_spec.metadata import Event, Outcome, PageState
 from kelp_spec.metadata import Op as K
-from kelp_verif.harness.runner import Model, made, run_cocotb
+from kelp_verif.harness.runner import made, run_cocotb
 
 BENCH = "kelp_verif.tracker.tracker_bench"
-#: The bench withdraws an offer of a miss id (docs/formal.md).
-UNCHECKED = Model(stream_rule=False)
 
 #: Every row of the op table, by what can become of it; random streams must have met them all.
 ROWS = {
@@ -53,7 +51,6 @@ def random_ops(seed=None, changes=None, **params):
         test="random_ops",
         seed=seed,
         params=params | {"changes": changes or {}},
-        model=UNCHECKED,
     ).records
 
 
@@ -92,7 +89,6 @@ def test_hazards_at_every_distance():
         bench=BENCH,
         test="spaced_ops",
         params={"sequences": 400},
-        model=UNCHECKED,
     )
 
 
@@ -116,9 +112,7 @@ def test_large_configuration_scrubs_in_time():
 
 
 def test_reset_forgets():
-    run_cocotb(
-        made(hw.Tracker, config=named("unit")), bench=BENCH, test="reset_forgets", model=UNCHECKED
-    )
+    run_cocotb(made(hw.Tracker, config=named("unit")), bench=BENCH, test="reset_forgets")
 
 
 def test_rates_at_640_queues():

@@ -61,15 +61,12 @@ class Model:
     deposits into, as (module, name); both may hold ``*``. The words of all SRAM macros are
     ``("kelp_sram", "words")``. Every one costs speed. ``build_args`` are more Verilator arguments;
     ``name`` is what the build's directory is called, by default after the component.
-    ``stream_rule`` False leaves out the asserts of the stream rule, where a block or its bench is
-    known to break it; docs/formal.md lists where.
     """
 
     sources: Iterable[Path | str] = ()
     public: Iterable[tuple[str, str]] = ()
     build_args: Sequence[str] = ()
     name: str | None = None
-    stream_rule: bool = True
 
 
 @functools.cache
@@ -118,11 +115,7 @@ def run_cocotb(
     Raises :class:`AssertionError` naming the failed tests, the seed and the run directory; a
     failing RTL ``Assert`` is one such failure.
     """
-    verilog = (
-        component
-        if isinstance(component, str)
-        else to_verilog(component, checked=model.stream_rule)
-    )
+    verilog = component if isinstance(component, str) else to_verilog(component, checked=True)
     # Everything is random until the first edge of start_clock(), 1 ns after the start, has seen the
     # reset.
     verilog = verilog.replace(" assert (", " if ($time > 1) assert (")

@@ -133,7 +133,7 @@ class TB:
         )
         self.dut.config_write__payload.value = squeue | packed << self.config.squeue_bits
         self.dut.config_write__valid.value = 1
-        await RisingEdge(self.dut.clk)
+        await self.quiet_cycle()
         self.dut.config_write__valid.value = 0
 
     # - packing ------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class TB:
 
     # - one cycle ----------------------------------------------------------------------------------
     async def step(self):
-        dut, rng = self.dut, self.rng
+        dut = self.dut
         for name, (payload, valid, _) in self.ports.items():
             if name not in self.held:
                 if name == "request":
@@ -238,23 +238,39 @@ class TB:
         dut.behind.value = behind
         for name in ("data", "miss", "score", "queue", "event"):
             getattr(dut, f"{name}_ready").value = self.credit(name)
-        credit = self.credit("free")
-        offer_id = bool(self.miss_ids) and (credit or self.id_waits)
-        dut.i_miss_free__valid.value = int(offer_id)
-        dut.i_miss_free__payload.value = (
-            self.miss_ids[0] if offer_id else rng.getrandbits(self.config.miss_bits)
-        )
+        self._offer_id()
         dut.ecc_flip.value = self.flip_at.pop(self.cycle, 0)
         await ReadOnly()
-        self._observe(offer_id)
+        self._take_id()
+        self._observe()
         await RisingEdge(dut.clk)
         self.cycle += 1
 
-    def _observe(self, offer_id):
-        dut, now = self.dut, self.cycle
-        self.id_waits = offer_id and not dut.i_miss_free__ready.value  # an offer stays
-        if offer_id and not self.id_waits:
+    async def quiet_cycle(self):
+        """One cycle in which nothing new is offered, only a miss id still waits; `idle` in it."""
+        self.dut.i_miss_free__valid.value = int(self.id_waits)
+        await ReadOnly()
+        self._take_id()
+        idle = bool(self.dut.idle.value)
+        await RisingEdge(self.dut.clk)
+        self.cycle += 1
+        return idle
+
+    def _offer_id(self):
+        credit = self.credit("free")
+        self.id_waits = bool(self.miss_ids) and bool(credit or self.id_waits)  # an offer stays
+        self.dut.i_miss_free__valid.value = int(self.id_waits)
+        self.dut.i_miss_free__payload.value = (
+            self.miss_ids[0] if self.id_waits else self.rng.getrandbits(self.config.miss_bits)
+        )
+
+    def _take_id(self):
+        if self.id_waits and self.dut.i_miss_free__ready.value:
             self.miss_ids.popleft()
+            self.id_waits = False
+
+    def _observe(self):
+        now = self.cycle
         request = op = None
         for name in list(self.held):
             if self.ports[name][2].value:
@@ -478,10 +494,7 @@ class TB:
         """Runs until nothing is inside; the caller's `want`s must have run dry."""
         while self.held or self.coming or self.behind or self.entered or self.expected:
             await self.step()
-        await ReadOnly()
-        assert self.dut.idle.value
-        await RisingEdge(self.dut.clk)
-        self.cycle += 1
+        assert await self.quiet_cycle()
 
     async def ops(self, *ops, stream="control"):
         """Sends ops one after another on one stream, alone."""
