@@ -112,8 +112,9 @@ class Registers(wiring.Component):
         The telemetry memories are zero after reset.
     """
 
-    #: cycles of a word of the telemetry memories: the counters' pointer passes it in the meantime
-    _EXTERNAL_WAIT = 72
+    #: cycles of a word of the telemetry memories: the counters' pointer makes its round in the
+    #: meantime, the word is read out, and four of margin
+    _EXTERNAL_WAIT = TotalCounters.TURN + TotalCounters.LATENCY + 4
     _READ = 1 + RegisterFile.LATENCY  # cycles of a word: index, then the file
     LATENCY = 2 + 8 * _READ
     EXTERNAL_LATENCY = 2 + 8 * (_EXTERNAL_WAIT + 1)

@@ -14,6 +14,7 @@ from kelp_spec.metadata import LAYER_RANGES, Event, Op
 from kelp_spec.registers import RegisterMap, SessionCommand
 
 from ..layouts import Layouts, code_shape
+from ..pipeline import DECIDED
 from .register_file import register_layout
 
 __all__ = ["SessionControl"]
@@ -67,11 +68,10 @@ class SessionControl(wiring.Component):
         A refused command.
     """
 
-    _SETTLE = 8  #: cycles from the tracker's intake to M3 and a margin
     _CHECK = 4  #: cycles of state CHECK, and of state POOLS for each range of layers
     LATENCY = 1 + _CHECK
     WALK_LATENCY = LATENCY + _CHECK * LAYER_RANGES
-    INTERVAL = LATENCY + 1 + _SETTLE + 2  # `o_op` taken, SETTLE, DONE
+    INTERVAL = LATENCY + 1 + DECIDED + 2  # `o_op` taken, SETTLE, DONE
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -189,7 +189,7 @@ class SessionControl(wiring.Component):
             Signal(c.queue_bits + 1),
             Signal(c.squeue_bits),
         )
-        wait = Signal(range(self._SETTLE + 1))
+        wait = Signal(range(DECIDED + 1))
         own_range = Signal(range(LAYER_RANGES))
         m.d.comb += own_range.eq(LAYER_RANGES - 1)
         for r in reversed(range(LAYER_RANGES)):
@@ -351,7 +351,7 @@ class SessionControl(wiring.Component):
             with m.State("SETTLE"):
                 m.d.comb += self.busy.eq(1)
                 m.d.sync += wait.eq(wait + 1)
-                with m.If(wait == self._SETTLE):
+                with m.If(wait == DECIDED):
                     m.next = "DONE"
             with m.State("DONE"):
                 m.d.comb += self.busy.eq(1)

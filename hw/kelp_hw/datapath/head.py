@@ -15,7 +15,7 @@ from kelp_spec.metadata import Answer, DataOp
 from ..codec.codec_lane import gated
 from ..codec.dequantise import Dequantiser
 from ..codec.raw_lines import RawDequantiser
-from ..layouts import Layouts
+from ..layouts import Layouts, code_shape
 from ..lib.bypass_fifo import BypassFifo
 from .order import POSITION_BITS, order_layout, raw_only
 from .quarters import (
@@ -316,7 +316,13 @@ class DataHead(wiring.Component):
         """H1: what memory and stores hold, aligned, through the dequantiser."""
         lines, scales = self.lines, self.scales
         meta_layout = data.StructLayout(
-            {"answer": 3, "has_data": 1, "poison": 1, "partial": 1, "origin": self.layouts.origin}
+            {
+                "answer": code_shape(Answer),
+                "has_data": 1,
+                "poison": 1,
+                "partial": 1,
+                "origin": self.layouts.origin,
+            }
         )
         dequantiser = self._dequantiser(meta_layout)
         m.submodules.dequantiser = dequantiser

@@ -8,8 +8,9 @@ from amaranth.lib import data
 
 from kelp_spec.config import Config
 from kelp_spec.formats import Format
+from kelp_spec.metadata import Answer, DataOp
 
-from ..layouts import Layouts
+from ..layouts import Layouts, code_shape
 
 __all__ = ["ORDER_DEPTH", "POSITION_BITS", "order_layout", "raw_only"]
 
@@ -24,26 +25,27 @@ POSITION_BITS = (ORDER_DEPTH - 1).bit_length() + 2
 def order_layout(config: Config) -> data.StructLayout:
     """A data op whose slots are known, as numbers and one-hot (0: none). `wait_line`, `wait_scale`:
     it needs the slot's fill. A FLUSH has its frame and token in `origin`."""
-    c = config
+    c, layouts = config, Layouts(config)
+    part, scale_byte = (layouts.data_op[name].shape for name in ("part", "scale_byte"))
     return data.StructLayout(
         {
-            "kind": 2,
-            "answer": 3,
+            "kind": code_shape(DataOp),
+            "answer": code_shape(Answer),
             "line_slot": (c.line_slots - 1).bit_length(),
             "scale_slot": (c.scale_slots - 1).bit_length(),
             "wait_line": 1,
             "wait_scale": 1,
-            "part": 2,
+            "part": part,
             "scaled": 1,
-            "scale_byte": 6,
-            "format": 3,
+            "scale_byte": scale_byte,
+            "format": code_shape(Format),
             "host_type": 1,
             "partial": 1,
             "fresh": 1,
             "poison": 1,
             "has_write": 1,
             "write_slot": c.write_slot_bits,
-            "origin": Layouts(config).origin,
+            "origin": layouts.origin,
             "line_select": c.line_slots,
             "scale_select": c.scale_slots,
         }

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
@@ -22,7 +24,7 @@ from kelp_spec.hints import (
 )
 from kelp_spec.metadata import Event, Op
 
-from ..layouts import Layouts
+from ..layouts import Layouts, code_shape
 
 __all__ = ["HintAbsorber"]
 
@@ -30,8 +32,15 @@ _HEADER = data.StructLayout({name: bits for name, bits, _ in HEADER})
 _COUNT_BITS = ENTRIES.bit_length()
 _PAGE_BITS = ENTRY_BITS + 1  # first_page + index may pass 65535
 
-# What leaves a line, one a cycle: an event about the line, one of its entries, its step advance.
-_EVENT, _ENTRY, _STEP = range(3)
+
+class _Item(IntEnum):
+    """What leaves a line, one a cycle."""
+
+    EVENT = 0  #: about the line
+    ENTRY = 1
+    STEP = 2  #: the step advance
+
+
 _OP_OF_KIND = {
     HintKind.MASS: Op.MASS,
     HintKind.PREFETCH: Op.PREFETCH,
@@ -101,7 +110,8 @@ class HintAbsorber(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c = self.config
-        head_layout = data.StructLayout({"header": _HEADER, "ld_id": 4, "broken": 1})
+        ld_id, argument = (self.layouts.event[name].shape for name in ("ld_id", "argument"))
+        head_layout = data.StructLayout({"header": _HEADER, "ld_id": ld_id, "broken": 1})
 
         # Headers and entries wait in two FIFOs: the next header is judged while the entries of the
         # line before it leave.
@@ -140,7 +150,7 @@ class HintAbsorber(wiring.Component):
         m.d.comb += listed.eq(h.kind != HintKind.MASS)
         advance = (h.flags & HintFlag.ADVANCE).any()
         malformed = Signal()
-        code = Signal(5)
+        code = Signal(code_shape(Event))
         m.d.comb += malformed.eq(
             head.broken
             | (h.version != VERSION)
@@ -169,13 +179,13 @@ class HintAbsorber(wiring.Component):
         line = Signal(
             data.StructLayout(
                 {
-                    "kind": 4,
-                    "ld_id": 4,
+                    "kind": _HEADER["kind"].shape,
+                    "ld_id": ld_id,
                     "session": c.session_bits,
                     "squeue": c.squeue_bits,
                     "used_pages": c.page_bits + 1,
-                    "code": 5,
-                    "argument": 16,
+                    "code": code_shape(Event),
+                    "argument": argument,
                     "expected": SEQUENCE_BITS,
                 }
             )
@@ -195,15 +205,15 @@ class HintAbsorber(wiring.Component):
         item = Signal(
             data.StructLayout(
                 {
-                    "type": 2,
-                    "kind": 4,
+                    "type": code_shape(_Item),
+                    "kind": _HEADER["kind"].shape,
                     "first": 1,
-                    "ld_id": 4,
+                    "ld_id": ld_id,
                     "session": c.session_bits,
                     "squeue": c.squeue_bits,
                     "used_pages": c.page_bits + 1,
-                    "code": 5,
-                    "argument": 16,
+                    "code": code_shape(Event),
+                    "argument": argument,
                     "page": _PAGE_BITS,
                     "mass": ENTRY_BITS,
                 }
@@ -239,14 +249,14 @@ class HintAbsorber(wiring.Component):
             with m.If(gap):
                 m.d.sync += [
                     gap.eq(0),
-                    item.type.eq(_EVENT),
+                    item.type.eq(_Item.EVENT),
                     item.code.eq(Event.HINT_GAP),
                     item.argument.eq(line.expected),
                 ]
             with m.Elif(told):
                 m.d.sync += [
                     told.eq(0),
-                    item.type.eq(_EVENT),
+                    item.type.eq(_Item.EVENT),
                     item.code.eq(line.code),
                     item.argument.eq(line.argument),
                 ]
@@ -255,10 +265,10 @@ class HintAbsorber(wiring.Component):
                     left.eq(left - 1),
                     index.eq(index + 1),
                     page.eq(page + 1),
-                    item.type.eq(_ENTRY),
+                    item.type.eq(_Item.ENTRY),
                 ]
             with m.Else():
-                m.d.sync += [step.eq(0), item.type.eq(_STEP)]
+                m.d.sync += [step.eq(0), item.type.eq(_Item.STEP)]
 
         # The next line takes over in the cycle in which the last item of this one leaves: after the
         # updates above, to win over them.
@@ -294,27 +304,27 @@ class HintAbsorber(wiring.Component):
         leaves = Signal()
         m.d.comb += [
             move.eq((~out_op.valid | out_op.ready) & (~out_page.valid | out_page.ready)),
-            bad_page.eq((item.type == _ENTRY) & (item.page >= item.used_pages)),
-            leaves.eq(move & item_valid & (item.type != _EVENT) & ~bad_page),
+            bad_page.eq((item.type == _Item.ENTRY) & (item.page >= item.used_pages)),
+            leaves.eq(move & item_valid & (item.type != _Item.EVENT) & ~bad_page),
         ]
         with m.If(move):
             m.d.sync += [out_op.valid.eq(0), out_page.valid.eq(0)]
-        prefetch = (item.type == _ENTRY) & (item.kind == HintKind.PREFETCH)
+        prefetch = (item.type == _Item.ENTRY) & (item.kind == HintKind.PREFETCH)
         with m.If(leaves):
             m.d.sync += [
                 out_op.valid.eq(~prefetch),
                 out_page.valid.eq(prefetch),
                 out_op.p.session.eq(item.session),
                 out_op.p.squeue.eq(item.squeue),
-                out_op.p.page.eq(Mux(item.type == _ENTRY, item.page, 0)),
-                out_op.p.delta.eq(item.type == _STEP),
+                out_op.p.page.eq(Mux(item.type == _Item.ENTRY, item.page, 0)),
+                out_op.p.delta.eq(item.type == _Item.STEP),
                 out_op.p.mass.eq(
-                    Mux((item.type == _ENTRY) & (item.kind == HintKind.MASS), item.mass, 0)
+                    Mux((item.type == _Item.ENTRY) & (item.kind == HintKind.MASS), item.mass, 0)
                 ),
                 out_page.p.squeue.eq(item.squeue),
                 out_page.p.page.eq(item.page),
             ]
-            with m.If(item.type == _STEP):
+            with m.If(item.type == _Item.STEP):
                 m.d.sync += out_op.p.kind.eq(Op.STEP)
             with m.Else():
                 with m.Switch(item.kind):
@@ -322,10 +332,10 @@ class HintAbsorber(wiring.Component):
                         with m.Case(kind):
                             m.d.sync += out_op.p.kind.eq(op)
         log_bad = bad_page & (item.first | ~bad_seen)
-        with m.If(move & item_valid & (item.type == _ENTRY)):
+        with m.If(move & item_valid & (item.type == _Item.ENTRY)):
             m.d.sync += bad_seen.eq(bad_page | (bad_seen & ~item.first))
         m.d.comb += [
-            self.o_event.valid.eq(move & item_valid & ((item.type == _EVENT) | log_bad)),
+            self.o_event.valid.eq(move & item_valid & ((item.type == _Item.EVENT) | log_bad)),
             self.o_event.p.code.eq(Mux(bad_page, Event.HINT_BAD_PAGE, item.code)),
             self.o_event.p.ld_id.eq(item.ld_id),
             self.o_event.p.squeue.eq(item.squeue),

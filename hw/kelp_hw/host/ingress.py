@@ -12,7 +12,7 @@ from kelp_spec.config import Config
 from kelp_spec.messages import M2SReq, M2SRwD
 from kelp_spec.metadata import Event
 
-from ..layouts import MESSAGES, TIME_BITS, Layouts
+from ..layouts import MESSAGES, TIME_BITS, Layouts, code_shape
 from ..lib.skid import Skid
 from ..tracker.foresight import ahead_layout
 
@@ -205,7 +205,7 @@ class Ingress(wiring.Component):
         def refusal(known, in_kv):
             return Mux(~known, Event.UNKNOWN_OPCODE, Mux(in_kv, Event.NONE, Event.OUT_OF_MAP))
 
-        refused = Signal(5)
+        refused = Signal(code_shape(Event))
         m.d.comb += refused.eq(
             Mux(
                 take_rwd,

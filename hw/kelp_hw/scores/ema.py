@@ -19,7 +19,7 @@ from ..lib.exp2 import Exp2
 from ..lib.secded import Secded
 from ..lib.split_sram import SplitSram
 from ..lib.sram import Sram
-from ..pipeline import RESERVE
+from ..pipeline import RESERVE, SCORE_BACK, SCORE_FRONT
 from .kelp_scores import Frequencies, Profile, Turns
 
 __all__ = ["EmaEngine", "EmaStep"]
@@ -116,13 +116,14 @@ class EmaEngine(wiring.Component):
         No event is inside.
     """
 
-    HAZARD = 8
-    LATENCY = Exp2.LATENCY + 13
+    HAZARD = len(SCORE_BACK) - 1
+    LATENCY = 1 + len(SCORE_FRONT) + Exp2.LATENCY + 1 + len(SCORE_BACK)  # FIFO, …, `b0`, …
     INTERVAL = 1
     SCAN_LATENCY = LATENCY - 2
     DEPTH = 2 * RESERVE
-    #: events between the queue and the score's read; fourteen go through without a wait
-    PLACES = 16
+    #: events between the FIFO and `b0`, a power of two: one for each stage there, and one that is
+    #: counted a cycle after it has left
+    PLACES = 1 << (len(SCORE_FRONT) + Exp2.LATENCY).bit_length()
 
     def __init__(self, *, config: Config):
         self.config = config
@@ -372,7 +373,7 @@ class EmaEngine(wiring.Component):
 
         # --- back, rigid: read, check, correct, fold, EMA step, encode and write ---
         m.submodules.scores = scores = SplitSram(depth=c.page_words, shape=code.code_bits)
-        back = [Signal(step, name=f"b{k}", reset_less=True) for k in range(1, 10)]
+        back = [Signal(step, name=f"b{k}", reset_less=True) for k in range(1, len(SCORE_BACK) + 1)]
         back_valid = Signal(len(back))
         m.submodules.profile = profile = Profile(config=c)
         # The write of the last stage is seen by a read of the same cycle; a page of any older stage

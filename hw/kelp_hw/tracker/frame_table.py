@@ -13,6 +13,7 @@ from kelp_spec.metadata import Answer, DataOp, Op, Outcome, PrefetchSource
 
 from ..layouts import Layouts
 from ..lib.sram import Sram
+from ..pipeline import FRAME_STAGES
 from .page_address import PageAddress
 
 __all__ = ["FrameTable"]
@@ -72,7 +73,7 @@ class FrameTable(wiring.Component):
         No op is inside.
     """
 
-    LATENCY = 2
+    LATENCY = len(FRAME_STAGES)
     INTERVAL = 1
 
     def __init__(self, *, config: Config):

@@ -10,6 +10,8 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 
+from ..pipeline import IDS_AT_HAND
+
 __all__ = ["MissIds"]
 
 
@@ -52,9 +54,7 @@ class MissIds(wiring.Component):
 
     LATENCY = 1
     INTERVAL = 1
-    #: three more than the ops between M0 and M3: M0's credit is a cycle old, and supposes that an
-    #: op which finds one takes an id
-    DEPTH = 7
+    DEPTH = IDS_AT_HAND
 
     def __init__(self, *, config: Config):
         self.config = config

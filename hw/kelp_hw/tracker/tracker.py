@@ -14,6 +14,7 @@ from kelp_spec.metadata import Event, Op, Outcome
 from ..layouts import Layouts
 from ..lib.broadcast import broadcast
 from ..lib.sram import Sram
+from ..pipeline import M0_TO_M3
 from .arbiter import BACKGROUND, Arbiter, behind_layout, choose
 from .decide import Decide, frame_of
 from .foresight import Foresight, ahead_layout
@@ -104,7 +105,7 @@ class Tracker(wiring.Component):
         No op is inside.
     """
 
-    LATENCY = 4
+    LATENCY = M0_TO_M3
     RESULT_LATENCY = LATENCY + 1
     INTERVAL = 1
 

@@ -25,7 +25,8 @@ from kelp_spec.metadata import Outcome, ScoreEvent
 from ..harness.clocking import start_clock
 
 WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
-APART = 6  #: cycles from an op to the first behind it that finds the page's word in the SRAM
+#: cycles from an op to the first behind it that finds the page's word in the SRAM: encoded, written
+APART = Tracker.LATENCY + 2
 FRAME_OPS = (
     K.READ,
     K.WRITE,
