@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Lock-step where no recording leads: a page that gets no frame, in RTL and golden model; every
-stream port of every block is held to the stream rule meanwhile."""
+"""Lock-step where no recording leads: a page that gets no frame, in RTL and golden model."""
 
 import numpy as np
 
@@ -9,8 +8,6 @@ from kelp_golden.lines import POISONED
 from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats, Setup
-from kelp_hw.endpoint import Endpoint
-from kelp_rtl.build.stream_rule import Checked
 from kelp_rtl.control import Descriptor, QueueParameters
 from kelp_rtl.device import Driver, FlashTiming
 from kelp_rtl.program import Program, Response
@@ -43,11 +40,7 @@ class Pair:
         self.golden.tracker.reserve = 0
         self.engine = LockStep(self.golden, evict_target=1)
         self.engine.open(0, setup.descriptor)
-        self.device = Driver(
-            UNIT,
-            flash=FlashTiming(latency=100, write_latency=100),
-            component=Checked(Endpoint(config=UNIT)),
-        )
+        self.device = Driver(UNIT, flash=FlashTiming(latency=100, write_latency=100))
         self.device.open_session(
             0,
             Descriptor(layers=1, kv_heads=UNIT.queues),
