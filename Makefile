@@ -14,7 +14,7 @@ KELP := .venv/bin/kelp
 PYTEST := .venv/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow lint-configs soak bench prove mutate nightly lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor site lock clean distclean
+.PHONY: help setup demo test slow lint-configs soak bench prove coverage mutate nightly lockstep-full test-engines fpga fpga-blocks fpga-netlist fpga-sim lint verilog doctor site lock clean distclean
 
 help: ## this list
 	@echo "KELP: make TARGET"
@@ -48,6 +48,9 @@ prove: $(STAMP) ## all formal proofs (queues, arbiters, free lists, miss table, 
 
 mutate: $(STAMP) ## would each block's bench notice a wrong block? into build/mutate.json (ARGS="--only host --count 20 --seed 2"; hours)
 	.venv/bin/python -m kelp_verif.mutation.hunt $(ARGS)
+
+coverage: $(STAMP) ## cover points, lines and control signals that the benches reach, into build/coverage.json (ARGS="--only host")
+	.venv/bin/python -m kelp_verif.coverage.collect $(ARGS)
 
 nightly: $(STAMP) ## everything that `make test` leaves out, part by part, into build/nightly.json (ARGS="prove bench" selects)
 	$(KELP) nightly $(ARGS)

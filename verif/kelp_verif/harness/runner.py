@@ -36,6 +36,10 @@ __all__ = ["BenchResult", "Model", "bench_params", "made", "record", "run_cocotb
 
 _PARAMS = "KELP_BENCH_PARAMS"
 _RECORD = "KELP_BENCH_RECORD"
+#: A folder: benches leave their coverage in it (kelp_verif.coverage).
+_COVERAGE = "KELP_COVERAGE"
+# Toggles of what has one bit.
+_COVERAGE_ARGS = ("--coverage-line", "--coverage-toggle", "--coverage-max-width", "1")
 # A bench is bound by Python, and g++ takes three times as long at -O3 as at -O1.
 _BENCH_OPT = "-O1"
 
@@ -130,7 +134,8 @@ def run_cocotb(
     control = "`verilator_config\n" + "".join(
         f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible
     )
-    args = [*VERILATOR_ARGS, *model.build_args]
+    covered = os.environ.get(_COVERAGE)
+    args = [*VERILATOR_ARGS, *model.build_args, *(_COVERAGE_ARGS if covered else ())]
     key = tools.digest(
         verilog,
         control,
@@ -152,7 +157,24 @@ def run_cocotb(
     if seed is None:
         seed = _default_seed(bench, test, params)
     print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")
-    return _run_bench(build_dir, bench, test, seed, dict(params or {}), waves, timeout_s)
+    result = _run_bench(build_dir, bench, test, seed, dict(params or {}), waves, timeout_s)
+    if covered:
+        _leave_coverage(Path(covered), name, bench, result)
+    if not waves:
+        shutil.rmtree(result.run_dir)
+    return result
+
+
+def _leave_coverage(folder: Path, name: str, bench: str, result: BenchResult) -> None:
+    left = folder / f"{name}-{result.run_dir.name}"
+    shutil.copy(result.run_dir / "coverage.dat", left.with_name(f"{left.name}.dat"))
+    said = {
+        "component": name,
+        "bench": bench,
+        "verilog": str(result.build_dir / "top.v"),
+        "records": result.records,
+    }
+    left.with_name(f"{left.name}.json").write_text(json.dumps(said), encoding="utf-8")
 
 
 def _default_seed(bench, test, params) -> int:
@@ -296,8 +318,6 @@ def _run_bench(build_dir, bench, test, seed, params, waves, timeout_s) -> BenchR
     with contextlib.suppress(FileNotFoundError):
         for line in (run_dir / "records.jsonl").read_text(encoding="utf-8").splitlines():
             records |= json.loads(line)
-    if not waves:
-        shutil.rmtree(run_dir)
     return BenchResult(
         seed=seed,
         tests=tuple(passed),

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""``make coverage``: run the benches with Verilator's coverage, and say what they reach.
+
+``python -m kelp_verif.coverage.collect [--only ROOM]… [-o FILE]`` writes ``build/coverage.json``;
+it exits 1 where a test fails, a block is below its bar or a cover point is not reached.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+from kelp_rtl.build import tools
+from kelp_spec.files import write_whole
+
+from ..mutation.benches import BENCHES
+from .report import BARS, block_rows, point_rows
+
+__all__ = ["main"]
+
+_ENDPOINT = ("tests/hw/test_endpoint.py",)
+
+
+def _tests(only: list[str]) -> list[str]:
+    """Test files of the benches on Verilator."""
+    rooms = {bench.name: bench.tests for bench in BENCHES if bench.level == "netlist"}
+    rooms["endpoint"] = _ENDPOINT
+    if unknown := [name for name in only if name not in rooms]:
+        raise SystemExit(f"{unknown[0]!r} is no room with benches; legal: {', '.join(rooms)}")
+    return [test for name in only or rooms for test in rooms[name]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make coverage")
+    parser.add_argument("--only", action="append", default=[], help="a room, or endpoint")
+    parser.add_argument("-o", "--output", type=Path, default=Path("build/coverage.json"))
+    parser.add_argument("-n", "--workers", default="2")
+    given = parser.parse_args()
+    tests = _tests(given.only)
+    folder = tools.build_root() / "coverage"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", given.workers, "--dist", "loadfile"]
+    code = subprocess.run(
+        [*command, "--no-loadscope-reorder", *tests],
+        env=os.environ | {"KELP_COVERAGE": str(folder)},
+        check=False,
+    ).returncode
+    blocks, points = block_rows(folder), point_rows(folder)
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    found = {
+        "measured": date.today().isoformat(),
+        "only": given.only,
+        "tests_passed": code == 0,
+        "bars": BARS,
+        "blocks": blocks,
+        "cover_points": points,
+    }
+    write_whole(given.output, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    _show(blocks, points)
+    asked = [point for point in points if not given.only or point["met"] is not None]
+    good = all(row["met"] for row in blocks) and all(point["reached"] for point in asked)
+    return 0 if code == 0 and good else 1
+
+
+def _show(blocks: list[dict], points: list[dict]) -> None:
+    print(f"\n{'block':24} {'lines':>14} {'control signals':>18} {'waived':>7}  bars met")
+    for row in blocks:
+        line, toggle = row["line"], row["toggle"]
+        shares = (f"{kind['share']:7.1%} of {kind['points']:5}" for kind in (line, toggle))
+        waived = line["waived"] + toggle["waived"]
+        told = "yes" if row["met"] else "NO"
+        print(f"{row['block']:24} {'  '.join(shares)} {waived:9}  {told}")
+    met = sum(point["reached"] for point in points)
+    print(f"{met} of {len(points)} cover points reached")
+    for point in points:
+        if not point["reached"]:
+            why = "its bench did not run" if point["met"] is None else "not reached"
+            print(f"  {point['clause']}: {point['point']} ({point['bench']}): {why}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
