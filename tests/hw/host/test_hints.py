@@ -202,12 +202,14 @@ def test_golden_leaves_out_bad_pages_and_still_steps():
     assert golden.absorb(line, 4, sessions) == [HintEvent(Event.FOREIGN_LD, 4, 4, argument=1)]
 
 
-def test_absorber_agrees_with_golden():
+@pytest.mark.parametrize("fields", [{"sessions": 3, "queues": 5, "pages": 64}, {}])
+def test_absorber_agrees_with_golden(fields):
+    """More pages than a line has entries, sizes that are no power of two; and fewer."""
     result = run_cocotb(
-        HintAbsorber(config=named("unit")),
+        HintAbsorber(config=named("unit").with_(**fields)),
         bench="kelp_verif.host.hints_bench",
         test=["random_lines", "sessions_open_and_close"],
-        params={"config": "unit", "rounds": 30},
+        params={"config": "unit", "fields": fields, "rounds": 30},
     )
     assert {
         "MASS",

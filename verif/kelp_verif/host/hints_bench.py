@@ -22,6 +22,10 @@ from ..harness.runner import bench_params, record
 LIMIT = 200_000
 
 
+def _config() -> Config:
+    return named(bench_params()["config"]).with_(**bench_params().get("fields", {}))
+
+
 @dataclass
 class Session:
     """One session's registers, as the golden model and the packer read them."""
@@ -49,9 +53,13 @@ class TB:
         self.line, self.op = Packing(layouts.hint_line), Packing(layouts.op)
         self.page, self.event = Packing(layouts.page), Packing(layouts.event)
         self.golden = HintAbsorber(config)
+        # Owners differ in any bits; what a hint does not ask for is anything.
+        owners = self.rng.sample(range(1, 16), config.sessions)
         self.sessions = [
             Session(
-                ld_id=s + 1,
+                ld_id=owners[s],
+                kv_heads=self.rng.randint(1, config.queues),
+                step=self.rng.getrandbits(24),
                 used_queues=self.rng.randint(1, config.queues),
                 used_pages=self.rng.randint(2, config.pages),
             )
@@ -215,7 +223,7 @@ class TB:
         elif fault == "reserved":
             line[10 + rng.randrange(2)] |= 1 << rng.randrange(8)
         elif fault == "ld_id":
-            ld_id = rng.randrange(16)
+            ld_id = regs.ld_id ^ 1 << rng.randrange(4)
         elif fault == "broken":
             broken = True
         elif fault == "empty":
@@ -232,7 +240,7 @@ class TB:
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def random_lines(dut):
-    tb = TB(dut, named(bench_params()["config"]))
+    tb = TB(dut, _config())
     await tb.reset()
     seen = set()
     for _ in range(bench_params()["rounds"]):
@@ -245,7 +253,7 @@ async def random_lines(dut):
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def sessions_open_and_close(dut):
     """A closed or closing session takes no hint; one that is opened anew counts from 0."""
-    tb = TB(dut, named(bench_params()["config"]))
+    tb = TB(dut, _config())
     await tb.reset()
     s = tb.config.sessions - 1
     regs = tb.sessions[s]
@@ -278,7 +286,7 @@ async def sessions_open_and_close(dut):
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def full_rate(dut):
     """Full lines leave at one entry a cycle, the line's step advance included."""
-    tb = TB(dut, named(bench_params()["config"]))
+    tb = TB(dut, _config())
     await tb.reset()
     pages, lines = tb.config.pages, bench_params()["rate_lines"]
     tb.sessions[0].used_pages, tb.sessions[0].used_queues = pages, tb.config.queues
