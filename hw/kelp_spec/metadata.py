@@ -117,6 +117,7 @@ class ScoreEvent(IntEnum):
     TOUCH = 2
     MASS = 3
     SCAN = 4
+    SCRUB = 5  #: the page's session closes: what was learned at its distance is forgotten
 
 
 class DataOp(IntEnum):
@@ -179,6 +180,8 @@ class Event(IntEnum):
     HINT_GAP = 18
     HINT_BAD_QUEUE = 19
     FATAL = 20  #: a memory lost what cannot be rebuilt: no data are answered until reset
+    #: more page words were lost at once than wait for a search: the whole frame table is swept
+    FRAME_SWEEP = 21
 
 
 class Protected(IntEnum):

@@ -9,7 +9,7 @@ from amaranth.lib import fifo, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import Event, Op, Outcome
+from kelp_spec.metadata import Event, Op, Outcome, PageState
 
 from ..layouts import POOL_BITS
 from .signatures import EvictionLayouts, PageCheck
@@ -21,11 +21,15 @@ class Orphans(wiring.Component):
     """Answers each flushed frame with FREE, and each uncorrectable page word with a search for the
     frame that it may have had.
 
-    A search waits until every miss entry alive at its start has flipped and no eviction works on
-    the page. Then it PEEKs every frame, one at a time; the owner's frame is RECOVERed, which
-    flushes and frees it. Latency: about 10 cycles per frame, in the background; up to `LOST`
-    words wait their turn, the search for more is given up (`overflow`): their frames stay used
-    until reset.
+    A search PEEKs every frame, one at a time, until it meets one that is in use, whose owner is the
+    lost page, and that the page's word does not name. That one is safe to take when every miss
+    entry that has a frame by then has flipped, and no eviction works on the page: PEEKed again, it
+    is RECOVERed, which flushes and frees it. Latency: about 10 cycles per frame, in the background.
+
+    Up to `LOST` words wait their turn. When one more is lost, all of them become one *sweep*
+    (FRAME_SWEEP, with that page), which does the same for every page that owns a frame. What it
+    meets while the page is being fetched anew is left to another sweep, `WAIT` cycles after it. So
+    no lost frame stays lost.
 
     Parameters
     ----------
@@ -42,10 +46,8 @@ class Orphans(wiring.Component):
     o_free : out, stream of op (FREE)
     o_op : out, stream of op (PEEK, RECOVER)
     o_event : out, always-ready stream
-        FRAME_RECOVERED, held until `event_taken`.
+        FRAME_RECOVERED, FRAME_SWEEP, held until `event_taken`.
     event_taken : in
-    overflow : out
-        Pulse: a search was given up.
     idle : out
         No search waits or is under way.
     """
@@ -66,23 +68,18 @@ class Orphans(wiring.Component):
                 "o_op": Out(stream.Signature(layouts.op)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "event_taken": In(1),
-                "overflow": Out(1),
                 "idle": Out(1),
             }
         )
 
-    def elaborate(self, platform):
-        m = Module()
-        c = self.config
+    def _pool_of(self, m, frame):
+        value = Signal(POOL_BITS)
+        for p in range(1, len(POOLS)):
+            with m.If(frame >= self.config.pool_first_frame[p]):
+                m.d.comb += value.eq(p)
+        return value
 
-        def pool_of(frame):
-            value = Signal(POOL_BITS)
-            for p in range(1, len(POOLS)):
-                with m.If(frame >= c.pool_first_frame[p]):
-                    m.d.comb += value.eq(p)
-            return value
-
-        # --- flushed frames ---
+    def _free_flushed(self, m):
         free = self.o_free.payload
         m.d.comb += [
             self.o_free.valid.eq(self.i_flushed.valid),
@@ -90,8 +87,69 @@ class Orphans(wiring.Component):
             free.kind.eq(Op.FREE),
             free.frame.eq(self.i_flushed.payload.frame),
             free.slot.eq(self.i_flushed.payload.token),
-            free.pool.eq(pool_of(self.i_flushed.payload.frame)),
+            free.pool.eq(self._pool_of(m, self.i_flushed.payload.frame)),
         ]
+
+    def _holders(self, m, *, wait):
+        """Bits of the miss entries that a search waits for: with `wait` those that have a frame.
+        Any of them may have the frame in question. One without a frame is not waited for: it may
+        wait for this one."""
+        r, count = self.i_result.p, self.config.misses
+        holding, pending, entry = Signal(count), Signal(count), Signal(count)
+        flipped, given = Signal(), Signal()
+        m.d.comb += [
+            entry.eq(1 << r.miss),
+            flipped.eq(self.i_result.valid & (r.op.kind == Op.FLIP) & (r.outcome != Outcome.RETRY)),
+            given.eq(
+                self.i_result.valid
+                & (
+                    ((r.op.kind == Op.GRANT) & (r.outcome != Outcome.RETRY))
+                    | ((r.op.kind == Op.PREFETCH) & (r.outcome == Outcome.MISSED))
+                )
+            ),
+        ]
+        with m.If(given):
+            m.d.sync += holding.eq(holding | entry)
+        with m.If(flipped):
+            m.d.sync += [holding.eq(holding & ~entry), pending.eq(pending & ~entry)]
+        # One that is given a frame in this cycle has another one than that in question.
+        with m.If(wait):
+            m.d.sync += pending.eq(holding & ~Mux(flipped, entry, 0))
+        return pending
+
+    def _peeked(self, m, frame):
+        """Of the latest PEEK: the page's word names the frame; the page is being fetched."""
+        r, named, fetching = self.i_result.p, Signal(), Signal()
+        with m.If(
+            self.i_result.valid & (r.op.kind == Op.PEEK) & (r.op.slot == self.layouts.recover_token)
+        ):
+            here = (r.word.state == PageState.RESIDENT) | (r.word.state == PageState.WRITING_BACK)
+            m.d.sync += [
+                named.eq(here & (r.word.place == frame)),
+                fetching.eq(r.word.state == PageState.FETCHING),
+            ]
+        return named, fetching
+
+    def _offered(self, m, at, frame):
+        """PEEK, of page `at` and of `frame`, and FRAME_RECOVERED, unless a state says otherwise."""
+        op = self.o_op.payload
+        m.d.comb += [
+            op.kind.eq(Op.PEEK),
+            op.squeue.eq(at.squeue),
+            op.page.eq(at.page),
+            op.frame.eq(frame),
+            op.slot.eq(self.layouts.recover_token),
+            op.pool.eq(self._pool_of(m, frame)),
+            self.o_event.p.code.eq(Event.FRAME_RECOVERED),
+            self.o_event.p.squeue.eq(at.squeue),
+            self.o_event.p.page.eq(at.page),
+        ]
+        return op
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        self._free_flushed(m)
 
         # --- lost words ---
         r = self.i_result.p
@@ -104,84 +162,103 @@ class Orphans(wiring.Component):
             new.page.eq(r.op.page),
             lost.w_data.eq(new),
             lost.w_en.eq(self.i_result.valid & r.uncorrected),
-            self.overflow.eq(lost.w_en & ~lost.w_rdy),
             self.check.page.eq(at),
         ]
-        # Miss entries under way, and those that a search waits for: any of them may hold the page's
-        # frame.
-        alive, pending = Signal(c.misses), Signal(c.misses)
-        entry = Signal(c.misses)
-        m.d.comb += entry.eq(1 << r.miss)
-        flips = self.i_result.valid & (r.op.kind == Op.FLIP) & (r.outcome != Outcome.RETRY)
-        with m.If(self.i_result.valid & (r.outcome == Outcome.MISSED)):
-            m.d.sync += alive.eq(alive | entry)
-        with m.Elif(flips):
-            m.d.sync += [alive.eq(alive & ~entry), pending.eq(pending & ~entry)]
+        # What found no place to wait: a sweep is due, and is told of once.
+        due, untold, unplaced = Signal(), Signal(), Signal(where)
+        with m.If(lost.w_en & ~lost.w_rdy):
+            m.d.sync += [due.eq(1), untold.eq(1), unplaced.eq(new)]
 
         frame = Signal(c.frame_bits)
         last_frame = c.total_frames - 1
+        sweeping = Signal()
         wait = Signal(range(self.WAIT + 1))
-        op = self.o_op.payload
+        # `certain`: no miss entry and no eviction has the frame.
+        certain, wait_for_holders = Signal(), Signal()
+        pending = self._holders(m, wait=wait_for_holders)
+        named, fetching = self._peeked(m, frame)
+        owner, owned, answered = self.i_owner.p, Signal(), Signal()
         m.d.comb += [
-            op.kind.eq(Op.PEEK),
-            op.squeue.eq(at.squeue),
-            op.page.eq(at.page),
-            op.frame.eq(frame),
-            op.slot.eq(self.layouts.recover_token),
-            op.pool.eq(pool_of(frame)),
-            self.o_event.p.code.eq(Event.FRAME_RECOVERED),
-            self.o_event.p.squeue.eq(at.squeue),
-            self.o_event.p.page.eq(at.page),
+            answered.eq(self.i_owner.valid & (owner.slot == self.layouts.recover_token)),
+            owned.eq(owner.in_use & (owner.squeue == at.squeue) & (owner.page == at.page)),
         ]
+        op = self._offered(m, at, frame)
         with m.FSM():
             with m.State("IDLE"):
-                m.d.comb += self.idle.eq(~lost.r_rdy & ~self.i_flushed.valid)
-                m.d.sync += [
-                    at.eq(head),
-                    pending.eq(Mux(flips, alive & ~entry, alive)),
-                    frame.eq(0),
-                ]
-                with m.If(lost.r_rdy):
+                m.d.comb += self.idle.eq(~lost.r_rdy & ~due & ~self.i_flushed.valid)
+                m.d.sync += [at.eq(head), frame.eq(0), sweeping.eq(0), wait.eq(self.WAIT)]
+                with m.If(due):
+                    m.next = "GATHER"
+                    with m.If(untold):
+                        m.next = "TELL"
+                with m.Elif(lost.r_rdy):
                     m.d.comb += lost.r_en.eq(1)
-                    m.next = "MISSES"
+                    m.next = "PEEK"
+            with m.State("TELL"):
+                m.d.comb += [
+                    self.o_event.valid.eq(1),
+                    self.o_event.p.code.eq(Event.FRAME_SWEEP),
+                    self.o_event.p.squeue.eq(unplaced.squeue),
+                    self.o_event.p.page.eq(unplaced.page),
+                ]
+                with m.If(self.event_taken):
+                    m.d.sync += untold.eq(0)
+                    m.next = "GATHER"
+            with m.State("GATHER"):
+                # The sweep finds the frames of those that wait, too.
+                m.d.comb += lost.r_en.eq(1)
+                m.d.sync += wait.eq(wait - 1)
+                with m.If(wait == 0):
+                    m.d.sync += [sweeping.eq(1), due.eq(lost.w_en & ~lost.w_rdy)]
+                    m.next = "PEEK"
+            with m.State("PEEK"):
+                m.d.comb += self.o_op.valid.eq(1)
+                m.d.sync += certain.eq(0)
+                with m.If(self.o_op.ready):
+                    m.next = "OWNER"
+            with m.State("OWNER"):
+                with m.If(answered):
+                    m.d.sync += Assert(owner.frame == frame)
+                    m.next = "NEXT"
+                    with m.If(sweeping & owner.in_use):
+                        m.d.sync += [at.squeue.eq(owner.squeue), at.page.eq(owner.page)]
+                        m.next = "PEEK_AGAIN"
+                    with m.Elif(owned & ~named):
+                        m.next = "HOLDERS"
+            with m.State("PEEK_AGAIN"):
+                m.d.comb += self.o_op.valid.eq(1)
+                with m.If(self.o_op.ready):
+                    m.next = "OWNER_AGAIN"
+            with m.State("OWNER_AGAIN"):
+                with m.If(answered):
+                    m.next = "NEXT"
+                    with m.If(owned & fetching):
+                        m.d.sync += due.eq(1)
+                    with m.Elif(owned & ~named):
+                        m.next = "HOLDERS"
+                        with m.If(certain):
+                            m.next = "RECOVER"
+            with m.State("HOLDERS"):
+                m.d.comb += wait_for_holders.eq(1)
+                m.d.sync += certain.eq(1)
+                m.next = "MISSES"
             with m.State("MISSES"):
                 with m.If(~pending.any()):
                     m.next = "EVICTION"
             with m.State("EVICTION"):
                 with m.If(~self.check.working):
-                    m.next = "PEEK"
-            with m.State("PEEK"):
-                m.d.comb += self.o_op.valid.eq(1)
-                with m.If(self.o_op.ready):
-                    m.next = "OWNER"
-            with m.State("OWNER"):
-                with m.If(self.i_owner.valid & (self.i_owner.p.slot == self.layouts.recover_token)):
-                    m.d.sync += Assert(self.i_owner.p.frame == frame)
-                    m.next = "NEXT"
-                    with m.If(
-                        self.i_owner.p.in_use
-                        & (self.i_owner.p.squeue == at.squeue)
-                        & (self.i_owner.p.page == at.page)
-                    ):
-                        m.next = "RECOVER"
+                    m.next = "PEEK_AGAIN"
             with m.State("RECOVER"):
                 m.d.comb += [op.kind.eq(Op.RECOVER), self.o_op.valid.eq(1)]
-                m.d.sync += wait.eq(self.WAIT)
                 with m.If(self.o_op.ready):
                     m.next = "RECOVERED"
             with m.State("RECOVERED"):
                 with m.If(self.i_result.valid & (r.op.kind == Op.RECOVER)):
-                    with m.Switch(r.outcome):
-                        with m.Case(Outcome.ORPHAN):
-                            m.next = "EVENT"
-                        with m.Case(Outcome.RETRY):
-                            m.next = "WAIT"
-                        with m.Default():
-                            m.next = "NEXT"
-            with m.State("WAIT"):
-                m.d.sync += wait.eq(wait - 1)
-                with m.If(wait == 0):
-                    m.next = "RECOVER"
+                    m.next = "NEXT"
+                    with m.If(r.outcome == Outcome.ORPHAN):
+                        m.next = "EVENT"
+                    with m.Elif(r.outcome == Outcome.RETRY):
+                        m.d.sync += due.eq(1)
             with m.State("NEXT"):
                 m.d.sync += frame.eq(frame + 1)
                 m.next = "PEEK"
@@ -191,4 +268,6 @@ class Orphans(wiring.Component):
                 m.d.comb += self.o_event.valid.eq(1)
                 with m.If(self.event_taken):
                     m.next = "IDLE"
+                    with m.If(sweeping):
+                        m.next = "NEXT"
         return m

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from kelp_hw.eviction.eviction import Eviction
+from kelp_hw.eviction.orphans import Orphans
 from kelp_hw.eviction.sweep import Sweep
 from kelp_spec.config import named
 from kelp_verif.harness.runner import made, run_cocotb
@@ -42,6 +43,13 @@ def test_sessions_close_under_traffic():
 
 def test_lost_words_give_their_frames_back():
     assert run(SMALL, "recovers", cycles=10_000).records["recovered"] > 0
+
+
+def test_more_words_are_lost_at_once_than_can_wait():
+    records = run(SMALL, "loses_many", rounds=4).records
+    # one is searched for, LOST wait
+    assert records["most"] > Orphans.LOST + 1 and records["sweeps"] >= 2
+    assert records["recovered"] > 20
 
 
 def test_nothing_to_evict_is_an_event_and_a_rest():

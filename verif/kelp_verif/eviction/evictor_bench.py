@@ -4,8 +4,8 @@
 after random times.
 
 `lockstep` compares every CLAIM with the golden evictor's; `free_running` audits the sweeps under
-traffic, cancellations and flash errors; `sweep_cycles` measures; `closes` and `recovers` end
-sessions and lost words; `nothing_to_evict` pins everything.
+traffic, cancellations and flash errors; `sweep_cycles` measures; `closes`, `recovers`
+and `loses_many` end sessions and lost words; `nothing_to_evict` pins everything.
 """
 
 import cocotb
@@ -142,16 +142,57 @@ async def recovers(dut):
         TrackerOp(Op.UNPIN, session=q // c.queues, squeue=q, page=p) for q, p in pages
     )
     await tb.rest(60_000)
+    recovered = sum(e["code"] == Event.FRAME_RECOVERED for e in tb.events)
+    every_frame_has_a_page(tb)
+    record(lost=lost, recovered=recovered)
+
+
+def every_frame_has_a_page(tb):
     resident = {
-        (key // c.pages, key % c.pages)
+        (key // tb.config.pages, key % tb.config.pages)
         for key, word in tb.tracker.words.items()
         if word.state == RESIDENT
     }
-    recovered = sum(e["code"] == Event.FRAME_RECOVERED for e in tb.events)
     assert set(tb.owners.values()) == resident and len(tb.owners) == sum(
         p.used for p in tb.tracker.pools
     )
-    record(lost=lost, recovered=recovered)
+
+
+@cocotb.test(timeout_time=40, timeout_unit="ms")
+async def loses_many(dut):
+    """Every page that has a frame loses its word at once, under traffic: more than can wait for a
+    search. It is told of, and every frame belongs to a page in the end."""
+    tb = TB(dut)
+    await tb.start()
+    rng, c = tb.rng, tb.config
+    await tb.do(*(tb.open(s) for s in range(c.sessions)))
+    pages = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
+    most = 0
+    for _ in range(bench_params()["rounds"]):
+        for at_once in (False, True):
+            if at_once:
+                owned = list(tb.owners.values())
+                most = max(most, len(owned))
+                tb.faults = dict.fromkeys(owned, 2)
+                tb.demands.extend(tb.demand(*page, False) for page in owned)
+            for _ in range(1200):
+                if len(tb.demands) < 3 and rng.random() < 0.1 and len(tb.tracker.free_misses) > 2:
+                    op = tb.random_op(pages)
+                    if op:
+                        tb.demands.append(op)
+                await tb.tick()
+        tb.faults.clear()
+        tb.demands.extend(
+            TrackerOp(Op.UNPIN, session=q // c.queues, squeue=q, page=p) for q, p in pages
+        )
+        await tb.rest(60_000)
+        every_frame_has_a_page(tb)
+    codes = [e["code"] for e in tb.events]
+    record(
+        most=most,
+        sweeps=codes.count(Event.FRAME_SWEEP),
+        recovered=codes.count(Event.FRAME_RECOVERED),
+    )
 
 
 @cocotb.test(timeout_time=40, timeout_unit="ms")

@@ -27,8 +27,8 @@ class FrameOwnerContract(wiring.Component):
     (`free_list`); GRANT and FLIP come for entries that live, FLIP with the frame that the entry was
     given, failed if it has none (`MissBuffer`); one eviction at a time works on a page, and RELEASE
     names what it CLAIMed (`Evictor`); FREE names a frame that was flushed (`Orphans`); RECOVER
-    names a frame that its page was the last to use, after every entry that was alive when the word
-    was lost has flipped and no eviction works on the page (`Orphans`).
+    names a frame in use that is the page's and that its word does not name, after every entry that
+    had a frame when it was found has flipped and no eviction works on the page (`Orphans`).
     """
 
     def __init__(self, block=Decide):
