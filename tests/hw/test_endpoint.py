@@ -191,7 +191,7 @@ def test_reset(run):
         2500,
         test="reset_under_traffic",
         actions={"advance": 1},
-        at_least={"open": 8, "miss": 10, "read_absent": 50},
+        at_least={"open": 8, "miss": 10, "read_absent": 50, "reset_in_flight": 3},
     )
 
 

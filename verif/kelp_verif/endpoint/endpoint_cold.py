@@ -158,7 +158,8 @@ class ColdWatch:
         return _Transfer(c, known, bad)
 
     def completion(self, c: Completion) -> None:
-        transfer = self.transfers[c.index]
+        transfer = self.transfers.get(c.index)
+        assert transfer, f"{c}: completes no command since the reset"
         if c.status == ColdStatus.ABORTED:
             transfer.silent_until = 0
             return

@@ -22,11 +22,11 @@ from kelp_rtl.build.packing import Packing
 from kelp_spec.address import KvAddress
 from kelp_spec.config import Config
 from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
-from kelp_spec.metadata import Op, Outcome, PageState
+from kelp_spec.metadata import ColdStatus, Op, Outcome, PageState
 from kelp_spec.registers import RegisterMap
 
 from ..harness.clocking import start_clock
-from ..miss.flash import Flash, FlashPort
+from ..miss.flash import Completion, Flash, FlashPort
 from .endpoint_cold import ColdWatch
 from .endpoint_model import NXM, POISON, ZEROS, Model, Request
 from .endpoint_top import PAGE_WORDS
@@ -218,9 +218,11 @@ class TB:
                 return
         raise AssertionError("the endpoint does not become ready")
 
-    async def reset(self) -> None:
-        """Reset under traffic: nothing older is answered after it, and nothing is left."""
+    async def reset(self) -> int:
+        """Reset under traffic: nothing older is answered after it, and nothing is left. How many
+        cold-tier commands were in flight."""
         self.task.cancel()
+        older = list(self.flash.live.values())
         self.dut.rst.value = 1
         for sender in self.senders:
             sender.clear()
@@ -231,8 +233,22 @@ class TB:
         await ClockCycles(self.dut.clk, self.rng.randint(1, 4))
         self.new_flash()  # the tier is reset with the endpoint
         self.dut.rst.value = 0
+        await self.complete(older)
         self.task = cocotb.start_soon(self.run())
         await self.until_ready()
+        return len(older)
+
+    async def complete(self, older) -> None:
+        """A tier that was not reset completes what it still has, before there is a new command: the
+        endpoint takes it for nothing (docs/cold_tier.md)."""
+        for live in older:
+            c = live.command
+            self.flash.done.append(Completion(c.index, c.attempt, ColdStatus.OK, 1, 0))
+        while self.flash.done or self.flash_port.offered:
+            self.flash_port.drive()
+            await ReadOnly()
+            self.flash_port.sample()
+            await RisingEdge(self.dut.clk)
 
     def set_mix(self, mix: Mix) -> None:
         rng, axi = self.rng, self.memory
