@@ -5,6 +5,7 @@ docs/ are made from it. Plain Python.
 Registers are 64 bits wide, eight to a 64-byte line of the register window. Reads have no side
 effects. `scope` says who may touch one: `all` any LD-ID reads it; `control` LD-ID 0 alone;
 `session` the session's owner and LD-ID 0. A refused access answers zeros / Cmp and logs an event.
+Whoever opens a session finds its registers as a reset leaves them (:attr:`Register.forgotten`).
 """
 
 from __future__ import annotations
@@ -121,6 +122,16 @@ class Register:
     @property
     def reset(self) -> int:
         return sum(f.reset << f.low for f in self.fields)
+
+    @property
+    def forgotten(self) -> bool:
+        """Takes its reset value at the end of its session's CLOSE. `shape` stays: it says whose the
+        next session is."""
+        return (
+            self.access is Access.RW
+            and self.offset >= SESSION_BASE
+            and not self.name.endswith("_shape")
+        )
 
 
 def _whole(bits: int = 64, doc: str = "", reset: int = 0) -> tuple[Field, ...]:

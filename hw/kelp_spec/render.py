@@ -27,6 +27,8 @@ def registers_markdown(config: Config) -> str:
         "Registers are 64 bits, eight to a line; reads have no side effects. *scope*: `all` "
         + "any LD-ID, `control` LD-ID 0, `session` the session's owner and",
         "LD-ID 0. A refused access reads zeros or is ignored, and logs REGISTER_REFUSED.",
+        "When a CLOSE ends (`busy` 0), what can be written of the session, `shape` aside, has its "
+        + "reset values again.",
         "",
         "## Global",
         "",

@@ -220,6 +220,8 @@ class Endpoint:
         at = op.squeue * self.pages + op.page
         policy = self.policies[op.squeue]
         event, profile = result.score, 0
+        if event == ScoreEvent.SCRUB:
+            return  # what it forgets, OPEN forgets here
         if policy.policy == Policy.KELP:
             step, scores = self.tracker.sessions[op.session].step, self.kelp.scores
             if event == ScoreEvent.INIT:

@@ -136,6 +136,7 @@ class EngineOps:
     def _scrub(self, op, result, word, key):
         state = word.state
         result.pool = pool = self.queue_configs[op.squeue].pool
+        result.score = ScoreEvent.SCRUB
         if state == FETCHING or state == WRITING_BACK:
             result.outcome = RETRY
         elif state != ABSENT:

@@ -91,7 +91,7 @@ class Scores:
         return self.counts[at] >> ((step >> p.EPOCH_SHIFT) - self.epochs[at] & _EPOCHS)
 
     def _at(self, squeue: int, page: int) -> int:
-        return squeue * self.pages + (self.newest[squeue] - page & self.pages - 1)
+        return squeue * self.pages + max(0, self.newest[squeue] - page)
 
     def allocate(self, session: int, squeue: int, page: int, step: int) -> int:
         """INIT: the new word. The page is its queue's newest from now on; the farthest distance
@@ -101,6 +101,13 @@ class Scores:
         self.counts[at], self.epochs[at] = 0, step >> p.EPOCH_SHIFT & _EPOCHS
         self.turn[session] = (step & 255, squeue, page)
         return _touched(0, 0)
+
+    def opened(self, session: int) -> None:
+        """The session's queues have counted nothing, and no turn has passed."""
+        share = len(self.counts) // len(self.turn)
+        own = slice(session * share, (session + 1) * share)
+        self.counts[own] = self.epochs[own] = bytes(share)
+        self.turn[session] = (0, 0, 0)
 
     def touch(self, word: int, session: int, squeue: int, page: int, step: int, gap: int) -> int:
         """TOUCH, ``gap`` steps after the last: the new word."""
@@ -211,6 +218,7 @@ class KelpPolicy:
     def opened(self, session: int) -> None:
         self.shadows[session] = Shadow()
         self.turns[session] = None
+        self.scores.opened(session)
 
     def access(
         self,

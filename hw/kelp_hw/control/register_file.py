@@ -8,7 +8,14 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.registers import Access, Register, RegisterMap, Scope
+from kelp_spec.registers import (
+    SESSION_BASE,
+    SESSION_STRIDE,
+    Access,
+    Register,
+    RegisterMap,
+    Scope,
+)
 
 __all__ = ["RegisterFile", "register_layout"]
 
@@ -55,6 +62,9 @@ class RegisterFile(wiring.Component):
         The external register at `index`, one cycle before `read_data`.
     is_external : out
         The register is one of `external`.
+    forget : in
+        Bit s: what was written to session s, `shape` aside, is forgotten; a write of the same cycle
+        too.
     rw_<name> : out
         A writable register.
     ro_<name> : in
@@ -89,6 +99,7 @@ class RegisterFile(wiring.Component):
             "read_data": Out(64),
             "external_data": In(64),
             "is_external": Out(1),
+            "forget": In(config.sessions),
         }
         for r in self.map.registers:
             if r.name in self.external:
@@ -140,6 +151,9 @@ class RegisterFile(wiring.Component):
                     m.d.sync += held.as_value().eq(
                         ((held.as_value() & ~self.mask) | (self.write_data & self.mask)) & used
                     )
+                if r.forgotten:
+                    with m.If(self.forget[(r.offset - SESSION_BASE) // SESSION_STRIDE]):
+                        m.d.sync += held.as_value().eq(r.reset)
             elif r.access is Access.WO:
                 m.d.comb += [
                     getattr(self, "wo_" + r.name).as_value().eq(self.write_data & self.mask),

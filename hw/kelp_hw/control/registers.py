@@ -192,7 +192,13 @@ class Registers(wiring.Component):
             ]
             for part in ("shape", "formats", "queue", "policy", "recency", "budget"):
                 m.d.comb += getattr(control, part)[s].eq(getattr(file, f"rw_s{s}_{part}"))
+        # Whom a session belonged to may write until the cycle in which it is closed, and is
+        # forgotten in the next.
+        was_open = Signal(c.sessions)
+        is_open = Cat(self.sessions[s].open for s in range(c.sessions))
+        m.d.sync += was_open.eq(is_open)
         m.d.comb += [
+            file.forget.eq(was_open & ~is_open),
             file.owner.eq(owner),
             control.command_ld_id.eq(file.ld_id),
             control.config_ready.eq(~control.opening | queues.wipe_ready),

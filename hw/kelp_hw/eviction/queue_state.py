@@ -62,7 +62,7 @@ class QueueState(wiring.Component):
         The residency map's.
     resident_squeue : in; resident_lines : out
         For the registers: DRAM lines of the queue's listed pages; follows within a few hundred
-        cycles.
+        cycles, 0 until then: never what another queue has.
     initialised : out
         The reset scrub is over; results before it are not allowed.
     idle : out
@@ -92,6 +92,16 @@ class QueueState(wiring.Component):
                 "idle": Out(1),
             }
         )
+
+    def _shown(self, m):
+        """The lines for the registers, the queue that they are of, and whether that is the one
+        that is asked for: another's are nobody's business."""
+        lines, squeue, known = Signal(32), Signal(self.config.squeue_bits), Signal()
+        m.d.comb += [
+            known.eq(squeue == self.resident_squeue),
+            self.resident_lines.eq(Mux(known, lines, 0)),
+        ]
+        return lines, squeue, known
 
     def elaborate(self, platform):
         m = Module()
@@ -176,6 +186,7 @@ class QueueState(wiring.Component):
         )
         taken = Signal(event)
         m.d.comb += taken.eq(events.r_data)
+        shown, shown_squeue, known = self._shown(m)
         refresh_next, refresh_left = Signal(range(c.squeues)), Signal(range(c.squeues + 1))
         readout_wait = Signal(6)
         answer, answered = Signal(self.layouts.look), Signal()
@@ -186,8 +197,7 @@ class QueueState(wiring.Component):
             view.refreshing.eq((refresh_left != 0) | is_refresh),
         ]
         m.d.sync += [answered.eq(0), offer.done.eq(0)]
-        with m.If(readout_wait != 0):
-            m.d.sync += readout_wait.eq(readout_wait - 1)
+        m.d.sync += readout_wait.eq(readout_wait - (readout_wait != 0))
 
         found, after = Signal(record), Signal(record)
         clears, counted = Signal(), Signal()
@@ -251,7 +261,7 @@ class QueueState(wiring.Component):
                         refresh_next.eq(Mux(refresh_next == c.squeues - 1, 0, refresh_next + 1)),
                     ]
                     m.next = "READ"
-                with m.Elif(readout_wait == 0):
+                with m.Elif((readout_wait == 0) | ~known):
                     m.d.sync += [squeue.eq(self.resident_squeue), readout_wait.eq(~0)]
                     m.next = "READ"
             with m.State("READ"):
@@ -327,8 +337,9 @@ class QueueState(wiring.Component):
                 m.d.sync += Assert(resident < 1 << c.dram_line_bits)
                 m.next = "START"
                 with m.If(~is_event & ~is_refresh):
-                    m.d.sync += self.resident_lines.eq(resident)
                     m.next = "IDLE"
+                with m.If((~is_event & ~is_refresh) | (squeue == shown_squeue)):
+                    m.d.sync += [shown.eq(resident), shown_squeue.eq(squeue)]
             with m.State("START"):
                 m.d.comb += tree.start.eq(1)
                 m.next = "WALK"

@@ -68,6 +68,8 @@ class HintAbsorber(wiring.Component):
     counts; an entry for a page outside the session is left out, the first of a line logs
     HINT_BAD_PAGE (`argument`: the page). The step advances in all these cases. Numbers start at 0
     after OPEN. Whether a session is open is judged once for each line; M3 judges each op again.
+    Lines that were taken in before the session closed are refused (CLOSED_SESSION) even when it is
+    open again, and what is left of one under way then is dropped.
 
     Parameters
     ----------
@@ -107,6 +109,41 @@ class HintAbsorber(wiring.Component):
             }
         )
 
+    def _stale(self, m, live, *, enters, judge):
+        """Of each session: the next line to be judged was taken in before the session closed, also
+        when it is open again by now."""
+        lines = range(self.config.hint_lines + 2)
+        waiting, following = Signal(lines, name="waiting"), Signal(lines, name="following")
+        m.d.comb += following.eq((waiting + enters - judge)[: len(waiting)])
+        m.d.sync += waiting.eq(following)
+        stale = Signal(self.config.sessions)
+        for s in range(self.config.sessions):
+            left_over = Signal(lines, name=f"left_over_{s}")
+            m.d.comb += stale[s].eq(left_over != 0)
+            with m.If(~live[s]):
+                m.d.sync += left_over.eq(following)
+            with m.Elif(judge & stale[s]):
+                m.d.sync += left_over.eq(left_over - 1)
+        return stale
+
+    def _malformed(self, m, head, advance):
+        """What docs/hints.md calls so, of a line's head."""
+        h, known_kind, malformed = head.header, Signal(), Signal()
+        with m.Switch(h.kind):
+            with m.Case(*HintKind):
+                m.d.comb += known_kind.eq(1)
+        m.d.comb += malformed.eq(
+            head.broken
+            | (h.version != VERSION)
+            | ~known_kind
+            | (h.flags & ~FLAGS_KNOWN).any()
+            | (h.count > ENTRIES)
+            | h.reserved.any()
+            | ((h.kind != HintKind.MASS) & h.first_page.any())
+            | ((h.count == 0) & ~advance)
+        )
+        return malformed
+
     def elaborate(self, platform):
         m = Module()
         c = self.config
@@ -132,6 +169,9 @@ class HintAbsorber(wiring.Component):
         head = Signal(head_layout)
         head_valid = Signal()
         judge = Signal()  # the head becomes the current line
+
+        live = Cat(self.sessions[s].open & ~self.sessions[s].closing for s in range(c.sessions))
+        stale = self._stale(m, live, enters=heads.w_en, judge=judge)
         m.d.comb += heads.r_en.eq(~head_valid | judge)
         with m.If(heads.r_en):
             m.d.sync += [head_valid.eq(heads.r_rdy), head.eq(heads.r_data)]
@@ -142,30 +182,15 @@ class HintAbsorber(wiring.Component):
         session = Signal(self.layouts.session)
         expected = Signal(data.ArrayLayout(SEQUENCE_BITS, c.sessions))
         expected_here = Signal(SEQUENCE_BITS)
-        known_kind, listed = Signal(), Signal()
         m.d.comb += [session.eq(self.sessions[session_id]), expected_here.eq(expected[session_id])]
-        with m.Switch(h.kind):
-            with m.Case(*HintKind):
-                m.d.comb += known_kind.eq(1)
-        m.d.comb += listed.eq(h.kind != HintKind.MASS)
         advance = (h.flags & HintFlag.ADVANCE).any()
-        malformed = Signal()
+        malformed = self._malformed(m, head, advance)
         code = Signal(code_shape(Event))
-        m.d.comb += malformed.eq(
-            head.broken
-            | (h.version != VERSION)
-            | ~known_kind
-            | (h.flags & ~FLAGS_KNOWN).any()
-            | (h.count > ENTRIES)
-            | h.reserved.any()
-            | (listed & h.first_page.any())
-            | ((h.count == 0) & ~advance)
-        )
         with m.If(malformed):
             m.d.comb += code.eq(Event.HINT_MALFORMED)
         with m.Elif(h.session >= c.sessions):
             m.d.comb += code.eq(Event.OUT_OF_MAP)
-        with m.Elif(~session.open | session.closing):
+        with m.Elif(~session.open | session.closing | stale.bit_select(session_id, 1)):
             m.d.comb += code.eq(Event.CLOSED_SESSION)
         with m.Elif((head.ld_id != session.ld_id) & (head.ld_id != 0)):
             m.d.comb += code.eq(Event.FOREIGN_LD)
@@ -196,6 +221,11 @@ class HintAbsorber(wiring.Component):
         index = Signal(range(ENTRIES))
         page = Signal(_PAGE_BITS)
         line_valid, line_done = Signal(), Signal()
+        # Nor does what is left of the current line count once its session closes.
+        void, line_live = Signal(), Signal()
+        m.d.comb += line_live.eq(live.bit_select(line.session, 1))
+        with m.If(~line_live):
+            m.d.sync += void.eq(1)
         m.d.comb += judge.eq(head_valid & (~line_valid | line_done))
         for s in range(c.sessions):
             with m.If(~self.sessions[s].open):
@@ -208,6 +238,7 @@ class HintAbsorber(wiring.Component):
                     "type": code_shape(_Item),
                     "kind": _HEADER["kind"].shape,
                     "first": 1,
+                    "void": 1,
                     "ld_id": ld_id,
                     "session": c.session_bits,
                     "squeue": c.squeue_bits,
@@ -239,6 +270,7 @@ class HintAbsorber(wiring.Component):
             m.d.sync += [
                 item.kind.eq(line.kind),
                 item.first.eq(index == 0),
+                item.void.eq(void | ~line_live),
                 item.ld_id.eq(line.ld_id),
                 item.session.eq(line.session),
                 item.squeue.eq(line.squeue),
@@ -277,6 +309,7 @@ class HintAbsorber(wiring.Component):
         with m.If(judge):
             m.d.sync += [
                 line_valid.eq(1),
+                void.eq(0),
                 line.kind.eq(h.kind),
                 line.ld_id.eq(head.ld_id),
                 line.session.eq(session_id),
@@ -298,6 +331,10 @@ class HintAbsorber(wiring.Component):
                 m.d.sync += expected[session_id].eq(h.sequence + 1)
 
         # - check the page, and out ----------------------------------------------------------------
+        item_live = Signal()
+        m.d.comb += item_live.eq(live.bit_select(item.session, 1))
+        with m.If(~move & ~item_live):
+            m.d.sync += item.void.eq(1)
         bad_page = Signal()
         bad_seen = Signal()  # this line's HINT_BAD_PAGE has been logged
         out_op, out_page = self.o_op, self.o_prefetch
@@ -305,7 +342,9 @@ class HintAbsorber(wiring.Component):
         m.d.comb += [
             move.eq((~out_op.valid | out_op.ready) & (~out_page.valid | out_page.ready)),
             bad_page.eq((item.type == _Item.ENTRY) & (item.page >= item.used_pages)),
-            leaves.eq(move & item_valid & (item.type != _Item.EVENT) & ~bad_page),
+            leaves.eq(
+                move & item_valid & (item.type != _Item.EVENT) & ~bad_page & ~item.void & item_live
+            ),
         ]
         with m.If(move):
             m.d.sync += [out_op.valid.eq(0), out_page.valid.eq(0)]

@@ -78,6 +78,9 @@ class EmaEngine(wiring.Component):
       whose score source is OBSERVED.
     - MASS takes one with x = min(65535, `mass` << the queue's gain); only for source PUSHED.
     - SCAN reads.
+    - SCRUB, of a page of a session that closes, changes no score: it forgets the session's turn and
+      what the queue's profile has counted at the distance of that number, so that a session's next
+      owner finds none of it. It has no `o_commit`.
 
     A queue's policy says what its pages' words are: a score, or the two frequencies of `kelp`, for
     which each TOUCH counts and no MASS. With them go the queue's profile, its newest page and the
@@ -143,6 +146,33 @@ class EmaEngine(wiring.Component):
             }
         )
 
+    def _packed(self, m, event, found):
+        """What of an event at `i` goes through the pipeline, as `event` has it."""
+        pushed, idle_steps = Signal(event), Signal(STEP_BITS)
+        scanned = Signal(found)
+        m.d.comb += [
+            idle_steps.eq(Mux(self.i.p.gap == 0, 0, self.i.p.gap - 1)),
+            scanned.last_step.eq(self.i.p.scan.last_step),
+            scanned.eligible.eq(
+                (self.i.p.scan.state == PageState.RESIDENT) & ~self.i.p.scan.pinned
+            ),
+            scanned.cold.eq(self.i.p.scan.state == PageState.COLD),
+            *(
+                pushed[name].eq(self.i.p[name])
+                for name in ("kind", "session", "squeue", "page", "slot", "step")
+            ),
+            pushed.tag.eq(self.i.p.scan_tag),
+            pushed.idle.eq(Mux(idle_steps > FOLDED, FOLDED, idle_steps)),
+        ]
+        with m.Switch(self.i.p.kind):
+            with m.Case(ScoreEvent.TOUCH):
+                m.d.comb += pushed.argument.eq(idle_steps)
+            with m.Case(ScoreEvent.MASS):
+                m.d.comb += pushed.argument.eq(self.i.p.mass)
+            with m.Default():
+                m.d.comb += pushed.argument.eq(scanned)
+        return pushed
+
     def elaborate(self, platform):
         m = Module()
         c, code = self.config, self.secded
@@ -168,29 +198,7 @@ class EmaEngine(wiring.Component):
 
         # --- queue of events ---
         m.submodules.queue = queue = fifo.SyncFIFO(width=event.size, depth=self.DEPTH)
-        pushed, idle_steps = Signal(event), Signal(STEP_BITS)
-        scanned = Signal(found)
-        m.d.comb += [
-            idle_steps.eq(Mux(self.i.p.gap == 0, 0, self.i.p.gap - 1)),
-            scanned.last_step.eq(self.i.p.scan.last_step),
-            scanned.eligible.eq(
-                (self.i.p.scan.state == PageState.RESIDENT) & ~self.i.p.scan.pinned
-            ),
-            scanned.cold.eq(self.i.p.scan.state == PageState.COLD),
-            *(
-                pushed[name].eq(self.i.p[name])
-                for name in ("kind", "session", "squeue", "page", "slot", "step")
-            ),
-            pushed.tag.eq(self.i.p.scan_tag),
-            pushed.idle.eq(Mux(idle_steps > FOLDED, FOLDED, idle_steps)),
-        ]
-        with m.Switch(self.i.p.kind):
-            with m.Case(ScoreEvent.TOUCH):
-                m.d.comb += pushed.argument.eq(idle_steps)
-            with m.Case(ScoreEvent.MASS):
-                m.d.comb += pushed.argument.eq(self.i.p.mass)
-            with m.Default():
-                m.d.comb += pushed.argument.eq(scanned)
+        pushed = self._packed(m, event, found)
         m.d.comb += [
             queue.w_data.eq(pushed),
             queue.w_en.eq(self.i.valid & (self.i.p.kind != ScoreEvent.NONE)),
@@ -283,19 +291,28 @@ class EmaEngine(wiring.Component):
         )
         early1, late2 = Signal(early), Signal(late, reset_less=True)
         m.submodules.turns = turns = Turns(config=c)
-        init1, scan1 = a1.kind == ScoreEvent.INIT, a1.kind == ScoreEvent.SCAN
+        init1, scan1, scrub1 = (
+            a1.kind == kind for kind in (ScoreEvent.INIT, ScoreEvent.SCAN, ScoreEvent.SCRUB)
+        )
+        # A page beyond its queue's newest counts as the newest: a distance is one of the session's
+        # pages.
+        behind = Signal(c.page_bits + 1)
         m.d.comb += [
             *(early1[name].eq(a1[name]) for name, _ in early),
             *(getattr(turns, name).eq(a1[name]) for name in ("session", "squeue", "page", "step")),
             turns.accessed.eq(a1_valid & kelp & (touch | init1)),
+            turns.forgets.eq(a1_valid & scrub1),
+            behind.eq(newest1 - a1.page),
         ]
         m.d.sync += [
             late2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, setting.mass_shift, 0)),
             # A SCAN's score must come back as it was when it is written at all.
             late2.alpha.eq(Mux(scan1, 0, setting.alpha)),
-            late2.kelp.eq(kelp),
+            late2.kelp.eq(kelp | scrub1),  # the profile's: a queue may have been `kelp` before
             late2.turned.eq(scan1 & turns.over),
-            late2.distance.eq(Mux(init1, a1.page, newest1 - a1.page)),
+            late2.distance.eq(
+                Mux(init1 | scrub1, a1.page, Mux(behind[c.page_bits], 0, behind[: c.page_bits]))
+            ),
             # Where its turn has passed, this step counts as idle.
             late2.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
         ]
@@ -407,9 +424,13 @@ class EmaEngine(wiring.Component):
             profile.valid.eq(b0_valid & ~held & b0.kelp),
             profile.squeue.eq(b0.event.squeue),
             profile.distance.eq(b0.distance),
-            profile.epoch.eq(b0.event.step[EPOCH_SHIFT:]),
+            profile.epoch.eq(
+                Mux(b0.event.kind == ScoreEvent.SCRUB, 0, b0.event.step[EPOCH_SHIFT:])
+            ),
             profile.counts.eq(b0.event.kind == ScoreEvent.TOUCH),
-            profile.clears.eq(b0.event.kind == ScoreEvent.INIT),
+            profile.clears.eq(
+                (b0.event.kind == ScoreEvent.INIT) | (b0.event.kind == ScoreEvent.SCRUB)
+            ),
             scores.read_en.eq(1),
             scores.read_address.eq(address(b0.event)),
         ]
@@ -451,7 +472,7 @@ class EmaEngine(wiring.Component):
 
         # b4: corrected score
         fixed, single, double = code.repair(raw3, syndrome3)
-        fresh = b3.event.kind == ScoreEvent.INIT
+        fresh = (b3.event.kind == ScoreEvent.INIT) | (b3.event.kind == ScoreEvent.SCRUB)
         s4, single4, double4 = Signal(SCORE_WORD_BITS, reset_less=True), Signal(), Signal()
         m.d.sync += [
             s4.eq(Mux(fresh | double, 0, fixed)),
@@ -523,7 +544,9 @@ class EmaEngine(wiring.Component):
         single9, double9 = errors[-2], errors[-1]
         write9 = Signal()
         m.d.sync += write9.eq(
-            back_valid[7] & ((b8.event.kind != ScoreEvent.SCAN) | errors[-4] | errors[-3])
+            back_valid[7]
+            & (b8.event.kind != ScoreEvent.SCRUB)
+            & ((b8.event.kind != ScoreEvent.SCAN) | errors[-4] | errors[-3])
         )
         m.d.comb += [
             scores.write_en.eq(write9),
@@ -532,7 +555,7 @@ class EmaEngine(wiring.Component):
             *(self.o_commit.p[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")),
             self.o_commit.p.score.eq(score9),
             self.o_commit.p.profile.eq(Mux(b9.kelp, entries[-1], 0)),
-            self.o_commit.valid.eq(back_valid[8]),
+            self.o_commit.valid.eq(back_valid[8] & (b9.event.kind != ScoreEvent.SCRUB)),
             self.corrected.eq(single9),
             self.uncorrected.eq(double9),
             self.idle.eq(

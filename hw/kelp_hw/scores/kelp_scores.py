@@ -238,6 +238,8 @@ class Turns(wiring.Component):
         Low byte of the session's step.
     accessed : in
         This is an access: the turn is here from the next cycle on.
+    forgets : in
+        The session closes: from the next cycle on no turn has passed.
     over : out
         The page's turn has passed.
     """
@@ -254,6 +256,7 @@ class Turns(wiring.Component):
                 "page": In(config.page_bits),
                 "step": In(8),
                 "accessed": In(1),
+                "forgets": In(1),
                 "over": Out(1),
             }
         )
@@ -269,8 +272,8 @@ class Turns(wiring.Component):
             turn.eq(turns[self.session]),
             self.over.eq((turn[len(place) :] == self.step) & (place < turn[: len(place)])),
         ]
-        with m.If(self.accessed):
-            m.d.sync += turns[self.session].eq(Cat(place, self.step))
+        with m.If(self.accessed | self.forgets):
+            m.d.sync += turns[self.session].eq(Mux(self.forgets, 0, Cat(place, self.step)))
         return m
 
 

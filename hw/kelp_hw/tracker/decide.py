@@ -458,7 +458,7 @@ class Decide(wiring.Component):
         """Ops of the closer and of the owner walk."""
         op, x, frame_op, read = self.op, self.context, self.frame_op.p, self.word
         with m.Case(Op.SCRUB):
-            m.d.comb += self.frame_op.valid.eq(1)
+            m.d.comb += [self.frame_op.valid.eq(1), *self._scored(ScoreEvent.SCRUB)]
             with m.If(k.state[PageState.FETCHING] | k.state[PageState.WRITING_BACK]):
                 m.d.comb += self._outcome(Outcome.RETRY)
             with m.Elif(~k.state[PageState.ABSENT]):

@@ -413,6 +413,7 @@ class DaxCore(Core):
             if ld_id:
                 return False
             self.header.give_up(session)
+            self.window.forget(session)
         elif command is SessionCommand.ADVANCE:
             self.header.mine(session)
             self.header.advance(session, argument)

@@ -350,6 +350,7 @@ class GoldenCore(Core):
             if ld_id:
                 return False
             self.engine.close(session)
+            self.window.forget(session)
             self._limits()
             if self._peeked and self._peeked[0] == session:
                 self._peeked = None  # the next owner must not read it

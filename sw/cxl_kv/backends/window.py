@@ -217,6 +217,13 @@ class RegisterWindow:
                 if not done:
                     self.events.log(Event.OPEN_REFUSED, ld_id=ld_id, argument=session)
 
+    def forget(self, session: int) -> None:
+        """The session is closed: its registers are as after a reset, but for `shape`."""
+        for register in self.registers.session(session):
+            if register.forgotten:
+                self.values[register.name] = register.reset
+                self._written(register.name, register.reset)
+
     def descriptor(self, session: int) -> tuple[dict[str, int], list[QueueLayout] | None]:
         """What OPEN would take: the shape's fields, and each queue's layout or None when the device
         refuses it."""

@@ -83,6 +83,7 @@ class TB:
             dict.fromkeys(("open", "closing", "ld_id", "step", "used_queues"), 0)
             for _ in range(c.sessions)
         ]
+        self.were_open = [0] * c.sessions
         self.opened = [None] * c.sessions  # shape and formats as they were at OPEN
         self.refused, self.peeked = [0] * c.sessions, [0] * c.sessions
         # the log: (event fields, earliest and latest time)
@@ -140,6 +141,7 @@ class TB:
         for at, op in [x for x in self.due if x[0] <= self.cycles]:
             self.due.remove((at, op))
             result = self.decide(op) or result
+        self.end_sessions()
         dut.sessions.value = sum(
             self.session.pack(**s) << self.session.width * i for i, s in enumerate(self.sessions)
         )
@@ -172,6 +174,14 @@ class TB:
         for p, used in enumerate(self.pool_used):
             if used == 0:
                 self.limits[p] = max(1, min(self.values[f"pool_limit_{POOLS[p]}"], c.frames[p]))
+
+    def end_sessions(self):
+        """What was written to a session is forgotten when it is closed."""
+        for s, session in enumerate(self.sessions):
+            if self.were_open[s] and not session["open"]:
+                self.values |= {r.name: r.reset for r in self.map.session(s) if r.forgotten}
+                self.seen["forgotten"] += 1
+            self.were_open[s] = session["open"]
 
     def telemetry(self):
         """Pulses, queue events and latencies, at the rate `noise`."""

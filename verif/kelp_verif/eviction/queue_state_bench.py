@@ -245,6 +245,11 @@ class TB:
                 newest < 0 or look["newest.page"] == newest
             ), f"{squeue}: {look}, newest {newest}"
             dut.resident_squeue.value = squeue
+            await ReadOnly()
+            assert int(dut.resident_lines.value) in (0, golden.resident_lines(squeue)), (
+                f"{squeue}: another queue's resident lines"
+            )
+            await RisingEdge(dut.clk)
             found = set()
             width = min(64, c.pages)
             for index in range(c.pages // width):

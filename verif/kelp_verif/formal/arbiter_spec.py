@@ -26,7 +26,7 @@ _NEEDS = {
     Op.FLIP: {"data", "queue"},
     Op.CLAIM: {"data", "queue"},
     Op.RELEASE: {"data", "queue"},
-    Op.SCRUB: {"data", "queue"},
+    Op.SCRUB: {"data", "queue", "score"},
     Op.SCAN: {"score"},
     Op.MASS: {"score"},
     Op.PREFETCH: {"miss", "miss_id"},
