@@ -50,8 +50,6 @@ class KelpState(wiring.Component):
         Of all pools.
     opinion : out, opinion
     state : out, PolicyState
-    lost : out
-        Pulse per access that the LRU shadow had no place for.
     idle : out
         Nothing is on its way; `state.refresh` and `state.ahead` may wait.
     """
@@ -70,7 +68,6 @@ class KelpState(wiring.Component):
                 "frames": In(self.shadow.count_bits),
                 "opinion": Out(layouts.opinion),
                 "state": Out(PolicyState(config)),
-                "lost": Out(1),
                 "idle": Out(1),
             }
         )
@@ -189,7 +186,7 @@ class KelpState(wiring.Component):
             shadow.i.p.last.eq(last),
             shadow.i.p.new.eq(new),
         ]
-        m.d.comb += [shadow.frames.eq(self.frames), self.lost.eq(shadow.lost)]
+        m.d.comb += shadow.frames.eq(self.frames)
         # Before the shadow is idle: it counts some cycles earlier.
         m.d.sync += state.in_credit.eq(shadow.credit > 0)
 

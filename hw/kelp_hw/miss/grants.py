@@ -48,8 +48,6 @@ class MissGrants(wiring.Component):
         The time base; cycles after which an entry is given up.
     o_op : out, stream of op
         GRANT.
-    idle : out
-        No entry waits.
     quiet : out
         No entry waits, or those that do wait for time to pass, or for a frame, of which it hears a
         cycle late.
@@ -82,7 +80,6 @@ class MissGrants(wiring.Component):
                 "now": In(TIME_BITS),
                 "starve_limit": In(TIME_BITS),
                 "o_op": Out(stream.Signature(layouts.op)),
-                "idle": Out(1),
                 "quiet": Out(1),
                 "starving": Out(1),
             }
@@ -124,7 +121,6 @@ class MissGrants(wiring.Component):
         m.d.comb += [
             rows.read_en.eq(1),
             rows.read_address.eq(head),
-            self.idle.eq(in_line == 0),
         ]
 
         # Judged is by the frames of the cycle before; M3 has the last word.
