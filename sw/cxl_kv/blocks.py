@@ -88,16 +88,16 @@ class BlockStore:
         self.evicted = self.lost = 0
 
     # - addresses ----------------------------------------------------------------------------------
-    def _addresses(self, place: int, size: int) -> np.ndarray:
-        """Of the lines of a block of `size` bytes. A device gets one queue after another, page by
-        page; plain memory gets them as they lie."""
+    def _addresses(self, place: int, size: int, first: int = 0) -> np.ndarray:
+        """Of the lines of `size` bytes of a block from byte `first` on. A device gets one queue
+        after another, page by page; plain memory gets them as they lie."""
         c = self.device.config
-        lines = np.arange(-(-size // LINE_BYTES))
+        lines = np.arange(first // LINE_BYTES, -(-(first + size) // LINE_BYTES))
         if not self.device.transport.hints:
-            first = (
+            start = (
                 self.session.number << c.queue_bits + c.page_bits + c.line_bits
             ) + place * self._pages_each * c.page_lines
-            return (first + lines << 6).astype(np.uint64)
+            return (start + lines << 6).astype(np.uint64)
         page = place * self._pages_each + lines // c.page_lines
         queue, page = page % c.queues, page // c.queues
         x = ((self.session.number << c.queue_bits) + queue << c.page_bits) + page << c.line_bits
@@ -185,9 +185,13 @@ class BlockStore:
             raise got
         return got
 
-    def get_many(self, keys: Iterable[Hashable]) -> list[np.ndarray | Exception | None]:
+    def get_many(
+        self, keys: Iterable[Hashable], *, first: int = 0, size: int | None = None
+    ) -> list[np.ndarray | Exception | None]:
         """Several `get`s by as few loads as may be: of each, in order, what `get` would return or
-        raise."""
+        raise; of all, only `size` bytes from `first` on, a multiple of 64, where they are given."""
+        if first % LINE_BYTES:
+            raise ValueError(f"first = {first} is refused; legal: multiples of {LINE_BYTES}")
         results: list[np.ndarray | Exception | None] = []
         wanted: list[tuple[int, Hashable, int, np.ndarray]] = []  # result, key, bytes, addresses
         with self._lock:
@@ -195,9 +199,10 @@ class BlockStore:
                 results.append(None)
                 if key not in self._index:
                     continue
-                place, size = self._index[key]
+                place, whole = self._index[key]
                 self._index.move_to_end(key)
-                wanted.append((len(results) - 1, key, size, self._addresses(place, size)))
+                part = max(0, whole - first) if size is None else min(size, max(0, whole - first))
+                wanted.append((len(results) - 1, key, part, self._addresses(place, part, first)))
                 if sum(w[2] for w in wanted) >= _TOGETHER:
                     self._load(wanted, results)
                     wanted = []

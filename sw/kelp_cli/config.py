@@ -2,6 +2,7 @@
 
 """``kelp config``: the named configurations and what follows from them."""
 
+import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,8 @@ import typer
 from rich.table import Table
 
 from kelp_spec.config import NAMED, POOLS, Config, named
+from kelp_spec.formats import Format
+from kelp_spec.geometry import smallest_pool, stored_lines
 
 from .output import console, write_json
 
@@ -28,12 +31,26 @@ def describe(config: Config) -> dict:
         "page_word_bits": word_bits,
         "aperture_bytes": 1 << config.aperture_bits,
         "dram_bytes": config.dram_lines * 64,
+        "mixed_pages": _mixed_pages(config),
         "pools": {
             name: {"frames": frames, "frame_lines": lines}
             for name, frames, lines in zip(POOLS, config.frames, config.frame_lines, strict=True)
         },
         "cold_slot_bytes": config.cold_slot_sectors * 512,
     }
+
+
+def _mixed_pages(config: Config) -> dict[str, dict[str, int]]:
+    """Of pages whose K and V are of different formats: DRAM lines, and those of the frame that
+    such a page takes."""
+    out = {}
+    # fp8_e5m2 takes as much as fp8_e4m3.
+    formats = [f for f in map(Format, sorted(config.formats)) if f != Format.FP8_E5M2]
+    for k, v in itertools.combinations(formats, 2):
+        lines = stored_lines(k, v, config.half_lines, False)
+        frame = config.frame_lines[smallest_pool(config.frame_lines, lines)]
+        out[f"{k.label}/{v.label}"] = {"lines": lines, "frame_lines": frame}
+    return out
 
 
 def register(app: typer.Typer) -> None:
@@ -91,6 +108,12 @@ def _one(config: Config) -> Table:
             for pool, sizes in value.items():
                 table.add_row(
                     f"pool {pool}", f"{sizes['frames']} frames of {sizes['frame_lines']} DRAM lines"
+                )
+        elif key == "mixed_pages":
+            for formats, page in value.items():
+                table.add_row(
+                    f"page of {formats}",
+                    f"{page['lines']} DRAM lines in a frame of {page['frame_lines']}",
                 )
         else:
             table.add_row(

@@ -64,9 +64,8 @@ def register(app: typer.Typer) -> None:
             stored_lines(f, f, lines)
             for f in (Format.RAW16, Format.FP8_E4M3, Format.INT8, Format.INT4)
         )
-        pool = smallest_pool(
-            frames, stored_lines(shape.formats[0].k, shape.formats[0].v, lines, shape.k_only)
-        )
+        needed = stored_lines(shape.formats[0].k, shape.formats[0].v, lines, shape.k_only)
+        pool = smallest_pool(frames, needed)
         # whole frames move, and a page takes the smallest that holds it
         stored = frames[pool] * LINE_BYTES
         # the cold copy: the stored page, and a sector for validity and poison
@@ -89,6 +88,13 @@ def register(app: typer.Typer) -> None:
         for column, policy in enumerate(_POLICIES, 1):
             table.add_row(f"hit rate, {policy}", _rate(share, column))
         console.print(table)
+        if needed < frames[pool]:
+            console.print(
+                f"A page stored as {formats} is {needed * LINE_BYTES:,} bytes and takes a whole "
+                + f"frame of {frames[pool] * LINE_BYTES:,}, the smallest size that holds it: "
+                + f"{1 - needed / frames[pool]:.0%} of its DRAM is not used. Frames have the sizes "
+                + "of pages whose K and V are of one format (docs/cxl_kv.md)."
+            )
         console.print(
             "Hit rates: measured over five recordings of a small model's attention, "
             + "interpolated between 12.5, 25, 50 and 100 % (docs/recordings.md)."

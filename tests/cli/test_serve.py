@@ -59,6 +59,17 @@ def test_size_counts_pages_bytes_and_shares():
     )
 
 
+def test_what_a_mixed_page_leaves_unused_is_said():
+    """51 lines of 64 bytes in a frame of 64 lines: as much DRAM as fp8."""
+    mixed = kelp("size", "--formats", "int8/int4")
+    assert "3,264 bytes and takes a whole frame of 4,096" in " ".join(mixed.split())
+    assert "20% of its DRAM is not used" in " ".join(mixed.split())
+    assert "whole frame" not in kelp("size", "--formats", "int8")
+    assert re.search(
+        r"page of int8/int4 +│ 51 DRAM lines in a frame of 64", kelp("config", "64x64")
+    )
+
+
 def test_bad_sizes_are_refused():
     for arguments, problem in (
         (["--model", "llama-9"], "llama-9"),

@@ -5,6 +5,8 @@ forward pass is stood in for, by a function of the tokens."""
 
 import contextlib
 import json
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -23,12 +25,17 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from cxl_kv.connectors.vllm_connector import Moves
+from cxl_kv.connectors.vllm_connector import Key, Moves
 
 BLOCK, BLOCKS, LAYERS, HEADS, DIM = 16, 24, 2, 2, 32
 MODEL = dict(
@@ -57,6 +64,7 @@ class Engine:
         url="golden:trace?frames=64,16,16,16",
         policy="recompute",
         kernel_blocks=1,
+        window=None,
         **extra,
     ):
         (folder / "config.json").write_text(json.dumps(MODEL))
@@ -84,11 +92,17 @@ class Engine:
             device_config=DeviceConfig("cpu"),
         )
         names = [f"layer.{i}" for i in range(LAYERS)]
-        spec = FullAttentionSpec(
-            block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16
-        )
+        sizes = dict(block_size=BLOCK, num_kv_heads=HEADS, head_size=DIM, dtype=torch.bfloat16)
+        groups = [KVCacheGroupSpec(names, FullAttentionSpec(**sizes))]
+        if window:  # the last layer's, in a group of its own
+            groups = [
+                KVCacheGroupSpec(names[:-1], FullAttentionSpec(**sizes)),
+                KVCacheGroupSpec(names[-1:], SlidingWindowSpec(**sizes, sliding_window=window)),
+            ]
+        self.window = window
+        self.groups = [int(bool(window) and i == LAYERS - 1) for i in range(LAYERS)]  # by layer
         self.kv_config = KVCacheConfig(
-            num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(names, spec)]
+            num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=groups
         )
         self.scheduler = Scheduler(
             self.config, self.kv_config, StructuredOutputManager(self.config), block_size=BLOCK
@@ -104,8 +118,9 @@ class Engine:
         }
         self.worker.register_kv_caches(self.caches)
         self.requests: dict[str, Request] = {}
-        self.tables: dict[str, list[int]] = {}
+        self.tables: dict[str, list[list[int]]] = {}  # of each group
         self.computed = 0  # tokens that forward passes were given
+        self.failed_requests: set[str] = set()  # of loads beside the passes
 
     def close(self):
         self.worker.shutdown()
@@ -125,77 +140,82 @@ class Engine:
         self.scheduler.add_request(request)
         return request
 
-    def right(self, name, position):
-        """What each layer's cache must hold at a position: a function of every token up to it, as
+    def right(self, name, position, layer):
+        """What a layer's cache must hold at a position: a function of every token up to it, as
         attention is."""
         seed = hash(tuple(self.requests[name].all_token_ids[: position + 1])) & 0x7FFFFFFF
-        return torch.from_numpy(
-            np.random.default_rng(seed).standard_normal((LAYERS, HEADS, 2 * DIM)).astype(np.float32)
-        ).to(torch.bfloat16)
+        rng = np.random.default_rng([seed, layer])
+        return torch.from_numpy(rng.standard_normal((HEADS, 2 * DIM)).astype(np.float32)).to(
+            torch.bfloat16
+        )
 
-    def place(self, name, position):
+    def place(self, name, position, layer):
         """Of a position in a layer's cache, as the kernel numbers its blocks."""
-        block, within = self.tables[name][position // BLOCK], position % BLOCK
-        row, token = divmod(block * BLOCK + within, self.kernel_block)
+        table, within = self.tables[name][self.groups[layer]], position % BLOCK
+        row, token = divmod(table[position // BLOCK] * BLOCK + within, self.kernel_block)
         return row, slice(None), token
 
-    def check(self, name, positions):
-        """Whether the cache holds what a correct pass would read there."""
+    def check(self, name, start, layer):
+        """Whether a layer's cache holds what the pass from position `start` on must read there."""
+        first = max(0, start - self.window + 1) if self.groups[layer] else 0
+        cache = self.caches[f"layer.{layer}"]
         return all(
-            torch.equal(
-                torch.stack(
-                    [self.caches[f"layer.{i}"][self.place(name, p)] for i in range(LAYERS)]
-                ),
-                self.right(name, p),
-            )
-            for p in positions
+            torch.equal(cache[self.place(name, p, layer)], self.right(name, p, layer))
+            for p in range(first, start)
         )
 
     def step(self):
-        """One pass; the load errors that it had."""
+        """One pass, as vLLM's runner makes it; the load errors that it had."""
         out = self.scheduler.schedule()
         for r in out.scheduled_new_reqs:
-            self.tables[r.req_id] = list(r.block_ids[0])
+            self.tables[r.req_id] = [list(ids) for ids in r.block_ids]
         cached = out.scheduled_cached_reqs
         for name, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            self.tables[name] = (
-                (
-                    list(ids[0])
-                    if name in cached.resumed_req_ids
-                    else self.tables[name] + list(ids[0])
-                )
-                if ids
-                else self.tables[name]
-            )
+            afresh = name in cached.resumed_req_ids
+            for table, more in zip(self.tables[name], ids or (), strict=bool(ids)):
+                table[:] = list(more) if afresh else table + list(more)
         starts = {r.req_id: r.num_computed_tokens for r in out.scheduled_new_reqs} | dict(
             zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         )
         self.worker.bind_connector_metadata(out.kv_connector_metadata)
-        self.worker.start_load_kv(None)
-        names, sampled, errors = list(out.num_scheduled_tokens), [], set(self.worker._failed)
-        for name in names:
-            start, count = starts[name], out.num_scheduled_tokens[name]
-            astray = bool(errors & set(self.tables[name][: -(-start // BLOCK)]))
-            if not astray:
-                assert self.check(name, range(start)), (
-                    f"{name} would attend to something else than its own tokens"
-                )
-            for position in range(start, start + count):
-                for i in range(LAYERS):
+        if out.has_sync_kv_loads:
+            self.worker.start_load_kv(None)
+        names, astray = list(out.num_scheduled_tokens), set()
+        for i in range(LAYERS if names else 0):
+            self.worker.wait_for_layer_load(f"layer.{i}")
+            for name in names:
+                start, count = starts[name], out.num_scheduled_tokens[name]
+                if not self.check(name, start, i):
+                    astray.add(name)
+                for position in range(start, start + count):
                     # What is computed from a lost block is wrong, and must not be kept.
                     value = (
-                        self.right(name, position)[i]
-                        if not astray
+                        self.right(name, position, i)
+                        if name not in astray
                         else torch.full((HEADS, 2 * DIM), 99.0, dtype=torch.bfloat16)
                     )
-                    self.caches[f"layer.{i}"][self.place(name, position)] = value
-            self.computed += count
-            sampled.append([7] if start + count >= self.requests[name].num_tokens else [])
+                    self.caches[f"layer.{i}"][self.place(name, position, i)] = value
+            self.worker.save_kv_layer(f"layer.{i}", self.caches[f"layer.{i}"], None)
+        sampled = []
+        for name in names:
+            self.computed += out.num_scheduled_tokens[name]
+            done = starts[name] + out.num_scheduled_tokens[name]
+            sampled.append([7] if done >= self.requests[name].num_tokens else [])
+        if not out.has_sync_kv_loads:
+            self.worker.start_load_kv(None)
         self.worker.wait_for_save()
+        results = self.worker.get_transfer_results(out.finished_req_ids)
+        self.failed_requests |= results.failed_recving
         output = KVConnectorOutput(
+            finished_recving=results.finished_recving,
+            failed_recving=results.failed_recving,
             invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
             kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
         )
+        for name in astray:
+            assert output.invalid_block_ids & set(self.tables[name][0]), (
+                f"{name} attended to something else than its own tokens"
+            )
         self.worker.clear_connector_metadata()
         self.scheduler.update_from_output(
             out,
@@ -206,12 +226,14 @@ class Engine:
                 kv_connector_output=output,
             ),
         )
+        if not names:
+            time.sleep(0.005)  # requests wait for the thread that loads
         return output.invalid_block_ids
 
     def run(self):
         """To the end of every request; the passes' load errors."""
         errors = []
-        for _ in range(60):
+        for _ in range(2000):
             if not self.scheduler.has_unfinished_requests():
                 return errors
             errors.append(self.step())
@@ -236,11 +258,22 @@ def prompt(seed, tokens=70):
 
 
 @pytest.mark.parametrize(
-    "engine", [{}, {"kernel_blocks": 2}, {"kernel_blocks": 4}], indirect=True, ids=str
+    "engine",
+    [
+        {},
+        {"kernel_blocks": 2},
+        {"kernel_blocks": 4},
+        {"load_async": True},
+        {"window": 40},
+        {"window": 20, "kernel_blocks": 2},
+    ],
+    indirect=True,
+    ids=str,
 )
 def test_a_prefix_comes_back_from_the_device(engine):
     """Four whole blocks of the prompt are loaded, not computed; what attention reads is right in
-    every pass. Also where the kernel cuts each block into several of its own."""
+    every pass. Also where the kernel cuts each block into several of its own, where requests wait
+    for their loads beside the passes, and with a sliding window in a group of its own."""
     engine.add("first", prompt(1))
     assert not any(engine.run()) and engine.computed == 70 + 2
     engine.forget()
@@ -276,6 +309,25 @@ def test_poison_is_a_load_error_and_the_request_recomputes(engine):
     assert lost and not any(engine.run()) and engine.computed - before == 110 - 96 + 2, (
         "and is on the device again, as the right pass had it"
     )
+
+
+@pytest.mark.parametrize("engine", [{"load_async": True}, {"window": 40}], indirect=True, ids=str)
+def test_poison_beside_the_passes_is_a_load_error_too(engine):
+    """Of one group by its blocks, of several by the request, which starts over."""
+    for seed in range(6):
+        engine.add(f"fill {seed}", prompt(seed))
+        assert not any(engine.run())
+    engine.forget()
+    engine.worker.device.transport.core.fail_fetches(1)
+    before = engine.computed
+    request = engine.add("again", prompt(0))
+    errors = engine.run()
+    assert request.status == RequestStatus.FINISHED_LENGTH_CAPPED and request.num_output_tokens == 3
+    assert engine.worker.store.lost and engine.computed - before > 6 + 2
+    if engine.window:
+        assert not any(errors) and engine.failed_requests == {"again"}
+    else:
+        assert sum(map(len, errors)) == 1 and not engine.failed_requests
 
 
 @pytest.mark.parametrize("engine", [{"policy": "fail"}], indirect=True)
@@ -349,12 +401,44 @@ def test_a_block_goes_to_its_own_place_and_no_other(engine):
     moved = {name: layer.clone() for name, layer in cache.items()}
     for layer in moved.values():
         layer[6:8] = layer[10:12]
-    connector.bind_connector_metadata(Moves(stores=[(b"key", 5)]))
+    key = Key(0, b"key")
+    connector.bind_connector_metadata(Moves(stores=[(key, 5)]))
     connector.wait_for_save()
-    connector.bind_connector_metadata(Moves(loads=[(b"key", 3)]))
+    connector.bind_connector_metadata(Moves(loads=[(key, 3)]))
     connector.start_load_kv(None)
     assert not connector.get_block_ids_with_load_errors()
     assert all(torch.equal(cache[name], moved[name]) for name in cache)
+
+
+def test_layers_are_loaded_and_saved_one_by_one(engine):
+    """Layer 0 is in its cache while layer 1 is still on its way; what save_kv_layer was given is
+    stored, not what a later layer's kernel leaves there."""
+    connector, core = engine.worker, engine.worker.device.transport.core
+    for i, cache in enumerate(engine.caches.values()):
+        cache[4] = 1 + i
+    keys = [Key(0, b"one"), Key(0, b"two")]
+    connector.bind_connector_metadata(Moves(stores=[(keys[0], 4), (keys[1], 5)]))
+    for name, cache in engine.caches.items():
+        connector.save_kv_layer(name, cache, None)
+        cache.fill_(55.0)
+    connector.wait_for_save()
+    load, calls, second = core.load, [], threading.Event()
+
+    def gated(*arguments):
+        calls.append(arguments)
+        assert len(calls) == 1 or second.wait(60)
+        return load(*arguments)
+
+    core.load = gated
+    connector.bind_connector_metadata(Moves(loads=[(keys[0], 7), (keys[1], 8)]))
+    connector.start_load_kv(None)
+    connector.wait_for_layer_load("layer.0")
+    assert (engine.caches["layer.0"][7] == 1).all() and (engine.caches["layer.1"][7] == 55).all()
+    second.set()
+    connector.wait_for_layer_load("layer.1")
+    assert (engine.caches["layer.1"][7] == 2).all()
+    assert not connector.get_block_ids_with_load_errors()
+    assert len(calls) == LAYERS, "all blocks of a layer by one call"
 
 
 def test_a_cache_whose_rows_are_no_blocks_is_refused(engine):

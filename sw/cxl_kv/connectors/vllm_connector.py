@@ -9,20 +9,31 @@ to the scheduler as load errors.
       "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"url":
       "unix:/tmp/kelp.sock"}}'
 
-A whole block of all layers is one object, under vLLM's own hash of the tokens up to its end (which
-holds cache_salt and LoRA). Loads are made before the forward pass, stores after it. A block that
-the device answers with poison, or that is not there any more, is reported by
-`get_block_ids_with_load_errors`: with the policy "recompute" the scheduler computes it and what
-follows it anew and the request goes on, with "fail" it ends. A pass with a failed load stores
-nothing, since what it computed may rest on the lost block.
+A block of all layers of one KV cache group is one object, under the group and vLLM's own hash of
+the tokens up to its end (which holds cache_salt and LoRA). A thread moves them, layer by layer:
+
+- Loads of a pass begin before it (`start_load_kv`); each attention layer waits for its own
+  (`wait_for_layer_load`). With ``"load_async": true``, and always where a model has several groups,
+  a request waits outside the passes instead, until `get_finished` names it.
+- Each layer's stores are copied out as soon as it is computed (`save_kv_layer`), and go to the
+  device together when the pass is over (`wait_for_save`).
+
+A block that the device answers with poison, or that is not there any more, is reported by
+`get_block_ids_with_load_errors` (with several groups, its request by `get_transfer_results`): with
+the policy "recompute" the scheduler computes it and what follows it anew and the request goes on,
+with "fail" it ends. A pass with a failed load stores nothing, since what it computed may rest on
+the lost block.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,10 +41,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    UniformTypeKVCacheSpecs,
+    group_kernel_blocks,
 )
 
 import cxl_kv
+from kelp_spec.formats import LINE_BYTES
 
 from ..blocks import BlockStore
 
@@ -45,12 +64,21 @@ __all__ = ["CxlConnector"]
 _LOG = logging.getLogger("cxl_kv.vllm")
 
 
+class Key(NamedTuple):
+    """Of one object."""
+
+    group: int
+    tokens: bytes  #: vLLM's hash
+
+
 @dataclass
 class Moves(KVConnectorMetadata):
-    """Of one pass, scheduler to worker: (key, block) pairs."""
+    """Of one pass, scheduler to worker: (key, block) pairs to load before it, by request to load
+    beside it, and to store after it."""
 
-    loads: list[tuple[bytes, int]] = field(default_factory=list)
-    stores: list[tuple[bytes, int]] = field(default_factory=list)
+    loads: list[tuple[Key, int]] = field(default_factory=list)
+    beside: dict[str, list[tuple[Key, int]]] = field(default_factory=dict)
+    stores: list[tuple[Key, int]] = field(default_factory=list)
 
 
 @dataclass
@@ -59,48 +87,97 @@ class News(KVConnectorWorkerMetadata):
     lost."""
 
     stored: Counter = field(default_factory=Counter)
-    lost: set[bytes] = field(default_factory=set)
+    lost: set[Key] = field(default_factory=set)
 
     def aggregate(self, other: News) -> News:
         return News(self.stored + other.stored, self.lost | other.lost)
 
 
-class CxlConnector(KVConnectorBase_V1):
+class Layer(NamedTuple):
+    """One layer's cache, its blocks along the first dimension, and its place in an object."""
+
+    cache: torch.Tensor
+    group: int
+    first: int  #: byte of the object, a multiple of a line
+    size: int  #: bytes of one block
+
+
+class Load:
+    """Blocks on their way into the caches."""
+
+    def __init__(self, pairs: list[tuple[Key, int]], layers: Iterable[str]):
+        self.pairs = pairs
+        self.lost: dict[Key, int] = {}  # key → block
+        self.ready = {name: threading.Event() for name in layers}
+        self.future: Future | None = None
+
+
+class CxlConnector(KVConnectorBase_V1, SupportsHMA):
     """One side of the connector; vLLM makes one in the scheduler and one in each worker, which
     alone opens the device.
 
-    Extra config: `url`; `blocks`, optional, blocks kept at most. ValueError for models with more
-    than one kind of KV cache.
+    Extra config: `url`; `blocks`, optional, blocks kept at most (of each group, one); `load_async`,
+    optional. ValueError for KV cache groups of different block sizes, or of other states than
+    attention's.
     """
 
     def __init__(self, vllm_config, role: KVConnectorRole, kv_cache_config):
         super().__init__(vllm_config, role, kv_cache_config)
         extra = self._kv_transfer_config.kv_connector_extra_config
-        unknown = set(extra) - {"url", "blocks"}
+        unknown = set(extra) - {"url", "blocks", "load_async"}
         if unknown or not isinstance(extra.get("url"), str):
-            raise ValueError(f"kv_connector_extra_config {extra} is refused; legal: url, blocks")
-        if len(kv_cache_config.kv_cache_groups) != 1:
             raise ValueError(
-                f"a model with {len(kv_cache_config.kv_cache_groups)} groups of KV caches is "
-                + "refused; legal: one"
+                f"kv_connector_extra_config {extra} is refused; legal: url, blocks, load_async"
+            )
+        groups = kv_cache_config.kv_cache_groups
+        sizes = {group.kv_cache_spec.block_size for group in groups}
+        attention = (AttentionSpec, UniformTypeKVCacheSpecs)
+        sizes.add(kv_cache_config.hash_block_size or next(iter(sizes)))
+        if len(sizes) != 1 or not all(isinstance(g.kv_cache_spec, attention) for g in groups):
+            kinds = ", ".join(
+                f"{type(g.kv_cache_spec).__name__} of {g.kv_cache_spec.block_size}" for g in groups
+            )
+            raise ValueError(
+                f"KV cache groups {kinds}, hashes of {kv_cache_config.hash_block_size} are "
+                + "refused; legal: attention's, of one block size"
             )
         self._url, self._most = extra["url"], extra.get("blocks")
         self._num_blocks = kv_cache_config.num_blocks
-        self._block_size = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        self._block_size = sizes.pop()
+        self._groups = range(len(groups))
+        self._group_of = {name: i for i, g in enumerate(groups) for name in g.layer_names}
+        # Block numbers mean nothing across groups, so only a request that waits can be failed.
+        self._beside = bool(extra.get("load_async")) or len(groups) > 1
         # Scheduler.
         self._workers = vllm_config.parallel_config.world_size
         self._stored: Counter = Counter()  # key → workers that have it
-        self._requests: dict[str, tuple[Request, list[int]]] = {}  # with its blocks so far
-        self._loads: list[tuple[bytes, int]] = []
+        # With its blocks so far, of each group.
+        self._requests: dict[str, tuple[Request, list[list[int]]]] = {}
+        self._next = Moves()
         # Worker.
-        self._layers: list[torch.Tensor] = []  # each [blocks, …]
+        self._layers: dict[str, Layer] = {}
         self.device: cxl_kv.Device | None = None
         self.store: BlockStore | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._load: Load | None = None  # of this pass
+        self._receiving: dict[str, Load] = {}  # by request
+        self._saved: dict[str, np.ndarray] = {}  # of this pass: a layer's blocks, a row each
+        self._sizes: list[int] = []  # bytes of an object, by group
+        self._spoiled = False  # this pass computes with lost blocks
         self._failed: set[int] = set()
+        self._dropped: deque[Key] = deque()  # from either thread
         self._news = News()
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """A graph of the whole model would leave out the calls of each layer."""
+        return True
+
     # - scheduler ----------------------------------------------------------------------------------
-    def _there(self, key: bytes) -> bool:
+    def _keys(self, tokens: bytes) -> list[Key]:
+        return [Key(group, tokens) for group in self._groups]
+
+    def _there(self, key: Key) -> bool:
         return self._stored[key] >= self._workers
 
     def get_num_new_matched_tokens(
@@ -114,49 +191,60 @@ class CxlConnector(KVConnectorBase_V1):
             (request.num_tokens - 1) // self._block_size,
         )
         found = first
-        while found < last and self._there(request.block_hashes[found]):
+        while found < last and all(map(self._there, self._keys(request.block_hashes[found]))):
             found += 1
-        return (found - first) * self._block_size, False
+        return (found - first) * self._block_size, self._beside and found > first
 
     def update_state_after_alloc(self, request: Request, blocks, num_external_tokens: int) -> None:
-        ids = list(blocks.get_block_ids()[0])
-        self._requests[request.request_id] = request, []
-        if num_external_tokens:
-            # `blocks` are all of the request's, those found in vLLM's own cache first.
-            first = request.num_computed_tokens // self._block_size
-            for i in range(first, first + num_external_tokens // self._block_size):
-                self._loads.append((request.block_hashes[i], ids[i]))
+        self._requests[request.request_id] = request, [[] for _ in self._groups]
+        if not num_external_tokens:
+            return
+        # `blocks` are all of the request's, those found in vLLM's own cache first.
+        first = request.num_computed_tokens // self._block_size
+        pairs = [
+            (key, ids[i])
+            for i in range(first, first + num_external_tokens // self._block_size)
+            for key, ids in zip(
+                self._keys(request.block_hashes[i]), blocks.get_block_ids(), strict=True
+            )
+            if ids[i]  # block 0 stands where a sliding window needs none
+        ]
+        if self._beside:
+            self._next.beside[request.request_id] = pairs
+        else:
+            self._next.loads += pairs
 
     def build_connector_meta(self, scheduler_output) -> KVConnectorMetadata:
-        moves, self._loads = Moves(loads=self._loads), []
+        moves, self._next = self._next, Moves()
         cached = scheduler_output.scheduled_cached_reqs
+        none = [[] for _ in self._groups]
         new = [
-            (r.req_id, r.block_ids[0], r.num_computed_tokens, True)
+            (r.req_id, r.block_ids, r.num_computed_tokens, True)
             for r in scheduler_output.scheduled_new_reqs
         ]
         old = [
-            (name, (ids or ([],))[0], computed, name in cached.resumed_req_ids)
+            (name, ids or none, computed, name in cached.resumed_req_ids)
             for name, ids, computed in zip(
                 cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
             )
         ]
+        loading = {key for key, _ in moves.loads}
         for name, ids, computed, afresh in new + old:
             if name not in self._requests:
                 continue
-            request, blocks = self._requests[name]
-            blocks[:] = ids if afresh else blocks + ids
+            request, groups = self._requests[name]
             whole = min(
                 (computed + scheduler_output.num_scheduled_tokens[name]) // self._block_size,
                 len(request.block_hashes),
-                len(blocks),
             )
-            loading = {key for key, _ in moves.loads}
-            moves.stores += [
-                (request.block_hashes[i], blocks[i])
-                for i in range(whole)
-                if not self._there(request.block_hashes[i])
-                and request.block_hashes[i] not in loading
-            ]
+            for group, (blocks, more) in enumerate(zip(groups, ids, strict=True)):
+                blocks[:] = more if afresh else blocks + list(more)
+                keys = [Key(group, tokens) for tokens in request.block_hashes[:whole]]
+                moves.stores += [
+                    (key, block)
+                    for key, block in zip(keys, blocks, strict=False)
+                    if block and not self._there(key) and key not in loading
+                ]
         return moves
 
     def update_connector_output(self, connector_output) -> None:
@@ -169,6 +257,11 @@ class CxlConnector(KVConnectorBase_V1):
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         self._requests.pop(request.request_id, None)
         return False, None
 
@@ -176,91 +269,163 @@ class CxlConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Each layer's cache, its blocks along the first dimension, or the kernel blocks that make
         them up; the device is opened here. ValueError for another layout."""
-        self._layers = [self._by_block(name, kv_caches[name]) for name in sorted(kv_caches)]
-        size = sum(cache[0].numel() * cache.element_size() for cache in self._layers)
+        self._layers, self._sizes = {}, [0 for _ in self._groups]
+        for name, cache in kv_caches.items():
+            if name not in self._group_of:
+                continue  # another name for a layer's cache
+            if cache.shape[0] % self._num_blocks:
+                raise ValueError(
+                    f"the cache of {name} has {cache.shape[0]} rows for {self._num_blocks} blocks "
+                    + "and is refused; legal: a whole number for each block"
+                )
+            group, blocks = self._group_of[name], group_kernel_blocks(cache, self._num_blocks)
+            size = blocks[0].numel() * blocks.element_size()
+            self._layers[name] = Layer(blocks, group, self._sizes[group], size)
+            self._sizes[group] += -(-size // LINE_BYTES) * LINE_BYTES
         self.device = cxl_kv.open(self._url)
         try:
             self.store = BlockStore(
                 self.device,
-                size,
-                blocks=self._most,
-                on_drop=lambda key, _: self._news.lost.add(key),
+                max(self._sizes),
+                blocks=None if self._most is None else self._most * len(self._groups),
+                on_drop=lambda key, _: self._dropped.append(key),
             )
         except BaseException:
             self.device.close()
             raise
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cxl_kv.vllm")
 
-    def _by_block(self, name: str, cache: torch.Tensor) -> torch.Tensor:
-        """A view with vLLM's blocks along the first dimension: an attention kernel may cut each
-        into several of its own, one behind another (as vLLM's `group_kernel_blocks` has it)."""
-        if cache.shape[0] % self._num_blocks:
-            raise ValueError(
-                f"the cache of {name} has {cache.shape[0]} rows for {self._num_blocks} blocks and "
-                + "is refused; legal: a whole number for each block"
-            )
-        return cache.unflatten(0, (self._num_blocks, -1))
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._spoiled, self._saved = False, {}
 
     def start_load_kv(self, forward_context, **kwargs: Any) -> None:
-        loads = self._get_connector_metadata().loads
-        found = self.store.get_many([key for key, _ in loads])
-        for (key, block), data in zip(loads, found, strict=True):
-            if not isinstance(data, np.ndarray):
-                if data is not None:
-                    _LOG.warning("block %d was not loaded: %s", block, data)
-                self._failed.add(block)
-                self._news.lost.add(key)
-                continue
-            at = 0
-            for cache in self._layers:
-                part = cache[block]
-                size = part.numel() * part.element_size()
-                part.copy_(
-                    torch.from_numpy(data[at : at + size]).view(part.dtype).reshape(part.shape)
+        moves = self._get_connector_metadata()
+        if moves.loads:
+            self._load = self._submit(moves.loads)
+        for request, pairs in moves.beside.items():
+            self._receiving[request] = self._submit(pairs)
+
+    def _submit(self, pairs) -> Load:
+        load = Load(pairs, self._layers)
+        load.future = self._thread.submit(self._carry_out, load)
+        return load
+
+    def _carry_out(self, load: Load) -> None:
+        """On the thread: every layer by one call of the device and one copy."""
+        try:
+            for name, layer in self._layers.items():
+                pairs = [
+                    (key, block)
+                    for key, block in load.pairs
+                    if key.group == layer.group and key not in load.lost
+                ]
+                found = self.store.get_many(
+                    [key for key, _ in pairs], first=layer.first, size=layer.size
                 )
-                at += size
+                blocks, parts = [], []
+                for (key, block), data in zip(pairs, found, strict=True):
+                    if isinstance(data, np.ndarray):
+                        blocks.append(block)
+                        parts.append(data)
+                        continue
+                    if data is not None:
+                        _LOG.warning("block %d was not loaded: %s", block, data)
+                    load.lost[key] = block
+                if blocks:
+                    rows = torch.from_numpy(np.stack(parts)).view(layer.cache.dtype)
+                    rows = rows.reshape(len(blocks), *layer.cache.shape[1:])
+                    layer.cache[torch.tensor(blocks)] = rows.to(layer.cache.device)
+                load.ready[name].set()
+        finally:
+            for event in load.ready.values():
+                event.set()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are done when `start_load_kv` returns."""
+        if self._load is not None and layer_name in self._load.ready:
+            self._load.ready[layer_name].wait()
+
+    def _finish_load(self) -> None:
+        """This pass's loads are in the caches, and what was lost is known."""
+        if self._load is not None:
+            load, self._load = self._load, None
+            load.future.result()
+            self._spoiled = bool(load.lost)
+            self._failed |= set(load.lost.values())
+            self._news.lost |= set(load.lost)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        return None, {name for name, load in self._receiving.items() if load.future.done()}
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        _, done = self.get_finished(finished_req_ids)
+        failed = set()
+        for name in done:
+            load = self._receiving.pop(name)
+            load.future.result()
+            self._news.lost |= set(load.lost)
+            if load.lost and len(self._groups) > 1:
+                failed.add(name)
+            else:
+                self._failed |= set(load.lost.values())
+        return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata, **kwargs: Any
     ) -> None:
-        """Layers are stored together, when the pass is over."""
+        if layer_name in self._layers and self._get_connector_metadata().stores:
+            self._saved[layer_name] = self._copied_out(layer_name)
+
+    def _copied_out(self, name: str) -> np.ndarray:
+        """uint8[blocks, bytes] of what this pass stores of one layer, in the order of `stores`."""
+        layer = self._layers[name]
+        blocks = [b for key, b in self._get_connector_metadata().stores if key.group == layer.group]
+        rows = layer.cache[torch.tensor(blocks, dtype=torch.int64)].detach().cpu().contiguous()
+        return rows.flatten(1).view(torch.uint8).numpy()
 
     def wait_for_save(self) -> None:
-        if self._failed:
+        self._finish_load()
+        saved, stores = self._saved, self._get_connector_metadata().stores
+        if self._spoiled or not stores:
             return
-        stores = {
-            key: block
-            for key, block in self._get_connector_metadata().stores
-            if key not in self.store
-        }
-        done = self.store.put_many([(key, self._bytes_of(block)) for key, block in stores.items()])
-        for (key, block), stored in zip(stores.items(), done, strict=True):
+        wanted: dict[Key, tuple[int, np.ndarray]] = {}
+        for group in self._groups:
+            of_group = [pair for pair in stores if pair[0].group == group]
+            objects = np.zeros((len(of_group), self._sizes[group]), np.uint8)
+            for name, layer in self._layers.items():
+                if layer.group == group and of_group:
+                    # Where no attention layer calls save_kv_layer, it is copied out here.
+                    rows = saved[name] if name in saved else self._copied_out(name)
+                    objects[:, layer.first : layer.first + layer.size] = rows
+            for (key, block), data in zip(of_group, objects, strict=True):
+                if key not in self.store:
+                    wanted[key] = block, data
+        done = self.store.put_many([(key, data) for key, (_, data) in wanted.items()])
+        self._take_dropped()
+        for (key, (block, _)), stored in zip(wanted.items(), done, strict=True):
             if isinstance(stored, Exception):
                 _LOG.warning("block %d was not stored: %s", block, stored)
             elif key in self.store:  # and did not give way to a later one
                 self._news.stored[key] += 1
                 self._news.lost.discard(key)
 
-    def _bytes_of(self, block: int) -> np.ndarray:
-        """A block of every layer, one behind another."""
-        return np.concatenate(
-            [
-                cache[block].detach().cpu().contiguous().view(torch.uint8).reshape(-1).numpy()
-                for cache in self._layers
-            ]
-        )
+    def _take_dropped(self) -> None:
+        while self._dropped:
+            self._news.lost.add(self._dropped.popleft())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
+        self._finish_load()
         failed, self._failed = self._failed, set()
         return failed
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        self._take_dropped()
         news, self._news = self._news, News()
         return news if news.stored or news.lost else None
 
     def shutdown(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
         if self.device is not None:
             self.device.close()
             self.device = self.store = None
