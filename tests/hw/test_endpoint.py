@@ -42,7 +42,7 @@ FLIPS = {"single": 2, "double": 2, "wild_single": 1, "wild_double": 1, "advance"
 LIFE = {"reopen": 4, "advance": 2, "peer": 2}
 
 
-def runner_of(config):
+def runner_of(config, opt="-O1"):
     """Runs one test of the bench on an endpoint of `config`: phases of `cycles` cycles, one for
     each mix, everything else as the phase says."""
     endpoint = FlatEndpoint(config=config)
@@ -61,7 +61,7 @@ def runner_of(config):
             test=test,
             params=params,
             timeout_s=1200,
-            model=Model(public=[("*tracker*words*bank_0", "memory")]),
+            model=Model(public=[("*tracker*words*bank_0", "memory")], opt=opt),
         )
         print(f"{result.records['cycles']} cycles", result.records["coverage"])
         return result.records["coverage"]
@@ -224,7 +224,7 @@ def test_soak(run, mix):
 def test_everything_through_a_narrow_codec():
     """The same with eight codec lanes: whatever goes through the data path keeps four cycles'
     distance."""
-    runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8))(
+    runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8), opt="-O0")(
         [EASY, STORM, ROUGH],
         8000,
         faults=FAULTY,
@@ -242,7 +242,7 @@ def test_everything_through_a_narrow_codec():
 
 def test_everything_without_codecs():
     """raw16 alone: no quantiser, no dequantiser, no scale lines."""
-    runner_of(UNIT.with_(name="unit_raw", codecs=False))(
+    runner_of(UNIT.with_(name="unit_raw", codecs=False), opt="-O0")(
         [EASY, STORM, ROUGH],
         8000,
         faults=FAULTY,

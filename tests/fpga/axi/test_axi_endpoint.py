@@ -18,7 +18,7 @@ from kelp_hw.export.ports import ports_of
 from kelp_rtl.build import tools
 from kelp_rtl.build.verilog import macro_sources, to_verilog, top_ports
 from kelp_spec.config import named
-from kelp_verif.harness.runner import run_cocotb
+from kelp_verif.harness.runner import Model, run_cocotb
 
 UNIT = named("unit")
 # Members and widths of the R-tile example design's packages, as far as a memory channel has them.
@@ -91,6 +91,7 @@ def test_the_whole_top():
         AxiEndpoint(config=config),
         bench="kelp_verif.fpga.axi_endpoint_bench",
         params={"config": dataclasses.asdict(config)},
+        model=Model(opt="-O0"),
         timeout_s=600,
     )
     print(result.records)

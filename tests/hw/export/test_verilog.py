@@ -78,9 +78,10 @@ def test_smoke_bench_passes(written):
         "-j",
         "2",
         "-CFLAGS",
-        "-O1 -std=c++20 -fcoroutines",
+        "-std=c++20 -fcoroutines",
         "-MAKEFLAGS",
-        "CFG_CXXFLAGS_PCH_I=-include",
+        "CFG_CXXFLAGS_PCH_I=-include OPT_FAST=-O0 OPT_SLOW=-O0",
+        "-fno-table",  # as in kelp_rtl.build.verilator
         "--top-module",
         "kelp_endpoint_smoke",
         "kelp_endpoint.v",
