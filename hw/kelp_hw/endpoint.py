@@ -334,8 +334,8 @@ class Endpoint(wiring.Component):
         connect(m, frame_table.o_owner, eviction.i_owner)
         for p in range(len(POOLS)):
             m.d.comb += [
-                eviction.pools.free[p].eq(tracker.pool_free[p]),
                 eviction.pools.used[p].eq(tracker.pool_used[p]),
+                eviction.pools.spare[p].eq(tracker.pool_spare[p]),
             ]
 
         # - prefetch, hints, phase -----------------------------------------------------------------

@@ -12,7 +12,9 @@ __all__ = [
     "RESULT_TO_NEED",
     "SCORE_BACK",
     "SCORE_FRONT",
+    "SCRUBS",
     "TRACKER_STAGES",
+    "flushes",
 ]
 
 #: The tracker's stages behind M0, and those of the frame stage behind M3, a cycle each.
@@ -49,3 +51,13 @@ RELEASE_TO_FREE = RESULT_TO_NEED + 1
 #: update is on its way, the others never do.
 SCORE_FRONT = ("a0", "a1")
 SCORE_BACK = ("b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "b9")
+
+#: SCRUBs of closing sessions that are on their way, or whose frames are not free yet.
+SCRUBS = 16
+
+
+def flushes(write_backs: int) -> int:
+    """Frames whose flush may be asked for and not yet answered: of evictions, of SCRUBs, and of
+    lost words, which are rare. The FREE of one may wait for the data path, so the data path never
+    waits for the report of another."""
+    return write_backs + SCRUBS + RESERVE

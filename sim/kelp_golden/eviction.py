@@ -174,15 +174,16 @@ class Evictor:
         self.reported = [False] * len(POOLS)  # NO_VICTIM logged since the last success
 
     def pool_in_need(
-        self, free: list[int], used: list[int], under_way: list[int], low_water: int
+        self, spare: list[int], used: list[int], under_way: list[int], low_water: int
     ) -> int | None:
-        """The pool that is served next, or None."""
+        """The pool that is served next, or None. ``spare``: free frames less the miss entries that
+        wait for one."""
         for k in range(len(POOLS)):
             pool = (self.next_pool + k) % len(POOLS)
             if (
                 used[pool]
                 and not self.resting[pool]
-                and free[pool] + under_way[pool] < max(1, low_water)
+                and spare[pool] + under_way[pool] < max(1, low_water)
             ):
                 return pool
         return None

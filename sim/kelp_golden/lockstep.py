@@ -230,7 +230,10 @@ class LockStep:
     def _evict_one(self) -> bool:
         endpoint, pools = self.endpoint, self.endpoint.tracker.pools
         pool = self.evictor.pool_in_need(
-            [p.free for p in pools], [p.used for p in pools], [0] * len(pools), self.evict_target
+            [p.free - p.waiting for p in pools],
+            [p.used for p in pools],
+            [0] * len(pools),
+            self.evict_target,
         )
         if pool is None:
             return False

@@ -12,14 +12,15 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 
 from ..layouts import Layouts
+from ..pipeline import flushes
 from .signatures import FrameFlush
 
 __all__ = ["FlushUnit"]
 
 
 class FlushUnit(wiring.Component):
-    """Flushes frames in the order of `i`, one at a time; others wait in a FIFO, so that the head
-    goes on.
+    """Flushes frames in the order of `i`, one at a time; others wait in a FIFO with a place for
+    each that may be on its way, so that the head goes on.
 
     When an item leaves on `o`, everything stored in its frame before the item entered is in memory,
     confirmed by B, and no buffer holds a line of it, except lines that ops behind the flush use.
@@ -40,10 +41,10 @@ class FlushUnit(wiring.Component):
 
     LATENCY = 4
     INTERVAL = 4
-    #: Flushes at work and waiting; the head waits for a place.
-    QUEUED = 16
 
     def __init__(self, *, config: Config):
+        #: flushes at work and waiting: all that may be on their way, so the head never waits
+        self.queued = flushes(config.write_backs)
         self.layout = Layouts(config).flush
         super().__init__(
             {
@@ -57,7 +58,7 @@ class FlushUnit(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.queue = queue = SyncFIFO(width=self.layout.size, depth=self.QUEUED)
+        m.submodules.queue = queue = SyncFIFO(width=self.layout.size, depth=self.queued)
         item = self.layout(queue.r_data)
         capture, invalidate, pending = Signal(), Signal(), Signal()
         for buffer in (self.lines, self.scales):

@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome, PageState
 
+from ..pipeline import SCRUBS
 from .signatures import EvictionLayouts
 
 __all__ = ["Closer"]
@@ -40,7 +41,7 @@ class Closer(wiring.Component):
         No session is closing.
     """
 
-    IN_FLIGHT = 16
+    IN_FLIGHT = SCRUBS
     WAIT = 64
 
     def __init__(self, *, config: Config):

@@ -51,7 +51,8 @@ class Evictor(wiring.Component):
     absorbed all results, look a queue up, sweep it, CLAIM a page of its list. What comes next is
     said by the policy of the queue at hand: `PlainSearch` or `KelpSearch`. Between choices the
     block does what policy `kelp` asks for: a queue is swept so that its offer is true again;
-    another is looked at for pages to prefetch, and those are fetched one by one (`PolicyPrefetch`).
+    another is looked at for pages to prefetch, and those are fetched one by one (`PolicyPrefetch`),
+    while choices go on.
 
     Latency: a choice from the list takes about 60 cycles, of them 45 to let the queue state absorb
     the last eviction; a new queue costs a sweep besides, a queue that is passed over about 8
@@ -316,7 +317,7 @@ class Evictor(wiring.Component):
         ]
 
     def _idle(self, m):
-        """What is begun next, and prefetches."""
+        """What is begun next; while a prefetch is on its way, anything but a look ahead."""
         job, squeue, policy = self._job, self._squeue, self.policy
         kelp, need, prefetch = self._kelp.search, self._need, self._prefetch
         wanted, evicts = Signal(), Signal()
@@ -331,7 +332,8 @@ class Evictor(wiring.Component):
         with m.State("IDLE"):
             m.d.comb += [
                 self.busy.eq(
-                    (evicts | policy.refresh.valid | policy.ahead.valid | wanted) & ~self.hold
+                    prefetch.busy
+                    | (evicts | policy.refresh.valid | policy.ahead.valid | wanted) & ~self.hold
                 ),
                 kelp.moment.eq(Moment.BEGIN),
             ]
@@ -350,10 +352,8 @@ class Evictor(wiring.Component):
                     self._old_list.eq(0),
                 ]
                 m.next = "SETTLE"
-            with m.Elif(wanted):
+            with m.Elif(prefetch.busy | wanted):
                 m.d.comb += prefetch.turn.eq(1)
-                with m.If(prefetch.begins):
-                    m.next = "PREFETCH"
             with m.Elif(policy.ahead.valid):
                 m.d.comb += policy.looked.eq(1)
                 with m.If(self.prefetch_on & policy.in_credit):
@@ -364,12 +364,6 @@ class Evictor(wiring.Component):
                         self._old_list.eq(0),
                     ]
                     m.next = "SETTLE"
-        with m.State("PREFETCH"):
-            m.d.sync += self._wait.eq(self.SETTLE)
-            with m.If(prefetch.ends.decided):
-                m.next = "FOUND"
-            with m.Elif(prefetch.ends.dropped):
-                m.next = "IDLE"
         with m.State("FOUND"):
             # Until the count of evictions under way has reached `need`.
             m.d.sync += self._wait.eq(self._wait - 1)
@@ -418,7 +412,7 @@ class Evictor(wiring.Component):
         with m.State("JUDGE"):
             with m.If(job != Job.EVICT):
                 look = queues.lookup.answer.p
-                m.d.comb += prefetch.pool.valid.eq(1)
+                m.d.comb += prefetch.pool.valid.eq(job == Job.AHEAD)
                 m.next = "IDLE"
                 with m.If(self._kelp_queue & Mux(job == Job.AHEAD, look.newest.valid, look.listed)):
                     m.next = "WATCH"

@@ -20,8 +20,9 @@ __all__ = ["PoolNeed"]
 class PoolNeed(wiring.Component):
     """Names the pool that the next search for a victim serves (spec §7).
 
-    A pool is served while used > 0 and free + under way < max(1, low_water). One whose search found
-    no victim rests until a page may have become one, also during that search.
+    A pool is served while used > 0 and spare + under way < max(1, low_water): evictions run side by
+    side, one for each miss entry that waits for a frame, and then for those that are kept free. One
+    whose search found no victim rests until a page may have become one, also during that search.
 
     Latency: `LATENCY` cycles from the counts to `need`. Interval: `INTERVAL`.
 
@@ -78,7 +79,7 @@ class PoolNeed(wiring.Component):
         for p in pools:
             m.d.sync += need[p].eq(
                 (self.pools.used[p] != 0)
-                & (self.pools.free[p] + self.slots.count[p] < target)
+                & (self.pools.spare[p] + self.slots.count[p] < target)
                 & ~resting[p]
             )
         m.d.comb += self.need.valid.eq(need.any())

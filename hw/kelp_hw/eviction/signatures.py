@@ -15,7 +15,7 @@ from kelp_spec.metadata import SCORE_BITS, STEP_BITS
 
 from ..layouts import POOL_BITS, Layouts
 from ..pipeline import RESERVE
-from ..tracker.pools import count_bits
+from ..tracker.pools import count_bits, spare_shape
 
 __all__ = [
     "CLASS_BITS",
@@ -183,11 +183,17 @@ class EvictionLayouts(Layouts):
 
 
 class PoolCounts(wiring.Signature):
-    """Tracker → evictor. `free`, `used`: frames of each pool."""
+    """Tracker → evictor. `used`: frames of each pool; `spare`: its free frames less the miss entries
+    that wait for one."""
 
     def __init__(self, config: Config):
-        counts = data.ArrayLayout(count_bits(config), len(POOLS))
-        super().__init__({"free": Out(counts), "used": Out(counts)})
+        used, spare = count_bits(config), spare_shape(config)
+        super().__init__(
+            {
+                "used": Out(data.ArrayLayout(used, len(POOLS))),
+                "spare": Out(data.ArrayLayout(spare, len(POOLS))),
+            }
+        )
 
 
 class Lookup(wiring.Signature):

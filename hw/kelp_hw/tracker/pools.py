@@ -12,12 +12,17 @@ from kelp_spec.config import POOLS, Config
 from ..layouts import POOL_BITS
 from ..lib.sram import Sram
 
-__all__ = ["FreeFrames", "Pools", "count_bits"]
+__all__ = ["FreeFrames", "Pools", "count_bits", "spare_shape"]
 
 
 def count_bits(config: Config) -> int:
     """Width of a number of frames of one pool."""
     return max(config.frames).bit_length()
+
+
+def spare_shape(config: Config):
+    """Shape of free frames of one pool less the miss entries that wait for one."""
+    return signed(max(count_bits(config), config.misses.bit_length()) + 1)
 
 
 def counted(counter, up, down):
@@ -208,6 +213,8 @@ class Pools(wiring.Component):
         that could not be corrected is counted as it was read.
     free, used, unused : out, of each pool
         As its `FreeFrames` has them.
+    spare : out, of each pool
+        free − waiting.
     """
 
     LATENCY = 1
@@ -238,6 +245,7 @@ class Pools(wiring.Component):
                 "unpin": In(1),
                 "free": Out(data.ArrayLayout(bits, len(POOLS))),
                 "used": Out(data.ArrayLayout(bits, len(POOLS))),
+                "spare": Out(data.ArrayLayout(spare_shape(config), len(POOLS))),
                 "unused": Out(len(POOLS)),
             }
         )
@@ -292,6 +300,7 @@ class Pools(wiring.Component):
                 pool.push_frame.eq(self.push_frame),
                 self.free[p].eq(pool.free),
                 self.used[p].eq(pool.used),
+                self.spare[p].eq(pool.bound - taken),
                 self.unused[p].eq(pool.unused),
             ]
             m.d.sync += Assert(taken == pool.used + waiting)

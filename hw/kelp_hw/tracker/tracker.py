@@ -21,7 +21,7 @@ from .foresight import Foresight, ahead_layout
 from .hot_pages import HotPages
 from .miss_ids import MissIds
 from .page_words import PageWords
-from .pools import Pools, count_bits
+from .pools import Pools, count_bits, spare_shape
 from .sessions import SessionCheck, Sessions
 
 __all__ = ["Tracker", "hot_layout"]
@@ -97,7 +97,7 @@ class Tracker(wiring.Component):
         Every request that took the hot lane: see :func:`hot_layout`.
     sessions : out
         Registers of every session.
-    pool_free, pool_used, pool_unused : out, of each pool
+    pool_free, pool_used, pool_spare, pool_unused : out, of each pool
         Frames that may be taken; frames in use; whether none is.
     ready : out
         Every page word is ABSENT.
@@ -143,6 +143,7 @@ class Tracker(wiring.Component):
                 "sessions": Out(data.ArrayLayout(layouts.session, config.sessions)),
                 "pool_free": Out(counts),
                 "pool_used": Out(counts),
+                "pool_spare": Out(data.ArrayLayout(spare_shape(config), len(POOLS))),
                 "pool_unused": Out(len(POOLS)),
                 "ready": Out(1),
                 "idle": Out(1),
@@ -429,6 +430,7 @@ class Tracker(wiring.Component):
             self.sessions.eq(sessions.sessions),
             self.pool_free.eq(pools.free),
             self.pool_used.eq(pools.used),
+            self.pool_spare.eq(pools.spare),
             self.pool_unused.eq(pools.unused),
             self.ready.eq(words.ready),
             self.idle.eq(

@@ -39,7 +39,7 @@ def test_pools_below_the_mark_take_turns():
         ctx.set(dut.low_water, 2)
         await ctx.tick().repeat(3)
         ctx.set(dut.pools.used, [1, 1, 0, 1])
-        ctx.set(dut.pools.free, [1, 2, 0, 0])
+        ctx.set(dut.pools.spare, [1, 2, 0, 0])
         assert await cycles_until(ctx, dut.need.valid) == dut.LATENCY
         served = []
         ctx.set(dut.begin, 1)
@@ -47,6 +47,23 @@ def test_pools_below_the_mark_take_turns():
             served.append(ctx.get(dut.need.pool))
             await ctx.tick().repeat(dut.INTERVAL)
         assert served == [0, 3, 0, 3]  # pool 1 has enough, pool 2 gives nothing
+
+    simulate(dut, bench)
+
+
+def test_evictions_run_ahead_for_every_entry_that_waits():
+    """As many side by side as entries wait and as are to be kept free."""
+    dut = PoolNeed(config=UNIT)
+
+    async def bench(ctx):
+        ctx.set(dut.low_water, 1)
+        ctx.set(dut.pools.used, [8, 0, 0, 0])
+        ctx.set(dut.pools.spare, [-2, 0, 0, 0])
+        await ctx.tick().repeat(3)
+        for under_way in range(4):
+            ctx.set(dut.slots.count, [under_way, 0, 0, 0])
+            await ctx.tick()
+            assert ctx.get(dut.need.valid) == (under_way < 3)
 
     simulate(dut, bench)
 
@@ -183,7 +200,7 @@ def test_prefetches_one_page_at_a_time_while_there_is_credit_and_room():
     fetch = dut.o_prefetch
 
     async def bench(ctx):
-        ctx.set(dut.pools.free, [0, 3, 0, 0])
+        ctx.set(dut.pools.spare, [0, 3, 0, 0])
         ctx.set(dut.water, 2)
         ctx.set(dut.in_credit, 1)
         ctx.set(dut.pool.p, 1)
@@ -201,16 +218,15 @@ def test_prefetches_one_page_at_a_time_while_there_is_credit_and_room():
         assert (ctx.get(fetch.p.page), ctx.get(fetch.p.squeue)) == (5, 2)
         assert ctx.get(dut.wanted.ready)
         await ctx.tick()
-        assert ctx.get(dut.ends.decided)
+        assert ctx.get(dut.busy)
+        assert 1 + await cycles_until(ctx, fetch.valid) == dut.INTERVAL
         await ctx.tick()
-        assert await cycles_until(ctx, fetch.valid) == dut.INTERVAL - 2
-        await ctx.tick().repeat(2)
-        ctx.set(dut.pools.free, [3, 2, 3, 3])  # at the mark, and nothing makes room
-        await ctx.tick()
-        await cycles_until(ctx, dut.ends.dropped)
-        assert ctx.get(dut.wanted.ready) and not ctx.get(fetch.valid)
+        ctx.set(dut.pools.spare, [3, 2, 3, 3])  # at the mark, and nothing makes room
+        await cycles_until(ctx, ~dut.busy)
+        await cycles_until(ctx, dut.wanted.ready)
+        assert not ctx.get(fetch.valid)
         ctx.set(dut.room_comes, 1)
-        await ctx.tick()
-        assert not ctx.get(dut.begins)
+        await ctx.tick().repeat(3)
+        assert not ctx.get(dut.busy) and not ctx.get(dut.wanted.ready)
 
     simulate(dut, bench)

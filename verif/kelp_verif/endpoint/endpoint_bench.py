@@ -3,7 +3,8 @@
 that fails and falls silent (spec §3, §4).
 
 Parameters: `config`, a Config's fields; `phases`, a list of {`cycles`, `mix`, `faults`, `actions`};
-`at_least`, coverage that the run must reach.
+`at_least`, coverage that the run must reach; `settings`, what is not left to chance; `standstill`,
+cycles without an answer, while some are owed, that fail.
 """
 
 import time
@@ -16,16 +17,21 @@ from kelp_spec.formats import Format
 
 from ..harness.runner import bench_params, record
 from .endpoint_cold import Faults
-from .endpoint_director import Director
-from .endpoint_tb import TB
+from .endpoint_director import Director, Settings
+from .endpoint_tb import PATIENCE, TB
 from .endpoint_traffic import Mix
 
 
 async def started(dut) -> tuple[TB, Director]:
-    values = bench_params()["config"]
-    tb = TB(dut, Config(**{**values, "frames": tuple(values["frames"])}))
+    params = bench_params()
+    values = params["config"]
+    tb = TB(
+        dut,
+        Config(**{**values, "frames": tuple(values["frames"])}),
+        standstill=params.get("standstill", PATIENCE),
+    )
     await tb.start()
-    director = Director(tb)
+    director = Director(tb, Settings(**params.get("settings", {})))
     await prepare(tb, director)
     return tb, director
 

@@ -10,9 +10,11 @@ foresaw.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from kelp_spec.address import KvAddress
 from kelp_spec.config import POOLS
+from kelp_spec.formats import Format
 from kelp_spec.messages import M2SReq
 from kelp_spec.metadata import LAYER_RANGES, Event, PageState, PrefetchSource, ScoreSource
 from kelp_spec.registers import COUNTERS, EVENT_RECORDS, SessionCommand
@@ -22,7 +24,7 @@ from .endpoint_model import Request
 from .endpoint_tb import ONE_LINE, RETRIES, TB, TIMEOUT
 from .endpoint_traffic import random_shape
 
-__all__ = ["Director"]
+__all__ = ["Director", "Settings"]
 
 #: Events of requests and hints are told apart by LD-ID, the others by page.
 _BY_PAGE = {
@@ -37,12 +39,25 @@ _BY_PAGE = {
 _SOURCES = [s.name.lower() for s in PrefetchSource if s]
 
 
+@dataclass(frozen=True)
+class Settings:
+    """What a run fixes; None leaves it to chance. `limit`: frames of each pool."""
+
+    low_water: int | None = None
+    high_water: int | None = None
+    limit: int | None = None
+    policy: int | None = None
+    format: str | None = None
+
+
 class Director:
     """Acts on a :class:`TB` between and during phases. `seen` counts what it did."""
 
-    def __init__(self, tb: TB):
+    def __init__(self, tb: TB, settings: Settings):
         self.tb, self.rng, self.config, self.model = tb, tb.rng, tb.config, tb.model
-        self.deck = [(k, v) for k in self.config.formats for v in self.config.formats]
+        self.settings = settings
+        formats = [f for f in self.config.formats if settings.format in (None, Format(f).label)]
+        self.deck = [(k, v) for k in formats for v in formats]
         self.rng.shuffle(self.deck)
         self.owners = self.rng.sample(range(16), self.config.sessions)
         # LD-ID 0 may do everything
@@ -56,8 +71,9 @@ class Director:
     async def program(self) -> None:
         """Control registers, before anything else. A pool's limit leaves room for what is kept free
         and for what pins may take."""
-        tb, rng = self.tb, self.rng
-        low = rng.randint(1, 2)
+        tb, rng, fixed = self.tb, self.rng, self.settings
+        low = rng.randint(1, 2) if fixed.low_water is None else fixed.low_water
+        high = low + rng.randint(1, 2) if fixed.high_water is None else fixed.high_water
         await tb.write(
             {
                 "low_water": low,
@@ -70,10 +86,10 @@ class Director:
             {
                 "starve_limit": 1 << 24,
                 "prefetch_enable": tb.traffic.mix.prefetch,
-                "high_water": low + rng.randint(1, 2),
+                "high_water": high,
             }
         )
-        self.limits = [rng.randint(n * 3 // 4, n) for n in self.config.frames]
+        self.limits = [fixed.limit or rng.randint(n * 3 // 4, n) for n in self.config.frames]
         await tb.write(
             {f"pool_limit_{pool}": limit for pool, limit in zip(POOLS, self.limits, strict=True)}
         )
@@ -119,7 +135,11 @@ class Director:
                     mass_shift=rng.randrange(8),
                     score_source=rng.choice(list(ScoreSource)),
                     window=rng.choice((0, 1, 3)),
-                    policy=(self.seen["open"] + session) & 1,
+                    policy=(
+                        (self.seen["open"] + session) & 1
+                        if self.settings.policy is None
+                        else self.settings.policy
+                    ),
                 ),
                 p + "recency": tb.pack(
                     p + "recency",

@@ -32,7 +32,7 @@ from .endpoint_model import NXM, POISON, ZEROS, Model, Request
 from .endpoint_top import PAGE_WORDS
 from .endpoint_traffic import Mix, Traffic, pace
 
-__all__ = ["TB"]
+__all__ = ["PATIENCE", "TB"]
 
 LATENCY, JITTER = 250, 0.9  # of the flash: cycles, and the part of them by which it varies
 TIMEOUT, RETRIES = 2500, 1  # what the endpoint is told
@@ -136,14 +136,16 @@ class _Receiver:
                 assert got["opcode"] == S2MDRS.MEM_DATA, got
         else:
             assert got["opcode"] == S2MNDR.CMP, got
+        self.tb.answered = self.tb.cycle
         self.tb.model.answer(self.drs, got["ld_id"], got["tag"], content)
 
 
 class TB:
     """The endpoint, what is around it, the scoreboard and the traffic."""
 
-    def __init__(self, dut, config: Config):
+    def __init__(self, dut, config: Config, standstill: int = PATIENCE):
         self.dut, self.config = dut, config
+        self.standstill = standstill  #: cycles without an answer, while some are owed, that fail
         self.seed = cocotb.RANDOM_SEED
         self.rng = random.Random(self.seed)
         self.registers = RegisterMap(config).by_name
@@ -172,6 +174,7 @@ class TB:
         self.tag = self.rng.randrange(1 << 16)
         self.decided: Counter = Counter()  #: coverage: what M3 did
         self.quiet_for = 0
+        self.answered = 0  #: the cycle of the latest answer
         #: callables that write into the hardware, run when a cycle begins
         self.deposits: list = []
         self.words = dut
@@ -376,6 +379,8 @@ class TB:
 
     def check_age(self) -> None:
         for request in self.model.outstanding.values():
+            still = self.cycle - max(request.cycle, self.answered)
+            assert still < self.standstill, f"{request}: nothing is answered for {still} cycles"
             assert self.cycle - request.cycle < PATIENCE, (
                 f"{request}: no answer after {self.cycle - request.cycle} cycles"
             )

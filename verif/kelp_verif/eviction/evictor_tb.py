@@ -16,7 +16,7 @@ from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.tracker import Tracker
 from kelp_hw.eviction.signatures import EvictionLayouts
-from kelp_hw.tracker.pools import count_bits
+from kelp_hw.tracker.pools import count_bits, spare_shape
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState
@@ -76,6 +76,7 @@ class TB:
         )
         self.session, self.event = Packing(layouts.session), Packing(layouts.event)
         self.count_bits, self.session_bits = count_bits(c), layouts.session.size
+        self.spare_bits = spare_shape(c).width
         self.tracker = Tracker(c)
         self.words, self.queues = Words(c), QueueState(c)
         self.tau, self.pool, self.budget = {}, {}, {}
@@ -118,7 +119,7 @@ class TB:
             "o_write_back__ready",
             "resident_squeue",
             "sessions",
-            "pools__free",
+            "pools__spare",
             "pools__used",
             "o_prefetch__ready",
             "frames",
@@ -377,8 +378,9 @@ class TB:
         if result:
             dut.i_result__payload.value = self.pack_result(result)
         pools = self.tracker.pools
-        dut.pools__free.value = sum(
-            max(0, p.free) << k * self.count_bits for k, p in enumerate(pools)
+        bits = self.spare_bits
+        dut.pools__spare.value = sum(
+            (p.free - p.waiting & (1 << bits) - 1) << k * bits for k, p in enumerate(pools)
         )
         dut.pools__used.value = sum(p.used << k * self.count_bits for k, p in enumerate(pools))
         dut.sessions.value = sum(
@@ -564,7 +566,8 @@ class LockStepTB(TB):
             queues.excess[:],
             [h[:] for h in queues._heaps],
         )
-        free, used = [p.free for p in self.tracker.pools], [p.used for p in self.tracker.pools]
+        pools = self.tracker.pools
+        spare, used = [p.free - p.waiting for p in pools], [p.used for p in pools]
 
         def claim(squeue, page, last_step, given_by):
             at = squeue * self.config.pages + page
@@ -580,14 +583,14 @@ class LockStepTB(TB):
             return done
 
         while (
-            pool := evictor.pool_in_need(free, used, [0] * 4, self.tracker.low_water)
+            pool := evictor.pool_in_need(spare, used, [0] * 4, self.tracker.low_water)
         ) is not None:
             reported = evictor.reported[pool]
             if evictor.attempt(pool, claim) is None:
                 self.expected_events += not reported
                 evictor.reported[pool] = True
             else:
-                free[pool] += 1
+                spare[pool] += 1
                 used[pool] -= 1
                 evictor.observe(PageState.COLD, 0, released=True)
         resting = evictor.resting[:]

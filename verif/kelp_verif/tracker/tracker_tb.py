@@ -15,7 +15,7 @@ from kelp_hw.layouts import Layouts
 from kelp_hw.lib.secded import Secded
 from kelp_hw.tracker.arbiter import BACKGROUND
 from kelp_hw.tracker.foresight import coming_layout
-from kelp_hw.tracker.pools import count_bits
+from kelp_hw.tracker.pools import count_bits, spare_shape
 from kelp_hw.tracker.tracker import Tracker, hot_layout
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
@@ -60,7 +60,7 @@ class TB:
             Packing(layouts.session),
         )
         self.config_packing = Packing(layouts.queue_config)
-        self.count_bits = count_bits(config)
+        self.count_bits, self.spare_bits = count_bits(config), spare_shape(config).width
         self.code = Secded(layouts.page_word.size)
         # A double error that hits the pin itself leaves its count wrong by one, as documented; it
         # is not planted.
@@ -315,10 +315,14 @@ class TB:
                 self._check_frame_op(result)
             elif not hot:
                 assert not valid, f"frame op for {result}"
-        free = [p.free for p in self.golden.pools]
-        used = [p.used for p in self.golden.pools]
+        pools = self.golden.pools
+        counts = (
+            [p.free for p in pools],
+            [p.used for p in pools],
+            [p.free - p.waiting for p in pools],
+        )
         due = entered + Tracker.RESULT_LATENCY
-        self.expected.append((due, result, hot_result, free, used))
+        self.expected.append((due, result, hot_result, counts))
 
     def _golden(self, op, entered, sees_word=True):
         golden = self.golden
@@ -413,17 +417,20 @@ class TB:
         if not self.expected or self.expected[0][0] != now:
             assert not (valid or hot_valid or score_valid), f"cycle {now}: result out of nothing"
             return
-        _, r, hot, free, used = self.expected.popleft()
+        _, r, hot, (free, used, spare) = self.expected.popleft()
         assert (valid, hot_valid) == (r is not None, hot is not None)
         if hot:
             got = self.hot_packing.unpack(dut.o_hot__payload.value)
             assert got == {n: getattr(hot.op, n) for n in got}
-        for port, want in ((dut.pool_free, free), (dut.pool_used, used)):
-            vector = int(port.value)
-            assert [
-                vector >> self.count_bits * p & (1 << self.count_bits) - 1
-                for p in range(len(POOLS))
-            ] == want, f"pool counts after {r}"
+        for port, bits, want in (
+            (dut.pool_free, self.count_bits, free),
+            (dut.pool_used, self.count_bits, used),
+            (dut.pool_spare, self.spare_bits, spare),
+        ):
+            vector, mask = int(port.value), (1 << bits) - 1
+            assert [vector >> bits * p & mask for p in range(len(POOLS))] == [
+                n & mask for n in want
+            ], f"pool counts after {r}"
         if r is None:
             assert not score_valid
             return
