@@ -183,8 +183,8 @@ class EvictionLayouts(Layouts):
 
 
 class PoolCounts(wiring.Signature):
-    """Tracker → evictor. `used`: frames of each pool; `spare`: its free frames less the miss entries
-    that wait for one."""
+    """Tracker → evictor. `used`: frames of each pool; `spare`: its free frames less the miss
+    entries that wait for one."""
 
     def __init__(self, config: Config):
         used, spare = count_bits(config), spare_shape(config)

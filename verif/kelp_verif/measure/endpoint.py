@@ -13,13 +13,13 @@ from kelp_rtl.device import Descriptor, Driver, FlashTiming, MemoryTiming, Queue
 from kelp_rtl.program import READ, WRITE, Program, Result
 from kelp_spec.config import Config, named
 from kelp_spec.formats import LINE_BYTES, Format
-from kelp_spec.metadata import PageState
+from kelp_spec.metadata import PageState, PrefetchSource
 from kelp_spec.policy import Policy
 from kelp_spec.registers import SessionCommand
 
 from .rows import Row
 
-__all__ = ["endpoint_rows", "kelp_rows", "miss_rows", "scale_row"]
+__all__ = ["dirty_pressure", "endpoint_rows", "kelp_rows", "miss_rows", "scale_row"]
 
 MEMORY_LATENCY = 64  #: cycles from AR to R: the bar's memory
 STREAMS = 16  #: interleaved page-sequential streams
@@ -185,6 +185,7 @@ def kelp_rows(config_name: str = "64x64") -> Iterator[Row]:
     )
     driver.close()
     yield from miss_rows(config_name, policy=Policy.KELP)
+    yield from _pressure_rows(config)
 
 
 def miss_rows(config_name: str = "64x64", *, policy: Policy = Policy.EMA) -> Iterator[Row]:
@@ -304,6 +305,75 @@ def _storm(
         float(answered) / (cycles - len(inside)),
         cycles,
     )
+
+
+def _pressure_rows(config: Config) -> Iterator[Row]:
+    """:func:`dirty_pressure` of both policies."""
+    fractions = {}
+    for policy, of in ((Policy.EMA, ""), (Policy.KELP, ".kelp")):
+        fractions[policy], cycles = dirty_pressure(config, policy, pages=32, limit=384, passes=2)
+        yield Row(
+            f"misspath{of}.pressure.tier_bandwidth_fraction",
+            fractions[policy],
+            "fraction",
+            "≥ 0.9",
+            config.name,
+            cycles,
+        )
+    yield Row(
+        "misspath.kelp.pressure.tier_bandwidth_of_policy_0",
+        fractions[Policy.KELP] / fractions[Policy.EMA],
+        "ratio",
+        "≥ 0.9",
+        config.name,
+        cycles,
+    )
+
+
+def dirty_pressure(
+    config: Config,
+    policy: Policy,
+    *,
+    pages: int,
+    limit: int,
+    passes: int,
+    flash: FlashTiming = FlashTiming(),
+) -> tuple[float, int]:
+    """Share of the tier's bandwidth that is used, and the cycles, while a line of each of `pages`
+    pages of 24 queues (or as many as there are) is written, `passes` times in random order and as
+    fast as the endpoint takes it, with `limit` frames. Nothing is kept free but the frame of the
+    documented reserve (`low_water` 0, `high_water` 1), every victim is dirty, and policy `kelp`
+    prefetches."""
+    driver = Driver(
+        config,
+        memory=MemoryTiming(latency=MEMORY_LATENCY, write_latency=MEMORY_LATENCY),
+        flash=flash,
+    )
+    queues = min(config.queues, 24)
+    driver.write_registers(
+        {
+            "pool_limit_raw16": limit,
+            "low_water": 0,
+            "high_water": 1,
+            "prefetch_enable": 1 << PrefetchSource.POLICY - 1,
+        }
+    )
+    driver.open_session(
+        0,
+        Descriptor(layers=2, kv_heads=queues // 2),
+        QueueParameters(policy=policy, auto_step=queues * pages // 4),
+    )
+    first = _lines(driver, queues, pages)[:, :, 0].reshape(-1)
+    rng = np.random.default_rng(1)
+    address = np.concatenate([rng.permutation(first) for _ in range(passes + 1)])
+    data = rng.integers(0, 256, (len(address), LINE_BYTES), np.uint8)
+    driver.run(Program.writes(address[: len(first)], data[: len(first)]))  # allocations
+    result = driver.run(Program.writes(address[len(first) :], data[len(first) :]))
+    driver.close()
+    cycles = int(result.response_cycle.max() - result.accept_cycle.min())
+    page_bytes = config.frame_lines[0] * LINE_BYTES + SECTOR_BYTES
+    moved = page_bytes * (result.counts["flash_reads"] + result.counts["flash_writes"])
+    return moved / (flash.bytes_per_cycle * cycles), cycles
 
 
 def scale_row(config_name: str) -> Row:
