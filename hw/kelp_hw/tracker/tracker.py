@@ -40,6 +40,9 @@ def hot_layout(config: Config) -> data.StructLayout:
     )
 
 
+_POOL_PORTS = ("free", "used", "spare", "unused")
+
+
 class Tracker(wiring.Component):
     """Takes requests and background ops, decides one op (and one hot request before it) per cycle,
     and tells every engine (spec §4).
@@ -428,10 +431,7 @@ class Tracker(wiring.Component):
                 for name in names
             ),
             self.sessions.eq(sessions.sessions),
-            self.pool_free.eq(pools.free),
-            self.pool_used.eq(pools.used),
-            self.pool_spare.eq(pools.spare),
-            self.pool_unused.eq(pools.unused),
+            *(getattr(self, f"pool_{n}").eq(getattr(pools, n)) for n in _POOL_PORTS),
             self.ready.eq(words.ready),
             self.idle.eq(
                 ~Cat(a.valid | a.hot for a in stages).any()
