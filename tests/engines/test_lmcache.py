@@ -4,6 +4,7 @@
 descriptors; and its own DAX adapter on the same calls."""
 
 import asyncio
+import json
 import multiprocessing
 import os
 import select
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,6 +44,19 @@ def adapter_of(url="golden:trace", **params):
         }
     )
     return create_l2_adapter(config)
+
+
+def test_the_configuration_files_are_lmcaches():
+    """Each is taken whole by LMCache's own loader; the adapter is made, on another device."""
+    folder = Path(__file__).resolve().parents[2] / "examples" / "configs"
+    adapter = json.loads((folder / "lmcache_l2.json").read_text())
+    config = get_l2_adapter_config_class("plugin").from_dict(adapter)
+    assert config is not None
+    made = adapter_of(**adapter["adapter_params"] | {"url": "golden:trace", "block_bytes": CHUNK})
+    made.close()
+    plugin = LMCacheEngineConfig.from_file(str(folder / "lmcache_plugin.yaml"))
+    assert plugin.storage_plugins == ["cxlkv"]
+    assert plugin.extra_config["storage_plugin.cxlkv.class_name"] == "CxlStoragePlugin"
 
 
 def dax_of(path, slots, fresh=True):

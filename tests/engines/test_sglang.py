@@ -3,6 +3,9 @@
 """SGLang's HiCache with its pages on a KELP device, made by SGLang's own factory as its dynamic
 back end."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import (
@@ -35,6 +38,16 @@ class Pool:
 
     def set_from_flat_data_page(self, index, page):
         self.rows[index : index + PAGE] = page.reshape(PAGE, WIDTH)
+
+
+def test_the_configuration_file_makes_the_back_end():
+    file = Path(__file__).resolve().parents[2] / "examples" / "configs" / "sglang.json"
+    extra = json.loads(file.read_text())
+    assert extra["page_bytes"] == 1 << 20  # of a real model; here a page is small
+    extra |= {"url": "golden:trace", "page_bytes": PAGE * WIDTH * 2}
+    backend = backend_of(**extra)
+    assert type(backend).__name__ == extra["class_name"]
+    backend.close()
 
 
 def backend_of(url="golden:trace?frames=8,8,8,8", rank=0, mla=False, **extra):

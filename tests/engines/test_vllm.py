@@ -3,8 +3,10 @@
 """vLLM's own offloading classes with a KELP device as a secondary tier, and KELP's formula as the
 policy of its CPU tier; both loaded by module path."""
 
+import json
 import mmap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,6 +52,22 @@ def tier_of(view, url="golden:trace?frames=8,8,8,8", **config):
         primary_kv_view=view,
         offloading_spec=None,
     )
+
+
+def test_the_configuration_file_makes_the_tier(region):
+    file = Path(__file__).resolve().parents[2] / "examples" / "configs" / "vllm_tier.json"
+    extra = json.loads(file.read_text())["kv_connector_extra_config"]
+    (tier,) = extra["secondary_tiers"]
+    made = SecondaryTierFactory.create_secondary_tier(
+        tier | {"url": "golden:trace"},
+        primary_kv_view=region.create_kv_memoryview(),
+        offloading_spec=None,
+    )
+    made.shutdown()
+    policy = CachePolicyFactory.get_cache_policy_cls(
+        extra["eviction_policy"], extra["cache_policy_module_path"]
+    )
+    assert policy.__name__ == "KelpCachePolicy"
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,6 +246,26 @@ class Engine:
         assert self.scheduler.kv_cache_manager.reset_prefix_cache()
         for cache in self.caches.values():
             cache.fill_(55.0)
+
+
+@pytest.mark.parametrize("name", ["vllm_connector", "vllm_tier"])
+def test_the_configuration_file_is_one_of_vllms(name):
+    """vLLM's own class takes each file whole, and its factory finds the connector."""
+    file = Path(__file__).resolve().parents[2] / "examples" / "configs" / f"{name}.json"
+    config = KVTransferConfig(**json.loads(file.read_text()))
+    found = KVConnectorFactory.get_connector_class(config)
+    assert found.__name__ == config.kv_connector and config.is_kv_transfer_instance
+
+
+def test_the_connector_runs_as_its_file_says(tmp_path):
+    """All but the URL, which is that of another device here."""
+    file = Path(__file__).resolve().parents[2] / "examples" / "configs" / "vllm_connector.json"
+    config = json.loads(file.read_text())
+    extra = config["kv_connector_extra_config"] | {"url": "golden:trace"}
+    policy = config["kv_load_failure_policy"]
+    with contextlib.closing(Engine(tmp_path, policy=policy, **extra)) as engine:
+        engine.add("first", prompt(1))
+        assert not any(engine.run()) and engine.worker.store.keys()
 
 
 @pytest.fixture
