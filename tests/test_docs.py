@@ -31,6 +31,11 @@ def test_generated_files_are_up_to_date(name):
     )
 
 
+def test_the_format_that_the_guide_adds_can_be_added():
+    patch = DOCS / "guides" / "add_a_format.patch"
+    subprocess.run(["git", "apply", "--check", str(patch)], cwd=ROOT, check=True)
+
+
 def test_c_header_agrees_with_the_address_map(tmp_path):
     config = named(DOCUMENTED)
     where = KvAddress(session=1, queue=7, page=100, kv=1, line=13)
