@@ -69,6 +69,9 @@ class Op(IntEnum):
     PEEK = 19
     RECOVER = 20
     CLOSED = 21  #: the closer has scrubbed every page: the session becomes free
+    #: memory answered with an error: lines of a frame are lost, or it is only reported; of the
+    #: frame stage alone
+    ERROR = 22
 
 
 class Outcome(IntEnum):
@@ -182,6 +185,8 @@ class Event(IntEnum):
     FATAL = 20  #: a memory lost what cannot be rebuilt: no data are answered until reset
     #: more page words were lost at once than wait for a search: the whole frame table is swept
     FRAME_SWEEP = 21
+    MEMORY_READ_FAILED = 22  #: memory answered a read with an error
+    MEMORY_WRITE_FAILED = 23  #: memory's error took lines that were written: they are poisoned
 
 
 class Protected(IntEnum):

@@ -303,6 +303,10 @@ class Audit:
                     (Outcome(golden.outcome).name, golden.changed, golden.frame),
                 )
             self._expect(op, golden, request[0])
+        if record.kind == Op.ERROR:
+            self._seen += 1
+            if record.poison:
+                self.endpoint.memory_error(record.frame, record.kv_line)
         if record.use:
             f = self.endpoint.frames[record.frame]
             held = (

@@ -12,6 +12,8 @@ from __future__ import annotations
 from array import array
 
 from kelp_spec.config import Config
+from kelp_spec.formats import Format
+from kelp_spec.geometry import StoredPage
 from kelp_spec.metadata import (
     Answer,
     DataOp,
@@ -162,13 +164,34 @@ class Endpoint:
         self.policies[squeue] = policy
         self.queues.configure(squeue, config.pool, policy.budget, policy.policy)
 
+    def memory_error(self, frame: int, offset: int) -> None:
+        """Memory lost DRAM line `offset` of a frame: host lines that have payload or scale in it
+        are poisoned."""
+        f, half = self.frames[frame], self.config.half_lines
+        word = self.tracker.word(f.squeue, f.page)
+        session = self.tracker.sessions[f.squeue // self.config.queues]
+        stored = StoredPage(
+            Format(word.format_k), Format(word.format_v), session.used_lines, bool(session.k_only)
+        )
+        lines = 0
+        for kv in range(1 if session.k_only else 2):
+            scaled = Format(word.format_v if kv else word.format_k).scale_bytes
+            for line in range(session.used_lines):
+                place = stored.place(kv, line)
+                if place.offset == offset or scaled and place.scale_offset == offset:
+                    lines |= 1 << kv * half + line
+        self.frames.lose(frame, lines)
+
     # - one op -------------------------------------------------------------------------------------
     def apply(self, op: TrackerOp, *, fault: int = 0, descriptor: Session | None = None) -> Result:
         """Execute one op everywhere. `access`, `version` and `claim` tell what the frame stage made
         of it."""
         self.access = self.version = self.claim = None
-        result = self.tracker.step(op, fault=fault, descriptor=descriptor)
         kind = op.kind
+        if op.partial and kind == WRITE and op.origin is not None:
+            # A write of no byte changes nothing.
+            op.no_memory |= not op.origin[1] and not op.poison
+        result = self.tracker.step(op, fault=fault, descriptor=descriptor)
         old, word = result.old, result.word
         if result.changed:
             at, words = op.squeue * self.pages + op.page, self.words

@@ -79,6 +79,7 @@ class FrameOp:
     failed: bool = False
     source: int = 0
     sector: tuple[int, int] = (0, 0)  #: FILL: valid, poison
+    lines: int = 0  #: ERROR: the lines that lie in the DRAM line in question
 
 
 class StepResult(NamedTuple):
@@ -176,6 +177,14 @@ class FrameTable:
         if f.in_use and (f.squeue, f.page) == (squeue, page):
             f.dirty = f.redirty
 
+    def lose(self, frame: int, lines: int) -> None:
+        """Memory lost what was written: those of the lines that were written are poisoned, and
+        flash must learn of it."""
+        f = self.frames[frame]
+        if lost := lines & f.valid if f.in_use else 0:
+            f.poison |= lost
+            f.dirty = f.redirty = True
+
     def end(self, frame: int) -> Usage | None:
         """The frame leaves its page; a prefetch that nobody asked for was useless."""
         f = self.frames[frame]
@@ -224,6 +233,8 @@ class FrameTable:
                 self.cancel(op.frame, op.squeue, op.page)
         elif op.kind in (Op.SCRUB, Op.RECOVER) and (good or gone) or op.kind == Op.FLIP and gone:
             return StepResult(flush, usage=self.end(op.frame))
+        elif op.kind == Op.ERROR and op.poison:
+            self.lose(op.frame, op.lines)
         elif op.kind == Op.PEEK:
             f = self.frames[op.frame]
             return StepResult(owner=(f.in_use, f.squeue, f.page))
