@@ -145,6 +145,11 @@ class Ingress(wiring.Component):
         # What the message is.
         opcode_write = (rwd.opcode == M2SRwD.MEM_WR) | (rwd.opcode == M2SRwD.MEM_WR_PTL)
         partial = (rwd.opcode == M2SRwD.MEM_WR_PTL) & ~rwd.byte_enable.all()
+        # A partial write of no byte changes nothing; its poison would be of no byte.
+        writes_nothing = Signal()
+        m.d.comb += writes_nothing.eq(
+            (rwd.opcode == M2SRwD.MEM_WR_PTL) & ~rwd.byte_enable.any() & ~rwd.poison
+        )
         opcode_read = (req.opcode == M2SReq.MEM_RD) | (req.opcode == M2SReq.MEM_RD_DATA)
         opcode_spec = req.opcode == M2SReq.MEM_SPEC_RD
         opcode_none = (
@@ -200,7 +205,7 @@ class Ingress(wiring.Component):
         )
         to_spec = ~take_rwd & take_req & opcode_spec & of_req.in_kv
         to_request = (take_rwd | take_req) & ~to_window & ~(~take_rwd & opcode_spec)
-        take_slot = take_rwd & opcode_write & of_rwd.in_kv
+        take_slot = take_rwd & opcode_write & of_rwd.in_kv & ~writes_nothing
 
         def refusal(known, in_kv):
             return Mux(~known, Event.UNKNOWN_OPCODE, Mux(in_kv, Event.NONE, Event.OUT_OF_MAP))
@@ -228,7 +233,7 @@ class Ingress(wiring.Component):
                 for field in ("session", "queue", "squeue", "page", "kv_line")
             ),
             r.refused.eq(refused),
-            r.no_memory.eq(Mux(take_rwd, ~opcode_write, ~opcode_read)),
+            r.no_memory.eq(Mux(take_rwd, ~opcode_write | writes_nothing, ~opcode_read)),
             r.origin.tag.eq(Mux(take_rwd, rwd.tag, req.tag)),
             r.origin.ld_id.eq(Mux(take_rwd, rwd.ld_id, req.ld_id)),
             r.origin.start.eq(self.now),
@@ -240,7 +245,7 @@ class Ingress(wiring.Component):
         for k, (channel, where, known, memory) in enumerate(
             (
                 (req, of_req, opcode_read | opcode_none, opcode_read),
-                (rwd, of_rwd, opcode_write, opcode_write),
+                (rwd, of_rwd, opcode_write, opcode_write & ~writes_nothing),
             )
         ):
             coming = self.o_ahead.candidates[k]

@@ -104,6 +104,11 @@ class Request:
         return self.rwd and self.opcode in (M2SRwD.MEM_WR, M2SRwD.MEM_WR_PTL)
 
     @property
+    def writes_nothing(self) -> bool:
+        partial = self.rwd and self.opcode == M2SRwD.MEM_WR_PTL
+        return partial and not self.byte_enable and not self.poison
+
+    @property
     def is_read(self) -> bool:
         return not self.rwd and self.opcode in _READS
 
@@ -233,7 +238,7 @@ class Model:
                 r.refused = reason
                 self.count["refused"] += 1
             return
-        if not (r.is_read or r.is_write):
+        if not (r.is_read or r.is_write) or r.writes_nothing:
             return
         if r.poison:
             (self.may if r.unsure else self.must)[Event.POISON_RECEIVED, r.ld_id] += 1

@@ -70,15 +70,16 @@ class Model:
             }
             return "window", want | ({"byte_enable": full, "data": m["data"]} if is_write else {})
         known = moves or not is_write and opcode in NOTHING
+        no_byte = is_write and not full and not m["poison"]  # nothing to write
         want = {
             "write": is_write and moves,
-            "no_memory": not moves,
+            "no_memory": not moves or no_byte,
             "refused": Event.UNKNOWN_OPCODE
             if not known
             else Event.NONE
             if kv
             else Event.OUT_OF_MAP,
-            "has_write": is_write and moves and kv,
+            "has_write": is_write and moves and kv and not no_byte,
             "origin.tag": m["tag"],
             "origin.ld_id": m["ld_id"],
             "origin.start": now & 0xFFFFF,
@@ -345,9 +346,9 @@ class TB:
                 self.seen[f"{Event(want['refused']).name} {channel}"] += 1
                 if want["has_write"]:
                     self.seen["partial" if want["partial"] else "full"] += 1
-                    self.seen["no byte"] += (
-                        taken["opcode"] == M2SRwD.MEM_WR_PTL and not taken["byte_enable"]
-                    )
+                self.seen["no byte"] += bool(
+                    want["write"] and want["no_memory"] and not want["refused"]
+                )
             if where == "window":
                 self.seen[
                     f"{'hint' if want['hint'] else 'register'} {'write' if is_write else 'read'}"
