@@ -179,6 +179,10 @@ class Driver(Control):
                 memory.jitter,
                 memory.shuffle,
             )
+            s.read_error, s.write_error = (
+                chance("read_error", memory.read_error, always=True),
+                chance("write_error", memory.write_error, always=True),
+            )
         if flash:
             s.flash_latency, s.flash_write_latency, s.flash_jitter, s.abort_latency = (
                 flash.latency,

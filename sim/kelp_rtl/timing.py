@@ -34,12 +34,16 @@ class DriverError(RuntimeError):
 @dataclass(frozen=True, kw_only=True)
 class MemoryTiming:
     """AXI4 memory: cycles from AR to R and from AW + W to B, up to `jitter` more at random;
-    `shuffle`: answers out of order across ids."""
+    `shuffle`: answers out of order across ids; `read_error`, `write_error`: shares of the reads and
+    of the writes that it answers with SLVERR or DECERR. Such a read brings other data, such a write
+    leaves its line as it was, or destroys all of it."""
 
     latency: int = 64
     write_latency: int = 16
     jitter: int = 0
     shuffle: bool = False
+    read_error: float = 0.0
+    write_error: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +138,9 @@ class Waves:
             )
 
 
-def chance(name: str, share: float) -> int:
-    """A share of cycles as the C++ takes it, in 65536ths."""
-    if not 0 <= share < 1:
-        raise ValueError(f"{name} = {share!r} is refused; legal: 0 … below 1")
+def chance(name: str, share: float, *, always: bool = False) -> int:
+    """A share of cycles as the C++ takes it, in 65536ths; all of them only where `always` is
+    legal."""
+    if not (0 <= share < 1 or always and share == 1):
+        raise ValueError(f"{name} = {share!r} is refused; legal: 0 … {'' if always else 'below '}1")
     return round(share * 65536)

@@ -36,6 +36,7 @@ struct Settings {
     uint32_t stall_ar, stall_aw, stall_w, stall_r, stall_b;
     uint32_t stall_command, stall_completion;
     uint32_t read_latency, read_jitter, write_latency, memory_shuffle;
+    uint32_t read_error, write_error;  // chances in 65536 that memory answers with an error
     uint32_t flash_latency, flash_write_latency, flash_jitter, abort_latency;
     uint32_t flash_failure;  // chance in 65536 that a command fails
     uint32_t outstanding, in_order, record_hot_reads, max_skip;
@@ -46,7 +47,7 @@ struct Settings {
 // Mirrored by `_Counts` in driver.py; totals since the simulation began.
 struct Counts {
     int64_t evaluated, simulated;
-    int64_t memory_reads, memory_writes;
+    int64_t memory_reads, memory_writes, memory_read_errors, memory_write_errors;
     int64_t flash_reads, flash_writes, flash_read_bytes, flash_write_bytes, flash_failed, flash_never, flash_aborts;
     int64_t accepted, answered, data, nxm, poison, completions;
     int64_t peak_outstanding, peak_memory_reads, peak_flash;

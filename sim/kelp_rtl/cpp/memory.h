@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 //
-// An AXI4 memory of 64-byte lines, one line per transaction.
+// An AXI4 memory of 64-byte lines, one line per transaction, which may answer with errors.
 //
 // A read answers `read_latency` cycles after its address was taken, at full rate; a write `write_latency` cycles after address and data. Answers come in order of acceptance or, with
 // `memory_shuffle`, in any order that keeps those of one id; jitter adds to a latency. AXI promises nothing between a read and a write that are both under way, so
@@ -126,6 +126,12 @@ class Memory {
                 put(r, ports::axi_r::id, read.id);
                 put_words(r, ports::axi_r::data, words);
                 put(r, ports::axi_r::last, 1);
+                if (random_.chance(s.read_error)) {
+                    for (uint32_t &word : words) word = static_cast<uint32_t>(random_.next());
+                    put_words(r, ports::axi_r::data, words);
+                    put(r, ports::axi_r::resp, 2 + random_.below(2));
+                    counts_.memory_read_errors++;
+                }
                 reads_.erase(chosen);
                 r_offered_ = true;
             }
@@ -135,10 +141,18 @@ class Memory {
             if (chosen >= 0) {
                 const Write &write = writes_[chosen];
                 uint8_t *to = line(write.line);
-                for (unsigned i = 0; i < LINE_BYTES; i++)
-                    if (write.strobe >> i & 1) to[i] = write.data[i];
+                const bool error = random_.chance(s.write_error);
+                const bool destroys = error && random_.below(2);
+                for (unsigned i = 0; i < LINE_BYTES; i++) {
+                    if (destroys) to[i] = static_cast<uint8_t>(random_.next());
+                    else if (!error && (write.strobe >> i & 1)) to[i] = write.data[i];
+                }
                 clear(top.axi___05Fb___05Fpayload);
                 put(top.axi___05Fb___05Fpayload, ports::axi_b::id, write.id);
+                if (error) {
+                    put(top.axi___05Fb___05Fpayload, ports::axi_b::resp, 2 + random_.below(2));
+                    counts_.memory_write_errors++;
+                }
                 writes_.erase(chosen);
                 b_offered_ = true;
             }
