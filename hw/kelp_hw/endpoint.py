@@ -32,6 +32,7 @@ from .pipeline import RESERVE
 from .prefetch.prefetch import Prefetcher
 from .scores.ema import EmaEngine
 from .tracker.arbiter import BACKGROUND
+from .tracker.error_lines import ErrorLines
 from .tracker.frame_table import FrameTable
 from .tracker.tracker import Tracker
 
@@ -124,6 +125,7 @@ class Endpoint(wiring.Component):
         s.router = router = WindowRouter(config=c)
         s.tracker = tracker = Tracker(config=c)
         s.frame_table = frame_table = FrameTable(config=c)
+        s.error_lines = error_lines = ErrorLines(config=c)
         s.data_queue = data_queue = DataQueue(config=c)
         s.data_path = data_path = DataPath(config=c)
         s.egress = egress = Egress(config=c)
@@ -136,7 +138,7 @@ class Endpoint(wiring.Component):
         s.hints = hints = HintAbsorber(config=c)
         s.phase = phase = PhaseDetector(config=c)
         s.telemetry = telemetry = Telemetry(config=c)
-        s.registers = registers = Registers(config=c, event_sources=4 + c.protect)
+        s.registers = registers = Registers(config=c, event_sources=5 + c.protect)
         settings = registers.settings
 
         # Critical path: M0's choice to each engine's `o_op.ready`: cut by a skid buffer per engine.
@@ -277,6 +279,18 @@ class Endpoint(wiring.Component):
             tracker.queue_ready.eq(eviction.queue_ready),
         ]
         connect(m, data_queue.o, data_path.i)
+        # Of memory's errors the engines learn after the frame table, in one cycle with the data
+        # path.
+        connect(m, data_path.o_error, error_lines.i)
+        connect(m, error_lines.o, frame_table.i_error)
+        connect(m, frame_table.o_error, eviction.i_error)
+        connect(m, frame_table.o_event, registers.i_event[4])
+        m.d.comb += [
+            tracker.pause.eq(error_lines.pause),
+            error_lines.paused.eq(tracker.paused),
+            error_lines.executed.eq(frame_table.o_error.valid),
+            data_path.waiting.eq(data_queue.level),
+        ]
         for p in range(len(POOLS)):
             m.d.comb += [
                 tracker.pool_limit[p].eq(settings.pool_limit[p]),
@@ -400,7 +414,7 @@ class Endpoint(wiring.Component):
                 telemetry.memory_corrected.eq(faults.corrected),
                 telemetry.memory_uncorrected.eq(faults.uncorrected),
             ]
-            connect(m, faults.o_event, registers.i_event[4])
+            connect(m, faults.o_event, registers.i_event[5])
 
         # - verification ---------------------------------------------------------------------------
         # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one,
@@ -462,6 +476,8 @@ class DataQueue(wiring.Component):
     o : out, stream of data_op
     ready : out
         `RESERVE` places are free.
+    level : out
+        Ops that wait.
     idle : out
         The FIFO is empty; an op on `i` does not count.
     """
@@ -477,6 +493,7 @@ class DataQueue(wiring.Component):
                 "i": In(stream.Signature(self.layout, always_ready=True)),
                 "o": Out(stream.Signature(self.layout)),
                 "ready": Out(1),
+                "level": Out(range(self.DEPTH + 1)),
                 "idle": Out(1),
             }
         )
@@ -487,6 +504,7 @@ class DataQueue(wiring.Component):
         connect(m, queue.o, flipped(self.o))
         m.d.comb += [
             self.ready.eq(queue.level <= self.DEPTH - RESERVE),
+            self.level.eq(queue.level),
             self.idle.eq(~queue.row_valid),
         ]
         connect(m, flipped(self.i), queue.i)

@@ -295,6 +295,30 @@ class Layouts:
         )
         self.written_back = S({"token": c.write_back_bits, "failed": 1})
 
+        #: How a page is stored: with a frame and a host line of it, the line's place follows.
+        self.stored = S(
+            {
+                "used_lines": c.half_line_bits + 1,
+                "k_only": 1,
+                "format_k": code_shape(Format),
+                "format_v": code_shape(Format),
+            }
+        )
+        #: Memory answered with an error: DRAM line `offset` of a frame, and how the page there is
+        #: stored. `spoils`: something written is lost, so the line's host lines are to be poisoned.
+        self.memory_error = S(
+            {"frame": c.frame_bits, "offset": c.offset_bits, "spoils": 1, "stored": self.stored}
+        )
+        #: The same as the frame table executes it: `lines` has payload or scale in that DRAM line.
+        self.frame_error = S(
+            {
+                "frame": c.frame_bits,
+                "offset": c.offset_bits,
+                "spoils": 1,
+                "lines": c.page_lines,
+            }
+        )
+
         #: Data path input, executed in order. Offsets are DRAM lines within the frame; `base` is
         #: the frame's first DRAM line.
         self.data_op = S(
@@ -310,6 +334,7 @@ class Layouts:
                 "scale_offset": c.offset_bits,
                 "scale_byte": 6,
                 "format": code_shape(Format),
+                "stored": self.stored,
                 "host_type": 1,
                 # never-written line: partial write merges into zeros, READ answers them
                 "partial": 1,

@@ -13,7 +13,7 @@ from amaranth.lib import wiring
 
 import kelp_hw
 from kelp_hw.datapath.datapath import axi_signature
-from kelp_hw.datapath.signatures import LineHead, LineLookUp, table_geometry
+from kelp_hw.datapath.signatures import LineHead, LineLookUp
 from kelp_spec.config import named
 
 #: Rooms of kelp_hw (and modules of its root) whose blocks are held to it.
@@ -32,7 +32,7 @@ DONE_ROOMS = {
 }
 
 UNIT = named("unit")
-_TABLE = {**table_geometry(UNIT, 8), "lead": 4}
+_TABLE = {"config": UNIT, "slots": 8, "lead": 4}
 #: Arguments of the smallest legal instance, where they are not `config` alone.
 ARGUMENTS = {
     **dict.fromkeys(("EmaStep", "Frequencies", "Throttle", "TotalCounters"), {}),

@@ -13,6 +13,7 @@ from kelp_spec.config import Config
 from ..layouts import Layouts
 from ..lib.order_fifo import OrderFifo
 from .axi import RESP_OKAY, AxiSignature
+from .error_reports import ErrorReports
 from .flush import FlushUnit
 from .front import DataFront
 from .head import DataHead
@@ -47,8 +48,15 @@ class DataPath(wiring.Component):
     slot from when `o_write_slot` offers it, and its WRITE frees it, or an ANSWER with `has_write`.
     **Memory.** AXI4, one line per transaction; ID = slot, highest bit set for scales. At most one
     read and one write are under way per slot, and R and B are always ready. Memory may answer in
-    any order. A line read with an error response is answered as poison; a write's response is not
-    looked at.
+    any order.
+
+    **Errors.** Each response other than OKAY is reported on `o_error`, by the DRAM line that it
+    concerns: one report for all of a line's errors that come before it is taken. A line read with
+    an error is answered as poison, and read anew for the next op that wants it. What memory did not
+    take, and a partial write into a line that was read with an error, are lost (`spoils`): READs of
+    that DRAM line are answered with poison until the report's transfer, which says that the frame
+    table has poisoned the host lines that have payload or scale in it, and so are READs that came
+    before that.
 
     Throughput: one op per cycle while memory gives one line per cycle; of int8 and int4, in random
     order, one op in two cycles (two lines each). Latency: `i` → AR `LATENCY_TO_AR` cycles, R → `o`
@@ -66,6 +74,10 @@ class DataPath(wiring.Component):
     o_write_slot : stream of free write slots
     o : stream of answer
     o_flushed : stream of Layouts.flush
+    o_error : stream of memory_error
+        Its transfer: the frame table has executed it, in the order in which it emits ops.
+    waiting : in
+        Ops that the frame table has emitted and that have not come on `i`.
     axi : AxiSignature
     idle : no op waits, nothing is under way or dirty
     """
@@ -87,6 +99,8 @@ class DataPath(wiring.Component):
                 "o_write_slot": Out(stream.Signature(config.write_slot_bits)),
                 "o": Out(stream.Signature(layouts.answer)),
                 "o_flushed": Out(stream.Signature(layouts.flush)),
+                "o_error": Out(stream.Signature(layouts.memory_error)),
+                "waiting": In(DataFront.COUNT_BITS),
                 "axi": Out(self.axi_signature),
                 "idle": Out(1),
             }
@@ -110,6 +124,7 @@ class DataPath(wiring.Component):
         m.submodules.scales = scales = ScaleSlots(config=c)
         m.submodules.writes = writes = WritePath(config=c)
         m.submodules.flush = flush = FlushUnit(config=c)
+        m.submodules.errors = errors = ErrorReports(config=c)
         m.submodules.out = out = WriteOut(
             axi=self.axi_signature,
             line_bits=c.dram_line_bits,
@@ -137,6 +152,15 @@ class DataPath(wiring.Component):
         connect(m, flush.scales, scales.flush)
         connect(m, flush.o, flipped(self.o_flushed))
 
+        connect(m, errors.lines, lines.errors)
+        connect(m, errors.scales, scales.errors)
+        connect(m, errors.o, flipped(self.o_error))
+        m.d.comb += [
+            front.poisoned.valid.eq(errors.o.valid & errors.o.ready & errors.o.p.spoils),
+            front.poisoned.p.eq(errors.o.p.frame),
+            front.waiting.eq(self.waiting),
+        ]
+
         connect(m, front.ar, flipped(self.axi.ar))
         connect(m, lines.write_back, out.lines)
         connect(m, scales.write_back, out.scales)
@@ -152,7 +176,8 @@ class DataPath(wiring.Component):
                 buffer.fill.p.data.eq(read.p.data),
                 buffer.fill.p.error.eq(read.p.resp != RESP_OKAY),
                 buffer.written.valid.eq(response.valid & (response.p.id[-1] == of_scales)),
-                buffer.written.p.eq(response.p.id),
+                buffer.written.p.slot.eq(response.p.id),
+                buffer.written.p.error.eq(response.p.resp != RESP_OKAY),
             ]
 
         # Without ops there is nothing to combine with.

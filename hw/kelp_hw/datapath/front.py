@@ -32,6 +32,10 @@ class DataFront(wiring.Component):
     while AR is idle. One op a cycle, with one line read and one scale read each; AR drains one per
     cycle.
 
+    `poisoned` says that the frame table has poisoned lines of a frame. READs that had passed it by
+    then, and have no slot yet, do not know: those of the frame are answered with poison, and so are
+    those of frames that equal it in the lowest `FRAME_BITS` bits.
+
     Parameters
     ----------
     config : Config
@@ -41,6 +45,9 @@ class DataFront(wiring.Component):
     -------
     i : stream of data_op
     lines, scales : Out(LineLookUp), Out(ScaleLookUp), to the buffers
+    poisoned : in, always-ready stream of a frame
+    waiting : in
+        With `poisoned`: ops that had passed the frame table and come on `i` from now on.
     o : stream of order_layout
     o_write : stream of full_write_layout
         Full writes, in the cycle in which they leave on `o`.
@@ -56,6 +63,9 @@ class DataFront(wiring.Component):
     #: Read requests waiting for AR, for lines and for scales each. Streams that walk in step ask
     #: for all their scale lines at once.
     QUEUED = 16
+    FRAME_BITS = 6
+    #: Of `waiting`.
+    COUNT_BITS = 8
 
     def __init__(self, *, config: Config, axi: AxiSignature):
         self.config = config
@@ -67,6 +77,8 @@ class DataFront(wiring.Component):
                 "i": In(stream.Signature(layouts.data_op)),
                 "lines": Out(LineLookUp(config)),
                 "scales": Out(ScaleLookUp(config)),
+                "poisoned": In(stream.Signature(config.frame_bits, always_ready=True)),
+                "waiting": In(self.COUNT_BITS),
                 "o": Out(stream.Signature(order_layout(config))),
                 "o_write": Out(stream.Signature(full_write_layout(config))),
                 "room": In(1),
@@ -88,6 +100,7 @@ class DataFront(wiring.Component):
             m.d.sync += [one_valid.eq(self.i.valid), one.eq(self.i.p)]
             if not c.codecs:
                 m.d.sync += raw_only(one)
+        late, late_two = self._late(m, one, one_valid, two)
         # D1 works out what D2 asks of the tables.
         accesses, one_reads, answered = Signal(), Signal(), Signal()
         uses_line, uses_scale, reads, full_write = Signal(), Signal(), Signal(), Signal()
@@ -119,6 +132,11 @@ class DataFront(wiring.Component):
                 line_address.eq(one.base + one.offset),
                 scale_address.eq(one.base + one.scale_offset),
             ]
+            # It goes on as a READ, of which its slots know by now.
+            with m.If(late):
+                m.d.sync += [two.answer.eq(Answer.POISON), two.poison.eq(1)]
+        with m.Elif(late_two):
+            m.d.sync += [two.answer.eq(Answer.POISON), two.poison.eq(1)]
 
         # D1
         line, scale = self.lines.slot, self.scales.slot
@@ -139,6 +157,8 @@ class DataFront(wiring.Component):
             self.scales.reads.eq(reads),
             line.address.eq(line_address),
             scale.address.eq(scale_address),
+            line.stored.eq(two.stored),
+            scale.stored.eq(two.stored),
         ]
         position = Signal(POSITION_BITS)
         with m.If(fire):
@@ -242,3 +262,42 @@ class DataFront(wiring.Component):
             m.d.sync += chosen_before.eq(chosen)
         m.d.comb += self.idle.eq(~one_valid & ~two_valid & ~self.ar.valid)
         return m
+
+    def _late(self, m: Module, one, one_valid, two) -> tuple[Signal, Signal]:
+        """Whether the op in D1, and the one in D2, is a READ that has to answer poison of which
+        the frame table did not know."""
+        poisoned = self.poisoned
+        bits = min(self.FRAME_BITS, len(poisoned.p))
+        frames = Signal(1 << bits)  # poisoned, while ops come that do not know
+        left, one_left = Signal(self.COUNT_BITS), Signal()  # such ops; the one in D1 is one
+        late, late_two = Signal(), Signal()
+        taken = self.i.valid & self.i.ready
+        now = poisoned.valid & (one.frame[:bits] == poisoned.p[:bits])
+        m.d.comb += [
+            late.eq(
+                ((one_left & frames.bit_select(one.frame[:bits], 1)) | now)
+                & (one.kind == DataOp.READ)
+                & ~one.fresh
+            ),
+            late_two.eq(
+                poisoned.valid & (two.frame[:bits] == poisoned.p[:bits]) & (two.kind == DataOp.READ)
+            ),
+        ]
+        with m.If(self.i.ready):
+            m.d.sync += one_left.eq(poisoned.valid | (left != 0))
+        with m.Elif(poisoned.valid):
+            m.d.sync += one_left.eq(1)
+        with m.If(poisoned.valid):
+            m.d.sync += [
+                left.eq(self.waiting - taken),
+                frames.bit_select(poisoned.p[:bits], 1).eq(1),
+            ]
+        with m.Else():
+            with m.If(taken & (left != 0)):
+                m.d.sync += left.eq(left - 1)
+            with m.If((left == 0) & ~(one_valid & one_left)):
+                m.d.sync += frames.eq(0)
+        m.d.sync += Assert(
+            ~poisoned.valid | ~taken | (self.waiting != 0), "an op comes that is not counted"
+        )
+        return late, late_two

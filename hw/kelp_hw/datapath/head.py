@@ -84,7 +84,8 @@ class DataHead(wiring.Component):
     the write path's merge, and the result comes back to H0 as a store. Until then ops on the same
     line slot or scale slot wait at H0, and so do other partial writes and flushes.
 
-    A line that memory answered with an error is answered as poison.
+    A line that memory answered with an error is answered as poison; where a partial write merges
+    it, `merge` tells the buffers, whose errors are reported.
 
     Parameters
     ----------
@@ -175,6 +176,7 @@ class DataHead(wiring.Component):
                 slot.next.select.eq(self.i.p[select]),
                 slot.next.waits.eq(self.i.p[waits]),
                 slot.moves.eq(self.i.ready),
+                slot.position.eq(s.position),
             ]
 
     def _decide(self, m: Module, s: _State) -> None:
@@ -345,6 +347,8 @@ class DataHead(wiring.Component):
         )
         m.d.comb += [
             error.eq(h1_reads & (lines.error | (h1_op.scaled & scales.error))),
+            lines.merge.eq(h1_reads & given.meta.partial),
+            scales.merge.eq(h1_reads & given.meta.partial & h1_op.scaled),
             dequantiser.i.valid.eq(h1_valid),
             # Critical path: not gated by `h1_op.scaled`; the dequantiser ignores the scale of a
             # format that has none.

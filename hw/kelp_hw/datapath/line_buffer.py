@@ -4,16 +4,15 @@ memory fills, and who reads the copy that the head stores to."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Signal, Value
-from amaranth.lib import data, stream, wiring
+from amaranth.hdl import Assert, Module, Mux, Signal, Value
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
-from amaranth.utils import ceil_log2
 
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS
 
 from ..lib.wide_memory import WideMemory
-from .signatures import FrameFlush, WriteBack, fill_layout
+from .signatures import FrameFlush, SlotErrors, WriteBack, fill_layout, written_layout
 from .slot_table import SlotTable
 
 __all__ = ["LineBuffer"]
@@ -29,7 +28,8 @@ class LineBuffer(wiring.Component):
 
     Latency `LATENCY` cycle, from a read of a slot to its line and from `write_back.take` to
     `write_back.data`. Throughput: one look-up, one read, one store and one fill a cycle.
-    Contradictions are `Assert`ed; a fill with an error makes `head.error` of its reads.
+    Contradictions are `Assert`ed; memory's errors make `head.error` of the reads that they concern,
+    and are for `errors` to report (:class:`.slot_table.SlotTable`).
 
     Parameters
     ----------
@@ -46,8 +46,9 @@ class LineBuffer(wiring.Component):
     head : in, from the head
     fill : in, always-ready stream of fill_layout
         What memory answers, for the slot that awaits it.
-    written : in, always-ready stream of a slot
-        Memory confirms a write.
+    written : in, always-ready stream of written_layout
+        Memory answers a write.
+    errors : In(SlotErrors)
     write_back : Out(WriteBack)
         Dirty lines.
     flush : In(FrameFlush)
@@ -75,7 +76,8 @@ class LineBuffer(wiring.Component):
                 "look": In(look),
                 "head": In(head),
                 "fill": In(stream.Signature(fill_layout(slots), always_ready=True)),
-                "written": In(stream.Signature(ceil_log2(slots), always_ready=True)),
+                "written": In(stream.Signature(written_layout(slots), always_ready=True)),
+                "errors": In(SlotErrors(config, slots)),
                 "write_back": Out(
                     WriteBack(slots=slots, address_bits=config.dram_line_bits, strobes=strobes)
                 ),
@@ -91,26 +93,42 @@ class LineBuffer(wiring.Component):
         connect(m, flipped(self.head.slot), table.head)
         connect(m, flipped(self.written), table.written)
         connect(m, flipped(self.flush), table.flush)
+        connect(m, flipped(self.errors), table.errors)
         m.d.comb += [
             table.fill.valid.eq(self.fill.valid),
-            table.fill.p.eq(self.fill.p.slot),
+            table.fill.p.slot.eq(self.fill.p.slot),
+            table.fill.p.error.eq(self.fill.p.error),
             table.drain.eq(self.drain),
             self.idle.eq(table.idle),
         ]
 
-    def _filled(self, m: Module, slot: Value) -> data.View:
+    def _filled(self, m: Module, slot: Value) -> Value:
         """The copy *fill*: what memory gave for `slot`, one cycle later."""
-        row = data.StructLayout({"data": LINE_BITS, "error": 1})
-        m.submodules.fill = fill = WideMemory(depth=self.slots, shape=row, apart=True)
+        m.submodules.fill = fill = WideMemory(depth=self.slots, shape=LINE_BITS, apart=True)
         m.d.comb += [
             fill.write_en.eq(self.fill.valid),
             fill.write_address.eq(self.fill.p.slot),
-            fill.write_data.data.eq(self.fill.p.data),
-            fill.write_data.error.eq(self.fill.p.error),
+            fill.write_data.eq(self.fill.p.data),
             fill.read_en.eq(1),
             fill.read_address.eq(slot),
         ]
         return fill.read_data
+
+    def _judge(self, m: Module, table: SlotTable, from_fill: Value) -> None:
+        """Whether what the head has read is no good. `from_fill`: some of it is the fill's, one
+        cycle after the slot was addressed."""
+        select, bad, lost = Signal(self.slots), Signal(), Signal()
+        there = self.head.slot.there.select
+        m.d.sync += [
+            select.eq(there),
+            bad.eq((table.bad & there).any()),
+            lost.eq((table.lost & there).any()),
+        ]
+        m.d.comb += [
+            self.head.error.eq(lost | (bad & from_fill)),
+            # What is lost already will be poisoned, or has been.
+            table.spoil.eq(Mux(self.head.merge & bad & from_fill & ~lost, select, 0)),
+        ]
 
     def _take_turns(self, m: Module, table: SlotTable, wants: Value) -> None:
         """The store's one read port: the head's while it `wants` it, else write-back's."""

@@ -12,7 +12,7 @@ from kelp_spec.formats import LINE_BITS
 from ..lib.wide_memory import WideMemory
 from .line_buffer import LineBuffer
 from .quarters import QUARTER_BITS, QUARTERS
-from .signatures import LineHead, LineLookUp, table_geometry
+from .signatures import LineHead, LineLookUp
 from .slot_table import SlotTable, one_hot
 
 __all__ = ["LineSlots"]
@@ -35,7 +35,7 @@ class LineSlots(LineBuffer):
     -------
     look : In(LineLookUp)
     head : In(LineHead)
-    fill, written, flush, drain, idle : as in the base class
+    fill, written, errors, flush, drain, idle : as in the base class
     write_back : Out(WriteBack), one strobe per quarter
     """
 
@@ -54,7 +54,7 @@ class LineSlots(LineBuffer):
         # and confirmed just before its turn comes again; less time for that means more for
         # combining.
         m.submodules.table = table = SlotTable(
-            **table_geometry(self.config, self.slots), lead=self.slots * 9 // 16
+            config=self.config, slots=self.slots, lead=self.slots * 9 // 16
         )
         self._join(m, table)
         self._cover(m, table)
@@ -148,13 +148,13 @@ class LineSlots(LineBuffer):
                     Mux(
                         held[q],
                         store.read_data.word_select(q, QUARTER_BITS),
-                        fill.data.word_select(q, QUARTER_BITS),
+                        fill.word_select(q, QUARTER_BITS),
                     )
                     for q in range(QUARTERS)
                 )
             ),
-            head.error.eq(fill.error & (used & ~held).any()),
         ]
+        self._judge(m, table, (used & ~held).any())
         m.d.sync += Assert(
             ~head.read_en
             | table.fill_there()

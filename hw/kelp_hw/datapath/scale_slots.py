@@ -12,7 +12,7 @@ from kelp_spec.formats import LINE_BITS, LINE_BYTES, SCALE_BITS
 
 from ..lib.byte_mask import ByteMask
 from .line_buffer import LineBuffer
-from .signatures import ScaleHead, ScaleLookUp, table_geometry
+from .signatures import ScaleHead, ScaleLookUp
 from .slot_table import NoSlots, SlotTable
 
 __all__ = ["ScaleSlots"]
@@ -39,7 +39,7 @@ class ScaleSlots(LineBuffer):
     -------
     look : In(ScaleLookUp)
     head : In(ScaleHead)
-    fill, written, flush, drain, idle : as in the base class
+    fill, written, errors, flush, drain, idle : as in the base class
     write_back : Out(WriteBack), one strobe per byte
     """
 
@@ -56,7 +56,7 @@ class ScaleSlots(LineBuffer):
         m = Module()
         kind = SlotTable if self.config.codecs else NoSlots
         m.submodules.table = table = kind(
-            **table_geometry(self.config, self.slots), lead=self.slots * 5 // 8
+            config=self.config, slots=self.slots, lead=self.slots * 5 // 8
         )
         self._join(m, table)
         if not self.config.codecs:
@@ -130,12 +130,12 @@ class ScaleSlots(LineBuffer):
                 Mux(
                     held,
                     read.data.word_select(byte[1:], SCALE_BITS),
-                    fill.data.word_select(byte[1:], SCALE_BITS),
+                    fill.word_select(byte[1:], SCALE_BITS),
                 )
             ),
             head.scale.eq(Cat(Mux(upper, pair[8:], pair[:8]), Mux(wide, pair[8:], 0))),
-            head.error.eq(fill.error & ~held),
         ]
+        self._judge(m, table, ~held)
         m.d.sync += [
             Assert(
                 ~head.read_en | table.fill_there() | head_newer,

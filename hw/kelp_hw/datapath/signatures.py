@@ -11,6 +11,7 @@ from amaranth.utils import ceil_log2
 from kelp_spec.config import Config
 from kelp_spec.formats import FORMAT_BITS, LINE_BITS, LINE_BYTES, SCALE_BITS
 
+from ..layouts import Layouts
 from .order import POSITION_BITS
 from .quarters import QUARTERS
 
@@ -23,26 +24,15 @@ __all__ = [
     "LookUp",
     "ScaleHead",
     "ScaleLookUp",
+    "SlotErrors",
     "WriteBack",
     "fill_layout",
     "full_write_layout",
     "result_layout",
-    "table_geometry",
+    "written_layout",
 ]
 
 _BYTE_BITS = ceil_log2(LINE_BYTES)
-
-
-def table_geometry(config: Config, slots: int) -> dict[str, int]:
-    """Size and widths of the slot table of a buffer of `slots` DRAM lines, as :class:`LookUp` and
-    :class:`.slot_table.SlotTable` take them."""
-    return dict(
-        slots=slots,
-        frame_bits=config.frame_bits,
-        offset_bits=config.offset_bits,
-        address_bits=config.dram_line_bits,
-        position_bits=POSITION_BITS,
-    )
 
 
 def full_write_layout(config: Config) -> data.StructLayout:
@@ -62,6 +52,11 @@ def fill_layout(slots: int) -> data.StructLayout:
     return data.StructLayout({"slot": ceil_log2(slots), "data": LINE_BITS, "error": 1})
 
 
+def written_layout(slots: int) -> data.StructLayout:
+    """A write of a slot that memory has answered; `error`: its response was not OKAY."""
+    return data.StructLayout({"slot": ceil_log2(slots), "error": 1})
+
+
 class LookUp(wiring.Signature):
     """Look-up in a slot table, seen from the stages D1 and D2 of the front.
 
@@ -74,28 +69,29 @@ class LookUp(wiring.Signature):
         The op uses the table.
     fire : Out
         The op goes on; only with `use` and `available`.
-    address, position : Out
-        DRAM line, and the op's number.
+    address, position, stored : Out
+        DRAM line, the op's number, and how its page is stored.
     available : In
-        The line has a slot, or one can be allocated.
+        The line has a slot that takes the op, or one can be allocated.
     slot, select : In
         That slot as a number and one-hot.
     request_fill : In
         Memory has to be asked for the line.
     """
 
-    def __init__(
-        self, *, slots: int, frame_bits: int, offset_bits: int, address_bits: int, position_bits
-    ):
+    def __init__(self, config: Config, slots: int):
         #: What a slot holds: a frame, and a DRAM line in it.
-        self.tag_layout = data.StructLayout({"frame": frame_bits, "offset": offset_bits})
+        self.tag_layout = data.StructLayout(
+            {"frame": config.frame_bits, "offset": config.offset_bits}
+        )
         super().__init__(
             {
                 "tag": Out(stream.Signature(self.tag_layout, always_ready=True)),
                 "use": Out(1),
                 "fire": Out(1),
-                "address": Out(address_bits),
-                "position": Out(position_bits),
+                "address": Out(config.dram_line_bits),
+                "position": Out(POSITION_BITS),
+                "stored": Out(Layouts(config).stored),
                 "available": In(1),
                 "slot": In(ceil_log2(slots)),
                 "select": In(slots),
@@ -121,7 +117,7 @@ class LineLookUp(wiring.Signature):
     def __init__(self, config: Config):
         super().__init__(
             {
-                "slot": Out(LookUp(**table_geometry(config, config.line_slots))),
+                "slot": Out(LookUp(config, config.line_slots)),
                 "quarters": Out(QUARTERS),
                 "reads": Out(1),
                 "stores": Out(1),
@@ -137,7 +133,7 @@ class ScaleLookUp(wiring.Signature):
     def __init__(self, config: Config):
         super().__init__(
             {
-                "slot": Out(LookUp(**table_geometry(config, config.scale_slots))),
+                "slot": Out(LookUp(config, config.scale_slots)),
                 "reads": Out(1),
             }
         )
@@ -152,6 +148,8 @@ class HeadSlot(wiring.Signature):
         The slot of the op at the head, and of the one behind it, and whether it awaits the fill.
     moves : Out
         `next` is `there` in the next cycle.
+    position : Out
+        Number of the op at the head, or of the next one where there is none.
     filled : In
         The fill that the op at the head awaits is there, or it awaits none. Registered.
     mark : Out, always-ready stream of a one-hot or 0
@@ -169,6 +167,7 @@ class HeadSlot(wiring.Signature):
                 "there": Out(use),
                 "next": Out(use),
                 "moves": Out(1),
+                "position": Out(position_bits),
                 "filled": In(1),
                 "mark": Out(stream.Signature(slots, always_ready=True)),
                 "release": Out(stream.Signature(release, always_ready=True)),
@@ -193,8 +192,10 @@ class LineHead(wiring.Signature):
     refuse : In
         Write-back has its turn. Registered.
     line, error : In
-        One cycle after `read_slot`: its line as far as `read_quarters` go, and whether one of them
-        came from memory with an error.
+        One cycle after `read_slot`: its line as far as `read_quarters` go, and whether memory's
+        errors have made it no good.
+    merge : Out
+        With these: a partial write will store what was read.
     store : Out, always-ready stream of ``slot``, ``quarters``, ``data``
         One cycle after `slot.mark`.
     """
@@ -214,6 +215,7 @@ class LineHead(wiring.Signature):
                 "refuse": In(1),
                 "line": In(LINE_BITS),
                 "error": In(1),
+                "merge": Out(1),
                 "store": Out(stream.Signature(store, always_ready=True)),
             }
         )
@@ -230,6 +232,7 @@ class ScaleHead(wiring.Signature):
     may_read, read_en, refuse : as in :class:`LineHead`
     scale, error : In
         One cycle after `place`.
+    merge : as in :class:`LineHead`
     store : Out, always-ready stream of ``place``, ``scale``
         One cycle after `slot.mark`.
     """
@@ -247,6 +250,7 @@ class ScaleHead(wiring.Signature):
                 "refuse": In(1),
                 "scale": In(SCALE_BITS),
                 "error": In(1),
+                "merge": Out(1),
                 "store": Out(stream.Signature(store, always_ready=True)),
             }
         )
@@ -328,4 +332,38 @@ class FrameFlush(wiring.Signature):
     def __init__(self, *, frame_bits: int):
         super().__init__(
             {"frame": Out(frame_bits), "capture": Out(1), "invalidate": Out(1), "pending": In(1)}
+        )
+
+
+class SlotErrors(wiring.Signature):
+    """What memory's errors did to the slots of one buffer, seen from the block that reports them.
+
+    Members
+    -------
+    any : In
+        Some slot has an error to report.
+    slot : Out
+        A slot is looked at.
+    there, spoils : In
+        One cycle after `slot`: it has an error to report; something that was written is lost.
+    frame, offset, stored : In
+        One cycle after `slot`: which line it holds, and how that line's page is stored.
+    done : Out, always-ready stream of ``slot``, ``spoils``
+        The slot's errors so far are reported; with `spoils`, its lines are poisoned from now on.
+    """
+
+    def __init__(self, config: Config, slots: int):
+        bits = ceil_log2(slots)
+        done = data.StructLayout({"slot": bits, "spoils": 1})
+        super().__init__(
+            {
+                "any": In(1),
+                "slot": Out(bits),
+                "there": In(1),
+                "spoils": In(1),
+                "frame": In(config.frame_bits),
+                "offset": In(config.offset_bits),
+                "stored": In(Layouts(config).stored),
+                "done": Out(stream.Signature(done, always_ready=True)),
+            }
         )

@@ -12,7 +12,10 @@ from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from .signatures import FrameFlush, HeadSlot, LookUp
+from kelp_spec.config import Config
+
+from .order import POSITION_BITS
+from .signatures import FrameFlush, HeadSlot, LookUp, SlotErrors, written_layout
 
 __all__ = ["NoSlots", "SlotTable", "encode", "one_hot"]
 
@@ -85,6 +88,15 @@ class _State:
         self.taken, self.taken_before = Signal(n), Signal(n)
         self.out = Signal(n)  #: the slot offered on `out`
         self.to_write = Signal(n)  #: of the flush under way: still to be written
+        #: Memory's errors. The fill is no line: the next op that wants it asks again.
+        self.bad = table.bad
+        self.erred = Signal(n)  #: an error is still to be reported
+        self.spoilt = Signal(n)  #: of these, those that took something that was written
+        #: The lines are poisoned by now, but ops that were attached before that are still to come.
+        self.draining = Signal(n)
+        self.answered_badly = Signal(n)  #: memory answers the slot with an error in this cycle
+        self.spoils = Signal(n)  #: that takes something that was written
+        self.reported = Signal(n)  #: the errors of the slot are reported, and its lines poisoned
 
 
 class SlotTable(wiring.Component):
@@ -107,15 +119,23 @@ class SlotTable(wiring.Component):
     what has to reach memory; when `flush.pending` falls, `flush.invalidate` forgets the frame's
     slots, except those to which later ops have been attached meanwhile.
 
+    **Errors.** A fill with an error is `bad`; the next op that wants it has memory asked again. A
+    bad fill that is merged (`spoil`) and a write that memory did not take lose what was written:
+    the slot is `lost` until `errors.done` says that the frame table has poisoned its lines, and
+    until the ops that were attached before that are done: until the head comes to the op that was
+    next then (`head.position`). Where other errors are reported meanwhile, until it comes to the
+    op that was next at the last one. A slot with an error to report is not reallocated, and its
+    frame's flush waits for it.
+
     Latency `LATENCY` cycle, from `look.tag` to the look-up's other members; one look-up a cycle.
 
-    No error behaviour: contradictions are `Assert`ed.
+    Contradictions are `Assert`ed.
 
     Parameters
     ----------
+    config : Config
     slots : int
         4 … 256, a power of two.
-    frame_bits, offset_bits, address_bits, position_bits : int
     lead : int
         1 … slots − 1.
 
@@ -133,8 +153,13 @@ class SlotTable(wiring.Component):
         The slot that `head.mark` names has all its content.
     filled : out
         Per slot: memory's line is there.
-    fill, written : in, always-ready streams of a slot
-        Memory's line is there; memory confirms a write.
+    fill, written : in, always-ready streams of ``slot``, ``error``
+        Memory's line is there; memory answers a write.
+    spoil : in
+        Per slot: its bad fill is merged with a partial write.
+    bad, lost : out
+        Per slot: the fill is no line; nor is what was stored.
+    errors : In(SlotErrors)
     out : stream of ``slot``, ``address``
         Due slots.
     drain : in
@@ -147,34 +172,18 @@ class SlotTable(wiring.Component):
     LATENCY = 1
     INTERVAL = 1
 
-    def __init__(
-        self,
-        *,
-        slots: int,
-        frame_bits: int,
-        offset_bits: int,
-        address_bits: int,
-        position_bits: int,
-        lead: int,
-    ):
+    def __init__(self, *, config: Config, slots: int, lead: int):
         if not isinstance(slots, int) or slots not in (4, 8, 16, 32, 64, 128, 256):
             raise ValueError(f"slots = {slots!r} is refused; legal: a power of two, 4 … 256")
         if not isinstance(lead, int) or not 1 <= lead < slots:
             raise ValueError(f"lead = {lead!r} is refused; legal: 1 … {slots - 1}")
+        self.config = config
         self.slots = slots
         self.lead = lead
         self.slot_bits = slot_bits = exact_log2(slots)
-        look = LookUp(
-            slots=slots,
-            frame_bits=frame_bits,
-            offset_bits=offset_bits,
-            address_bits=address_bits,
-            position_bits=position_bits,
-        )
+        look = LookUp(config, slots)
         self.tag_layout = look.tag_layout
-        out = data.StructLayout({"slot": slot_bits, "address": address_bits})
-        self.address_bits = address_bits
-        self.position_bits = position_bits
+        out = data.StructLayout({"slot": slot_bits, "address": config.dram_line_bits})
         super().__init__(
             {
                 "look": In(look),
@@ -182,14 +191,18 @@ class SlotTable(wiring.Component):
                 "match": Out(slots),
                 "may_allocate": Out(1),
                 "victim_slot": Out(slot_bits),
-                "head": In(HeadSlot(slots=slots, position_bits=position_bits)),
+                "head": In(HeadSlot(slots=slots, position_bits=POSITION_BITS)),
                 "store_complete": In(1),
                 "filled": Out(slots),
-                "fill": In(stream.Signature(slot_bits, always_ready=True)),
-                "written": In(stream.Signature(slot_bits, always_ready=True)),
+                "fill": In(stream.Signature(written_layout(slots), always_ready=True)),
+                "written": In(stream.Signature(written_layout(slots), always_ready=True)),
+                "spoil": In(slots),
+                "bad": Out(slots),
+                "lost": Out(slots),
+                "errors": In(SlotErrors(config, slots)),
                 "out": Out(stream.Signature(out)),
                 "drain": In(1),
-                "flush": In(FrameFlush(frame_bits=frame_bits)),
+                "flush": In(FrameFlush(frame_bits=config.frame_bits)),
                 "idle": Out(1),
             }
         )
@@ -209,6 +222,7 @@ class SlotTable(wiring.Component):
         self._age(m, s)
         self._write_back(m, s)
         self._flush(m, s)
+        self._errors(m, s)
         self._invariants(m, s)
         return m
 
@@ -223,7 +237,9 @@ class SlotTable(wiring.Component):
             s.filling_before.eq(Mux(look.request_fill, s.attached, 0)),
             s.tag_before.eq(s.tag),
         ]
+        again = Signal(n)  # filled, but worth another try
         m.d.comb += [
+            again.eq(s.bad & ~s.spoilt),
             look.available.eq(s.hit | s.victim_valid),
             look.select.eq(Mux(s.hit, s.looked, s.victim)),
             look.slot.eq(encode(look.select, bits)),
@@ -232,7 +248,8 @@ class SlotTable(wiring.Component):
             look.request_fill.eq(
                 self.want_fill
                 & ~(
-                    s.looked & (((s.filling | s.filled) & ~s.allocated_before) | s.filling_before)
+                    s.looked
+                    & (((s.filling | (s.filled & ~again)) & ~s.allocated_before) | s.filling_before)
                 ).any()
             ),
             s.attached.eq(Mux(look.fire, look.select, 0)),
@@ -271,10 +288,10 @@ class SlotTable(wiring.Component):
                 m.d.sync += s.tags[i].eq(s.tag_before)
 
     def _remember(self, m: Module, s: _State) -> None:
-        """Address of each slot, and the op that was attached last."""
+        """Address and line of each slot, and the op that was attached last."""
         n, look = self.slots, self.look
-        addresses = memory.Memory(shape=self.address_bits, depth=n, init=())
-        lasts = memory.Memory(shape=self.position_bits, depth=n, init=())
+        addresses = memory.Memory(shape=self.config.dram_line_bits, depth=n, init=())
+        lasts = memory.Memory(shape=POSITION_BITS, depth=n, init=())
         m.submodules.addresses, m.submodules.lasts = addresses, lasts
         address_write, s.address_read = addresses.write_port(), addresses.read_port(domain="comb")
         last_write, s.last_read = lasts.write_port(), lasts.read_port(domain="comb")
@@ -288,6 +305,19 @@ class SlotTable(wiring.Component):
             last_write.addr.eq(look.slot),
             last_write.data.eq(look.position),
         ]
+        named = data.StructLayout({"tag": self.tag_layout, "stored": look.stored.shape()})
+        m.submodules.names = names = memory.Memory(shape=named, depth=n, init=())
+        name_write, name_read = names.write_port(), names.read_port()
+        m.d.comb += [
+            name_write.en.eq(self.may_allocate),
+            name_write.addr.eq(self.victim_slot),
+            name_write.data.tag.eq(s.tag),
+            name_write.data.stored.eq(look.stored),
+            name_read.addr.eq(self.errors.slot),
+            self.errors.frame.eq(name_read.data.tag.frame),
+            self.errors.offset.eq(name_read.data.tag.offset),
+            self.errors.stored.eq(name_read.data.stored),
+        ]
 
     def _allocator(self, m: Module, s: _State) -> None:
         """One candidate is always ready."""
@@ -298,7 +328,7 @@ class SlotTable(wiring.Component):
         free = Signal(n)
         candidates = Signal(n)
         m.d.comb += [
-            free.eq(~(s.busy | s.attached_before | s.filling | s.dirty | s.writing)),
+            free.eq(~(s.busy | s.attached_before | s.filling | s.dirty | s.writing | s.erred)),
             # What the op in the look-up stage hits, or takes, is about to be busy.
             candidates.eq(free & ~Mux(look.use, s.looked, 0) & ~Mux(s.victim_valid, s.victim, 0)),
             picked.eq(first_from(m, candidates, ahead)),
@@ -319,14 +349,15 @@ class SlotTable(wiring.Component):
         # Of the op that is at the head in the next cycle: the one there now, or the one behind it.
         # Critical path: `head.moves` and `fill.valid`; so what was there (`known`) and what comes
         # in this cycle (`comes`) are registered separately and joined in the next one.
-        awaits = one_hot(self.fill.p, self.slots)
+        awaits = one_hot(self.fill.p.slot, self.slots)
         known, comes = Signal(), Signal()
+        filled = s.filled & ~s.filling_before  # unless memory is asked again
         m.d.sync += [
             known.eq(
                 Mux(
                     head.moves,
-                    ~head.next.waits | (head.next.select & s.filled).any(),
-                    ~head.there.waits | (head.there.select & s.filled).any(),
+                    ~head.next.waits | (head.next.select & filled).any(),
+                    ~head.there.waits | (head.there.select & filled).any(),
                 )
             ),
             comes.eq(
@@ -352,8 +383,8 @@ class SlotTable(wiring.Component):
                     0,
                 )
             ),
-            s.fill.eq(Mux(self.fill.valid, one_hot(self.fill.p, n), 0)),
-            s.written.eq(Mux(self.written.valid, one_hot(self.written.p, n), 0)),
+            s.fill.eq(Mux(self.fill.valid, one_hot(self.fill.p.slot, n), 0)),
+            s.written.eq(Mux(self.written.valid, one_hot(self.written.p.slot, n), 0)),
             s.stored.eq(Mux(head.mark.valid, head.mark.p, 0)),
             s.taken.eq(Mux(self.out.ready, s.out, 0)),
         ]
@@ -368,7 +399,7 @@ class SlotTable(wiring.Component):
             s.valid.eq((s.valid & ~s.forgotten) | s.allocated_before),
             s.busy.eq((s.busy & ~s.release) | s.attached_before),
             s.filling.eq((s.filling & ~s.fill) | s.filling_before),
-            s.filled.eq((s.filled | s.fill) & ~s.allocated_before),
+            s.filled.eq(((s.filled & ~s.filling_before) | s.fill) & ~s.allocated_before | s.spoils),
             s.dirty.eq((s.dirty & ~s.taken_before) | s.stored_before),
             s.writing.eq((s.writing & ~s.written) | s.taken_before),
         ]
@@ -444,17 +475,58 @@ class SlotTable(wiring.Component):
                 s.to_write.eq(s.to_write & ~s.taken_before),
                 to_confirm.eq((to_confirm & ~s.written) | (s.to_write & s.taken_before)),
             ]
-        m.d.comb += self.flush.pending.eq((s.to_write | to_confirm).any())
+        m.d.comb += self.flush.pending.eq((s.to_write | to_confirm | (of_frame & s.erred)).any())
         with m.If(self.flush.invalidate):
             m.d.comb += s.forgotten.eq(
                 of_frame
-                & ~(s.busy | s.attached_before | s.filling | s.dirty | s.writing)
+                & ~(s.busy | s.attached_before | s.filling | s.dirty | s.writing | s.erred)
                 & ~Mux(look.use, s.looked, 0)
             )
 
         m.d.comb += self.idle.eq(
-            ~(s.busy | s.attached_before | s.filling | s.dirty | s.writing).any()
+            ~(s.busy | s.attached_before | s.filling | s.dirty | s.writing | s.erred).any()
         )
+
+    def _errors(self, m: Module, s: _State) -> None:
+        """What memory's errors do to a slot."""
+        n, errors = self.slots, self.errors
+        unwritten, done = Signal(n), Signal(n)
+        mark, passed = Signal(POSITION_BITS), Signal()  # the first op after the last report
+        m.d.comb += [
+            unwritten.eq(Mux(self.written.p.error, s.written, 0)),
+            s.answered_badly.eq(unwritten | Mux(self.fill.p.error, s.fill, 0)),
+            s.spoils.eq(unwritten | self.spoil),
+            done.eq(Mux(errors.done.valid, one_hot(errors.done.p.slot, n), 0)),
+            s.reported.eq(Mux(errors.done.p.spoils, done, 0)),
+            passed.eq(self.head.position == mark),
+            self.lost.eq(s.spoilt | Mux(passed, 0, s.draining)),
+            errors.any.eq(s.erred.any()),
+        ]
+        m.d.sync += [
+            # A fill that was under way when something was lost may have met the line half written:
+            # what memory says of it does not count.
+            s.bad.eq(
+                ((s.bad & (~s.fill | s.spoilt)) | Mux(self.fill.p.error, s.fill, 0) | s.spoils)
+                & ~s.allocated_before
+            ),
+            s.spoilt.eq((s.spoilt & ~s.reported) | s.spoils),
+            # Reported is what was there when the report began.
+            s.erred.eq(
+                (s.erred & ~Mux(errors.done.p.spoils, done, done & ~s.spoilt))
+                | s.answered_badly
+                | s.spoils
+            ),
+            s.draining.eq((Mux(passed, 0, s.draining) | s.reported) & ~s.allocated_before),
+            # What was lost is reported when no fill is under way, for the same reason.
+            errors.there.eq(
+                (
+                    one_hot(errors.slot, n) & s.erred & ~(s.spoilt & (s.filling | s.filling_before))
+                ).any()
+            ),
+            errors.spoils.eq((one_hot(errors.slot, n) & s.spoilt).any()),
+        ]
+        with m.If(s.reported.any()):
+            m.d.sync += mark.eq(self.look.position + self.look.fire)
 
     def _invariants(self, m: Module, s: _State) -> None:
         """Contradictions."""
@@ -472,12 +544,13 @@ class SlotTable(wiring.Component):
             Assert(
                 ~s.allocate
                 | ~(
-                    s.victim & (s.busy | s.attached_before | s.filling | s.dirty | s.writing)
+                    s.victim
+                    & (s.busy | s.attached_before | s.filling | s.dirty | s.writing | s.erred)
                 ).any(),
                 "a slot in use is reallocated",
             ),
             Assert(
-                (s.filling_before & (s.filling | s.filled) & ~s.allocated_before) == 0,
+                (s.filling_before & (s.filling | (s.filled & ~s.bad)) & ~s.allocated_before) == 0,
                 "a slot is filled twice",
             ),
             Assert((s.fill & ~s.filling) == 0, "read data for a slot that awaits none"),
@@ -495,6 +568,9 @@ class SlotTable(wiring.Component):
                 ~head.release.valid | (one_hot(head.release.p.slot, n) & s.busy).any(),
                 "a slot that no op uses is released",
             ),
+            Assert((s.spoilt & ~s.erred) == 0, "nobody will report what was lost"),
+            Assert((self.spoil & ~s.busy) == 0, "a slot that no op uses is merged"),
+            Assert((s.reported & ~s.erred) == 0, "a slot without an error is reported"),
         ]
 
 

@@ -46,6 +46,7 @@ class Eviction(wiring.Component):
     i_scan : in, always-ready stream of scanned (EMA engine)
     i_claim : in, always-ready stream of claim; i_owner : in, frame_owner (frame table)
     i_flushed : in, stream (data path)
+    i_error : in, always-ready stream of a frame (frame table)
         One in two cycles at most.
     pools : in, PoolCounts; low_water : in
     o_write_back : out, stream; i_written_back : in, stream (cold scheduler)
@@ -84,6 +85,7 @@ class Eviction(wiring.Component):
                 "i_claim": In(stream.Signature(layouts.claim, always_ready=True)),
                 "i_owner": In(stream.Signature(layouts.frame_owner, always_ready=True)),
                 "i_flushed": In(stream.Signature(layouts.flush)),
+                "i_error": In(stream.Signature(config.frame_bits, always_ready=True)),
                 "pools": In(PoolCounts(config)),
                 "low_water": In(16),
                 "o_write_back": Out(stream.Signature(layouts.write_back)),
@@ -148,6 +150,7 @@ class Eviction(wiring.Component):
         connect(m, flipped(self.config_write), queues.config_write)
         connect(m, flipped(self.i_scan), sweep.i_scan)
         connect(m, flipped(self.i_claim), slots.i_claim)
+        connect(m, flipped(self.i_error), slots.i_error)
         connect(m, flipped(self.i_owner), orphans.i_owner)
         # Critical path: a skid buffer here, so that the closer's walk does not depend on `ready`.
         layout = evictor.o_op.payload.shape()

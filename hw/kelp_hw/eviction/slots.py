@@ -41,6 +41,9 @@ class EvictionSlots(wiring.Component):
         What the frame stage found; before the frame is flushed.
     i_flushed : in, always-ready stream of token
         Only those of evictions.
+    i_error : in, always-ready stream of a frame
+        Lines of the frame may have been poisoned since it was claimed: what was found then is not
+        what flash is to keep, so the eviction fails.
     o_write_back : out, stream of write_back
     i_written_back : in, stream of written_back
     o_op : out, stream of op (RELEASE)
@@ -64,6 +67,7 @@ class EvictionSlots(wiring.Component):
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "i_claim": In(stream.Signature(layouts.claim, always_ready=True)),
                 "i_flushed": In(stream.Signature(token, always_ready=True)),
+                "i_error": In(stream.Signature(config.frame_bits, always_ready=True)),
                 "o_write_back": Out(stream.Signature(layouts.write_back)),
                 "i_written_back": In(stream.Signature(layouts.written_back)),
                 "o_op": Out(stream.Signature(layouts.op)),
@@ -167,7 +171,16 @@ class EvictionSlots(wiring.Component):
         read_sector = table(
             "sectors", layouts.sector, self.i_claim.valid, claim_slot, self.i_claim.p.sector
         )
-        judged = read_found()
+        # Frames are in registers beside the table: an error is compared with all of them.
+        spoilt = Signal(c.write_backs)
+        for k in slots:
+            frame = Signal(c.frame_bits, name=f"frame{k}")
+            with m.If(self.i_claim.valid & (claim_slot == k)):
+                m.d.sync += [frame.eq(self.i_claim.p.frame), spoilt[k].eq(0)]
+            with m.Elif(self.i_error.valid & (frame == self.i_error.p)):
+                m.d.sync += spoilt[k].eq(1)
+        judged, fails = read_found(), Signal()
+        m.d.comb += fails.eq(spoilt.bit_select(self.i_flushed.p, 1))
         m.d.comb += judged.addr.eq(self.i_flushed.p)
 
         # --- the two FIFOs ---
@@ -178,11 +191,11 @@ class EvictionSlots(wiring.Component):
         going, release = data.View(leaving, releases.w_data), data.View(leaving, releases.r_data)
         m.d.comb += [
             writes.w_data.eq(self.i_flushed.p),
-            writes.w_en.eq(self.i_flushed.valid & judged.data.dirty),
-            clean.eq(self.i_flushed.valid & ~judged.data.dirty),
+            writes.w_en.eq(self.i_flushed.valid & judged.data.dirty & ~fails),
+            clean.eq(self.i_flushed.valid & (~judged.data.dirty | fails)),
             back.ready.eq(~clean),
             going.slot.eq(self.i_flushed.p),
-            going.failed.eq(0),
+            going.failed.eq(fails),
             releases.w_en.eq(clean | back.valid),
         ]
         with m.If(~clean):

@@ -9,7 +9,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.metadata import Answer, DataOp, Op, Outcome, PrefetchSource
+from kelp_spec.metadata import Answer, DataOp, Event, Op, Outcome, PrefetchSource
 
 from ..layouts import Layouts
 from ..lib.sram import Sram
@@ -41,6 +41,8 @@ class FrameTable(wiring.Component):
     - RELEASE with VOID, not failed: `dirty` := `redirty`, if the frame still has the op's owner.
     - SCRUB, RECOVER with DONE or ORPHAN, FLIP with ORPHAN: no longer in use; emits FLUSH.
     - PEEK: emits `o_owner`.
+    - ERROR, which comes by `i_error`: with `poison` (the error `spoils`) the lines in question that
+      were written are poisoned, and the frame is dirty, as by a write; emits `o_event`.
 
     Without `use` the entry is not touched. `answer` other than NONE always becomes an ANSWER;
     `has_write` goes with it, so that the data path frees the write slot. The first READ or WRITE on
@@ -55,6 +57,8 @@ class FrameTable(wiring.Component):
     -------
     i : in, always-ready stream of frame_op
         None before `ready`.
+    i_error : in, stream of frame_error
+        Only where `i` brings nothing. Its payload stands until `o_error`.
     sector_address : out
         `i.miss`.
     sector_data : in, a cycle later
@@ -65,6 +69,11 @@ class FrameTable(wiring.Component):
     o_owner : out, always-ready stream of frame_owner
         Of each PEEK of a frame.
     o_usage : out, always-ready stream of usage
+    o_error : out, always-ready stream of a frame
+        Of each ERROR with `poison` or without, before any op behind it emits something: it is
+        executed.
+    o_event : out, always-ready stream of event
+        Of each ERROR; `argument` is the DRAM line in the frame.
     o_commit : out, always-ready stream of frame_commit
         Every op with the entry after it.
     ready : out
@@ -82,12 +91,15 @@ class FrameTable(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.frame_op, always_ready=True)),
+                "i_error": In(stream.Signature(layouts.frame_error)),
                 "sector_address": Out(config.miss_bits),
                 "sector_data": In(layouts.sector),
                 "o": Out(stream.Signature(layouts.data_op, always_ready=True)),
                 "o_claim": Out(stream.Signature(layouts.claim, always_ready=True)),
                 "o_owner": Out(stream.Signature(layouts.frame_owner, always_ready=True)),
                 "o_usage": Out(stream.Signature(layouts.usage, always_ready=True)),
+                "o_error": Out(stream.Signature(config.frame_bits, always_ready=True)),
+                "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "o_commit": Out(stream.Signature(layouts.frame_commit, always_ready=True)),
                 "ready": Out(1),
                 "idle": Out(1),
@@ -101,16 +113,33 @@ class FrameTable(wiring.Component):
             depth=c.total_frames, shape=entry_layout, transparent=False
         )
         m.submodules.place = place = PageAddress(config=c)
+        error = self.i_error
 
         # Input cycle: M3 presents the frame and the miss entry whose line masks may be needed. Both
         # are read in any case. Critical path: whether they matter.
         m.d.comb += [
             table.read_en.eq(1),
-            table.read_address.eq(self.i.p.frame),
+            table.read_address.eq(Mux(error.valid, error.p.frame, self.i.p.frame)),
             self.sector_address.eq(self.i.p.miss),
+            error.ready.eq(1),
         ]
         f1, f1_valid = Signal(self.layouts.frame_op), Signal()
         m.d.sync += [f1.eq(self.i.p), f1_valid.eq(self.i.valid)]
+        # An error's offset goes by `kv_line`, which is as wide.
+        assert c.offset_bits <= c.line_bits
+        with m.If(error.valid):
+            m.d.sync += [
+                f1_valid.eq(1),
+                f1.kind.eq(Op.ERROR),
+                f1.outcome.eq(Outcome.DONE),
+                f1.answer.eq(Answer.NONE),
+                f1.use.eq(1),
+                f1.init.eq(0),
+                f1.frame.eq(error.p.frame),
+                f1.kv_line.eq(error.p.offset),
+                f1.poison.eq(error.p.spoils),
+            ]
+        m.d.sync += Assert(~(self.i.valid & error.valid), "an error comes with an op")
 
         # F1: the entry is out, or a fill starts it anew. An op's entry is written in the cycle
         # after F2, from a register (critical path: the wires to the block RAMs). So three writes
@@ -180,7 +209,7 @@ class FrameTable(wiring.Component):
             Signal(),
         )
         lets_go, line = Signal(), Signal(c.page_lines)  # `line`: a bit for each
-        demand, reads, stores, spoils, heals, first_use, ends, voids, flushes, emits = (
+        demand, reads, stores, spoils, heals, first_use, ends, voids, flushes, emits, loses = (
             Signal(name=name)
             for name in (
                 "demand",
@@ -193,6 +222,7 @@ class FrameTable(wiring.Component):
                 "voids",
                 "flushes",
                 "emits",
+                "loses",
             )
         )
         kind, answer = Signal(DataOp), Signal(Answer)
@@ -220,6 +250,8 @@ class FrameTable(wiring.Component):
             ends.eq(lets_go | (of_kind(Op.RELEASE) & is_done & ~f1.failed)),
             voids.eq(of_kind(Op.RELEASE) & (f1.outcome == Outcome.VOID) & ~f1.failed),
             flushes.eq(is_flush),
+            loses.eq(of_kind(Op.ERROR) & f1.poison),
+            self.o_error.valid.eq(f1_valid & of_kind(Op.ERROR)),
             emits.eq(f1_valid & (is_demand | is_flush | (f1.answer != Answer.NONE))),
             self.o_claim.valid.eq(f1_valid & of_kind(Op.CLAIM) & is_done),
             self.o_owner.valid.eq(f1_valid & of_kind(Op.PEEK)),
@@ -247,6 +279,7 @@ class FrameTable(wiring.Component):
         # F2: resolve the line, rewrite the entry, tell the data path, which makes of a READ and
         # what its line is an answer.
         entry, owner, unused = Signal(entry_layout), Signal(), Signal()
+        lost = Signal(c.page_lines)  # to memory's error
         o = self.o.p
         m.d.comb += [
             entry.eq(
@@ -260,14 +293,24 @@ class FrameTable(wiring.Component):
             unused.eq(entry.in_use & (entry.source != PrefetchSource.NONE) & ~entry.used),
             after.eq(entry),
             after.used.eq(entry.used | demand),
-            after.redirty.eq((entry.redirty & ~self.o_claim.valid) | stores),
-            after.dirty.eq(Mux(voids & owner, entry.redirty, entry.dirty | stores)),
+            after.redirty.eq((entry.redirty & ~self.o_claim.valid) | stores | lost.any()),
+            after.dirty.eq(Mux(voids & owner, entry.redirty, entry.dirty | stores | lost.any())),
             after.in_use.eq(entry.in_use & ~ends),
             after.valid.eq(entry.valid | (line & stores.replicate(c.page_lines))),
             after.poison.eq(
                 (entry.poison & ~(line & heals.replicate(c.page_lines)))
                 | (line & spoils.replicate(c.page_lines))
+                | lost
             ),
+            lost.eq(Mux(loses & entry.in_use, error.p.lines & entry.valid, 0)),
+            self.o_error.p.eq(f2.frame),
+            self.o_event.valid.eq(self.o_error.valid),
+            self.o_event.p.code.eq(
+                Mux(f2.poison, Event.MEMORY_WRITE_FAILED, Event.MEMORY_READ_FAILED)
+            ),
+            self.o_event.p.squeue.eq(entry.squeue),
+            self.o_event.p.page.eq(entry.page),
+            self.o_event.p.argument.eq(f2.kv_line),
             o.kind.eq(kind),
             o.answer.eq(answer),
             self.o.valid.eq(emits),
@@ -281,6 +324,7 @@ class FrameTable(wiring.Component):
             o.scale_offset.eq(place.scale_offset),
             o.scale_byte.eq(place.scale_byte),
             o.format.eq(place.format),
+            *(o.stored[name].eq(f2[name]) for name in o.stored.shape().members),
             o.host_type.eq(f2.host_type),
             o.partial.eq(f2.partial),
             o.has_write.eq(f2.has_write),
@@ -305,7 +349,7 @@ class FrameTable(wiring.Component):
             self.o_commit.p.op.eq(f2),
             self.o_commit.p.entry.eq(after),
             self.o_commit.valid.eq(f2_valid),
-            self.idle.eq(~self.i.valid & ~f1_valid & ~f2_valid),
+            self.idle.eq(~self.i.valid & ~error.valid & ~f1_valid & ~f2_valid),
         ]
 
         # Reset scrub: RECOVER walks owners, so an entry that never had one must say so.

@@ -79,6 +79,8 @@ class Tracker(wiring.Component):
     data_ready, miss_ready, score_ready, queue_ready, event_ready : in
         At least RESERVE places free behind `o_frame_op`, for parked requests, behind `o_score`, in
         the queue state, in the event log. M0 hears of it a cycle later.
+    pause, paused : in, out
+        Nothing enters the pipeline any more; nothing has for a cycle, and nothing is left in it.
     config_write : in, always-ready stream
         {squeue, queue_config}: the queue's formats and pool, before OPEN.
     descriptor : in
@@ -127,6 +129,8 @@ class Tracker(wiring.Component):
                 "behind": In(data.ArrayLayout(behind_layout(), len(BACKGROUND))),
                 "i_miss_free": In(stream.Signature(config.miss_bits)),
                 "data_ready": In(1),
+                "pause": In(1),
+                "paused": Out(1),
                 "miss_ready": In(1),
                 "score_ready": In(1),
                 "queue_ready": In(1),
@@ -264,9 +268,13 @@ class Tracker(wiring.Component):
         # The last of these cycles is for `foresight`, which looks at the session a cycle early.
         m.d.sync += hold.eq(
             ~self.ready
+            | self.pause
             | (arbiter.o_valid & arbiter.o_session)
             | Cat(a.valid & a.session for a in stages).any()
         )
+        held = Signal()
+        m.d.sync += held.eq(hold & self.pause)
+        m.d.comb += self.paused.eq(held & self.idle)
         entered = Signal.like(arbiter.o_entering)
         m.d.sync += [
             credits.eq(arbiter.credits_ahead),

@@ -4,6 +4,7 @@
 (spec §8, §10)."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from kelp_hw.codec.dequantise import Dequantiser
 from kelp_hw.datapath.axi import AxiSignature
 from kelp_hw.datapath.datapath import DataPath
 from kelp_hw.datapath.slot_table import SlotTable
+from kelp_spec.config import named
 from kelp_spec.formats import Format, HostType
 from kelp_spec.metadata import Answer
 from kelp_verif.datapath.datapath_bench import ROUGH, Memory, Traffic, random_lines, run
@@ -342,14 +344,73 @@ def test_128_reads_outstanding():
         lambda: DataPath(config="unit"),
         lambda: AxiSignature(address_bits=5, id_bits=4),
         lambda: AxiSignature(address_bits=32, id_bits=0),
-        lambda: SlotTable(
-            slots=12, frame_bits=4, offset_bits=4, address_bits=8, position_bits=4, lead=3
-        ),
-        lambda: SlotTable(
-            slots=16, frame_bits=4, offset_bits=4, address_bits=8, position_bits=4, lead=16
-        ),
+        lambda: SlotTable(config=named(SMALL), slots=12, lead=3),
+        lambda: SlotTable(config=named(SMALL), slots=16, lead=16),
     ],
 )
 def test_nonsense_is_refused(call):
     with pytest.raises((TypeError, ValueError), match="is refused|must be"):
         call()
+
+
+def erring(seed, formats, *, reads, writes, pages=5, hot=99, count=1500):
+    """Everything at random while memory errs; then, when it is well again, every line is rewritten
+    and is as it should be, also in memory."""
+    t = Traffic(SMALL, seed)
+    rng = t.rng
+    frames = [
+        t.page(n, *(formats[k] for k in rng.integers(0, len(formats), 2))) for n in range(pages)
+    ]
+    for page in frames:
+        t.load(page)
+    t.errors(reads, writes)
+    for _ in range(count):
+        page, kv = frames[rng.integers(0, pages)], int(rng.integers(0, 2))
+        line = int(rng.integers(0, min(hot, page.stored.used_lines)))
+        choice = rng.random()
+        if choice < 0.02:
+            t.flush(page, int(rng.integers(0, 16)))
+            if rng.random() < 0.5:  # a new owner, whose page comes from flash
+                t.wait_flushed()
+                t.forget(page)
+                t.load(page)
+        elif choice < 0.15:
+            enable = int(rng.integers(0, 1 << 64, dtype=np.uint64))
+            t.write_partial(page, kv, line, random_lines(rng, 1)[0], enable)
+        elif choice < 0.5:
+            t.write(page, kv, line, random_lines(rng, 1)[0])
+        else:
+            t.read(page, kv, line)
+    t.wait_idle()
+    t.errors(0, 0)
+    everywhere = list(itertools.chain.from_iterable(map(lines_of, frames)))
+    for where in everywhere:
+        t.read(*where)
+    for where in everywhere:
+        t.write(*where, random_lines(rng, 1)[0])
+    for where in everywhere:
+        t.read(*where)
+    for page in frames:
+        t.flush(page, 1)
+    t.wait_flushed()
+    for page in frames:
+        t.check_memory(page)
+    return t
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("chances", [(20, 20), (0, 100), (100, 0), (256, 256)])
+def test_nothing_is_silently_wrong_while_memory_errs(seed, chances):
+    """Errors of reads and of writes, so many of 256, under every manner of memory."""
+    reads, writes = chances
+    traffic = erring(seed, list(Format), reads=reads, writes=writes)
+    found = run(traffic, (QUICK, ROUGH)[seed % 2])
+    assert found.figures["reports"] > 20
+    table, alone = found.poisoned
+    assert table or not writes
+    assert alone or not reads
+
+
+@pytest.mark.parametrize("fmt", Format)
+def test_errors_on_two_hot_lines(fmt):
+    run(erring(int(fmt), [fmt], reads=30, writes=60, pages=2, hot=1), ROUGH)

@@ -13,7 +13,6 @@ from kelp_hw.datapath.front import DataFront
 from kelp_hw.datapath.head import DataHead
 from kelp_hw.datapath.line_slots import LineSlots
 from kelp_hw.datapath.scale_slots import ScaleSlots
-from kelp_hw.datapath.signatures import table_geometry
 from kelp_hw.datapath.slot_table import SlotTable
 from kelp_hw.datapath.write_out import WriteOut
 from kelp_hw.datapath.write_path import WritePath
@@ -121,7 +120,7 @@ def answered(block, asks, answer):
 
 
 def test_slot_table_answers_a_look_up_a_cycle():
-    block = SlotTable(**table_geometry(UNIT, 8), lead=4)
+    block = SlotTable(config=UNIT, slots=8, lead=4)
     look = block.look
     # Allocate slots for lines 1, 2, 3; look all up again.
     asks = [

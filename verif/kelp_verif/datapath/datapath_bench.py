@@ -28,7 +28,9 @@ from kelp_spec.metadata import Answer, DataOp
 
 __all__ = ["ROUGH", "Memory", "Page", "Run", "Traffic", "build", "random_lines", "run"]
 
-_OP, _WAIT_FLUSHED, _WRITE_MEMORY, _READ_MEMORY, _PAUSE, _WAIT_ANSWERED, _WAIT_IDLE = range(7)
+_OP, _WAIT_FLUSHED, _WRITE_MEMORY, _READ_MEMORY, _PAUSE, _WAIT_ANSWERED, _WAIT_IDLE, _ERRORS = (
+    range(8)
+)
 _STEP = np.dtype(
     [
         ("kind", "<u4"),
@@ -62,6 +64,18 @@ _OPTIONS = (
     "b_valid",
     "write_delay",
     "error_every",
+    "kind_first",
+    "frame_first",
+    "frame_bits",
+    "base_first",
+    "base_bits",
+    "offset_first",
+    "scale_offset_first",
+    "offset_bits",
+    "scaled_first",
+    "partial_first",
+    "fresh_first",
+    "poison_first",
 )
 _FIGURES = (
     "cycles",
@@ -70,6 +84,7 @@ _FIGURES = (
     "reads",
     "writes",
     "most_reads",
+    "reports",
     "first_accepted",
     "last_answered",
     "code",
@@ -157,7 +172,8 @@ def random_lines(rng: np.random.Generator, count: int) -> np.ndarray:
 @dataclass(frozen=True)
 class Run:
     """Figures of a run. Cycles: of each op's acceptance, each answer, AR, R, flush report; `memory`
-    holds the lines that READ_MEMORY steps saw."""
+    holds the lines that READ_MEMORY steps saw; `poisoned` counts the reads whose line the frame
+    table knew to be poisoned, and those that memory's errors alone turned to poison."""
 
     figures: dict[str, int]
     accepted: np.ndarray
@@ -166,6 +182,7 @@ class Run:
     returned: np.ndarray
     flushed: np.ndarray
     memory: list[bytes]
+    poisoned: tuple[int, int]
 
     @property
     def rate(self) -> float:
@@ -192,6 +209,9 @@ class Traffic:
         self.checks: list[tuple] = []  # (what, frame's page) of READ_MEMORY steps
         self.reads: list[tuple] = []
         self._tag = 0
+        self._hosts: dict[tuple, int] = {}  # (frame, kv, line) → its number, for the driver
+        self._errors = False
+        self.uncertain: list[bool] = []  # by answer: memory's errors may make it poison
 
     def page(
         self,
@@ -222,10 +242,12 @@ class Traffic:
         owed: int,
         data=None,
         byte_enable: int = (1 << 64) - 1,
+        host: int = 0,
         **fields,
     ) -> int:
         tag = self._tag
         self._tag = (self._tag + 1) & 0xFFFF
+        self.uncertain += [self._errors] * owed
         vector = self.packing.pack(kind=kind, has_write=has_write, **{"origin.tag": tag}, **fields)
         words = np.frombuffer(vector.to_bytes(32, "little"), "<u4")
         line = (
@@ -234,14 +256,23 @@ class Traffic:
             else np.ascontiguousarray(data, np.uint16).view("<u4")
         )
         self.steps.append(
-            (_OP, int(has_write), owed, words, line, (byte_enable & 0xFFFFFFFF, byte_enable >> 32))
+            (
+                _OP,
+                int(has_write),
+                owed | host << 8,
+                words,
+                line,
+                (byte_enable & 0xFFFFFFFF, byte_enable >> 32),
+            )
         )
         return tag
 
     def _place(self, page: Page, kv: int, line: int) -> dict:
         at = page.stored.place(kv, line)
         fmt = page.format_of(kv)
+        host = self._hosts.setdefault((page.frame, kv, line), len(self._hosts) + 1)
         return {
+            "host": host,
             "frame": page.frame,
             "base": page.base,
             "offset": at.offset,
@@ -250,6 +281,9 @@ class Traffic:
             "scale_offset": at.scale_offset,
             "scale_byte": at.scale_byte,
             "format": fmt,
+            "stored.used_lines": page.stored.used_lines,
+            "stored.format_k": page.stored.format_k,
+            "stored.format_v": page.stored.format_v,
             "host_type": page.host_type,
         }
 
@@ -340,6 +374,11 @@ class Traffic:
     def wait_idle(self) -> None:
         self._step(_WAIT_IDLE)
 
+    def errors(self, reads: int, writes: int) -> None:
+        """From now on memory answers so many reads and writes of 256 with an error."""
+        self._step(_ERRORS, reads | writes << 16)
+        self._errors = bool(reads or writes)
+
     def pause(self, cycles: int) -> None:
         self._step(_PAUSE, cycles)
 
@@ -429,7 +468,7 @@ def build(config_name: str, waves: bool = False):
         np.ctypeslib.ndpointer(_STEP, flags="C_CONTIGUOUS"),
         ctypes.c_uint64,
         ctypes.POINTER(_Options),
-        *[array] * 8,
+        *[array] * 9,
         ctypes.POINTER(_Figures),
     ]
     return function
@@ -454,14 +493,15 @@ def run(
         answer_words=answer_words,
         write_slot_first=traffic.packing.fields["write_slot"][0],
         write_slot_bits=traffic.config.write_slot_bits,
+        **_places(traffic),
         id_bits=axi.id_bits,
         address_bits=axi.address_bits,
         seed=traffic.seed,
         limit=limit or 5000 + 200 * ops,
     )
     answers = np.zeros((ops, answer_words), np.uint32)
-    accepted, answered, asked, returned, flushed, flushed_at = (
-        np.zeros(2 * ops + 16, np.uint32) for _ in range(6)
+    accepted, answered, asked, returned, flushed, flushed_at, poisoned = (
+        np.zeros(4 * ops + 16, np.uint32) for _ in range(7)
     )
     reads = np.zeros((len(traffic.checks) + 1, 16), np.uint32)
     figures = _Figures()
@@ -476,6 +516,7 @@ def run(
         returned,
         flushed,
         flushed_at,
+        poisoned,
         reads.reshape(-1),
         ctypes.byref(figures),
     )
@@ -486,7 +527,7 @@ def run(
     }.get(code)
     result = {name: int(getattr(figures, name)) for name in _FIGURES}
     assert code == 0, f"seed {traffic.seed}: {what}: {result}, {ops} ops"
-    _compare(traffic, answers[: result["answers"]], answer_packing)
+    found = _compare(traffic, answers[: result["answers"]], poisoned, answer_packing)
     assert flushed[: result["flushes"]].tolist() == traffic.flushes[: result["flushes"]], (
         f"seed {traffic.seed}: wrong flush reports"
     )
@@ -504,10 +545,37 @@ def run(
         returned[: result["reads"]],
         flushed_at[: result["flushes"]],
         [row.tobytes() for row in reads[: len(traffic.checks)]],
+        found,
     )
 
 
-def _compare(traffic: Traffic, answers: np.ndarray, packing: Packing) -> None:
+def _places(traffic: Traffic) -> dict[str, int]:
+    """Where the driver finds what it looks at in an op."""
+    fields = traffic.packing.fields
+    names = (
+        "kind",
+        "frame",
+        "base",
+        "offset",
+        "scale_offset",
+        "scaled",
+        "partial",
+        "fresh",
+        "poison",
+    )
+    return {f"{name}_first": fields[name][0] for name in names} | {
+        "frame_bits": traffic.config.frame_bits,
+        "base_bits": traffic.config.dram_line_bits,
+        "offset_bits": traffic.config.offset_bits,
+    }
+
+
+def _compare(
+    traffic: Traffic, answers: np.ndarray, poisoned: np.ndarray, packing: Packing
+) -> tuple[int, int]:
+    """Answers against what they must be. Poison is right where the frame table knew of it, and a
+    read may become poison while memory errs; the numbers of both are returned."""
+    table, alone = 0, 0
     assert len(answers) == len(traffic.expected), (
         f"seed {traffic.seed}: {len(answers)} answers of {len(traffic.expected)}"
     )
@@ -515,12 +583,19 @@ def _compare(traffic: Traffic, answers: np.ndarray, packing: Packing) -> None:
     for n, (kind, poison, tag, _) in enumerate(traffic.expected):
         got = packing.unpack(int.from_bytes(answers[n].tobytes(), "little"))
         seen = got["answer"], got["poison"], got["origin.tag"]
+        if poisoned[n]:
+            kind, poison = Answer.POISON, 1
+            table += 1
+        elif traffic.uncertain[n] and kind == Answer.DATA and got["answer"] == Answer.POISON:
+            kind, poison = Answer.POISON, 1
+            alone += 1
         assert seen == (kind, poison, tag), (
             f"seed {traffic.seed}: answer {n} is {seen}, not {(kind, poison, tag)}"
         )
-        if n in data:
+        if n in data and kind == Answer.DATA:
             line = got["data"].to_bytes(LINE_BYTES, "little")
             assert line == data[n], (
                 f"seed {traffic.seed}: answer {n} (tag {tag}) has data {line.hex()}, not "
                 + f"{data[n].hex()}"
             )
+    return table, alone

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -60,11 +61,11 @@ template <typename Port> std::vector<uint32_t> words_of(const Port &port) {
 
 extern "C" {
 
-enum { STEP_OP = 0, STEP_WAIT_FLUSHED = 1, STEP_WRITE_MEMORY = 2, STEP_READ_MEMORY = 3, STEP_PAUSE = 4, STEP_WAIT_ANSWERED = 5, STEP_WAIT_IDLE = 6 };
+enum { STEP_OP = 0, STEP_WAIT_FLUSHED = 1, STEP_WRITE_MEMORY = 2, STEP_READ_MEMORY = 3, STEP_PAUSE = 4, STEP_WAIT_ANSWERED = 5, STEP_WAIT_IDLE = 6, STEP_ERRORS = 7 };
 
 struct Step {
     uint32_t kind, has_write;
-    uint64_t argument;        // count, line address, cycles
+    uint64_t argument;        // count, line address, cycles; chances of errors (R, B << 16); of an op: answers owed, its host line + 1 << 8
     uint32_t op[8];           // data_op
     uint32_t data[16];
     uint32_t byte_enable[2];
@@ -75,17 +76,19 @@ struct Options {
     uint32_t read_latency, read_jitter, write_latency, write_jitter, shuffle, late;  // late: memory reads and writes at a random time within its latency
     uint32_t i_valid, o_ready, ar_ready, aw_ready, w_ready, flushed_ready, r_valid, b_valid;  // chances of 256
     uint32_t write_delay, error_every;
+    uint32_t kind_first, frame_first, frame_bits, base_first, base_bits, offset_first, scale_offset_first, offset_bits, scaled_first, partial_first,
+        fresh_first, poison_first;  // of an op
     uint64_t seed, limit;
 };
 
 struct Figures {
-    uint64_t cycles, answers, flushes, reads, writes, most_reads, first_accepted, last_answered, code, where;
+    uint64_t cycles, answers, flushes, reads, writes, most_reads, reports, first_accepted, last_answered, code, where;
 };
 
 // Returns 0, or: 1 out of time, 2 an RTL assertion, 3 the memory port broke AXI4 or the block's own contract (`where` says which check).
-// answers: answer_words each. Cycle arrays: one entry per op accepted, answer given, AR, R, flush reported.
+// poisoned: of each answer owed, whether the model of the frame table knew the line to be poisoned. answers: answer_words each. Cycle arrays: one entry per op accepted, answer given, AR, R, flush reported.
 int datapath_run(const Step *steps, uint64_t count, const Options *options, uint32_t *answers, uint32_t *accepted, uint32_t *answered, uint32_t *asked,
-                 uint32_t *returned, uint32_t *flushed, uint32_t *flushed_at, Line *memory_reads, Figures *figures) {
+                 uint32_t *returned, uint32_t *flushed, uint32_t *flushed_at, uint32_t *poisoned, Line *memory_reads, Figures *figures) {
     const Options &o = *options;
     auto context = std::make_unique<VerilatedContext>();
     context->fatalOnError(false);
@@ -101,19 +104,20 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
     Random random{o.seed * 2 + 1};
     *figures = Figures{};
 
-    struct Pending { uint64_t due, sample; uint32_t id; uint64_t line; Line data; bool sampled; };
-    struct Store { uint64_t due, apply; uint32_t id; uint64_t line; Line data; uint64_t strobes; bool applied; };
-    struct Queued { uint64_t due; std::array<uint32_t, 8> op; };
+    struct Pending { uint64_t due, sample; uint32_t id; uint64_t line; Line data; bool sampled; unsigned error; };
+    struct Store { uint64_t due, apply; uint32_t id; uint64_t line; Line data; uint64_t strobes; bool applied; unsigned error; };
+    struct Queued { uint64_t due; std::array<uint32_t, 8> op; uint64_t argument; };
     std::unordered_map<uint64_t, Line> memory;
     std::vector<Pending> reads;
     std::vector<Store> stores;
     std::deque<std::pair<uint32_t, uint64_t>> addresses;
     std::deque<std::pair<Line, uint64_t>> lines;
-    std::deque<Queued> queue;
+    std::deque<Queued> queue, passed;  // `passed`: what the frame table has emitted
     std::vector<bool> reading(1u << o.id_bits), writing(1u << o.id_bits), slot_taken(1u << o.write_slot_bits);
     uint64_t next = 0, sent = 0, memory_read_count = 0, pause_until = 0, ars = 0, rs = 0, op_answers = 0;
     int r_now = -1, b_now = -1;
     bool offering = false;
+    unsigned r_errors = 0, b_errors = 0, owed_passed = 0;
     auto fail = [&](uint64_t where) { figures->where = where; return 3; };
     auto merge = [](Line &line, const Line &data, uint64_t strobes) {
         auto *to = reinterpret_cast<uint8_t *>(line.data());
@@ -125,6 +129,32 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         // Memory that nobody wrote holds something, and not zeros.
         if (fresh) for (unsigned n = 0; n < 16; n++) entry->second[n] = static_cast<uint32_t>((line * 2654435761u) ^ (n * 40503u) ^ 0xA5A5A5A5u);
         return entry->second;
+    };
+
+    // What the frame table knows of a host line, and of the DRAM lines whose errors have been reported. An error of a read (1) or of a write (2) is in
+    // `unreported` until a report covers it.
+    struct Host { uint64_t payload, scale; bool scaled, poisoned; };
+    std::unordered_map<uint64_t, Host> hosts;
+    std::unordered_map<uint64_t, uint64_t> base_of;
+    std::unordered_map<uint64_t, unsigned> unreported;
+    std::set<uint64_t> lost, misread;  // `misread`: a fill with an error may be merged after its report
+    auto field = [&](const Queued &q, uint32_t first, uint32_t width) { return bits(q.op.data(), first, width); };
+    auto pass = [&](Queued q) {
+        enum { READ = 1, WRITE = 2, FLUSH = 3 };
+        uint64_t kind = field(q, o.kind_first, 2), base = field(q, o.base_first, o.base_bits), host = q.argument >> 8;
+        bool known = false;
+        if (host) {
+            base_of[field(q, o.frame_first, o.frame_bits)] = base;
+            uint64_t payload = base + field(q, o.offset_first, o.offset_bits), scale = base + field(q, o.scale_offset_first, o.offset_bits);
+            bool scaled = field(q, o.scaled_first, 1);
+            auto [entry, fresh] = hosts.try_emplace(host, Host{payload, scale, scaled, lost.count(payload) || (scaled && lost.count(scale))});
+            Host &h = entry->second;
+            bool never = field(q, o.fresh_first, 1);
+            if (never || (kind == WRITE && !field(q, o.partial_first, 1))) h.poisoned = false;
+            if (kind == READ && h.poisoned) { set_bits(q.op.data(), o.poison_first, 1, 1); known = true; }
+        }
+        if (kind != FLUSH) poisoned[owed_passed++] = known;
+        passed.push_back(q);
     };
 
     top->clk = 0;
@@ -148,9 +178,19 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             const Step &s = steps[next];
             if (s.kind == STEP_OP) { step = &s; break; }
             if (s.kind == STEP_WAIT_FLUSHED && figures->flushes < s.argument) break;
-            if (s.kind == STEP_WAIT_ANSWERED && (op_answers < owed || !queue.empty())) break;
-            if (s.kind == STEP_WAIT_IDLE && (op_answers < owed || !queue.empty() || !top->idle)) break;
-            if (s.kind == STEP_WRITE_MEMORY) std::memcpy(at(s.argument).data(), s.data, 64);
+            bool waits = !queue.empty() || !passed.empty();
+            if (s.kind == STEP_WAIT_ANSWERED && (op_answers < owed || waits)) break;
+            if (s.kind == STEP_WAIT_IDLE) {
+                if (op_answers < owed || waits || !top->idle) break;
+                if (!unreported.empty()) return fail(20);
+            }
+            if (s.kind == STEP_WRITE_MEMORY) {  // another page comes into the flushed frame
+                if (unreported.count(s.argument)) return fail(21);
+                std::memcpy(at(s.argument).data(), s.data, 64);
+                lost.erase(s.argument);
+                for (auto &[id, h] : hosts) if (h.payload == s.argument) h.poisoned = false;
+            }
+            if (s.kind == STEP_ERRORS) { r_errors = s.argument & 0xffff; b_errors = s.argument >> 16; }
             if (s.kind == STEP_READ_MEMORY) memory_reads[memory_read_count++] = at(s.argument);
             next++;
             if (s.kind == STEP_PAUSE) { pause_until = cycle + s.argument; break; }
@@ -158,10 +198,13 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         bool room = queue.size() < 512;
         if (step && step->has_write && room) top->o_write_slot___05Fready = 1;
         // --- op
-        if (!offering && !queue.empty() && queue.front().due <= cycle && random.chance(o.i_valid)) {
+        while (!queue.empty() && queue.front().due <= cycle && passed.size() < 16) { pass(queue.front()); queue.pop_front(); }
+        if (!offering && !passed.empty() && random.chance(o.i_valid)) {
             offering = true;
-            load(top->i___05Fpayload, queue.front().op.data());
+            load(top->i___05Fpayload, passed.front().op.data());
         }
+        top->waiting = passed.size();
+        top->o_error___05Fready = random.chance(20);
         top->i___05Fvalid = offering;
         top->o___05Fready = random.chance(o.o_ready);
         top->o_flushed___05Fready = random.chance(o.flushed_ready);
@@ -169,8 +212,19 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         top->axi___05Faw___05Fready = random.chance(o.aw_ready);
         top->axi___05Fw___05Fready = random.chance(o.w_ready);
         // --- memory's answers
-        for (Pending &p : reads) if (!p.sampled && p.sample <= cycle) { p.data = at(p.line); p.sampled = true; }
-        for (Store &s : stores) if (!s.applied && s.apply <= cycle) { merge(at(s.line), s.data, s.strobes); s.applied = true; }
+        for (Pending &p : reads)
+            if (!p.sampled && p.sample <= cycle) {
+                p.data = at(p.line);
+                if (p.error) for (uint32_t &word : p.data) word = random.next();
+                p.sampled = true;
+            }
+        // A write that memory does not take changes nothing, or all of the line.
+        auto apply = [&](Store &s) {
+            if (s.error & 4) for (uint32_t &word : at(s.line)) word = random.next();
+            else if (!s.error) merge(at(s.line), s.data, s.strobes);
+            s.applied = true;
+        };
+        for (Store &s : stores) if (!s.applied && s.apply <= cycle) apply(s);
         auto choose = [&](auto &list, unsigned chance) {
             if (list.empty() || !random.chance(chance)) return -1;
             unsigned start = o.shuffle ? random.below(list.size()) : 0;
@@ -184,13 +238,13 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             std::vector<uint32_t> words(sizeof(top->axi___05Fr___05Fpayload) / 4 + 1);
             set_bits(words.data(), 0, o.id_bits, reads[r_now].id);
             for (unsigned n = 0; n < 16; n++) set_bits(words.data(), o.id_bits + 32 * n, 32, reads[r_now].data[n]);
-            bool error = o.error_every && reads[r_now].line % o.error_every == 0;
-            set_bits(words.data(), o.id_bits + 512, 3, 4 | (error ? 2 : 0));
+            if (o.error_every && reads[r_now].line % o.error_every == 0) reads[r_now].error = 2;
+            set_bits(words.data(), o.id_bits + 512, 3, 4 | reads[r_now].error);
             load(top->axi___05Fr___05Fpayload, words.data());
         }
         top->axi___05Fr___05Fvalid = r_now >= 0;
         if (b_now < 0 && (b_now = choose(stores, o.b_valid)) >= 0) {
-            uint32_t words[2] = {stores[b_now].id, 0};
+            uint32_t words[2] = {stores[b_now].id | (stores[b_now].error & 3) << o.id_bits, 0};
             load(top->axi___05Fb___05Fpayload, words);
         }
         top->axi___05Fb___05Fvalid = b_now >= 0;
@@ -199,7 +253,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         // --- write slot: its data in the same cycle
         if (step && room) {
             bool take = !step->has_write;
-            Queued item{cycle + 4 + random.below(o.write_delay + 1), {}};
+            Queued item{cycle + 4 + random.below(o.write_delay + 1), {}, step->argument};
             std::memcpy(item.op.data(), step->op, sizeof step->op);
             if (step->has_write && top->o_write_slot___05Fvalid) {
                 uint32_t slot = top->o_write_slot___05Fpayload;
@@ -217,7 +271,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             if (take) {
                 if (!queue.empty()) item.due = std::max(item.due, queue.back().due);
                 queue.push_back(item);
-                owed += step->argument;
+                owed += step->argument & 1;
                 next++;
             }
         }
@@ -227,8 +281,8 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         if (offering && top->i___05Fready) {
             offering = false;
             // From here on the block may give the slot back at any time.
-            slot_taken[bits(queue.front().op.data(), o.write_slot_first, o.write_slot_bits)] = false;
-            queue.pop_front();
+            slot_taken[bits(passed.front().op.data(), o.write_slot_first, o.write_slot_bits)] = false;
+            passed.pop_front();
             if (!sent) figures->first_accepted = cycle;
             accepted[sent++] = static_cast<uint32_t>(cycle);
         }
@@ -246,14 +300,29 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             flushed_at[figures->flushes] = static_cast<uint32_t>(cycle);
             flushed[figures->flushes++] = static_cast<uint32_t>(payload);
         }
+        if (top->o_error___05Fvalid && top->o_error___05Fready) {
+            uint32_t words[4] = {};
+            std::memcpy(words, &top->o_error___05Fpayload, sizeof top->o_error___05Fpayload);
+            uint64_t line = base_of[bits(words, 0, o.frame_bits)] + bits(words, o.frame_bits, o.offset_bits);
+            bool spoils = bits(words, o.frame_bits + o.offset_bits, 1);
+            if (!unreported.count(line) && !(spoils && misread.count(line))) return fail(22);
+            if (spoils) {
+                unreported.erase(line);
+                lost.insert(line);
+                for (auto &[id, h] : hosts) if (h.payload == line || (h.scaled && h.scale == line)) h.poisoned = true;
+            } else if (!(unreported[line] &= 2)) unreported.erase(line);
+            figures->reports++;
+        }
         if (r_now >= 0 && top->axi___05Fr___05Fready) {
+            if (reads[r_now].error) { unreported[reads[r_now].line] |= 1; misread.insert(reads[r_now].line); }
             reading[reads[r_now].id] = false;
             reads.erase(reads.begin() + r_now);
             r_now = -1;
             returned[rs++] = static_cast<uint32_t>(cycle);
         }
         if (b_now >= 0 && top->axi___05Fb___05Fready) {
-            if (!stores[b_now].applied) merge(at(stores[b_now].line), stores[b_now].data, stores[b_now].strobes);
+            if (!stores[b_now].applied) apply(stores[b_now]);
+            if (stores[b_now].error) unreported[stores[b_now].line] |= 2;
             writing[stores[b_now].id] = false;
             stores.erase(stores.begin() + b_now);
             b_now = -1;
@@ -266,7 +335,8 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
             return byte % 64 == 0 && bits(words.data(), o.id_bits + o.address_bits, 13) == (0 | 6 << 8 | 1 << 11);
         };
         if (top->axi___05Far___05Fvalid && top->axi___05Far___05Fready) {
-            Pending p{cycle + o.read_latency + random.below(o.read_jitter + 1), 0, 0, 0, {}, false};
+            Pending p{cycle + o.read_latency + random.below(o.read_jitter + 1), 0, 0, 0, {}, false, 0};
+            if (r_errors && random.chance(r_errors)) p.error = 2 + random.below(2);
             if (!address_of(top->axi___05Far___05Fpayload, p.id, p.line)) return fail(3);
             if (reading[p.id]) return fail(4);
             reading[p.id] = true;
@@ -292,7 +362,8 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         }
         while (!addresses.empty() && !lines.empty()) {
             Store s{cycle + o.write_latency + random.below(o.write_jitter + 1), 0, addresses.front().first, addresses.front().second, lines.front().first,
-                    lines.front().second, false};
+                    lines.front().second, false, 0};
+            if (b_errors && random.chance(b_errors)) s.error = 2 + random.below(2) + 4 * random.below(2);
             s.apply = o.late ? cycle + 1 + random.below(static_cast<unsigned>(s.due - cycle)) : cycle + 1;
             stores.push_back(s);
             addresses.pop_front();
@@ -307,7 +378,7 @@ int datapath_run(const Step *steps, uint64_t count, const Options *options, uint
         top->eval();
         top->clk = 0;
         if (context->gotError()) return 2;
-        if (next == count && queue.empty() && op_answers >= owed) {
+        if (next == count && queue.empty() && passed.empty() && op_answers >= owed) {
             figures->cycles = cycle;
             top->final();
             return 0;

@@ -113,6 +113,7 @@ class TB:
             "i_claim__valid",
             "i_owner__valid",
             "i_flushed__valid",
+            "i_error__valid",
             "hold",
             "i_written_back__valid",
             "o_op__ready",

@@ -16,7 +16,7 @@ from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named
 from kelp_spec.formats import Format
 from kelp_spec.geometry import StoredPage
-from kelp_spec.metadata import Answer, DataOp, Op, Outcome
+from kelp_spec.metadata import Answer, DataOp, Event, Op, Outcome
 
 from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
@@ -39,6 +39,7 @@ class TB:
             Packing(layouts.usage),
         )
         self.commit, self.sector = Packing(layouts.frame_commit), Packing(layouts.sector)
+        self.error, self.event = Packing(layouts.frame_error), Packing(layouts.event)
         self.sectors = [self._sector() for _ in range(config.misses)]
         self.cycles = 0
         self.forwarded = 0
@@ -54,6 +55,7 @@ class TB:
         dut.rst.value = 1
         dut.i__valid.value = 0
         dut.i__payload.value = 0
+        dut.i_error__valid.value = 0
         dut.sector_data.value = 0
         for _ in range(2):
             await RisingEdge(dut.clk)
@@ -96,6 +98,14 @@ class TB:
         line = rng.randrange(halves) * c.half_lines + rng.randrange(extra["used_lines"])
         op = FrameOp(Op.NOP, use=True, frame=frame, squeue=f.squeue, page=f.page, kv_line=line)
         choice = rng.random()
+        if choice < 0.05 and all(item is None or item[0].kind != Op.ERROR for item in self.pipe):
+            op.kind, op.poison, op.lines = (
+                Op.ERROR,
+                rng.random() < 0.7,
+                rng.getrandbits(c.page_lines),
+            )
+            op.kv_line = rng.randrange(1 << c.offset_bits)
+            return op, extra
         if choice < 0.1:
             op.use, op.kind, op.outcome = (
                 False,
@@ -270,16 +280,41 @@ class TB:
                 "squeue": squeue,
                 "page": page,
             }
+        self.check_error(op, entry)
         commit = self.commit.unpack(dut.o_commit__payload.value)
         assert commit["op.kind"] == op.kind and commit["op.frame"] == op.frame
         if op.use:
             assert {name: commit[f"entry.{name}"] for name in entry} == entry, op
 
+    def check_error(self, op, entry):
+        dut = self.dut
+        assert (dut.o_error__valid.value == 1) == (op.kind == Op.ERROR), op
+        assert (dut.o_event__valid.value == 1) == (op.kind == Op.ERROR), op
+        if op.kind == Op.ERROR:
+            assert int(dut.o_error__payload.value) == op.frame
+            code = Event.MEMORY_WRITE_FAILED if op.poison else Event.MEMORY_READ_FAILED
+            event = self.event.unpack(dut.o_event__payload.value)
+            assert event == {
+                "code": code,
+                "ld_id": 0,
+                "squeue": entry["squeue"],
+                "page": entry["page"],
+                "argument": op.kv_line,
+            }, f"{op}: {event}"
+            self.seen.add(code.name)
+
     async def cycle(self, item=None):
         """One cycle, with an op or without; checks the op of `LATENCY` cycles ago."""
         dut = self.dut
-        dut.i__valid.value = int(item is not None)
-        if item:
+        error = item is not None and item[0].kind == Op.ERROR
+        dut.i__valid.value = int(item is not None and not error)
+        dut.i_error__valid.value = int(error)
+        if error:
+            op = item[0]
+            dut.i_error__payload.value = self.error.pack(
+                frame=op.frame, offset=op.kv_line, spoils=op.poison, lines=op.lines
+            )
+        if item and not error:
             op, extra = item
             pool = max(p for p in range(4) if op.frame >= self.config.pool_first_frame[p])
             dut.i__payload.value = self.op.pack(
@@ -319,6 +354,8 @@ class TB:
                 dut.o_claim__valid,
                 dut.o_usage__valid,
                 dut.o_owner__valid,
+                dut.o_error__valid,
+                dut.o_event__valid,
                 dut.o_commit__valid,
             ):
                 assert port.value == 0, port._name

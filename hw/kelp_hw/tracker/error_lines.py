@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Brings memory's errors to the frame table: finds the host lines of a DRAM line, waits for a gap
+in the pipeline (docs/design.md §4)."""
+
+from __future__ import annotations
+
+from amaranth.hdl import Cat, Module, Signal
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from kelp_spec.config import Config
+
+from ..layouts import Layouts
+from .page_address import PageAddress
+
+__all__ = ["ErrorLines"]
+
+
+class ErrorLines(wiring.Component):
+    """Takes reports one at a time and transfers each when the frame table has executed it.
+
+    A report that `spoils` is for all host lines whose payload or scale lies in its DRAM line:
+    each line of the page is placed, one a cycle. Lines that the page does not have may be among
+    them; the frame table, which knows which were written, leaves them out. Then `pause` keeps
+    requests and engines out of the pipeline, and the frame table takes the report when nothing is
+    left in it: behind all ops that had entered, before all others.
+
+    Latency: `config.page_lines` + `LATENCY` cycles from `i` to `o` (`LATENCY` − 1 where nothing is
+    spoiled), and the wait for `paused`. One report at a time, `INTERVAL` cycles more.
+
+    Parameters
+    ----------
+    config : Config
+
+    Members
+    -------
+    i : in, stream of memory_error
+    pause : out
+        Nothing more may enter the pipeline.
+    paused : in
+        Nothing has for some cycles, and nothing is left in it.
+    o : out, stream of frame_error
+        Its payload stands until `executed`.
+    executed : in
+        The frame table has executed it.
+    """
+
+    LATENCY = 2
+    INTERVAL = 3
+
+    def __init__(self, *, config: Config):
+        self.config = config
+        layouts = Layouts(config)
+        super().__init__(
+            {
+                "i": In(stream.Signature(layouts.memory_error)),
+                "pause": Out(1),
+                "paused": In(1),
+                "o": Out(stream.Signature(layouts.frame_error)),
+                "executed": In(1),
+            }
+        )
+
+    def elaborate(self, platform):
+        m = Module()
+        i, o, lines = self.i, self.o, self.config.page_lines
+        m.submodules.place = place = PageAddress(config=self.config)
+        line, mask = Signal(range(lines + 1)), Signal(lines)
+        m.d.comb += [
+            place.kv_line.eq(line),
+            *(getattr(place, name).eq(i.p.stored[name]) for name in i.p.stored.shape().members),
+            o.p.frame.eq(i.p.frame),
+            o.p.offset.eq(i.p.offset),
+            o.p.spoils.eq(i.p.spoils),
+            o.p.lines.eq(mask),
+        ]
+        with m.FSM():
+            with m.State("IDLE"):
+                m.d.sync += line.eq(0)
+                with m.If(i.valid):
+                    m.next = "PAUSE"
+                    with m.If(i.p.spoils):
+                        m.next = "PLACE"
+            with m.State("PLACE"):
+                # What comes out is of the line before.
+                here = (place.offset == i.p.offset) | (
+                    place.scaled & (place.scale_offset == i.p.offset)
+                )
+                m.d.sync += [line.eq(line + 1), mask.eq(Cat(mask[1:], here))]
+                with m.If(line == lines):
+                    m.next = "PAUSE"
+            with m.State("PAUSE"):
+                m.d.comb += [self.pause.eq(1), o.valid.eq(self.paused)]
+                with m.If(self.paused & o.ready):
+                    m.next = "EXECUTE"
+            with m.State("EXECUTE"):
+                m.d.comb += [self.pause.eq(1), i.ready.eq(self.executed)]
+                with m.If(self.executed):
+                    m.next = "IDLE"
+        return m
