@@ -25,8 +25,9 @@ class ErrorLines(wiring.Component):
     requests and engines out of the pipeline, and the frame table takes the report when nothing is
     left in it: behind all ops that had entered, before all others.
 
-    Latency: `config.page_lines` + `LATENCY` cycles from `i` to `o` (`LATENCY` − 1 where nothing is
-    spoiled), and the wait for `paused`. One report at a time, `INTERVAL` cycles more.
+    Latency: `config.page_lines` + `LATENCY` cycles from `i` to `pause` (`LATENCY` − 1 where nothing
+    is spoiled), then the wait for `paused`. One report at a time; the next begins `INTERVAL` cycle
+    after the transfer.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ class ErrorLines(wiring.Component):
     """
 
     LATENCY = 2
-    INTERVAL = 3
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config = config

@@ -129,8 +129,11 @@ BENCHES = (
     ),
     Bench(
         "tracker.source",
-        {"tracker/pools": ("FreeFrames", "Pools")},
-        ("tests/hw/tracker/test_pools.py",),
+        {
+            "tracker/pools": ("FreeFrames", "Pools"),
+            "tracker/error_lines": ("ErrorLines",),
+        },
+        ("tests/hw/tracker/test_pools.py", "tests/hw/tracker/test_error_lines.py"),
         "source",
     ),
     Bench(
@@ -202,6 +205,7 @@ BENCHES = (
             "datapath/head": ("DataHead",),
             "datapath/datapath": ("DataPath",),
             "datapath/write_path": ("WritePath",),
+            "datapath/error_reports": ("ErrorReports",),
         },
         ("tests/hw/datapath/test_datapath.py",),
     ),
