@@ -581,7 +581,7 @@ class NoSlots(SlotTable):
     Members
     -------
     look, want_fill, match, may_allocate, victim_slot, head, store_complete, filled : as the base's
-    fill, written, out, drain, flush, idle : as the base's
+    fill, written, spoil, bad, lost, errors, out, drain, flush, idle : as the base's
     """
 
     def elaborate(self, platform):
