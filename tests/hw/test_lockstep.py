@@ -9,7 +9,7 @@ from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats, Setup
 from kelp_rtl.control import Descriptor, QueueParameters
-from kelp_rtl.device import Driver, FlashTiming
+from kelp_rtl.device import Driver, FlashTiming, MemoryTiming
 from kelp_rtl.program import Program, Response
 from kelp_spec.config import named
 from kelp_spec.formats import Format
@@ -117,3 +117,26 @@ def test_what_gets_no_frame_is_given_up_by_both():
     assert {name: pair.golden.counters[name] for name in pair.device.counters()} | {
         "sweeps": 0
     } == pair.device.counters() | {"sweeps": 0}
+
+
+def test_what_memory_does_not_take_is_lost_to_both():
+    """The commit stream says which DRAM line; the golden model finds the host lines."""
+    pair = Pair()
+    for line in range(UNIT.half_lines):
+        pair.touch(True, 0, 0, line)
+    pair.device.take_commits()
+    pair.device.configure(memory=MemoryTiming(write_error=1.0))
+    pair.touch(True, 0, 0, 1)
+    pair.device.configure(memory=MemoryTiming())
+    frames = pair.device.take_commits().frame
+    (at,) = np.flatnonzero(frames["op.kind"] == Op.ERROR)
+    assert frames["op.poison"][at]
+    frame = int(frames["op.frame"][at])
+    pair.golden.memory_error(frame, int(frames["op.kv_line"][at]))
+    assert pair.golden.frames[frame].poison == int(frames["entry.poison"][at]) == 1 << 1
+    for line in range(UNIT.half_lines):
+        pair.touch(False, 0, 0, line)
+    assert pair.starved == 1  # it counts what is poison
+    pair.touch(True, 0, 0, 1)
+    pair.touch(False, 0, 0, 1)
+    assert pair.starved == 1
