@@ -110,6 +110,7 @@ class Tracker(EngineOps):
             OpKind.PEEK: self._nothing,
             OpKind.RECOVER: self._recover,
             OpKind.CLOSED: self._closed,
+            OpKind.ERROR: self._nothing,
         }
         self._table = [table[kind] for kind in OpKind]
         self._reads = [
