@@ -329,7 +329,7 @@ LONG_ELABORATE = {
     "ColdStore": 140,
     "DataFront": 180,
     "EmaEngine": 400,
-    "Endpoint": 340,
+    "Endpoint": 350,
     "Eviction": 230,
     "EvictionSlots": 190,
     "FrameOwnerContract": 180,
