@@ -328,7 +328,6 @@ LONG_ELABORATE = {
     "ColdSchedulerContract": 150,
     "ColdStore": 140,
     "DataFront": 180,
-    "EmaEngine": 400,
     "Endpoint": 350,
     "Eviction": 230,
     "EvictionSlots": 190,

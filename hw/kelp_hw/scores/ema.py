@@ -70,6 +70,62 @@ class EmaStep(wiring.Component):
         return m
 
 
+def _address(event):
+    return Cat(event.page, event.squeue)
+
+
+class _State:
+    """What the stages of the engine share: the layouts of an event on its way; the other attributes
+    are those signals of a stage that others read, under the names that they have there."""
+
+    def __init__(self, config: Config):
+        c = config
+        # What of an event goes through the pipeline: `argument` is the idle steps, x, or what a
+        # SCAN found.
+        self.found = data.StructLayout({"last_step": STEP_BITS, "eligible": 1, "cold": 1})
+        self.event = data.StructLayout(
+            {
+                "kind": code_shape(ScoreEvent),
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "slot": 4,
+                "tag": 1,
+                "step": 8,
+                "idle": FOLDED.bit_length(),
+                "argument": self.found.size,
+            }
+        )
+
+        self.step = data.StructLayout(
+            {
+                "event": self.event,
+                "x": SCORE_BITS,
+                "gain": 4,
+                "over": 1,
+                "alpha": 9,
+                "fold": 1,
+                "kelp": 1,
+                "turned": 1,
+                "distance": c.page_bits,
+            }
+        )
+        # The two parts of an event that go into its place.
+        self.early = data.StructLayout(
+            {name: shape.shape for name, shape in self.event if name != "idle"}
+        )
+        self.late = data.StructLayout(
+            {
+                "idle": self.event["idle"].shape,
+                "gain": 4,
+                "alpha": 9,
+                "kelp": 1,
+                "turned": 1,
+                "distance": c.page_bits,
+            }
+        )
+
+
 class EmaEngine(wiring.Component):
     """Score SRAM with SECDED over each score; executes score events in order (spec §4, §5).
 
@@ -146,59 +202,29 @@ class EmaEngine(wiring.Component):
             }
         )
 
-    def _packed(self, m, event, found):
-        """What of an event at `i` goes through the pipeline, as `event` has it."""
-        pushed, idle_steps = Signal(event), Signal(STEP_BITS)
-        scanned = Signal(found)
-        m.d.comb += [
-            idle_steps.eq(Mux(self.i.p.gap == 0, 0, self.i.p.gap - 1)),
-            scanned.last_step.eq(self.i.p.scan.last_step),
-            scanned.eligible.eq(
-                (self.i.p.scan.state == PageState.RESIDENT) & ~self.i.p.scan.pinned
-            ),
-            scanned.cold.eq(self.i.p.scan.state == PageState.COLD),
-            *(
-                pushed[name].eq(self.i.p[name])
-                for name in ("kind", "session", "squeue", "page", "slot", "step")
-            ),
-            pushed.tag.eq(self.i.p.scan_tag),
-            pushed.idle.eq(Mux(idle_steps > FOLDED, FOLDED, idle_steps)),
-        ]
-        with m.Switch(self.i.p.kind):
-            with m.Case(ScoreEvent.TOUCH):
-                m.d.comb += pushed.argument.eq(idle_steps)
-            with m.Case(ScoreEvent.MASS):
-                m.d.comb += pushed.argument.eq(self.i.p.mass)
-            with m.Default():
-                m.d.comb += pushed.argument.eq(scanned)
-        return pushed
-
     def elaborate(self, platform):
         m = Module()
-        c, code = self.config, self.secded
-        # What of an event goes through the pipeline: `argument` is the idle steps, x, or what a
-        # SCAN found.
-        found = data.StructLayout({"last_step": STEP_BITS, "eligible": 1, "cold": 1})
-        event = data.StructLayout(
-            {
-                "kind": code_shape(ScoreEvent),
-                "session": c.session_bits,
-                "squeue": c.squeue_bits,
-                "page": c.page_bits,
-                "slot": 4,
-                "tag": 1,
-                "step": 8,
-                "idle": FOLDED.bit_length(),
-                "argument": found.size,
-            }
+        s = _State(self.config)
+        self._queue(m, s)
+        self._front(m, s)
+        self._computed(m, s)
+        self._placed(m, s)
+        self._admitted(m, s)
+        self._read(m, s)
+        self._gained(m, s)
+        self._corrected(m, s)
+        self._folded(m, s)
+        self._scanned(m, s)
+        self._written(m, s)
+        m.d.comb += self.idle.eq(
+            ~(self.i.valid | s.queue.r_rdy | (s.inside != 0) | s.b0_valid | s.back_valid.any())
         )
+        return m
 
-        def address(e):
-            return Cat(e.page, e.squeue)
-
-        # --- queue of events ---
-        m.submodules.queue = queue = fifo.SyncFIFO(width=event.size, depth=self.DEPTH)
-        pushed = self._packed(m, event, found)
+    def _queue(self, m: Module, s: _State) -> None:
+        """The FIFO of events."""
+        m.submodules.queue = queue = s.queue = fifo.SyncFIFO(width=s.event.size, depth=self.DEPTH)
+        pushed = self._packed(m, s.event, s.found)
         m.d.comb += [
             queue.w_data.eq(pushed),
             queue.w_en.eq(self.i.valid & (self.i.p.kind != ScoreEvent.NONE)),
@@ -207,13 +233,14 @@ class EmaEngine(wiring.Component):
         # One place for what comes while `ready` itself is on its way.
         m.d.sync += self.ready.eq(queue.level < self.DEPTH - RESERVE - 1)
 
-        # --- front: configuration, x, the fold's factor ---
-        # It stands never still, so that a page that waits holds no register of it: there is a place
-        # at its
-        # end for every event that enters.
+    def _front(self, m: Module, s: _State) -> None:
+        """a0, a1: configuration and newest page. They never stall, so that an event that waits in
+        `b0` steers no register of theirs: there is a place behind them for each event that
+        enters."""
+        c, event, queue = self.config, s.event, s.queue
         enters, drops, takes, dropped, taken = Signal(), Signal(), Signal(), Signal(), Signal()
         inside = Signal(range(self.PLACES + 1))
-        # Whoever leaves is counted a cycle late: both are known late.
+        # Critical path: `drops` and `takes`: registered, so an event counts for one cycle more.
         m.d.sync += [
             dropped.eq(drops),
             taken.eq(takes),
@@ -252,20 +279,13 @@ class EmaEngine(wiring.Component):
             newest1.eq(newest.read_data),
             setting.eq(settings.o),
         ]
+        s.a1, s.a1_valid, s.newest1, s.setting = a1, a1_valid, newest1, setting
+        s.drops, s.takes, s.inside = drops, takes, inside
 
-        step = data.StructLayout(
-            {
-                "event": event,
-                "x": SCORE_BITS,
-                "gain": 4,
-                "over": 1,
-                "alpha": 9,
-                "fold": 1,
-                "kelp": 1,
-                "turned": 1,
-                "distance": c.page_bits,
-            }
-        )
+    def _computed(self, m: Module, s: _State) -> None:
+        """a1: whether an event counts, and what it needs of memories; Exp2 begins."""
+        c, a1, a1_valid = self.config, s.a1, s.a1_valid
+        newest1, setting = s.newest1, s.setting
         counts, kelp = Signal(), Signal()
         m.d.comb += kelp.eq(setting.policy == Policy.KELP)
         touch = a1.kind == ScoreEvent.TOUCH
@@ -276,20 +296,7 @@ class EmaEngine(wiring.Component):
                 m.d.comb += counts.eq((setting.score_source == ScoreSource.PUSHED) & ~kelp)
             with m.Default():
                 m.d.comb += counts.eq(1)
-        # An event goes into its place in two parts: a cycle later what has been worked out from
-        # memories.
-        early = data.StructLayout({name: shape.shape for name, shape in event if name != "idle"})
-        late = data.StructLayout(
-            {
-                "idle": event["idle"].shape,
-                "gain": 4,
-                "alpha": 9,
-                "kelp": 1,
-                "turned": 1,
-                "distance": c.page_bits,
-            }
-        )
-        early1, late2 = Signal(early), Signal(late, reset_less=True)
+        early1, late2 = Signal(s.early), Signal(s.late, reset_less=True)
         m.submodules.turns = turns = Turns(config=c)
         init1, scan1, scrub1 = (
             a1.kind == kind for kind in (ScoreEvent.INIT, ScoreEvent.SCAN, ScoreEvent.SCRUB)
@@ -298,7 +305,7 @@ class EmaEngine(wiring.Component):
         # pages.
         behind = Signal(c.page_bits + 1)
         m.d.comb += [
-            *(early1[name].eq(a1[name]) for name, _ in early),
+            *(early1[name].eq(a1[name]) for name, _ in s.early),
             *(getattr(turns, name).eq(a1[name]) for name in ("session", "squeue", "page", "step")),
             turns.accessed.eq(a1_valid & kelp & (touch | init1)),
             turns.forgets.eq(a1_valid & scrub1),
@@ -322,12 +329,19 @@ class EmaEngine(wiring.Component):
             exp2.steps.eq(a1.argument),
             exp2.mantissa.eq(setting.idle_m),
             exp2.shift.eq(setting.idle_sh),
-            drops.eq(a1_valid & ~counts),
+            s.drops.eq(a1_valid & ~counts),
         ]
         m.d.sync += waiting.eq(Cat(a1_valid & counts, waiting))
+        s.counts, s.early1, s.late2 = counts, early1, late2
+        s.exp2, s.waiting = exp2, waiting
+
+    def _placed(self, m: Module, s: _State) -> None:
+        """The places between a1 and b0: an event goes into its own in two parts, a cycle later what
+        has been worked out from memories; its factor follows when Exp2 has it."""
+        exp2, takes, a1_valid, counts = s.exp2, s.takes, s.a1_valid, s.counts
         # The events in their places, and the factors of those whose b0 is not free.
-        m.submodules.places = places = memory.Memory(shape=early, depth=self.PLACES, init=())
-        m.submodules.rests = rests = memory.Memory(shape=late, depth=self.PLACES, init=())
+        m.submodules.places = places = memory.Memory(shape=s.early, depth=self.PLACES, init=())
+        m.submodules.rests = rests = memory.Memory(shape=s.late, depth=self.PLACES, init=())
         m.submodules.factors = known = memory.Memory(shape=SCORE_BITS, depth=self.PLACES, init=())
         put, get, know, more = (
             Signal(range(self.PLACES)),
@@ -341,15 +355,15 @@ class EmaEngine(wiring.Component):
         )
         computed, halving = Signal(), Signal(SCORE_BITS)
         m.d.comb += [
-            computed.eq(waiting[-1]),
+            computed.eq(s.waiting[-1]),
             halving.eq(Mux(exp2.halving[SCORE_BITS], 65535, exp2.halving)),
             put_event.en.eq(a1_valid),
             put_event.addr.eq(put),
-            put_event.data.eq(early1),
+            put_event.data.eq(s.early1),
             get_event.addr.eq(get),
             put_rest.en.eq(late_valid),
             put_rest.addr.eq(put_late),
-            put_rest.data.eq(late2),
+            put_rest.data.eq(s.late2),
             get_rest.addr.eq(get),
             put_factor.en.eq(computed),
             put_factor.addr.eq(know),
@@ -363,15 +377,20 @@ class EmaEngine(wiring.Component):
             know.eq(know + computed),
             get.eq(get + takes),
             more.eq((more + computed - takes)[: len(more)]),
-            Assert(inside <= self.PLACES),
+            Assert(s.inside <= self.PLACES),
         ]
+        s.more, s.computed, s.halving = more, computed, halving
+        s.got, s.rest, s.got_factor = get_event.data, get_rest.data, get_factor.data
 
-        # b0: factor known, the score may be read when no older event is going to write it
+    def _admitted(self, m: Module, s: _State) -> None:
+        """b0: the factor is known; the score may be read when no older event is going to write
+        it."""
+        more, computed, step = s.more, s.computed, s.step
         b0, b0_valid, held, next_ = Signal(step, reset_less=True), Signal(), Signal(), Signal(step)
         factor = Signal(SCORE_BITS, reset_less=True)
-        got, rest = get_event.data, get_rest.data
+        got, rest = s.got, s.rest
         m.d.comb += [
-            *(next_.event[name].eq(got[name]) for name, _ in early),
+            *(next_.event[name].eq(got[name]) for name, _ in s.early),
             next_.event.idle.eq(rest.idle),
             *(
                 next_[name].eq(rest[name])
@@ -379,18 +398,23 @@ class EmaEngine(wiring.Component):
             ),
             next_.fold.eq((got.kind == ScoreEvent.TOUCH) & (got.argument[:STEP_BITS] != 0)),
             next_.x.eq(Mux(got.kind == ScoreEvent.MASS, got.argument, 65535)),
-            takes.eq(~held & ((more != 0) | computed)),
+            s.takes.eq(~held & ((more != 0) | computed)),
         ]
         with m.If(~held):
             m.d.sync += [
                 b0.eq(next_),
                 b0_valid.eq((more != 0) | computed),
-                factor.eq(Mux(more != 0, get_factor.data, halving)),
+                factor.eq(Mux(more != 0, s.got_factor, s.halving)),
             ]
+        s.b0, s.b0_valid, s.held, s.next, s.factor = b0, b0_valid, held, next_, factor
 
-        # --- back, rigid: read, check, correct, fold, EMA step, encode and write ---
-        m.submodules.scores = scores = SplitSram(depth=c.page_words, shape=code.code_bits)
-        back = [Signal(step, name=f"b{k}", reset_less=True) for k in range(1, len(SCORE_BACK) + 1)]
+    def _read(self, m: Module, s: _State) -> None:
+        """b1 … b9 move in every cycle; the score and its profile are read."""
+        c, b0, b0_valid, held, next_ = self.config, s.b0, s.b0_valid, s.held, s.next
+        m.submodules.scores = scores = SplitSram(depth=c.page_words, shape=self.secded.code_bits)
+        back = [
+            Signal(s.step, name=f"b{k}", reset_less=True) for k in range(1, len(SCORE_BACK) + 1)
+        ]
         back_valid = Signal(len(back))
         m.submodules.profile = profile = Profile(config=c)
         # The write of the last stage is seen by a read of the same cycle; a page of any older stage
@@ -401,7 +425,7 @@ class EmaEngine(wiring.Component):
         m.d.sync += [clash.eq(clash << 1), counted.eq(counted << 1)]
         with m.If(~held):
             for bits, same in (
-                (clash, lambda b: address(b.event) == address(next_.event)),
+                (clash, lambda b: _address(b.event) == _address(next_.event)),
                 (
                     counted,
                     lambda b: (
@@ -432,22 +456,15 @@ class EmaEngine(wiring.Component):
                 (b0.event.kind == ScoreEvent.INIT) | (b0.event.kind == ScoreEvent.SCRUB)
             ),
             scores.read_en.eq(1),
-            scores.read_address.eq(address(b0.event)),
+            scores.read_address.eq(_address(b0.event)),
         ]
         m.d.sync += [back[0].eq(b0), back_valid.eq(Cat(b0_valid & ~held, back_valid))]
         m.d.sync += [back[k].eq(back[k - 1]) for k in range(1, len(back))]
-        b1, b2, b3, b4, b5, b7, b8, b9 = (
-            back[0],
-            back[1],
-            back[2],
-            back[3],
-            back[4],
-            back[6],
-            back[7],
-            back[8],
-        )
+        s.back, s.back_valid, s.scores, s.profile = back, back_valid, scores, profile
 
-        # b2 … b4: x << gain in two steps, then saturated; x itself is not needed before b5.
+    def _gained(self, m: Module, s: _State) -> None:
+        """b2 … b4: x << gain in two steps, then saturated; x itself is not needed before b5."""
+        b1, b2, b3, b4, *_ = s.back
         low, high = Signal(SCORE_BITS + 3), Signal(SCORE_BITS + 12)
         m.d.comb += [low.eq(b1.x << b1.gain[:2]), high.eq(b2.x << (b2.gain[2:] << 2))]
         m.d.sync += [
@@ -458,19 +475,20 @@ class EmaEngine(wiring.Component):
             b4.x.eq(Mux(b3.over, 65535, b3.x)),
         ]
 
-        # b1: the SRAM's. b2: code word out. b3: its syndrome.
+    def _corrected(self, m: Module, s: _State) -> None:
+        """b2: the code word; b3: its syndrome; b4: the score, corrected."""
+        code, scores, b3, back_valid = self.secded, s.scores, s.back[2], s.back_valid
         raw2, raw3, syndrome3 = (
             scores.read_data,
             Signal(code.code_bits, reset_less=True),
             Signal(code.check_bits, reset_less=True),
         )
-        factors = [factor] + [
+        factors = [s.factor] + [
             Signal(SCORE_BITS, name=f"factor{k}", reset_less=True) for k in range(1, 5)
         ]
         m.d.sync += [factors[k].eq(factors[k - 1]) for k in range(1, len(factors))]
         m.d.sync += [raw3.eq(raw2), syndrome3.eq(code.syndrome(raw2))]
 
-        # b4: corrected score
         fixed, single, double = code.repair(raw3, syndrome3)
         fresh = (b3.event.kind == ScoreEvent.INIT) | (b3.event.kind == ScoreEvent.SCRUB)
         s4, single4, double4 = Signal(SCORE_WORD_BITS, reset_less=True), Signal(), Signal()
@@ -479,21 +497,34 @@ class EmaEngine(wiring.Component):
             single4.eq(back_valid[2] & single & ~fresh),
             double4.eq(back_valid[2] & double & ~fresh),
         ]
-        # b5: folded
+        s.factor4, s.s4, s.single4, s.double4 = factors[4], s4, single4, double4
+
+    def _folded(self, m: Module, s: _State) -> None:
+        """b5: the score times its factor; b6 … b8: the EMA step."""
+        b5, s4 = s.back[4], s.s4
         product = Signal(2 * SCORE_BITS, reset_less=True)
         s5 = Signal(SCORE_WORD_BITS, reset_less=True)
-        m.d.sync += [product.eq(s4[:SCORE_BITS] * factors[4]), s5.eq(s4)]
+        m.d.sync += [product.eq(s4[:SCORE_BITS] * s.factor4), s5.eq(s4)]
 
-        # b6 … b8: EMA step
         m.submodules.ema = ema = EmaStep()
         m.d.comb += [
             ema.s.eq(Mux(b5.fold, product[SCORE_BITS:], s5)),
             ema.x.eq(b5.x),
             ema.a.eq(b5.alpha),
         ]
+        s.s5, s.ema = s5, ema
 
-        # b7: two frequencies folded, as policy `kelp` has them, and a SCAN's profile's count; b8:
-        # touched, or a SCAN's word as it was
+    def _scanned(self, m: Module, s: _State) -> None:
+        """b7: two frequencies folded, as policy `kelp` has them, and a SCAN's profile's count; a
+        SCAN's score leaves. b8: touched, or a SCAN's word as it was."""
+        b2, b7, s4, s5, profile, back_valid = (
+            s.back[1],
+            s.back[6],
+            s.s4,
+            s.s5,
+            s.profile,
+            s.back_valid,
+        )
         m.submodules.frequencies = frequencies = Frequencies()
         s6, s7, s8 = (Signal(SCORE_WORD_BITS, name=f"s{k}", reset_less=True) for k in (6, 7, 8))
         entries = [
@@ -511,7 +542,7 @@ class EmaEngine(wiring.Component):
             counts_of[0].eq(profile.count),
             *(after.eq(before) for before, after in zip(counts_of, counts_of[1:], strict=False)),
         ]
-        info = Signal(found)
+        info = Signal(s.found)
         m.d.comb += [
             info.eq(b7.event.argument),
             self.o_scan.p.page.eq(b7.event.page),
@@ -525,21 +556,27 @@ class EmaEngine(wiring.Component):
             self.o_scan.p.over.eq(b7.turned),
             self.o_scan.valid.eq(back_valid[6] & (b7.event.kind == ScoreEvent.SCAN)),
         ]
+        s.frequencies, s.s8, s.entry9 = frequencies, s8, entries[-1]
 
-        # b9: written
+    def _written(self, m: Module, s: _State) -> None:
+        """b9: encoded, written, committed."""
+        code, scores, back_valid = self.secded, s.scores, s.back_valid
+        b8, b9 = s.back[7], s.back[8]
         word9, score9 = (
             Signal(code.code_bits, reset_less=True),
             Signal(SCORE_WORD_BITS, reset_less=True),
         )
         score8 = Signal(SCORE_WORD_BITS)
-        errors = Signal(2 * (len(back) - 4))
+        errors = Signal(2 * (len(s.back) - 4))
         m.d.comb += score8.eq(
-            Mux(b8.kelp, Mux(b8.event.kind == ScoreEvent.SCAN, s8, frequencies.touched), ema.o)
+            Mux(
+                b8.kelp, Mux(b8.event.kind == ScoreEvent.SCAN, s.s8, s.frequencies.touched), s.ema.o
+            )
         )
         m.d.sync += [
             word9.eq(code.encode(score8)),
             score9.eq(score8),
-            errors.eq(Cat(single4, double4, errors)),
+            errors.eq(Cat(s.single4, s.double4, errors)),
         ]
         single9, double9 = errors[-2], errors[-1]
         write9 = Signal()
@@ -550,16 +587,39 @@ class EmaEngine(wiring.Component):
         )
         m.d.comb += [
             scores.write_en.eq(write9),
-            scores.write_address.eq(address(b9.event)),
+            scores.write_address.eq(_address(b9.event)),
             scores.write_data.eq(word9),
             *(self.o_commit.p[name].eq(b9.event[name]) for name in ("kind", "squeue", "page")),
             self.o_commit.p.score.eq(score9),
-            self.o_commit.p.profile.eq(Mux(b9.kelp, entries[-1], 0)),
+            self.o_commit.p.profile.eq(Mux(b9.kelp, s.entry9, 0)),
             self.o_commit.valid.eq(back_valid[8] & (b9.event.kind != ScoreEvent.SCRUB)),
             self.corrected.eq(single9),
             self.uncorrected.eq(double9),
-            self.idle.eq(
-                ~(self.i.valid | queue.r_rdy | (inside != 0) | b0_valid | back_valid.any())
-            ),
         ]
-        return m
+
+    def _packed(self, m, event, found):
+        """What of an event at `i` goes through the pipeline, as `event` has it."""
+        pushed, idle_steps = Signal(event), Signal(STEP_BITS)
+        scanned = Signal(found)
+        m.d.comb += [
+            idle_steps.eq(Mux(self.i.p.gap == 0, 0, self.i.p.gap - 1)),
+            scanned.last_step.eq(self.i.p.scan.last_step),
+            scanned.eligible.eq(
+                (self.i.p.scan.state == PageState.RESIDENT) & ~self.i.p.scan.pinned
+            ),
+            scanned.cold.eq(self.i.p.scan.state == PageState.COLD),
+            *(
+                pushed[name].eq(self.i.p[name])
+                for name in ("kind", "session", "squeue", "page", "slot", "step")
+            ),
+            pushed.tag.eq(self.i.p.scan_tag),
+            pushed.idle.eq(Mux(idle_steps > FOLDED, FOLDED, idle_steps)),
+        ]
+        with m.Switch(self.i.p.kind):
+            with m.Case(ScoreEvent.TOUCH):
+                m.d.comb += pushed.argument.eq(idle_steps)
+            with m.Case(ScoreEvent.MASS):
+                m.d.comb += pushed.argument.eq(self.i.p.mass)
+            with m.Default():
+                m.d.comb += pushed.argument.eq(scanned)
+        return pushed
