@@ -9,7 +9,7 @@ from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import Event, Op, Outcome, PrefetchSource
+from kelp_spec.metadata import Event, Op, Outcome, PrefetchSource, Protected
 
 from .control.faults import FaultMonitor
 from .control.phase import PhaseDetector
@@ -25,6 +25,7 @@ from .host.windows import WindowRouter
 from .layouts import MESSAGES, TIME_BITS, Layouts
 from .lib.broadcast import broadcast
 from .lib.bypass_fifo import BypassFifo
+from .lib.protected import BlockFault, gather
 from .lib.skid import Skid
 from .miss.cold_scheduler import ColdScheduler
 from .miss.miss_buffer import MissBuffer
@@ -415,6 +416,12 @@ class Endpoint(wiring.Component):
                 telemetry.memory_uncorrected.eq(faults.uncorrected),
             ]
             connect(m, faults.o_event, registers.i_event[5])
+            for block, source in (
+                (Protected.FRAME_TABLE, frame_table),
+                (Protected.TRACKER, tracker),
+                (Protected.DATA_QUEUE, data_queue),
+            ):
+                m.d.comb += faults.faults[block].eq(source.fault)
 
         # - verification ---------------------------------------------------------------------------
         # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one,
@@ -480,6 +487,8 @@ class DataQueue(wiring.Component):
         Ops that wait.
     idle : out
         The FIFO is empty; an op on `i` does not count.
+    fault : out, BlockFault
+        Of an op that waited: a cycle after it was at `o`.
     """
 
     LATENCY = 0
@@ -487,6 +496,7 @@ class DataQueue(wiring.Component):
     DEPTH = 2 * RESERVE
 
     def __init__(self, *, config: Config):
+        self.config = config
         self.layout = Layouts(config).data_op
         super().__init__(
             {
@@ -495,12 +505,16 @@ class DataQueue(wiring.Component):
                 "ready": Out(1),
                 "level": Out(range(self.DEPTH + 1)),
                 "idle": Out(1),
+                "fault": Out(BlockFault),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.queue = queue = BypassFifo(depth=self.DEPTH, shape=self.layout)
+        m.submodules.queue = queue = BypassFifo(
+            depth=self.DEPTH, shape=self.layout, protect=self.config.protect
+        )
+        gather(m, self.fault, queue.fault)
         connect(m, queue.o, flipped(self.o))
         m.d.comb += [
             self.ready.eq(queue.level <= self.DEPTH - RESERVE),

@@ -249,7 +249,7 @@ class Registers(wiring.Component):
         m.d.comb += [
             file.ro_status.ready.eq(self.ready),
             file.ro_status.quiescent.eq(self.quiescent),
-            file.ro_status.irq.eq(events.irq),
+            file.ro_status.irq.eq(self.irq),
             file.ro_status.event_overflow.eq(events.overflow),
             file.ro_status.fatal.eq(self.fatal),
             file.ro_event_count.value.eq(events.count),

@@ -10,7 +10,15 @@ from amaranth.lib.wiring import In, Out
 from .secded import Secded
 from .sram import Sram
 
-__all__ = ["BlockFault", "CheckedWord", "Fault", "ProtectedFifo", "ProtectedMemory", "gather"]
+__all__ = [
+    "BlockFault",
+    "CheckedWord",
+    "Fault",
+    "ProtectedFifo",
+    "ProtectedMemory",
+    "gather",
+    "gather_blocks",
+]
 
 
 #: What check bits say of a word that is used: it has one flipped bit, which is corrected, or more,
@@ -29,6 +37,13 @@ def gather(m: Module, to, *faults, poisoned=()) -> None:
         to.corrected.eq(Cat(fault.corrected for fault in (*faults, *poisoned)).any()),
         to.poisoned.eq(Cat(fault.uncorrected for fault in poisoned).any()),
         to.fatal.eq(Cat(fault.uncorrected for fault in faults).any()),
+    ]
+
+
+def gather_blocks(m: Module, to, *faults) -> None:
+    """Joins what several parts of a block, a BlockFault each, have to say."""
+    m.d.comb += [
+        to[kind].eq(Cat(fault[kind] for fault in faults).any()) for kind in BlockFault.members
     ]
 
 

@@ -4,7 +4,7 @@ frame stage F1, F2 (docs/design.md §4)."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,7 +12,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Answer, DataOp, Event, Op, Outcome, PrefetchSource
 
 from ..layouts import Layouts
-from ..lib.sram import Sram
+from ..lib.protected import BlockFault, CheckedWord, Fault, ProtectedMemory, gather
 from ..pipeline import FRAME_STAGES
 from .page_address import PageAddress
 
@@ -49,6 +49,11 @@ class FrameTable(wiring.Component):
     an unused prefetched frame reports it useful, its end without one useless; a REPLAY counts it as
     used without a report, since M3 has counted it as a late prefetch.
 
+    An entry's line masks have check bits of their own. When these are beyond repair, every line is
+    written and poisoned, and so is the entry that the op leaves. What is beyond repair of the rest,
+    dirty and owner, cannot be rebuilt: it is fatal, and from then on nothing is asserted. An op
+    stores its entry anew, which mends a flipped bit.
+
     Parameters
     ----------
     config : Config
@@ -76,6 +81,8 @@ class FrameTable(wiring.Component):
         Of each ERROR; `argument` is the DRAM line in the frame.
     o_commit : out, always-ready stream of frame_commit
         Every op with the entry after it.
+    fault : out, BlockFault
+        With an op's outputs: of its entry. `poisoned`: of its line masks, `fatal`: of the rest.
     ready : out
         The reset scrub is over.
     idle : out
@@ -88,6 +95,10 @@ class FrameTable(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         layouts = self.layouts = Layouts(config)
+        lines = layouts.frame_entry["valid"].offset
+        masks = CheckedWord(2 * config.page_lines, protect=config.protect)
+        #: bits of an entry's code words: of what is before the line masks, and of these
+        self.parts = (lines, *masks.parts)
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.frame_op, always_ready=True)),
@@ -101,6 +112,7 @@ class FrameTable(wiring.Component):
                 "o_error": Out(stream.Signature(config.frame_bits, always_ready=True)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "o_commit": Out(stream.Signature(layouts.frame_commit, always_ready=True)),
+                "fault": Out(BlockFault),
                 "ready": Out(1),
                 "idle": Out(1),
             }
@@ -109,9 +121,7 @@ class FrameTable(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c, entry_layout = self.config, self.layouts.frame_entry
-        m.submodules.table = table = Sram(
-            depth=c.total_frames, shape=entry_layout, transparent=False
-        )
+        m.submodules.table = table = self._table()
         m.submodules.place = place = PageAddress(config=c)
         error = self.i_error
 
@@ -176,10 +186,11 @@ class FrameTable(wiring.Component):
             was.eq(before),
             was_written.eq(written),
             was_frame.eq(write_frame),
-            read.eq(table.read_data),
+            read.eq(self._read(table)),
             from_before.eq(same & ~f1.init),
             from_read.eq(~(same | passed | met | f1.init)),
         ]
+        broken = self._faults(m, table, f1_valid & f1.use & ~(same | passed | met | f1.init))
         with m.If(f1.init):
             ruined = f1.lost | f1.failed
             from_sector = f1.kind == Op.FILL
@@ -366,7 +377,7 @@ class FrameTable(wiring.Component):
                 table.write_data.eq(before),
             ]
 
-        with m.If(f2_valid):
+        with m.If(f2_valid & ~broken):
             m.d.comb += [
                 # No request reaches a frame that is not its page's.
                 Assert(~demand | owner),
@@ -387,6 +398,7 @@ class FrameTable(wiring.Component):
         m.d.sync += taken.eq(
             f1_valid
             & f1.init
+            & ~table.uncorrected.any()
             & Mux(
                 same,
                 after.in_use,
@@ -395,3 +407,32 @@ class FrameTable(wiring.Component):
         )
         m.d.comb += Assert(~taken)
         return m
+
+    def _table(self) -> ProtectedMemory:
+        return ProtectedMemory(
+            depth=self.config.total_frames,
+            shape=self.layouts.frame_entry,
+            protect=self.config.protect,
+            parts=self.parts,
+            transparent=False,
+        )
+
+    def _read(self, table) -> Value:
+        """The entry as it was read, all its lines written and poisoned where their masks are beyond
+        repair."""
+        word, masks = table.read_data.as_value(), self.parts[0]
+        spoiled = table.uncorrected[1:].any()
+        return Cat(word[:masks], word[masks:] | spoiled.replicate(len(word) - masks))
+
+    def _faults(self, m, table, used) -> Signal:
+        """Drives `fault` of an entry that F1 has `used`; returns whether one was fatal."""
+        masks, rest, broken = Signal(Fault), Signal(Fault), Signal()
+        m.d.comb += [
+            rest.corrected.eq(used & table.corrected.any()),
+            rest.uncorrected.eq(used & table.uncorrected[0]),
+            masks.uncorrected.eq(used & table.uncorrected[1:].any()),
+        ]
+        gather(m, self.fault, rest, poisoned=(masks,))
+        with m.If(rest.uncorrected):
+            m.d.sync += broken.eq(1)
+        return broken

@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import POOLS, Config
 
 from ..layouts import POOL_BITS
-from ..lib.sram import Sram
+from ..lib.protected import BlockFault, Fault, ProtectedMemory, gather
 
 __all__ = ["FreeFrames", "Pools", "count_bits", "spare_shape"]
 
@@ -51,6 +51,8 @@ class FreeFrames(wiring.Component):
         Frames in the pool, 1 and up.
     frame_bits : int
         Width of a frame id.
+    protect : bool
+        Freed ids carry check bits.
 
     Members
     -------
@@ -66,12 +68,15 @@ class FreeFrames(wiring.Component):
         Frames that may be taken; frames in use.
     unused : out
         `used` is 0, from a register: a change of `limit` waits for it.
+    fault : out, Fault
+        Of a freed id that becomes `frame` in the next cycle. One beyond repair has two owners or
+        none.
     """
 
     LATENCY = 1
     INTERVAL = 1
 
-    def __init__(self, *, first: int, frames: int, frame_bits: int):
+    def __init__(self, *, first: int, frames: int, frame_bits: int, protect: bool = False):
         if not isinstance(frames, int) or frames < 1:
             raise ValueError(f"frames = {frames!r} is refused; legal: 1 and up")
         if not 0 <= first <= (1 << frame_bits) - frames:
@@ -82,6 +87,7 @@ class FreeFrames(wiring.Component):
         self.first = first
         self.frames = frames
         self.frame_bits = frame_bits
+        self.protect = protect
         bits = frames.bit_length()
         super().__init__(
             {
@@ -93,6 +99,7 @@ class FreeFrames(wiring.Component):
                 "free": Out(bits),
                 "used": Out(bits),
                 "unused": Out(1, init=1),
+                "fault": Out(Fault),
             }
         )
         # State that proofs look at (kelp_verif.formal.pool_specs).
@@ -125,7 +132,9 @@ class FreeFrames(wiring.Component):
         # Freed ids: a ring whose oldest element is also in `head`. The memory shows the one behind
         # it, which moves into `head` with a pop; a push that meets it is seen at once. Whether it
         # does is known for both elements before it is known which is read (critical path: `pop`).
-        m.submodules.ring = ring = Sram(depth=self.frames, shape=self.frame_bits, transparent=False)
+        m.submodules.ring = ring = ProtectedMemory(
+            depth=self.frames, shape=self.frame_bits, protect=self.protect, transparent=False
+        )
         second, third = (Signal(range(self.frames), name=name) for name in ("second", "third"))
         pop_freed, met, pushed = Signal(), Signal(), Signal(self.frame_bits)
 
@@ -143,6 +152,10 @@ class FreeFrames(wiring.Component):
             ring.write_address.eq(end),
             ring.write_data.eq(self.push_frame),
             self.behind.eq(Mux(met, pushed, ring.read_data)),
+            # `behind` moves into `head`, out of the ring
+            self.fault.as_value().eq(
+                Mux(pop_freed & (count != 1) & ~met, ring.fault.as_value(), 0)
+            ),
         ]
         m.d.sync += [
             met.eq(self.push & Mux(pop_freed, end == third, end == second)),
@@ -215,6 +228,8 @@ class Pools(wiring.Component):
         As its `FreeFrames` has them.
     spare : out, of each pool
         free − waiting.
+    fault : out, BlockFault
+        Of their memories.
     """
 
     LATENCY = 1
@@ -247,6 +262,7 @@ class Pools(wiring.Component):
                 "used": Out(data.ArrayLayout(bits, len(POOLS))),
                 "spare": Out(data.ArrayLayout(spare_shape(config), len(POOLS))),
                 "unused": Out(len(POOLS)),
+                "fault": Out(BlockFault),
             }
         )
         # State that proofs look at (kelp_verif.formal.pool_specs).
@@ -271,7 +287,8 @@ class Pools(wiring.Component):
             whole, some = ~left[-1], left[1:-1].any()
             return whole & (some | left[0]), whole & some, whole
 
-        frames, some_pins, rooms = (
+        frames, faults, some_pins, rooms = (
+            [],
             [],
             [],
             {name: [] for name in ("can_pop", "can_take", "can_prefetch", "can_pin")},
@@ -279,8 +296,12 @@ class Pools(wiring.Component):
         fewer = self.unwait | self.push
         for p, name in enumerate(POOLS):
             m.submodules[name] = pool = FreeFrames(
-                first=c.pool_first_frame[p], frames=c.frames[p], frame_bits=c.frame_bits
+                first=c.pool_first_frame[p],
+                frames=c.frames[p],
+                frame_bits=c.frame_bits,
+                protect=c.protect,
             )
+            faults.append(pool.fault)
             here = self.select == p
             waiting, taken, pins = self.waiting[p], self.taken[p], self.pins[p]
             # Registers change seldom: the sums with them are registered here.
@@ -325,6 +346,7 @@ class Pools(wiring.Component):
             ):
                 rooms[answer].append(room(counter, most, f"{answer}_{name}"))
         m.d.comb += self.frame.eq(Array(frames)[self.select])
+        gather(m, self.fault, *faults)
         m.d.sync += Assert(self.want == (self.wait | self.pop))
         # M3 has the answers from the beginning of its cycle. Critical path: how the op that is
         # there counts; so they are worked out for each way.

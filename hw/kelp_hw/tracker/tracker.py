@@ -13,7 +13,7 @@ from kelp_spec.metadata import Event, Op, Outcome
 
 from ..layouts import Layouts
 from ..lib.broadcast import broadcast
-from ..lib.sram import Sram
+from ..lib.protected import BlockFault, gather_blocks
 from ..pipeline import M0_TO_M3
 from .arbiter import BACKGROUND, Arbiter, behind_layout, choose
 from .decide import Decide, frame_of
@@ -22,6 +22,7 @@ from .hot_pages import HotPages
 from .miss_ids import MissIds
 from .page_words import PageWords
 from .pools import Pools, count_bits, spare_shape
+from .queue_formats import QueueFormats
 from .sessions import SessionCheck, Sessions
 
 __all__ = ["Tracker", "hot_layout"]
@@ -92,6 +93,8 @@ class Tracker(wiring.Component):
         wait on a page.
     ecc_flip : in
         For verification: XORed into every code word written. Zero otherwise.
+    fault : out, BlockFault
+        Of queue formats and free frames.
     o_result : out, always-ready stream of result
         Every op that took the tracker lane, in the order of M3.
     o_frame_op : out, always-ready stream of frame_op
@@ -142,6 +145,7 @@ class Tracker(wiring.Component):
                 "pool_limit": In(counts),
                 "fatal": In(1),
                 "ecc_flip": In(self.words.code.code_bits),
+                "fault": Out(BlockFault),
                 "o_result": Out(stream.Signature(layouts.result, always_ready=True)),
                 "o_frame_op": Out(stream.Signature(layouts.frame_op, always_ready=True)),
                 "o_frame_op_hot": Out(1),
@@ -168,14 +172,10 @@ class Tracker(wiring.Component):
         m.submodules.pools = pools = Pools(config=c)
         m.submodules.miss_ids = miss_ids = MissIds(config=c)
         m.submodules.decide = decide = Decide(config=c)
-        # What M3 asks of a queue.
-        queue_layout = data.StructLayout(
-            {
-                name: layouts.queue_config[name].shape
-                for name in ("format_k", "format_v", "pool", "policy")
-            }
-        )
-        m.submodules.queues = queues = Sram(depth=c.squeues, shape=queue_layout)
+        m.submodules.queues = queues = QueueFormats(config=c)
+        asks2 = Signal()  # at M2 is a request that is not refused
+        wiring.connect(m, wiring.flipped(self.config_write), queues.write)
+        gather_blocks(m, self.fault, queues.fault, pools.fault)
 
         def session(index):
             return sessions.sessions[index] if c.sessions > 1 else sessions.sessions[0]
@@ -258,12 +258,6 @@ class Tracker(wiring.Component):
                     miss_ids.level > on_their_way,
                 )
             ),
-            queues.write_en.eq(self.config_write.valid),
-            queues.write_address.eq(self.config_write.p.squeue),
-            *(
-                queues.write_data[f].eq(self.config_write.p.queue_config[f])
-                for f in queue_layout.members
-            ),
         ]
         # The last of these cycles is for `foresight`, which looks at the session a cycle early.
         m.d.sync += hold.eq(
@@ -301,8 +295,9 @@ class Tracker(wiring.Component):
             words.look.p.squeue.eq(opa.squeue),
             words.look.p.page.eq(opa.page),
             words.look.valid.eq(ma.valid & ma.reads),
-            queues.read_en.eq(1),
-            queues.read_address.eq(opa.squeue),
+            queues.read_squeue.eq(opa.squeue),
+            # What is refused uses none of it, and a PEEK of a frame names no queue.
+            queues.used.eq(asks2 | (m2.valid & m2.background & m2.reads & ~m2.frame_peek)),
         ]
 
         for k, (stage, op) in enumerate(zip(stages, ops, strict=True)):
@@ -313,7 +308,7 @@ class Tracker(wiring.Component):
 
         # --- M1: page word, queue configuration come out; M2: corrected, session checked ---
         hot1, hot2, hot3 = (Signal(hot_pages.entry_layout, name=f"hot{i}") for i in (1, 2, 3))
-        queue2, session2 = Signal(queue_layout), Signal(layouts.session)
+        queue2, session2 = Signal(queues.shape), Signal(layouts.session)
         shape_layout = data.StructLayout(
             {name: layouts.session[name].shape for name in ("used_lines", "k_only", "host_type")}
         )
@@ -329,11 +324,11 @@ class Tracker(wiring.Component):
             check.kv_line.eq(op2.kv_line),
         ]
         queue3, session3, event3 = (
-            Signal(queue_layout),
+            Signal(queues.shape),
             Signal(layouts.session),
             Signal.like(check.event),
         )
-        kinds3, asks3, asks2 = Signal(max(Op) + 1), Signal(), Signal()
+        kinds3, asks3 = Signal(max(Op) + 1), Signal()
         frames2 = frame_of(op2.kind, asks2, op2.write)
         frames3 = {name: Signal(name=f"{name}3") for name in frames2}
         usable3, grants3 = Signal(), Signal()
@@ -359,7 +354,7 @@ class Tracker(wiring.Component):
             hot1.eq(hot_pages.entry),
             hot2.eq(hot1),
             hot3.eq(hot2),
-            queue2.eq(queues.read_data),
+            queue2.eq(queues.o),
             queue3.eq(queue2),
             queue3.pool.eq(pools.ahead),
             session2.eq(session(op1.session)),

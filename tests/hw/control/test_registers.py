@@ -44,6 +44,7 @@ def test_every_line_is_what_the_map_says_to_whom_it_says_so():
             "log full",
             "irq",
             "reset of an access",
+            "fatal",
         )
         == {}
     )

@@ -77,6 +77,7 @@ async def random_accesses(dut):
             ]
             tb.sessions[0]["closing"] = tb.sessions[0]["open"] and rng.getrandbits(1)
             tb.pool_used = [rng.choice([0, 0, 1, rng.randrange(1 << 24)]) for _ in POOLS]
+            tb.fatal = rng.random() < 0.2
             await settle(tb)
         ld_id = rng.choice([0, 0, rng.choice(tb.sessions)["ld_id"], rng.getrandbits(4)])
         offset = rng.choice(plain * 6 + slow + nothing)
@@ -99,7 +100,8 @@ async def random_accesses(dut):
             await tb.read_line(offset, ld_id=ld_id)
         tb.seen["log full"] += tb.lost
         tb.seen["irq"] += tb.irq
-        assert (dut.irq.value == 1) == tb.irq
+        tb.seen["fatal"] += tb.fatal
+        assert (dut.irq.value == 1) == (tb.irq or tb.fatal)
         if n % 70 == 69:
             # In the midst of an access, or just after its answer: nothing of it is left, and every
             # register starts again.

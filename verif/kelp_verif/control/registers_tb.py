@@ -87,7 +87,7 @@ class TB:
         self.opened = [None] * c.sessions  # shape and formats as they were at OPEN
         self.refused, self.peeked = [0] * c.sessions, [0] * c.sessions
         # the log: (event fields, earliest and latest time)
-        self.events, self.lost, self.irq = [], False, False
+        self.events, self.lost, self.irq, self.fatal = [], False, False, False
         self.totals, self.queues, self.bins = (
             Counter(),
             [Counter() for _ in range(c.squeues)],
@@ -117,6 +117,7 @@ class TB:
             "decode",
             "resident_lines",
             "now",
+            "fatal",
         ):
             getattr(dut, port).value = 0
         dut.ready.value, dut.quiescent.value = 1, 0
@@ -145,7 +146,7 @@ class TB:
         dut.sessions.value = sum(
             self.session.pack(**s) << self.session.width * i for i, s in enumerate(self.sessions)
         )
-        dut.now.value = self.now
+        dut.now.value, dut.fatal.value = self.now, int(self.fatal)
         dut.pool_used.value = sum(n << 24 * p for p, n in enumerate(self.pool_used))
         dut.pool_unused.value = sum((n == 0) << p for p, n in enumerate(self.pool_used))
         dut.i__valid.value = int(self.offer is not None)
@@ -347,7 +348,7 @@ class TB:
         if name in ("identity", "digest", "geometry"):
             return r.reset
         if name == "status":
-            return 1 | (self.lost << 3) | (self.irq << 2)
+            return 1 | (self.fatal << 4) | (self.lost << 3) | ((self.irq or self.fatal) << 2)
         if name == "event_count":
             return len(self.events)
         if name.startswith("pool_used_"):

@@ -138,7 +138,7 @@ class FreeFramesContract(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.pool = pool = self.block
-        memory = open_up(open_up(pool).ring).memory
+        memory = open_up(open_up(open_up(pool).ring).rows).memory
         n, end = self.frames, self.first + self.frames
         owner = _Owner(
             m, ids=16, take=pool.pop, taken=pool.frame, give=pool.push, given=pool.push_frame

@@ -29,9 +29,9 @@ def channel_of(source, answer):
     )
 
 
-def message_of(source, answer):
+def message_of(source, answer, fatal):
     """The S2M message of an answer, all of its fields: nothing of MetaField is kept (3), the load
-    is light."""
+    is light. After a fatal error an answer of the data path has no data."""
     side = source == "i_window"
     common = {
         "meta_field": 3,
@@ -43,6 +43,8 @@ def message_of(source, answer):
     if channel_of(source, answer) == "ndr":
         return common | {"opcode": S2MNDR.CMP}
     kind = Answer.DATA if side else answer["answer"]
+    if fatal and not side:
+        return common | {"opcode": S2MDRS.MEM_DATA, "data": 0, "poison": 1}
     return common | {
         "opcode": S2MDRS.MEM_DATA_NXM if kind == Answer.NXM else S2MDRS.MEM_DATA,
         "data": answer["data"] if kind == Answer.DATA else 0,
@@ -64,6 +66,7 @@ class TB:
         self.forget()
 
     def forget(self):
+        self.fatal = False
         self.offered, self.waited = dict.fromkeys(SOURCES), dict.fromkeys(SOURCES, 0)
         self.held = dict.fromkeys(CHANNELS)
 
@@ -111,7 +114,7 @@ class TB:
         ready = {channel: rng.random() < p for channel, p in self.p_ready.items()}
         for channel, flag in ready.items():
             getattr(dut, f"s2m_{channel}__ready").value = int(flag)
-        dut.now.value = self.now
+        dut.now.value, dut.fatal.value = self.now, int(self.fatal)
         await ReadOnly()
         self.look(ready)
         await RisingEdge(dut.clk)
@@ -146,8 +149,9 @@ class TB:
             assert free[channel] and self.held[channel] is None, (
                 f"cycle {self.cycles}: {source} overwrites what waits on {channel}"
             )
-            self.held[channel] = message_of(source, self.offered[source])
+            self.held[channel] = message_of(source, self.offered[source], self.fatal)
             self.seen[f"{source} {channel}"] += 1
+            self.seen[f"fatal {source} {channel}"] += self.fatal
             self.seen["nxm"] += (
                 self.held[channel]["opcode"] == S2MDRS.MEM_DATA_NXM and channel == "drs"
             )
@@ -194,6 +198,7 @@ async def random_answers(dut):
         if n % 100 == 0:
             tb.p_valid = {source: tb.rng.choice([0.1, 0.5, 1.0]) for source in SOURCES}
             tb.p_ready = {channel: tb.rng.choice([0.05, 0.5, 1.0, 1.0]) for channel in CHANNELS}
+            tb.fatal = tb.rng.random() < 0.1
             tb.kinds = tb.rng.choice(
                 [
                     [Answer.CMP],

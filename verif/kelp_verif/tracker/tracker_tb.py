@@ -106,7 +106,7 @@ class TB:
         dut.i_miss_free__valid.value = dut.i_miss_free__payload.value = 0
         dut.behind.value = dut.ahead.value = dut.config_write__payload.value = (
             dut.config_write__valid.value
-        ) = dut.descriptor.value = dut.ecc_flip.value = dut.pause.value = 0
+        ) = dut.descriptor.value = dut.ecc_flip.value = dut.pause.value = dut.fatal.value = 0
         dut.low_water.value, dut.reserve.value = self.golden.low_water, self.golden.reserve
         dut.pool_limit.value = sum(
             limit << self.count_bits * p for p, limit in enumerate(self.limits)
