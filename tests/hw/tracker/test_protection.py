@@ -139,7 +139,7 @@ def test_two_flips_in_the_line_masks_poison_the_page():
             assert (got, fault) == (READ_POISON, NOTHING | {"poisoned": 1})
             assert entry["dirty"] and entry["squeue"] == OWNER["squeue"]
             assert entry["poison"] == entry["valid"] == (1 << UNIT.page_lines) - 1
-            await ctx.tick().repeat(rng.randrange(5))
+            await ctx.tick().repeat(rng.randint(1, 5))
             # a full write heals its line, a part of one does not
             _, fault, entry = await frames.write(1, partial=1)
             assert fault == NOTHING and entry["poison"] == (1 << UNIT.page_lines) - 1
