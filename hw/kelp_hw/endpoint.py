@@ -420,6 +420,7 @@ class Endpoint(wiring.Component):
                 (Protected.FRAME_TABLE, frame_table),
                 (Protected.TRACKER, tracker),
                 (Protected.DATA_QUEUE, data_queue),
+                (Protected.EVICTION, eviction),
             ):
                 m.d.comb += faults.faults[block].eq(source.fault)
 

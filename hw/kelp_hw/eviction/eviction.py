@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import Config
 
 from ..lib.broadcast import broadcast
+from ..lib.protected import BlockFault
 from ..lib.skid import Skid
 from .closer import Closer
 from .evictor import Evictor
@@ -62,6 +63,8 @@ class Eviction(wiring.Component):
     swept : out
         Pulse per sweep.
     o_event : out, always-ready stream
+    fault : out, BlockFault
+        Of the memories of `EvictionSlots`.
     ready : out
         The reset scrub is over.
     idle : out; quiet : out
@@ -102,6 +105,7 @@ class Eviction(wiring.Component):
                 "resident_lines": Out(32),
                 "swept": Out(1),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
+                "fault": Out(BlockFault),
                 "ready": Out(1),
                 "idle": Out(1),
                 "quiet": Out(1),
@@ -144,6 +148,7 @@ class Eviction(wiring.Component):
         connect(m, sweep.read, queues.read)
         connect(m, kelp.state, evictor.policy)
         connect(m, slots.under_way, evictor.slots)
+        m.d.comb += self.fault.eq(slots.fault)
         connect(m, evictor.check, slots.check_victim)
         connect(m, orphans.check, slots.check_orphan)
         m.d.comb += sweep.opinion.eq(kelp.opinion)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Const, Module, Signal
-from amaranth.lib import data, fifo, memory, stream, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
@@ -13,6 +13,7 @@ from kelp_spec.metadata import Op, Outcome
 from kelp_spec.policy import GIVEN_BITS
 
 from ..layouts import POOL_BITS
+from ..lib.protected import BlockFault, CheckedWord, Fault, ProtectedFifo, gather
 from ..pipeline import RELEASE_TO_FREE
 from .signatures import EvictionLayouts, EvictionsUnderWay, PageCheck
 
@@ -50,6 +51,8 @@ class EvictionSlots(wiring.Component):
     under_way : out, EvictionsUnderWay
     check_victim, check_orphan, check_scrub : in, PageCheck
         Asked by the evictor, by `Orphans` and by the closer.
+    fault : out, BlockFault
+        Of what is known of a page that leaves: where it goes, whether it is dirty, its line masks.
     idle, quiet : out
         Nothing is under way; all that is under way waits for the flash.
     """
@@ -75,6 +78,7 @@ class EvictionSlots(wiring.Component):
                 "check_victim": In(PageCheck(config)),
                 "check_orphan": In(PageCheck(config)),
                 "check_scrub": In(PageCheck(config)),
+                "fault": Out(BlockFault),
                 "idle": Out(1),
                 "quiet": Out(1),
             }
@@ -147,11 +151,7 @@ class EvictionSlots(wiring.Component):
             )
 
         # --- what is known of each: three writers, a memory for each ---
-        def table(name, layout, writes, address, value):
-            m.submodules[name] = rows = memory.Memory(shape=layout, depth=c.write_backs, init=())
-            port = rows.write_port()
-            m.d.comb += [port.en.eq(writes), port.addr.eq(address), port.data.eq(value)]
-            return lambda: rows.read_port(domain="comb")
+        faults = []
 
         begun = data.StructLayout({"where": where, "pool": POOL_BITS, "given_by": GIVEN_BITS})
         beginning = Signal(begun)
@@ -161,15 +161,15 @@ class EvictionSlots(wiring.Component):
             beginning.pool.eq(r.pool),
             beginning.given_by.eq(r.op.mass),
         ]
-        read_begun = table("begun", begun, claimed, at, beginning)
+        read_begun = self._table(m, faults, "begun", begun, claimed, at, beginning)
         found = data.StructLayout({"frame": c.frame_bits, "dirty": 1})
         finding = Signal(found)
         m.d.comb += [finding.frame.eq(self.i_claim.p.frame), finding.dirty.eq(self.i_claim.p.dirty)]
-        claim_slot = Signal(token)
-        m.d.comb += claim_slot.eq(self.i_claim.p.slot)
-        read_found = table("found", found, self.i_claim.valid, claim_slot, finding)
-        read_sector = table(
-            "sectors", layouts.sector, self.i_claim.valid, claim_slot, self.i_claim.p.sector
+        claim, claim_slot = self.i_claim, Signal(token)
+        m.d.comb += claim_slot.eq(claim.p.slot)
+        read_found = self._table(m, faults, "found", found, claim.valid, claim_slot, finding)
+        read_sector = self._table(
+            m, faults, "sectors", layouts.sector, claim.valid, claim_slot, claim.p.sector
         )
         # Frames are in registers beside the table: an error is compared with all of them.
         spoilt = Signal(c.write_backs)
@@ -179,20 +179,19 @@ class EvictionSlots(wiring.Component):
                 m.d.sync += [frame.eq(self.i_claim.p.frame), spoilt[k].eq(0)]
             with m.Elif(self.i_error.valid & (frame == self.i_error.p)):
                 m.d.sync += spoilt[k].eq(1)
-        judged, fails = read_found(), Signal()
+        judged, fails = read_found(self.i_flushed.p, self.i_flushed.valid), Signal()
         m.d.comb += fails.eq(spoilt.bit_select(self.i_flushed.p, 1))
-        m.d.comb += judged.addr.eq(self.i_flushed.p)
 
         # --- the two FIFOs ---
-        m.submodules.writes = writes = fifo.SyncFIFO(width=token, depth=c.write_backs)
+        m.submodules.writes = writes = self._fifo(token)
         leaving = data.StructLayout({"slot": token, "failed": 1})
-        m.submodules.releases = releases = fifo.SyncFIFO(width=leaving.size, depth=c.write_backs)
+        m.submodules.releases = releases = self._fifo(leaving.size)
         clean, back = Signal(), self.i_written_back
         going, release = data.View(leaving, releases.w_data), data.View(leaving, releases.r_data)
         m.d.comb += [
             writes.w_data.eq(self.i_flushed.p),
-            writes.w_en.eq(self.i_flushed.valid & judged.data.dirty & ~fails),
-            clean.eq(self.i_flushed.valid & (~judged.data.dirty | fails)),
+            writes.w_en.eq(self.i_flushed.valid & judged.dirty & ~fails),
+            clean.eq(self.i_flushed.valid & (~judged.dirty | fails)),
             back.ready.eq(~clean),
             going.slot.eq(self.i_flushed.p),
             going.failed.eq(fails),
@@ -201,42 +200,46 @@ class EvictionSlots(wiring.Component):
         with m.If(~clean):
             m.d.comb += [going.slot.eq(back.payload.token), going.failed.eq(back.payload.failed)]
 
-        wanted, wanted_frame, wanted_sector = read_begun(), read_found(), read_sector()
+        writing = self.o_write_back.valid & self.o_write_back.ready
+        wanted, wanted_frame, wanted_sector = (
+            read(writes.r_data, writing) for read in (read_begun, read_found, read_sector)
+        )
         m.d.comb += [
-            *(port.addr.eq(writes.r_data) for port in (wanted, wanted_frame, wanted_sector)),
             self.o_write_back.valid.eq(writes.r_rdy),
             writes.r_en.eq(self.o_write_back.ready),
             self.o_write_back.payload.token.eq(writes.r_data),
-            self.o_write_back.payload.squeue.eq(wanted.data.where.squeue),
-            self.o_write_back.payload.page.eq(wanted.data.where.page),
-            self.o_write_back.payload.frame.eq(wanted_frame.data.frame),
-            self.o_write_back.payload.sector.eq(wanted_sector.data),
+            self.o_write_back.payload.squeue.eq(wanted.where.squeue),
+            self.o_write_back.payload.page.eq(wanted.where.page),
+            self.o_write_back.payload.frame.eq(wanted_frame.frame),
+            self.o_write_back.payload.sector.eq(wanted_sector),
         ]
-        ending, ending_frame = read_begun(), read_found()
+        leaves = self.o_op.valid & self.o_op.ready
+        ending, ending_frame = (read(release.slot, leaves) for read in (read_begun, read_found))
         op = self.o_op.payload
         m.d.comb += [
-            *(port.addr.eq(release.slot) for port in (ending, ending_frame)),
             self.o_op.valid.eq(releases.r_rdy),
             releases.r_en.eq(self.o_op.ready),
             op.kind.eq(Op.RELEASE),
             op.slot.eq(release.slot),
             op.failed.eq(release.failed),
-            op.pool.eq(ending.data.pool),
-            op.squeue.eq(ending.data.where.squeue),
-            op.page.eq(ending.data.where.page),
-            op.frame.eq(ending_frame.data.frame),
-            op.written.eq(ending_frame.data.dirty),
-            op.mass.eq(ending.data.given_by),
+            op.pool.eq(ending.pool),
+            op.squeue.eq(ending.where.squeue),
+            op.page.eq(ending.where.page),
+            op.frame.eq(ending_frame.frame),
+            op.written.eq(ending_frame.dirty),
+            op.mass.eq(ending.given_by),
             # M3 keeps the session's step in the word of an evicted page.
             # Computed beside the op, not from it: a payload that depends on itself is a
             # combinational loop where it is taken as one vector.
             op.session.eq(
                 sum(
-                    (ending.data.where.squeue >= k * c.queues for k in range(1, c.sessions)),
+                    (ending.where.squeue >= k * c.queues for k in range(1, c.sessions)),
                     start=Const(0),
                 )
             ),
         ]
+
+        gather(m, self.fault, writes.fault, releases.fault, *faults)
 
         # --- evictions that do not wait for the flash ---
         active = Signal(range(c.write_backs + 1))
@@ -266,3 +269,34 @@ class EvictionSlots(wiring.Component):
             Assert(~started | ((writes.w_rdy | ~writes.w_en) & (releases.w_rdy | ~releases.w_en))),
         ]
         return m
+
+    def _fifo(self, shape) -> ProtectedFifo:
+        c = self.config
+        return ProtectedFifo(shape=shape, depth=c.write_backs, protect=c.protect, buffered=False)
+
+    def _table(self, m, faults, name, layout, writes, address, value):
+        """A memory, written with `writes`, and its reader: the row at an address; its fault, where
+        the row is used, is one of `faults`."""
+        word = CheckedWord(layout, protect=self.config.protect)
+        m.submodules[name] = rows = memory.Memory(
+            shape=word.code_bits, depth=self.config.write_backs, init=()
+        )
+        port = rows.write_port()
+        m.d.comb += [
+            port.en.eq(writes),
+            port.addr.eq(address),
+            port.data.eq(word.encode(value)),
+        ]
+
+        def read(address, used):
+            port, fault = rows.read_port(domain="comb"), Signal(Fault)
+            row, single, double = word.decode(m, port.data)
+            m.d.comb += [
+                port.addr.eq(address),
+                fault.corrected.eq(used & single.any()),
+                fault.uncorrected.eq(used & double.any()),
+            ]
+            faults.append(fault)
+            return data.View(layout, row)
+
+        return read
