@@ -84,7 +84,13 @@ PORT_DOCS = {
             "last": "1",
         },
     ),
-    **_channel("m_axi_b", {"id": "the write's; any order across ids", "resp": "not looked at"}),
+    **_channel(
+        "m_axi_b",
+        {
+            "id": "the write's; any order across ids",
+            "resp": "other than OKAY: host lines stored in that line are poisoned",
+        },
+    ),
     **_channel("m_axi_ar", _lines("of the read")),
     **_channel(
         "m_axi_r",
