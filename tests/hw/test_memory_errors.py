@@ -108,11 +108,12 @@ def test_a_line_that_is_rewritten_while_its_write_fails(formats):
 
 
 @FORMATS
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("chances", [(0.05, 0.05), (0.02, 0.3), (0.3, 0.02)])
+@pytest.mark.parametrize(
+    ("seed", "chances"), [(1, (0.05, 0.05)), (2, (0.02, 0.3)), (3, (0.3, 0.02))]
+)
 def test_random_errors_are_never_silent(formats, seed, chances):
     """Few frames, so that pages come and go while their writes fail; then memory is well again."""
-    s = MemoryShadow(UNIT, formats, seed=1 + seed, pressure=0.3)
+    s = MemoryShadow(UNIT, formats, seed=seed, pressure=0.3)
     addresses = s.addresses()
     for pages in (2, UNIT.pages, UNIT.pages):
         s.errors(*chances)
