@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import kelp_hw
 from kelp_spec.config import Config
-from kelp_spec.files import write_whole
+from kelp_spec.files import whole_file, write_whole
 
 from ..configs import FIRST_LIGHT
 from ..link.uart import uart_divisor
@@ -324,7 +324,11 @@ class _Run:
                 and all((known.parent / each).is_file() for each in step.outputs)
             ):
                 for each in (*step.outputs, done.name) if known != done else ():
-                    shutil.copyfile(known.parent / each, directory / each)
+                    with (
+                        open(known.parent / each, "rb") as source,
+                        whole_file(directory / each) as copy,
+                    ):
+                        shutil.copyfileobj(source, copy)
                 return
         done.unlink(missing_ok=True)
         log = directory / f"{step.name}.log"

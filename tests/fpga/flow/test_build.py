@@ -3,6 +3,7 @@
 """The steps of a build: which are done again, which are copied, what a failure says. Files play the
 tools here; the slow tests call them."""
 
+import errno
 import importlib.metadata
 import json
 import subprocess
@@ -154,6 +155,25 @@ def test_a_size_is_counted_where_cells_are_packed(tools, tmp_path):
     assert figures == json.loads((tmp_path / "size" / "size.json").read_text(encoding="utf-8"))
     a_build(tmp_path / "size", does=size)
     assert len(tools.called) == 3
+
+
+def test_a_step_that_a_full_disk_cuts_short_is_not_taken_for_done(tools, tmp_path, monkeypatch):
+    """Of a neighbour's step, whose files are copied: nothing is left under its final name."""
+    a_build(tmp_path / "seed1")
+
+    def full(source, copy):
+        copy.write(source.read()[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flow.shutil, "copyfileobj", full)
+        with pytest.raises(OSError, match="No space left"):
+            a_build(tmp_path / "seed2")
+    left = [path for path in (tmp_path / "seed2").iterdir() if path.stat().st_size == 1]
+    assert not left
+    done = len(tools.called)
+    a_build(tmp_path / "seed2")
+    assert "synthesis" not in tools.called[done:]
 
 
 def test_a_clock_or_a_rate_of_nothing_is_refused(tmp_path):
