@@ -77,7 +77,8 @@ def test_bad_sizes_are_refused():
         (["--users", "0"], "users = 0"),
     ):
         assert problem in kelp("size", *arguments, code=1)
-    assert "nobody serves there" in kelp("top", "unix:/nowhere.sock", "--once", code=1)
+    told = kelp("top", "unix:/nowhere.sock", "--once", code=1)
+    assert "nobody serves there" in told and "?" not in told.partition("--listen")[2]
     assert "interval = 0" in kelp("top", "--interval", "0", code=1)
 
 

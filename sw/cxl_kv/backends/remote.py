@@ -51,7 +51,7 @@ def connect(url: str, timeout: float) -> socket.socket:
             connection.close()
         raise errors.ConnectionLostError(
             f"{url}: nobody serves there ({error.strerror or error}); start one with: kelp "
-            + f"serve --listen {url}"
+            + f"serve golden:trace --listen {url.partition('?')[0]}"
         ) from None
     return connection
 
