@@ -16,7 +16,17 @@ from pathlib import Path
 from . import passes, tools
 from .verilog import macro_sources
 
-__all__ = ["Cpp", "MAKE_JOBS", "PCH", "VERILATOR_ARGS", "call", "runtime", "tail", "verilate_model"]
+__all__ = [
+    "Cpp",
+    "MAKE_JOBS",
+    "PCH",
+    "VERILATOR_ARGS",
+    "call",
+    "runtime",
+    "split_args",
+    "tail",
+    "verilate_model",
+]
 
 _MODEL_OPT = "-O3"
 MAKE_JOBS = 2
@@ -38,6 +48,13 @@ VERILATOR_ARGS = (
     # Lookup tables made of case statements take two thirds of the conversion and save nothing here.
     "-fno-table",
 )
+# Verilog of fewer bytes becomes one C++ file: below this its headers cost more than its code.
+_SMALL = 1_000_000
+
+
+def split_args(verilog: str) -> tuple[str, ...]:
+    """Verilator's arguments for how many C++ files it makes of `verilog`."""
+    return ("--output-split", "0") if len(verilog) < _SMALL else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +111,13 @@ def verilate_model(
     """
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in sources)]
     args = [*VERILATOR_ARGS, *(["--trace"] if waves else []), *verilator_args]
+    split = split_args(verilog)
     key = tools.digest(
         verilog,
         top,
         *(f.read_text(encoding="utf-8") for f in files),
         *args,
+        *split,
         *cpp.all_flags,
         opt,
         tools.version_key("verilator"),
@@ -110,7 +129,8 @@ def verilate_model(
             if not (model_dir / "built").is_file():
                 model = model_dir / "top.v"
                 tools.write_if_changed(model, verilog)
-                _build_model(model_dir, [model, *files], top, args, [*cpp.all_flags, opt])
+                flags = [*cpp.all_flags, opt]
+                _build_model(model_dir, [model, *files], top, args, split, flags)
                 tools.write_if_changed(model_dir / "built", key)
             _link(model_dir, cpp, library, waves)
     passes.installed().simulates(verilog)
@@ -118,14 +138,19 @@ def verilate_model(
 
 
 def _build_model(
-    model_dir: Path, files: Sequence[Path], top: str, args: Sequence[str], flags: Sequence[str]
+    model_dir: Path,
+    files: Sequence[Path],
+    top: str,
+    args: Sequence[str],
+    split: Sequence[str],
+    flags: Sequence[str],
 ) -> None:
     """The model as ``libVtop.a``; its log is begun anew. The last of ``flags`` is how far it is
     optimised."""
     log, (*cxx, opt) = model_dir / "build.log", flags
     tools.say(f"{model_dir.name}: Verilator makes C++ of it")
     command = ["verilator", "--cc", "-Mdir", str(model_dir), "--prefix", "Vtop"]
-    command += ["--top-module", top, "-O3", *args]
+    command += ["--top-module", top, "-O3", *args, *split]
     command += [argument for flag in cxx for argument in ("-CFLAGS", flag)]
     call([*command, *map(str, files)], cwd=model_dir, log=log)
     # slow: what runs once

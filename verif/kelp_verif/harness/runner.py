@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kelp_rtl.build import passes, tools
-from kelp_rtl.build.verilator import MAKE_JOBS, PCH, VERILATOR_ARGS, call, runtime, tail
+from kelp_rtl.build.verilator import MAKE_JOBS, PCH, VERILATOR_ARGS, call, runtime, split_args, tail
 from kelp_rtl.build.verilog import macro_sources, to_verilog
 
 __all__ = ["BenchResult", "Model", "bench_params", "made", "record", "run_cocotb"]
@@ -139,11 +139,13 @@ def run_cocotb(
     )
     covered = os.environ.get(_COVERAGE)
     args = [*VERILATOR_ARGS, *model.build_args, *(_COVERAGE_ARGS if covered else ())]
+    split = split_args(verilog)
     key = tools.digest(
         verilog,
         control,
         *(f.read_text(encoding="utf-8") for f in files),
         *args,
+        *split,
         model.opt,
         str(waves),
         tools.version_key("verilator", "cocotb"),
@@ -154,7 +156,7 @@ def run_cocotb(
         if not (stamp.is_file() and stamp.read_text(encoding="utf-8") == key):
             tools.write_if_changed(build_dir / "top.v", verilog)
             tools.write_if_changed(build_dir / "top.vlt", control)
-            _build_bench(build_dir, [build_dir / "top.v", *files], args, model.opt, waves)
+            _build_bench(build_dir, [build_dir / "top.v", *files], args, split, model.opt, waves)
             tools.write_if_changed(stamp, key)
     passes.installed().simulates(verilog)
     if seed is None:
@@ -211,7 +213,12 @@ def _ports_of(verilog: str, top: str) -> list[str]:
 
 
 def _build_bench(
-    build_dir: Path, files: Sequence[Path], args: Sequence[str], opt: str, waves: bool
+    build_dir: Path,
+    files: Sequence[Path],
+    args: Sequence[str],
+    split: Sequence[str],
+    opt: str,
+    waves: bool,
 ) -> None:
     from cocotb_tools.runner import Verilator
 
@@ -241,7 +248,7 @@ def _build_bench(
         sources=[*files, build_dir / "top.vlt"],
         hdl_toplevel="top",
         build_dir=build_dir,
-        build_args=list(args),
+        build_args=[*args, *split],
         timescale=("1ns", "1ps"),
         waves=waves,
     )
