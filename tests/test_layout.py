@@ -349,7 +349,6 @@ LONG_ELABORATE = {
     "PreviousSource": 110,
     "Quantiser": 130,
     "QueueState": 270,
-    "Registers": 370,
     "SdramCore": 130,
     "SelfTest": 210,
     "SessionControl": 260,

@@ -174,13 +174,25 @@ class Registers(wiring.Component):
             or "_queue_" in n
             or n.endswith("_resident")
         ]
-        m.submodules.file = file = RegisterFile(config=c, external=external)
-        m.submodules.control = control = SessionControl(config=c)
-        m.submodules.totals = totals = TotalCounters()
-        m.submodules.queue_counters = queues = self.queue_counters
-        m.submodules.histogram = histogram = LatencyHistogram(cycle_bits=20)
-        m.submodules.events = events = EventLog(config=c, sources=self.event_sources + 2)
+        m.submodules.file = RegisterFile(config=c, external=external)
+        m.submodules.control = SessionControl(config=c)
+        m.submodules.totals = TotalCounters()
+        m.submodules.queue_counters = self.queue_counters
+        m.submodules.histogram = LatencyHistogram(cycle_bits=20)
+        m.submodules.events = EventLog(config=c, sources=self.event_sources + 2)
+        self._sessions(m)
+        self._settings(m)
+        self._states(m)
+        due = self._steps(m)
+        refused = self._telemetry(m)
+        self._read_out(m)
+        self._sequencer(m, due, refused)
+        return m
 
+    def _sessions(self, m: Module) -> None:
+        """Whose registers are whose; what commands are given and where configurations go."""
+        c = self.config
+        file, control, queues = m.submodules.file, m.submodules.control, m.submodules.queue_counters
         owners = data.ArrayLayout(4, c.sessions)
         owner = Signal(owners)
         for s in range(c.sessions):
@@ -218,7 +230,10 @@ class Registers(wiring.Component):
                     control.command.p.eq(getattr(file, f"wo_s{s}_command")),
                 ]
 
-        # - settings and status --------------------------------------------------------------------
+    def _settings(self, m: Module) -> None:
+        """Registers to settings, and the device's status to registers."""
+        c = self.config
+        file, events = m.submodules.file, m.submodules.events
         for name in (
             "low_water",
             "high_water",
@@ -257,6 +272,11 @@ class Registers(wiring.Component):
             events.irq_enable.eq(file.rw_irq_enable.value),
             self.irq.eq(events.irq | self.fatal),
         ]
+
+    def _states(self, m: Module) -> None:
+        """Each session's state, and the page word that it asked for."""
+        c = self.config
+        file, control = m.submodules.file, m.submodules.control
         # The evictor's PEEKs, which look for a frame's owner, carry its token.
         peek, peeked = Signal(self.layouts.page_word), Signal()
         m.d.comb += peeked.eq(
@@ -289,7 +309,11 @@ class Registers(wiring.Component):
                     for f in ("state", "format_k", "format_v", "pinned", "place", "last_step")
                 ]
 
-        # - step advance by accesses ---------------------------------------------------------------
+    def _steps(self, m: Module) -> Signal:
+        """Steps that accesses advance, beside the ops of commands; the sessions whose step is
+        due."""
+        c = self.config
+        file, control = m.submodules.file, m.submodules.control
         access = (
             self.i_result.valid
             & self.i_result.p.first
@@ -334,8 +358,17 @@ class Registers(wiring.Component):
                     self.o_control.p.session.eq(step_session),
                     self.o_control.p.delta.eq(1),
                 ]
+        return due
 
-        # - telemetry ------------------------------------------------------------------------------
+    def _telemetry(self, m: Module) -> Signal:
+        """What is counted and recorded; the signal by which the sequencer records a refusal."""
+        c = self.config
+        file, control, totals = m.submodules.file, m.submodules.control, m.submodules.totals
+        queues, histogram, events = (
+            m.submodules.queue_counters,
+            m.submodules.histogram,
+            m.submodules.events,
+        )
         # Reset empties the telemetry memories row by row; the longest of them sets the time.
         clear, longest = Signal(init=1), max(c.squeues, totals.rows + 4)
         clearing = Signal(range(longest + 1))
@@ -363,9 +396,14 @@ class Registers(wiring.Component):
             events.i[self.event_sources + 1].p.ld_id.eq(file.ld_id),
             events.i[self.event_sources + 1].p.argument.eq(file.index),
         ]
+        return refused
 
-        # Read-out of memories: captured in the cycles of `_EXTERNAL_WAIT` in which the memory is
-        # free.
+    def _read_out(self, m: Module) -> None:
+        """Words of the telemetry memories: captured in the cycles of `_EXTERNAL_WAIT` in which the
+        memory is free."""
+        c = self.config
+        file, totals, queues = m.submodules.file, m.submodules.totals, m.submodules.queue_counters
+        histogram, events = m.submodules.histogram, m.submodules.events
         index = file.index
         select = Array(getattr(file, f"rw_s{s}_queue").queue for s in range(c.sessions))
         session = Signal(c.session_bits)
@@ -431,7 +469,10 @@ class Registers(wiring.Component):
             m.d.comb += file.external_data.eq(record.time)
         assert HISTOGRAM_BINS <= 32 and EVENT_RECORDS == 16
 
-        # - sequencer ------------------------------------------------------------------------------
+    def _sequencer(self, m: Module, due: Signal, refused: Signal) -> None:
+        """The words of an access, one after another."""
+        file, control, totals = m.submodules.file, m.submodules.control, m.submodules.totals
+        queues, events = m.submodules.queue_counters, m.submodules.events
         word, wait = Signal(3), Signal(range(self._EXTERNAL_WAIT + 1))
         # which word of the line is loaded: a bit each, for 64 registers
         line, load = Signal(512), Signal(8)
@@ -517,4 +558,3 @@ class Registers(wiring.Component):
                 # Critical path: `o.ready` to `i.ready`: a state between them.
                 m.d.comb += self.i.ready.eq(1)
                 m.next = "IDLE"
-        return m
