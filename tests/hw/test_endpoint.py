@@ -9,6 +9,7 @@ import os
 import pytest
 
 from kelp_spec.config import named
+from kelp_spec.policy import Policy
 from kelp_verif.endpoint.endpoint_top import FlatEndpoint
 from kelp_verif.harness.runner import Model, run_cocotb
 
@@ -44,16 +45,17 @@ LIFE = {"reopen": 4, "advance": 2, "peer": 2}
 
 def runner_of(config, opt="-O1"):
     """Runs one test of the bench on an endpoint of `config`: phases of `cycles` cycles, one for
-    each mix, everything else as the phase says."""
+    each mix, everything else as the phase says; `bench` are more of the bench's parameters."""
     endpoint = FlatEndpoint(config=config)
 
-    def run(mixes, cycles, *, test="random_traffic", at_least=None, **plan):
+    def run(mixes, cycles, *, test="random_traffic", at_least=None, bench=None, **plan):
         # what is certain of the fixed seeds is only likely of others
         demanded = {} if "KELP_SEED" in os.environ else at_least or {}
         params = {
             "config": dataclasses.asdict(config),
             "phases": [{"cycles": cycles, "mix": mix} | plan for mix in mixes],
             "at_least": demanded,
+            **(bench or {}),
         }
         result = run_cocotb(
             endpoint,
@@ -210,6 +212,32 @@ def test_everything_at_once(run):
             "miss": 20,
             "cold_write_backs": 20,
         },
+    )
+
+
+@pytest.mark.parametrize("fmt", ["int4", "raw16"])
+def test_four_frames_under_policy_kelp(run, fmt):
+    """The documented reserve, the policy's own prefetch, four frames: every line is right, and
+    nothing stands still (docs/design.md §11; tests/hw/test_progress.py has many seeds)."""
+    calm = {"pages": 10, "dwell": 120, "hint": 0.0, "odd": 0.0, "poison": 0.0, "spec_read": 0.0}
+    run(
+        [
+            calm | {"req": 0.8, "rwd": 0.3, "ready": ready, "prefetch": 32}
+            for ready in (1, 0.7, 0.5)
+        ],
+        1000,
+        actions={"advance": 1},
+        bench={
+            "settings": {
+                "low_water": 0,
+                "high_water": 1,
+                "limit": 4,
+                "policy": Policy.KELP,
+                "format": fmt,
+            },
+            "standstill": 4000,
+        },
+        at_least={"miss": 10, "cold_write_backs": 10},
     )
 
 
