@@ -98,6 +98,7 @@ class TB:
             (20, 200),
             0.2,
         )
+        self.standing = None  # the flush that is offered and not taken
         self.victims = self.cancelled = self.failed = self.void = self.sweeps = self.write_backs = 0
         self.results = 0
         self.tracker.low_water = self.tracker.reserve = 2
@@ -409,7 +410,8 @@ class TB:
             valid.value = int(due)
             if due:
                 port.value = packing.pack(**queue.popleft()[1])
-        offered = next((f for f in self.flushes if f[0] <= self.cycle), None)
+        # An offer stays, though an older flush may fall due beside it.
+        offered = self.standing or next((f for f in self.flushes if f[0] <= self.cycle), None)
         dut.i_flushed__valid.value = int(offered is not None)
         if offered:
             dut.i_flushed__payload.value = self.flush.pack(**offered[1])
@@ -439,8 +441,10 @@ class TB:
             )
         if admit is not None:
             self.pipe.append((self.cycle + self.M3, admit))
+        self.standing = offered
         if offered and dut.i_flushed__ready.value == 1:
             self.flushes.remove(offered)
+            self.standing = None
         # It waits while a clean page's flush ends, which needs the same way to its RELEASE.
         if done and dut.i_written_back__ready.value == 1:
             self.written_backs.remove(done)
