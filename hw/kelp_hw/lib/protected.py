@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Cat, Const, Module, Shape, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Mux, Shape, Signal, Value
 from amaranth.lib import data, fifo, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -18,6 +18,8 @@ __all__ = [
     "ProtectedMemory",
     "gather",
     "gather_blocks",
+    "merged",
+    "used",
 ]
 
 
@@ -45,6 +47,21 @@ def gather_blocks(m: Module, to, *faults) -> None:
     m.d.comb += [
         to[kind].eq(Cat(fault[kind] for fault in faults).any()) for kind in BlockFault.members
     ]
+
+
+def merged(*faults) -> Value:
+    """One `Fault` of several."""
+    return Fault(
+        Cat(
+            Cat(fault.corrected for fault in faults).any(),
+            Cat(fault.uncorrected for fault in faults).any(),
+        )
+    )
+
+
+def used(fault, condition) -> Value:
+    """`fault` where `condition` holds: the row is used in this cycle, not only read."""
+    return Fault(Mux(condition, Value.cast(fault), 0))
 
 
 class CheckedWord:

@@ -7,14 +7,13 @@ from enum import IntEnum
 
 from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import ColdOp, ColdStatus
 
 from ..layouts import TIME_BITS, Layouts, code_shape
-from ..lib.sram import Sram
+from ..lib.protected import BlockFault, ProtectedFifo, ProtectedMemory, gather, used
 from ..tracker.page_address import frame_base, pool_of_frame, times
 
 __all__ = ["ColdScheduler", "TRY_BITS"]
@@ -95,6 +94,9 @@ class ColdScheduler(wiring.Component):
         No fetch or write-back is here.
     quiet : out
         Nothing here will change but by a completion or by time.
+    fault : out, BlockFault
+        Of every memory here. None can be rebuilt: an entry says where its page lies and whether the
+        tier may still move its data.
     """
 
     LATENCY = 8
@@ -121,8 +123,25 @@ class ColdScheduler(wiring.Component):
                 "o_timeout": Out(1),
                 "idle": Out(1),
                 "quiet": Out(1),
+                "fault": Out(BlockFault),
             }
         )
+
+    def _memory(self, m: Module, name: str, depth: int, shape) -> ProtectedMemory:
+        m.submodules[name] = memory = ProtectedMemory(
+            depth=depth, shape=shape, protect=self.config.protect
+        )
+        return memory
+
+    def _line(self, m: Module, name: str, shape, places: int) -> ProtectedFifo:
+        m.submodules[name] = line = ProtectedFifo(
+            shape=shape, depth=places + 1, protect=self.config.protect
+        )
+        return line
+
+    def _next(self, m: Module, chosen, line: ProtectedFifo) -> None:
+        """The oldest entry of `line` leaves it as `chosen`."""
+        m.d.comb += [chosen.eq(line.r_data.as_value()), line.r_en.eq(1)]
 
     def elaborate(self, platform):
         m = Module()
@@ -135,16 +154,21 @@ class ColdScheduler(wiring.Component):
         )
         turn_layout = S({"index": index_shape, "again": 1})
 
-        m.submodules.where = where = Sram(depth=entries, shape=where_layout)
-        m.submodules.states = states = Sram(depth=entries, shape=state_layout)
-        m.submodules.sectors = sectors = Sram(depth=c.write_backs, shape=self.layouts.sector)
+        where, states, sectors = (
+            self._memory(m, "where", entries, where_layout),
+            self._memory(m, "states", entries, state_layout),
+            self._memory(m, "sectors", c.write_backs, self.layouts.sector),
+        )
         # Lines of entries that wait to be sent, each entry at most once in each; one place more,
         # see FreeList.
-        m.submodules.demand = demand = SyncFIFOBuffered(width=turn_layout.size, depth=c.misses + 1)
-        m.submodules.writes = writes = SyncFIFOBuffered(
-            width=turn_layout.size, depth=c.write_backs + 1
+        demand, writes, aborts = (
+            self._line(m, name, turn_layout, places)
+            for name, places in (
+                ("demand", c.misses),
+                ("writes", c.write_backs),
+                ("aborts", entries),
+            )
         )
-        m.submodules.aborts = aborts = SyncFIFOBuffered(width=turn_layout.size, depth=entries + 1)
         # Prefetches wait as one bit each, because a raised one leaves from the middle.
         prefetches = Signal(c.misses)
         active = Signal(entries)  # sent at least once and not answered: the row of `states` counts
@@ -234,14 +258,14 @@ class ColdScheduler(wiring.Component):
             with m.Elif(can_send):
                 m.d.comb += [go.eq(1), choice.eq(Mux(aborts.r_rdy, _Act.ABORT, _Act.SEND))]
                 with m.If(aborts.r_rdy):
-                    m.d.comb += [Cat(chosen, chosen_again).eq(aborts.r_data), aborts.r_en.eq(1)]
+                    self._next(m, Cat(chosen, chosen_again), aborts)
                 with m.Elif(demand.r_rdy):
-                    m.d.comb += [Cat(chosen, chosen_again).eq(demand.r_data), demand.r_en.eq(1)]
+                    self._next(m, Cat(chosen, chosen_again), demand)
                 with m.Elif(can_leave):
                     m.d.comb += chosen.eq(pointer)
                     m.d.sync += [prefetches.bit_select(pointer, 1).eq(0), found.eq(0)]
                 with m.Else():
-                    m.d.comb += [Cat(chosen, chosen_again).eq(writes.r_data), writes.r_en.eq(1)]
+                    self._next(m, Cat(chosen, chosen_again), writes)
             with m.Elif(can_answer):
                 m.d.comb += [go.eq(1), choice.eq(_Act.SCAN), chosen.eq(scan)]
                 m.d.sync += scan.eq(Mux(scan == entries - 1, 0, scan + 1))
@@ -358,19 +382,15 @@ class ColdScheduler(wiring.Component):
             new_demand.eq((self.i_fetch.valid & self.i_fetch.p.demand) | raised),
             new_index.eq(Mux(self.i_raise.valid, self.i_raise.p, self.i_fetch.p.miss)),
         ]
-        put_demand, put_write = (
-            data.View(turn_layout, demand.w_data),
-            data.View(turn_layout, writes.w_data),
-        )
         m.d.comb += [
             self.o_retry.eq(push_again),
             demand.w_en.eq(new_demand | (push_again & ~is_write)),
-            put_demand.index.eq(Mux(new_demand, new_index, index)),
-            put_demand.again.eq(~new_demand),
+            demand.w_data.index.eq(Mux(new_demand, new_index, index)),
+            demand.w_data.again.eq(~new_demand),
             writes.w_en.eq(new_write | (push_again & is_write)),
-            put_write.index.eq(Mux(push_again, index, c.misses + wb.token)),
-            put_write.again.eq(push_again),
-            aborts.w_data.eq(index),
+            writes.w_data.index.eq(Mux(push_again, index, c.misses + wb.token)),
+            writes.w_data.again.eq(push_again),
+            aborts.w_data.index.eq(index),
         ]
 
         # - answers --------------------------------------------------------------------------------
@@ -448,15 +468,28 @@ class ColdScheduler(wiring.Component):
         ):
             m.d.sync += abort_stalled.eq(self.now)
 
+        # The first SEND of an entry since reset goes out with whatever `attempt` its row shows.
+        known_row = Signal(entries)
+        m.d.sync += known_row.eq(known_row | (here & store.replicate(entries)))
+        leaves = pre_valid & (~self.o_command.valid | self.o_command.ready)
+        gather(
+            m,
+            self.fault,
+            *(line.fault for line in (demand, writes, aborts)),
+            used(where.fault, acts & ((act == _Act.SEND) | (act == _Act.ABORT))),
+            used(states.fault, acts & (live | ((act == _Act.SEND) & (here & known_row).any()))),
+            used(sectors.fault, leaves & (pre.op == ColdOp.WRITE)),
+        )
+
         m.d.comb += [
             self.quiet.eq(
                 ~Cat(
                     (reading | looking | acting) & (act != _Act.SCAN),
                     prefetches.any(),
                     new_demand,
-                    demand.level != 0,
-                    writes.level != 0,
-                    aborts.level != 0,
+                    demand.r_level != 0,
+                    writes.r_level != 0,
+                    aborts.r_level != 0,
                     pre_valid,
                     self.o_command.valid,
                     self.o_fetched.valid,
@@ -470,27 +503,30 @@ class ColdScheduler(wiring.Component):
         ]
 
         m.d.comb += Assert(~found | prefetches.bit_select(pointer, 1))
+        self._asserts(m, busy_writes, active | prefetches, raised)
+        return m
+
+    def _asserts(self, m: Module, busy_writes, busy, raised) -> None:
+        """Of what others give, and of the lines. `busy`: entries of fetches that are here."""
         # before the first clock edge inputs mean nothing
         twice, unlined, started = Signal(), Signal(), Signal()
         m.d.sync += started.eq(1)
         m.d.sync += [
             Assert(
-                ~started | ~new_write | ~busy_writes.bit_select(wb.token, 1),
+                ~started
+                | ~(self.i_write_back.valid & self.i_write_back.ready)
+                | ~busy_writes.bit_select(self.i_write_back.p.token, 1),
                 "two write-backs under one token",
             ),
             twice.eq(
                 self.i_fetch.valid
-                & (
-                    active.bit_select(self.i_fetch.p.miss, 1)
-                    | prefetches.bit_select(self.i_fetch.p.miss, 1)
-                    | (self.i_raise.valid & raised)
-                )
+                & (busy.bit_select(self.i_fetch.p.miss, 1) | (self.i_raise.valid & raised))
             ),
             unlined.eq(
-                (demand.w_en & ~demand.w_rdy)
-                | (writes.w_en & ~writes.w_rdy)
-                | (aborts.w_en & ~aborts.w_rdy)
+                Cat(
+                    line.w_en & ~line.w_rdy
+                    for line in (m.submodules.demand, m.submodules.writes, m.submodules.aborts)
+                ).any()
             ),
         ]
         m.d.comb += [Assert(~twice), Assert(~unlined)]
-        return m

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from amaranth.hdl import Array, Assert, Module, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import MissKind, Op, Outcome
 
 from ..layouts import POOL_BITS, TIME_BITS, Layouts, code_shape
-from ..lib.sram import Sram
+from ..lib.protected import BlockFault, ProtectedFifo, ProtectedMemory, gather, used
 from ..tracker.pools import count_bits
 
 __all__ = ["MissGrants"]
@@ -53,6 +52,8 @@ class MissGrants(wiring.Component):
         cycle late.
     starving : out
         An entry waits, and none that does can have a frame.
+    fault : out, BlockFault
+        Of an entry's row and of the lines of waiting entries; none can be rebuilt.
     """
 
     LATENCY = 5
@@ -82,6 +83,7 @@ class MissGrants(wiring.Component):
                 "o_op": Out(stream.Signature(layouts.op)),
                 "quiet": Out(1),
                 "starving": Out(1),
+                "fault": Out(BlockFault),
             }
         )
         # State that proofs look at (kelp_verif.formal.grant_specs): of the cycle before, the pool's
@@ -93,8 +95,8 @@ class MissGrants(wiring.Component):
         c = self.config
         lines = []
         for p, name in enumerate(POOLS):
-            m.submodules[f"line_{name}"] = line = SyncFIFOBuffered(
-                width=c.miss_bits, depth=c.misses + 1
+            m.submodules[f"line_{name}"] = line = ProtectedFifo(
+                shape=c.miss_bits, depth=c.misses + 1, protect=c.protect
             )
             lines.append(line)
             m.d.comb += [
@@ -103,7 +105,7 @@ class MissGrants(wiring.Component):
             ]
 
         row = data.StructLayout({"waiting": self.waiting, "since": TIME_BITS})
-        m.submodules.rows = rows = Sram(depth=c.misses, shape=row)
+        m.submodules.rows = rows = ProtectedMemory(depth=c.misses, shape=row, protect=c.protect)
         m.d.comb += [
             rows.write_en.eq(self.i.valid),
             rows.write_address.eq(self.i.p.miss),
@@ -117,7 +119,7 @@ class MissGrants(wiring.Component):
         m.d.comb += [
             bit.eq(count != 0) for bit, count in zip(has_frame, self.pool_free, strict=True)
         ]
-        m.d.comb += [bit.eq(line.level != 0) for bit, line in zip(in_line, lines, strict=True)]
+        m.d.comb += [bit.eq(line.r_level != 0) for bit, line in zip(in_line, lines, strict=True)]
         m.d.comb += [
             rows.read_en.eq(1),
             rows.read_address.eq(head),
@@ -131,7 +133,7 @@ class MissGrants(wiring.Component):
         ]
         m.d.comb += [line.r_en.eq(pop & (pool == p)) for p, line in enumerate(lines)]
         m.d.sync += [head.eq(Array(line.r_data for line in lines)[pool]), had_frame.eq(has_frame)]
-        grant, waited = Signal(), Signal(TIME_BITS)
+        grant, waited, judges = Signal(), Signal(TIME_BITS), Signal()
         m.d.comb += [grant.eq(had_frame.bit_select(pool, 1)), waited.eq(self.now - entry.since)]
         # Nothing but `valid` waits for the judgement.
         with m.If(~self.o_op.valid):
@@ -157,7 +159,7 @@ class MissGrants(wiring.Component):
                 m.d.comb += looking.eq(1)
                 m.next = "JUDGE"
             with m.State("JUDGE"):
-                m.d.comb += looking.eq(1)
+                m.d.comb += [looking.eq(1), judges.eq(1)]
                 with m.If(grant | (waited >= self.starve_limit)):
                     m.d.sync += self.o_op.valid.eq(1)
                     m.next = "SEND"
@@ -173,6 +175,8 @@ class MissGrants(wiring.Component):
                     m.d.sync += pool.eq(pool + 1)
                     m.d.comb += pop.eq(self.i_outcome.p == Outcome.DONE)
                     m.next = "LOOK"
+
+        gather(m, self.fault, *(line.fault for line in lines), used(rows.fault, judges))
 
         lost = Signal()
         m.d.sync += lost.eq(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from amaranth.hdl import Assert, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
-from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
@@ -14,7 +13,7 @@ from kelp_spec.metadata import MissKind, Op, Outcome, PageState, PrefetchSource
 
 from ..layouts import POOL_BITS, TIME_BITS, Layouts, code_shape
 from ..lib.free_list import FreeList
-from ..lib.sram import Sram
+from ..lib.protected import BlockFault, Fault, ProtectedFifo, ProtectedMemory, gather, used
 from ..pipeline import RESERVE
 from ..tracker.pools import count_bits
 from .grants import MissGrants
@@ -84,6 +83,9 @@ class MissBuffer(wiring.Component):
         Nothing here will change but by time, a free frame or the cold tier.
     starving : out
         An entry waits for a frame, and no entry that waits can have one.
+    fault : out, BlockFault
+        Of every memory here. What is beyond repair cannot be rebuilt: nobody else knows which page
+        an entry is, which frame it has, who waits for it.
     """
 
     LATENCY = 5
@@ -116,6 +118,7 @@ class MissBuffer(wiring.Component):
                 "idle": Out(1),
                 "quiet": Out(1),
                 "starving": Out(1),
+                "fault": Out(BlockFault),
             }
         )
 
@@ -136,15 +139,20 @@ class MissBuffer(wiring.Component):
         parked_layout = S({name: self.layouts.op[name].shape for name in _PARKED})
         done_layout = S({"miss": c.miss_bits, "failed": 1, "starved": 1})
 
-        m.submodules.ids = ids = FreeList(count=c.misses)
-        m.submodules.lists = lists = ParkLists(lists=c.misses, nodes=c.parked, shape=parked_layout)
+        m.submodules.ids = ids = FreeList(count=c.misses, protect=c.protect)
+        m.submodules.lists = lists = ParkLists(
+            lists=c.misses, nodes=c.parked, shape=parked_layout, protect=c.protect
+        )
         m.submodules.grants = grants = MissGrants(config=c)
-        m.submodules.rows = Sram(depth=c.misses, shape=row_layout)
-        m.submodules.frames = Sram(depth=c.misses, shape=c.frame_bits)
-        m.submodules.sectors = sectors = Sram(depth=c.misses, shape=self.layouts.sector)
+        memory = {"depth": c.misses, "protect": c.protect}
+        m.submodules.rows = ProtectedMemory(shape=row_layout, **memory)
+        m.submodules.frames = ProtectedMemory(shape=c.frame_bits, **memory)
+        m.submodules.sectors = sectors = ProtectedMemory(shape=self.layouts.sector, **memory)
         # Entries ready to be filled; each at most once, one more place because a buffered FIFO is
         # full for a cycle while a word moves to its output.
-        m.submodules.landed = landed = SyncFIFOBuffered(width=done_layout.size, depth=c.misses + 1)
+        m.submodules.landed = landed = ProtectedFifo(
+            shape=done_layout, depth=c.misses + 1, protect=c.protect
+        )
 
         m.d.comb += self.starving.eq(grants.starving)
         decided = self.i_result.p.op
@@ -165,9 +173,10 @@ class MissBuffer(wiring.Component):
             self.sector_data.eq(sectors.read_data),
         ]
 
-        done = data.View(done_layout, landed.r_data)
+        done = landed.r_data
         op, op_valid, op_taken = Signal(self.layouts.op), Signal(), Signal()
-        draining, resting = self._bring_home(m, done, op, op_valid, op_taken, clear)
+        draining, resting, opens = self._bring_home(m, done, op, op_valid, op_taken, clear)
+        self._faults(m, done, resting, opens)
 
         # GRANT first: it starts 25 µs of waiting, a replay ends them.
         free_output = ~self.o_op.valid | self.o_op.ready
@@ -210,6 +219,37 @@ class MissBuffer(wiring.Component):
             Assert(~wrong_flip),
         ]
         return m
+
+    def _faults(self, m, done, resting, opens):
+        """Gathers `fault`. `opens`: the row of the entry `done` has just been read."""
+        ids, lists, grants = m.submodules.ids, m.submodules.lists, m.submodules.grants
+        rows, frames, sectors = m.submodules.rows, m.submodules.frames, m.submodules.sectors
+        own, sector_fault = Signal(BlockFault), Signal(Fault)
+        # The frame stage reads the visited entry's sector with each of its ops and takes it from
+        # the FILL: the row counts in the whole visit, and is counted once.
+        visited, counted = Signal(), Signal()
+        m.d.sync += [
+            visited.eq(~resting & (self.sector_address == done.miss)),
+            counted.eq(~resting & (counted | (visited & sectors.fault.corrected))),
+        ]
+        m.d.comb += [
+            sector_fault.corrected.eq(visited & sectors.fault.corrected & ~counted),
+            sector_fault.uncorrected.eq(visited & sectors.fault.uncorrected),
+        ]
+        gather(
+            m,
+            own,
+            ids.fault,
+            lists.fault,
+            m.submodules.landed.fault,
+            used(rows.fault, opens),
+            used(frames.fault, opens),
+            sector_fault,
+        )
+        m.d.comb += [
+            self.fault.corrected.eq(own.corrected | grants.fault.corrected),
+            self.fault.fatal.eq(own.fatal | grants.fault.fatal),
+        ]
 
     def _hear(self, m):
         """What M3 decided: an entry, a parked request, a frame. Returns the first and the last."""
@@ -283,14 +323,14 @@ class MissBuffer(wiring.Component):
 
     def _bring_home(self, m, done, op, op_valid, op_taken, clear):
         """Brings the entry `done` home, whose row and frame are read once and held. Returns whether
-        it holds requests back, and whether there is none."""
+        it holds requests back, whether there is none, and whether its row has just been read."""
         ids, lists, landed = m.submodules.ids, m.submodules.lists, m.submodules.landed
         rows, frames, sectors = m.submodules.rows, m.submodules.frames, m.submodules.sectors
         r, decided = self.i_result.p, self.i_result.p.op
         flipped = self.i_result.valid & (decided.kind == Op.FLIP)
         entry, waiter = rows.read_data, lists.o.payload
         replays, retried, dropped = Signal(range(self.config.page_lines + 1)), Signal(), Signal()
-        resting = Signal()
+        resting, opens = Signal(), Signal()
         m.d.comb += [
             rows.read_address.eq(done.miss),
             frames.read_address.eq(done.miss),
@@ -320,7 +360,7 @@ class MissBuffer(wiring.Component):
                     m.d.comb += [rows.read_en.eq(1), frames.read_en.eq(1), lists.visit_start.eq(1)]
                     m.next = "OPEN"
             with m.State("OPEN"):
-                m.d.comb += clear.eq(entry.kind == MissKind.ALLOCATE)
+                m.d.comb += [opens.eq(1), clear.eq(entry.kind == MissKind.ALLOCATE)]
                 m.next = "FILL"
                 with m.If(done.starved):
                     m.next = "REPLAY"
@@ -361,4 +401,4 @@ class MissBuffer(wiring.Component):
                     with m.Else():
                         m.d.comb += [landed.r_en.eq(1), ids.i.valid.eq(1), lists.visit_end.eq(1)]
                         m.next = "REST"
-        return retried | (replays == self.config.page_lines), resting
+        return retried | (replays == self.config.page_lines), resting, opens

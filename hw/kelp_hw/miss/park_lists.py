@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import ceil_log2
 
 from ..lib.free_list import FreeList
-from ..lib.sram import Sram
+from ..lib.protected import Fault, ProtectedMemory, merged, used
 
 __all__ = ["ParkLists"]
 
@@ -39,6 +39,8 @@ class ParkLists(wiring.Component):
         Requests that can wait, 1 and up.
     shape : layout
         What is appended.
+    protect : bool
+        Every memory's rows carry check bits, with encoders and decoders combinational.
 
     Members
     -------
@@ -53,16 +55,20 @@ class ParkLists(wiring.Component):
         The visited list, oldest first.
     empty : out
         The visit has begun and everything appended two cycles ago or earlier has been read.
+    fault : out, Fault
+        Of the rows that are used in this cycle, and of returned nodes: `corrected` with the append
+        or the step of a visit that used one, `uncorrected` at once. A list with a row beyond repair
+        is lost. Zero when not protected.
     """
 
     LATENCY = 2
     INTERVAL = 1
 
-    def __init__(self, *, lists: int, nodes: int, shape):
+    def __init__(self, *, lists: int, nodes: int, shape, protect: bool = False):
         for field, value in (("lists", lists), ("nodes", nodes)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field} = {value!r} is refused; legal: an integer of 1 and up")
-        self.lists, self.nodes, self.shape = lists, nodes, shape
+        self.lists, self.nodes, self.shape, self.protect = lists, nodes, shape, protect
         self.list_bits = max(1, ceil_log2(lists))
         self.node_bits = max(1, ceil_log2(lists + nodes))
         self.append = data.StructLayout(
@@ -77,22 +83,28 @@ class ParkLists(wiring.Component):
                 "visit_end": In(1),
                 "o": Out(stream.Signature(shape)),
                 "empty": Out(1),
+                "fault": Out(Fault),
             }
         )
+
+    def _memory(self, depth: int, shape) -> ProtectedMemory:
+        return ProtectedMemory(depth=depth, shape=shape, protect=self.protect)
 
     def elaborate(self, platform):
         m = Module()
         # The ids below `lists` begin as the lists' tails; from then on nodes of either kind change
         # places freely.
-        m.submodules.free = free = FreeList(count=self.nodes, first=self.lists)
+        m.submodules.free = free = FreeList(
+            count=self.nodes, first=self.lists, protect=self.protect
+        )
         # What a node holds, and its link: the way from a link to the next is the visit's loop,
         # which a memory as wide as both, a block RAM, would make long.
-        m.submodules.node = node = Sram(depth=self.lists + self.nodes, shape=self.shape)
-        m.submodules.link = link = Sram(depth=self.lists + self.nodes, shape=self.node_bits)
+        m.submodules.node = node = self._memory(self.lists + self.nodes, self.shape)
+        m.submodules.link = link = self._memory(self.lists + self.nodes, self.node_bits)
         # Tails are read by appends and by the visit: two copies with the same writes.
-        m.submodules.tail = tail = Sram(depth=self.lists, shape=self.node_bits)
-        m.submodules.tail_seen = tail_seen = Sram(depth=self.lists, shape=self.node_bits)
-        m.submodules.head = head = Sram(depth=self.lists, shape=self.node_bits)
+        m.submodules.tail = tail = self._memory(self.lists, self.node_bits)
+        m.submodules.tail_seen = tail_seen = self._memory(self.lists, self.node_bits)
+        m.submodules.head = head = self._memory(self.lists, self.node_bits)
         m.d.comb += self.level.eq(free.level)
 
         # Append: look up the tail, then fill it and link the new one. Successive appends to one
@@ -159,6 +171,23 @@ class ParkLists(wiring.Component):
         with m.If(self.visit_end):
             m.d.sync += open_.eq(0)
 
+        # Rows are read in every cycle; a fault counts where one is used, and once.
+        seen = used(tail_seen.fault, open_)
+        m.d.comb += self.fault.eq(
+            merged(
+                free.fault,
+                used(node.fault, take),
+                used(link.fault, take),
+                used(tail.fault, late_valid & ~late_first),
+                used(head.fault, opening),
+                Fault(Cat(seen.corrected & (take | self.visit_end), seen.uncorrected)),
+            )
+        )
+
+        self._asserts(m, created, park, opening, open_)
+        return m
+
+    def _asserts(self, m: Module, created, park, opening, open_) -> None:
         wrong_visit, wrong_create = Signal(), Signal()
         m.d.sync += [
             wrong_visit.eq(
@@ -167,8 +196,7 @@ class ParkLists(wiring.Component):
             wrong_create.eq(self.i.valid & self.i.p.create & (self.i.p.list > created)),
         ]
         m.d.comb += [
-            Assert(~park | free.o.valid),
+            Assert(~park | m.submodules.free.o.valid),
             Assert(~wrong_visit),
             Assert(~wrong_create),
         ]
-        return m

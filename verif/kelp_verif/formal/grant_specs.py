@@ -130,9 +130,9 @@ class MissGrantsContract(wiring.Component):
         m = Module()
         m.submodules.grants = g = self.block
         inside = open_up(g)
-        rows = open_up(inside.rows).memory
+        rows = open_up(open_up(inside.rows).rows).memory
         pool = AnyConst(range(len(POOLS)))
-        lines = [getattr(inside, f"line_{name}") for name in POOLS]
+        lines = [open_up(getattr(inside, f"line_{name}")).fifo for name in POOLS]
         at = {name: g.fsm.ongoing(name) for name in ("LOOK", "READ", "JUDGE", "SEND", "DECIDED")}
         op, o = g.o_op.p, g.o_op
         fields = Value.cast(g.i.p)
