@@ -25,6 +25,7 @@ from kelp_spec.hints import (
 from kelp_spec.metadata import Event, Op
 
 from ..layouts import Layouts, code_shape
+from ..lib.protected import BlockFault, ProtectedFifo, gather, used
 
 __all__ = ["HintAbsorber"]
 
@@ -86,6 +87,8 @@ class HintAbsorber(wiring.Component):
         Pulses for the counters: a line left the FIFO, a MASS op was taken.
     idle : out
         Nothing is waiting.
+    fault : out, BlockFault
+        Of headers, which say whose a line is: one beyond repair counts as `broken`.
     """
 
     LATENCY = 5
@@ -106,6 +109,7 @@ class HintAbsorber(wiring.Component):
                 "line_taken": Out(1),
                 "mass_taken": Out(1),
                 "idle": Out(1),
+                "fault": Out(BlockFault),
             }
         )
 
@@ -144,15 +148,13 @@ class HintAbsorber(wiring.Component):
         )
         return malformed
 
-    def elaborate(self, platform):
-        m = Module()
+    def _wait(self, m, head_layout):
+        """Headers and entries wait in two FIFOs: the next header is judged while the entries of the
+        line before it leave."""
         c = self.config
-        ld_id, argument = (self.layouts.event[name].shape for name in ("ld_id", "argument"))
-        head_layout = data.StructLayout({"header": _HEADER, "ld_id": ld_id, "broken": 1})
-
-        # Headers and entries wait in two FIFOs: the next header is judged while the entries of the
-        # line before it leave.
-        m.submodules.heads = heads = SyncFIFO(width=head_layout.size, depth=c.hint_lines)
+        m.submodules.heads = heads = ProtectedFifo(
+            shape=head_layout, depth=c.hint_lines, protect=c.protect, buffered=False
+        )
         m.submodules.bodies = bodies = SyncFIFO(width=ENTRIES * ENTRY_BITS, depth=c.hint_lines)
         head_in = Signal(head_layout)
         m.d.comb += [
@@ -166,6 +168,15 @@ class HintAbsorber(wiring.Component):
             bodies.w_en.eq(self.i.valid & bodies.w_rdy),
             Assert(heads.w_rdy | ~bodies.w_rdy),
         ]
+        return heads, bodies
+
+    def elaborate(self, platform):
+        m = Module()
+        c = self.config
+        ld_id, argument = (self.layouts.event[name].shape for name in ("ld_id", "argument"))
+        head_layout = data.StructLayout({"header": _HEADER, "ld_id": ld_id, "broken": 1})
+
+        heads, bodies = self._wait(m, head_layout)
         head = Signal(head_layout)
         head_valid = Signal()
         judge = Signal()  # the head becomes the current line
@@ -173,8 +184,11 @@ class HintAbsorber(wiring.Component):
         live = Cat(self.sessions[s].open & ~self.sessions[s].closing for s in range(c.sessions))
         stale = self._stale(m, live, enters=heads.w_en, judge=judge)
         m.d.comb += heads.r_en.eq(~head_valid | judge)
+        gather(m, self.fault, poisoned=(used(heads.fault, heads.r_en),))
         with m.If(heads.r_en):
             m.d.sync += [head_valid.eq(heads.r_rdy), head.eq(heads.r_data)]
+            with m.If(heads.fault.uncorrected):
+                m.d.sync += head.broken.eq(1)
 
         # - judge a line ---------------------------------------------------------------------------
         h = head.header
