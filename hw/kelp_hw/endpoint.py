@@ -421,6 +421,9 @@ class Endpoint(wiring.Component):
                 (Protected.TRACKER, tracker),
                 (Protected.DATA_QUEUE, data_queue),
                 (Protected.EVICTION, eviction),
+                (Protected.MISS_BUFFER, miss_buffer),
+                (Protected.COLD_SCHEDULER, cold),
+                (Protected.HOST, hints),
             ):
                 m.d.comb += faults.faults[block].eq(source.fault)
 
