@@ -35,6 +35,7 @@ from .library import (
     Counts,
     ProgramBlock,
     Settings,
+    Variant,
     build,
     endpoint_library,
     load,
@@ -90,6 +91,9 @@ class Driver(Control):
         Something else with the endpoint's signature.
     """
 
+    #: How a subclass's model is built, if not just to be run.
+    VARIANT: Variant | None = None
+
     def __init__(
         self,
         config: Config,
@@ -107,10 +111,10 @@ class Driver(Control):
 
             component, library = (
                 wiring.Signature(endpoint_signature(config)).create(),
-                endpoint_library(config, waves is not None),
+                endpoint_library(config, waves is not None, self.VARIANT),
             )
         else:
-            library = build(component, config, waves is not None)
+            library = build(component, config, waves is not None, self.VARIANT)
         self.config = config
         self.addresses = AddressMap(config)
         self.registers = RegisterMap(config).by_name

@@ -309,6 +309,9 @@ int kelp_idle(Simulation *s, int64_t cycles) {
 
 uint8_t *kelp_memory(Simulation *s) { return s->memory.bytes(); }
 
+// The model itself, for those who look into it or change it.
+VerilatedContext *kelp_context(Simulation *s) { return s->top().contextp(); }
+
 int64_t kelp_commit_count(Simulation *s, int log) { return static_cast<int64_t>(s->logs[log].cycle.size()); }
 // Hands over the records of one type and forgets them.
 void kelp_commit_take(Simulation *s, int log, int64_t *cycle, int64_t *order, uint8_t *hot, uint32_t *words) {

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Bits flipped in every memory of the endpoint, one and two of a code word, under traffic.
+
+A device is brought into traffic once; each flip happens in a copy of its process (fork), which goes
+on under traffic of its own, reads every line, and says what it saw beside a copy in which nothing
+flipped.
+
+``python -m kelp_verif.endpoint.flip_campaign --each 20`` writes ``build/flips.json`` and prints a
+table; it exits with 1 where a flip was silent."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from kelp_hw.lib.protected import CheckedWord
+from kelp_rtl.build.tools import build_root
+from kelp_rtl.device import DriverError, Pressure
+from kelp_rtl.program import Program, Response
+from kelp_spec.files import write_whole
+from kelp_spec.metadata import Event
+
+from .flip_model import FlipDriver, Memory, memories
+from .flip_traffic import Host, ready_device
+
+__all__ = ["Flip", "Outcome", "campaign", "main", "table"]
+
+#: Events that tell the host that data are lost or in doubt.
+_LOUD = tuple(
+    Event[name]
+    for name in ("UNCORRECTED", "FATAL", "FETCH_FAILED", "WRITE_BACK_FAILED", "FRAME_RECOVERED")
+    if name in Event.__members__
+)
+#: What the device answers where it takes a request for one outside the map, always with an event.
+_REFUSALS = (Event.OUT_OF_MAP, Event.CLOSED_SESSION, Event.FOREIGN_LD)
+#: What traffic meets after the flip, in turn.
+_PRESSURES = (
+    Pressure.everywhere(0.1),
+    Pressure(drs=0.6, ndr=0.6),
+    Pressure(aw=0.5, w=0.5, r=0.4),
+    Pressure(command=0.5, completion=0.5, ar=0.5),
+)
+_SECONDS = 120  # of a copy, before it counts as hanging
+_CYCLES = 40_000  # of a program, ten times what it takes
+
+
+class Outcome(StrEnum):
+    """What came of a flip, worst first."""
+
+    SILENT = "silent"  #: wrong data, a lost write or another's line, without poison or event
+    BROKEN = "broken"  #: a rule of a port was broken: answered twice, outside the memory …
+    HANG = "hang"  #: a request was never answered
+    #: the fatal event: no data are answered; what had no answer, or another's tag, may be so for
+    #: ever
+    FATAL = "fatal"
+    POISON = "poison"  #: lines answered poison
+    EVENT = "event"  #: told by an event alone
+    CORRECTED = "corrected"  #: counted as corrected; the host saw nothing else
+    CHANGED = "changed"  #: right data, at other times
+    MASKED = "masked"  #: nothing changed
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Bits of one row of a memory, turned over `cycle` cycles into the traffic or later. With
+    `fresh` it is a row that was written in the `PERIOD` cycles before, when one has been, else any:
+    `which` of them, 0 … 1."""
+
+    memory: str
+    which: float
+    fresh: bool
+    bits: tuple[int, ...]
+    cycle: int
+
+    PERIOD = 4
+
+    def happen(self, memory: Memory, before: np.ndarray) -> int:
+        """Turns the bits over, `before` being the rows `PERIOD` cycles ago; the row, -1 when there
+        is none yet."""
+        rows = np.arange(memory.depth)
+        if self.fresh:
+            rows = np.flatnonzero((memory.rows != before).any(axis=1))
+        if not len(rows):
+            return -1
+        row = int(rows[int(self.which * len(rows))])
+        memory.flip(row, *self.bits)
+        return row
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one copy saw."""
+
+    wrong: tuple[str, ...] = ()
+    poisoned: int = 0
+    refused: int = 0
+    foreign: int = 0  # lines shown to strangers
+    events: tuple[int, ...] = ()
+    fatal: bool = False
+    corrected: int = 0
+    answers: str = ""  # digest of every answer
+    cycles: str = ""  # and of when it came
+    row: int = -1  # that was flipped
+    error: str = ""
+    hang: bool = False
+
+    def outcome(self, reference: Report) -> Outcome:
+        loud = any(event in _LOUD for event in self.events)
+        told = self.fatal or loud or any(event in _REFUSALS for event in self.events)
+        # After a fatal error no data are answered, so that none can be wrong.
+        if self.foreign or (self.wrong and (self.fatal or not loud)) or (self.refused and not told):
+            return Outcome.SILENT
+        if self.fatal:
+            return Outcome.FATAL
+        if self.error:
+            return Outcome.HANG if self.hang else Outcome.BROKEN
+        if self.poisoned:
+            return Outcome.POISON
+        if self.wrong or self.refused or loud:
+            return Outcome.EVENT
+        if self.answers != reference.answers or self.cycles != reference.cycles:
+            return Outcome.CHANGED
+        return Outcome.CORRECTED if self.corrected != reference.corrected else Outcome.MASKED
+
+
+class _Life:
+    """What follows in one copy: traffic, a flip in its midst, more traffic, in every second copy
+    with a new owner of a session, and every line at the end."""
+
+    def __init__(self, driver: FlipDriver, host: Host, flip: Flip | None, choice: int):
+        self.driver, self.host, self.flip, self.choice = driver, host, flip, choice
+        self.wrong: list[str] = []
+        self.poisoned = self.refused = 0
+        self.row = -1
+        self.answers, self.cycles = hashlib.sha256(), hashlib.sha256()
+
+    def report(self) -> Report:
+        driver = self.driver
+        try:
+            return self._whole()
+        except DriverError as problem:
+            text = str(problem)
+            signs = ("nothing has moved", "unfinished", "busy after")
+            return Report(
+                wrong=tuple(self.wrong),
+                poisoned=self.poisoned,
+                refused=self.refused,
+                fatal=driver.irq,
+                row=self.row,
+                error=text,
+                hang=any(sign in text for sign in signs),
+            )
+
+    def _whole(self) -> Report:
+        driver, host = self.driver, self.host
+        host.rng = np.random.default_rng(self.choice)
+        driver.configure(pressure=_PRESSURES[self.choice % len(_PRESSURES)])
+        self._follow(host.traffic(driver, 300), flip=self.flip)
+        if self.choice % 8 >= 4 and not driver.irq:
+            host.reopen(driver, self.choice % len(host.owners))
+        self._follow(host.traffic(driver, 120))
+        self._follow(host.everything(driver))
+        count = driver.read64("event_count")
+        events = driver.read_registers([f"event_{i}" for i in range(count)])
+        corrected, fatal = driver.read64("count_corrected"), driver.read_fields("status")["fatal"]
+        strangers = driver.run(host.strangers(driver, 40))
+        return Report(
+            wrong=tuple(self.wrong),
+            poisoned=self.poisoned,
+            refused=self.refused,
+            foreign=int(strangers.data[strangers.response == Response.DATA].any(axis=1).sum()),
+            events=tuple(driver.unpack("event_0", event)["code"] for event in events),
+            fatal=bool(fatal),
+            corrected=corrected,
+            answers=self.answers.hexdigest(),
+            cycles=self.cycles.hexdigest(),
+            row=self.row,
+        )
+
+    def _follow(self, program: Program, flip: Flip | None = None) -> None:
+        """Runs a program and looks at its answers, also where the device breaks off."""
+        driver = self.driver
+        if flip:
+            memory = memories(driver)[flip.memory]
+            before, left = memory.rows.copy(), flip.cycle // flip.PERIOD
+
+        def turn(_done, _cycle):
+            nonlocal before, left
+            if self.row < 0:
+                left -= 1
+                if left < 0:
+                    self.row = flip.happen(memory, before)
+                before = memory.rows.copy()
+
+        options = {"max_cycles": _CYCLES}
+        if flip:
+            options |= {"progress": turn, "every": flip.PERIOD}
+        try:
+            driver.run(program, **options)
+        finally:
+            response, order, data, cycles = driver.answered()
+            seen = self.host.see(program, response, order, data)
+            self.wrong += seen.wrong
+            self.poisoned += seen.poisoned
+            self.refused += seen.refused
+        self.answers.update(response.tobytes())
+        self.answers.update(data[response == Response.DATA].tobytes())
+        self.cycles.update(cycles.tobytes())
+
+
+def _in_a_copy(driver: FlipDriver, host: Host, flip: Flip | None, choice: int) -> Report:
+    """A life in a copy of this process, which leaves this one as it was."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            os.close(readable)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(_SECONDS)
+            with open(os.devnull, "w", encoding="utf-8") as nowhere:
+                os.dup2(nowhere.fileno(), 1)  # of assertions, which only speak here
+            report = _Life(driver, host, flip, choice).report()
+            with os.fdopen(writable, "w") as pipe:
+                json.dump(asdict(report), pipe)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writable)
+    with os.fdopen(readable) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not text:
+        hang = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+        return Report(error=f"the copy ended with status {status}", hang=hang)
+    values = json.loads(text)
+    return Report(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def code_words(width: int) -> list[range]:
+    """The bits of each code word of a row of `width` bits: parts of equal size, each with its check
+    bits behind it; the row itself where that does not come out."""
+    if width > 72:
+        for bits in range(width // 2, width):
+            widths = CheckedWord(bits, protect=True).widths
+            if sum(widths) == width:
+                ends = np.cumsum(widths).tolist()
+                return [range(end - size, end) for end, size in zip(ends, widths, strict=True)]
+    return [range(width)]
+
+
+def drawn(rng: np.random.Generator, memory: Memory, bits: int) -> Flip:
+    words = code_words(memory.width)
+    word = words[int(rng.integers(len(words)))]
+    chosen = rng.choice(np.array(word), min(bits, len(word)), replace=False)
+    return Flip(
+        memory.name,
+        float(rng.random()),
+        bool(rng.random() < 0.8),
+        tuple(int(bit) for bit in chosen),
+        int(rng.integers(20, 600)),
+    )
+
+
+def campaign(
+    *,
+    each: int,
+    seed: int = 1,
+    only: Sequence[str] = (),
+    bits: Iterable[int] = (1, 2),
+    states: int = 4,
+    say=lambda text: None,
+) -> dict:
+    """`each` flips of each number of `bits` in every memory whose name contains one of `only`, from
+    `states` states of a device in traffic. What came of them:
+    ``{"memories": {name: {"1": {outcome: count}, "2": …}}, "bad": [flip, what was seen]}``."""
+    rng = np.random.default_rng(seed)
+    driver, host = ready_device(seed)
+    cells = {
+        name: memory
+        for name, memory in memories(driver).items()
+        if not only or any(part in name for part in only)
+    }
+    flips = [
+        drawn(rng, memory, count)
+        for memory in cells.values()
+        for count in bits
+        for _ in range(each)
+    ]
+    rng.shuffle(flips)
+    found: dict[str, dict[str, Counter]] = {name: {} for name in cells}
+    bad, done, began = [], 0, time.monotonic()
+    for state in range(states):
+        driver.write64("event_clear", 1)
+        references = {}
+        for flip in flips[state::states]:
+            choice = int(rng.integers(8))
+            if choice not in references:
+                references[choice] = _in_a_copy(driver, host, None, choice)
+                reference = references[choice]
+                assert reference.outcome(reference) is Outcome.MASKED, f"no flip: {reference}"
+            report = _in_a_copy(driver, host, flip, choice)
+            outcome = report.outcome(references[choice])
+            kind = str(len(flip.bits))
+            found[flip.memory].setdefault(kind, Counter())[outcome] += 1
+            if outcome in (Outcome.SILENT, Outcome.BROKEN, Outcome.HANG):
+                bad.append(
+                    {"outcome": outcome, "flip": asdict(flip), "state": state, "choice": choice}
+                    | {
+                        k: v
+                        for k, v in asdict(report).items()
+                        if v and k not in ("answers", "cycles")
+                    }
+                )
+            done += 1
+            if done % 20 == 0:
+                say(f"{done} of {len(flips)} flips, {time.monotonic() - began:.0f} s")
+        program = host.traffic(driver, 400)
+        driver.run(program)
+        host.see(program, *driver.answered()[:3])
+    return {
+        "seed": seed,
+        "each": each,
+        "flips": done,
+        "memories": {
+            name: {
+                "width": cells[name].width,
+                "depth": cells[name].depth,
+                **{kind: dict(sorted(counts.items())) for kind, counts in sorted(kinds.items())},
+            }
+            for name, kinds in found.items()
+        },
+        "bad": bad,
+    }
+
+
+def table(result: dict) -> str:
+    """The result for people."""
+    head = ["memory", "rows × bits", "flips", *Outcome]
+    rows = [
+        [
+            name,
+            f"{kinds['depth']} × {kinds['width']}",
+            kind,
+            *(str(kinds[kind].get(outcome, "·")) for outcome in Outcome),
+        ]
+        for name, kinds in result["memories"].items()
+        for kind in ("1", "2")
+        if kind in kinds
+    ]
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (head, *rows)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--each", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="*", default=())
+    parser.add_argument("--states", type=int, default=4)
+    given = parser.parse_args(arguments)
+    result = campaign(
+        each=given.each,
+        seed=given.seed,
+        only=given.only,
+        states=given.states,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    write_whole(build_root() / "flips.json", json.dumps(result, indent=1) + "\n")
+    print(table(result))
+    return int(any(each["outcome"] == Outcome.SILENT for each in result["bad"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What a host does while bits flip, and what it must then see: several tenants read and write at
+random, and a dictionary of lines says what is theirs.
+
+The data are such that every stored format holds them exactly, so that the dictionary needs no
+arithmetic: an element of a line is n · 2^k, n in −7 … 7, with one k for the line, and the last
+element is ±7 · 2^k, also in a partial write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kelp_rtl.control import Descriptor, QueueParameters
+from kelp_rtl.device import Driver, FlashTiming, MemoryTiming, Pressure, RunRules
+from kelp_rtl.program import PARTIAL, READ, SPEC_READ, WRITE, Program, Response
+from kelp_spec.config import Config, named
+from kelp_spec.formats import Format, HostType
+from kelp_spec.metadata import PrefetchSource, ScoreSource
+
+from .flip_model import FlipDriver
+
+__all__ = ["CONFIG", "Host", "Seen", "ready_device"]
+
+#: Four tenants on `unit`'s memories; half of each one's pages fit.
+CONFIG: Config = named("unit").with_(name="flips", sessions=4, queues=2, codec_lanes=8)
+
+#: Stored formats of a session's K and V.
+_FORMATS = (
+    (Format.RAW16, Format.RAW16),
+    (Format.FP8_E4M3, Format.FP8_E5M2),
+    (Format.INT8, Format.INT4),
+    (Format.INT4, Format.INT4),
+)
+_LAST = 0xC000_0000_0000_0000  # bytes of a line's last element
+
+
+def _element_bits(n: np.ndarray, k: np.ndarray) -> np.ndarray:
+    return (n * np.exp2(k.astype(np.float64))).astype(np.float16).view(np.uint16)
+
+
+@dataclass
+class Seen:
+    """What a host sees of a program: lines whose content is neither theirs nor said to be lost."""
+
+    wrong: list[str] = field(default_factory=list)
+    poisoned: int = 0
+    refused: int = 0
+
+
+class Host:
+    """The tenants and their lines; LD-ID `owners[s]` holds session s."""
+
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.owners = [1 + s for s in range(CONFIG.sessions)]
+        self.lines: dict[int, bytes] = {}
+        c = CONFIG
+        self.places = [
+            (s, q, p, kv, line)
+            for s in range(c.sessions)
+            for q in range(c.queues)
+            for p in range(c.pages)
+            for kv in range(2)
+            for line in range(c.half_lines)
+        ]
+
+    def open(self, driver: Driver, session: int) -> None:
+        k, v = _FORMATS[session]
+        driver.open_session(
+            session,
+            Descriptor(
+                layers=1, kv_heads=CONFIG.queues, host_type=HostType.FP16, formats=((1023, k, v),)
+            ),
+            QueueParameters(score_source=ScoreSource.OBSERVED, window=1, auto_step=4),
+            owner=self.owners[session],
+        )
+
+    def reopen(self, driver: Driver, session: int) -> None:
+        """Closes a session and opens it for a stranger, who finds nothing."""
+        driver.close_session(session)
+        self.owners[session] = 1 + (self.owners[session] + CONFIG.sessions - 1) % 15
+        self.lines = {
+            address: data
+            for address, data in self.lines.items()
+            if driver.addresses.decode(address)[1].session != session
+        }
+        self.open(driver, session)
+
+    def traffic(self, driver: Driver, count: int) -> Program:
+        """Reads and writes of all tenants; most go to a few pages, and these change."""
+        rng = self.rng
+        pages = rng.permutation(len(self.places) // CONFIG.page_lines)
+        near = rng.random(count) < 0.7
+        page = np.where(
+            near,
+            pages[rng.integers(0, 6, count)],
+            pages[rng.integers(0, len(pages), count)],
+        )
+        place = page * CONFIG.page_lines + rng.integers(0, CONFIG.page_lines, count)
+        opcode = rng.choice(
+            np.array([READ, WRITE, PARTIAL, SPEC_READ], np.uint8), count, p=[0.45, 0.33, 0.19, 0.03]
+        )
+        address = np.array([driver.address(*self.places[i]) for i in place], np.uint64)
+        n = rng.integers(-7, 8, (count, 32))
+        n[:, 31] = np.where(rng.random(count) < 0.5, 7, -7)
+        data = _element_bits(n, (place % 7 - 3)[:, None]).view(np.uint8).reshape(count, 64)
+        elements = rng.random((count, 32)) < 0.3
+        enable = (
+            np.packbits(np.repeat(elements, 2, axis=1), axis=1, bitorder="little")
+            .view("<u8")
+            .reshape(count)
+        )
+        return Program(
+            opcode=opcode,
+            address=address,
+            ld_id=np.array([self.owners[self.places[i][0]] for i in place]),
+            data=data,
+            data_index=np.where((opcode == WRITE) | (opcode == PARTIAL), np.arange(count), -1),
+            byte_enable=np.where(opcode == PARTIAL, enable | np.uint64(_LAST), ~np.uint64(0)),
+        )
+
+    def everything(self, driver: Driver) -> Program:
+        """A read of every line by its owner."""
+        return Program.reads(
+            np.array([driver.address(*place) for place in self.places], np.uint64),
+            ld_id=np.array([self.owners[place[0]] for place in self.places]),
+        )
+
+    def strangers(self, driver: Driver, count: int) -> Program:
+        """Reads by LD-IDs that own nothing there."""
+        chosen = [self.places[i] for i in self.rng.integers(0, len(self.places), count)]
+        return Program.reads(
+            np.array([driver.address(*place) for place in chosen], np.uint64),
+            ld_id=np.array([1 + self.owners[place[0]] % 15 for place in chosen]),
+        )
+
+    def see(self, program: Program, responses, accept_order, data) -> Seen:
+        """Follows what the device accepted of a program, in that order."""
+        seen = Seen()
+        zeros = bytes(64)
+        for i in np.argsort(accept_order, kind="stable")[(accept_order < 0).sum() :]:
+            address, opcode = int(program.address[i]), int(program.opcode[i])
+            if opcode in (WRITE, PARTIAL):
+                before = self.lines.get(address, zeros)
+                written = program.data[program.data_index[i]].tobytes()
+                enable = int(program.byte_enable[i])
+                self.lines[address] = bytes(
+                    new if enable >> b & 1 else old
+                    for b, (new, old) in enumerate(zip(written, before, strict=True))
+                )
+            elif opcode == READ:
+                self._read(seen, address, responses[i], data[i].tobytes())
+        return seen
+
+    def _read(self, seen: Seen, address: int, response: int, data: bytes) -> None:
+        if response == Response.POISON:
+            seen.poisoned += 1
+        elif response == Response.NXM:
+            seen.refused += 1
+        elif response == Response.DATA and data != self.lines.get(address, bytes(64)):
+            whose = [a for a, held in self.lines.items() if held == data]
+            seen.wrong.append(
+                f"{address:#x}: "
+                + (f"the line of {whose[0]:#x}" if whose else "neither its own line nor another")
+            )
+
+
+def ready_device(seed: int) -> tuple[FlipDriver, Host]:
+    """A device with every session open, in traffic for some thousand cycles."""
+    driver = FlipDriver(
+        CONFIG,
+        seed=seed,
+        memory=MemoryTiming(latency=20, jitter=8, shuffle=True),
+        flash=FlashTiming(latency=120, write_latency=120, jitter=40),
+        pressure=Pressure.everywhere(0.1),
+        rules=RunRules(outstanding=256, max_skip=0, stall_limit=30_000),
+    )
+    driver.write_registers(
+        {
+            "cold_timeout": 4_000,
+            "starve_limit": 20_000,
+            "low_water": 1,
+            "high_water": 2,
+            "reserve": 1,
+            "prefetch_enable": sum(
+                1 << source - 1
+                for source in (
+                    PrefetchSource.WINDOW,
+                    PrefetchSource.SPEC_READ,
+                    PrefetchSource.LAYER_AHEAD,
+                    PrefetchSource.PREVIOUS,
+                )
+            ),
+        }
+    )
+    host = Host(seed)
+    for session in range(CONFIG.sessions):
+        host.open(driver, session)
+    for _ in range(3):
+        program = host.traffic(driver, 500)
+        driver.run(program)
+        seen = host.see(program, *driver.answered()[:3])
+        assert not seen.wrong and not seen.poisoned and not seen.refused, (
+            f"seed {seed}, before any flip: {seen}"
+        )
+    return driver, host
