@@ -409,9 +409,7 @@ class Endpoint(wiring.Component):
         if c.protect:
             s.faults = faults = FaultMonitor(config=c)
             m.d.comb += [
-                egress.fatal.eq(faults.fatal),
-                tracker.fatal.eq(faults.fatal),
-                registers.fatal.eq(faults.fatal),
+                *(block.fatal.eq(faults.fatal) for block in (egress, tracker, registers)),
                 telemetry.memory_corrected.eq(faults.corrected),
                 telemetry.memory_uncorrected.eq(faults.uncorrected),
             ]
