@@ -302,23 +302,23 @@ def test_partial_writes(fmt):
         )
         assert (result.response == CMP).all()
         merged = np.where(on, sent_at, held[order]).view("<u2").astype(np.uint16)
-        held[order] = (
-            codec.decode(*codec.encode(merged, HostType.FP16, fmt), HostType.FP16, fmt)
-            .astype("<u2")
-            .view(np.uint8)
-        )
+        stored = codec.decode(*codec.encode(merged, HostType.FP16, fmt), HostType.FP16, fmt)
+        stored = stored.astype("<u2").view(np.uint8)
+        # a write that enables no byte stores nothing anew
+        held[order] = np.where(enable[:, None] == 0, held[order], stored)
         read = d.run(Program.reads(addresses), settle=True)
         assert (read.response == DATA).all() and (read.data == held).all(), turn
     assert d.counters()["fetches"] > 0 and quiet(d)
 
 
-def test_partial_write_without_bytes_makes_a_line_valid():
+def test_partial_write_without_bytes_is_answered_and_changes_nothing():
     d = endpoint()
     address = [d.address(0, 2, 3, 1, 1)]
-    d.run(
+    write = d.run(
         Program(opcode=[PARTIAL], address=address, data=random_lines(1), byte_enable=0), settle=True
     )
-    assert d.page_word(0, 2, 3)["state"] == PageState.RESIDENT and d.counters()["allocations"] == 1
+    assert write.response[0] == CMP
+    assert d.page_word(0, 2, 3)["state"] == PageState.ABSENT and d.counters()["allocations"] == 0
     read = d.run(Program.reads(address))
     assert read.response[0] == DATA and not read.data.any()
 
