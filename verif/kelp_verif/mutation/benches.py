@@ -45,8 +45,10 @@ BENCHES = (
             "lib/order_fifo": ("OrderFifo",),
             "lib/request_fifo": ("RequestFifo",),
             "lib/free_list": ("FreeList",),
+            "lib/protected": ("ProtectedMemory", "ProtectedFifo"),
         },
         (
+            "tests/hw/lib/test_protected.py",
             "tests/hw/lib/test_skid.py",
             "tests/hw/lib/test_bypass_fifo.py",
             "tests/hw/lib/test_order_fifo.py",
@@ -122,6 +124,7 @@ BENCHES = (
             "tracker/page_words": ("PageWords",),
             "tracker/hot_pages": ("HotPages",),
             "tracker/page_address": ("PageAddress",),
+            "tracker/queue_formats": ("QueueFormats",),
             "tracker/tracker": ("Tracker",),
             "lib/byte_mask": ("ByteMask",),
         },
@@ -190,6 +193,12 @@ BENCHES = (
             "tests/hw/control/test_telemetry.py",
             "tests/hw/control/test_registers.py",
         ),
+    ),
+    Bench(
+        "control.source",
+        {"control/faults": ("FaultMonitor",)},
+        ("tests/hw/control/test_faults.py",),
+        "source",
     ),
     Bench(
         "datapath",
