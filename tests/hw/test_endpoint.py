@@ -112,7 +112,7 @@ def test_traffic(run):
             "foreign_ld": 8,
             "unknown_opcode": 8,
             "read_poison": 20,
-            "formats": 3,
+            "formats": 2,
             "exact_logs": 2,
         },
     )
@@ -256,7 +256,7 @@ def test_everything_through_a_narrow_codec():
         [EASY, STORM, ROUGH],
         8000,
         faults=FAULTY,
-        actions=LIFE | FLIPS,
+        actions=LIFE | FLIPS | {"single": 5},
         at_least={
             "close": 3,
             "flip_1": 1,
@@ -274,7 +274,7 @@ def test_everything_without_codecs():
         [EASY, STORM, ROUGH],
         8000,
         faults=FAULTY,
-        actions=LIFE | FLIPS,
+        actions=LIFE | FLIPS | {"single": 5},
         at_least={
             "close": 3,
             "flip_1": 1,
