@@ -25,8 +25,9 @@ from .ops import ABSENT_WORD, Word
 from .ops import Op as TrackerOp
 from .sweep_audit import SweepAudit
 
-#: commits after which a page that became resident is certain to be swept: the residency map follows
-#: M3 by a few cycles
+#: A sweep must not leave out what became resident so many commits before the evictor's op before
+#: it: the residency map follows M3 by a few cycles, and is read after that op. The first SCAN may
+#: wait at M0 for as long as misses have ops.
 _SETTLED = 128
 
 __all__ = ["Audit", "Expected", "FrameRecord", "Mismatch", "ResultRecord", "ScoreRecord"]
@@ -158,6 +159,7 @@ class Audit:
         # (squeue, page) → commit that made it resident
         self._listed: dict[tuple[int, int], int] = {}
         self._sweep = (-1, -1)  # squeue, number
+        self._evictor_was_here = 0  # commit of the evictor's last SCAN or CLAIM
         # pages that the sweep under way must not leave out, with that commit
         self._to_scan: dict[tuple[int, int], int] = {}
         endpoint.on_score = lambda *score: self._scores.append(score)
@@ -188,8 +190,10 @@ class Audit:
         if kind == Op.SCAN:
             if not op.mass:  # else it looks for pages to prefetch
                 self._scan(op, fault)
+            self._evictor_was_here = self._seen
         elif kind == Op.CLAIM:
             self._swept()
+            self._evictor_was_here = self._seen
         elif kind == Op.STEP and self.on_step is not None:
             self.on_step(op.session)
         golden = endpoint.apply(
@@ -406,7 +410,7 @@ class Audit:
             self._to_scan = {
                 page: since
                 for page in pages
-                if (since := self._listed[page]) + _SETTLED < self._seen
+                if (since := self._listed[page]) + _SETTLED < self._evictor_was_here
             }
         self._to_scan.pop((op.squeue, op.page), None)
         word = self.endpoint.tracker.words.get(op.squeue * self.config.pages + op.page, ABSENT_WORD)
