@@ -103,7 +103,7 @@ def _recorded(output: Path) -> list[dict]:
 
 def _run(part: str) -> dict:
     """How `make part` ends; what it says goes to a log below build/nightly/."""
-    command = ["make", part, *PARTS[part][0]]
+    command = ["make", "--no-print-directory", part, *PARTS[part][0]]
     record = {"part": part, "command": " ".join(command), **_state()}
     asked = subprocess.run(["make", "-n", *command[1:]], capture_output=True, text=True)
     if asked.returncode == _NO_RULE and f"'{part}'" in asked.stderr:

@@ -3,6 +3,7 @@
 
 from amaranth.hdl import Module, Signal, Value
 from amaranth.sim import Simulator
+from flips import opened
 
 __all__ = ["changes"]
 
@@ -44,7 +45,7 @@ def changes(dut, output, stimuli, *, prepare=None, before=(), settle=2, interval
     top = Module()
     top.submodules.dut = dut
     top.d.sync += Signal().eq(1)  # a combinational block has no clock of its own
-    simulator = Simulator(top)
+    simulator = Simulator(opened(top)[0])
     simulator.add_clock(1e-6)
     simulator.add_testbench(bench)
     simulator.run()

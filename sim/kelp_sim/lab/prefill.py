@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What it would be worth to write a prefill straight through to flash: flash reads and writes of
 recordings under pooled LRU and `kelp`, with the prefill's pages in DRAM like any others (stays),
-and given up as soon as they are on flash (streams).
+and given up as soon as they are on flash (streams)::
 
     python -m kelp_sim.lab.prefill data/traces/*.npz [--residency 0.125 0.25 0.5]
 

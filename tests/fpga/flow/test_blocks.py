@@ -17,7 +17,7 @@ from kelp_spec.config import named
 
 
 def test_they_are_what_the_endpoint_is_made_of():
-    config = named("unit")
+    config = named("ulx3s")
     inside = Endpoint(config=config).elaborate(None)._named_submodules
     made_of = sorted(
         type(each).__name__ for each, _ in inside.values() if not isinstance(each, Skid)

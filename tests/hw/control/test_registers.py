@@ -29,7 +29,7 @@ def rare(seen, *wanted, least=2):
 
 
 def test_every_line_is_what_the_map_says_to_whom_it_says_so():
-    seen = run("random_accesses", accesses=700)["accesses"]
+    seen = run("random_accesses", accesses=980)["accesses"]
     assert (
         rare(
             seen,

@@ -43,10 +43,10 @@ ROWS = {
 }
 
 
-def random_ops(seed=None, changes=None, **params):
+def random_ops(seed=None, changes=None, patched=False, **params):
     config = named("unit").with_(**(changes or {}))
     return run_cocotb(
-        made(hw.Tracker, config=config),
+        hw.Tracker(config=config) if patched else made(hw.Tracker, config=config),
         bench=BENCH,
         test="random_ops",
         seed=seed,
@@ -94,7 +94,7 @@ def test_hazards_at_every_distance():
 
 def test_banked_page_words(monkeypatch):
     monkeypatch.setattr(PageWords, "SCRUB_CYCLES", 16)
-    assert random_ops(changes={"parked": 64}, phases=10)["scrub_cycles"] == 16
+    assert random_ops(changes={"parked": 64}, patched=True, phases=10)["scrub_cycles"] == 16
 
 
 def test_page_words_in_parts(monkeypatch):
@@ -102,7 +102,8 @@ def test_page_words_in_parts(monkeypatch):
     monkeypatch.setattr(PageWords, "PART_ROWS", 32)
     config = named("unit").with_(parked=64, queues=5)
     assert PageWords(config=config).parts == (32, 32, 16)
-    records = random_ops(changes={"parked": 64, "queues": 5}, phases=15, flips=0.1)
+    changes = {"parked": 64, "queues": 5}
+    records = random_ops(changes=changes, patched=True, phases=15, flips=0.1)
     assert records["hot"] > 0 and min(records["faults"]) > 0
 
 

@@ -226,7 +226,7 @@ def test_an_80_columns_terminal_shows_every_number_whole(sequence):
     }
     result = synthetic_result(sequence, ladder=ladder, formats=formats)
     text = shown(result)
-    assert max(map(len, text.splitlines())) <= 80 and len(text.splitlines()) < 65
+    assert max(map(len, text.splitlines())) <= 80 and len(text.splitlines()) < 75
     rows = [
         row
         for section in report.facts.sections(result)
