@@ -43,7 +43,8 @@ def shell_lines():
     for block in re.findall(
         r"^```sh\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     ):
-        yield from (shlex.split(line, comments=True) for line in block.splitlines() if line.strip())
+        lines = block.replace("\\\n", " ").splitlines()
+        yield from (shlex.split(line, comments=True) for line in lines if line.strip())
 
 
 def test_the_shells_commands_run(tmp_path):
