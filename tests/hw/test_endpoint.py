@@ -81,7 +81,7 @@ def test_traffic(run):
     # (A pool without a victim is rare: all that it has must be pinned or in use.)
     run(
         [EASY, ROUGH, STORM, STORM | {"hint": 0.3}, AHEAD, LOUD],
-        5000,
+        6000,
         at_least={
             "hit": 100,
             "miss": 40,
@@ -112,7 +112,7 @@ def test_traffic(run):
             "foreign_ld": 8,
             "unknown_opcode": 8,
             "read_poison": 20,
-            "formats": 2,
+            "formats": 3,
             "exact_logs": 2,
         },
     )
