@@ -268,8 +268,8 @@ class Endpoint(wiring.Component):
             tracker.reserve.eq(settings.reserve),
             tracker.ecc_flip.eq(self.ecc_flip),
             tracker.ahead.eq(ingress.o_ahead),
-            miss_buffer.sector_address.eq(frame_table.sector_address),
-            frame_table.sector_data.eq(miss_buffer.sector_data),
+            miss_buffer.line_mask_address.eq(frame_table.line_mask_address),
+            frame_table.line_mask_data.eq(miss_buffer.line_mask_data),
         ]
         connect(m, tracker.o_frame_op, frame_table.i)
         connect(m, frame_table.o, data_queue.i)

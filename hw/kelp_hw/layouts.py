@@ -154,7 +154,7 @@ class Layouts:
                 # FILL RELEASE; GRANT REPLAY FLIP of an entry that gets no frame (decisions.md, miss
                 # path)
                 "failed": 1,
-                # FILL: ALLOCATE starts empty (or lost), DEMAND/PREFETCH from `sector`
+                # FILL: ALLOCATE starts empty (or lost), DEMAND/PREFETCH from the line mask
                 "miss_kind": code_shape(MissKind),
                 # FILL: page was LOST: every line starts valid and poisoned; failed FLIP: a write
                 # was dropped
@@ -215,8 +215,8 @@ class Layouts:
                 "origin": self.origin,
                 # kelp_spec.metadata.Answer when no memory is needed
                 "answer": code_shape(Answer),
-                # start the entry anew: owner, source; valid/poison from sector, zeros or (lost) all
-                # ones
+                # start the entry anew: owner, source; valid and poison from the line mask, zeros or
+                # (lost) all ones
                 "init": 1,
                 "lost": 1,
                 "failed": 1,
@@ -227,13 +227,19 @@ class Layouts:
         )
 
         #: A stored page's validity and poison, one bit per host line, K lines first.
-        self.sector = S({"valid": c.page_lines, "poison": c.page_lines})
+        #: which lines of a stored page were written, and which of these are poisoned
+        self.line_mask = S({"valid": c.page_lines, "poison": c.page_lines})
 
         #: Frame stage reports: a CLAIM's frame as it was claimed; a PEEK of a frame; a prefetch
         #: that proved useful (or useless); every frame op with the entry after it (`entry` is
         #: defined when `op.use`).
         self.claim = S(
-            {"slot": self.token_bits, "frame": c.frame_bits, "dirty": 1, "sector": self.sector}
+            {
+                "slot": self.token_bits,
+                "frame": c.frame_bits,
+                "dirty": 1,
+                "line_mask": self.line_mask,
+            }
         )
         self.frame_owner = S(
             {
@@ -255,7 +261,7 @@ class Layouts:
         self.frame_commit = S({"op": self.frame_op, "entry": self.frame_entry})
 
         #: Cold tier (design §5). `index` of a command id is the miss id of a READ and `misses` + w
-        #: of write-back w; `line` and `lines` are DRAM lines. `sector` counts in a WRITE command
+        #: of write-back w; `line` and `lines` are DRAM lines. `line_mask` counts in a WRITE command
         #: and in the completion of a READ.
         self.cold_id = S({"index": (c.misses + c.write_backs - 1).bit_length(), "attempt": 1})
         self.cold_command = S(
@@ -265,11 +271,11 @@ class Layouts:
                 "lba": (c.page_words * c.cold_slot_sectors - 1).bit_length(),
                 "line": c.dram_line_bits,
                 "lines": (max(c.frame_lines)).bit_length(),
-                "sector": self.sector,
+                "line_mask": self.line_mask,
             }
         )
         self.cold_completion = S(
-            {"id": self.cold_id, "status": code_shape(ColdStatus), "sector": self.sector}
+            {"id": self.cold_id, "status": code_shape(ColdStatus), "line_mask": self.line_mask}
         )
 
         #: Miss buffer ↔ scheduler, evictor ↔ scheduler. `token` is the evictor's own and comes
@@ -283,14 +289,14 @@ class Layouts:
                 "demand": 1,
             }
         )
-        self.fetched = S({"miss": c.miss_bits, "failed": 1, "sector": self.sector})
+        self.fetched = S({"miss": c.miss_bits, "failed": 1, "line_mask": self.line_mask})
         self.write_back = S(
             {
                 "token": c.write_back_bits,
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
                 "frame": c.frame_bits,
-                "sector": self.sector,
+                "line_mask": self.line_mask,
             }
         )
         self.written_back = S({"token": c.write_back_bits, "failed": 1})

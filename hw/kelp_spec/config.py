@@ -165,8 +165,8 @@ class Config:
 
     @property
     def cold_slot_sectors(self) -> int:
-        """512-byte sectors of one cold slot: the largest stored page plus one sector for validity
-        and poison."""
+        """512-byte sectors of one cold slot: the largest stored page plus one sector for its line
+        mask."""
         return -(-max(self.frame_lines) * 64 // 512) + 1
 
     # - derived widths -----------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class LineAccess(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A frame as an eviction takes it: whether flash must be written, and the sector that goes
+    """A frame as an eviction takes it: whether flash must be written, and the line mask that goes
     along."""
 
     dirty: bool
@@ -78,7 +78,7 @@ class FrameOp:
     lost: bool = False
     failed: bool = False
     source: int = 0
-    sector: tuple[int, int] = (0, 0)  #: FILL: valid, poison
+    line_mask: tuple[int, int] = (0, 0)  #: FILL: valid, poison
     lines: int = 0  #: ERROR: the lines that lie in the DRAM line in question
 
 
@@ -198,7 +198,7 @@ class FrameTable:
         if not op.use:
             return StepResult(access)
         if op.init:
-            valid, poison = op.sector if op.kind == Op.FILL else (0, 0)
+            valid, poison = op.line_mask if op.kind == Op.FILL else (0, 0)
             self.start(
                 op.frame,
                 op.squeue,

@@ -355,16 +355,16 @@ class Driver(Control):
     def flash(self, lba: int) -> tuple[np.ndarray, int, int] | None:
         """What the cold tier holds at `lba`: its lines, uint8[lines, 64], live and writable, and
         the validity and poison bits; None without."""
-        size, sector = ctypes.c_uint64(), ctypes.POINTER(ctypes.c_uint32)()
+        size, line_mask = ctypes.c_uint64(), ctypes.POINTER(ctypes.c_uint32)()
         address = self._call.kelp_flash(
-            self._simulation, lba, ctypes.byref(size), ctypes.byref(sector)
+            self._simulation, lba, ctypes.byref(size), ctypes.byref(line_mask)
         )
         if not address:
             return None
         lines = np.ctypeslib.as_array((ctypes.c_uint8 * size.value).from_address(address)).reshape(
             -1, 64
         )
-        bits = sum(sector[i] << 32 * i for i in range(-(-2 * self.config.page_lines // 32)))
+        bits = sum(line_mask[i] << 32 * i for i in range(-(-2 * self.config.page_lines // 32)))
         return lines, bits & (1 << self.config.page_lines) - 1, bits >> self.config.page_lines
 
     # - internals ----------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
         pool = smallest_pool(frames, needed)
         # whole frames move, and a page takes the smallest that holds it
         stored = frames[pool] * LINE_BYTES
-        # the cold copy: the stored page, and a sector for validity and poison
+        # the cold copy: the stored page, and a sector for the line mask
         sectors = (-(-stored // 512) + 1) * 512
         total, capacity = pages * stored, dram * 2**30
         share = min(1.0, capacity / total)

@@ -140,7 +140,7 @@ class StandIn(wiring.Component):
                 with m.If(completion.valid):
                     m.d.sync += [
                         failed.eq(completion.p.status != ColdStatus.OK),
-                        poison.eq(completion.p.sector.poison[0]),
+                        poison.eq(completion.p.line_mask.poison[0]),
                     ]
                     m.next = "ANSWER"
                     with m.If(~write & (completion.p.status == ColdStatus.OK)):
@@ -183,8 +183,8 @@ class StandIn(wiring.Component):
             command.p.lba.eq(line),
             command.p.line.eq(line),
             command.p.lines.eq(1),
-            command.p.sector.valid.eq(1),
-            command.p.sector.poison.eq(poison),
+            command.p.line_mask.valid.eq(1),
+            command.p.line_mask.poison.eq(poison),
             drs.p.tag.eq(tag ^ (ld_id == 9)),
             drs.p.ld_id.eq(Mux(ld_id == 15, 0, ld_id)),
             drs.p.data.eq(held ^ Mux(ld_id == 13, self.now, 0)),
@@ -345,7 +345,7 @@ def test_cold_lines_come_back_in_time():
     written, read = cold_round(d, range(8), data)
     assert (read.response == Response.DATA).all() and (read.data == data).all()
     assert (read.counts["flash_reads"], read.counts["flash_read_bytes"]) == (8, 8 * 1024)
-    # One line is a sector and comes with another: 128 cycles of link.
+    # One line fills a 512-byte sector and its line mask another: 128 cycles of link.
     assert (np.abs(read.latency - (5000 + 128 + 64)) < 8).all() and (
         np.abs(written.latency - (300 + 128 + 16)) < 8
     ).all()

@@ -22,7 +22,7 @@ _SECTOR_LINES = 512 // LINE_BYTES
 
 class ColdStore(wiring.Component):
     """Commands one after another: a page's lines are copied between its frame and its LBA, then its
-    sector (validity, poison) is written or read.
+    line mask (validity, poison) is written or read.
 
     LBA 0 lies at line `first_line`. An LBA that ends beyond `lines` completes with FAILED, so a
     memory too small for every page that the configuration can name holds those that it can; the
@@ -53,7 +53,7 @@ class ColdStore(wiring.Component):
         if 2 * config.page_lines > 8 * LINE_BYTES:
             raise ValueError(
                 f"half_lines = {config.half_lines} is refused; legal: {2 * LINE_BYTES} at "
-                + "most, so that a page's sector is one line"
+                + "most, so that a page's line mask is one line"
             )
         if lines < config.cold_slot_sectors * _SECTOR_LINES:
             raise ValueError(
@@ -128,9 +128,9 @@ class ColdStore(wiring.Component):
         ]
         m.d.comb += axi.b.ready.eq(1)
         addressed, stored = Signal(), Signal()  # AW and W of one line, taken in either order
-        # the sector is what is written: a register, because it chooses among hundreds of bits
+        # the line mask is what is written: a register, because it chooses among hundreds of bits
         ends = Signal()
-        m.d.comb += axi.w.p.data.eq(Mux(ends, order.sector.as_value(), axi.r.p.data))
+        m.d.comb += axi.w.p.data.eq(Mux(ends, order.line_mask.as_value(), axi.r.p.data))
 
         def write(valid):
             """Offer one line; true in the cycle in which both its channels have been taken."""
@@ -160,7 +160,7 @@ class ColdStore(wiring.Component):
                     ends.eq(0),
                     reads_left.eq(order.lines),
                     writes_left.eq(order.lines),
-                    self.completion.p.sector.eq(0),
+                    self.completion.p.line_mask.eq(0),
                     read_line.eq(Mux(order.op == ColdOp.READ, place, order.line)),
                     write_line.eq(Mux(order.op == ColdOp.READ, order.line, place)),
                 ]
@@ -202,7 +202,7 @@ class ColdStore(wiring.Component):
                 m.d.comb += axi.r.ready.eq(1)
                 with m.If(axi.r.valid):
                     m.d.comb += self.reads.eq(1)
-                    m.d.sync += self.completion.p.sector.eq(axi.r.p.data[: 2 * c.page_lines])
+                    m.d.sync += self.completion.p.line_mask.eq(axi.r.p.data[: 2 * c.page_lines])
                     m.next = "ANSWER"
             with m.State("ANSWER"):
                 m.d.comb += self.completion.valid.eq(1)

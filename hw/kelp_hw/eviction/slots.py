@@ -168,8 +168,8 @@ class EvictionSlots(wiring.Component):
         claim, claim_slot = self.i_claim, Signal(token)
         m.d.comb += claim_slot.eq(claim.p.slot)
         read_found = self._table(m, faults, "found", found, claim.valid, claim_slot, finding)
-        read_sector = self._table(
-            m, faults, "sectors", layouts.sector, claim.valid, claim_slot, claim.p.sector
+        read_line_mask = self._table(
+            m, faults, "line_masks", layouts.line_mask, claim.valid, claim_slot, claim.p.line_mask
         )
         # Frames are in registers beside the table: an error is compared with all of them.
         spoilt = Signal(c.write_backs)
@@ -201,8 +201,8 @@ class EvictionSlots(wiring.Component):
             m.d.comb += [going.slot.eq(back.payload.token), going.failed.eq(back.payload.failed)]
 
         writing = self.o_write_back.valid & self.o_write_back.ready
-        wanted, wanted_frame, wanted_sector = (
-            read(writes.r_data, writing) for read in (read_begun, read_found, read_sector)
+        wanted, wanted_frame, wanted_line_mask = (
+            read(writes.r_data, writing) for read in (read_begun, read_found, read_line_mask)
         )
         m.d.comb += [
             self.o_write_back.valid.eq(writes.r_rdy),
@@ -211,7 +211,7 @@ class EvictionSlots(wiring.Component):
             self.o_write_back.payload.squeue.eq(wanted.where.squeue),
             self.o_write_back.payload.page.eq(wanted.where.page),
             self.o_write_back.payload.frame.eq(wanted_frame.frame),
-            self.o_write_back.payload.sector.eq(wanted_sector),
+            self.o_write_back.payload.line_mask.eq(wanted_line_mask),
         ]
         leaves = self.o_op.valid & self.o_op.ready
         ending, ending_frame = (read(release.slot, leaves) for read in (read_begun, read_found))

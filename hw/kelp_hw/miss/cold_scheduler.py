@@ -154,10 +154,10 @@ class ColdScheduler(wiring.Component):
         )
         turn_layout = S({"index": index_shape, "again": 1})
 
-        where, states, sectors = (
+        where, states, line_masks = (
             self._memory(m, "where", entries, where_layout),
             self._memory(m, "states", entries, state_layout),
-            self._memory(m, "sectors", c.write_backs, self.layouts.sector),
+            self._memory(m, "line_masks", c.write_backs, self.layouts.line_mask),
         )
         # Lines of entries that wait to be sent, each entry at most once in each; one place more,
         # see FreeList.
@@ -199,9 +199,9 @@ class ColdScheduler(wiring.Component):
                 where.write_data[name].eq(Mux(self.i_fetch.valid, self.i_fetch.p[name], wb[name]))
                 for name in ("squeue", "page", "frame")
             ),
-            sectors.write_en.eq(new_write),
-            sectors.write_address.eq(wb.token),
-            sectors.write_data.eq(wb.sector),
+            line_masks.write_en.eq(new_write),
+            line_masks.write_address.eq(wb.token),
+            line_masks.write_data.eq(wb.line_mask),
         ]
         with m.If(new_write):
             m.d.sync += busy_writes.bit_select(wb.token, 1).eq(1)
@@ -280,8 +280,8 @@ class ColdScheduler(wiring.Component):
             where.read_en.eq(reading),
             where.read_address.eq(index),
             write_index.eq(index - c.misses),
-            sectors.read_en.eq(acting & (act == _Act.SEND)),
-            sectors.read_address.eq(write_index),
+            line_masks.read_en.eq(acting & (act == _Act.SEND)),
+            line_masks.read_address.eq(write_index),
         ]
 
         state, after = states.read_data, Signal(state_layout)
@@ -420,7 +420,7 @@ class ColdScheduler(wiring.Component):
             m.d.sync += [
                 self.o_fetched.payload.miss.eq(index),
                 self.o_fetched.payload.failed.eq(~succeeded),
-                self.o_fetched.payload.sector.eq(completion.sector),
+                self.o_fetched.payload.line_mask.eq(completion.line_mask),
             ]
 
         # - commands: a stage between the reads and the two constant multiplications ---------------
@@ -456,7 +456,7 @@ class ColdScheduler(wiring.Component):
                 command.lba.eq(times(Cat(pre.where.page, pre.where.squeue), c.cold_slot_sectors)),
                 command.line.eq(sum(frame_base(c, pool, pre.where.frame))),
                 command.lines.eq(Array(c.frame_lines)[pool]),
-                command.sector.eq(sectors.read_data),
+                command.line_mask.eq(line_masks.read_data),
             ]
             with m.If(pre_valid):
                 m.d.sync += pre_valid.eq(0)
@@ -478,7 +478,7 @@ class ColdScheduler(wiring.Component):
             *(line.fault for line in (demand, writes, aborts)),
             used(where.fault, acts & ((act == _Act.SEND) | (act == _Act.ABORT))),
             used(states.fault, acts & (live | ((act == _Act.SEND) & (here & known_row).any()))),
-            used(sectors.fault, leaves & (pre.op == ColdOp.WRITE)),
+            used(line_masks.fault, leaves & (pre.op == ColdOp.WRITE)),
         )
 
         m.d.comb += [

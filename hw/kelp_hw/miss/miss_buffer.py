@@ -67,8 +67,8 @@ class MissBuffer(wiring.Component):
     pool_free : in, four counts
         Free frames of each pool.
     o_op : out, stream of op
-    sector_address : in, miss id
-    sector_data : out, a cycle later
+    line_mask_address : in, miss id
+    line_mask_data : out, a cycle later
         The line masks that came with that entry's page; zeros when nothing was fetched.
     o_fetch : out, always-ready stream of fetch
         To the cold-tier scheduler, as are the next two.
@@ -108,8 +108,8 @@ class MissBuffer(wiring.Component):
                 "ready": Out(1),
                 "pool_free": In(data.ArrayLayout(count_bits(c), len(POOLS))),
                 "o_op": Out(stream.Signature(layouts.op)),
-                "sector_address": In(c.miss_bits),
-                "sector_data": Out(layouts.sector),
+                "line_mask_address": In(c.miss_bits),
+                "line_mask_data": Out(layouts.line_mask),
                 "o_fetch": Out(stream.Signature(layouts.fetch, always_ready=True)),
                 "o_raise": Out(stream.Signature(c.miss_bits, always_ready=True)),
                 "i_fetched": In(stream.Signature(layouts.fetched)),
@@ -147,7 +147,9 @@ class MissBuffer(wiring.Component):
         memory = {"depth": c.misses, "protect": c.protect}
         m.submodules.rows = ProtectedMemory(shape=row_layout, **memory)
         m.submodules.frames = ProtectedMemory(shape=c.frame_bits, **memory)
-        m.submodules.sectors = sectors = ProtectedMemory(shape=self.layouts.sector, **memory)
+        m.submodules.line_masks = line_masks = ProtectedMemory(
+            shape=self.layouts.line_mask, **memory
+        )
         # Entries ready to be filled; each at most once, one more place because a buffered FIFO is
         # full for a cycle while a word moves to its output.
         m.submodules.landed = landed = ProtectedFifo(
@@ -168,9 +170,9 @@ class MissBuffer(wiring.Component):
             arrival.starved.eq(at_once & decided.failed),
             landed.w_data.eq(arrival),
             landed.w_en.eq(at_once | (self.i_fetched.valid & self.i_fetched.ready)),
-            sectors.read_en.eq(1),
-            sectors.read_address.eq(self.sector_address),
-            self.sector_data.eq(sectors.read_data),
+            line_masks.read_en.eq(1),
+            line_masks.read_address.eq(self.line_mask_address),
+            self.line_mask_data.eq(line_masks.read_data),
         ]
 
         done = landed.r_data
@@ -223,18 +225,18 @@ class MissBuffer(wiring.Component):
     def _faults(self, m, done, resting, opens):
         """Gathers `fault`. `opens`: the row of the entry `done` has just been read."""
         ids, lists, grants = m.submodules.ids, m.submodules.lists, m.submodules.grants
-        rows, frames, sectors = m.submodules.rows, m.submodules.frames, m.submodules.sectors
-        own, sector_fault = Signal(BlockFault), Signal(Fault)
-        # The frame stage reads the visited entry's sector with each of its ops and takes it from
+        rows, frames, line_masks = m.submodules.rows, m.submodules.frames, m.submodules.line_masks
+        own, line_mask_fault = Signal(BlockFault), Signal(Fault)
+        # The frame stage reads the visited entry's line mask with each of its ops and takes it from
         # the FILL: the row counts in the whole visit, and is counted once.
         visited, counted = Signal(), Signal()
         m.d.sync += [
-            visited.eq(~resting & (self.sector_address == done.miss)),
-            counted.eq(~resting & (counted | (visited & sectors.fault.corrected))),
+            visited.eq(~resting & (self.line_mask_address == done.miss)),
+            counted.eq(~resting & (counted | (visited & line_masks.fault.corrected))),
         ]
         m.d.comb += [
-            sector_fault.corrected.eq(visited & sectors.fault.corrected & ~counted),
-            sector_fault.uncorrected.eq(visited & sectors.fault.uncorrected),
+            line_mask_fault.corrected.eq(visited & line_masks.fault.corrected & ~counted),
+            line_mask_fault.uncorrected.eq(visited & line_masks.fault.uncorrected),
         ]
         gather(
             m,
@@ -244,7 +246,7 @@ class MissBuffer(wiring.Component):
             m.submodules.landed.fault,
             used(rows.fault, opens),
             used(frames.fault, opens),
-            sector_fault,
+            line_mask_fault,
         )
         m.d.comb += [
             self.fault.corrected.eq(own.corrected | grants.fault.corrected),
@@ -325,7 +327,7 @@ class MissBuffer(wiring.Component):
         """Brings the entry `done` home, whose row and frame are read once and held. Returns whether
         it holds requests back, whether there is none, and whether its row has just been read."""
         ids, lists, landed = m.submodules.ids, m.submodules.lists, m.submodules.landed
-        rows, frames, sectors = m.submodules.rows, m.submodules.frames, m.submodules.sectors
+        rows, frames, line_masks = m.submodules.rows, m.submodules.frames, m.submodules.line_masks
         r, decided = self.i_result.p, self.i_result.p.op
         flipped = self.i_result.valid & (decided.kind == Op.FLIP)
         entry, waiter = rows.read_data, lists.o.payload
@@ -348,9 +350,9 @@ class MissBuffer(wiring.Component):
             ids.i.p.eq(done.miss),
         ]
         m.d.comb += [
-            sectors.write_en.eq(clear | (self.i_fetched.valid & self.i_fetched.ready)),
-            sectors.write_address.eq(Mux(clear, done.miss, self.i_fetched.payload.miss)),
-            sectors.write_data.eq(Mux(clear, 0, self.i_fetched.payload.sector)),
+            line_masks.write_en.eq(clear | (self.i_fetched.valid & self.i_fetched.ready)),
+            line_masks.write_address.eq(Mux(clear, done.miss, self.i_fetched.payload.miss)),
+            line_masks.write_data.eq(Mux(clear, 0, self.i_fetched.payload.line_mask)),
         ]
         with m.FSM():
             with m.State("REST"):

@@ -31,7 +31,7 @@ class FrameTable(wiring.Component):
     docs/design.md §3, §4):
 
     - any op with `init`: the entry starts anew (owner, source, in use); its valid and poison bits
-      are all ones with `lost` or `failed`, else `sector_data` (FILL), else zeros.
+      are all ones with `lost` or `failed`, else `line_mask_data` (FILL), else zeros.
     - READ, REPLAY of a read: sets `used`; emits READ, with `poison` when the line is poisoned and
       `fresh` when it was never written.
     - WRITE, REPLAY of a write: sets `used`, `dirty`, `redirty` and the line's valid bit; `poison`
@@ -64,9 +64,9 @@ class FrameTable(wiring.Component):
         None before `ready`.
     i_error : in, stream of frame_error
         Only where `i` brings nothing. Its payload stands until `o_error`.
-    sector_address : out
+    line_mask_address : out
         `i.miss`.
-    sector_data : in, a cycle later
+    line_mask_data : in, a cycle later
         The line masks of that miss's completion, zeros when the miss had nothing to read.
     o : out, always-ready stream of data_op
     o_claim : out, always-ready stream of claim
@@ -103,8 +103,8 @@ class FrameTable(wiring.Component):
             {
                 "i": In(stream.Signature(layouts.frame_op, always_ready=True)),
                 "i_error": In(stream.Signature(layouts.frame_error)),
-                "sector_address": Out(config.miss_bits),
-                "sector_data": In(layouts.sector),
+                "line_mask_address": Out(config.miss_bits),
+                "line_mask_data": In(layouts.line_mask),
                 "o": Out(stream.Signature(layouts.data_op, always_ready=True)),
                 "o_claim": Out(stream.Signature(layouts.claim, always_ready=True)),
                 "o_owner": Out(stream.Signature(layouts.frame_owner, always_ready=True)),
@@ -130,7 +130,7 @@ class FrameTable(wiring.Component):
         m.d.comb += [
             table.read_en.eq(1),
             table.read_address.eq(Mux(error.valid, error.p.frame, self.i.p.frame)),
-            self.sector_address.eq(self.i.p.miss),
+            self.line_mask_address.eq(self.i.p.miss),
             error.ready.eq(1),
         ]
         f1, f1_valid = Signal(self.layouts.frame_op), Signal()
@@ -193,15 +193,15 @@ class FrameTable(wiring.Component):
         broken = self._faults(m, table, f1_valid & f1.use & ~(same | passed | met | f1.init))
         with m.If(f1.init):
             ruined = f1.lost | f1.failed
-            from_sector = f1.kind == Op.FILL
+            fill = f1.kind == Op.FILL
             m.d.comb += [
                 instead.eq(0),
                 instead.in_use.eq(1),
                 instead.source.eq(f1.source),
                 instead.squeue.eq(f1.squeue),
                 instead.page.eq(f1.page),
-                instead.valid.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.valid, 0))),
-                instead.poison.eq(Mux(ruined, ~0, Mux(from_sector, self.sector_data.poison, 0))),
+                instead.valid.eq(Mux(ruined, ~0, Mux(fill, self.line_mask_data.valid, 0))),
+                instead.poison.eq(Mux(ruined, ~0, Mux(fill, self.line_mask_data.poison, 0))),
             ]
         m.d.comb += [
             getattr(place, name).eq(f1[name])
@@ -345,8 +345,8 @@ class FrameTable(wiring.Component):
             self.o_claim.p.slot.eq(f2.slot),
             self.o_claim.p.frame.eq(f2.frame),
             self.o_claim.p.dirty.eq(entry.dirty),
-            self.o_claim.p.sector.valid.eq(entry.valid),
-            self.o_claim.p.sector.poison.eq(entry.poison),
+            self.o_claim.p.line_mask.valid.eq(entry.valid),
+            self.o_claim.p.line_mask.poison.eq(entry.poison),
             self.o_owner.p.slot.eq(f2.slot),
             self.o_owner.p.frame.eq(f2.frame),
             self.o_owner.p.in_use.eq(entry.in_use),

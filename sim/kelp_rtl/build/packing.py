@@ -13,7 +13,7 @@ __all__ = ["Packing"]
 
 class Packing:
     """Packs and unpacks one `data.StructLayout`; nested fields are written with a dot
-    (`sector.valid`).
+    (`line_mask.valid`).
 
     `pack(a=1, **{"b.c": 2})` leaves fields that are not named at zero and refuses values that do
     not fit; `unpack(vector)` is a dict of all of them.

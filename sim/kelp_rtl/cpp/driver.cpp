@@ -326,12 +326,12 @@ void kelp_commit_take(Simulation *s, int log, int64_t *cycle, int64_t *order, ui
     from.words.clear();
 }
 
-// The slot at `lba`: its bytes (null: none) and how many; `sector` is its validity and poison.
-uint8_t *kelp_flash(Simulation *s, uint64_t lba, uint64_t *size, uint32_t **sector) {
+// The slot at `lba`: its bytes (null: none) and how many; `line_mask` is its validity and poison.
+uint8_t *kelp_flash(Simulation *s, uint64_t lba, uint64_t *size, uint32_t **line_mask) {
     const auto slot = s->flash.slots().find(lba);
     if (slot == s->flash.slots().end()) return nullptr;
     *size = slot->second.bytes.size();
-    *sector = slot->second.sector.data();
+    *line_mask = slot->second.line_mask.data();
     return slot->second.bytes.data();
 }
 

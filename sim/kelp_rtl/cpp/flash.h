@@ -25,10 +25,10 @@ enum class Plant : uint32_t { FAILED = 1, NEVER = 2, LATE = 3 };
 
 class Flash {
   public:
-    using Sector = std::array<uint32_t, words_of(ports::cold_command::sector.bits)>;
+    using LineMask = std::array<uint32_t, words_of(ports::cold_command::line_mask.bits)>;
     struct Slot {
         std::vector<uint8_t> bytes;
-        Sector sector;
+        LineMask line_mask;
     };
 
   private:
@@ -43,7 +43,7 @@ class Flash {
     };
     struct Completion {
         uint32_t id, status;
-        Sector sector;
+        LineMask line_mask;
     };
 
     const Settings &settings_;
@@ -66,11 +66,11 @@ class Flash {
         for (uint32_t i = parity; i < c.lines; i += 2) std::memcpy(&c.slot.bytes[size_t{i} * LINE_BYTES], memory_.line(c.line + i), LINE_BYTES);
     }
 
-    void complete(uint32_t id, uint32_t status, const Sector &sector) {
+    void complete(uint32_t id, uint32_t status, const LineMask &line_mask) {
         Completion &c = completions_.push();
         c.id = id;
         c.status = status;
-        c.sector = sector;
+        c.line_mask = line_mask;
     }
 
     void accept(const Bare<decltype(Vtop::cold_command___05Fpayload)> &port, uint64_t now) {
@@ -113,7 +113,7 @@ class Flash {
             } else {
                 slots_.erase(c.lba);
                 c.slot.bytes.resize(size_t{c.lines} * LINE_BYTES);
-                get_words(port, f::sector, c.slot.sector.data());
+                get_words(port, f::line_mask, c.slot.line_mask.data());
                 copy_out(c, 0);
             }
         }
@@ -124,16 +124,16 @@ class Flash {
 
     void finish(Command &c) {
         if (c.op == codes::COLD_ABORT) {
-            complete(c.id, codes::COLD_ABORTED, Sector{});
+            complete(c.id, codes::COLD_ABORTED, LineMask{});
         } else if (c.failed) {
-            complete(c.id, codes::COLD_FAILED, Sector{});
+            complete(c.id, codes::COLD_FAILED, LineMask{});
         } else if (c.op == codes::COLD_READ) {
             const Slot &slot = slots_.at(c.lba);
             std::memcpy(memory_.line(c.line), slot.bytes.data(), slot.bytes.size());
-            complete(c.id, codes::COLD_OK, slot.sector);
+            complete(c.id, codes::COLD_OK, slot.line_mask);
         } else {
             copy_out(c, 1);
-            complete(c.id, codes::COLD_OK, Sector{});
+            complete(c.id, codes::COLD_OK, LineMask{});
             slots_[c.lba] = std::move(c.slot);
         }
     }
@@ -185,7 +185,7 @@ class Flash {
             put(port, f::id_index, c.id & ones(f::id_index.bits));
             put(port, f::id_attempt, c.id >> f::id_index.bits);
             put(port, f::status, c.status);
-            put_words(port, f::sector, c.sector.data());
+            put_words(port, f::line_mask, c.line_mask.data());
             completions_.pop();
             offered_ = true;
         }

@@ -109,7 +109,7 @@ def test_every_port_of_the_axi_endpoint_is_documented():
     command = next(row for row in rows if "cold_command__payload" in row)
     assert (
         "op [1:0], id.index [" in command
-        and f"sector.poison [{ports['cold_command__payload'].bits - 1}:" in command
+        and f"line_mask.poison [{ports['cold_command__payload'].bits - 1}:" in command
     )
 
 

@@ -15,7 +15,7 @@ from kelp_spec.metadata import Op, Outcome
 
 UNIT = named("unit")
 SLOT, FRAME, SQUEUE, PAGE, MASK = 2, 5, 3, 6, 0b10010010
-TABLES = ("begun", "found", "sectors", "writes", "releases")
+TABLES = ("begun", "found", "line_masks", "writes", "releases")
 
 
 def evict(flips, config=UNIT):
@@ -69,10 +69,15 @@ def evict(flips, config=UNIT):
         )
         await cycle()
         await send(
-            dut.i_claim, slot=SLOT, frame=FRAME, dirty=1, sector__valid=MASK, sector__poison=MASK
+            dut.i_claim,
+            slot=SLOT,
+            frame=FRAME,
+            dirty=1,
+            line_mask__valid=MASK,
+            line_mask__poison=MASK,
         )
         await cycle()
-        await flipped("begun", "found", "sectors")
+        await flipped("begun", "found", "line_masks")
         ctx.set(dut.i_flushed.p, SLOT)
         ctx.set(dut.i_flushed.valid, 1)
         await cycle()
@@ -86,7 +91,7 @@ def evict(flips, config=UNIT):
             return
         p = dut.o_write_back.p
         got["write back"] = [ctx.get(x) for x in (p.token, p.squeue, p.page, p.frame)]
-        got["masks"] = [ctx.get(p.sector.valid), ctx.get(p.sector.poison)]
+        got["masks"] = [ctx.get(p.line_mask.valid), ctx.get(p.line_mask.poison)]
         ctx.set(dut.o_write_back.ready, 1)
         await cycle()
         ctx.set(dut.o_write_back.ready, 0)

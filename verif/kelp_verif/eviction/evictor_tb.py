@@ -279,7 +279,7 @@ class TB:
                             "slot": op.slot,
                             "frame": result.frame,
                             "dirty": int(result.frame in self.dirty),
-                            "sector.valid": (1 << c.page_lines) - 1 ^ result.frame & 1,
+                            "line_mask.valid": (1 << c.page_lines) - 1 ^ result.frame & 1,
                         },
                     )
                 )
@@ -451,7 +451,7 @@ class TB:
         if write_ready and dut.o_write_back__valid.value == 1:
             w = self.write_back.unpack(dut.o_write_back__payload.value)
             assert (
-                w["sector.valid"] == (1 << c.page_lines) - 1 ^ w["frame"] & 1
+                w["line_mask.valid"] == (1 << c.page_lines) - 1 ^ w["frame"] & 1
                 and w["frame"] in self.dirty
             )
             assert self.owners.get(w["frame"], (w["squeue"], w["page"])) == (w["squeue"], w["page"])

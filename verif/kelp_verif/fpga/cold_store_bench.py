@@ -77,8 +77,8 @@ class Side(TB):
                 **{
                     "id.index": index,
                     "id.attempt": attempt,
-                    "sector.valid": valid,
-                    "sector.poison": poison,
+                    "line_mask.valid": valid,
+                    "line_mask.poison": poison,
                 },
             )
         )
@@ -107,17 +107,17 @@ async def pages_go_out_and_come_back(dut):
             tb.write(frame + line)
         stored[n] = None
     await tb.drain(5000)
-    sectors = {}
+    line_masks = {}
     for n, frame in enumerate(frames):
         stored[n] = [tb.memory[frame + line] for line in range(size)]
-        sectors[n] = rng.getrandbits(c.page_lines), rng.getrandbits(c.page_lines)
+        line_masks[n] = rng.getrandbits(c.page_lines), rng.getrandbits(c.page_lines)
         tb.order(
             ColdOp.WRITE,
             misses + n,
             lba=(slots - 1 - n) * c.cold_slot_sectors,
             line=frame,
-            valid=sectors[n][0],
-            poison=sectors[n][1],
+            valid=line_masks[n][0],
+            poison=line_masks[n][1],
         )
     done = await tb.completions(4)
     assert [(d["id.index"], d["status"]) for d in done] == [
@@ -138,8 +138,8 @@ async def pages_go_out_and_come_back(dut):
         *((n, 1, ColdStatus.OK) for n in range(4)),
         (2, 1, ColdStatus.ABORTED),
     ]
-    assert [(d["sector.valid"], d["sector.poison"]) for d in done[:4]] == [
-        sectors[n] for n in range(4)
+    assert [(d["line_mask.valid"], d["line_mask.poison"]) for d in done[:4]] == [
+        line_masks[n] for n in range(4)
     ]
     for n in range(4):
         for line in range(size):

@@ -100,8 +100,8 @@ class TB:
         ) * self.config.cold_slot_sectors
 
     def request(self):
-        """A page that nobody works on, and a frame for it; its bytes and sector in the flash or in
-        DRAM are up to the caller."""
+        """A page that nobody works on, and a frame for it; its bytes and line mask in the flash or
+        in DRAM are up to the caller."""
         c, rng = self.config, self.rng
         busy = {(r["squeue"], r["page"]) for r in [*self.fetching.values(), *self.writing.values()]}
         while (page := (rng.randrange(c.squeues), rng.randrange(c.pages))) in busy:
@@ -135,8 +135,8 @@ class TB:
         lines = self.config.page_lines
         request = self.request() | {
             "token": token,
-            "sector.valid": self.rng.getrandbits(lines),
-            "sector.poison": self.rng.getrandbits(lines),
+            "line_mask.valid": self.rng.getrandbits(lines),
+            "line_mask.poison": self.rng.getrandbits(lines),
         }
         address, length = self.place(request["frame"])
         self.memory.data[address] = self.rng.randbytes(length)
@@ -162,7 +162,7 @@ class TB:
         if write:
             assert self.offer is None
             self.offer = write
-            names = ("token", "squeue", "page", "frame", "sector.valid", "sector.poison")
+            names = ("token", "squeue", "page", "frame", "line_mask.valid", "line_mask.poison")
             dut.i_write_back__payload.value = self.write_back.pack(**{k: write[k] for k in names})
         dut.i_write_back__valid.value = int(self.offer is not None)
         dut.o_fetched__ready.value, dut.o_written_back__ready.value = (
@@ -202,8 +202,8 @@ class TB:
             (request,) = [r for r in self.writing.values() if self.lba(r) == command.lba]
             assert command.index >= self.config.misses
             assert (command.valid, command.poison) == (
-                request["sector.valid"],
-                request["sector.poison"],
+                request["line_mask.valid"],
+                request["line_mask.poison"],
             )
         request["tries"] += 1
         address, length = self.place(request["frame"])
@@ -224,7 +224,7 @@ class TB:
         self.free_misses.append(got["miss"])
         data = self.take_back(request)
         if not got["failed"]:
-            assert (data, got["sector.valid"], got["sector.poison"]) == self.flash.pages[
+            assert (data, got["line_mask.valid"], got["line_mask.poison"]) == self.flash.pages[
                 self.lba(request)
             ], f"{request}: wrong page"
         self.answers.append((request, bool(got["failed"])))
@@ -235,8 +235,8 @@ class TB:
         if not got["failed"]:
             assert self.flash.pages[self.lba(request)] == (
                 data,
-                request["sector.valid"],
-                request["sector.poison"],
+                request["line_mask.valid"],
+                request["line_mask.poison"],
             ), f"{request}: flash has another page"
         self.answers.append((request, bool(got["failed"])))
 

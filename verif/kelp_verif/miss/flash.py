@@ -5,7 +5,7 @@ docs/design.md §5).
 
 :class:`Flash` is plain Python that is told the time; :class:`FlashPort` joins one to a command and
 a completion stream in cocotb. A command takes ``latency`` cycles in the medium, each on its own,
-then its page and sector cross a link of ``bytes_per_cycle`` one page after another, and then the
+then its page and line mask cross a link of ``bytes_per_cycle`` one page after another, and then the
 DMA and the completion happen. With ``jitter`` the medium answers out of order.
 
 The model holds the hardware to the port's contract: it raises :class:`ContractError` on an id, an
@@ -270,8 +270,8 @@ class FlashPort:
                     "id.index": c.index,
                     "id.attempt": c.attempt,
                     "status": c.status,
-                    "sector.valid": c.valid,
-                    "sector.poison": c.poison,
+                    "line_mask.valid": c.valid,
+                    "line_mask.poison": c.poison,
                 }
             )
         self.completion_valid.value = int(self.offered is not None)
@@ -291,8 +291,8 @@ class FlashPort:
             f["lba"],
             f["line"],
             f["lines"],
-            f["sector.valid"],
-            f["sector.poison"],
+            f["line_mask.valid"],
+            f["line_mask.poison"],
         )
         self.accepted += 1
         self.flash.submit(self.now, command)

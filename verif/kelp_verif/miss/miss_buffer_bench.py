@@ -123,8 +123,8 @@ async def a_flooded_page_still_comes_home(dut):
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
-async def sectors_arrive_while_another_is_cleared(dut):
-    """An entry without a fetch clears its sector just as a burst of completions brings others'."""
+async def line_masks_arrive_while_another_is_cleared(dut):
+    """An entry without a fetch clears its line mask while completions bring those of others."""
     tb = await start(dut, frames=[8, 0, 8, 8])
     await tb.reset()
     tb.fail_rate, tb.answer_rate = 0.0, 1.0

@@ -47,7 +47,7 @@ class Miss:
         self.frame = None
         self.fetching = self.landed = self.filled = self.starved = self.dropped = False
         self.failed = False
-        self.sector = (0, 0)
+        self.line_mask = (0, 0)
 
 
 class TB:
@@ -57,10 +57,10 @@ class TB:
         layouts = Layouts(config)
         self.orphan_token = layouts.orphan_token
         self.result, self.op = Packing(layouts.result), Packing(layouts.op)
-        self.fetch, self.fetched, self.sector = (
+        self.fetch, self.fetched, self.line_mask = (
             Packing(layouts.fetch),
             Packing(layouts.fetched),
-            Packing(layouts.sector),
+            Packing(layouts.line_mask),
         )
         self.frames = frames or list(config.frames)
         self.count_bits = count_bits(config)
@@ -85,7 +85,7 @@ class TB:
         ]
         self.ids = deque()
         self.pipe = deque([None] * DEPTH)
-        self.sector_expected = self.sector_due = None
+        self.line_mask_expected = self.line_mask_due = None
         self.answers = deque()
         self.offered = None
         self.served = self.parked = 0
@@ -96,7 +96,7 @@ class TB:
             "i_result__valid",
             "o_miss_free__ready",
             "o_op__ready",
-            "sector_address",
+            "line_mask_address",
             "i_fetched__valid",
             "i_fetched__payload",
         ):
@@ -219,7 +219,7 @@ class TB:
         assert op["miss_kind"] == entry.kind
         entry.filled = True
         if not entry.failed:
-            self.sector_expected = (op["miss"], entry.sector)
+            self.line_mask_expected = (op["miss"], entry.line_mask)
         return {}
 
     def replay(self, op, entry):
@@ -309,8 +309,8 @@ class TB:
             len(free) << self.count_bits * p for p, free in enumerate(self.free)
         )
         dut.now.value = self.now & 0xFFFFFFFF
-        if self.sector_expected:
-            dut.sector_address.value = self.sector_expected[0]
+        if self.line_mask_expected:
+            dut.line_mask_address.value = self.line_mask_expected[0]
         accept = rng.random() < self.op_ready
         dut.o_op__ready.value = int(accept)
         dut.o_miss_free__ready.value = int(len(self.ids) < IDS)
@@ -324,13 +324,16 @@ class TB:
             del self.answers[k]
             entry = self.misses[miss]
             lines = self.config.page_lines
-            entry.failed, entry.sector = (
+            entry.failed, entry.line_mask = (
                 rng.random() < self.fail_rate,
                 (rng.getrandbits(lines), rng.getrandbits(lines)),
             )
-            sector = {"sector.valid": entry.sector[0], "sector.poison": entry.sector[1]}
+            line_mask = {
+                "line_mask.valid": entry.line_mask[0],
+                "line_mask.poison": entry.line_mask[1],
+            }
             dut.i_fetched__payload.value = self.fetched.pack(
-                miss=miss, failed=entry.failed, **sector
+                miss=miss, failed=entry.failed, **line_mask
             )
         dut.i_fetched__valid.value = int(self.offered is not None)
         await ReadOnly()
@@ -358,12 +361,12 @@ class TB:
         self.pipe.append(request if admitted else entering)
         if dut.idle.value == 1:
             assert not self.misses, "idle with misses alive"
-        if self.sector_due:
-            got = self.sector.unpack(dut.sector_data.value)
-            assert (got["valid"], got["poison"]) == self.sector_due[1], (
-                f"sector of miss {self.sector_due[0]}"
+        if self.line_mask_due:
+            got = self.line_mask.unpack(dut.line_mask_data.value)
+            assert (got["valid"], got["poison"]) == self.line_mask_due[1], (
+                f"line mask of miss {self.line_mask_due[0]}"
             )
-        self.sector_due, self.sector_expected = self.sector_expected, None
+        self.line_mask_due, self.line_mask_expected = self.line_mask_expected, None
         await RisingEdge(dut.clk)
         self.cycles += 1
         self.now += 1

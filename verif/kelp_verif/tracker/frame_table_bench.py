@@ -38,14 +38,14 @@ class TB:
             Packing(layouts.frame_owner),
             Packing(layouts.usage),
         )
-        self.commit, self.sector = Packing(layouts.frame_commit), Packing(layouts.sector)
+        self.commit, self.line_mask = Packing(layouts.frame_commit), Packing(layouts.line_mask)
         self.error, self.event = Packing(layouts.frame_error), Packing(layouts.event)
-        self.sectors = [self._sector() for _ in range(config.misses)]
+        self.line_masks = [self._line_mask() for _ in range(config.misses)]
         self.cycles = 0
         self.forwarded = 0
         self.seen = set()
 
-    def _sector(self):
+    def _line_mask(self):
         lines = self.config.page_lines
         valid = self.rng.getrandbits(lines)
         return valid, valid & self.rng.getrandbits(lines) & self.rng.getrandbits(lines)
@@ -56,13 +56,13 @@ class TB:
         dut.i__valid.value = 0
         dut.i__payload.value = 0
         dut.i_error__valid.value = 0
-        dut.sector_data.value = 0
+        dut.line_mask_data.value = 0
         for _ in range(2):
             await RisingEdge(dut.clk)
         dut.rst.value = 0
         self.golden = GoldenFrameTable(self.config)
         self.pipe = [None] * LATENCY
-        self.sector_address = 0
+        self.line_mask_address = 0
         waited = 0
         while True:
             await ReadOnly()
@@ -124,7 +124,7 @@ class TB:
             op.init, op.lost, op.source = True, rng.random() < 0.1, rng.randrange(6)
             if rng.random() < 0.5:
                 op.kind, op.failed = Op.FILL, rng.random() < 0.1
-                op.sector = self.sectors[extra["miss"]]
+                op.line_mask = self.line_masks[extra["miss"]]
             else:
                 op.kind, op.outcome, op.source = Op.WRITE, Outcome.ALLOCATED, 0
         elif choice < 0.7 and f.in_use:
@@ -255,8 +255,8 @@ class TB:
                 "slot": extra["slot"],
                 "frame": op.frame,
                 "dirty": result.claim.dirty,
-                "sector.valid": result.claim.valid,
-                "sector.poison": result.claim.poison,
+                "line_mask.valid": result.claim.valid,
+                "line_mask.poison": result.claim.poison,
             }
         assert (dut.o_usage__valid.value == 1) == (result.usage is not None), (
             f"{op}: {result.usage}"
@@ -338,8 +338,8 @@ class TB:
             )
         else:
             dut.i__payload.value = self.rng.getrandbits(self.op.width)
-        valid, poison = self.sectors[self.sector_address]
-        dut.sector_data.value = self.sector.pack(valid=valid, poison=poison)
+        valid, poison = self.line_masks[self.line_mask_address]
+        dut.line_mask_data.value = self.line_mask.pack(valid=valid, poison=poison)
         self.pipe.append((*item, self.expect(*item)) if item else None)
         if item and self.pipe[-2] and self.pipe[-2][0].frame == item[0].frame:
             self.forwarded += 1
@@ -360,7 +360,7 @@ class TB:
             ):
                 assert port.value == 0, port._name
         assert (dut.idle.value == 1) == (not item and not due and not any(self.pipe[-LATENCY:]))
-        self.sector_address = int(dut.sector_address.value)
+        self.line_mask_address = int(dut.line_mask_address.value)
         await RisingEdge(dut.clk)
         self.cycles += 1
 
