@@ -25,11 +25,6 @@ from .ops import ABSENT_WORD, Word
 from .ops import Op as TrackerOp
 from .sweep_audit import SweepAudit
 
-#: A sweep must not leave out what became resident so many commits before the evictor's op before
-#: it: the residency map follows M3 by a few cycles, and is read after that op. The first SCAN may
-#: wait at M0 for as long as misses have ops.
-_SETTLED = 128
-
 __all__ = ["Audit", "Expected", "FrameRecord", "Mismatch", "ResultRecord", "ScoreRecord"]
 
 
@@ -64,6 +59,7 @@ class FrameRecord:
     partial: int
     poison: int
     answer: int
+    ld_id: int
     tag: int
     frame: int
     squeue: int
@@ -153,15 +149,13 @@ class Audit:
         self._in_flight: dict[int, tuple] = {}  # tag → (index, data, byte enable)
         self._scores: deque = deque()
         self._sweeps = SweepAudit(
-            config, endpoint.queues, lambda squeue: endpoint.policies[squeue].tau, endpoint.kelp
+            config,
+            endpoint.queues,
+            endpoint.tracker.sessions,
+            lambda squeue: endpoint.policies[squeue].tau,
+            endpoint.kelp,
         )
         self._seen = 0
-        # (squeue, page) → commit that made it resident
-        self._listed: dict[tuple[int, int], int] = {}
-        self._sweep = (-1, -1)  # squeue, number
-        self._evictor_was_here = 0  # commit of the evictor's last SCAN or CLAIM
-        # pages that the sweep under way must not leave out, with that commit
-        self._to_scan: dict[tuple[int, int], int] = {}
         endpoint.on_score = lambda *score: self._scores.append(score)
 
     def begin(self, requests: int) -> None:
@@ -188,12 +182,10 @@ class Audit:
             op.origin = (request[1], request[2])
         fault = 2 if record.uncorrected else 1 if record.corrected else 0
         if kind == Op.SCAN:
-            if not op.mass:  # else it looks for pages to prefetch
+            if op.mass:  # it looks for pages to prefetch
+                self._sweeps.ahead()
+            else:
                 self._scan(op, fault)
-            self._evictor_was_here = self._seen
-        elif kind == Op.CLAIM:
-            self._swept()
-            self._evictor_was_here = self._seen
         elif kind == Op.STEP and self.on_step is not None:
             self.on_step(op.session)
         golden = endpoint.apply(
@@ -201,8 +193,6 @@ class Audit:
             fault=fault,
             descriptor=self.descriptors.get(op.session) if kind == Op.OPEN else None,
         )
-        if golden.changed and golden.word.state == PageState.RESIDENT != golden.old.state:
-            self._listed[op.squeue, op.page] = self._seen
         if record.outcome != golden.outcome:
             self._wrong(
                 f"outcome of {op}", Outcome(record.outcome).name, Outcome(golden.outcome).name
@@ -237,7 +227,14 @@ class Audit:
             self._expect(op, golden, request[0])
 
     def hot_reads(
-        self, first: int, squeue: int, page: int, kv_lines: list[int], frame: int, entry: tuple
+        self,
+        first: int,
+        ld_id: int,
+        squeue: int,
+        page: int,
+        kv_lines: list[int],
+        frame: int,
+        entry: tuple,
     ) -> bool:
         """READs of one page that came by the hot lane with nothing between them: :meth:`frame` of
         each in short. `first` is the first one's request.
@@ -256,6 +253,7 @@ class Audit:
             page < session.used_pages
             and squeue % self.config.queues < session.used_queues
             and not session.k_only
+            and ld_id == session.ld_id
         )
         usable = (
             usable and max(line % self.config.half_lines for line in kv_lines) < session.used_lines
@@ -296,7 +294,7 @@ class Audit:
                 write=record.write,
                 partial=record.partial,
                 poison=record.poison,
-                ld_id=self.endpoint.tracker.sessions[session].ld_id,
+                ld_id=record.ld_id,
                 origin=(request[1], request[2]),
             )
             golden = self.endpoint.apply(op)
@@ -346,7 +344,7 @@ class Audit:
 
     def finish(self) -> None:
         """After the last record: everything that the golden model did must have been committed."""
-        self._swept()
+        self._tell(self._sweeps.finish())
         if self._scores:
             self._wrong("scores never written", 0, len(self._scores))
 
@@ -394,29 +392,10 @@ class Audit:
             self._kinds[index] = Answer.CMP if op.write else Answer.DATA
             self._versions[index] = ZEROS if op.write else self.endpoint.version
 
-    def _swept(self):
-        """A sweep is over: every page that was resident when it began, and is as it was, has been
-        scanned."""
-        for page, since in self._to_scan.items():
-            if self._listed.get(page) == since and page[1] in self.endpoint.queues.listed[page[0]]:
-                self._wrong(f"sweep of squeue {page[0]}", f"page {page[1]} left out", "scanned")
-        self._to_scan.clear()
-
     def _scan(self, op, fault):
-        if self._sweep != (op.squeue, op.slot):
-            self._swept()
-            self._sweep = op.squeue, op.slot
-            pages = ((op.squeue, page) for page in self.endpoint.queues.listed[op.squeue])
-            self._to_scan = {
-                page: since
-                for page in pages
-                if (since := self._listed[page]) + _SETTLED < self._evictor_was_here
-            }
-        self._to_scan.pop((op.squeue, op.page), None)
         word = self.endpoint.tracker.words.get(op.squeue * self.config.pages + op.page, ABSENT_WORD)
         if fault == 2:
             word = word._replace(state=int(PageState.LOST), pinned=0)
-        step = self.endpoint.tracker.sessions[op.squeue // self.config.queues].step
         self._tell(
             self._sweeps.scan(
                 op.squeue,
@@ -426,7 +405,6 @@ class Audit:
                 word.last_step,
                 word.pinned,
                 self.endpoint.scores[op.squeue * self.config.pages + op.page],
-                step,
             )
         )
 

@@ -53,6 +53,8 @@ class QueueState:
         self.requester = [0] * len(POOLS)
         # an eviction was cancelled: the excess counts as 0
         self._in_use = [False] * config.squeues
+        #: Called with (squeue, page, it was listed or unlisted) after what may change a choice.
+        self.on_change: Callable[[int, int, bool], None] | None = None
         self._lines = config.frame_lines
         self._heaps: list[list[tuple[int, int]]] = [[] for _ in POOLS]
 
@@ -62,6 +64,8 @@ class QueueState:
         if policy == Policy.EMA:
             self.excess[squeue] = -1  # so that the entry is pushed again under its pool
             self._update(squeue)
+        if self.on_change is not None:
+            self.on_change(squeue, 0, False)
 
     def observe(
         self, squeue: int, page: int, old: int, new: int, demand: bool = False, write: bool = False
@@ -69,12 +73,14 @@ class QueueState:
         """A page word went from state ``old`` to ``new`` at M3; ``demand`` for READ and WRITE,
         ``write`` for WRITE. Also to be called, with ``old`` = RESIDENT, when the old word was
         uncorrectable."""
-        if demand and old in _NOWHERE and new not in _NOWHERE:
+        asks = demand and old in _NOWHERE and new not in _NOWHERE
+        if asks:
             self.requester[self.pool[squeue]] = squeue
             if write and old != PageState.COLD:
                 self.newest[squeue] = page
         pages = self.listed[squeue]
-        if (new == _RESIDENT) != (page in pages):
+        moved = (new == _RESIDENT) != (page in pages)
+        if moved:
             if new == _RESIDENT:
                 pages.add(page)
             else:
@@ -84,6 +90,8 @@ class QueueState:
             self._in_use[squeue] = old == PageState.WRITING_BACK and new == _RESIDENT
             if self.policy[squeue] == Policy.EMA or self._in_use[squeue] or not pages:
                 self._update(squeue)
+        if (asks or moved) and self.on_change is not None:
+            self.on_change(squeue, page, moved)
 
     def offer(self, squeue: int, excess: int) -> None:
         """Policy `kelp`: how gladly the queue gives a page, 0 for not at all."""

@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kelp_spec.config import Config
 from kelp_spec.metadata import PageState
 from kelp_spec.policy import Policy
 
 from . import arithmetic
+from .choice_audit import ChoiceAudit
 from .eviction import Candidate, QueueState, candidate_class
 from .kelp_policy import FIRST, SECOND, KelpPolicy
+from .ops import Session
 
 __all__ = ["SweepAudit"]
 
@@ -21,16 +23,34 @@ _RESIDENT = int(PageState.RESIDENT)
 
 class SweepAudit:
     """Judges the evictor of a free-running endpoint by its SCANs, CLAIMs and RELEASEs in commit
-    order; every method returns None or what is wrong."""
+    order; every method returns None or what is wrong.
+
+    A sweep must SCAN every page that was listed when the evictor's op before it was decided, and
+    was not unlisted since: the evictor waits until all decisions up to its trigger are absorbed,
+    and its trigger comes after that op (docs/design.md §6).
+
+    Parameters
+    ----------
+    config : Config
+    queues : QueueState
+        Told of every decision before it is judged here; its `on_change` is taken.
+    sessions : sequence
+        With `step` and `closing`, as they are now.
+    recency : callable
+        squeue → (m, sh).
+    kelp : KelpPolicy, optional
+    """
 
     def __init__(
         self,
         config: Config,
         queues: QueueState,
+        sessions: Sequence[Session],
         recency: Callable[[int], tuple[int, int]],
         kelp: KelpPolicy | None = None,
     ):
-        self.config, self.queues, self.recency, self.kelp = config, queues, recency, kelp
+        self.config, self.queues, self.sessions = config, queues, sessions
+        self.recency, self.kelp = recency, kelp
         self.squeue = self.number = -1
         self.step = self.newest = 0  # as they stood at the sweep's first SCAN
         self.pages: list[int] = []
@@ -42,6 +62,25 @@ class SweepAudit:
         # pages on which an eviction was under way since they were scanned
         self.passed_over: set[int] = set()
         self.working: set[tuple[int, int]] = set()
+        # pages that the sweep under way has yet to SCAN; those listed since the evictor's last op
+        self.to_scan: set[int] = set()
+        self.fresh: set[tuple[int, int]] = set()
+        self.choice = ChoiceAudit(config, queues)
+        # the choice under way has swept or claimed; it has swept
+        self.searching = self.swept = False
+        self.outdated = False  # the list was stale when the last choice ended
+        queues.on_change = self._changed
+
+    def _changed(self, squeue: int, page: int, moved: bool) -> None:
+        if moved and page in self.queues.listed[squeue]:
+            self.fresh.add((squeue, page))
+        elif moved and squeue == self.squeue:
+            self.to_scan.discard(page)
+        self.choice.changed(squeue, page, moved)
+
+    def ahead(self) -> None:
+        """A SCAN that looks for pages to prefetch."""
+        self.fresh.clear()
 
     def scan(
         self,
@@ -52,11 +91,11 @@ class SweepAudit:
         last_step: int,
         pinned: int,
         score: int,
-        step: int,
     ) -> str | None:
-        """``state`` … ``score`` are the page's own, not what the device read; ``step`` the
-        session's now."""
+        """``state`` … ``score`` are the page's own, not what the device read."""
+        step, wrong = self.sessions[squeue // self.config.queues].step, None
         if (squeue, number) != (self.squeue, self.number):
+            wrong = self.finish() or self._asked(squeue)
             self.squeue, self.number, self.step, self.newest = (
                 squeue,
                 number,
@@ -64,8 +103,44 @@ class SweepAudit:
                 self.queues.newest[squeue],
             )
             self.pages, self.found, self.passed_over, self.other = [], [], set(), None
+            self.to_scan = {p for p in self.queues.listed[squeue] if (squeue, p) not in self.fresh}
+            self.searching = self.swept = True
             if self.kelp is not None:
                 self.opinion, self.near = self.kelp.followed, self.kelp.near
+        self.fresh.clear()
+        self.to_scan.discard(page)
+        return wrong or self._scanned(squeue, page, state, last_step, pinned, score, step)
+
+    def finish(self) -> str | None:
+        """The sweep is over."""
+        left, self.to_scan = self.to_scan, set()
+        return f"sweep of squeue {self.squeue} left out pages {sorted(left)}" if left else None
+
+    def _best(self) -> Candidate | None:
+        """The best of the list, beside pages that the evictor may have passed over."""
+        return min((c for c in self.found if c.page not in self.passed_over), default=None)
+
+    def _asked(self, squeue):
+        """Judges that this queue is swept now."""
+        if self.queues.policy[squeue] == Policy.KELP:
+            return None
+        best = self._best() if self.queues.policy[self.squeue] == Policy.EMA else None
+        if self.searching:
+            if best is not None:
+                return f"squeue {squeue} swept, but page {best.page} of {self.squeue} was not tried"
+            if squeue == self.squeue and not self.swept:
+                return None  # its old list is used up
+            return self.choice.following(self.squeue, squeue)
+        closing = self.sessions[squeue // self.config.queues].closing
+        usable = squeue == self.squeue and best is not None and not closing
+        if usable and not self._stale(best) and self.choice.surely_first(squeue):
+            return f"squeue {squeue} swept, but page {best.page} of its list was not tried"
+        return self.choice.first(squeue)
+
+    def _stale(self, best):
+        return best.kind and self.step != self.sessions[self.squeue // self.config.queues].step
+
+    def _scanned(self, squeue, page, state, last_step, pinned, score, step):
         if self.pages and page <= self.pages[-1]:
             return f"SCAN of squeue {squeue} page {page} after page {self.pages[-1]} in one sweep"
         self.pages.append(page)
@@ -104,6 +179,28 @@ class SweepAudit:
     ) -> str | None:
         if squeue != self.squeue:
             return f"CLAIM in squeue {squeue}, swept was {self.squeue}"
+        wrong = self.finish() or (None if self.searching else self._from_old_list())
+        wrong = wrong or self._claimed(squeue, page, last_step, done, given_by)
+        self.searching = True
+        self.fresh.clear()
+        if done:
+            self.choice.begin()
+            self.searching = self.swept = False
+            best = self._best()
+            self.outdated = best is not None and (
+                bool(self._stale(best)) or bool(self.sessions[squeue // self.config.queues].closing)
+            )
+        return wrong
+
+    def _from_old_list(self):
+        """Judges that a choice begins with a CLAIM."""
+        if self.queues.policy[self.squeue] == Policy.KELP:
+            return None
+        if self.outdated:
+            return f"CLAIM of squeue {self.squeue} from a list that was no longer good"
+        return self.choice.first(self.squeue, listed=True)
+
+    def _claimed(self, squeue, page, last_step, done, given_by):
         self.found.sort()
         other, self.other = self.other, None
         if (

@@ -61,6 +61,7 @@ class _Judge:
         "partial",
         "poison",
         "answer",
+        "origin.ld_id",
         "origin.tag",
         "frame",
         "squeue",
@@ -209,13 +210,13 @@ class _Judge:
             else:
                 # Reads of the same page by the hot lane, one after another: most of all traffic, so
                 # they are judged together.
-                kind, entry, run = framed[i][:7] + framed[i][8:11], entries[i], [i]
+                kind, entry, run = framed[i][:8] + framed[i][9:12], entries[i], [i]
                 while at < len(order):
                     of, k = order[at]
                     if (
                         of != 1
                         or not hot[k]
-                        or framed[k][:7] + framed[k][8:11] != kind
+                        or framed[k][:8] + framed[k][9:12] != kind
                         or entries[k] != entry
                     ):
                         break
@@ -223,10 +224,10 @@ class _Judge:
                     at += 1
                 if audit.hot_reads(
                     self._next - self._first,
+                    framed[i][7],
+                    *framed[i][10:12],
+                    [framed[k][12] for k in run],
                     framed[i][9],
-                    framed[i][10],
-                    [framed[k][11] for k in run],
-                    framed[i][8],
                     entry,
                 ):
                     self._next += len(run)

@@ -11,7 +11,7 @@ import pytest
 from command import kelp
 from trace_files import contents, save
 
-from kelp_golden.audit import Audit, ResultRecord, ScoreRecord
+from kelp_golden.audit import Audit, FrameRecord, ResultRecord, ScoreRecord
 from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats
@@ -47,9 +47,9 @@ def planned(small):
     )
 
 
-def stream(chosen):
+def stream(chosen, plant=None):
     """A commit stream as a device would make it, from the golden model in lock-step: records, and
-    per request (kind, version)."""
+    per request (kind, version). `plant` is given the engine first."""
     records, answers, scores = [], [], []
     golden = chosen.setup.endpoint()
 
@@ -79,6 +79,8 @@ def stream(chosen):
     golden.on_score = lambda *score: scores.append(ScoreRecord(*score))
     setup = chosen.setup
     engine = LockStep(golden, evict_target=setup.high_water, enable=setup.prefetch, log=log)
+    if plant is not None:
+        plant(engine)
     engine.open(0, setup.descriptor)
     step = -1
     for at, r in enumerate(chosen.requests.tolist()):
@@ -147,23 +149,103 @@ def test_the_audit_of_a_sound_stream_finds_nothing(planned):
 @pytest.mark.parametrize("kind", [Op.READ, Op.SCAN, Op.RELEASE, Op.PREFETCH, Op.STEP])
 def test_the_audit_misses_a_dropped_commit_of_any_kind(planned, kind):
     records, kinds, data = stream(planned)
-    where = [
-        i
-        for i, r in enumerate(records)
-        if isinstance(r, ResultRecord) and r.op.kind == kind and r.outcome != Outcome.DROPPED
-    ]
-    if kind == Op.SCAN:
-        # Of a page that has been resident for a while: the residency map follows late, so a new one
-        # may be left out.
-        listed = {}
-        for i, r in enumerate(records):
-            if isinstance(r, ResultRecord) and r.changed and r.word.state == PageState.RESIDENT:
-                listed[r.op.squeue, r.op.page] = i
-            elif i in where and i - listed[r.op.squeue, r.op.page] > 400:
-                where = [i]
-                break
+    where, fresh = [], set()
+    for i, r in enumerate(records):
+        if isinstance(r, ScoreRecord):
+            continue
+        page = r.op.squeue, r.op.page
+        if r.op.kind == kind and r.outcome != Outcome.DROPPED and page not in fresh:
+            where.append(i)
+        if r.op.kind in (Op.SCAN, Op.CLAIM):
+            fresh.clear()
+        elif r.word.state == PageState.RESIDENT:  # a sweep that begins now may not know of it
+            fresh.add(page)
     del records[where[len(where) // 2]]
     assert wrong(planned, records, kinds, data)
+
+
+def another_queue(engine):
+    """The root of a pool's tree names the queue after the right one that has pages."""
+    queues, squeues = engine.endpoint.queues, engine.endpoint.config.squeues
+    root = queues.root
+
+    def wrong_root(pool):
+        excess, squeue = root(pool)
+        if excess:
+            following = ((squeue + k) % squeues for k in range(1, squeues + 1))
+            squeue = next(q for q in following if queues.pool[q] == pool and queues.listed[q])
+        return excess, squeue
+
+    queues.root = wrong_root
+
+
+def one_page_left_out(engine):
+    """Each sweep of three pages or more leaves out the second."""
+    evictor, queues = engine.evictor, engine.endpoint.queues
+    sweep = evictor.sweep
+
+    def short_sweep(squeue):
+        pages = queues.listed[squeue]
+        if len(pages) > 2:
+            queues.listed[squeue] = pages - {sorted(pages)[1]}
+        sweep(squeue)
+        queues.listed[squeue] = pages
+
+    evictor.sweep = short_sweep
+
+
+def list_thrown_away(engine):
+    """Each choice sweeps anew."""
+    attempt = engine.evictor.attempt
+
+    def forgetful(*arguments):
+        engine.evictor.candidates.clear()
+        return attempt(*arguments)
+
+    engine.evictor.attempt = forgetful
+
+
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (another_queue, "the rule names"),
+        (one_page_left_out, "left out pages"),
+        (list_thrown_away, "of its list was not tried"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_audit_sees_a_wrong_choice(planned, plant, said):
+    """A stream that is consistent in itself, of a device that chooses by another rule."""
+    audit = judged(planned, *stream(planned, plant))
+    assert any(said in str(mismatch) for mismatch in audit.mismatches)
+    assert {mismatch.what for mismatch in audit.mismatches} == {"eviction"}
+
+
+def test_the_audit_sees_another_owners_hot_read(planned):
+    """A hot hit is judged by the LD-ID that the device names, not by the session's."""
+    records, _, _ = stream(planned)
+    setup = planned.setup
+    written = next(
+        i
+        for i, r in enumerate(records)
+        if isinstance(r, ResultRecord) and r.outcome == Outcome.ALLOCATED
+    )
+    owner = setup.descriptor.ld_id
+    for ld_id, wanted in ((owner, 0), (owner ^ 1, 1)):
+        endpoint = setup.endpoint()
+        audit = Audit(setup.config, endpoint, {0: setup.descriptor}, lambda tag: (0, bytes(64), -1))
+        audit.begin(1)
+        for record in records[: written + 2]:
+            (audit.score if isinstance(record, ScoreRecord) else audit.result)(record)
+        op, frame = records[written].op, records[written].frame
+        f = endpoint.frames[frame]
+        entry = (1, f.dirty, f.redirty, f.used, f.source, op.squeue, op.page, f.valid, f.poison)
+        hit = (int(Op.READ), int(Outcome.HIT), 1, 0, 0, 0, 0, ld_id, 7, frame)
+        found = audit.count
+        audit.frame(FrameRecord(True, *hit, op.squeue, op.page, op.kv_line, entry))
+        assert audit.count - found == wanted
+        together = audit.hot_reads(0, ld_id, op.squeue, op.page, [op.kv_line], frame, entry)
+        assert together == (not wanted)
 
 
 def test_the_audit_sees_a_wrong_victim_and_a_wrong_bit(planned):

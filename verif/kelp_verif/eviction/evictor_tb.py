@@ -80,7 +80,7 @@ class TB:
         self.tracker = Tracker(c)
         self.words, self.queues = Words(c), QueueState(c)
         self.tau, self.pool, self.budget = {}, {}, {}
-        self.audit = SweepAudit(c, self.queues, lambda q: self.tau[q])
+        self.audit = SweepAudit(c, self.queues, self.tracker.sessions, lambda q: self.tau[q])
         self.dirty, self.owners = set(), {}  # frames
         self.pipe = deque()  # (due, op) between admission and M3
         self.scans, self.claims, self.peeks, self.flushes, self.written_backs = (
@@ -251,7 +251,6 @@ class TB:
                 word.last_step,
                 word.pinned,
                 score,
-                t.sessions[op.squeue // c.queues].step,
             )
             eligible = word.state == RESIDENT and not word.pinned
             self.scans.append(
@@ -571,6 +570,7 @@ class LockStepTB(TB):
             queues.excess[:],
             [h[:] for h in queues._heaps],
         )
+        on_change, queues.on_change = queues.on_change, None
         pools = self.tracker.pools
         spare, used = [p.free - p.waiting for p in pools], [p.used for p in pools]
 
@@ -600,6 +600,7 @@ class LockStepTB(TB):
                 evictor.observe(PageState.COLD, 0, released=True)
         resting = evictor.resting[:]
         words.state, queues.listed, queues.excess, queues._heaps = kept
+        queues.on_change = on_change
         evictor.words = words
         self.resting = resting
 

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Which queue a free-running evictor may take its next victim from (spec §7, docs/design.md §6)."""
+
+from __future__ import annotations
+
+from kelp_spec.config import POOLS, Config
+from kelp_spec.policy import Policy
+
+from .eviction import QueueState
+
+__all__ = ["ChoiceAudit"]
+
+
+class ChoiceAudit:
+    """Queues that the rule of policy 0 names at some moment of a choice.
+
+    Choices are made one at a time, and each is a function of the decisions up to its trigger or
+    later. So what a choice reads (root of the pool's tree, requester, who has a listed page) stands
+    so after some commit between the CLAIM that ended the choice before and the op that is judged.
+    The rule is exact where nothing changed meanwhile; else each of these states is lawful.
+
+    A pool with a queue of policy `kelp` at its root or asking is not judged: its choices follow
+    offers (docs/policy.md).
+    """
+
+    def __init__(self, config: Config, queues: QueueState):
+        self.config, self.queues = config, queues
+        # by pool: queues with which a search may begin; no queue had more than its budget
+        self._firsts: list[set[int]] = [set() for _ in POOLS]
+        self._none = [False] * len(POOLS)
+        self._emptied: set[int] = set()  # queues that had no listed page at some moment
+        self.begin()
+
+    def begin(self) -> None:
+        """A choice has ended: the next one sees nothing older."""
+        self._emptied.clear()
+        for pool, firsts in enumerate(self._firsts):
+            firsts.clear()
+            self._none[pool] = False
+            self._note(pool)
+
+    def changed(self, squeue: int, page: int, moved: bool) -> None:
+        """As :attr:`QueueState.on_change`."""
+        pages = self.queues.listed[squeue]
+        if moved and len(pages) == (page in pages):  # it has none now, or this is its first
+            self._emptied.add(squeue)
+        self._note(self.queues.pool[squeue])
+
+    def first(self, squeue: int, *, listed: bool = False) -> str | None:
+        """The search begins with this queue, or with queues that have no page before it; `listed`:
+        with this very one."""
+        pool = self.queues.pool[squeue]
+        firsts = self._firsts[pool]
+        if any(self.queues.policy[first] == Policy.KELP for first in firsts):
+            return None
+        if squeue in firsts:
+            return None
+        if not listed and any(self._reaches(first, squeue) for first in firsts):
+            return None
+        return f"squeue {squeue} is asked, the rule names {sorted(firsts)}"
+
+    def surely_first(self, squeue: int) -> bool:
+        """No search can have begun with another queue."""
+        return self._firsts[self.queues.pool[squeue]] == {squeue}
+
+    def following(self, tried: int, squeue: int) -> str | None:
+        """The search goes on with this queue after `tried` gave nothing; or that search is over,
+        and this is another one's first."""
+        after = (tried + 1) % self.config.squeues
+        if self.queues.pool[tried] == self.queues.pool[squeue] and self._reaches(after, squeue):
+            return None
+        return self.first(squeue)
+
+    def _note(self, pool):
+        excess, squeue = self.queues.root(pool)
+        if excess:
+            self._firsts[pool].add(squeue)
+        self._none[pool] |= not excess
+        if self._none[pool]:
+            self._firsts[pool].add(self.queues.requester[pool])
+
+    def _reaches(self, first, squeue):
+        pool, listed, emptied = self.queues.pool, self.queues.listed, self._emptied
+        for k in range((squeue - first) % self.config.squeues):
+            passed = (first + k) % self.config.squeues
+            if pool[passed] == pool[squeue] and listed[passed] and passed not in emptied:
+                return False
+        return True
