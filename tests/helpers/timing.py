@@ -5,7 +5,7 @@ from amaranth.hdl import Module, Signal, Value
 from amaranth.sim import Simulator
 from flips import opened
 
-__all__ = ["changes"]
+__all__ = ["changes", "least_interval"]
 
 GAP = 12  #: cycles between `before` and the stimuli, and after these
 
@@ -50,3 +50,13 @@ def changes(dut, output, stimuli, *, prepare=None, before=(), settle=2, interval
     simulator.add_testbench(bench)
     simulator.run()
     return [t - start for t in range(start, len(seen)) if seen[t] != seen[t - 1]][:n]
+
+
+def least_interval(make, output, stimuli, latency, *, most=64, **options):
+    """Least number of cycles between stimuli at which each shows `latency` cycles after it came, or
+    None: what the block's INTERVAL claims to be. `make` gives a new block."""
+    for interval in range(1, most + 1):
+        expected = [latency + k * interval for k in range(len(stimuli))]
+        if changes(make(), output, stimuli, interval=interval, **options) == expected:
+            return interval
+    return None

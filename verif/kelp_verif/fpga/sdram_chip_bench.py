@@ -6,7 +6,7 @@ import cocotb
 from cocotb.triggers import RisingEdge, Timer
 
 from ..harness.clocking import start_clock
-from ..harness.runner import bench_params
+from ..harness.runner import bench_params, record
 from .sdram_bench import broken
 
 _CODES = {"NOP": 7, "ACT": 3, "RD": 5, "WR": 4, "PRE": 2, "REF": 1, "MRS": 0, "STOP": 6}
@@ -202,10 +202,13 @@ async def a_wrong_set_up_is_seen(dut):
     name = bench_params()["name"]
     chip = Chip(dut)
     await start_clock(dut)
-    # Where the clock's random first value is high, the chip has seen an edge with random pins.
+    # Where the clock's random first value is high, the chip has seen an edge with random pins: then
+    # this run shows nothing, and says so.
     before = await _seen(dut)
-    await _wrong_set_up(chip, name)
-    assert await _seen(dut) - before == {name} - before
+    record(clean=not before)
+    if not before:
+        await _wrong_set_up(chip, name)
+        assert await _seen(dut) == {name}
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
