@@ -127,7 +127,7 @@ class Endpoint(wiring.Component):
         s.tracker = tracker = Tracker(config=c)
         s.frame_table = frame_table = FrameTable(config=c)
         s.error_lines = error_lines = ErrorLines(config=c)
-        s.data_queue = data_queue = DataQueue(config=c)
+        s.data_fifo = data_fifo = DataFifo(config=c)
         s.data_path = data_path = DataPath(config=c)
         s.egress = egress = Egress(config=c)
         s.miss_buffer = miss_buffer = MissBuffer(config=c)
@@ -190,7 +190,7 @@ class Endpoint(wiring.Component):
             ~ingress.idle
             | ~tracker.idle
             | ~frame_table.idle
-            | ~data_queue.idle
+            | ~data_fifo.idle
             | ~miss_buffer.idle
             | ~Cat(skid.idle for skid in to_m0).all()
         )
@@ -272,14 +272,14 @@ class Endpoint(wiring.Component):
             frame_table.line_mask_data.eq(miss_buffer.line_mask_data),
         ]
         connect(m, tracker.o_frame_op, frame_table.i)
-        connect(m, frame_table.o, data_queue.i)
+        connect(m, frame_table.o, data_fifo.i)
         m.d.comb += [
-            tracker.data_ready.eq(data_queue.ready),
+            tracker.data_ready.eq(data_fifo.ready),
             tracker.miss_ready.eq(miss_buffer.ready),
             tracker.score_ready.eq(ema.ready),
             tracker.queue_ready.eq(eviction.queue_ready),
         ]
-        connect(m, data_queue.o, data_path.i)
+        connect(m, data_fifo.o, data_path.i)
         # Of memory's errors the engines learn after the frame table, in one cycle with the data
         # path.
         connect(m, data_path.o_error, error_lines.i)
@@ -290,7 +290,7 @@ class Endpoint(wiring.Component):
             tracker.pause.eq(error_lines.pause),
             error_lines.paused.eq(tracker.paused),
             error_lines.executed.eq(frame_table.o_error.valid),
-            data_path.waiting.eq(data_queue.level),
+            data_path.waiting.eq(data_fifo.level),
         ]
         for p in range(len(POOLS)):
             m.d.comb += [
@@ -417,7 +417,7 @@ class Endpoint(wiring.Component):
             for block, source in (
                 (Protected.FRAME_TABLE, frame_table),
                 (Protected.TRACKER, tracker),
-                (Protected.DATA_QUEUE, data_queue),
+                (Protected.DATA_FIFO, data_fifo),
                 (Protected.EVICTION, eviction),
                 (Protected.MISS_BUFFER, miss_buffer),
                 (Protected.COLD_SCHEDULER, cold),
@@ -438,7 +438,7 @@ class Endpoint(wiring.Component):
             registers.idle,
             tracker.idle,
             frame_table.idle,
-            data_queue.idle,
+            data_fifo.idle,
             egress.idle,
             eviction.quiet,
             ema.idle,
@@ -469,7 +469,7 @@ class Endpoint(wiring.Component):
         return m
 
 
-class DataQueue(wiring.Component):
+class DataFifo(wiring.Component):
     """FIFO of data ops between the frame stage, which cannot wait, and the data path, which can.
 
     Latency: `LATENCY`, combinational from `i` to `o`, while it is empty. Interval: `INTERVAL`, one
@@ -513,15 +513,15 @@ class DataQueue(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.queue = queue = BypassFifo(
+        m.submodules.fifo = fifo = BypassFifo(
             depth=self.DEPTH, shape=self.layout, protect=self.config.protect
         )
-        gather(m, self.fault, queue.fault)
-        connect(m, queue.o, flipped(self.o))
+        gather(m, self.fault, fifo.fault)
+        connect(m, fifo.o, flipped(self.o))
         m.d.comb += [
-            self.ready.eq(queue.level <= self.DEPTH - RESERVE),
-            self.level.eq(queue.level),
-            self.idle.eq(~queue.row_valid),
+            self.ready.eq(fifo.level <= self.DEPTH - RESERVE),
+            self.level.eq(fifo.level),
+            self.idle.eq(~fifo.row_valid),
         ]
-        connect(m, flipped(self.i), queue.i)
+        connect(m, flipped(self.i), fifo.i)
         return m

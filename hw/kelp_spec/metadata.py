@@ -194,7 +194,7 @@ class Protected(IntEnum):
 
     FRAME_TABLE = 0
     TRACKER = 1
-    DATA_QUEUE = 2
+    DATA_FIFO = 2
     MISS_BUFFER = 3
     COLD_SCHEDULER = 4
     DATA_PATH = 5

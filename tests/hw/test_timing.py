@@ -5,12 +5,12 @@
 from amaranth.hdl import Mux
 from timing import changes
 
-from kelp_hw.endpoint import DataQueue
+from kelp_hw.endpoint import DataFifo
 from kelp_spec.config import named
 
 
-def test_data_queue_passes_an_op_a_cycle():
-    block = DataQueue(config=named("unit"))
+def test_data_fifo_passes_an_op_a_cycle():
+    block = DataFifo(config=named("unit"))
     seen = changes(
         block,
         lambda dut: Mux(dut.o.valid, dut.o.p.offset, 0),

@@ -26,7 +26,7 @@ BLOCKS: dict[str, tuple[str, dict]] = {
     "ingress": ("kelp_hw.host.ingress:Ingress", {}),
     "router": ("kelp_hw.host.windows:WindowRouter", {}),
     "egress": ("kelp_hw.host.egress:Egress", {}),
-    "data_queue": ("kelp_hw.endpoint:DataQueue", {}),
+    "data_fifo": ("kelp_hw.endpoint:DataFifo", {}),
     "telemetry": ("kelp_hw.control.telemetry:Telemetry", {}),
     "phase": ("kelp_hw.control.phase:PhaseDetector", {}),
     "windows": ("kelp_hw.control.queue_config:QueueConfig", {"fields": ("window",)}),

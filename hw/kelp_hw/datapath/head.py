@@ -191,9 +191,9 @@ class DataHead(wiring.Component):
         )
         can_read = Signal()
         if c.codecs and c.codec_lanes < ELEMENTS:
-            apart = Signal(ELEMENTS // c.codec_lanes - 1)
-            m.d.comb += s.paced.eq(~apart[0])
-            m.d.sync += apart.eq(Mux(s.go & ~s.is_flush, ~0, apart >> 1))
+            spacing = Signal(ELEMENTS // c.codec_lanes - 1)
+            m.d.comb += s.paced.eq(~spacing[0])
+            m.d.sync += spacing.eq(Mux(s.go & ~s.is_flush, ~0, spacing >> 1))
         m.d.comb += [
             s.filled.eq(lines.slot.filled & scales.slot.filled),
             can_read.eq(s.filled & ~(lines.refuse | scales.refuse)),

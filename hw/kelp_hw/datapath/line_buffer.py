@@ -104,7 +104,7 @@ class LineBuffer(wiring.Component):
 
     def _filled(self, m: Module, slot: Value) -> Value:
         """The copy *fill*: what memory gave for `slot`, one cycle later."""
-        m.submodules.fill = fill = WideMemory(depth=self.slots, shape=LINE_BITS, apart=True)
+        m.submodules.fill = fill = WideMemory(depth=self.slots, shape=LINE_BITS, transparent=False)
         m.d.comb += [
             fill.write_en.eq(self.fill.valid),
             fill.write_address.eq(self.fill.p.slot),

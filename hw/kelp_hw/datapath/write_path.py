@@ -152,7 +152,9 @@ class WritePath(wiring.Component):
         # Bits that are always zero are not stored: synthesis gives their read register a reset of
         # its own, and then finds no block RAM that fits.
         stored = data.StructLayout({"payload": LINE_BITS, "scale": _SCALE_USED})
-        m.submodules.results = results = WideMemory(depth=c.write_slots, shape=stored, apart=True)
+        m.submodules.results = results = WideMemory(
+            depth=c.write_slots, shape=stored, transparent=False
+        )
         done = quantiser.o.p
         m.d.comb += [
             results.write_en.eq(quantiser.o.valid),

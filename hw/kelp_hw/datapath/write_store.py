@@ -69,7 +69,7 @@ class WriteStore(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         n, bits = self.config.write_slots, self.config.write_slot_bits
-        m.submodules.rows = rows = WideMemory(depth=n, shape=self.row_layout, apart=True)
+        m.submodules.rows = rows = WideMemory(depth=n, shape=self.row_layout, transparent=False)
         m.d.comb += [
             rows.write_en.eq(self.i.valid),
             rows.write_address.eq(self.i.p.slot),

@@ -38,7 +38,7 @@ class Sram(wiring.Component):
     """A memory with one read and one write port on one clock.
 
     Small ones are `lib.memory` (block or distributed RAM on an FPGA, and Amaranth's simulator runs
-    them); large ones are an `Instance` of the macro `kelp_sram` or `kelp_sram_apart`, whose
+    them); large ones are an `Instance` of the macro `kelp_sram` or `kelp_sram_collision_x`, whose
     behavioural models are in `macros` and which an ASIC or UltraRAM flow replaces.
 
     Latency: `LATENCY` cycle, `read_en` with `read_address` → `read_data`, which then holds while
@@ -56,7 +56,7 @@ class Sram(wiring.Component):
         Shape of a row: a width or a layout.
     macro : bool or None
         Force or forbid the macro; by default it is used above `MACRO_ABOVE` rows, or above
-        `APART_ABOVE` when not `transparent`.
+        `COLLISION_X_ABOVE` when not `transparent`.
     transparent : bool
         A read of the row that is written in the same cycle returns the new data.
 
@@ -74,14 +74,14 @@ class Sram(wiring.Component):
     MACRO_ABOVE = 4096
     #: A Memory's read without transparency returns the old row, which FPGA synthesis keeps with a
     #: comparison and a multiplexer behind the block RAM; the macro's may return anything.
-    APART_ABOVE = 128
+    COLLISION_X_ABOVE = 128
 
     def __init__(self, *, depth: int, shape, macro: bool | None = None, transparent: bool = True):
         self.depth = depth
         self.shape = shape
         self.width, self.address_bits, members = memory_ports(depth, shape)
         self.macro = (
-            depth > (self.MACRO_ABOVE if transparent else self.APART_ABOVE)
+            depth > (self.MACRO_ABOVE if transparent else self.COLLISION_X_ABOVE)
             if macro is None
             else bool(macro)
         )
@@ -92,7 +92,7 @@ class Sram(wiring.Component):
         m = Module()
         if self.macro:
             m.submodules.macro = Instance(
-                "kelp_sram" if self.transparent else "kelp_sram_apart",
+                "kelp_sram" if self.transparent else "kelp_sram_collision_x",
                 p_DEPTH=self.depth,
                 p_WIDTH=self.width,
                 p_ADDRESS_WIDTH=self.address_bits,

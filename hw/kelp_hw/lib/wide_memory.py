@@ -16,7 +16,7 @@ class WideMemory(wiring.Component):
 
     Latency: `LATENCY` cycle, `read_en` with `read_address` → `read_data`, which then holds while
     `read_en` is low. One read and one write in each cycle (`INTERVAL`). A read of what is written
-    in the same cycle returns the **new** data, or with `apart` either. No error cases.
+    in the same cycle returns the **new** data, or either when not `transparent`. No error cases.
 
     Above `DISTRIBUTED_TO` rows it is in block RAM: a tool left alone puts 32 rows of 512 bits into
     distributed RAM, 1500 LUTs for what 15 block RAMs hold. Up to there, one level of an ECP5's
@@ -30,9 +30,9 @@ class WideMemory(wiring.Component):
         Shape of a row; a width where there is a `granularity`.
     granularity : int or None
         Bits per bit of `write_en`; by default one enable for the row.
-    apart : bool
-        A read of what is written in the same cycle may return old or new data: distributed RAM
-        needs no second input of its output register then.
+    transparent : bool
+        A read of what is written in the same cycle returns the new data. Without it the read may
+        return old or new data, and distributed RAM needs no multiplexer before its output register.
 
     Members
     -------
@@ -48,7 +48,9 @@ class WideMemory(wiring.Component):
 
     DISTRIBUTED_TO = 16
 
-    def __init__(self, *, depth: int, shape, granularity: int | None = None, apart: bool = False):
+    def __init__(
+        self, *, depth: int, shape, granularity: int | None = None, transparent: bool = True
+    ):
         width = Shape.cast(shape).width
         if granularity is not None and (granularity < 1 or width % granularity):
             raise ValueError(
@@ -57,7 +59,7 @@ class WideMemory(wiring.Component):
         self.depth = depth
         self.width = width
         self.granularity = granularity
-        self.apart = apart
+        self.transparent = transparent
         address_bits = max(1, ceil_log2(depth))
         super().__init__(
             {
@@ -81,7 +83,9 @@ class WideMemory(wiring.Component):
         )
         write = rows.write_port(granularity=self.granularity)
         # Block RAM has the new data more cheaply than the old, distributed RAM the other way round.
-        read = rows.read_port(transparent_for=() if self.apart and distributed else (write,))
+        read = rows.read_port(
+            transparent_for=(write,) if self.transparent or not distributed else ()
+        )
         m.d.comb += [
             read.en.eq(self.read_en),
             read.addr.eq(self.read_address),

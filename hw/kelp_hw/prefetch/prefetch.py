@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The prefetcher: five sources, one queue, PREFETCH ops (spec §7, docs/design.md §8)."""
+"""The prefetcher: five sources, one FIFO, PREFETCH ops (spec §7, docs/design.md §8)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 
 from ..layouts import Layouts, code_shape
-from .queue import DISTANCE_BITS, DropReason, PrefetchQueue, candidate_layout
+from .fifo import DISTANCE_BITS, DropReason, PrefetchFifo, candidate_layout
 from .sources import AccessSource, PreviousSource
 from .throttle import SOURCES, Throttle
 
 __all__ = ["HINT_PATIENCE", "Prefetcher", "pulses_layout"]
 
-HINT_PATIENCE = 255  #: cycles that a hinted page waits for room in the queue
+HINT_PATIENCE = 255  #: cycles that a hinted page waits for room in the FIFO
 _FLYING_MAX = 31  #: PREFETCH ops between `o_op` and M3, far above the tracker's depth
 
 
@@ -46,7 +46,7 @@ class Prefetcher(wiring.Component):
     Sources, by priority: MemSpecRd and hint lists (in turn), accesses (window, layer ahead), the
     previous step. One candidate a cycle is judged: it must lie in an open session (OUTSIDE), be of
     an enabled source (DISABLED), and within the source's credit (THROTTLED); what passes goes into
-    the prefetch queue. That takes one candidate a cycle, always; while it has no room, accesses and
+    the prefetch FIFO. That takes one candidate a cycle, always; while it has no room, accesses and
     the previous step wait, a hinted page waits `HINT_PATIENCE` cycles at most, and only MemSpecRd
     and hints that have waited so long displace what is in it. The previous step's walk begins when
     nothing else is under way.
@@ -95,7 +95,7 @@ class Prefetcher(wiring.Component):
         No candidate is in the block, and no op is on its way to M3.
     """
 
-    ASKED_LATENCY = 2 + PrefetchQueue.LATENCY  # `picked`, `judged`
+    ASKED_LATENCY = 2 + PrefetchFifo.LATENCY  # `picked`, `judged`
     LATENCY = 1 + AccessSource.LATENCY + ASKED_LATENCY  # `i_result` registered
     INTERVAL = 1
 
@@ -131,7 +131,7 @@ class Prefetcher(wiring.Component):
         m.submodules.access_source = from_access = self.access_source
         m.submodules.previous_source = from_previous = self.previous_source
         m.submodules.throttle = throttle = self.throttle
-        m.submodules.queue = queue = PrefetchQueue(config=c)
+        m.submodules.fifo = fifo = PrefetchFifo(config=c)
 
         live = Signal(c.sessions)
         for s in range(c.sessions):
@@ -192,8 +192,8 @@ class Prefetcher(wiring.Component):
         spec_turn = Signal()
         hint_wants = Signal()
         # Registered, and as if a candidate were picked in this cycle: a slot may stay free, but the
-        # queue never lacks one.
-        m.d.sync += room.eq(queue.count + judged_valid + picked_valid + 1 < queue.slots)
+        # FIFO never lacks one.
+        m.d.sync += room.eq(fifo.count + judged_valid + picked_valid + 1 < fifo.slots)
         m.d.comb += [
             hint_wants.eq(self.i_hint.valid & (room | (patience == HINT_PATIENCE))),
             self.i_spec.ready.eq(~hint_wants | spec_turn),
@@ -247,7 +247,7 @@ class Prefetcher(wiring.Component):
         inside = Signal()
         reason = Signal(DropReason)
         m.d.comb += session.eq(self.sessions[picked.session])
-        # A session that closes from here on is seen in the queue, which cancels the candidate.
+        # A session that closes from here on is seen in the FIFO, which cancels the candidate.
         m.d.sync += [
             judged.eq(picked),
             judged_valid.eq(picked_valid),
@@ -269,19 +269,19 @@ class Prefetcher(wiring.Component):
             m.d.comb += reason.eq(DropReason.THROTTLED)
         passes = Signal()
         m.d.comb += passes.eq(throttle.offer.valid & throttle.allow)
-        m.d.comb += [queue.i.p.eq(judged), queue.i.valid.eq(passes), queue.cancel.eq(~live)]
+        m.d.comb += [fifo.i.p.eq(judged), fifo.i.valid.eq(passes), fifo.cancel.eq(~live)]
 
         # - ops ------------------------------------------------------------------------------------
         flying = Signal(range(_FLYING_MAX + 1))
         leaves = self.o_op.valid & self.o_op.ready
         m.d.comb += [
-            self.o_op.valid.eq(queue.o.valid & (flying != _FLYING_MAX)),
-            queue.o.ready.eq(self.o_op.ready & (flying != _FLYING_MAX)),
+            self.o_op.valid.eq(fifo.o.valid & (flying != _FLYING_MAX)),
+            fifo.o.ready.eq(self.o_op.ready & (flying != _FLYING_MAX)),
             self.o_op.p.kind.eq(Op.PREFETCH),
-            self.o_op.p.session.eq(queue.o.p.session),
-            self.o_op.p.squeue.eq(queue.o.p.squeue),
-            self.o_op.p.page.eq(queue.o.p.page),
-            self.o_op.p.source.eq(queue.o.p.source),
+            self.o_op.p.session.eq(fifo.o.p.session),
+            self.o_op.p.squeue.eq(fifo.o.p.squeue),
+            self.o_op.p.page.eq(fifo.o.p.page),
+            self.o_op.p.source.eq(fifo.o.p.source),
         ]
         # PREFETCH ops of policy `kelp` are the evictor's, and `flying` does not count them.
         own_result = (taken | refused) & (source != PrefetchSource.POLICY)
@@ -294,8 +294,8 @@ class Prefetcher(wiring.Component):
                 from_access.idle
                 & ~picked_valid
                 & ~judged_valid
-                & (queue.count == 0)
-                & ~queue.o.valid
+                & (fifo.count == 0)
+                & ~fifo.o.valid
                 & (flying == 0)
                 & ~self.i_hint.valid
                 & ~self.i_spec.valid
@@ -328,19 +328,19 @@ class Prefetcher(wiring.Component):
         pulse(pulses.late, self.i_late.p, self.i_late.valid)
         for why in (DropReason.OUTSIDE, DropReason.DISABLED, DropReason.THROTTLED):
             pulse(pulses.dropped[why], judged.source, judged_valid & ~passes & (reason == why))
-        # Critical path: the queue's compares to `queue.o_drop`: registered here.
-        drop, drop_valid = Signal.like(queue.o_drop.p), Signal()
+        # Critical path: the FIFO's compares to `fifo.o_drop`: registered here.
+        drop, drop_valid = Signal.like(fifo.o_drop.p), Signal()
         cancel, cancel_valid = Signal(code_shape(PrefetchSource)), Signal()
         m.d.sync += [
-            drop.eq(queue.o_drop.p),
-            drop_valid.eq(queue.o_drop.valid),
-            cancel.eq(queue.o_cancel.p),
-            cancel_valid.eq(queue.o_cancel.valid),
+            drop.eq(fifo.o_drop.p),
+            drop_valid.eq(fifo.o_drop.valid),
+            cancel.eq(fifo.o_cancel.p),
+            cancel_valid.eq(fifo.o_cancel.valid),
         ]
         for why in (DropReason.DUPLICATE, DropReason.FULL):
             pulse(pulses.dropped[why], drop.source, drop_valid & (drop.reason == why))
-        # A dead candidate is pushed out only while none leaves the queue, so never in a cycle with
-        # `queue.o_cancel`.
+        # A dead candidate is pushed out only while none leaves the FIFO, so never in a cycle with
+        # `fifo.o_cancel`.
         pushed_out = drop_valid & (drop.reason == DropReason.CANCELLED)
         pulse(
             pulses.dropped[DropReason.CANCELLED],

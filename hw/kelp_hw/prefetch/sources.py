@@ -14,7 +14,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import PrefetchSource
 
 from ..layouts import Layouts
-from .queue import DISTANCE_BITS, candidate_layout
+from .fifo import DISTANCE_BITS, candidate_layout
 
 __all__ = ["AccessSource", "PreviousSource", "access_layout"]
 

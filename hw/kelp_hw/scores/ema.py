@@ -110,11 +110,11 @@ class _State:
                 "distance": c.page_bits,
             }
         )
-        # The two parts of an event that go into its place.
-        self.early = data.StructLayout(
+        # The two parts of an event that go into its place: carried over, and derived from memories.
+        self.carried = data.StructLayout(
             {name: shape.shape for name, shape in self.event if name != "idle"}
         )
-        self.late = data.StructLayout(
+        self.derived = data.StructLayout(
             {
                 "idle": self.event["idle"].shape,
                 "gain": 4,
@@ -296,7 +296,7 @@ class EmaEngine(wiring.Component):
                 m.d.comb += counts.eq((setting.score_source == ScoreSource.PUSHED) & ~kelp)
             with m.Default():
                 m.d.comb += counts.eq(1)
-        early1, late2 = Signal(s.early), Signal(s.late, reset_less=True)
+        carried1, derived2 = Signal(s.carried), Signal(s.derived, reset_less=True)
         m.submodules.turns = turns = Turns(config=c)
         init1, scan1, scrub1 = (
             a1.kind == kind for kind in (ScoreEvent.INIT, ScoreEvent.SCAN, ScoreEvent.SCRUB)
@@ -305,23 +305,23 @@ class EmaEngine(wiring.Component):
         # pages.
         behind = Signal(c.page_bits + 1)
         m.d.comb += [
-            *(early1[name].eq(a1[name]) for name, _ in s.early),
+            *(carried1[name].eq(a1[name]) for name, _ in s.carried),
             *(getattr(turns, name).eq(a1[name]) for name in ("session", "squeue", "page", "step")),
             turns.accessed.eq(a1_valid & kelp & (touch | init1)),
             turns.forgets.eq(a1_valid & scrub1),
             behind.eq(newest1 - a1.page),
         ]
         m.d.sync += [
-            late2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, setting.mass_shift, 0)),
+            derived2.gain.eq(Mux(a1.kind == ScoreEvent.MASS, setting.mass_shift, 0)),
             # A SCAN's score must come back as it was when it is written at all.
-            late2.alpha.eq(Mux(scan1, 0, setting.alpha)),
-            late2.kelp.eq(kelp | scrub1),  # the profile's: a queue may have been `kelp` before
-            late2.turned.eq(scan1 & turns.over),
-            late2.distance.eq(
+            derived2.alpha.eq(Mux(scan1, 0, setting.alpha)),
+            derived2.kelp.eq(kelp | scrub1),  # the profile's: a queue may have been `kelp` before
+            derived2.turned.eq(scan1 & turns.over),
+            derived2.distance.eq(
                 Mux(init1 | scrub1, a1.page, Mux(behind[c.page_bits], 0, behind[: c.page_bits]))
             ),
             # Where its turn has passed, this step counts as idle.
-            late2.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
+            derived2.idle.eq(Mux(scan1 & turns.over & (a1.idle != FOLDED), a1.idle + 1, a1.idle)),
         ]
         m.submodules.exp2 = exp2 = Exp2(bias=IDLE_BIAS)
         waiting = Signal(Exp2.LATENCY)
@@ -332,7 +332,7 @@ class EmaEngine(wiring.Component):
             s.drops.eq(a1_valid & ~counts),
         ]
         m.d.sync += waiting.eq(Cat(a1_valid & counts, waiting))
-        s.counts, s.early1, s.late2 = counts, early1, late2
+        s.counts, s.carried1, s.derived2 = counts, carried1, derived2
         s.exp2, s.waiting = exp2, waiting
 
     def _placed(self, m: Module, s: _State) -> None:
@@ -340,8 +340,8 @@ class EmaEngine(wiring.Component):
         has been worked out from memories; its factor follows when Exp2 has it."""
         exp2, takes, a1_valid, counts = s.exp2, s.takes, s.a1_valid, s.counts
         # The events in their places, and the factors of those whose b0 is not free.
-        m.submodules.places = places = memory.Memory(shape=s.early, depth=self.PLACES, init=())
-        m.submodules.rests = rests = memory.Memory(shape=s.late, depth=self.PLACES, init=())
+        m.submodules.places = places = memory.Memory(shape=s.carried, depth=self.PLACES, init=())
+        m.submodules.rests = rests = memory.Memory(shape=s.derived, depth=self.PLACES, init=())
         m.submodules.factors = known = memory.Memory(shape=SCORE_BITS, depth=self.PLACES, init=())
         put, get, know, more = (
             Signal(range(self.PLACES)),
@@ -349,7 +349,7 @@ class EmaEngine(wiring.Component):
             Signal(range(self.PLACES)),
             Signal(range(self.PLACES + 1)),
         )
-        put_late, late_valid = Signal.like(put), Signal()
+        rest_at, rest_valid = Signal.like(put), Signal()
         (put_event, get_event), (put_rest, get_rest), (put_factor, get_factor) = (
             (rows.write_port(), rows.read_port(domain="comb")) for rows in (places, rests, known)
         )
@@ -359,11 +359,11 @@ class EmaEngine(wiring.Component):
             halving.eq(Mux(exp2.halving[SCORE_BITS], 65535, exp2.halving)),
             put_event.en.eq(a1_valid),
             put_event.addr.eq(put),
-            put_event.data.eq(s.early1),
+            put_event.data.eq(s.carried1),
             get_event.addr.eq(get),
-            put_rest.en.eq(late_valid),
-            put_rest.addr.eq(put_late),
-            put_rest.data.eq(s.late2),
+            put_rest.en.eq(rest_valid),
+            put_rest.addr.eq(rest_at),
+            put_rest.data.eq(s.derived2),
             get_rest.addr.eq(get),
             put_factor.en.eq(computed),
             put_factor.addr.eq(know),
@@ -372,8 +372,8 @@ class EmaEngine(wiring.Component):
         ]
         m.d.sync += [
             put.eq(put + (a1_valid & counts)),
-            put_late.eq(put),
-            late_valid.eq(a1_valid),
+            rest_at.eq(put),
+            rest_valid.eq(a1_valid),
             know.eq(know + computed),
             get.eq(get + takes),
             more.eq((more + computed - takes)[: len(more)]),
@@ -390,7 +390,7 @@ class EmaEngine(wiring.Component):
         factor = Signal(SCORE_BITS, reset_less=True)
         got, rest = s.got, s.rest
         m.d.comb += [
-            *(next_.event[name].eq(got[name]) for name, _ in s.early),
+            *(next_.event[name].eq(got[name]) for name, _ in s.carried),
             next_.event.idle.eq(rest.idle),
             *(
                 next_[name].eq(rest[name])

@@ -59,7 +59,7 @@ def test_a_project_has_its_part_its_pins_and_clean_verilog(name, part, clock, tm
         "top.tcl",
         "top.xdc",
         "kelp_sram.v",
-        "kelp_sram_apart.v",
+        "kelp_sram_collision_x.v",
         "kelp_line_ram.v",
     }
     assert (

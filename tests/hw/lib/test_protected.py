@@ -108,7 +108,7 @@ MEMORIES = {
     "Sram": {"make": Sram, "shape": 12},
     "Sram of two parts": {"make": Sram, "shape": 66},
     "SplitSram": {"make": SplitSram, "shape": 12},
-    "WideMemory": {"make": WideMemory, "shape": 70, "apart": True},
+    "WideMemory": {"make": WideMemory, "shape": 70, "transparent": False},
     "WideMemory of four": {"make": WideMemory, "shape": 64, "granularity": 16},
 }
 

@@ -6,8 +6,8 @@ import pytest
 
 from kelp_golden.prefetch import Candidate, Throttle
 from kelp_golden.prefetch import Prefetcher as GoldenPrefetcher
+from kelp_hw.prefetch.fifo import PrefetchFifo
 from kelp_hw.prefetch.prefetch import Prefetcher
-from kelp_hw.prefetch.queue import PrefetchQueue
 from kelp_hw.prefetch.sources import AccessSource, PreviousSource
 from kelp_hw.prefetch.throttle import Throttle as RtlThrottle
 from kelp_spec.config import named
@@ -64,7 +64,7 @@ def test_golden_throttle_halves_and_recovers():
 
 def test_queue_agrees_with_a_sorted_list():
     seen = run_cocotb(
-        PrefetchQueue(config=named("unit")),
+        PrefetchFifo(config=named("unit")),
         bench=PARTS,
         test="queue_against_list",
         params={"config": "unit", "cycles": 12_000},
@@ -139,7 +139,7 @@ def test_accepts_one_candidate_a_cycle_at_640_queues():
     ("make", "message"),
     [
         (lambda: Prefetcher(config=3), "config = 3"),
-        (lambda: PrefetchQueue(config=None), "config = None"),
+        (lambda: PrefetchFifo(config=None), "config = None"),
         (lambda: AccessSource(config=named("unit"), accesses=1), r"accesses = 1 .* 2 … 64"),
         (lambda: PreviousSource(config=named("unit"), entries=6), r"entries = 6 .* 8 and up"),
     ],

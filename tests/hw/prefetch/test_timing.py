@@ -6,8 +6,8 @@ import pytest
 from amaranth.hdl import Mux
 from timing import changes
 
+from kelp_hw.prefetch.fifo import PrefetchFifo
 from kelp_hw.prefetch.prefetch import Prefetcher
-from kelp_hw.prefetch.queue import PrefetchQueue
 from kelp_hw.prefetch.sources import AccessSource, PreviousSource
 from kelp_hw.prefetch.throttle import CREDIT_MAX, ISSUED_PERIOD, SOURCES, Throttle
 from kelp_spec.config import named
@@ -53,7 +53,7 @@ CASES = [
         [{"quiet": 1}, {}, {}],
         {"prepare": {"live": 1, "o.ready": 1}, "before": [*pages("i"), {"step.valid": 1}]},
     ),
-    (PrefetchQueue, "LATENCY", offered("o"), pages("i"), {"prepare": {"o.ready": 1}}),
+    (PrefetchFifo, "LATENCY", offered("o"), pages("i"), {"prepare": {"o.ready": 1}}),
     (Prefetcher, "ASKED_LATENCY", offered("o_op"), pages("i_hint"), OP),
     (Prefetcher, "ASKED_LATENCY", offered("o_op"), pages("i_spec"), OP),
 ]

@@ -10,7 +10,7 @@ from amaranth.lib import data
 from amaranth.sim import Simulator
 from flips import opened
 
-from kelp_hw.endpoint import DataQueue
+from kelp_hw.endpoint import DataFifo
 from kelp_hw.tracker.frame_table import FrameTable
 from kelp_hw.tracker.pools import FreeFrames
 from kelp_hw.tracker.queue_formats import QueueFormats
@@ -291,7 +291,7 @@ def test_free_frames():
 
 
 def test_data_ops_that_wait():
-    dut = DataQueue(config=UNIT)
+    dut = DataFifo(config=UNIT)
 
     async def bench(ctx, memory):
         for flips, expected in (((), NOTHING), ((3,), "corrected"), ((3, 5), "fatal")):

@@ -16,8 +16,8 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.control.counters import queue_event_layout
 from kelp_hw.layouts import Layouts
+from kelp_hw.prefetch.fifo import DropReason
 from kelp_hw.prefetch.prefetch import pulses_layout
-from kelp_hw.prefetch.queue import DropReason
 from kelp_hw.tracker.tracker import hot_layout
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named

@@ -10,8 +10,8 @@ from amaranth.lib import wiring
 from kelp_hw.tracker.arbiter import BACKGROUND, KINDS, Arbiter, choose
 from kelp_spec.metadata import Op
 
+from .fifo_specs import SMALL
 from .inside import total
-from .queue_specs import SMALL
 
 __all__ = ["ArbiterContract"]
 

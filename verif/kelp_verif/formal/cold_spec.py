@@ -10,7 +10,7 @@ from amaranth.lib import wiring
 from kelp_hw.miss.cold_scheduler import ColdScheduler
 from kelp_spec.metadata import ColdOp, ColdStatus
 
-from .queue_specs import SMALL
+from .fifo_specs import SMALL
 
 __all__ = ["ColdSchedulerContract"]
 

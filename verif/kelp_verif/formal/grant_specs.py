@@ -12,9 +12,9 @@ from kelp_hw.tracker.miss_ids import MissIds
 from kelp_spec.config import POOLS
 from kelp_spec.metadata import Op, Outcome
 
+from .fifo_specs import SMALL
 from .inside import Follow, open_up, row, total, word_at
 from .prove import mutant
-from .queue_specs import SMALL
 
 __all__ = ["MissGrantsContract", "MissIdsContract"]
 

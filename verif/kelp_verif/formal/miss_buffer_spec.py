@@ -13,8 +13,8 @@ from kelp_hw.miss.miss_buffer import MissBuffer
 from kelp_spec.config import Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState
 
+from .fifo_specs import SMALL
 from .inside import Follow, total
-from .queue_specs import SMALL
 
 __all__ = ["MissBufferContract"]
 

@@ -11,9 +11,9 @@ from kelp_hw.eviction.candidates import CandidateList
 from kelp_hw.eviction.excess_tree import ExcessTree
 from kelp_spec.config import POOLS
 
+from .fifo_specs import SMALL
 from .inside import open_up, row, total
 from .prove import mutant
-from .queue_specs import SMALL
 
 __all__ = ["CandidatesContract", "ExcessTreeContract"]
 

@@ -10,8 +10,8 @@ from amaranth.lib import wiring
 from kelp_hw.tracker.decide import Decide, frame_of
 from kelp_spec.metadata import Event, Op, Outcome, PageState
 
+from .fifo_specs import SMALL
 from .inside import total
-from .queue_specs import SMALL
 
 __all__ = ["FrameOwnerContract"]
 

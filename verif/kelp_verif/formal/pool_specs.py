@@ -15,8 +15,8 @@ from kelp_hw.lib.free_list import FreeList
 from kelp_hw.tracker.pools import FreeFrames, Pools
 from kelp_spec.config import POOLS
 
+from .fifo_specs import SMALL
 from .inside import Follow, open_up, places, row, sound, total
-from .queue_specs import SMALL
 
 __all__ = ["FreeFramesContract", "FreeListContract", "PoolsContract", "WriteSlotsContract"]
 

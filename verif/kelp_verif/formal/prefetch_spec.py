@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The prefetch queue's contract, for the solver: nothing lost, nothing twice, nearest first, first
+"""The prefetch FIFO's contract, for the solver: nothing lost, nothing twice, nearest first, first
 come first served among equals."""
 
 from amaranth.asserts import AnyConst
@@ -8,10 +8,10 @@ from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_hw.prefetch.queue import DropReason, PrefetchQueue
+from kelp_hw.prefetch.fifo import DropReason, PrefetchFifo
 from kelp_spec.config import Config
 
-__all__ = ["CONFIG", "PrefetchQueueContract"]
+__all__ = ["CONFIG", "PrefetchFifoContract"]
 
 #: Four slots, two sessions, sixteen pages: small enough for induction, large enough for every case
 #: of the shift register.
@@ -26,23 +26,23 @@ CONFIG = Config(
 )
 
 
-class PrefetchQueueContract(wiring.Component):
-    """`queue` is the class to prove. Inputs are free; the receiver may stall for ever."""
+class PrefetchFifoContract(wiring.Component):
+    """`fifo` is the class to prove. Inputs are free; the receiver may stall for ever."""
 
-    def __init__(self, queue=PrefetchQueue):
-        self.queue = queue(config=CONFIG)
+    def __init__(self, fifo=PrefetchFifo):
+        self.fifo = fifo(config=CONFIG)
         super().__init__(
             {
-                "i": In(self.queue.candidate),
+                "i": In(self.fifo.candidate),
                 "i_valid": In(1),
-                "o": Out(stream.Signature(self.queue.candidate)),
+                "o": Out(stream.Signature(self.fifo.candidate)),
                 "cancel": In(CONFIG.sessions),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.queue = q = self.queue
+        m.submodules.fifo = q = self.fifo
         m.d.comb += [
             q.i.p.eq(self.i),
             q.i.valid.eq(self.i_valid),
@@ -59,7 +59,7 @@ class PrefetchQueueContract(wiring.Component):
         def same(a, b):
             return (a[0] == b[0]) & (a[1] == b[1])
 
-        # Each candidate taken is in the queue, or left once, or was reported once. Sources stand
+        # Each candidate taken is in the FIFO, or left once, or was reported once. Sources stand
         # for candidates.
         source = AnyConst(3)
         owed = Signal(8)

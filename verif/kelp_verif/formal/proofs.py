@@ -15,7 +15,7 @@ from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 
 from kelp_hw.datapath.write_out import WriteOut
 from kelp_hw.datapath.write_store import WriteStore
-from kelp_hw.endpoint import DataQueue
+from kelp_hw.endpoint import DataFifo
 from kelp_hw.eviction.candidates import CandidateList
 from kelp_hw.eviction.excess_tree import ExcessTree
 from kelp_hw.host.egress import Egress
@@ -27,7 +27,7 @@ from kelp_hw.miss.cold_scheduler import ColdScheduler
 from kelp_hw.miss.grants import MissGrants
 from kelp_hw.miss.miss_buffer import MissBuffer
 from kelp_hw.miss.park_lists import ParkLists
-from kelp_hw.prefetch.queue import PrefetchQueue
+from kelp_hw.prefetch.fifo import PrefetchFifo
 from kelp_hw.prefetch.throttle import Throttle
 from kelp_hw.scores.ema import EmaStep
 from kelp_hw.tracker.arbiter import Arbiter
@@ -38,21 +38,21 @@ from kelp_hw.tracker.pools import FreeFrames, Pools
 from .arbiter_spec import ArbiterContract
 from .arithmetic_specs import EmaStepContract, ThrottleContract
 from .cold_spec import ColdSchedulerContract
+from .fifo_specs import (
+    BypassFifoContract,
+    DataFifoContract,
+    FifoContract,
+    OrderFifoContract,
+    RequestFifoContract,
+)
 from .grant_specs import MissGrantsContract, MissIdsContract
 from .miss_buffer_spec import MissBufferContract
 from .miss_specs import ParkListsContract
 from .order_specs import CandidatesContract, ExcessTreeContract
 from .owner_spec import FrameOwnerContract
 from .pool_specs import FreeFramesContract, FreeListContract, PoolsContract, WriteSlotsContract
-from .prefetch_spec import PrefetchQueueContract
+from .prefetch_spec import PrefetchFifoContract
 from .prove import ProofResult, Solver, mutant, prove
-from .queue_specs import (
-    BypassFifoContract,
-    DataQueueContract,
-    FifoContract,
-    OrderFifoContract,
-    RequestFifoContract,
-)
 from .turn_specs import EgressContract, WriteOutContract
 
 __all__ = ["PROOFS", "Proof", "table"]
@@ -154,17 +154,17 @@ PROOFS = (
         withdrawals=(("takes.eq(self.o.valid & self.o.ready)", "takes.eq(self.o.valid)"),),
     ),
     Proof(
-        name="data_queue",
-        block=DataQueue,
-        spec=DataQueueContract,
+        name="data_fifo",
+        block=DataFifo,
+        spec=DataFifoContract,
         cover=30,
         bug_depth=20,
         bugs=(("self.DEPTH - RESERVE", "self.DEPTH - RESERVE + 1"),),
         withdrawals=(
             (
-                "connect(m, queue.o, flipped(self.o))",
-                "m.d.comb += [self.o.valid.eq(queue.o.valid & (queue.level != 1)), "
-                + "self.o.p.eq(queue.o.p), queue.o.ready.eq(self.o.ready)]",
+                "connect(m, fifo.o, flipped(self.o))",
+                "m.d.comb += [self.o.valid.eq(fifo.o.valid & (fifo.level != 1)), "
+                + "self.o.p.eq(fifo.o.p), fifo.o.ready.eq(self.o.ready)]",
             ),
         ),
     ),
@@ -200,9 +200,9 @@ PROOFS = (
         ),
     ),
     Proof(
-        name="prefetch_queue",
-        block=PrefetchQueue,
-        spec=PrefetchQueueContract,
+        name="prefetch_fifo",
+        block=PrefetchFifo,
+        spec=PrefetchFifoContract,
         cover=10,
         bug_depth=8,
         engine="smtbmc z3",

@@ -13,8 +13,8 @@ from kelp_hw.layouts import MESSAGES
 from kelp_spec.messages import S2MDRS, S2MNDR
 from kelp_spec.metadata import Answer
 
+from .fifo_specs import SMALL
 from .inside import Follow, open_up, sound, word_at
-from .queue_specs import SMALL
 
 __all__ = ["EgressContract", "WriteOutContract"]
 

@@ -107,7 +107,7 @@ BENCHES = (
         {
             "prefetch/throttle": ("Throttle",),
             "prefetch/sources": ("AccessSource", "PreviousSource"),
-            "prefetch/queue": ("PrefetchQueue",),
+            "prefetch/fifo": ("PrefetchFifo",),
             "prefetch/prefetch": ("Prefetcher",),
         },
         ("tests/hw/prefetch/test_prefetch.py",),
@@ -220,7 +220,7 @@ BENCHES = (
     ),
     Bench(
         "endpoint",
-        {"endpoint": ("Endpoint", "DataQueue")},
+        {"endpoint": ("Endpoint", "DataFifo")},
         ("tests/hw/test_endpoint.py::test_traffic",),
     ),
 )

@@ -10,8 +10,8 @@ from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.prefetch import Candidate
 from kelp_hw.layouts import Layouts
+from kelp_hw.prefetch.fifo import DropReason
 from kelp_hw.prefetch.prefetch import pulses_layout
-from kelp_hw.prefetch.queue import DropReason
 from kelp_rtl.build.packing import Packing
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-// Behavioural model of the SRAM macro kelp_sram without a way from write_data to read_data: after a read of the address that is written in the same
-// cycle read_data is undefined.
-module kelp_sram_apart #(
+// Behavioural model of the SRAM macro kelp_sram without the multiplexer from write_data to read_data: after a read of the address that is
+// written in the same cycle read_data is undefined.
+module kelp_sram_collision_x #(
     parameter DEPTH = 2,
     parameter WIDTH = 1,
     parameter ADDRESS_WIDTH = 1
@@ -24,7 +24,7 @@ module kelp_sram_apart #(
         if (read_en) begin
 `ifndef SYNTHESIS
             if (write_en && read_address == write_address)
-                read_data <= ~write_data;   // whoever looks at it is found out
+                read_data <= ~write_data;   // a block that uses it fails its tests
             else
 `endif
                 read_data <= words[read_address];

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The prefetch candidates' priority queue (spec §7)."""
+"""The prefetch candidates' FIFO, nearest first (spec §7)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kelp_spec.metadata import PrefetchSource
 
 from ..layouts import code_shape
 
-__all__ = ["DISTANCE_BITS", "DropReason", "PrefetchQueue", "candidate_layout", "drop_layout"]
+__all__ = ["DISTANCE_BITS", "DropReason", "PrefetchFifo", "candidate_layout", "drop_layout"]
 
 DISTANCE_BITS = 6  #: a window reaches at most 63 pages
 
@@ -27,9 +27,9 @@ class DropReason(IntEnum):
     OUTSIDE = 0  #: its session is not open, or the queue or the page is outside the session
     DISABLED = 1  #: its source is switched off
     THROTTLED = 2  #: its source is out of credit
-    DUPLICATE = 3  #: the page was queued already; of the two the nearer one stays
-    FULL = 4  #: the queue was full, and this was the farthest candidate
-    CANCELLED = 5  #: its session closed while it was queued
+    DUPLICATE = 3  #: the page was in the FIFO already; of the two the nearer one stays
+    FULL = 4  #: the FIFO was full, and this was the farthest candidate
+    CANCELLED = 5  #: its session closed while it was in the FIFO
     #: M3 did not take it: absent, resident or fetching already, or no frame or miss entry to spare
     REFUSED = 6
 
@@ -55,8 +55,8 @@ def drop_layout() -> data.StructLayout:
     )
 
 
-class PrefetchQueue(wiring.Component):
-    """The prefetch queue (spec §7): keeps the nearest candidates and offers them nearest first, in
+class PrefetchFifo(wiring.Component):
+    """The prefetch FIFO (spec §7): keeps the nearest candidates and offers them nearest first, in
     order of arrival among equals.
 
     A sorted shift register. Latency: `LATENCY` cycles from `i` to `o` while it is empty. Interval:

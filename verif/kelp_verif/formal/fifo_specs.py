@@ -8,7 +8,7 @@ from amaranth.lib import wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In
 
-from kelp_hw.endpoint import DataQueue
+from kelp_hw.endpoint import DataFifo
 from kelp_hw.lib.bypass_fifo import BypassFifo
 from kelp_hw.lib.order_fifo import OrderFifo
 from kelp_hw.lib.request_fifo import RequestFifo
@@ -19,7 +19,7 @@ from .inside import Follow, open_up, row, word_at
 
 __all__ = [
     "BypassFifoContract",
-    "DataQueueContract",
+    "DataFifoContract",
     "FifoContract",
     "OrderFifoContract",
     "RequestFifoContract",
@@ -198,22 +198,22 @@ class BypassFifoContract(wiring.Component):
         return m
 
 
-class DataQueueContract(wiring.Component):
-    """The queue between M3 and the data path as M0 uses it: ops come for which there was credit
+class DataFifoContract(wiring.Component):
+    """The FIFO between M3 and the data path as M0 uses it: ops come for which there was credit
     `lag` cycles before. It never overflows, an op goes straight on when nothing waits, an offer
     stays, and everything leaves once and in order."""
 
     #: the most that the promise covers, and what it is from M0's look, a cycle late, to `i`
     LAG = RESERVE - 1
 
-    def __init__(self, queue=DataQueue, *, lag: int = LAG):
-        self.queue, self.lag = queue(config=SMALL), lag
+    def __init__(self, fifo=DataFifo, *, lag: int = LAG):
+        self.fifo, self.lag = fifo(config=SMALL), lag
         super().__init__({"enter": In(1), "token": In(4), "frame": In(2), "ready": In(1)})
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.queue = q = self.queue
-        fifo = open_up(q).queue
+        m.submodules.fifo = q = self.fifo
+        inner = open_up(q).fifo
         coming = Signal(self.lag)
         m.d.sync += coming.eq((coming << 1) | (self.enter & q.ready))
         m.d.comb += [
@@ -230,15 +230,15 @@ class DataQueueContract(wiring.Component):
             word_out=q.o.p,
             most=q.DEPTH,
         )
-        f.is_in(m, fifo)
+        f.is_in(m, inner)
         # What is on its way has a place.
         ahead = 0
         for bit in coming:
             ahead = ahead + bit
-        m.d.comb += Assert(fifo.level + ahead <= q.DEPTH)
+        m.d.comb += Assert(inner.level + ahead <= q.DEPTH)
         m.d.comb += [
             Assert(q.o.valid | (~q.i.valid & (f.owed == 0))),
-            Cover(fifo.level == q.DEPTH),
-            Cover(f.leaving & q.i.valid & (fifo.level == 0)),
+            Cover(inner.level == q.DEPTH),
+            Cover(f.leaving & q.i.valid & (inner.level == 0)),
         ]
         return m
