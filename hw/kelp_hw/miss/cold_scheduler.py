@@ -342,7 +342,7 @@ class ColdScheduler(wiring.Component):
                 lapsed.eq((act == _Act.SCAN) & live & aborting & (age >= self.timeout)),
                 abort_expired.eq(abort_age >= self.timeout),
                 succeeded.eq(completes & mine & flight & is_ok),
-                rejected.eq(completes & mine & Mux(is_ok, 0, flight | (aborting & is_aborted))),
+                rejected.eq(completes & mine & Mux(is_aborted, aborting, flight & ~is_ok)),
             ]
         m.d.comb += acts.eq(acting & ~(new_demand & (rejected | lapsed)))
         with m.If(acts):

@@ -244,6 +244,7 @@ class FlashPort:
             getattr(dut, f"{completion}__{part}") for part in parts
         )
         self.offered: Completion | None = None
+        self.taken: Completion | None = None  # in the last cycle
         self.accepted = 0
         self.now = 0
         self.command_ready.value = 0
@@ -279,12 +280,20 @@ class FlashPort:
 
     def sample(self) -> Command | None:
         """In the read-only phase of the cycle: the command accepted in it."""
-        if self.offered is not None and self.completion_ready.value == 1:
+        self.taken = self.offered if self.completion_ready.value == 1 else None
+        if self.taken is not None:
             self.offered = None
         if not (self.command_valid.value == 1 and self.command_ready.value == 1):
             return None
+        command = self.shown()
+        self.accepted += 1
+        self.flash.submit(self.now, command)
+        return command
+
+    def shown(self) -> Command:
+        """The command that stands at the port."""
         f = self.command.unpack(self.command_payload.value)
-        command = Command(
+        return Command(
             ColdOp(f["op"]),
             f["id.index"],
             f["id.attempt"],
@@ -294,6 +303,3 @@ class FlashPort:
             f["line_mask.valid"],
             f["line_mask.poison"],
         )
-        self.accepted += 1
-        self.flash.submit(self.now, command)
-        return command
