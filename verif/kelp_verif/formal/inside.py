@@ -5,25 +5,79 @@
 An induction starts in *any* state that the Asserts allow, so they must say what a memory holds,
 which a block does not show. :func:`open_up` elaborates a block ahead of time, so that a spec
 reaches its submodules and gives a memory one more read port; of the block nothing changes.
-:class:`Follow` is the contract of everything that queues: one element, chosen by the solver, is
-followed from its arrival to its departure.
+:func:`register` and :func:`ongoing` read its own signals and its state machine. :func:`ends` is the
+contract of everything that ends, and :class:`Follow` that of everything that queues: one element,
+chosen by the solver, is followed from its arrival to its departure.
 """
 
+import sys
+
 from amaranth.asserts import AnySeq
-from amaranth.hdl import Assert, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib.fifo import SyncFIFOBuffered
 
-__all__ = ["Follow", "open_up", "places", "row", "sound", "total", "word_at"]
+__all__ = [
+    "Follow",
+    "ends",
+    "ongoing",
+    "open_up",
+    "places",
+    "register",
+    "row",
+    "sound",
+    "total",
+    "word_at",
+]
 
 
 def open_up(component):
     """The submodules of `component`, by name. It may be opened more than once, before it is
     elaborated itself."""
     if not hasattr(component, "_opened"):
-        module = component.elaborate(None)
-        component._opened = module.submodules
+        names = {}
+
+        def note(frame, event, _):
+            if event == "return" and frame.f_locals.get("self") is component:
+                names.update(frame.f_locals)
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            module = component.elaborate(None)
+        finally:
+            sys.setprofile(before)
+        component._opened, component._names = module.submodules, names
+        component._machine = module._generated.get("fsm")
         component.elaborate = lambda platform: module
     return component._opened
+
+
+def register(component, name: str) -> Signal:
+    """The signal that a method of `component` calls `name` while it is elaborated."""
+    open_up(component)
+    return component._names[name]
+
+
+def ongoing(component, *states: str) -> Value:
+    """The state machine of `component` is in one of `states`."""
+    open_up(component)
+    machine = component._machine
+    return Cat(machine.state == machine.encoding[state] for state in states).any()
+
+
+def ends(m: Module, block, *, busy, waits, rank, most: int, again=0) -> None:
+    """Assert that every run of `block`, a state machine, ends: in each cycle of it `rank` falls,
+    unless the block `waits` for somebody else; then it does not rise. So a run takes at most `most`
+    steps of the block's own, whenever the others answer. In a cycle of `again` the others have
+    asked for more, and the steps count anew."""
+    rank = Value.cast(rank)
+    last, ran, step, more = Signal(range(most + 1)), Signal(), Signal(), Signal()
+    m.d.sync += [last.eq(rank), ran.eq(busy), step.eq(~waits), more.eq(again)]
+    m.d.comb += [
+        Assert(ongoing(block, *block._machine.encoding)),
+        Assert(~busy | (rank <= most)),
+        Assert(~(busy & ran) | more | (rank + step <= last)),
+    ]
 
 
 def total(bits, width: int) -> Value:

@@ -26,9 +26,10 @@ class FrameOwnerContract(wiring.Component):
     block: a pop gives a frame that is in the pool (`free_frames`); a miss id has one owner
     (`free_list`); GRANT and FLIP come for entries that live, FLIP with the frame that the entry was
     given, failed if it has none (`MissBuffer`); one eviction at a time works on a page, and RELEASE
-    names what it CLAIMed (`Evictor`); FREE names a frame that was flushed (`Orphans`); RECOVER
-    names a frame in use that is the page's and that its word does not name, after every entry that
-    had a frame when it was found has flipped and no eviction works on the page (`Orphans`).
+    names what it CLAIMed (`Evictor`); FREE names a frame that was flushed (proof `orphans`);
+    RECOVER names a frame in use that is the page's and that its word does not name, after every
+    entry that had a frame when it was found has flipped and no eviction works on the page (proof
+    `orphans`), so that it is astray, or the page is being fetched into it.
     """
 
     def __init__(self, block=Decide):

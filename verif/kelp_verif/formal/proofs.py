@@ -17,7 +17,9 @@ from kelp_hw.datapath.write_out import WriteOut
 from kelp_hw.datapath.write_store import WriteStore
 from kelp_hw.endpoint import DataFifo
 from kelp_hw.eviction.candidates import CandidateList
+from kelp_hw.eviction.closer import Closer
 from kelp_hw.eviction.excess_tree import ExcessTree
+from kelp_hw.eviction.orphans import Orphans
 from kelp_hw.host.egress import Egress
 from kelp_hw.lib.bypass_fifo import BypassFifo
 from kelp_hw.lib.free_list import FreeList
@@ -38,6 +40,7 @@ from kelp_hw.tracker.pools import FreeFrames, Pools
 from .arbiter_spec import ArbiterContract
 from .arithmetic_specs import EmaStepContract, ThrottleContract
 from .cold_spec import ColdSchedulerContract
+from .end_specs import CloserEnds, OrphansEnds
 from .fifo_specs import (
     BypassFifoContract,
     DataFifoContract,
@@ -461,6 +464,48 @@ PROOFS = (
             ("with m.If(~self.o_command.valid | self.o_command.ready):", "with m.If(1):"),
             ("with m.If(self.o_fetched.ready):", "with m.If(1):"),
         ),
+    ),
+    # Engines that walk.
+    Proof(
+        name="orphans",
+        block=Orphans,
+        spec=OrphansEnds,
+        depth=1,
+        cover=16,
+        bug_depth=14,
+        bug_skip=3,
+        bugs=(
+            # a search that asks the same frame again and again
+            ("m.d.sync += certain.eq(1)", "m.d.sync += certain.eq(0)"),
+            # takes a frame that a miss entry has
+            ("with m.If(~pending.any()):", "with m.If(1):"),
+            # or an eviction
+            ("with m.If(~self.check.working):", "with m.If(1):"),
+        ),
+        withdrawals=(
+            (
+                "self.o_free.valid.eq(self.i_flushed.valid)",
+                "self.o_free.valid.eq(self.i_flushed.valid & ~self.event_taken)",
+            ),
+        ),
+    ),
+    Proof(
+        name="closer",
+        block=Closer,
+        spec=CloserEnds,
+        depth=1,
+        cover=12,
+        bugs=(
+            # CLOSED before all frames are free
+            ("with m.Elif(frames == 0):", "with m.Elif(1):"),
+            # before all SCRUBs are answered
+            ("with m.If(in_flight == 0):", "with m.If(1):"),
+            # waits for nothing
+            ("room.eq(load < self.IN_FLIGHT - 1)", "room.eq(load == self.IN_FLIGHT - 1)"),
+            # a walk without an end
+            ("with m.If(squeue == last_squeue):", "with m.If(squeue > last_squeue):"),
+        ),
+        withdrawals=(("self.o_op.valid.eq(offered | room)", "self.o_op.valid.eq(room)"),),
     ),
     # What is best, and arithmetic.
     Proof(
