@@ -184,16 +184,10 @@ class CloserEnds(wiring.Component):
         m = Module()
         c = SMALL
         m.submodules.closer = a = self.block
-        _free(m, a.i_result.p.as_value(), a.i_result.valid, a.o_op.ready)
-        for k in range(c.sessions):
-            _free(m, a.sessions[k].as_value())
-            m.d.comb += [
-                Assume(a.sessions[k].used_queues <= c.queues),
-                Assume(a.sessions[k].used_pages <= c.pages),
-            ]
+        self._drive(m)
         r, op = a.i_result.p, a.o_op.p
-        names = ("session", "squeue", "page", "last_squeue", "last_page", "again", "wait", "room")
-        session, squeue, page, last_squeue, last_page, again, wait, room = (
+        names = ("session", "squeue", "page", "last_squeue", "last_page", "again", "wait")
+        session, squeue, page, last_squeue, last_page, again, wait = (
             register(a, name) for name in names
         )
         again_squeue, again_page = register(a, "again_squeue"), register(a, "again_page")
@@ -208,7 +202,7 @@ class CloserEnds(wiring.Component):
         retries = scrubs & (r.outcome == Outcome.RETRY)
         orphans = scrubs & ~retries & (r.old.state == PageState.RESIDENT)
         taken = a.o_op.valid & a.o_op.ready
-        owed, unfreed, load = (Signal(6, name=name) for name in ("owed", "unfreed", "load"))
+        owed, unfreed = Signal(6), Signal(6)
         m.d.sync += [
             owed.eq(owed + (taken & (op.kind == Op.SCRUB)) - scrubs),
             unfreed.eq(unfreed + orphans - frees),
@@ -227,7 +221,6 @@ class CloserEnds(wiring.Component):
                 )
             )
         m.d.comb += [
-            load.eq(owed + unfreed),
             Assume(~scrubs | ((owed != 0) & (answered >= begun) & (r.op.page <= last_page))),
             Assume(~scrubs | (r.op.squeue <= last_squeue)),
             Assume(~(scrubs & at("WALK")) | (answered < here)),
@@ -265,7 +258,7 @@ class CloserEnds(wiring.Component):
         again_inside = (again_page <= last_page) & (again_squeue <= last_squeue)
         m.d.comb += [
             Assert(~again | retried | at("IDLE")),
-            Assert(~(at("WALK") & ~a.o_op.valid) | (load != 0)),
+            Assert(~(at("WALK") & ~a.o_op.valid) | (owed + unfreed != 0)),
             Assert(~at("WAIT", "WALK") | inside),
             Assert(
                 ~at("WALK", "DRAIN")
@@ -277,18 +270,36 @@ class CloserEnds(wiring.Component):
             Assert(~at("WAIT", "WALK") | (here >= begun)),
             Assert(~a.o_op.valid | (op.kind == Op.CLOSED) | (here >= begun)),
             Assert(~at("WAIT") | (wait <= a.WAIT)),
-            # What it has in flight.
-            Assert(owed == register(a, "in_flight")),
-            Assert(unfreed == register(a, "frames")),
-            Assert(~at("IDLE", "CLOSED", "CLOSING") | (load == 0)),
-            Assert(~at("WAIT") | (owed == 0)),
-            Assert(load <= a.IN_FLIGHT),
-            Assert(~(room | register(a, "offered")) | (load < a.IN_FLIGHT)),
-            Assert(room | ~started | (load >= a.IN_FLIGHT - 2)),
             Assert(started | at("IDLE")),
         ]
+        self._in_flight(m, at, owed, unfreed, started)
         m.d.comb += [
             Cover(at("WAIT") & (here != begun)),
             Cover(at("CLOSED") & taken & (last_squeue == c.squeues - 1) & (last_page == 1)),
         ]
         return m
+
+    def _drive(self, m):
+        """Inputs, any; a session uses no more than there is."""
+        c, a = SMALL, self.block
+        _free(m, a.i_result.p.as_value(), a.i_result.valid, a.o_op.ready)
+        for k in range(c.sessions):
+            _free(m, a.sessions[k].as_value())
+            m.d.comb += [
+                Assume(a.sessions[k].used_queues <= c.queues),
+                Assume(a.sessions[k].used_pages <= c.pages),
+            ]
+
+    def _in_flight(self, m, at, owed, unfreed, started):
+        """What the block knows of the SCRUBs and frames that it waits for."""
+        a, load = self.block, owed + unfreed
+        room, offered = register(a, "room"), register(a, "offered")
+        m.d.comb += [
+            Assert(owed == register(a, "in_flight")),
+            Assert(unfreed == register(a, "frames")),
+            Assert(~at("IDLE", "CLOSED", "CLOSING") | (load == 0)),
+            Assert(~at("WAIT") | (owed == 0)),
+            Assert(load <= a.IN_FLIGHT),
+            Assert(~(room | offered) | (load < a.IN_FLIGHT)),
+            Assert(room | ~started | (load >= a.IN_FLIGHT - 2)),
+        ]
