@@ -8,7 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # The docstrings of this checkout, whatever is installed.
-sys.path[:0] = [str(ROOT / "docs/site"), *(str(ROOT / d) for d in ("hw", "fpga", "sim", "sw"))]
+sys.path[:0] = [
+    str(ROOT / "docs/site"),
+    *(str(ROOT / d) for d in ("hw", "fpga", "refinement", "sim", "sw")),
+]
 
 project = "KELP"
 copyright = "the KELP authors"
@@ -17,7 +20,7 @@ include_patterns = [
     "README.md",
     "CHANGELOG.md",
     "docs/**.md",
-    *(f"{top}/**README.md" for top in ("hw", "fpga", "sim", "verif", "sw", "data")),
+    *(f"{top}/**README.md" for top in ("hw", "fpga", "refinement", "sim", "verif", "sw", "data")),
 ]
 exclude_patterns = ["build", "dist", ".*", "shared", "tests", "**/__pycache__"]
 

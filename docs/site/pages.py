@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Packages whose docstrings are shown, by the folder that holds them.
 API = ("hw/kelp_spec", "hw/kelp_hw", "sim/kelp_golden", "sim/kelp_sim", "sim/kelp_rtl", "sw/cxl_kv")
 PACKAGES = (*API, "verif/kelp_verif", "fpga/kelp_fpga", "sw/kelp_cli")
-SHOWN = ("hw", "fpga", "sim", "verif", "sw", "tests", "examples", "scripts", "docs")
+SHOWN = ("hw", "fpga", "refinement", "sim", "verif", "sw", "tests", "examples", "scripts", "docs")
 SUFFIXES = {".py", ".v", ".c", ".cpp", ".h", ".toml"}
 
 

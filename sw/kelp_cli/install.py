@@ -35,7 +35,7 @@ def setup() -> str:
 def ours(error: ModuleNotFoundError) -> bool:
     """Whether a module of our own is missing, which nobody can install: a fault of this command."""
     top = (error.name or "").partition(".")[0]
-    return top == "cxl_kv" or top.startswith("kelp_")
+    return top in ("cxl_kv", "ecp5_refinement") or top.startswith("kelp_")
 
 
 def remedy(package: str) -> str:

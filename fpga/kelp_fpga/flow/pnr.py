@@ -28,12 +28,12 @@ from pathlib import Path
 
 from amaranth.lib.wiring import In
 
+import ecp5_refinement
 from kelp_hw.export.rtlil import component_ports
 from kelp_rtl.build import tools
 from kelp_rtl.build.verilog import macro_sources, to_verilog
 from kelp_spec.files import write_whole
 
-from ..placement import annealed_design, annealing, placed_netlist, placed_timing, refinement
 from . import global_nets
 
 __all__ = [
@@ -46,8 +46,6 @@ __all__ = [
     "place_and_route",
 ]
 
-#: What of ours works on a netlist that is to be refined: with another text the figures are others.
-_OWN = annealed_design, annealing, global_nets, placed_netlist, placed_timing, refinement
 _DEVICE, _PACKAGE = "85k", "CABGA756"
 #: Without -nowidelut, abc9 buys a level of logic with two to four times the LUTs, and the longer
 #: wires cost more than the level.
@@ -87,7 +85,7 @@ class Flow:
     with ``{top}`` for the module's name. ``layout`` are arguments of nextpnr that choose its placer
     and router. ``refined``: nets with many resets and enables go onto the clock network before
     placement, and cells are exchanged after it, as in a board's top
-    (:mod:`kelp_fpga.flow.global_nets`, :mod:`kelp_fpga.placement.refinement`).
+    (:mod:`kelp_fpga.flow.global_nets`, :mod:`ecp5_refinement`).
     """
 
     synth_args: tuple[str, ...] = SYNTH_ARGS
@@ -110,8 +108,9 @@ class Flow:
     @property
     def sources(self) -> list[str]:
         """Our own, which the figures depend on."""
-        own = _OWN if self.refined else ()
-        return [Path(each.__file__).read_text(encoding="utf-8") for each in own]
+        if not self.refined:
+            return []
+        return [Path(global_nets.__file__).read_text(encoding="utf-8"), *ecp5_refinement.sources()]
 
 
 def place_and_route(
@@ -210,7 +209,7 @@ def _refined(pnr: list[str]) -> list[tuple[str, list[str]]]:
         own(global_nets, "promote", "netlist.json", "global.json"),
         ("place.log", [*pnr, "--json", "global.json", *placed]),
         own(global_nets, "move", "placed.json", "moved.json"),
-        own(refinement, "moved.json", "refined.json"),
+        own(ecp5_refinement, "moved.json", "refined.json"),
         ("nextpnr.log", [*pnr, "--json", "refined.json", *routed]),
     ]
 

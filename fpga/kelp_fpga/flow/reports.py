@@ -25,17 +25,20 @@ def report(
     config: Config,
     seed: int,
     target_mhz: float,
+    most_luts: float,
     cells: dict[str, Counter],
     netlist: str,
 ) -> dict:
     """Figures of a routed design from nextpnr's own report in `directory`; also written to
-    `report.json` there. `fmax_mhz` is its slowest clock's.
+    `report.json` there. `fmax_mhz` is its slowest clock's; `passed`: it meets the clock that was
+    asked for, and takes `luts_most` comb sites at most.
 
     Parameters
     ----------
-    board, config, seed, target_mhz :
-        What was built and what it was to reach, as they go into the report; the configuration's
-        digest, too, by which a simulation's `sim.json` is known to be of the same hardware.
+    board, config, seed, target_mhz, most_luts :
+        What was built, what it was to reach and the share of the device that it may take, as they
+        go into the report; the configuration's digest, too, by which a simulation's `sim.json` is
+        known to be of the same hardware.
     cells : dict
         Each part's cells in the synthesised netlist, by type (`parts.cells`).
     netlist : str
@@ -66,6 +69,10 @@ def report(
     for theirs, ours in COUNTED.items():
         used = timing["utilization"].get(theirs, {"used": 0, "available": 0})
         figures |= {ours: used["used"], f"{ours}_total": used["available"]}
+    figures["luts_most"] = int(most_luts * figures["luts_total"])
+    figures["passed"] = (
+        figures["fmax_mhz"] >= figures["clock_mhz"] and figures["luts"] <= figures["luts_most"]
+    )
     figures["critical_path"] = critical_path(path)
     figures["blocks"] = _blocks(timing.get("detailed_net_timings") or [], cells)
     figures["bitstream"] = str(next(directory.glob("*.bit"), ""))

@@ -67,16 +67,18 @@ def paths(
         ),
     ] = False,
 ) -> None:
-    """List a build's late paths as its refined placement has them, before it is routed: where
-    registers are wanted."""
-    from kelp_fpga.placement.late_paths import late_paths
+    """List a build's late paths as its placement has them, refined where the board's is, before it
+    is routed: where registers are wanted."""
+    from ecp5_refinement.late_paths import late_paths
+    from kelp_fpga.flow.build import TARGETS
 
-    path = directory_of(board, seed, config) / "refined.json"
+    refined = board in TARGETS and TARGETS[board].refined
+    path = directory_of(board, seed, config) / ("refined.json" if refined else "moved.json")
     try:
         groups = late_paths(path, above=above)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
-            f"{path}: no refined netlist ({error}); kelp fpga build --board "
+            f"{path}: no placed netlist ({error}); kelp fpga build --board "
             + f"{board}{_asked(config)} --seed {seed} makes it"
         ) from None
     table = Table(

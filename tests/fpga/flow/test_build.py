@@ -7,6 +7,7 @@ import errno
 import importlib.metadata
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,13 @@ class Tools:
     """In the place of `subprocess.run`: each call leaves what its tool would."""
 
     def __init__(self):
-        self.called, self.failing = [], None
+        self.called, self.failing, self.routed = [], None, None
 
     def run(self, command, cwd, **_):
         name, files = self._made(command)
         self.called.append(name)
+        if name == "routing":
+            self.routed = command[command.index("--json") + 1]
         if name == self.failing:
             return subprocess.CompletedProcess(command, 3)
         for file, text in files.items():
@@ -79,9 +82,16 @@ class Tools:
 
 
 @pytest.fixture
-def tools(monkeypatch):
+def unrefined(monkeypatch):
     monkeypatch.setattr(flow.subprocess, "run", (made := Tools()).run)
     return made
+
+
+@pytest.fixture
+def tools(unrefined, monkeypatch):
+    """With every step that there is."""
+    monkeypatch.setitem(flow.TARGETS, BOARD, replace(flow.TARGETS[BOARD], refined=True))
+    return unrefined
 
 
 def a_build(directory, does=build, config="unit", **options):
@@ -119,6 +129,31 @@ def test_a_build_goes_on_after_the_last_step_that_was_done(tools, tmp_path):
     (tmp_path / "seed1" / "timing.json").unlink()  # one of two files that routing leaves
     a_build(tmp_path / "seed1")
     assert tools.called[8:] == ["routing"]
+
+
+def test_one_board_alone_is_refined(unrefined, tmp_path):
+    """The others are routed as nextpnr has placed them."""
+    assert [name for name, target in flow.TARGETS.items() if target.refined] == ["ulx3s_85f"]
+    a_build(tmp_path / "seed1")
+    assert unrefined.called == [step for step in STEPS if step != "refinement"]
+    assert unrefined.routed == "moved.json"
+
+
+@pytest.mark.parametrize(("luts", "mhz", "passed"), [(32, 90, 1), (33, 90, 0), (32, 79, 0)])
+def test_a_clock_and_a_share_of_the_device_are_met(tools, tmp_path, monkeypatch, luts, mhz, passed):
+    monkeypatch.setitem(flow.TARGETS, BOARD, replace(flow.TARGETS[BOARD], most_luts=0.75))
+    monkeypatch.setitem(TIMING, "fmax", {"clk": {"achieved": mhz, "constraint": 80}})
+    used = {"TRELLIS_COMB": {"used": luts, "available": 43}}
+    monkeypatch.setitem(TIMING, "utilization", used)
+    figures = a_build(tmp_path / "seed1")
+    assert figures["luts_most"] == 32 and figures["passed"] is bool(passed)
+
+
+def test_a_size_beyond_the_share_does_not_pass(tools, tmp_path, monkeypatch):
+    assert a_build(tmp_path / "size", does=size)["passed"]
+    monkeypatch.setitem(flow.TARGETS, BOARD, replace(flow.TARGETS[BOARD], most_luts=0.0009))
+    figures = a_build(tmp_path / "size", does=size)
+    assert figures["luts_most"] == 39 and not figures["passed"]
 
 
 def test_what_another_build_has_done_is_copied_whole(tools, tmp_path):

@@ -48,6 +48,7 @@ def a_report(directory, **timing):
         config=named("ulx3s"),
         seed=3,
         target_mhz=80.0,
+        most_luts=0.75,
         cells=cells,
         netlist="abc",
     )

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Shorter paths and wires in a placed netlist, by exchanges of cells.
 
-`python -m kelp_fpga.placement.refinement PLACED OUTPUT`, a step of :mod:`.build` between placement
-and routing. On a device that is 70 % full nextpnr's placer leaves a few per cent of the paths a
-third longer than the rest, and wires that can be shorter. What stands there is exchanged, at
-temperatures that fall (:mod:`.annealing`); the rules of :mod:`.placed_netlist` hold before, after
-and within.
+`python -m ecp5_refinement PLACED OUTPUT`, between placement and routing. On a device that is 70 %
+full nextpnr's placer leaves a few per cent of the paths a third longer than the rest, and wires
+that can be shorter. What stands there is exchanged, at temperatures that fall (:mod:`.annealing`);
+the rules of :mod:`.placed_netlist` hold before, after and within.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
-
-from kelp_spec.files import write_whole
 
 from . import annealed_design, annealing
 from .annealed_design import ARC, CELL, NET, Design
@@ -256,7 +250,7 @@ def _check(placed: Placed, when: str) -> None:
     ]:
         raise ValueError(
             f"{len(wrong)} tiles are not legal {when}, the first one {wrong[0]}: "
-            + "kelp_fpga.placement.placed_netlist does not know this device's rules"
+            + "ecp5_refinement.placed_netlist does not know this device's rules"
         )
 
 
@@ -299,19 +293,3 @@ def refine(module: dict, *, epochs: int = EPOCHS, tell=lambda line: None) -> Ref
     _check(placed, "after refinement")
     placed.store()
     return refinement
-
-
-def main(source: str, target: str) -> int:
-    design = json.loads(Path(source).read_text(encoding="utf-8"))
-    [top] = [
-        module
-        for module in design["modules"].values()
-        if int(module.get("attributes", {}).get("top", "0"), 2)
-    ]
-    refine(top, tell=lambda line: print(line, flush=True))
-    write_whole(Path(target), json.dumps(design))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -10,11 +10,11 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from kelp_fpga.placement import annealed_design, annealing, placed_netlist
-from kelp_fpga.placement.annealed_design import wire
-from kelp_fpga.placement.late_paths import late_paths
-from kelp_fpga.placement.placed_netlist import Placed
-from kelp_fpga.placement.refinement import Refinement, refine
+from ecp5_refinement import annealed_design, annealing, placed_netlist
+from ecp5_refinement.annealed_design import wire
+from ecp5_refinement.late_paths import late_paths
+from ecp5_refinement.placed_netlist import Placed
+from ecp5_refinement.refinement import Refinement, refine
 
 SIDE = 24  #: tiles
 OUTPUTS = ("F", "OFX", "FCO", "Q", "CLKO", "DOA0", "WADO0", "WADO1", "WADO2", "WADO3")
