@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Latency and interval of a block, measured in Amaranth's simulator."""
 
-from amaranth.hdl import Module, Signal, Value
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.sim import Simulator
 from flips import opened
 
-__all__ = ["changes", "least_interval"]
+__all__ = [
+    "changes",
+    "check_fifo",
+    "check_interval",
+    "check_memory",
+    "check_pace",
+    "least_interval",
+    "offers",
+    "port",
+    "shown",
+    "varied",
+]
 
 GAP = 12  #: cycles between `before` and the stimuli, and after these
 
@@ -60,3 +71,51 @@ def least_interval(make, output, stimuli, latency, *, most=64, **options):
         if changes(make(), output, stimuli, interval=interval, **options) == expected:
             return interval
     return None
+
+
+def varied(path, values=(1, 2, 3), **fields):
+    """A stimulus for each of `values` of the port at `path`, with `fields` in all of them."""
+    return [{path: value} | fields for value in values]
+
+
+def offers(values=(1, 2, 3), *, stream="i", field=None, **fields):
+    """A stimulus for each of `values`: `stream` offers it, as its payload or in that one's
+    `field`."""
+    path = f"{stream}.p.{field}" if field else f"{stream}.p"
+    return varied(path, values, **{f"{stream}.valid": 1}, **fields)
+
+
+def shown(stream="o", field=None):
+    """An output: what `stream` offers, its payload or a `field` of it; else 0."""
+    path = f"{stream}.p.{field}" if field else f"{stream}.p"
+    return lambda dut: Mux(port(dut, f"{stream}.valid"), port(dut, path), 0)
+
+
+def check_pace(block, attribute, output, stimuli, **options):
+    """Of `stimuli`, one a cycle, the first shows at `output` as many cycles later as `attribute` of
+    the block says, and each further one INTERVAL cycles after the one before. `options` are those
+    of `changes`."""
+    first = getattr(block, attribute)
+    expected = [first + k * block.INTERVAL for k in range(len(stimuli))]
+    assert changes(block, output, stimuli, **options) == expected
+
+
+def check_interval(make, attribute, output, stimuli, **options):
+    """INTERVAL is the least distance of `stimuli` at which each shows at `output` as many cycles
+    after it came as `attribute` of the block says. `make` gives a new block."""
+    block = make()
+    latency = getattr(block, attribute)
+    assert least_interval(make, output, stimuli, latency, **options) == block.INTERVAL
+
+
+def check_fifo(block):
+    """What is offered to the block in each cycle leaves at its pace, while all is taken."""
+    check_pace(block, "LATENCY", shown(), offers(), prepare={"o.ready": 1})
+
+
+def check_memory(block):
+    """Rows that were written are read, one a cycle, as late as the block says."""
+    rows = (1, 2, 3)
+    written = [{"write_en": 1, "write_address": row, "write_data": 8 + row} for row in rows]
+    reads = varied("read_address", rows, read_en=1)
+    check_pace(block, "LATENCY", "read_data", reads, before=written)

@@ -1,34 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Totals, queue counters, latency histogram and event log."""
+"""Totals and queue counters: they lose nothing; how fast they count and are read."""
 
 import pytest
+from counter_runs import rare, run
+from timing import changes, check_pace, varied
 
 from kelp_hw.control.counters import QueueCounters, TotalCounters
-from kelp_hw.control.events import EventLog
-from kelp_hw.lib.histogram import LatencyHistogram
 from kelp_spec.config import named
-from kelp_spec.registers import HISTOGRAM_BINS
+from kelp_spec.registers import COUNTERS
 from kelp_verif.formal.prove import mutant
-from kelp_verif.harness.runner import Model, run_cocotb
 
 UNIT = named("unit")
+BUMP = {"i.valid": 1, "i.p.bump": 1}
 
 
-def run(component, test, public=(), **params):
-    result = run_cocotb(
-        component,
-        bench="kelp_verif.control.counters_bench",
-        test=test,
-        params={"config": "unit", **params},
-        timeout_s=120,
-        model=Model(public=public),
+def test_queue_counters_latency_and_interval():
+    check_pace(
+        QueueCounters(config=UNIT),
+        "LATENCY",
+        "read_data.0",
+        varied("read_squeue", (1, 0, 1)),
+        before=[BUMP | {"i.p.squeue": 1}],
     )
-    return result.records[test]
 
 
-def rare(seen, *wanted, least=3):
-    return {what: seen.get(what, 0) for what in wanted if seen.get(what, 0) < least}
+def test_queue_counters_count_latency():
+    check_pace(QueueCounters(config=UNIT), "COUNT_LATENCY", "read_data.0", [BUMP])
+
+
+def test_totals_follow_a_pulse_as_the_pointer_stands():
+    bits = (1 << len(COUNTERS)) - 1
+    seen = sorted(
+        changes(TotalCounters(), "read_data", [{"pulses": bits}], settle=2 + phase, within=80)[0]
+        for phase in range(TotalCounters.TURN)
+    )
+    first = TotalCounters.LATENCY
+    assert seen == list(range(first, first + TotalCounters.TURN))
+
+
+def test_totals_count_each_pulse_at_their_interval():
+    cycles = 8  # fewer than until the pointer passes
+    counted = cycles // TotalCounters.INTERVAL
+    assert changes(
+        TotalCounters(),
+        lambda dut: dut.read_data == counted,
+        [{"pulses": 1}] * cycles,
+        within=TotalCounters.TURN,
+    )
 
 
 def test_totals_lose_no_pulse():
@@ -57,39 +76,6 @@ def test_queue_counters_may_be_few():
     )
 
 
-def test_histogram_counts_every_latency_in_its_bin():
-    seen = run(LatencyHistogram(cycle_bits=32), "histogram", public=[("top", "memory")], rounds=30)
-    assert (
-        rare(
-            seen,
-            *(f"bin {half + b}" for half in (0, 32) for b in range(HISTOGRAM_BINS)),
-            "read",
-            "saturated",
-        )
-        == {}
-    )
-
-
-def test_event_log_keeps_the_first_sixteen():
-    seen = run(EventLog(config=UNIT, sources=3), "events", cycles=9_000, sources=3)
-    assert (
-        rare(
-            seen,
-            "read",
-            "one of several",
-            "all at once",
-            "full",
-            "lost below sixteen",
-            "lost to a full log",
-            "irq",
-            "clear of a record",
-            "clear of one that comes",
-        )
-        == {}
-        and seen["reset of an event"]
-    )
-
-
 def test_the_bench_catches_a_planted_bug():
     with pytest.raises(AssertionError, match="failed with seed"):
         run(
@@ -100,16 +86,3 @@ def test_the_bench_catches_a_planted_bug():
             public=[("top.sram", "memory")],
             rounds=20,
         )
-
-
-@pytest.mark.parametrize("bits", [0, 33])
-def test_histogram_refuses_a_width(bits):
-    with pytest.raises(ValueError, match=f"cycle_bits = {bits} is refused; legal: 1 … 32"):
-        LatencyHistogram(cycle_bits=bits)
-
-
-def test_event_log_refuses_to_have_no_source():
-    with pytest.raises(ValueError, match="sources = 0 is refused; legal: 1 and up"):
-        EventLog(config=UNIT, sources=0)
-    with pytest.raises(TypeError, match="config must be a kelp_spec.Config, not 'unit'"):
-        EventLog(config="unit", sources=1)

@@ -3,11 +3,27 @@
 """Phase detector."""
 
 import pytest
+from timing import changes, check_pace
 
 from kelp_golden.phase import PhaseDetector as GoldenDetector
 from kelp_hw.control.phase import PHASE_WINDOW, PhaseDetector
 from kelp_spec.config import named
 from kelp_verif.harness.runner import run_cocotb
+
+UNIT = named("unit")
+
+
+def test_latency():
+    request = {"i_op.valid": 1}
+    options = {"prepare": {"open": 1}, "before": [request] * 15}
+    check_pace(PhaseDetector(config=UNIT, window=16), "LATENCY", "decode", [request], **options)
+
+
+def test_it_counts_a_request_of_each_lane_at_its_interval():
+    block = PhaseDetector(config=UNIT, window=16)
+    requests = [{"i_op.valid": 1, "i_hot.valid": 1}] * 8
+    seen = changes(block, "decode", requests, prepare={"open": 1})
+    assert seen == [7 * block.INTERVAL + block.LATENCY]
 
 
 @pytest.mark.parametrize(

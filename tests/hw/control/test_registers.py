@@ -5,13 +5,37 @@
 from dataclasses import asdict
 
 import pytest
+from timing import changes
 
 from kelp_hw.control.register_file import RegisterFile
 from kelp_hw.control.registers import Registers
 from kelp_spec.config import named
+from kelp_spec.registers import RegisterMap
 from kelp_verif.harness.runner import made, run_cocotb
 
 UNIT = named("unit")
+
+
+def access(name, write=0):
+    offset = RegisterMap(UNIT).by_name[name].offset
+    return {"i.valid": 1, "i.p.offset": offset >> 6, "i.p.write": write, "o.ready": 1}
+
+
+@pytest.mark.parametrize(
+    ("attribute", "name", "write"),
+    [
+        ("LATENCY", "identity", 0),
+        ("EXTERNAL_LATENCY", "count_accesses", 0),
+        ("WRITE_LATENCY", "low_water", 1),
+    ],
+)
+def test_latency_and_interval(attribute, name, write):
+    block = Registers(config=UNIT, event_sources=1)
+    given = [access(name, write)] * (2 * getattr(block, attribute) + 4)
+    seen = changes(block, "o.valid", given)
+    assert seen[0] == getattr(block, attribute)
+    if attribute == "LATENCY":
+        assert seen[2] - seen[0] == block.INTERVAL
 
 
 def run(test, config=UNIT, **params):

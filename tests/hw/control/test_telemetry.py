@@ -3,12 +3,34 @@
 """Telemetry: from what M3 and the frame stage decided to counters and events."""
 
 import pytest
+from timing import check_pace
 
 from kelp_hw.control.telemetry import Telemetry
 from kelp_spec.config import named
+from kelp_spec.metadata import Op, Outcome
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import made, run_cocotb
+
+ACCESS = {
+    "i_result.valid": 1,
+    "i_result.p.first": 1,
+    "i_result.p.op.kind": int(Op.READ),
+    "i_result.p.outcome": int(Outcome.HIT),
+}
+
+
+@pytest.mark.parametrize(
+    ("attribute", "output", "stimuli"),
+    [
+        ("LATENCY", "o_event.valid", [ACCESS | {"i_result.p.corrected": 1}]),
+        ("LATENCY", "pulses", [ACCESS, {}, ACCESS]),
+        ("REPORT_LATENCY", "o_useful.valid", [{"i_usage.valid": 1, "i_usage.p.useful": 1}]),
+    ],
+    ids=["event", "pulses", "useful"],
+)
+def test_latency_and_interval(attribute, output, stimuli):
+    check_pace(Telemetry(config=named("unit")), attribute, output, stimuli)
 
 
 def run(block=Telemetry, cycles=6_000, **change):

@@ -8,7 +8,6 @@ import random
 import pytest
 
 from kelp_golden.eviction import QueueState as GoldenQueueState
-from kelp_hw.control.queue_config import QueueConfig
 from kelp_hw.eviction.queue_state import QueueState
 from kelp_spec.config import named
 from kelp_spec.metadata import PageState
@@ -71,8 +70,3 @@ def test_golden_root_is_the_largest_excess():
             assert queues.root(pool) == (
                 (expected, min(q for q in excess if excess[q] == expected)) if expected else (0, 0)
             )
-
-
-def test_unknown_field_is_refused():
-    with pytest.raises(ValueError, match="'tau' is refused; legal: alpha"):
-        QueueConfig(config=named("unit"), fields=("tau",))

@@ -6,8 +6,24 @@ import random
 
 import pytest
 from simulation import simulate
+from timing import changes, check_fifo, offers
 
 from kelp_hw.lib.bypass_fifo import BypassFifo
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_latency_and_interval(registered):
+    check_fifo(BypassFifo(depth=4, shape=8, registered=registered))
+
+
+@pytest.mark.parametrize(
+    ("registered", "interval"),
+    [(False, BypassFifo.INTERVAL), (True, BypassFifo.REGISTERED_INTERVAL)],
+)
+def test_items_that_wait_leave_at_its_interval(registered, interval):
+    fifo = BypassFifo(depth=4, shape=8, registered=registered)
+    taken = changes(fifo, "level", [{"o.ready": 1}] * 8, before=offers())
+    assert taken == [1, 1 + interval, 1 + 2 * interval]
 
 
 @pytest.mark.parametrize("registered", [False, True])

@@ -8,8 +8,13 @@ import pytest
 from amaranth.hdl import Module
 from amaranth.lib.fifo import SyncFIFOBuffered
 from simulation import simulate
+from timing import check_fifo
 
 from kelp_hw.lib.order_fifo import OrderFifo
+
+
+def test_latency_and_interval():
+    check_fifo(OrderFifo(width=8, depth=4))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ bits of one are reported."""
 import random
 
 import pytest
-from amaranth.hdl import Module, Signal, Value
+from amaranth.hdl import Module, Mux, Signal, Value
 from amaranth.sim import Simulator
 from flips import opened
+from timing import check_memory, check_pace, varied
 
 from kelp_hw.lib.protected import (
     BlockFault,
@@ -21,6 +22,21 @@ from kelp_hw.lib.protected import (
 from kelp_hw.lib.split_sram import SplitSram
 from kelp_hw.lib.sram import Sram
 from kelp_hw.lib.wide_memory import WideMemory
+
+
+def test_memory_latency_and_interval():
+    check_memory(ProtectedMemory(depth=4, shape=8, protect=True))
+
+
+def test_fifo_latency_and_interval():
+    fifo = ProtectedFifo(shape=8, depth=4, protect=True)
+    check_pace(
+        fifo,
+        "LATENCY",
+        lambda dut: Mux(dut.r_rdy, dut.r_data, 0),
+        varied("w_data", w_en=1),
+        prepare={"r_en": 1},
+    )
 
 
 def simulate(dut, bench):

@@ -6,8 +6,13 @@ import random
 
 import pytest
 from simulation import simulate
+from timing import check_fifo
 
 from kelp_hw.lib.request_fifo import RequestFifo
+
+
+def test_latency_and_interval():
+    check_fifo(RequestFifo(depth=4, shape=8))
 
 
 @pytest.mark.parametrize(("idle", "stall"), [(0, 0), (0.7, 0), (0.3, 0.3), (0.2, 0.9)])

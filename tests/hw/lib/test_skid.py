@@ -7,10 +7,16 @@ import random
 import pytest
 from amaranth.lib import data
 from simulation import simulate
+from timing import check_fifo
 
 from kelp_hw.lib.skid import Skid
 
 _ITEM = data.StructLayout({"rest": 11, "kind": 5})
+
+
+@pytest.mark.parametrize("registered", [None, ()], ids=["registered", "none registered"])
+def test_latency_and_interval(registered):
+    check_fifo(Skid(8, registered=registered))
 
 
 def through_skid(seed, *, idle, stall, registered=None, count=400):

@@ -3,11 +3,16 @@
 """A deep memory in pieces: which there are, and that together they are one memory."""
 
 import pytest
+from timing import check_memory
 
 from kelp_hw.lib.split_sram import SplitSram
 from kelp_verif.harness.runner import run_cocotb
 
 BLOCK = 18 << 10  #: bits of a block RAM
+
+
+def test_latency_and_interval():
+    check_memory(SplitSram(depth=4, shape=8))
 
 
 @pytest.mark.parametrize(

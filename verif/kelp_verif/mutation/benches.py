@@ -53,7 +53,7 @@ BENCHES = (
             "tests/hw/lib/test_bypass_fifo.py",
             "tests/hw/lib/test_order_fifo.py",
             "tests/hw/lib/test_request_fifo.py",
-            "tests/hw/lib/test_timing.py",
+            "tests/hw/lib/test_free_list.py",
             *_proofs("order_fifo", "request_fifo", "bypass_fifo", "free_list"),
         ),
         "source",
@@ -189,7 +189,9 @@ BENCHES = (
         },
         (
             "tests/hw/control/test_phase.py",
+            "tests/hw/control/test_events.py",
             "tests/hw/control/test_counters.py",
+            "tests/hw/lib/test_histogram.py",
             "tests/hw/control/test_telemetry.py",
             "tests/hw/control/test_registers.py",
         ),

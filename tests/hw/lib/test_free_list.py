@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""FreeList: how fast it gives numbers and counts them; a proof says that each is given once."""
+
+from timing import check_fifo, check_pace
+
+from kelp_hw.lib.free_list import FreeList
+
+
+def test_latency_and_interval():
+    check_fifo(FreeList(count=4, first=1))
+
+
+def test_level_latency_and_interval():
+    check_pace(FreeList(count=4), "LEVEL_LATENCY", "level", [{"o.ready": 1}] * 3)

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""WideMemory: how fast it is read."""
+
+import pytest
+from timing import check_memory
+
+from kelp_hw.lib.wide_memory import WideMemory
+
+
+@pytest.mark.parametrize("depth", [4, 32], ids=["LUT RAM", "block RAM"])
+def test_latency_and_interval(depth):
+    check_memory(WideMemory(depth=depth, shape=8))
