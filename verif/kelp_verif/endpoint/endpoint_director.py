@@ -66,6 +66,7 @@ class Director:
         # flips of one bit that are certain to be corrected; those that may have been written over
         self.singles = self.slack = 0
         self.exact_logs = 0
+        self.irq_enable = 0  # as after a reset; another one for each look at the log
 
     # - settings and sessions ----------------------------------------------------------------------
     async def program(self) -> None:
@@ -331,7 +332,8 @@ class Director:
         """The event log against what the model foresaw. Only when nothing is under way."""
         tb, model = self.tb, self.model
         count = await tb.read("event_count")
-        overflow = (await tb.read_fields("status"))["event_overflow"]
+        status = await tb.read_fields("status")
+        overflow, logged = status["event_overflow"], 0
         got: Counter = Counter()
         for first in range(0, count, 4):
             line = await tb.read_line(f"event_{first}")
@@ -342,8 +344,17 @@ class Director:
                     for f in tb.registers["event_0"].fields
                 }
                 code = Event(e["code"])
+                logged |= 1 << code
                 got[(code, e["squeue"], e["page"]) if code in _BY_PAGE else (code, e["ld_id"])] += 1
+        due = bool(logged & self.irq_enable)
+        assert tb.dut.irq.value == status["irq"] == due, (
+            f"irq {tb.dut.irq.value}, events {logged:#x}, enabled {self.irq_enable:#x}"
+        )
+        self.seen["irq" if due else "irq_masked"] += logged != 0
         await tb.write({"event_clear": 1})
+        assert tb.dut.irq.value == 0
+        self.irq_enable = self.rng.getrandbits(32)
+        await tb.write({"irq_enable": self.irq_enable})
         for event in [e for e in got if e[0] in (Event.NO_VICTIM, Event.PIN_REFUSED)]:
             self.seen[event[0].name.lower()] += got.pop(event)
         unexplained = got - (model.must + model.may)

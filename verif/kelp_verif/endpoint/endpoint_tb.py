@@ -148,6 +148,8 @@ class TB:
         self.standstill = standstill  #: cycles without an answer, while some are owed, that fail
         self.seed = cocotb.RANDOM_SEED
         self.rng = random.Random(self.seed)
+        self.loose = random.Random(self.seed + 3)
+        self.birsp_bits = MESSAGES["M2SBIRsp"].size
         self.registers = RegisterMap(config).by_name
         self.model = Model(config)
         self.watch = ColdWatch(
@@ -342,6 +344,8 @@ class TB:
             for receiver, r in zip(self.receivers, ready, strict=True):
                 receiver.ready.value = int(r)
             self.flash_port.drive()
+            if self.cycle % 16 == 0:
+                self.send_birsp()
             await settled
             for sender in self.senders:
                 sender.sample()
@@ -360,6 +364,13 @@ class TB:
             await edge
             self.cycle += 1
             self.flash_port.now = self.cycle
+
+    def send_birsp(self) -> None:
+        """Answers to snoops that nobody sent come at any time: they are taken, and change
+        nothing."""
+        assert self.dut.m2s_birsp__ready.value == 1
+        self.dut.m2s_birsp__valid.value = self.loose.getrandbits(1)
+        self.dut.m2s_birsp__payload.value = self.loose.getrandbits(self.birsp_bits)
 
     def sample_cold(self) -> None:
         port = self.flash_port

@@ -22,8 +22,6 @@ _LEFT_OUT = (
     "skip",
     "lockstep",
     "now",
-    "irq",
-    "m2s_birsp",
     "s2m_bisnp",
     "commit_hot",
     "commit_frame",

@@ -476,8 +476,9 @@ class TB:
             or r.frame
         ):
             want["pool"] = r.pool
-        if r.frame:
-            want["frame"] = r.frame
+        taken = {K.GRANT: Outcome.DONE, K.PREFETCH: Outcome.MISSED}.get(op.kind)
+        if r.frame or r.use and op.kind != K.PEEK or r.outcome == taken and not op.failed:
+            want["frame"] = r.frame  # which may be frame 0
         bad = {n: (got[n], int(v)) for n, v in want.items() if got[n] != int(v)}
         assert not bad, f"result {r}: (got, want) {bad}"
         assert score_valid == bool(r.score), f"score event of {r}"

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Clauses that random traffic hardly meets, each driven to its edge: the phase bit, `auto_step`,
+time beyond 16 and 32 bits, `irq` (spec §6, §7, §9)."""
+
+import numpy as np
+import pytest
+
+from kelp_rtl.device import Descriptor, Driver, FlashTiming, QueueParameters, RunRules
+from kelp_rtl.program import READ, WRITE, Program, Response
+from kelp_spec.config import named
+from kelp_spec.messages import M2SReq
+from kelp_spec.metadata import Event, PageState, ScoreSource
+
+pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
+
+UNIT = named("unit")
+WHOLE = Descriptor(layers=1, kv_heads=UNIT.queues)
+SESSIONS = range(UNIT.sessions)
+
+
+def device(**options):
+    """A device with every session open, session k for LD-ID k."""
+    d = Driver(UNIT, **options)
+    for session in SESSIONS:
+        d.open_session(
+            session, WHOLE, QueueParameters(score_source=ScoreSource.OBSERVED), owner=session
+        )
+    return d
+
+
+def line(d, session, *where):
+    return d.address(session, *where, 0, 0)
+
+
+def ask(d, opcode, address, *, ld_id=0, count=1):
+    """One request, or the same one `count` times, settled."""
+    given = np.zeros((count, 64), np.uint8) if opcode == WRITE else None
+    addresses = np.full(count, address, np.uint64)
+    return d.run(Program(opcode=opcode, address=addresses, ld_id=ld_id, data=given), settle=True)
+
+
+# - irq --------------------------------------------------------------------------------------------
+def test_irq_is_raised_by_what_is_enabled_and_falls_with_the_log():
+    d = device()
+    foreign = line(d, 0, 0, 0)
+    outside = 3 << UNIT.aperture_bits
+
+    def pending():
+        assert d.irq == d.read_fields("status")["irq"]
+        return d.irq
+
+    d.write64("irq_enable", 1 << Event.OUT_OF_MAP)
+    ask(d, READ, foreign, ld_id=7)
+    assert d.read64("event_count") == 1 and not pending()
+    ask(d, READ, outside)
+    assert d.read64("event_count") == 2 and pending()
+    d.write64("irq_enable", 0)  # of events to come
+    assert pending()
+    d.write64("event_clear", 0)
+    assert pending()
+    d.write64("event_clear", 1)
+    assert d.read64("event_count") == 0 and not pending()
+    ask(d, READ, outside)
+    assert d.read64("event_count") == 1 and not pending()
+    d.write64("event_clear", 1)
+    # The log is full of what is masked: what comes then is not recorded.
+    d.write64("irq_enable", 1 << Event.OUT_OF_MAP)
+    ask(d, READ, foreign, ld_id=7, count=16)
+    ask(d, READ, outside)
+    assert d.read_fields("status")["event_overflow"] and not pending()
+    d.write64("event_clear", 1)
+    ask(d, READ, outside)
+    assert not d.read_fields("status")["event_overflow"] and pending()
+    d.close()
+
+
+# - phase ------------------------------------------------------------------------------------------
+def test_phase_is_decided_by_4096_requests_of_the_session_alone():
+    """Decode where reads > 10 × writes, that is with 372 writes of 4096 and not with 373."""
+    d = device()
+    at = [line(d, session, 0, 0) for session in SESSIONS]
+
+    def phases():
+        return [d.read_fields(f"s{session}_state")["decode"] for session in SESSIONS]
+
+    def window(writes, reads):
+        ask(d, WRITE, at[0], count=writes)
+        ask(d, READ, at[0], count=reads)
+
+    assert phases() == [0, 0]
+    # of nobody's 4096: refused, without memory, the other session's
+    ask(d, READ, at[0], ld_id=7, count=50)
+    ask(d, M2SReq.MEM_INV, at[0], count=50)
+    ask(d, WRITE, at[1], ld_id=1, count=300)
+    for writes, before, after in ((372, 0, 1), (373, 1, 0), (0, 0, 1), (372, 1, 1)):
+        window(writes, 4095 - writes)
+        assert phases() == [before, 0], writes
+        window(0, 1)
+        assert phases() == [after, 0], writes
+    ask(d, READ, at[1], ld_id=1, count=4096 - 300)
+    assert phases() == [1, 1]
+    d.close_session(0)
+    d.open_session(0, WHOLE)
+    assert phases() == [0, 1]
+    d.close()
+
+
+# - steps ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("every", [1, 3])
+def test_auto_step_advances_after_so_many_accesses(every):
+    """An access is the first line of a page in a step; the step that it ends is still its own."""
+    rng = np.random.default_rng(every)
+    d = device()
+    d.write64("s1_auto_step", every)
+    step, accesses, last = 0, 0, {}
+    for _ in range(60):
+        page = tuple(int(rng.integers(n)) for n in (2, 2))
+        new = page not in last
+        if rng.random() < 0.2:  # the other session's count for nothing
+            ask(d, WRITE, line(d, 0, *page), ld_id=0)
+        ask(d, WRITE if new else READ, line(d, 1, *page), ld_id=1)
+        if new or last[page] != step:
+            last[page] = step
+            accesses += 1
+            if accesses == every:
+                step, accesses = step + 1, 0
+        assert d.read_fields("s1_state")["step"] == step
+        word = d.page_word(1, *page)
+        assert (word["state"], word["last_step"]) == (PageState.RESIDENT, last[page])
+    assert step >= 20 // every and d.read_fields("s0_state")["step"] == 0
+    d.close()
+
+
+# - time -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("bits", [16, 32])
+def test_time_wraps_under_traffic(bits):
+    """Fetches that begin on one side of 2^16 or 2^32 cycles and land on the other: data, latencies
+    and retries are as anywhere else."""
+    d = device(flash=FlashTiming(latency=200, write_latency=200), rules=RunRules(max_skip=1 << 30))
+    pages = [(q, p) for q in range(UNIT.queues) for p in range(UNIT.pages)]
+    address = np.array([line(d, 0, *page) for page in pages], np.uint64)
+    data = np.random.default_rng(bits).integers(0, 256, (len(pages), 64), np.uint8)
+    data[:, 1::2] &= 0x3F  # no NaN
+
+    def pass_time(until):
+        """Fetches of cold pages that take long, until so many cycles are left."""
+        d.write64("cold_timeout", (1 << 32) - 1)
+        while d.time < until:
+            flash = FlashTiming(latency=min(until - d.time, 1 << 30), write_latency=200)
+            d.configure(flash=flash)
+            cold = next(page for page in pages if d.page_word(0, *page)["state"] == PageState.COLD)
+            ask(d, READ, line(d, 0, *cold))
+        d.configure(flash=FlashTiming(latency=200, write_latency=200))
+        d.write64("cold_timeout", 1000)
+
+    assert (d.run(Program.writes(address, data), settle=True).response == Response.CMP).all()
+    pass_time((1 << bits) - 3000)
+    assert d.time < 1 << bits
+    before = d.counters()
+    histogram = d.latency_histograms()["miss"]
+    for _ in range(20):
+        read = d.run(Program.reads(address), settle=True)
+        assert (read.response == Response.DATA).all() and (read.data == data).all()
+    assert d.time > 1 << bits
+    after = d.counters()
+    assert after["fetches"] - before["fetches"] > 100
+    # None has seen time leap: a burst of misses takes a few rounds of the flash.
+    grown = np.subtract(d.latency_histograms()["miss"], histogram)
+    assert grown.sum() > 100 and not grown[14:].any()
+    assert Event.FETCH_FAILED not in logged(d)
+    d.close()
+
+
+def logged(d):
+    count = d.read64("event_count")
+    words = d.read_registers([f"event_{i}" for i in range(count)])
+    return [Event(d.unpack("event_0", word)["code"]) for word in words]
