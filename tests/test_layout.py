@@ -330,12 +330,9 @@ LONG_ELABORATE = {
     "DataFront": 180,
     "Endpoint": 350,
     "Eviction": 230,
-    "EvictionSlots": 190,
     "FrameOwnerContract": 180,
-    "FrameTable": 290,
     "HintAbsorber": 260,
     "HostBridge": 180,
-    "Ingress": 230,
     "KelpState": 160,
     "LinkSender": 160,
     "LruShadow": 180,
@@ -355,7 +352,6 @@ LONG_ELABORATE = {
     "StandIn": 150,
     "Sweep": 240,
     "Telemetry": 170,
-    "Tracker": 340,
 }
 
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Const, Module, Signal
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -86,13 +88,24 @@ class EvictionSlots(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c, layouts = self.config, self.layouts
+        c = self.config
         slots, token = range(c.write_backs), c.write_back_bits
         r = self.i_result.p
         started = Signal()  # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.slots, s.token, s.r, s.started = slots, token, r, started
+        self._pages(m, s)
+        self._tables(m, s)
+        self._fifos(m, s)
+        self._activity(m, s)
+        return m
 
-        # --- which pages are worked on ---
+    def _pages(self, m: Module, s: SimpleNamespace) -> None:
+        """Which page each slot works on, from its CLAIM until `COOL` cycles after its RELEASE."""
+        layouts, c = self.layouts, self.config
+        slots, token, r = s.slots, s.token, s.r
         where = layouts.page
         busy = Signal(c.write_backs)
         pages = [Signal(where, name=f"page{k}") for k in slots]
@@ -149,8 +162,13 @@ class EvictionSlots(wiring.Component):
             m.d.sync += self.under_way.count[p].eq(
                 self.under_way.count[p] + (claimed & (r.pool == p)) - (freed & (gone.pool == p))
             )
+        s.where, s.busy, s.at, s.claimed, s.freed = where, busy, at, claimed, freed
+        s.working_on = working_on
 
-        # --- what is known of each: three writers, a memory for each ---
+    def _tables(self, m: Module, s: SimpleNamespace) -> None:
+        """What is known of each eviction: three writers, a memory for each."""
+        c, layouts = self.config, self.layouts
+        where, r, claimed, at, token, slots = s.where, s.r, s.claimed, s.at, s.token, s.slots
         faults = []
 
         begun = data.StructLayout({"where": where, "pool": POOL_BITS, "given_by": GIVEN_BITS})
@@ -181,8 +199,15 @@ class EvictionSlots(wiring.Component):
                 m.d.sync += spoilt[k].eq(1)
         judged, fails = read_found(self.i_flushed.p, self.i_flushed.valid), Signal()
         m.d.comb += fails.eq(spoilt.bit_select(self.i_flushed.p, 1))
+        s.faults, s.read_begun, s.claim_slot = faults, read_begun, claim_slot
+        s.read_found, s.read_line_mask, s.judged = read_found, read_line_mask, judged
+        s.fails = fails
 
-        # --- the two FIFOs ---
+    def _fifos(self, m: Module, s: SimpleNamespace) -> None:
+        """The two FIFOs: write-backs to the flash, and RELEASEs to M0."""
+        c = self.config
+        token, judged, fails, read_begun = s.token, s.judged, s.fails, s.read_begun
+        read_found, read_line_mask, faults = s.read_found, s.read_line_mask, s.faults
         m.submodules.writes = writes = self._fifo(token)
         leaving = data.StructLayout({"slot": token, "failed": 1})
         m.submodules.releases = releases = self._fifo(leaving.size)
@@ -240,8 +265,14 @@ class EvictionSlots(wiring.Component):
         ]
 
         gather(m, self.fault, writes.fault, releases.fault, *faults)
+        s.writes, s.releases, s.back = writes, releases, back
 
-        # --- evictions that do not wait for the flash ---
+    def _activity(self, m: Module, s: SimpleNamespace) -> None:
+        """`quiet`: evictions that do not wait for the flash; and what holds of all of them."""
+        c = self.config
+        claimed, back, freed, started, busy = s.claimed, s.back, s.freed, s.started, s.busy
+        at, claim_slot, working_on, r, writes = s.at, s.claim_slot, s.working_on, s.r, s.writes
+        releases = s.releases
         active = Signal(range(c.write_backs + 1))
         # Critical path: registered here, between the flash's answers and the count.
         more, fewer = Signal(2), Signal(2)
@@ -268,7 +299,6 @@ class EvictionSlots(wiring.Component):
             ),
             Assert(~started | ((writes.w_rdy | ~writes.w_en) & (releases.w_rdy | ~releases.w_en))),
         ]
-        return m
 
     def _fifo(self, shape) -> ProtectedFifo:
         c = self.config

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -141,7 +143,21 @@ class Ingress(wiring.Component):
         of_req, req_above = decode(req.address, "of_req")
         at = Signal(self._where)
         m.d.comb += at.eq(Mux(take_rwd, of_rwd, of_req))
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.take_rwd, s.of_rwd, s.rwd_above, s.of_req = take_rwd, of_rwd, rwd_above, of_req
+        s.req_above, s.at = req_above, at
+        self._classify(m, s)
+        self._admit(m, s)
+        self._request(m, s)
+        self._ahead(m, s)
+        self._side(m, s)
+        self._idle(m, s)
+        return m
 
+    def _classify(self, m: Module, s: SimpleNamespace) -> None:
+        """What the messages are."""
+        rwd, req = self.m2s_rwd.p, self.m2s_req.p
         # What the message is.
         opcode_write = (rwd.opcode == M2SRwD.MEM_WR) | (rwd.opcode == M2SRwD.MEM_WR_PTL)
         partial = (rwd.opcode == M2SRwD.MEM_WR_PTL) & ~rwd.byte_enable.all()
@@ -157,7 +173,13 @@ class Ingress(wiring.Component):
             | (req.opcode == M2SReq.MEM_INV_NT)
             | (req.opcode == M2SReq.MEM_CLN_EVCT)
         )
+        s.opcode_write, s.partial, s.writes_nothing = opcode_write, partial, writes_nothing
+        s.opcode_read, s.opcode_spec, s.opcode_none = opcode_read, opcode_spec, opcode_none
 
+    def _admit(self, m: Module, s: SimpleNamespace) -> None:
+        """Which message is taken: RwD first, each only into a place that is free."""
+        rwd_above, opcode_write, take_rwd = s.rwd_above, s.opcode_write, s.take_rwd
+        req_above, opcode_read, opcode_spec = s.req_above, s.opcode_read, s.opcode_spec
         # Places to put it. Critical path: `o_request.ready` comes from M0's choice and ends in this
         # skid buffer; `request_free` is a register.
         m.submodules.requests = requests = Skid(
@@ -197,7 +219,16 @@ class Ingress(wiring.Component):
             self.m2s_rwd.ready.eq(can_rwd),
             self.m2s_req.ready.eq(can_req),
         ]
+        s.requests, s.request_free, s.side_valid = requests, request_free, side_valid
+        s.behind, s.side_free, s.spec_free, s.take_req = behind, side_free, spec_free, take_req
 
+    def _request(self, m: Module, s: SimpleNamespace) -> None:
+        """Where the message goes, and the request that is made of it."""
+        rwd, req = self.m2s_rwd.p, self.m2s_req.p
+        take_rwd, opcode_write, of_rwd, take_req = s.take_rwd, s.opcode_write, s.of_rwd, s.take_req
+        opcode_read, of_req, opcode_spec = s.opcode_read, s.of_req, s.opcode_spec
+        writes_nothing, opcode_none, requests = s.writes_nothing, s.opcode_none, s.requests
+        partial, at = s.partial, s.at
         to_window = Mux(
             take_rwd,
             opcode_write & (of_rwd.in_hint | of_rwd.in_register),
@@ -239,7 +270,15 @@ class Ingress(wiring.Component):
             r.origin.start.eq(self.now),
             r.origin.missed.eq(0),
         ]
+        s.to_window, s.to_spec, s.to_request = to_window, to_spec, to_request
+        s.take_slot = take_slot
 
+    def _ahead(self, m: Module, s: SimpleNamespace) -> None:
+        """`o_ahead`: what M0 may meet in the next cycle."""
+        req, rwd = self.m2s_req.p, self.m2s_rwd.p
+        requests, of_req, opcode_read = s.requests, s.of_req, s.opcode_read
+        opcode_none, of_rwd, opcode_write = s.opcode_none, s.of_rwd, s.opcode_write
+        writes_nothing, take_rwd = s.writes_nothing, s.take_rwd
         # M0 is told of both channels' messages. Critical path: `take_rwd`, which says which it is.
         spare = requests.spare
         for k, (channel, where, known, memory) in enumerate(
@@ -265,6 +304,12 @@ class Ingress(wiring.Component):
             ]
         m.d.comb += self.o_ahead.which.eq(take_rwd)
 
+    def _side(self, m: Module, s: SimpleNamespace) -> None:
+        """Write data, and what goes to the window or to the prefetcher."""
+        rwd, req = self.m2s_rwd.p, self.m2s_req.p
+        take_slot, partial, side_valid, behind = s.take_slot, s.partial, s.side_valid, s.behind
+        to_window, side_free, at, take_rwd = s.to_window, s.side_free, s.at, s.take_rwd
+        to_spec, spec_free, of_req = s.to_spec, s.spec_free, s.of_req
         # A slot reserved for an address whose queue or session turns out to be beyond the
         # configuration is simply not taken.
         m.d.comb += [
@@ -285,16 +330,16 @@ class Ingress(wiring.Component):
         with m.If(to_window):
             m.d.sync += [side_valid.eq(1), behind.eq(self.o_request.valid & ~self.o_request.ready)]
         with m.If(side_free):
-            s = self.o_window.p
+            window = self.o_window.p
             m.d.sync += [
-                s.hint.eq(at.in_hint),
-                s.write.eq(take_rwd),
-                s.offset.eq(at.line_offset),
-                s.byte_enable.eq(Mux(partial, rwd.byte_enable, ~0)),
-                s.data.eq(rwd.data),
-                s.ld_id.eq(Mux(take_rwd, rwd.ld_id, req.ld_id)),
-                s.tag.eq(Mux(take_rwd, rwd.tag, req.tag)),
-                s.poison.eq(take_rwd & rwd.poison),
+                window.hint.eq(at.in_hint),
+                window.write.eq(take_rwd),
+                window.offset.eq(at.line_offset),
+                window.byte_enable.eq(Mux(partial, rwd.byte_enable, ~0)),
+                window.data.eq(rwd.data),
+                window.ld_id.eq(Mux(take_rwd, rwd.ld_id, req.ld_id)),
+                window.tag.eq(Mux(take_rwd, rwd.tag, req.tag)),
+                window.poison.eq(take_rwd & rwd.poison),
             ]
 
         with m.If(self.o_spec.ready):
@@ -307,6 +352,12 @@ class Ingress(wiring.Component):
         with m.If(spec_free):
             m.d.sync += [self.o_spec.p.squeue.eq(of_req.squeue), self.o_spec.p.page.eq(of_req.page)]
 
+    def _idle(self, m: Module, s: SimpleNamespace) -> None:
+        """`idle`, and what holds of each message."""
+        requests, side_valid, to_request = s.requests, s.side_valid, s.to_request
+        to_window, opcode_spec, take_rwd = s.to_window, s.opcode_spec, s.take_rwd
+        request_free, side_free, take_slot = s.request_free, s.side_free, s.take_slot
+        take_req = s.take_req
         m.d.comb += self.idle.eq(
             requests.idle
             & ~side_valid
@@ -323,4 +374,3 @@ class Ingress(wiring.Component):
             Assert(~take_slot | self.i_write_slot.valid),
             Assert(~(take_rwd | take_req) | ways.any()),
         ]
-        return m

@@ -4,6 +4,8 @@ frame stage F1, F2 (docs/design.md §4)."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -120,7 +122,7 @@ class FrameTable(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c, entry_layout = self.config, self.layouts.frame_entry
+        c = self.config
         m.submodules.table = table = self._table()
         m.submodules.place = place = PageAddress(config=c)
         error = self.i_error
@@ -150,7 +152,19 @@ class FrameTable(wiring.Component):
                 f1.poison.eq(error.p.spoils),
             ]
         m.d.sync += Assert(~(self.i.valid & error.valid), "an error comes with an op")
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.table, s.place, s.f1, s.f1_valid = table, place, f1, f1_valid
+        self._f1_entry(m, s)
+        self._f1_op(m, s)
+        self._f2(m, s)
+        self._write(m, s)
+        return m
 
+    def _f1_entry(self, m: Module, s: SimpleNamespace) -> None:
+        """F1: the entry as it is after all ops before this one."""
+        entry_layout = self.layouts.frame_entry
+        f1, f1_valid, table, place = s.f1, s.f1_valid, s.table, s.place
         # F1: the entry is out, or a fill starts it anew. An op's entry is written in the cycle
         # after F2, from a register (critical path: the wires to the block RAMs). So three writes
         # are not seen: that of the cycle in which it was read, that of this cycle, and that of the
@@ -207,6 +221,15 @@ class FrameTable(wiring.Component):
             getattr(place, name).eq(f1[name])
             for name in ("frame", "pool", "kv_line", "used_lines", "k_only", "format_k", "format_v")
         ]
+        s.f2, s.f2_valid, s.after, s.before, s.written = f2, f2_valid, after, before, written
+        s.write_frame, s.was, s.same, s.passed, s.met = write_frame, was, same, passed, met
+        s.read, s.stands_in, s.from_before, s.from_read = read, stands_in, from_before, from_read
+        s.broken = broken
+
+    def _f1_op(self, m: Module, s: SimpleNamespace) -> None:
+        """F1: what the op is, in bits that are registers when its entry is there."""
+        c = self.config
+        f1, f1_valid = s.f1, s.f1_valid
 
         # What the op is, in bits that are there when its entry is.
         def of_kind(*kinds):
@@ -286,7 +309,18 @@ class FrameTable(wiring.Component):
                 )
             ),
         ]
+        s.line, s.demand, s.reads, s.stores, s.spoils = line, demand, reads, stores, spoils
+        s.heals, s.first_use, s.ends, s.voids, s.emits = heals, first_use, ends, voids, emits
+        s.loses, s.kind, s.answer = loses, kind, answer
 
+    def _f2(self, m: Module, s: SimpleNamespace) -> None:
+        """F2: resolve the line, rewrite the entry, tell the data path and the engines."""
+        entry_layout, c, error = self.layouts.frame_entry, self.config, self.i_error
+        from_before, before, from_read, read = s.from_before, s.before, s.from_read, s.read
+        stands_in, f2, after, demand, stores = s.stands_in, s.f2, s.after, s.demand, s.stores
+        voids, ends, line, heals, spoils = s.voids, s.ends, s.line, s.heals, s.spoils
+        loses, kind, answer, emits, reads = s.loses, s.kind, s.answer, s.emits, s.reads
+        place, first_use, f2_valid, f1_valid = s.place, s.first_use, s.f2_valid, s.f1_valid
         # F2: resolve the line, rewrite the entry, tell the data path, which makes of a READ and
         # what its line is an answer.
         entry, owner, unused = Signal(entry_layout), Signal(), Signal()
@@ -362,7 +396,15 @@ class FrameTable(wiring.Component):
             self.o_commit.valid.eq(f2_valid),
             self.idle.eq(~self.i.valid & ~error.valid & ~f1_valid & ~f2_valid),
         ]
+        s.entry, s.owner = entry, owner
 
+    def _write(self, m: Module, s: SimpleNamespace) -> None:
+        """The entry is written, after reset a row without an owner; and what holds of each op."""
+        c = self.config
+        table, f1_valid, written, write_frame = s.table, s.f1_valid, s.written, s.write_frame
+        before, f2_valid, broken, demand, owner = s.before, s.f2_valid, s.broken, s.demand, s.owner
+        f2, entry, stores, f1, same, after = s.f2, s.entry, s.stores, s.f1, s.same, s.after
+        passed, met, was = s.passed, s.met, s.was
         # Reset scrub: RECOVER walks owners, so an entry that never had one must say so.
         scrub = Signal(range(c.total_frames))
         with m.If(~self.ready):
@@ -406,7 +448,6 @@ class FrameTable(wiring.Component):
             )
         )
         m.d.comb += Assert(~taken)
-        return m
 
     def _table(self) -> ProtectedMemory:
         return ProtectedMemory(

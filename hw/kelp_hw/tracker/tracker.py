@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -163,7 +165,7 @@ class Tracker(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c, layouts = self.config, self.layouts
+        c = self.config
         m.submodules.arbiter = arbiter = Arbiter(config=c)
         m.submodules.words = words = self.words
         m.submodules.hot_pages = hot_pages = HotPages(config=c)
@@ -181,13 +183,29 @@ class Tracker(wiring.Component):
             return sessions.sessions[index] if c.sessions > 1 else sessions.sessions[0]
 
         # - M0: admission --------------------------------------------------------------------------
-        request = self.i_request.p
         for name in ("request", *BACKGROUND):
             wiring.connect(
                 m, wiring.flipped(getattr(self, f"i_{name}")), getattr(arbiter, f"i_{name}")
             )
         wiring.connect(m, wiring.flipped(self.i_miss_free), miss_ids.i)
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.arbiter, s.words, s.hot_pages, s.foresight = arbiter, words, hot_pages, foresight
+        s.sessions, s.pools, s.miss_ids, s.decide = sessions, pools, miss_ids, decide
+        s.queues, s.asks2, s.session = queues, asks2, session
+        self._foresee(m, s)
+        self._admit(m, s)
+        self._address(m, s)
+        self._check(m, s)
+        self._decide(m, s)
+        self._frame_op(m, s)
+        self._tell(m, s)
+        return m
 
+    def _foresee(self, m: Module, s: SimpleNamespace) -> None:
+        """What each stage knows, and what a request meets that enters now: M0's foresight."""
+        c, layouts, request = self.config, self.layouts, self.i_request.p
+        foresight, arbiter, hot_pages, sessions = s.foresight, s.arbiter, s.hot_pages, s.sessions
         # What a stage knows of its op besides the op itself.
         about = data.StructLayout(
             {
@@ -233,6 +251,14 @@ class Tracker(wiring.Component):
             foresight.entering.eq(hot_pages.entering),
             foresight.sessions.eq(sessions.sessions),
         ]
+        s.stages, s.ma, s.m1, s.m2, s.m3, s.ops, s.opa = stages, ma, m1, m2, m3, ops, opa
+        s.op1, s.op2, s.op3, s.same, s.blocks = op1, op2, op3, same, blocks
+
+    def _admit(self, m: Module, s: SimpleNamespace) -> None:
+        """M0: admission."""
+        request = self.i_request.p
+        arbiter, stages, foresight, hot_pages = s.arbiter, s.stages, s.foresight, s.hot_pages
+        same, blocks, miss_ids, ma = s.same, s.blocks, s.miss_ids, s.ma
         # `hold`: an op that changes a session is on its way
         on_their_way, hold = Signal(3), Signal(init=1)
         credits = arbiter.credits
@@ -283,8 +309,13 @@ class Tracker(wiring.Component):
             ma.frame_peek.eq(arbiter.o_frame_peek),
             ma.queue.eq(arbiter.o_queue),
         ]
+        s.entered = entered
 
-        # --- MA: op chosen by a register, memories addressed, hot entry comes out ---
+    def _address(self, m: Module, s: SimpleNamespace) -> None:
+        """MA: op chosen by a register, memories addressed, hot entry comes out."""
+        request = self.i_request.p
+        entered, opa, ma, words, queues, asks2 = s.entered, s.opa, s.ma, s.words, s.queues, s.asks2
+        m2, stages, ops, foresight = s.m2, s.stages, s.ops, s.foresight
         m.d.comb += [
             *(Value.cast(opa[field]).eq(value) for field, value in choose(entered).items()),
             ma.hot_page.squeue.eq(entered.request.squeue),
@@ -306,7 +337,12 @@ class Tracker(wiring.Component):
                     foresight.same[k] == ((op.squeue == request.squeue) & (op.page == request.page))
                 )
 
-        # --- M1: page word, queue configuration come out; M2: corrected, session checked ---
+    def _check(self, m: Module, s: SimpleNamespace) -> None:
+        """M1: page word, queue configuration come out; M2: corrected, session checked."""
+        layouts, c = self.layouts, self.config
+        hot_pages, queues, op2, m2, asks2 = s.hot_pages, s.queues, s.op2, s.m2, s.asks2
+        session, m1, op1, pools, opa, ma, op3 = s.session, s.m1, s.op1, s.pools, s.opa, s.ma, s.op3
+        m3 = s.m3
         hot1, hot2, hot3 = (Signal(hot_pages.entry_layout, name=f"hot{i}") for i in (1, 2, 3))
         queue2, session2 = Signal(queues.shape), Signal(layouts.session)
         shape_layout = data.StructLayout(
@@ -370,8 +406,17 @@ class Tracker(wiring.Component):
             asks3.eq(asks2),
             *(frames3[name].eq(value) for name, value in frames2.items()),
         ]
+        s.hot3, s.shape_layout, s.shape3, s.queue3 = hot3, shape_layout, shape3, queue3
+        s.session3, s.event3, s.kinds3, s.asks3 = session3, event3, kinds3, asks3
+        s.frames3, s.usable3, s.grants3, s.named3 = frames3, usable3, grants3, named3
+        s.frame3 = frame3
 
-        # - M3: the decision -----------------------------------------------------------------------
+    def _decide(self, m: Module, s: SimpleNamespace) -> None:
+        """M3: the decision."""
+        decide, op3, words, frames3, kinds3 = s.decide, s.op3, s.words, s.frames3, s.kinds3
+        asks3, grants3, m3, event3, session3 = s.asks3, s.grants3, s.m3, s.event3, s.session3
+        usable3, queue3, pools, miss_ids, op2 = s.usable3, s.queue3, s.pools, s.miss_ids, s.op2
+        sessions, hot_pages, stages = s.sessions, s.hot_pages, s.stages
         x, strobes, result = decide.context, decide.strobes, decide.result
         m.d.comb += [
             decide.op.eq(op3),
@@ -442,7 +487,12 @@ class Tracker(wiring.Component):
                 & ~self.o_hot.valid
             ),
         ]
+        s.result = result
 
+    def _frame_op(self, m: Module, s: SimpleNamespace) -> None:
+        """The frame stage: the hot request's op, or the tracker lane's, never both."""
+        m3, decide, named3, frame3 = s.m3, s.decide, s.named3, s.frame3
+        shape_layout, shape3, op3, hot3 = s.shape_layout, s.shape3, s.op3, s.hot3
         # The frame stage: the hot request's op, or the tracker lane's, never both.
         frame_op = self.o_frame_op.p
         m.d.comb += [
@@ -471,7 +521,9 @@ class Tracker(wiring.Component):
             ]
         m.d.sync += Assert(~(m3.hot & decide.frame_op.valid))
 
-        # - F1: the other engines ------------------------------------------------------------------
+    def _tell(self, m: Module, s: SimpleNamespace) -> None:
+        """F1: the other engines."""
+        result, m3, op3, decide = s.result, s.m3, s.op3, s.decide
         m.d.sync += [
             self.o_result.p.eq(result),
             self.o_result.valid.eq(m3.valid),
@@ -483,4 +535,3 @@ class Tracker(wiring.Component):
             self.o_hot.valid.eq(m3.hot),
         ]
         broadcast(m, decide.score, self.o_score, registered=True)
-        return m
