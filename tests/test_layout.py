@@ -319,8 +319,6 @@ LONG = {
 # RTL is held to the same lines, in a class of its own until each block's `elaborate` is cut where
 # an idea ends: class → the lines that it may have. An entry goes when its block needs it no more.
 LONG_ELABORATE = {
-    "AccessSource": 120,
-    "Arbiter": 140,
     "ArbiterContract": 180,
     "Board": 220,
     "Closer": 110,
@@ -329,20 +327,14 @@ LONG_ELABORATE = {
     "ColdStore": 140,
     "DataFront": 180,
     "Endpoint": 350,
-    "Eviction": 230,
     "FrameOwnerContract": 180,
-    "HintAbsorber": 260,
     "HostBridge": 180,
-    "KelpState": 160,
     "LinkSender": 160,
     "LruShadow": 180,
     "MissBufferContract": 260,
     "MissGrantsContract": 150,
     "Orphans": 130,
-    "PageWords": 170,
-    "PrefetchFifo": 140,
     "PrefetchFifoContract": 110,
-    "Prefetcher": 240,
     "PreviousSource": 110,
     "Quantiser": 130,
     "QueueState": 270,
@@ -350,8 +342,6 @@ LONG_ELABORATE = {
     "SelfTest": 210,
     "SessionControl": 260,
     "StandIn": 150,
-    "Sweep": 240,
-    "Telemetry": 170,
 }
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -98,11 +100,21 @@ class Telemetry(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
         r, valid = Signal(self.layouts.result), Signal()
         m.d.sync += [r.eq(self.i_result.p), valid.eq(self.i_result.valid)]
         op, outcome = r.op, r.outcome
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.r, s.valid, s.op, s.outcome = r, valid, op, outcome
+        self._prefetches(m, s)
+        self._counts(m, s)
+        self._events(m, s)
+        return m
 
+    def _prefetches(self, m: Module, s: SimpleNamespace) -> None:
+        """Which prefetch a miss entry belongs to, until its first demand."""
+        c = self.config
+        r, op, valid, outcome = s.r, s.op, s.valid, s.outcome
         # Which prefetch a miss entry belongs to, until its first demand.
         m.submodules.sources = sources = Sram(depth=c.misses, shape=3)
         unmet = Signal(c.misses)
@@ -138,6 +150,17 @@ class Telemetry(wiring.Component):
         written = released & op.written & ~op.failed
         issued = valid & (op.kind == Op.PREFETCH) & (outcome == Outcome.MISSED)
         fetched = valid & (op.kind == Op.FILL) & (op.miss_kind != MissKind.ALLOCATE) & ~op.failed
+        s.sources, s.demand, s.served, s.access = sources, demand, served, access
+        s.allocated, s.missed, s.hit, s.late, s.too_soon = allocated, missed, hit, late, too_soon
+        s.released, s.evicted, s.written, s.issued = released, evicted, written, issued
+        s.fetched = fetched
+
+    def _counts(self, m: Module, s: SimpleNamespace) -> None:
+        """What each counter counts."""
+        sources, valid, r, access, served, op = s.sources, s.valid, s.r, s.access, s.served, s.op
+        hit, missed, allocated, evicted = s.hit, s.missed, s.allocated, s.evicted
+        written, fetched, too_soon, demand = s.written, s.fetched, s.too_soon, s.demand
+        outcome, issued, released, late = s.outcome, s.issued, s.released, s.late
 
         # Several sources may correct a word in one cycle; all but one wait for the next.
         def merged(*sources):
@@ -223,8 +246,14 @@ class Telemetry(wiring.Component):
             self.o_late.p.eq(sources.read_data),
             self.o_late.valid.eq(late),
         ]
+        s.corrected_left, s.uncorrected_left = corrected_left, uncorrected_left
+        s.hot_valid, s.drops = hot_valid, drops
 
-        # - events ---------------------------------------------------------------------------------
+    def _events(self, m: Module, s: SimpleNamespace) -> None:
+        """Events, one at a time."""
+        r, outcome, op, demand, valid = s.r, s.outcome, s.op, s.demand, s.valid
+        hot_valid, corrected_left = s.hot_valid, s.corrected_left
+        uncorrected_left, drops = s.uncorrected_left, s.drops
         code = Signal.like(self.o_event.p.code)
         with m.If(r.uncorrected):
             m.d.comb += code.eq(Event.UNCORRECTED)
@@ -263,4 +292,3 @@ class Telemetry(wiring.Component):
             & ~self.i_usage.valid
             & ~self.o_event.valid
         )
-        return m

@@ -4,6 +4,8 @@ stream of ops, one per cycle (docs/design.md §6)."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -157,6 +159,19 @@ class Eviction(wiring.Component):
         connect(m, flipped(self.i_claim), slots.i_claim)
         connect(m, flipped(self.i_error), slots.i_error)
         connect(m, flipped(self.i_owner), orphans.i_owner)
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.queues, s.sweep, s.evictor, s.slots, s.orphans = queues, sweep, evictor, slots, orphans
+        s.closer, s.kelp = closer, kelp
+        self._ops(m, s)
+        self._events(m, s)
+        return m
+
+    def _ops(self, m: Module, s: SimpleNamespace) -> None:
+        """Ops on their way to M0, flushes, owners and orphans."""
+        c = self.config
+        evictor, closer, queues, slots, orphans = s.evictor, s.closer, s.queues, s.slots, s.orphans
+        sweep = s.sweep
         # Critical path: a skid buffer here, so that the closer's walk does not depend on `ready`.
         layout = evictor.o_op.payload.shape()
         kept = data.StructLayout(
@@ -228,7 +243,10 @@ class Eviction(wiring.Component):
                     chosen = Mux(want, source.payload.as_value(), chosen)
             m.d.sync += self.o_op.payload.eq(chosen)
 
-        # --- events, one at a time ---
+    def _events(self, m: Module, s: SimpleNamespace) -> None:
+        """Events, one at a time."""
+        evictor, orphans, queues, sweep, slots = s.evictor, s.orphans, s.queues, s.sweep, s.slots
+        closer, kelp = s.closer, s.kelp
         m.d.comb += [
             self.o_event.valid.eq(evictor.o_event.valid | orphans.o_event.valid),
             self.o_event.p.eq(orphans.o_event.p),
@@ -256,4 +274,3 @@ class Eviction(wiring.Component):
             self.idle.eq(self.quiet & slots.idle),
         ]
         m.d.sync += still.eq(Cat(calm, still))
-        return m

@@ -4,6 +4,8 @@ queue anew. One result per cycle (docs/policy.md)."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Array, Assert, Cat, Const, Module, Mux, Signal, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -74,11 +76,22 @@ class KelpState(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c, r, op = self.config, self.i_result.p, self.i_result.p.op
+        r, op = self.i_result.p, self.i_result.p.op
         m.submodules.shadow = shadow = self.shadow
         opinion, state = self.opinion, self.state
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.r, s.op, s.shadow, s.opinion, s.state = r, op, shadow, opinion, state
+        self._results(m, s)
+        self._duel(m, s)
+        self._victims(m, s)
+        self._turn(m, s)
+        return m
 
-        # --- what of a result matters, registered ---
+    def _results(self, m: Module, s: SimpleNamespace) -> None:
+        """What of a result matters, registered."""
+        c = self.config
+        r, op = s.r, s.op
         served = Signal()
         with m.Switch(r.outcome):
             with m.Case(Outcome.HIT, Outcome.MISSED, Outcome.PARKED, Outcome.ALLOCATED):
@@ -113,8 +126,13 @@ class KelpState(wiring.Component):
             kv_heads.eq(regs.kv_heads),
             step.eq(r.word.last_step),
         ]
+        s.access, s.read, s.opened, s.new, s.missed = access, read, opened, new, missed
+        s.given, s.squeue, s.last, s.session_id = given, squeue, last, session_id
+        s.used_queues, s.kv_heads, s.step = used_queues, kv_heads, step
 
-        # --- miss rate, duel ---
+    def _duel(self, m: Module, s: SimpleNamespace) -> None:
+        """Miss rate and duel."""
+        missed, access, opinion, read, given = s.missed, s.access, s.opinion, s.read, s.given
         rate, change = Signal(16), Signal(signed(18))
         m.d.comb += change.eq((Mux(missed, 65535, 0) - rate) >> MISS_RATE_SHIFT)
         with m.If(access):
@@ -156,7 +174,12 @@ class KelpState(wiring.Component):
             Assert(opinion.second == (duel > 0)),
         ]
 
-        # --- victims ---
+    def _victims(self, m: Module, s: SimpleNamespace) -> None:
+        """Victims, and LRU's reads a cycle later."""
+        c = self.config
+        state, opinion, squeue, session_id = s.state, s.opinion, s.squeue, s.session_id
+        used_queues, shadow, access, read = s.used_queues, s.shadow, s.access, s.read
+        opened, step, last, new = s.opened, s.step, s.last, s.new
         disputes = Signal(range(EXPLORE))
         m.d.comb += state.explore.eq(disputes == EXPLORE - 1)
         with m.If(state.disputed):
@@ -189,8 +212,14 @@ class KelpState(wiring.Component):
         m.d.comb += shadow.frames.eq(self.frames)
         # Before the shadow is idle: it counts some cycles earlier.
         m.d.sync += state.in_credit.eq(shadow.credit > 0)
+        s.first = first
 
-        # --- a queue's turn begins: revalue the one before, look at the next layer's ---
+    def _turn(self, m: Module, s: SimpleNamespace) -> None:
+        """A queue's turn begins: revalue the one before, look at the next layer's."""
+        c = self.config
+        session_id, access, squeue, step = s.session_id, s.access, s.squeue, s.step
+        kv_heads, first, used_queues, state = s.kv_heads, s.first, s.used_queues, s.state
+        opened, read, shadow = s.opened, s.read, s.shadow
         turn = data.StructLayout({"valid": 1, "squeue": c.squeue_bits, "step": STEP_BITS})
         turns = Array([Signal(turn, name=f"turn{k}") for k in range(c.sessions)])
         at, begins = Signal(turn), Signal()
@@ -228,4 +257,3 @@ class KelpState(wiring.Component):
             m.d.sync += turns[session_id].valid.eq(0)
 
         m.d.comb += self.idle.eq(~Cat(access, read, opened, shadow.i.valid).any() & shadow.idle)
-        return m

@@ -4,6 +4,8 @@ docs/design.md §6)."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, fifo, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -87,8 +89,20 @@ class Sweep(wiring.Component):
         watch, start, request = control.watch, control.start, self.read.request
         squeue, look = Signal(c.squeue_bits), Signal(self.layouts.look)
         number = Signal(4)
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.control, s.found, s.watch, s.start, s.request = control, found, watch, start, request
+        s.squeue, s.look, s.number = squeue, look, number
+        self._map_words(m, s)
+        self._pages(m, s)
+        self._flying(m, s)
+        self._list(m, s)
+        self._worth(m, s)
+        return m
 
-        # --- words of the map, one per cycle; those with pages wait in a short FIFO ---
+    def _map_words(self, m: Module, s: SimpleNamespace) -> None:
+        """Words of the map, one per cycle; those with pages wait in a short FIFO."""
+        look, request, squeue = s.look, s.request, s.squeue
         index_bits = max(1, (self.words - 1).bit_length())
         waiting = data.StructLayout({"index": index_bits, "bits": self.word_pages})
         m.submodules.waiting = words = fifo.SyncFIFO(width=waiting.size, depth=8)
@@ -131,8 +145,14 @@ class Sweep(wiring.Component):
             m.d.sync += index.eq(index + 1)
             with m.If(index == self.words - 1):
                 m.d.sync += walking.eq(0)
+        s.index_bits, s.waiting, s.words, s.index = index_bits, waiting, words, index
+        s.reading, s.walking, s.arrived, s.ahead = reading, walking, arrived, ahead
 
-        # --- pages of a word, lowest first: one bit is split off per cycle, encoded in the next ---
+    def _pages(self, m: Module, s: SimpleNamespace) -> None:
+        """Pages of a word, lowest first: one bit is split off per cycle, encoded in the next."""
+        c = self.config
+        index_bits, waiting, words, squeue = s.index_bits, s.waiting, s.words, s.squeue
+        ahead, number = s.ahead, s.number
         # `rest` is the word without its lowest bit: what comes next is known from registers.
         word, rest, word_index = (
             Signal(self.word_pages),
@@ -181,8 +201,13 @@ class Sweep(wiring.Component):
             op.slot.eq(Mux(ahead, 0, number)),
             op.mass.eq(ahead),
         ]
+        s.word, s.split_valid, s.out_valid, s.session = word, split_valid, out_valid, session
 
-        # --- what was sent and what came back ---
+    def _flying(self, m: Module, s: SimpleNamespace) -> None:
+        """What was sent and what came back; the moment of the first SCAN at M3."""
+        c = self.config
+        out_valid, found, squeue, ahead = s.out_valid, s.found, s.squeue, s.ahead
+        control, look = s.control, s.look
         sent, listed = Signal(c.page_bits + 1), Signal(c.page_bits + 1)
         with m.If(out_valid & self.o_op.ready):
             m.d.sync += sent.eq(sent + 1)
@@ -217,8 +242,14 @@ class Sweep(wiring.Component):
                 look.newest.valid.eq(1),
                 overridden.eq(1),
             ]
+        s.sent, s.listed, s.watching, s.overridden = sent, listed, watching, overridden
+        s.near, s.allocated = near, allocated
 
-        # --- priority and list ---
+    def _list(self, m: Module, s: SimpleNamespace) -> None:
+        """Priority and list."""
+        c = self.config
+        look, found, ahead, near, start = s.look, s.found, s.ahead, s.near, s.start
+        listed = s.listed
         m.submodules.priority = priority = PriorityUnit(config=c)
         m.submodules.list = candidates = CandidateList(config=c)
         connect(m, flipped(self.i_scan), priority.i)
@@ -262,8 +293,17 @@ class Sweep(wiring.Component):
             ]
         with m.If(candidates.clear):
             m.d.sync += [found.other.valid.eq(0), other_comes.eq(0)]
+        s.priority, s.candidates, s.mine, s.judged = priority, candidates, mine, judged
 
-        # --- pages that are worth more on this side ---
+    def _worth(self, m: Module, s: SimpleNamespace) -> None:
+        """Pages that are worth more on this side, and the sweep's own turn."""
+        c = self.config
+        priority, ahead, judged, candidates = s.priority, s.ahead, s.judged, s.candidates
+        found, walking, reading, arrived, words = s.found, s.walking, s.reading, s.arrived, s.words
+        word, split_valid, out_valid, watch = s.word, s.split_valid, s.out_valid, s.watch
+        squeue, watching, overridden, start = s.squeue, s.watching, s.overridden, s.start
+        index, sent, listed, control, number = s.index, s.sent, s.listed, s.control, s.number
+        look, session, allocated, mine = s.look, s.session, s.allocated, s.mine
         m.submodules.wishes = wishes = fifo.SyncFIFO(width=c.page_bits, depth=WANTED)
         value, wished = Signal(SCORE_BITS), Signal()
         m.d.sync += wished.eq(
@@ -317,4 +357,3 @@ class Sweep(wiring.Component):
             Assert(~started | ~mine | control.busy, "a scan came back outside its sweep"),
             Assert(~started | ~mine | ~watching, "a scan came back before its result"),
         ]
-        return m

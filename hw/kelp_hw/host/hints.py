@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from types import SimpleNamespace
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -189,8 +190,21 @@ class HintAbsorber(wiring.Component):
             m.d.sync += [head_valid.eq(heads.r_rdy), head.eq(heads.r_data)]
             with m.If(heads.fault.uncorrected):
                 m.d.sync += head.broken.eq(1)
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.ld_id, s.argument, s.heads, s.bodies, s.head = ld_id, argument, heads, bodies, head
+        s.head_valid, s.judge, s.live, s.stale = head_valid, judge, live, stale
+        self._judge(m, s)
+        self._line(m, s)
+        self._items(m, s)
+        self._next_line(m, s)
+        self._check(m, s)
+        return m
 
-        # - judge a line ---------------------------------------------------------------------------
+    def _judge(self, m: Module, s: SimpleNamespace) -> None:
+        """Judge a line."""
+        c = self.config
+        head, stale = s.head, s.stale
         h = head.header
         session_id = h.session[: c.session_bits]
         session = Signal(self.layouts.session)
@@ -213,8 +227,15 @@ class HintAbsorber(wiring.Component):
         base = Signal(c.squeue_bits)
         with m.If(~malformed & (h.session < c.sessions)):
             m.d.comb += base.eq(session_id * c.queues)
+        s.h, s.session_id, s.session, s.expected = h, session_id, session, expected
+        s.expected_here, s.advance, s.code, s.accepted = expected_here, advance, code, accepted
+        s.bad_queue, s.base = bad_queue, base
 
-        # - the current line -----------------------------------------------------------------------
+    def _line(self, m: Module, s: SimpleNamespace) -> None:
+        """The current line."""
+        c = self.config
+        ld_id, argument, live, judge = s.ld_id, s.argument, s.live, s.judge
+        head_valid, expected = s.head_valid, s.expected
         line = Signal(
             data.StructLayout(
                 {
@@ -241,11 +262,19 @@ class HintAbsorber(wiring.Component):
         with m.If(~line_live):
             m.d.sync += void.eq(1)
         m.d.comb += judge.eq(head_valid & (~line_valid | line_done))
-        for s in range(c.sessions):
-            with m.If(~self.sessions[s].open):
-                m.d.sync += expected[s].eq(0)
+        for k in range(c.sessions):
+            with m.If(~self.sessions[k].open):
+                m.d.sync += expected[k].eq(0)
+        s.line, s.gap, s.told, s.step, s.left, s.index = line, gap, told, step, left, index
+        s.page, s.line_valid, s.line_done, s.void = page, line_valid, line_done, void
+        s.line_live = line_live
 
-        # - one item a cycle -----------------------------------------------------------------------
+    def _items(self, m: Module, s: SimpleNamespace) -> None:
+        """One item of the current line a cycle."""
+        c = self.config
+        ld_id, argument, bodies, index = s.ld_id, s.argument, s.bodies, s.index
+        line_done, line_valid, left, gap, told = s.line_done, s.line_valid, s.left, s.gap, s.told
+        step, line, void, line_live, page = s.step, s.line, s.void, s.line_live, s.page
         item = Signal(
             data.StructLayout(
                 {
@@ -315,7 +344,15 @@ class HintAbsorber(wiring.Component):
                 ]
             with m.Else():
                 m.d.sync += [step.eq(0), item.type.eq(_Item.STEP)]
+        s.item, s.item_valid, s.move = item, item_valid, move
 
+    def _next_line(self, m: Module, s: SimpleNamespace) -> None:
+        """The next line takes over in the cycle in which the last item of this one leaves."""
+        line_done, line_valid, judge, void = s.line_done, s.line_valid, s.judge, s.void
+        line, h, head, session_id, session = s.line, s.h, s.head, s.session_id, s.session
+        expected_here, accepted, bad_queue, base = s.expected_here, s.accepted, s.bad_queue, s.base
+        code, gap, told, step, advance, left = s.code, s.gap, s.told, s.step, s.advance, s.left
+        index, page, expected = s.index, s.page, s.expected
         # The next line takes over in the cycle in which the last item of this one leaves: after the
         # updates above, to win over them.
         with m.If(line_done):
@@ -344,7 +381,12 @@ class HintAbsorber(wiring.Component):
             with m.If(accepted):
                 m.d.sync += expected[session_id].eq(h.sequence + 1)
 
-        # - check the page, and out ----------------------------------------------------------------
+    def _check(self, m: Module, s: SimpleNamespace) -> None:
+        """Check the page, and out."""
+        c = self.config
+        live, item, move, item_valid, line_done = s.live, s.item, s.move, s.item_valid, s.line_done
+        heads, head_valid, line_valid, bodies = s.heads, s.head_valid, s.line_valid, s.bodies
+        gap, told, step, left = s.gap, s.told, s.step, s.left
         item_live = Signal()
         m.d.comb += item_live.eq(live.bit_select(item.session, 1))
         with m.If(~move & ~item_live):
@@ -415,4 +457,3 @@ class HintAbsorber(wiring.Component):
             Assert(~out_op.valid | (out_op.p.squeue < c.squeues)),
             Assert(~self.o_event.valid | (self.o_event.p.code != Event.NONE)),
         ]
-        return m

@@ -6,6 +6,7 @@ from __future__ import annotations
 from enum import IntEnum
 from functools import reduce
 from operator import or_
+from types import SimpleNamespace
 
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
@@ -160,7 +161,23 @@ class PrefetchFifo(wiring.Component):
             # this cycle or is on `o`.
             merged.eq((twin & ~after).any() | (leave & twin[0]) | on_o),
         ]
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.n, s.new, s.new_valid, s.held, s.valid, s.dead = n, new, new_valid, held, valid, dead
+        s.merged, s.cancelled, s.same_page, s.farther = merged, cancelled, same_page, farther
+        s.leave, s.o_free, s.same, s.far, s.same_o = leave, o_free, same, far, same_o
+        s.after, s.twin, s.dies, s.earlier, s.on_o = after, twin, dies, earlier, on_o
+        s.any_twin = any_twin
+        self._move(m, s)
+        self._drop(m, s)
+        return m
 
+    def _move(self, m: Module, s: SimpleNamespace) -> None:
+        """Which slots move."""
+        n, leave, after, earlier, new_valid = s.n, s.leave, s.after, s.earlier, s.new_valid
+        on_o, held, new, same_page, farther = s.on_o, s.held, s.new, s.same_page, s.farther
+        dead, same, far, dies, cancelled = s.dead, s.same, s.far, s.dies, s.cancelled
+        same_o, o_free, any_twin, valid = s.same_o, s.o_free, s.any_twin, s.valid
         # What lies behind `new` moves up, as far as the farther twin that it replaces. A twin below
         # its place is one that it merges with, so `earlier` stops it as well, in fewer levels of
         # logic than `merged` would.
@@ -219,7 +236,14 @@ class PrefetchFifo(wiring.Component):
             m.d.sync += [valid.eq(Cat(1, valid)), taken.eq(taken + 1)]
         with m.If(leave & ~enters):
             m.d.sync += [valid.eq(valid[1:]), taken.eq(taken - 1)]
+        s.taken = taken
 
+    def _drop(self, m: Module, s: SimpleNamespace) -> None:
+        """What is dropped, and what holds of the slots."""
+        valid, n, leave, new_valid, on_o = s.valid, s.n, s.leave, s.new_valid, s.on_o
+        any_twin, new, dead, held, merged = s.any_twin, s.new, s.dead, s.held, s.merged
+        twin, after, taken, same_o, same_page = s.twin, s.after, s.taken, s.same_o, s.same_page
+        same, far, farther, earlier = s.same, s.far, s.farther, s.earlier
         # What falls off the end, or finds no place.
         full = valid[n - 1] & ~leave
         m.d.comb += [
@@ -257,4 +281,3 @@ class PrefetchFifo(wiring.Component):
             ]
             if k:
                 m.d.comb += Assert(~valid[k] | (held[k - 1].distance <= held[k].distance))
-        return m

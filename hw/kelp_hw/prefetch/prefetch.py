@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -134,8 +136,8 @@ class Prefetcher(wiring.Component):
         m.submodules.fifo = fifo = PrefetchFifo(config=c)
 
         live = Signal(c.sessions)
-        for s in range(c.sessions):
-            m.d.comb += live[s].eq(self.sessions[s].open & ~self.sessions[s].closing)
+        for k in range(c.sessions):
+            m.d.comb += live[k].eq(self.sessions[k].open & ~self.sessions[k].closing)
 
         switched = Signal(1 << 3)  # by source code
         m.d.sync += switched.eq(self.enable << 1)
@@ -143,7 +145,21 @@ class Prefetcher(wiring.Component):
         def enabled(source):
             return switched.bit_select(source, 1)
 
-        # - results of M3, registered --------------------------------------------------------------
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.from_access, s.from_previous, s.throttle = from_access, from_previous, throttle
+        s.fifo, s.live, s.enabled = fifo, live, enabled
+        self._results(m, s)
+        self._pick(m, s)
+        self._judge(m, s)
+        self._ops(m, s)
+        self._feedback(m, s)
+        return m
+
+    def _results(self, m: Module, s: SimpleNamespace) -> None:
+        """Results of M3, registered."""
+        from_access, enabled, from_previous = s.from_access, s.enabled, s.from_previous
+        live = s.live
         r, op = self.i_result.p, self.i_result.p.op
         demand = (op.kind == Op.READ) | (op.kind == Op.WRITE)
         served = Signal()
@@ -183,8 +199,13 @@ class Prefetcher(wiring.Component):
             from_previous.live.eq(live),
             self.previous_lost.eq(from_previous.lost),
         ]
+        s.accessed, s.stepped, s.taken, s.refused = accessed, stepped, taken, refused
+        s.source = source
 
-        # - one candidate a cycle ------------------------------------------------------------------
+    def _pick(self, m: Module, s: SimpleNamespace) -> None:
+        """One candidate a cycle."""
+        c = self.config
+        fifo, from_access, from_previous = s.fifo, s.from_access, s.from_previous
         picked, picked_valid = Signal(candidate_layout(c)), Signal()
         judged, judged_valid = Signal(candidate_layout(c)), Signal()
         room = Signal()
@@ -216,9 +237,9 @@ class Prefetcher(wiring.Component):
         m.d.comb += asked.eq(
             Mux(self.i_spec.valid & self.i_spec.ready, self.i_spec.p, self.i_hint.p)
         )
-        for s in range(1, c.sessions):
-            with m.If(asked.squeue >= s * c.queues):
-                m.d.comb += asked_session.eq(s)
+        for k in range(1, c.sessions):
+            with m.If(asked.squeue >= k * c.queues):
+                m.d.comb += asked_session.eq(k)
         m.d.sync += picked_valid.eq(0)
         with m.If(
             (self.i_spec.valid & self.i_spec.ready) | (self.i_hint.valid & self.i_hint.ready)
@@ -241,8 +262,15 @@ class Prefetcher(wiring.Component):
             m.d.sync += [picked_valid.eq(1), picked.eq(from_access.o.p)]
         with m.Elif(from_previous.o.valid & from_previous.o.ready):
             m.d.sync += [picked_valid.eq(1), picked.eq(from_previous.o.p)]
+        s.picked, s.picked_valid, s.judged = picked, picked_valid, judged
+        s.judged_valid = judged_valid
 
-        # - judge it: where it lies, and a cycle later its source ----------------------------------
+    def _judge(self, m: Module, s: SimpleNamespace) -> None:
+        """Judge it: where it lies, and a cycle later its source."""
+        c = self.config
+        picked, judged, judged_valid = s.picked, s.judged, s.judged_valid
+        picked_valid, live, throttle, enabled = s.picked_valid, s.live, s.throttle, s.enabled
+        fifo = s.fifo
         session = Signal(self.layouts.session)
         inside = Signal()
         reason = Signal(DropReason)
@@ -270,8 +298,11 @@ class Prefetcher(wiring.Component):
         passes = Signal()
         m.d.comb += passes.eq(throttle.offer.valid & throttle.allow)
         m.d.comb += [fifo.i.p.eq(judged), fifo.i.valid.eq(passes), fifo.cancel.eq(~live)]
+        s.reason, s.passes = reason, passes
 
-        # - ops ------------------------------------------------------------------------------------
+    def _ops(self, m: Module, s: SimpleNamespace) -> None:
+        """PREFETCH ops."""
+        fifo, taken, refused, source = s.fifo, s.taken, s.refused, s.source
         flying = Signal(range(_FLYING_MAX + 1))
         leaves = self.o_op.valid & self.o_op.ready
         m.d.comb += [
@@ -286,8 +317,15 @@ class Prefetcher(wiring.Component):
         # PREFETCH ops of policy `kelp` are the evictor's, and `flying` does not count them.
         own_result = (taken | refused) & (source != PrefetchSource.POLICY)
         m.d.sync += flying.eq(flying + leaves - own_result)
+        s.flying, s.own_result = flying, own_result
 
-        # - feedback and counts --------------------------------------------------------------------
+    def _feedback(self, m: Module, s: SimpleNamespace) -> None:
+        """Feedback and counts."""
+        c = self.config
+        from_access, picked_valid, judged_valid = s.from_access, s.picked_valid, s.judged_valid
+        fifo, flying, accessed, taken, refused = s.fifo, s.flying, s.accessed, s.taken, s.refused
+        from_previous, throttle, source, judged = s.from_previous, s.throttle, s.source, s.judged
+        passes, reason, own_result, stepped = s.passes, s.reason, s.own_result, s.stepped
         quiet, idle, begun, settle = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             quiet.eq(
@@ -355,4 +393,3 @@ class Prefetcher(wiring.Component):
             Assert((accessed + stepped + taken + refused) <= 1),
             Assert(~self.o_op.valid | (self.o_op.p.squeue < c.squeues)),
         ]
-        return m

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Array, Assert, Cat, Module, Mux, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
@@ -156,7 +158,18 @@ class AccessSource(wiring.Component):
                 clipped.ahead.eq(ahead),
                 clipped.layer.eq(self.layer_on & (ahead < end)),
             ]
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.waiting, s.looked_valid, s.walk, s.clipped = waiting, looked_valid, walk, clipped
+        s.clipped_valid, s.take_clipped = clipped_valid, take_clipped
+        self._walk(m, s)
+        return m
 
+    def _walk(self, m: Module, s: SimpleNamespace) -> None:
+        """One candidate a cycle."""
+        c = self.config
+        walk, take_clipped, clipped_valid = s.walk, s.take_clipped, s.clipped_valid
+        waiting, looked_valid, clipped = s.waiting, s.looked_valid, s.clipped
         # One candidate a cycle: `layer`, then for each distance the page above and the page below,
         # as far as there are any.
         now, now_valid = Signal(walk), Signal()
@@ -209,7 +222,6 @@ class AccessSource(wiring.Component):
             Assert(~now_valid | now.layer | (distance <= Mux(below, now.down, now.up))),
             Assert(~o.valid | (o.p.squeue < c.squeues)),
         ]
-        return m
 
 
 class PreviousSource(wiring.Component):

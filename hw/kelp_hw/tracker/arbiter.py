@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -297,7 +299,18 @@ class Arbiter(wiring.Component):
         m.d.comb += any_able.eq(
             pick.any() & credits.event & (credits.miss & credits.miss_id | ~prefetch) & ~self.hold
         )
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.request, s.credits, s.streams, s.pick = request, credits, streams, pick
+        s.pick_frame, s.one_of, s.background, s.any_able = pick_frame, one_of, background, any_able
+        self._turn(m, s)
+        return m
 
+    def _turn(self, m: Module, s: SimpleNamespace) -> None:
+        """Whose turn it is: a request's or a background op's."""
+        any_able, credits, pick_frame = s.any_able, s.credits, s.pick_frame
+        background, streams, pick, request = s.background, s.streams, s.pick, s.request
+        one_of = s.one_of
         # The claim rises with every cycle lost and falls by seven with one won, not below -SURPLUS:
         # what was won in quiet cycles lets a burst of requests through.
         claim = self.claim
@@ -372,7 +385,6 @@ class Arbiter(wiring.Component):
             Assert(~(self.o_hot & self.o_valid & (cold_able | pick_frame))),
             Assert(takes_frame == (background & pick_frame)),
         ]
-        return m
 
 
 def _select(terms) -> Value:

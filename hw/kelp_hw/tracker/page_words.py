@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import xor
+from types import SimpleNamespace
 
 from amaranth.hdl import Array, Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
@@ -149,7 +150,21 @@ class PageWords(wiring.Component):
             f2_word.eq(f1_word),
             f3_word.eq(f2_word),
         ]
+        # `s`: what the parts below share, under the names that it has in them.
+        s = SimpleNamespace()
+        s.code, s.word, s.parts, s.bank_bits, s.banks = code, word, parts, bank_bits, banks
+        s.row, s.inside, s.sum_of, s.bank, s.stages, s.at = row, inside, sum_of, bank, stages, at
+        s.valid, s.f1_word, s.f1_write, s.f2_word = valid, f1_word, f1_write, f2_word
+        s.f3_word = f3_word
+        self._read(m, s)
+        self._repair(m, s)
+        return m
 
+    def _read(self, m: Module, s: SimpleNamespace) -> None:
+        """MA, M1: the SRAM."""
+        banks, row, stages, valid, at, parts = s.banks, s.row, s.stages, s.valid, s.at, s.parts
+        inside, code, word, bank_bits, sum_of = s.inside, s.code, s.word, s.bank_bits, s.sum_of
+        f1_word, f2_word, f3_word = s.f1_word, s.f2_word, s.f3_word
         # MA, M1: the SRAM. Of the ops before this one, its answer lacks those that are at M3, F1 or
         # F2 in M1, and means nothing after the one behind F2, which was written while this one was
         # read; those behind M3 will be forwarded at M2.
@@ -209,7 +224,13 @@ class PageWords(wiring.Component):
             ),
             forward.eq(follows["m2"]),
         ]
+        s.read, s.early, s.forward = read, early, forward
 
+    def _repair(self, m: Module, s: SimpleNamespace) -> None:
+        """M2: repair, or take the word of an older op; F2: the write port."""
+        code, sum_of, read, word, early = s.code, s.sum_of, s.read, s.word, s.early
+        forward, row, at, f1_word, banks = s.forward, s.row, s.at, s.f1_word, s.banks
+        f1_write, bank, inside = s.f1_write, s.bank, s.inside
         # M2: repair, or take the word of the op at M3 or of one that was there when this op was at
         # M1.
         whole, syndrome = Signal(code.layout), Signal(code.check_bits)
@@ -258,4 +279,3 @@ class PageWords(wiring.Component):
                     sram.write_address.eq(written),
                     sram.write_data.eq(f2_code),
                 ]
-        return m
