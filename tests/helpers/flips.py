@@ -4,8 +4,12 @@
 from amaranth.hdl import Fragment
 from amaranth.hdl._ast import Property, Switch
 from amaranth.hdl._mem import MemoryInstance
+from simulation import simulate
 
-__all__ = ["opened"]
+__all__ = ["NO_FAULT", "fields", "flip", "opened", "simulate_memory"]
+
+#: What a block reports while every code word is right.
+NO_FAULT = {"corrected": 0, "poisoned": 0, "fatal": 0}
 
 
 def without_asserts(statements):
@@ -36,3 +40,24 @@ def opened(dut):
     top = Fragment.get(dut, None)
     walk(top, ())
     return top, memories
+
+
+def simulate_memory(dut, bench):
+    """Runs `bench(ctx, memory)` with the only memory of `dut`."""
+    top, memories = opened(dut)
+    (memory,) = memories.values()
+
+    async def run(ctx):
+        await bench(ctx, memory)
+
+    simulate(top, run)
+
+
+def fields(ctx, view):
+    """The fields of a struct as they are now, by name."""
+    return {name: ctx.get(view[name]) for name in view.shape().members}
+
+
+def flip(ctx, memory, row, *bits):
+    """Flips `bits` of the row of a memory."""
+    ctx.set(memory[row], ctx.get(memory[row]) ^ sum(1 << bit for bit in bits))

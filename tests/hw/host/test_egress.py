@@ -3,11 +3,35 @@
 """Egress: answers of the data path and of the side onto S2M DRS and NDR."""
 
 import pytest
+from timing import changes, check_pace, offers, shown
 
 from kelp_hw.host.egress import Egress
 from kelp_spec.config import named
+from kelp_spec.metadata import Answer
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import made, run_cocotb
+
+UNIT = named("unit")
+TAKEN = {"s2m_drs.ready": 1, "s2m_ndr.ready": 1}
+
+
+@pytest.mark.parametrize(
+    ("channel", "answer"), [("s2m_drs", Answer.DATA), ("s2m_ndr", Answer.CMP)], ids=["DRS", "NDR"]
+)
+def test_latency_and_interval(channel, answer):
+    answers = offers(field="origin.tag")
+    prepare = TAKEN | {"i.p.answer": answer}
+    check_pace(Egress(config=UNIT), "LATENCY", shown(channel, "tag"), answers, prepare=prepare)
+
+
+@pytest.mark.parametrize("write", [0, 1], ids=["DRS", "NDR"])
+def test_answers_of_windows_leave_at_their_interval(write):
+    answer = {"i_window.valid": 1, "i_window.p.write": write, "i_window.p.tag": 1}
+    channel = "s2m_ndr" if write else "s2m_drs"
+    seen = changes(Egress(config=UNIT), shown(channel, "tag"), [answer] * 6, prepare=TAKEN)
+    # An answer stands for two cycles: it is sent in the second, and gone a cycle later.
+    first = Egress.WINDOW_LATENCY
+    assert seen[0::2] == [first + k * Egress.WINDOW_INTERVAL for k in range(3)]
 
 
 def run(test, block=Egress, **params):

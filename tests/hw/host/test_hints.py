@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from timing import check_pace, shown
 
 from kelp_golden.hints import HintAbsorber as GoldenAbsorber
 from kelp_golden.hints import HintEvent, HintOp
@@ -28,6 +29,26 @@ from kelp_spec.hints import (
 from kelp_spec.metadata import Event, Op
 from kelp_verif.harness.runner import run_cocotb
 from kelp_verif.host.hints_bench import Session
+
+UNIT = named("unit")
+SESSION = {
+    "sessions.0.open": 1,
+    "sessions.0.used_queues": UNIT.queues,
+    "sessions.0.used_pages": UNIT.pages,
+    "o_op.ready": 1,
+    "o_prefetch.ready": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("stream", "kind"), [("o_op", HintKind.PIN), ("o_prefetch", HintKind.PREFETCH)]
+)
+def test_latency_and_interval(stream, kind):
+    """A hint line of three entries, and two cycles in which they leave."""
+    data = int.from_bytes(pack(HintLine(kind=kind, entries=(1, 2, 3)), UNIT), "little")
+    stimuli = [{"i.valid": 1, "i.p.data": data}, {}, {}]
+    block = HintAbsorber(config=UNIT)
+    check_pace(block, "LATENCY", shown(stream, "page"), stimuli, prepare=SESSION)
 
 
 @st.composite

@@ -3,15 +3,57 @@
 """Ingress: what becomes of each M2S message."""
 
 import pytest
+from timing import check_pace, offers, shown
 
 from kelp_hw.host.ingress import Ingress
+from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
+from kelp_spec.messages import M2SReq
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import made, run_cocotb
 
 #: Session and queue counts that are no powers of two, and an aperture above the register window's
 #: size: addresses beyond each exist.
 ODD = {"sessions": 3, "queues": 5}
+
+
+UNIT = named("unit")
+MAP = AddressMap(UNIT)
+PAGES = [MAP.encode(KvAddress(0, 0, page, 0, 0)) for page in (1, 2, 3)]
+OPEN = {
+    "enable": 1,
+    "i_write_slot.valid": 1,
+    "o_request.ready": 1,
+    "o_window.ready": 1,
+    "o_spec.ready": 1,
+}
+
+
+def reads(opcode, addresses):
+    return [
+        {
+            "m2s_req.valid": 1,
+            "m2s_req.p.opcode": opcode,
+            "m2s_req.p.address": address >> 6,
+            "m2s_req.p.tag": tag,
+        }
+        for tag, address in enumerate(addresses, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "output", "stimuli"),
+    [
+        ("LATENCY", shown("o_request", "origin.tag"), reads(M2SReq.MEM_RD, PAGES)),
+        ("LATENCY", shown("o_window", "tag"), reads(M2SReq.MEM_RD, [MAP.hint_base] * 3)),
+        ("LATENCY", shown("o_spec", "page"), reads(M2SReq.MEM_SPEC_RD, PAGES)),
+        ("WRITE_LATENCY", shown("o_write", "data"), offers(stream="m2s_rwd", field="data")),
+        ("AHEAD_LATENCY", "o_ahead.candidates.0.page", reads(M2SReq.MEM_RD, PAGES)),
+    ],
+    ids=["request", "window", "spec", "write", "ahead"],
+)
+def test_latency_and_interval(attribute, output, stimuli):
+    check_pace(Ingress(config=UNIT), attribute, output, stimuli, prepare=OPEN)
 
 
 def run(test, block=Ingress, change=ODD, **params):

@@ -6,9 +6,16 @@ import random
 
 import pytest
 from amaranth.sim import Simulator
+from timing import changes, offers, shown
 
 from kelp_hw.host.windows import WindowRouter
 from kelp_spec.config import named
+
+
+def test_a_register_access_is_handed_on_in_the_same_cycle():
+    block = WindowRouter(config=named("unit"))
+    handed = changes(block, shown("o_register", "tag"), offers(field="tag"))
+    assert handed == [WindowRouter.ACCESS_LATENCY + k for k in range(3)]
 
 
 def access(rng, hint):

@@ -1,22 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Prefetch: queue, throttle, sources, and the whole prefetcher."""
+"""The whole prefetcher: its order, its accounts, its rates."""
 
 import pytest
+from timing import changes, check_pace, offers, shown
 
-from kelp_golden.prefetch import Candidate, Throttle
+from kelp_golden.prefetch import Candidate
 from kelp_golden.prefetch import Prefetcher as GoldenPrefetcher
-from kelp_hw.prefetch.fifo import PrefetchFifo
 from kelp_hw.prefetch.prefetch import Prefetcher
-from kelp_hw.prefetch.sources import AccessSource, PreviousSource
-from kelp_hw.prefetch.throttle import Throttle as RtlThrottle
+from kelp_hw.prefetch.throttle import SOURCES
 from kelp_spec.config import named
-from kelp_spec.metadata import PrefetchSource
+from kelp_spec.metadata import Op, Outcome, PrefetchSource
 from kelp_verif.harness.runner import made, run_cocotb
 from kelp_verif.host.hints_bench import Session
 
 BENCH = "kelp_verif.prefetch.prefetch_bench"
-PARTS = "kelp_verif.prefetch.prefetch_parts_bench"
+
+
+UNIT = named("unit")
+OPEN = {
+    "sessions.0.open": 1,
+    "sessions.0.used_pages": UNIT.pages,
+    "sessions.0.used_queues": UNIT.queues,
+    "sessions.0.kv_heads": 1,
+}
+ACCESS = {
+    "i_result.valid": 1,
+    "i_result.p.first": 1,
+    "i_result.p.op.kind": int(Op.READ),
+    "i_result.p.outcome": int(Outcome.HIT),
+}
+OP = {"prepare": OPEN | {"enable": (1 << SOURCES - 1) - 1, "o_op.ready": 1}}
+
+
+@pytest.mark.parametrize("stream", ["i_hint", "i_spec"])
+def test_latency_and_interval(stream):
+    stimuli = offers(stream=stream, field="page")
+    check_pace(Prefetcher(config=UNIT), "ASKED_LATENCY", shown("o_op", "page"), stimuli, **OP)
+
+
+def test_op_follows_an_access_after_the_latency():
+    block = Prefetcher(config=UNIT)
+    assert changes(block, "o_op.valid", [ACCESS], **OP) == [block.LATENCY]
 
 
 def test_golden_order_is_nearest_first():
@@ -38,62 +63,6 @@ def test_golden_order_is_nearest_first():
         Candidate(PrefetchSource.PREVIOUS, 1, 6, 7),
     ]
     assert golden.step(1) == []
-
-
-def test_golden_throttle_halves_and_recovers():
-    throttle = Throttle()
-    for period, useful, credit in (
-        (0, 63, 32),
-        (1, 64, 33),
-        (2, 0, 16),
-        (3, 0, 8),
-        (4, 0, 4),
-        (5, 0, 2),
-        (6, 0, 1),
-        (7, 0, 1),
-        (8, 200, 2),
-    ):
-        for _ in range(useful):
-            throttle.use()
-        for _ in range(256):
-            throttle.issue()
-        throttle.settle()
-        assert throttle.credit == credit, period
-    assert sum(throttle.offer() for _ in range(640)) == 20
-
-
-def test_queue_agrees_with_a_sorted_list():
-    seen = run_cocotb(
-        PrefetchFifo(config=named("unit")),
-        bench=PARTS,
-        test="queue_against_list",
-        params={"config": "unit", "cycles": 12_000},
-    ).records["seen"]
-    assert all(seen[name] > 50 for name in ("DUPLICATE", "FULL", "CANCELLED", "CANCEL", "LEFT")), (
-        seen
-    )
-
-
-def test_throttle_agrees_with_golden():
-    assert (
-        run_cocotb(
-            RtlThrottle(), bench=PARTS, test="throttle_against_model", params={"cycles": 20_000}
-        ).records["throttled"]
-        > 100
-    )
-
-
-def test_previous_step_is_offered_in_order():
-    config = named("trace")
-    records = run_cocotb(
-        PreviousSource(config=config, entries=32),
-        bench=PARTS,
-        test="previous_against_lists",
-        params={"config": "trace", "entries": 16, "cycles": 12_000},
-    ).records
-    assert records["offered"] > 200 and records["overwritten"] > 5 and records["overflows"] > 100, (
-        records
-    )
 
 
 def test_lockstep_order_equals_golden():
@@ -135,15 +104,6 @@ def test_accepts_one_candidate_a_cycle_at_640_queues():
     )
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Prefetcher(config=3), "config = 3"),
-        (lambda: PrefetchFifo(config=None), "config = None"),
-        (lambda: AccessSource(config=named("unit"), accesses=1), r"accesses = 1 .* 2 … 64"),
-        (lambda: PreviousSource(config=named("unit"), entries=6), r"entries = 6 .* 8 and up"),
-    ],
-)
-def test_bad_parameters_are_refused(make, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()
+def test_bad_parameters_are_refused():
+    with pytest.raises((TypeError, ValueError), match="config = 3"):
+        Prefetcher(config=3)

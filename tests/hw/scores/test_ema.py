@@ -8,15 +8,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from timing import check_interval, varied
 
 from kelp_golden import arithmetic
-from kelp_hw.scores.ema import EmaEngine
+from kelp_hw.scores.ema import EmaEngine, EmaStep
 from kelp_spec.config import named
 from kelp_spec.scores import idle_constants, recency_constants
 from kelp_verif.harness.runner import Model, made, run_cocotb
 
 SMALL = named("unit")
 MACRO = SMALL.with_(pages=1024)  # large enough for the SRAM macro, whose words a bench can reach
+
+
+def test_step_latency_and_interval():
+    check_interval(EmaStep, "LATENCY", "o", varied("a", (100, 200, 50), x=65535))
 
 
 def run(config, test, **kwargs):

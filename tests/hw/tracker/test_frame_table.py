@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The frame table and where a frame's lines lie."""
+"""FrameTable: against its golden model, and with flipped bits in its entries."""
 
-import itertools
+import random
 
 import pytest
-from amaranth.sim import Simulator
+from flips import NO_FAULT, fields, flip, simulate_memory
 
 from kelp_golden.frame_table import FrameTable as GoldenFrameTable
 from kelp_hw.tracker.frame_table import FrameTable
-from kelp_hw.tracker.page_address import PageAddress
 from kelp_spec.config import named
-from kelp_spec.formats import Format
-from kelp_spec.geometry import StoredPage, smallest_pool
+from kelp_spec.metadata import Answer, DataOp, Op, Outcome
 from kelp_verif.harness.runner import made, run_cocotb
 
 
@@ -37,78 +35,181 @@ def test_frame_table_is_its_golden_model(config, cycles):
         assert str((kind, answer)) in seen
 
 
-def test_every_line_of_every_shape_is_placed_as_the_geometry_says():
-    """Every pair of formats, page size and line of `unit`, one a cycle."""
-    config = named("unit")
-    dut = PageAddress(config=config)
-    cases = [
-        (k, v, used, k_only, kv, line)
-        for k, v, used, k_only in itertools.product(
-            Format, Format, range(1, config.half_lines + 1), (False, True)
-        )
-        for kv in range(1 if k_only else 2)
-        for line in range(used)
-    ]
-    places = []
-
-    async def bench(ctx):
-        for n, (k, v, used, k_only, kv, line) in enumerate([*cases, cases[0]]):
-            # Frames of each pool in turn that are large enough for the page.
-            pool = smallest_pool(config.frame_lines, StoredPage(k, v, used, k_only).lines)
-            frame = config.pool_first_frame[pool] + n % config.frames[pool]
-            values = {
-                "frame": frame,
-                "pool": pool,
-                "kv_line": kv * config.half_lines + line,
-                "used_lines": used,
-                "k_only": k_only,
-            }
-            for name, value in (values | {"format_k": k, "format_v": v}).items():
-                ctx.set(getattr(dut, name), value)
-            if n:
-                places.append(
-                    {
-                        name: ctx.get(getattr(dut, name))
-                        for name in (
-                            "base",
-                            "offset",
-                            "part",
-                            "scaled",
-                            "scale_offset",
-                            "scale_byte",
-                            "format",
-                        )
-                    }
-                )
-            expected_base.append(
-                config.pool_base_line[pool]
-                + (frame - config.pool_first_frame[pool]) * config.frame_lines[pool]
-            )
-            await ctx.tick()
-
-    expected_base = []
-    simulator = Simulator(dut)
-    simulator.add_clock(1e-9)
-    simulator.add_testbench(bench)
-    simulator.run()
-    assert len(places) == len(cases) == 750
-    for (k, v, used, k_only, kv, line), got, base in zip(
-        cases, places, expected_base[:-1], strict=True
-    ):
-        want = StoredPage(k, v, used, k_only).place(kv, line)
-        assert got["base"] == base
-        assert (got["offset"], got["part"], got["format"]) == (
-            want.offset,
-            want.part,
-            v if kv else k,
-        )
-        if got["scaled"]:
-            assert (got["scale_offset"], got["scale_byte"]) == (want.scale_offset, want.scale_byte)
-        assert got["scaled"] == bool((v if kv else k).scale_bytes)
-
-
 def test_golden_refuses_a_frame_with_two_owners():
     golden = GoldenFrameTable(named("unit"))
     golden.start(3, 1, 2)
     with pytest.raises(ValueError, match="frame 3 .* still belongs"):
         golden.start(3, 0, 0)
+
+
+# - flipped bits: docs/protection.md says what they do --------------------------------------------
+
+UNIT = named("unit")
+FRAME, OWNER = 5, {"squeue": 3, "page": 6}
+
+
+class Frames:
+    """A frame table with one page of which some lines are written."""
+
+    def __init__(self, dut, ctx):
+        self.dut, self.ctx = dut, ctx
+
+    async def op(self, **given):
+        """Does one op; (its data op, what is reported with it, entry after it)."""
+        ctx, dut = self.ctx, self.dut
+        for name, value in ({"use": 1, "frame": FRAME} | OWNER | given).items():
+            ctx.set(dut.i.p[name], value)
+        ctx.set(dut.i.valid, 1)
+        await ctx.tick()
+        ctx.set(dut.i.valid, 0)
+        await ctx.tick().repeat(dut.LATENCY - 1)
+        assert ctx.get(dut.o_commit.valid)
+        got = (
+            fields(ctx, dut.o.p) if ctx.get(dut.o.valid) else None,
+            fields(ctx, dut.fault),
+            fields(ctx, dut.o_commit.p.entry),
+        )
+        for name in ("init", "write", "partial", "has_write"):
+            ctx.set(dut.i.p[name], 0)
+        return got
+
+    async def read(self, line):
+        got, fault, entry = await self.op(kind=Op.READ, kv_line=line)
+        return (got["kind"], got["answer"], got["poison"], got["fresh"]), fault, entry
+
+    async def write(self, line, **given):
+        return await self.op(kind=Op.WRITE, kv_line=line, write=1, has_write=1, **given)
+
+    async def begin(self):
+        while not self.ctx.get(self.dut.ready):
+            await self.ctx.tick()
+        await self.write(1, outcome=Outcome.ALLOCATED, init=1)
+        await self.write(4)
+        await self.ctx.tick().repeat(4)
+
+
+def frame_table(bench, config=UNIT):
+    dut = FrameTable(config=config)
+
+    async def run(ctx, memory):
+        frames = Frames(dut, ctx)
+        await frames.begin()
+        await bench(ctx, memory, frames, dut)
+
+    simulate_memory(dut, run)
+
+
+READ_DATA = DataOp.READ, Answer.DATA, 0, 0
+READ_FRESH = DataOp.READ, Answer.DATA, 0, 1
+READ_POISON = DataOp.READ, Answer.DATA, 1, 0
+CONTROL, MASKS = FrameTable(config=UNIT).parts
+
+
+def code_bits(part):
+    """Bits of the row in which a code word of an entry lies."""
+    widths = FrameTable(config=UNIT)._table().word.widths
+    low = sum(widths[:part])
+    return range(low, low + widths[part])
+
+
+def test_one_flip_anywhere_in_an_entry_changes_nothing_and_is_mended():
+    async def bench(ctx, memory, frames, dut):
+        _, fault, before = await frames.read(1)
+        assert fault == NO_FAULT and before["dirty"] and before["in_use"]
+        await ctx.tick().repeat(4)
+        good = ctx.get(memory[FRAME])
+        for bit in (*code_bits(0), *code_bits(1)):
+            flip(ctx, memory, FRAME, bit)
+            for line, answer, expected in (
+                (1, READ_DATA, NO_FAULT | {"corrected": 1}),
+                (4, READ_DATA, NO_FAULT),  # the op before stored the entry anew
+                (2, READ_FRESH, NO_FAULT),
+            ):
+                got, fault, entry = await frames.read(line)
+                assert (got, fault, entry) == (answer, expected, before), (bit, line)
+                await ctx.tick().repeat(4)
+            assert ctx.get(memory[FRAME]) == good
+
+    frame_table(bench)
+
+
+def test_two_flips_in_the_line_masks_poison_the_page():
+    rng = random.Random(1)
+
+    async def bench(ctx, memory, frames, dut):
+        for _ in range(12):
+            flip(ctx, memory, FRAME, *rng.sample(code_bits(1), 2))
+            got, fault, entry = await frames.read(rng.randrange(8))
+            assert (got, fault) == (READ_POISON, NO_FAULT | {"poisoned": 1})
+            assert entry["dirty"] and entry["squeue"] == OWNER["squeue"]
+            assert entry["poison"] == entry["valid"] == (1 << UNIT.page_lines) - 1
+            await ctx.tick().repeat(rng.randint(1, 5))
+            # a full write heals its line, a part of one does not
+            _, fault, entry = await frames.write(1, partial=1)
+            assert fault == NO_FAULT and entry["poison"] == (1 << UNIT.page_lines) - 1
+            assert (await frames.read(1))[0] == READ_POISON
+            await frames.write(1)
+            assert (await frames.read(1))[:2] == (READ_DATA, NO_FAULT)
+            assert (await frames.read(4))[:2] == (READ_POISON, NO_FAULT)
+            claim = await frames.op(kind=Op.CLAIM, outcome=Outcome.DONE)
+            assert claim[2]["poison"] == 0xFF & ~2 and claim[2]["dirty"]
+            await ctx.tick().repeat(4)
+
+    frame_table(bench)
+
+
+def test_two_flips_in_dirty_or_owner_are_fatal():
+    rng = random.Random(2)
+
+    async def bench(ctx, memory, frames, dut):
+        for kind in (Op.READ, Op.WRITE, Op.CLAIM, Op.PEEK):
+            good = ctx.get(memory[FRAME])
+            flip(ctx, memory, FRAME, *rng.sample(code_bits(0), 2))
+            written = {"write": 1, "has_write": 1} if kind == Op.WRITE else {}
+            _, fault, _ = await frames.op(kind=kind, outcome=Outcome.DONE, **written)
+            assert fault == NO_FAULT | {"fatal": 1}, kind
+            await ctx.tick().repeat(4)
+            assert fields(ctx, dut.fault) == NO_FAULT
+            ctx.set(memory[FRAME], good)
+
+    frame_table(bench)
+
+
+def test_what_is_not_read_is_not_reported():
+    """An entry that is forwarded, or that starts anew, or an op without one."""
+
+    async def bench(ctx, memory, frames, dut):
+        flip(ctx, memory, FRAME, 0, 1)
+        assert (await frames.op(kind=Op.READ, use=0, answer=Answer.ZEROS))[1] == NO_FAULT
+        ctx.set(dut.i.p.answer, Answer.NONE)
+        # the page left, and another one comes
+        ctx.set(memory[FRAME], 0)
+        flip(ctx, memory, FRAME, 20, 22)
+        assert (await frames.write(2, outcome=Outcome.ALLOCATED, init=1))[1] == NO_FAULT
+        await ctx.tick().repeat(4)
+        # one op behind the other: each finds the entry of the one before in a register
+        for distance in range(4):
+            assert (await frames.read(2))[:2] == (READ_DATA, NO_FAULT)
+            await ctx.tick().repeat(4)
+            first = await frames.read(2)
+            assert first[:2] == (READ_DATA, NO_FAULT)
+            for _ in range(distance):
+                await ctx.tick()
+
+    frame_table(bench)
+
+
+def test_an_unprotected_entry_is_shown_as_it_is():
+    """What these tests are for: one flip of `valid` shows a line that was never written."""
+
+    async def bench(ctx, memory, frames, dut):
+        flip(ctx, memory, FRAME, CONTROL + 2)
+        assert (await frames.read(2))[:2] == (READ_DATA, NO_FAULT)
+
+    frame_table(bench, UNIT.with_(protect=False))
+
+
+@pytest.mark.parametrize("protect", [True, False])
+def test_an_entry_costs_check_bits_only_where_it_is_protected(protect):
+    table = FrameTable(config=UNIT.with_(protect=protect))._table()
+    assert table.rows.width == CONTROL + MASKS + (6 + 6) * protect

@@ -5,18 +5,33 @@ import random
 from collections import deque
 
 import pytest
-from amaranth.sim import Simulator
+from flips import fields, flip, simulate_memory
+from simulation import simulate
+from timing import check_interval, varied
 
 from kelp_golden.tracker import Tracker
 from kelp_hw.tracker.pools import FreeFrames, Pools, count_bits
 from kelp_spec.config import POOLS, named
 
 
-def simulate(dut, bench):
-    sim = Simulator(dut)
-    sim.add_clock(1e-6)
-    sim.add_testbench(bench)
-    sim.run()
+def test_free_frames_latency_and_interval():
+    check_interval(
+        lambda: FreeFrames(first=0, frames=8, frame_bits=3),
+        "LATENCY",
+        "frame",
+        varied("pop", (1, 1, 1)),
+        prepare={"limit": 8},
+    )
+
+
+def test_pools_latency_and_interval():
+    check_interval(
+        lambda: Pools(config=named("unit")),
+        "LATENCY",
+        "frame",
+        varied("pop", (1, 1, 1), want=1),
+        prepare={"limit": 8},
+    )
 
 
 @pytest.mark.parametrize(("frames", "limit"), [(4, 4), (5, 5), (8, 3), (1, 1)])
@@ -147,9 +162,52 @@ def test_pools_against_golden():
     simulate(dut, bench)
 
 
+def test_flipped_bits_in_free_frames():
+    """Freed frames are handed out right with a flip each; two flips in one are reported when it
+    becomes the next, and never a row that is not read."""
+    dut = FreeFrames(first=8, frames=8, frame_bits=5, protect=True)
+    rng = random.Random(4)
+
+    async def bench(ctx, memory):
+        ctx.set(dut.limit, 8)
+        await ctx.tick().repeat(2)
+
+        async def move(pop=0, push=None):
+            """One cycle; (frame that was popped, fault of the one that follows)."""
+            ctx.set(dut.pop, pop)
+            ctx.set(dut.push, push is not None)
+            ctx.set(dut.push_frame, push or 0)
+            frame = ctx.get(dut.frame)
+            fault = fields(ctx, dut.fault)
+            await ctx.tick()
+            ctx.set(dut.pop, 0)
+            ctx.set(dut.push, 0)
+            return frame, fault
+
+        assert [(await move(pop=1))[0] for _ in range(8)] == [*range(8, 16)]
+        for flips in (0, 1, 2):
+            order = rng.sample(range(8, 16), 8)
+            for frame in order:
+                await move(push=frame)
+            await ctx.tick().repeat(2)
+            for row in range(8):
+                flip(ctx, memory, row, *rng.sample(range(5), flips))
+            await ctx.tick()  # the row behind the oldest is out already
+            got = [await move(pop=1) for _ in range(8)]
+            # The first was in a register from the beginning, and none follows the last.
+            expected = {"corrected": flips == 1, "uncorrected": flips == 2}
+            assert [fault for _, fault in got[:7]] == [expected] * 7
+            assert got[7][1] == {"corrected": 0, "uncorrected": 0}
+            assert flips == 2 or [frame for frame, _ in got] == order
+            for row in range(8):
+                ctx.set(memory[row], 0)
+
+    simulate_memory(dut, bench)
+
+
 @pytest.mark.parametrize(
-    ("fields", "names"), [({"frames": 0}, "frames = 0"), ({"first": 60}, "first = 60 .* 0 … 56")]
+    ("given", "names"), [({"frames": 0}, "frames = 0"), ({"first": 60}, "first = 60 .* 0 … 56")]
 )
-def test_parameters_are_checked(fields, names):
+def test_parameters_are_checked(given, names):
     with pytest.raises(ValueError, match=names):
-        FreeFrames(**{"first": 0, "frames": 8, "frame_bits": 6} | fields)
+        FreeFrames(**{"first": 0, "frames": 8, "frame_bits": 6} | given)

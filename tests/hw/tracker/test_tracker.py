@@ -107,11 +107,6 @@ def test_page_words_in_parts(monkeypatch):
     assert records["hot"] > 0 and min(records["faults"]) > 0
 
 
-def test_large_configuration_scrubs_in_time():
-    words = PageWords(config=named("llama70b"))
-    assert words.config.page_words // words.banks <= 700_000
-
-
 def test_reset_forgets():
     run_cocotb(made(hw.Tracker, config=named("unit")), bench=BENCH, test="reset_forgets")
 

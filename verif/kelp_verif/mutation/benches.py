@@ -100,7 +100,7 @@ BENCHES = (
             "scores/kelp_scores": ("Frequencies", "Profile", "Turns"),
             "lib/delay": ("Delay",),
         },
-        ("tests/hw/scores/test_ema.py",),
+        ("tests/hw/scores/test_kelp_scores.py", "tests/hw/scores/test_ema.py"),
     ),
     Bench(
         "prefetch",
@@ -110,7 +110,12 @@ BENCHES = (
             "prefetch/fifo": ("PrefetchFifo",),
             "prefetch/prefetch": ("Prefetcher",),
         },
-        ("tests/hw/prefetch/test_prefetch.py",),
+        (
+            "tests/hw/prefetch/test_throttle.py",
+            "tests/hw/prefetch/test_fifo.py",
+            "tests/hw/prefetch/test_sources.py",
+            "tests/hw/prefetch/test_prefetch.py",
+        ),
     ),
     Bench(
         "tracker",
@@ -128,7 +133,12 @@ BENCHES = (
             "tracker/tracker": ("Tracker",),
             "lib/byte_mask": ("ByteMask",),
         },
-        ("tests/hw/tracker/test_frame_table.py", "tests/hw/tracker/test_tracker.py"),
+        (
+            "tests/hw/tracker/test_page_address.py",
+            "tests/hw/tracker/test_queue_formats.py",
+            "tests/hw/tracker/test_frame_table.py",
+            "tests/hw/tracker/test_tracker.py",
+        ),
     ),
     Bench(
         "tracker.source",

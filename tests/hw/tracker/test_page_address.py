@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""PageAddress: where a frame's lines lie, and how fast it says so."""
+
+import itertools
+
+from simulation import simulate
+from timing import check_interval, varied
+
+from kelp_hw.tracker.page_address import PageAddress
+from kelp_spec.config import named
+from kelp_spec.formats import Format
+from kelp_spec.geometry import StoredPage, smallest_pool
+
+
+def test_latency_and_interval():
+    check_interval(lambda: PageAddress(config=named("unit")), "LATENCY", "base", varied("frame"))
+
+
+def test_every_line_of_every_shape_is_placed_as_the_geometry_says():
+    """Every pair of formats, page size and line of `unit`, one a cycle."""
+    config = named("unit")
+    dut = PageAddress(config=config)
+    cases = [
+        (k, v, used, k_only, kv, line)
+        for k, v, used, k_only in itertools.product(
+            Format, Format, range(1, config.half_lines + 1), (False, True)
+        )
+        for kv in range(1 if k_only else 2)
+        for line in range(used)
+    ]
+    places = []
+
+    async def bench(ctx):
+        for n, (k, v, used, k_only, kv, line) in enumerate([*cases, cases[0]]):
+            # Frames of each pool in turn that are large enough for the page.
+            pool = smallest_pool(config.frame_lines, StoredPage(k, v, used, k_only).lines)
+            frame = config.pool_first_frame[pool] + n % config.frames[pool]
+            values = {
+                "frame": frame,
+                "pool": pool,
+                "kv_line": kv * config.half_lines + line,
+                "used_lines": used,
+                "k_only": k_only,
+            }
+            for name, value in (values | {"format_k": k, "format_v": v}).items():
+                ctx.set(getattr(dut, name), value)
+            if n:
+                places.append(
+                    {
+                        name: ctx.get(getattr(dut, name))
+                        for name in (
+                            "base",
+                            "offset",
+                            "part",
+                            "scaled",
+                            "scale_offset",
+                            "scale_byte",
+                            "format",
+                        )
+                    }
+                )
+            expected_base.append(
+                config.pool_base_line[pool]
+                + (frame - config.pool_first_frame[pool]) * config.frame_lines[pool]
+            )
+            await ctx.tick()
+
+    expected_base = []
+    simulate(dut, bench)
+    assert len(places) == len(cases) == 750
+    for (k, v, used, k_only, kv, line), got, base in zip(
+        cases, places, expected_base[:-1], strict=True
+    ):
+        want = StoredPage(k, v, used, k_only).place(kv, line)
+        assert got["base"] == base
+        assert (got["offset"], got["part"], got["format"]) == (
+            want.offset,
+            want.part,
+            v if kv else k,
+        )
+        if got["scaled"]:
+            assert (got["scale_offset"], got["scale_byte"]) == (want.scale_offset, want.scale_byte)
+        assert got["scaled"] == bool((v if kv else k).scale_bytes)
