@@ -10,7 +10,8 @@ from kelp_spec.config import Config
 __all__ = ["BLOCKS", "block"]
 
 #: Name → class, and its arguments beside the configuration. All that stands in
-#: `kelp_hw.endpoint.Endpoint` but its `Skid`s.
+#: `kelp_hw.endpoint.Endpoint` but its `Skid`s, where `Config.protect` is left out, as on every
+#: board; with it, the `FaultMonitor` stands there, too.
 BLOCKS: dict[str, tuple[str, dict]] = {
     "data_path": ("kelp_hw.datapath.datapath:DataPath", {}),
     "tracker": ("kelp_hw.tracker.tracker:Tracker", {}),

@@ -16,13 +16,14 @@ from kelp_hw.lib.skid import Skid
 from kelp_spec.config import named
 
 
-def test_they_are_what_the_endpoint_is_made_of():
-    config = named("ulx3s")
+@pytest.mark.parametrize(("protect", "more"), [(False, []), (True, ["FaultMonitor"])])
+def test_they_are_what_the_endpoint_is_made_of(protect, more):
+    config = named("ulx3s").with_(name="blocks", protect=protect)
     inside = Endpoint(config=config).elaborate(None)._named_submodules
     made_of = sorted(
         type(each).__name__ for each, _ in inside.values() if not isinstance(each, Skid)
     )
-    assert sorted(type(block(name, config)).__name__ for name in BLOCKS) == made_of
+    assert sorted([*more, *(type(block(name, config)).__name__ for name in BLOCKS)]) == made_of
 
 
 def test_each_is_refined_as_the_top_is_and_kept_at_once(tmp_path, monkeypatch):
