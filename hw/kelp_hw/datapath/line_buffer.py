@@ -134,12 +134,12 @@ class LineBuffer(wiring.Component):
         """The store's one read port: the head's while it `wants` it, else write-back's."""
         head, back = self.head, self.write_back
         starved = Signal(4)  # cycles that a due line has waited for the port
+        # Critical path: `head.refuse` is a register, for it decides whether the head's op goes.
         with m.If(~(table.out.valid & wants)):
-            m.d.sync += starved.eq(0)
+            m.d.sync += [starved.eq(0), head.refuse.eq(0)]
         with m.Elif(~head.refuse):
-            m.d.sync += starved.eq(starved + 1)
+            m.d.sync += [starved.eq(starved + 1), head.refuse.eq(starved == 14)]
         m.d.comb += [
-            head.refuse.eq(starved.all()),
             back.due.valid.eq(table.out.valid & ~wants),
             back.due.slot.eq(table.out.p.slot),
             back.due.address.eq(table.out.p.address),
@@ -147,6 +147,7 @@ class LineBuffer(wiring.Component):
         ]
         there = ~head.slot.there.waits | table.fill_there()
         m.d.sync += [
+            Assert(head.refuse == starved.all()),
             Assert(~(head.read_en & head.refuse), "the head reads although refused"),
             Assert(~head.read_en | head.may_read, "the head reads unannounced"),
             Assert(

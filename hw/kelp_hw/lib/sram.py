@@ -59,6 +59,9 @@ class Sram(wiring.Component):
         `COLLISION_X_ABOVE` when not `transparent`.
     transparent : bool
         A read of the row that is written in the same cycle returns the new data.
+    slice_bits : int, optional
+        A macro for each so many bits of a row, instead of one for all of it: where synthesis would
+        make a wider one of shallower block RAMs and choose between their outputs.
 
     Members
     -------
@@ -76,7 +79,15 @@ class Sram(wiring.Component):
     #: comparison and a multiplexer behind the block RAM; the macro's may return anything.
     COLLISION_X_ABOVE = 128
 
-    def __init__(self, *, depth: int, shape, macro: bool | None = None, transparent: bool = True):
+    def __init__(
+        self,
+        *,
+        depth: int,
+        shape,
+        macro: bool | None = None,
+        transparent: bool = True,
+        slice_bits: int | None = None,
+    ):
         self.depth = depth
         self.shape = shape
         self.width, self.address_bits, members = memory_ports(depth, shape)
@@ -86,24 +97,28 @@ class Sram(wiring.Component):
             else bool(macro)
         )
         self.transparent = transparent
+        self.slice_bits = self.width if slice_bits is None else slice_bits
         super().__init__(members)
 
     def elaborate(self, platform):
         m = Module()
         if self.macro:
-            m.submodules.macro = Instance(
-                "kelp_sram" if self.transparent else "kelp_sram_collision_x",
-                p_DEPTH=self.depth,
-                p_WIDTH=self.width,
-                p_ADDRESS_WIDTH=self.address_bits,
-                i_clk=ClockSignal("sync"),
-                i_read_en=self.read_en,
-                i_read_address=self.read_address,
-                o_read_data=Value.cast(self.read_data),
-                i_write_en=self.write_en,
-                i_write_address=self.write_address,
-                i_write_data=Value.cast(self.write_data),
-            )
+            for low in range(0, self.width, self.slice_bits):
+                bits = slice(low, min(low + self.slice_bits, self.width))
+                name = "macro" if self.slice_bits >= self.width else f"macro_{low}"
+                m.submodules[name] = Instance(
+                    "kelp_sram" if self.transparent else "kelp_sram_collision_x",
+                    p_DEPTH=self.depth,
+                    p_WIDTH=bits.stop - bits.start,
+                    p_ADDRESS_WIDTH=self.address_bits,
+                    i_clk=ClockSignal("sync"),
+                    i_read_en=self.read_en,
+                    i_read_address=self.read_address,
+                    o_read_data=Value.cast(self.read_data)[bits],
+                    i_write_en=self.write_en,
+                    i_write_address=self.write_address,
+                    i_write_data=Value.cast(self.write_data)[bits],
+                )
             return m
         m.submodules.memory = rows = memory.Memory(shape=self.width, depth=self.depth, init=())
         write = rows.write_port()

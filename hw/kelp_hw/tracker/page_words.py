@@ -39,7 +39,8 @@ class PageWords(wiring.Component):
     after M3 and written in the one after that. A bank of more than `PART_ROWS` rows is an SRAM for
     each `PART_ROWS` of them, up to `MOST_PARTS` (a larger one is not in an FPGA's block RAM): a
     tool would choose between them behind their outputs. As many rows of one bit are in a block RAM
-    of an ECP5, so the parts are as few as they can be.
+    of an ECP5, so the parts are as few as they can be; each is a macro for every
+    slice of bits that fills a block RAM, for a wider one would be made of shallower ones again.
 
     Parameters
     ----------
@@ -107,6 +108,7 @@ class PageWords(wiring.Component):
                         shape=code.code_bits,
                         macro=len(parts) > 1 or depth > Sram.MACRO_ABOVE,
                         transparent=False,
+                        slice_bits=(self.PART_ROWS >> ceil_log2(depth) if len(parts) > 1 else None),
                     )
                     for depth in parts
                 ]

@@ -23,7 +23,7 @@ def test_reads_what_was_written(depth, width):
         SplitSram(depth=depth, shape=width),
         bench="kelp_verif.lib.split_sram_bench",
         test="reads_what_was_written",
-        params={"depth": depth, "width": width},
+        params={"depth": depth, "width": width, "latency": SplitSram.LATENCY},
         timeout_s=120,
     )
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""SplitSram against a dict: rows next to every border of parts, reads and writes in one cycle,
-reads that pause."""
+"""SplitSram and Sram against a dict: rows next to every border of parts, reads and writes in one
+cycle, reads that pause."""
 
 import random
 
@@ -15,7 +15,7 @@ from ..harness.runner import bench_params
 @cocotb.test(timeout_time=1, timeout_unit="ms")
 async def reads_what_was_written(dut):
     rng = random.Random(cocotb.RANDOM_SEED)
-    depth, width = bench_params()["depth"], bench_params()["width"]
+    depth, width, latency = (bench_params()[name] for name in ("depth", "width", "latency"))
     rows = sorted(
         {
             row
@@ -34,7 +34,7 @@ async def reads_what_was_written(dut):
         held[row] = rng.getrandbits(width)
         dut.write_address.value, dut.write_data.value = row, held[row]
         await RisingEdge(dut.clk)
-    # What is read at an edge is seen after the next one, until another is read.
+    # What is read at an edge is seen `latency` edges later, itself counted, until another is read.
     read, shown = None, None
     collisions = 0
     for _ in range(3000):
@@ -55,8 +55,9 @@ async def reads_what_was_written(dut):
         await RisingEdge(dut.clk)
         if writes:
             held[to] = value
-        shown = read
+        before = read
         if reads:
             read = held[of]
+        shown = before if latency == 2 else read
         collisions += writes and reads and to == of
     assert collisions > 200
