@@ -42,6 +42,7 @@ class Closer(wiring.Component):
     """
 
     IN_FLIGHT = SCRUBS
+    #: No distance of the pipeline: any value is right, and a small one asks M0 more often.
     WAIT = 64
 
     def __init__(self, *, config: Config):

@@ -53,6 +53,7 @@ class Orphans(wiring.Component):
     """
 
     LOST = 8
+    #: No distance of the pipeline: any value is right, and a small one asks M0 more often.
     WAIT = 64
 
     def __init__(self, *, config: Config):

@@ -20,7 +20,9 @@ from .throttle import SOURCES, Throttle
 __all__ = ["HINT_PATIENCE", "Prefetcher", "pulses_layout"]
 
 HINT_PATIENCE = 255  #: cycles that a hinted page waits for room in the FIFO
-_FLYING_MAX = 31  #: PREFETCH ops between `o_op` and M3, far above the tracker's depth
+#: PREFETCH ops between `o_op` and M3, at most: what the counter holds. No distance of the pipeline;
+#: more than `pipeline.RESERVE`, so that it holds none back.
+_FLYING_MAX = 31
 
 
 def pulses_layout() -> data.StructLayout:
