@@ -63,8 +63,8 @@ class Core(ABC):
     ) -> None:
         """Stores; those to hints and registers in order. Done when it returns."""
 
-    def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:  # noqa: B027 - a hint that a core may ignore
-        """MemSpecRd of lines: prefetch candidates without an answer."""
+    def spec_read(self, addresses: np.ndarray, ld_id: int) -> None:  # noqa: B027
+        """MemSpecRd of lines: prefetch candidates without an answer, so a core may ignore it."""
 
     def exclusive(self) -> AbstractContextManager:
         """Nobody else touches the device meanwhile."""

@@ -20,9 +20,9 @@ __all__ = ["Closer"]
 class Closer(wiring.Component):
     """One session at a time, the first that is closing after the last one closed: SCRUB of pages 0
     … used − 1 of queues 0 … used − 1 in order, up to `IN_FLIGHT` ops and frames not yet freed at
-    once. A page that is being fetched or written back answers RETRY; the walk goes on, since that
-    page may wait for the very frames that later pages hold, and after `WAIT` cycles another begins
-    at the first such page (a SCRUB of an ABSENT page does nothing). Then CLOSED.
+    once. A page that is being fetched or written back answers RETRY. The walk goes on, since that
+    page may wait for the very frames that later pages hold. `WAIT` cycles after its end another
+    begins at the first such page; a SCRUB of an ABSENT page does nothing. Then CLOSED.
 
     Latency: a walk in the background. Throughput: one page per cycle when the path takes them and
     no frame is to be freed.

@@ -37,9 +37,9 @@ def memory_ports(depth: int, shape) -> tuple[int, int, dict]:
 class Sram(wiring.Component):
     """A memory with one read and one write port on one clock.
 
-    Small ones are `lib.memory` (block or distributed RAM on an FPGA, and Amaranth's simulator runs
-    them); large ones are an `Instance` of the macro `kelp_sram` or `kelp_sram_collision_x`, whose
-    behavioural models are in `macros` and which an ASIC or UltraRAM flow replaces.
+    Small ones are `lib.memory`: block or distributed RAM on an FPGA, and Amaranth's simulator runs
+    them. Large ones are an `Instance` of the macro `kelp_sram` or `kelp_sram_collision_x`. Their
+    behavioural models are in `macros`; an ASIC or UltraRAM flow replaces them.
 
     Latency: `LATENCY` cycle, `read_en` with `read_address` → `read_data`, which then holds while
     `read_en` is low. One read and one write in each cycle (`INTERVAL`). A read of the address that

@@ -50,8 +50,8 @@ class Prefetcher(wiring.Component):
     Sources, by priority: MemSpecRd and hint lists (in turn), accesses (window, layer ahead), the
     previous step. One candidate a cycle is judged: it must lie in an open session (OUTSIDE), be of
     an enabled source (DISABLED), and within the source's credit (THROTTLED); what passes goes into
-    the prefetch FIFO. That takes one candidate a cycle, always; while it has no room, accesses and
-    the previous step wait, a hinted page waits `HINT_PATIENCE` cycles at most, and only MemSpecRd
+    the prefetch FIFO. That takes one candidate a cycle, always. While it has no room, accesses and
+    the previous step wait, and a hinted page waits `HINT_PATIENCE` cycles at most. Only MemSpecRd
     and hints that have waited so long displace what is in it. The previous step's walk begins when
     nothing else is under way.
 

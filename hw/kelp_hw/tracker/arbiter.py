@@ -157,9 +157,9 @@ class Arbiter(wiring.Component):
     Latency: none from the handshake to `o_hot`, `o_valid` and `o_entering` (`LATENCY` 0,
     combinational); a request in each cycle (`INTERVAL`), and beside a hot one an op.
 
-    Which background op goes, if one does, is chosen a cycle ahead, from the ops that stand at their
-    streams then and stay, and from what is `behind` the one that goes then: so an op waits for at
-    least one cycle, unless its stream told of it, and a stream that tells has one op a cycle.
+    Which background op goes, if one does, is chosen a cycle ahead: among the ops that stand at
+    their streams then and stay, and what is `behind` the one that goes then. So an op waits for at
+    least one cycle, unless its stream told of it by `behind`; such a stream has one op a cycle.
 
     A `hot` request needs only the frame stage, so an op that does not use that stage enters with
     it; every other request and every other op takes the cycle alone. A request goes first, unless

@@ -167,9 +167,9 @@ class PageWords(wiring.Component):
         banks, row, stages, valid, at, parts = s.banks, s.row, s.stages, s.valid, s.at, s.parts
         inside, code, word, bank_bits, sum_of = s.inside, s.code, s.word, s.bank_bits, s.sum_of
         f1_word, f2_word, f3_word = s.f1_word, s.f2_word, s.f3_word
-        # MA, M1: the SRAM. Of the ops before this one, its answer lacks those that are at M3, F1 or
-        # F2 in M1, and means nothing after the one behind F2, which was written while this one was
-        # read; those behind M3 will be forwarded at M2.
+        # MA, M1: the SRAM. When this op is at M1, its answer lacks what the ops at M3, F1 and F2
+        # write. It means nothing where the op behind F2 has the same page: that was written while
+        # this one was read. What ops write that are not at M3 yet is forwarded at M2.
         for srams in banks:
             m.d.comb += [
                 wire

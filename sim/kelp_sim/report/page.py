@@ -76,9 +76,8 @@ def html(result: ReplayResult, pictures: list[tuple[Plot, bytes]]) -> str:
         f"<section><h2>Figures</h2>{_table(result)}</section>",
     ]
     if result.mismatch_examples:
-        parts.append(
-            f"<section><h2>Mismatches</h2><pre>{escape(chr(10).join(result.mismatch_examples))}</pre></section>"
-        )
+        examples = escape("\n".join(result.mismatch_examples))
+        parts.append(f"<section><h2>Mismatches</h2><pre>{examples}</pre></section>")
     parts.append(
         "<section><h2>The command that made this "
         + f"page</h2><pre>{escape(result.command)}</pre></section>"
