@@ -62,7 +62,11 @@ BENCHES = (
     Bench(
         "codec",
         {"codec/quantise": ("Quantiser",), "codec/dequantise": ("Dequantiser",)},
-        ("tests/hw/codec/test_codec.py",),
+        (
+            "tests/hw/codec/test_quantise.py",
+            "tests/hw/codec/test_dequantise.py",
+            "tests/hw/codec/test_codec.py",
+        ),
     ),
     Bench(
         "host",
@@ -169,6 +173,10 @@ BENCHES = (
             "tests/hw/eviction/test_priority.py",
             "tests/hw/eviction/test_queue_state.py",
             "tests/hw/eviction/test_evictor.py",
+            "tests/hw/eviction/test_closer.py",
+            "tests/hw/eviction/test_eviction.py",
+            "tests/hw/eviction/test_orphans.py",
+            "tests/hw/eviction/test_sweep.py",
         ),
     ),
     Bench(
@@ -181,7 +189,14 @@ BENCHES = (
             "eviction/kelp_state": ("KelpState",),
             "eviction/lru_shadow": ("LruShadow",),
         },
-        ("tests/hw/eviction/test_search.py", "tests/hw/eviction/test_kelp_policy.py"),
+        (
+            "tests/hw/eviction/test_pool_need.py",
+            "tests/hw/eviction/test_plain_search.py",
+            "tests/hw/eviction/test_kelp_search.py",
+            "tests/hw/eviction/test_policy_prefetch.py",
+            "tests/hw/eviction/test_kelp_state.py",
+            "tests/hw/eviction/test_lru_shadow.py",
+        ),
         "source",
     ),
     Bench(

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""The eviction engine on Verilator, in a world of golden models."""
+
+import dataclasses
+
+from kelp_hw.eviction.eviction import Eviction
+from kelp_verif.harness.runner import made, run_cocotb
+
+__all__ = ["run"]
+
+
+def run(config, test, **params):
+    params["config"] = dataclasses.asdict(config)
+    return run_cocotb(
+        made(Eviction, config=config),
+        bench="kelp_verif.eviction.evictor_bench",
+        test=test,
+        params=params,
+        timeout_s=200,
+    )

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Dequantiser: as fast as it says and the design asks; `test_codec.py` compares answers."""
+
+import numpy as np
+import pytest
+from amaranth.lib import data
+
+from kelp_hw.codec.dequantise import Dequantiser
+from kelp_spec.formats import ELEMENTS, Format, HostType
+from kelp_verif.codec.codec_cases import mixed_stored
+from kelp_verif.codec.codec_model import META_BITS, pack_stored, rtl_decode
+from kelp_verif.harness.runner import run_cocotb
+
+#: Elements at a time: a line at once, or in two or four beats.
+LANES = (32, 16, 8)
+
+
+@pytest.mark.parametrize("host_type", HostType, ids=lambda h: h.name.lower())
+@pytest.mark.parametrize("fmt", Format, ids=lambda f: f.label)
+@pytest.mark.parametrize("lanes", LANES)
+def test_latency_and_interval(lanes, fmt, host_type):
+    rng = np.random.default_rng(16)
+    payload, scale, _, _ = mixed_stored(rng, 10_000)
+    run = rtl_decode(pack_stored(payload, scale, int(host_type), int(fmt)), lanes=lanes)
+    component = Dequantiser(meta_shape=0, lanes=lanes)
+    assert (run.given - run.accepted == component.LATENCY).all()
+    assert run.given[-1] - run.given[0] == (len(run.given) - 1) * component.INTERVAL
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_latency_keeps_the_specification(lanes):
+    # The endpoint's cycle budget counts on 6 at most, of them a line's own (docs/design.md §1).
+    turn = ELEMENTS // lanes
+    assert Dequantiser(meta_shape=0, lanes=lanes).LATENCY <= 5 + turn
+
+
+@pytest.mark.parametrize("lanes", (32, 8), ids=lambda n: f"{n}lanes")
+def test_bench(lanes):
+    component = Dequantiser(meta_shape=META_BITS, lanes=lanes)
+    params = {
+        "block": "Dequantiser",
+        "latency": component.LATENCY,
+        "turn": component.INTERVAL,
+        "count": 1500,
+    }
+    run_cocotb(component, bench="kelp_verif.codec.codec_bench", params=params)
+
+
+def test_meta_may_be_a_struct_or_empty():
+    for shape, width in ((data.StructLayout({"tag": 16, "slot": 5}), 21), (0, 0)):
+        component = Dequantiser(meta_shape=shape)
+        assert component.o_layout["meta"].width == width
+    with pytest.raises(TypeError):
+        Dequantiser(meta_shape="wide")
