@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ecp5_refinement import annealed_design, annealing, placed_netlist
+from ecp5_refinement.__main__ import main
 from ecp5_refinement.annealed_design import wire
 from ecp5_refinement.late_paths import late_paths
 from ecp5_refinement.placed_netlist import Placed
@@ -513,6 +514,21 @@ def test_a_placement_that_is_not_legal_is_refused():
         ValueError, match=rf"1 tiles are not legal before refinement, the first one \({x}, {y}\)"
     ):
         refine(module, epochs=20)
+
+
+def test_the_command_changes_places_alone(tmp_path, capsys):
+    module = design(11)
+    (tmp_path / "placed.json").write_text(json.dumps({"modules": {"top": module}}))
+    assert main([str(tmp_path / "placed.json"), str(tmp_path / "out.json"), "--epochs", "5"]) == 0
+    assert "after 5 epochs: worst" in capsys.readouterr().out
+    after = json.loads((tmp_path / "out.json").read_text())["modules"]["top"]
+    assert bels(after) != bels(module) and {path.name for path in tmp_path.iterdir()} == {
+        "placed.json",
+        "out.json",
+    }
+    for cell in (*module["cells"].values(), *after["cells"].values()):
+        del cell["attributes"]["NEXTPNR_BEL"]
+    assert after == json.loads(json.dumps(module))
 
 
 def test_late_paths_are_told_with_their_wires(tmp_path):
