@@ -13,6 +13,7 @@ from functools import partial
 
 from amaranth.lib.fifo import SyncFIFO, SyncFIFOBuffered
 
+from kelp_hw.control.register_file import RegisterFile
 from kelp_hw.datapath.write_out import WriteOut
 from kelp_hw.datapath.write_store import WriteStore
 from kelp_hw.endpoint import DataFifo
@@ -21,6 +22,7 @@ from kelp_hw.eviction.closer import Closer
 from kelp_hw.eviction.excess_tree import ExcessTree
 from kelp_hw.eviction.orphans import Orphans
 from kelp_hw.host.egress import Egress
+from kelp_hw.host.hints import HintAbsorber
 from kelp_hw.lib.bypass_fifo import BypassFifo
 from kelp_hw.lib.free_list import FreeList
 from kelp_hw.lib.order_fifo import OrderFifo
@@ -34,8 +36,10 @@ from kelp_hw.prefetch.throttle import Throttle
 from kelp_hw.scores.ema import EmaStep
 from kelp_hw.tracker.arbiter import Arbiter
 from kelp_hw.tracker.decide import Decide
+from kelp_hw.tracker.foresight import Foresight
 from kelp_hw.tracker.miss_ids import MissIds
 from kelp_hw.tracker.pools import FreeFrames, Pools
+from kelp_hw.tracker.sessions import SessionCheck
 
 from .arbiter_spec import ArbiterContract
 from .arithmetic_specs import EmaStepContract, ThrottleContract
@@ -49,6 +53,7 @@ from .fifo_specs import (
     RequestFifoContract,
 )
 from .grant_specs import MissGrantsContract, MissIdsContract
+from .isolation_specs import HintOwner, HotLaneOwner, RegisterOwner, RequestOwner
 from .miss_buffer_spec import MissBufferContract
 from .miss_specs import ParkListsContract
 from .order_specs import CandidatesContract, ExcessTreeContract
@@ -506,6 +511,69 @@ PROOFS = (
             ("with m.If(squeue == last_squeue):", "with m.If(squeue > last_squeue):"),
         ),
         withdrawals=(("self.o_op.valid.eq(offered | room)", "self.o_op.valid.eq(room)"),),
+    ),
+    # Whose a session is.
+    Proof(
+        name="request_owner",
+        block=SessionCheck,
+        spec=RequestOwner,
+        depth=1,
+        cover=2,
+        bug_depth=3,
+        bugs=(
+            ("with m.Elif(self.ld_id != s.ld_id):", "with m.Elif(self.ld_id > s.ld_id):"),
+            ("with m.If(~s.open | s.closing):", "with m.If(~s.open):"),
+        ),
+    ),
+    Proof(
+        name="hot_lane_owner",
+        block=Foresight,
+        spec=HotLaneOwner,
+        depth=1,
+        cover=4,
+        bug_depth=4,
+        bugs=(
+            ("(of.ld_id == mine.ld_id)", "(of.ld_id[:3] == mine.ld_id[:3])"),
+            # a request that stays is no longer asked whose its session is
+            (
+                "Mux(self.moves, fresh[-1], good(self.request))",
+                "self.moves & fresh[-1] | self.good",
+            ),
+        ),
+    ),
+    Proof(
+        name="hint_owner",
+        block=HintAbsorber,
+        spec=HintOwner,
+        depth=1,
+        cover=10,
+        bug_depth=10,
+        quick=False,
+        bugs=(
+            (
+                "(head.ld_id != session.ld_id) & (head.ld_id != 0)",
+                "(head.ld_id > session.ld_id) & (head.ld_id != 0)",
+            ),
+            # what is left of a line when its session changes hands
+            ("item.void.eq(void | ~line_live)", "item.void.eq(0)"),
+        ),
+        withdrawals=(
+            (
+                "(~out_op.valid | out_op.ready) & (~out_page.valid | out_page.ready)",
+                "(~out_page.valid | out_page.ready)",
+            ),
+        ),
+    ),
+    Proof(
+        name="register_owner",
+        block=RegisterFile,
+        spec=RegisterOwner,
+        depth=1,
+        cover=5,
+        bug_depth=4,
+        quick=False,
+        timeout_s=900,
+        bugs=(("control | (self.ld_id == self.owner[session])", "1"),),
     ),
     # What is best, and arithmetic.
     Proof(
