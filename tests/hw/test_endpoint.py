@@ -268,8 +268,10 @@ def test_everything_through_a_narrow_codec():
 
 
 def test_everything_without_codecs():
-    """raw16 alone: no quantiser, no dequantiser, no scale lines."""
-    runner_of(UNIT.with_(name="unit_raw", codecs=False), opt="-O0")(
+    """raw16 alone: no quantiser, no dequantiser, no scale lines. And no size is a power of two that
+    need not be one."""
+    odd = {"sessions": 3, "queues": 5, "frames": (11, 5, 5, 5), "candidates": 5}
+    runner_of(UNIT.with_(name="unit_raw", codecs=False, **odd), opt="-O0")(
         [EASY, STORM, ROUGH],
         8000,
         faults=FAULTY,
