@@ -214,6 +214,36 @@ def test_every_room_has_a_readme_that_names_its_files():
     assert not bad, "\n".join(bad)
 
 
+def components(text):
+    """Classes of ``text`` that are blocks."""
+    return [
+        node.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef)
+        and {"Component", "wiring.Component"} & {ast.unparse(base) for base in node.bases}
+    ]
+
+
+def without_test(paths):
+    """Those of the files of kelp_hw that declare a block and have no test at the mirrored path."""
+    return [
+        str(path)
+        for path in paths
+        if components((ROOT / "hw/kelp_hw" / path).read_text(encoding="utf-8"))
+        and not (ROOT / "tests/hw" / path.parent / f"test_{path.name}").exists()
+    ]
+
+
+def test_a_blocks_test_is_found_by_its_path():
+    root = ROOT / "hw/kelp_hw"
+    bad = without_test(path.relative_to(root) for path in sorted(root.rglob("*.py")))
+    assert not bad, "no test at the mirrored path: " + ", ".join(bad)
+
+
+def test_a_planted_block_is_seen():
+    assert components("class A(wiring.Component): pass\nclass B(A): pass") == ["A"]
+
+
 def test_a_planted_circle_is_seen():
     texts = {"p": "from .b import x", "p.a": "import p.b", "p.b": "def f():\n    from . import a"}
     graph = {

@@ -11,6 +11,7 @@ __all__ = [
     "check_interval",
     "check_memory",
     "check_pace",
+    "check_phases",
     "least_interval",
     "offers",
     "port",
@@ -119,3 +120,15 @@ def check_memory(block):
     written = [{"write_en": 1, "write_address": row, "write_data": 8 + row} for row in rows]
     reads = varied("read_address", rows, read_en=1)
     check_pace(block, "LATENCY", "read_data", reads, before=written)
+
+
+def check_phases(make, output, stimuli, prepare):
+    """The first of `stimuli` shows at `output` LATENCY cycles later or up to TURN more, as what is
+    within goes round; the second, INTERVAL cycles after it."""
+    block, seen = make(), []
+    for settle in range(2, 2 + block.TURN):
+        times = changes(make(), output, stimuli, prepare=prepare, settle=settle, within=80)
+        seen.append(times[0::2])
+    first = sorted(first for first, _ in seen)
+    assert first == list(range(block.LATENCY, block.LATENCY + block.TURN))
+    assert {second - first for first, second in seen} == {block.INTERVAL}

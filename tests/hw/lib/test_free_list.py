@@ -2,6 +2,7 @@
 
 """FreeList: how fast it gives numbers and counts them; a proof says that each is given once."""
 
+import pytest
 from timing import check_fifo, check_pace
 
 from kelp_hw.lib.free_list import FreeList
@@ -13,3 +14,8 @@ def test_latency_and_interval():
 
 def test_level_latency_and_interval():
     check_pace(FreeList(count=4), "LEVEL_LATENCY", "level", [{"o.ready": 1}] * 3)
+
+
+def test_an_empty_list_is_refused():
+    with pytest.raises(ValueError, match="count = 0 is refused"):
+        FreeList(count=0)

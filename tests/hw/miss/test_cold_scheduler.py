@@ -3,6 +3,7 @@
 """The cold-tier scheduler, and the flash model that it is tested against."""
 
 import pytest
+from timing import check_phases
 
 from kelp_hw.miss.cold_scheduler import ColdScheduler
 from kelp_spec.config import named
@@ -10,6 +11,15 @@ from kelp_spec.metadata import ColdOp, ColdStatus
 from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import made, run_cocotb
 from kelp_verif.miss.flash import Command, Completion, ContractError, Flash
+
+
+def test_latency_and_interval_at_each_phase():
+    check_phases(
+        lambda: ColdScheduler(config=named("unit")),
+        "o_command.valid",
+        [{"i_fetch.valid": 1, "i_fetch.p.demand": 1, "i_fetch.p.miss": k} for k in range(4)],
+        {"o_command.ready": 1, "timeout": 1 << 31},
+    )
 
 
 def bench(config, test, **params):

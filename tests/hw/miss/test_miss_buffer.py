@@ -1,14 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The miss buffer, its park lists and free lists."""
+"""The miss buffer: every miss comes home, and how soon it is filled."""
 
 import pytest
+from timing import changes
 
-from kelp_hw.lib.free_list import FreeList
 from kelp_hw.miss.miss_buffer import MissBuffer
-from kelp_hw.miss.park_lists import ParkLists
 from kelp_spec.config import named
+from kelp_spec.metadata import Op, Outcome
 from kelp_verif.harness.runner import made, run_cocotb
+
+
+def test_it_fills_after_its_latency():
+    missed = {
+        "i_result.valid": 1,
+        "i_result.p.op.kind": int(Op.PREFETCH),
+        "i_result.p.outcome": int(Outcome.MISSED),
+    }
+    fill = changes(
+        MissBuffer(config=named("unit")),
+        "o_op.valid",
+        [{"i_fetched.valid": 1}],
+        prepare={"o_op.ready": 1},
+        before=[{"o_miss_free.ready": 1}, missed],
+    )
+    assert fill == [MissBuffer.LATENCY]
 
 
 def test_every_miss_comes_home():
@@ -38,7 +54,3 @@ def test_every_miss_comes_home():
 def test_bad_parameters_are_refused():
     with pytest.raises(ValueError, match="margin = 33 is refused; legal: 1 … 32"):
         MissBuffer(config=named("unit"), margin=33)
-    with pytest.raises(ValueError, match="count = 0 is refused"):
-        FreeList(count=0)
-    with pytest.raises(ValueError, match="nodes = True is refused"):
-        ParkLists(lists=2, nodes=True, shape=4)
