@@ -65,6 +65,7 @@ class EvictionSlots(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = config
+        self.words: dict[str, CheckedWord] = {}  #: the rows of each memory, when elaborated
         layouts = self.layouts = EvictionLayouts(config)
         token = config.write_back_bits
         super().__init__(
@@ -307,7 +308,7 @@ class EvictionSlots(wiring.Component):
     def _table(self, m, faults, name, layout, writes, address, value):
         """A memory, written with `writes`, and its reader: the row at an address; its fault, where
         the row is used, is one of `faults`."""
-        word = CheckedWord(layout, protect=self.config.protect)
+        word = self.words[name] = CheckedWord(layout, protect=self.config.protect)
         m.submodules[name] = rows = memory.Memory(
             shape=word.code_bits, depth=self.config.write_backs, init=()
         )

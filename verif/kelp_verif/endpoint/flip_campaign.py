@@ -25,7 +25,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from kelp_hw.lib.protected import CheckedWord
+from kelp_hw.endpoint import Endpoint
 from kelp_rtl.build.tools import build_root
 from kelp_rtl.device import DriverError, Pressure
 from kelp_rtl.program import Program, Response
@@ -33,7 +33,8 @@ from kelp_spec.files import write_whole
 from kelp_spec.metadata import Event
 
 from .flip_model import FlipDriver, Memory, memories
-from .flip_traffic import Host, ready_device
+from .flip_traffic import CONFIG, Host, ready_device
+from .inventory import Cells, inventory
 
 __all__ = ["Flip", "Outcome", "campaign", "main", "table"]
 
@@ -249,21 +250,9 @@ def _in_a_copy(driver: FlipDriver, host: Host, flip: Flip | None, choice: int) -
     return Report(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
-def code_words(width: int) -> list[range]:
-    """The bits of each code word of a row of `width` bits: parts of equal size, each with its check
-    bits behind it; the row itself where that does not come out."""
-    if width > 72:
-        for bits in range(width // 2, width):
-            widths = CheckedWord(bits, protect=True).widths
-            if sum(widths) == width:
-                ends = np.cumsum(widths).tolist()
-                return [range(end - size, end) for end, size in zip(ends, widths, strict=True)]
-    return [range(width)]
-
-
-def drawn(rng: np.random.Generator, memory: Memory, bits: int) -> Flip:
-    words = code_words(memory.width)
-    word = words[int(rng.integers(len(words)))]
+def drawn(rng: np.random.Generator, memory: Memory, cells: Cells, bits: int) -> Flip:
+    """`bits` flips in one code word of `memory`, of which the design says where it is."""
+    word = cells.words[int(rng.integers(len(cells.words)))]
     chosen = rng.choice(np.array(word), min(bits, len(word)), replace=False)
     return Flip(
         memory.name,
@@ -288,13 +277,16 @@ def campaign(
     ``{"memories": {name: {"1": {outcome: count}, "2": …}}, "bad": [flip, what was seen]}``."""
     rng = np.random.default_rng(seed)
     driver, host = ready_device(seed)
+    listed, there = inventory(Endpoint(config=CONFIG)), memories(driver)
+    strays = set(listed) ^ set(there)
+    assert not strays, f"either the model or the design lacks {sorted(strays)}"
     cells = {
         name: memory
-        for name, memory in memories(driver).items()
+        for name, memory in there.items()
         if not only or any(part in name for part in only)
     }
     flips = [
-        drawn(rng, memory, count)
+        drawn(rng, memory, listed[memory.name], count)
         for memory in cells.values()
         for count in bits
         for _ in range(each)

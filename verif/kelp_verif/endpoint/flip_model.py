@@ -14,7 +14,9 @@ import numpy as np
 from kelp_rtl.device import Driver, DriverError
 from kelp_rtl.library import Variant
 
-__all__ = ["FLIPS", "FlipDriver", "Memory", "memories", "memory_name"]
+from .inventory import memory_name
+
+__all__ = ["FLIPS", "FlipDriver", "Memory", "memories"]
 
 _HERE = Path(__file__).parent
 _ARRAY = re.compile(r"^(  reg (?:\[\d+:0\] )?\\?\w+ +\[\d+:0\]);$", re.M)
@@ -83,13 +85,6 @@ class Memory:
             self.rows[row, bit // 8] ^= 1 << bit % 8
 
 
-def memory_name(scope: str, name: str) -> str:
-    """A memory's path in the endpoint, without what every one of `lib`'s memories has at its
-    end."""
-    path = ".".join([*scope.split(".")[2:], name])
-    return re.sub(r"(\.whole)?(\.macro\.words|\.memory)$", "", path)
-
-
 def memories(driver: Driver) -> dict[str, Memory]:
     """Every memory of `driver`'s model, which is a FLIPS, by name."""
     call = driver._call
@@ -105,6 +100,6 @@ def memories(driver: Driver) -> dict[str, Memory]:
         rows = np.ctypeslib.as_array(
             (ctypes.c_uint8 * (a.depth * a.row_bytes)).from_address(a.rows)
         ).reshape(a.depth, a.row_bytes)
-        name = memory_name(a.scope.decode(), a.name.decode())
+        name = memory_name(*a.scope.decode().split(".")[2:], a.name.decode())
         found[name] = Memory(name, a.width, a.depth, rows)
     return dict(sorted(found.items()))
