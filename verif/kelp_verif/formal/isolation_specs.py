@@ -270,5 +270,8 @@ class RegisterOwner(wiring.Component):
                 if name.startswith(f"s{s}_"):
                     m.d.comb += Assert(~here | was_of[s])
         m.d.comb += reads.eq(a.read_data != 0)
-        m.d.comb += [Cover(~foreign_3 & reads & (a.ld_id == 5)), Cover(foreign_3 & a.owner[0] == 5)]
+        m.d.comb += [
+            Cover(~foreign_3 & reads & (a.ld_id == 5)),
+            Cover(foreign_3 & (a.owner[0] == 5)),
+        ]
         return m
