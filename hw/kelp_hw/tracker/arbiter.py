@@ -166,7 +166,8 @@ class Arbiter(wiring.Component):
     background ops have had less than one in eight of the cycles in which they could have gone; what
     they had beyond that counts for up to `SURPLUS` cycles, so none waits longer than `PATIENCE` +
     `SURPLUS` for requests. Among the background streams the first in `BACKGROUND` that could go
-    does. `hold` admits nothing.
+    does, but hints and evictions take turns: one hint at most goes before an eviction that could.
+    `hold` admits nothing.
 
     Parameters
     ----------
@@ -236,12 +237,15 @@ class Arbiter(wiring.Component):
         self.claim = Signal(range(-self.SURPLUS, self.PATIENCE + 1))
         #: Which background op would go, one bit at most, and whether it needs the frame stage.
         self.pick, self.pick_frame = Signal(len(BACKGROUND)), Signal()
+        #: Of hints and evictions, a hint went last.
+        self.hinted = Signal()
 
     def elaborate(self, platform):
         m = Module()
         request, credits, ahead = self.i_request.p, self.credits, self.credits_ahead
         streams = [getattr(self, f"i_{name}") for name in BACKGROUND]
-        pick, pick_frame = self.pick, self.pick_frame
+        pick, pick_frame, hinted = self.pick, self.pick_frame, self.hinted
+        hint, evict = BACKGROUND.index("hint"), BACKGROUND.index("evict")
 
         def one_of(name, kind, ops):
             """Whether the stream's op is one of these; of the two sets, the smaller one is looked
@@ -263,12 +267,12 @@ class Arbiter(wiring.Component):
             uses = [one_of(name, kind, ops) for ops in (_FRAME_OPS, _QUEUE_OPS, _SCORE_OPS)]
             return valid & (Cat(ahead.data, ahead.queue, ahead.score) | ~Cat(uses)).all(), uses[0]
 
-        def first(ops):
-            """The first that is able, and whether that one uses the frame stage."""
-            chosen = Cat(
-                here & ~Cat(before for before, _ in ops[:i]).any()
-                for i, (here, _) in enumerate(ops)
-            )
+        def first(ops, yields):
+            """The first that is able, and whether that one uses the frame stage. `yields`: hints
+            do, to evictions."""
+            here = [able for able, _ in ops]
+            here[hint] = here[hint] & ~(yields & here[evict])
+            chosen = Cat(able & ~Cat(here[:i]).any() for i, able in enumerate(here))
             return Cat(chosen, (chosen & Cat(uses_frame for _, uses_frame in ops)).any())
 
         # The next pick is made for both cases, before it is known whether the present one goes.
@@ -288,13 +292,20 @@ class Arbiter(wiring.Component):
             )
             for i in range(len(BACKGROUND))
         ]
-        if_stays, if_goes, background = (
+        if_stays, if_goes, background, hinted_then = (
             Signal(len(BACKGROUND) + 1),
             Signal(len(BACKGROUND) + 1),
             Signal(),
+            Signal(),
         )
-        m.d.comb += [if_stays.eq(first(standing)), if_goes.eq(first(after))]
+        m.d.comb += [
+            hinted_then.eq(pick[hint] | (hinted & ~pick[evict])),
+            if_stays.eq(first(standing, hinted)),
+            if_goes.eq(first(after, hinted_then)),
+        ]
         m.d.sync += Cat(pick, pick_frame).eq(Mux(background, if_goes, if_stays))
+        with m.If(background):
+            m.d.sync += hinted.eq(hinted_then)
         any_able, prefetch = Signal(), pick[BACKGROUND.index("prefetch")]
         m.d.comb += any_able.eq(
             pick.any() & credits.event & (credits.miss & credits.miss_id | ~prefetch) & ~self.hold

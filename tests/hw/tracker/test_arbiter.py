@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Arbiter: how fast a request passes; the tracker's bench judges whom it takes."""
+"""Arbiter: how fast a request passes, and which background op goes when several could; the
+tracker's bench judges whom it takes."""
 
+import pytest
 from amaranth.hdl import Mux
+from amaranth.sim import Simulator
 from timing import check_interval, offers
 
-from kelp_hw.tracker.arbiter import Arbiter
+from kelp_hw.tracker.arbiter import BACKGROUND, Arbiter
 from kelp_spec.config import named
+from kelp_spec.metadata import Op
 
 UNIT = named("unit")
+HINT, EVICT = BACKGROUND.index("hint"), BACKGROUND.index("evict")
 
 
 def admitted(dut):
@@ -24,3 +29,52 @@ def test_latency_and_interval():
         offers(stream="i_request", field="page"),
         prepare={"credits": 63, "credits_ahead": 63},
     )
+
+
+def taken(cycles, *, requests, evict):
+    """How often hints and evictions go in so many cycles, and the longest that an eviction waits;
+    hints stand in each cycle, and hot requests where they are asked for."""
+    dut = Arbiter(config=UNIT)
+    counts, longest = {"hint": 0, "evict": 0}, 0
+
+    async def bench(ctx):
+        nonlocal longest
+        for credits in (dut.credits, dut.credits_ahead):
+            ctx.set(credits.as_value(), (1 << len(credits.as_value())) - 1)
+        ctx.set(dut.i_request.valid, requests)
+        ctx.set(dut.hot, requests)
+        for stream, number, kind in (
+            (dut.i_hint, HINT, Op.MASS),
+            (dut.i_evict, EVICT, evict),
+        ):
+            ctx.set(stream.valid, 1)
+            ctx.set(stream.p.kind, kind)
+            ctx.set(dut.behind[number].valid, 1)
+            ctx.set(dut.behind[number].kind, kind)
+        waited = 0
+        for _ in range(cycles):
+            counts["hint"] += ctx.get(dut.i_hint.ready)
+            waited += 1
+            if ctx.get(dut.i_evict.ready):
+                counts["evict"] += 1
+                longest, waited = max(longest, waited), 0
+            await ctx.tick()
+        longest = max(longest, waited)
+
+    simulator = Simulator(dut)
+    simulator.add_clock(1e-6)
+    simulator.add_testbench(bench)
+    simulator.run()
+    return counts, longest
+
+
+@pytest.mark.parametrize("requests", [0, 1])
+@pytest.mark.parametrize("evict", [Op.SCAN, Op.SCRUB])
+def test_hints_without_pause_let_evictions_by(requests, evict):
+    """One hint at most goes before each eviction, and the requests that M0 lets by; an eviction
+    that uses the frame stage takes cycles from requests, the others go beside hot ones."""
+    counts, longest = taken(400, requests=requests, evict=evict)
+    assert abs(counts["hint"] - counts["evict"]) <= 1
+    assert longest <= Arbiter.PATIENCE + Arbiter.SURPLUS + 3
+    if not requests or evict == Op.SCAN:
+        assert longest <= 3 and sum(counts.values()) >= 398

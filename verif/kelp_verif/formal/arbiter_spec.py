@@ -58,6 +58,23 @@ _REQUEST = {"session", "squeue", "page", "refused", "no_memory"}
 _WORDLESS = (Op.GRANT, Op.FREE, Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
 
 
+def _picked(able, hinted) -> Value:
+    """What the arbiter's pick must be: of `able` (each stream's op has its credits; it uses the
+    frame stage) the first, where `hinted` with evictions before hints, and its frame stage."""
+    hint, evict = BACKGROUND.index("hint"), BACKGROUND.index("evict")
+    order = [*range(len(able))]
+    order[hint], order[evict] = evict, hint
+
+    def foremost(order):
+        bits = [Const(0)] * len(able)
+        for n, i in enumerate(order):
+            bits[i] = able[i][0] & ~Cat(able[j][0] for j in order[:n]).any()
+        return Cat(bits)
+
+    pick = Mux(hinted, foremost(order), foremost(range(len(able))))
+    return Cat(pick, (pick & Cat(frame for _, frame in able)).any())
+
+
 class ArbiterContract(wiring.Component):
     """Every input is free in every cycle, but for a stream's ops, which are of its kinds, stay
     until they are taken, and are those that were foretold; and for the credits, which are those
@@ -154,10 +171,20 @@ class ArbiterContract(wiring.Component):
             Assert(a.o_hot == (request & a.hot)),
             Assert(a.o_background == entering),
         ]
+        hint, evict = BACKGROUND.index("hint"), BACKGROUND.index("evict")
+        hinted = Signal()  # of hints and evictions, a hint went last
+        with m.If(enters[hint] | enters[evict]):
+            m.d.sync += hinted.eq(enters[hint])
         for i, (could_i, enters_i) in enumerate(zip(could, enters, strict=True)):
             m.d.comb += Assert(~enters_i | could_i)
-            for j in range(i):
-                m.d.comb += Assert(~(enters_i & could[j]))  # the first that could go does
+            for j in range(i):  # the first that could go does, hints and evictions in turn
+                turn = hinted if (j, i) == (hint, evict) else 0
+                m.d.comb += Assert(~(enters_i & could[j]) | turn)
+        m.d.comb += [
+            Assert(~(enters[hint] & could[evict] & hinted)),
+            Cover(enters[hint] & could[evict]),
+            Cover(enters[evict] & could[hint]),
+        ]
 
         # What enters is told whole.
         fields_of_op = choose(a.o_entering)
@@ -216,7 +243,7 @@ class ArbiterContract(wiring.Component):
         m.d.comb += Assert(lead <= self.BOUND)
 
         # For the induction: what the pick is, and what the claim says about the past.
-        due, any_due = [], Const(0)
+        able = []
         for s, is_known, name in zip(streams.values(), known, streams, strict=True):
             ready, frame = Signal(name=f"ready_{name}"), Signal(name=f"frame_{name}")
             m.d.comb += ready.eq(is_known)
@@ -227,21 +254,15 @@ class ArbiterContract(wiring.Component):
                         for need in needs & {"data", "queue", "score"}:
                             with m.If(~credits[need]):
                                 m.d.comb += ready.eq(0)
-            due.append((ready & ~any_due, frame))
-            any_due = any_due | ready
-        m.d.comb += Assert(
-            ~started
-            | (
-                Cat(a.pick, a.pick_frame)
-                == Cat(*(bit for bit, _ in due), Cat(bit & frame for bit, frame in due).any())
-            )
-        )
+            able.append((ready, frame))
+        m.d.comb += Assert(~started | (Cat(a.pick, a.pick_frame) == _picked(able, hinted)))
         m.d.comb += [
             Assert((a.claim >= -a.SURPLUS) & (a.claim <= a.PATIENCE)),
             Assert(waited <= a.claim + a.SURPLUS),
             Assert(lead <= a.claim + a.SURPLUS),
             Assert((request_waited == 0) | (a.claim < a.PATIENCE)),
             Assert(begun | (lead == 0)),
+            Assert(a.hinted == hinted),
         ]
         m.d.comb += [
             Cover(waited == self.BOUND),

@@ -240,7 +240,9 @@ PROOFS = (
             ("Cat(ahead.data, ", "Cat(1, "),
             ("claim - self.PATIENCE", "claim - self.PATIENCE - 1"),
             ("any_able & (claim == self.PATIENCE)", "0"),
-            ("here & ~Cat(before for before, _ in ops[:i]).any()", "here"),
+            ("able & ~Cat(here[:i]).any()", "able"),
+            # hints without pause keep evictions waiting
+            ("~(yields & here[evict])", "1"),
             ("~(hot_able & pick_frame)", "1"),
             # an op goes that has gone
             ("Mux(background, if_goes, if_stays)", "if_stays"),
