@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Telemetry counters: totals, and a few per (session, queue) (spec §9)."""
+"""Telemetry counters: totals, and a few per (session, queue) (spec §9). A total takes any number of
+pulses a cycle and shows one after 4 cycles, or up to a turn of the pointer later; a queue's
+counters take one event a cycle and show it after 5 cycles."""
 
 from __future__ import annotations
 

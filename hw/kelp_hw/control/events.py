@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Event log: the first sixteen records since the last clear, an overflow flag, and the interrupt
-(spec §9)."""
+(spec §9). One record a cycle: in the log 2 cycles after its event, at `irq` after 3 cycles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What the check bits of the device's memories found: counts, events, and the fatal latch (spec §9,
-docs/protection.md)."""
+docs/protection.md). Faults in every cycle: `fatal` is combinational, counts and events follow after
+1 cycle."""
 
 from __future__ import annotations
 

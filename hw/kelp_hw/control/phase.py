@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Phase detector: is a session in prefill or in decode? (spec §7)"""
+"""Phase detector: is a session in prefill or in decode (spec §7)? One request of each lane a cycle;
+`decode` follows the last one of a window after 2 cycles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A block's own copy of the fields that it needs of every queue's configuration."""
+"""A block's own copy of the fields that it needs of every queue's configuration. One read and one
+write a cycle; a read is answered after 1 cycle."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The storage and decoder of the register window, made from `kelp_spec.registers` (spec §9)."""
+"""The storage and decoder of the register window, made from `kelp_spec.registers` (spec §9). One
+read a cycle, answered after 3 cycles; a write is done in the next cycle."""
 
 from __future__ import annotations
 

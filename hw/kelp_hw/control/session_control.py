@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Session commands: OPEN with its walk over the session's queues, CLOSE, step advance, queue
-parameters, PEEK (spec §3, §9)."""
+parameters, PEEK (spec §3, §9). A command without a walk becomes an op after 5 cycles, one in 16
+cycles; a walk gives its first configuration after 21 cycles, then one a cycle."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Turns what M3 and the frame stage decided into counter pulses and events (spec §9)."""
+"""Turns what M3 and the frame stage decided into counter pulses and events (spec §9). One result,
+one hot request and one usage report a cycle; pulses and events follow after 2 cycles, those of a
+report after 1 cycle."""
 
 from __future__ import annotations
 

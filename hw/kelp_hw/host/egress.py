@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""S2M responses: joins the data path's answers with those of hints and registers (spec §3)."""
+"""S2M responses: joins the data path's answers with those of hints and registers (spec §3). One
+answer of the data path a cycle, sent after 1 cycle; one of the others in 2 cycles, sent after 2
+cycles."""
 
 from __future__ import annotations
 

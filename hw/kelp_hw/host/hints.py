@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Hint lines into page ops (spec §6, docs/hints.md)."""
+"""Hint lines into page ops (spec §6, docs/hints.md). One entry a cycle; the first op follows its
+line after 5 cycles when no line waits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""M2S acceptance, address decode and routing (spec §3, docs/design.md §1 stage I0)."""
+"""M2S acceptance, address decode and routing (spec §3, docs/design.md §1 stage I0). One message a
+cycle, sent on after 1 cycle; write data and `o_ahead` are combinational."""
 
 from __future__ import annotations
 

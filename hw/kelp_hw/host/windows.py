@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Sends an access of the hint window to the hint absorber, one of the register window to the
-registers, and joins their answers (spec §3)."""
+registers, and joins their answers (spec §3). One hint in 2 cycles, answered 1 cycle after its
+transfer; register accesses at the registers' rate."""
 
 from __future__ import annotations
 
