@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The whole endpoint: CXL.mem in front, AXI4 memory and a cold tier behind (spec §3, §8, §9;
-docs/design.md)."""
+docs/design.md). One request a cycle; a hit takes at most 20 cycles beyond the memory's own
+latency."""
 
 from __future__ import annotations
 

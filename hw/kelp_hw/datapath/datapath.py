@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Data ops to memory and back, in order, through two line buffers and the codec (spec §8,
-docs/design.md §4 and §10)."""
+docs/design.md §4 and §10). One op a cycle while memory gives one line a cycle; AR follows an op
+after 3 cycles, the answer follows R by the head's latency."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Finds the slots of the line buffers that memory's errors have met, and reports them one by one
-(docs/design.md §4)."""
+(docs/design.md §4). One report in 3 cycles; the first comes a walk over the slots and 2 cycles
+after its error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Takes a frame's lines out of the line buffers and reports when memory has them (docs/design.md
-§4)."""
+§4). A clean frame is reported after 4 cycles, one in 4 cycles; a dirty line adds its write and the
+response."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The data path's front half: finds or allocates each op's slots, asks memory early, and passes the
-op on (docs/design.md §4, D1 and D2)."""
+op on (docs/design.md §4, D1 and D2). One op a cycle: 2 cycles to the head, 3 cycles to AR."""
 
 from __future__ import annotations
 

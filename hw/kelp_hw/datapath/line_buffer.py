@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What the two buffers of DRAM lines have in common (docs/design.md §4): slot table, the copy that
-memory fills, and who reads the copy that the head stores to."""
+memory fills, and who reads the copy that the head stores to. One look-up, one read, one store and
+one fill a cycle; a read gives its line after 1 cycle."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """From write store to stored form: quantises full writes ahead of the head, and partial ones when
-the head has read their line."""
+the head has read their line. A full write takes 3 cycles and the quantiser's latency, one line in
+each of the quantiser's intervals."""
 
 from __future__ import annotations
 

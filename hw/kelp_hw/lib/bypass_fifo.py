@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """A FIFO that an item bypasses when nothing waits, so that the pipeline behind it never has to wait
-(docs/design.md §4)."""
+(docs/design.md §4). One item a cycle; combinational from `i` to `o` when nothing waits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """One bit per byte of each slot, cleared by one owner and set by another, in memories with one
-write port each."""
+write port each. One clear and one set a cycle, seen in `look_mask` after 1 cycle; reads are
+combinational."""
 
 from __future__ import annotations
 

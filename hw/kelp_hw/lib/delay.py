@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """A payload that waits beside a long pipeline, in distributed RAM instead of a register per bit and
-stage."""
+stage. One payload a cycle, given back `cycles` enabled cycles later."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Exponential decay of a number of steps: 65536 · 2^(−steps·m·2^−sh / 65536) (spec §5)."""
+"""Exponential decay of a number of steps: 65536 · 2^(−steps·m·2^−sh / 65536) (spec §5). One value a
+cycle, given after 11 cycles."""
 
 from __future__ import annotations
 

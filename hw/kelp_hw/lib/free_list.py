@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Ids that are handed out one at a time and come back in any order."""
+"""Ids that are handed out one at a time and come back in any order. One id out and one back a
+cycle; a returned id is offered after 2 cycles when no other is free."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Latency histogram in cycles, one for hits and one for misses (spec §9)."""
+"""Histogram of latencies, one for hits and one for misses (spec §9). One event a cycle, counted by
+reads after 5 cycles; a read is answered after 1 cycle."""
 
 from __future__ import annotations
 

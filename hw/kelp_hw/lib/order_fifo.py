@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A FIFO in block RAM whose oldest item stands in a register."""
+"""A FIFO in block RAM whose oldest item stands in a register. One item a cycle, which takes 2
+cycles when nothing waits."""
 
 from __future__ import annotations
 

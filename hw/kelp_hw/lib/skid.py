@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A skid buffer: a register between two blocks, for both directions of a stream."""
+"""A skid buffer: a register between two blocks, for both directions of a stream. One transfer a
+cycle, which takes 1 cycle."""
 
 from __future__ import annotations
 

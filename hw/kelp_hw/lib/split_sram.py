@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A deep memory in pieces of the size of a block RAM, with a register at the output of each."""
+"""A deep memory in pieces of the size of a block RAM, with a register at the output of each. One
+read and one write a cycle; a read is answered after 2 cycles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The one kind of memory that every block uses: one read and one write port, replaceable."""
+"""The one kind of memory that every block uses: one read and one write port, replaceable. One read
+and one write a cycle; a read is answered after 1 cycle."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The line-wide memories of the data path."""
+"""The line-wide memories of the data path. One read and one write a cycle; a read is answered after
+1 cycle."""
 
 from __future__ import annotations
 
