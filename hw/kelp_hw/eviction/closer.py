@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Closes sessions: scrubs every page, waits for the frames to be freed, reports CLOSED (spec §3,
-docs/design.md §6)."""
+docs/design.md §6). In the background, one page a cycle while the path takes them and no frame is to
+be freed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Frames without a page: frees those that were flushed, and finds those of lost page words (spec
-§4, docs/design.md §6)."""
+§4, docs/design.md §6). A search goes on in the background, about 10 cycles a frame."""
 
 from __future__ import annotations
 

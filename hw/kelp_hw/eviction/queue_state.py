@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Per-queue state that eviction decides on: listed pages, resident count, excess over the budget,
-newest page, requester; a walk of a tree per event (docs/design.md §6)."""
+newest page, requester; a walk of a tree per event (docs/design.md §6). A look-up is answered after
+5 cycles; an event takes `INTERVAL` cycles at most, on no request's path."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Evictions under way, side by side: from a CLAIM that was granted to the decision on its RELEASE
-(docs/design.md §6)."""
+(docs/design.md §6). One flush and one RELEASE a cycle; a clean flush becomes a RELEASE after 1
+cycle."""
 
 from __future__ import annotations
 

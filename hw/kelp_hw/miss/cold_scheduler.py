@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Cold-tier commands: order, retries, timeouts and aborts (spec §8, docs/design.md §5)."""
+"""Cold-tier commands: order, retries, timeouts and aborts (spec §8, docs/design.md §5). One command
+in 4 cycles; a fetch becomes one after 8 cycles when nothing else is due."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Which miss entry gets the next free frame of its pool (docs/design.md §5)."""
+"""Which miss entry gets the next free frame of its pool (docs/design.md §5). One GRANT in 5 cycles;
+an entry that is alone gets its own after 5 cycles when its pool has a frame."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Miss buffer: every page that is being fetched or waits for a frame, the requests parked on it,
-and the ops that bring it home (docs/design.md §5)."""
+and the ops that bring it home (docs/design.md §5). One op a cycle; FILL follows `i_fetched` after 5
+cycles when no other entry is brought home."""
 
 from __future__ import annotations
 

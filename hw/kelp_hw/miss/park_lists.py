@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Requests that wait for a page: one linked list per miss entry, all in one memory (docs/design.md
-§5)."""
+§5). One append and one read a cycle; an append to the list that is visited is offered after 2
+cycles."""
 
 from __future__ import annotations
 

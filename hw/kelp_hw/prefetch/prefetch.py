@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The prefetcher: five sources, one FIFO, PREFETCH ops (spec §7, docs/design.md §8)."""
+"""The prefetcher: five sources, one FIFO, PREFETCH ops (spec §7, docs/design.md §8). One candidate
+and one op a cycle; an access becomes its first op after 12 cycles, a page of MemSpecRd or of a hint
+after 5 cycles."""
 
 from __future__ import annotations
 

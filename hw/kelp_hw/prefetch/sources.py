@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Prefetch candidates from accesses: RoPE window, layer ahead, and the previous step's pages (spec
-§7)."""
+§7). One candidate a cycle: the first comes 6 cycles after its access, or 3 cycles after the
+previous step's walk has begun."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Credit of the prefetch sources (spec §7)."""
+"""Credit of the prefetch sources (spec §7). One offer a cycle, allowed combinationally and counted
+after 1 cycle."""
 
 from __future__ import annotations
 
