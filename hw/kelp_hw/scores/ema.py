@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """EMA engine: one score per page, updated by what M3 saw (spec §4, §5; docs/design.md §7,
-docs/arithmetic.md)."""
+docs/arithmetic.md). One event a cycle on distinct pages, committed after 24 cycles; a SCAN is
+answered after 22 cycles."""
 
 from __future__ import annotations
 

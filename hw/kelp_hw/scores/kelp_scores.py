@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What policy `kelp` keeps in the score engine: two frequencies of a page, a profile of its queue,
-the turn of its session (docs/policy.md)."""
+the turn of its session (docs/policy.md). One access a cycle: frequencies and count follow after 3
+cycles, the look-up of a turn is combinational."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """M0: which request and which background op enter the tracker pipeline in a cycle (docs/design.md
-§1)."""
+§1). Combinational: one request a cycle and, beside a hot one, an op."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""M3: what one op does, given its page word, its session and its pool (docs/design.md §3)."""
+"""M3: what one op does, given its page word, its session and its pool (docs/design.md §3).
+Combinational: one op a cycle."""
 
 from __future__ import annotations
 

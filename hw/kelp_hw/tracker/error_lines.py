@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Brings memory's errors to the frame table: finds the host lines of a DRAM line, waits for a gap
-in the pipeline (docs/design.md §4)."""
+in the pipeline (docs/design.md §4). One report at a time: it pauses the pipeline after one cycle
+for each line of the page and 2 cycles more; the next begins 1 cycle after its transfer."""
 
 from __future__ import annotations
 

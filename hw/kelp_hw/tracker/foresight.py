@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What M0 knows of its request from registers: worked out while the request is on its way there
-(docs/design.md §1)."""
+(docs/design.md §1). One request a cycle, judged after 1 cycle."""
 
 from __future__ import annotations
 

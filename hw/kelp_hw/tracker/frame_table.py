@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Frame table: dirty, validity, poison, owner and prefetch bookkeeping of every frame, and the
-frame stage F1, F2 (docs/design.md §4)."""
+frame stage F1, F2 (docs/design.md §4). One op a cycle, with every output after 2 cycles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Hot pages: recently used resident pages held in registers (docs/design.md §1, two lanes)."""
+"""Hot pages: recently used resident pages held in registers (docs/design.md §1, two lanes). One
+look-up and one change a cycle: `hit` is combinational, `entry` follows after 1 cycle."""
 
 from __future__ import annotations
 

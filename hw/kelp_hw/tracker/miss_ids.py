@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Miss entries as M3 sees them: free ids at hand, and how many requests wait on each entry
-(docs/design.md §3)."""
+(docs/design.md §3). One id taken and one request parked a cycle, counted after 1 cycle."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """From a frame and a host line to DRAM lines: the frame's base, the payload's and the scale's
-offsets (docs/design.md §2)."""
+offsets (docs/design.md §2). One line a cycle, placed after 1 cycle."""
 
 from __future__ import annotations
 

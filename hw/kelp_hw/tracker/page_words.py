@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Page words: metadata SRAM, SECDED, forwarding and the reset scrub (spec §4, docs/design.md §1,
-§2)."""
+§2). One op a cycle; its word follows `look` after 3 cycles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Free frames, waiting miss entries and pins of the four pools (docs/design.md §3)."""
+"""Free frames, waiting miss entries and pins of the four pools (docs/design.md §3). One op a cycle,
+seen by every answer after 1 cycle."""
 
 from __future__ import annotations
 

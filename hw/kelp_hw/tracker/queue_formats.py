@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What M3 asks of a queue's configuration (docs/design.md §2)."""
+"""What M3 asks of a queue's configuration (docs/design.md §2). One read and one write a cycle; a
+read is answered after 1 cycle."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Session registers at M3, and what they say of a request (spec §3, docs/design.md §2)."""
+"""Session registers at M3, and what they say of a request (spec §3, docs/design.md §2). One command
+a cycle, seen after 1 cycle; the check of a request is combinational."""
 
 from __future__ import annotations
 

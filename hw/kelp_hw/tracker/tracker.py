@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The tracker pipeline: every change of what the device is happens here, at M3, in one order
-(docs/design.md §1, §3)."""
+(docs/design.md §1, §3). One request a cycle; its frame op leaves after 4 cycles, its result after 5
+cycles."""
 
 from __future__ import annotations
 
