@@ -71,7 +71,8 @@ def pytest_terminal_summary(terminalreporter):
         report
         for reports in terminalreporter.stats.values()
         for report in reports
-        if hasattr(report, "when")  # items that were left out are listed too
+        # items that were left out are listed too, and files that could not be collected
+        if isinstance(report, pytest.TestReport)
     ]
     cpu, rows = Counter(), []
     for report in reports:
