@@ -244,6 +244,41 @@ def test_a_planted_block_is_seen():
     assert components("class A(wiring.Component): pass\nclass B(A): pass") == ["A"]
 
 
+def without_pace(text):
+    """What the module docstring of a block's file does not say within the file's first 20 lines, or
+    None. A file without a block need not."""
+    if not components(text):
+        return None
+    tree = ast.parse(text)
+    if ast.get_docstring(tree) is None or tree.body[0].lineno > 20:
+        return "what it does"
+    top = "\n".join(text.splitlines()[:20][tree.body[0].lineno - 1 : tree.body[0].end_lineno])
+    return None if re.search(r"(?i)latency|cycle|interval|combinational", top) else "how fast it is"
+
+
+def test_the_top_of_a_blocks_file_says_what_it_does_and_how_fast():
+    bad = [
+        f"{path.relative_to(ROOT)}: {missing}"
+        for path in sorted((ROOT / "hw/kelp_hw").rglob("*.py"))
+        if (missing := without_pace(path.read_text(encoding="utf-8")))
+    ]
+    assert not bad, "not in its first 20 lines:\n" + "\n".join(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ('"""A FIFO. One item a cycle."""\nclass A(Component): pass', None),
+        ('"""A FIFO."""\nCYCLE = 1\nclass A(Component):\n """1 cycle."""', "how fast it is"),
+        ('"""A FIFO.' + 20 * "\n" + 'One a cycle."""\nclass A(Component): pass', "how fast it is"),
+        ("# One item a cycle.\nclass A(Component): pass", "what it does"),
+        ('"""Layouts."""\nclass A(Signature): pass', None),
+    ],
+)
+def test_a_planted_top_without_pace_is_seen(text, missing):
+    assert without_pace(text) == missing
+
+
 def test_a_planted_circle_is_seen():
     texts = {"p": "from .b import x", "p.a": "import p.b", "p.b": "def f():\n    from . import a"}
     graph = {

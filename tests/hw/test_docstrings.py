@@ -128,11 +128,41 @@ def test_each_block_says_how_fast_it_is(cls):
         assert re.search(r"(?i)latency|combinational", cls.__doc__), "docstring tells no latency"
 
 
+def false_paces(text, paces):
+    """Figures of cycles in `text` that are none of `paces`; not those that are about right, a bound
+    or a part of a sum."""
+    said = re.findall(r"(?i)(?<!about )(?<!at most )\b(\d+) cycles?\b(?! and the)", text)
+    return [int(figure) for figure in said if int(figure) not in paces]
+
+
+MODULES = {}
+for _, each in components():
+    MODULES.setdefault(each.__module__, []).append(each)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_top_of_a_file_states_no_other_pace_than_its_blocks(module):
+    paces = {
+        getattr(smallest(cls), name)
+        for cls in MODULES[module]
+        for name in dir(cls)
+        if re.search("LATENCY|INTERVAL", name)
+    }
+    text = " ".join(importlib.import_module(module).__doc__.split())
+    assert not false_paces(text, paces)
+
+
 def test_the_tables_name_what_exists():
     rooms, classes = zip(*components(), strict=True)
     names = {cls.__name__ for cls in classes}
     assert set(rooms) >= DONE_ROOMS
     assert names >= ARGUMENTS.keys() | NOT_TIMED.keys()
+
+
+def test_a_planted_false_pace_is_seen():
+    text = "After 2 cycles, about 60 cycles, 3 cycles and the head's, at most 20 cycles; 1 cycle"
+    assert false_paces(text, {1, 2}) == []
+    assert false_paces(text, {2}) == [1]
 
 
 def test_a_planted_omission_is_seen():
