@@ -141,6 +141,7 @@ class Bench:
     def open(self):
         """OPEN for NEXT, by a host that writes the shape and nothing else."""
         d = self.device
+        d.settle()  # what the evictor still says of the former owner's pages is not of the next's
         d.write64("event_clear", 1)
         d.write64(P + "shape", d._descriptor(P, SHAPE, NEXT)[P + "shape"])
         d.session_command(SESSION, SessionCommand.OPEN)
