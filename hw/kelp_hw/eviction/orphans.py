@@ -28,8 +28,9 @@ class Orphans(wiring.Component):
 
     Up to `LOST` words wait their turn. When one more is lost, all of them become one *sweep*
     (FRAME_SWEEP, with that page), which does the same for every page that owns a frame. What it
-    meets while the page is being fetched anew is left to another sweep, `WAIT` cycles after it. So
-    no lost frame stays lost.
+    meets while the page is being fetched anew, or what has gone to another miss entry or to an
+    eviction while it waited, is left to another sweep, `WAIT` cycles after it. So no lost frame
+    stays lost.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ class Orphans(wiring.Component):
     def _holders(self, m, *, wait):
         """Bits of the miss entries that a search waits for: with `wait` those that have a frame.
         Any of them may have the frame in question. One without a frame is not waited for: it may
-        wait for this one."""
+        wait for this one. And whether a result gives a miss entry a frame."""
         r, count = self.i_result.p, self.config.misses
         holding, pending, entry = Signal(count), Signal(count), Signal(count)
         flipped, given = Signal(), Signal()
@@ -116,7 +117,7 @@ class Orphans(wiring.Component):
         # One that is given a frame in this cycle has another one than that in question.
         with m.If(wait):
             m.d.sync += pending.eq(holding & ~Mux(flipped, entry, 0))
-        return pending
+        return pending, given
 
     def _peeked(self, m, frame):
         """Of the latest PEEK: the page's word names the frame; the page is being fetched."""
@@ -174,9 +175,11 @@ class Orphans(wiring.Component):
         last_frame = c.total_frames - 1
         sweeping = Signal()
         wait = Signal(range(self.WAIT + 1))
-        # `certain`: no miss entry and no eviction has the frame.
-        certain, wait_for_holders = Signal(), Signal()
-        pending = self._holders(m, wait=wait_for_holders)
+        # `certain`: no miss entry and no eviction that had the frame then has it still; `moved`:
+        # another one may have it since. Its page's word may be lost under that one, too.
+        certain, moved, wait_for_holders = Signal(), Signal(), Signal()
+        pending, given = self._holders(m, wait=wait_for_holders)
+        claimed = self.i_result.valid & (r.op.kind == Op.CLAIM) & (r.outcome == Outcome.DONE)
         named, fetching = self._peeked(m, frame)
         owner, owned, answered = self.i_owner.p, Signal(), Signal()
         m.d.comb += [
@@ -233,7 +236,7 @@ class Orphans(wiring.Component):
             with m.State("OWNER_AGAIN"):
                 with m.If(answered):
                     m.next = "NEXT"
-                    with m.If(owned & fetching):
+                    with m.If(owned & ~named & (fetching | (certain & moved))):
                         m.d.sync += due.eq(1)
                     with m.Elif(owned & ~named):
                         m.next = "HOLDERS"
@@ -241,7 +244,7 @@ class Orphans(wiring.Component):
                             m.next = "RECOVER"
             with m.State("HOLDERS"):
                 m.d.comb += wait_for_holders.eq(1)
-                m.d.sync += certain.eq(1)
+                m.d.sync += [certain.eq(1), moved.eq(0)]
                 m.next = "MISSES"
             with m.State("MISSES"):
                 with m.If(~pending.any()):
@@ -271,4 +274,6 @@ class Orphans(wiring.Component):
                     m.next = "IDLE"
                     with m.If(sweeping):
                         m.next = "NEXT"
+        with m.If((given | claimed) & (r.frame == frame)):
+            m.d.sync += moved.eq(1)
         return m

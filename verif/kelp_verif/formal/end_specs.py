@@ -30,6 +30,7 @@ class _Recovery:
     The frame was found in use, its owner the page whose word does not name it. Since then every
     miss entry that had a frame has flipped, then no eviction worked on the page, and then both were
     asked once more: the frame is still in use, its owner that page, and the word does not name it.
+    Meanwhile it was given to no other miss entry, and no eviction CLAIMed it.
 
     Attributes
     ----------
@@ -37,6 +38,7 @@ class _Recovery:
     quiet : since they have, no eviction worked on the page
     asked, confirmed : PEEKed since then; and answered so
     unnamed : the latest PEEK's word does not name the frame
+    moved : a miss entry was given the frame since it was found, or an eviction CLAIMed it
     """
 
     def __init__(self, m, a, *, found):
@@ -48,14 +50,15 @@ class _Recovery:
         self.holding, entry, self.told = Signal(entries), Signal(entries), Signal()
         holding, told = self.holding, self.told
         self.holders = Signal(entries)
-        self.quiet, self.asked, self.confirmed, self.unnamed = (
-            Signal(name=name) for name in ("quiet", "asked", "confirmed", "unnamed")
+        self.quiet, self.asked, self.confirmed, self.unnamed, self.moved = (
+            Signal(name=name) for name in ("quiet", "asked", "confirmed", "unnamed", "moved")
         )
         flips = a.i_result.valid & (r.op.kind == Op.FLIP) & (r.outcome != Outcome.RETRY)
         given = a.i_result.valid & (
             ((r.op.kind == Op.GRANT) & (r.outcome != Outcome.RETRY))
             | ((r.op.kind == Op.PREFETCH) & (r.outcome == Outcome.MISSED))
         )
+        claimed = a.i_result.valid & (r.op.kind == Op.CLAIM) & (r.outcome == Outcome.DONE)
         here = (r.word.state == PageState.RESIDENT) | (r.word.state == PageState.WRITING_BACK)
         m.d.comb += [
             entry.eq(1 << r.miss),
@@ -65,6 +68,7 @@ class _Recovery:
         m.d.sync += [
             holding.eq(Mux(given, holding | entry, Mux(flips, holding & ~entry, holding))),
             self.holders.eq(Mux(found, holding, self.holders) & ~Mux(flips, entry, 0)),
+            self.moved.eq((~found & self.moved) | ((given | claimed) & (r.frame == op.frame))),
             self.quiet.eq(~found & (self.quiet | ((self.holders == 0) & ~a.check.working))),
             self.asked.eq(~found & (self.asked | (peeks & self.quiet))),
             told.eq(~peeks & (told | result)),
@@ -77,6 +81,7 @@ class _Recovery:
                         answer
                         & self.asked
                         & self.unnamed
+                        & ~self.moved
                         & owner.in_use
                         & (owner.squeue == a.check.page.squeue)
                         & (owner.page == a.check.page.page)
@@ -149,6 +154,7 @@ class OrphansEnds(wiring.Component):
             Assert(~at("MISSES", "EVICTION") | (register(a, "pending") == recovery.holders)),
             Assert(register(a, "holding") == recovery.holding),
             Assert(~at("EVICTION") | (recovery.holders == 0)),
+            Assert(register(a, "moved") == recovery.moved),
             Assert(~(at("PEEK_AGAIN", "OWNER_AGAIN") & certain) | recovery.quiet),
             Assert(~(at("OWNER_AGAIN") & certain) | recovery.asked),
             Assert(~recovery.told | (register(a, "named") == ~recovery.unnamed)),

@@ -16,6 +16,42 @@ from .inside import total
 __all__ = ["FrameOwnerContract"]
 
 
+class _Search:
+    """What `Orphans` knows of the frame when it RECOVERs it, by the proof `orphans`.
+
+    At some moment (`found`) the frame was in use and not named by its owner's word. Every miss
+    entry that had a frame then has flipped since, then no eviction worked on the page (`quiet`),
+    and the frame has been given to no other entry and CLAIMed by no eviction. Then a PEEK of its
+    owner found it in use and not named (`sure`).
+
+    Parameters
+    ----------
+    framed : entries that live and have a frame
+    flips : the bit of the entry that flips
+    moves : the frame is given to an entry, or CLAIMed
+    working : an eviction works on the followed page
+    unnamed : the op is a PEEK of the frame's owner, whose word does not name it
+    ends : the op is its RECOVER
+    """
+
+    def __init__(self, m, *, framed, flips, moves, working, unnamed, ends):
+        found, self.pending = AnySeq(1), Signal.like(framed, name="pending")
+        self.moved, self.searched, self.quiet, self.sure = (
+            Signal(init=1, name="moved"),
+            Signal(name="searched"),
+            Signal(name="quiet"),
+            Signal(name="sure"),
+        )
+        asks = self.quiet & ~self.moved & unnamed & AnySeq(1)
+        m.d.sync += [
+            self.searched.eq(self.searched | found),
+            self.pending.eq(Mux(found, framed, self.pending) & ~flips),
+            self.moved.eq((self.moved & ~found) | moves),
+            self.quiet.eq(~found & (self.quiet | (self.searched & (self.pending == 0) & ~working))),
+            self.sure.eq(~found & ~ends & (self.sure | asks)),
+        ]
+
+
 class FrameOwnerContract(wiring.Component):
     """Of a frame, any one: at every moment it is in exactly one of the pool, a page's word, a miss
     entry, the hands of whoever flushes and then FREEs it, or it is astray because the word that
@@ -27,9 +63,8 @@ class FrameOwnerContract(wiring.Component):
     (`free_list`); GRANT and FLIP come for entries that live, FLIP with the frame that the entry was
     given, failed if it has none (`MissBuffer`); one eviction at a time works on a page, and RELEASE
     names what it CLAIMed (`Evictor`); FREE names a frame that was flushed (proof `orphans`);
-    RECOVER names a frame in use that is the page's and that its word does not name, after every
-    entry that had a frame when it was found has flipped and no eviction works on the page (proof
-    `orphans`), so that it is astray, or the page is being fetched into it.
+    RECOVER names a frame of which a search has made sure (`_Search`, proof `orphans`), so that it
+    is astray, or one that is its page's in spite of all, which the op table finds out.
     """
 
     def __init__(self, block=Decide):
@@ -44,28 +79,7 @@ class FrameOwnerContract(wiring.Component):
             m.d.comb += value.eq(AnySeq(len(value)))
         is_op = {kind: Signal(name=f"is_{kind.name.lower()}") for kind in Op}
         m.d.comb += [flag.eq(op.kind == kind) for kind, flag in is_op.items()]
-        # What the tracker decodes ahead of M3.
-        request = (op.kind == Op.READ) | (op.kind == Op.WRITE)
-        m.d.comb += [
-            *(
-                Assume(x[name] == value)
-                for name, value in frame_of(op.kind, x.asks, op.write).items()
-            ),
-            Assume(x.kinds == 1 << op.kind),
-            Assume(x.grants == (is_op[Op.GRANT] & ~op.failed)),
-            Assume(x.asks == (request & (x.event == Event.NONE) & ~op.no_memory)),
-            *(
-                Assume(x.states[s] == Mux(x.uncorrected, s == PageState.LOST, d.word.state == s))
-                for s in PageState
-            ),
-        ]
-        m.d.comb += [
-            Assume(x.valid),
-            Assume(~(x.corrected & x.uncorrected)),
-            Assume(~x.can_take | x.can_pop),
-            Assume(~x.can_prefetch | x.can_take),
-        ]
-
+        self._decoded(m, is_op)
         frame, page = AnyConst(SMALL.frame_bits), AnyConst(len(op.squeue) + len(op.page))
         word, mine, holder = Signal(d.word.shape()), Signal(), Signal()
         # `holder`: the op is on that other page which has the frame.
@@ -186,14 +200,34 @@ class FrameOwnerContract(wiring.Component):
         ]
         # Recovery.
         under = mine & (word.state == PageState.FETCHING) & (word.place == entry) & ~x.uncorrected
-        m.d.comb += Assume(
-            ~(is_op[Op.RECOVER] & (op.frame == frame))
-            | astray
-            | (mine & in_page & ~x.uncorrected)
-            | holder
-            | (in_miss & under)
+        recovers = is_op[Op.RECOVER] & (op.frame == frame)
+        named = has(d.word) & ~x.uncorrected
+        # The frame table: in use, and of the op's page.
+        owned = ~in_pool & ~in_flush & (~in_page | mine) & (~elsewhere | holder)
+        search = _Search(
+            m,
+            framed=alive & framed,
+            flips=Mux(flipped, 1 << this, 0),
+            moves=(pops & (is_op[Op.GRANT] | is_op[Op.PREFETCH]))
+            | (is_op[Op.CLAIM] & (result.outcome == Outcome.DONE) & (d.word.place == frame)),
+            working=claimed,
+            unnamed=is_op[Op.PEEK] & owned & ~named,
+            ends=recovers,
         )
-        m.d.comb += Assume(~(is_op[Op.RECOVER] & (op.frame == frame)) | ~x.uncorrected)
+        m.d.comb += [
+            Assume(
+                ~recovers
+                | search.sure
+                | (~x.uncorrected & ((mine & in_page) | holder))
+                | (in_miss & under)
+            ),
+            Assert(~search.sure | (astray & ~(claimed & (claimed_frame == frame)))),
+            Assert(~(search.quiet & claimed & (claimed_frame == frame)) | search.moved),
+            Assert(~search.quiet | (search.searched & (search.pending == 0))),
+            Assert(
+                ~(search.searched & in_miss) | search.moved | search.pending.bit_select(entry, 1)
+            ),
+        ]
 
         owners = total((in_pool, in_page, elsewhere, in_miss, in_flush, astray), 3)
         m.d.comb += [
@@ -215,3 +249,28 @@ class FrameOwnerContract(wiring.Component):
             Cover(again[2] & in_pool),
         ]
         return m
+
+    def _decoded(self, m, is_op):
+        """What the tracker decodes ahead of M3."""
+        d = self.block
+        op, x = d.op, d.context
+        request = (op.kind == Op.READ) | (op.kind == Op.WRITE)
+        m.d.comb += [
+            *(
+                Assume(x[name] == value)
+                for name, value in frame_of(op.kind, x.asks, op.write).items()
+            ),
+            Assume(x.kinds == 1 << op.kind),
+            Assume(x.grants == (is_op[Op.GRANT] & ~op.failed)),
+            Assume(x.asks == (request & (x.event == Event.NONE) & ~op.no_memory)),
+            *(
+                Assume(x.states[s] == Mux(x.uncorrected, s == PageState.LOST, d.word.state == s))
+                for s in PageState
+            ),
+        ]
+        m.d.comb += [
+            Assume(x.valid),
+            Assume(~(x.corrected & x.uncorrected)),
+            Assume(~x.can_take | x.can_pop),
+            Assume(~x.can_prefetch | x.can_take),
+        ]

@@ -483,11 +483,14 @@ PROOFS = (
         bug_skip=3,
         bugs=(
             # a search that asks the same frame again and again
-            ("m.d.sync += certain.eq(1)", "m.d.sync += certain.eq(0)"),
+            ("certain.eq(1), moved.eq(0)", "certain.eq(0), moved.eq(0)"),
             # takes a frame that a miss entry has
             ("with m.If(~pending.any()):", "with m.If(1):"),
             # or an eviction
             ("with m.If(~self.check.working):", "with m.If(1):"),
+            # one that came back to its pool, and went to another miss entry, or to an eviction
+            ("with m.If((given | claimed) & ", "with m.If(claimed & "),
+            ("with m.If((given | claimed) & ", "with m.If(given & "),
         ),
         withdrawals=(
             (
