@@ -248,14 +248,20 @@ def test_soak(run, mix):
     run([mix] * 4, 40_000, faults=FAULTY, actions=LIFE | FLIPS)
 
 
+#: No size is a power of two that need not be one.
+ODD = {"sessions": 3, "queues": 5, "frames": (11, 5, 7, 5), "candidates": 5}
+
+
 def test_everything_through_a_narrow_codec():
     """The same with eight codec lanes: whatever goes through the data path keeps four cycles'
-    distance."""
-    runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8), opt="-O0")(
+    distance. Fifteen queues a session, five layers of three heads."""
+    odd = ODD | {"queues": 15}
+    runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8, **odd), opt="-O0")(
         [EASY, STORM, ROUGH],
         8000,
         faults=FAULTY,
         actions=LIFE | FLIPS | {"single": 5},
+        bench={"settings": {"shape": (5, 3)}},
         at_least={
             "close": 3,
             "flip_1": 1,
@@ -268,10 +274,8 @@ def test_everything_through_a_narrow_codec():
 
 
 def test_everything_without_codecs():
-    """raw16 alone: no quantiser, no dequantiser, no scale lines. And no size is a power of two that
-    need not be one."""
-    odd = {"sessions": 3, "queues": 5, "frames": (11, 5, 5, 5), "candidates": 5}
-    runner_of(UNIT.with_(name="unit_raw", codecs=False, **odd), opt="-O0")(
+    """raw16 alone: no quantiser, no dequantiser, no scale lines. And descriptors of any shape."""
+    runner_of(UNIT.with_(name="unit_raw", codecs=False, **ODD), opt="-O0")(
         [EASY, STORM, ROUGH],
         8000,
         faults=FAULTY,

@@ -41,13 +41,15 @@ _SOURCES = [s.name.lower() for s in PrefetchSource if s]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run fixes; None leaves it to chance. `limit`: frames of each pool."""
+    """What a run fixes; None leaves it to chance. `limit`: frames of each pool; `shape`: layers and
+    KV heads of every session."""
 
     low_water: int | None = None
     high_water: int | None = None
     limit: int | None = None
     policy: int | None = None
     format: str | None = None
+    shape: tuple[int, int] | None = None
 
 
 class Director:
@@ -97,7 +99,8 @@ class Director:
 
     async def open(self, session: int) -> None:
         tb, rng, model = self.tb, self.rng, self.model
-        shape = random_shape(self.config, rng, self.owners[session], self.deck)
+        owner, fixed = self.owners[session], self.settings.shape
+        shape = random_shape(self.config, rng, owner, self.deck, fixed)
         p = f"s{session}_"
         ranges = [
             *shape.formats,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter, deque
+from functools import cached_property
 
 import cocotb
 from cocotb.triggers import ClockCycles, Event, ReadOnly, RisingEdge
@@ -179,9 +180,6 @@ class TB:
         self.answered = 0  #: the cycle of the latest answer
         #: callables that write into the hardware, run when a cycle begins
         self.deposits: list = []
-        self.words = dut
-        for part in PAGE_WORDS:
-            self.words = getattr(self.words, part)
 
     async def start(self) -> None:
         dut = self.dut
@@ -217,7 +215,7 @@ class TB:
         self.flash_port.now = self.cycle
 
     async def until_ready(self) -> None:
-        for _ in range(2000):
+        for _ in range(2000 + 8 * self.config.page_words):  # a reset scrubs metadata
             await RisingEdge(self.dut.clk)
             if self.dut.ready.value == 1:
                 return
@@ -480,6 +478,14 @@ class TB:
         return sum(int(value) << layout[field].low for field, value in values.items())
 
     # - page words ---------------------------------------------------------------------------------
+    @cached_property
+    def words(self):
+        """Rows of the page words: of a configuration whose page words are no macro."""
+        memory = self.dut
+        for part in PAGE_WORDS:
+            memory = getattr(memory, part)
+        return memory
+
     def word(self, key: tuple):
         session, queue, page = key
         return self.words[(session * self.config.queues + queue) * self.config.pages + page]

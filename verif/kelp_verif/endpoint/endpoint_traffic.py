@@ -49,10 +49,15 @@ def pace(rng: random.Random, level: float) -> Iterator[bool]:
 
 
 def random_shape(
-    config: Config, rng: random.Random, owner: int, deck: list[tuple[Format, Format]]
+    config: Config,
+    rng: random.Random,
+    owner: int,
+    deck: list[tuple[Format, Format]],
+    fixed: tuple[int, int] | None = None,
 ) -> Shape:
-    """A descriptor whose formats come off the deck, so that all of them have their turn."""
-    layers, kv_heads = rng.choice(
+    """A descriptor whose formats come off the deck, so that all of them have their turn. `fixed`:
+    its layers and KV heads."""
+    layers, kv_heads = fixed or rng.choice(
         [
             (a, b)
             for a in range(1, config.queues + 1)
