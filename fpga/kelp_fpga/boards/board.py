@@ -46,6 +46,21 @@ _RESET_CYCLES = 255  #: longer than any line of the memory is under way
 _ADDRESS_BITS = 25
 
 
+class _State:
+    """What the parts of a board know of one another."""
+
+    def __init__(self):
+        #: The device is reset for as many cycles more. Power-up holds everything for a moment as
+        #: well: configuration leaves block RAM's first cycles to chance on some boards.
+        self.resetting = Signal(range(_RESET_CYCLES + 1), init=_RESET_CYCLES)
+        self.device_reset = Signal(init=1)
+        self.running = Signal()
+        self.memory_ready = Signal()
+        self.quiescent = Signal()
+        self.time = Signal(32)
+        self.detail = Signal(19)  #: of the last memory test
+
+
 class Board(wiring.Component):
     """One clock. `sync` is never reset but by power-up; the endpoint and what hangs on it are in
     the domain `device`, which CONTROL.RESET resets as well. `chip` is `sync` for what talks to the
@@ -109,163 +124,186 @@ class Board(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
-        port = axi_signature(c)
-        in_device = DomainRenamer("device")
         m.domains.device = ClockDomain()
+        state = _State()
+        self._blocks(m)
+        memory = self._memory(m, state)
+        self._reset(m, state)
+        under_way, answers = self._line(m)
+        # A cycle later, which nobody sees who has to send a message first.
+        m.d.sync += state.quiescent.eq(m.submodules.endpoint.quiescent & ~Cat(under_way).any())
+        self._self_test(m, state, answers)
         s = m.submodules
-        s.receiver = receiver = UartReceiver(divisor=self.divisor)
-        s.transmitter = transmitter = UartTransmitter(divisor=self.divisor)
-        s.bridge = bridge = HostBridge(patience=20 * self.divisor)
-        endpoint = (NoEndpoint if c.name == FIRST_LIGHT else Endpoint)(config=c)
-        arbiter = AxiArbiter(managers=3, address_bits=_ADDRESS_BITS, id_bits=port.id_bits)
-        ids = port.id_bits + arbiter.select_bits
-        cold = ColdStore(
-            config=c,
-            first_line=self.cold_first,
-            lines=self.lines - self.cold_first,
-            address_bits=_ADDRESS_BITS,
+        for n, manager in enumerate((s.endpoint, s.cold, s.test)):
+            self._join(m, manager.axi, getattr(s.arbiter, f"i_{n}"))
+        connect(m, s.arbiter.o, memory)
+        self._registers(m, state)
+        self._leds(m, state)
+        return m
+
+    def _blocks(self, m: Module) -> None:
+        """All but the memory; with the endpoint in the domain `device` what hangs on it."""
+        c, s, in_device = self.config, m.submodules, DomainRenamer("device")
+        s.receiver = UartReceiver(divisor=self.divisor)
+        s.transmitter = UartTransmitter(divisor=self.divisor)
+        s.bridge = HostBridge(patience=20 * self.divisor)
+        s.endpoint = in_device((NoEndpoint if c.name == FIRST_LIGHT else Endpoint)(config=c))
+        s.arbiter = in_device(
+            AxiArbiter(managers=3, address_bits=_ADDRESS_BITS, id_bits=axi_signature(c).id_bits)
         )
-        test = MemoryTest(address_bits=_ADDRESS_BITS)
-        s.endpoint, s.arbiter, s.cold, s.test = (
-            in_device(endpoint),
-            in_device(arbiter),
-            in_device(cold),
-            in_device(test),
+        s.cold = in_device(
+            ColdStore(
+                config=c,
+                first_line=self.cold_first,
+                lines=self.lines - self.cold_first,
+                address_bits=_ADDRESS_BITS,
+            )
         )
-        s.self_test = self_test = SelfTest(program=self.program)
-        memory_ready = Signal()
-        if self.block_lines is None:
-            sdram = Sdram(hz=self.hz, address_bits=_ADDRESS_BITS, id_bits=ids, core_domain="board")
-            m.domains.chip = ClockDomain()
-            chip_reset = Signal(init=1, reset_less=True)
-            m.d.sync += chip_reset.eq(ResetSignal(allow_reset_less=True))
-            m.d.comb += [ClockSignal("chip").eq(ClockSignal()), ResetSignal("chip").eq(chip_reset)]
-            s.sdram = DomainRenamer({"sync": "device", "board": "chip"})(sdram)
-            connect(m, sdram.pins, flipped(self.sdram))
-            m.d.comb += memory_ready.eq(sdram.ready)
-            memory = sdram.axi
-        else:
+        s.test = in_device(MemoryTest(address_bits=_ADDRESS_BITS))
+        s.self_test = SelfTest(program=self.program)
+
+    def _memory(self, m: Module, state: _State):
+        """The SDRAM or block RAM. Returns its port."""
+        s = m.submodules
+        ids = axi_signature(self.config).id_bits + s.arbiter.select_bits
+        if self.block_lines is not None:
             store = BlockStore(
                 lines=self.block_lines, address_bits=_ADDRESS_BITS, id_bits=ids, ultra=self.ultra
             )
-            s.store = in_device(store)
-            m.d.comb += memory_ready.eq(1)
-            memory = store.axi
+            s.store = DomainRenamer("device")(store)
+            m.d.comb += state.memory_ready.eq(1)
+            return store.axi
+        sdram = Sdram(hz=self.hz, address_bits=_ADDRESS_BITS, id_bits=ids, core_domain="board")
+        m.domains.chip = ClockDomain()
+        chip_reset = Signal(init=1, reset_less=True)
+        m.d.sync += chip_reset.eq(ResetSignal(allow_reset_less=True))
+        m.d.comb += [ClockSignal("chip").eq(ClockSignal()), ResetSignal("chip").eq(chip_reset)]
+        s.sdram = DomainRenamer({"sync": "device", "board": "chip"})(sdram)
+        connect(m, sdram.pins, flipped(self.sdram))
+        m.d.comb += state.memory_ready.eq(sdram.ready)
+        return sdram.axi
 
-        # - reset ----------------------------------------------------------------------------------
-        # Power-up holds everything for a moment as well: configuration leaves block RAM's first
-        # cycles to chance on some boards.
-        resetting = Signal(range(_RESET_CYCLES + 1), init=_RESET_CYCLES)
+    def _reset(self, m: Module, state: _State) -> None:
+        """Of the domain `device`; the self-test and CONTROL.RESET begin one."""
+        resetting, counting = state.resetting, Signal(init=1)
         with m.If(resetting != 0):
             m.d.sync += resetting.eq(resetting - 1)
         # A register of its own, from a register: it goes to most of the device.
-        counting, device_reset, running = Signal(init=1), Signal(init=1), Signal()
-        m.d.sync += [counting.eq(resetting != 0), device_reset.eq(counting)]
-        m.d.comb += running.eq((resetting == 0) & ~counting & ~device_reset)
+        m.d.sync += [counting.eq(resetting != 0), state.device_reset.eq(counting)]
         m.d.comb += [
+            state.running.eq((resetting == 0) & ~counting & ~state.device_reset),
             ClockSignal("device").eq(ClockSignal()),
-            ResetSignal("device").eq(device_reset),
-            bridge.device_reset.eq(device_reset),
+            ResetSignal("device").eq(state.device_reset),
+            m.submodules.bridge.device_reset.eq(state.device_reset),
         ]
 
-        # - the line, the endpoint -----------------------------------------------------------------
-        m.d.comb += [receiver.rx.eq(self.rx), self.tx.eq(transmitter.tx)]
-        connect(m, receiver.o, bridge.i)
-        connect(m, bridge.o, transmitter.i)
-        # A message takes the UART hundreds of cycles: what the endpoint does with it need not reach
-        # the bridge's wide registers in the same one, nor the other way round.
-        under_way = []
-        for name in ("m2s_req", "m2s_rwd"):
-            s[f"{name}_place"] = place = in_device(OnePlace(getattr(endpoint, name).p.shape()))
-            connect(m, getattr(bridge, name), place.i)
-            connect(m, place.o, getattr(endpoint, name))
-            under_way.append(place.o.valid)
-        answers = {}
-        for name in ("s2m_drs", "s2m_ndr"):
-            s[f"{name}_place"] = place = in_device(OnePlace(getattr(endpoint, name).p.shape()))
-            connect(m, getattr(endpoint, name), place.i)
-            connect(m, place.o, getattr(bridge, name))
-            answers[name.removeprefix("s2m_")] = place.o
-        m.d.comb += endpoint.s2m_bisnp.ready.eq(1)
-        connect(m, endpoint.cold_command, cold.command)
-        s.completion_place = place = in_device(OnePlace(cold.completion.p.shape()))
-        connect(m, cold.completion, place.i)
-        connect(m, place.o, endpoint.cold_completion)
+    def _place(self, m: Module, name: str, source, sink) -> OnePlace:
+        """A register slice between two of the device's streams."""
+        m.submodules[f"{name}_place"] = place = DomainRenamer("device")(OnePlace(source.p.shape()))
+        connect(m, source, place.i)
+        connect(m, place.o, sink)
+        return place
 
-        # - self-test ------------------------------------------------------------------------------
+    def _line(self, m: Module):
+        """The UART, the bridge and the endpoint. Returns requests that are under way, and the
+        endpoint's answers by channel.
+
+        A message takes the UART hundreds of cycles: what the endpoint does with it need not reach
+        the bridge's wide registers in the same one, nor the other way round.
+        """
+        s, bridge, endpoint = m.submodules, m.submodules.bridge, m.submodules.endpoint
+        m.d.comb += [s.receiver.rx.eq(self.rx), self.tx.eq(s.transmitter.tx)]
+        connect(m, s.receiver.o, bridge.i)
+        connect(m, bridge.o, s.transmitter.i)
+        requests = [
+            self._place(m, name, getattr(bridge, name), getattr(endpoint, name))
+            for name in ("m2s_req", "m2s_rwd")
+        ]
+        drs = self._place(m, "s2m_drs", endpoint.s2m_drs, bridge.s2m_drs)
+        ndr = self._place(m, "s2m_ndr", endpoint.s2m_ndr, bridge.s2m_ndr)
+        m.d.comb += endpoint.s2m_bisnp.ready.eq(1)
+        connect(m, endpoint.cold_command, s.cold.command)
+        self._place(m, "completion", s.cold.completion, endpoint.cold_completion)
+        return [place.o.valid for place in requests], {"drs": drs.o, "ndr": ndr.o}
+
+    def _self_test(self, m: Module, state: _State, answers) -> None:
+        """The self-test at the bridge and the memory test; it looks at the `answers`."""
+        s, bridge = m.submodules, m.submodules.bridge
+        self_test, test = s.self_test, s.test
         s.inject_place = place = ResetInserter(~self_test.busy)(OnePlace(self_test.o.p.shape()))
         connect(m, self_test.o, place.i)
         connect(m, place.o, bridge.inject)
-        # A cycle late, which nobody sees who has to send a message first.
-        quiescent = Signal()
-        m.d.sync += quiescent.eq(endpoint.quiescent & ~Cat(under_way).any())
         march = Signal()
         m.d.sync += march.eq(self_test.march)
+        for name, answer in answers.items():
+            seen = getattr(self_test, name)
+            m.d.comb += [
+                seen.valid.eq(answer.valid),
+                Value.cast(seen.payload).eq(Value.cast(answer.payload)),
+            ]
         m.d.comb += [
             bridge.hold.eq(self_test.busy),
             bridge.take_drs.eq(self_test.drs.ready),
             bridge.take_ndr.eq(self_test.ndr.ready),
             self_test.owed.eq(bridge.owed),
-            *(getattr(self_test, name).valid.eq(answer.valid) for name, answer in answers.items()),
-            *(
-                Value.cast(getattr(self_test, name).payload).eq(Value.cast(answer.payload))
-                for name, answer in answers.items()
-            ),
-            self_test.memory_ready.eq(memory_ready),
-            self_test.ready.eq(endpoint.ready & running),
-            self_test.quiescent.eq(quiescent),
-            endpoint.ecc_flip.eq(self_test.flip),
+            self_test.memory_ready.eq(state.memory_ready),
+            self_test.ready.eq(s.endpoint.ready & state.running),
+            self_test.quiescent.eq(state.quiescent),
+            s.endpoint.ecc_flip.eq(self_test.flip),
             test.start.eq(march),
             self_test.march_done.eq(test.done),
             self_test.march_wrong.eq(test.result != 0),
         ]
         with m.If(self_test.reset):
-            m.d.sync += resetting.eq(_RESET_CYCLES)
-        detail = Signal(19)
+            m.d.sync += state.resetting.eq(_RESET_CYCLES)
         with m.If(test.done):
-            m.d.sync += detail.eq(test.detail)
+            m.d.sync += state.detail.eq(test.detail)
 
-        # - memory ---------------------------------------------------------------------------------
-        for n, manager in enumerate((endpoint, cold, test)):
-            self._join(m, manager.axi, getattr(arbiter, f"i_{n}"))
-        connect(m, arbiter.o, memory)
-
-        # - registers ------------------------------------------------------------------------------
-        time, scratch, lockstep = Signal(32), Signal(32), Signal()
-        first, count, fetches, stores = (
-            Signal(19),
-            Signal(20, init=self.lines),
-            Signal(32),
-            Signal(32),
-        )
+    def _counts(self, m: Module, state: _State) -> tuple[Signal, Signal]:
+        """Pages fetched from the cold tier, and stored, since the device was reset."""
+        cold = m.submodules.cold
+        fetches, stores = Signal(32), Signal(32)
         # two registers: the cold tier may lie at the other end of the device
         fetched, stored = Signal(2), Signal(2)
-        status, values = Signal(32), {}
         m.d.sync += [
-            time.eq(time + 1),
             fetched.eq(Cat(cold.reads, fetched[0])),
             stored.eq(Cat(cold.writes, stored[0])),
-            fetches.eq(Mux(device_reset, 0, fetches + fetched[1])),
-            stores.eq(Mux(device_reset, 0, stores + stored[1])),
+            fetches.eq(Mux(state.device_reset, 0, fetches + fetched[1])),
+            stores.eq(Mux(state.device_reset, 0, stores + stored[1])),
         ]
+        return fetches, stores
+
+    def _status(self, m: Module, state: _State) -> Signal:
+        """Register STATUS."""
+        s, status = m.submodules, Signal(32)
         m.d.comb += [
-            endpoint.lockstep.eq(lockstep),
-            test.first.eq(first),
-            test.count.eq(count),
-            status[Status.MEMORY].eq(memory_ready),
-            status[Status.READY].eq(endpoint.ready & running),
-            status[Status.QUIESCENT].eq(quiescent),
-            status[Status.IRQ].eq(endpoint.irq),
-            status[Status.TESTING].eq(self_test.busy),
-            status[Status.TESTED].eq(self_test.done),
-            status[Status.PASSED].eq(self_test.passed),
+            status[Status.MEMORY].eq(state.memory_ready),
+            status[Status.READY].eq(s.endpoint.ready & state.running),
+            status[Status.QUIESCENT].eq(state.quiescent),
+            status[Status.IRQ].eq(s.endpoint.irq),
+            status[Status.TESTING].eq(s.self_test.busy),
+            status[Status.TESTED].eq(s.self_test.done),
+            status[Status.PASSED].eq(s.self_test.passed),
         ]
-        values |= {
+        return status
+
+    def _registers(self, m: Module, state: _State) -> None:
+        """The board's registers, at the bridge."""
+        s, bridge = m.submodules, m.submodules.bridge
+        scratch, lockstep = Signal(32), Signal()
+        first, count = Signal(19), Signal(20, init=self.lines)
+        fetches, stores = self._counts(m, state)
+        m.d.sync += state.time.eq(state.time + 1)
+        m.d.comb += [
+            s.endpoint.lockstep.eq(lockstep),
+            s.test.first.eq(first),
+            s.test.count.eq(count),
+        ]
+        values = {
             BoardRegister.IDENT: Const(IDENT, 32),
-            BoardRegister.DIGEST: Const(int(c.digest[:8], 16), 32),
+            BoardRegister.DIGEST: Const(int(self.config.digest[:8], 16), 32),
             BoardRegister.CLOCK: Const(self.hz, 32),
-            BoardRegister.STATUS: status,
+            BoardRegister.STATUS: self._status(m, state),
             BoardRegister.CONTROL: lockstep << Control.LOCKSTEP,
             BoardRegister.SCRATCH: scratch,
             BoardRegister.LINES: Const(self.lines, 32),
@@ -275,10 +313,10 @@ class Board(wiring.Component):
             BoardRegister.STORES: stores,
             BoardRegister.TEST_FIRST: first,
             BoardRegister.TEST_LINES: count,
-            BoardRegister.TEST_RESULT: Value.cast(self_test.result),
-            BoardRegister.TEST_DETAIL: detail,
-            BoardRegister.TIME: time,
-            BoardRegister.TEST_CHECK: self_test.check,
+            BoardRegister.TEST_RESULT: Value.cast(s.self_test.result),
+            BoardRegister.TEST_DETAIL: state.detail,
+            BoardRegister.TIME: state.time,
+            BoardRegister.TEST_CHECK: s.self_test.check,
         }
         with m.Switch(bridge.board_address):
             for register, value in values.items():
@@ -286,7 +324,7 @@ class Board(wiring.Component):
                     m.d.comb += bridge.board_read_data.eq(value)
         data, starts = bridge.board_data, Signal()
         m.d.sync += starts.eq(0)
-        m.d.comb += self_test.start.eq(starts)
+        m.d.comb += s.self_test.start.eq(starts)
         with m.If(bridge.board_write):
             with m.Switch(bridge.board_address):
                 with m.Case(BoardRegister.SCRATCH):
@@ -298,9 +336,10 @@ class Board(wiring.Component):
                 with m.Case(BoardRegister.CONTROL):
                     m.d.sync += [lockstep.eq(data[Control.LOCKSTEP]), starts.eq(data[Control.TEST])]
                     with m.If(data[Control.RESET]):
-                        m.d.sync += resetting.eq(_RESET_CYCLES)
+                        m.d.sync += state.resetting.eq(_RESET_CYCLES)
 
-        # - LEDs -----------------------------------------------------------------------------------
+    def _leds(self, m: Module, state: _State) -> None:
+        s, bridge, self_test = m.submodules, m.submodules.bridge, m.submodules.self_test
         # a frame lights its LED for a twentieth of a second
         shown = Signal(range(max(2, self.hz // 20)))
         with m.If(bridge.heard):
@@ -309,17 +348,16 @@ class Board(wiring.Component):
             m.d.sync += shown.eq(shown - 1)
         m.d.sync += self.leds.eq(
             Cat(
-                memory_ready,
-                endpoint.ready,
+                state.memory_ready,
+                s.endpoint.ready,
                 bridge.synced,
                 shown != 0,
-                ~quiescent,
-                self_test.busy & time[23],
+                ~state.quiescent,
+                self_test.busy & state.time[23],
                 self_test.passed,
                 self_test.done & ~self_test.passed,
             )
         )
-        return m
 
     @staticmethod
     def _join(m, manager, port):

@@ -23,6 +23,18 @@ _BOARD_REQUEST = data.StructLayout(dict(BOARD_REQUEST))
 _BOARD_REPLY = data.StructLayout(dict(BOARD_REPLY))
 
 
+class _Session:
+    """A connection of a host's, and what the endpoint owes it."""
+
+    def __init__(self):
+        self.draining = Signal()  #: the answers to an earlier host are taken and dropped
+        self.nonce = Signal(32)
+        self.owed = Signal(24)  #: answers that the endpoint still owes
+        self.cleared = Signal()
+        self.asked = Signal()  #: of `owed`, this cycle
+        self.answered = Signal(2)
+
+
 class HostBridge(wiring.Component):
     """Between a line of bytes (UART, Ethernet, …) and the endpoint's channels.
     kelp_fpga.link.protocol has the frames, kelp_fpga.link.host_link the protocol.
@@ -90,26 +102,35 @@ class HostBridge(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.deframer = deframer = Deframer()
-        m.submodules.framer = framer = Framer()
-        m.submodules.receiver = receiver = LinkReceiver()
-        m.submodules.sender = sender = LinkSender(patience=self.patience)
+        session = _Session()
+        self._link(m, session)
+        self._connect(m, session)
+        self._request(m, session)
+        self._answer(m, session, *self._board(m, session))
+        return m
+
+    def _link(self, m: Module, session: _Session) -> None:
+        """Bytes to bodies to messages, and back."""
+        s = m.submodules
+        s.deframer = deframer = Deframer()
+        s.framer = framer = Framer()
+        s.receiver = receiver = LinkReceiver()
+        s.sender = sender = LinkSender(patience=self.patience)
         connect(m, flipped(self.i), deframer.i)
         # Whether the framer must escape a byte hangs on the sender's memory, whose address hangs on
         # whether the framer takes the byte: a register between.
-        m.submodules.to_framer = to_framer = Skid(body_byte)
+        s.to_framer = to_framer = Skid(body_byte)
         connect(m, sender.o, to_framer.i)
         connect(m, to_framer.o, framer.i)
         connect(m, framer.o, flipped(self.o))
         connect(m, flipped(self.inject), receiver.inject)
-        draining, nonce = Signal(), Signal(32)
         m.d.comb += [
             receiver.end.eq(deframer.end),
             receiver.good.eq(deframer.good),
             receiver.enable.eq(self.synced),
             sender.enable.eq(self.synced),
             sender.expected.eq(receiver.expected),
-            sender.nonce.eq(nonce),
+            sender.nonce.eq(session.nonce),
             *(
                 getattr(sender, name).eq(getattr(receiver, name))
                 for name in ("polled", "owed", "urgent")
@@ -120,16 +141,16 @@ class HostBridge(wiring.Component):
         connect(m, deframer.byte, receiver.byte)
         connect(m, receiver.ack, sender.ack)
 
-        # - a host connects ------------------------------------------------------------------------
-        # A request that stands at the endpoint's door goes in first: what is offered is not taken
-        # back. Then all is forgotten, then the endpoint answers.
-        # `owed`: answers that the endpoint still owes
-        owed, asked, answered, cleared = Signal(24), Signal(), Signal(2), Signal()
-        # counted a cycle late: `cleared` is later still
+    def _connect(self, m: Module, session: _Session) -> None:
+        """A host connects. A request that stands at the endpoint's door goes in first: what is
+        offered is not taken back. Then all is forgotten, then the endpoint answers."""
+        receiver, sender = m.submodules.receiver, m.submodules.sender
+        owed, cleared, draining = session.owed, session.cleared, session.draining
+        # counted a cycle after it is so: `cleared` comes after that
         asked_before, answered_before = Signal(), Signal(2)
         m.d.sync += [
-            asked_before.eq(asked),
-            answered_before.eq(answered),
+            asked_before.eq(session.asked),
+            answered_before.eq(session.answered),
             owed.eq(owed + asked_before - answered_before),
         ]
         m.d.comb += self.owed.eq(owed.any())
@@ -142,9 +163,9 @@ class HostBridge(wiring.Component):
             m.d.sync += [draining.eq(0), self.synced.eq(1)]
             m.d.comb += sender.greet.eq(1)
         with m.If(receiver.sync):
-            with m.If((receiver.nonce != nonce) | ~(self.synced | draining)):
+            with m.If((receiver.nonce != session.nonce) | ~(self.synced | draining)):
                 m.d.sync += [
-                    nonce.eq(receiver.nonce),
+                    session.nonce.eq(receiver.nonce),
                     draining.eq(1),
                     cleared.eq(0),
                     self.synced.eq(0),
@@ -153,72 +174,79 @@ class HostBridge(wiring.Component):
             with m.Elif(self.synced):
                 m.d.comb += sender.greet.eq(1)  # its answer was lost
 
-        # - requests -------------------------------------------------------------------------------
-        message, kind = receiver.o.p.payload, receiver.o.p.kind
+    def _view(self, m: Module, shape, code: Kind):
+        """The message at the receiver's door as a message of kind `code`."""
+        message = m.submodules.receiver.o.p.payload
+        return data.View(shape, message[len(message) - 8 * TO_DEVICE[code] :][: shape.size])
 
-        def view(shape, code):
-            return data.View(shape, message[len(message) - 8 * TO_DEVICE[code] :][: shape.size])
-
-        req, rwd, board = (
-            view(MESSAGES["M2SReq"], Kind.REQ),
-            view(MESSAGES["M2SRwD"], Kind.RWD),
-            view(_BOARD_REQUEST, Kind.BOARD),
-        )
+    def _request(self, m: Module, session: _Session) -> None:
+        """Messages to the endpoint."""
+        receiver = m.submodules.receiver
+        req = self._view(m, MESSAGES["M2SReq"], Kind.REQ)
+        rwd = self._view(m, MESSAGES["M2SRwD"], Kind.RWD)
         for port, payload, code in ((self.m2s_req, req, Kind.REQ), (self.m2s_rwd, rwd, Kind.RWD)):
             m.d.comb += [
                 Value.cast(port.payload).eq(Value.cast(payload)),
-                port.valid.eq(receiver.o.valid & (kind == code)),
+                port.valid.eq(receiver.o.valid & (receiver.o.p.kind == code)),
             ]
             with m.If(port.valid & port.ready):
                 m.d.comb += [
                     receiver.o.ready.eq(1),
-                    asked.eq(1 if code == Kind.RWD else payload.opcode != M2SReq.MEM_SPEC_RD),
+                    session.asked.eq(
+                        1 if code == Kind.RWD else payload.opcode != M2SReq.MEM_SPEC_RD
+                    ),
                 ]
 
-        # - answers: the board's, then data, then completions --------------------------------------
-        board_pending, board_reply = Signal(), Signal(_BOARD_REPLY)
+    def _board(self, m: Module, session: _Session):
+        """Messages to the board's registers. Returns whether a reply waits, and the reply."""
+        receiver, board = m.submodules.receiver, self._view(m, _BOARD_REQUEST, Kind.BOARD)
+        pending, reply = Signal(), Signal(_BOARD_REPLY)
         m.d.sync += [self.board_valid.eq(0), self.board_write.eq(0)]
         with m.If(self.board_valid):
-            m.d.sync += board_reply.data.eq(self.board_read_data)
-        with m.If(receiver.o.valid & (kind == Kind.BOARD) & (draining | ~board_pending)):
+            m.d.sync += reply.data.eq(self.board_read_data)
+        with m.If(
+            receiver.o.valid & (receiver.o.p.kind == Kind.BOARD) & (session.draining | ~pending)
+        ):
             m.d.comb += receiver.o.ready.eq(1)
             m.d.sync += [
                 self.board_valid.eq(1),
                 self.board_write.eq(board.write),
                 self.board_address.eq(board.address),
                 self.board_data.eq(board.data),
-                board_pending.eq(1),
-                board_reply.tag.eq(board.tag),
+                pending.eq(1),
+                reply.tag.eq(board.tag),
             ]
+        return pending, reply
+
+    def _answer(self, m: Module, session: _Session, pending: Signal, reply) -> None:
+        """Answers to the sender: the board's, then data, then completions.
+
+        Critical path: `turn` chooses among hundreds of bits, so it is registered; an answer takes
+        the line longer than that cycle. A turn is given when the sender is ready, which it stays
+        until a message comes: an offer that waited would be withdrawn by `draining`, `hold` or a
+        reset of the endpoint. Of a shorter message the bytes behind its own are never sent.
+        """
+        sender, draining = m.submodules.sender, session.draining
+        drs, ndr = self.s2m_drs, self.s2m_ndr
         with m.If(self.hold):
-            m.d.comb += [self.s2m_drs.ready.eq(self.take_drs), self.s2m_ndr.ready.eq(self.take_ndr)]
-        # Critical path: `turn` chooses among hundreds of bits, so it is registered; an answer takes
-        # the line longer than that cycle. A turn is given when the sender is ready, which it stays
-        # until a message comes: an offer that waited would be withdrawn by `draining`, `hold` or a
-        # reset of the endpoint. Of a shorter message the bytes behind its own are never sent.
-        turn = Signal(Kind)
-        drs, ndr = Value.cast(self.s2m_drs.payload), Value.cast(self.s2m_ndr.payload)
-        m.d.comb += [sender.i.p.kind.eq(turn), sender.i.p.payload.eq(drs)]
+            m.d.comb += [drs.ready.eq(self.take_drs), ndr.ready.eq(self.take_ndr)]
+        turn, payload = Signal(Kind), sender.i.p.payload
+        m.d.comb += [sender.i.p.kind.eq(turn), payload.eq(Value.cast(drs.payload))]
         with m.Switch(turn):
-            with m.Case(Kind.BOARD):
-                m.d.comb += sender.i.p.payload[: len(Value.cast(board_reply))].eq(
-                    Value.cast(board_reply)
-                )
-            with m.Case(Kind.REQ):
-                m.d.comb += sender.i.p.payload[: len(ndr)].eq(ndr)
+            for code, message in ((Kind.BOARD, reply), (Kind.REQ, ndr.payload)):
+                with m.Case(code):
+                    bits = Value.cast(message)
+                    m.d.comb += payload[: len(bits)].eq(bits)
         # its answer is still there: a reset forgets it, draining and hold take it by themselves
         stands = Signal()
         m.d.comb += [
             stands.eq(
                 ~draining
                 & (
-                    ((turn == Kind.BOARD) & board_pending)
+                    ((turn == Kind.BOARD) & pending)
                     | (
                         ~self.hold
-                        & (
-                            ((turn == Kind.RWD) & self.s2m_drs.valid)
-                            | ((turn == Kind.REQ) & self.s2m_ndr.valid)
-                        )
+                        & (((turn == Kind.RWD) & drs.valid) | ((turn == Kind.REQ) & ndr.valid))
                     )
                 )
             ),
@@ -226,39 +254,20 @@ class HostBridge(wiring.Component):
         ]
         with m.If(draining):
             with m.If(~self.hold):
-                m.d.comb += [self.s2m_drs.ready.eq(1), self.s2m_ndr.ready.eq(1)]
-            m.d.sync += board_pending.eq(0)
+                m.d.comb += [drs.ready.eq(1), ndr.ready.eq(1)]
+            m.d.sync += pending.eq(0)
         with m.If(stands):
             with m.If(sender.i.ready):
                 m.d.sync += turn.eq(Kind.CONTROL)
                 with m.Switch(turn):
                     with m.Case(Kind.BOARD):
-                        m.d.sync += board_pending.eq(0)
+                        m.d.sync += pending.eq(0)
                     with m.Case(Kind.RWD):
-                        m.d.comb += self.s2m_drs.ready.eq(1)
+                        m.d.comb += drs.ready.eq(1)
                     with m.Case(Kind.REQ):
-                        m.d.comb += self.s2m_ndr.ready.eq(1)
+                        m.d.comb += ndr.ready.eq(1)
         with m.Else():
-            m.d.sync += turn.eq(
-                Mux(
-                    draining | ~sender.i.ready,
-                    Kind.CONTROL,
-                    Mux(
-                        board_pending,
-                        Kind.BOARD,
-                        Mux(
-                            self.hold,
-                            Kind.CONTROL,
-                            Mux(
-                                self.s2m_drs.valid,
-                                Kind.RWD,
-                                Mux(self.s2m_ndr.valid, Kind.REQ, Kind.CONTROL),
-                            ),
-                        ),
-                    ),
-                )
-            )
-        m.d.comb += answered.eq(
-            (self.s2m_drs.valid & self.s2m_drs.ready) + (self.s2m_ndr.valid & self.s2m_ndr.ready)
-        )
-        return m
+            of_endpoint = Mux(drs.valid, Kind.RWD, Mux(ndr.valid, Kind.REQ, Kind.CONTROL))
+            first = Mux(pending, Kind.BOARD, Mux(self.hold, Kind.CONTROL, of_endpoint))
+            m.d.sync += turn.eq(Mux(draining | ~sender.i.ready, Kind.CONTROL, first))
+        m.d.comb += session.answered.eq((drs.valid & drs.ready) + (ndr.valid & ndr.ready))

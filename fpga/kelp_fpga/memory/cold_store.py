@@ -20,6 +20,24 @@ __all__ = ["ColdStore"]
 _SECTOR_LINES = 512 // LINE_BYTES
 
 
+class _Copy:
+    """The command under way and how far its page is copied."""
+
+    def __init__(self, shape, line_bits: int):
+        self.order = Signal(shape)
+        self.status = Signal(2)
+        self.read_line = Signal(line_bits)
+        self.write_line = Signal(line_bits)
+        self.reads_left = Signal(line_bits)
+        self.writes_left = Signal(line_bits)
+        self.unread = Signal(line_bits)  #: asked for and not come
+        self.unwritten = Signal(line_bits)  #: gone and not confirmed
+        self.addressed = Signal()  #: AW and W of one line are taken in either order
+        self.stored = Signal()
+        #: the line mask is what is written: a register, because it chooses among hundreds of bits
+        self.ends = Signal()
+
+
 class ColdStore(wiring.Component):
     """Commands one after another: a page's lines are copied between its frame and its LBA, then its
     line mask (validity, poison) is written or read.
@@ -79,8 +97,8 @@ class ColdStore(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c, axi = self.config, self.axi
-        shape = self.layouts.cold_command
         # As many as the endpoint can have sent: every index once, and an ABORT for each.
+        shape = self.layouts.cold_command
         m.submodules.queue = queue = SyncFIFOBuffered(
             width=shape.size, depth=2 * (c.misses + c.write_backs)
         )
@@ -89,123 +107,124 @@ class ColdStore(wiring.Component):
             queue.w_data.eq(self.command.payload.as_value()),
             self.command.ready.eq(queue.w_rdy),
         ]
-        order = Signal(shape)
-        read_line, write_line, reads_left, writes_left, unread, unwritten = (
-            Signal(len(axi.ar.p.addr) - 6, name=name)
-            for name in (
-                "read_line",
-                "write_line",
-                "reads_left",
-                "writes_left",
-                "unread",
-                "unwritten",
-            )
-        )
-        status, last_lines = Signal(2), (c.cold_slot_sectors - 1) * _SECTOR_LINES
-        slot = order.lba * _SECTOR_LINES
-        beyond = slot + c.cold_slot_sectors * _SECTOR_LINES > self.lines
+        copy = _Copy(shape, len(axi.ar.p.addr) - 6)
         m.d.comb += [
-            self.completion.p.id.eq(order.id),
-            self.completion.p.status.eq(status),
-            axi.ar.p.size.eq(SIZE_LINE),
-            axi.ar.p.burst.eq(BURST_INCR),
-            axi.aw.p.size.eq(SIZE_LINE),
-            axi.aw.p.burst.eq(BURST_INCR),
-            axi.ar.p.addr.eq(read_line << 6),
-            axi.aw.p.addr.eq(write_line << 6),
-            axi.w.p.strb.eq(~Const(0, LINE_BYTES)),
-            axi.w.p.last.eq(1),
+            self.completion.p.id.eq(copy.order.id),
+            self.completion.p.status.eq(copy.status),
         ]
-        # What has been asked for and not come; what has gone and not been confirmed.
-        ar, r, aw, b = (channel.valid & channel.ready for channel in (axi.ar, axi.r, axi.aw, axi.b))
-        m.d.sync += [
-            unread.eq(unread + ar - r),
-            unwritten.eq(unwritten + aw - b),
-            reads_left.eq(reads_left - ar),
-            writes_left.eq(writes_left - aw),
-            read_line.eq(read_line + ar),
-            write_line.eq(write_line + aw),
-        ]
-        m.d.comb += axi.b.ready.eq(1)
-        addressed, stored = Signal(), Signal()  # AW and W of one line, taken in either order
-        # the line mask is what is written: a register, because it chooses among hundreds of bits
-        ends = Signal()
-        m.d.comb += axi.w.p.data.eq(Mux(ends, order.line_mask.as_value(), axi.r.p.data))
-
-        def write(valid):
-            """Offer one line; true in the cycle in which both its channels have been taken."""
-            done = Signal()
-            m.d.comb += [
-                axi.aw.valid.eq(valid & ~addressed),
-                axi.w.valid.eq(valid & ~stored),
-                done.eq(valid & (addressed | axi.aw.ready) & (stored | axi.w.ready)),
-            ]
-            with m.If(valid):
-                m.d.sync += [
-                    addressed.eq((addressed | axi.aw.ready) & ~done),
-                    stored.eq((stored | axi.w.ready) & ~done),
-                ]
-            return done
-
+        self._port(m, copy)
         with m.FSM():
             with m.State("IDLE"):
                 m.d.comb += queue.r_en.eq(1)
-                m.d.sync += order.eq(queue.r_data)
+                m.d.sync += copy.order.eq(queue.r_data)
                 with m.If(queue.r_rdy):
                     m.next = "JUDGE"
-            with m.State("JUDGE"):
-                place = self.first_line + slot
-                m.d.sync += [
-                    status.eq(ColdStatus.OK),
-                    ends.eq(0),
-                    reads_left.eq(order.lines),
-                    writes_left.eq(order.lines),
-                    self.completion.p.line_mask.eq(0),
-                    read_line.eq(Mux(order.op == ColdOp.READ, place, order.line)),
-                    write_line.eq(Mux(order.op == ColdOp.READ, order.line, place)),
-                ]
-                m.next = "COPY"
-                with m.If(order.op == ColdOp.ABORT):
-                    m.d.sync += status.eq(ColdStatus.ABORTED)
-                    m.next = "ANSWER"
-                with m.Elif(beyond):
-                    m.d.sync += status.eq(ColdStatus.FAILED)
-                    m.next = "ANSWER"
-            with m.State("COPY"):
-                m.d.comb += [
-                    axi.ar.valid.eq((reads_left != 0) & (unread < 2)),
-                    axi.r.ready.eq(write(axi.r.valid)),
-                ]
-                with m.If(
-                    (reads_left == 0) & (writes_left == 0) & (unread == 0) & (unwritten == 0)
-                ):
-                    m.d.sync += [
-                        read_line.eq(self.first_line + slot + last_lines),
-                        write_line.eq(self.first_line + slot + last_lines),
-                    ]
-                    m.next = "ASK"
-                    with m.If(order.op == ColdOp.WRITE):
-                        m.d.sync += ends.eq(1)
-                        m.next = "SECTOR"
-            with m.State("SECTOR"):
-                with m.If(write(Const(1))):
-                    m.next = "CONFIRM"
-            with m.State("CONFIRM"):
-                with m.If(unwritten == 0):
-                    m.d.comb += self.writes.eq(1)
-                    m.next = "ANSWER"
-            with m.State("ASK"):
-                m.d.comb += axi.ar.valid.eq(1)
-                with m.If(axi.ar.ready):
-                    m.next = "TAKE"
-            with m.State("TAKE"):
-                m.d.comb += axi.r.ready.eq(1)
-                with m.If(axi.r.valid):
-                    m.d.comb += self.reads.eq(1)
-                    m.d.sync += self.completion.p.line_mask.eq(axi.r.p.data[: 2 * c.page_lines])
-                    m.next = "ANSWER"
+            self._judge(m, copy)
+            self._move(m, copy)
             with m.State("ANSWER"):
                 m.d.comb += self.completion.valid.eq(1)
                 with m.If(self.completion.ready):
                     m.next = "IDLE"
         return m
+
+    def _port(self, m: Module, copy: _Copy) -> None:
+        """The memory port, line by line, and what is under way on it."""
+        axi = self.axi
+        m.d.comb += [
+            axi.ar.p.size.eq(SIZE_LINE),
+            axi.ar.p.burst.eq(BURST_INCR),
+            axi.aw.p.size.eq(SIZE_LINE),
+            axi.aw.p.burst.eq(BURST_INCR),
+            axi.ar.p.addr.eq(copy.read_line << 6),
+            axi.aw.p.addr.eq(copy.write_line << 6),
+            axi.w.p.strb.eq(~Const(0, LINE_BYTES)),
+            axi.w.p.last.eq(1),
+            axi.w.p.data.eq(Mux(copy.ends, copy.order.line_mask.as_value(), axi.r.p.data)),
+            axi.b.ready.eq(1),
+        ]
+        ar, r, aw, b = (channel.valid & channel.ready for channel in (axi.ar, axi.r, axi.aw, axi.b))
+        m.d.sync += [
+            copy.unread.eq(copy.unread + ar - r),
+            copy.unwritten.eq(copy.unwritten + aw - b),
+            copy.reads_left.eq(copy.reads_left - ar),
+            copy.writes_left.eq(copy.writes_left - aw),
+            copy.read_line.eq(copy.read_line + ar),
+            copy.write_line.eq(copy.write_line + aw),
+        ]
+
+    def _write(self, m: Module, copy: _Copy, valid) -> Signal:
+        """Offer one line; true in the cycle in which both its channels have been taken."""
+        axi, done = self.axi, Signal()
+        m.d.comb += [
+            axi.aw.valid.eq(valid & ~copy.addressed),
+            axi.w.valid.eq(valid & ~copy.stored),
+            done.eq(valid & (copy.addressed | axi.aw.ready) & (copy.stored | axi.w.ready)),
+        ]
+        with m.If(valid):
+            m.d.sync += [
+                copy.addressed.eq((copy.addressed | axi.aw.ready) & ~done),
+                copy.stored.eq((copy.stored | axi.w.ready) & ~done),
+            ]
+        return done
+
+    def _judge(self, m: Module, copy: _Copy) -> None:
+        """State JUDGE: where the lines are to go, or why not."""
+        c, order = self.config, copy.order
+        slot = order.lba * _SECTOR_LINES
+        place = self.first_line + slot
+        with m.State("JUDGE"):
+            m.d.sync += [
+                copy.status.eq(ColdStatus.OK),
+                copy.ends.eq(0),
+                copy.reads_left.eq(order.lines),
+                copy.writes_left.eq(order.lines),
+                self.completion.p.line_mask.eq(0),
+                copy.read_line.eq(Mux(order.op == ColdOp.READ, place, order.line)),
+                copy.write_line.eq(Mux(order.op == ColdOp.READ, order.line, place)),
+            ]
+            m.next = "COPY"
+            with m.If(order.op == ColdOp.ABORT):
+                m.d.sync += copy.status.eq(ColdStatus.ABORTED)
+                m.next = "ANSWER"
+            with m.Elif(slot + c.cold_slot_sectors * _SECTOR_LINES > self.lines):
+                m.d.sync += copy.status.eq(ColdStatus.FAILED)
+                m.next = "ANSWER"
+
+    def _move(self, m: Module, copy: _Copy) -> None:
+        """States that copy the page's lines, then write or read its last line, the line mask."""
+        c, axi = self.config, self.axi
+        last_lines = (c.cold_slot_sectors - 1) * _SECTOR_LINES
+        mask_line = self.first_line + copy.order.lba * _SECTOR_LINES + last_lines
+        with m.State("COPY"):
+            m.d.comb += [
+                axi.ar.valid.eq((copy.reads_left != 0) & (copy.unread < 2)),
+                axi.r.ready.eq(self._write(m, copy, axi.r.valid)),
+            ]
+            with m.If(
+                (copy.reads_left == 0)
+                & (copy.writes_left == 0)
+                & (copy.unread == 0)
+                & (copy.unwritten == 0)
+            ):
+                m.d.sync += [copy.read_line.eq(mask_line), copy.write_line.eq(mask_line)]
+                m.next = "ASK"
+                with m.If(copy.order.op == ColdOp.WRITE):
+                    m.d.sync += copy.ends.eq(1)
+                    m.next = "SECTOR"
+        with m.State("SECTOR"):
+            with m.If(self._write(m, copy, Const(1))):
+                m.next = "CONFIRM"
+        with m.State("CONFIRM"):
+            with m.If(copy.unwritten == 0):
+                m.d.comb += self.writes.eq(1)
+                m.next = "ANSWER"
+        with m.State("ASK"):
+            m.d.comb += axi.ar.valid.eq(1)
+            with m.If(axi.ar.ready):
+                m.next = "TAKE"
+        with m.State("TAKE"):
+            m.d.comb += axi.r.ready.eq(1)
+            with m.If(axi.r.valid):
+                m.d.comb += self.reads.eq(1)
+                m.d.sync += self.completion.p.line_mask.eq(axi.r.p.data[: 2 * c.page_lines])
+                m.next = "ANSWER"
