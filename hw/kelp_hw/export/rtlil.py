@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+
 from amaranth.back import rtlil
 from amaranth.hdl import Const, Value
 from amaranth.hdl._ir import PortDirection
@@ -28,9 +31,24 @@ def to_rtlil(component: wiring.Component, *, name: str) -> str:
     """RTLIL of `component` as top module `name`, free of source paths.
 
     `amaranth.back.rtlil.convert` alone refuses a component whose signature has constants (0.5.10).
+    What it makes, millions of objects, is in use until it returns: looking for garbage among them
+    takes as long as all the rest.
     """
     ports = {
         port: (value, PortDirection.Input if member.flow is wiring.In else PortDirection.Output)
         for port, (value, member) in component_ports(component).items()
     }
-    return rtlil.convert(component, name=name, ports=ports, emit_src=False)
+    with _uncollected():
+        return rtlil.convert(component, name=name, ports=ports, emit_src=False)
+
+
+@contextlib.contextmanager
+def _uncollected():
+    """Without the cyclic garbage collector, where it runs."""
+    ran = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if ran:
+            gc.enable()
