@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from amaranth.hdl import Array, Cat, Module, Mux, Signal
+from amaranth.hdl import Cat, Module, Mux, Signal
 from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -179,14 +179,15 @@ class AxiFront(wiring.Component):
 
     def _ring(self, m, name):
         """A ring of places: (head, tail, places taken, done bits, memory of {id, last}: its write
-        and its read port)."""
+        and its read port). The done bits are one vector, set and cleared by masks: each on its own
+        would be a multiplexer of its own in every model."""
         bits = (self.depth - 1).bit_length()
         head, tail, used = (
             Signal(bits, name=f"{name}_head"),
             Signal(bits, name=f"{name}_tail"),
             Signal(bits + 1, name=f"{name}_used"),
         )
-        done = Array(Signal(name=f"{name}_done_{k}") for k in range(self.depth))
+        done = Signal(self.depth, name=f"{name}_done")
         m.submodules[f"{name}_beats"] = beats = memory.Memory(
             shape=self.id_bits + 1, depth=self.depth, init=()
         )
@@ -219,7 +220,7 @@ class AxiFront(wiring.Component):
                     self.s2m_drs.p.opcode == S2MDRS.MEM_DATA_NXM,
                 )
             ),
-            popped.eq(done[head] & (~self.s_axi_rvalid | self.s_axi_rready)),
+            popped.eq(done.bit_select(head, 1) & (~self.s_axi_rvalid | self.s_axi_rready)),
             lines.read_en.eq(popped),
             lines.read_address.eq(head),
             read.en.eq(popped),
@@ -233,9 +234,9 @@ class AxiFront(wiring.Component):
         with m.If(self.s_axi_rready):
             m.d.sync += self.s_axi_rvalid.eq(0)
         with m.If(popped):
-            m.d.sync += [self.s_axi_rvalid.eq(1), done[head].eq(0)]
-        with m.If(self.s2m_drs.valid):
-            m.d.sync += done[self.s2m_drs.p.tag[: len(head)]].eq(1)
+            m.d.sync += self.s_axi_rvalid.eq(1)
+        answered = self.s2m_drs.valid << self.s2m_drs.p.tag[: len(head)]
+        m.d.sync += done.eq((done & ~(popped << head)) | answered)
 
     def _writes(self, m):
         beat = self._bursts(m, "aw")
@@ -270,7 +271,7 @@ class AxiFront(wiring.Component):
             write.data.eq(Cat(beat.p.last, beat.p.id)),
             self.s2m_ndr.ready.eq(1),
             # The beat at the head is shown; one that is not its burst's last makes way at once.
-            popped.eq(done[head] & (~shown | ~read.data[0] | self.s_axi_bready)),
+            popped.eq(done.bit_select(head, 1) & (~shown | ~read.data[0] | self.s_axi_bready)),
             read.en.eq(popped),
             read.addr.eq(head),
             self.s_axi_bvalid.eq(shown & read.data[0]),
@@ -281,8 +282,7 @@ class AxiFront(wiring.Component):
         with m.If(~self.s_axi_bvalid | self.s_axi_bready):
             m.d.sync += shown.eq(0)
         with m.If(popped):
-            m.d.sync += [shown.eq(1), done[head].eq(0)]
-        with m.If(self.s2m_ndr.valid):
-            m.d.sync += done[self.s2m_ndr.p.tag[: len(head)]].eq(1)
-        with m.If(taken & empty & ~self.s_axi_wuser):
-            m.d.sync += done[tail].eq(1)
+            m.d.sync += shown.eq(1)
+        answered = self.s2m_ndr.valid << self.s2m_ndr.p.tag[: len(head)]
+        dropped = (taken & empty & ~self.s_axi_wuser) << tail
+        m.d.sync += done.eq((done & ~(popped << head)) | answered | dropped)
