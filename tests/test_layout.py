@@ -425,7 +425,6 @@ LONG = {
 LONG_ELABORATE = {
     "ArbiterContract": 180,
     "Closer": 110,
-    "ColdScheduler": 370,
     "ColdSchedulerContract": 150,
     "DataFront": 180,
     "Endpoint": 350,

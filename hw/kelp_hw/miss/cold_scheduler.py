@@ -40,6 +40,72 @@ class _Act(IntEnum):
     ABORT = 3
 
 
+_STATE = data.StructLayout(
+    {"phase": code_shape(_Phase), "attempt": 1, "tries": TRY_BITS, "sent": TIME_BITS}
+)
+
+
+class _Turn:
+    """The engine's turn at one entry: `go`, then `reading`, `looking` and `acting` on it."""
+
+    def __init__(self, config: Config, entries: int):
+        self.can_send = Signal()
+        self.can_answer = Signal()
+        self.go = Signal()
+        self.reading = Signal()
+        self.looking = Signal()
+        self.acting = Signal()
+        # Chosen:
+        self.act = Signal(code_shape(_Act))
+        self.index = Signal(range(entries))
+        self.again = Signal()  #: it was sent before, and failed
+        self.here = Signal(entries)  #: `index`, one-hot
+        self.is_write = Signal()
+        self.write_index = Signal(config.write_back_bits)
+        # Found out about it while its row was looked at:
+        self.live = Signal()
+        self.more = Signal()
+        self.succeeded = Signal()
+        self.rejected = Signal()
+        self.expired = Signal()
+        self.lapsed = Signal()
+        self.abort_expired = Signal()
+        # Done, in one cycle:
+        self.acts = Signal()
+        self.tried = Signal()  #: a try has failed
+        self.store = Signal()  #: the row becomes `after`
+        self.after = Signal(_STATE)
+        self.push_again = Signal()  #: the entry goes back into line
+        self.finish = Signal()  #: it is answered
+
+
+class _Waiting:
+    """What waits to be sent beside the lines. Prefetches wait as one bit each, because a raised one
+    leaves from the middle."""
+
+    def __init__(self, config: Config):
+        self.prefetches = Signal(config.misses)
+        self.any_prefetch = Signal()
+        self.pointer = Signal(range(config.misses))
+        self.found = Signal()  #: the next prefetch is the one at `pointer`
+        self.can_leave = Signal()
+        self.raised = Signal()
+        self.new_demand = Signal()  #: `new_index` goes into line
+        self.new_index = Signal(config.miss_bits)
+        self.busy_writes = Signal(config.write_backs)  #: tokens of write-backs that are here
+
+
+class _Command:
+    """A command between the reads and the two constant multiplications."""
+
+    def __init__(self, layouts: Layouts, where: data.StructLayout):
+        self.pre_valid = Signal()
+        self.pre = Signal(
+            data.StructLayout({"op": code_shape(ColdOp), "id": layouts.cold_id, "where": where})
+        )
+        self.abort_stalled = Signal(TIME_BITS)  #: until when an ABORT was not accepted
+
+
 class ColdScheduler(wiring.Component):
     """Turns fetches and write-backs into commands and answers each exactly once (spec §8).
 
@@ -147,51 +213,45 @@ class ColdScheduler(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         c, entries = self.config, self.entries
-        index_shape = range(entries)
-        S = data.StructLayout
-        where_layout = S({"squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits})
-        state_layout = S(
-            {"phase": code_shape(_Phase), "attempt": 1, "tries": TRY_BITS, "sent": TIME_BITS}
+        where_layout = data.StructLayout(
+            {"squeue": c.squeue_bits, "page": c.page_bits, "frame": c.frame_bits}
         )
-        turn_layout = S({"index": index_shape, "again": 1})
-
-        where, states, line_masks = (
-            self._memory(m, "where", entries, where_layout),
-            self._memory(m, "states", entries, state_layout),
-            self._memory(m, "line_masks", c.write_backs, self.layouts.line_mask),
-        )
+        line_layout = data.StructLayout({"index": range(entries), "again": 1})
+        self._memory(m, "where", entries, where_layout)
+        self._memory(m, "states", entries, _STATE)
+        self._memory(m, "line_masks", c.write_backs, self.layouts.line_mask)
         # Lines of entries that wait to be sent, each entry at most once in each; one place more,
         # see FreeList.
-        demand, writes, aborts = (
-            self._line(m, name, turn_layout, places)
-            for name, places in (
-                ("demand", c.misses),
-                ("writes", c.write_backs),
-                ("aborts", entries),
-            )
-        )
-        # Prefetches wait as one bit each, because a raised one leaves from the middle.
-        prefetches = Signal(c.misses)
-        active = Signal(entries)  # sent at least once and not answered: the row of `states` counts
+        self._line(m, "demand", line_layout, c.misses)
+        self._line(m, "writes", line_layout, c.write_backs)
+        self._line(m, "aborts", line_layout, entries)
 
-        reading, looking, acting, act, index, again = (
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(code_shape(_Act)),
-            Signal(index_shape),
-            Signal(),
-        )
-        # - requests -------------------------------------------------------------------------------
-        raised = Signal()
-        busy_writes = Signal(c.write_backs)
-        push_again = Signal()  # the engine puts an entry back into line
-        new_demand, new_index = Signal(), Signal(c.miss_bits)
-        new_write = self.i_write_back.valid & self.i_write_back.ready
+        active = Signal(entries)  # sent at least once and not answered: the row of `states` counts
+        turn, waiting = _Turn(c, entries), _Waiting(c)
+        command = _Command(self.layouts, where_layout)
+        self._take_requests(m, turn, waiting)
+        self._find_prefetch(m, turn, waiting, command)
+        self._choose(m, turn, waiting)
+        self._read(m, turn)
+        self._look(m, turn, active, command)
+        self._act(m, turn, waiting)
+        self._line_up(m, turn, waiting)
+        self._answer(m, turn, waiting, active)
+        self._send(m, turn, command)
+        self._faults(m, turn, command)
+        self._rest(m, turn, waiting, active, command)
+        self._asserts(m, waiting, active | waiting.prefetches)
+        return m
+
+    def _take_requests(self, m: Module, turn: _Turn, waiting: _Waiting) -> None:
+        """Fetches, raises and write-backs to their rows; prefetches and write-backs wait from here
+        on, a demand from :meth:`_line_up` on."""
+        c, where, line_masks = self.config, m.submodules.where, m.submodules.line_masks
         wb = self.i_write_back.payload
+        new_write = self.i_write_back.valid & self.i_write_back.ready
         m.d.comb += [
             # Critical path: whether the engine puts its entry back into line.
-            self.i_write_back.ready.eq(~self.i_fetch.valid & ~acting),
+            self.i_write_back.ready.eq(~self.i_fetch.valid & ~turn.acting),
             where.write_en.eq(self.i_fetch.valid | new_write),
             where.write_address.eq(
                 Mux(self.i_fetch.valid, self.i_fetch.p.miss, c.misses + wb.token)
@@ -205,38 +265,44 @@ class ColdScheduler(wiring.Component):
             line_masks.write_data.eq(wb.line_mask),
         ]
         with m.If(new_write):
-            m.d.sync += busy_writes.bit_select(wb.token, 1).eq(1)
+            m.d.sync += waiting.busy_writes.bit_select(wb.token, 1).eq(1)
         with m.If(self.i_fetch.valid & ~self.i_fetch.p.demand):
-            m.d.sync += prefetches.bit_select(self.i_fetch.p.miss, 1).eq(1)
-        with m.If(raised):
-            m.d.sync += prefetches.bit_select(self.i_raise.p, 1).eq(0)
+            m.d.sync += waiting.prefetches.bit_select(self.i_fetch.p.miss, 1).eq(1)
+        with m.If(waiting.raised):
+            m.d.sync += waiting.prefetches.bit_select(self.i_raise.p, 1).eq(0)
 
-        # - engine: choose an entry, then act on it ------------------------------------------------
-        scan, pointer = Signal(index_shape), Signal(range(c.misses))
-        pre_valid = Signal()
-        prefer_send = Signal()
-        choice, chosen, chosen_again = Signal(code_shape(_Act)), Signal(index_shape), Signal()
-        can_send, can_answer, go, blocked = Signal(), Signal(), Signal(), Signal()
-        # The next prefetch, found ahead of time: the one at the pointer.
-        found, any_prefetch, raised_here, can_leave = Signal(), Signal(), Signal(), Signal()
+    def _find_prefetch(self, m: Module, turn: _Turn, waiting: _Waiting, command: _Command) -> None:
+        """The next prefetch, found ahead of time: the one at the pointer. And whether the engine
+        may send or answer at all."""
+        c, lines = self.config, m.submodules
+        prefetches, pointer, found = waiting.prefetches, waiting.pointer, waiting.found
+        raised_here, blocked = Signal(), Signal()
         m.d.comb += [
             raised_here.eq(self.i_raise.valid & (self.i_raise.p == pointer)),
             # No prefetch leaves in the cycle of a raise, so that whether one is raised does not
             # wait for what the engine chooses.
-            raised.eq(self.i_raise.valid & prefetches.bit_select(self.i_raise.p, 1)),
-            can_leave.eq(found & ~self.i_raise.valid),
-            can_send.eq(
-                (aborts.r_rdy | demand.r_rdy | can_leave | (writes.r_rdy & ~any_prefetch))
+            waiting.raised.eq(self.i_raise.valid & prefetches.bit_select(self.i_raise.p, 1)),
+            waiting.can_leave.eq(found & ~self.i_raise.valid),
+            turn.can_send.eq(
+                (
+                    lines.aborts.r_rdy
+                    | lines.demand.r_rdy
+                    | waiting.can_leave
+                    | (lines.writes.r_rdy & ~waiting.any_prefetch)
+                )
                 & ~blocked
             ),
-            can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
+            turn.can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid),
         ]
         # Whether a command waits for the tier is known a cycle later: the one that the engine may
         # be giving counts as given.
         m.d.sync += [
-            any_prefetch.eq(prefetches.any()),
+            waiting.any_prefetch.eq(prefetches.any()),
             blocked.eq(
-                (pre_valid | (acting & ((act == _Act.SEND) | (act == _Act.ABORT))))
+                (
+                    command.pre_valid
+                    | (turn.acting & ((turn.act == _Act.SEND) | (turn.act == _Act.ABORT)))
+                )
                 & self.o_command.valid
             ),
         ]
@@ -248,190 +314,209 @@ class ColdScheduler(wiring.Component):
         with m.Else():
             m.d.sync += pointer.eq(Mux(pointer == c.misses - 1, 0, pointer + 1))
 
+    def _choose(self, m: Module, turn: _Turn, waiting: _Waiting) -> None:
+        """The entry that the engine looks at next, and why."""
+        entries, lines = self.entries, m.submodules
+        scan, prefer_send = Signal(range(entries)), Signal()
+        choice, chosen, chosen_again = Signal(code_shape(_Act)), Signal(range(entries)), Signal()
         id_ = self.i_completion.payload.id
-        with m.If(~reading & ~looking & ~acting):
-            with m.If(can_answer & self.i_completion.valid & ~(prefer_send & can_send)):
+        with m.If(~turn.reading & ~turn.looking & ~turn.acting):
+            with m.If(turn.can_answer & self.i_completion.valid & ~(prefer_send & turn.can_send)):
                 m.d.comb += [
-                    go.eq(1),
+                    turn.go.eq(1),
                     choice.eq(_Act.COMPLETE),
                     chosen.eq(Mux(id_.index < entries, id_.index, 0)),
                 ]
-            with m.Elif(can_send):
-                m.d.comb += [go.eq(1), choice.eq(Mux(aborts.r_rdy, _Act.ABORT, _Act.SEND))]
-                with m.If(aborts.r_rdy):
-                    self._next(m, Cat(chosen, chosen_again), aborts)
-                with m.Elif(demand.r_rdy):
-                    self._next(m, Cat(chosen, chosen_again), demand)
-                with m.Elif(can_leave):
-                    m.d.comb += chosen.eq(pointer)
-                    m.d.sync += [prefetches.bit_select(pointer, 1).eq(0), found.eq(0)]
+            with m.Elif(turn.can_send):
+                m.d.comb += [
+                    turn.go.eq(1),
+                    choice.eq(Mux(lines.aborts.r_rdy, _Act.ABORT, _Act.SEND)),
+                ]
+                with m.If(lines.aborts.r_rdy):
+                    self._next(m, Cat(chosen, chosen_again), lines.aborts)
+                with m.Elif(lines.demand.r_rdy):
+                    self._next(m, Cat(chosen, chosen_again), lines.demand)
+                with m.Elif(waiting.can_leave):
+                    m.d.comb += chosen.eq(waiting.pointer)
+                    m.d.sync += [
+                        waiting.prefetches.bit_select(waiting.pointer, 1).eq(0),
+                        waiting.found.eq(0),
+                    ]
                 with m.Else():
-                    self._next(m, Cat(chosen, chosen_again), writes)
-            with m.Elif(can_answer):
-                m.d.comb += [go.eq(1), choice.eq(_Act.SCAN), chosen.eq(scan)]
+                    self._next(m, Cat(chosen, chosen_again), lines.writes)
+            with m.Elif(turn.can_answer):
+                m.d.comb += [turn.go.eq(1), choice.eq(_Act.SCAN), chosen.eq(scan)]
                 m.d.sync += scan.eq(Mux(scan == entries - 1, 0, scan + 1))
             # Critical path: whether one was chosen. These are taken in any case.
-            m.d.sync += [act.eq(choice), index.eq(chosen), again.eq(chosen_again)]
-        with m.If(go):
+            m.d.sync += [turn.act.eq(choice), turn.index.eq(chosen), turn.again.eq(chosen_again)]
+        with m.If(turn.go):
             m.d.sync += prefer_send.eq(choice == _Act.COMPLETE)
-        write_index = Signal(c.write_back_bits)
+
+    def _read(self, m: Module, turn: _Turn) -> None:
+        """The entry's rows; the line mask only when it is sent."""
+        states, where, line_masks = (
+            m.submodules[name] for name in ("states", "where", "line_masks")
+        )
         m.d.comb += [
-            states.read_en.eq(reading),
-            states.read_address.eq(index),
-            where.read_en.eq(reading),
-            where.read_address.eq(index),
-            write_index.eq(index - c.misses),
-            line_masks.read_en.eq(acting & (act == _Act.SEND)),
-            line_masks.read_address.eq(write_index),
+            states.read_en.eq(turn.reading),
+            states.read_address.eq(turn.index),
+            where.read_en.eq(turn.reading),
+            where.read_address.eq(turn.index),
+            turn.write_index.eq(turn.index - self.config.misses),
+            line_masks.read_en.eq(turn.acting & (turn.act == _Act.SEND)),
+            line_masks.read_address.eq(turn.write_index),
         ]
 
-        state, after = states.read_data, Signal(state_layout)
-        is_write, live = Signal(), Signal()
-        tried, finish, store = Signal(), Signal(), Signal()
-        # What was found out about the entry while its row was looked at; `acts`: with it the engine
-        # acts, in one cycle.
-        acts, more, succeeded, rejected, expired, lapsed, abort_expired = (
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(),
-        )
-        here = Signal(entries)  # the entry, one-hot
+    def _look(self, m: Module, turn: _Turn, active: Signal, command: _Command) -> None:
+        """The entry's row is out: two long comparisons, and what they and the completion mean to
+        it."""
+        c, states = self.config, m.submodules.states
+        state, act, completion = states.read_data, turn.act, self.i_completion.payload
         # Of the completion, which stands until it is taken.
-        completion = self.i_completion.payload
         known, attempt, is_ok, is_aborted, mine = Signal(), Signal(), Signal(), Signal(), Signal()
         m.d.sync += [
-            live.eq(active.bit_select(index, 1)),
-            known.eq(completion.id.index < entries),
+            turn.live.eq(active.bit_select(turn.index, 1)),
+            known.eq(completion.id.index < self.entries),
             attempt.eq(completion.id.attempt),
-            here.eq(1 << index),
+            turn.here.eq(1 << turn.index),
             is_ok.eq(completion.status == ColdStatus.OK),
             is_aborted.eq(completion.status == ColdStatus.ABORTED),
         ]
-        age, abort_age, abort_stalled = Signal(TIME_BITS), Signal(TIME_BITS), Signal(TIME_BITS)
+        age, abort_age = Signal(TIME_BITS), Signal(TIME_BITS)
         m.d.comb += [
-            is_write.eq(index >= c.misses),
+            turn.is_write.eq(turn.index >= c.misses),
             age.eq(self.now - state.sent),
-            abort_age.eq(self.now - abort_stalled),
-            after.eq(state),
+            abort_age.eq(self.now - command.abort_stalled),
+            turn.after.eq(state),
         ]
         # The row's next read is two cycles later at the earliest.
         m.d.sync += [
-            states.write_address.eq(index),
-            states.write_data.eq(after),
-            states.write_en.eq(store),
-            reading.eq(go),
+            states.write_address.eq(turn.index),
+            states.write_data.eq(turn.after),
+            states.write_en.eq(turn.store),
+            turn.reading.eq(turn.go),
         ]
-        with m.If(reading):
-            m.d.sync += looking.eq(1)
-        # The entry's row is out: two long comparisons, and what they and the completion mean to it.
+        with m.If(turn.reading):
+            m.d.sync += turn.looking.eq(1)
         flight, aborting, completes = (
             state.phase == _Phase.FLIGHT,
             state.phase == _Phase.ABORTING,
             act == _Act.COMPLETE,
         )
-        m.d.comb += mine.eq(live & known & (attempt == state.attempt))
-        with m.If(looking):
+        m.d.comb += mine.eq(turn.live & known & (attempt == state.attempt))
+        with m.If(turn.looking):
             m.d.sync += [
-                looking.eq(0),
-                acting.eq(1),
-                more.eq(state.tries < self.retries),
-                expired.eq((act == _Act.SCAN) & live & flight & (age >= self.timeout)),
-                lapsed.eq((act == _Act.SCAN) & live & aborting & (age >= self.timeout)),
-                abort_expired.eq(abort_age >= self.timeout),
-                succeeded.eq(completes & mine & flight & is_ok),
-                rejected.eq(completes & mine & Mux(is_aborted, aborting, flight & ~is_ok)),
+                turn.looking.eq(0),
+                turn.acting.eq(1),
+                turn.more.eq(state.tries < self.retries),
+                turn.expired.eq((act == _Act.SCAN) & turn.live & flight & (age >= self.timeout)),
+                turn.lapsed.eq((act == _Act.SCAN) & turn.live & aborting & (age >= self.timeout)),
+                turn.abort_expired.eq(abort_age >= self.timeout),
+                turn.succeeded.eq(completes & mine & flight & is_ok),
+                turn.rejected.eq(completes & mine & Mux(is_aborted, aborting, flight & ~is_ok)),
             ]
-        m.d.comb += acts.eq(acting & ~(new_demand & (rejected | lapsed)))
-        with m.If(acts):
-            m.d.sync += acting.eq(0)
+
+    def _act(self, m: Module, turn: _Turn, waiting: _Waiting) -> None:
+        """The engine acts, in one cycle, with what was found out about the entry."""
+        state, after, aborts = m.submodules.states.read_data, turn.after, m.submodules.aborts
+        m.d.comb += turn.acts.eq(
+            turn.acting & ~(waiting.new_demand & (turn.rejected | turn.lapsed))
+        )
+        with m.If(turn.acts):
+            m.d.sync += turn.acting.eq(0)
             m.d.comb += [
-                tried.eq(rejected | (lapsed & abort_expired)),
-                self.i_completion.ready.eq(completes),
+                turn.tried.eq(turn.rejected | (turn.lapsed & turn.abort_expired)),
+                self.i_completion.ready.eq(turn.act == _Act.COMPLETE),
             ]
-            with m.If(expired):
+            with m.If(turn.expired):
                 m.d.comb += [
                     after.phase.eq(_Phase.ABORT_QUEUED),
-                    store.eq(1),
+                    turn.store.eq(1),
                     aborts.w_en.eq(1),
                     self.o_timeout.eq(1),
                 ]
-            with m.If(act == _Act.SEND):
+            with m.If(turn.act == _Act.SEND):
                 m.d.comb += [
-                    store.eq(1),
+                    turn.store.eq(1),
                     after.phase.eq(_Phase.FLIGHT),
                     after.attempt.eq(~state.attempt),
-                    after.tries.eq(Mux(again, state.tries, 0)),
+                    after.tries.eq(Mux(turn.again, state.tries, 0)),
                     after.sent.eq(self.now),
                 ]
-            with m.If(act == _Act.ABORT):
-                m.d.comb += [store.eq(1), after.phase.eq(_Phase.ABORTING), after.sent.eq(self.now)]
-            with m.If(tried & more):
+            with m.If(turn.act == _Act.ABORT):
                 m.d.comb += [
-                    push_again.eq(1),
-                    store.eq(1),
+                    turn.store.eq(1),
+                    after.phase.eq(_Phase.ABORTING),
+                    after.sent.eq(self.now),
+                ]
+            with m.If(turn.tried & turn.more):
+                m.d.comb += [
+                    turn.push_again.eq(1),
+                    turn.store.eq(1),
                     after.phase.eq(_Phase.QUEUED),
                     after.tries.eq(state.tries + 1),
                 ]
-            m.d.comb += finish.eq(succeeded | (tried & ~more))
-        # A new demand goes into line first: it cannot wait. The engine does, when it may put its
-        # entry back.
+            m.d.comb += turn.finish.eq(turn.succeeded | (turn.tried & ~turn.more))
+
+    def _line_up(self, m: Module, turn: _Turn, waiting: _Waiting) -> None:
+        """Into the lines. A new demand goes first: it cannot wait. The engine does, when it may put
+        its entry back."""
+        c, wb, is_write = self.config, self.i_write_back.payload, turn.is_write
+        demand, writes, aborts = (m.submodules[name] for name in ("demand", "writes", "aborts"))
+        new_demand, new_index = waiting.new_demand, waiting.new_index
+        new_write = self.i_write_back.valid & self.i_write_back.ready
         m.d.sync += [
-            new_demand.eq((self.i_fetch.valid & self.i_fetch.p.demand) | raised),
+            new_demand.eq((self.i_fetch.valid & self.i_fetch.p.demand) | waiting.raised),
             new_index.eq(Mux(self.i_raise.valid, self.i_raise.p, self.i_fetch.p.miss)),
         ]
         m.d.comb += [
-            self.o_retry.eq(push_again),
-            demand.w_en.eq(new_demand | (push_again & ~is_write)),
-            demand.w_data.index.eq(Mux(new_demand, new_index, index)),
+            self.o_retry.eq(turn.push_again),
+            demand.w_en.eq(new_demand | (turn.push_again & ~is_write)),
+            demand.w_data.index.eq(Mux(new_demand, new_index, turn.index)),
             demand.w_data.again.eq(~new_demand),
-            writes.w_en.eq(new_write | (push_again & is_write)),
-            writes.w_data.index.eq(Mux(push_again, index, c.misses + wb.token)),
-            writes.w_data.again.eq(push_again),
-            aborts.w_data.index.eq(index),
+            writes.w_en.eq(new_write | (turn.push_again & is_write)),
+            writes.w_data.index.eq(Mux(turn.push_again, turn.index, c.misses + wb.token)),
+            writes.w_data.again.eq(turn.push_again),
+            aborts.w_data.index.eq(turn.index),
         ]
 
-        # - answers --------------------------------------------------------------------------------
+    def _answer(self, m: Module, turn: _Turn, waiting: _Waiting, active: Signal) -> None:
+        """What has succeeded or failed is no longer `active`, and is told."""
         with m.If(self.o_fetched.ready):
             m.d.sync += self.o_fetched.valid.eq(0)
         with m.If(self.o_written_back.ready):
             m.d.sync += self.o_written_back.valid.eq(0)
-        sends = acts & (act == _Act.SEND)
+        sends, finish, entries = turn.acts & (turn.act == _Act.SEND), turn.finish, self.entries
         m.d.sync += active.eq(
-            (active | (here & sends.replicate(entries))) & ~(here & finish.replicate(entries))
+            (active | (turn.here & sends.replicate(entries)))
+            & ~(turn.here & finish.replicate(entries))
         )
         with m.If(finish):
-            with m.If(is_write):
+            with m.If(turn.is_write):
                 m.d.sync += [
                     self.o_written_back.valid.eq(1),
-                    busy_writes.bit_select(write_index, 1).eq(0),
+                    waiting.busy_writes.bit_select(turn.write_index, 1).eq(0),
                 ]
             with m.Else():
                 m.d.sync += self.o_fetched.valid.eq(1)
         # Critical path: whether there is an answer. What it would be is registered before.
         with m.If(~self.o_written_back.valid):
             m.d.sync += [
-                self.o_written_back.payload.token.eq(write_index),
-                self.o_written_back.payload.failed.eq(~succeeded),
+                self.o_written_back.payload.token.eq(turn.write_index),
+                self.o_written_back.payload.failed.eq(~turn.succeeded),
             ]
         with m.If(~self.o_fetched.valid):
             m.d.sync += [
-                self.o_fetched.payload.miss.eq(index),
-                self.o_fetched.payload.failed.eq(~succeeded),
-                self.o_fetched.payload.line_mask.eq(completion.line_mask),
+                self.o_fetched.payload.miss.eq(turn.index),
+                self.o_fetched.payload.failed.eq(~turn.succeeded),
+                self.o_fetched.payload.line_mask.eq(self.i_completion.payload.line_mask),
             ]
 
-        # - commands: a stage between the reads and the two constant multiplications ---------------
-        pre, command = (
-            Signal(
-                S({"op": code_shape(ColdOp), "id": self.layouts.cold_id, "where": where_layout})
-            ),
-            self.o_command.payload,
-        )
-        with m.If(acts & ((act == _Act.SEND) | (act == _Act.ABORT))):
+    def _send(self, m: Module, turn: _Turn, stage: _Command) -> None:
+        """Commands, by way of `stage`."""
+        c, act, state = self.config, turn.act, m.submodules.states.read_data
+        pre_valid, pre, command = stage.pre_valid, stage.pre, self.o_command.payload
+        with m.If(turn.acts & ((act == _Act.SEND) | (act == _Act.ABORT))):
             m.d.sync += [
                 pre_valid.eq(1),
                 Assert(
@@ -439,14 +524,13 @@ class ColdScheduler(wiring.Component):
                     "a command took another's place",
                 ),
             ]
-        with m.If(acting & ((act == _Act.SEND) | (act == _Act.ABORT))):
+        with m.If(turn.acting & ((act == _Act.SEND) | (act == _Act.ABORT))):
+            write_or_read = Mux(turn.is_write, ColdOp.WRITE, ColdOp.READ)
             m.d.sync += [
-                pre.op.eq(
-                    Mux(act == _Act.ABORT, ColdOp.ABORT, Mux(is_write, ColdOp.WRITE, ColdOp.READ))
-                ),
-                pre.id.index.eq(index),
+                pre.op.eq(Mux(act == _Act.ABORT, ColdOp.ABORT, write_or_read)),
+                pre.id.index.eq(turn.index),
                 pre.id.attempt.eq(state.attempt ^ (act == _Act.SEND)),
-                pre.where.eq(where.read_data),
+                pre.where.eq(m.submodules.where.read_data),
             ]
         pool = pool_of_frame(c, pre.where.frame)
         with m.If(~self.o_command.valid | self.o_command.ready):
@@ -457,7 +541,7 @@ class ColdScheduler(wiring.Component):
                 command.lba.eq(times(Cat(pre.where.page, pre.where.squeue), c.cold_slot_sectors)),
                 command.line.eq(sum(frame_base(c, pool, pre.where.frame))),
                 command.lines.eq(Array(c.frame_lines)[pool]),
-                command.line_mask.eq(line_masks.read_data),
+                command.line_mask.eq(m.submodules.line_masks.read_data),
             ]
             with m.If(pre_valid):
                 m.d.sync += pre_valid.eq(0)
@@ -467,31 +551,38 @@ class ColdScheduler(wiring.Component):
             (pre_valid & (pre.op == ColdOp.ABORT))
             | (self.o_command.valid & (command.op == ColdOp.ABORT))
         ):
-            m.d.sync += abort_stalled.eq(self.now)
+            m.d.sync += stage.abort_stalled.eq(self.now)
 
+    def _faults(self, m: Module, turn: _Turn, command: _Command) -> None:
+        """What a memory yields counts when it is used."""
+        acts, act, s = turn.acts, turn.act, m.submodules
         # The first SEND of an entry since reset goes out with whatever `attempt` its row shows.
-        known_row = Signal(entries)
-        m.d.sync += known_row.eq(known_row | (here & store.replicate(entries)))
-        leaves = pre_valid & (~self.o_command.valid | self.o_command.ready)
+        known_row = Signal(self.entries)
+        m.d.sync += known_row.eq(known_row | (turn.here & turn.store.replicate(self.entries)))
+        leaves = command.pre_valid & (~self.o_command.valid | self.o_command.ready)
+        row_counts = turn.live | ((act == _Act.SEND) & (turn.here & known_row).any())
         gather(
             m,
             self.fault,
-            *(line.fault for line in (demand, writes, aborts)),
-            used(where.fault, acts & ((act == _Act.SEND) | (act == _Act.ABORT))),
-            used(states.fault, acts & (live | ((act == _Act.SEND) & (here & known_row).any()))),
-            used(line_masks.fault, leaves & (pre.op == ColdOp.WRITE)),
+            *(line.fault for line in (s.demand, s.writes, s.aborts)),
+            used(s.where.fault, acts & ((act == _Act.SEND) | (act == _Act.ABORT))),
+            used(s.states.fault, acts & row_counts),
+            used(s.line_masks.fault, leaves & (command.pre.op == ColdOp.WRITE)),
         )
 
+    def _rest(
+        self, m: Module, turn: _Turn, waiting: _Waiting, active: Signal, command: _Command
+    ) -> None:
+        """`quiet` and `idle`."""
+        lines = (m.submodules[name] for name in ("demand", "writes", "aborts"))
         m.d.comb += [
             self.quiet.eq(
                 ~Cat(
-                    (reading | looking | acting) & (act != _Act.SCAN),
-                    prefetches.any(),
-                    new_demand,
-                    demand.r_level != 0,
-                    writes.r_level != 0,
-                    aborts.r_level != 0,
-                    pre_valid,
+                    (turn.reading | turn.looking | turn.acting) & (turn.act != _Act.SCAN),
+                    waiting.prefetches.any(),
+                    waiting.new_demand,
+                    *(line.r_level != 0 for line in lines),
+                    command.pre_valid,
                     self.o_command.valid,
                     self.o_fetched.valid,
                     self.o_written_back.valid,
@@ -500,14 +591,11 @@ class ColdScheduler(wiring.Component):
                     self.i_write_back.valid,
                 ).any()
             ),
-            self.idle.eq(self.quiet & ~active.any() & ~busy_writes.any()),
+            self.idle.eq(self.quiet & ~active.any() & ~waiting.busy_writes.any()),
         ]
+        m.d.comb += Assert(~waiting.found | waiting.prefetches.bit_select(waiting.pointer, 1))
 
-        m.d.comb += Assert(~found | prefetches.bit_select(pointer, 1))
-        self._asserts(m, busy_writes, active | prefetches, raised)
-        return m
-
-    def _asserts(self, m: Module, busy_writes, busy, raised) -> None:
+    def _asserts(self, m: Module, waiting: _Waiting, busy) -> None:
         """Of what others give, and of the lines. `busy`: entries of fetches that are here."""
         # before the first clock edge inputs mean nothing
         twice, unlined, started = Signal(), Signal(), Signal()
@@ -516,12 +604,12 @@ class ColdScheduler(wiring.Component):
             Assert(
                 ~started
                 | ~(self.i_write_back.valid & self.i_write_back.ready)
-                | ~busy_writes.bit_select(self.i_write_back.p.token, 1),
+                | ~waiting.busy_writes.bit_select(self.i_write_back.p.token, 1),
                 "two write-backs under one token",
             ),
             twice.eq(
                 self.i_fetch.valid
-                & (busy.bit_select(self.i_fetch.p.miss, 1) | (self.i_raise.valid & raised))
+                & (busy.bit_select(self.i_fetch.p.miss, 1) | (self.i_raise.valid & waiting.raised))
             ),
             unlined.eq(
                 Cat(

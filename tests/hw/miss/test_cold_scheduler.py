@@ -64,14 +64,17 @@ def test_the_contract_with_a_tier_that_says_anything():
 #: What an outsider would plant: each is caught by the contract's bench.
 PLANTED = [
     # a completion of an unknown id is entry 0's
-    ("known.eq(completion.id.index < entries)", "known.eq(1)"),
+    ("known.eq(completion.id.index < self.entries)", "known.eq(1)"),
     # FAILED ends the try while its ABORT is under way
     ("Mux(is_aborted, aborting, flight & ~is_ok)", "Mux(is_ok, 0, flight | aborting)"),
     # an ABORT behind a stalled command expires unsent
     ("abort_stalled.eq(self.now)", "abort_stalled.eq(abort_stalled)"),
     ("(pre_valid & (pre.op == ColdOp.ABORT))", "0"),
     ("(self.o_command.valid & (command.op == ColdOp.ABORT))", "0"),
-    ("tried.eq(rejected | (lapsed & abort_expired))", "tried.eq(rejected | lapsed)"),
+    (
+        "tried.eq(turn.rejected | (turn.lapsed & turn.abort_expired))",
+        "tried.eq(turn.rejected | turn.lapsed)",
+    ),
     # the last miss id's prefetch never leaves
     ("pointer == c.misses - 1", "pointer == c.misses - 2"),
     # deadlines, tries
@@ -80,25 +83,25 @@ PLANTED = [
     ("abort_expired.eq(abort_age >= self.timeout)", "abort_expired.eq(abort_age > self.timeout)"),
     ("after.phase.eq(_Phase.ABORTING), after.sent.eq(self.now)", "after.phase.eq(_Phase.ABORTING)"),
     ("more.eq(state.tries < self.retries)", "more.eq(state.tries <= self.retries)"),
-    ("after.tries.eq(Mux(again, state.tries, 0))", "after.tries.eq(state.tries)"),
+    ("after.tries.eq(Mux(turn.again, state.tries, 0))", "after.tries.eq(state.tries)"),
     ("after.tries.eq(state.tries + 1)", "after.tries.eq(state.tries)"),
-    ("writes.w_data.again.eq(push_again)", "writes.w_data.again.eq(0)"),
+    ("writes.w_data.again.eq(turn.push_again)", "writes.w_data.again.eq(0)"),
     ("demand.w_data.again.eq(~new_demand)", "demand.w_data.again.eq(0)"),
     # whose word it is
     ("after.attempt.eq(~state.attempt)", "after.attempt.eq(state.attempt)"),
     ("pre.id.attempt.eq(state.attempt ^ (act == _Act.SEND))", "pre.id.attempt.eq(state.attempt)"),
-    ("live & known & (attempt == state.attempt)", "live & known"),
-    ("mine.eq(live & known & (attempt", "mine.eq(known & (attempt"),
+    ("turn.live & known & (attempt == state.attempt)", "turn.live & known"),
+    ("mine.eq(turn.live & known & (attempt", "mine.eq(known & (attempt"),
     (
         "Mux(is_aborted, aborting, flight & ~is_ok)",
         "Mux(is_aborted, aborting | flight, flight & ~is_ok)",
     ),
     # an entry is lost, or released too early or never
-    ("acts.eq(acting & ~(new_demand & (rejected | lapsed)))", "acts.eq(acting)"),
-    ("& ~(here & finish.replicate(entries))", ""),
+    ("& ~(waiting.new_demand & (turn.rejected | turn.lapsed))", ""),
+    ("& ~(turn.here & finish.replicate(entries))", ""),
     ("can_answer.eq(~self.o_fetched.valid & ~self.o_written_back.valid)", "can_answer.eq(1)"),
-    ("prefetches.any(), new_demand,", "new_demand,"),
-    ("~active.any() & ~busy_writes.any()", "~busy_writes.any()"),
+    ("waiting.prefetches.any(), waiting.new_demand,", "waiting.new_demand,"),
+    ("~active.any() & ~waiting.busy_writes.any()", "~waiting.busy_writes.any()"),
     (
         "raised.eq(self.i_raise.valid & prefetches.bit_select(self.i_raise.p, 1))",
         "raised.eq(self.i_raise.valid)",
@@ -107,20 +110,20 @@ PLANTED = [
     # stalls, order, what is told
     ("with m.If(self.o_fetched.ready):", "with m.If(1):"),
     ("with m.If(~self.o_command.valid | self.o_command.ready):", "with m.If(1):"),
-    ("(writes.r_rdy & ~any_prefetch)", "writes.r_rdy"),
-    ("~(prefer_send & can_send)", "1"),
+    ("(lines.writes.r_rdy & ~waiting.any_prefetch)", "lines.writes.r_rdy"),
+    ("~(prefer_send & turn.can_send)", "1"),
     ("prefer_send.eq(choice == _Act.COMPLETE)", "prefer_send.eq(1)"),
-    ("Mux(aborts.r_rdy, _Act.ABORT, _Act.SEND)", "_Act.SEND"),
+    ("Mux(lines.aborts.r_rdy, _Act.ABORT, _Act.SEND)", "_Act.SEND"),
     (
-        "self.o_fetched.payload.line_mask.eq(completion.line_mask)",
+        "self.o_fetched.payload.line_mask.eq(self.i_completion.payload.line_mask)",
         "self.o_fetched.payload.line_mask.eq(0)",
     ),
-    ("command.line_mask.eq(line_masks.read_data)", "command.line_mask.eq(0)"),
+    ("command.line_mask.eq(m.submodules.line_masks.read_data)", "command.line_mask.eq(0)"),
     (
-        "self.o_written_back.payload.failed.eq(~succeeded)",
+        "self.o_written_back.payload.failed.eq(~turn.succeeded)",
         "self.o_written_back.payload.failed.eq(0)",
     ),
-    ("self.o_retry.eq(push_again)", "self.o_retry.eq(tried)"),
+    ("self.o_retry.eq(turn.push_again)", "self.o_retry.eq(turn.tried)"),
     ("self.o_timeout.eq(1)", "self.o_timeout.eq(0)"),
 ]
 

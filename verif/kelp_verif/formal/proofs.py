@@ -465,7 +465,10 @@ PROOFS = (
         quick=False,
         timeout_s=1200,
         bugs=(
-            ("self.o_fetched.payload.failed.eq(~succeeded)", "self.o_fetched.payload.failed.eq(0)"),
+            (
+                "self.o_fetched.payload.failed.eq(~turn.succeeded)",
+                "self.o_fetched.payload.failed.eq(0)",
+            ),
         ),
         withdrawals=(
             ("with m.If(~self.o_command.valid | self.o_command.ready):", "with m.If(1):"),
