@@ -436,7 +436,6 @@ LONG_ELABORATE = {
     "PrefetchFifoContract": 110,
     "PreviousSource": 110,
     "Quantiser": 130,
-    "QueueState": 270,
     "SdramCore": 130,
     "SelfTest": 210,
     "SessionControl": 260,

@@ -11,8 +11,10 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Op, PageState
+from kelp_spec.policy import Policy
 
 from ..control.queue_config import QueueConfig
+from ..layouts import POOL_BITS, code_shape
 from ..lib.sram import Sram
 from ..pipeline import RESERVE
 from .excess_tree import ExcessTree
@@ -26,6 +28,50 @@ from .signatures import (
 )
 
 __all__ = ["QueueState"]
+
+
+class _Task:
+    """One task at a time: an event, a look-up, an offer, a queue to refresh, or none of these: the
+    registers' read-out."""
+
+    def __init__(self, config: Config, record: data.StructLayout):
+        self.is_event = Signal()
+        self.is_look = Signal()
+        self.is_refresh = Signal()
+        self.is_offer = Signal()
+        self.squeue = Signal(config.squeue_bits)
+        # Of an event:
+        self.page = Signal(config.page_bits)
+        self.value = Signal()  #: the page is listed now
+        self.newest = Signal()
+        self.cancelled = Signal()
+        self.changed = Signal()  #: it was listed and is not, or the other way round
+        # As the memories have the queue; critical path: `kelp`, from `policy`, is registered.
+        self.found = Signal(record)
+        self.pool = Signal(POOL_BITS)
+        self.policy = Signal(code_shape(Policy))
+        self.kelp = Signal()
+        self.lines = Signal(range(max(config.frame_lines) + 1))  #: of a frame
+        self.budget = Signal(config.dram_line_bits)
+        # Counted: `after` is the queue's record from now on.
+        self.after = Signal(record)
+        self.counted = Signal()
+        self.count = Signal(config.page_bits + 1)
+        self.in_use = Signal()
+        self.resident = Signal(config.dram_line_bits + 1)
+        # Of the queues to refresh:
+        self.refresh_next = Signal(range(config.squeues))
+        self.refresh_left = Signal(range(config.squeues + 1))
+
+
+class _Readout:
+    """The lines for the registers, and the queue that they are of: to another they are not told."""
+
+    def __init__(self, config: Config):
+        self.lines = Signal(32)
+        self.squeue = Signal(config.squeue_bits)
+        self.known = Signal()  #: it is the one that is asked for
+        self.wait = Signal(6)
 
 
 class QueueState(wiring.Component):
@@ -94,34 +140,78 @@ class QueueState(wiring.Component):
             }
         )
 
-    def _shown(self, m):
-        """The lines for the registers, the queue that they are of, and whether that is the one
-        that is asked for: another's are nobody's business."""
-        lines, squeue, known = Signal(32), Signal(self.config.squeue_bits), Signal()
-        m.d.comb += [
-            known.eq(squeue == self.resident_squeue),
-            self.resident_lines.eq(Mux(known, lines, 0)),
-        ]
-        return lines, squeue, known
-
     def elaborate(self, platform):
         m = Module()
         c, view = self.config, self.view
         event = data.StructLayout(
             {"squeue": c.squeue_bits, "page": c.page_bits, "listed": 1, "newest": 1, "cancelled": 1}
         )
+        record = data.StructLayout(
+            {"count": c.page_bits + 1, "newest": self.layouts.newest, "in_use": 1}
+        )
+        came_valid, came_next = self._events(m, event)
+        task = self._memories(m, record)
+        shown = self._readout(m)
+        answer, answered = Signal(self.layouts.look), Signal()
+        taken, clears = Signal(event), Signal()
+        m.d.comb += [
+            taken.eq(m.submodules.events.r_data),
+            view.lookup.answer.p.eq(answer),
+            view.lookup.answer.valid.eq(answered),
+            view.refreshing.eq((task.refresh_left != 0) | task.is_refresh),
+            task.changed.eq(m.submodules.map.was != task.value),
+            task.after.eq(task.found),
+        ]
+        m.d.sync += [answered.eq(0), view.offer.done.eq(0)]
+        with m.FSM(init="CLEAR"):
+            self._clear(m, task, clears)
+            self._begin(m, task, taken, shown)
+            self._count(m, task)
+            with m.State("LOOKED"):
+                m.d.sync += [
+                    answered.eq(1),
+                    answer.listed.eq(task.count != 0),
+                    answer.newest.eq(task.found.newest),
+                    answer.pool.eq(task.pool),
+                    answer.policy.eq(task.kelp),
+                    *(
+                        answer[name].eq(m.submodules.settings.o[name])
+                        for name in ("tau_m", "tau_sh")
+                    ),
+                ]
+                m.next = "IDLE"
+            self._excess(m, task, shown)
+        self._keep(m, task, clears)
+        m.d.comb += self.idle.eq(
+            ~came_valid
+            & ~came_next
+            & (view.entered == view.done)
+            & ~view.refreshing
+            & ~view.lookup.request.valid
+            & ~view.offer.request.valid
+            & ~task.is_look
+            & ~task.is_offer
+        )
+        return m
 
-        # --- what of a result matters ---
-        r = self.i_result.p
+    def _events(self, m: Module, event: data.StructLayout):
+        """What of a result matters, as events in a FIFO. Returns whether one is on its way
+        there, and whether one will be in the next cycle."""
+        c, view, r = self.config, self.view, self.i_result.p
 
         def nowhere(state):
             return (
                 (state == PageState.ABSENT) | (state == PageState.COLD) | (state == PageState.LOST)
             )
 
-        came, was_listed, is_listed, demand = Signal(event), Signal(), Signal(), Signal()
-        came_valid, came_next = Signal(), Signal()
-        needs_frame, allocates = Signal(), Signal()
+        came = Signal(event)
+        came_valid = Signal()
+        came_next = Signal()
+        was_listed = Signal()
+        is_listed = Signal()
+        demand = Signal()
+        needs_frame = Signal()
+        allocates = Signal()
         m.d.comb += [
             demand.eq((r.op.kind == Op.READ) | (r.op.kind == Op.WRITE)),
             was_listed.eq(r.old.state == PageState.RESIDENT),
@@ -152,225 +242,197 @@ class QueueState(wiring.Component):
         m.d.sync += self.ready.eq(events.level < event_depth(c) - RESERVE - unforeseen_events(c))
         with m.If(came_valid):
             m.d.sync += view.entered.eq(view.entered + 1)
+        return came_valid, came_next
 
-        # --- memories ---
-        record = data.StructLayout(
-            {"count": c.page_bits + 1, "newest": self.layouts.newest, "in_use": 1}
-        )
+    def _memories(self, m: Module, record: data.StructLayout) -> _Task:
+        """Records, settings, excess tree and residency map, at the queue of the task."""
+        c = self.config
         m.submodules.records = records = Sram(depth=c.squeues, shape=record)
         m.submodules.settings = settings = QueueConfig(
             config=c, fields=("pool", "budget", "policy", "tau_m", "tau_sh")
         )
         m.submodules.tree = tree = ExcessTree(config=c)
         m.submodules.map = listed = ResidencyMap(config=c)
-        squeue, page = Signal(c.squeue_bits), Signal(c.page_bits)
-        value, newest, cancelled = Signal(), Signal(), Signal()
+        task = _Task(c, record)
         m.d.comb += [
-            view.roots.eq(tree.roots),
-            settings.read_squeue.eq(squeue),
-            records.read_address.eq(squeue),
-            records.write_address.eq(squeue),
-            listed.squeue.eq(squeue),
-            listed.page.eq(page),
-            listed.value.eq(value),
+            self.view.roots.eq(tree.roots),
+            tree.pool.eq(task.pool),
+            tree.squeue.eq(task.squeue),
+            settings.read_squeue.eq(task.squeue),
+            records.read_address.eq(task.squeue),
+            records.write_address.eq(task.squeue),
+            listed.squeue.eq(task.squeue),
+            listed.page.eq(task.page),
+            listed.value.eq(task.value),
         ]
         connect(m, flipped(self.read), listed.read)
         connect(m, flipped(self.config_write), settings.write)
+        return task
 
-        # --- one task at a time: an event, a look, a queue to refresh, the registers' read-out ---
-        is_event, is_look, is_refresh, is_offer, changed = (
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(),
-        )
-        taken = Signal(event)
-        m.d.comb += taken.eq(events.r_data)
-        shown, shown_squeue, known = self._shown(m)
-        refresh_next, refresh_left = Signal(range(c.squeues)), Signal(range(c.squeues + 1))
-        readout_wait = Signal(6)
-        answer, answered = Signal(self.layouts.look), Signal()
-        lookup, offer = view.lookup, view.offer
+    def _readout(self, m: Module) -> _Readout:
+        shown = _Readout(self.config)
         m.d.comb += [
-            lookup.answer.p.eq(answer),
-            lookup.answer.valid.eq(answered),
-            view.refreshing.eq((refresh_left != 0) | is_refresh),
+            shown.known.eq(shown.squeue == self.resident_squeue),
+            self.resident_lines.eq(Mux(shown.known, shown.lines, 0)),
         ]
-        m.d.sync += [answered.eq(0), offer.done.eq(0)]
-        m.d.sync += readout_wait.eq(readout_wait - (readout_wait != 0))
+        m.d.sync += shown.wait.eq(shown.wait - (shown.wait != 0))
+        return shown
 
-        found, after = Signal(record), Signal(record)
-        clears, counted = Signal(), Signal()
-        lines, budget = Signal(range(max(c.frame_lines) + 1)), Signal(c.dram_line_bits)
-        count, in_use = Signal(c.page_bits + 1), Signal()
-        resident = Signal(c.dram_line_bits + 1)
-        # As the memory has them; critical path: `kelp` is registered.
-        pool, policy, kelp = Signal.like(tree.pool), Signal.like(settings.o.policy), Signal()
-        m.d.comb += [
-            changed.eq(listed.was != value),
-            after.eq(found),
-            tree.pool.eq(pool),
-            tree.squeue.eq(squeue),
-        ]
-        frame_lines = Array([Const(n) for n in c.frame_lines])
+    def _clear(self, m: Module, task: _Task, clears: Signal) -> None:
+        """States of the reset scrub."""
         started = Signal()  # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
-
-        with m.FSM(init="CLEAR"):
-            with m.State("CLEAR"):
-                m.d.comb += clears.eq(1)
-                m.d.sync += [squeue.eq(squeue + 1), Assert(~started | ~self.i_result.valid)]
-                with m.If(squeue == c.squeues - 1):
-                    m.next = "CLEARED"
-            with m.State("CLEARED"):
-                with m.If(~tree.busy & listed.ready):
-                    m.d.sync += self.initialised.eq(1)
-                    m.next = "IDLE"
-            with m.State("IDLE"):
-                m.d.sync += [
-                    page.eq(taken.page),
-                    value.eq(taken.listed),
-                    newest.eq(taken.newest),
-                    cancelled.eq(taken.cancelled),
-                    is_event.eq(0),
-                    is_look.eq(0),
-                    is_refresh.eq(0),
-                    is_offer.eq(0),
-                ]
-                with m.If(events.r_rdy):
-                    m.d.comb += events.r_en.eq(1)
-                    m.d.sync += [squeue.eq(taken.squeue), is_event.eq(1)]
-                    m.next = "READ"
-                with m.Elif(lookup.request.valid):
-                    m.d.comb += lookup.request.ready.eq(1)
-                    m.d.sync += [squeue.eq(lookup.request.p), is_look.eq(1)]
-                    m.next = "READ"
-                with m.Elif(offer.request.valid):
-                    m.d.comb += offer.request.ready.eq(1)
-                    m.d.sync += [
-                        squeue.eq(offer.request.p.squeue),
-                        tree.excess.eq(offer.request.p.excess),
-                        is_offer.eq(1),
-                    ]
-                    m.next = "READ"
-                with m.Elif(refresh_left != 0):
-                    m.d.sync += [
-                        squeue.eq(refresh_next),
-                        is_refresh.eq(1),
-                        refresh_left.eq(refresh_left - 1),
-                        refresh_next.eq(Mux(refresh_next == c.squeues - 1, 0, refresh_next + 1)),
-                    ]
-                    m.next = "READ"
-                with m.Elif((readout_wait == 0) | ~known):
-                    m.d.sync += [squeue.eq(self.resident_squeue), readout_wait.eq(~0)]
-                    m.next = "READ"
-            with m.State("READ"):
-                m.d.comb += [
-                    records.read_en.eq(1),
-                    settings.read_en.eq(1),
-                    listed.update.eq(is_event),
-                ]
-                m.next = "WAS"
-            with m.State("WAS"):
-                # What comes out of memories: counting waits a cycle for it.
-                m.d.sync += [
-                    found.eq(records.read_data),
-                    pool.eq(settings.o.pool),
-                    policy.eq(settings.o.policy),
-                ]
-                m.next = "COUNT"
-            with m.State("COUNT"):
-                m.d.sync += [
-                    lines.eq(frame_lines[pool]),
-                    budget.eq(settings.o.budget),
-                    count.eq(after.count),
-                    in_use.eq(after.in_use),
-                    kelp.eq(policy),
-                ]
-                m.next = "MULTIPLY"
-                with m.If(is_event):
-                    m.d.comb += counted.eq(1)
-                    m.d.sync += [
-                        Assert(
-                            ~changed | value | (found.count != 0),
-                            "a queue lists fewer pages than none",
-                        ),
-                        Assert(
-                            ~changed | ~value | (found.count != c.pages),
-                            "a queue lists more pages than it has",
-                        ),
-                    ]
-                    with m.If(changed):
-                        m.d.comb += [
-                            after.count.eq(Mux(value, found.count + 1, found.count - 1)),
-                            after.in_use.eq(cancelled & value),
-                        ]
-                    with m.Else():
-                        m.d.sync += view.done.eq(view.done + 1)
-                        m.next = "IDLE"
-                with m.Elif(is_look):
-                    m.next = "LOOKED"
-                with m.Elif(is_offer):
-                    m.next = "START"
-            with m.State("LOOKED"):
-                m.d.sync += [
-                    answered.eq(1),
-                    answer.listed.eq(count != 0),
-                    answer.newest.eq(found.newest),
-                    answer.pool.eq(pool),
-                    answer.policy.eq(kelp),
-                    *(answer[name].eq(settings.o[name]) for name in ("tau_m", "tau_sh")),
-                ]
+        with m.State("CLEAR"):
+            m.d.comb += clears.eq(1)
+            m.d.sync += [task.squeue.eq(task.squeue + 1), Assert(~started | ~self.i_result.valid)]
+            with m.If(task.squeue == self.config.squeues - 1):
+                m.next = "CLEARED"
+        with m.State("CLEARED"):
+            with m.If(~m.submodules.tree.busy & m.submodules.map.ready):
+                m.d.sync += self.initialised.eq(1)
                 m.next = "IDLE"
-            with m.State("MULTIPLY"):
-                m.d.sync += resident.eq(count * lines)
-                m.next = "SUBTRACT"
-                with m.If(is_event & kelp & ~in_use & (count != 0)):
+
+    def _begin(self, m: Module, task: _Task, taken, shown: _Readout) -> None:
+        """States until the memories' rows of the next task are there."""
+        c, events, tree = self.config, m.submodules.events, m.submodules.tree
+        records, settings = m.submodules.records, m.submodules.settings
+        lookup, offer = self.view.lookup, self.view.offer
+        with m.State("IDLE"):
+            m.d.sync += [
+                task.page.eq(taken.page),
+                task.value.eq(taken.listed),
+                task.newest.eq(taken.newest),
+                task.cancelled.eq(taken.cancelled),
+                task.is_event.eq(0),
+                task.is_look.eq(0),
+                task.is_refresh.eq(0),
+                task.is_offer.eq(0),
+            ]
+            with m.If(events.r_rdy):
+                m.d.comb += events.r_en.eq(1)
+                m.d.sync += [task.squeue.eq(taken.squeue), task.is_event.eq(1)]
+                m.next = "READ"
+            with m.Elif(lookup.request.valid):
+                m.d.comb += lookup.request.ready.eq(1)
+                m.d.sync += [task.squeue.eq(lookup.request.p), task.is_look.eq(1)]
+                m.next = "READ"
+            with m.Elif(offer.request.valid):
+                m.d.comb += offer.request.ready.eq(1)
+                m.d.sync += [
+                    task.squeue.eq(offer.request.p.squeue),
+                    tree.excess.eq(offer.request.p.excess),
+                    task.is_offer.eq(1),
+                ]
+                m.next = "READ"
+            with m.Elif(task.refresh_left != 0):
+                is_last = task.refresh_next == c.squeues - 1
+                m.d.sync += [
+                    task.squeue.eq(task.refresh_next),
+                    task.is_refresh.eq(1),
+                    task.refresh_left.eq(task.refresh_left - 1),
+                    task.refresh_next.eq(Mux(is_last, 0, task.refresh_next + 1)),
+                ]
+                m.next = "READ"
+            with m.Elif((shown.wait == 0) | ~shown.known):
+                m.d.sync += [task.squeue.eq(self.resident_squeue), shown.wait.eq(~0)]
+                m.next = "READ"
+        with m.State("READ"):
+            m.d.comb += [
+                records.read_en.eq(1),
+                settings.read_en.eq(1),
+                m.submodules.map.update.eq(task.is_event),
+            ]
+            m.next = "WAS"
+        with m.State("WAS"):
+            # What comes out of memories: counting waits a cycle for it.
+            m.d.sync += [
+                task.found.eq(records.read_data),
+                task.pool.eq(settings.o.pool),
+                task.policy.eq(settings.o.policy),
+            ]
+            m.next = "COUNT"
+
+    def _count(self, m: Module, task: _Task) -> None:
+        """State in which an event changes its queue's record."""
+        c, found, after, view = self.config, task.found, task.after, self.view
+        with m.State("COUNT"):
+            m.d.sync += [
+                task.lines.eq(Array([Const(n) for n in c.frame_lines])[task.pool]),
+                task.budget.eq(m.submodules.settings.o.budget),
+                task.count.eq(after.count),
+                task.in_use.eq(after.in_use),
+                task.kelp.eq(task.policy),
+            ]
+            m.next = "MULTIPLY"
+            with m.If(task.is_event):
+                m.d.comb += task.counted.eq(1)
+                m.d.sync += [
+                    Assert(
+                        ~task.changed | task.value | (found.count != 0),
+                        "a queue lists fewer pages than none",
+                    ),
+                    Assert(
+                        ~task.changed | ~task.value | (found.count != c.pages),
+                        "a queue lists more pages than it has",
+                    ),
+                ]
+                with m.If(task.changed):
+                    m.d.comb += [
+                        after.count.eq(Mux(task.value, found.count + 1, found.count - 1)),
+                        after.in_use.eq(task.cancelled & task.value),
+                    ]
+                with m.Else():
                     m.d.sync += view.done.eq(view.done + 1)
                     m.next = "IDLE"
-                with m.Elif(is_refresh & ((count == 0) | kelp)):
-                    m.next = "IDLE"
-            with m.State("SUBTRACT"):
-                m.d.sync += tree.excess.eq(
-                    Mux((resident > budget) & ~in_use & ~kelp, resident - budget, 0)
-                )
-                m.d.sync += Assert(resident < 1 << c.dram_line_bits)
+            with m.Elif(task.is_look):
+                m.next = "LOOKED"
+            with m.Elif(task.is_offer):
                 m.next = "START"
-                with m.If(~is_event & ~is_refresh):
-                    m.next = "IDLE"
-                with m.If((~is_event & ~is_refresh) | (squeue == shown_squeue)):
-                    m.d.sync += [shown.eq(resident), shown_squeue.eq(squeue)]
-            with m.State("START"):
-                m.d.comb += tree.start.eq(1)
-                m.next = "WALK"
-            with m.State("WALK"):
-                with m.If(~tree.busy):
-                    m.d.sync += [view.done.eq(view.done + is_event), offer.done.eq(is_offer)]
-                    m.next = "IDLE"
 
-        # Written in the cycle after COUNT, from registers; nothing takes their place before the end
-        # of it.
+    def _excess(self, m: Module, task: _Task, shown: _Readout) -> None:
+        """States that work the excess out and bring it into the tree."""
+        c, view, tree, resident = self.config, self.view, m.submodules.tree, task.resident
+        with m.State("MULTIPLY"):
+            m.d.sync += resident.eq(task.count * task.lines)
+            m.next = "SUBTRACT"
+            with m.If(task.is_event & task.kelp & ~task.in_use & (task.count != 0)):
+                m.d.sync += view.done.eq(view.done + 1)
+                m.next = "IDLE"
+            with m.Elif(task.is_refresh & ((task.count == 0) | task.kelp)):
+                m.next = "IDLE"
+        with m.State("SUBTRACT"):
+            above = (resident > task.budget) & ~task.in_use & ~task.kelp
+            m.d.sync += tree.excess.eq(Mux(above, resident - task.budget, 0))
+            m.d.sync += Assert(resident < 1 << c.dram_line_bits)
+            m.next = "START"
+            with m.If(~task.is_event & ~task.is_refresh):
+                m.next = "IDLE"
+            with m.If((~task.is_event & ~task.is_refresh) | (task.squeue == shown.squeue)):
+                m.d.sync += [shown.lines.eq(resident), shown.squeue.eq(task.squeue)]
+        with m.State("START"):
+            m.d.comb += tree.start.eq(1)
+            m.next = "WALK"
+        with m.State("WALK"):
+            with m.If(~tree.busy):
+                m.d.sync += [
+                    view.done.eq(view.done + task.is_event),
+                    view.offer.done.eq(task.is_offer),
+                ]
+                m.next = "IDLE"
+
+    def _keep(self, m: Module, task: _Task, clears: Signal) -> None:
+        """The record is written in the cycle after COUNT, from registers; nothing takes their place
+        before the end of it. And a configuration write begins a refresh."""
+        record, records = task.found.shape(), m.submodules.records
         write, kept = Signal(), Signal(record)
-        m.d.sync += write.eq(counted)
+        m.d.sync += write.eq(task.counted)
         m.d.comb += [
-            kept.count.eq(count),
-            kept.in_use.eq(in_use),
-            kept.newest.page.eq(Mux(newest, page, found.newest.page)),
-            kept.newest.valid.eq(newest | found.newest.valid),
+            kept.count.eq(task.count),
+            kept.in_use.eq(task.in_use),
+            kept.newest.page.eq(Mux(task.newest, task.page, task.found.newest.page)),
+            kept.newest.valid.eq(task.newest | task.found.newest.valid),
             records.write_en.eq(clears | write),
             records.write_data.eq(Mux(clears, 0, kept)),
         ]
         with m.If(self.config_write.valid):
-            m.d.sync += refresh_left.eq(c.squeues)
-        m.d.comb += self.idle.eq(
-            ~came_valid
-            & ~came_next
-            & (view.entered == view.done)
-            & ~view.refreshing
-            & ~lookup.request.valid
-            & ~offer.request.valid
-            & ~is_look
-            & ~is_offer
-        )
-        return m
+            m.d.sync += task.refresh_left.eq(self.config.squeues)
