@@ -438,7 +438,6 @@ LONG_ELABORATE = {
     "Quantiser": 130,
     "SdramCore": 130,
     "SelfTest": 210,
-    "SessionControl": 260,
     "StandIn": 150,
 }
 

@@ -21,6 +21,66 @@ from .register_file import register_layout
 __all__ = ["SessionControl"]
 
 
+class _Command:
+    """The command under way, and its session's registers."""
+
+    def __init__(self, owner: SessionControl):
+        self.command = Signal(4)
+        self.argument = Signal(24)
+        self.session = Signal(owner.config.session_bits)
+        self.ld_id = Signal(4)
+        self.opening = Signal()
+        # The pages of an open session keep the shape and the formats that it was opened with, also
+        # when the host has written these registers since.
+        self.opened_shape = Signal.like(owner.shape)
+        self.opened_formats = Signal.like(owner.formats)
+        self.shape = Signal.like(owner.shape[0])
+        self.formats = Signal.like(owner.formats[0])
+        self.queue = Signal.like(owner.queue[0])
+        self.policy = Signal.like(owner.policy[0])
+        self.recency = Signal.like(owner.recency[0])
+        self.budget = Signal.like(owner.budget[0])
+        self.is_open = owner.open.bit_select(self.session, 1)
+        self.is_closing = owner.closing.bit_select(self.session, 1)
+
+    def last_layer(self, r):
+        """Last layer of range `r` of layers."""
+        return self.formats[f"last_layer_{r}"]
+
+    def format(self, half, r):
+        """Format of `half`, k or v, in range `r` of layers."""
+        return Array(self.formats[f"format_{half}_{n}"] for n in range(LAYER_RANGES))[r]
+
+
+class _Limits:
+    """What the shape means, a cycle or two after the command. Critical path: `shape` to these:
+    registered here; CHECK and POOLS wait for them."""
+
+    def __init__(self, shape):
+        self.used_queues = Signal(20)
+        self.layers = Signal.like(shape.layers)
+        self.heads = Signal.like(shape.kv_heads)
+        self.legal = Signal()
+        self.selects_own = Signal()  #: the selected queue is one that the session uses
+
+
+class _Walk:
+    """Where the walk is: first over the ranges of layers, then over the session's queues."""
+
+    def __init__(self, config: Config):
+        self.wait = Signal(range(DECIDED + 1))
+        self.range_index = Signal(range(LAYER_RANGES))
+        self.stored = Signal(config.half_line_bits + 4)  #: DRAM lines of a page of that range
+        self.pools = Array(Signal(2, name=f"pool_{r}") for r in range(LAYER_RANGES))
+        self.bad_format = Signal()
+        self.layer = Signal(10)
+        self.head = Signal(10)
+        self.index = Signal(config.queue_bits + 1)
+        self.squeue = Signal(config.squeue_bits)
+        self.own_range = Signal(range(LAYER_RANGES))  #: of `layer`
+        self.selected = Signal(config.squeue_bits)
+
+
 class SessionControl(wiring.Component):
     """Carries out one session command at a time (spec §3, §9).
 
@@ -112,114 +172,130 @@ class SessionControl(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
-        command, argument, session, ld_id = Signal(4), Signal(24), Signal(c.session_bits), Signal(4)
-
-        def of_session(given):
-            held = Signal.like(given[0])
-            m.d.comb += held.as_value().eq(
-                Array(given[s].as_value() for s in range(c.sessions))[session]
-            )
-            return held
-
-        # The pages of an open session keep the shape and the formats that it was opened with, also
-        # when the host has written these registers since.
-        opened_shape, opened_formats = Signal.like(self.shape), Signal.like(self.formats)
-        opening = Signal()
-        m.d.comb += opening.eq(command == SessionCommand.OPEN)
-        shape, formats = Signal.like(self.shape[0]), Signal.like(self.formats[0])
-        for held, given, kept in (
-            (shape, self.shape, opened_shape),
-            (formats, self.formats, opened_formats),
-        ):
-            m.d.comb += held.as_value().eq(
-                Mux(opening, of_session(given).as_value(), of_session(kept).as_value())
-            )
-        queue, policy, recency, budget = (
-            of_session(given) for given in (self.queue, self.policy, self.recency, self.budget)
-        )
-        is_open = self.open.bit_select(session, 1)
-        is_closing = self.closing.bit_select(session, 1)
-
-        # Critical path: `shape` to `used_queues`, `legal` and `pools`: registered here; CHECK and
-        # POOLS wait for them.
-        used_queues, layers, heads = (
-            Signal(20),
-            Signal.like(shape.layers),
-            Signal.like(shape.kv_heads),
-        )
-        m.d.sync += [
-            layers.eq(shape.layers),
-            heads.eq(shape.kv_heads),
-            used_queues.eq(layers * heads),
-        ]
-        legal = Signal()
-        m.d.sync += legal.eq(
-            (used_queues != 0)
-            & (used_queues <= c.queues)
-            & (shape.used_lines != 0)
-            & (shape.used_lines <= c.half_lines)
-            & (shape.used_pages != 0)
-            & (shape.used_pages <= c.pages)
-        )
-        # A queue that the session does not use may be another session's.
-        selects_own = Signal()
-        m.d.sync += selects_own.eq(queue.queue < used_queues)
-        range_index = Signal(range(LAYER_RANGES))
-        stored = Signal(c.half_line_bits + 4)
-        pools = Array(Signal(2, name=f"pool_{r}") for r in range(LAYER_RANGES))
-        ranges = [
-            (formats[f"last_layer_{r}"], formats[f"format_k_{r}"], formats[f"format_v_{r}"])
-            for r in range(LAYER_RANGES)
-        ]
-        format_k = Array(k for _, k, _ in ranges)
-        format_v = Array(v for _, _, v in ranges)
-        m.submodules.stored = lines = _StoredLines(config=c)
-        m.d.sync += [
-            lines.format_k.eq(format_k[range_index] if c.codecs else Format.RAW16),
-            lines.format_v.eq(format_v[range_index] if c.codecs else Format.RAW16),
-            lines.used_lines.eq(shape.used_lines),
-            lines.k_only.eq(shape.k_only),
-            stored.eq(lines.lines),
-        ]
-        bad_format = Signal()
-
-        layer, head, index, squeue = (
-            Signal(10),
-            Signal(10),
-            Signal(c.queue_bits + 1),
-            Signal(c.squeue_bits),
-        )
-        wait = Signal(range(DECIDED + 1))
-        own_range = Signal(range(LAYER_RANGES))
-        m.d.comb += own_range.eq(LAYER_RANGES - 1)
-        for r in reversed(range(LAYER_RANGES)):
-            with m.If(layer <= ranges[r][0]):
-                m.d.comb += own_range.eq(r)
-        q = self.config_write.p.queue_config
+        command, walk = _Command(self), _Walk(self.config)
+        self._of_session(m, command)
+        limits = self._limits(m, command)
+        self._stored_lines(m, command, walk)
+        self._configuration(m, command, walk)
+        self._descriptor(m, command, limits)
         m.d.comb += [
-            self.config_write.p.squeue.eq(squeue),
-            q.alpha.eq(policy.alpha),
-            q.mass_shift.eq(policy.mass_shift),
-            q.score_source.eq(policy.score_source),
-            q.window.eq(policy.window),
-            q.policy.eq(policy.policy),
-            q.tau_m.eq(recency.tau_m),
-            q.tau_sh.eq(recency.tau_sh),
-            q.idle_m.eq(recency.idle_m),
-            q.idle_sh.eq(recency.idle_sh),
-            q.budget.eq(Mux(budget.value >> c.dram_line_bits, ~0, budget.value)),
-            q.format_k.eq(format_k[own_range]),
-            q.format_v.eq(format_v[own_range]),
-            q.pool.eq(pools[own_range]),
+            self.busy_session.eq(command.session),
+            self.o_event.p.code.eq(Event.OPEN_REFUSED),
+            self.o_event.p.ld_id.eq(command.ld_id),
+            self.o_event.p.argument.eq(command.session),
+            self.o_op.p.session.eq(command.session),
+            self.o_op.p.delta.eq(command.argument),
+            walk.selected.eq(command.session * self.config.queues + command.queue.queue),
         ]
-        d = self.descriptor
+        with m.FSM():
+            with m.State("IDLE"):
+                with m.If(self.command.valid):
+                    m.d.sync += [
+                        command.command.eq(self.command.p.command),
+                        command.argument.eq(self.command.p.argument),
+                        command.session.eq(self.command_session),
+                        command.ld_id.eq(self.command_ld_id),
+                        walk.wait.eq(0),
+                    ]
+                    m.next = "CHECK"
+            self._check(m, command, limits, walk)
+            self._choose_pools(m, command, walk)
+            self._write(m, command, limits, walk)
+            self._send(m, command, walk)
+            with m.State("DONE"):
+                m.d.comb += self.busy.eq(1)
+                m.d.sync += self.refused.bit_select(command.session, 1).eq(0)
+                m.next = "IDLE"
+            with m.State("REFUSE"):
+                m.d.comb += [self.busy.eq(1), self.o_event.valid.eq(1)]
+                m.d.sync += self.refused.bit_select(command.session, 1).eq(1)
+                m.next = "IDLE"
+        return m
+
+    def _of_session(self, m: Module, command: _Command) -> None:
+        """The registers of the command's session."""
+
+        def chosen(given):
+            return Array(each.as_value() for each in given)[command.session]
+
+        opening = command.opening
+        m.d.comb += [
+            opening.eq(command.command == SessionCommand.OPEN),
+            command.shape.as_value().eq(
+                Mux(opening, chosen(self.shape), chosen(command.opened_shape))
+            ),
+            command.formats.as_value().eq(
+                Mux(opening, chosen(self.formats), chosen(command.opened_formats))
+            ),
+            command.queue.as_value().eq(chosen(self.queue)),
+            command.policy.as_value().eq(chosen(self.policy)),
+            command.recency.as_value().eq(chosen(self.recency)),
+            command.budget.as_value().eq(chosen(self.budget)),
+        ]
+
+    def _limits(self, m: Module, command: _Command) -> _Limits:
+        c, shape = self.config, command.shape
+        limits = _Limits(shape)
+        used_queues = limits.used_queues
+        m.d.sync += [
+            limits.layers.eq(shape.layers),
+            limits.heads.eq(shape.kv_heads),
+            used_queues.eq(limits.layers * limits.heads),
+            limits.legal.eq(
+                (used_queues != 0)
+                & (used_queues <= c.queues)
+                & (shape.used_lines != 0)
+                & (shape.used_lines <= c.half_lines)
+                & (shape.used_pages != 0)
+                & (shape.used_pages <= c.pages)
+            ),
+            # A queue that the session does not use may be another session's.
+            limits.selects_own.eq(command.queue.queue < used_queues),
+        ]
+        return limits
+
+    def _stored_lines(self, m: Module, command: _Command, walk: _Walk) -> None:
+        """DRAM lines of a page of the range at hand."""
+        m.submodules.stored = lines = _StoredLines(config=self.config)
+        k, v = (command.format(half, walk.range_index) for half in "kv")
+        m.d.sync += [
+            lines.format_k.eq(k if self.config.codecs else Format.RAW16),
+            lines.format_v.eq(v if self.config.codecs else Format.RAW16),
+            lines.used_lines.eq(command.shape.used_lines),
+            lines.k_only.eq(command.shape.k_only),
+            walk.stored.eq(lines.lines),
+        ]
+
+    def _configuration(self, m: Module, command: _Command, walk: _Walk) -> None:
+        """What `config_write` says of the queue that the walk is at."""
+        c, q = self.config, self.config_write.p.queue_config
+        policy, recency, budget = command.policy, command.recency, command.budget.value
+        m.d.comb += walk.own_range.eq(LAYER_RANGES - 1)
+        for r in reversed(range(LAYER_RANGES)):
+            with m.If(walk.layer <= command.last_layer(r)):
+                m.d.comb += walk.own_range.eq(r)
+        m.d.comb += [
+            self.config_write.p.squeue.eq(walk.squeue),
+            *(
+                q[name].eq(policy[name])
+                for name in ("alpha", "mass_shift", "score_source", "window", "policy")
+            ),
+            *(q[name].eq(recency[name]) for name in ("tau_m", "tau_sh", "idle_m", "idle_sh")),
+            q.budget.eq(Mux(budget >> c.dram_line_bits, ~0, budget)),
+            q.format_k.eq(command.format("k", walk.own_range)),
+            q.format_v.eq(command.format("v", walk.own_range)),
+            q.pool.eq(walk.pools[walk.own_range]),
+        ]
+
+    def _descriptor(self, m: Module, command: _Command, limits: _Limits) -> None:
+        """The session register that an OPEN sets."""
+        d, shape = self.descriptor, command.shape
         m.d.comb += [
             d.open.eq(1),
             d.closing.eq(0),
             d.ld_id.eq(shape.owner),
             d.host_type.eq(shape.host_type),
-            d.used_queues.eq(used_queues),
+            d.used_queues.eq(limits.used_queues),
             d.used_lines.eq(shape.used_lines),
             d.k_only.eq(shape.k_only),
             d.used_pages.eq(shape.used_pages),
@@ -227,142 +303,130 @@ class SessionControl(wiring.Component):
             d.step.eq(0),
         ]
 
-        def refuse():
-            return [self.refused.bit_select(session, 1).eq(1)]
-
-        m.d.comb += [
-            self.busy_session.eq(session),
-            self.o_event.p.code.eq(Event.OPEN_REFUSED),
-            self.o_event.p.ld_id.eq(ld_id),
-            self.o_event.p.argument.eq(session),
-        ]
-        op = self.o_op.p
-        m.d.comb += [op.session.eq(session), op.delta.eq(argument)]
-        selected = Signal(c.squeue_bits)
-        m.d.comb += selected.eq(session * c.queues + queue.queue)
-
-        with m.FSM():
-            with m.State("IDLE"):
-                with m.If(self.command.valid):
-                    m.d.sync += [
-                        command.eq(self.command.p.command),
-                        argument.eq(self.command.p.argument),
-                        session.eq(self.command_session),
-                        ld_id.eq(self.command_ld_id),
-                        wait.eq(0),
-                    ]
-                    m.next = "CHECK"
-            with m.State("CHECK"):
-                # Three cycles for the registered product and limits, then one verdict.
-                m.d.comb += self.busy.eq(1)
-                m.d.sync += [wait.eq(wait + 1), range_index.eq(0), bad_format.eq(0)]
-                with m.If(wait == 3):
-                    privileged = ld_id == 0
-                    m.next = "REFUSE"
-                    with m.Switch(command):
-                        with m.Case(SessionCommand.OPEN):
-                            with m.If(privileged & legal & ~is_open & ~is_closing):
-                                for s in range(c.sessions):
-                                    with m.If(session == s):
-                                        m.d.sync += [
-                                            opened_shape[s].eq(shape),
-                                            opened_formats[s].eq(formats),
-                                        ]
-                                m.next = "POOLS"
-                        with m.Case(SessionCommand.CLOSE):
-                            with m.If(privileged & is_open & ~is_closing):
-                                m.next = "SEND"
-                        with m.Case(SessionCommand.APPLY_QUEUE, SessionCommand.APPLY_ALL):
-                            with m.If(
-                                is_open
-                                & (policy.alpha != 0)
-                                & (policy.alpha <= 256)
-                                & ((command == SessionCommand.APPLY_ALL) | selects_own)
-                            ):
-                                m.next = "POOLS"
-                        with m.Case(SessionCommand.ADVANCE, SessionCommand.PEEK):
-                            with m.If(
-                                is_open & ((command == SessionCommand.ADVANCE) | selects_own)
-                            ):
-                                m.next = "SEND"
-                    m.d.sync += wait.eq(0)
-            with m.State("POOLS"):
-                # Each range: formats, its sizes, their sum, then the smallest frame that holds
-                # them.
-                m.d.comb += self.busy.eq(1)
-                m.d.sync += wait.eq(wait + 1)
-                with m.If(wait == 3):
-                    smallest = Const(0, 2)
-                    for size, pool in sorted(
-                        ((size, p) for p, size in enumerate(c.frame_lines)), reverse=True
-                    ):
-                        smallest = Mux(stored <= size, pool, smallest)
-                    m.d.sync += [
-                        pools[range_index].eq(smallest),
-                        range_index.eq(range_index + 1),
-                        wait.eq(0),
-                    ]
-                    with m.If(
-                        (format_k[range_index] > max(c.formats))
-                        | (format_v[range_index] > max(c.formats))
-                    ):
-                        m.d.sync += bad_format.eq(1)
-                    with m.If(range_index == LAYER_RANGES - 1):
-                        m.d.sync += [
-                            layer.eq(0),
-                            head.eq(0),
-                            index.eq(0),
-                            squeue.eq(session * c.queues),
-                        ]
-                        m.next = "WALK"
-            with m.State("WALK"):
-                m.d.comb += self.busy.eq(1)
-                with m.If(bad_format):
-                    m.next = "REFUSE"
-                with m.Else():
-                    m.d.comb += self.opening.eq(opening)
-                    wanted = (command != SessionCommand.APPLY_QUEUE) | (squeue == selected)
-                    m.d.comb += self.config_write.valid.eq(wanted & self.config_ready)
-                    with m.If(~wanted | self.config_ready):
-                        m.d.sync += [index.eq(index + 1), squeue.eq(squeue + 1), head.eq(head + 1)]
-                        with m.If(head + 1 == heads):
-                            m.d.sync += [head.eq(0), layer.eq(layer + 1)]
-                        with m.If(index + 1 == used_queues):
-                            m.next = "SEND"
-                            with m.If(command != SessionCommand.OPEN):
-                                m.next = "DONE"
-            with m.State("SEND"):
-                m.d.comb += [
-                    self.busy.eq(1),
-                    self.o_op.valid.eq(1),
-                    op.squeue.eq(selected),
-                    op.page.eq(queue.page),
-                    op.kind.eq(Op.PEEK),
-                ]
-                with m.Switch(command):
+    def _check(self, m: Module, command: _Command, limits: _Limits, walk: _Walk) -> None:
+        """State CHECK: three cycles for the registered product and limits, then one verdict."""
+        is_open, is_closing, policy = command.is_open, command.is_closing, command.policy
+        privileged, selects_own = command.ld_id == 0, limits.selects_own
+        with m.State("CHECK"):
+            m.d.comb += self.busy.eq(1)
+            m.d.sync += [
+                walk.wait.eq(walk.wait + 1),
+                walk.range_index.eq(0),
+                walk.bad_format.eq(0),
+            ]
+            with m.If(walk.wait == self._CHECK - 1):
+                m.next = "REFUSE"
+                with m.Switch(command.command):
                     with m.Case(SessionCommand.OPEN):
-                        m.d.comb += op.kind.eq(Op.OPEN)
+                        with m.If(privileged & limits.legal & ~is_open & ~is_closing):
+                            for s in range(self.config.sessions):
+                                with m.If(command.session == s):
+                                    m.d.sync += [
+                                        command.opened_shape[s].eq(command.shape),
+                                        command.opened_formats[s].eq(command.formats),
+                                    ]
+                            m.next = "POOLS"
                     with m.Case(SessionCommand.CLOSE):
-                        m.d.comb += op.kind.eq(Op.CLOSE)
-                    with m.Case(SessionCommand.ADVANCE):
-                        m.d.comb += op.kind.eq(Op.STEP)
-                with m.If(self.o_op.ready):
-                    m.d.sync += wait.eq(0)
-                    m.next = "SETTLE"
-            with m.State("SETTLE"):
-                m.d.comb += self.busy.eq(1)
-                m.d.sync += wait.eq(wait + 1)
-                with m.If(wait == DECIDED):
-                    m.next = "DONE"
-            with m.State("DONE"):
-                m.d.comb += self.busy.eq(1)
-                m.d.sync += self.refused.bit_select(session, 1).eq(0)
-                m.next = "IDLE"
-            with m.State("REFUSE"):
-                m.d.comb += [self.busy.eq(1), self.o_event.valid.eq(1)]
-                m.d.sync += refuse()
-                m.next = "IDLE"
-        return m
+                        with m.If(privileged & is_open & ~is_closing):
+                            m.next = "SEND"
+                    with m.Case(SessionCommand.APPLY_QUEUE, SessionCommand.APPLY_ALL):
+                        with m.If(
+                            is_open
+                            & (policy.alpha != 0)
+                            & (policy.alpha <= 256)
+                            & ((command.command == SessionCommand.APPLY_ALL) | selects_own)
+                        ):
+                            m.next = "POOLS"
+                    with m.Case(SessionCommand.ADVANCE, SessionCommand.PEEK):
+                        with m.If(
+                            is_open & ((command.command == SessionCommand.ADVANCE) | selects_own)
+                        ):
+                            m.next = "SEND"
+                m.d.sync += walk.wait.eq(0)
+
+    def _choose_pools(self, m: Module, command: _Command, walk: _Walk) -> None:
+        """State POOLS: of each range formats, its sizes, their sum, then the smallest frame that
+        holds them."""
+        c, at = self.config, walk.range_index
+        with m.State("POOLS"):
+            m.d.comb += self.busy.eq(1)
+            m.d.sync += walk.wait.eq(walk.wait + 1)
+            with m.If(walk.wait == self._CHECK - 1):
+                smallest = Const(0, 2)
+                for size, pool in sorted(
+                    ((size, p) for p, size in enumerate(c.frame_lines)), reverse=True
+                ):
+                    smallest = Mux(walk.stored <= size, pool, smallest)
+                m.d.sync += [
+                    walk.pools[at].eq(smallest),
+                    at.eq(at + 1),
+                    walk.wait.eq(0),
+                ]
+                with m.If(
+                    (command.format("k", at) > max(c.formats))
+                    | (command.format("v", at) > max(c.formats))
+                ):
+                    m.d.sync += walk.bad_format.eq(1)
+                with m.If(at == LAYER_RANGES - 1):
+                    m.d.sync += [
+                        walk.layer.eq(0),
+                        walk.head.eq(0),
+                        walk.index.eq(0),
+                        walk.squeue.eq(command.session * c.queues),
+                    ]
+                    m.next = "WALK"
+
+    def _write(self, m: Module, command: _Command, limits: _Limits, walk: _Walk) -> None:
+        """State WALK: a queue's configuration per cycle, of all queues or of the selected one."""
+        with m.State("WALK"):
+            m.d.comb += self.busy.eq(1)
+            with m.If(walk.bad_format):
+                m.next = "REFUSE"
+            with m.Else():
+                m.d.comb += self.opening.eq(command.opening)
+                wanted = (command.command != SessionCommand.APPLY_QUEUE) | (
+                    walk.squeue == walk.selected
+                )
+                m.d.comb += self.config_write.valid.eq(wanted & self.config_ready)
+                with m.If(~wanted | self.config_ready):
+                    m.d.sync += [
+                        walk.index.eq(walk.index + 1),
+                        walk.squeue.eq(walk.squeue + 1),
+                        walk.head.eq(walk.head + 1),
+                    ]
+                    with m.If(walk.head + 1 == limits.heads):
+                        m.d.sync += [walk.head.eq(0), walk.layer.eq(walk.layer + 1)]
+                    with m.If(walk.index + 1 == limits.used_queues):
+                        m.next = "SEND"
+                        with m.If(command.command != SessionCommand.OPEN):
+                            m.next = "DONE"
+
+    def _send(self, m: Module, command: _Command, walk: _Walk) -> None:
+        """States SEND and SETTLE: the command's op, until it has passed M3."""
+        op = self.o_op.p
+        with m.State("SEND"):
+            m.d.comb += [
+                self.busy.eq(1),
+                self.o_op.valid.eq(1),
+                op.squeue.eq(walk.selected),
+                op.page.eq(command.queue.page),
+                op.kind.eq(Op.PEEK),
+            ]
+            with m.Switch(command.command):
+                with m.Case(SessionCommand.OPEN):
+                    m.d.comb += op.kind.eq(Op.OPEN)
+                with m.Case(SessionCommand.CLOSE):
+                    m.d.comb += op.kind.eq(Op.CLOSE)
+                with m.Case(SessionCommand.ADVANCE):
+                    m.d.comb += op.kind.eq(Op.STEP)
+            with m.If(self.o_op.ready):
+                m.d.sync += walk.wait.eq(0)
+                m.next = "SETTLE"
+        with m.State("SETTLE"):
+            m.d.comb += self.busy.eq(1)
+            m.d.sync += walk.wait.eq(walk.wait + 1)
+            with m.If(walk.wait == DECIDED):
+                m.next = "DONE"
 
 
 class _StoredLines(wiring.Component):
