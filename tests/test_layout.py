@@ -429,7 +429,6 @@ LONG_ELABORATE = {
     "DataFront": 180,
     "Endpoint": 350,
     "FrameOwnerContract": 180,
-    "LruShadow": 180,
     "MissBufferContract": 260,
     "MissGrantsContract": 150,
     "Orphans": 130,

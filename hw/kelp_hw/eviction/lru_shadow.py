@@ -37,6 +37,26 @@ def shadow_event_layout(config: Config) -> data.StructLayout:
     )
 
 
+class _Ring:
+    """One session's ring of buckets, a step and its octile each, and the bucket at hand."""
+
+    def __init__(self, slot_bits: int, count_bits: int):
+        self.boundary = Signal(_BUCKET_BITS)
+        self.inside = Signal(count_bits)  #: pages in the buckets from the boundary on
+        self.now = Signal(STEP_BITS)
+        self.bucket = Signal(_BUCKET_BITS)
+        self.clearing = Signal(slot_bits)
+        # Of these numbers, a cycle later:
+        self.steps = Signal()  #: steps have passed,
+        self.leaps = Signal()  #: so many that all is forgotten
+        self.long_ago = Signal()  #: the last access was too long ago to be in the ring
+        self.old = Signal(_BUCKET_BITS)  #: the bucket that the one at hand takes the place of
+        self.goes = Signal()  #: was a member
+        self.below = Signal()  #: the bucket at hand lies below the boundary
+        self.member = Signal()
+        self.value = Signal(count_bits)
+
+
 class LruShadow(wiring.Component):
     """Counts pages by (step, octile of queues) of their last access; those of the buckets from a
     boundary on would fill the pool under LRU.
@@ -82,7 +102,7 @@ class LruShadow(wiring.Component):
         c = self.config
         slot_bits = (SHADOW_STEPS - 1).bit_length() + OCTILE_BITS
         m.submodules.events = events = fifo.SyncFIFO(width=self.layout.size, depth=self.DEPTH)
-        m.submodules.ring = ring = Sram(depth=c.sessions << slot_bits, shape=self.count_bits)
+        m.submodules.ring = Sram(depth=c.sessions << slot_bits, shape=self.count_bits)
         m.d.comb += [
             events.w_data.eq(self.i.p),
             events.w_en.eq(self.i.valid & events.w_rdy),
@@ -95,35 +115,8 @@ class LruShadow(wiring.Component):
             {"boundary": _BUCKET_BITS, "inside": self.count_bits, "now": STEP_BITS}
         )
         states = Array([Signal(state, name=f"state{k}") for k in range(c.sessions)])
-        boundary, inside, now = Signal(_BUCKET_BITS), Signal(self.count_bits), Signal(STEP_BITS)
-
-        # The bucket at hand; a step and its octile make one.
-        bucket, wanted, here = Signal(_BUCKET_BITS), Signal(_BUCKET_BITS), Signal(slot_bits)
-        ahead, since, old = Signal(STEP_BITS), Signal(STEP_BITS), Signal(_BUCKET_BITS)
-        value, member, clearing = Signal(self.count_bits), Signal(), Signal(slot_bits)
-        # Of these numbers, a cycle later: steps have passed, so many that all is forgotten; so long
-        # ago was the last access; the bucket that is forgotten was a member; the bucket lies below
-        # the boundary.
-        steps, leaps, long_ago, goes, below = Signal(), Signal(), Signal(), Signal(), Signal()
-        m.d.sync += [
-            steps.eq(ahead != 0),
-            leaps.eq(ahead >= SHADOW_STEPS),
-            long_ago.eq(since >= SHADOW_STEPS),
-            below.eq((bucket + 1)[: _BUCKET_BITS + 1] < boundary),
-            member.eq(bucket >= boundary),
-            # Before step 256 there is nothing to forget.
-            goes.eq((bucket[OCTILE_BITS:] >= SHADOW_STEPS) & (boundary <= old)),
-            value.eq(ring.read_data),  # critical path: registered here, behind the block RAM
-        ]
-        m.d.comb += [
-            here.eq(bucket),
-            wanted.eq(Cat(e.octile, e.last)),
-            ahead.eq(e.step - now),
-            since.eq(e.step - e.last),
-            ring.read_address.eq(Cat(here, session)),
-            ring.write_address.eq(Cat(here, session)),
-            old.eq(bucket - (SHADOW_STEPS << OCTILE_BITS)),
-        ]
+        r = _Ring(slot_bits, self.count_bits)
+        self._look(m, e, session, r)
         earn, spend = Signal(), Signal()
         with m.If(earn & (self.credit != CREDIT_MOST)):
             m.d.sync += self.credit.eq(self.credit + 1)
@@ -138,106 +131,18 @@ class LruShadow(wiring.Component):
                     m.next = "RECALL"
             with m.State("RECALL"):
                 m.d.sync += [
-                    boundary.eq(states[session].boundary),
-                    inside.eq(states[session].inside),
-                    now.eq(states[session].now),
-                    clearing.eq(0),
+                    r.boundary.eq(states[session].boundary),
+                    r.inside.eq(states[session].inside),
+                    r.now.eq(states[session].now),
+                    r.clearing.eq(0),
                 ]
                 m.next = "COMPARE"
             with m.State("COMPARE"):
                 m.next = "BEGIN"
-            with m.State("BEGIN"):
-                m.d.sync += bucket.eq(Cat(clearing, bucket[slot_bits:]))
-                with m.If(e.opened):
-                    m.next = "CLEAR"
-                with m.Elif(~e.access):
-                    m.next = "SPEND"
-                with m.Elif(leaps):
-                    m.next = "CLEAR"
-                with m.Elif(steps):
-                    # The bucket that this step's takes the place of is 256 steps old.
-                    m.d.sync += [
-                        now.eq(now + 1),
-                        bucket.eq(Cat(clearing[:OCTILE_BITS], (now + 1)[:STEP_BITS])),
-                    ]
-                    m.next = "FORGET"
-                with m.Else():
-                    m.d.sync += bucket.eq(wanted)
-                    m.next = "LAST"
-            with m.State("CLEAR"):
-                # Everything is forgotten: the session is new, or has leapt.
-                m.d.comb += [ring.write_en.eq(1), ring.write_data.eq(0)]
-                m.d.sync += [
-                    clearing.eq(clearing + 1),
-                    bucket.eq(bucket + 1),
-                    inside.eq(0),
-                    now.eq(Mux(e.opened, 0, e.step)),
-                    boundary.eq(Mux(e.opened, 0, Cat(e.octile & 0, e.step))),
-                ]
-                with m.If(clearing.all()):
-                    m.d.sync += clearing.eq(0)
-                    m.next = "COMPARE"
-                    with m.If(e.opened):
-                        m.next = "DONE"
-            # A bucket is read, kept, then written.
-            with m.State("FORGET"):
-                m.d.comb += ring.read_en.eq(1)
-                m.next = "FORGETTING"
-            with m.State("FORGETTING"):
-                m.next = "FORGOTTEN"
-            with m.State("FORGOTTEN"):
-                m.d.comb += [ring.write_en.eq(1), ring.write_data.eq(0)]
-                with m.If(goes):
-                    m.d.sync += [inside.eq(inside - value), boundary.eq(old + 1)]
-                m.d.sync += [clearing.eq(clearing + 1), bucket.eq(bucket + 1)]
-                m.next = "FORGET"
-                with m.If(clearing[:OCTILE_BITS].all()):
-                    m.d.sync += clearing.eq(0)
-                    m.next = "COMPARE"
-            with m.State("LAST"):
-                m.d.comb += ring.read_en.eq(1)
-                m.next = "LEAVING"
-                with m.If(e.new | long_ago):
-                    m.next = "JOIN"
-                    m.d.sync += bucket.eq(Cat(e.octile, e.step))
-            with m.State("LEAVING"):
-                m.next = "LEAVE"
-            with m.State("LEAVE"):
-                m.d.comb += [
-                    earn.eq(below),
-                    ring.write_en.eq(1),
-                    ring.write_data.eq(Mux(value == 0, 0, value - 1)),
-                ]
-                with m.If((value != 0) & member):
-                    m.d.sync += inside.eq(inside - 1)
-                m.d.sync += bucket.eq(Cat(e.octile, e.step))
-                m.next = "JOIN"
-            with m.State("JOIN"):
-                m.d.comb += ring.read_en.eq(1)
-                m.next = "JOINING"
-            with m.State("JOINING"):
-                m.next = "JOINED"
-            with m.State("JOINED"):
-                m.d.comb += [ring.write_en.eq(1), ring.write_data.eq(value + 1)]
-                with m.If(member):
-                    m.d.sync += inside.eq(inside + 1)
-                m.d.sync += bucket.eq(boundary)
-                m.next = "FULL"
-            with m.State("FULL"):
-                m.d.comb += ring.read_en.eq(1)
-                m.next = "SPEND"
-                with m.If(inside > self.frames):
-                    m.next = "ADVANCING"
-            with m.State("ADVANCING"):
-                m.next = "ADVANCE"
-            with m.State("ADVANCE"):
-                m.d.sync += [
-                    inside.eq(inside - value),
-                    boundary.eq(boundary + 1),
-                    bucket.eq(bucket + 1),
-                    Assert(inside >= value),
-                ]
-                m.next = "FULL"
+            self._begin(m, e, r)
+            self._forget(m, e, r)
+            self._move(m, e, r, earn)
+            self._advance(m, r)
             with m.State("SPEND"):
                 m.d.comb += spend.eq(e.read)
                 m.next = "DONE"
@@ -245,9 +150,139 @@ class LruShadow(wiring.Component):
                 after = states[session]
                 with m.If(e.access | e.opened):
                     m.d.sync += [
-                        after.boundary.eq(boundary),
-                        after.inside.eq(inside),
-                        after.now.eq(now),
+                        after.boundary.eq(r.boundary),
+                        after.inside.eq(r.inside),
+                        after.now.eq(r.now),
                     ]
                 m.next = "IDLE"
         return m
+
+    def _look(self, m: Module, e, session: Signal, r: _Ring) -> None:
+        """The bucket at hand, and what event `e` means to the ring."""
+        ring, here = m.submodules.ring, Signal(len(r.clearing))
+        ahead, since = Signal(STEP_BITS), Signal(STEP_BITS)
+        m.d.sync += [
+            r.steps.eq(ahead != 0),
+            r.leaps.eq(ahead >= SHADOW_STEPS),
+            r.long_ago.eq(since >= SHADOW_STEPS),
+            r.below.eq((r.bucket + 1)[: _BUCKET_BITS + 1] < r.boundary),
+            r.member.eq(r.bucket >= r.boundary),
+            # Before step 256 there is nothing to forget.
+            r.goes.eq((r.bucket[OCTILE_BITS:] >= SHADOW_STEPS) & (r.boundary <= r.old)),
+            r.value.eq(ring.read_data),  # critical path: registered here, behind the block RAM
+        ]
+        m.d.comb += [
+            here.eq(r.bucket),
+            ahead.eq(e.step - r.now),
+            since.eq(e.step - e.last),
+            ring.read_address.eq(Cat(here, session)),
+            ring.write_address.eq(Cat(here, session)),
+            r.old.eq(r.bucket - (SHADOW_STEPS << OCTILE_BITS)),
+        ]
+
+    def _begin(self, m: Module, e, r: _Ring) -> None:
+        """State BEGIN: what is to be done for the event, or first for the steps before it."""
+        with m.State("BEGIN"):
+            m.d.sync += r.bucket.eq(Cat(r.clearing, r.bucket[len(r.clearing) :]))
+            with m.If(e.opened):
+                m.next = "CLEAR"
+            with m.Elif(~e.access):
+                m.next = "SPEND"
+            with m.Elif(r.leaps):
+                m.next = "CLEAR"
+            with m.Elif(r.steps):
+                # The bucket that this step's takes the place of is 256 steps old.
+                m.d.sync += [
+                    r.now.eq(r.now + 1),
+                    r.bucket.eq(Cat(r.clearing[:OCTILE_BITS], (r.now + 1)[:STEP_BITS])),
+                ]
+                m.next = "FORGET"
+            with m.Else():
+                m.d.sync += r.bucket.eq(Cat(e.octile, e.last))
+                m.next = "LAST"
+
+    def _forget(self, m: Module, e, r: _Ring) -> None:
+        """States that clear the ring, or the buckets of one step. A bucket is read, kept, then
+        written."""
+        ring = m.submodules.ring
+        with m.State("CLEAR"):
+            # Everything is forgotten: the session is new, or has leapt.
+            m.d.comb += [ring.write_en.eq(1), ring.write_data.eq(0)]
+            m.d.sync += [
+                r.clearing.eq(r.clearing + 1),
+                r.bucket.eq(r.bucket + 1),
+                r.inside.eq(0),
+                r.now.eq(Mux(e.opened, 0, e.step)),
+                r.boundary.eq(Mux(e.opened, 0, Cat(e.octile & 0, e.step))),
+            ]
+            with m.If(r.clearing.all()):
+                m.d.sync += r.clearing.eq(0)
+                m.next = "COMPARE"
+                with m.If(e.opened):
+                    m.next = "DONE"
+        with m.State("FORGET"):
+            m.d.comb += ring.read_en.eq(1)
+            m.next = "FORGETTING"
+        with m.State("FORGETTING"):
+            m.next = "FORGOTTEN"
+        with m.State("FORGOTTEN"):
+            m.d.comb += [ring.write_en.eq(1), ring.write_data.eq(0)]
+            with m.If(r.goes):
+                m.d.sync += [r.inside.eq(r.inside - r.value), r.boundary.eq(r.old + 1)]
+            m.d.sync += [r.clearing.eq(r.clearing + 1), r.bucket.eq(r.bucket + 1)]
+            m.next = "FORGET"
+            with m.If(r.clearing[:OCTILE_BITS].all()):
+                m.d.sync += r.clearing.eq(0)
+                m.next = "COMPARE"
+
+    def _move(self, m: Module, e, r: _Ring, earn: Signal) -> None:
+        """States in which a page leaves the bucket of its last access and joins that of this
+        one."""
+        ring = m.submodules.ring
+        with m.State("LAST"):
+            m.d.comb += ring.read_en.eq(1)
+            m.next = "LEAVING"
+            with m.If(e.new | r.long_ago):
+                m.next = "JOIN"
+                m.d.sync += r.bucket.eq(Cat(e.octile, e.step))
+        with m.State("LEAVING"):
+            m.next = "LEAVE"
+        with m.State("LEAVE"):
+            m.d.comb += [
+                earn.eq(r.below),
+                ring.write_en.eq(1),
+                ring.write_data.eq(Mux(r.value == 0, 0, r.value - 1)),
+            ]
+            with m.If((r.value != 0) & r.member):
+                m.d.sync += r.inside.eq(r.inside - 1)
+            m.d.sync += r.bucket.eq(Cat(e.octile, e.step))
+            m.next = "JOIN"
+        with m.State("JOIN"):
+            m.d.comb += ring.read_en.eq(1)
+            m.next = "JOINING"
+        with m.State("JOINING"):
+            m.next = "JOINED"
+        with m.State("JOINED"):
+            m.d.comb += [ring.write_en.eq(1), ring.write_data.eq(r.value + 1)]
+            with m.If(r.member):
+                m.d.sync += r.inside.eq(r.inside + 1)
+            m.d.sync += r.bucket.eq(r.boundary)
+            m.next = "FULL"
+
+    def _advance(self, m: Module, r: _Ring) -> None:
+        """States in which the boundary moves on until the pages from it on fill the pool."""
+        with m.State("FULL"):
+            m.d.comb += m.submodules.ring.read_en.eq(1)
+            m.next = "SPEND"
+            with m.If(r.inside > self.frames):
+                m.next = "ADVANCING"
+        with m.State("ADVANCING"):
+            m.next = "ADVANCE"
+        with m.State("ADVANCE"):
+            m.d.sync += [
+                r.inside.eq(r.inside - r.value),
+                r.boundary.eq(r.boundary + 1),
+                r.bucket.eq(r.bucket + 1),
+                Assert(r.inside >= r.value),
+            ]
+            m.next = "FULL"
