@@ -431,7 +431,6 @@ LONG_ELABORATE = {
     "FrameOwnerContract": 180,
     "MissBufferContract": 260,
     "MissGrantsContract": 150,
-    "Orphans": 130,
     "PrefetchFifoContract": 110,
     "PreviousSource": 110,
     "Quantiser": 130,

@@ -17,6 +17,22 @@ from .signatures import EvictionLayouts, PageCheck
 __all__ = ["Orphans"]
 
 
+class _Search:
+    """A search: of one lost page's frame, or a sweep of all frames."""
+
+    def __init__(self, layouts: EvictionLayouts, wait: int):
+        config = layouts.config
+        self.at = Signal(layouts.page)  #: the page that is asked for
+        self.frame = Signal(config.frame_bits)
+        self.certain = Signal()  #: none that had the frame then has it still, and
+        self.moved = Signal()  #: another may have it since: its page's word may be lost under that
+        self.sweeping = Signal()
+        self.due = Signal()  #: a sweep is, of which nobody was told while it is `untold`
+        self.untold = Signal()
+        self.unplaced = Signal(layouts.page)
+        self.wait = Signal(range(wait + 1))
+
+
 class Orphans(wiring.Component):
     """Answers each flushed frame with FREE, and each uncorrectable page word with a search for the
     frame that it may have had.
@@ -150,98 +166,16 @@ class Orphans(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
         self._free_flushed(m)
-
-        # --- lost words ---
-        r = self.i_result.p
-        m.submodules.lost = lost = fifo.SyncFIFO(width=c.squeue_bits + c.page_bits, depth=self.LOST)
-        where = self.layouts.page
-        head, at, new = Signal(where), Signal(where), Signal(where)
-        m.d.comb += [
-            head.eq(lost.r_data),
-            new.squeue.eq(r.op.squeue),
-            new.page.eq(r.op.page),
-            lost.w_data.eq(new),
-            lost.w_en.eq(self.i_result.valid & r.uncorrected),
-            self.check.page.eq(at),
-        ]
-        # What found no place to wait: a sweep is due, and is told of once.
-        due, untold, unplaced = Signal(), Signal(), Signal(where)
-        with m.If(lost.w_en & ~lost.w_rdy):
-            m.d.sync += [due.eq(1), untold.eq(1), unplaced.eq(new)]
-
-        frame = Signal(c.frame_bits)
-        last_frame = c.total_frames - 1
-        sweeping = Signal()
-        wait = Signal(range(self.WAIT + 1))
-        # `certain`: no miss entry and no eviction that had the frame then has it still; `moved`:
-        # another one may have it since. Its page's word may be lost under that one, too.
-        certain, moved, wait_for_holders = Signal(), Signal(), Signal()
+        search = _Search(self.layouts, self.WAIT)
+        self._lost(m, search)
+        certain, moved, wait_for_holders = search.certain, search.moved, Signal()
         pending, given = self._holders(m, wait=wait_for_holders)
-        claimed = self.i_result.valid & (r.op.kind == Op.CLAIM) & (r.outcome == Outcome.DONE)
-        named, fetching = self._peeked(m, frame)
-        owner, owned, answered = self.i_owner.p, Signal(), Signal()
-        m.d.comb += [
-            answered.eq(self.i_owner.valid & (owner.slot == self.layouts.recover_token)),
-            owned.eq(owner.in_use & (owner.squeue == at.squeue) & (owner.page == at.page)),
-        ]
-        op = self._offered(m, at, frame)
+        named, fetching = self._peeked(m, search.frame)
+        op = self._offered(m, search.at, search.frame)
         with m.FSM():
-            with m.State("IDLE"):
-                m.d.comb += self.idle.eq(~lost.r_rdy & ~due & ~self.i_flushed.valid)
-                m.d.sync += [at.eq(head), frame.eq(0), sweeping.eq(0), wait.eq(self.WAIT)]
-                with m.If(due):
-                    m.next = "GATHER"
-                    with m.If(untold):
-                        m.next = "TELL"
-                with m.Elif(lost.r_rdy):
-                    m.d.comb += lost.r_en.eq(1)
-                    m.next = "PEEK"
-            with m.State("TELL"):
-                m.d.comb += [
-                    self.o_event.valid.eq(1),
-                    self.o_event.p.code.eq(Event.FRAME_SWEEP),
-                    self.o_event.p.squeue.eq(unplaced.squeue),
-                    self.o_event.p.page.eq(unplaced.page),
-                ]
-                with m.If(self.event_taken):
-                    m.d.sync += untold.eq(0)
-                    m.next = "GATHER"
-            with m.State("GATHER"):
-                # The sweep finds the frames of those that wait, too.
-                m.d.comb += lost.r_en.eq(1)
-                m.d.sync += wait.eq(wait - 1)
-                with m.If(wait == 0):
-                    m.d.sync += [sweeping.eq(1), due.eq(lost.w_en & ~lost.w_rdy)]
-                    m.next = "PEEK"
-            with m.State("PEEK"):
-                m.d.comb += self.o_op.valid.eq(1)
-                m.d.sync += certain.eq(0)
-                with m.If(self.o_op.ready):
-                    m.next = "OWNER"
-            with m.State("OWNER"):
-                with m.If(answered):
-                    m.d.sync += Assert(owner.frame == frame)
-                    m.next = "NEXT"
-                    with m.If(sweeping & owner.in_use):
-                        m.d.sync += [at.squeue.eq(owner.squeue), at.page.eq(owner.page)]
-                        m.next = "PEEK_AGAIN"
-                    with m.Elif(owned & ~named):
-                        m.next = "HOLDERS"
-            with m.State("PEEK_AGAIN"):
-                m.d.comb += self.o_op.valid.eq(1)
-                with m.If(self.o_op.ready):
-                    m.next = "OWNER_AGAIN"
-            with m.State("OWNER_AGAIN"):
-                with m.If(answered):
-                    m.next = "NEXT"
-                    with m.If(owned & ~named & (fetching | (certain & moved))):
-                        m.d.sync += due.eq(1)
-                    with m.Elif(owned & ~named):
-                        m.next = "HOLDERS"
-                        with m.If(certain):
-                            m.next = "RECOVER"
+            self._begin(m, search)
+            self._ask(m, search, named, fetching)
             with m.State("HOLDERS"):
                 m.d.comb += wait_for_holders.eq(1)
                 m.d.sync += [certain.eq(1), moved.eq(0)]
@@ -252,28 +186,126 @@ class Orphans(wiring.Component):
             with m.State("EVICTION"):
                 with m.If(~self.check.working):
                     m.next = "PEEK_AGAIN"
-            with m.State("RECOVER"):
-                m.d.comb += [op.kind.eq(Op.RECOVER), self.o_op.valid.eq(1)]
-                with m.If(self.o_op.ready):
-                    m.next = "RECOVERED"
-            with m.State("RECOVERED"):
-                with m.If(self.i_result.valid & (r.op.kind == Op.RECOVER)):
-                    m.next = "NEXT"
-                    with m.If(r.outcome == Outcome.ORPHAN):
-                        m.next = "EVENT"
-                    with m.Elif(r.outcome == Outcome.RETRY):
-                        m.d.sync += due.eq(1)
-            with m.State("NEXT"):
-                m.d.sync += frame.eq(frame + 1)
-                m.next = "PEEK"
-                with m.If(frame == last_frame):
-                    m.next = "IDLE"
-            with m.State("EVENT"):
-                m.d.comb += self.o_event.valid.eq(1)
-                with m.If(self.event_taken):
-                    m.next = "IDLE"
-                    with m.If(sweeping):
-                        m.next = "NEXT"
-        with m.If((given | claimed) & (r.frame == frame)):
+            self._recover(m, search, op)
+        r = self.i_result.p
+        claimed = self.i_result.valid & (r.op.kind == Op.CLAIM) & (r.outcome == Outcome.DONE)
+        with m.If((given | claimed) & (r.frame == search.frame)):
             m.d.sync += moved.eq(1)
         return m
+
+    def _lost(self, m: Module, search: _Search) -> None:
+        """Lost words wait in a FIFO. For one that finds no place there a sweep is due, and is told
+        of once."""
+        r, where = self.i_result.p, self.layouts.page
+        m.submodules.lost = lost = fifo.SyncFIFO(
+            width=self.config.squeue_bits + self.config.page_bits, depth=self.LOST
+        )
+        new = Signal(where)
+        m.d.comb += [
+            new.squeue.eq(r.op.squeue),
+            new.page.eq(r.op.page),
+            lost.w_data.eq(new),
+            lost.w_en.eq(self.i_result.valid & r.uncorrected),
+            self.check.page.eq(search.at),
+        ]
+        with m.If(lost.w_en & ~lost.w_rdy):
+            m.d.sync += [search.due.eq(1), search.untold.eq(1), search.unplaced.eq(new)]
+
+    def _begin(self, m: Module, search: _Search) -> None:
+        """States until the first PEEK of a search or a sweep."""
+        lost, due, frame, wait = m.submodules.lost, search.due, search.frame, search.wait
+        with m.State("IDLE"):
+            m.d.comb += self.idle.eq(~lost.r_rdy & ~due & ~self.i_flushed.valid)
+            m.d.sync += [
+                search.at.eq(lost.r_data),
+                frame.eq(0),
+                search.sweeping.eq(0),
+                wait.eq(self.WAIT),
+            ]
+            with m.If(due):
+                m.next = "GATHER"
+                with m.If(search.untold):
+                    m.next = "TELL"
+            with m.Elif(lost.r_rdy):
+                m.d.comb += lost.r_en.eq(1)
+                m.next = "PEEK"
+        with m.State("TELL"):
+            m.d.comb += [
+                self.o_event.valid.eq(1),
+                self.o_event.p.code.eq(Event.FRAME_SWEEP),
+                self.o_event.p.squeue.eq(search.unplaced.squeue),
+                self.o_event.p.page.eq(search.unplaced.page),
+            ]
+            with m.If(self.event_taken):
+                m.d.sync += search.untold.eq(0)
+                m.next = "GATHER"
+        with m.State("GATHER"):
+            # The sweep finds the frames of those that wait, too.
+            m.d.comb += lost.r_en.eq(1)
+            m.d.sync += wait.eq(wait - 1)
+            with m.If(wait == 0):
+                m.d.sync += [search.sweeping.eq(1), due.eq(lost.w_en & ~lost.w_rdy)]
+                m.next = "PEEK"
+
+    def _ask(self, m: Module, search: _Search, named: Signal, fetching: Signal) -> None:
+        """States that ask the frame's owner, and its page, for the first time and again when the
+        frame is `certain`."""
+        at, certain, owner = search.at, search.certain, self.i_owner.p
+        owned, answered = Signal(), Signal()
+        m.d.comb += [
+            answered.eq(self.i_owner.valid & (owner.slot == self.layouts.recover_token)),
+            owned.eq(owner.in_use & (owner.squeue == at.squeue) & (owner.page == at.page)),
+        ]
+        with m.State("PEEK"):
+            m.d.comb += self.o_op.valid.eq(1)
+            m.d.sync += certain.eq(0)
+            with m.If(self.o_op.ready):
+                m.next = "OWNER"
+        with m.State("OWNER"):
+            with m.If(answered):
+                m.d.sync += Assert(owner.frame == search.frame)
+                m.next = "NEXT"
+                with m.If(search.sweeping & owner.in_use):
+                    m.d.sync += [at.squeue.eq(owner.squeue), at.page.eq(owner.page)]
+                    m.next = "PEEK_AGAIN"
+                with m.Elif(owned & ~named):
+                    m.next = "HOLDERS"
+        with m.State("PEEK_AGAIN"):
+            m.d.comb += self.o_op.valid.eq(1)
+            with m.If(self.o_op.ready):
+                m.next = "OWNER_AGAIN"
+        with m.State("OWNER_AGAIN"):
+            with m.If(answered):
+                m.next = "NEXT"
+                with m.If(owned & ~named & (fetching | (certain & search.moved))):
+                    m.d.sync += search.due.eq(1)
+                with m.Elif(owned & ~named):
+                    m.next = "HOLDERS"
+                    with m.If(certain):
+                        m.next = "RECOVER"
+
+    def _recover(self, m: Module, search: _Search, op) -> None:
+        """States that take the frame, tell of it, and go on to the next one."""
+        r = self.i_result.p
+        with m.State("RECOVER"):
+            m.d.comb += [op.kind.eq(Op.RECOVER), self.o_op.valid.eq(1)]
+            with m.If(self.o_op.ready):
+                m.next = "RECOVERED"
+        with m.State("RECOVERED"):
+            with m.If(self.i_result.valid & (r.op.kind == Op.RECOVER)):
+                m.next = "NEXT"
+                with m.If(r.outcome == Outcome.ORPHAN):
+                    m.next = "EVENT"
+                with m.Elif(r.outcome == Outcome.RETRY):
+                    m.d.sync += search.due.eq(1)
+        with m.State("NEXT"):
+            m.d.sync += search.frame.eq(search.frame + 1)
+            m.next = "PEEK"
+            with m.If(search.frame == self.config.total_frames - 1):
+                m.next = "IDLE"
+        with m.State("EVENT"):
+            m.d.comb += self.o_event.valid.eq(1)
+            with m.If(self.event_taken):
+                m.next = "IDLE"
+                with m.If(search.sweeping):
+                    m.next = "NEXT"
