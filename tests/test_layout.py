@@ -424,7 +424,6 @@ LONG = {
 # an idea ends: class → the lines that it may have. An entry goes when its block needs it no more.
 LONG_ELABORATE = {
     "ArbiterContract": 180,
-    "Closer": 110,
     "ColdSchedulerContract": 150,
     "DataFront": 180,
     "Endpoint": 350,

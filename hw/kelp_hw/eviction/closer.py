@@ -72,37 +72,17 @@ class Closer(wiring.Component):
         )
         ours = sessions[session]
 
-        # SCRUBs decided or on their way, and frames that they took away and that are not free yet.
+        taken = Signal()
+        in_flight, frames, room = self._owed(m, taken)
         r = self.i_result.p
-        scrubbed, freed, taken = Signal(), Signal(), Signal()
-        in_flight, frames = Signal(range(self.IN_FLIGHT + 1)), Signal(range(self.IN_FLIGHT + 1))
-        load, room = Signal(range(2 * self.IN_FLIGHT + 1)), Signal()
-        orphan, again, again_squeue, again_page = (
-            Signal(),
+        again, again_squeue, again_page = (
             Signal(),
             Signal(c.squeue_bits),
             Signal(c.page_bits),
         )
-        m.d.comb += [
-            scrubbed.eq(self.i_result.valid & (r.op.kind == Op.SCRUB)),
-            freed.eq(
-                self.i_result.valid
-                & (r.op.kind == Op.FREE)
-                & (r.op.slot == self.layouts.scrub_token)
-            ),
-            orphan.eq(
-                scrubbed & (r.outcome != Outcome.RETRY) & (r.old.state == PageState.RESIDENT)
-            ),
-            load.eq(in_flight + frames),
-        ]
-        # `load` grows by one a cycle at most.
-        m.d.sync += [
-            room.eq(load < self.IN_FLIGHT - 1),
-            in_flight.eq(in_flight + taken - scrubbed),
-            frames.eq(frames + orphan - freed),
-            Assert(~freed | (frames != 0)),
-        ]
-        with m.If(scrubbed & (r.outcome == Outcome.RETRY) & ~again):
+        with m.If(
+            self.i_result.valid & (r.op.kind == Op.SCRUB) & (r.outcome == Outcome.RETRY) & ~again
+        ):
             m.d.sync += [again.eq(1), again_squeue.eq(r.op.squeue), again_page.eq(r.op.page)]
 
         op = self.o_op.payload
@@ -167,3 +147,31 @@ class Closer(wiring.Component):
                 with m.If(~ours.closing):
                     m.next = "IDLE"
         return m
+
+    def _owed(self, m: Module, taken: Signal):
+        """SCRUBs decided or on their way; frames that they took away and that are not free yet;
+        whether one more SCRUB may be `taken`."""
+        r = self.i_result.p
+        scrubbed, freed, orphan = Signal(), Signal(), Signal()
+        in_flight, frames = Signal(range(self.IN_FLIGHT + 1)), Signal(range(self.IN_FLIGHT + 1))
+        load, room = Signal(range(2 * self.IN_FLIGHT + 1)), Signal()
+        m.d.comb += [
+            scrubbed.eq(self.i_result.valid & (r.op.kind == Op.SCRUB)),
+            freed.eq(
+                self.i_result.valid
+                & (r.op.kind == Op.FREE)
+                & (r.op.slot == self.layouts.scrub_token)
+            ),
+            orphan.eq(
+                scrubbed & (r.outcome != Outcome.RETRY) & (r.old.state == PageState.RESIDENT)
+            ),
+            load.eq(in_flight + frames),
+        ]
+        # `load` grows by one a cycle at most.
+        m.d.sync += [
+            room.eq(load < self.IN_FLIGHT - 1),
+            in_flight.eq(in_flight + taken - scrubbed),
+            frames.eq(frames + orphan - freed),
+            Assert(~freed | (frames != 0)),
+        ]
+        return in_flight, frames, room
