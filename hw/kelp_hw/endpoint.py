@@ -121,27 +121,48 @@ class Endpoint(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
-        s = m.submodules
-        s.ingress = ingress = Ingress(config=c)
-        s.router = router = WindowRouter(config=c)
-        s.tracker = tracker = Tracker(config=c)
-        s.frame_table = frame_table = FrameTable(config=c)
-        s.error_lines = error_lines = ErrorLines(config=c)
-        s.data_fifo = data_fifo = DataFifo(config=c)
-        s.data_path = data_path = DataPath(config=c)
-        s.egress = egress = Egress(config=c)
-        s.miss_buffer = miss_buffer = MissBuffer(config=c)
-        s.cold = cold = ColdScheduler(config=c)
-        s.eviction = eviction = Eviction(config=c)
-        s.ema = ema = EmaEngine(config=c)
-        s.prefetcher = prefetcher = Prefetcher(config=c)
-        s.windows = windows = QueueConfig(config=c, fields=("window",))
-        s.hints = hints = HintAbsorber(config=c)
-        s.phase = phase = PhaseDetector(config=c)
-        s.telemetry = telemetry = Telemetry(config=c)
-        s.registers = registers = Registers(config=c, event_sources=5 + c.protect)
-        settings = registers.settings
+        self._blocks(m)
+        self._time(m)
+        self._requests_and_answers(m)
+        busy, recent = self._busy(m)
+        self._prefetch_turn(m, busy, recent)
+        self._eviction_turn(m, busy, recent)
+        self._ops(m)
+        self._frames_and_data(m)
+        self._settings(m)
+        self._results(m)
+        self._misses(m)
+        self._scores_and_eviction(m)
+        self._prefetch_and_hints(m)
+        self._phase(m)
+        self._telemetry(m)
+        if self.config.protect:
+            self._faults(m)
+        self._quiescence(m)
+        self._commits(m)
+        return m
+
+    def _blocks(self, m: Module) -> None:
+        """Every block, and the skid buffers in front of the tracker and the prefetcher."""
+        c, s = self.config, m.submodules
+        s.ingress = Ingress(config=c)
+        s.router = WindowRouter(config=c)
+        s.tracker = Tracker(config=c)
+        s.frame_table = FrameTable(config=c)
+        s.error_lines = ErrorLines(config=c)
+        s.data_fifo = DataFifo(config=c)
+        s.data_path = DataPath(config=c)
+        s.egress = Egress(config=c)
+        s.miss_buffer = MissBuffer(config=c)
+        s.cold = ColdScheduler(config=c)
+        s.eviction = Eviction(config=c)
+        s.ema = EmaEngine(config=c)
+        s.prefetcher = Prefetcher(config=c)
+        s.windows = QueueConfig(config=c, fields=("window",))
+        s.hints = HintAbsorber(config=c)
+        s.phase = PhaseDetector(config=c)
+        s.telemetry = Telemetry(config=c)
+        s.registers = Registers(config=c, event_sources=5 + c.protect)
 
         # Critical path: M0's choice to each engine's `o_op.ready`: cut by a skid buffer per engine.
         # None of this is on a hit's path.
@@ -152,58 +173,79 @@ class Endpoint(wiring.Component):
             Skid(op, registered=()) for _ in range(4)
         )
         s.spec, s.hinted = Skid(page), Skid(page)
-        to_m0 = s.op_miss, s.op_hint, s.op_evict, s.op_prefetch, s.spec
+        if c.protect:
+            s.faults = FaultMonitor(config=c)
 
-        # - time -----------------------------------------------------------------------------------
+    @staticmethod
+    def _skids(s) -> tuple[Skid, ...]:
+        """Those on the way to M0."""
+        return s.op_miss, s.op_hint, s.op_evict, s.op_prefetch, s.spec
+
+    def _time(self, m: Module) -> None:
+        s = m.submodules
         m.d.sync += self.now.eq(self.now + 1 + self.skip)
-        for block in (ingress, egress, miss_buffer, cold, registers):
+        for block in (s.ingress, s.egress, s.miss_buffer, s.cold, s.registers):
             m.d.comb += block.now.eq(self.now)
 
-        # - requests in, answers out ---------------------------------------------------------------
-        connect(m, flipped(self.m2s_req), ingress.m2s_req)
-        connect(m, flipped(self.m2s_rwd), ingress.m2s_rwd)
-        connect(m, ingress.o_request, tracker.i_request)
-        connect(m, data_path.o_write_slot, ingress.i_write_slot)
-        connect(m, ingress.o_window, router.i)
-        connect(m, router.o_register, registers.i)
-        connect(m, router.o_hint, hints.i)
-        connect(m, data_path.o, egress.i)
-        connect(m, registers.o, router.i_register)
-        connect(m, router.o, egress.i_window)
-        connect(m, egress.s2m_drs, flipped(self.s2m_drs))
-        connect(m, egress.s2m_ndr, flipped(self.s2m_ndr))
-        connect(m, data_path.axi, flipped(self.axi))
+    def _requests_and_answers(self, m: Module) -> None:
+        s = m.submodules
+        connect(m, flipped(self.m2s_req), s.ingress.m2s_req)
+        connect(m, flipped(self.m2s_rwd), s.ingress.m2s_rwd)
+        connect(m, s.ingress.o_request, s.tracker.i_request)
+        connect(m, s.data_path.o_write_slot, s.ingress.i_write_slot)
+        connect(m, s.ingress.o_window, s.router.i)
+        connect(m, s.router.o_register, s.registers.i)
+        connect(m, s.router.o_hint, s.hints.i)
+        connect(m, s.data_path.o, s.egress.i)
+        connect(m, s.registers.o, s.router.i_register)
+        connect(m, s.router.o, s.egress.i_window)
+        connect(m, s.egress.s2m_drs, flipped(self.s2m_drs))
+        connect(m, s.egress.s2m_ndr, flipped(self.s2m_ndr))
+        connect(m, s.data_path.axi, flipped(self.axi))
         m.d.comb += [
             # no BISnp is ever sent (HDM-H), so no BIRsp answers one
             self.m2s_birsp.ready.eq(1),
-            ingress.enable.eq(self.ready),
-            self.irq.eq(registers.irq),
+            s.ingress.enable.eq(self.ready),
+            self.irq.eq(s.registers.irq),
         ]
-        connect(m, ingress.o_write, data_path.i_write)
+        connect(m, s.ingress.o_write, s.data_path.i_write)
         m.d.sync += self.ready.eq(
-            tracker.ready & ema.cleared & frame_table.ready & registers.cleared & eviction.ready
+            s.tracker.ready
+            & s.ema.cleared
+            & s.frame_table.ready
+            & s.registers.cleared
+            & s.eviction.ready
         )
 
-        # - M3 and the frame stage -----------------------------------------------------------------
-        # A prefetch or an eviction waits its turn in lock-step; the rules are those of the golden
-        # model's LockStep.
+    def _busy(self, m: Module):
+        """For lock-step, in which a prefetch or an eviction waits its turn by the rules of the
+        golden model's LockStep: an op is on its way; one was within the last few cycles."""
+        s, recent = m.submodules, Signal(4)
         busy = (
-            ~ingress.idle
-            | ~tracker.idle
-            | ~frame_table.idle
-            | ~data_fifo.idle
-            | ~miss_buffer.idle
-            | ~Cat(skid.idle for skid in to_m0).all()
+            ~s.ingress.idle
+            | ~s.tracker.idle
+            | ~s.frame_table.idle
+            | ~s.data_fifo.idle
+            | ~s.miss_buffer.idle
+            | ~Cat(skid.idle for skid in self._skids(s)).all()
         )
-        recent = Signal(4)  # an op between two blocks shows in neither's `idle` for a cycle or two
+        # an op between two blocks shows in neither's `idle` for a cycle or two
         m.d.sync += recent.eq(Cat(busy, recent))
-        # The prefetcher's turn is a register, which has to know what makes the endpoint busy in its
-        # next cycle: every op that is handed over, a prefetch too. (A request that comes in the
-        # very cycle in which a prefetch leaves does not: in lock-step it waits until the prefetcher
-        # is idle.) It finds the `Skid` empty, and policy `kelp` waits for that cycle.
-        prefetch_turn, entering, prefetching = Signal(), Signal(), s.op_prefetch
+        return busy, recent
+
+    def _prefetch_turn(self, m: Module, busy, recent: Signal) -> None:
+        """Whose prefetch goes to M0, the prefetcher's or policy `kelp`'s.
+
+        The prefetcher's turn is a register, which has to know what makes the endpoint busy in its
+        next cycle: every op that is handed over, a prefetch too. (A request that comes in the very
+        cycle in which a prefetch leaves does not: in lock-step it waits until the prefetcher is
+        idle.) It finds the `Skid` empty, and policy `kelp` waits for that cycle.
+        """
+        s = m.submodules
+        eviction, prefetcher, prefetching = s.eviction, s.prefetcher, s.op_prefetch
+        prefetch_turn, entering = Signal(), Signal()
         m.d.comb += entering.eq(
-            Cat(skid.i.valid for skid in to_m0).any() | registers.o_control.valid
+            Cat(skid.i.valid for skid in self._skids(s)).any() | s.registers.o_control.valid
         )
         m.d.sync += prefetch_turn.eq(
             ~(self.lockstep & (busy | entering | recent.any()))
@@ -211,35 +253,39 @@ class Endpoint(wiring.Component):
             & ~eviction.o_prefetch.valid
             & ~(prefetch_turn & prefetcher.o_op.valid)
         )
-        # In two cycles: the LRU shadow, which asks, is further behind than that.
-        of_pool, most_frames = (
-            [Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))],
-            (1 << len(eviction.frames)) - 1,
-        )
-        all_frames = sum(of_pool)
-        m.d.sync += [
-            *(
-                frames.eq(Mux(tracker.pool_unused[p], 0, settings.pool_limit[p]))
-                for p, frames in enumerate(of_pool)
+        m.d.comb += [
+            prefetching.i.valid.eq(
+                Mux(prefetch_turn, prefetcher.o_op.valid, eviction.o_prefetch.valid)
             ),
-            eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
+            prefetching.i.p.eq(Mux(prefetch_turn, prefetcher.o_op.p, eviction.o_prefetch.p)),
+            eviction.o_prefetch.ready.eq(prefetching.i.ready & ~prefetch_turn),
+            prefetcher.o_op.ready.eq(prefetch_turn),
+            Assert(~prefetch_turn | prefetching.i.ready),
         ]
+
+    def _eviction_turn(self, m: Module, busy, recent: Signal) -> None:
+        s = m.submodules
+        eviction = s.eviction
         m.d.comb += [
             eviction.hold.eq(
                 self.lockstep
                 & (
                     eviction.evicting
                     | eviction.learning
-                    | ((busy | recent.any() | ~prefetcher.idle) & ~miss_buffer.starving)
+                    | ((busy | recent.any() | ~s.prefetcher.idle) & ~s.miss_buffer.starving)
                 )
             ),
         ]
+
+    def _ops(self, m: Module) -> None:
+        """Ops of the engines to the tracker, and pages to the prefetcher, by their skid buffers."""
+        s, tracker = m.submodules, m.submodules.tracker
         for engine, skid, entry in (
-            (miss_buffer.o_op, s.op_miss, tracker.i_miss),
-            (hints.o_op, s.op_hint, tracker.i_hint),
-            (eviction.o_op, s.op_evict, tracker.i_evict),
-            (ingress.o_spec, s.spec, prefetcher.i_spec),
-            (hints.o_prefetch, s.hinted, prefetcher.i_hint),
+            (s.miss_buffer.o_op, s.op_miss, tracker.i_miss),
+            (s.hints.o_op, s.op_hint, tracker.i_hint),
+            (s.eviction.o_op, s.op_evict, tracker.i_evict),
+            (s.ingress.o_spec, s.spec, s.prefetcher.i_spec),
+            (s.hints.o_prefetch, s.hinted, s.prefetcher.i_hint),
         ):
             connect(m, engine, skid.i)
             connect(m, skid.o, entry)
@@ -251,204 +297,226 @@ class Endpoint(wiring.Component):
                     tracker.behind[k].valid.eq(skid.behind_valid),
                     tracker.behind[k].kind.eq(skid.behind.kind),
                 ]
-        connect(m, registers.o_control, tracker.i_control)
-        connect(m, miss_buffer.o_miss_free, tracker.i_miss_free)
+        connect(m, s.registers.o_control, tracker.i_control)
+        connect(m, s.miss_buffer.o_miss_free, tracker.i_miss_free)
         m.d.comb += [
-            prefetching.i.valid.eq(
-                Mux(prefetch_turn, prefetcher.o_op.valid, eviction.o_prefetch.valid)
-            ),
-            prefetching.i.p.eq(Mux(prefetch_turn, prefetcher.o_op.p, eviction.o_prefetch.p)),
-            eviction.o_prefetch.ready.eq(prefetching.i.ready & ~prefetch_turn),
-            prefetcher.o_op.ready.eq(prefetch_turn),
-            Assert(~prefetch_turn | prefetching.i.ready),
-            eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]),
-            eviction.prefetch_water.eq(settings.low_water),
-            tracker.event_ready.eq(1),
-            tracker.descriptor.eq(registers.descriptor),
-            tracker.low_water.eq(settings.low_water),
-            tracker.reserve.eq(settings.reserve),
+            tracker.ahead.eq(s.ingress.o_ahead),
             tracker.ecc_flip.eq(self.ecc_flip),
-            tracker.ahead.eq(ingress.o_ahead),
-            miss_buffer.line_mask_address.eq(frame_table.line_mask_address),
-            frame_table.line_mask_data.eq(miss_buffer.line_mask_data),
+            # Credits of whom M3's results go to.
+            tracker.event_ready.eq(1),
+            tracker.data_ready.eq(s.data_fifo.ready),
+            tracker.miss_ready.eq(s.miss_buffer.ready),
+            tracker.score_ready.eq(s.ema.ready),
+            tracker.queue_ready.eq(s.eviction.queue_ready),
         ]
-        connect(m, tracker.o_frame_op, frame_table.i)
-        connect(m, frame_table.o, data_fifo.i)
-        m.d.comb += [
-            tracker.data_ready.eq(data_fifo.ready),
-            tracker.miss_ready.eq(miss_buffer.ready),
-            tracker.score_ready.eq(ema.ready),
-            tracker.queue_ready.eq(eviction.queue_ready),
-        ]
-        connect(m, data_fifo.o, data_path.i)
+
+    def _frames_and_data(self, m: Module) -> None:
+        """From M3 by the frame table to the data path, and memory's errors back."""
+        s = m.submodules
+        frame_table, error_lines = s.frame_table, s.error_lines
+        connect(m, s.tracker.o_frame_op, frame_table.i)
+        connect(m, frame_table.o, s.data_fifo.i)
+        connect(m, s.data_fifo.o, s.data_path.i)
         # Of memory's errors the engines learn after the frame table, in one cycle with the data
         # path.
-        connect(m, data_path.o_error, error_lines.i)
+        connect(m, s.data_path.o_error, error_lines.i)
         connect(m, error_lines.o, frame_table.i_error)
-        connect(m, frame_table.o_error, eviction.i_error)
-        connect(m, frame_table.o_event, registers.i_event[4])
+        connect(m, frame_table.o_error, s.eviction.i_error)
+        connect(m, frame_table.o_event, s.registers.i_event[4])
         m.d.comb += [
-            tracker.pause.eq(error_lines.pause),
-            error_lines.paused.eq(tracker.paused),
+            s.miss_buffer.line_mask_address.eq(frame_table.line_mask_address),
+            frame_table.line_mask_data.eq(s.miss_buffer.line_mask_data),
+            s.tracker.pause.eq(error_lines.pause),
+            error_lines.paused.eq(s.tracker.paused),
             error_lines.executed.eq(frame_table.o_error.valid),
-            data_path.waiting.eq(data_fifo.level),
+            s.data_path.waiting.eq(s.data_fifo.level),
         ]
+
+    def _settings(self, m: Module) -> None:
+        """What the registers set, to whom it concerns."""
+        s, settings = m.submodules, m.submodules.registers.settings
+        high, low = settings.high_water, settings.low_water
+        # In two cycles: the LRU shadow, which asks, is further behind than that.
+        of_pool = [
+            Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))
+        ]
+        all_frames, most_frames = sum(of_pool), (1 << len(s.eviction.frames)) - 1
+        m.d.sync += [
+            *(
+                frames.eq(Mux(s.tracker.pool_unused[p], 0, settings.pool_limit[p]))
+                for p, frames in enumerate(of_pool)
+            ),
+            s.eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
+        ]
+        m.d.comb += [
+            s.tracker.descriptor.eq(s.registers.descriptor),
+            s.tracker.low_water.eq(low),
+            s.tracker.reserve.eq(settings.reserve),
+            *(s.tracker.pool_limit[p].eq(settings.pool_limit[p]) for p in range(len(POOLS))),
+            s.eviction.low_water.eq(Mux(high > low, high, low)),
+            s.eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]),
+            s.eviction.prefetch_water.eq(low),
+            s.miss_buffer.starve_limit.eq(settings.starve_limit),
+            s.cold.timeout.eq(settings.cold_timeout),
+            s.cold.retries.eq(settings.cold_retries),
+            s.prefetcher.enable.eq(settings.prefetch_enable),
+        ]
+        broadcast(
+            m,
+            s.registers.config_write,
+            *(block.config_write for block in (s.tracker, s.eviction, s.ema)),
+            s.windows.write,
+        )
+
+    def _results(self, m: Module) -> None:
+        """What M3 decided, and what it holds, to all who follow it."""
+        s, tracker = m.submodules, m.submodules.tracker
+        followers = (s.miss_buffer, s.eviction, s.prefetcher, s.telemetry, s.registers)
+        broadcast(m, tracker.o_result, *(block.i_result for block in followers))
+        for block in (s.eviction, s.prefetcher, s.hints, s.registers):
+            m.d.comb += block.sessions.eq(tracker.sessions)
         for p in range(len(POOLS)):
             m.d.comb += [
-                tracker.pool_limit[p].eq(settings.pool_limit[p]),
-                miss_buffer.pool_free[p].eq(tracker.pool_free[p]),
-                registers.pool_used[p].eq(tracker.pool_used[p]),
-                registers.pool_unused[p].eq(tracker.pool_unused[p]),
+                s.miss_buffer.pool_free[p].eq(tracker.pool_free[p]),
+                s.registers.pool_used[p].eq(tracker.pool_used[p]),
+                s.registers.pool_unused[p].eq(tracker.pool_unused[p]),
+                s.eviction.pools.used[p].eq(tracker.pool_used[p]),
+                s.eviction.pools.spare[p].eq(tracker.pool_spare[p]),
             ]
-        broadcast(
-            m,
-            registers.config_write,
-            *(block.config_write for block in (tracker, eviction, ema)),
-            windows.write,
-        )
-        broadcast(
-            m,
-            tracker.o_result,
-            *(
-                block.i_result
-                for block in (miss_buffer, eviction, prefetcher, telemetry, registers)
-            ),
-        )
-        for block in (eviction, prefetcher, hints, registers):
-            m.d.comb += block.sessions.eq(tracker.sessions)
 
-        # - misses and the cold tier ---------------------------------------------------------------
-        broadcast(m, miss_buffer.o_fetch, cold.i_fetch, registered=True)
-        broadcast(m, miss_buffer.o_raise, cold.i_raise, registered=True)
-        m.d.comb += [
-            cold.timeout.eq(settings.cold_timeout),
-            cold.retries.eq(settings.cold_retries),
-            miss_buffer.starve_limit.eq(settings.starve_limit),
-        ]
-        connect(m, cold.o_fetched, miss_buffer.i_fetched)
-        connect(m, eviction.o_write_back, cold.i_write_back)
-        connect(m, cold.o_written_back, eviction.i_written_back)
+    def _misses(self, m: Module) -> None:
+        """Fetches and write-backs to the cold tier, and its answers back."""
+        s, cold = m.submodules, m.submodules.cold
+        broadcast(m, s.miss_buffer.o_fetch, cold.i_fetch, registered=True)
+        broadcast(m, s.miss_buffer.o_raise, cold.i_raise, registered=True)
+        connect(m, cold.o_fetched, s.miss_buffer.i_fetched)
+        connect(m, s.eviction.o_write_back, cold.i_write_back)
+        connect(m, cold.o_written_back, s.eviction.i_written_back)
         connect(m, cold.o_command, flipped(self.cold_command))
         connect(m, flipped(self.cold_completion), cold.i_completion)
 
-        # - scores and eviction --------------------------------------------------------------------
-        connect(m, data_path.o_flushed, eviction.i_flushed)
+    def _scores_and_eviction(self, m: Module) -> None:
+        s, eviction = m.submodules, m.submodules.eviction
+        connect(m, s.data_path.o_flushed, eviction.i_flushed)
+        connect(m, s.tracker.o_score, s.ema.i)
+        connect(m, s.ema.o_scan, eviction.i_scan)
+        connect(m, s.frame_table.o_claim, eviction.i_claim)
+        connect(m, s.frame_table.o_owner, eviction.i_owner)
         m.d.comb += [
-            eviction.low_water.eq(
-                Mux(
-                    settings.high_water > settings.low_water,
-                    settings.high_water,
-                    settings.low_water,
-                )
-            ),
-            eviction.resident_squeue.eq(registers.resident_squeue),
-            registers.resident_lines.eq(eviction.resident_lines),
+            eviction.resident_squeue.eq(s.registers.resident_squeue),
+            s.registers.resident_lines.eq(eviction.resident_lines),
         ]
-        connect(m, tracker.o_score, ema.i)
-        connect(m, ema.o_scan, eviction.i_scan)
-        connect(m, frame_table.o_claim, eviction.i_claim)
-        connect(m, frame_table.o_owner, eviction.i_owner)
-        for p in range(len(POOLS)):
-            m.d.comb += [
-                eviction.pools.used[p].eq(tracker.pool_used[p]),
-                eviction.pools.spare[p].eq(tracker.pool_spare[p]),
-            ]
 
-        # - prefetch, hints, phase -----------------------------------------------------------------
+    def _prefetch_and_hints(self, m: Module) -> None:
+        s, prefetcher = m.submodules, m.submodules.prefetcher
         m.d.comb += [
-            prefetcher.enable.eq(settings.prefetch_enable),
-            windows.read_en.eq(1),
-            windows.read_squeue.eq(prefetcher.window_squeue),
-            prefetcher.window.eq(windows.o.window),
-            *(phase.open[k].eq(tracker.sessions[k].open) for k in range(c.sessions)),
-            registers.decode.eq(phase.decode),
+            s.windows.read_en.eq(1),
+            s.windows.read_squeue.eq(prefetcher.window_squeue),
+            prefetcher.window.eq(s.windows.o.window),
         ]
-        broadcast(m, frame_table.o_usage, prefetcher.i_usage, telemetry.i_usage)
-        connect(m, telemetry.o_late, prefetcher.i_late)
+        broadcast(m, s.frame_table.o_usage, prefetcher.i_usage, s.telemetry.i_usage)
+        connect(m, s.telemetry.o_late, prefetcher.i_late)
 
+    def _phase(self, m: Module) -> None:
+        """The phase detector sees every access, a cycle after M3 or the hot lane."""
+        s, phase, tracker = m.submodules, m.submodules.phase, m.submodules.tracker
+        hot, result = tracker.o_hot, tracker.o_result
+        m.d.comb += [
+            *(phase.open[k].eq(tracker.sessions[k].open) for k in range(self.config.sessions)),
+            s.registers.decode.eq(phase.decode),
+        ]
         m.d.sync += [
-            phase.i_hot.p.session.eq(tracker.o_hot.p.session),
-            phase.i_hot.p.write.eq(tracker.o_hot.p.write),
-            phase.i_hot.valid.eq(tracker.o_hot.valid),
-            phase.i_op.p.session.eq(tracker.o_result.p.op.session),
-            phase.i_op.p.write.eq(tracker.o_result.p.op.write),
+            phase.i_hot.p.session.eq(hot.p.session),
+            phase.i_hot.p.write.eq(hot.p.write),
+            phase.i_hot.valid.eq(hot.valid),
+            phase.i_op.p.session.eq(result.p.op.session),
+            phase.i_op.p.write.eq(result.p.op.write),
             phase.i_op.valid.eq(
-                tracker.o_result.valid
-                & (
-                    (tracker.o_result.p.op.kind == Op.READ)
-                    | (tracker.o_result.p.op.kind == Op.WRITE)
-                )
-                & (tracker.o_result.p.outcome != Outcome.REFUSED)
-                & ~tracker.o_result.p.op.no_memory
+                result.valid
+                & ((result.p.op.kind == Op.READ) | (result.p.op.kind == Op.WRITE))
+                & (result.p.outcome != Outcome.REFUSED)
+                & ~result.p.op.no_memory
             ),
         ]
 
-        # - telemetry ------------------------------------------------------------------------------
+    def _telemetry(self, m: Module) -> None:
+        """What is counted, and events, to the registers."""
+        s, telemetry, registers = m.submodules, m.submodules.telemetry, m.submodules.registers
         m.d.comb += [
-            telemetry.i_prefetch.eq(prefetcher.pulses),
-            telemetry.swept.eq(eviction.swept),
-            telemetry.hint_line.eq(hints.line_taken),
-            telemetry.hint_update.eq(hints.mass_taken),
-            telemetry.score_corrected.eq(ema.corrected),
-            telemetry.score_uncorrected.eq(ema.uncorrected),
+            telemetry.i_prefetch.eq(s.prefetcher.pulses),
+            telemetry.swept.eq(s.eviction.swept),
+            telemetry.hint_line.eq(s.hints.line_taken),
+            telemetry.hint_update.eq(s.hints.mass_taken),
+            telemetry.score_corrected.eq(s.ema.corrected),
+            telemetry.score_uncorrected.eq(s.ema.uncorrected),
             registers.pulses.eq(telemetry.pulses),
             registers.i_event[3].p.code.eq(Event.UNCORRECTED),
-            registers.i_event[3].p.squeue.eq(ema.o_commit.p.squeue),
-            registers.i_event[3].p.page.eq(ema.o_commit.p.page),
-            registers.i_event[3].valid.eq(ema.uncorrected),
+            registers.i_event[3].p.squeue.eq(s.ema.o_commit.p.squeue),
+            registers.i_event[3].p.page.eq(s.ema.o_commit.p.page),
+            registers.i_event[3].valid.eq(s.ema.uncorrected),
             registers.ready.eq(self.ready),
             registers.quiescent.eq(self.quiescent),
         ]
-        connect(m, tracker.o_hot, telemetry.i_hot)
-        for source, sink in zip((telemetry, hints, eviction), registers.i_event, strict=False):
+        connect(m, s.tracker.o_hot, telemetry.i_hot)
+        for source, sink in zip((telemetry, s.hints, s.eviction), registers.i_event, strict=False):
             connect(m, source.o_event, sink)
         connect(m, telemetry.o_queue, registers.i_queue)
         connect(m, telemetry.o_useful, registers.i_useful)
-        connect(m, egress.o_latency, registers.i_latency)
+        connect(m, s.egress.o_latency, registers.i_latency)
 
-        # - faults of memories ---------------------------------------------------------------------
-        if c.protect:
-            s.faults = faults = FaultMonitor(config=c)
-            m.d.comb += [
-                *(block.fatal.eq(faults.fatal) for block in (egress, tracker, registers)),
-                telemetry.memory_corrected.eq(faults.corrected),
-                telemetry.memory_uncorrected.eq(faults.uncorrected),
-            ]
-            connect(m, faults.o_event, registers.i_event[5])
-            for block, source in (
-                (Protected.FRAME_TABLE, frame_table),
-                (Protected.TRACKER, tracker),
-                (Protected.DATA_FIFO, data_fifo),
-                (Protected.EVICTION, eviction),
-                (Protected.MISS_BUFFER, miss_buffer),
-                (Protected.COLD_SCHEDULER, cold),
-                (Protected.HOST, hints),
-            ):
-                m.d.comb += faults.faults[block].eq(source.fault)
+    def _faults(self, m: Module) -> None:
+        """Faults of memories."""
+        s, faults = m.submodules, m.submodules.faults
+        m.d.comb += [
+            *(block.fatal.eq(faults.fatal) for block in (s.egress, s.tracker, s.registers)),
+            s.telemetry.memory_corrected.eq(faults.corrected),
+            s.telemetry.memory_uncorrected.eq(faults.uncorrected),
+        ]
+        connect(m, faults.o_event, s.registers.i_event[5])
+        for block, source in (
+            (Protected.FRAME_TABLE, s.frame_table),
+            (Protected.TRACKER, s.tracker),
+            (Protected.DATA_FIFO, s.data_fifo),
+            (Protected.EVICTION, s.eviction),
+            (Protected.MISS_BUFFER, s.miss_buffer),
+            (Protected.COLD_SCHEDULER, s.cold),
+            (Protected.HOST, s.hints),
+        ):
+            m.d.comb += faults.faults[block].eq(source.fault)
 
-        # - verification ---------------------------------------------------------------------------
-        # A result leaves the tracker one cycle after M3, its frame op's commit two: delayed by one,
-        # both are of the same op. Critical path: the blocks' `idle` to `calm`: registered here
-        # (`idle`, `inner`). Work begins with an input, with time, or in another block; `idles` are
-        # those of blocks in which it begins in another one only, so `calm` may have them two cycles
-        # later. `still` is longer than these two and the cycles between two blocks.
+    def _quiescence(self, m: Module) -> None:
+        """Critical path: the blocks' `idle` to `calm`: registered here (`idle`, `inner`). Work
+        begins with an input, with time, or in another block; `idles` are those of blocks in which
+        it begins in another one only, so `calm` may have them two cycles later. `still` is longer
+        than these two and the cycles between two blocks."""
+        s = m.submodules
         idles = Cat(
-            *(skid.idle for skid in (*to_m0, s.hinted)),
-            data_path.idle,
-            router.idle,
-            registers.idle,
-            tracker.idle,
-            frame_table.idle,
-            data_fifo.idle,
-            egress.idle,
-            eviction.quiet,
-            ema.idle,
-            prefetcher.idle | (self.lockstep & ~miss_buffer.idle),
-            hints.idle,
-            telemetry.idle,
+            *(skid.idle for skid in (*self._skids(s), s.hinted)),
+            s.data_path.idle,
+            s.router.idle,
+            s.registers.idle,
+            s.tracker.idle,
+            s.frame_table.idle,
+            s.data_fifo.idle,
+            s.egress.idle,
+            s.eviction.quiet,
+            s.ema.idle,
+            s.prefetcher.idle | (self.lockstep & ~s.miss_buffer.idle),
+            s.hints.idle,
+            s.telemetry.idle,
         )
         calm, still, idle, inner = Signal(), Signal(5), Signal(len(idles)), Signal()
         m.d.sync += [still.eq(Cat(calm, still)), idle.eq(idles), inner.eq(idle.all())]
+        m.d.comb += [
+            # An op between two blocks shows in neither's `idle` for a cycle or two.
+            self.quiescent.eq(calm & still.all()),
+            calm.eq(self.ready & s.ingress.idle & inner & s.miss_buffer.quiet & s.cold.quiet),
+        ]
+
+    def _commits(self, m: Module) -> None:
+        """For verification. A result leaves the tracker one cycle after M3, its frame op's commit
+        two: delayed by one, both are of the same op."""
+        s, tracker = m.submodules, m.submodules.tracker
         result, result_valid = Signal.like(self.commit_result.p), Signal()
         hot = [Signal(name=f"hot_{k}") for k in range(2)]
         m.d.sync += [
@@ -461,13 +529,9 @@ class Endpoint(wiring.Component):
             self.commit_result.p.eq(result),
             self.commit_result.valid.eq(result_valid),
             self.commit_hot.eq(hot[1]),
-            # An op between two blocks shows in neither's `idle` for a cycle or two.
-            self.quiescent.eq(calm & still.all()),
-            calm.eq(self.ready & ingress.idle & inner & miss_buffer.quiet & cold.quiet),
         ]
-        connect(m, frame_table.o_commit, flipped(self.commit_frame))
-        connect(m, ema.o_commit, flipped(self.commit_score))
-        return m
+        connect(m, s.frame_table.o_commit, flipped(self.commit_frame))
+        connect(m, s.ema.o_commit, flipped(self.commit_score))
 
 
 class DataFifo(wiring.Component):

@@ -3,8 +3,11 @@
 """Host lines to stored payloads and scales (spec §5, docs/arithmetic.md "Stored formats"): with 32
 lanes one line a cycle, 10 cycles later."""
 
+from __future__ import annotations
+
 from functools import reduce
 from operator import or_
+from typing import NamedTuple
 
 from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
 from amaranth.lib import data, stream, wiring
@@ -127,84 +130,23 @@ class Quantiser(wiring.Component):
             pipe, amax, pipe.register(2, host_type[2] == HostType.FP16, "is_fp16_"), fmt[3]
         )
 
-        bytes_, nibbles = [], []
-        for n in range(self.lanes):
-            # Stage 3: the parts of the element.
-            element = line[3].word_select(n, 16)
-            exponent, fraction = (
-                host_exponent(element, host_type[3]),
-                host_fraction(element, host_type[3]),
-            )
-            hidden = exponent.any()
-            exponent4 = pipe.register(3, exponent | ~hidden, f"exponent_{n}_")
-            significand = pipe.carry(
-                4,
-                6,
-                pipe.register(3, Cat(fraction, hidden), f"significand_{n}_"),
-                f"significand_{n}_",
-            )
-            top, rest_of_nan = (
-                pipe.register(3, is_all_ones(exponent, host_type[3]), f"top_{n}_"),
-                pipe.register(3, fraction.any(), f"some_{n}_"),
-            )
-            nan = pipe.carry(5, 8, pipe.register(4, top & rest_of_nan, f"nan_{n}_"), f"nan_{n}_")
-            # Stage 4: how far from the block's exponent. The block's answer has the way to all
-            # lanes before it, so nothing else is done here.
-            distance = pipe.register(4, distance_of(block.reach, exponent4), f"distance_{n}_")
-            # Stage 5: how far to shift.
-            shift, rise = (
-                pipe.register(5, part, f"{name}_{n}_")
-                for part, name in zip(
-                    shift_of(distance, block.lift, is_fp8, fmt[5][Format.FP8_E5M2]),
-                    ("shift", "rise"),
-                    strict=True,
-                )
-            )
-            field, over = (
-                pipe.carry(6, 7, pipe.register(5, part, f"{name}_{n}_"), f"{name}_{n}_")[7]
-                for part, name in zip(
-                    fp8_field(distance, significand[5][10], fmt[5][Format.FP8_E5M2], is_fp8),
-                    ("field", "over"),
-                    strict=True,
-                )
-            )
-            # Stage 6: shift.
-            value, guard, lost = (
-                pipe.register(6, part, f"{name}_{n}_")
-                for part, name in zip(
-                    shifted(significand[6], shift, rise), ("value", "guard", "lost"), strict=True
-                )
-            )
-            # Stage 7: prepare rounding, or begin to divide.
-            sign7, inexact = line[7].word_select(n, 16)[15], guard | lost
-            body, up, clamp = (
-                pipe.register(7, part, f"{name}_{n}_")
-                for part, name in zip(
-                    byte_parts(field, over, nan[7], value, guard, lost, fmt[7]),
-                    ("body", "up", "clamp"),
-                    strict=True,
-                )
-            )
-            at_least_4, rest = (
-                pipe.register(7, part, f"{name}_{n}_")
-                for part, name in zip(
-                    first_quotient_bit(value, block.step[7]), ("at_least_4_", "rest"), strict=True
-                )
-            )
-            # Stage 8: round, or divide on.
-            sign8 = pipe.register(7, sign7, f"sign_{n}_")
-            bytes_.append(rounded_byte(sign8, body, up, clamp, nan[8], fmt[8]))
-            inexact8 = pipe.register(7, inexact, f"inexact_{n}_")
-            q = Cat(other_quotient_bits(rest, inexact8, block.step[8], block.step3), at_least_4)
-            q9 = pipe.register(8, gated(q, fmt[8][Format.INT4] & ~block.nan), f"q_{n}_")
-            # Stage 9: the sign of int4.
-            nibbles.append(Mux(pipe.register(8, sign8, f"sign_{n}_"), (-q9)[0:4], q9))
+        shared = _Shared(line, host_type, fmt, is_fp8, block)
+        lanes = [_lane(pipe, n, shared) for n in range(self.lanes)]
+        bytes_, nibbles = zip(*lanes, strict=True)
+        self._join(pipe, shared, bytes_, nibbles)
+        pipe.load(o.scale, block.scale)
+        pipe.load(o.format, format_code[9])
+        pipe.load(Value.cast(o.meta), meta[9])
+        return m
 
+    def _join(self, pipe, shared: _Shared, bytes_, nibbles) -> None:
+        """The lanes' elements, or the line as it came, to the output."""
+        fmt, block = shared.fmt, shared.block
         # What is not the line's format is zero when it meets the others.
         one_byte = ~(fmt[8][Format.RAW16] | fmt[8][Format.INT4] | block.nan)
         eight = pipe.register(8, gated(Cat(*bytes_), one_byte), "bytes")
         is_raw, is_int4 = fmt[9][Format.RAW16], fmt[9][Format.INT4]
-        by_element = {16: gated(line[9], is_raw), 8: eight, 4: Cat(*nibbles)}
+        by_element = {16: gated(shared.line[9], is_raw), 8: eight, 4: Cat(*nibbles)}
         # What one beat of int4 fills is the grain: each takes what comes until the beat has come
         # that is its own in the line's format.
         grain = 4 * self.lanes
@@ -216,14 +158,95 @@ class Quantiser(wiring.Component):
             ]
             own = Mux(is_raw, n // 4, Mux(is_int4, n, n // 2))
             pipe.load(
-                o.payload.word_select(n, grain),
+                self.o.p.payload.word_select(n, grain),
                 reduce(or_, (value for _, value in here)),
                 pipe.until(9, own),
             )
-        pipe.load(o.scale, block.scale)
-        pipe.load(o.format, format_code[9])
-        pipe.load(Value.cast(o.meta), meta[9])
-        return m
+
+
+class _Shared(NamedTuple):
+    """What all lanes have, by stage."""
+
+    line: dict
+    host_type: dict
+    fmt: dict
+    is_fp8: Value
+    block: _Block
+
+
+def _lane(pipe, n: int, shared: _Shared) -> tuple[Value, Value]:
+    """Element `n` of a beat as one byte (stage 8) and as int4 (stage 9)."""
+    line, host_type, fmt, is_fp8, block = shared
+    # Stage 3: the parts of the element.
+    element = line[3].word_select(n, 16)
+    exponent, fraction = (
+        host_exponent(element, host_type[3]),
+        host_fraction(element, host_type[3]),
+    )
+    hidden = exponent.any()
+    exponent4 = pipe.register(3, exponent | ~hidden, f"exponent_{n}_")
+    significand = pipe.carry(
+        4,
+        6,
+        pipe.register(3, Cat(fraction, hidden), f"significand_{n}_"),
+        f"significand_{n}_",
+    )
+    top, rest_of_nan = (
+        pipe.register(3, is_all_ones(exponent, host_type[3]), f"top_{n}_"),
+        pipe.register(3, fraction.any(), f"some_{n}_"),
+    )
+    nan = pipe.carry(5, 8, pipe.register(4, top & rest_of_nan, f"nan_{n}_"), f"nan_{n}_")
+    # Stage 4: how far from the block's exponent. The block's answer has the way to all
+    # lanes before it, so nothing else is done here.
+    distance = pipe.register(4, distance_of(block.reach, exponent4), f"distance_{n}_")
+    # Stage 5: how far to shift.
+    shift, rise = (
+        pipe.register(5, part, f"{name}_{n}_")
+        for part, name in zip(
+            shift_of(distance, block.lift, is_fp8, fmt[5][Format.FP8_E5M2]),
+            ("shift", "rise"),
+            strict=True,
+        )
+    )
+    field, over = (
+        pipe.carry(6, 7, pipe.register(5, part, f"{name}_{n}_"), f"{name}_{n}_")[7]
+        for part, name in zip(
+            fp8_field(distance, significand[5][10], fmt[5][Format.FP8_E5M2], is_fp8),
+            ("field", "over"),
+            strict=True,
+        )
+    )
+    # Stage 6: shift.
+    value, guard, lost = (
+        pipe.register(6, part, f"{name}_{n}_")
+        for part, name in zip(
+            shifted(significand[6], shift, rise), ("value", "guard", "lost"), strict=True
+        )
+    )
+    # Stage 7: prepare rounding, or begin to divide.
+    sign7, inexact = line[7].word_select(n, 16)[15], guard | lost
+    body, up, clamp = (
+        pipe.register(7, part, f"{name}_{n}_")
+        for part, name in zip(
+            byte_parts(field, over, nan[7], value, guard, lost, fmt[7]),
+            ("body", "up", "clamp"),
+            strict=True,
+        )
+    )
+    at_least_4, rest = (
+        pipe.register(7, part, f"{name}_{n}_")
+        for part, name in zip(
+            first_quotient_bit(value, block.step[7]), ("at_least_4_", "rest"), strict=True
+        )
+    )
+    # Stage 8: round, or divide on.
+    sign8 = pipe.register(7, sign7, f"sign_{n}_")
+    byte = rounded_byte(sign8, body, up, clamp, nan[8], fmt[8])
+    inexact8 = pipe.register(7, inexact, f"inexact_{n}_")
+    q = Cat(other_quotient_bits(rest, inexact8, block.step[8], block.step3), at_least_4)
+    q9 = pipe.register(8, gated(q, fmt[8][Format.INT4] & ~block.nan), f"q_{n}_")
+    # Stage 9: the sign of int4.
+    return byte, Mux(pipe.register(8, sign8, f"sign_{n}_"), (-q9)[0:4], q9)
 
 
 def _two_largest(pipe, line, lanes: int) -> list[Value]:

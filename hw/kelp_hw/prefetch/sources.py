@@ -225,6 +225,24 @@ class AccessSource(wiring.Component):
         ]
 
 
+class _Rings:
+    """Of each session's ring buffer."""
+
+    def __init__(self, sessions: int, size: int):
+        def array(shape, name):
+            return Array(Signal(shape, name=f"{name}_{s}") for s in range(sessions))
+
+        self.head = array(range(size), "head")  #: where the next access goes
+        self.fill = array(range(size + 1), "fill")  #: accesses of the step under way
+        #: Its step modulo 4, which each entry has too: among the entries of a walk it tells the
+        #: noted ones from those that came after.
+        self.age = array(2, "age")
+        #: entries of the step that ended, up to `noted_end`
+        self.noted = array(range(size + 1), "noted")
+        self.noted_end = array(range(size), "noted_end")
+        self.waits = Signal(sessions)  #: for its walk
+
+
 class PreviousSource(wiring.Component):
     """Remembers each session's last accesses and offers those of the step that ended, oldest first,
     with distance 1 (spec §7).
@@ -292,41 +310,55 @@ class PreviousSource(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c, size = self.config, self.session_entries
-        # `age` of an entry: the session's step modulo 4. Among the entries of a walk it tells the
-        # noted ones from those that came after.
+        c, rings = self.config, _Rings(self.config.sessions, self.session_entries)
         entry = data.StructLayout({"squeue": c.squeue_bits, "page": c.page_bits, "age": 2})
         m.submodules.ring = ring = Memory(shape=entry, depth=self.entries, init=[])
-        write, read = ring.write_port(), ring.read_port()
+        overwrites = self._remember(m, ring.write_port(), rings)
+        walking, out_valid, stale = self._walk(m, ring.read_port(), rings)
+        # After the walk's own updates: a step in the cycle in which a walk of its session begins
+        # ends that walk and asks for the next.
+        step, fill, age, waits = self.step.p, rings.fill, rings.age, rings.waits
+        with m.If(self.step.valid & (fill[step] != 0)):
+            m.d.sync += [
+                rings.noted[step].eq(fill[step]),
+                rings.noted_end[step].eq(rings.head[step]),
+                waits.bit_select(step, 1).eq(1),
+                fill[step].eq(0),
+                age[step].eq(age[step] + 1),
+            ]
+        for s in range(c.sessions):
+            with m.If(~self.live[s]):
+                m.d.sync += [fill[s].eq(0), waits[s].eq(0)]
+        m.d.comb += [
+            self.lost.eq(overwrites | (out_valid & stale)),
+            self.idle.eq(~self.i.valid & ~self.step.valid & ~waits.any() & ~walking & ~out_valid),
+        ]
+        return m
 
-        def array(shape, name):
-            return Array(Signal(shape, name=f"{name}_{s}") for s in range(c.sessions))
-
-        head = array(range(size), "head")  # where the next access goes
-        fill = array(range(size + 1), "fill")  # accesses of the step under way
-        age = array(2, "age")
-        # entries of the step that ended, up to `noted_end`
-        noted = array(range(size + 1), "noted")
-        noted_end = array(range(size), "noted_end")
-        waits = Signal(c.sessions)
-
-        here = self.i.p.session
+    def _remember(self, m: Module, write, rings: _Rings) -> Signal:
+        """An access goes into its session's ring. Returns whether it overwrites one."""
+        size, here, overwrites = self.session_entries, self.i.p.session, Signal()
+        head, fill = rings.head, rings.fill
         m.d.comb += [
             write.en.eq(self.i.valid),
             write.addr.eq(here * size + head[here]),
             write.data.squeue.eq(self.i.p.squeue),
             write.data.page.eq(self.i.p.page),
-            write.data.age.eq(age[here]),
+            write.data.age.eq(rings.age[here]),
         ]
-        overwrites = Signal()
         with m.If(self.i.valid):
             m.d.sync += head[here].eq(head[here] + 1)
             with m.If(fill[here] == size):
                 m.d.comb += overwrites.eq(1)
             with m.Else():
                 m.d.sync += fill[here].eq(fill[here] + 1)
+        return overwrites
 
-        # The walk: `at` runs over the noted entries; one is in the memory's output, one on `o`.
+    def _walk(self, m: Module, read, rings: _Rings):
+        """`at` runs over the noted entries; one is in the memory's output, one on `o`. Returns
+        whether a walk is under way, and whether there is an entry on `o` and it was overwritten
+        meanwhile."""
+        c, size, waits, noted = self.config, self.session_entries, rings.waits, rings.noted
         walking = Signal()
         session = Signal(c.session_bits)
         at, left, old = Signal(range(size)), Signal(range(size + 1)), Signal(2)
@@ -335,7 +367,7 @@ class PreviousSource(wiring.Component):
             with m.If(waits[s]):
                 m.d.comb += first.eq(s)
         ahead_valid = Signal()  # the memory's output is an entry of the walk
-        out_valid, stale = Signal(), Signal()  # on `o`, unless it was overwritten meanwhile
+        out_valid, stale = Signal(), Signal()
         move, stop = Signal(), Signal()
         m.d.comb += [
             self.o.valid.eq(out_valid & ~stale),
@@ -361,8 +393,8 @@ class PreviousSource(wiring.Component):
                     walking.eq(1),
                     session.eq(first),
                     left.eq(noted[first]),
-                    at.eq(noted_end[first] - noted[first]),
-                    old.eq(age[first] - 1),
+                    at.eq(rings.noted_end[first] - noted[first]),
+                    old.eq(rings.age[first] - 1),
                     waits.bit_select(first, 1).eq(0),
                 ]
         with m.Elif(stop):
@@ -374,22 +406,5 @@ class PreviousSource(wiring.Component):
                 left.eq(Mux(left == 0, 0, left - 1)),
                 walking.eq(left != 0),
             ]
-        # After the walk's own updates: a step in the cycle in which a walk of its session begins
-        # ends that walk and asks for the next.
-        with m.If(self.step.valid & (fill[self.step.p] != 0)):
-            m.d.sync += [
-                noted[self.step.p].eq(fill[self.step.p]),
-                noted_end[self.step.p].eq(head[self.step.p]),
-                waits.bit_select(self.step.p, 1).eq(1),
-                fill[self.step.p].eq(0),
-                age[self.step.p].eq(age[self.step.p] + 1),
-            ]
-        for s in range(c.sessions):
-            with m.If(~self.live[s]):
-                m.d.sync += [fill[s].eq(0), waits[s].eq(0)]
-        m.d.comb += [
-            self.lost.eq(overwrites | (out_valid & stale)),
-            self.idle.eq(~self.i.valid & ~self.step.valid & ~waits.any() & ~walking & ~out_valid),
-            Assert(~ahead_valid | walking),
-        ]
-        return m
+        m.d.comb += Assert(~ahead_valid | walking)
+        return walking, out_valid, stale
