@@ -5,17 +5,20 @@ transformers' attention interface.
 The text is teacher-forced: one prefill, then one decode step a token, :data:`STEPS` of them in one
 pass, since each attends to what is before it alone. The model's own attention runs as it is (SDPA),
 and beside it each layer's rows of probabilities, one a step, are summed over pages and averaged
-over the group's query heads; a full attention matrix is never made. Needs torch and transformers
-(the environment `.venv.hf`, `make test-engines ENGINES=hf`); nothing else of this project does.
+over the group's query heads. A full attention matrix is never made, and what a pass leaves is
+reduced at once to what the file holds: 16 bits of mass and one bit of reads for each queue, step
+and page. Needs torch and transformers (the environment `.venv.hf`, `make test-engines ENGINES=hf`);
+nothing else of this project does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,7 +26,7 @@ from kelp_spec.files import whole_file
 
 __all__ = ["STEPS", "ReadRule", "RecorderError", "record"]
 
-STEPS = 32  #: decode steps of one pass
+STEPS = 64  #: decode steps of one pass
 _NAME = "kelp_recorder"
 
 
@@ -128,41 +131,42 @@ def record(
     prefill: int = 512,
     page_tokens: int = 16,
     rule: ReadRule = ReadRule(),
+    mass_floor: float = 0.0,
     lines: bool = False,
+    origin: Mapping[str, str] = MappingProxyType({}),
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Decode ``tokens`` with ``model`` and write the recording; ``lines``: keys, values and queries
-    too. ``progress`` hears (steps done, steps)."""
+    too.
+
+    ``mass_floor``: a page that is not read and has less of the mass is written with none, which
+    makes the file a fifth. ``origin``: what the file says of where it comes from (model, text).
+    ``progress`` hears (steps done, steps).
+    """
     from transformers import DynamicCache
 
     _check(model, len(tokens), prefill, page_tokens)
     steps = len(tokens) - prefill
     cache = DynamicCache(config=model.config)
-    decoded = _decode(model, tokens, cache, prefill, page_tokens, progress)
-    mass, queries = decoded.mass, decoded.queries
-    reads = np.zeros(mass.shape, bool)
-    for step in range(steps):
-        reads[:, :, step] = rule.chosen(mass[:, :, step], (prefill + step) // page_tokens)
-    layers, kv_heads = mass.shape[:2]
+    decoded = _Decoded(prefill, len(tokens), page_tokens, rule, mass_floor, lines)
+    _decode(model, tokens, cache, decoded, progress)
     meta = {
         "format": "kelp-attention-1",
-        "layers": layers,
-        "q_heads": queries.shape[1],
-        "kv_heads": kv_heads,
-        "head_dim": queries.shape[-1],
+        "layers": decoded.mass.shape[0],
+        "q_heads": decoded.q_heads,
+        "kv_heads": decoded.mass.shape[1],
+        "head_dim": decoded.head_dim,
         "page_tokens": page_tokens,
         "prefill_tokens": prefill,
         "tokens": len(tokens),
         "steps": steps,
         "read_rule": {"top_p": rule.top_p, "max_pages": rule.max_pages, "plus": "current page"},
+        "mass_floor": mass_floor,
         "cross_entropy": round(decoded.loss / max(1, steps - 1), 4),
-    }
-    arrays = {
-        "mass": np.minimum(65535, np.round(mass * 65536)).astype(np.uint16),
-        "reads": np.packbits(reads, axis=-1, bitorder="little"),
-    }
+    } | dict(origin)
+    arrays = {"mass": decoded.mass, "reads": decoded.reads}
     if lines:
-        arrays |= {"q": queries} | _keys_and_values(cache)
+        arrays |= {"q": decoded.queries} | _keys_and_values(cache)
     arrays["tokens"] = np.asarray(tokens).astype(np.int32)
     with whole_file(path) as file:
         np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
@@ -188,37 +192,68 @@ def _check(model, count: int, prefill: int, page_tokens: int) -> None:
         )
 
 
-@dataclass
 class _Decoded:
-    """What decoding left; the arrays are made when the first pass has shown their shapes."""
+    """What decoding left, as the file holds it; the arrays are made when the first pass has shown
+    their shapes.
 
-    mass: np.ndarray | None = None  #: [layers, kv_heads, steps, pages] float32
-    queries: np.ndarray | None = None  #: [layers, q_heads, steps, head_dim] float16
-    loss: float = 0.0
+    Attributes
+    ----------
+    mass : [layers, kv_heads, steps, pages] uint16
+    reads : [layers, kv_heads, steps, pages / 8] uint8
+    queries : [layers, q_heads, steps, head_dim] float16, or None where no lines are asked for
+    loss : nats, summed over the steps
+    """
 
-    def take(self, tape: _Tape, step: int, steps: int, pages: int) -> None:
+    def __init__(
+        self,
+        prefill: int,
+        count: int,
+        page_tokens: int,
+        rule: ReadRule,
+        mass_floor: float,
+        lines: bool,
+    ):
+        self.prefill, self.count, self.page_tokens = prefill, count, page_tokens
+        self.rule, self.mass_floor, self.lines = rule, mass_floor, lines
+        self.mass = self.reads = self.queries = None
+        self.loss = 0.0
+
+    def _shape(self, tape: _Tape) -> None:
+        layers, heads = len(tape.mass), tape.mass[0].shape[0]
+        self.q_heads, _, self.head_dim = tape.queries[0].shape
+        steps, pages = self.count - self.prefill, -(-self.count // self.page_tokens)
+        self.mass = np.zeros((layers, heads, steps, pages), np.uint16)
+        self.reads = np.zeros((layers, heads, steps, -(-pages // 8)), np.uint8)
+        if self.lines:
+            self.queries = np.zeros((layers, self.q_heads, steps, self.head_dim), np.float16)
+
+    def take(self, tape: _Tape, step: int) -> None:
         """What one pass, of the steps from ``step`` on, left on the tape."""
         if self.mass is None:
-            layers, heads = len(tape.mass), tape.mass[0].shape[0]
-            q_heads, _, head_dim = tape.queries[0].shape
-            self.mass = np.zeros((layers, heads, steps, pages), np.float32)
-            self.queries = np.zeros((layers, q_heads, steps, head_dim), np.float16)
-        for layer, (m, q) in enumerate(zip(tape.mass, tape.queries, strict=True)):
-            end = step + m.shape[1]
-            self.mass[layer, :, step:end, : m.shape[-1]] = m
-            self.queries[layer, :, step:end] = q
+            self._shape(tape)
+        share = np.stack(tape.mass)  # [layers, kv_heads, steps of the pass, pages so far]
+        end, pages = step + share.shape[2], share.shape[3]
+        for at in range(step, end):
+            mass = share[:, :, at - step]
+            chosen = self.rule.chosen(mass, (self.prefill + at) // self.page_tokens)
+            kept = np.where(chosen | (mass >= self.mass_floor), mass, 0)
+            self.mass[:, :, at, :pages] = np.minimum(65535, np.round(kept * 65536))
+            packed = np.packbits(chosen, axis=-1, bitorder="little")
+            self.reads[:, :, at, : packed.shape[-1]] = packed
+        if self.lines:
+            self.queries[:, :, step:end] = np.stack(tape.queries)
         tape.mass.clear()
         tape.queries.clear()
 
 
-def _decode(model, tokens, cache, prefill: int, page_tokens: int, progress) -> _Decoded:
-    """One prefill into ``cache``, then the steps, :data:`STEPS` a pass."""
+def _decode(model, tokens, cache, decoded: _Decoded, progress) -> None:
+    """One prefill into ``cache``, then the steps, :data:`STEPS` a pass, into ``decoded``."""
     import torch
 
-    count, decoded, tape = len(tokens), _Decoded(), _Tape(page_tokens)
+    count, prefill, tape = decoded.count, decoded.prefill, _Tape(decoded.page_tokens)
     text = torch.as_tensor(np.asarray(tokens, np.int64), device=model.device)[None]
     with torch.inference_mode(), _taped(model, tape):
-        model(text[:, :prefill], past_key_values=cache, use_cache=True)
+        model(text[:, :prefill], past_key_values=cache, use_cache=True, logits_to_keep=1)
         tape.on = True
         for at in range(prefill, count, STEPS):
             end = min(at + STEPS, count)
@@ -230,10 +265,9 @@ def _decode(model, tokens, cache, prefill: int, page_tokens: int, progress) -> _
                 .sum()
             )
             _check_tape(model, tape)
-            decoded.take(tape, at - prefill, count - prefill, -(-count // page_tokens))
+            decoded.take(tape, at - prefill)
             if progress is not None:
                 progress(end - prefill, count - prefill)
-    return decoded
 
 
 def _check_tape(model, tape: _Tape) -> None:

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""The texts that a policy is tuned and judged on with the real model (docs/lab.md), made from what
+every checkout has: the standard library and the packages of its lock.
+
+``python -m kelp_sim.lab.texts DIR [NAME…]`` writes them, one file each. Which are tuned on and
+which are held back is fixed here; nothing may be chosen by looking at a text that is held back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["TEXTS", "Text", "main"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """``make`` returns at least 4096 tokens of SmolLM2's; TextError where its source is absent."""
+
+    kind: str
+    held_back: bool
+    make: Callable[[], str]
+
+
+class TextError(ValueError):
+    """A text's source is not on this machine; one line says which."""
+
+
+def _of_library(name: str) -> Callable[[], str]:
+    return lambda: _read(Path(sysconfig.get_paths()["stdlib"]) / name)
+
+
+def _of_package(package: str, name: str) -> Callable[[], str]:
+    def make() -> str:
+        found = find_spec(package)
+        if found is None or found.origin is None:
+            raise TextError(f"the package {package!r} is not installed")
+        return _read(Path(found.origin).parent / name)
+
+    return make
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TextError(f"{path} cannot be read: {error}") from None
+
+
+def _topics() -> dict[str, str]:
+    from pydoc_data.topics import topics
+
+    return topics
+
+
+def _reference() -> str:
+    return "\n\n".join(_topics()[name] for name in ("compound", "execmodel", "objects"))
+
+
+def _messages(language: str) -> Iterator[tuple[str, str]]:
+    """Sphinx's own messages and their translations, those of at least 30 letters."""
+    catalogue = _of_package("sphinx", f"locale/{language}/LC_MESSAGES/sphinx.po")()
+    for entry in catalogue.split("\n\n"):
+        found = re.search(r'^msgid (.*?)^msgstr (".*)', entry, re.DOTALL | re.MULTILINE)
+        if found:
+            said = [
+                "".join(re.findall(r'^"(.*)"$', part, re.MULTILINE)).replace('\\"', '"')
+                for part in ("\n".join(found[1].split("\n")), found[2])
+            ]
+            if min(map(len, said)) >= 30:
+                yield said[0], said[1]
+
+
+def _chat(turns: Iterator[tuple[str, str]]) -> str:
+    return "".join(
+        f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n{said}<|im_end|>\n"
+        for asked, said in turns
+    )
+
+
+def _translations() -> str:
+    return _chat((f"Put this into French: {m}", said) for m, said in _messages("fr"))
+
+
+def _questions() -> str:
+    """The reference's short topics, asked for one by one."""
+    short = sorted((name, said) for name, said in _topics().items() if 300 < len(said) < 1500)
+    return _chat((f"What does Python's reference say of {name}?", said) for name, said in short)
+
+
+def _foreign(language: str) -> Callable[[], str]:
+    return lambda: "\n".join(said for _, said in _messages(language))
+
+
+TEXTS = {
+    "argparse": Text("code", False, _of_library("argparse.py")),
+    "reference": Text("prose", False, _reference),
+    "translations": Text("dialogue, English and French", False, _translations),
+    "stocks": Text("table", False, _of_package("matplotlib", "mpl-data/sample_data/Stocks.csv")),
+    "subprocess": Text("code", True, _of_library("subprocess.py")),
+    "questions": Text("dialogue", True, _questions),
+    "spanish": Text("another language", True, _foreign("es")),
+    "metrics": Text("table", True, _of_package("matplotlib", "mpl-data/fonts/afm/ptmr8a.afm")),
+    "help": Text("prose with markup", True, _of_library("idlelib/help.html")),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m kelp_sim.lab.texts", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(TEXTS))
+    chosen = parser.parse_args(arguments)
+    unknown = [name for name in chosen.names if name not in TEXTS]
+    if unknown:
+        parser.error(f"text {unknown[0]!r} is not one of {', '.join(TEXTS)}")
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    for name in chosen.names or TEXTS:
+        try:
+            text = TEXTS[name].make()
+        except TextError as error:
+            parser.error(f"{name}: {error}")
+        (chosen.folder / f"{name}.txt").write_text(text, encoding="utf-8")
+        use = "held back" if TEXTS[name].held_back else "for tuning"
+        print(f"{name}: {len(text):,} characters, {TEXTS[name].kind}, {use}")
+
+
+if __name__ == "__main__":
+    main()
