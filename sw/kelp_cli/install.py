@@ -19,7 +19,7 @@ _EXTRAS = {
     **dict.fromkeys(("sphinx", "myst_parser", "furo"), "docs"),
     **dict.fromkeys(("numba", "joblib"), "lab"),
     **dict.fromkeys(("dask", "distributed"), "cluster"),
-    **dict.fromkeys(("torch", "transformers"), "hf"),
+    **dict.fromkeys(("torch", "transformers", "gguf", "accelerate"), "hf"),
 }
 
 

@@ -88,7 +88,10 @@ def import_(
 def record(
     model: Annotated[
         str,
-        typer.Argument(help="A Hugging Face causal model: a folder or a name.", show_default=False),
+        typer.Argument(
+            help="A causal model that transformers reads: a .gguf file, a folder or a name.",
+            show_default=False,
+        ),
     ],
     text: Annotated[Path, typer.Option(help="The text to decode.", show_default=False)],
     output: Annotated[
@@ -103,28 +106,29 @@ def record(
     max_pages: Annotated[
         int, typer.Option(help="Read rule: at most so many, and the page being written.")
     ] = 16,
+    mass_floor: Annotated[
+        float, typer.Option(help="Pages not read are written without a mass below this share.")
+    ] = 0.0,
     lines: Annotated[bool, typer.Option("--lines", help="Keys, values and queries too.")] = False,
 ) -> None:
     """Record a model's attention on a text (kelp-attention-1). Needs torch and transformers:
     .venv.hf, make test-engines ENGINES=hf."""
+    from kelp_sim.lab.models import load
     from kelp_sim.lab.recorder import ReadRule, RecorderError
     from kelp_sim.lab.recorder import record as run
 
     if output.suffix != ".npz":
         raise UserError(f"-o {output}: the file must end in .npz")
     try:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        said = text.read_text(encoding="utf-8")
+        loaded, tokenizer = load(model)
     except ModuleNotFoundError as error:
         raise UserError(missing_package(error, "kelp trace record")) from None
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        loaded = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
-        ids = AutoTokenizer.from_pretrained(model)(text.read_text(encoding="utf-8"), verbose=False)[
-            "input_ids"
-        ][:tokens]
-    except (OSError, ValueError, UnicodeDecodeError) as error:
-        raise UserError(f"{model} or {text} cannot be read: {str(error).splitlines()[0]}") from None
+    except RecorderError as error:
+        raise UserError(str(error)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{text} cannot be read: {error}") from None
+    ids = tokenizer(said, verbose=False)["input_ids"][:tokens]
     with progress_bar() as bar:
         task = bar.add_task(f"recording {text.name}", total=max(1, len(ids) - prefill))
         try:
@@ -135,12 +139,16 @@ def record(
                 prefill=prefill,
                 page_tokens=page_tokens,
                 rule=ReadRule(top_p=top_p, max_pages=max_pages),
+                mass_floor=mass_floor,
                 lines=lines,
+                origin={"model": Path(model).name, "text": text.name},
                 progress=lambda done, _: bar.update(task, completed=done),
             )
         except RecorderError as error:
             raise UserError(str(error)) from None
-    console.print(f"{output}: {len(ids) - prefill} steps recorded on {device}", soft_wrap=True)
+    console.print(
+        f"{output}: {len(ids) - prefill} steps recorded on {loaded.device.type}", soft_wrap=True
+    )
 
 
 @trace.command()

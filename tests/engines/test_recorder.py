@@ -5,6 +5,7 @@ full (in `.venv.hf`, docs/lab.md)."""
 
 import json
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from kelp_sim.lab.models import load
 from kelp_sim.lab.recorder import ReadRule, RecorderError, record
 from kelp_sim.trace.trace import read
 
@@ -129,3 +131,63 @@ def test_sliding_windows_are_refused(tmp_path):
     model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)).eval()
     with pytest.raises(RecorderError, match="sliding window"):
         record(model, np.zeros(60, int), tmp_path / "t.npz", prefill=16, page_tokens=8)
+
+
+def test_a_mass_floor_leaves_the_reads_and_their_mass(tmp_path):
+    tokens = np.random.default_rng(3).integers(0, 64, 60)
+    for name, floor in (("all", 0.0), ("some", 0.2)):
+        record(
+            _seeded(),
+            tokens,
+            tmp_path / f"{name}.npz",
+            prefill=16,
+            page_tokens=8,
+            rule=ReadRule(max_pages=2),
+            mass_floor=floor,
+        )
+    every, some = read(tmp_path / "all.npz"), read(tmp_path / "some.npz")
+    assert (every.reads == some.reads).all()
+    dropped = ~every.reads & (every.mass < 0.2 * 65536)
+    assert (dropped & (every.mass > 0)).any()
+    assert (some.mass == np.where(dropped, 0, every.mass)).all()
+
+
+def _seeded():
+    torch.manual_seed(1)
+    return MODELS["llama"]().eval()
+
+
+def _gguf(path, architecture="llama", kind=None):
+    """A GGUF of one tensor."""
+    writer = gguf.GGUFWriter(path, architecture)
+    if kind is None:
+        writer.add_tensor("token_embd.weight", np.zeros((64, 32), np.float32))
+    else:
+        block, size = gguf.GGML_QUANT_SIZES[kind]
+        writer.add_tensor(
+            "token_embd.weight", np.zeros((64, 256 // block * size), np.uint8), raw_dtype=kind
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_what_is_no_model_is_refused_in_a_line(tmp_path):
+    text, whole = tmp_path / "text.gguf", _gguf(tmp_path / "whole.gguf")
+    text.write_text("hello")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole.read_bytes()[:-2000])
+    unread = gguf.GGMLQuantizationType.Q8_K
+    for path, fault in (
+        (tmp_path / "none.gguf", "no such file"),
+        (text, "is no GGUF file"),
+        (cut, "is cut short or damaged"),
+        (_gguf(tmp_path / "type.gguf", kind=unread), "is of type Q8_K, which is not read"),
+        (_gguf(tmp_path / "other.gguf", "plamo"), "architecture plamo is not supported"),
+        (tmp_path, "cannot be read"),
+    ):
+        with pytest.raises(RecorderError, match=fault) as found:
+            load(str(path))
+        assert "\n" not in str(found.value)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""A causal model and its tokenizer for the recorder: a GGUF file, a Hugging Face folder, or a name
+there. Needs torch and transformers, a GGUF file also `gguf` and `accelerate` (`.venv.hf`)."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from .recorder import RecorderError
+
+__all__ = ["load"]
+
+
+def load(model: str):
+    """(model, tokenizer), in float32 on a GPU where there is one; RecorderError of one line where
+    it cannot be read, ModuleNotFoundError where a package is missing."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+    where: dict = {"pretrained_model_name_or_path": model}
+    if model.endswith(".gguf"):
+        import accelerate  # noqa: F401  transformers hides its absence behind another message
+
+        _check_gguf(Path(model))
+        path = Path(model).absolute()
+        where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        logging.disable_progress_bar()
+    try:
+        found = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**where)
+    except ModuleNotFoundError:
+        raise
+    # what transformers raises at a file that is not as it should be has no common class
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise RecorderError(f"{model} cannot be read: {reason[:200]}") from None
+    return found.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
+
+
+def _check_gguf(path: Path) -> None:
+    """Every tensor lies in the file and is of a type that can be turned into numbers."""
+    import gguf
+
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise RecorderError(f"{path} is no GGUF file: it does not begin with 'GGUF'")
+        tensors = gguf.GGUFReader(path).tensors
+    except RecorderError:
+        raise
+    except FileNotFoundError:
+        raise RecorderError(f"{path}: no such file") from None
+    except (OSError, ValueError, IndexError, KeyError, OverflowError, struct.error) as error:
+        raise RecorderError(
+            f"{path} is cut short or damaged: {str(error).splitlines()[0][:120]}"
+        ) from None
+    for tensor in tensors:
+        try:
+            row = tensor.data.reshape(-1, tensor.data.shape[-1])[:1]
+            gguf.quants.dequantize(row, tensor.tensor_type)
+        except NotImplementedError:
+            raise RecorderError(
+                f"{path}: tensor {tensor.name} is of type {tensor.tensor_type.name}, which is not "
+                + "read"
+            ) from None
