@@ -142,8 +142,7 @@ def test_a_mass_floor_leaves_the_reads_and_their_mass(tmp_path):
             tmp_path / f"{name}.npz",
             prefill=16,
             page_tokens=8,
-            rule=ReadRule(max_pages=2),
-            mass_floor=floor,
+            rule=ReadRule(max_pages=2, mass_floor=floor),
         )
     every, some = read(tmp_path / "all.npz"), read(tmp_path / "some.npz")
     assert (every.reads == some.reads).all()

@@ -47,10 +47,12 @@ class _Tape:
 @dataclass(frozen=True)
 class ReadRule:
     """Largest mass first until ``top_p`` of it, at most ``max_pages``, and always the page being
-    written."""
+    written. A page that is not read and has less than ``mass_floor`` is written with no mass, which
+    makes the file a fifth."""
 
     top_p: float = 0.9
     max_pages: int = 16
+    mass_floor: float = 0.0
 
     def chosen(self, mass: np.ndarray, newest: int) -> np.ndarray:
         """[..., pages] bool of ``mass``, ``newest`` being written; equal masses go to the lower
@@ -131,7 +133,6 @@ def record(
     prefill: int = 512,
     page_tokens: int = 16,
     rule: ReadRule = ReadRule(),
-    mass_floor: float = 0.0,
     lines: bool = False,
     origin: Mapping[str, str] = MappingProxyType({}),
     progress: Callable[[int, int], None] | None = None,
@@ -139,37 +140,21 @@ def record(
     """Decode ``tokens`` with ``model`` and write the recording; ``lines``: keys, values and queries
     too.
 
-    ``mass_floor``: a page that is not read and has less of the mass is written with none, which
-    makes the file a fifth. ``origin``: what the file says of where it comes from (model, text).
-    ``progress`` hears (steps done, steps).
+    ``origin``: what the file says of where it comes from (model, text). ``progress`` hears (steps
+    done, steps).
     """
     from transformers import DynamicCache
 
     _check(model, len(tokens), prefill, page_tokens)
-    steps = len(tokens) - prefill
     cache = DynamicCache(config=model.config)
-    decoded = _Decoded(prefill, len(tokens), page_tokens, rule, mass_floor, lines)
+    decoded = _Decoded(prefill, len(tokens), page_tokens, rule, lines)
     _decode(model, tokens, cache, decoded, progress)
-    meta = {
-        "format": "kelp-attention-1",
-        "layers": decoded.mass.shape[0],
-        "q_heads": decoded.q_heads,
-        "kv_heads": decoded.mass.shape[1],
-        "head_dim": decoded.head_dim,
-        "page_tokens": page_tokens,
-        "prefill_tokens": prefill,
-        "tokens": len(tokens),
-        "steps": steps,
-        "read_rule": {"top_p": rule.top_p, "max_pages": rule.max_pages, "plus": "current page"},
-        "mass_floor": mass_floor,
-        "cross_entropy": round(decoded.loss / max(1, steps - 1), 4),
-    } | dict(origin)
     arrays = {"mass": decoded.mass, "reads": decoded.reads}
     if lines:
         arrays |= {"q": decoded.queries} | _keys_and_values(cache)
     arrays["tokens"] = np.asarray(tokens).astype(np.int32)
     with whole_file(path) as file:
-        np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
+        np.savez_compressed(file, meta=np.array(json.dumps(decoded.meta() | {**origin})), **arrays)
 
 
 def _check(model, count: int, prefill: int, page_tokens: int) -> None:
@@ -210,11 +195,10 @@ class _Decoded:
         count: int,
         page_tokens: int,
         rule: ReadRule,
-        mass_floor: float,
         lines: bool,
     ):
         self.prefill, self.count, self.page_tokens = prefill, count, page_tokens
-        self.rule, self.mass_floor, self.lines = rule, mass_floor, lines
+        self.rule, self.lines = rule, lines
         self.mass = self.reads = self.queries = None
         self.loss = 0.0
 
@@ -227,6 +211,24 @@ class _Decoded:
         if self.lines:
             self.queries = np.zeros((layers, self.q_heads, steps, self.head_dim), np.float16)
 
+    def meta(self) -> dict:
+        layers, kv_heads, steps, _ = self.mass.shape
+        rule = {"top_p": self.rule.top_p, "max_pages": self.rule.max_pages, "plus": "current page"}
+        return {
+            "format": "kelp-attention-1",
+            "layers": layers,
+            "q_heads": self.q_heads,
+            "kv_heads": kv_heads,
+            "head_dim": self.head_dim,
+            "page_tokens": self.page_tokens,
+            "prefill_tokens": self.prefill,
+            "tokens": self.count,
+            "steps": steps,
+            "read_rule": rule,
+            "mass_floor": self.rule.mass_floor,
+            "cross_entropy": round(self.loss / max(1, steps - 1), 4),
+        }
+
     def take(self, tape: _Tape, step: int) -> None:
         """What one pass, of the steps from ``step`` on, left on the tape."""
         if self.mass is None:
@@ -236,7 +238,7 @@ class _Decoded:
         for at in range(step, end):
             mass = share[:, :, at - step]
             chosen = self.rule.chosen(mass, (self.prefill + at) // self.page_tokens)
-            kept = np.where(chosen | (mass >= self.mass_floor), mass, 0)
+            kept = np.where(chosen | (mass >= self.rule.mass_floor), mass, 0)
             self.mass[:, :, at, :pages] = np.minimum(65535, np.round(kept * 65536))
             packed = np.packbits(chosen, axis=-1, bitorder="little")
             self.reads[:, :, at, : packed.shape[-1]] = packed

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from kelp_spec.files import write_whole
+
 __all__ = ["TEXTS", "Text", "main"]
 
 
 @dataclass(frozen=True)
 class Text:
-    """``make`` returns at least 4096 tokens of SmolLM2's; TextError where its source is absent."""
+    """``make`` returns at least 4096 tokens of SmolLM2's; TextError where its source is absent or
+    has no such text."""
 
     kind: str
     held_back: bool
@@ -127,7 +130,7 @@ def main(arguments: list[str] | None = None) -> None:
             text = TEXTS[name].make()
         except TextError as error:
             parser.error(f"{name}: {error}")
-        (chosen.folder / f"{name}.txt").write_text(text, encoding="utf-8")
+        write_whole(chosen.folder / f"{name}.txt", text)
         use = "held back" if TEXTS[name].held_back else "for tuning"
         print(f"{name}: {len(text):,} characters, {TEXTS[name].kind}, {use}")
 
