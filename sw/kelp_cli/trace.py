@@ -140,7 +140,6 @@ def record(
                 page_tokens=page_tokens,
                 rule=ReadRule(top_p, max_pages, mass_floor),
                 lines=lines,
-                origin={"model": Path(model).name, "text": text.name},
                 progress=lambda done, _: bar.update(task, completed=done),
             )
         except RecorderError as error:

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 
@@ -134,15 +133,10 @@ def record(
     page_tokens: int = 16,
     rule: ReadRule = ReadRule(),
     lines: bool = False,
-    origin: Mapping[str, str] = MappingProxyType({}),
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Decode ``tokens`` with ``model`` and write the recording; ``lines``: keys, values and queries
-    too.
-
-    ``origin``: what the file says of where it comes from (model, text). ``progress`` hears (steps
-    done, steps).
-    """
+    too. ``progress`` hears (steps done, steps)."""
     from transformers import DynamicCache
 
     _check(model, len(tokens), prefill, page_tokens)
@@ -153,8 +147,9 @@ def record(
     if lines:
         arrays |= {"q": decoded.queries} | _keys_and_values(cache)
     arrays["tokens"] = np.asarray(tokens).astype(np.int32)
+    meta = decoded.meta() | {"model": Path(model.config.name_or_path).name}
     with whole_file(path) as file:
-        np.savez_compressed(file, meta=np.array(json.dumps(decoded.meta() | {**origin})), **arrays)
+        np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
 
 
 def _check(model, count: int, prefill: int, page_tokens: int) -> None:
