@@ -35,6 +35,7 @@ def load(model: str):
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise RecorderError(f"{model} cannot be read: {reason[:200]}") from None
+    found.config.name_or_path = model  # of a GGUF file transformers keeps the folder alone
     return found.to("cuda" if torch.cuda.is_available() else "cpu").eval(), tokenizer
 
 
