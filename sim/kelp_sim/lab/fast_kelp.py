@@ -92,6 +92,8 @@ def _sweep(s, c, pages, low, high, step, found):
             first, second, over = _values(s, c, pages, key, step)
             if over:
                 first, second = first * near >> 8, second * near >> 8
+            idle_first = s.last[key] & ((1 << c.tie_bits) - 1)
+            first, second = first << c.tie_bits | idle_first, second << c.tie_bits | idle_first
             value, other = (first, second) if s.pool[DUEL] <= 0 else (second, first)
             kind = 2 if key == queue * pages + s.newest[queue] else 1 if s.last[key] == step else 0
             if (
@@ -297,7 +299,7 @@ def _replay(accesses, shape, s, c, prefetch, history, victims):
                 following = (queue + kv_heads) % queues
                 if not prefetch or following == queue or pool[CREDIT] <= 0:
                     break
-                floor = pool[MARGINAL] << c.margin_shift
+                floor = (pool[MARGINAL] >> c.tie_bits) << c.margin_shift
                 for other in range(following * pages, following * pages + s.newest[following] + 1):
                     if not s.resident[other] and want < c.wanted:
                         first, second, _ = _values(s, c, pages, other, step)

@@ -144,7 +144,8 @@ def test_a_changed_constant_is_found(golden_kelp):
 @pytest.mark.parametrize(
     "variant",
     [v for v in TABLES["hardware"].values() if v]
-    + [{"explore": 0, "turn": 0, "near_least": 256, "near_most": 256}],
+    + [{"explore": 0, "turn": 0, "near_least": 256, "near_most": 256}]
+    + [{"tie_bits": 14, "weight_profile": 32}],
     ids=str,
 )
 def test_what_hardware_leaves_out_means_the_same_to_both_forms(tmp_path, variant):

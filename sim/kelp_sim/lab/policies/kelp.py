@@ -54,6 +54,9 @@ class Constants:
     duel_most: int = spec.DUEL_MOST
     first_regret: int = spec.FIRST_REGRET
     second_regret: int = spec.SECOND_REGRET
+    #: bits of the step of a page's last access below its value: of two pages worth the same, the
+    #: one idle for longer goes; 0: the lower page
+    tie_bits: int = 0
     sweeps: int = spec.SWEEPS  #: 0: the best page of the whole pool
     sweeps_most: int = spec.SWEEPS_MOST
     wanted: int = spec.WANTED
@@ -207,7 +210,9 @@ class Kelp(Policy):
                     if self.last[key] == step
                     else _ORDINARY
                 )
-                found.append(Candidate(kind, value * near >> 8 if over else value, key))
+                value = value * near >> 8 if over else value
+                idle_first = self.last[key] & (1 << c.tie_bits) - 1
+                found.append(Candidate(kind, value << c.tie_bits | idle_first, key))
         return sorted(found)
 
     # - who gives way ------------------------------------------------------------------------------
@@ -291,7 +296,7 @@ class Kelp(Policy):
         first, opinion, floor = (
             following * pool.pages,
             int(self.duel > 0),
-            self.marginal << c.margin_shift,
+            self.marginal >> c.tie_bits << c.margin_shift,
         )
         away = (
             key
