@@ -68,7 +68,7 @@ PLANTED = [
     # FAILED ends the try while its ABORT is under way
     ("Mux(is_aborted, aborting, flight & ~is_ok)", "Mux(is_ok, 0, flight | aborting)"),
     # an ABORT behind a stalled command expires unsent
-    ("abort_stalled.eq(self.now)", "abort_stalled.eq(abort_stalled)"),
+    ("abort_stalled.eq(self.now)", "abort_stalled.eq(stage.abort_stalled)"),
     ("(pre_valid & (pre.op == ColdOp.ABORT))", "0"),
     ("(self.o_command.valid & (command.op == ColdOp.ABORT))", "0"),
     (
