@@ -430,9 +430,6 @@ LONG_ELABORATE = {
     "MissBufferContract": 260,
     "MissGrantsContract": 150,
     "PrefetchFifoContract": 110,
-    "SdramCore": 130,
-    "SelfTest": 210,
-    "StandIn": 150,
 }
 
 

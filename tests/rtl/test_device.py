@@ -34,6 +34,23 @@ UNIT = named("unit")
 COLD = 1 << 30  #: address bit that sends an access of the stand-in through the cold tier
 
 
+class _Request:
+    """The request that is served."""
+
+    def __init__(self, config):
+        self.write = Signal()
+        self.tag = Signal(16)
+        self.ld_id = Signal(4)
+        self.address = Signal(46)
+        self.held = Signal(512)
+        self.strobe = Signal(64)
+        self.poison = Signal()
+        self.opcode = Signal(4)
+        self.failed = Signal()  #: the tier said so
+        self.line = self.address[: config.dram_line_bits]
+        self.cold = self.address[(COLD >> 6).bit_length() - 1]
+
+
 class StandIn(wiring.Component):
     """Serves one request at a time: line = low address bits. With COLD a read fetches the line from
     lba = line first and a write puts it there afterwards.
@@ -49,124 +66,142 @@ class StandIn(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
-        req, rwd, drs, ndr, axi = self.m2s_req, self.m2s_rwd, self.s2m_drs, self.s2m_ndr, self.axi
-        command, completion = self.cold_command, self.cold_completion
-        write, tag, ld_id, address, held, strobe, poison = (
-            Signal(),
-            Signal(16),
-            Signal(4),
-            Signal(46),
-            Signal(512),
-            Signal(64),
-            Signal(),
-        )
-        opcode, failed, attempt, again, served = Signal(4), Signal(), Signal(), Signal(), Signal(8)
-        line = address[: c.dram_line_bits]
-        cold = address[(COLD >> 6).bit_length() - 1]
+        request, attempt = _Request(self.config), Signal()
         m.d.sync += [self.now.eq(self.now + 1 + self.skip), self.ready.eq(1)]
         with m.FSM() as fsm:
             with m.State("IDLE"):
-                take_rwd, take_req = self.ready & rwd.valid, self.ready & ~rwd.valid & req.valid
-                m.d.comb += [
-                    rwd.ready.eq(self.ready),
-                    req.ready.eq(self.ready & ~rwd.valid),
-                    self.quiescent.eq(self.ready & ~rwd.valid & ~req.valid),
-                ]
-                m.d.comb += [
-                    self.commit_result.valid.eq(take_rwd | take_req),
-                    self.commit_result.p.op.kind.eq(Mux(take_rwd, Op.WRITE, Op.READ)),
-                    self.commit_result.p.op.origin.tag.eq(Mux(take_rwd, rwd.p.tag, req.p.tag)),
-                    self.commit_result.p.frame.eq(served),
-                ]
-                m.d.comb += [
-                    self.commit_frame.valid.eq(take_rwd | take_req),
-                    self.commit_hot.eq(take_req),
-                    self.commit_frame.p.op.kind.eq(self.commit_result.p.op.kind),
-                    self.commit_frame.p.entry.valid.eq(served),
-                    self.commit_frame.p.entry.poison.eq(~0),
-                    self.commit_score.valid.eq(take_rwd),
-                    self.commit_score.p.score.eq(served),
-                ]
-                with m.If(take_rwd):
-                    m.d.sync += [
-                        write.eq(1),
-                        tag.eq(rwd.p.tag),
-                        ld_id.eq(rwd.p.ld_id),
-                        address.eq(rwd.p.address),
-                        held.eq(rwd.p.data),
-                        opcode.eq(0),
-                        strobe.eq(Mux(rwd.p.bep, rwd.p.byte_enable, ~0)),
-                        poison.eq(rwd.p.poison),
-                    ]
-                with m.Elif(take_req):
-                    m.d.sync += [
-                        write.eq(0),
-                        tag.eq(req.p.tag),
-                        ld_id.eq(req.p.ld_id),
-                        address.eq(req.p.address),
-                        opcode.eq(req.p.opcode),
-                    ]
-                with m.If(take_rwd):
-                    m.next = "WRITE"
-                with m.Elif(take_req & (req.p.opcode != M2SReq.MEM_SPEC_RD)):
-                    m.next = "ANSWER"
-                    with m.If(req.p.opcode == M2SReq.MEM_RD):
-                        m.next = "READ"
-                        with m.If(req.p.address & (COLD >> 6) != 0):
-                            m.next = "COMMAND"
-                with m.If(take_rwd | take_req):
-                    m.d.sync += served.eq(served + 1)
-            with m.State("WRITE"):
-                sent_aw, sent_w = Signal(), Signal()
-                m.d.comb += [axi.aw.valid.eq(~sent_aw), axi.w.valid.eq(~sent_w)]
-                m.d.sync += [sent_aw.eq(sent_aw | axi.aw.ready), sent_w.eq(sent_w | axi.w.ready)]
-                with m.If((sent_aw | axi.aw.ready) & (sent_w | axi.w.ready)):
-                    m.d.sync += [sent_aw.eq(0), sent_w.eq(0)]
-                    m.next = "WRITTEN"
-            with m.State("WRITTEN"):
-                m.d.comb += axi.b.ready.eq(1)
-                with m.If(axi.b.valid):
-                    m.next = "ANSWER"
-                    with m.If(cold):
+                take_rwd = self.ready & self.m2s_rwd.valid
+                take_req = self.ready & ~self.m2s_rwd.valid & self.m2s_req.valid
+                self._take(m, request, take_rwd, take_req)
+                self._commit(m, take_rwd, take_req)
+            self._memory(m, request)
+            self._tier(m, request, attempt)
+            self._answer(m, request)
+        self._payloads(m, request, attempt)
+        m.d.comb += Assert(~(fsm.ongoing("ANSWER") & (request.ld_id == 12)))
+        return m
+
+    def _take(self, m, request, take_rwd, take_req):
+        """A request comes, and what it needs first."""
+        req, rwd = self.m2s_req, self.m2s_rwd
+        m.d.comb += [
+            rwd.ready.eq(self.ready),
+            req.ready.eq(self.ready & ~rwd.valid),
+            self.quiescent.eq(self.ready & ~rwd.valid & ~req.valid),
+        ]
+        with m.If(take_rwd):
+            m.d.sync += [
+                request.write.eq(1),
+                request.tag.eq(rwd.p.tag),
+                request.ld_id.eq(rwd.p.ld_id),
+                request.address.eq(rwd.p.address),
+                request.held.eq(rwd.p.data),
+                request.opcode.eq(0),
+                request.strobe.eq(Mux(rwd.p.bep, rwd.p.byte_enable, ~0)),
+                request.poison.eq(rwd.p.poison),
+            ]
+            m.next = "WRITE"
+        with m.Elif(take_req):
+            m.d.sync += [
+                request.write.eq(0),
+                request.tag.eq(req.p.tag),
+                request.ld_id.eq(req.p.ld_id),
+                request.address.eq(req.p.address),
+                request.opcode.eq(req.p.opcode),
+            ]
+            with m.If(req.p.opcode != M2SReq.MEM_SPEC_RD):
+                m.next = "ANSWER"
+                with m.If(req.p.opcode == M2SReq.MEM_RD):
+                    m.next = "READ"
+                    with m.If(req.p.address & (COLD >> 6) != 0):
                         m.next = "COMMAND"
-            with m.State("COMMAND"):
-                m.d.comb += command.valid.eq(1)
-                with m.If(command.ready):
-                    m.next = "COMPLETION"
-                    m.d.sync += attempt.eq(~attempt)
-            with m.State("COMPLETION"):
-                m.d.comb += [completion.ready.eq(1), self.quiescent.eq(1)]
-                with m.If(completion.valid):
-                    m.d.sync += [
-                        failed.eq(completion.p.status != ColdStatus.OK),
-                        poison.eq(completion.p.line_mask.poison[0]),
-                    ]
-                    m.next = "ANSWER"
-                    with m.If(~write & (completion.p.status == ColdStatus.OK)):
-                        m.next = "READ"
-            with m.State("READ"):
-                m.d.comb += axi.ar.valid.eq(1)
-                with m.If(axi.ar.ready):
-                    m.next = "BEAT"
-            with m.State("BEAT"):
-                m.d.comb += axi.r.ready.eq(1)
-                with m.If(axi.r.valid):
-                    m.d.sync += held.eq(axi.r.p.data)
-                    m.next = "ANSWER"
-            with m.State("ANSWER"):
-                on_drs = (~write & (opcode == M2SReq.MEM_RD)) ^ (ld_id == 10)
-                with m.If(ld_id == 11):
+
+    def _commit(self, m, take_rwd, take_req):
+        """The commit ports show the request, and how many came before it."""
+        req, rwd, served = self.m2s_req, self.m2s_rwd, Signal(8)
+        result, frame, score = self.commit_result, self.commit_frame, self.commit_score
+        with m.If(take_rwd | take_req):
+            m.d.sync += served.eq(served + 1)
+        m.d.comb += [
+            result.valid.eq(take_rwd | take_req),
+            result.p.op.kind.eq(Mux(take_rwd, Op.WRITE, Op.READ)),
+            result.p.op.origin.tag.eq(Mux(take_rwd, rwd.p.tag, req.p.tag)),
+            result.p.frame.eq(served),
+            frame.valid.eq(take_rwd | take_req),
+            self.commit_hot.eq(take_req),
+            frame.p.op.kind.eq(result.p.op.kind),
+            frame.p.entry.valid.eq(served),
+            frame.p.entry.poison.eq(~0),
+            score.valid.eq(take_rwd),
+            score.p.score.eq(served),
+        ]
+
+    def _memory(self, m, request):
+        """States that write a line and read one."""
+        axi = self.axi
+        with m.State("WRITE"):
+            sent_aw, sent_w = Signal(), Signal()
+            m.d.comb += [axi.aw.valid.eq(~sent_aw), axi.w.valid.eq(~sent_w)]
+            m.d.sync += [sent_aw.eq(sent_aw | axi.aw.ready), sent_w.eq(sent_w | axi.w.ready)]
+            with m.If((sent_aw | axi.aw.ready) & (sent_w | axi.w.ready)):
+                m.d.sync += [sent_aw.eq(0), sent_w.eq(0)]
+                m.next = "WRITTEN"
+        with m.State("WRITTEN"):
+            m.d.comb += axi.b.ready.eq(1)
+            with m.If(axi.b.valid):
+                m.next = "ANSWER"
+                with m.If(request.cold):
+                    m.next = "COMMAND"
+        with m.State("READ"):
+            m.d.comb += axi.ar.valid.eq(1)
+            with m.If(axi.ar.ready):
+                m.next = "BEAT"
+        with m.State("BEAT"):
+            m.d.comb += axi.r.ready.eq(1)
+            with m.If(axi.r.valid):
+                m.d.sync += request.held.eq(axi.r.p.data)
+                m.next = "ANSWER"
+
+    def _tier(self, m, request, attempt):
+        """States of a command to the cold tier."""
+        command, completion = self.cold_command, self.cold_completion
+        with m.State("COMMAND"):
+            m.d.comb += command.valid.eq(1)
+            with m.If(command.ready):
+                m.next = "COMPLETION"
+                m.d.sync += attempt.eq(~attempt)
+        with m.State("COMPLETION"):
+            m.d.comb += [completion.ready.eq(1), self.quiescent.eq(1)]
+            with m.If(completion.valid):
+                m.d.sync += [
+                    request.failed.eq(completion.p.status != ColdStatus.OK),
+                    request.poison.eq(completion.p.line_mask.poison[0]),
+                ]
+                m.next = "ANSWER"
+                with m.If(~request.write & (completion.p.status == ColdStatus.OK)):
+                    m.next = "READ"
+
+    def _answer(self, m, request):
+        """State ANSWER: on its channel, once, unless the LD-ID says otherwise."""
+        drs, ndr, ld_id, again = self.s2m_drs, self.s2m_ndr, request.ld_id, Signal()
+        with m.State("ANSWER"):
+            on_drs = (~request.write & (request.opcode == M2SReq.MEM_RD)) ^ (ld_id == 10)
+            with m.If(ld_id == 11):
+                m.next = "IDLE"
+            with m.Elif(on_drs):
+                m.d.comb += drs.valid.eq(1)
+            with m.Else():
+                m.d.comb += ndr.valid.eq(1)
+            with m.If((drs.valid & drs.ready) | (ndr.valid & ndr.ready)):
+                m.d.sync += again.eq(~again & (ld_id == 8))
+                with m.If(again | (ld_id != 8)):
+                    m.d.sync += [request.failed.eq(0), request.poison.eq(0)]
                     m.next = "IDLE"
-                with m.Elif(on_drs):
-                    m.d.comb += drs.valid.eq(1)
-                with m.Else():
-                    m.d.comb += ndr.valid.eq(1)
-                with m.If((drs.valid & drs.ready) | (ndr.valid & ndr.ready)):
-                    m.d.sync += again.eq(~again & (ld_id == 8))
-                    with m.If(again | (ld_id != 8)):
-                        m.d.sync += [failed.eq(0), poison.eq(0)]
-                        m.next = "IDLE"
+
+    def _payloads(self, m, request, attempt):
+        """What the offers say."""
+        drs, ndr, axi, command = self.s2m_drs, self.s2m_ndr, self.axi, self.cold_command
+        line, ld_id = request.line, request.ld_id
         m.d.comb += [
             axi.ar.p.addr.eq(Mux(ld_id == 14, ~0, line) << 6),
             axi.ar.p.size.eq(6),
@@ -175,26 +210,24 @@ class StandIn(wiring.Component):
             axi.aw.p.addr.eq(line << 6),
             axi.aw.p.size.eq(6),
             axi.aw.p.burst.eq(1),
-            axi.w.p.data.eq(held),
-            axi.w.p.strb.eq(strobe),
+            axi.w.p.data.eq(request.held),
+            axi.w.p.strb.eq(request.strobe),
             axi.w.p.last.eq(1),
-            command.p.op.eq(Mux(write, ColdOp.WRITE, ColdOp.READ)),
+            command.p.op.eq(Mux(request.write, ColdOp.WRITE, ColdOp.READ)),
             command.p.id.attempt.eq(attempt),
             command.p.lba.eq(line),
             command.p.line.eq(line),
             command.p.lines.eq(1),
             command.p.line_mask.valid.eq(1),
-            command.p.line_mask.poison.eq(poison),
-            drs.p.tag.eq(tag ^ (ld_id == 9)),
+            command.p.line_mask.poison.eq(request.poison),
+            drs.p.tag.eq(request.tag ^ (ld_id == 9)),
             drs.p.ld_id.eq(Mux(ld_id == 15, 0, ld_id)),
-            drs.p.data.eq(held ^ Mux(ld_id == 13, self.now, 0)),
-            drs.p.poison.eq(poison),
-            drs.p.opcode.eq(Mux(failed, S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
-            ndr.p.tag.eq(tag),
+            drs.p.data.eq(request.held ^ Mux(ld_id == 13, self.now, 0)),
+            drs.p.poison.eq(request.poison),
+            drs.p.opcode.eq(Mux(request.failed, S2MDRS.MEM_DATA_NXM, S2MDRS.MEM_DATA)),
+            ndr.p.tag.eq(request.tag),
             ndr.p.ld_id.eq(ld_id),
-            Assert(~(fsm.ongoing("ANSWER") & (ld_id == 12))),
         ]
-        return m
 
 
 @functools.cache

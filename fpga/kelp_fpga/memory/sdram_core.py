@@ -19,7 +19,7 @@ _PADS = 2
 _LINES_PER_ROW_BITS = COLUMN_BITS - 5
 
 
-class _Command(IntEnum):
+class _Code(IntEnum):
     """ras_n, cas_n, we_n, highest first."""
 
     NOP = 0b111
@@ -65,6 +65,51 @@ def line_layout(id_bits: int) -> data.StructLayout:
             ),
         }
     )
+
+
+class _Command:
+    """The command of this cycle; it is at the pins in the next."""
+
+    def __init__(self):
+        self.code = Signal(3, init=_Code.NOP)
+        self.bank = Signal(BANK_BITS)
+        self.address = Signal(ROW_BITS)
+
+
+class _Lines:
+    """The line that moves, `now`, and the line after it, `then`, whose row is opened meanwhile."""
+
+    def __init__(self, id_bits: int):
+        self.now = Signal(line_layout(id_bits))
+        self.then = Signal(line_layout(id_bits))
+        self.moving = Signal()
+        self.beat = Signal(5)  #: column of `now`
+        self.last = self.moving & (self.beat == LINE_BEATS - 1)
+        self.waiting = Signal()  #: `then` is a line
+        self.opened = Signal()  #: its row
+        self.begin = Signal()  #: `then` becomes `now`
+
+
+class _Banks:
+    """What keeps a bank, or all of them, from the next command: timers in cycles."""
+
+    def __init__(self, t):
+        self.is_open = Signal(4)
+        self.rcd = Signal(range(t.rcd + 1))
+        self.rrd = Signal(range(t.rrd + 1))
+        self.turn = Signal(range(t.cl + 4))  #: until the chip has let go of the data pins
+        self.closing = Array(
+            Signal(range(BURST + t.wr + t.rp + 1), name=f"closing_{b}") for b in range(4)
+        )
+
+
+class _Refresh:
+    """Refreshes that are due; `wait` is what power-up or the last of them leaves to wait for."""
+
+    def __init__(self, t):
+        self.wait = Signal(range(max(t.power_up, t.rfc) + 1), init=t.power_up)
+        self.due = Signal(4)
+        self.done = Signal()  #: one, in this cycle
 
 
 class SdramCore(wiring.Component):
@@ -125,131 +170,151 @@ class SdramCore(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        t, pins = self.cycles, self.pins
-        command, bank, address = Signal(3, init=_Command.NOP), Signal(BANK_BITS), Signal(ROW_BITS)
-        m.d.comb += command.eq(_Command.NOP)
+        command, lines = _Command(), _Lines(self.id_bits)
+        banks, refresh = _Banks(self.cycles), _Refresh(self.cycles)
+        pins = self.pins
         m.d.sync += [
             pins.cke.eq(1),
             pins.cs_n.eq(0),
-            Cat(pins.we_n, pins.cas_n, pins.ras_n).eq(command),
-            pins.ba.eq(bank),
-            pins.a.eq(address),
+            Cat(pins.we_n, pins.cas_n, pins.ras_n).eq(command.code),
+            pins.ba.eq(command.bank),
+            pins.a.eq(command.address),
         ]
+        self._count(m, refresh, banks)
+        self._follow(m, lines, banks)
+        closing = Cat(timer != 0 for timer in banks.closing).any()
+        quiet = ~lines.moving & ~banks.is_open.any() & ~closing
+        with m.FSM():
+            self._power_up(m, command, refresh)
+            with m.State("RUN"):
+                m.d.sync += [self.ready.eq(1), pins.dqm.eq(0)]
+                with m.If(lines.moving & (lines.beat[:3] == 0)):
+                    self._burst(m, command, lines, banks)
+                with m.Elif((refresh.due != 0) & quiet & ~lines.opened & (refresh.wait == 0)):
+                    m.d.comb += [command.code.eq(_Code.REFRESH), refresh.done.eq(1)]
+                    m.d.sync += refresh.wait.eq(self.cycles.rfc - 1)
+                with m.Elif(
+                    lines.waiting
+                    & ~lines.opened
+                    & (refresh.wait == 0)
+                    & (refresh.due == 0)
+                    & (banks.rrd == 0)
+                    & ~banks.is_open.bit_select(lines.then.line.bank, 1)
+                    & (banks.closing[lines.then.line.bank] == 0)
+                ):
+                    self._open(m, command, lines, banks)
+        self._data(m, lines)
+        return m
 
-        # - power-up, refresh ----------------------------------------------------------------------
-        wait = Signal(range(max(t.power_up, t.rfc) + 1), init=t.power_up)
-        count, due, since = Signal(range(9)), Signal(4), Signal(range(t.refi))
-        with m.If(wait != 0):
-            m.d.sync += wait.eq(wait - 1)
-        refreshed = Signal()
+    def _count(self, m: Module, refresh: _Refresh, banks: _Banks) -> None:
+        """Time: when a refresh is due, when a bank's next command may come."""
+        t, since = self.cycles, Signal(range(self.cycles.refi))
+        for timer in (refresh.wait, banks.rcd, banks.rrd, banks.turn, *banks.closing):
+            with m.If(timer != 0):
+                m.d.sync += timer.eq(timer - 1)
         tick = since == t.refi - 1
         m.d.sync += [
             since.eq(Mux(tick | ~self.ready, 0, since + 1)),
-            due.eq(due + (tick & ~due.all()) - refreshed),
+            refresh.due.eq(refresh.due + (tick & ~refresh.due.all()) - refresh.done),
         ]
 
-        # - the line that moves and the line after it ----------------------------------------------
-        now, then = Signal(line_layout(self.id_bits)), Signal(line_layout(self.id_bits))
-        moving, waiting, opened, beat = Signal(), Signal(), Signal(), Signal(5)
-        rcd, rrd, turn = Signal(range(t.rcd + 1)), Signal(range(t.rrd + 1)), Signal(range(t.cl + 4))
-        is_open = Signal(4)
-        closing = Array(
-            Signal(range(BURST + t.wr + t.rp + 1), name=f"closing_{b}") for b in range(4)
-        )
-        for timer in (rcd, rrd, turn, *closing):
-            with m.If(timer != 0):
-                m.d.sync += timer.eq(timer - 1)
-        last = moving & (beat == LINE_BEATS - 1)
-        begin, free = Signal(), Signal()
+    def _follow(self, m: Module, lines: _Lines, banks: _Banks) -> None:
+        """One line after the other: `then` comes from `i` and becomes `now`."""
+        now, then, moving, last = lines.now, lines.then, lines.moving, lines.last
         m.d.comb += [
-            begin.eq(
-                waiting & opened & (rcd == 0) & (~moving | last) & ~(then.write & (turn != 0))
+            lines.begin.eq(
+                lines.waiting
+                & lines.opened
+                & (banks.rcd == 0)
+                & (~moving | last)
+                & ~(then.write & (banks.turn != 0))
             ),
-            free.eq(~waiting | begin),
-            self.i.ready.eq(free & self.ready),
-            self.start_write.eq(begin & then.write),
+            self.i.ready.eq((~lines.waiting | lines.begin) & self.ready),
+            self.start_write.eq(lines.begin & then.write),
         ]
-        with m.If(begin):
-            m.d.sync += [moving.eq(1), beat.eq(0), now.eq(then), waiting.eq(0), opened.eq(0)]
+        with m.If(lines.begin):
+            m.d.sync += [
+                moving.eq(1),
+                lines.beat.eq(0),
+                now.eq(then),
+                lines.waiting.eq(0),
+                lines.opened.eq(0),
+            ]
         with m.Elif(moving):
-            m.d.sync += [beat.eq(beat + 1), moving.eq(~last)]
+            m.d.sync += [lines.beat.eq(lines.beat + 1), moving.eq(~last)]
         with m.If(self.i.valid & self.i.ready):
-            m.d.sync += [then.eq(self.i.payload), waiting.eq(1), opened.eq(0)]
+            m.d.sync += [then.eq(self.i.payload), lines.waiting.eq(1), lines.opened.eq(0)]
         with m.If(moving & ~now.write):
-            m.d.sync += turn.eq(t.cl)  # until the chip has let go of the data pins
+            m.d.sync += banks.turn.eq(self.cycles.cl)
 
-        final = beat[3:] == LINE_BEATS // BURST - 1
-        quiet = ~moving & ~is_open.any() & ~Cat(timer != 0 for timer in closing).any()
-        with m.FSM():
-            with m.State("POWER_UP"):
-                with m.If(wait == 0):
-                    m.d.comb += [command.eq(_Command.PRECHARGE), address.eq(1 << 10)]
-                    m.d.sync += [wait.eq(t.rp - 1), count.eq(8)]
-                    m.next = "REFRESHES"
-            with m.State("REFRESHES"):
-                with m.If(wait == 0):
-                    m.d.comb += command.eq(_Command.REFRESH)
-                    m.d.sync += [wait.eq(t.rfc - 1), count.eq(count - 1)]
-                    with m.If(count == 1):
-                        m.next = "MODE"
-            with m.State("MODE"):
-                with m.If(wait == 0):
-                    # bursts of 8, in order
-                    m.d.comb += [command.eq(_Command.MODE), address.eq(0b011 | t.cl << 4)]
-                    m.d.sync += wait.eq(t.mrd - 1)
-                    m.next = "RUN"
-            with m.State("RUN"):
-                m.d.sync += [self.ready.eq(1), pins.dqm.eq(0)]
-                with m.If(moving & (beat[:3] == 0)):
-                    m.d.comb += [
-                        command.eq(Mux(now.write, _Command.WRITE, _Command.READ)),
-                        bank.eq(now.line.bank),
-                        address.eq(Cat(beat, now.line.group, Const(0, 1), final)),
-                    ]
-                    with m.If(final):
-                        m.d.sync += [
-                            is_open.bit_select(now.line.bank, 1).eq(0),
-                            closing[now.line.bank].eq(
-                                Mux(now.write, BURST - 2 + t.wr + t.rp, BURST - 1 + t.rp)
-                            ),
-                        ]
-                with m.Elif((due != 0) & quiet & ~opened & (wait == 0)):
-                    m.d.comb += [command.eq(_Command.REFRESH), refreshed.eq(1)]
-                    m.d.sync += wait.eq(t.rfc - 1)
-                with m.Elif(
-                    waiting
-                    & ~opened
-                    & (wait == 0)
-                    & (due == 0)
-                    & (rrd == 0)
-                    & ~is_open.bit_select(then.line.bank, 1)
-                    & (closing[then.line.bank] == 0)
-                ):
-                    m.d.comb += [
-                        command.eq(_Command.ACTIVE),
-                        bank.eq(then.line.bank),
-                        address.eq(then.line.row),
-                    ]
-                    m.d.sync += [
-                        opened.eq(1),
-                        is_open.bit_select(then.line.bank, 1).eq(1),
-                        rcd.eq(max(0, t.rcd - 2)),
-                        rrd.eq(t.rrd - 1),
-                    ]
+    def _power_up(self, m: Module, command: _Command, refresh: _Refresh) -> None:
+        """States from power-up to RUN: all banks are closed, eight refreshes, the mode is set."""
+        t, wait, left = self.cycles, refresh.wait, Signal(range(9))
+        with m.State("POWER_UP"):
+            with m.If(wait == 0):
+                m.d.comb += [command.code.eq(_Code.PRECHARGE), command.address.eq(1 << 10)]
+                m.d.sync += [wait.eq(t.rp - 1), left.eq(8)]
+                m.next = "REFRESHES"
+        with m.State("REFRESHES"):
+            with m.If(wait == 0):
+                m.d.comb += command.code.eq(_Code.REFRESH)
+                m.d.sync += [wait.eq(t.rfc - 1), left.eq(left - 1)]
+                with m.If(left == 1):
+                    m.next = "MODE"
+        with m.State("MODE"):
+            with m.If(wait == 0):
+                # bursts of 8, in order
+                m.d.comb += [command.code.eq(_Code.MODE), command.address.eq(0b011 | t.cl << 4)]
+                m.d.sync += wait.eq(t.mrd - 1)
+                m.next = "RUN"
 
-        # - data -----------------------------------------------------------------------------------
-        writing = moving & now.write
+    def _burst(self, m: Module, command: _Command, lines: _Lines, banks: _Banks) -> None:
+        """The next 8 columns of `now`; the last close their bank."""
+        t, now = self.cycles, lines.now
+        final = lines.beat[3:] == LINE_BEATS // BURST - 1
+        m.d.comb += [
+            command.code.eq(Mux(now.write, _Code.WRITE, _Code.READ)),
+            command.bank.eq(now.line.bank),
+            command.address.eq(Cat(lines.beat, now.line.group, Const(0, 1), final)),
+        ]
+        with m.If(final):
+            m.d.sync += [
+                banks.is_open.bit_select(now.line.bank, 1).eq(0),
+                banks.closing[now.line.bank].eq(
+                    Mux(now.write, BURST - 2 + t.wr + t.rp, BURST - 1 + t.rp)
+                ),
+            ]
+
+    def _open(self, m: Module, command: _Command, lines: _Lines, banks: _Banks) -> None:
+        """The row of `then`."""
+        line = lines.then.line
+        m.d.comb += [
+            command.code.eq(_Code.ACTIVE),
+            command.bank.eq(line.bank),
+            command.address.eq(line.row),
+        ]
+        m.d.sync += [
+            lines.opened.eq(1),
+            banks.is_open.bit_select(line.bank, 1).eq(1),
+            banks.rcd.eq(max(0, self.cycles.rcd - 2)),
+            banks.rrd.eq(self.cycles.rrd - 1),
+        ]
+
+    def _data(self, m: Module, lines: _Lines) -> None:
+        """Columns of `now` to the pins and from them."""
+        now, last, pins = lines.now, lines.last, self.pins
+        writing, reading = lines.moving & now.write, lines.moving & ~now.write
         m.d.sync += [pins.dq_oe.eq(writing), pins.dq_o.eq(self.write_data)]
         with m.If(writing):
             m.d.sync += pins.dqm.eq(self.write_mask)
         m.d.comb += [self.wrote.eq(writing & last), self.wrote_id.eq(now.id)]
-        coming, ends = Signal(t.cl + 2 + _PADS), Signal(t.cl + 2 + _PADS)
+        way = self.cycles.cl + 2 + _PADS  # of a column, from its beat to `read_data`
+        coming, ends = Signal(way), Signal(way)
         m.d.sync += [
-            coming.eq(Cat(moving & ~now.write, coming)),
+            coming.eq(Cat(reading, coming)),
             ends.eq(Cat(last & ~now.write, ends)),
             self.read_data.eq(pins.dq_i),
         ]
         with m.If(last & ~now.write):
             m.d.sync += self.read_id.eq(now.id)
         m.d.comb += [self.read_valid.eq(coming[-1]), self.read_last.eq(ends[-1])]
-        return m

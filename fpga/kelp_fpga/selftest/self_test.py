@@ -28,6 +28,36 @@ _SILENCE_LOG2 = 24
 result_layout = data.StructLayout({part.name.lower(): 2 for part in Part})
 
 
+class _Walk:
+    """Where the program is, and the byte that is read, sent or looked at."""
+
+    def __init__(self, rom_bytes: int):
+        self.place = Signal(range(rom_bytes))  #: the next instruction
+        self.step = Signal(_INSTRUCTION)  #: the one under way
+        self.left = Signal(6)  #: repetitions of it
+        self.k = Signal(range(max(TO_DEVICE.values()) + 1))  #: the byte
+        # Cycles since it is this one, until it is there: the ROM's address and output and the parts
+        # of an answer are in registers.
+        self.settling = Signal(2)
+        self.settled = Signal()
+        self.address = Signal(range(rom_bytes))  #: of the ROM
+        self.row = Signal(8)  #: what the ROM holds there
+        self.write = self.step.op == Op.WRITE
+        self.crc = Signal(32, init=INITIAL)  #: of the answers since the last CHECK
+        self.answer = Signal(8)
+        self.silence = Signal(_SILENCE_LOG2 + 1)  #: cycles since something last came
+        self.at_rest = Signal()  #: critical path: registered here
+
+
+class _Request:
+    """The bytes of a request."""
+
+    def __init__(self):
+        self.index = Signal(6)  #: of a write's data, the byte
+        self.carried = Signal(8)  #: the data begin within a byte: what is left of the one before
+        self.last = Signal()
+
+
 class SelfTest(wiring.Component):
     """The device is reset; the memory test runs; the device is reset again; the program runs, one
     request at a time, each when the endpoint is quiescent; the device is reset once more. What
@@ -55,8 +85,8 @@ class SelfTest(wiring.Component):
     reset : Out
         Reset the device.
     memory_ready, ready, quiescent : In
-        The memory and the endpoint take requests, and the latter is at rest, which may come some
-        cycles late. Low while the device is reset.
+        The memory and the endpoint take requests, and the latter is at rest, which may be some
+        cycles behind. Low while the device is reset.
     march, march_done, march_wrong : Out, In, In
         The memory test's.
     flip : Out(2)
@@ -102,39 +132,53 @@ class SelfTest(wiring.Component):
             init=self.program.rom,
             attrs={"ram_style": "block"},
         )
-        port, row = rom.read_port(), Signal(8)
-        # `place`: the next instruction
-        result, place = self.result, Signal(range(len(self.program.rom)))
-        step, left = Signal(_INSTRUCTION), Signal(6)
-        # Byte of what is read, sent or looked at; cycles since it is this one; it is there: the
-        # ROM's address and output and the parts of an answer are in registers.
-        k, settling, settled = Signal(range(max(TO_DEVICE.values()) + 1)), Signal(2), Signal()
-        crc, silence = Signal(32, init=INITIAL), Signal(_SILENCE_LOG2 + 1)
-        write, address = step.op == Op.WRITE, Signal.like(port.addr)
-        at_rest = Signal()  # comes from far away
-        m.d.sync += at_rest.eq(self.quiescent & ~self.owed)
-        m.d.comb += [settled.eq(settling == 3), port.addr.eq(address)]
-        m.d.sync += [silence.eq(silence + 1), address.eq(place + k), row.eq(port.data)]
+        port, walk = rom.read_port(), _Walk(len(self.program.rom))
+        m.d.sync += walk.at_rest.eq(self.quiescent & ~self.owed)
+        m.d.comb += [walk.settled.eq(walk.settling == 3), port.addr.eq(walk.address)]
+        m.d.sync += [
+            walk.silence.eq(walk.silence + 1),
+            walk.address.eq(walk.place + walk.k),
+            walk.row.eq(port.data),
+        ]
+        request = _Request()
+        self._bytes(m, walk, request)
+        self._look(m, walk)
+        m.d.comb += self.passed.eq(
+            self.done
+            & (self.check == 0)
+            & Cat(self.result[p.name.lower()] == State.PASSED for p in self.program.parts).all()
+        )
+        with m.FSM():
+            self._begin(m, walk)
+            self._fetch(m, walk)
+            self._obey(m, walk)
+            self._send(m, walk, request)
+            self._answer(m, walk)
+            self._rest(m, walk)
+            with m.State("FINISH"):
+                m.d.comb += self.reset.eq(1)
+                m.d.sync += [self.busy.eq(0), self.done.eq(1)]
+                m.next = "IDLE"
+        return m
 
-        def to(state):
-            m.d.sync += [silence.eq(0), k.eq(0), settling.eq(0)]
-            m.next = state
+    def _to(self, m: Module, walk: _Walk, state: str) -> None:
+        m.d.sync += [walk.silence.eq(0), walk.k.eq(0), walk.settling.eq(0)]
+        m.next = state
 
-        def conclude(part, state):
-            with m.Switch(part):
-                for each in Part:
-                    with m.Case(each):
-                        m.d.sync += result[each.name.lower()].eq(state)
+    def _conclude(self, m: Module, part, state) -> None:
+        with m.Switch(part):
+            for each in Part:
+                with m.Case(each):
+                    m.d.sync += self.result[each.name.lower()].eq(state)
 
-        def wait(condition, state, part=step.part):
-            """Go to `state` when `condition` holds; give up when it never does."""
-            with m.If(condition):
-                to(state)
-            with m.Elif(silence[-1]):
-                conclude(part, State.SILENT)
-                to("FINISH")
+    def _give_up(self, m: Module, walk: _Walk, part) -> None:
+        """What is waited for never comes."""
+        self._conclude(m, part, State.SILENT)
+        self._to(m, walk, "FINISH")
 
-        # - a request's bytes ----------------------------------------------------------------------
+    def _bytes(self, m: Module, walk: _Walk, request: _Request) -> None:
+        """A request's bytes to `o`."""
+        step, k, write = walk.step, walk.k, walk.write
         read_bytes = Value.cast(_message("M2SReq", opcode=M2SReq.MEM_RD, address=step.address))
         enable = Mux(step.word == FULL_LINE, ~Const(0, 64), Const(0xFF, 64) << (step.word[:3] << 3))
         whole = Value.cast(
@@ -147,13 +191,15 @@ class SelfTest(wiring.Component):
             )
         )
         head_bits = len(whole) - 8 * _LINE
-        # the data begin within a byte: what is left of one is sent with the next
         head_bytes, skew = divmod(head_bits, 8)
-        late, index = Signal(8), Signal(6)
-        m.d.comb += index.eq(k - head_bytes)
+        m.d.comb += request.index.eq(k - head_bytes)
         both = Cat(
-            Mux(k == head_bytes, Cat(Const(0, 8 - skew), whole[8 * head_bytes : head_bits]), late),
-            Mux(k == head_bytes + _LINE, 0, row),
+            Mux(
+                k == head_bytes,
+                Cat(Const(0, 8 - skew), whole[8 * head_bytes : head_bits]),
+                request.carried,
+            ),
+            Mux(k == head_bytes + _LINE, 0, walk.row),
         )
         byte = Mux(
             write,
@@ -164,25 +210,27 @@ class SelfTest(wiring.Component):
             ),
             read_bytes.word_select(k[:4], 8),
         )
-        last = k == Mux(write, TO_DEVICE[Kind.RWD], TO_DEVICE[Kind.REQ]) - 1
+        size = Mux(write, TO_DEVICE[Kind.RWD], TO_DEVICE[Kind.REQ])
         m.d.comb += [
+            request.last.eq(k == size - 1),
             self.o.p.byte.eq(byte),
-            self.o.p.last.eq(last),
+            self.o.p.last.eq(request.last),
             self.o.p.kind.eq(Mux(write, Kind.RWD, Kind.REQ)),
         ]
 
-        # - an answer's ----------------------------------------------------------------------------
-        # A byte is chosen among its neighbours in one cycle, among those in the next, and is there
-        # long before it goes into the sum.
-        answer, near = Signal(8), Signal(data.ArrayLayout(8, _WORD))
+    def _look(self, m: Module, walk: _Walk) -> None:
+        """An answer's byte. It is chosen among its neighbours in one cycle, among those in the
+        next, and is there long before it goes into the sum."""
+        near = Signal(data.ArrayLayout(8, _WORD))
+        k = walk.k
         m.d.sync += [
             *(
                 near[n].eq(self.drs.p.data.word_select(n, 8 * _WORD).word_select(k[:3], 8))
                 for n in range(_WORD)
             ),
-            answer.eq(
+            walk.answer.eq(
                 Mux(
-                    write,
+                    walk.write,
                     WRITTEN & ~0x7F | self.ndr.p.opcode,
                     Mux(
                         k == _LINE,
@@ -193,114 +241,135 @@ class SelfTest(wiring.Component):
             ),
         ]
 
-        m.d.comb += self.passed.eq(
-            self.done
-            & (self.check == 0)
-            & Cat(result[p.name.lower()] == State.PASSED for p in self.program.parts).all()
-        )
-        with m.FSM():
-            with m.State("IDLE"):
-                with m.If(self.start):
-                    m.d.comb += self.reset.eq(1)
-                    m.d.sync += [
-                        self.busy.eq(1),
-                        self.done.eq(0),
-                        result.eq(0),
-                        self.check.eq(0),
-                        place.eq(0),
-                        crc.eq(INITIAL),
-                    ]
-                    to("MEMORY")
-            with m.State("MEMORY"):
-                wait(self.ready & self.memory_ready, "MARCH", Part.MEMORY)
-            with m.State("MARCH"):
-                # The memory test watches its own time: it ends when the memory answers.
-                m.d.comb += self.march.eq(settling == 0)
-                m.d.sync += settling.eq(Mux(settled, settling, settling + 1))
-                with m.If(settled & self.march_done):
-                    m.d.comb += self.reset.eq(1)
-                    conclude(Const(Part.MEMORY), Mux(self.march_wrong, State.WRONG, State.PASSED))
-                    to("SETTLE")
-            with m.State("SETTLE"):
-                # A request of the host's may have stood at the endpoint's door.
-                m.d.comb += [self.drs.ready.eq(1), self.ndr.ready.eq(1)]
-                wait(self.ready & at_rest & (silence[:9] == 0x1FF), "FETCH", Part.LOOPBACK)
-            with m.State("FETCH"):
-                m.d.sync += settling.eq(Mux(settled, 0, settling + 1))
-                with m.If(settled):
-                    m.d.sync += [step.eq(Cat(Value.cast(step)[8:], row)), k.eq(k + 1)]
-                    with m.If(k == _WORD - 1):
-                        m.d.sync += place.eq(place + _WORD)
-                        to("OBEY")
-            with m.State("OBEY"):
-                m.d.sync += left.eq(step.repeat)
-                to("SEND")
-                with m.If(step.op == Op.END):
-                    to("FINISH")
-                with m.Elif(step.op == Op.CHECK):
-                    to("FETCH")
-                    m.d.sync += crc.eq(INITIAL)
-                    wrong = ~crc != step.address[:32]
-                    with m.Switch(step.part):
-                        for part in Part:
-                            with m.Case(part):
-                                state = result[part.name.lower()]
-                                m.d.sync += state.eq(
-                                    Mux(wrong | (state == State.WRONG), State.WRONG, State.PASSED)
-                                )
-                    with m.If(wrong & (self.check == 0)):
-                        m.d.sync += self.check.eq(Cat(step.pointer[:8], 1))
-            with m.State("SEND"):
-                m.d.comb += [self.o.valid.eq(settled), self.flip.eq(step.flip)]
-                with m.If(write):
-                    m.d.sync += address.eq(
-                        Cat(Mux(step.word == FULL_LINE, index, index[:3]) + (step.pointer << 3))
-                    )
-                with m.If(~settled):
-                    m.d.sync += settling.eq(settling + 1)
-                with m.Elif(self.o.ready):
-                    m.d.sync += [settling.eq(0), k.eq(k + 1), late.eq(row), silence.eq(0)]
-                    with m.If(last):
-                        to("ANSWER")
-                with m.If(silence[-1]):
-                    conclude(step.part, State.SILENT)
-                    to("FINISH")
-            with m.State("ANSWER"):
-                m.d.comb += self.flip.eq(step.flip)
-                with m.If(Mux(write, self.ndr.valid, self.drs.valid) & ~settled):
-                    m.d.sync += settling.eq(settling + 1)
-                with m.Elif(settled):
-                    m.d.sync += [
-                        settling.eq(0),
-                        crc.eq(crc32_step(crc, answer)),
-                        k.eq(k + 1),
-                        silence.eq(0),
-                    ]
-                    with m.If(write | (k == _LINE)):
-                        m.d.comb += [self.ndr.ready.eq(write), self.drs.ready.eq(~write)]
-                        to("REST")
-                with m.Elif(silence[-1]):
-                    conclude(step.part, State.SILENT)
-                    to("FINISH")
-            with m.State("REST"):
-                m.d.comb += self.flip.eq(step.flip)
-                with m.If(at_rest & silence[:4].all()):
-                    m.d.sync += [
-                        left.eq(left - 1),
-                        step.address.eq(step.address + 1),
-                        step.pointer.eq(step.pointer + _LINE // _WORD),
-                    ]
-                    to("SEND")
-                    with m.If(left == 0):
-                        to("FETCH")
-                with m.Elif(silence[-1]):
-                    conclude(step.part, State.SILENT)
-                    to("FINISH")
-            with m.State("FINISH"):
+    def _begin(self, m: Module, walk: _Walk) -> None:
+        """States from `start` to the program: the memory test between two resets."""
+        with m.State("IDLE"):
+            with m.If(self.start):
                 m.d.comb += self.reset.eq(1)
-                m.d.sync += [self.busy.eq(0), self.done.eq(1)]
-                m.next = "IDLE"
-        return m
+                m.d.sync += [
+                    self.busy.eq(1),
+                    self.done.eq(0),
+                    self.result.eq(0),
+                    self.check.eq(0),
+                    walk.place.eq(0),
+                    walk.crc.eq(INITIAL),
+                ]
+                self._to(m, walk, "MEMORY")
+        with m.State("MEMORY"):
+            with m.If(self.ready & self.memory_ready):
+                self._to(m, walk, "MARCH")
+            with m.Elif(walk.silence[-1]):
+                self._give_up(m, walk, Part.MEMORY)
+        with m.State("MARCH"):
+            # The memory test watches its own time: it ends when the memory answers.
+            m.d.comb += self.march.eq(walk.settling == 0)
+            m.d.sync += walk.settling.eq(Mux(walk.settled, walk.settling, walk.settling + 1))
+            with m.If(walk.settled & self.march_done):
+                m.d.comb += self.reset.eq(1)
+                outcome = Mux(self.march_wrong, State.WRONG, State.PASSED)
+                self._conclude(m, Const(Part.MEMORY), outcome)
+                self._to(m, walk, "SETTLE")
+        with m.State("SETTLE"):
+            # A request of the host's may have stood at the endpoint's door.
+            m.d.comb += [self.drs.ready.eq(1), self.ndr.ready.eq(1)]
+            with m.If(self.ready & walk.at_rest & (walk.silence[:9] == 0x1FF)):
+                self._to(m, walk, "FETCH")
+            with m.Elif(walk.silence[-1]):
+                self._give_up(m, walk, Part.LOOPBACK)
+
+    def _fetch(self, m: Module, walk: _Walk) -> None:
+        """State FETCH: an instruction's bytes from the ROM."""
+        with m.State("FETCH"):
+            m.d.sync += walk.settling.eq(Mux(walk.settled, 0, walk.settling + 1))
+            with m.If(walk.settled):
+                m.d.sync += [
+                    walk.step.eq(Cat(Value.cast(walk.step)[8:], walk.row)),
+                    walk.k.eq(walk.k + 1),
+                ]
+                with m.If(walk.k == _WORD - 1):
+                    m.d.sync += walk.place.eq(walk.place + _WORD)
+                    self._to(m, walk, "OBEY")
+
+    def _obey(self, m: Module, walk: _Walk) -> None:
+        """State OBEY: the sum is checked, or a request is sent."""
+        step, result = walk.step, self.result
+        with m.State("OBEY"):
+            m.d.sync += walk.left.eq(step.repeat)
+            self._to(m, walk, "SEND")
+            with m.If(step.op == Op.END):
+                self._to(m, walk, "FINISH")
+            with m.Elif(step.op == Op.CHECK):
+                self._to(m, walk, "FETCH")
+                m.d.sync += walk.crc.eq(INITIAL)
+                wrong = ~walk.crc != step.address[:32]
+                with m.Switch(step.part):
+                    for part in Part:
+                        with m.Case(part):
+                            state = result[part.name.lower()]
+                            m.d.sync += state.eq(
+                                Mux(wrong | (state == State.WRONG), State.WRONG, State.PASSED)
+                            )
+                with m.If(wrong & (self.check == 0)):
+                    m.d.sync += self.check.eq(Cat(step.pointer[:8], 1))
+
+    def _send(self, m: Module, walk: _Walk, request: _Request) -> None:
+        """State SEND: the request's bytes leave."""
+        step = walk.step
+        with m.State("SEND"):
+            m.d.comb += [self.o.valid.eq(walk.settled), self.flip.eq(step.flip)]
+            with m.If(walk.write):
+                of_line = Mux(step.word == FULL_LINE, request.index, request.index[:3])
+                m.d.sync += walk.address.eq(Cat(of_line + (step.pointer << 3)))
+            with m.If(~walk.settled):
+                m.d.sync += walk.settling.eq(walk.settling + 1)
+            with m.Elif(self.o.ready):
+                m.d.sync += [
+                    walk.settling.eq(0),
+                    walk.k.eq(walk.k + 1),
+                    request.carried.eq(walk.row),
+                    walk.silence.eq(0),
+                ]
+                with m.If(request.last):
+                    self._to(m, walk, "ANSWER")
+            with m.If(walk.silence[-1]):
+                self._give_up(m, walk, step.part)
+
+    def _answer(self, m: Module, walk: _Walk) -> None:
+        """State ANSWER: its bytes go into the sum."""
+        write = walk.write
+        with m.State("ANSWER"):
+            m.d.comb += self.flip.eq(walk.step.flip)
+            with m.If(Mux(write, self.ndr.valid, self.drs.valid) & ~walk.settled):
+                m.d.sync += walk.settling.eq(walk.settling + 1)
+            with m.Elif(walk.settled):
+                m.d.sync += [
+                    walk.settling.eq(0),
+                    walk.crc.eq(crc32_step(walk.crc, walk.answer)),
+                    walk.k.eq(walk.k + 1),
+                    walk.silence.eq(0),
+                ]
+                with m.If(write | (walk.k == _LINE)):
+                    m.d.comb += [self.ndr.ready.eq(write), self.drs.ready.eq(~write)]
+                    self._to(m, walk, "REST")
+            with m.Elif(walk.silence[-1]):
+                self._give_up(m, walk, walk.step.part)
+
+    def _rest(self, m: Module, walk: _Walk) -> None:
+        """State REST: until the endpoint is quiescent; the next access, or the next instruction."""
+        step = walk.step
+        with m.State("REST"):
+            m.d.comb += self.flip.eq(step.flip)
+            with m.If(walk.at_rest & walk.silence[:4].all()):
+                m.d.sync += [
+                    walk.left.eq(walk.left - 1),
+                    step.address.eq(step.address + 1),
+                    step.pointer.eq(step.pointer + _LINE // _WORD),
+                ]
+                self._to(m, walk, "SEND")
+                with m.If(walk.left == 0):
+                    self._to(m, walk, "FETCH")
+            with m.Elif(walk.silence[-1]):
+                self._give_up(m, walk, step.part)
 
 
 def _message(name: str, **values) -> Value:
