@@ -416,20 +416,11 @@ MOST_PARAMETERS, MOST_LINES = 8, 100
 # its body makes an object of them and hands that on, so the body counts as a function does.
 LONG = {
     "hw/kelp_hw/layouts.py:Layouts.__init__": "fields of every payload, one after another",
-    "verif/kelp_verif/control/counters_bench.py:queues": "to be cut with the room",
-    "verif/kelp_verif/eviction/evictor_tb.py:TB.decide": "to be cut with the room",
-    "verif/kelp_verif/eviction/evictor_tb.py:TB.tick": "to be cut with the room",
 }
 # RTL is held to the same lines, in a class of its own until each block's `elaborate` is cut where
 # an idea ends: class → the lines that it may have. An entry goes when its block needs it no more.
 LONG_ELABORATE = {
-    "ArbiterContract": 180,
-    "ColdSchedulerContract": 150,
     "DataFront": 180,
-    "FrameOwnerContract": 180,
-    "MissBufferContract": 260,
-    "MissGrantsContract": 150,
-    "PrefetchFifoContract": 110,
 }
 
 

@@ -137,115 +137,135 @@ async def totals(dut):
     record(totals=dict(tb.seen))
 
 
+class QueueRows:
+    """The queue counters as they should be: rows that count, useful prefetches that wait, a wipe
+    that waits for both, a read that was granted."""
+
+    def __init__(self, dut):
+        self.dut, self.tb = dut, Bench(dut)
+        self.config = self.tb.config
+        self.event = Packing(queue_event_layout(self.config))
+        self.kept = self.event.fields["bump"][1].bit_length()
+        self.useful_at = [name for name, _ in QUEUE_COUNTERS].index("prefetch_useful")
+        self.waiting = deque()
+        self.clear()
+
+    def clear(self):
+        """As after a reset."""
+        self.rows = [[0] * self.kept for _ in range(self.config.squeues)]
+        self.wiping = self.granted = None
+        # Events of the last three cycles, which a read does not see and a wipe waits for.
+        self.counting = deque([None] * 3)
+        self.waiting.clear()
+
+    def bump(self, squeue, bits):
+        row = self.rows[squeue]
+        self.tb.seen["wrapped"] += any(
+            bits >> k & 1 and row[k] == 0xFFFFFFFF for k in range(self.kept)
+        )
+        self.rows[squeue] = [n + (bits >> k & 1) & 0xFFFFFFFF for k, n in enumerate(row)]
+
+    async def cycle(self, p_event, p_useful, p_wipe):
+        """One cycle of random inputs; whether the block was idle."""
+        rng, level, config = self.tb.rng, len(self.waiting), self.config
+        few = rng.choice([1, 2, config.squeues])
+        given = (rng.randrange(few), rng.getrandbits(self.kept)) if rng.random() < p_event else None
+        # Fifteen, not sixteen: the block's Assert looks at a full FIFO once more before the clock
+        # edge's next inputs are there.
+        useful = rng.randrange(few) if level < 15 and rng.random() < p_useful else None
+        if self.wiping is None and rng.random() < p_wipe:
+            self.wiping = rng.randrange(few)
+        wanted = rng.randrange(few)
+        self.drive(given, useful, wanted)
+        await ReadOnly()
+        self.check_read()
+        self.check_wipe()
+        self.granted = (wanted, list(self.rows[wanted])) if self.dut.read_grant.value == 1 else None
+        idle = self.dut.idle.value == 1
+        assert not idle or given is None and level == 0 and not any(self.counting)
+        if (oldest := self.counting.popleft()) is not None:
+            self.bump(*oldest)
+        # A useful prefetch is counted in a cycle without an event.
+        self.counting.append(
+            given or ((self.waiting.popleft(), 1 << self.useful_at) if level else None)
+        )
+        if useful is not None:
+            self.waiting.append(useful)
+        self.tb.seen["burst"] += len(self.waiting) == 15
+        await self.tb.ticks(1)
+        return idle
+
+    def drive(self, given, useful, wanted):
+        """The inputs of a cycle; what is not valid says anything."""
+        dut, rng, squeues = self.dut, self.tb.rng, self.config.squeues
+        dut.i__valid.value, dut.i_useful__valid.value, dut.wipe.value = (
+            int(given is not None),
+            int(useful is not None),
+            int(self.wiping is not None),
+        )
+        dut.i__payload.value = (
+            self.event.pack(squeue=given[0], bump=given[1])
+            if given
+            else rng.getrandbits(self.event.width)
+        )
+        dut.i_useful__payload.value = useful if useful is not None else rng.randrange(squeues)
+        dut.wipe_squeue.value = self.wiping if self.wiping is not None else rng.randrange(squeues)
+        dut.read_squeue.value = wanted
+
+    def check_read(self):
+        """What the read of the cycle before shows, and whether one is granted now."""
+        if self.granted is not None:
+            squeue, row = self.granted
+            got = [int(self.dut.read_data.value) >> 32 * k & 0xFFFFFFFF for k in range(self.kept)]
+            assert got == row, (
+                f"cycle {self.tb.cycles}: counters of squeue {squeue} {got}, expected {row}"
+            )
+            self.tb.seen["read"] += 1
+        assert (self.dut.read_grant.value == 1) == (self.counting[-1] is None), (
+            "a read is granted in each cycle after one without an event, and in no other"
+        )
+
+    def check_wipe(self):
+        if self.wiping is not None and self.dut.wipe_ready.value == 1:
+            assert not any(self.counting), "wiped before what came earlier was counted"
+            self.tb.seen["wiped after traffic"] += any(self.rows[self.wiping])
+            self.rows[self.wiping], self.wiping = [0] * self.kept, None
+        self.tb.seen["wipe waits"] += self.wiping is not None
+
+    async def to_the_end(self):
+        """Rest, then a row that is about to wrap."""
+        busy = 0
+        while not await self.cycle(0, 0, 0):
+            busy += 1
+            assert busy < 20, "the queue counters do not come to rest"
+        assert self.wiping is None, "the wipe is never done"
+        await self.cycle(0, 0, 0)
+        self.rows[1] = [0xFFFFFFFF] * self.kept
+        await self.tb.deposit(self.dut.sram.memory[1], (1 << 32 * self.kept) - 1)
+        self.granted = None
+
+
 @cocotb.test(timeout_time=5, timeout_unit="ms")
 async def queues(dut):
     """Events every cycle, useful prefetches in bursts of 15, wipes that wait for both, reads in
     between; 32 bits that wrap."""
-    tb = Bench(dut)
-    config, rng = tb.config, tb.rng
-    event = Packing(queue_event_layout(config))
-    kept = event.fields["bump"][1].bit_length()
-    useful_at = [name for name, _ in QUEUE_COUNTERS].index("prefetch_useful")
-    rows, waiting, wiping, granted, last, older, oldest = [], deque(), None, None, None, None, None
+    counters = QueueRows(dut)
+    tb, rng = counters.tb, counters.tb.rng
     await start_clock(dut)
-
-    def bump(squeue, bits):
-        tb.seen["wrapped"] += any(
-            bits >> k & 1 and rows[squeue][k] == 0xFFFFFFFF for k in range(kept)
-        )
-        rows[squeue] = [n + (bits >> k & 1) & 0xFFFFFFFF for k, n in enumerate(rows[squeue])]
-
-    async def cycle(p_event, p_useful, p_wipe):
-        nonlocal wiping, granted, last, older, oldest
-        level = len(waiting)
-        few = rng.choice([1, 2, config.squeues])
-        given = (rng.randrange(few), rng.getrandbits(kept)) if rng.random() < p_event else None
-        # Fifteen, not sixteen: the block's Assert looks at a full queue once more before the clock
-        # edge's next inputs are there.
-        useful = rng.randrange(few) if level < 15 and rng.random() < p_useful else None
-        if wiping is None and rng.random() < p_wipe:
-            wiping = rng.randrange(few)
-        wanted = rng.randrange(few)
-        dut.i__valid.value, dut.i_useful__valid.value, dut.wipe.value = (
-            int(given is not None),
-            int(useful is not None),
-            int(wiping is not None),
-        )
-        dut.i__payload.value = (
-            event.pack(squeue=given[0], bump=given[1]) if given else rng.getrandbits(event.width)
-        )
-        dut.i_useful__payload.value = (
-            useful if useful is not None else rng.randrange(config.squeues)
-        )
-        dut.wipe_squeue.value = wiping if wiping is not None else rng.randrange(config.squeues)
-        dut.read_squeue.value = wanted
-        await ReadOnly()
-        if granted is not None:
-            squeue, row = granted
-            got = [int(dut.read_data.value) >> 32 * k & 0xFFFFFFFF for k in range(kept)]
-            assert got == row, (
-                f"cycle {tb.cycles}: counters of squeue {squeue} {got}, expected {row}"
-            )
-            tb.seen["read"] += 1
-        assert (dut.read_grant.value == 1) == (last is None), (
-            "a read is granted in each cycle after one without an event, and in no other"
-        )
-        if wiping is not None and dut.wipe_ready.value == 1:
-            assert last is None and older is None and oldest is None, (
-                "wiped before what came earlier was counted"
-            )
-            tb.seen["wiped after traffic"] += any(rows[wiping])
-            rows[wiping], wiping = [0] * kept, None
-        tb.seen["wipe waits"] += wiping is not None
-        granted = (wanted, list(rows[wanted])) if dut.read_grant.value == 1 else None
-        idle = dut.idle.value == 1
-        assert (
-            not idle
-            or given is None
-            and level == 0
-            and last is None
-            and older is None
-            and oldest is None
-        )
-        # A read does not see the events of two and three cycles before.
-        if oldest:
-            bump(*oldest)
-        oldest, older = older, last
-        last = given or ((waiting.popleft(), 1 << useful_at) if level else None)
-        if useful is not None:
-            waiting.append(useful)
-        tb.seen["burst"] += len(waiting) == 15
-        await tb.ticks(1)
-        return idle
-
     for round_ in range(bench_params()["rounds"]):
         if round_ % 5 == 0:
-            tb.seen["reset with useful ones waiting"] += len(waiting) > 0
-            await tb.reset(["i__valid", "i_useful__valid", "wipe", "read_squeue"], config.squeues)
-            rows, wiping, granted, last, older, oldest = (
-                [[0] * kept for _ in range(config.squeues)],
-                None,
-                None,
-                None,
-                None,
-                None,
+            tb.seen["reset with useful ones waiting"] += len(counters.waiting) > 0
+            await tb.reset(
+                ["i__valid", "i_useful__valid", "wipe", "read_squeue"], tb.config.squeues
             )
-            waiting.clear()
+            counters.clear()
         p_event, p_useful, p_wipe = (rng.choice([0.0, 0.3, 0.9]) for _ in range(3))
         if round_ % 5 == 4:
-            p_event = p_useful = 0.9  # the reset meets a queue that is not empty
+            p_event = p_useful = 0.9  # the reset meets a FIFO that is not empty
         for _ in range(150):
-            await cycle(p_event, p_useful, p_wipe / 10)
+            await counters.cycle(p_event, p_useful, p_wipe / 10)
         if round_ % 5 == 1:
-            busy = 0
-            while not await cycle(0, 0, 0):
-                busy += 1
-                assert busy < 20, "the queue counters do not come to rest"
-            assert wiping is None, "the wipe is never done"
-            await cycle(0, 0, 0)
-            rows[1] = [0xFFFFFFFF] * kept
-            await tb.deposit(dut.sram.memory[1], (1 << 32 * kept) - 1)
-            granted = None
+            await counters.to_the_end()
     record(queues=dict(tb.seen))
 
 

@@ -215,17 +215,42 @@ class TB:
 
     def decide(self, op):
         """M3: one op, with everything that follows from it here."""
-        rng, t, c = self.rng, self.tracker, self.config
+        t, c, kind = self.tracker, self.config, op.kind
         fault = (
             self.faults.pop((op.squeue, op.page), 0)
-            if op.kind in (Op.READ, Op.SCAN, Op.CLAIM, Op.RELEASE, Op.SCRUB)
+            if kind in (Op.READ, Op.SCAN, Op.CLAIM, Op.RELEASE, Op.SCRUB)
             else 0
         )
         result = t.step(op, fault=fault, descriptor=op.descriptor)
-        kind = op.kind
+        self.keep_word(result)
+        wrong = None
+        if kind == Op.SCAN:
+            wrong = self.scan(result)
+        elif kind == Op.CLAIM:
+            wrong = self.claim_page(result)
+        elif kind == Op.RELEASE:
+            wrong = self.audit.release(op.squeue, op.page)
+            self.cancelled += result.outcome == Outcome.VOID
+            self.failed += result.outcome == Outcome.DONE and bool(op.failed)
+            if result.outcome == Outcome.DONE and not op.failed:
+                self.owners.pop(op.frame)
+            assert op.session == op.squeue // c.queues
+        elif kind == Op.PEEK:
+            self.peek(op)
+        elif kind == Op.FREE:
+            assert op.pool == max(p for p in range(4) if op.frame >= c.pool_first_frame[p])
+            assert op.frame not in self.owners, "a frame was freed with its owner's entry in use"
+        self.keep_frame(result)
+        assert wrong is None, f"cycle {self.cycle}: {wrong}"
+        for following in reversed(self.serve(result)):
+            self.demands.appendleft(following)
+        return result
+
+    def keep_word(self, result):
+        """The golden evictor's view of the op's page."""
+        op, kind, rng, w = result.op, result.op.kind, self.rng, self.words
+        at, word = op.squeue * self.config.pages + op.page, result.word
         if result.changed:
-            at, word = op.squeue * c.pages + op.page, result.word
-            w = self.words
             w.state[at], w.last_step[at], w.pinned[at] = word.state, word.last_step, word.pinned
             self.queues.observe(
                 op.squeue,
@@ -238,78 +263,60 @@ class TB:
             if kind == Op.WRITE and result.old.state in (PageState.ABSENT, PageState.LOST):
                 w.score[at] = rng.getrandbits(16)
         if kind in (Op.READ, Op.WRITE) and rng.random() < 0.5:
-            self.words.score[op.squeue * c.pages + op.page] = rng.getrandbits(16)
-        wrong = None
-        if kind == Op.SCAN:
-            word = result.word
-            score = self.words.score[op.squeue * c.pages + op.page]
-            wrong = self.audit.scan(
-                op.squeue,
-                op.page,
-                op.slot,
-                word.state,
-                word.last_step,
-                word.pinned,
-                score,
-            )
-            eligible = word.state == RESIDENT and not word.pinned
-            self.scans.append(
-                (
-                    self.cycle + self.SCAN,
-                    {
-                        "page": op.page,
-                        "slot": op.slot,
-                        "eligible": eligible,
-                        "last_step": word.last_step,
-                        "score": score,
-                    },
-                )
-            )
-        elif kind == Op.CLAIM:
-            done = result.outcome == Outcome.DONE
-            wrong = self.audit.claim(op.squeue, op.page, op.delta, done)
-            self.log.append((op.squeue, op.page, done))
-            if done:
-                self.victims += 1
-                self.claims.append(
-                    (
-                        self.cycle + 2,
-                        {
-                            "slot": op.slot,
-                            "frame": result.frame,
-                            "dirty": int(result.frame in self.dirty),
-                            "line_mask.valid": (1 << c.page_lines) - 1 ^ result.frame & 1,
-                        },
-                    )
-                )
-                self.flushed(result.frame, op.slot)
-            else:
-                self.void += 1
-        elif kind == Op.RELEASE:
-            wrong = self.audit.release(op.squeue, op.page)
-            self.cancelled += result.outcome == Outcome.VOID
-            self.failed += result.outcome == Outcome.DONE and bool(op.failed)
-            if result.outcome == Outcome.DONE and not op.failed:
-                self.owners.pop(op.frame)
-            assert op.session == op.squeue // c.queues
-        elif kind == Op.PEEK:
-            owner = self.owners.get(op.frame)
-            squeue, page = owner or (0, 0)
-            self.peeks.append(
-                (
-                    self.cycle + 2,
-                    {
-                        "slot": op.slot,
-                        "frame": op.frame,
-                        "in_use": owner is not None,
-                        "squeue": squeue,
-                        "page": page,
-                    },
-                )
-            )
-        elif kind == Op.FREE:
-            assert op.pool == max(p for p in range(4) if op.frame >= c.pool_first_frame[p])
-            assert op.frame not in self.owners, "a frame was freed with its owner's entry in use"
+            w.score[at] = rng.getrandbits(16)
+
+    def scan(self, result):
+        """What a SCAN finds comes after a while; what is wrong with it."""
+        op, word = result.op, result.word
+        score = self.words.score[op.squeue * self.config.pages + op.page]
+        eligible = word.state == RESIDENT and not word.pinned
+        found = {
+            "page": op.page,
+            "slot": op.slot,
+            "eligible": eligible,
+            "last_step": word.last_step,
+            "score": score,
+        }
+        self.scans.append((self.cycle + self.SCAN, found))
+        return self.audit.scan(
+            op.squeue, op.page, op.slot, word.state, word.last_step, word.pinned, score
+        )
+
+    def claim_page(self, result):
+        """A page leaves for the cold tier, or not; what is wrong with that."""
+        op, done = result.op, result.outcome == Outcome.DONE
+        wrong = self.audit.claim(op.squeue, op.page, op.delta, done)
+        self.log.append((op.squeue, op.page, done))
+        if done:
+            self.victims += 1
+            claimed = {
+                "slot": op.slot,
+                "frame": result.frame,
+                "dirty": int(result.frame in self.dirty),
+                "line_mask.valid": (1 << self.config.page_lines) - 1 ^ result.frame & 1,
+            }
+            self.claims.append((self.cycle + 2, claimed))
+            self.flushed(result.frame, op.slot)
+        else:
+            self.void += 1
+        return wrong
+
+    def peek(self, op):
+        """What the frame table says of a frame."""
+        owner = self.owners.get(op.frame)
+        squeue, page = owner or (0, 0)
+        found = {
+            "slot": op.slot,
+            "frame": op.frame,
+            "in_use": owner is not None,
+            "squeue": squeue,
+            "page": page,
+        }
+        self.peeks.append((self.cycle + 2, found))
+
+    def keep_frame(self, result):
+        """Owners of frames, and which are dirty."""
+        op, kind = result.op, result.op.kind
         if kind in (Op.SCRUB, Op.RECOVER, Op.FLIP) and result.use:
             assert kind != Op.RECOVER or self.owners[result.frame] == (op.squeue, op.page)
             self.owners.pop(result.frame, None)
@@ -319,10 +326,6 @@ class TB:
             self.dirty.discard(result.frame)
         if kind == Op.WRITE and result.use or kind == Op.REPLAY and op.write:
             self.dirty.add(result.frame)
-        assert wrong is None, f"cycle {self.cycle}: {wrong}"
-        for following in reversed(self.serve(result)):
-            self.demands.appendleft(following)
-        return result
 
     def flushed(self, frame, token):
         self.flushes.append(
@@ -358,28 +361,58 @@ class TB:
 
     async def tick(self):
         """One cycle: ops in, results and answers out."""
-        dut, rng, c = self.dut, self.rng, self.config
-
-        # A retry that waits lets others pass.
-        admit = (
-            next((op for op in self.demands if op.not_before <= self.cycle), None)
-            if self.queue_ready and rng.random() < 0.7
-            else None
-        )
-        if admit is not None:
-            self.demands.remove(admit)
+        dut, rng = self.dut, self.rng
+        admit = self.admitted()
         dut.o_op__ready.value = ready = int(admit is None and rng.random() >= self.stall)
         dut.o_write_back__ready.value = write_ready = int(rng.random() >= self.stall)
+        self.show_result()
+        self.show_counts()
+        self.show_found()
+        done = self.offer()
 
+        await ReadOnly()
+        if admit is None and ready and dut.o_op__valid.value == 1:
+            admit = self.taken_op()
+        if admit is not None:
+            self.pipe.append((self.cycle + self.M3, admit))
+        if self.standing and dut.i_flushed__ready.value == 1:
+            self.flushes.remove(self.standing)
+            self.standing = None
+        # It waits while a clean page's flush ends, which needs the same way to its RELEASE.
+        if done and dut.i_written_back__ready.value == 1:
+            self.written_backs.remove(done)
+        if write_ready and dut.o_write_back__valid.value == 1:
+            self.take_write_back()
+        if dut.o_event__valid.value == 1:
+            self.events.append(self.event.unpack(dut.o_event__payload.value))
+        self.sweeps += int(dut.swept.value)
+        self.queue_ready = int(dut.queue_ready.value)
+        self.quiet, self.idle = int(dut.quiet.value), int(dut.idle.value)
+        await RisingEdge(dut.clk)
+        self.cycle += 1
+
+    def admitted(self):
+        """A demand that goes to M3 in this cycle, or None. A retry that waits lets others pass."""
+        if not self.queue_ready or self.rng.random() >= 0.7:
+            return None
+        admit = next((op for op in self.demands if op.not_before <= self.cycle), None)
+        if admit is not None:
+            self.demands.remove(admit)
+        return admit
+
+    def show_result(self):
+        """What M3 decides in this cycle."""
         result = None
         if self.pipe and self.pipe[0][0] == self.cycle:
             result = self.decide(self.pipe.popleft()[1])
             self.results += 1
-        dut.i_result__valid.value = int(result is not None)
+        self.dut.i_result__valid.value = int(result is not None)
         if result:
-            dut.i_result__payload.value = self.pack_result(result)
-        pools = self.tracker.pools
-        bits = self.spare_bits
+            self.dut.i_result__payload.value = self.pack_result(result)
+
+    def show_counts(self):
+        """Pools and sessions, as they are."""
+        dut, bits, pools = self.dut, self.spare_bits, self.tracker.pools
         dut.pools__spare.value = sum(
             (p.free - p.waiting & (1 << bits) - 1) << k * bits for k, p in enumerate(pools)
         )
@@ -396,78 +429,59 @@ class TB:
             for k, s in enumerate(self.tracker.sessions)
         )
 
-        for queue, valid, port, packing in (
+    def show_found(self):
+        """What SCANs, CLAIMs and PEEKs found, when it is due."""
+        dut = self.dut
+        for found, valid, port, packing in (
             (self.scans, dut.i_scan__valid, dut.i_scan__payload, self.scanned),
             (self.claims, dut.i_claim__valid, dut.i_claim__payload, self.claim),
             (self.peeks, dut.i_owner__valid, dut.i_owner__payload, self.owner),
         ):
             due = bool(
-                queue
-                and queue[0][0] <= self.cycle
-                and (queue is not self.scans or rng.random() >= self.stall)
+                found
+                and found[0][0] <= self.cycle
+                and (found is not self.scans or self.rng.random() >= self.stall)
             )
             valid.value = int(due)
             if due:
-                port.value = packing.pack(**queue.popleft()[1])
-        # An offer stays, though an older flush may fall due beside it.
-        offered = self.standing or next((f for f in self.flushes if f[0] <= self.cycle), None)
-        dut.i_flushed__valid.value = int(offered is not None)
-        if offered:
-            dut.i_flushed__payload.value = self.flush.pack(**offered[1])
+                port.value = packing.pack(**found.popleft()[1])
+
+    def offer(self):
+        """Offers a flush and a write-back that have ended; returns the write-back, or None. An
+        offer stays, though an older flush may fall due beside it."""
+        dut = self.dut
+        self.standing = self.standing or next((f for f in self.flushes if f[0] <= self.cycle), None)
+        dut.i_flushed__valid.value = int(self.standing is not None)
+        if self.standing:
+            dut.i_flushed__payload.value = self.flush.pack(**self.standing[1])
         done = next((f for f in self.written_backs if f[0] <= self.cycle), None)
         dut.i_written_back__valid.value = int(done is not None)
         if done:
             dut.i_written_back__payload.value = self.written.pack(**done[1])
+        return done
 
-        await ReadOnly()
-        if admit is None and ready and dut.o_op__valid.value == 1:
-            fields = self.op.unpack(dut.o_op__payload.value)
-            admit = TrackerOp(
-                fields["kind"],
-                **{
-                    name: fields[name]
-                    for name in (
-                        "session",
-                        "squeue",
-                        "page",
-                        "pool",
-                        "frame",
-                        "failed",
-                        "slot",
-                        "delta",
-                    )
-                },
+    def taken_op(self):
+        """The engine's op that is taken in this cycle."""
+        fields = self.op.unpack(self.dut.o_op__payload.value)
+        names = ("session", "squeue", "page", "pool", "frame", "failed", "slot", "delta")
+        return TrackerOp(fields["kind"], **{name: fields[name] for name in names})
+
+    def take_write_back(self):
+        """A page goes to flash, which may fail."""
+        rng, c = self.rng, self.config
+        w = self.write_back.unpack(self.dut.o_write_back__payload.value)
+        assert (
+            w["line_mask.valid"] == (1 << c.page_lines) - 1 ^ w["frame"] & 1
+            and w["frame"] in self.dirty
+        )
+        assert self.owners.get(w["frame"], (w["squeue"], w["page"])) == (w["squeue"], w["page"])
+        self.write_backs += 1
+        self.written_backs.append(
+            (
+                self.cycle + rng.randint(*self.flash_time),
+                {"token": w["token"], "failed": int(rng.random() < self.flash_fails)},
             )
-        if admit is not None:
-            self.pipe.append((self.cycle + self.M3, admit))
-        self.standing = offered
-        if offered and dut.i_flushed__ready.value == 1:
-            self.flushes.remove(offered)
-            self.standing = None
-        # It waits while a clean page's flush ends, which needs the same way to its RELEASE.
-        if done and dut.i_written_back__ready.value == 1:
-            self.written_backs.remove(done)
-        if write_ready and dut.o_write_back__valid.value == 1:
-            w = self.write_back.unpack(dut.o_write_back__payload.value)
-            assert (
-                w["line_mask.valid"] == (1 << c.page_lines) - 1 ^ w["frame"] & 1
-                and w["frame"] in self.dirty
-            )
-            assert self.owners.get(w["frame"], (w["squeue"], w["page"])) == (w["squeue"], w["page"])
-            self.write_backs += 1
-            self.written_backs.append(
-                (
-                    self.cycle + rng.randint(*self.flash_time),
-                    {"token": w["token"], "failed": int(rng.random() < self.flash_fails)},
-                )
-            )
-        if dut.o_event__valid.value == 1:
-            self.events.append(self.event.unpack(dut.o_event__payload.value))
-        self.sweeps += int(dut.swept.value)
-        self.queue_ready = int(dut.queue_ready.value)
-        self.quiet, self.idle = int(dut.quiet.value), int(dut.idle.value)
-        await RisingEdge(dut.clk)
-        self.cycle += 1
+        )
 
     queue_ready = quiet = idle = 0
 

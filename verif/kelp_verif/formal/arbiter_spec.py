@@ -75,6 +75,38 @@ def _picked(able, hinted) -> Value:
     return Cat(pick, (pick & Cat(frame for _, frame in able)).any())
 
 
+class _Cycle:
+    """What the streams do in a cycle, each in `BACKGROUND`'s order; and the request."""
+
+    def __init__(self, m: Module, arbiter: Arbiter):
+        credits = arbiter.credits
+        self.streams = {name: getattr(arbiter, f"i_{name}") for name in BACKGROUND}
+        self.known = []  #: the op was foretold, or has stood since the cycle before
+        self.could = []  #: it has its credits
+        self.uses_frame = []
+        self.enters = [s.valid & s.ready for s in self.streams.values()]
+        self.entering = Signal()  #: one of them
+        m.d.comb += self.entering.eq(total(self.enters, 3) != 0)
+        request = arbiter.i_request
+        self.request = request.valid & request.ready
+        self.request_could = (
+            request.valid & ~arbiter.hold & Mux(arbiter.hot, credits.data, credits.as_value().all())
+        )
+        self.hinted = Signal()  #: of hints and evictions, a hint went last
+
+
+class _Shares:
+    """Who has waited for how long."""
+
+    def __init__(self, bound: int):
+        self.waited = Signal(range(bound + 2))
+        self.request_waited = Signal(2)
+        # Of any run of cycles, from `begun` on: requests' lead over SHARE times what ops had; one
+        # that would overflow has been allowed for long since.
+        self.begun = Signal()
+        self.lead = Signal(range(-8, bound + 2))
+
+
 class ArbiterContract(wiring.Component):
     """Every input is free in every cycle, but for a stream's ops, which are of its kinds, stay
     until they are taken, and are those that were foretold; and for the credits, which are those
@@ -94,76 +126,84 @@ class ArbiterContract(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.arbiter = a = self.arbiter
-        credits = a.credits
-        streams = {name: getattr(a, f"i_{name}") for name in BACKGROUND}
-        for s in (a.i_request, *streams.values()):
+        m.submodules.arbiter = self.arbiter
+        cycle, shares = _Cycle(m, self.arbiter), _Shares(self.BOUND)
+        self._drive(m, cycle)
+        for (name, s), behind in zip(cycle.streams.items(), self.arbiter.behind, strict=True):
+            cycle.known.append(self._foretold(m, name, s, behind))
+        for s, known in zip(cycle.streams.values(), cycle.known, strict=True):
+            has_credits, frame = self._needs(m, s)
+            cycle.could.append(known & has_credits & ~self.arbiter.hold)
+            cycle.uses_frame.append(frame)
+        self._enter(m, cycle)
+        self._order(m, cycle)
+        self._told(m, cycle)
+        self._share(m, cycle, shares)
+        self._pick(m, cycle)
+        self._claim(m, cycle, shares)
+        return m
+
+    def _drive(self, m: Module, cycle: _Cycle) -> None:
+        """The inputs: credits are those that were foretold."""
+        a = self.arbiter
+        for s in (a.i_request, *cycle.streams.values()):
             m.d.comb += [s.valid.eq(AnySeq(1)), Value.cast(s.p).eq(AnySeq(len(Value.cast(s.p))))]
+        foretold = Signal.like(a.credits)
         m.d.comb += [
             a.hot.eq(AnySeq(1)),
             a.good.eq(AnySeq(1)),
             a.hold.eq(AnySeq(1)),
             a.behind.as_value().eq(AnySeq(len(a.behind.as_value()))),
-        ]
-        started, known = Signal(), []
-        m.d.sync += started.eq(1)
-        foretold = Signal.like(credits)
-        m.d.comb += [
-            credits.eq(foretold),
-            a.credits_ahead.as_value().eq(AnySeq(len(credits.as_value()))),
+            a.credits.eq(foretold),
+            a.credits_ahead.as_value().eq(AnySeq(len(a.credits.as_value()))),
         ]
         m.d.sync += foretold.eq(a.credits_ahead)
-        for name, s, behind in zip(streams, streams.values(), a.behind, strict=True):
-            m.d.comb += Assume(~s.valid | Cat(s.p.kind == kind for kind in KINDS[name]).any())
-            # What stood there stays; what was behind comes. An op of which nothing was known is not
-            # asked for in its first cycle.
-            before, taken, next_kind, next_valid, has_stood = (
-                Signal.like(s.p, name=f"before_{name}"),
-                Signal(name=f"taken_{name}"),
-                Signal(5, name=f"next_kind_{name}"),
-                Signal(name=f"next_valid_{name}"),
-                Signal(name=f"has_stood_{name}"),
-            )
-            m.d.sync += [
-                before.eq(s.p),
-                has_stood.eq(s.valid & ~s.ready),
-                taken.eq(s.valid & s.ready),
-                next_kind.eq(behind.kind),
-                next_valid.eq(behind.valid),
-            ]
-            m.d.comb += [
-                Assume(~has_stood | (s.valid & (s.p.as_value() == before.as_value()))),
-                Assume(~(taken & next_valid) | (s.valid & (s.p.kind == next_kind))),
-            ]
-            known.append(s.valid & (has_stood | (taken & next_valid)))
 
-        # What may enter now, by the documents. A PREFETCH, the last, is not asked for its ids
-        # before it is its turn.
-        could, uses_frame, enters = [], [], []
-        for s, is_known in zip(streams.values(), known, strict=True):
-            has_credits, frame = Signal(), Signal()
-            m.d.comb += has_credits.eq(credits.event)
-            with m.Switch(s.p.kind):
-                for kind, needs in _NEEDS.items():
-                    with m.Case(kind):
-                        m.d.comb += frame.eq("data" in needs)
-                        for need in needs:
-                            with m.If(~credits[need]):
-                                m.d.comb += has_credits.eq(0)
-            could.append(is_known & has_credits & ~a.hold)
-            uses_frame.append(frame)
-            enters.append(s.valid & s.ready)
-        request, entering = a.i_request.valid & a.i_request.ready, Signal()
-        request_could = (
-            a.i_request.valid & ~a.hold & Mux(a.hot, credits.data, credits.as_value().all())
+    def _foretold(self, m: Module, name: str, s, behind) -> Value:
+        """What stood on stream `s` stays; what was behind comes. Returns whether the op is one of
+        these: of another nothing was known, and it is not asked for in its first cycle."""
+        before, taken, next_kind, next_valid, has_stood = (
+            Signal.like(s.p, name=f"before_{name}"),
+            Signal(name=f"taken_{name}"),
+            Signal(5, name=f"next_kind_{name}"),
+            Signal(name=f"next_valid_{name}"),
+            Signal(name=f"has_stood_{name}"),
         )
-        m.d.comb += entering.eq(total(enters, 3) != 0)
-        takes_frame = total((e & u for e, u in zip(enters, uses_frame, strict=True)), 3) != 0
-
-        # Credit, and one at a time for each port: page words (cold request or op), frame stage
-        # (request or op that uses it).
+        m.d.sync += [
+            before.eq(s.p),
+            has_stood.eq(s.valid & ~s.ready),
+            taken.eq(s.valid & s.ready),
+            next_kind.eq(behind.kind),
+            next_valid.eq(behind.valid),
+        ]
         m.d.comb += [
-            Assert(~request | request_could),
+            Assume(~s.valid | Cat(s.p.kind == kind for kind in KINDS[name]).any()),
+            Assume(~has_stood | (s.valid & (s.p.as_value() == before.as_value()))),
+            Assume(~(taken & next_valid) | (s.valid & (s.p.kind == next_kind))),
+        ]
+        return s.valid & (has_stood | (taken & next_valid))
+
+    def _needs(self, m: Module, s) -> tuple[Signal, Signal]:
+        """Whether the op of stream `s` has what the documents ask for it, and uses the frame stage.
+        A PREFETCH, the last, is not asked for its ids before it is its turn."""
+        credits, has_credits, frame = self.arbiter.credits, Signal(), Signal()
+        m.d.comb += has_credits.eq(credits.event)
+        with m.Switch(s.p.kind):
+            for kind, needs in _NEEDS.items():
+                with m.Case(kind):
+                    m.d.comb += frame.eq("data" in needs)
+                    for need in needs:
+                        with m.If(~credits[need]):
+                            m.d.comb += has_credits.eq(0)
+        return has_credits, frame
+
+    def _enter(self, m: Module, cycle: _Cycle) -> None:
+        """Credit, and one at a time for each port: page words (cold request or op), frame stage
+        (request or op that uses it)."""
+        a, request, enters, entering = self.arbiter, cycle.request, cycle.enters, cycle.entering
+        takes_frame = total((e & u for e, u in zip(enters, cycle.uses_frame, strict=True)), 3) != 0
+        m.d.comb += [
+            Assert(~request | cycle.request_could),
             Assert(total(enters, 3) <= 1),
             Assert(~(request & ~a.hot & entering)),
             Assert(~(request & takes_frame)),
@@ -171,13 +211,16 @@ class ArbiterContract(wiring.Component):
             Assert(a.o_hot == (request & a.hot)),
             Assert(a.o_background == entering),
         ]
+
+    def _order(self, m: Module, cycle: _Cycle) -> None:
+        """Among ops the first that could go does, hints and evictions in turn."""
+        could, enters, hinted = cycle.could, cycle.enters, cycle.hinted
         hint, evict = BACKGROUND.index("hint"), BACKGROUND.index("evict")
-        hinted = Signal()  # of hints and evictions, a hint went last
         with m.If(enters[hint] | enters[evict]):
             m.d.sync += hinted.eq(enters[hint])
         for i, (could_i, enters_i) in enumerate(zip(could, enters, strict=True)):
             m.d.comb += Assert(~enters_i | could_i)
-            for j in range(i):  # the first that could go does, hints and evictions in turn
+            for j in range(i):
                 turn = hinted if (j, i) == (hint, evict) else 0
                 m.d.comb += Assert(~(enters_i & could[j]) | turn)
         m.d.comb += [
@@ -186,7 +229,9 @@ class ArbiterContract(wiring.Component):
             Cover(enters[evict] & could[hint]),
         ]
 
-        # What enters is told whole.
+    def _told(self, m: Module, cycle: _Cycle) -> None:
+        """What enters is told whole."""
+        a, request, r = self.arbiter, cycle.request, self.arbiter.i_request.p
         fields_of_op = choose(a.o_entering)
 
         def told(condition, source, fields):
@@ -195,29 +240,32 @@ class ArbiterContract(wiring.Component):
                     ~condition | (Value.cast(fields_of_op[field]) == Value.cast(source[field]))
                 )
 
-        r = a.i_request.p
         told(request, r, _ORIGIN)
         told(request & ~a.hot, r, _REQUEST)
         m.d.comb += Assert(
             ~(request & ~a.hot) | (fields_of_op["kind"] == Mux(r.write, Op.WRITE, Op.READ))
         )
-        for (name, s), enters_i, frame in zip(streams.items(), enters, uses_frame, strict=True):
-            told(enters_i, s.p, _FIELDS[name] | {"kind"})
+        streams = zip(cycle.streams.items(), cycle.enters, cycle.uses_frame, strict=True)
+        for (name, s), enters, frame in streams:
+            told(enters, s.p, _FIELDS[name] | {"kind"})
             if name == "miss":
-                told(enters_i & frame, s.p, _ORIGIN)
+                told(enters & frame, s.p, _ORIGIN)
             wordless = Signal(name=f"wordless_{name}")
             with m.Switch(s.p.kind):
                 with m.Case(*_WORDLESS):
                     m.d.comb += wordless.eq(1)
             m.d.comb += Assert(
-                ~enters_i | ((a.o_reads == ~wordless) & (a.o_takes == (s.p.kind == Op.PREFETCH)))
+                ~enters | ((a.o_reads == ~wordless) & (a.o_takes == (s.p.kind == Op.PREFETCH)))
             )
 
-        # Shares. Nothing is wasted: without a request, an op that could go does.
-        any_could, loses = Signal(), Signal()
-        waited, request_waited = Signal(range(self.BOUND + 2)), Signal(2)
+    def _share(self, m: Module, cycle: _Cycle, shares: _Shares) -> None:
+        """Nothing is wasted: without a request, an op that could go does. And who waits for how
+        long."""
+        request, request_could = cycle.request, cycle.request_could
+        entering, any_could, loses = cycle.entering, Signal(), Signal()
+        waited, request_waited, lead = shares.waited, shares.request_waited, shares.lead
         m.d.comb += [
-            any_could.eq(total(could, 3) != 0),
+            any_could.eq(total(cycle.could, 3) != 0),
             loses.eq(any_could & ~entering),
             Assert(~loses | request),
         ]
@@ -226,25 +274,26 @@ class ArbiterContract(wiring.Component):
         with m.Elif(loses):
             m.d.sync += waited.eq(waited + 1)
         m.d.sync += request_waited.eq(Mux(request_could & ~request, request_waited + 1, 0))
+        with m.If(AnySeq(1)):
+            m.d.sync += shares.begun.eq(1)
+        with m.If(shares.begun & entering):
+            m.d.sync += lead.eq(Mux(lead < self.SHARE - 8, -8, lead - self.SHARE))
+        with m.Elif(shares.begun & loses):
+            m.d.sync += lead.eq(lead + 1)
         m.d.comb += [
             Assert(waited <= self.BOUND),
             Assert(request_waited <= 1),
             Assert(~(request_could & ~request) | (entering & (request_waited == 0))),
+            Assert(lead <= self.BOUND),
+            Cover(waited == self.BOUND),
+            Cover(request & entering & self.arbiter.i_request.p.write),
+            Cover(request_could & ~request),
         ]
-        # Of any run of cycles, from `begun` on: requests' lead over SHARE times what ops had; one
-        # that would overflow has been allowed for long since.
-        begun, lead = Signal(), Signal(range(-8, self.BOUND + 2))
-        with m.If(AnySeq(1)):
-            m.d.sync += begun.eq(1)
-        with m.If(begun & entering):
-            m.d.sync += lead.eq(Mux(lead < self.SHARE - 8, -8, lead - self.SHARE))
-        with m.Elif(begun & loses):
-            m.d.sync += lead.eq(lead + 1)
-        m.d.comb += Assert(lead <= self.BOUND)
 
-        # For the induction: what the pick is, and what the claim says about the past.
-        able = []
-        for s, is_known, name in zip(streams.values(), known, streams, strict=True):
+    def _pick(self, m: Module, cycle: _Cycle) -> None:
+        """For the induction: what the pick is."""
+        a, credits, started, able = self.arbiter, self.arbiter.credits, Signal(), []
+        for (name, s), is_known in zip(cycle.streams.items(), cycle.known, strict=True):
             ready, frame = Signal(name=f"ready_{name}"), Signal(name=f"frame_{name}")
             m.d.comb += ready.eq(is_known)
             with m.Switch(s.p.kind):
@@ -255,18 +304,17 @@ class ArbiterContract(wiring.Component):
                             with m.If(~credits[need]):
                                 m.d.comb += ready.eq(0)
             able.append((ready, frame))
-        m.d.comb += Assert(~started | (Cat(a.pick, a.pick_frame) == _picked(able, hinted)))
+        m.d.sync += started.eq(1)
+        m.d.comb += Assert(~started | (Cat(a.pick, a.pick_frame) == _picked(able, cycle.hinted)))
+
+    def _claim(self, m: Module, cycle: _Cycle, shares: _Shares) -> None:
+        """For the induction: what the arbiter's claim says about the past."""
+        a = self.arbiter
         m.d.comb += [
             Assert((a.claim >= -a.SURPLUS) & (a.claim <= a.PATIENCE)),
-            Assert(waited <= a.claim + a.SURPLUS),
-            Assert(lead <= a.claim + a.SURPLUS),
-            Assert((request_waited == 0) | (a.claim < a.PATIENCE)),
-            Assert(begun | (lead == 0)),
-            Assert(a.hinted == hinted),
+            Assert(shares.waited <= a.claim + a.SURPLUS),
+            Assert(shares.lead <= a.claim + a.SURPLUS),
+            Assert((shares.request_waited == 0) | (a.claim < a.PATIENCE)),
+            Assert(shares.begun | (shares.lead == 0)),
+            Assert(a.hinted == cycle.hinted),
         ]
-        m.d.comb += [
-            Cover(waited == self.BOUND),
-            Cover(request & entering & r.write),
-            Cover(request_could & ~request),
-        ]
-        return m

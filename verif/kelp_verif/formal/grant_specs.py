@@ -101,6 +101,26 @@ class MissIdsContract(wiring.Component):
         return m
 
 
+class _Grants:
+    """What the contract knows about a cycle of the block."""
+
+    STATES = ("LOOK", "READ", "JUDGE", "SEND", "DECIDED")
+
+    def __init__(self, block, answer: int):
+        inside = open_up(block)
+        self.rows = inside.rows
+        self.lines = [open_up(getattr(inside, f"line_{name}")).fifo for name in POOLS]
+        self.at = {name: block.fsm.ongoing(name) for name in self.STATES}
+        self.pool = AnyConst(range(len(POOLS)))  #: the followed one
+        self.prompt = AnyConst(1)  #: the other side is quick, and what the bound needs is so
+        self.asked = Signal()  #: a GRANT has gone and is not answered
+        self.asked_for = Signal(range(answer + 1))
+        self.turn = Signal(range(len(POOLS)))  #: the pool of the last GRANT
+        payload = block.i.p.shape()
+        self.told, self.kept = Signal(payload), Signal(payload)  #: this GRANT, the last one
+        self.word = Signal(payload)  #: the followed miss
+
+
 class MissGrantsContract(wiring.Component):
     """Of a pool, any one: each miss is asked for in the order in which they came, whole, until M3's
     answer is DONE, and then never again; and when the pool has had a frame since the cycle before,
@@ -128,15 +148,30 @@ class MissGrantsContract(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.grants = g = self.block
-        inside = open_up(g)
-        rows = open_up(open_up(inside.rows).rows).memory
-        pool = AnyConst(range(len(POOLS)))
-        lines = [open_up(getattr(inside, f"line_{name}")).fifo for name in POOLS]
-        at = {name: g.fsm.ongoing(name) for name in ("LOOK", "READ", "JUDGE", "SEND", "DECIDED")}
-        op, o = g.o_op.p, g.o_op
-        fields = Value.cast(g.i.p)
-        prompt = AnyConst(1)  # the other side is quick, and what the bound needs is so
+        m.submodules.grants = block = self.block
+        grants = _Grants(block, self.ANSWER)
+        self._drive(m, grants)
+        f = self._follow(m, grants)
+        for p, line in enumerate(grants.lines):
+            with m.If(grants.pool != p):
+                # what is proved of the chosen one
+                m.d.comb += Assume(~(block.i.valid & (block.i.p.pool == p)) | line.w_rdy)
+        for p in range(len(POOLS)):
+            self._line(m, grants, p, f)
+        self._inside(m, grants, f)
+        self._bound(m, grants, f)
+        m.d.comb += Cover(f.leaving & (f.owed == 2) & (grants.word.pool == 2))
+        return m
+
+    def _drive(self, m: Module, grants: _Grants) -> None:
+        """The inputs. M3 answers each GRANT once."""
+        g, o, fields = self.block, self.block.o_op, Value.cast(self.block.i.p)
+        asked, asked_for, prompt = grants.asked, grants.asked_for, grants.prompt
+        with m.If(g.i_outcome.valid):
+            m.d.sync += asked.eq(0)
+        with m.If(o.valid & o.ready):
+            m.d.sync += asked.eq(1)
+        m.d.sync += asked_for.eq(Mux(asked & ~g.i_outcome.valid & prompt, asked_for + 1, 0))
         m.d.comb += [
             g.i.valid.eq(AnySeq(1)),
             fields.eq(AnySeq(len(fields))),
@@ -146,108 +181,109 @@ class MissGrantsContract(wiring.Component):
             o.ready.eq(AnySeq(1)),
             *(count.eq(AnySeq(len(count))) for count in g.pool_free),
             Assume(~prompt | o.ready),
-        ]
-        # M3 answers each GRANT once.
-        asked, asked_for = Signal(), Signal(range(self.ANSWER + 1))
-        with m.If(g.i_outcome.valid):
-            m.d.sync += asked.eq(0)
-        with m.If(o.valid & o.ready):
-            m.d.sync += asked.eq(1)
-        m.d.sync += asked_for.eq(Mux(asked & ~g.i_outcome.valid & prompt, asked_for + 1, 0))
-        m.d.comb += [
             g.i_outcome.valid.eq(asked & AnySeq(1)),
             Assume(~(prompt & (asked_for == self.ANSWER - 1)) | ~asked | g.i_outcome.valid),
         ]
 
-        # One miss of the pool is followed.
-        arrives, turn = g.i.valid & (g.i.p.pool == pool), Signal(range(len(POOLS)))
+    def _follow(self, m: Module, grants: _Grants) -> Follow:
+        """One miss of the pool, from its arrival to its GRANT that is DONE."""
+        g, o, op, told, pool = (
+            self.block,
+            self.block.o_op,
+            self.block.o_op.p,
+            grants.told,
+            grants.pool,
+        )
+        arrives = g.i.valid & (g.i.p.pool == pool)
         done = g.i_outcome.valid & (g.i_outcome.p == Outcome.DONE)
-        m.d.sync += turn.eq(Mux(o.valid, op.pool, turn))
-        told = Signal(g.i.p.shape())
+        m.d.sync += grants.turn.eq(Mux(o.valid, op.pool, grants.turn))
         m.d.comb += [
             getattr(told, name).eq(getattr(op, "miss_kind" if name == "kind" else name))
             for name in g.i.p.shape().members
         ]
-        kept = Signal(g.i.p.shape())
         with m.If(o.valid):
-            m.d.sync += kept.eq(told)
+            m.d.sync += grants.kept.eq(told)
         f = Follow(
             m,
             arrives=arrives,
             word_in=g.i.p,
-            leaves=done & (turn == pool),
-            word_out=kept,
+            leaves=done & (grants.turn == pool),
+            word_out=grants.kept,
             most=SMALL.misses + 1,
         )
-        word = Signal(g.i.p.shape())
-        m.d.comb += word.as_value().eq(f.word)
         m.d.comb += [
-            Assume(~(f.on & g.i.valid) | (g.i.p.miss != word.miss)),
+            grants.word.as_value().eq(f.word),
+            Assume(~(f.on & g.i.valid) | (g.i.p.miss != grants.word.miss)),
             Assume(~arrives | (f.owed < SMALL.misses)),
             Assert(~o.valid | (op.kind == Op.GRANT)),
             Assert(~(o.valid & (op.pool == pool)) | (f.owed != 0)),
         ]
-        for p, line in enumerate(lines):
-            with m.If(pool != p):
-                # what is proved of the chosen one
-                m.d.comb += Assume(~(g.i.valid & (g.i.p.pool == p)) | line.w_rdy)
-        # For the induction.
-        for p, line in enumerate(lines):
-            level = line.level - line.r_rdy
-            place = Signal(len(f.ahead), name=f"ahead_{p}")
-            m.d.comb += place.eq(f.ahead)
-            at_place = word_at(m, line, place)
-            storage = open_up(line).storage
-            consume, produce, depth = (
-                storage.read_ports[0].addr,
-                storage.write_ports[0].addr,
-                storage.depth,
-            )
-            end = consume + level
-            m.d.comb += [
-                Assert((consume < depth) & (produce < depth) & (level >= 0) & (level <= depth)),
-                Assert(produce == Mux(end >= depth, end - depth, end)),
-                Assert(line.r_rdy | (level <= 1)),
-            ]
-            with m.If(pool == p):
-                m.d.comb += [
-                    Assert(f.owed == line.level),
-                    Assert(~f.on | (at_place == word.miss)),
-                    Assert(~line.r_rdy | ~at["JUDGE"] | (g.pool != p) | (f.owed != 0)),
-                ]
-        head_here = f.on & (f.ahead == 0) & (g.pool == pool)
-        r_rdy, r_data = (
-            Array(line.r_rdy for line in lines)[g.pool],
-            Array(line.r_data for line in lines)[g.pool],
+        return f
+
+    def _line(self, m: Module, grants: _Grants, p: int, f: Follow) -> None:
+        """For the induction: the line of pool `p`, whose pointers and level agree."""
+        line = grants.lines[p]
+        level = line.level - line.r_rdy
+        place = Signal(len(f.ahead), name=f"ahead_{p}")
+        m.d.comb += place.eq(f.ahead)
+        at_place = word_at(m, line, place)
+        storage = open_up(line).storage
+        consume, produce, depth = (
+            storage.read_ports[0].addr,
+            storage.write_ports[0].addr,
+            storage.depth,
         )
+        end = consume + level
         m.d.comb += [
-            Assert(~f.on | (row(m, rows, word.miss)[: len(fields)] == word.as_value())),
-            Assert(~f.on | (word.pool == pool)),
+            Assert((consume < depth) & (produce < depth) & (level >= 0) & (level <= depth)),
+            Assert(produce == Mux(end >= depth, end - depth, end)),
+            Assert(line.r_rdy | (level <= 1)),
+        ]
+        with m.If(grants.pool == p):
+            m.d.comb += [
+                Assert(f.owed == line.level),
+                Assert(~f.on | (at_place == grants.word.miss)),
+                Assert(~line.r_rdy | ~grants.at["JUDGE"] | (self.block.pool != p) | (f.owed != 0)),
+            ]
+
+    def _inside(self, m: Module, grants: _Grants, f: Follow) -> None:
+        """For the induction: what the block's states hold of the followed miss."""
+        g, at, o, op, word = self.block, grants.at, self.block.o_op, self.block.o_op.p, grants.word
+        stored = row(m, open_up(open_up(grants.rows).rows).memory, word.miss)
+        head_here = f.on & (f.ahead == 0) & (g.pool == grants.pool)
+        r_data = Array(line.r_data for line in grants.lines)[g.pool]
+        m.d.comb += [
+            Assert(~f.on | (stored[: len(Value.cast(g.i.p))] == word.as_value())),
+            Assert(~f.on | (word.pool == grants.pool)),
             Assert(
                 ~(at["JUDGE"] & head_here)
-                | (Value.cast(inside.rows.read_data.waiting) == word.as_value())
+                | (Value.cast(grants.rows.read_data.waiting) == word.as_value())
             ),
-            Assert(at["LOOK"] | r_rdy),
+            Assert(at["LOOK"] | Array(line.r_rdy for line in grants.lines)[g.pool]),
             Assert(at["SEND"] == o.valid),
-            Assert(at["DECIDED"] == asked),
-            Assert(~(at["SEND"] & head_here) | (told.as_value() == word.as_value())),
-            Assert(~(at["DECIDED"] & head_here) | (kept.as_value() == word.as_value())),
+            Assert(at["DECIDED"] == grants.asked),
+            Assert(~(at["SEND"] & head_here) | (grants.told.as_value() == word.as_value())),
+            Assert(~(at["DECIDED"] & head_here) | (grants.kept.as_value() == word.as_value())),
             Assert(~at["SEND"] | (op.pool == g.pool)),
-            Assert(~at["DECIDED"] | (turn == g.pool)),
+            Assert(~at["DECIDED"] | (grants.turn == g.pool)),
             Assert(total(at.values(), 3) == 1),
+            Assert(~at["READ"] | (g.head == r_data)),
         ]
-        # The bound.
+
+    def _bound(self, m: Module, grants: _Grants, f: Follow) -> None:
+        """How long a miss waits, and, for the induction, what is left of it at most."""
+        g, at, op, pool = self.block, grants.at, self.block.o_op.p, grants.pool
+        asked, asked_for, prompt = grants.asked, grants.asked_for, grants.prompt
         waited, has_frame, had_frame = Signal(range(self.BOUND + 2)), Signal(), Signal()
         now_has = Array(count != 0 for count in g.pool_free)[pool]
         m.d.sync += had_frame.eq(now_has)
         m.d.comb += [
             has_frame.eq(now_has & had_frame),
             Assert(g.had_frame.bit_select(pool, 1) == had_frame),
-            Assert(~at["READ"] | (g.head == r_data)),
         ]
-        asks = (o.valid & (op.pool == pool)) | (asked & (turn == pool))
+        asks = (g.o_op.valid & (op.pool == pool)) | (asked & (grants.turn == pool))
         m.d.sync += waited.eq(Mux(prompt & (f.owed != 0) & has_frame & ~asks, waited + 1, 0))
-        # For the induction: what is left of it at most.
+        r_rdy = Array(line.r_rdy for line in grants.lines)
         others, turn_costs, left = Signal(2), 4 + self.ANSWER, Signal(range(self.BOUND + 1))
         sending = Mux(at["SEND"], self.ANSWER, 0) + Mux(at["DECIDED"], self.ANSWER - asked_for, 1)
         here = Mux(
@@ -259,20 +295,20 @@ class MissGrantsContract(wiring.Component):
             others.eq(pool - g.pool),
             Assert(asked_for < self.ANSWER),
             Assert((asked_for == 0) | asked),
-            Assert((waited == 0) | Array(line.r_rdy for line in lines)[pool]),
+            Assert((waited == 0) | r_rdy[pool]),
             left.eq(
                 Mux(
                     others == 0,
-                    Mux(at["LOOK"], Mux(r_rdy, 3, self.BOUND), Mux(at["READ"], 2, at["JUDGE"])),
+                    Mux(
+                        at["LOOK"],
+                        Mux(r_rdy[g.pool], 3, self.BOUND),
+                        Mux(at["READ"], 2, at["JUDGE"]),
+                    ),
                     (others - 1) * turn_costs + 3 + here,
                 )
             ),
             Assert(waited + left <= self.BOUND),
             Assert(prompt | (waited == 0)),
-        ]
-        m.d.comb += [
             Assert(waited <= self.BOUND),
             Cover(waited == self.BOUND),
-            Cover(f.leaving & (f.owed == 2) & (word.pool == 2)),
         ]
-        return m

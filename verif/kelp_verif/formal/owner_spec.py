@@ -52,6 +52,54 @@ class _Search:
         ]
 
 
+class _Frame:
+    """The followed frame, and who owns it: one of six."""
+
+    def __init__(self):
+        self.number = AnyConst(SMALL.frame_bits)
+        self.in_pool = Signal(init=1)
+        self.elsewhere = Signal()  #: a page that is not followed has it
+        self.in_miss = Signal()
+        self.in_flush = Signal()
+        self.astray = Signal()
+
+    def is_named(self, word):
+        """A page's word has it."""
+        return _has_frame(word) & (word.place == self.number)
+
+
+class _Page:
+    """The followed page and the op's."""
+
+    def __init__(self, op, word_shape):
+        self.number = AnyConst(len(op.squeue) + len(op.page))
+        self.word = Signal(word_shape)
+        self.mine = Signal()  #: the op is on the followed page
+        self.holder = Signal()  #: the op is on that other page which has the frame
+        self.after = Signal(word_shape)  #: what the op leaves of its page's word
+        self.claimed = Signal()  #: an eviction works on the followed page
+        self.claimed_frame = Signal.like(op.frame)
+
+
+class _Misses:
+    """Miss entries: alive, given a frame, of the followed page; which has ours."""
+
+    def __init__(self, op):
+        self.alive, self.framed, self.of_page = (Signal(SMALL.misses) for _ in range(3))
+        self.entry = Signal.like(op.miss)
+
+
+def _has_frame(word):
+    return (word.state == PageState.RESIDENT) | (word.state == PageState.WRITING_BACK)
+
+
+def _is_sound(word):
+    """Only a COLD word's place has more bits than a frame, or, while FETCHING, than a miss id."""
+    return (~_has_frame(word) | (word.place[SMALL.frame_bits :] == 0)) & (
+        (word.state != PageState.FETCHING) | (word.place[SMALL.miss_bits :] == 0)
+    )
+
+
 class FrameOwnerContract(wiring.Component):
     """Of a frame, any one: at every moment it is in exactly one of the pool, a page's word, a miss
     entry, the hands of whoever flushes and then FREEs it, or it is astray because the word that
@@ -74,60 +122,77 @@ class FrameOwnerContract(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.decide = d = self.block
-        op, x, result, strobes = d.op, d.context, d.result, d.strobes
-        for value in (op.as_value(), x.as_value()):
+        for value in (d.op.as_value(), d.context.as_value()):
             m.d.comb += value.eq(AnySeq(len(value)))
         is_op = {kind: Signal(name=f"is_{kind.name.lower()}") for kind in Op}
-        m.d.comb += [flag.eq(op.kind == kind) for kind, flag in is_op.items()]
+        m.d.comb += [flag.eq(d.op.kind == kind) for kind, flag in is_op.items()]
         self._decoded(m, is_op)
-        frame, page = AnyConst(SMALL.frame_bits), AnyConst(len(op.squeue) + len(op.page))
-        word, mine, holder = Signal(d.word.shape()), Signal(), Signal()
-        # `holder`: the op is on that other page which has the frame.
-        in_pool, elsewhere, in_miss, in_flush, astray = (
-            Signal(init=1),
-            Signal(),
-            Signal(),
-            Signal(),
-            Signal(),
+        frame, page, misses = _Frame(), _Page(d.op, d.word.shape()), _Misses(d.op)
+        had = self._words(m, frame, page)
+        flipped = self._misses(m, is_op, frame, page, misses)
+        pushes, flushes = self._pool(m, is_op, frame)
+        self._evictions(m, is_op, page)
+        lost = frame.is_named(d.word) & d.context.uncorrected
+        m.d.sync += frame.astray.eq((frame.astray & ~(is_op[Op.RECOVER] & flushes)) | lost)
+        self._recovery(m, is_op, frame, page, misses, flipped)
+        in_page = frame.is_named(page.word)
+        owners = (
+            frame.in_pool,
+            in_page,
+            frame.elsewhere,
+            frame.in_miss,
+            frame.in_flush,
+            frame.astray,
         )
-        other = Signal(d.word.shape())
-
-        def here(value):
-            return (value.state == PageState.RESIDENT) | (value.state == PageState.WRITING_BACK)
-
-        def has(value):
-            return here(value) & (value.place == frame)
-
-        def sound(value):
-            """Only a COLD word's place has more bits than a frame, or, while FETCHING, than a miss
-            id."""
-            return (~here(value) | (value.place[SMALL.frame_bits :] == 0)) & (
-                (value.state != PageState.FETCHING) | (value.place[SMALL.miss_bits :] == 0)
-            )
-
         m.d.comb += [
-            mine.eq((op.squeue == page[: len(op.squeue)]) & (op.page == page[len(op.squeue) :])),
-            holder.eq(~mine & elsewhere & AnySeq(1)),
+            Assert(total(owners, 3) == 1),
+            Assert(~(had & pushes) | ~frame.is_named(page.after)),
+            Assert(page.word.state <= PageState.LOST),
+        ]
+        again = Signal(3)
+        m.d.sync += again.eq(
+            again
+            | (pushes & is_op[Op.RELEASE])
+            | ((pushes & is_op[Op.FREE]) << 1)
+            | ((is_op[Op.RECOVER] & flushes) << 2)
+        )
+        m.d.comb += [
+            Cover(again[0] & in_page & page.mine),
+            Cover(again[1] & in_page),
+            Cover(again[2] & frame.in_pool),
+        ]
+        return m
+
+    def _words(self, m, frame, page):
+        """Of the followed page the word, of the others whether one has the frame. Returns whether
+        the op's page had it."""
+        d, op, word, mine = self.block, self.block.op, page.word, page.mine
+        squeue, other = page.number[: len(op.squeue)], Signal(d.word.shape())
+        m.d.comb += [
+            mine.eq((op.squeue == squeue) & (op.page == page.number[len(op.squeue) :])),
+            page.holder.eq(~mine & frame.elsewhere & AnySeq(1)),
             other.as_value().eq(AnySeq(len(other.as_value()))),
             d.word.eq(Mux(mine, word.as_value(), other.as_value())),
-            Assume(mine | (has(other) == holder)),
+            Assume(mine | (frame.is_named(other) == page.holder)),
             Assume(other.state <= PageState.LOST),
-            Assume(sound(other)),
-            Assert(sound(word)),
+            Assume(_is_sound(other)),
+            Assert(_is_sound(word)),
+            page.after.eq(Mux(d.strobes.write, d.result.word.as_value(), d.word.as_value())),
         ]
-        after = Signal(d.word.shape())
-        m.d.comb += after.eq(Mux(strobes.write, result.word.as_value(), d.word.as_value()))
-        had, lost = has(d.word) & ~x.uncorrected, has(d.word) & x.uncorrected
+        had, uncorrected = frame.is_named(d.word), d.context.uncorrected
         with m.If(mine):
-            m.d.sync += word.eq(after)
+            m.d.sync += word.eq(page.after)
         with m.Else():
-            m.d.sync += elsewhere.eq((elsewhere & ~holder) | has(after))
-        in_page = has(word)
+            m.d.sync += frame.elsewhere.eq(
+                (frame.elsewhere & ~page.holder) | frame.is_named(page.after)
+            )
+        return had & ~uncorrected
 
-        # Miss entries: alive, given a frame, of the followed page; which has ours.
-        alive, framed, of_page = Signal(SMALL.misses), Signal(SMALL.misses), Signal(SMALL.misses)
-        entry = Signal.like(op.miss)
-        this = op.miss
+    def _misses(self, m, is_op, frame, page, misses):
+        """Miss entries. Returns whether one flips."""
+        d, op, x, strobes = self.block, self.block.op, self.block.context, self.block.strobes
+        alive, framed, of_page, entry = misses.alive, misses.framed, misses.of_page, misses.entry
+        this, mine, in_miss = op.miss, page.mine, frame.in_miss
         m.d.comb += [
             Assume(~strobes.take | ~alive.bit_select(x.miss, 1)),
             Assume(
@@ -138,11 +203,11 @@ class FrameOwnerContract(wiring.Component):
             Assume(~is_op[Op.FLIP] | (op.failed != framed.bit_select(this, 1))),
             Assume(
                 ~(is_op[Op.FLIP] & ~op.failed)
-                | ((op.frame == frame) == (in_miss & (entry == this)))
+                | ((op.frame == frame.number) == (in_miss & (entry == this)))
             ),
+            Assert(~in_miss | (alive.bit_select(entry, 1) & framed.bit_select(entry, 1))),
         ]
-        pops = strobes.pop & (x.frame == frame)
-        flipped = is_op[Op.FLIP] & (result.outcome != Outcome.RETRY)
+        flipped = is_op[Op.FLIP] & (d.result.outcome != Outcome.RETRY)
         with m.If(strobes.take):
             m.d.sync += [
                 alive.bit_select(x.miss, 1).eq(1),
@@ -153,41 +218,51 @@ class FrameOwnerContract(wiring.Component):
             m.d.sync += framed.bit_select(this, 1).eq(1)
         with m.If(flipped):
             m.d.sync += alive.bit_select(this, 1).eq(0)
-        with m.If(pops & (is_op[Op.GRANT] | is_op[Op.PREFETCH])):
+        with m.If(self._pops(frame) & (is_op[Op.GRANT] | is_op[Op.PREFETCH])):
             m.d.sync += [in_miss.eq(1), entry.eq(Mux(is_op[Op.GRANT], this, x.miss))]
         with m.Elif(flipped & in_miss & (entry == this)):
             m.d.sync += in_miss.eq(0)
+        return flipped
 
-        # The pool, and who flushes.
-        pushes = strobes.push & (op.frame == frame)
+    def _pops(self, frame):
+        return self.block.strobes.pop & (self.block.context.frame == frame.number)
+
+    def _pool(self, m, is_op, frame):
+        """The pool, and who flushes. Returns whether the frame goes back to it, and whether it is
+        to be flushed."""
+        d, op, outcome = self.block, self.block.op, self.block.result.outcome
+        pops, pushes = self._pops(frame), d.strobes.push & (op.frame == frame.number)
         flushes = (
             d.frame_op.valid
             & d.frame_op.p.use
-            & (d.frame_op.p.frame == frame)
+            & (d.frame_op.p.frame == frame.number)
             & (
                 (
                     (is_op[Op.SCRUB] | is_op[Op.RECOVER])
-                    & ((result.outcome == Outcome.DONE) | (result.outcome == Outcome.ORPHAN))
+                    & ((outcome == Outcome.DONE) | (outcome == Outcome.ORPHAN))
                 )
-                | (is_op[Op.FLIP] & (result.outcome == Outcome.ORPHAN))
+                | (is_op[Op.FLIP] & (outcome == Outcome.ORPHAN))
             )
         )
         m.d.comb += [
-            Assume(~pops | in_pool),
-            Assume(~(is_op[Op.FREE] & (op.frame == frame)) | in_flush),
+            Assume(~pops | frame.in_pool),
+            Assume(~(is_op[Op.FREE] & (op.frame == frame.number)) | frame.in_flush),
         ]
         m.d.sync += [
-            in_pool.eq((in_pool & ~pops) | pushes),
-            in_flush.eq((in_flush & ~(is_op[Op.FREE] & pushes)) | flushes),
-            astray.eq((astray & ~(is_op[Op.RECOVER] & flushes)) | lost),
+            frame.in_pool.eq((frame.in_pool & ~pops) | pushes),
+            frame.in_flush.eq((frame.in_flush & ~(is_op[Op.FREE] & pushes)) | flushes),
         ]
-        # Evictions.
-        claimed, claimed_frame = Signal(), Signal.like(op.frame)
-        with m.If(mine & is_op[Op.CLAIM] & (result.outcome == Outcome.DONE)):
+        return pushes, flushes
+
+    def _evictions(self, m, is_op, page):
+        """One works on a page at a time, and releases what it claimed."""
+        d, op, word, mine = self.block, self.block.op, page.word, page.mine
+        claimed, claimed_frame = page.claimed, page.claimed_frame
+        with m.If(mine & is_op[Op.CLAIM] & (d.result.outcome == Outcome.DONE)):
             m.d.sync += [claimed.eq(1), claimed_frame.eq(d.word.place)]
         with m.If(mine & is_op[Op.RELEASE]):
             m.d.sync += claimed.eq(0)
-        writing = (d.word.state == PageState.WRITING_BACK) & ~x.uncorrected
+        writing = (d.word.state == PageState.WRITING_BACK) & ~d.context.uncorrected
         m.d.comb += [
             Assume(~(mine & is_op[Op.CLAIM]) | ~claimed),
             Assume(~(mine & is_op[Op.RELEASE]) | (claimed & (op.frame == claimed_frame))),
@@ -198,57 +273,48 @@ class FrameOwnerContract(wiring.Component):
                 (word.state != PageState.WRITING_BACK) | (claimed & (word.place == claimed_frame))
             ),
         ]
-        # Recovery.
+
+    def _recovery(self, m, is_op, frame, page, misses, flipped):
+        """RECOVER comes for a frame of which a search has made sure, or for its page's own."""
+        d, op, x, word, mine = self.block, self.block.op, self.block.context, page.word, page.mine
+        entry, claimed, in_page = misses.entry, page.claimed, frame.is_named(page.word)
         under = mine & (word.state == PageState.FETCHING) & (word.place == entry) & ~x.uncorrected
-        recovers = is_op[Op.RECOVER] & (op.frame == frame)
-        named = has(d.word) & ~x.uncorrected
+        recovers = is_op[Op.RECOVER] & (op.frame == frame.number)
+        named = frame.is_named(d.word) & ~x.uncorrected
         # The frame table: in use, and of the op's page.
-        owned = ~in_pool & ~in_flush & (~in_page | mine) & (~elsewhere | holder)
+        in_use = ~frame.in_pool & ~frame.in_flush
+        owned = in_use & (~in_page | mine) & (~frame.elsewhere | page.holder)
         search = _Search(
             m,
-            framed=alive & framed,
-            flips=Mux(flipped, 1 << this, 0),
-            moves=(pops & (is_op[Op.GRANT] | is_op[Op.PREFETCH]))
-            | (is_op[Op.CLAIM] & (result.outcome == Outcome.DONE) & (d.word.place == frame)),
+            framed=misses.alive & misses.framed,
+            flips=Mux(flipped, 1 << op.miss, 0),
+            moves=(self._pops(frame) & (is_op[Op.GRANT] | is_op[Op.PREFETCH]))
+            | (
+                is_op[Op.CLAIM]
+                & (d.result.outcome == Outcome.DONE)
+                & (d.word.place == frame.number)
+            ),
             working=claimed,
             unnamed=is_op[Op.PEEK] & owned & ~named,
             ends=recovers,
         )
+        works_on_it = claimed & (page.claimed_frame == frame.number)
         m.d.comb += [
             Assume(
                 ~recovers
                 | search.sure
-                | (~x.uncorrected & ((mine & in_page) | holder))
-                | (in_miss & under)
+                | (~x.uncorrected & ((mine & in_page) | page.holder))
+                | (frame.in_miss & under)
             ),
-            Assert(~search.sure | (astray & ~(claimed & (claimed_frame == frame)))),
-            Assert(~(search.quiet & claimed & (claimed_frame == frame)) | search.moved),
+            Assert(~search.sure | (frame.astray & ~works_on_it)),
+            Assert(~(search.quiet & works_on_it) | search.moved),
             Assert(~search.quiet | (search.searched & (search.pending == 0))),
             Assert(
-                ~(search.searched & in_miss) | search.moved | search.pending.bit_select(entry, 1)
+                ~(search.searched & frame.in_miss)
+                | search.moved
+                | search.pending.bit_select(entry, 1)
             ),
         ]
-
-        owners = total((in_pool, in_page, elsewhere, in_miss, in_flush, astray), 3)
-        m.d.comb += [
-            Assert(owners == 1),
-            Assert(~in_miss | (alive.bit_select(entry, 1) & framed.bit_select(entry, 1))),
-            Assert(~(had & pushes) | ~has(after)),
-            Assert(word.state <= PageState.LOST),
-        ]
-        again = Signal(3)
-        m.d.sync += again.eq(
-            again
-            | (pushes & is_op[Op.RELEASE])
-            | ((pushes & is_op[Op.FREE]) << 1)
-            | ((is_op[Op.RECOVER] & flushes) << 2)
-        )
-        m.d.comb += [
-            Cover(again[0] & in_page & mine),
-            Cover(again[1] & in_page),
-            Cover(again[2] & in_pool),
-        ]
-        return m
 
     def _decoded(self, m, is_op):
         """What the tracker decodes ahead of M3."""
