@@ -480,6 +480,7 @@ class Endpoint(wiring.Component):
             (Protected.EVICTION, s.eviction),
             (Protected.MISS_BUFFER, s.miss_buffer),
             (Protected.COLD_SCHEDULER, s.cold),
+            (Protected.DATA_PATH, s.data_path),
             (Protected.HOST, s.hints),
         ):
             m.d.comb += faults.faults[block].eq(source.fault)

@@ -37,7 +37,7 @@ _TABLE = {"config": UNIT, "slots": 8, "lead": 4}
 ARGUMENTS = {
     **dict.fromkeys(("EmaStep", "Frequencies", "Throttle", "TotalCounters"), {}),
     "BypassFifo": {"depth": 2, "shape": 1},
-    "ByteMask": {"slots": 1},
+    "ByteMask": {"slots": 1, "protect": True},
     "Delay": {"shape": 1, "cycles": 2},
     "EventLog": {"config": UNIT, "sources": 1},
     "Exp2": {"bias": 0},
@@ -68,7 +68,13 @@ ARGUMENTS = {
     **dict.fromkeys(
         ("ProtectedFifo", "ProtectedMemory"), {"depth": 1, "shape": 1, "protect": True}
     ),
-    "WriteOut": {"axi": axi_signature(UNIT), "line_bits": 8, "line_slots": 8, "scale_slots": 8},
+    "WriteOut": {
+        "axi": axi_signature(UNIT),
+        "line_bits": 8,
+        "line_slots": 8,
+        "scale_slots": 8,
+        "protect": True,
+    },
 }
 
 #: Class → why it has no `LATENCY` and `INTERVAL`.

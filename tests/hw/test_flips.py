@@ -1,28 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Bits that flip in the endpoint's memories (docs/protection.md): each memory is in the table."""
+"""Bits that flip in the endpoint's memories (docs/protection.md): each memory is in the table, and
+what the table says of it is so."""
 
 import fnmatch
 import functools
 import re
 
+import pytest
 from paths import DOCS
 
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.config import named
+from kelp_verif.endpoint.flip_campaign import Outcome, campaign, table
 from kelp_verif.endpoint.inventory import inventory
+
+#: What may come of a flip anywhere, and of one flip where there are check bits.
+LOUD = {
+    Outcome.FATAL,
+    Outcome.POISON,
+    Outcome.EVENT,
+    Outcome.CORRECTED,
+    Outcome.CHANGED,
+    Outcome.MASKED,
+}
+UNSEEN = {Outcome.CORRECTED, Outcome.MASKED}
 
 
 @functools.cache
 def rows():
-    """Patterns of each row of the table."""
+    """(patterns, protection, one flip, two flips) of each row of the table."""
     lines = (DOCS / "protection.md").read_text(encoding="utf-8").splitlines()
     cells = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in lines
         if line.startswith("|")
     ]
-    return [re.findall(r"`([^`]+)`", row[0]) for row in cells[2:]]
+    return [(re.findall(r"`([^`]+)`", row[0]), *row[2:]) for row in cells[2:]]
 
 
 @functools.cache
@@ -31,12 +45,42 @@ def design():
 
 
 def rows_of(name):
-    return [row for row in rows() if any(fnmatch.fnmatchcase(name, pattern) for pattern in row)]
+    return [row for row in rows() if any(fnmatch.fnmatchcase(name, pattern) for pattern in row[0])]
+
+
+def checked(name):
+    """Whether the table promises check bits."""
+    return "SECDED" in rows_of(name)[0][1]
 
 
 def test_each_memory_is_in_the_table_once():
     strays = {name: len(rows_of(name)) for name in design() if len(rows_of(name)) != 1}
     assert not strays, f"rows of docs/protection.md for each of these: {strays}"
-    patterns = [pattern for row in rows() for pattern in row]
+    patterns = [pattern for row in rows() for pattern in row[0]]
     idle = [pattern for pattern in patterns if not fnmatch.filter(design(), pattern)]
     assert not idle, f"docs/protection.md names what is not there: {idle}"
+
+
+def judge(result):
+    """Nothing is silent; with check bits one flip only counts, and two are as the table says."""
+    wrong = []
+    for name, kinds in result["memories"].items():
+        for bits in ("1", "2"):
+            allowed = UNSEEN if bits == "1" and checked(name) else LOUD
+            wrong += [
+                f"{name}: {bits} flipped, {outcome}"
+                for outcome in kinds.get(bits, {})
+                if outcome not in allowed
+            ]
+    assert not wrong, "\n".join([table(result), *wrong, *map(str, result["bad"])])
+
+
+@pytest.mark.timeout(1200)
+def test_a_flip_in_each_protected_memory():
+    judge(campaign(each=1, only=[name for name in design() if checked(name)], seed=11, states=1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_flips_in_every_memory():
+    judge(campaign(each=12, seed=12, states=6))

@@ -13,6 +13,7 @@ from kelp_spec.config import Config
 
 from ..layouts import Layouts
 from ..lib.order_fifo import OrderFifo
+from ..lib.protected import BlockFault, gather, used
 from .axi import RESP_OKAY, AxiSignature
 from .error_reports import ErrorReports
 from .flush import FlushUnit
@@ -81,6 +82,8 @@ class DataPath(wiring.Component):
         Ops that the frame table has emitted and that have not come on `i`.
     axi : AxiSignature
     idle : no op waits, nothing is under way or dirty
+    fault : out, BlockFault
+        With `config.protect`: of every memory of the data path. None can be rebuilt.
     """
 
     LATENCY_TO_AR = DataFront.LATENCY_TO_AR
@@ -104,6 +107,7 @@ class DataPath(wiring.Component):
                 "waiting": In(DataFront.COUNT_BITS),
                 "axi": Out(self.axi_signature),
                 "idle": Out(1),
+                **({"fault": Out(BlockFault)} if config.protect else {}),
             }
         )
 
@@ -119,7 +123,9 @@ class DataPath(wiring.Component):
         m = Module()
         c = self.config
         m.submodules.front = front = DataFront(config=c, axi=self.axi_signature)
-        m.submodules.order = order = OrderFifo(width=order_layout(c).size, depth=ORDER_DEPTH)
+        m.submodules.order = order = OrderFifo(
+            width=order_layout(c).size, depth=ORDER_DEPTH, protect=c.protect
+        )
         m.submodules.head = head = DataHead(config=c)
         m.submodules.lines = lines = LineSlots(config=c)
         m.submodules.scales = scales = ScaleSlots(config=c)
@@ -131,7 +137,16 @@ class DataPath(wiring.Component):
             line_bits=c.dram_line_bits,
             line_slots=c.line_slots,
             scale_slots=c.scale_slots,
+            protect=c.protect,
         )
+        if c.protect:
+            gather(
+                m,
+                self.fault,
+                *(block.fault for block in (front, order, head, lines, scales, writes, flush, out)),
+                # The head stores a result in the cycle after it has addressed it.
+                used(writes.result_fault, head.lines.store.valid),
+            )
 
         connect(m, flipped(self.i), front.i)
         connect(m, front.lines, lines.look)

@@ -5,7 +5,7 @@ response."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Module, Signal
+from amaranth.hdl import Module, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out
@@ -13,6 +13,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 
 from ..layouts import Layouts
+from ..lib.protected import fault_ports, fifo_of
 from ..pipeline import flushes
 from .signatures import FrameFlush
 
@@ -38,12 +39,15 @@ class FlushUnit(wiring.Component):
     lines, scales : Out(FrameFlush), to the two buffers
     idle : out
         No flush is at work or waits.
+    fault : out, Fault
+        With `config.protect`: of the flush at work.
     """
 
     LATENCY = 4
     INTERVAL = 4
 
     def __init__(self, *, config: Config):
+        self.config = config
         #: flushes at work and waiting: all that may be on their way, so the head never waits
         self.queued = flushes(config.write_backs)
         self.layout = Layouts(config).flush
@@ -54,13 +58,18 @@ class FlushUnit(wiring.Component):
                 "lines": Out(FrameFlush(frame_bits=config.frame_bits)),
                 "scales": Out(FrameFlush(frame_bits=config.frame_bits)),
                 "idle": Out(1),
+                **fault_ports(config.protect, "fault"),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.queue = queue = SyncFIFO(width=self.layout.size, depth=self.queued)
-        item = self.layout(queue.r_data)
+        m.submodules.queue = queue = fifo_of(
+            SyncFIFO, shape=self.layout, depth=self.queued, protect=self.config.protect
+        )
+        item = self.layout(Value.cast(queue.r_data))
+        if self.config.protect:
+            m.d.comb += self.fault.eq(queue.fault)
         capture, invalidate, pending = Signal(), Signal(), Signal()
         for buffer in (self.lines, self.scales):
             m.d.comb += [buffer.frame.eq(item.frame), buffer.capture.eq(capture)]

@@ -12,6 +12,7 @@ from kelp_spec.config import Config
 from kelp_spec.metadata import Answer, DataOp
 
 from ..layouts import Layouts
+from ..lib.protected import fault_ports, merged
 from ..lib.request_fifo import RequestFifo
 from .axi import BURST_INCR, SIZE_LINE, AxiSignature
 from .order import POSITION_BITS, order_layout, raw_only
@@ -55,6 +56,8 @@ class DataFront(wiring.Component):
     ar : as in AxiSignature
     idle : out
         No op is in D1 or D2, and no read waits for AR.
+    fault : out, Fault
+        With `config.protect`: of a read that waits for AR.
     """
 
     LATENCY = 2
@@ -84,6 +87,7 @@ class DataFront(wiring.Component):
                 "room": In(1),
                 "ar": Out(stream.Signature(axi.address)),
                 "idle": Out(1),
+                **fault_ports(config.protect, "fault"),
             }
         )
 
@@ -169,11 +173,13 @@ class DataFront(wiring.Component):
             return data.StructLayout({"address": c.dram_line_bits, "slot": len(slot)})
 
         m.submodules.line_requests = line_requests = RequestFifo(
-            shape=request(line.slot), depth=self.QUEUED
+            shape=request(line.slot), depth=self.QUEUED, protect=c.protect
         )
         m.submodules.scale_requests = scale_requests = RequestFifo(
-            shape=request(scale.slot), depth=self.QUEUED
+            shape=request(scale.slot), depth=self.QUEUED, protect=c.protect
         )
+        if c.protect:
+            m.d.comb += self.fault.eq(merged(line_requests.fault, scale_requests.fault))
         m.d.comb += [
             able.eq(
                 two_valid & space & (~line.use | line.available) & (~scale.use | scale.available)

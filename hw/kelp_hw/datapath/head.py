@@ -17,6 +17,7 @@ from ..codec.dequantise import Dequantiser
 from ..codec.raw_lines import RawDequantiser
 from ..layouts import Layouts, code_shape
 from ..lib.bypass_fifo import BypassFifo
+from ..lib.protected import fault_ports
 from .order import POSITION_BITS, order_layout, raw_only
 from .quarters import (
     aligned_payload,
@@ -100,6 +101,9 @@ class DataHead(wiring.Component):
     o : stream of answer
     idle : out
         No op is at the head, and all answers have left.
+    fault : out, Fault
+        With `config.protect`: of an answer that waits for `o`, which is poison where it is beyond
+        repair.
     """
 
     #: Answers between H0 and `o`, at most: those in the pipeline (H1, the dequantiser's 6 stages,
@@ -119,6 +123,7 @@ class DataHead(wiring.Component):
                 "o_flush": Out(stream.Signature(layouts.flush)),
                 "o": Out(stream.Signature(layouts.answer)),
                 "idle": Out(1),
+                **fault_ports(config.protect, "fault"),
             }
         )
 
@@ -373,7 +378,10 @@ class DataHead(wiring.Component):
             depth=self.ANSWERS,
             shape=dequantiser.o_layout,
             registered=c.codecs and c.codec_lanes < ELEMENTS,
+            protect=c.protect,
         )
+        if c.protect:
+            m.d.comb += self.fault.eq(answers.fault)
         m.d.comb += dequantiser.o.ready.eq(1)
         connect(m, dequantiser.o, answers.i)
         done, row = answers.o.p, answers.row
@@ -385,7 +393,9 @@ class DataHead(wiring.Component):
             writes.merge.p.line.eq(row.line),
             self.o.valid.eq(answers.o.valid & (~done.meta.partial | merged)),
             self.o.p.answer.eq(done.meta.answer),
-            self.o.p.poison.eq(done.meta.poison),
+            self.o.p.poison.eq(
+                done.meta.poison | answers.fault.uncorrected if c.protect else done.meta.poison
+            ),
             self.o.p.data.eq(gated(done.line, done.meta.has_data)),
             self.o.p.origin.eq(done.meta.origin),
             answers.o.ready.eq(self.o.ready & (~done.meta.partial | merged)),

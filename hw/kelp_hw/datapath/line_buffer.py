@@ -5,13 +5,14 @@ one fill a cycle; a read gives its line after 1 cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Mux, Signal, Value
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS
 
+from ..lib.protected import CheckedWord, Fault, fault_ports, memory_of, merged
 from ..lib.wide_memory import WideMemory
 from .signatures import FrameFlush, SlotErrors, WriteBack, fill_layout, written_layout
 from .slot_table import SlotTable
@@ -51,12 +52,15 @@ class LineBuffer(wiring.Component):
         Memory answers a write.
     errors : In(SlotErrors)
     write_back : Out(WriteBack)
-        Dirty lines.
+        Dirty lines. `due.address` is a code word, as it was read.
     flush : In(FrameFlush)
     drain : in
         Everything dirty is due.
     idle : out
         Nothing is used, under way or dirty.
+    fault : out, Fault
+        With `config.protect`: of what is read and used of either copy and of the slot table. None
+        can be rebuilt.
     """
 
     LATENCY = 1
@@ -72,6 +76,7 @@ class LineBuffer(wiring.Component):
         head: wiring.Signature,
     ):
         self.config, self.slots = config, slots
+        address_bits = CheckedWord(config.dram_line_bits, protect=config.protect).code_bits
         super().__init__(
             {
                 "look": In(look),
@@ -80,11 +85,12 @@ class LineBuffer(wiring.Component):
                 "written": In(stream.Signature(written_layout(slots), always_ready=True)),
                 "errors": In(SlotErrors(config, slots)),
                 "write_back": Out(
-                    WriteBack(slots=slots, address_bits=config.dram_line_bits, strobes=strobes)
+                    WriteBack(slots=slots, address_bits=address_bits, strobes=strobes)
                 ),
                 "flush": In(FrameFlush(frame_bits=config.frame_bits)),
                 "drain": In(1),
                 "idle": Out(1),
+                **fault_ports(config.protect, "fault"),
             }
         )
 
@@ -105,7 +111,13 @@ class LineBuffer(wiring.Component):
 
     def _filled(self, m: Module, slot: Value) -> Value:
         """The copy *fill*: what memory gave for `slot`, one cycle later."""
-        m.submodules.fill = fill = WideMemory(depth=self.slots, shape=LINE_BITS, transparent=False)
+        m.submodules.fill = fill = memory_of(
+            WideMemory,
+            depth=self.slots,
+            shape=LINE_BITS,
+            protect=self.config.protect,
+            transparent=False,
+        )
         m.d.comb += [
             fill.write_en.eq(self.fill.valid),
             fill.write_address.eq(self.fill.p.slot),
@@ -130,6 +142,26 @@ class LineBuffer(wiring.Component):
             # What is lost already will be poisoned, or has been.
             table.spoil.eq(Mux(self.head.merge & bad & from_fill & ~lost, select, 0)),
         ]
+
+    def _fault(self, m: Module, fill, from_fill, row, from_store, *others) -> None:
+        """`fault` of what the head has read of the memory `fill` and of the store, and write-back
+        of the latter, one cycle before, and of `others`. `from_fill`: the head uses some of the
+        fill; `row`: (corrected, uncorrected) parts of the store's row; `from_store`: whether the
+        head uses some of either."""
+        copies, read, taken = Signal(Fault), Signal(), Signal()
+        m.d.sync += [read.eq(self.head.read_en), taken.eq(self.write_back.take)]
+        strobes = self.write_back.strobes
+        written = Cat(strobe.replicate(len(row[0]) // len(strobes)) for strobe in strobes)
+        # Where memory's errors leave no line, nothing that is read counts, and a row of the fill
+        # may never have been written.
+        good = read & ~self.head.error
+        for kind, parts, shown, used in zip(
+            Fault.members, row, (fill.corrected, fill.uncorrected), from_store, strict=True
+        ):
+            m.d.comb += copies[kind].eq(
+                (good & from_fill & shown.any()) | Mux(taken, (parts & written).any(), good & used)
+            )
+        m.d.comb += self.fault.eq(merged(copies, *others))
 
     def _take_turns(self, m: Module, table: SlotTable, wants: Value) -> None:
         """The store's one read port: the head's while it `wants` it, else write-back's."""

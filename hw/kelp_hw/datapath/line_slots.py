@@ -4,11 +4,12 @@ read latency 1 cycle."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 
 from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS
 
+from ..lib.protected import memory_of
 from ..lib.wide_memory import WideMemory
 from .line_buffer import LineBuffer
 from .quarters import QUARTER_BITS, QUARTERS
@@ -16,6 +17,13 @@ from .signatures import LineHead, LineLookUp
 from .slot_table import SlotTable, one_hot
 
 __all__ = ["LineSlots"]
+
+_PART_BITS = 64  #: of a row: with check bits of their own
+
+
+def _parts_of(quarters: Value) -> Value:
+    """A bit for each part of the row that `quarters` covers."""
+    return Cat(quarter.replicate(QUARTER_BITS // _PART_BITS) for quarter in quarters)
 
 
 class LineSlots(LineBuffer):
@@ -35,7 +43,7 @@ class LineSlots(LineBuffer):
     -------
     look : In(LineLookUp)
     head : In(LineHead)
-    fill, written, errors, flush, drain, idle : as in the base class
+    fill, written, errors, flush, drain, idle, fault : as in the base class
     write_back : Out(WriteBack), one strobe per quarter
     """
 
@@ -128,18 +136,25 @@ class LineSlots(LineBuffer):
         """Both copies, and the head's line out of them."""
         head = self.head
         fill = self._filled(m, head.read_slot)
-        m.submodules.store = store = WideMemory(
-            depth=self.slots, shape=LINE_BITS, granularity=QUARTER_BITS
+        m.submodules.store = store = memory_of(
+            WideMemory,
+            depth=self.slots,
+            shape=LINE_BITS,
+            protect=self.config.protect,
+            granularity=_PART_BITS if self.config.protect else QUARTER_BITS,
         )
         wants, held, used = Signal(), Signal(QUARTERS), Signal(QUARTERS)
         self._take_turns(m, table, wants)
         m.d.sync += [held.eq(head_newer), used.eq(head.read_quarters)]
+        stored = head.store.p.quarters
+        if self.config.protect:
+            stored = _parts_of(stored)
         m.d.comb += [
             # For what is newer in the store. Critical path: does not wait for `head.read_en`.
             wants.eq(head.may_read & ~head.refuse & (head_newer & head.read_quarters).any()),
             store.write_address.eq(head.store.p.slot),
             store.write_data.eq(head.store.p.data),
-            store.write_en.eq(Mux(head.store.valid, head.store.p.quarters, 0)),
+            store.write_en.eq(Mux(head.store.valid, stored, 0)),
             store.read_en.eq(1),
             store.read_address.eq(Mux(wants, head.read_slot, table.out.p.slot)),
             self.write_back.data.eq(store.read_data),
@@ -155,6 +170,16 @@ class LineSlots(LineBuffer):
             ),
         ]
         self._judge(m, table, (used & ~held).any())
+        if self.config.protect:
+            row, from_store = (store.corrected, store.uncorrected), _parts_of(used & held)
+            self._fault(
+                m,
+                m.submodules.fill,
+                (used & ~held).any(),
+                row,
+                [(parts & from_store).any() for parts in row],
+                table.fault,
+            )
         m.d.sync += Assert(
             ~head.read_en
             | table.fill_there()

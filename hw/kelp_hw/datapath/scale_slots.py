@@ -11,6 +11,7 @@ from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES, SCALE_BITS
 
 from ..lib.byte_mask import ByteMask
+from ..lib.protected import CheckedWord, used
 from .line_buffer import LineBuffer
 from .signatures import ScaleHead, ScaleLookUp
 from .slot_table import NoSlots, SlotTable
@@ -39,7 +40,7 @@ class ScaleSlots(LineBuffer):
     -------
     look : In(ScaleLookUp)
     head : In(ScaleHead)
-    fill, written, errors, flush, drain, idle : as in the base class
+    fill, written, errors, flush, drain, idle, fault : as in the base class
     write_back : Out(WriteBack), one strobe per byte
     """
 
@@ -51,6 +52,12 @@ class ScaleSlots(LineBuffer):
             look=ScaleLookUp(config),
             head=ScaleHead(config),
         )
+        #: Two bytes, each a code word: what a store writes and what the head reads.
+        self.pair = CheckedWord(SCALE_BITS, protect=config.protect, parts=_bytes(SCALE_BITS))
+        #: The rows of the memory *store*.
+        self.words = {
+            "store": CheckedWord(LINE_BITS, protect=config.protect, parts=_bytes(LINE_BITS))
+        }
 
     def elaborate(self, platform):
         m = Module()
@@ -62,7 +69,7 @@ class ScaleSlots(LineBuffer):
         if not self.config.codecs:
             return m
         head, place = self.head, self.head.place
-        m.submodules.newer = newer = ByteMask(slots=self.slots)
+        m.submodules.newer = newer = ByteMask(slots=self.slots, protect=self.config.protect)
         # Of the op that was at the head in the cycle before, which stores now.
         byte, wide, marks = Signal.like(place.byte), Signal(), Signal(LINE_BYTES)
         head_newer = Signal()
@@ -94,42 +101,59 @@ class ScaleSlots(LineBuffer):
             newer.set_slot.eq(place.slot),
             self.write_back.strobes.eq(newer.read_mask),
         ]
-        self._copies(m, table, head_newer, marks, Cat(byte, wide))
+        copies = self._copies(m, table, head_newer, marks, Cat(byte, wide))
+        if self.config.protect:
+            self._fault(
+                m,
+                *copies,
+                table.fault,
+                used(newer.look_fault, head.read_en),
+                used(newer.read_fault, self.write_back.take),
+                newer.set_fault,
+            )
         return m
 
     def _copies(
-        self, m: Module, table: SlotTable, head_newer: Value, marks: Value, before: Value
-    ) -> None:
+        self,
+        m: Module,
+        table: SlotTable,
+        head_newer: Value,
+        marks: Value,
+        before: Value,
+    ) -> tuple:
         """Both copies, and the head's scale out of them. `before`: `byte` and `wide` of
-        `head.place` in the cycle before."""
+        `head.place` in the cycle before. What `_fault` asks of them."""
         head, place, stored = self.head, self.head.place, self.head.store.p
         fill = self._filled(m, place.slot)
-        m.submodules.store = store = memory.Memory(shape=LINE_BITS, depth=self.slots, init=())
-        write = store.write_port(granularity=8)
+        word, code = self.words["store"], self.pair
+        m.submodules.store = store = memory.Memory(shape=word.code_bits, depth=self.slots, init=())
+        write = store.write_port(granularity=code.widths[0])
         read = store.read_port(transparent_for=(write,))
+        row, *row_faults = word.decode(m, read.data)
         wants, held, pair = Signal(), Signal(), Signal(SCALE_BITS)
         upper = Signal()  # the pair's upper byte is the scale
         self._take_turns(m, table, wants)
         m.d.sync += [held.eq(head_newer), upper.eq(~place.wide & place.byte[0])]
         byte, wide = before[:-1], before[-1]
+        stored_pair, *pair_faults = code.decode(m, read.data.word_select(byte[1:], code.code_bits))
         m.d.comb += [
             # Critical path: waits neither for `head_newer` nor for `head.read_en`; scale lines
             # are seldom written.
             wants.eq(head.may_read & ~head.refuse),
             write.addr.eq(stored.place.slot),
             write.data.eq(
-                Mux(stored.place.wide, stored.scale, stored.scale[0:8].replicate(2)).replicate(
-                    LINE_BYTES // 2
-                )
+                code.encode(
+                    m, Mux(stored.place.wide, stored.scale, stored.scale[0:8].replicate(2))
+                ).replicate(LINE_BYTES // 2)
             ),
             write.en.eq(Mux(head.store.valid, marks, 0)),
             read.en.eq(1),
             read.addr.eq(Mux(wants, place.slot, table.out.p.slot)),
-            self.write_back.data.eq(read.data),
+            self.write_back.data.eq(row),
             pair.eq(
                 Mux(
                     held,
-                    read.data.word_select(byte[1:], SCALE_BITS),
+                    stored_pair,
                     fill.word_select(byte[1:], SCALE_BITS),
                 )
             ),
@@ -150,6 +174,14 @@ class ScaleSlots(LineBuffer):
                 "a two-byte scale is stored at an odd byte",
             ),
         ]
+        halves = Mux(held, Cat(~upper, upper | wide), 0)
+        from_store = [(parts & halves).any() for parts in pair_faults]
+        return m.submodules.fill, ~held, row_faults, from_store
+
+
+def _bytes(bits: int) -> list[int]:
+    """The parts of a row in which each byte is one."""
+    return [8] * (bits // 8)
 
 
 def _bytes_of(place) -> Value:

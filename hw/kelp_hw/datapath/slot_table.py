@@ -14,6 +14,8 @@ from amaranth.utils import exact_log2
 
 from kelp_spec.config import Config
 
+from ..layouts import Layouts
+from ..lib.protected import CheckedWord, Fault, fault_ports, merged, used
 from .order import POSITION_BITS
 from .signatures import FrameFlush, HeadSlot, LookUp, SlotErrors, written_layout
 
@@ -78,6 +80,7 @@ class _State:
         self.tag = Signal(table.tag_layout)
         self.allocate = Signal()  #: it is no hit, and goes
         self.victim, self.victim_valid = Signal(n), Signal()  #: what it allocates then
+        self.faults: list[Value] = []  #: of memories
         #: What happens in this cycle, and (`…_before`) what happened in the one before.
         self.attached, self.attached_before = Signal(n), Signal(n)
         self.allocated, self.allocated_before = Signal(n), Signal(n)
@@ -161,12 +164,15 @@ class SlotTable(wiring.Component):
         Per slot: the fill is no line; nor is what was stored.
     errors : In(SlotErrors)
     out : stream of ``slot``, ``address``
-        Due slots.
+        Due slots. The address is a code word, as it was read.
     drain : in
         Everything dirty is due.
     flush : In(FrameFlush)
     idle : out
         Nothing is used, under way or dirty.
+    fault : out, Fault
+        With `config.protect`: of which op was attached last to a slot that is released, in the
+        cycle after, and of which line a slot with an error to report holds.
     """
 
     LATENCY = 1
@@ -183,7 +189,18 @@ class SlotTable(wiring.Component):
         self.slot_bits = slot_bits = exact_log2(slots)
         look = LookUp(config, slots)
         self.tag_layout = look.tag_layout
-        out = data.StructLayout({"slot": slot_bits, "address": config.dram_line_bits})
+        named = data.StructLayout({"tag": self.tag_layout, "stored": Layouts(config).stored})
+        #: The rows of each memory.
+        self.words = {
+            name: CheckedWord(shape, protect=config.protect)
+            for name, shape in (
+                ("addresses", config.dram_line_bits),
+                ("lasts", POSITION_BITS),
+                ("names", named),
+            )
+        }
+        self.name_layout = named
+        out = data.StructLayout({"slot": slot_bits, "address": self.words["addresses"].code_bits})
         super().__init__(
             {
                 "look": In(look),
@@ -204,6 +221,7 @@ class SlotTable(wiring.Component):
                 "drain": In(1),
                 "flush": In(FrameFlush(frame_bits=config.frame_bits)),
                 "idle": Out(1),
+                **fault_ports(config.protect, "fault"),
             }
         )
 
@@ -224,6 +242,8 @@ class SlotTable(wiring.Component):
         self._flush(m, s)
         self._errors(m, s)
         self._invariants(m, s)
+        if self.config.protect:
+            m.d.comb += self.fault.eq(merged(*s.faults))
         return m
 
     def _look_up(self, m: Module, s: _State) -> None:
@@ -290,8 +310,9 @@ class SlotTable(wiring.Component):
     def _remember(self, m: Module, s: _State) -> None:
         """Address and line of each slot, and the op that was attached last."""
         n, look = self.slots, self.look
-        addresses = memory.Memory(shape=self.config.dram_line_bits, depth=n, init=())
-        lasts = memory.Memory(shape=POSITION_BITS, depth=n, init=())
+        words = self.words
+        addresses = memory.Memory(shape=words["addresses"].code_bits, depth=n, init=())
+        lasts = memory.Memory(shape=words["lasts"].code_bits, depth=n, init=())
         m.submodules.addresses, m.submodules.lasts = addresses, lasts
         address_write, s.address_read = addresses.write_port(), addresses.read_port(domain="comb")
         last_write, s.last_read = lasts.write_port(), lasts.read_port(domain="comb")
@@ -300,23 +321,31 @@ class SlotTable(wiring.Component):
         m.d.comb += [
             address_write.en.eq(self.may_allocate),
             address_write.addr.eq(self.victim_slot),
-            address_write.data.eq(look.address),
+            address_write.data.eq(words["addresses"].encode(m, look.address)),
             last_write.en.eq(look.use & look.available),
             last_write.addr.eq(look.slot),
-            last_write.data.eq(look.position),
+            last_write.data.eq(words["lasts"].encode(m, look.position)),
         ]
-        named = data.StructLayout({"tag": self.tag_layout, "stored": look.stored.shape()})
-        m.submodules.names = names = memory.Memory(shape=named, depth=n, init=())
+        word, protect = words["names"], self.config.protect
+        shape = word.code_bits if protect else self.name_layout
+        m.submodules.names = names = memory.Memory(shape=shape, depth=n, init=())
         name_write, name_read = names.write_port(), names.read_port()
+        given, name = name_write.data, name_read.data
+        if protect:
+            given = Signal(self.name_layout)
+            row, single, double = word.decode(m, name)
+            name, fault = self.name_layout(row), Fault(Cat(single.any(), double.any()))
+            s.faults.append(used(fault, self.errors.there))
+            m.d.comb += name_write.data.eq(word.encode(m, given))
         m.d.comb += [
             name_write.en.eq(self.may_allocate),
             name_write.addr.eq(self.victim_slot),
-            name_write.data.tag.eq(s.tag),
-            name_write.data.stored.eq(look.stored),
+            given.tag.eq(s.tag),
+            given.stored.eq(look.stored),
             name_read.addr.eq(self.errors.slot),
-            self.errors.frame.eq(name_read.data.tag.frame),
-            self.errors.offset.eq(name_read.data.tag.offset),
-            self.errors.stored.eq(name_read.data.stored),
+            self.errors.frame.eq(name.tag.frame),
+            self.errors.offset.eq(name.tag.offset),
+            self.errors.stored.eq(name.stored),
         ]
 
     def _allocator(self, m: Module, s: _State) -> None:
@@ -374,15 +403,13 @@ class SlotTable(wiring.Component):
     def _slots(self, m: Module, s: _State) -> None:
         """What happens to a slot."""
         n, head = self.slots, self.head
+        was_last = s.last_read.data == self.words["lasts"].encode(m, head.release.p.position)
+        release = Mux(head.release.valid & was_last, one_hot(head.release.p.slot, n), 0)
+        if self.config.protect:
+            release |= self._late_release(m, s, was_last)
         m.d.comb += s.last_read.addr.eq(head.release.p.slot)
         m.d.comb += [
-            s.release.eq(
-                Mux(
-                    head.release.valid & (s.last_read.data == head.release.p.position),
-                    one_hot(head.release.p.slot, n),
-                    0,
-                )
-            ),
+            s.release.eq(release),
             s.fill.eq(Mux(self.fill.valid, one_hot(self.fill.p.slot, n), 0)),
             s.written.eq(Mux(self.written.valid, one_hot(self.written.p.slot, n), 0)),
             s.stored.eq(Mux(head.mark.valid, head.mark.p, 0)),
@@ -403,6 +430,22 @@ class SlotTable(wiring.Component):
             s.dirty.eq((s.dirty & ~s.taken_before) | s.stored_before),
             s.writing.eq((s.writing & ~s.written) | s.taken_before),
         ]
+
+    def _late_release(self, m: Module, s: _State, was_last: Value) -> Value:
+        """The slot whose last op is known as such only when its number is corrected: released a
+        cycle later, so that decoding is no part of that path. An op that is attached meanwhile
+        makes the slot busy after that."""
+        release, word = self.head.release, self.words["lasts"]
+        looked, before, last = Signal(), Signal(release.p.shape()), Signal(word.code_bits)
+        m.d.sync += [
+            looked.eq(release.valid & ~was_last),
+            before.eq(release.p),
+            last.eq(s.last_read.data),
+        ]
+        position, single, double = word.decode(m, last)
+        s.faults.append(used(Fault(Cat(single.any(), double.any())), looked))
+        late = looked & single.any() & (position == before.position)
+        return Mux(late, one_hot(before.slot, self.slots), 0)
 
     def _age(self, m: Module, s: _State) -> None:
         """Slots to be written: complete, seen dirty twice, soon to be reallocated."""
@@ -581,7 +624,7 @@ class NoSlots(SlotTable):
     Members
     -------
     look, want_fill, match, may_allocate, victim_slot, head, store_complete, filled : as the base's
-    fill, written, spoil, bad, lost, errors, out, drain, flush, idle : as the base's
+    fill, written, spoil, bad, lost, errors, out, drain, flush, idle, fault : as the base's
     """
 
     def elaborate(self, platform):

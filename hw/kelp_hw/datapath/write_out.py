@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.formats import LINE_BYTES
 
+from ..lib.protected import CheckedWord, Fault, fault_ports, fifo_of, merged, used
 from .axi import BURST_INCR, SIZE_LINE, AxiSignature
 from .quarters import QUARTERS
 from .signatures import WriteBack
@@ -33,6 +34,8 @@ class WriteOut(wiring.Component):
         Width of a DRAM line address.
     line_slots, scale_slots : int
         The ID is the slot, with the highest bit set for scales.
+    protect : bool
+        What waits carries check bits, and `….due.address` is a code word.
 
     Members
     -------
@@ -40,6 +43,8 @@ class WriteOut(wiring.Component):
     aw, w : as in AxiSignature
     idle : out
         Nothing read from a buffer waits for AW or W.
+    fault : out, Fault
+        With `protect`: of what waits, a line or where it goes, and of that when it comes.
     """
 
     LATENCY = 2
@@ -48,17 +53,37 @@ class WriteOut(wiring.Component):
     #: costs nothing.
     QUEUED = 16
 
-    def __init__(self, *, axi: AxiSignature, line_bits: int, line_slots: int, scale_slots: int):
-        self.id_bits = axi.id_bits
+    def __init__(
+        self,
+        *,
+        axi: AxiSignature,
+        line_bits: int,
+        line_slots: int,
+        scale_slots: int,
+        protect: bool = False,
+    ):
+        self.id_bits, self.protect = axi.id_bits, protect
+        self.word = CheckedWord(line_bits, protect=protect)
         super().__init__(
             {
-                "lines": In(WriteBack(slots=line_slots, address_bits=line_bits, strobes=QUARTERS)),
+                "lines": In(
+                    WriteBack(
+                        slots=line_slots,
+                        address_bits=self.word.code_bits,
+                        strobes=QUARTERS,
+                    )
+                ),
                 "scales": In(
-                    WriteBack(slots=scale_slots, address_bits=line_bits, strobes=LINE_BYTES)
+                    WriteBack(
+                        slots=scale_slots,
+                        address_bits=self.word.code_bits,
+                        strobes=LINE_BYTES,
+                    )
                 ),
                 "aw": Out(stream.Signature(axi.address)),
                 "w": Out(stream.Signature(axi.write)),
                 "idle": Out(1),
+                **fault_ports(protect, "fault"),
             }
         )
         # State that proofs look at (kelp_verif.formal.turn_specs): a line was addressed in the
@@ -69,11 +94,15 @@ class WriteOut(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         lines, scales = self.lines, self.scales
-        m.submodules.addresses = addresses = SyncFIFO(
-            width=self.aw.p.shape().size, depth=self.QUEUED
+        m.submodules.addresses = addresses = fifo_of(
+            SyncFIFO, shape=self.aw.p.shape(), depth=self.QUEUED, protect=self.protect
         )
-        m.submodules.data = data = SyncFIFO(width=self.w.p.shape().size, depth=self.QUEUED)
+        m.submodules.data = data = fifo_of(
+            SyncFIFO, shape=self.w.p.shape(), depth=self.QUEUED, protect=self.protect
+        )
 
+        line_bits = sum(self.word.parts)
+        due = Mux(scales.take, scales.due.address, lines.due.address)
         space = Signal()
         read, of_scales, scales_next, address = (
             self.read,
@@ -97,7 +126,7 @@ class WriteOut(wiring.Component):
                     lines.due.slot,
                 )
             ),
-            address.addr.eq(Mux(scales.take, scales.due.address, lines.due.address) << 6),
+            address.addr.eq(due[:line_bits] << 6),
             address.size.eq(SIZE_LINE),
             address.burst.eq(BURST_INCR),
         ]
@@ -128,5 +157,15 @@ class WriteOut(wiring.Component):
             data.r_en.eq(self.w.ready),
             self.idle.eq(~read & ~addresses.r_rdy & ~data.r_rdy),
         ]
+        if self.protect:
+            # Decoded in the cycle after it was read, on its way from one register to another.
+            check = Signal(self.word.code_bits - line_bits)
+            m.d.sync += check.eq(due[line_bits:])
+            known, single, double = self.word.decode(m, Cat(address.addr[6 : 6 + line_bits], check))
+            place = used(Fault(Cat(single.any(), double.any())), read)
+            m.d.comb += [
+                addresses.w_data.addr.eq(known << 6),
+                self.fault.eq(merged(addresses.fault, data.fault, place)),
+            ]
         m.d.sync += Assert(~read | (addresses.w_rdy & data.w_rdy), "a write FIFO overflows")
         return m

@@ -5,7 +5,7 @@ each of the quantiser's intervals."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.fifo import SyncFIFO
 from amaranth.lib.wiring import In, Out, connect, flipped
@@ -17,6 +17,7 @@ from ..codec.codec_lane import gated
 from ..codec.quantise import Quantiser
 from ..codec.raw_lines import RawQuantiser
 from ..layouts import Layouts
+from ..lib.protected import Fault, fault_ports, fifo_of, memory_of, merged, used
 from ..lib.wide_memory import WideMemory
 from .signatures import HeadWrites, full_write_layout
 from .write_store import WriteStore
@@ -51,6 +52,10 @@ class WritePath(wiring.Component):
     o_slot : stream of free write slots
     idle : out
         No write slot is out.
+    fault : out, Fault
+        With `config.protect`: of what is read and used here.
+    result_fault : out, Fault
+        With `config.protect`: of the row at `head.result`.
     """
 
     #: Full writes that may wait for the quantiser; it takes one per cycle unless a partial one
@@ -68,6 +73,7 @@ class WritePath(wiring.Component):
                 "i_data": In(stream.Signature(Layouts(config).write_data, always_ready=True)),
                 "o_slot": Out(stream.Signature(config.write_slot_bits)),
                 "idle": Out(1),
+                **fault_ports(config.protect, "fault", "result_fault"),
             }
         )
 
@@ -96,8 +102,10 @@ class WritePath(wiring.Component):
         meta_layout = data.StructLayout({"partial": 1, "write_slot": c.write_slot_bits})
         quantiser = self._quantiser(meta_layout)
         m.submodules.quantiser = quantiser
-        m.submodules.queue = queue = SyncFIFO(width=self.i_layout.size, depth=self.QUEUED)
-        queued = self.i_layout(queue.r_data)
+        m.submodules.queue = queue = fifo_of(
+            SyncFIFO, shape=self.i_layout, depth=self.QUEUED, protect=c.protect
+        )
+        queued = self.i_layout(Value.cast(queue.r_data))
         m.d.comb += [
             queue.w_en.eq(self.i.valid),
             queue.w_data.eq(self.i.p),
@@ -150,11 +158,32 @@ class WritePath(wiring.Component):
             quantiser.o.ready.eq(1),
         ]
 
+        self._keep_results(m, quantiser)
+        if c.protect:
+            fault = used(store.row_fault, reading_valid)
+            fault = Fault(Cat(fault.corrected & quantiser.i.ready, fault.uncorrected))
+            m.d.comb += self.fault.eq(merged(store.free_fault, queue.fault, fault))
+        waiting = Signal(range(c.write_slots + 1))
+        m.d.sync += waiting.eq(
+            waiting + (quantiser.o.valid & ~quantiser.o.p.meta.partial) - head.consume
+        )
+        m.d.comb += head.ready.eq(waiting != 0)
+        m.d.sync += [
+            Assert(~head.consume | head.ready, "a write is stored before it is quantised"),
+            Assert(
+                ~reading_valid | partial | row.byte_enable.all(), "a full write leaves bytes out"
+            ),
+        ]
+        return m
+
+    def _keep_results(self, m: Module, quantiser: Quantiser) -> None:
+        """Results wait by write slot for the head."""
+        c, head = self.config, self.head
         # Bits that are always zero are not stored: synthesis gives their read register a reset of
         # its own, and then finds no block RAM that fits.
         stored = data.StructLayout({"payload": LINE_BITS, "scale": _SCALE_USED})
-        m.submodules.results = results = WideMemory(
-            depth=c.write_slots, shape=stored, transparent=False
+        m.submodules.results = results = memory_of(
+            WideMemory, depth=c.write_slots, shape=stored, protect=c.protect, transparent=False
         )
         done = quantiser.o.p
         m.d.comb += [
@@ -168,13 +197,5 @@ class WritePath(wiring.Component):
             head.result.scale.eq(results.read_data.scale),
             head.merge_done.eq(quantiser.o.valid & done.meta.partial),
         ]
-        waiting = Signal(range(c.write_slots + 1))
-        m.d.sync += waiting.eq(waiting + (quantiser.o.valid & ~done.meta.partial) - head.consume)
-        m.d.comb += head.ready.eq(waiting != 0)
-        m.d.sync += [
-            Assert(~head.consume | head.ready, "a write is stored before it is quantised"),
-            Assert(
-                ~reading_valid | partial | row.byte_enable.all(), "a full write leaves bytes out"
-            ),
-        ]
-        return m
+        if c.protect:
+            m.d.comb += self.result_fault.eq(results.fault)

@@ -13,6 +13,7 @@ from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES
 
 from ..layouts import Layouts
+from ..lib.protected import fault_ports, fifo_of, memory_of
 from ..lib.skid import Skid
 from ..lib.wide_memory import WideMemory
 
@@ -40,6 +41,11 @@ class WriteStore(wiring.Component):
     free : in, always-ready stream of a write slot
     idle : out
         No slot is out.
+    row_fault : out, Fault
+        With `config.protect`: of the row at `o_row`, with it and for as long.
+    free_fault : out, Fault
+        With `config.protect`: of the list of free slots. A slot beyond repair has two owners or
+        none.
     """
 
     LATENCY = 1
@@ -58,6 +64,7 @@ class WriteStore(wiring.Component):
                 "o_row": Out(self.row_layout),
                 "free": In(stream.Signature(bits, always_ready=True)),
                 "idle": Out(1),
+                **fault_ports(config.protect, "row_fault", "free_fault"),
             }
         )
         # State that proofs look at (kelp_verif.formal.pool_specs): slots never handed out, slots
@@ -69,7 +76,13 @@ class WriteStore(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         n, bits = self.config.write_slots, self.config.write_slot_bits
-        m.submodules.rows = rows = WideMemory(depth=n, shape=self.row_layout, transparent=False)
+        m.submodules.rows = rows = memory_of(
+            WideMemory,
+            depth=n,
+            shape=self.row_layout,
+            protect=self.config.protect,
+            transparent=False,
+        )
         m.d.comb += [
             rows.write_en.eq(self.i.valid),
             rows.write_address.eq(self.i.p.slot),
@@ -81,7 +94,11 @@ class WriteStore(wiring.Component):
         ]
 
         # Slots never used yet come first, so that the list needs no filling after reset.
-        m.submodules.free = free = SyncFIFOBuffered(width=bits, depth=n)
+        m.submodules.free = free = fifo_of(
+            SyncFIFOBuffered, shape=bits, depth=n, protect=self.config.protect
+        )
+        if self.config.protect:
+            m.d.comb += [self.row_fault.eq(rows.fault), self.free_fault.eq(free.fault)]
         # Critical path: `o_slot.ready` comes from the host's channel at the end of the cycle, so it
         # chooses between the skid buffer's two places and does not address memories.
         m.submodules.offer = offer = Skid(bits, registered=())

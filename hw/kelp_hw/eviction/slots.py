@@ -317,7 +317,7 @@ class EvictionSlots(wiring.Component):
         m.d.comb += [
             port.en.eq(writes),
             port.addr.eq(address),
-            port.data.eq(word.encode(value)),
+            port.data.eq(word.encode(m, value)),
         ]
 
         def read(address, used):

@@ -84,7 +84,7 @@ class BypassFifo(wiring.Component):
         m.d.comb += [
             write.en.eq(self.i.valid),
             write.addr.eq(end),
-            write.data.eq(self.word.encode(item)),
+            write.data.eq(self.word.encode(m, item)),
             read.addr.eq(begin),
             self.o.valid.eq(Mux(waits, self.row_valid, self.i.valid)),
             # By `row_valid`, not `waits`, which has as many bits of `row` to choose: what is not

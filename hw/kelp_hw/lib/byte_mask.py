@@ -5,12 +5,14 @@ combinational."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Module, Value
+from amaranth.hdl import Assert, Cat, Const, Module, Signal, Value
 from amaranth.lib import memory, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from kelp_spec.formats import LINE_BYTES
+
+from .protected import CheckedWord, Fault, fault_ports, used
 
 __all__ = ["ByteMask"]
 
@@ -18,6 +20,11 @@ __all__ = ["ByteMask"]
 class ByteMask(wiring.Component):
     """A mask of 64 bits per slot. A bit is set when its copies in two memories differ, so that
     clearing writes one memory and setting the other.
+
+    Protected, the rows of both are code words, and so is what they differ in: the code is linear.
+    A mask is decoded from that difference, and a set writes its row such that the difference is a
+    code word again. So a row that was never written is no error: clearing makes the difference
+    zero.
 
     Latency: reads are combinational; a clear or a set in `look_mask` is seen `LATENCY` cycle later,
     a set in `read_mask` in the same cycle (`READ_LATENCY`). One clear and one set in each cycle
@@ -27,6 +34,8 @@ class ByteMask(wiring.Component):
     ----------
     slots : int
         A power of two.
+    protect : bool
+        The rows carry check bits, with encoder and decoder combinational.
 
     Members
     -------
@@ -41,14 +50,19 @@ class ByteMask(wiring.Component):
     read_slot : in
     read_mask : out
         The slot's mask after this cycle's set and before its clear.
+    look_fault, read_fault : out, Fault
+        With `protect`: of `look_mask` and `read_mask`, whoever uses them.
+    set_fault : out, Fault
+        With `protect`: of the mask to which bytes are added in this cycle.
     """
 
     LATENCY = 1
     READ_LATENCY = 0
     INTERVAL = 1
 
-    def __init__(self, *, slots: int):
+    def __init__(self, *, slots: int, protect: bool = False):
         self.slots = slots
+        self.word = CheckedWord(LINE_BYTES, protect=protect)
         bits = exact_log2(slots)
         super().__init__(
             {
@@ -62,38 +76,60 @@ class ByteMask(wiring.Component):
                 "look_set": Out(1),
                 "read_slot": In(bits),
                 "read_mask": Out(LINE_BYTES),
+                **fault_ports(protect, "look_fault", "read_fault", "set_fault"),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.cleared = cleared = memory.Memory(shape=LINE_BYTES, depth=self.slots, init=())
-        m.submodules.set = flipped = memory.Memory(shape=LINE_BYTES, depth=self.slots, init=())
+        word, bits = self.word, self.word.code_bits
+        m.submodules.cleared = cleared = memory.Memory(shape=bits, depth=self.slots, init=())
+        m.submodules.set = flipped = memory.Memory(shape=bits, depth=self.slots, init=())
 
         def read(rows: memory.Memory, slot: Value) -> Value:
             port = rows.read_port(domain="comb")
             m.d.comb += port.addr.eq(slot)
             return port.data
 
+        def mask(slot: Value) -> tuple[Value, Value]:
+            """A slot's mask, and its `Fault`."""
+            row = read(flipped, slot) ^ read(cleared, slot)
+            if not word.protect:
+                return row, Const(0, 2)
+            code = Signal(bits)
+            m.d.comb += code.eq(row)
+            row, single, double = word.decode(m, code)
+            return row, Cat(single, double)
+
         clear, flip = cleared.write_port(), flipped.write_port()
-        ours, theirs = read(flipped, self.set_slot), read(cleared, self.set_slot)
+        if word.protect:
+            theirs, after = read(cleared, self.set_slot), Signal(LINE_BYTES)
+            before, set_fault = mask(self.set_slot)
+            set_row = theirs ^ word.encode(m, after)
+            m.d.comb += [
+                after.eq(before | self.set_bytes),
+                self.set_fault.eq(used(Fault(set_fault), self.set_en)),
+            ]
+        else:
+            ours, theirs = read(flipped, self.set_slot), read(cleared, self.set_slot)
+            set_row = (ours & ~self.set_bytes) | (~theirs & self.set_bytes)
         m.d.comb += [
             clear.en.eq(self.clear_en),
             clear.addr.eq(self.clear_slot),
             clear.data.eq(read(flipped, self.clear_slot)),
             flip.en.eq(self.set_en),
             flip.addr.eq(self.set_slot),
-            flip.data.eq((ours & ~self.set_bytes) | (~theirs & self.set_bytes)),
+            flip.data.eq(set_row),
         ]
         now = self.set_en & (self.set_slot == self.read_slot)
+        (looked, look_fault), (known, read_fault) = mask(self.look_slot), mask(self.read_slot)
         m.d.comb += [
-            self.look_mask.eq(read(flipped, self.look_slot) ^ read(cleared, self.look_slot)),
+            self.look_mask.eq(looked),
             self.look_set.eq(self.set_en & (self.set_slot == self.look_slot)),
-            self.read_mask.eq(
-                read(flipped, self.read_slot) ^ read(cleared, self.read_slot)
-                | (self.set_bytes & now.replicate(LINE_BYTES))
-            ),
+            self.read_mask.eq(known | (self.set_bytes & now.replicate(LINE_BYTES))),
         ]
+        if word.protect:
+            m.d.comb += [self.look_fault.eq(look_fault), self.read_fault.eq(read_fault)]
         m.d.sync += Assert(
             ~(self.clear_en & self.set_en & (self.clear_slot == self.set_slot)),
             "a slot is cleared and set at once",

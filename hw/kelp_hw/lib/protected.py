@@ -8,7 +8,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Shape, Signal, Value
 from amaranth.lib import data, fifo, wiring
 from amaranth.lib.wiring import In, Out
 
-from .secded import Secded
+from .secded import LaneSecded, Secded
 from .sram import Sram
 
 __all__ = [
@@ -17,8 +17,11 @@ __all__ = [
     "Fault",
     "ProtectedFifo",
     "ProtectedMemory",
+    "fault_ports",
+    "fifo_of",
     "gather",
     "gather_blocks",
+    "memory_of",
     "merged",
     "used",
 ]
@@ -65,6 +68,29 @@ def used(fault, condition) -> Value:
     return Fault(Mux(condition, Value.cast(fault), 0))
 
 
+def fault_ports(protect: bool, *names: str) -> dict:
+    """Members of a block's signature, a `Fault` each: none where its memories have no check
+    bits."""
+    return dict.fromkeys(names, Out(Fault)) if protect else {}
+
+
+def memory_of(make, *, depth: int, shape, protect: bool, **options) -> wiring.Component:
+    """A :class:`ProtectedMemory` of the kind `make`, or, not protected, that memory itself: what is
+    left out costs no gate."""
+    if protect:
+        return ProtectedMemory(make=make, depth=depth, shape=shape, protect=True, **options)
+    return make(depth=depth, shape=shape, **options)
+
+
+def fifo_of(make, *, depth: int, shape, protect: bool) -> wiring.Component | fifo.FIFOInterface:
+    """A :class:`ProtectedFifo` of the kind `make`, or, not protected, that FIFO itself, whose data
+    are bits without a shape."""
+    if protect:
+        buffered = make is fifo.SyncFIFOBuffered
+        return ProtectedFifo(shape=shape, depth=depth, protect=True, buffered=buffered)
+    return make(width=Shape.cast(shape).width, depth=depth)
+
+
 class CheckedWord:
     """Check bits for a row of any shape: one code word of `Secded` for each of its parts. Its
     methods build combinational logic.
@@ -76,7 +102,8 @@ class CheckedWord:
     protect : bool
         Without it a code word is the row, and nothing is built.
     parts : sequence of int or None
-        Bits of each part, lowest first, 1 … 64 each; by default equal parts, as few as can be.
+        Bits of each part, lowest first, 1 … 64 each where `protect` is set; by default equal parts,
+        as few as can be.
 
     Attributes
     ----------
@@ -95,28 +122,32 @@ class CheckedWord:
             count = -(-width // self.MOST)
             size = -(-width // count)
             parts = [min(size, width - low) for low in range(0, width, size)]
-        self.parts = tuple(parts)
-        if sum(self.parts) != width or not all(1 <= size <= self.MOST for size in self.parts):
+        self.parts, self.protect = tuple(parts), bool(protect)
+        most = self.MOST if self.protect else width
+        if sum(self.parts) != width or not all(1 <= size <= most for size in self.parts):
             raise ValueError(
-                f"parts = {parts!r} is refused; legal: 1 … {self.MOST} bits each, {width} in all"
+                f"parts = {parts!r} is refused; legal: 1 … {most} bits each, {width} in all"
             )
-        self.protect = bool(protect)
-        self._codes = [Secded(max(4, size)) for size in self.parts]
-        self.widths = tuple(
-            size + (code.check_bits if self.protect else 0)
-            for size, code in zip(self.parts, self._codes, strict=True)
+        self._codes = [_code(size) for size in self.parts] if self.protect else []
+        self.widths = (
+            tuple(
+                size + code.check_bits for size, code in zip(self.parts, self._codes, strict=True)
+            )
+            if self.protect
+            else self.parts
         )
         self.code_bits = sum(self.widths)
 
-    def encode(self, value) -> Value:
-        """The code word of a row."""
+    def encode(self, m: Module, value) -> Value:
+        """The code word of a row, with logic in `m`."""
         value = Value.cast(value)
         if not self.protect:
             return value
         words, low = [], 0
         for size, code in zip(self.parts, self._codes, strict=True):
-            part = value[low : low + size]
-            words += [part, code.encode(Cat(part, Const(0, code.width - size)))[code.width :]]
+            part = Signal(size)
+            m.d.comb += part.eq(value[low : low + size])
+            words += [part, self._check(m, code, part)]
             low += size
         return Cat(words)
 
@@ -128,16 +159,32 @@ class CheckedWord:
             return word, Const(0, len(self.parts)), Const(0, len(self.parts))
         rows, singles, doubles, low = [], [], [], 0
         for size, width, code in zip(self.parts, self.widths, self._codes, strict=True):
-            part = word[low : low + width]
-            whole = Cat(part[:size], Const(0, code.width - size), part[size:])
-            syndrome = Signal(code.check_bits)
-            m.d.comb += syndrome.eq(code.syndrome(whole))
-            fixed, single, double = code.repair(whole, syndrome)
+            part, syndrome = Signal(size), Signal(code.check_bits)
+            m.d.comb += [
+                part.eq(word[low : low + size]),
+                syndrome.eq(self._check(m, code, part) ^ word[low + size : low + width]),
+            ]
+            if isinstance(code, LaneSecded):
+                fixed, single, double = code.repair(m, part, syndrome)
+            else:
+                fixed, single, double = code.repair(part, syndrome)
             rows.append(fixed[:size])
             singles.append(single)
             doubles.append(double)
             low += width
         return Cat(rows), Cat(singles), Cat(doubles)
+
+    @staticmethod
+    def _check(m: Module, code, part: Signal) -> Value:
+        """The check bits of a part."""
+        if isinstance(code, LaneSecded):
+            return code.check(m, part)
+        return code.encode(Cat(part, Const(0, code.width - len(part))))[code.width :]
+
+
+def _code(size: int) -> LaneSecded | Secded:
+    """The code of a part of `size` bits."""
+    return LaneSecded(size) if size >= LaneSecded.LEAST else Secded(max(4, size))
 
 
 class ProtectedMemory(wiring.Component):
@@ -242,7 +289,7 @@ class ProtectedMemory(wiring.Component):
             rows.read_address.eq(self.read_address),
             rows.write_en.eq(self.write_en),
             rows.write_address.eq(self.write_address),
-            rows.write_data.eq(self.word.encode(self.write_data)),
+            rows.write_data.eq(self.word.encode(m, self.write_data)),
         ]
         if not self.scrub:
             return m
@@ -262,7 +309,7 @@ class ProtectedMemory(wiring.Component):
                 m.d.comb += [
                     rows.write_en.eq(~0),
                     rows.write_address.eq(mended_at),
-                    rows.write_data.eq(self.word.encode(mended)),
+                    rows.write_data.eq(self.word.encode(m, mended)),
                 ]
         with m.Elif(fresh & self.corrected.any() & ~self.uncorrected.any()):
             m.d.sync += [mend.eq(1), mended.eq(word), mended_at.eq(address)]
@@ -321,12 +368,17 @@ class ProtectedFifo(wiring.Component):
             }
         )
 
+    @property
+    def level(self) -> Signal:
+        """As a FIFO of Amaranth has it."""
+        return self.w_level
+
     def elaborate(self, platform):
         m = Module()
         m.submodules.fifo = rows = self.fifo
         item, single, double = self.word.decode(m, rows.r_data)
         m.d.comb += [
-            rows.w_data.eq(self.word.encode(self.w_data)),
+            rows.w_data.eq(self.word.encode(m, self.w_data)),
             rows.w_en.eq(self.w_en),
             self.w_rdy.eq(rows.w_rdy),
             self.w_level.eq(rows.w_level),

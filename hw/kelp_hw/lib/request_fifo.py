@@ -70,7 +70,7 @@ class RequestFifo(wiring.Component):
             # When all places are taken, the end is the beginning.
             write.en.eq(self.level != self.depth),
             write.addr.eq(end),
-            write.data.eq(self.word.encode(self.i.p)),
+            write.data.eq(self.word.encode(m, self.i.p)),
             read.addr.eq(begin),
             self.o.valid.eq(self.level != 0),
             Value.cast(self.o.p).eq(oldest),

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from amaranth.hdl import Cat, Const, Value
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data
 
-__all__ = ["Secded"]
+__all__ = ["LaneSecded", "Secded"]
 
 
 class Secded:
@@ -91,6 +91,83 @@ class Secded:
         table, last = sum(1 << each for each in which), rows - 1 in which
         found = Const(table if last else ~table & ((1 << rows) - 1), rows).bit_select(syndrome, 1)
         return found if last else ~found
+
+
+class LaneSecded:
+    """A code like :class:`Secded`'s for words of `width` data bits in lanes of eight, whose logic
+    shares what lanes have in common, and of which a simulator takes a lane in one operation.
+
+    A column is a number of the lane and one of the bit in it, four bits each: one of them of even
+    and the other of odd weight. Parities of lanes give one half of a syndrome, those of the lanes'
+    sum the other. What it corrects and detects is what :class:`Secded` does.
+
+    Parameters
+    ----------
+    width : int
+        Data bits, 58 … 64: a :class:`Secded` of fewer has fewer check bits.
+
+    Attributes
+    ----------
+    check_bits : int
+    columns : tuple[int, ...]
+        The syndrome of a flip of each code bit.
+    """
+
+    LEAST, MOST = 58, 64
+    check_bits = 8
+
+    _ODD = (1, 2, 4, 7, 8, 11, 13, 14)
+    _LANES = (3, 5, 6, 9, 10, 12, 15, 7)  #: the last one's bits are even: with it they are odd
+
+    def __init__(self, width: int):
+        if not self.LEAST <= width <= self.MOST:
+            raise ValueError(f"width = {width!r} is refused; legal: {self.LEAST} … {self.MOST}")
+        self.width = width
+        data = [
+            lane << 4 | bit ^ (lane == self._LANES[-1]) for lane in self._LANES for bit in self._ODD
+        ]
+        self.columns = (*data[:width], *(1 << r for r in range(self.check_bits)))
+
+    def check(self, m: Module, value) -> Value:
+        """The check bits of `value`, with logic in `m`."""
+        word, total, parities = Signal(self.MOST), Signal(8), Signal(8)
+        lanes = [word.word_select(k, 8) for k in range(8)]
+        sums = [*lanes]
+        while len(sums) > 1:
+            sums = [a ^ b for a, b in zip(sums[::2], sums[1::2], strict=True)]
+        m.d.comb += [
+            word.eq(value),
+            total.eq(sums[0]),
+            parities.eq(Cat(lane.xor() for lane in lanes)),
+        ]
+        low = [
+            Cat(total[k] for k, bit in enumerate(self._ODD) if bit >> r & 1).xor() for r in range(4)
+        ]
+        high = [
+            Cat(parities[k] for k, lane in enumerate(self._LANES) if lane >> r & 1).xor()
+            for r in range(4)
+        ]
+        return Cat(low[0] ^ parities[-1], *low[1:], *high)
+
+    def repair(self, m: Module, value, syndrome) -> tuple[Value, Value, Value]:
+        """(data with a single error corrected, single error, uncorrectable error) from the data as
+        read and `syndrome`, a Signal, with logic in `m`."""
+        low, high = syndrome[:4], syndrome[4:]
+        odd, even, turned = Signal(8), Signal(8), Signal(self.width)
+        single, double = Signal(), Signal()
+        m.d.comb += [
+            odd.eq(Cat(low == bit for bit in self._ODD)),
+            even.eq(Cat(low == bit ^ 1 for bit in self._ODD)),
+            turned.eq(
+                Cat(
+                    Mux(high == lane, even if lane == self._LANES[-1] else odd, 0)
+                    for lane in self._LANES
+                )
+            ),
+            single.eq(turned.any() | Cat(syndrome == 1 << r for r in range(8)).any()),
+            double.eq(syndrome.any() & ~single),
+        ]
+        return value ^ turned, single, double
 
 
 def _balanced(width: int, check: int) -> list[int]:

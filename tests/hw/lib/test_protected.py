@@ -68,7 +68,7 @@ def decoded(word, codes):
 def encoded(word, value):
     """The code word of a row."""
     m, row, code = Module(), Signal(sum(word.parts)), Signal(word.code_bits)
-    m.d.comb += code.eq(word.encode(row))
+    m.d.comb += code.eq(word.encode(m, row))
     results = []
 
     async def bench(ctx):
@@ -82,7 +82,8 @@ def encoded(word, value):
 
 
 @pytest.mark.parametrize(
-    ("width", "parts"), [(1, None), (3, None), (30, None), (70, None), (20, (4, 1, 15))]
+    ("width", "parts"),
+    [(1, None), (3, None), (30, None), (70, None), (20, (4, 1, 15)), (58, None), (128, None)],
 )
 def test_flips_in_each_part_of_a_row(width, parts):
     word, rng = CheckedWord(width, protect=True, parts=parts), random.Random(width)
@@ -115,7 +116,7 @@ def test_parts_cover_the_row():
 def test_without_protection_nothing_is_added():
     word = CheckedWord(130, protect=False)
     value = Signal(130)
-    assert word.code_bits == 130 and word.encode(value) is value
+    assert word.code_bits == 130 and word.encode(Module(), value) is value
     assert word.decode(Module(), value)[0] is value
     assert ProtectedMemory(depth=4, shape=7, protect=False, scrub=True).rows.width == 7
 

@@ -8,7 +8,7 @@ import pytest
 from amaranth.hdl import Const, Module, Signal
 from amaranth.sim import Simulator
 
-from kelp_hw.lib.secded import Secded
+from kelp_hw.lib.secded import LaneSecded, Secded
 
 
 def model(code):
@@ -101,3 +101,50 @@ def test_no_more_check_bits_than_the_bound():
 def test_width_is_checked(width):
     with pytest.raises(ValueError, match="width = .* legal: 4 … 64"):
         Secded(width)
+
+
+@pytest.mark.parametrize("width", [58, 61, 64])
+def test_lanes(width):
+    """Every single flip and every pair, by the columns, and every syndrome, by the logic."""
+    code = LaneSecded(width)
+    columns, rng = code.columns, random.Random(width)
+    assert len({*columns}) == width + 8 and all(column.bit_count() % 2 for column in columns)
+    m, value, syndrome = Module(), Signal(width), Signal(8)
+    check, fixed, single, double = Signal(8), Signal(width), Signal(), Signal()
+    m.d.comb += [
+        check.eq(code.check(m, value)),
+        *(
+            to.eq(what)
+            for to, what in zip(
+                (fixed, single, double), code.repair(m, value, syndrome), strict=True
+            )
+        ),
+    ]
+
+    async def bench(ctx):
+        for bit, column in enumerate(columns[:width]):
+            ctx.set(value, 1 << bit)
+            assert ctx.get(check) == column
+        for _ in range(50):
+            row = rng.getrandbits(width)
+            ctx.set(value, row)
+            expected = 0
+            for bit in range(width):
+                expected ^= columns[bit] * (row >> bit & 1)
+            assert ctx.get(check) == expected
+        for each in range(256):
+            ctx.set(syndrome, each)
+            turned = sum(1 << bit for bit in range(width) if columns[bit] == each)
+            assert ctx.get(fixed) == ctx.get(value) ^ turned
+            one = each in columns
+            assert (ctx.get(single), ctx.get(double)) == (one, each != 0 and not one)
+
+    sim = Simulator(m)
+    sim.add_testbench(bench)
+    sim.run()
+
+
+@pytest.mark.parametrize("width", [57, 65])
+def test_width_of_lanes_is_checked(width):
+    with pytest.raises(ValueError, match="width = .* legal: 58 … 64"):
+        LaneSecded(width)
