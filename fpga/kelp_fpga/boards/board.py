@@ -134,7 +134,7 @@ class Board(wiring.Component):
         m.d.sync += state.quiescent.eq(m.submodules.endpoint.quiescent & ~Cat(under_way).any())
         self._self_test(m, state, answers)
         s = m.submodules
-        for n, manager in enumerate((s.endpoint, s.cold, s.test)):
+        for n, manager in enumerate((s.endpoint, s.cold_store, s.test)):
             self._join(m, manager.axi, getattr(s.arbiter, f"i_{n}"))
         connect(m, s.arbiter.o, memory)
         self._registers(m, state)
@@ -151,7 +151,7 @@ class Board(wiring.Component):
         s.arbiter = in_device(
             AxiArbiter(managers=3, address_bits=_ADDRESS_BITS, id_bits=axi_signature(c).id_bits)
         )
-        s.cold = in_device(
+        s.cold_store = in_device(
             ColdStore(
                 config=c,
                 first_line=self.cold_first,
@@ -222,8 +222,8 @@ class Board(wiring.Component):
         drs = self._place(m, "s2m_drs", endpoint.s2m_drs, bridge.s2m_drs)
         ndr = self._place(m, "s2m_ndr", endpoint.s2m_ndr, bridge.s2m_ndr)
         m.d.comb += endpoint.s2m_bisnp.ready.eq(1)
-        connect(m, endpoint.cold_command, s.cold.command)
-        self._place(m, "completion", s.cold.completion, endpoint.cold_completion)
+        connect(m, endpoint.cold_command, s.cold_store.command)
+        self._place(m, "completion", s.cold_store.completion, endpoint.cold_completion)
         return [place.o.valid for place in requests], {"drs": drs.o, "ndr": ndr.o}
 
     def _self_test(self, m: Module, state: _State, answers) -> None:
@@ -261,13 +261,13 @@ class Board(wiring.Component):
 
     def _counts(self, m: Module, state: _State) -> tuple[Signal, Signal]:
         """Pages fetched from the cold tier, and stored, since the device was reset."""
-        cold = m.submodules.cold
+        cold_store = m.submodules.cold_store
         fetches, stores = Signal(32), Signal(32)
         # two registers: the cold tier may lie at the other end of the device
         fetched, stored = Signal(2), Signal(2)
         m.d.sync += [
-            fetched.eq(Cat(cold.reads, fetched[0])),
-            stored.eq(Cat(cold.writes, stored[0])),
+            fetched.eq(Cat(cold_store.reads, fetched[0])),
+            stored.eq(Cat(cold_store.writes, stored[0])),
             fetches.eq(Mux(state.device_reset, 0, fetches + fetched[1])),
             stores.eq(Mux(state.device_reset, 0, stores + stored[1])),
         ]

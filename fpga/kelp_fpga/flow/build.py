@@ -56,7 +56,7 @@ SYNTHESIS = (
     + f"begin:map_luts\n{MAP_LUTS}\nsynth_ecp5 -top {{top}} -run map_cells:json"
 )
 #: nextpnr's placer and router. The static placer's wires are a sixth shorter; which of them are
-#: late is left to the refinement. router1 takes twice router2's time, and counts a wire's whole
+#: critical is left to the refinement. router1 takes twice router2's time, and counts a wire's whole
 #: way, also where a net has hundreds of loads.
 LAYOUT = ("--placer", "static", "--router", "router1")
 #: Packages that do a step's work: with another version the step is done again, too.

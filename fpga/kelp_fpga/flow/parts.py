@@ -2,8 +2,8 @@
 """What has become of each part of a board in its netlist: what it takes, and whether synthesis has
 left anything of it.
 
-A part is an instance in the board or in its endpoint, with all that is below it: `bridge`, `cold`
-(the board's store), `endpoint.cold` (the endpoint's scheduler). `board` and `endpoint` are what
+A part is an instance in the board or in its endpoint, with all that is below it: `bridge`,
+`cold_store`, `endpoint.cold` (the endpoint's scheduler). `board` and `endpoint` are what
 these two hold themselves; `(top)` is what lies around the board.
 """
 

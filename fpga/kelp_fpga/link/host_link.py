@@ -107,11 +107,11 @@ class HostLink:
     def pump(self, now: float) -> bytes:
         """What is to be sent now."""
         out = []
-        late = self._deadline is not None and now >= self._deadline
-        if late:
+        overdue = self._deadline is not None and now >= self._deadline
+        if overdue:
             self._patience = min(2 * self._patience, 16 * self._timeout)
         if not self.up:
-            if late or self._deadline is None:
+            if overdue or self._deadline is None:
                 out.append(Frame(Kind.SYNC, 0, 0, 0, self._nonce))
                 self._deadline = now + self._patience
             return b"".join(map(encode, out))
@@ -128,7 +128,7 @@ class HostLink:
             out.append(Frame(kind, self._next, self._expected, 0, payload))
             self._next = self._next + 1 & 0xFF
             sent = True
-        if late and (self._unacked or self.awaiting):
+        if overdue and (self._unacked or self.awaiting):
             self._poll = True
         if self._poll:
             out.append(Frame(Kind.CONTROL, 0, self._expected, POLL, b""))
@@ -139,7 +139,7 @@ class HostLink:
             self._unsaid, self._poll = 0, False
         if not (self._unacked or self.awaiting):
             self._deadline, self._patience = None, self._timeout
-        elif late or sent or self._deadline is None:
+        elif overdue or sent or self._deadline is None:
             self._deadline = now + self._patience
         return b"".join(map(encode, out))
 

@@ -124,9 +124,9 @@ class AxiArbiter(wiring.Component):
             m.d.comb += i.ready.eq(taken[0] & (chosen == n))
         if data:
             w = self.o.w
-            # Told from registers, a cycle late, so that no manager waits for an answer of this
-            # cycle's to what it offers. What it offers it goes on to offer: asked is who did a
-            # cycle ago, and that one's data are there.
+            # Told from registers, as of the cycle before, so that no manager waits for an answer
+            # of this cycle's to what it offers. What it offers it goes on to offer: asked is who
+            # did a cycle ago, and that one's data are there.
             asks, offers = Signal(self.managers), Cat(d.valid for d in data)
             m.d.comb += taken[1].eq(asks.any())
             m.d.sync += [

@@ -123,13 +123,13 @@ class ColdScheduler(wiring.Component):
     completion `timeout` cycles after it was sent is aborted. From the completion (ABORTED) of an
     ABORT on, or `timeout` cycles after its acceptance at the latest, the tier moves no data for
     that id, and neither a retry nor the frame's next use begins before. Completions that nobody
-    waits for are ignored; each try of an entry flips the id's attempt bit, so that a late one is
+    waits for are ignored; each try of an entry flips the id's attempt bit, so that an old one is
     not taken for its successor's.
 
     One engine looks at one entry every four cycles: completions and commands in turn, and whenever
     neither is due, the next entry's deadline. So a completion is taken within a few cycles, and a
-    timeout is noticed at most 4 · (`misses` + `write_backs`) cycles late when nothing else happens,
-    at no cost per entry.
+    timeout is noticed within 4 · (`misses` + `write_backs`) cycles when nothing else happens, at no
+    cost per entry.
 
     Errors: two write-backs under one token, a fetch under a miss id in use (asserted). What the
     tier reports is no error of this block: it is told by `failed` of the answers.

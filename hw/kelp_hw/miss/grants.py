@@ -50,7 +50,7 @@ class MissGrants(wiring.Component):
         GRANT.
     quiet : out
         No entry waits, or those that do wait for time to pass, or for a frame, of which it hears a
-        cycle late.
+        cycle after.
     starving : out
         An entry waits, and none that does can have a frame.
     fault : out, BlockFault

@@ -108,36 +108,36 @@ class ParkLists(wiring.Component):
         m.submodules.head = head = self._memory(self.lists, self.node_bits)
         m.d.comb += self.level.eq(free.level)
 
-        # Append: look up the tail, then fill it and link the new one. Successive appends to one
-        # list see each other's tail through the transparent read.
+        # Append: look up the tail, then (`held`) fill it and link the new one. Successive appends
+        # to one list see each other's tail through the transparent read.
         created = Signal(range(self.lists + 1))
-        late, late_valid, late_first = Signal(self.append), Signal(), Signal()
+        held, held_valid, held_first = Signal(self.append), Signal(), Signal()
         first = self.i.p.create & (self.i.p.list == created)
         m.d.comb += [tail.read_en.eq(1), tail.read_address.eq(self.i.p.list)]
-        m.d.sync += [late.eq(self.i.p), late_valid.eq(self.i.valid), late_first.eq(first)]
+        m.d.sync += [held.eq(self.i.p), held_valid.eq(self.i.valid), held_first.eq(first)]
         with m.If(self.i.valid & first):
             m.d.sync += created.eq(created + 1)
 
         last, fresh, park = Signal(self.node_bits), Signal(self.node_bits), Signal()
         m.d.comb += [
-            last.eq(Mux(late_first, late.list, tail.read_data)),
+            last.eq(Mux(held_first, held.list, tail.read_data)),
             fresh.eq(free.o.payload),
-            park.eq(late_valid & late.park),
+            park.eq(held_valid & held.park),
             free.o.ready.eq(park),
             node.write_en.eq(park),
             node.write_address.eq(last),
-            Value.cast(node.write_data).eq(Value.cast(late.data)),
+            Value.cast(node.write_data).eq(Value.cast(held.data)),
             link.write_en.eq(park),
             link.write_address.eq(last),
             link.write_data.eq(fresh),
-            head.write_en.eq(late_valid & late.create),
-            head.write_address.eq(late.list),
+            head.write_en.eq(held_valid & held.create),
+            head.write_address.eq(held.list),
             head.write_data.eq(last),
         ]
         for copy in (tail, tail_seen):
             m.d.comb += [
-                copy.write_en.eq(park | (late_valid & late.create)),
-                copy.write_address.eq(late.list),
+                copy.write_en.eq(park | (held_valid & held.create)),
+                copy.write_address.eq(held.list),
                 copy.write_data.eq(Mux(park, fresh, last)),
             ]
 
@@ -179,7 +179,7 @@ class ParkLists(wiring.Component):
                 free.fault,
                 used(node.fault, take),
                 used(link.fault, take),
-                used(tail.fault, late_valid & ~late_first),
+                used(tail.fault, held_valid & ~held_first),
                 used(head.fault, opening),
                 Fault(Cat(seen.corrected & (take | self.visit_end), seen.uncorrected)),
             )

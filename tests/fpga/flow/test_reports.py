@@ -37,7 +37,7 @@ def a_report(directory, **timing):
     cells = {
         "board": Counter(),
         "bridge": Counter(TRELLIS_FF=3, LUT4=4, CCU2C=1),
-        "cold": Counter(),
+        "cold_store": Counter(),
         "endpoint": Counter(),
         "endpoint.cold": Counter(DP16KD=2, MULT18X18D=1, TRELLIS_DPR16X4=1),
         "endpoint.ema": Counter(),
@@ -62,7 +62,7 @@ def test_report_tells_the_slowest_path_of_each_part_and_what_it_took(tmp_path):
         net("board.endpoint.still_TRELLIS_FF_Q", 2.0),
         net("led_0.buf", 1.0),
         net("board.o__w__payload.data_TRELLIS_FF_Q_7", 3.0),
-        net("board.cold.order", 5.0),
+        net("board.cold_store.order", 5.0),
         net("board.endpoint.cold.order", 6.0),
         net("board.endpoint.m2s.valid_TRELLIS_FF_Q", 1.5),
         {"endpoints": []},
@@ -85,7 +85,7 @@ def test_report_tells_the_slowest_path_of_each_part_and_what_it_took(tmp_path):
         ("bridge", 12.5),
         ("endpoint.ema", 9.5),
         ("endpoint.cold", 6.0),
-        ("cold", 5.0),
+        ("cold_store", 5.0),
         ("board", 3.0),
         ("endpoint", 2.0),
         ("(top)", 1.0),
@@ -222,8 +222,7 @@ class Parted(Stub):
         for name, of in (
             ("bridge", m),
             ("endpoint.tracker", endpoint),
-            ("endpoint.cold", endpoint),
-            ("cold", m),
+            ("endpoint.bridge", endpoint),
         ):
             of.submodules[name.split(".")[-1]] = part = Counting(Counting(Counting()))
             m.d.comb += part.i.eq(self.rx)
@@ -241,11 +240,10 @@ def test_parts_and_their_state_are_read_from_the_design():
     assert parts.parts(str(plan.files["top.il"])) == {
         "board": True,
         "bridge": True,
-        "cold": True,
         "inverts": False,
         "endpoint": False,
         "endpoint.tracker": True,
-        "endpoint.cold": True,
+        "endpoint.bridge": True,
     }
 
 
@@ -255,12 +253,12 @@ def test_a_part_that_synthesis_optimised_away_ends_the_build(tmp_path):
     kind = BLOCK_BOARDS[BOARD]
     with pytest.raises(
         BuildError,
-        match=r"optimised away endpoint\.cold: no register.* of it is left in .*top\.json",
+        match=r"optimised away endpoint\.bridge: no register.* of it is left in .*top\.json",
     ):
         size(
             BOARD,
             board_config("unit"),
             directory=tmp_path,
             hz=80_000_000,
-            top=lambda *_: (kind.platform(), BlockTop(kind, Parted({"endpoint.cold"}))),
+            top=lambda *_: (kind.platform(), BlockTop(kind, Parted({"endpoint.bridge"}))),
         )

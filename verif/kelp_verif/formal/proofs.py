@@ -407,8 +407,8 @@ PROOFS = (
         bugs=(
             # a list's second life begins as its first
             (
-                "head.write_en.eq(late_valid & late.create)",
-                "head.write_en.eq(late_valid & late_first)",
+                "head.write_en.eq(held_valid & held.create)",
+                "head.write_en.eq(held_valid & held_first)",
             ),
         ),
         withdrawals=(

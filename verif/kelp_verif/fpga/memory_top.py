@@ -54,12 +54,12 @@ class MemorySide(wiring.Component):
         m.submodules.store = store = BlockStore(
             lines=LINES, address_bits=_BITS, id_bits=6, ultra=self.ultra
         )
-        m.submodules.cold = cold = ColdStore(
+        m.submodules.cold_store = cold_store = ColdStore(
             config=self.config, first_line=FIRST, lines=LINES - FIRST, address_bits=_BITS
         )
         m.submodules.test = test = MemoryTest(address_bits=_BITS)
         connect(m, flipped(self.axi), arbiter.i_0)
-        Board._join(m, cold.axi, arbiter.i_1)
+        Board._join(m, cold_store.axi, arbiter.i_1)
         Board._join(m, test.axi, arbiter.i_2)
         for name in ("aw", "w", "ar"):
             connect(m, getattr(arbiter.o, name), getattr(store.axi, name))
@@ -77,9 +77,9 @@ class MemorySide(wiring.Component):
             self.done.eq(test.done),
             self.result.eq(test.result),
             self.detail.eq(test.detail),
-            self.reads.eq(cold.reads),
-            self.writes.eq(cold.writes),
+            self.reads.eq(cold_store.reads),
+            self.writes.eq(cold_store.writes),
         ]
-        connect(m, flipped(self.cold_command), cold.command)
-        connect(m, cold.completion, flipped(self.cold_completion))
+        connect(m, flipped(self.cold_command), cold_store.command)
+        connect(m, cold_store.completion, flipped(self.cold_completion))
         return m
