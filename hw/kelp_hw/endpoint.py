@@ -482,6 +482,7 @@ class Endpoint(wiring.Component):
             (Protected.COLD_SCHEDULER, s.cold),
             (Protected.DATA_PATH, s.data_path),
             (Protected.HOST, s.hints),
+            (Protected.SCORES, s.ema),
         ):
             m.d.comb += faults.faults[block].eq(source.fault)
 

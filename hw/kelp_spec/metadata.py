@@ -200,6 +200,7 @@ class Protected(IntEnum):
     DATA_PATH = 5
     EVICTION = 6
     HOST = 7
+    SCORES = 8
 
 
 def page_word_fields(config: Config) -> tuple[tuple[str, int], ...]:

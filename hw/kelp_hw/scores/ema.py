@@ -5,7 +5,7 @@ answered after 22 cycles."""
 
 from __future__ import annotations
 
-from amaranth.hdl import Assert, Cat, Module, Mux, Signal, signed
+from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value, signed
 from amaranth.lib import data, fifo, memory, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
@@ -17,6 +17,7 @@ from kelp_spec.scores import IDLE_BIAS
 from ..control.queue_config import QueueConfig
 from ..layouts import Layouts, code_shape
 from ..lib.exp2 import Exp2
+from ..lib.protected import BlockFault, CheckedWord, Fault, fifo_of, gather, used
 from ..lib.secded import Secded
 from ..lib.split_sram import SplitSram
 from ..lib.sram import Sram
@@ -150,7 +151,8 @@ class EmaEngine(wiring.Component):
 
     Errors: a score with one flipped bit is corrected and written back, also a SCAN's; one with two
     counts as 0. INIT looks at nothing that was there, and every other event comes after one: the
-    words need no scrub.
+    words need no scrub. With `config.protect` an event on its way carries check bits: one whose
+    kind is lost would be a SCAN that never comes back, or comes back twice.
 
     Parameters
     ----------
@@ -174,6 +176,8 @@ class EmaEngine(wiring.Component):
         The reset scrub of the profiles is over; no event may come before.
     idle : out
         No event is inside.
+    fault : out, BlockFault
+        With `config.protect`: of an event on its way. None can be rebuilt.
     """
 
     HAZARD = len(SCORE_BACK) - 1
@@ -189,6 +193,8 @@ class EmaEngine(wiring.Component):
         self.config = config
         layouts = self.layouts = Layouts(config)
         self.secded = Secded(SCORE_WORD_BITS)
+        #: The rows of the memory *places*.
+        self.words = {"places": CheckedWord(_State(config).carried, protect=config.protect)}
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.score_event, always_ready=True)),
@@ -200,6 +206,7 @@ class EmaEngine(wiring.Component):
                 "uncorrected": Out(1),
                 "cleared": Out(1),
                 "idle": Out(1),
+                **({"fault": Out(BlockFault)} if config.protect else {}),
             }
         )
 
@@ -217,6 +224,8 @@ class EmaEngine(wiring.Component):
         self._folded(m, s)
         self._scanned(m, s)
         self._written(m, s)
+        if self.config.protect:
+            gather(m, self.fault, s.queue.fault, used(s.got_fault, s.takes))
         m.d.comb += self.idle.eq(
             ~(self.i.valid | s.queue.r_rdy | (s.inside != 0) | s.b0_valid | s.back_valid.any())
         )
@@ -224,7 +233,9 @@ class EmaEngine(wiring.Component):
 
     def _queue(self, m: Module, s: _State) -> None:
         """The FIFO of events."""
-        m.submodules.queue = queue = s.queue = fifo.SyncFIFO(width=s.event.size, depth=self.DEPTH)
+        m.submodules.queue = queue = s.queue = fifo_of(
+            fifo.SyncFIFO, shape=s.event, depth=self.DEPTH, protect=self.config.protect
+        )
         pushed = self._packed(m, s.event, s.found)
         m.d.comb += [
             queue.w_data.eq(pushed),
@@ -239,6 +250,7 @@ class EmaEngine(wiring.Component):
         `b0` steers no register of theirs: there is a place behind them for each event that
         enters."""
         c, event, queue = self.config, s.event, s.queue
+        oldest = event(Value.cast(queue.r_data))
         enters, drops, takes, dropped, taken = Signal(), Signal(), Signal(), Signal(), Signal()
         inside = Signal(range(self.PLACES + 1))
         # Critical path: `drops` and `takes`: registered, so an event counts for one cycle more.
@@ -256,11 +268,11 @@ class EmaEngine(wiring.Component):
             queue.r_en.eq(inside < self.PLACES),
             enters.eq(queue.r_en & queue.r_rdy),
             settings.read_en.eq(1),
-            settings.read_squeue.eq(data.View(event, queue.r_data).squeue),
+            settings.read_squeue.eq(oldest.squeue),
             # An event sees the newest page as the events before it left it: the one just before
             # writes as this one reads.
             newest.read_en.eq(1),
-            newest.read_address.eq(data.View(event, queue.r_data).squeue),
+            newest.read_address.eq(oldest.squeue),
             newest.write_en.eq(a0_valid & (a0.kind == ScoreEvent.INIT)),
             newest.write_address.eq(a0.squeue),
             newest.write_data.eq(a0.page),
@@ -273,7 +285,7 @@ class EmaEngine(wiring.Component):
         )
         setting = Signal(settings.shape, reset_less=True)  # a block RAM is slow to answer
         m.d.sync += [
-            a0.eq(queue.r_data),
+            a0.eq(oldest),
             a0_valid.eq(enters),
             a1.eq(a0),
             a1_valid.eq(a0_valid),
@@ -341,7 +353,9 @@ class EmaEngine(wiring.Component):
         has been worked out from memories; its factor follows when Exp2 has it."""
         exp2, takes, a1_valid, counts = s.exp2, s.takes, s.a1_valid, s.counts
         # The events in their places, and the factors of those whose b0 is not free.
-        m.submodules.places = places = memory.Memory(shape=s.carried, depth=self.PLACES, init=())
+        word, protect = self.words["places"], self.config.protect
+        carried = word.code_bits if protect else s.carried
+        m.submodules.places = places = memory.Memory(shape=carried, depth=self.PLACES, init=())
         m.submodules.rests = rests = memory.Memory(shape=s.derived, depth=self.PLACES, init=())
         m.submodules.factors = known = memory.Memory(shape=SCORE_BITS, depth=self.PLACES, init=())
         put, get, know, more = (
@@ -360,7 +374,7 @@ class EmaEngine(wiring.Component):
             halving.eq(Mux(exp2.halving[SCORE_BITS], 65535, exp2.halving)),
             put_event.en.eq(a1_valid),
             put_event.addr.eq(put),
-            put_event.data.eq(s.carried1),
+            put_event.data.eq(word.encode(m, s.carried1) if protect else s.carried1),
             get_event.addr.eq(get),
             put_rest.en.eq(rest_valid),
             put_rest.addr.eq(rest_at),
@@ -382,6 +396,10 @@ class EmaEngine(wiring.Component):
         ]
         s.more, s.computed, s.halving = more, computed, halving
         s.got, s.rest, s.got_factor = get_event.data, get_rest.data, get_factor.data
+        if protect:
+            row, single, double = word.decode(m, get_event.data)
+            s.got, s.got_fault = Signal(s.carried), Fault(Cat(single.any(), double.any()))
+            m.d.comb += s.got.eq(row)
 
     def _admitted(self, m: Module, s: _State) -> None:
         """b0: the factor is known; the score may be read when no older event is going to write
