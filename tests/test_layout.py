@@ -254,28 +254,34 @@ def test_a_block_that_a_readme_leaves_out_is_seen():
 
 
 def components(text):
-    """Classes of ``text`` that are blocks."""
+    """Classes of ``text`` that are blocks, or tops of boards."""
     return [
         node.name
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ClassDef)
-        and {"Component", "wiring.Component"} & {ast.unparse(base) for base in node.bases}
+        and {"Component", "wiring.Component", "Elaboratable"}
+        & {ast.unparse(base) for base in node.bases}
     ]
 
 
-def without_test(paths):
-    """Those of the files of kelp_hw that declare a block and have no test at the mirrored path."""
-    return [
-        str(path)
-        for path in paths
-        if components((ROOT / "hw/kelp_hw" / path).read_text(encoding="utf-8"))
-        and not (ROOT / "tests/hw" / path.parent / f"test_{path.name}").exists()
-    ]
+#: Packages of blocks, and the folder of tests that mirrors each.
+WITH_BLOCKS = {"hw/kelp_hw": "tests/hw", "fpga/kelp_fpga": "tests/fpga"}
+
+
+def own_test(root, mirror, path):
+    """Where the test of file `path` below `root` is found."""
+    inner = path.relative_to(ROOT / root)
+    return ROOT / mirror / inner.parent / f"test_{inner.name}"
 
 
 def test_a_blocks_test_is_found_by_its_path():
-    root = ROOT / "hw/kelp_hw"
-    bad = without_test(path.relative_to(root) for path in sorted(root.rglob("*.py")))
+    bad = [
+        str(path.relative_to(ROOT))
+        for root, mirror in WITH_BLOCKS.items()
+        for path in sorted((ROOT / root).rglob("*.py"))
+        if components(path.read_text(encoding="utf-8"))
+        and not own_test(root, mirror, path).exists()
+    ]
     assert not bad, "no test at the mirrored path: " + ", ".join(bad)
 
 
@@ -298,7 +304,8 @@ def without_pace(text):
 def test_the_top_of_a_blocks_file_says_what_it_does_and_how_fast():
     bad = [
         f"{path.relative_to(ROOT)}: {missing}"
-        for path in sorted((ROOT / "hw/kelp_hw").rglob("*.py"))
+        for root in WITH_BLOCKS
+        for path in sorted((ROOT / root).rglob("*.py"))
         if (missing := without_pace(path.read_text(encoding="utf-8")))
     ]
     assert not bad, "not in its first 20 lines:\n" + "\n".join(bad)

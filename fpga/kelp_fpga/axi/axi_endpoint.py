@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The endpoint between a vendor's CXL IP and its memory controller: AXI4 on both sides, flat ports,
-for an Agilex or UltraScale+ design to instantiate."""
+for an Agilex or UltraScale+ design to instantiate. `AxiFront`'s cycles each way are added to
+the endpoint's latency; a beat a cycle."""
 
 from __future__ import annotations
 
@@ -25,11 +26,22 @@ class AxiEndpoint(wiring.Component):
     """:class:`.axi_front.AxiFront` and the endpoint. Each port, in a row of its own:
     :data:`.axi_ports.PORT_DOCS`.
 
+    Latency and throughput: those of the two; what both make together is measured
+    (docs/fpga.md).
+
     Parameters
     ----------
     config : Config
     id_bits, depth, ld_id
         Of the front end.
+
+    Members
+    -------
+    s_axi_<name> : the AXI4 port of the CXL IP, as of the front end
+    m_axi_<name> : the AXI4 port of the memory controller
+    cold_command, cold_completion : streams to and from the cold tier
+    ready, irq : out
+        The endpoint's.
     """
 
     def __init__(self, *, config: Config, id_bits: int = 8, depth: int = 128, ld_id: int = 0):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """AXI4 in, CXL.mem requests out: for vendors' CXL IP that hands a design AXI4 (Agilex 7 R-tile AFU:
-512 bits, 52 address bits, poison in the user bit)."""
+512 bits, 52 address bits, poison in the user bit). Latency 1 cycle out, 2 back; a beat a cycle each
+way."""
 
 from __future__ import annotations
 
@@ -46,12 +47,18 @@ class Burst(wiring.Component):
     """An AXI4 address channel's bursts, beat by beat; the next burst is taken with the last beat of
     the one before, so beats never pause.
 
+    Latency: a burst's first beat comes `LATENCY` cycles after it is taken; a beat each `INTERVAL`
+    cycles.
+
     Members
     -------
     valid, ready, id, addr, len, size, burst
         The channel.
     o : Out stream {id, line, last}
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, *, id_bits: int, address_bits: int):
         self.address_bits = address_bits
@@ -116,9 +123,10 @@ class AxiFront(wiring.Component):
     of its beats: any later read sees them; one outside the map is dropped and answered OKAY. A beat
     without strobes asks for nothing, but with poison it poisons its line.
 
-    Throughput: one beat per cycle in each direction while no more than `depth` are under way.
-    Latency added: 2 cycles out, 2 back. All bursts (FIXED, INCR, WRAP) and sizes up to 64 bytes; a
-    narrow beat is a request of its own.
+    Throughput: a beat in `INTERVAL` cycles in each direction while no more than `depth` are under
+    way. Latency: `LATENCY` cycles from an address to its first request, `ANSWER_LATENCY` from the
+    endpoint's answer to ours. All bursts (FIXED, INCR, WRAP) and sizes up to 64 bytes; a narrow
+    beat is a request of its own.
 
     Parameters
     ----------
@@ -130,10 +138,14 @@ class AxiFront(wiring.Component):
 
     Members
     -------
-    s_axi_… : AXI4, flat, as vendor IP has it
+    s_axi_<name> : AXI4, flat, as vendor IP has it
     m2s_req, m2s_rwd, s2m_drs, s2m_ndr
         The endpoint's channels. Nobody else may use them.
     """
+
+    LATENCY = Burst.LATENCY
+    ANSWER_LATENCY = 2
+    INTERVAL = 1
 
     def __init__(
         self, *, id_bits: int = 8, address_bits: int = 52, depth: int = 128, ld_id: int = 0

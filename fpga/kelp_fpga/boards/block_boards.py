@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Boards whose memory chip we have no controller for (DDR3): the same top, its memory and cold tier
-in block RAM. Clock, UART and LEDs are all that they need.
+in block RAM. Clock, UART and LEDs are all that they need; pins are wired to the board's ports,
+combinational.
 
 The ButterStick has no UART of its own: an adapter of 3.3 V goes on its SYZYGY connector VIO0 (S0
 receives, S1 sends). That connector's supply is off until `VccIo` has set it.
@@ -39,7 +40,7 @@ class BlockBoard:
 
 
 class BlockTop(Elaboratable):
-    """:class:`.board.Board` on the pins of a :class:`BlockBoard`."""
+    """:class:`.board.Board` on the pins of a :class:`BlockBoard`. Combinational: wires."""
 
     def __init__(self, kind: BlockBoard, board: Board):
         self.kind, self.board = kind, board

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What is on a board, whatever the board is called: endpoint, memory, cold tier, self-test, bridge,
-UART, LEDs."""
+UART, LEDs. As fast as its UART: a request and its answer take it some 100 bytes of ten bits,
+thousands of cycles, beside which the endpoint's are few."""
 
 from __future__ import annotations
 
@@ -68,6 +69,8 @@ class Board(wiring.Component):
 
     The memory's first `config.dram_lines` lines are the endpoint's frames, the rest is the cold
     tier.
+
+    Latency and throughput: those of its parts.
 
     Parameters
     ----------

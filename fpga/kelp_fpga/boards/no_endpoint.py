@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What stands in the endpoint's place in a board's first light: it answers, and does nothing."""
+"""What stands in the endpoint's place in a board's first light: it answers in the cycle of the
+request, combinational, and does nothing."""
 
 from __future__ import annotations
 
@@ -19,10 +20,26 @@ class NoEndpoint(wiring.Component):
     offered at a time, as the bridge does. What is synthesised with it is small enough to be routed
     in minutes.
 
+    Latency: `LATENCY` cycles, combinational; a request each `INTERVAL` cycles.
+
     Parameters
     ----------
     config : Config
+
+    Members
+    -------
+    m2s_req, m2s_rwd, s2m_drs, s2m_ndr : streams
+        Requests and their answers.
+    m2s_birsp, s2m_bisnp, axi, cold_command, cold_completion : streams
+        What comes is taken and dropped; nothing is offered.
+    ready, quiescent : out
+        Always; nothing stands at its ports.
+    irq, now, commit_result, commit_frame, commit_score, commit_hot, lockstep, skip : ports
+        Of no use here.
     """
+
+    LATENCY = 0
+    INTERVAL = 1
 
     def __init__(self, *, config: Config):
         self.config, self.ecc_flip = config, Signal(2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""A register between a wide stream and something slow."""
+"""A register between a wide stream and something slow: 1 cycle, one item in two cycles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class OnePlace(wiring.Component):
     and the payload's registers have no other enable, so that nothing on the far side reaches the
     hundreds of registers on this one in the same cycle.
 
-    Latency 1 cycle, throughput one transfer in two cycles.
+    Latency: `LATENCY` cycle; an item each `INTERVAL` cycles.
 
     Parameters
     ----------
@@ -25,6 +25,9 @@ class OnePlace(wiring.Component):
     -------
     i, o : streams
     """
+
+    LATENCY = 1
+    INTERVAL = 2
 
     def __init__(self, shape):
         Shape.cast(shape)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The board's top on an ULX3S-85F: clock, pins, and nothing else."""
+"""The board's top on an ULX3S-85F: clock, pins, and nothing else. The SDRAM's pins have a register
+each way, one cycle; the others are wires."""
 
 from __future__ import annotations
 

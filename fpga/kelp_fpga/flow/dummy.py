@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """A dummy of a given size: what the tools make of a device that full, before anything real is as
-large."""
+large. Five functions between registers, one cycle; it computes nothing."""
 
 from __future__ import annotations
 

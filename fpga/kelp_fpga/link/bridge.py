@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The host bridge: CXL.mem messages and the board's registers over any stream of bytes, each
-delivered exactly once."""
+delivered exactly once. A byte a cycle each way; a request leaves 5 cycles and its bytes after its
+frame's last byte."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class HostBridge(wiring.Component):
     host acknowledges it, and at `WINDOW` of them the bridge takes no more. After a SYNC with a new
     nonce the answers still owed to the host before are taken and dropped.
 
-    Latency: a request leaves four cycles and its bytes after its frame's last byte. Throughput:
-    that of the line.
+    Latency: a request leaves `LATENCY` cycles, and one for each of its bytes, after its frame's
+    last byte. Throughput: that of the line, a byte each `INTERVAL` cycles at most.
 
     Parameters
     ----------
@@ -61,18 +62,25 @@ class HostBridge(wiring.Component):
         The endpoint is being reset and owes no more answers.
     hold : In
         The device tests itself: the host reaches the board's registers alone, its requests and a
-        new connection wait. `inject` are the test's requests, and the endpoint's answers are taken
-        with `take_drs` and `take_ndr` where they come in.
+        new connection wait.
+    inject : In stream(injected)
+        The test's requests.
+    take_drs, take_ndr : In
+        The endpoint's answers are taken where they come in.
     owed : Out
         The endpoint owes answers.
-    board_address, board_data, board_write : Out
-        A register of the board is read (and written when `board_write`); `board_read_data` is
-        sampled in that cycle, marked by `board_valid`.
+    board_address, board_data, board_write, board_valid : Out
+        With `board_valid` a register of the board is read (and written when `board_write`).
+    board_read_data : In
+        What it holds, in that cycle.
     synced : Out
         A host has connected.
     heard : Out
         A good frame has come.
     """
+
+    LATENCY = Deframer.LATENCY + LinkReceiver.LATENCY
+    INTERVAL = 1
 
     def __init__(self, *, patience: int = 512):
         self.patience = patience

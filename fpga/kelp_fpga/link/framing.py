@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Frames on a stream of bytes: flags, escapes and CRC-32 (kelp_fpga.link.protocol). Knows nothing
-of what frames mean, nor what carries the bytes."""
+of what frames mean, nor what carries the bytes. A byte a cycle; bytes of the line are bytes of a
+body 1 cycle later, those of a body on the line in the same cycle, behind the flag."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ body_byte = data.StructLayout({"byte": 8, "last": 1})
 
 
 class Deframer(wiring.Component):
-    """Bytes of the line to bytes of bodies, one a cycle, always ready. Registered: one cycle.
+    """Bytes of the line to bytes of bodies, always ready: one each `INTERVAL` cycles. Latency:
+    `LATENCY` cycle, registered.
 
     Members
     -------
@@ -29,6 +31,9 @@ class Deframer(wiring.Component):
         A body is over; `good`: its CRC is right and it does not end within an escape. Bodies of no
         bytes are not reported.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self):
         super().__init__(
@@ -66,13 +71,18 @@ class Deframer(wiring.Component):
 
 
 class Framer(wiring.Component):
-    """Bodies without their CRC to bytes of the line; a byte a cycle when the line takes them.
+    """Bodies without their CRC to bytes of the line; a byte each `INTERVAL` cycles when the line
+    takes them, and one more for each that is escaped. Latency: a body's first byte follows the
+    flag, `LATENCY` cycle after it is first offered; the others pass combinationally.
 
     Members
     -------
     i : In stream(body_byte)
     o : Out stream(8)
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self):
         super().__init__({"i": In(stream.Signature(body_byte)), "o": Out(stream.Signature(8))})

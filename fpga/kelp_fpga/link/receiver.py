@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The receiving half of the device's link: bodies of frames to messages, each once and in order
-(kelp_fpga.link.host_link has the protocol)."""
+(kelp_fpga.link.host_link has the protocol). A byte a cycle in; a message out in as many cycles as
+it has bytes, and 4."""
 
 from __future__ import annotations
 
@@ -28,11 +29,13 @@ class LinkReceiver(wiring.Component):
     """Frames are kept in a memory of `WINDOW` slots until their message is taken; a frame counts
     only when its CRC has been seen to be right.
 
-    Throughput: a byte a cycle in; a message leaves in as many cycles as it has bytes, and 4.
+    Throughput: a byte in each `INTERVAL` cycles. Latency: a message is offered `LATENCY` cycles,
+    and one for each of its bytes, after its frame's `end`.
 
     Members
     -------
-    byte, end, good : In, always-ready stream
+    byte : In, always-ready stream
+    end, good : In
         From :class:`.framing.Deframer`.
     o : Out stream(received)
     hold : In
@@ -58,6 +61,9 @@ class LinkReceiver(wiring.Component):
     sync, nonce : Out
         A SYNC frame.
     """
+
+    LATENCY = 4
+    INTERVAL = 1
 
     def __init__(self):
         super().__init__(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The sending half of the device's link: messages kept until the host has them, and the frames that
-carry them (kelp_fpga.link.host_link has the protocol)."""
+carry them (kelp_fpga.link.host_link has the protocol). A message in as many cycles as its longest
+kind has bytes, and 2; a byte of a frame a cycle."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ class LinkSender(wiring.Component):
     host says so. An acknowledgement of its own is sent when nothing else carries it for `patience`
     cycles. Without news it sends nothing.
 
-    Throughput: a message enters in as many cycles as its longest kind has bytes, and 2; a byte of a
+    Latency: a message's frame begins `LATENCY` cycles after it is taken, when the line is idle.
+    Throughput: a message each `INTERVAL` cycles, while the host acknowledges them; a byte of a
     frame a cycle when `o` takes them.
 
     Parameters
@@ -80,6 +82,9 @@ class LinkSender(wiring.Component):
     greet, nonce : In
         Answer a SYNC.
     """
+
+    LATENCY = _LONGEST + 3
+    INTERVAL = _LONGEST + 2
 
     def __init__(self, *, patience: int):
         if not isinstance(patience, int) or not 1 <= patience < 1 << 24:

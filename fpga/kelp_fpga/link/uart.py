@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""UART, 8N1: bits of a wire to bytes of a stream and back."""
+"""UART, 8N1: bits of a wire to bytes of a stream and back. A byte takes ten bits of `divisor`
+cycles each; a received one is there in the middle of its stop bit."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from amaranth.lib import cdc, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 __all__ = ["UartReceiver", "UartTransmitter", "uart_divisor"]
+
+_FRAME_BITS = 10  #: of a byte on the wire: start, eight of data, stop
 
 
 def uart_divisor(hz: int, baud: int) -> int:
@@ -39,6 +42,9 @@ class UartReceiver(wiring.Component):
     Sampled in the middle of each bit, counted from the start bit's edge: off by half a bit after
     9.5, so the clocks may differ by 4 % at large divisors.
 
+    Latency: `LATENCY` cycles from the start bit's edge, in the middle of the stop bit; a byte each
+    `INTERVAL` cycles.
+
     Parameters
     ----------
     divisor : int
@@ -54,6 +60,15 @@ class UartReceiver(wiring.Component):
     def __init__(self, *, divisor: int):
         self.divisor = _checked(divisor)
         super().__init__({"rx": In(1), "o": Out(stream.Signature(8))})
+
+    @property
+    def LATENCY(self) -> int:
+        """The synchroniser, half a bit, the other nine, and the byte's register."""
+        return 2 + self.divisor // 2 + (_FRAME_BITS - 1) * self.divisor + 1
+
+    @property
+    def INTERVAL(self) -> int:
+        return _FRAME_BITS * self.divisor
 
     def elaborate(self, platform):
         m = Module()
@@ -92,7 +107,8 @@ class UartReceiver(wiring.Component):
 
 
 class UartTransmitter(wiring.Component):
-    """Bytes to a wire, back to back: ten bits of `divisor` cycles each.
+    """Bytes to a wire, back to back: ten bits of `divisor` cycles each, so one each `INTERVAL`
+    cycles. Latency: its start bit begins `LATENCY` cycle after a byte is taken.
 
     Parameters
     ----------
@@ -106,9 +122,15 @@ class UartTransmitter(wiring.Component):
         The wire, high when idle and in reset.
     """
 
+    LATENCY = 1
+
     def __init__(self, *, divisor: int):
         self.divisor = _checked(divisor)
         super().__init__({"i": In(stream.Signature(8)), "tx": Out(1, init=1)})
+
+    @property
+    def INTERVAL(self) -> int:
+        return _FRAME_BITS * self.divisor
 
     def elaborate(self, platform):
         m = Module()

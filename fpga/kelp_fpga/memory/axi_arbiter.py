@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Several AXI4 managers on one memory."""
+"""Several AXI4 managers on one memory: a read's address in 2 cycles, one in 2; a write's in 2, its
+data in 3, one in 3; an answer in 1, one in 2."""
 
 from __future__ import annotations
 
@@ -21,9 +22,13 @@ class AxiArbiter(wiring.Component):
     manager's number above it.
 
     Addresses and data pass through registers, for both directions: no `ready` of the memory's
-    reaches a manager in the same cycle. A read's takes three cycles, a write's four, less than a
-    memory of this board takes for it. An answer is shown to its manager from the cycle on after it
-    comes, so one comes in two cycles; its payload passes as it is.
+    reaches a manager in the same cycle. An answer is shown to its manager from the cycle on after
+    it comes; its payload passes as it is.
+
+    Latency: `LATENCY` cycles for an address when nothing else is under way, one more for a write's
+    data, `ANSWER_LATENCY` for a read's answer, one more for a write's. A read each `INTERVAL`
+    cycles, a write each `WRITE_INTERVAL`, less than a memory of this board takes for it; an answer
+    each `ANSWER_INTERVAL`.
 
     Parameters
     ----------
@@ -31,10 +36,15 @@ class AxiArbiter(wiring.Component):
 
     Members
     -------
-    i_0 … : In(AxiSignature)
+    i_<n> : In(AxiSignature)
     o : Out(AxiSignature)
         `id_bits` and as many as it takes to tell the managers apart.
     """
+
+    LATENCY = 2
+    ANSWER_LATENCY = 1
+    INTERVAL = ANSWER_INTERVAL = 2
+    WRITE_INTERVAL = 3
 
     def __init__(self, *, managers: int, address_bits: int, id_bits: int):
         if not 2 <= managers <= 8:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """First light without any chip beside the FPGA: an AXI4 memory in block RAM, or in UltraRAM where
-there is some."""
+there is some. Answers after 1 cycle; a read a cycle, a write in two."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class BlockStore(wiring.Component):
     """`lines` lines behind one AXI4 port, one line per transaction, in order; addresses beyond wrap
     round.
 
-    Latency: a read's R one cycle after its AR. Throughput: a read every cycle, a write every other
-    cycle.
+    Latency: R and B `LATENCY` cycle after AR, and AW with W. Throughput: a read each `INTERVAL`
+    cycles, a write each `WRITE_INTERVAL`.
 
     Parameters
     ----------
@@ -33,7 +33,15 @@ class BlockStore(wiring.Component):
     ultra : bool
         In `kelp_line_ram`: UltraRAM, which has no initial value to be written out and so is of any
         size.
+
+    Members
+    -------
+    axi : In(AxiSignature)
     """
+
+    LATENCY = 1
+    INTERVAL = 1
+    WRITE_INTERVAL = 2
 
     def __init__(self, *, lines: int, address_bits: int, id_bits: int, ultra: bool = False):
         if lines < 2 or lines & (lines - 1):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """A cold tier in a region of the board's own memory, with its DMA (docs/cold_tier.md is the port's
-contract)."""
+contract). A line in one read and one write of the memory, two reads ahead of the writes: a page
+takes as many cycles as the memory takes for its lines."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class ColdStore(wiring.Component):
     endpoint keeps the others resident. An ABORT is answered in its turn, when the command that it
     names has long completed.
 
-    Throughput: a line in one read and one write of the memory, two reads ahead of the writes.
+    Latency and throughput: those of the memory, which reads and writes each line of a page and its
+    line mask once; two reads ahead of the writes.
 
     Parameters
     ----------

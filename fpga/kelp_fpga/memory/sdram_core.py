@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""64-byte lines to the commands and data of an SDR SDRAM of 16 bits."""
+"""64-byte lines to the commands and data of an SDR SDRAM of 16 bits: a line in 32 cycles; the first
+column of a read about 9 cycles after its request."""
 
 from __future__ import annotations
 
@@ -123,6 +124,9 @@ class SdramCore(wiring.Component):
     (6 ns) and both ways through pads and board (about 6 ns) fit into one period, and data then
     still stands for hold time plus the same 6 ns (docs/fpga.md has the budget).
 
+    Latency: `LATENCY` cycles from a read that is taken to its first column, when nothing is under
+    way: tRCD, CAS latency, and the registers here and at the pads. A line each `INTERVAL` cycles.
+
     Parameters
     ----------
     hz : float
@@ -148,6 +152,8 @@ class SdramCore(wiring.Component):
     pins : Out(SdramPins)
     """
 
+    INTERVAL = LINE_BEATS
+
     def __init__(self, *, hz: float, id_bits: int, timing: SdramTiming = COMMON):
         self.hz, self.id_bits, self.timing = hz, id_bits, timing
         self.cycles = timing.cycles(hz)
@@ -167,6 +173,12 @@ class SdramCore(wiring.Component):
                 "pins": Out(SdramPins()),
             }
         )
+
+    @property
+    def LATENCY(self) -> int:
+        """A line is taken, its row opened, the column asked for; then the chip's own latency and
+        the registers each way."""
+        return max(2, self.cycles.rcd) + self.cycles.cl + _PADS + 3
 
     def elaborate(self, platform):
         m = Module()

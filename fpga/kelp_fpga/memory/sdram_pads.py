@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The registers at the pads between the SDRAM controller and its chip."""
+"""The registers at the pads between the SDRAM controller and its chip: 1 cycle each way."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class SdramPads(wiring.Component):
     """Everything but the clock leaves from a register in its pad and is taken by one, so that all
     leave together, at a time that no placement changes.
 
-    Latency: one cycle each way, which :class:`.sdram_core.SdramCore` counts on.
+    Latency: `LATENCY` cycle each way, which :class:`.sdram_core.SdramCore` counts on; a value each
+    `INTERVAL` cycles.
 
     Parameters
     ----------
@@ -42,6 +43,9 @@ class SdramPads(wiring.Component):
     pins : In(SdramPins)
         The controller's.
     """
+
+    LATENCY = 1
+    INTERVAL = 1
 
     def __init__(self, ports):
         self._ports = ports

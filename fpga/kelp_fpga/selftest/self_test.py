@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """The built-in self-test: march over the memory, then the program of :mod:`.self_test_program`
-through the endpoint's own channels."""
+through the endpoint's own channels. About 600 cycles an access, beside the memory test's time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SelfTest(wiring.Component):
     Requests leave byte by byte, so that the bridge's own shift register makes messages of them; of
     answers a byte in four cycles is looked at.
 
-    Time: that of the memory test, then about 600 cycles an access.
+    Latency: that of the memory test, then about 600 cycles an access.
 
     Parameters
     ----------

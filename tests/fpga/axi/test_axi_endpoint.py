@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""The AXI4 front end against cocotbext-axi's manager, alone and in front of the endpoint; its
-ports, its Verilog, the example of docs/fpga.md."""
+"""The endpoint behind AXI4; its ports, its Verilog, the example of docs/fpga.md."""
 
 import dataclasses
 import re
@@ -12,7 +11,6 @@ from lint_waivers import WAIVED
 from paths import DOCS
 
 from kelp_fpga.axi.axi_endpoint import AxiEndpoint
-from kelp_fpga.axi.axi_front import AxiFront
 from kelp_fpga.axi.axi_ports import PORT_DOCS, axi_ports_markdown
 from kelp_hw.export.ports import ports_of
 from kelp_rtl.build import tools
@@ -21,6 +19,8 @@ from kelp_spec.config import named
 from kelp_verif.harness.runner import Model, run_cocotb
 
 UNIT = named("unit")
+
+
 # Members and widths of the R-tile example design's packages, as far as a memory channel has them.
 _ENCODINGS = {
     "burst_size": 3,
@@ -32,11 +32,15 @@ _ENCODINGS = {
     "lock": 1,
     "resp": 2,
 }
+
+
 _BURST = """logic [7:0] {0}id; logic [51:0] {0}addr; logic [9:0] {0}len;
 t_axi4_burst_size_encoding {0}size; t_axi4_burst_encoding {0}burst;
 t_axi4_prot_encoding {0}prot; t_axi4_qos_encoding {0}qos; logic {0}valid;
 t_axi4_{0}cache_encoding {0}cache; t_axi4_lock_encoding {0}lock;
 logic [3:0] {0}region; logic {0}user;"""
+
+
 PACKAGES = "\n".join(
     [
         "package afu_axi_if_pkg;",
@@ -62,23 +66,6 @@ PACKAGES = "\n".join(
         "",
     ]
 )
-
-
-def test_axi_front_end():
-    result = run_cocotb(AxiFront(id_bits=8), bench="kelp_verif.fpga.axi_front_bench", timeout_s=250)
-    rates = result.records["beats_per_cycle"]
-    print(rates)
-    assert rates["writes"] > 0.95 and rates["reads"] > 0.95 and rates["both"] > 1.9
-    assert len(result.tests) == 3
-
-
-@pytest.mark.parametrize(
-    "parameters, message",
-    [({"depth": 100}, "depth = 100"), ({"address_bits": 64}, "address_bits = 64")],
-)
-def test_axi_front_end_refuses(parameters, message):
-    with pytest.raises(ValueError, match=message):
-        AxiFront(**parameters)
 
 
 @pytest.mark.timeout(1800)  # it builds the model: three minutes of processor time

@@ -18,9 +18,10 @@ from kelp_fpga.boards.block_boards import BLOCK_BOARDS, BlockTop
 from kelp_fpga.configs import board_config
 from kelp_fpga.flow import build as flow
 from kelp_fpga.flow.build import BuildError, build, size
-from kelp_fpga.flow.dummy import Dummy, dummy
 
 BOARD = "versa_ecp5_5g"
+
+
 PACKED = "".join(
     f"Info: {what:>20}: {used:6}/{total:6}  3%\n"
     for what, used, total in (
@@ -30,6 +31,8 @@ PACKED = "".join(
         ("MULT18X18D", 0, 72),
     )
 )
+
+
 NETLIST = {
     "modules": {
         "top": {
@@ -40,6 +43,8 @@ NETLIST = {
         }
     }
 }
+
+
 TIMING = {
     "fmax": {"clk": {"achieved": 90.0, "constraint": 80}},
     "utilization": {},
@@ -238,48 +243,4 @@ def test_what_was_optimised_away_is_told_before_anything_is_placed(tools, tmp_pa
     figures = a_build(tmp_path / "light" / "seed1", config="first_light")
     assert figures["blocks"]["board"]["ffs"] == 0, (
         "a first light, without its endpoint, has no use for all of its parts"
-    )
-
-
-def test_a_dummy_is_as_large_as_asked_for(tmp_path):
-    """With the real tools: 4 block RAMs with 60 chains of 5 functions around each, none of which
-    may go; so few map worse than a device full."""
-    figures = size(
-        "ulx3s_85f",
-        board_config("first_light"),
-        directory=tmp_path,
-        hz=80_000_000,
-        top=dummy(luts=1200 / 83640, ebr=4 / 208, far=0.1),
-    )
-    assert figures["ebr"] == 4 and 1200 <= figures["luts"] < 1500 and figures["ffs"] >= 240
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (
-            {"luts": 100, "ebr": 4},
-            "100 tables around 4 block RAMs are refused; legal: one block RAM and up, and 230",
-        ),
-        ({"luts": 1000, "ebr": 0}, "1000 tables around 0 block RAMs"),
-        ({"far": 1.5}, "far = 1.5 is refused; legal: 0 to 1"),
-    ],
-)
-def test_a_dummy_that_cannot_be_is_refused(asked, said):
-    with pytest.raises(ValueError, match=said):
-        Dummy(**({"luts": 1000, "ebr": 4, "far": 0.1} | asked), hz=80_000_000)
-
-
-def test_the_dummys_command_says_what_is_wrong(tmp_path):
-    done = kelp("fpga", "dummy", "--luts", "0.1")
-    assert (
-        done.returncode == 1
-        and "84 tables around 166 block RAMs are refused" in done.stderr
-        and "Traceback" not in done.stderr
-    )
-    done = kelp("fpga", "dummy", "--mhz", "81.7", "--luts", "50")
-    assert (
-        done.returncode == 1
-        and "hz = 81700000 is refused" in done.stderr
-        and "Traceback" not in done.stderr
     )

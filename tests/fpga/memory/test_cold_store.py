@@ -4,9 +4,7 @@
 
 import pytest
 
-from kelp_fpga.boards.board import Board
-from kelp_fpga.memory.axi_arbiter import AxiArbiter
-from kelp_fpga.memory.block_store import LINE_RAM, BlockStore
+from kelp_fpga.memory.block_store import LINE_RAM
 from kelp_fpga.memory.cold_store import ColdStore
 from kelp_spec.config import named
 from kelp_verif.fpga.memory_top import MemorySide
@@ -28,8 +26,6 @@ def test_cold_tier_and_memory_test(ultra):
 @pytest.mark.parametrize(
     "build, message",
     [
-        (lambda: AxiArbiter(managers=1, address_bits=25, id_bits=4), "managers = 1 is refused"),
-        (lambda: BlockStore(lines=100, address_bits=25, id_bits=4), "lines = 100 is refused"),
         (
             lambda: ColdStore(config=named("unit"), first_line=0, lines=3, address_bits=25),
             "lines = 3 is refused",
@@ -43,7 +39,6 @@ def test_cold_tier_and_memory_test(ultra):
             ),
             "half_lines = 256 is refused",
         ),
-        (lambda: Board(config=named("llama70b"), hz=80_000_000, divisor=27), "dram_lines"),
     ],
 )
 def test_what_does_not_fit_is_refused(build, message):

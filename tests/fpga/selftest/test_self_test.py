@@ -1,24 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """The built-in self-test: its sequencer against an endpoint that answers as told, and its program;
-the whole board's is in test_fpga_sim.py."""
+the whole board's is in tests/fpga/boards/test_board.py and tests/verif/fpga."""
 
 import pytest
 from amaranth.sim import Simulator
-from command import kelp
 
-from kelp_cli.fpga.selftest import selftest
-from kelp_fpga.boards.board import Board
 from kelp_fpga.configs import BOARD_CONFIGS, FIRST_LIGHT, board_config
-from kelp_fpga.link.host import Host
 from kelp_fpga.link.protocol import Kind, unpack
-from kelp_fpga.link.serial_port import SerialPort
 from kelp_fpga.selftest.self_test import SelfTest
 from kelp_fpga.selftest.self_test_program import Part, State, Writer, program
 from kelp_hw.layouts import MESSAGES
 from kelp_spec.config import named
 from kelp_spec.messages import FIELDS, S2MDRS
-from kelp_verif.fpga.sim_board import SimBoard
 
 LINES = [bytes((7 * n + k) & 0xFF for k in range(64)) for n in range(4)]
 
@@ -191,43 +185,4 @@ def test_every_configuration_of_a_board_has_a_program():
 def test_the_messages_are_those_of_the_interface():
     assert MESSAGES["M2SRwD"].size == 657 and list(FIELDS["M2SRwD"])[-1] == ("data", 512), (
         "the self-test sends the data last"
-    )
-
-
-def test_first_light():
-    """The smallest board on its SDRAM chip, by the host's own commands: memory is tested, the rest
-    is said not to be there, requests are answered."""
-    with SimBoard(Board(config=board_config(FIRST_LIGHT), hz=80_000_000, divisor=4)) as simulated:
-        host = Host(SerialPort(simulated.port, 3_000_000), timeout=5, patience=60)
-        result = selftest(host, 100, 20)
-        _, poison, nxm = host.read([0, 64])
-        host.write([128], [bytes(64)])
-        leds = simulated.leds
-        host.close()
-        replayed = kelp(
-            "fpga",
-            "replay",
-            "data/traces/attn_0.npz",
-            "--port",
-            simulated.port,
-            "--timeout",
-            "5",
-            "--patience",
-            "60",
-        )
-    parts = ("bridge", "memory march", "endpoint loop-back", "codec signature", "metadata ECC")
-    assert (
-        result["passed"]
-        and [result[part] for part in parts] == ["passed"] * 2 + ["not on this bitstream"] * 3
-    )
-    assert (
-        replayed.returncode == 1
-        and "for first light and has no endpoint" in replayed.stderr
-        and "Traceback" not in replayed.stderr
-    )
-    assert (
-        nxm.all()
-        and not poison.any()
-        and leds & 0b11000111 == 0b01000111
-        and not simulated.violations
     )

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Both ends of a block's streams, in Amaranth's simulator: offers that come and are taken as often
+as one likes, each with the cycles in which it was seen."""
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from amaranth.hdl import Module, Signal, Value
+from simulation import simulate
+
+__all__ = ["Ends", "Transfer", "pump"]
+
+
+class Transfer(NamedTuple):
+    """An item that was taken: the cycle in which it was first offered, that in which it was taken,
+    and what it was."""
+
+    offered: int
+    taken: int
+    item: Any
+
+
+@dataclass
+class Ends:
+    """What a test does at a block's ports.
+
+    sends : stream → items, each an integer or a dict of fields; offered in turn, held until taken
+    takes : the streams that the test takes from
+    offer, take : the shares of cycles in which it begins an offer, is ready
+    held : port → value, all the time
+    answer : (stream, item) of what the block gives → (stream, item) to send, one after another
+    watch : called in each cycle with the simulator's context, before the clock edge
+    """
+
+    sends: dict
+    takes: tuple
+    offer: float = 1.0
+    take: float = 1.0
+    held: dict | None = None
+    answer: Any = None
+    watch: Any = None
+
+
+def _at(dut, path):
+    for name in path.split("."):
+        dut = getattr(dut, name)
+    return dut
+
+
+def _fixed(stream):
+    """Its reader is always ready."""
+    return not hasattr(stream.ready, "name")
+
+
+def pump(dut, ends, *, cycles, seed=1):
+    """`cycles` cycles; stream → its transfers. What is offered by the block must stay until it is
+    taken."""
+    rng = random.Random(seed)
+    queues = {path: deque(items) for path, items in ends.sends.items()}
+    streams = {path: _at(dut, path) for path in (*queues, *ends.takes)}
+    seen, since, standing = {path: [] for path in streams}, {}, {}
+
+    def drive(ctx, cycle):
+        for path, queue in queues.items():
+            if path not in since and queue and rng.random() < ends.offer:
+                since[path] = cycle
+                ctx.set(streams[path].payload, queue[0])
+            ctx.set(streams[path].valid, path in since)
+        for path in ends.takes:
+            if not _fixed(streams[path]):
+                ctx.set(streams[path].ready, rng.random() < ends.take)
+
+    def given(ctx, cycle, path):
+        """What the block offers is seen, and perhaps taken."""
+        stream = streams[path]
+        valid, raw = ctx.get(stream.valid), ctx.get(Value.cast(stream.payload))
+        if path in standing:
+            assert valid and raw == standing.pop(path)[1], f"cycle {cycle}: {path} is taken back"
+        if not valid:
+            since.pop(path, None)
+            return
+        since.setdefault(path, cycle)
+        if ctx.get(stream.ready):
+            item = ctx.get(stream.payload)
+            seen[path].append(Transfer(since.pop(path), cycle, item))
+            for to, what in ends.answer(path, item) if ends.answer else ():
+                queues.setdefault(to, deque()).append(what)
+        else:
+            standing[path] = since[path], raw
+
+    async def bench(ctx):
+        for path, value in (ends.held or {}).items():
+            ctx.set(_at(dut, path), value)
+        for cycle in range(cycles):
+            drive(ctx, cycle)
+            if ends.watch:
+                ends.watch(ctx)
+            taken = [path for path in queues if path in since and ctx.get(streams[path].ready)]
+            for path in ends.takes:
+                given(ctx, cycle, path)
+            for path in taken:
+                seen[path].append(Transfer(since.pop(path), cycle, queues[path].popleft()))
+            await ctx.tick()
+
+    top = Module()
+    top.submodules.dut = dut
+    top.d.sync += Signal().eq(1)  # a combinational block has no clock of its own
+    simulate(top, bench)
+    return seen
