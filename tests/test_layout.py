@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
-from source_tree import ALLOWED, ALSO, ROOM_ALSO, ROOMS, tracked
+from source_tree import (
+    ALLOWED,
+    ALSO,
+    ROOM_ALSO,
+    ROOMS,
+    imported_modules,
+    modules,
+    own_test,
+    tracked,
+)
 
 # What must stay usable where the hardware tools are not installed.
 WITHOUT_RTL_TOOLS = ("hw/kelp_spec", "sim/kelp_golden", "sim/kelp_sim", "sw/cxl_kv")
@@ -101,36 +110,6 @@ def test_imports_go_one_way(root):
 )
 def test_a_planted_import_is_seen(root, text):
     assert violations(text, root)
-
-
-def modules(root):
-    """Every module of a source root: dotted name → file."""
-    base = ROOT / root
-    out = {}
-    for path in sorted(base.rglob("*.py")):
-        parts = path.relative_to(base.parent).with_suffix("").parts
-        out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return out
-
-
-def imported_modules(name, text, known, *, package):
-    """Those of `known` that the text of module `name` imports, at module level or inside a
-    function: `from a import b` is module a.b where there is one, else a. `package`: whether it is
-    an `__init__`."""
-    out = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            out |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = name.split(".")[: None if package else -1]
-            base = ".".join(
-                above[: len(above) + 1 - node.level] + ([node.module] if node.module else [])
-                if node.level
-                else [node.module]
-            )
-            for alias in node.names:
-                out.add(f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base)
-    return (out & set(known)) - {name}
 
 
 def circle(graph):
@@ -266,12 +245,6 @@ def components(text):
 
 #: Packages of blocks, and the folder of tests that mirrors each.
 WITH_BLOCKS = {"hw/kelp_hw": "tests/hw", "fpga/kelp_fpga": "tests/fpga"}
-
-
-def own_test(root, mirror, path):
-    """Where the test of file `path` below `root` is found."""
-    inner = path.relative_to(ROOT / root)
-    return ROOT / mirror / inner.parent / f"test_{inner.name}"
 
 
 def test_a_blocks_test_is_found_by_its_path():

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""What the repository holds, and who may import whom: the table of spec §2."""
+"""What the repository holds, who imports what, and who may: the table of spec §2."""
 
+import ast
 import subprocess
 from pathlib import Path
 
@@ -83,3 +84,39 @@ def tracked():
     if listed.returncode:
         pytest.skip("not a git checkout")
     return [Path(name) for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def modules(root):
+    """Every module of a source root: dotted name → file."""
+    base = ROOT / root
+    out = {}
+    for path in sorted(base.rglob("*.py")):
+        parts = path.relative_to(base.parent).with_suffix("").parts
+        out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return out
+
+
+def imported_modules(name, text, known, *, package):
+    """Those of `known` that the text of module `name` imports, at module level or inside a
+    function: `from a import b` is module a.b where there is one, else a. `package`: whether it is
+    an `__init__`."""
+    out = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            out |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = name.split(".")[: None if package else -1]
+            base = ".".join(
+                above[: len(above) + 1 - node.level] + ([node.module] if node.module else [])
+                if node.level
+                else [node.module]
+            )
+            for alias in node.names:
+                out.add(f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base)
+    return (out & set(known)) - {name}
+
+
+def own_test(root, mirror, path):
+    """Where the test of file `path` below `root` is found."""
+    inner = path.relative_to(ROOT / root)
+    return ROOT / mirror / inner.parent / f"test_{inner.name}"
