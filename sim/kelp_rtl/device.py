@@ -32,10 +32,10 @@ from kelp_spec.registers import RegisterMap
 
 from .control import Control, Descriptor, QueueParameters
 from .library import (
+    Array,
     Counts,
     ProgramBlock,
     Settings,
-    Variant,
     build,
     endpoint_library,
     load,
@@ -91,9 +91,6 @@ class Driver(Control):
         Something else with the endpoint's signature.
     """
 
-    #: How a subclass's model is built, if not just to be run.
-    VARIANT: Variant | None = None
-
     def __init__(
         self,
         config: Config,
@@ -111,10 +108,10 @@ class Driver(Control):
 
             component, library = (
                 wiring.Signature(endpoint_signature(config)).create(),
-                endpoint_library(config, waves is not None, self.VARIANT),
+                endpoint_library(config, waves is not None),
             )
         else:
-            library = build(component, config, waves is not None, self.VARIANT)
+            library = build(component, config, waves is not None)
         self.config = config
         self.addresses = AddressMap(config)
         self.registers = RegisterMap(config).by_name
@@ -312,6 +309,21 @@ class Driver(Control):
     @property
     def irq(self) -> bool:
         return bool(self._call.kelp_irq(self._simulation))
+
+    def arrays(self) -> list[Array]:
+        """Every array of the model. A change of its rows is read from the next cycle on."""
+        found = (Array * self._call.kelp_arrays(self._simulation, None, 0))()
+        self._call.kelp_arrays(self._simulation, found, len(found))
+        return list(found)
+
+    def assertions(self, on: bool) -> None:
+        """Whether the model checks itself, until the next reset."""
+        self._call.kelp_assertions(self._simulation, on)
+
+    def clock(self, cycles: int) -> None:
+        """Let cycles pass with the inputs as they stand, also after an error: `irq` may tell of
+        it."""
+        self._call.kelp_clock(self._simulation, cycles)
 
     def counts(self) -> dict[str, int]:
         """The driver's own totals since it began; see :class:`~kelp_rtl.library.Counts`. `commits`

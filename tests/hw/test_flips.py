@@ -12,7 +12,7 @@ from paths import DOCS
 
 from kelp_hw.endpoint import Endpoint
 from kelp_spec.config import named
-from kelp_verif.endpoint.flip_campaign import Outcome, campaign, table
+from kelp_verif.endpoint.flip_campaign import Bench, Outcome, campaign, hidden, table
 from kelp_verif.endpoint.inventory import inventory
 
 #: What may come of a flip anywhere, and of one flip where there are check bits.
@@ -75,9 +75,45 @@ def judge(result):
     assert not wrong, "\n".join([table(result), *wrong, *map(str, result["bad"])])
 
 
+@pytest.fixture(scope="module")
+def bench():
+    return Bench(seed=11)
+
+
+def protected():
+    return [name for name in design() if checked(name)]
+
+
 @pytest.mark.timeout(1200)
-def test_a_flip_in_each_protected_memory():
-    judge(campaign(each=1, only=[name for name in design() if checked(name)], seed=11, states=1))
+def test_a_bit_in_each_memory_at_once(bench):
+    """In two halves: one bit in each half of a ByteMask are two of one code word."""
+    for half in range(2):
+        for _ in range(2):
+            outcome, seen = bench.trial(*(bench.draw(name, 1) for name in protected()[half::2]))
+            assert outcome is Outcome.CORRECTED, seen
+            assert seen["corrected"] > 10
+
+
+@pytest.mark.timeout(1200)
+def test_two_bits_in_each_memory(bench):
+    judge(campaign(each=1, bits=(2,), only=protected(), states=1, bench=bench))
+
+
+@pytest.mark.timeout(1200)
+def test_what_no_check_bits_tell_is_seen_to_be_silent(bench):
+    """So the bench would tell a decoder that overlooks something."""
+    names = (
+        "data_path.lines.store.rows.rows",
+        "data_path.lines.table.addresses",
+        "data_path.scales.fill.rows.rows",
+        "data_path.writes.store.rows.rows.rows",
+    )
+    outcomes = [
+        bench.trial(hidden(bench.rng, bench.memories[name], bench.cells[name]))[0]
+        for name in names
+        for _ in range(3)
+    ]
+    assert outcomes.count(Outcome.SILENT) >= 2, outcomes
 
 
 @pytest.mark.slow

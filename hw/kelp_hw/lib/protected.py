@@ -138,6 +138,19 @@ class CheckedWord:
         )
         self.code_bits = sum(self.widths)
 
+    @property
+    def columns(self) -> tuple[tuple[int, ...], ...]:
+        """For each part, the syndrome of a flip of each bit of its code word. None without
+        `protect`."""
+        return (
+            tuple(
+                (*code.columns[:size], *code.columns[code.width :])
+                for size, code in zip(self.parts, self._codes, strict=True)
+            )
+            if self.protect
+            else ()
+        )
+
     def encode(self, m: Module, value) -> Value:
         """The code word of a row, with logic in `m`."""
         value = Value.cast(value)

@@ -4,12 +4,14 @@
 //
 // Each cycle: the models set the endpoint's inputs, the model settles, transfers are noted, the clock rises. All times are the endpoint's own `now`, extended to 64 bits.
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
 
 #include "Vtop.h"
 #include "verilated.h"
+#include "verilated_syms.h"
 #if VM_TRACE
 #include "verilated_vcd_c.h"
 #endif
@@ -26,6 +28,14 @@ struct Log {
     std::vector<int64_t> cycle, order;
     std::vector<uint32_t> words;
     std::vector<uint8_t> hot;
+};
+
+// An array of the model.
+struct Array {
+    const char *scope;  // the instance, TOP.top.…
+    const char *name;
+    void *rows;         // live; a change is read from the next cycle on, at the latest
+    uint32_t width, depth, row_bytes;
 };
 
 class Simulation {
@@ -227,6 +237,26 @@ class Simulation {
         host.start(program);
     }
 
+    // Clock cycles with the inputs as they stand: also after an error, to see what the endpoint says of it.
+    void clock(int cycles) {
+        for (int i = 0; i < cycles; i++) top_->eval(), rise();
+    }
+
+    void assertions(bool on) { context_.assertOn(on); }
+
+    std::vector<Array> arrays() {
+        std::vector<Array> found;
+        for (const auto &[scope, place] : *context_.scopeNameMap()) {
+            if (!place->varsp()) continue;
+            for (const auto &[name, variable] : *place->varsp()) {
+                if (variable.udims() != 1) continue;
+                const auto depth = static_cast<uint32_t>(variable.elements(1));
+                found.push_back({scope, name, variable.datap(), variable.entBits(), depth, static_cast<uint32_t>(variable.totalSize() / depth)});
+            }
+        }
+        return found;
+    }
+
     void idle(int64_t cycles) {
         const int64_t end = counts.evaluated + cycles;
         while (counts.evaluated < end) cycle(), last_progress_ = counts.evaluated;
@@ -309,8 +339,17 @@ int kelp_idle(Simulation *s, int64_t cycles) {
 
 uint8_t *kelp_memory(Simulation *s) { return s->memory.bytes(); }
 
-// The model itself, for those who look into it or change it.
-VerilatedContext *kelp_context(Simulation *s) { return s->top().contextp(); }
+// Every array of the model, as far as there is room; how many there are.
+uint64_t kelp_arrays(Simulation *s, kelp::Array *to, uint64_t room) {
+    const auto found = s->arrays();
+    std::copy_n(found.begin(), std::min<uint64_t>(room, found.size()), to);
+    return found.size();
+}
+// Until the next reset.
+void kelp_assertions(Simulation *s, int on) { s->assertions(on); }
+int kelp_clock(Simulation *s, int cycles) {
+    return s->guarded([&] { s->clock(cycles); }) ? 0 : -1;
+}
 
 int64_t kelp_commit_count(Simulation *s, int log) { return static_cast<int64_t>(s->logs[log].cycle.size()); }
 // Hands over the records of one type and forgets them.

@@ -7,7 +7,7 @@ on under traffic of its own, reads every line, and says what it saw beside a cop
 flipped.
 
 ``python -m kelp_verif.endpoint.flip_campaign --each 20`` writes ``build/flips.json`` and prints a
-table; it exits with 1 where a flip was silent."""
+table; it exits with 1 where a flip was silent, or the device did not answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .flip_model import FlipDriver, Memory, memories
 from .flip_traffic import CONFIG, Host, ready_device
 from .inventory import Cells, inventory
 
-__all__ = ["Flip", "Outcome", "campaign", "main", "table"]
+__all__ = ["Bench", "Flip", "Outcome", "campaign", "hidden", "main", "table"]
 
 #: Events that tell the host that data are lost or in doubt.
 _LOUD = tuple(
@@ -53,8 +53,10 @@ _PRESSURES = (
     Pressure(aw=0.5, w=0.5, r=0.4),
     Pressure(command=0.5, completion=0.5, ar=0.5),
 )
+_CHOICES = 2 * len(_PRESSURES)  # of what follows in a copy
 _SECONDS = 120  # of a copy, before it counts as hanging
 _CYCLES = 40_000  # of a program, ten times what it takes
+_FATAL_CYCLES = 4  # from the use of a word to `irq`, at most
 
 
 class Outcome(StrEnum):
@@ -100,6 +102,30 @@ class Flip:
         return row
 
 
+@dataclass
+class _Pending:
+    """A flip that is still to happen."""
+
+    flip: Flip
+    memory: Memory
+    left: int  #: calls of `happens`
+    before: np.ndarray  #: the rows at the last call
+    row: int = -1
+
+    @classmethod
+    def of(cls, flip: Flip, there: dict[str, Memory]) -> _Pending:
+        memory = there[flip.memory]
+        return cls(flip, memory, flip.cycle // flip.PERIOD, memory.rows.copy())
+
+    def happens(self) -> bool:
+        """Called every `PERIOD` cycles: whether it has happened."""
+        self.left -= 1
+        if self.left < 0:
+            self.row = self.flip.happen(self.memory, self.before)
+        self.before = self.memory.rows.copy()
+        return self.row >= 0
+
+
 @dataclass(frozen=True)
 class Report:
     """What one copy saw."""
@@ -113,7 +139,7 @@ class Report:
     corrected: int = 0
     answers: str = ""  # digest of every answer
     cycles: str = ""  # and of when it came
-    row: int = -1  # that was flipped
+    rows: tuple[int, ...] = ()  # that were flipped, -1 where none was
     error: str = ""
     hang: bool = False
 
@@ -136,15 +162,20 @@ class Report:
         return Outcome.CORRECTED if self.corrected != reference.corrected else Outcome.MASKED
 
 
+#: What must never come of a flip.
+_BAD = (Outcome.SILENT, Outcome.BROKEN, Outcome.HANG)
+
+
 class _Life:
-    """What follows in one copy: traffic, a flip in its midst, more traffic, in every second copy
+    """What follows in one copy: traffic, flips in its midst, more traffic, in every second copy
     with a new owner of a session, and every line at the end."""
 
-    def __init__(self, driver: FlipDriver, host: Host, flip: Flip | None, choice: int):
-        self.driver, self.host, self.flip, self.choice = driver, host, flip, choice
+    def __init__(self, driver: FlipDriver, host: Host, flips: Sequence[Flip], choice: int):
+        self.driver, self.host, self.choice = driver, host, choice
+        there = memories(driver) if flips else {}
+        self.flips = [_Pending.of(flip, there) for flip in flips]
         self.wrong: list[str] = []
         self.poisoned = self.refused = 0
-        self.row = -1
         self.answers, self.cycles = hashlib.sha256(), hashlib.sha256()
 
     def report(self) -> Report:
@@ -154,12 +185,14 @@ class _Life:
         except DriverError as problem:
             text = str(problem)
             signs = ("nothing has moved", "unfinished", "busy after")
+            # A word beyond repair may stand at a port when it is found: `fatal` follows.
+            driver.clock(_FATAL_CYCLES)
             return Report(
                 wrong=tuple(self.wrong),
                 poisoned=self.poisoned,
                 refused=self.refused,
                 fatal=driver.irq,
-                row=self.row,
+                rows=tuple(each.row for each in self.flips),
                 error=text,
                 hang=any(sign in text for sign in signs),
             )
@@ -168,8 +201,8 @@ class _Life:
         driver, host = self.driver, self.host
         host.rng = np.random.default_rng(self.choice)
         driver.configure(pressure=_PRESSURES[self.choice % len(_PRESSURES)])
-        self._follow(host.traffic(driver, 300), flip=self.flip)
-        if self.choice % 8 >= 4 and not driver.irq:
+        self._follow(host.traffic(driver, 300), self.flips)
+        if self.choice >= len(_PRESSURES) and not driver.irq:
             host.reopen(driver, self.choice % len(host.owners))
         self._follow(host.traffic(driver, 120))
         self._follow(host.everything(driver))
@@ -187,27 +220,19 @@ class _Life:
             corrected=corrected,
             answers=self.answers.hexdigest(),
             cycles=self.cycles.hexdigest(),
-            row=self.row,
+            rows=tuple(each.row for each in self.flips),
         )
 
-    def _follow(self, program: Program, flip: Flip | None = None) -> None:
+    def _follow(self, program: Program, flips: Sequence[_Pending] = ()) -> None:
         """Runs a program and looks at its answers, also where the device breaks off."""
-        driver = self.driver
-        if flip:
-            memory = memories(driver)[flip.memory]
-            before, left = memory.rows.copy(), flip.cycle // flip.PERIOD
+        driver, pending = self.driver, list(flips)
 
         def turn(_done, _cycle):
-            nonlocal before, left
-            if self.row < 0:
-                left -= 1
-                if left < 0:
-                    self.row = flip.happen(memory, before)
-                before = memory.rows.copy()
+            pending[:] = [each for each in pending if not each.happens()]
 
         options = {"max_cycles": _CYCLES}
-        if flip:
-            options |= {"progress": turn, "every": flip.PERIOD}
+        if pending:
+            options |= {"progress": turn, "every": Flip.PERIOD}
         try:
             driver.run(program, **options)
         finally:
@@ -221,7 +246,7 @@ class _Life:
         self.cycles.update(cycles.tobytes())
 
 
-def _in_a_copy(driver: FlipDriver, host: Host, flip: Flip | None, choice: int) -> Report:
+def _in_a_copy(driver: FlipDriver, host: Host, flips: Sequence[Flip], choice: int) -> Report:
     """A life in a copy of this process, which leaves this one as it was."""
     readable, writable = os.pipe()
     child = os.fork()
@@ -233,7 +258,7 @@ def _in_a_copy(driver: FlipDriver, host: Host, flip: Flip | None, choice: int) -
             signal.alarm(_SECONDS)
             with open(os.devnull, "w", encoding="utf-8") as nowhere:
                 os.dup2(nowhere.fileno(), 1)  # of assertions, which only speak here
-            report = _Life(driver, host, flip, choice).report()
+            report = _Life(driver, host, flips, choice).report()
             with os.fdopen(writable, "w") as pipe:
                 json.dump(asdict(report), pipe)
             status = 0
@@ -263,6 +288,62 @@ def drawn(rng: np.random.Generator, memory: Memory, cells: Cells, bits: int) -> 
     )
 
 
+def hidden(rng: np.random.Generator, memory: Memory, cells: Cells) -> Flip:
+    """A flip that no decoder can tell: one data bit of a code word, and the check bits that are its
+    column."""
+    word, columns = cells.words[0], cells.columns[0]
+    bit = int(rng.integers(len(word) - columns[-1].bit_length()))
+    checks = word[len(word) - columns[-1].bit_length() :]
+    return Flip(
+        memory.name,
+        float(rng.random()),
+        True,
+        (word[bit], *(check for r, check in enumerate(checks) if columns[bit] >> r & 1)),
+        int(rng.integers(20, 600)),
+    )
+
+
+class Bench:
+    """A device in traffic, of which each trial is a copy."""
+
+    def __init__(self, seed: int):
+        self.rng = np.random.default_rng(seed)
+        self.driver, self.host = ready_device(seed)
+        self.cells, self.memories = inventory(Endpoint(config=CONFIG)), memories(self.driver)
+        strays = set(self.cells) ^ set(self.memories)
+        assert not strays, f"either the model or the design lacks {sorted(strays)}"
+        self._begin()
+
+    def _begin(self) -> None:
+        self.driver.write64("event_clear", 1)
+        self._references: dict[int, Report] = {}
+
+    def advance(self) -> None:
+        """On to another state: the next trials begin there."""
+        program = self.host.traffic(self.driver, 400)
+        self.driver.run(program)
+        self.host.see(program, *self.driver.answered()[:3])
+        self._begin()
+
+    def draw(self, name: str, bits: int) -> Flip:
+        return drawn(self.rng, self.memories[name], self.cells[name], bits)
+
+    def trial(self, *flips: Flip) -> tuple[Outcome, dict]:
+        """What came of flips in one life, and all that is known of it."""
+        choice = int(self.rng.integers(_CHOICES))
+        if choice not in self._references:
+            self._references[choice] = reference = _in_a_copy(self.driver, self.host, (), choice)
+            assert reference.outcome(reference) is Outcome.MASKED, f"no flip: {reference}"
+        report = _in_a_copy(self.driver, self.host, flips, choice)
+        outcome = report.outcome(self._references[choice])
+        seen = {k: v for k, v in asdict(report).items() if v and k not in ("answers", "cycles")}
+        return outcome, {
+            "outcome": outcome,
+            "flips": [*map(asdict, flips)],
+            "choice": choice,
+        } | seen
+
+
 def campaign(
     *,
     each: int,
@@ -270,66 +351,36 @@ def campaign(
     only: Sequence[str] = (),
     bits: Iterable[int] = (1, 2),
     states: int = 4,
+    bench: Bench | None = None,
     say=lambda text: None,
 ) -> dict:
     """`each` flips of each number of `bits` in every memory whose name contains one of `only`, from
     `states` states of a device in traffic. What came of them:
     ``{"memories": {name: {"1": {outcome: count}, "2": …}}, "bad": [flip, what was seen]}``."""
-    rng = np.random.default_rng(seed)
-    driver, host = ready_device(seed)
-    listed, there = inventory(Endpoint(config=CONFIG)), memories(driver)
-    strays = set(listed) ^ set(there)
-    assert not strays, f"either the model or the design lacks {sorted(strays)}"
-    cells = {
-        name: memory
-        for name, memory in there.items()
-        if not only or any(part in name for part in only)
-    }
-    flips = [
-        drawn(rng, memory, listed[memory.name], count)
-        for memory in cells.values()
-        for count in bits
-        for _ in range(each)
-    ]
-    rng.shuffle(flips)
-    found: dict[str, dict[str, Counter]] = {name: {} for name in cells}
+    bench = bench or Bench(seed)
+    chosen = [name for name in bench.memories if not only or any(part in name for part in only)]
+    flips = [bench.draw(name, count) for name in chosen for count in bits for _ in range(each)]
+    bench.rng.shuffle(flips)
+    found: dict[str, dict[str, Counter]] = {name: {} for name in chosen}
     bad, done, began = [], 0, time.monotonic()
     for state in range(states):
-        driver.write64("event_clear", 1)
-        references = {}
         for flip in flips[state::states]:
-            choice = int(rng.integers(8))
-            if choice not in references:
-                references[choice] = _in_a_copy(driver, host, None, choice)
-                reference = references[choice]
-                assert reference.outcome(reference) is Outcome.MASKED, f"no flip: {reference}"
-            report = _in_a_copy(driver, host, flip, choice)
-            outcome = report.outcome(references[choice])
-            kind = str(len(flip.bits))
-            found[flip.memory].setdefault(kind, Counter())[outcome] += 1
-            if outcome in (Outcome.SILENT, Outcome.BROKEN, Outcome.HANG):
-                bad.append(
-                    {"outcome": outcome, "flip": asdict(flip), "state": state, "choice": choice}
-                    | {
-                        k: v
-                        for k, v in asdict(report).items()
-                        if v and k not in ("answers", "cycles")
-                    }
-                )
+            outcome, seen = bench.trial(flip)
+            found[flip.memory].setdefault(str(len(flip.bits)), Counter())[outcome] += 1
+            if outcome in _BAD:
+                bad.append({"state": state} | seen)
             done += 1
             if done % 20 == 0:
                 say(f"{done} of {len(flips)} flips, {time.monotonic() - began:.0f} s")
-        program = host.traffic(driver, 400)
-        driver.run(program)
-        host.see(program, *driver.answered()[:3])
+        bench.advance()
     return {
         "seed": seed,
         "each": each,
         "flips": done,
         "memories": {
             name: {
-                "width": cells[name].width,
-                "depth": cells[name].depth,
+                "width": bench.memories[name].width,
+                "depth": bench.memories[name].depth,
                 **{kind: dict(sorted(counts.items())) for kind, counts in sorted(kinds.items())},
             }
             for name, kinds in found.items()
@@ -378,7 +429,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     write_whole(build_root() / "flips.json", json.dumps(result, indent=1) + "\n")
     print(table(result))
-    return int(any(each["outcome"] == Outcome.SILENT for each in result["bad"]))
+    return int(bool(result["bad"]))
 
 
 if __name__ == "__main__":

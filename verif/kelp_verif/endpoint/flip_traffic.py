@@ -24,15 +24,13 @@ from .flip_model import FlipDriver
 
 __all__ = ["CONFIG", "Host", "Seen", "ready_device"]
 
-#: Four tenants on `unit`'s memories; half of each one's pages fit.
-CONFIG: Config = named("unit").with_(name="flips", sessions=4, queues=2, codec_lanes=8)
+#: Half of each tenant's pages fit.
+CONFIG: Config = named("unit")
 
-#: Stored formats of a session's K and V.
+#: Stored formats of K and V in each layer of a session.
 _FORMATS = (
-    (Format.RAW16, Format.RAW16),
-    (Format.FP8_E4M3, Format.FP8_E5M2),
-    (Format.INT8, Format.INT4),
-    (Format.INT4, Format.INT4),
+    ((Format.RAW16, Format.RAW16), (Format.FP8_E4M3, Format.FP8_E5M2)),
+    ((Format.INT8, Format.INT4), (Format.INT4, Format.INT4)),
 )
 _LAST = 0xC000_0000_0000_0000  # bytes of a line's last element
 
@@ -68,11 +66,14 @@ class Host:
         ]
 
     def open(self, driver: Driver, session: int) -> None:
-        k, v = _FORMATS[session]
+        formats = _FORMATS[session]
         driver.open_session(
             session,
             Descriptor(
-                layers=1, kv_heads=CONFIG.queues, host_type=HostType.FP16, formats=((1023, k, v),)
+                layers=len(formats),
+                kv_heads=CONFIG.queues // len(formats),
+                host_type=HostType.FP16,
+                formats=[(layer, k, v) for layer, (k, v) in enumerate(formats)],
             ),
             QueueParameters(score_source=ScoreSource.OBSERVED, window=1, auto_step=4),
             owner=self.owners[session],
@@ -178,6 +179,7 @@ def ready_device(seed: int) -> tuple[FlipDriver, Host]:
         pressure=Pressure.everywhere(0.1),
         rules=RunRules(outstanding=256, max_skip=0, stall_limit=30_000),
     )
+    driver.assertions(False)  # after a flip they would speak where hardware is silent
     driver.write_registers(
         {
             "cold_timeout": 4_000,

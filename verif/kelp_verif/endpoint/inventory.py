@@ -19,11 +19,12 @@ __all__ = ["Cells", "inventory", "memory_name"]
 @dataclass(frozen=True)
 class Cells:
     """A memory's size, and the bits of each code word of a row: the whole row where it is one word
-    or has no check bits."""
+    or has no check bits. `columns`: of each CheckedWord, the syndrome of a flip of each bit."""
 
     width: int
     depth: int
     words: tuple[range, ...]
+    columns: tuple[tuple[int, ...], ...]
 
 
 def memory_name(*path: str) -> str:
@@ -66,4 +67,5 @@ def _add(found, name: str, width: int, depth: int, word: CheckedWord | None) -> 
             low += size
         assert low == width, f"{name}: rows of {width} bits of code words of {low}"
     assert name not in found, name
-    found[name] = Cells(width, depth, tuple(words) or (range(width),))
+    columns = word.columns if words else ()
+    found[name] = Cells(width, depth, tuple(words) or (range(width),), columns)
