@@ -183,17 +183,26 @@ def test_a_rooms_readme_says_what_it_may_import(room):
     assert set(re.findall(r"`(\w+)`", said)) == ROOMS[room]
 
 
+# Packages outside kelp_hw whose rooms have a README each.
+OF_ROOMS = (
+    "sim/kelp_sim",
+    "sim/kelp_rtl",
+    "verif/kelp_verif",
+    "fpga/kelp_fpga",
+    "sw/cxl_kv",
+    "sw/kelp_cli",
+)
 # Packages and rooms outside kelp_hw whose README has a row, or a link in one, for each file.
 WITH_ROWS = (
     "hw/kelp_spec",
     "sim/kelp_golden",
-    "sim/kelp_rtl",
-    "fpga/kelp_fpga",
     "refinement",
-    "sw/cxl_kv",
-    "sw/cxl_kv/backends",
-    "sw/cxl_kv/serving",
-    "sw/cxl_kv/connectors",
+    *OF_ROOMS,
+    *(
+        f"{root}/{path.parent.name}"
+        for root in OF_ROOMS
+        for path in sorted((ROOT / root).glob("*/__init__.py"))
+    ),
 )
 
 
@@ -230,6 +239,55 @@ def test_every_room_has_a_readme_that_names_its_files_and_blocks():
 def test_a_block_that_a_readme_leaves_out_is_seen():
     left_out = set(missing_in_readme("hw/kelp_hw/miss", "[grants.py](grants.py)"))
     assert {"grants.py: MissGrants", "park_lists.py"} <= left_out and "grants.py" not in left_out
+
+
+def imports_of(root, room):
+    """Rooms and root modules of the same package, and packages of ours, that a room imports."""
+    package, base = Path(root).name, ROOT / root
+    names = {name for each in ALLOWED for name in modules(each)}
+    found = set()
+    for path in sorted((base / room).rglob("*.py")):
+        parts = (package, *path.relative_to(base).with_suffix("").parts)
+        name = ".".join(parts).removesuffix(".__init__")
+        text = path.read_text(encoding="utf-8")
+        found |= imported_modules(name, text, names, package=path.stem == "__init__")
+    others = {name.split(".")[1] for name in found if name.startswith(f"{package}.")} - {room}
+    rooms = {name for name in others if (base / name).is_dir()}
+    return rooms, others - rooms, {name.split(".")[0] for name in found} - {package}
+
+
+def said_imports(text):
+    """The same, as a README says it."""
+    said = re.search(
+        r"^May import rooms: ([^.]*)\. Modules of the root: ([^.]*)\. Packages: ([^.]*)\.",
+        text,
+        re.MULTILINE,
+    )
+    return tuple(set(re.findall(r"`(\w+)`", part)) for part in said.groups())
+
+
+@pytest.mark.parametrize(
+    ("root", "room"),
+    [
+        pytest.param(root, path.parent.name, id=f"{root}/{path.parent.name}")
+        for root in OF_ROOMS
+        for path in sorted((ROOT / root).glob("*/__init__.py"))
+    ],
+)
+def test_a_rooms_readme_says_what_it_imports(root, room):
+    """Outside kelp_hw the line follows what is so: a new import is a new word there, for a reader
+    to see."""
+    text = (ROOT / root / room / "README.md").read_text(encoding="utf-8")
+    assert said_imports(text) == imports_of(root, room)
+
+
+def test_an_import_that_a_readme_leaves_out_is_seen():
+    text = "x\nMay import rooms: `link`. Modules of the root: none. Packages: `kelp_hw`.\n"
+    assert (
+        said_imports(text)
+        == ({"link"}, set(), {"kelp_hw"})
+        != imports_of("fpga/kelp_fpga", "boards")
+    )
 
 
 def components(text):
