@@ -110,5 +110,15 @@ def test_the_deframer_reads_the_hosts_line_and_sees_damage(offer):
     assert sum(not good for _, good in got) >= 1
 
 
+def test_a_body_that_ends_within_an_escape_spoils_no_other():
+    [frame] = frames(1)
+    line = [FLAG, 1, 2, ESCAPE, *encode(frame)]
+    seen = pump(Ear(), Ends({"i": line}, ("o",)), cycles=2 * len(line))
+    news = [news for _, _, news in seen["o"]]
+    assert [each >> 8 for each in news if each >> 8] == [1, 3], "bad, then good"
+    ends = next(n for n, each in enumerate(news) if each >> 8)
+    assert bytes(news[ends + 1 : -5]) == bytes(b["byte"] for b in body(frame))
+
+
 def test_a_body_byte_has_its_end():
     assert body_byte.size == 9

@@ -94,7 +94,7 @@ def test_each_message_once_and_in_order(offer, take):
     the host has is told."""
     kinds = [Kind.REQ, Kind.RWD, Kind.BOARD, Kind.REQ]
     wanted = [frame(n, kinds[n % 4], ack=n) for n in range(4)]
-    sent = [wanted[0], wanted[1], wanted[0], wanted[3], wanted[2], wanted[1], wanted[3]]
+    sent = [wanted[n] for n in (0, 1, 0, 3, 3, 2, 1, 3)]
     _, messages, acks, news = run(sent, offer=offer, take=take)
     assert [(kind, data) for kind, data, _ in messages] == [(f.kind, f.payload) for f in wanted]
     assert acks == [f.ack for f in sent]

@@ -77,3 +77,15 @@ def test_commands_of_a_line(offer):
     assert rows == [(n % 4, 7 + n // 4) for n in range(8)]
     refreshes = [cycle for cycle, command, _, _ in commands[10:] if command == REFRESH]
     assert len(refreshes) >= (4000 - commands[9][0]) // t.refi
+
+
+def test_refresh_is_not_starved():
+    """While lines follow one another without a pause, two lines at most pass before a refresh that
+    is due."""
+    dut, _, commands, _ = run(80e6, [line(n) for n in range(80)], cycles=2600)
+    refreshes = [cycle for cycle, command, _, _ in commands[10:] if command == REFRESH]
+    assert commands[-1][0] - commands[9][0] > 3 * dut.cycles.refi
+    for n, cycle in enumerate(refreshes, 1):
+        due = refreshes[0] + (n - 1) * dut.cycles.refi
+        assert abs(cycle - due) <= 3 * LINE_BEATS
+    assert len(refreshes) >= 3
