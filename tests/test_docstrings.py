@@ -46,7 +46,7 @@ ARGUMENTS = {
     },
     "NoSlots": _TABLE,
     "Quantiser": {"meta_shape": 1},
-    "QueueConfig": {"config": UNIT, "fields": ("window",)},
+    "QueueConfig": {"config": UNIT, "fields": ("window",), "protect": True},
     "RawDequantiser": {"meta_shape": 1},
     "RawQuantiser": {"meta_shape": 1},
     "RequestFifo": {"depth": 2, "shape": 1},

@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 
 from ..layouts import Layouts
+from ..lib.protected import fault_ports, memory_of
 from ..lib.sram import Sram
 
 __all__ = ["QueueConfig"]
@@ -30,6 +31,8 @@ class QueueConfig(wiring.Component):
     config : Config
     fields : sequence of str
         Names of `Layouts.queue_config`, at least one.
+    protect : bool
+        The rows carry check bits, with encoder and decoder combinational.
 
     Members
     -------
@@ -37,12 +40,15 @@ class QueueConfig(wiring.Component):
     read_en, read_squeue : in
     o : out
         The fields, as a struct of those names.
+    fault : out, Fault
+        With `protect`: of `o`, with it and for as long; of a queue that was never configured it
+        means nothing.
     """
 
     LATENCY = 1
     INTERVAL = 1
 
-    def __init__(self, *, config: Config, fields):
+    def __init__(self, *, config: Config, fields, protect: bool = False):
         layouts = Layouts(config)
         known = {name: field.shape for name, field in layouts.queue_config}
         for name in fields:
@@ -50,7 +56,7 @@ class QueueConfig(wiring.Component):
                 raise ValueError(f"field {name!r} is refused; legal: {', '.join(known)}")
         if not fields:
             raise ValueError("fields is empty; legal: at least one of " + ", ".join(known))
-        self.config = config
+        self.config, self.protect = config, protect
         self.fields = tuple(fields)
         self.shape = data.StructLayout({name: known[name] for name in fields})
         super().__init__(
@@ -59,12 +65,17 @@ class QueueConfig(wiring.Component):
                 "read_en": In(1),
                 "read_squeue": In(config.squeue_bits),
                 "o": Out(self.shape),
+                **fault_ports(protect, "fault"),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        m.submodules.rows = rows = Sram(depth=self.config.squeues, shape=self.shape)
+        m.submodules.rows = rows = memory_of(
+            Sram, depth=self.config.squeues, shape=self.shape, protect=self.protect
+        )
+        if self.protect:
+            m.d.comb += self.fault.eq(rows.fault)
         m.d.comb += [
             rows.read_en.eq(self.read_en),
             rows.read_address.eq(self.read_squeue),

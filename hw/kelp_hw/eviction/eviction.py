@@ -13,7 +13,7 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import Config
 
 from ..lib.broadcast import broadcast
-from ..lib.protected import BlockFault
+from ..lib.protected import BlockFault, gather_blocks
 from ..lib.skid import Skid
 from .closer import Closer
 from .evictor import Evictor
@@ -150,7 +150,10 @@ class Eviction(wiring.Component):
         connect(m, sweep.read, queues.read)
         connect(m, kelp.state, evictor.policy)
         connect(m, slots.under_way, evictor.slots)
-        m.d.comb += self.fault.eq(slots.fault)
+        if self.config.protect:
+            gather_blocks(m, self.fault, slots.fault, queues.fault)
+        else:
+            m.d.comb += self.fault.eq(slots.fault)
         connect(m, evictor.check, slots.check_victim)
         connect(m, orphans.check, slots.check_orphan)
         m.d.comb += sweep.opinion.eq(kelp.opinion)

@@ -15,6 +15,7 @@ from kelp_spec.policy import Policy
 
 from ..control.queue_config import QueueConfig
 from ..layouts import POOL_BITS, code_shape
+from ..lib.protected import BlockFault, gather, used
 from ..lib.sram import Sram
 from ..pipeline import RESERVE
 from .excess_tree import ExcessTree
@@ -114,6 +115,8 @@ class QueueState(wiring.Component):
         The reset scrub is over; results before it are not allowed.
     idle : out
         All events are absorbed, and nothing is asked.
+    fault : out, BlockFault
+        With `config.protect`: of a queue's settings. None can be rebuilt.
     """
 
     LATENCY = 5  # to LOOKED: IDLE, READ, WAS, COUNT, LOOKED
@@ -137,6 +140,7 @@ class QueueState(wiring.Component):
                 "resident_lines": Out(32),
                 "initialised": Out(1),
                 "idle": Out(1),
+                **({"fault": Out(BlockFault)} if config.protect else {}),
             }
         )
 
@@ -163,7 +167,7 @@ class QueueState(wiring.Component):
             task.after.eq(task.found),
         ]
         m.d.sync += [answered.eq(0), view.offer.done.eq(0)]
-        with m.FSM(init="CLEAR"):
+        with m.FSM(init="CLEAR") as fsm:
             self._clear(m, task, clears)
             self._begin(m, task, taken, shown)
             self._count(m, task)
@@ -182,6 +186,10 @@ class QueueState(wiring.Component):
                 m.next = "IDLE"
             self._excess(m, task, shown)
         self._keep(m, task, clears)
+        if c.protect:
+            # A queue that is only refreshed or shown may have no configuration.
+            uses = fsm.ongoing("WAS") & (task.is_event | task.is_look | task.is_offer)
+            gather(m, self.fault, used(m.submodules.settings.fault, uses))
         m.d.comb += self.idle.eq(
             ~came_valid
             & ~came_next
@@ -249,7 +257,9 @@ class QueueState(wiring.Component):
         c = self.config
         m.submodules.records = records = Sram(depth=c.squeues, shape=record)
         m.submodules.settings = settings = QueueConfig(
-            config=c, fields=("pool", "budget", "policy", "tau_m", "tau_sh")
+            config=c,
+            fields=("pool", "budget", "policy", "tau_m", "tau_sh"),
+            protect=c.protect,
         )
         m.submodules.tree = tree = ExcessTree(config=c)
         m.submodules.map = listed = ResidencyMap(config=c)
