@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """What `kelp fpga proof` makes of a self-test and a replay, whose places are taken here;
-`test_fpga_sim.py` runs both."""
+`tests/verif/fpga` and `tests/fpga/boards` run both."""
 
 import contextlib
 import json
