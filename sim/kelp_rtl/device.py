@@ -65,6 +65,7 @@ __all__ = [
     "Pressure",
     "QueueParameters",
     "RunRules",
+    "UncheckedDriver",
     "Waves",
     "ports_header",
 ]
@@ -91,6 +92,9 @@ class Driver(Control):
         Something else with the endpoint's signature.
     """
 
+    #: Whether the stream rule is asserted on every stream port of every block.
+    CHECKED = True
+
     def __init__(
         self,
         config: Config,
@@ -108,10 +112,10 @@ class Driver(Control):
 
             component, library = (
                 wiring.Signature(endpoint_signature(config)).create(),
-                endpoint_library(config, waves is not None),
+                endpoint_library(config, waves is not None, checked=self.CHECKED),
             )
         else:
-            library = build(component, config, waves is not None)
+            library = build(component, config, waves is not None, checked=self.CHECKED)
         self.config = config
         self.addresses = AddressMap(config)
         self.registers = RegisterMap(config).by_name
@@ -391,3 +395,9 @@ class Driver(Control):
                 with_module(self._call.kelp_error(self._simulation).decode()), self.time
             )
         return status
+
+
+class UncheckedDriver(Driver):
+    """A driver of a model without the asserts of the stream rule, for rates."""
+
+    CHECKED = False

