@@ -10,10 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from amaranth.lib import wiring
 from paths import DOCS, ROOT
 from source_tree import ALLOWED, ALSO, tracked
 
 from kelp_cli.docs import DOCUMENTED, generated
+from kelp_hw.endpoint import Endpoint
 from kelp_spec.address import AddressMap, KvAddress
 from kelp_spec.config import named
 
@@ -23,7 +25,15 @@ TEXTS = [path for path in tracked() if path.suffix in {".py", ".md", ".v", ".cpp
 
 
 @pytest.mark.parametrize(
-    "name", ["registers.md", "ports.md", "kelp_regs.h", "figures.md", "verification.md"]
+    "name",
+    [
+        "registers.md",
+        "ports.md",
+        "kelp_regs.h",
+        "figures.md",
+        "verification.md",
+        "architecture.svg",
+    ],
 )
 def test_generated_files_are_up_to_date(name):
     assert (DOCS / name).read_text(encoding="utf-8") == generated(BENCH, DOCS)[name], (
@@ -216,6 +226,29 @@ def test_the_picture_leads_to_files_that_are_there():
     links = re.findall(r'<a href="([^"#]+)"', PICTURE)
     dead = {link for link in links if not (DOCS / link).is_file()}
     assert len(links) > 60 and not dead, f"docs/architecture.svg leads to {sorted(dead)}"
+
+
+def blocks_below(component, levels):
+    """The Components of kelp_hw that `component` instantiates, and so on for so many levels."""
+    if levels:
+        module = component.elaborate(None)
+        for part, _ in (*module._named_submodules.values(), *module._anon_submodules):
+            if isinstance(part, wiring.Component) and type(part).__module__.startswith("kelp_hw."):
+                yield type(part)
+                yield from blocks_below(part, levels - 1)
+
+
+def test_the_picture_shows_every_block_of_the_endpoint():
+    """Two levels of blocks; those of room `lib` are in the index below the picture."""
+    shown = set(re.findall(r'<a href="\.\./hw/(\S+)\.py"', PICTURE))
+    common = {block for block, path in INDEX if "/lib/" in path}
+    blocks = set(blocks_below(Endpoint(config=named("trace")), 2))
+    missing = sorted(
+        cls.__name__
+        for cls in blocks
+        if cls.__module__.replace(".", "/") not in shown and cls.__name__ not in common
+    )
+    assert len(blocks) > 40 and not missing, f"docs/architecture.svg shows no {missing}"
 
 
 def names_of(path):

@@ -14,6 +14,7 @@ from kelp_spec.files import write_whole
 from .bench import GROUPS, figures_markdown
 from .nightly import runs_markdown
 from .output import UserError, console
+from .picture import picture
 
 __all__ = ["DOCUMENTED", "generated", "register"]
 
@@ -34,6 +35,7 @@ def generated(bench: Path, directory: Path) -> dict[str, str]:
     before, _, after = (directory / "verification.md").read_text(encoding="utf-8").split(_RUNS)
     return {
         "registers.md": registers_markdown(config),
+        "architecture.svg": picture(),
         "ports.md": ports_markdown(config),
         "kelp_regs.h": c_header(config),
         "figures.md": figures_markdown(json.loads(bench.read_text(encoding="utf-8")), GROUPS),
@@ -49,8 +51,8 @@ def register(app: typer.Typer) -> None:
             "data/bench/bench.json"
         ),
     ) -> None:
-        """Write the register table, the port table, the C header, the page of figures and the
-        last runs in verification.md from their sources."""
+        """Write the register table, the port table, the C header, the page of figures, the picture
+        of the architecture and the last runs in verification.md from their sources."""
         if not bench.is_file():
             raise UserError(f"{bench}: no such file; kelp bench -o {bench} makes it")
         for name, text in generated(bench, directory).items():
