@@ -33,9 +33,9 @@ from .miss.miss_buffer import MissBuffer
 from .pipeline import RESERVE
 from .prefetch.prefetch import Prefetcher
 from .scores.ema import EmaEngine
-from .tracker.arbiter import BACKGROUND
 from .tracker.error_lines import ErrorLines
 from .tracker.frame_table import FrameTable
+from .tracker.signatures import BACKGROUND
 from .tracker.tracker import Tracker
 
 __all__ = ["Endpoint", "endpoint_signature"]
@@ -168,7 +168,7 @@ class Endpoint(wiring.Component):
         # None of this is on a hit's path.
         op, page = Layouts(c).op, Layouts(c).page
         # Critical path: the skid buffers' `o.ready`. M0 chooses in the cycle before, by
-        # `tracker.behind`, which op it would take.
+        # `tracker.ops.behind`, which op it would take.
         s.op_miss, s.op_hint, s.op_evict, s.op_prefetch = (
             Skid(op, registered=()) for _ in range(4)
         )
@@ -267,11 +267,11 @@ class Endpoint(wiring.Component):
         s = m.submodules
         eviction = s.eviction
         m.d.comb += [
-            eviction.hold.eq(
+            eviction.turn.hold.eq(
                 self.lockstep
                 & (
-                    eviction.evicting
-                    | eviction.learning
+                    eviction.turn.evicting
+                    | eviction.turn.learning
                     | ((busy | recent.any() | ~s.prefetcher.idle) & ~s.miss_buffer.starving)
                 )
             ),
@@ -281,33 +281,33 @@ class Endpoint(wiring.Component):
         """Ops of the engines to the tracker, and pages to the prefetcher, by their skid buffers."""
         s, tracker = m.submodules, m.submodules.tracker
         for engine, skid, entry in (
-            (s.miss_buffer.o_op, s.op_miss, tracker.i_miss),
-            (s.hints.o_op, s.op_hint, tracker.i_hint),
-            (s.eviction.o_op, s.op_evict, tracker.i_evict),
+            (s.miss_buffer.o_op, s.op_miss, tracker.ops.miss),
+            (s.hints.o_op, s.op_hint, tracker.ops.hint),
+            (s.eviction.o_op, s.op_evict, tracker.ops.evict),
             (s.ingress.o_spec, s.spec, s.prefetcher.i_spec),
             (s.hints.o_prefetch, s.hinted, s.prefetcher.i_hint),
         ):
             connect(m, engine, skid.i)
             connect(m, skid.o, entry)
-        connect(m, s.op_prefetch.o, tracker.i_prefetch)
+        connect(m, s.op_prefetch.o, tracker.ops.prefetch)
         for k, name in enumerate(BACKGROUND):
             if name != "control":
                 skid = getattr(s, f"op_{name}")
                 m.d.comb += [
-                    tracker.behind[k].valid.eq(skid.behind_valid),
-                    tracker.behind[k].kind.eq(skid.behind.kind),
+                    tracker.ops.behind[k].valid.eq(skid.behind_valid),
+                    tracker.ops.behind[k].kind.eq(skid.behind.kind),
                 ]
-        connect(m, s.registers.o_control, tracker.i_control)
+        connect(m, s.registers.o_control, tracker.ops.control)
         connect(m, s.miss_buffer.o_miss_free, tracker.i_miss_free)
         m.d.comb += [
             tracker.ahead.eq(s.ingress.o_ahead),
             tracker.ecc_flip.eq(self.ecc_flip),
             # Credits of whom M3's results go to.
-            tracker.event_ready.eq(1),
-            tracker.data_ready.eq(s.data_fifo.ready),
-            tracker.miss_ready.eq(s.miss_buffer.ready),
-            tracker.score_ready.eq(s.ema.ready),
-            tracker.queue_ready.eq(s.eviction.queue_ready),
+            tracker.credits.event.eq(1),
+            tracker.credits.data.eq(s.data_fifo.ready),
+            tracker.credits.miss.eq(s.miss_buffer.ready),
+            tracker.credits.score.eq(s.ema.ready),
+            tracker.credits.queue.eq(s.eviction.queue_ready),
         ]
 
     def _frames_and_data(self, m: Module) -> None:
@@ -320,15 +320,14 @@ class Endpoint(wiring.Component):
         # Of memory's errors the engines learn after the frame table, in one cycle with the data
         # path.
         connect(m, s.data_path.o_error, error_lines.i)
+        connect(m, error_lines.hold, s.tracker.hold)
         connect(m, error_lines.o, frame_table.i_error)
-        connect(m, frame_table.o_error, s.eviction.i_error)
+        connect(m, frame_table.o_frame, s.eviction.i_frame)
         connect(m, frame_table.o_event, s.registers.i_event[4])
         m.d.comb += [
             s.miss_buffer.line_mask_address.eq(frame_table.line_mask_address),
             frame_table.line_mask_data.eq(s.miss_buffer.line_mask_data),
-            s.tracker.pause.eq(error_lines.pause),
-            error_lines.paused.eq(s.tracker.paused),
-            error_lines.executed.eq(frame_table.o_error.valid),
+            error_lines.executed.eq(frame_table.o_frame.error.valid),
             s.data_path.waiting.eq(s.data_fifo.level),
         ]
 
@@ -340,22 +339,25 @@ class Endpoint(wiring.Component):
         of_pool = [
             Signal.like(settings.pool_limit[p], name=f"frames{p}") for p in range(len(POOLS))
         ]
-        all_frames, most_frames = sum(of_pool), (1 << len(s.eviction.frames)) - 1
+        all_frames, most_frames = sum(of_pool), (1 << len(s.eviction.settings.frames)) - 1
         m.d.sync += [
             *(
-                frames.eq(Mux(s.tracker.pool_unused[p], 0, settings.pool_limit[p]))
+                frames.eq(Mux(s.tracker.pools.unused[p], 0, settings.pool_limit[p]))
                 for p, frames in enumerate(of_pool)
             ),
-            s.eviction.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
+            s.eviction.settings.frames.eq(Mux(all_frames > most_frames, most_frames, all_frames)),
         ]
         m.d.comb += [
             s.tracker.descriptor.eq(s.registers.descriptor),
-            s.tracker.low_water.eq(low),
-            s.tracker.reserve.eq(settings.reserve),
-            *(s.tracker.pool_limit[p].eq(settings.pool_limit[p]) for p in range(len(POOLS))),
-            s.eviction.low_water.eq(Mux(high > low, high, low)),
-            s.eviction.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]),
-            s.eviction.prefetch_water.eq(low),
+            s.tracker.pool_settings.low_water.eq(low),
+            s.tracker.pool_settings.reserve.eq(settings.reserve),
+            *(
+                s.tracker.pool_settings.limit[p].eq(settings.pool_limit[p])
+                for p in range(len(POOLS))
+            ),
+            s.eviction.settings.low_water.eq(Mux(high > low, high, low)),
+            s.eviction.settings.prefetch_on.eq(settings.prefetch_enable[PrefetchSource.POLICY - 1]),
+            s.eviction.settings.prefetch_water.eq(low),
             s.miss_buffer.starve_limit.eq(settings.starve_limit),
             s.cold.timeout.eq(settings.cold_timeout),
             s.cold.retries.eq(settings.cold_retries),
@@ -377,11 +379,11 @@ class Endpoint(wiring.Component):
             m.d.comb += block.sessions.eq(tracker.sessions)
         for p in range(len(POOLS)):
             m.d.comb += [
-                s.miss_buffer.pool_free[p].eq(tracker.pool_free[p]),
-                s.registers.pool_used[p].eq(tracker.pool_used[p]),
-                s.registers.pool_unused[p].eq(tracker.pool_unused[p]),
-                s.eviction.pools.used[p].eq(tracker.pool_used[p]),
-                s.eviction.pools.spare[p].eq(tracker.pool_spare[p]),
+                s.miss_buffer.pool_free[p].eq(tracker.pools.free[p]),
+                s.registers.pools.used[p].eq(tracker.pools.used[p]),
+                s.registers.pools.unused[p].eq(tracker.pools.unused[p]),
+                s.eviction.pools.used[p].eq(tracker.pools.used[p]),
+                s.eviction.pools.spare[p].eq(tracker.pools.spare[p]),
             ]
 
     def _misses(self, m: Module) -> None:
@@ -400,12 +402,7 @@ class Endpoint(wiring.Component):
         connect(m, s.data_path.o_flushed, eviction.i_flushed)
         connect(m, s.tracker.o_score, s.ema.i)
         connect(m, s.ema.o_scan, eviction.i_scan)
-        connect(m, s.frame_table.o_claim, eviction.i_claim)
-        connect(m, s.frame_table.o_owner, eviction.i_owner)
-        m.d.comb += [
-            eviction.resident_squeue.eq(s.registers.resident_squeue),
-            s.registers.resident_lines.eq(eviction.resident_lines),
-        ]
+        connect(m, s.registers.resident, eviction.resident)
 
     def _prefetch_and_hints(self, m: Module) -> None:
         s, prefetcher = m.submodules, m.submodules.prefetcher
@@ -449,26 +446,27 @@ class Endpoint(wiring.Component):
             telemetry.hint_update.eq(s.hints.mass_taken),
             telemetry.score_corrected.eq(s.ema.corrected),
             telemetry.score_uncorrected.eq(s.ema.uncorrected),
-            registers.pulses.eq(telemetry.pulses),
             registers.i_event[3].p.code.eq(Event.UNCORRECTED),
             registers.i_event[3].p.squeue.eq(s.ema.o_commit.p.squeue),
             registers.i_event[3].p.page.eq(s.ema.o_commit.p.page),
             registers.i_event[3].valid.eq(s.ema.uncorrected),
-            registers.ready.eq(self.ready),
-            registers.quiescent.eq(self.quiescent),
+            registers.status.ready.eq(self.ready),
+            registers.status.quiescent.eq(self.quiescent),
         ]
         connect(m, s.tracker.o_hot, telemetry.i_hot)
         for source, sink in zip((telemetry, s.hints, s.eviction), registers.i_event, strict=False):
             connect(m, source.o_event, sink)
-        connect(m, telemetry.o_queue, registers.i_queue)
-        connect(m, telemetry.o_useful, registers.i_useful)
+        connect(m, telemetry.o_counted, registers.i_counted)
         connect(m, s.egress.o_latency, registers.i_latency)
 
     def _faults(self, m: Module) -> None:
         """Faults of memories."""
         s, faults = m.submodules, m.submodules.faults
         m.d.comb += [
-            *(block.fatal.eq(faults.fatal) for block in (s.egress, s.tracker, s.registers)),
+            *(
+                fatal.eq(faults.fatal)
+                for fatal in (s.egress.fatal, s.tracker.fatal, s.registers.status.fatal)
+            ),
             s.telemetry.memory_corrected.eq(faults.corrected),
             s.telemetry.memory_uncorrected.eq(faults.uncorrected),
         ]

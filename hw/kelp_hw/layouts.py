@@ -10,7 +10,8 @@ from __future__ import annotations
 from enum import IntEnum
 
 from amaranth.hdl import Shape, unsigned
-from amaranth.lib import data
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
 
 from kelp_spec.address import REGISTER_BYTES
 from kelp_spec.config import POOLS, Config
@@ -36,7 +37,7 @@ from kelp_spec.metadata import (
 )
 from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS, Policy
 
-__all__ = ["Layouts", "MESSAGES", "TIME_BITS", "POOL_BITS", "code_shape"]
+__all__ = ["MESSAGES", "POOL_BITS", "TIME_BITS", "Layouts", "ResidentLines", "code_shape"]
 
 TIME_BITS = 32  #: the time base `now`; latencies and deadlines are differences modulo 2^32
 POOL_BITS = (len(POOLS) - 1).bit_length()
@@ -492,3 +493,11 @@ class Layouts:
         )
 
         self.layer_ranges = LAYER_RANGES
+
+
+class ResidentLines(wiring.Signature):
+    """Registers → eviction engine. `lines`: DRAM lines that the resident pages of `squeue` take; 0
+    until they are counted for it."""
+
+    def __init__(self, config: Config):
+        super().__init__({"squeue": Out(config.squeue_bits), "lines": In(32)})

@@ -12,16 +12,16 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
-from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS
+from kelp_spec.registers import COUNTERS
 
 from ..lib.sram import Sram
+from .signatures import queue_counter_names, queue_event_layout
 
 __all__ = [
     "TotalCounters",
     "QueueCounters",
     "QUEUE_COUNTER_BITS",
     "TOTAL_BITS",
-    "queue_event_layout",
 ]
 
 TOTAL_BITS = 48
@@ -112,17 +112,6 @@ class TotalCounters(wiring.Component):
         return m
 
 
-def queue_event_layout(config: Config) -> data.StructLayout:
-    """Counters of one queue to bump by one: a bit per counter kept."""
-    return data.StructLayout({"squeue": config.squeue_bits, "bump": len(_queue_counters(config))})
-
-
-def _queue_counters(config: Config) -> tuple[str, ...]:
-    return tuple(
-        name for name, _ in (QUEUE_COUNTERS if config.wide_counters else QUEUE_COUNTERS[:4])
-    )
-
-
 class QueueCounters(wiring.Component):
     """Counters of each (session, queue): entries of `QUEUE_COUNTERS`, the first four when
     `config.wide_counters` is off (spec §9). 32 bits, wrapping.
@@ -165,7 +154,7 @@ class QueueCounters(wiring.Component):
 
     def __init__(self, *, config: Config):
         self.config = config
-        self.names = _queue_counters(config)
+        self.names = queue_counter_names(config)
         self.event = queue_event_layout(config)
         super().__init__(
             {

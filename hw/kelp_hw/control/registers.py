@@ -12,7 +12,6 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op, PrefetchSource
 from kelp_spec.registers import (
-    COUNTERS,
     EVENT_RECORDS,
     HISTOGRAM_BINS,
     SESSION_BASE,
@@ -20,13 +19,15 @@ from kelp_spec.registers import (
     RegisterMap,
 )
 
-from ..layouts import TIME_BITS, Layouts
+from ..layouts import TIME_BITS, Layouts, ResidentLines
 from ..lib.broadcast import broadcast
 from ..lib.histogram import LatencyHistogram
+from ..tracker.signatures import PoolUse
 from .counters import QueueCounters, TotalCounters
 from .events import EventLog
 from .register_file import RegisterFile
 from .session_control import SessionControl
+from .signatures import Counted, status_layout
 
 __all__ = ["Registers", "settings_layout"]
 
@@ -71,18 +72,14 @@ class Registers(wiring.Component):
         The access stays until it is answered.
     o : out, stream of window_answer
     now : in
-    ready, quiescent : in
-        Of the endpoint, for the status register.
-    fatal : in
-        A memory lost what cannot be rebuilt: it is in the status register, and interrupts.
+    status : in
+        Of the endpoint (:func:`.signatures.status_layout`).
     sessions : in
         Session registers as M3 has them.
     decode : in
         Bit s: session s is in decode.
-    pool_used : in
+    pools : in, PoolUse
         Frames in use of each pool.
-    pool_unused : in
-        Bit p: none of pool p is.
     i_result : in, always-ready stream of result
         Results of M3.
     settings : out
@@ -93,20 +90,15 @@ class Registers(wiring.Component):
         The session register that an OPEN op on `o_control` sets.
     o_control : out, stream of op
         Session commands and steps.
-    pulses : in
-        Bit i: entry i of `COUNTERS` counts one more.
-    i_queue : in, always-ready stream of queue_event_layout
-    i_useful : in, always-ready stream of squeue
-        A page of this queue was prefetched and then demanded.
+    i_counted : in, Counted
+        What counts one more.
     i_latency : in, always-ready stream
         A request was answered: cycles, and whether it missed.
     i_event : in, always-ready streams of event, one per source
-    resident_squeue : out
-        Queue whose resident lines the host reads.
-    resident_lines : in
-        Its resident lines.
+    resident : out, ResidentLines
+        Of the queue that the host reads.
     irq : out
-        Interrupt of the event log, or `fatal`.
+        Interrupt of the event log, or `status.fatal`.
     idle : out
         No access, command, step or report is in the block.
     cleared : out
@@ -132,21 +124,16 @@ class Registers(wiring.Component):
                 "i": In(stream.Signature(layouts.register_access)),
                 "o": Out(stream.Signature(layouts.window_answer)),
                 "now": In(TIME_BITS),
-                "ready": In(1),
-                "quiescent": In(1),
-                "fatal": In(1),
+                "status": In(status_layout()),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "decode": In(config.sessions),
-                "pool_used": In(data.ArrayLayout(24, len(POOLS))),
-                "pool_unused": In(len(POOLS)),
+                "pools": In(PoolUse(config)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "settings": Out(settings_layout(config)),
                 "config_write": Out(stream.Signature(layouts.config_write, always_ready=True)),
                 "descriptor": Out(layouts.session),
                 "o_control": Out(stream.Signature(layouts.op)),
-                "pulses": In(len(COUNTERS)),
-                "i_queue": In(stream.Signature(self.queue_counters.event, always_ready=True)),
-                "i_useful": In(stream.Signature(config.squeue_bits, always_ready=True)),
+                "i_counted": In(Counted(config)),
                 "i_latency": In(
                     stream.Signature(
                         data.StructLayout({"missed": 1, "cycles": 20}), always_ready=True
@@ -155,8 +142,7 @@ class Registers(wiring.Component):
                 "i_event": In(stream.Signature(layouts.event, always_ready=True)).array(
                     event_sources
                 ),
-                "resident_squeue": Out(config.squeue_bits),
-                "resident_lines": In(32),
+                "resident": Out(ResidentLines(config)),
                 "irq": Out(1),
                 "idle": Out(1),
                 "cleared": Out(1),
@@ -199,12 +185,11 @@ class Registers(wiring.Component):
         for s in range(c.sessions):
             m.d.comb += owner[s].eq(Mux(self.sessions[s].open, self.sessions[s].ld_id, 0))
             m.d.comb += [
-                control.open[s].eq(self.sessions[s].open),
-                control.closing[s].eq(self.sessions[s].closing),
-                control.owner[s].eq(owner[s]),
+                control.sessions.open[s].eq(self.sessions[s].open),
+                control.sessions.closing[s].eq(self.sessions[s].closing),
             ]
             for part in ("shape", "formats", "queue", "policy", "recency", "budget"):
-                m.d.comb += getattr(control, part)[s].eq(getattr(file, f"rw_s{s}_{part}"))
+                m.d.comb += getattr(control.registers, part)[s].eq(getattr(file, f"rw_s{s}_{part}"))
         # Whom a session belonged to may write until the cycle in which it is closed, and is
         # forgotten in the next.
         was_open = Signal(c.sessions)
@@ -213,22 +198,22 @@ class Registers(wiring.Component):
         m.d.comb += [
             file.forget.eq(was_open & ~is_open),
             file.owner.eq(owner),
-            control.command_ld_id.eq(file.ld_id),
-            control.config_ready.eq(~control.opening | queues.wipe_ready),
+            control.given.ld_id.eq(file.ld_id),
+            control.configuration.ready.eq(~control.configuration.opening | queues.wipe_ready),
             # A session begins with counters of 0: its owner may not read what another's did.
-            queues.wipe_squeue.eq(control.config_write.p.squeue),
-            queues.wipe.eq(control.opening),
+            queues.wipe_squeue.eq(control.configuration.write.p.squeue),
+            queues.wipe.eq(control.configuration.opening),
             self.descriptor.eq(control.descriptor),
         ]
-        # Critical path: `control.config_write` to the blocks' memories: registered here. The op
-        # that ends the walk is two cycles behind the last configuration.
-        broadcast(m, control.config_write, self.config_write, registered=True)
+        # Critical path: `control.configuration.write` to the blocks' memories: registered here. The
+        # op that ends the walk is two cycles behind the last configuration.
+        broadcast(m, control.configuration.write, self.config_write, registered=True)
         for s in range(c.sessions):
             with m.If(getattr(file, f"wo_s{s}_command_strobe")):
                 m.d.comb += [
-                    control.command.valid.eq(1),
-                    control.command_session.eq(s),
-                    control.command.p.eq(getattr(file, f"wo_s{s}_command")),
+                    control.given.command.valid.eq(1),
+                    control.given.session.eq(s),
+                    control.given.command.p.eq(getattr(file, f"wo_s{s}_command")),
                 ]
 
     def _settings(self, m: Module) -> None:
@@ -258,26 +243,27 @@ class Registers(wiring.Component):
             # A pool in use keeps its limit; the new one is taken once the pool is empty. The one
             # pop that may come in that very cycle finds a frame under any limit, because none is 0.
             m.d.comb += [
-                following.eq(Mux(self.pool_unused[p], fitting, limit)),
+                following.eq(Mux(self.pools.unused[p], fitting, limit)),
                 self.settings.pool_limit[p].eq(following),
-                getattr(file, f"ro_pool_used_{pool}").value.eq(self.pool_used[p]),
+                getattr(file, f"ro_pool_used_{pool}").value.eq(self.pools.used[p]),
             ]
         m.d.comb += [
-            file.ro_status.ready.eq(self.ready),
-            file.ro_status.quiescent.eq(self.quiescent),
+            file.ro_status.ready.eq(self.status.ready),
+            file.ro_status.quiescent.eq(self.status.quiescent),
             file.ro_status.irq.eq(self.irq),
             file.ro_status.event_overflow.eq(events.overflow),
-            file.ro_status.fatal.eq(self.fatal),
+            file.ro_status.fatal.eq(self.status.fatal),
             file.ro_event_count.value.eq(events.count),
             events.clear.eq(file.wo_event_clear_strobe & file.wo_event_clear.value),
             events.irq_enable.eq(file.rw_irq_enable.value),
-            self.irq.eq(events.irq | self.fatal),
+            self.irq.eq(events.irq | self.status.fatal),
         ]
 
     def _states(self, m: Module) -> None:
         """Each session's state, and the page word that it asked for."""
         c = self.config
         file, control = m.submodules.file, m.submodules.control
+        given = control.given
         # The evictor's PEEKs, which look for a frame's owner, carry its token.
         peek, peeked = Signal(self.layouts.page_word), Signal()
         m.d.comb += peeked.eq(
@@ -291,10 +277,8 @@ class Registers(wiring.Component):
             state, word = getattr(file, f"ro_s{s}_state"), getattr(file, f"ro_s{s}_page_word")
             m.d.comb += [
                 state.open.eq(self.sessions[s].open & ~self.sessions[s].closing),
-                state.busy.eq(
-                    (control.busy & (control.busy_session == s)) | self.sessions[s].closing
-                ),
-                state.refused.eq(control.refused[s]),
+                state.busy.eq((given.busy & (given.busy_session == s)) | self.sessions[s].closing),
+                state.refused.eq(given.refused[s]),
                 state.decode.eq(self.decode[s]),
                 state.step.eq(self.sessions[s].step),
             ]
@@ -381,11 +365,11 @@ class Registers(wiring.Component):
             totals.clear.eq(clear),
             queues.clear.eq(clear),
             histogram.clear.eq(clear),
-            totals.pulses.eq(self.pulses),
+            totals.pulses.eq(self.i_counted.pulses),
             events.now.eq(self.now),
         ]
-        connect(m, flipped(self.i_queue), queues.i)
-        connect(m, flipped(self.i_useful), queues.i_useful)
+        connect(m, flipped(self.i_counted.queue), queues.i)
+        connect(m, flipped(self.i_counted.useful), queues.i_useful)
         connect(m, flipped(self.i_latency), histogram.i)
         for k in range(self.event_sources):
             connect(m, flipped(self.i_event[k]), events.i[k])
@@ -434,7 +418,7 @@ class Registers(wiring.Component):
             totals.read_index.eq(index[: len(totals.read_index)]),
             histogram.read_row.eq(bins),
             queues.read_squeue.eq(squeue),
-            self.resident_squeue.eq(squeue),
+            self.resident.squeue.eq(squeue),
             events.read_index.eq(index[1:5]),
         ]
         record = events.read_data
@@ -442,7 +426,7 @@ class Registers(wiring.Component):
         m.d.comb += offset.eq(index)
         with m.If(index >= SESSION_BASE // 8):
             with m.If(offset < 0x80 // 8):
-                m.d.comb += file.external_data.eq(self.resident_lines)
+                m.d.comb += file.external_data.eq(self.resident.lines)
             with m.Else():
                 m.d.comb += file.external_data.eq(
                     Mux(
@@ -505,7 +489,7 @@ class Registers(wiring.Component):
             with m.State("IDLE"):
                 m.d.comb += self.idle.eq(
                     ~self.i.valid
-                    & ~control.busy
+                    & ~control.given.busy
                     & ~due.any()
                     & ~self.o_control.valid
                     & totals.idle
@@ -522,7 +506,7 @@ class Registers(wiring.Component):
                 # A command may be running still: its registers must not change under it. Which
                 # register comes next is known two cycles later.
                 m.d.sync += decoded.eq(Cat(1, decoded[0]))
-                with m.If(~control.busy & decoded[1]):
+                with m.If(~control.given.busy & decoded[1]):
                     m.d.sync += decoded.eq(0)
                     m.d.comb += file.write.eq(lane_enable.any() & ~side.poison)
                     with m.If(lane_enable.any() & file.known & (~file.allowed | side.poison)):
@@ -531,7 +515,7 @@ class Registers(wiring.Component):
                     with m.If(word == 7):
                         m.next = "SETTLE"
             with m.State("SETTLE"):
-                with m.If(~control.busy):
+                with m.If(~control.given.busy):
                     m.next = "ANSWER"
             with m.State("READ"):
                 m.d.sync += wait.eq(wait + 1)

@@ -6,17 +6,17 @@ cycles; a walk gives its first configuration after 21 cycles, then one a cycle."
 from __future__ import annotations
 
 from amaranth.hdl import Array, Const, Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.formats import Format
 from kelp_spec.metadata import LAYER_RANGES, Event, Op
-from kelp_spec.registers import RegisterMap, SessionCommand
+from kelp_spec.registers import SessionCommand
 
 from ..layouts import Layouts, code_shape
 from ..pipeline import DECIDED
-from .register_file import register_layout
+from .signatures import Commands, Configuration, SessionRegisters, SessionStates
 
 __all__ = ["SessionControl"]
 
@@ -25,6 +25,7 @@ class _Command:
     """The command under way, and its session's registers."""
 
     def __init__(self, owner: SessionControl):
+        registers = owner.registers
         self.command = Signal(4)
         self.argument = Signal(24)
         self.session = Signal(owner.config.session_bits)
@@ -32,16 +33,16 @@ class _Command:
         self.opening = Signal()
         # The pages of an open session keep the shape and the formats that it was opened with, also
         # when the host has written these registers since.
-        self.opened_shape = Signal.like(owner.shape)
-        self.opened_formats = Signal.like(owner.formats)
-        self.shape = Signal.like(owner.shape[0])
-        self.formats = Signal.like(owner.formats[0])
-        self.queue = Signal.like(owner.queue[0])
-        self.policy = Signal.like(owner.policy[0])
-        self.recency = Signal.like(owner.recency[0])
-        self.budget = Signal.like(owner.budget[0])
-        self.is_open = owner.open.bit_select(self.session, 1)
-        self.is_closing = owner.closing.bit_select(self.session, 1)
+        self.opened_shape = Signal.like(registers.shape)
+        self.opened_formats = Signal.like(registers.formats)
+        self.shape = Signal.like(registers.shape[0])
+        self.formats = Signal.like(registers.formats[0])
+        self.queue = Signal.like(registers.queue[0])
+        self.policy = Signal.like(registers.policy[0])
+        self.recency = Signal.like(registers.recency[0])
+        self.budget = Signal.like(registers.budget[0])
+        self.is_open = owner.sessions.open.bit_select(self.session, 1)
+        self.is_closing = owner.sessions.closing.bit_select(self.session, 1)
 
     def last_layer(self, r):
         """Last layer of range `r` of layers."""
@@ -85,15 +86,16 @@ class SessionControl(wiring.Component):
     """Carries out one session command at a time (spec §3, §9).
 
     OPEN checks the descriptor, writes every queue's configuration, then sends an OPEN op. It is
-    refused (`refused`, an event) when the session is open or still closing, by any LD-ID but 0, or
-    with a descriptor (or a format) outside the configuration. CLOSE, ADVANCE and PEEK become ops;
-    APPLY repeats the walk for one queue or all, with the shape and the formats that the session was
-    opened with. PEEK and APPLY of a queue that the session does not use are refused. A command ends
+    refused (`given.refused`, an event) when the session is open or still closing, by any LD-ID but
+    0, or with a descriptor (or a format) outside the configuration. CLOSE, ADVANCE and PEEK become
+    ops; APPLY repeats the walk for one queue or all, with the shape and the formats that the
+    session was opened with. PEEK and APPLY of a queue that it does not use are refused. It ends
     when its op has passed M3; the next one is taken after that.
 
     Latency: `LATENCY` cycles from a command without a walk to `o_op`, `WALK_LATENCY` from one with
     a walk to its first configuration. Interval: `INTERVAL` cycles between commands without a walk,
-    while `o_op` is taken at once; a walk writes one configuration per cycle with `config_ready`.
+    while `o_op` is taken at once; a walk writes one configuration per cycle with
+    `configuration.ready`.
 
     Parameters
     ----------
@@ -101,30 +103,16 @@ class SessionControl(wiring.Component):
 
     Members
     -------
-    command : in, always-ready stream of the command register
-        Taken while `busy` is low.
-    command_session, command_ld_id : in
-        Session of the command, and the host that sends it.
-    shape, formats, queue, policy, recency, budget : in
-        The registers of those names of each session.
-    open, closing : in
-        Bit s: session s is open, is closing.
-    owner : in
-        LD-ID that owns each session.
-    config_write : out, always-ready stream of config_write
-        One queue's configuration.
-    config_ready : in
-        `config_write` may be valid in this cycle.
-    opening : out
-        The walk is that of an OPEN.
+    given : in, Commands
+        A command at a time, and what came of it.
+    registers : in, SessionRegisters
+        Of each session.
+    sessions : in, SessionStates
+    configuration : out, Configuration
+        What a walk writes.
     descriptor : out
         The session register that an OPEN op sets.
     o_op : out, stream of op
-    busy : out
-        A command is carried out, of session `busy_session`.
-    busy_session : out
-    refused : out
-        Bit s: the last command of session s was refused.
     o_event : out, always-ready stream of event
         A refused command.
     """
@@ -137,35 +125,14 @@ class SessionControl(wiring.Component):
     def __init__(self, *, config: Config):
         self.config = config
         self.layouts = layouts = Layouts(config)
-        by_name = RegisterMap(config).by_name
-
-        def per_session(name):
-            return data.ArrayLayout(register_layout(by_name["s0_" + name]), config.sessions)
-
         super().__init__(
             {
-                "command": In(
-                    stream.Signature(register_layout(by_name["s0_command"]), always_ready=True)
-                ),
-                "command_session": In(config.session_bits),
-                "command_ld_id": In(4),
-                "shape": In(per_session("shape")),
-                "formats": In(per_session("formats")),
-                "queue": In(per_session("queue")),
-                "policy": In(per_session("policy")),
-                "recency": In(per_session("recency")),
-                "budget": In(per_session("budget")),
-                "open": In(config.sessions),
-                "closing": In(config.sessions),
-                "owner": In(data.ArrayLayout(4, config.sessions)),
-                "config_write": Out(stream.Signature(layouts.config_write, always_ready=True)),
-                "config_ready": In(1),
-                "opening": Out(1),
+                "given": In(Commands(config)),
+                "registers": In(SessionRegisters(config)),
+                "sessions": In(SessionStates(config)),
+                "configuration": Out(Configuration(config)),
                 "descriptor": Out(layouts.session),
                 "o_op": Out(stream.Signature(layouts.op)),
-                "busy": Out(1),
-                "busy_session": Out(config.session_bits),
-                "refused": Out(config.sessions),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
             }
         )
@@ -179,7 +146,7 @@ class SessionControl(wiring.Component):
         self._configuration(m, command, walk)
         self._descriptor(m, command, limits)
         m.d.comb += [
-            self.busy_session.eq(command.session),
+            self.given.busy_session.eq(command.session),
             self.o_event.p.code.eq(Event.OPEN_REFUSED),
             self.o_event.p.ld_id.eq(command.ld_id),
             self.o_event.p.argument.eq(command.session),
@@ -189,12 +156,12 @@ class SessionControl(wiring.Component):
         ]
         with m.FSM():
             with m.State("IDLE"):
-                with m.If(self.command.valid):
+                with m.If(self.given.command.valid):
                     m.d.sync += [
-                        command.command.eq(self.command.p.command),
-                        command.argument.eq(self.command.p.argument),
-                        command.session.eq(self.command_session),
-                        command.ld_id.eq(self.command_ld_id),
+                        command.command.eq(self.given.command.p.command),
+                        command.argument.eq(self.given.command.p.argument),
+                        command.session.eq(self.given.session),
+                        command.ld_id.eq(self.given.ld_id),
                         walk.wait.eq(0),
                     ]
                     m.next = "CHECK"
@@ -203,12 +170,12 @@ class SessionControl(wiring.Component):
             self._write(m, command, limits, walk)
             self._send(m, command, walk)
             with m.State("DONE"):
-                m.d.comb += self.busy.eq(1)
-                m.d.sync += self.refused.bit_select(command.session, 1).eq(0)
+                m.d.comb += self.given.busy.eq(1)
+                m.d.sync += self.given.refused.bit_select(command.session, 1).eq(0)
                 m.next = "IDLE"
             with m.State("REFUSE"):
-                m.d.comb += [self.busy.eq(1), self.o_event.valid.eq(1)]
-                m.d.sync += self.refused.bit_select(command.session, 1).eq(1)
+                m.d.comb += [self.given.busy.eq(1), self.o_event.valid.eq(1)]
+                m.d.sync += self.given.refused.bit_select(command.session, 1).eq(1)
                 m.next = "IDLE"
         return m
 
@@ -222,15 +189,15 @@ class SessionControl(wiring.Component):
         m.d.comb += [
             opening.eq(command.command == SessionCommand.OPEN),
             command.shape.as_value().eq(
-                Mux(opening, chosen(self.shape), chosen(command.opened_shape))
+                Mux(opening, chosen(self.registers.shape), chosen(command.opened_shape))
             ),
             command.formats.as_value().eq(
-                Mux(opening, chosen(self.formats), chosen(command.opened_formats))
+                Mux(opening, chosen(self.registers.formats), chosen(command.opened_formats))
             ),
-            command.queue.as_value().eq(chosen(self.queue)),
-            command.policy.as_value().eq(chosen(self.policy)),
-            command.recency.as_value().eq(chosen(self.recency)),
-            command.budget.as_value().eq(chosen(self.budget)),
+            command.queue.as_value().eq(chosen(self.registers.queue)),
+            command.policy.as_value().eq(chosen(self.registers.policy)),
+            command.recency.as_value().eq(chosen(self.registers.recency)),
+            command.budget.as_value().eq(chosen(self.registers.budget)),
         ]
 
     def _limits(self, m: Module, command: _Command) -> _Limits:
@@ -267,15 +234,15 @@ class SessionControl(wiring.Component):
         ]
 
     def _configuration(self, m: Module, command: _Command, walk: _Walk) -> None:
-        """What `config_write` says of the queue that the walk is at."""
-        c, q = self.config, self.config_write.p.queue_config
+        """What `configuration.write` says of the queue that the walk is at."""
+        c, q = self.config, self.configuration.write.p.queue_config
         policy, recency, budget = command.policy, command.recency, command.budget.value
         m.d.comb += walk.own_range.eq(LAYER_RANGES - 1)
         for r in reversed(range(LAYER_RANGES)):
             with m.If(walk.layer <= command.last_layer(r)):
                 m.d.comb += walk.own_range.eq(r)
         m.d.comb += [
-            self.config_write.p.squeue.eq(walk.squeue),
+            self.configuration.write.p.squeue.eq(walk.squeue),
             *(
                 q[name].eq(policy[name])
                 for name in ("alpha", "mass_shift", "score_source", "window", "policy")
@@ -308,7 +275,7 @@ class SessionControl(wiring.Component):
         is_open, is_closing, policy = command.is_open, command.is_closing, command.policy
         privileged, selects_own = command.ld_id == 0, limits.selects_own
         with m.State("CHECK"):
-            m.d.comb += self.busy.eq(1)
+            m.d.comb += self.given.busy.eq(1)
             m.d.sync += [
                 walk.wait.eq(walk.wait + 1),
                 walk.range_index.eq(0),
@@ -349,7 +316,7 @@ class SessionControl(wiring.Component):
         holds them."""
         c, at = self.config, walk.range_index
         with m.State("POOLS"):
-            m.d.comb += self.busy.eq(1)
+            m.d.comb += self.given.busy.eq(1)
             m.d.sync += walk.wait.eq(walk.wait + 1)
             with m.If(walk.wait == self._CHECK - 1):
                 smallest = Const(0, 2)
@@ -379,16 +346,16 @@ class SessionControl(wiring.Component):
     def _write(self, m: Module, command: _Command, limits: _Limits, walk: _Walk) -> None:
         """State WALK: a queue's configuration per cycle, of all queues or of the selected one."""
         with m.State("WALK"):
-            m.d.comb += self.busy.eq(1)
+            m.d.comb += self.given.busy.eq(1)
             with m.If(walk.bad_format):
                 m.next = "REFUSE"
             with m.Else():
-                m.d.comb += self.opening.eq(command.opening)
+                m.d.comb += self.configuration.opening.eq(command.opening)
                 wanted = (command.command != SessionCommand.APPLY_QUEUE) | (
                     walk.squeue == walk.selected
                 )
-                m.d.comb += self.config_write.valid.eq(wanted & self.config_ready)
-                with m.If(~wanted | self.config_ready):
+                m.d.comb += self.configuration.write.valid.eq(wanted & self.configuration.ready)
+                with m.If(~wanted | self.configuration.ready):
                     m.d.sync += [
                         walk.index.eq(walk.index + 1),
                         walk.squeue.eq(walk.squeue + 1),
@@ -406,7 +373,7 @@ class SessionControl(wiring.Component):
         op = self.o_op.p
         with m.State("SEND"):
             m.d.comb += [
-                self.busy.eq(1),
+                self.given.busy.eq(1),
                 self.o_op.valid.eq(1),
                 op.squeue.eq(walk.selected),
                 op.page.eq(command.queue.page),
@@ -423,7 +390,7 @@ class SessionControl(wiring.Component):
                 m.d.sync += walk.wait.eq(0)
                 m.next = "SETTLE"
         with m.State("SETTLE"):
-            m.d.comb += self.busy.eq(1)
+            m.d.comb += self.given.busy.eq(1)
             m.d.sync += walk.wait.eq(walk.wait + 1)
             with m.If(walk.wait == DECIDED):
                 m.next = "DONE"

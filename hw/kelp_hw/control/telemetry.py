@@ -20,7 +20,7 @@ from ..layouts import Layouts, code_shape
 from ..lib.sram import Sram
 from ..prefetch.prefetch import pulses_layout
 from ..tracker.tracker import hot_layout
-from .counters import queue_event_layout
+from .signatures import Counted, queue_event_layout
 
 __all__ = ["EVICTED_SOON", "Telemetry"]
 
@@ -58,11 +58,8 @@ class Telemetry(wiring.Component):
         Pulses: errors in a word of the score memory.
     memory_corrected, memory_uncorrected : in
         Pulses: errors in words of the other memories (`FaultMonitor`).
-    pulses : out
-        Bit i: entry i of `COUNTERS`.
-    o_queue : out, always-ready stream of queue_event_layout
-    o_useful : out, always-ready stream of squeue
-        A page of this queue was prefetched and then demanded.
+    o_counted : out, Counted
+        What counts one more.
     o_late : out, always-ready stream of source code
         Source of a prefetch that a demand met while the page was being fetched.
     o_event : out, always-ready stream of event
@@ -91,9 +88,7 @@ class Telemetry(wiring.Component):
                 "score_uncorrected": In(1),
                 "memory_corrected": In(1),
                 "memory_uncorrected": In(1),
-                "pulses": Out(len(COUNTERS)),
-                "o_queue": Out(stream.Signature(self.queue_event, always_ready=True)),
-                "o_useful": Out(stream.Signature(config.squeue_bits, always_ready=True)),
+                "o_counted": Out(Counted(config)),
                 "o_late": Out(stream.Signature(code_shape(PrefetchSource), always_ready=True)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "idle": Out(1),
@@ -163,6 +158,7 @@ class Telemetry(wiring.Component):
         hit, missed, allocated, evicted = s.hit, s.missed, s.allocated, s.evicted
         written, fetched, too_soon, demand = s.written, s.fetched, s.too_soon, s.demand
         outcome, issued, released, late = s.outcome, s.issued, s.released, s.late
+        pulses = self.o_counted.pulses
 
         # Several sources may correct a word in one cycle; all but one wait for the next.
         def merged(*sources):
@@ -200,14 +196,14 @@ class Telemetry(wiring.Component):
             "sweeps": self.swept,
         }
         for name, pulse in simple.items():
-            m.d.sync += self.pulses[names[name]].eq(pulse)
+            m.d.sync += pulses[names[name]].eq(pulse)
         drops = []
         for source in PrefetchSource:
             if source:
                 bit, label = source - 1, source.name.lower()
                 p = self.i_prefetch
                 for what in ("issued", "useful", "late", "useless"):
-                    m.d.sync += self.pulses[names[f"prefetch_{what}_{label}"]].eq(p[what][bit])
+                    m.d.sync += pulses[names[f"prefetch_{what}_{label}"]].eq(p[what][bit])
                 # A cycle may drop one candidate for each reason, and they are counted together; a
                 # source's are one pulse, the rest of them follow.
                 reasons = p.dropped.shape().length
@@ -223,7 +219,7 @@ class Telemetry(wiring.Component):
                             start=p.dropped[0][bit],
                         )
                     ),
-                    self.pulses[names[f"prefetch_dropped_{label}"]].eq(total != 0),
+                    pulses[names[f"prefetch_dropped_{label}"]].eq(total != 0),
                     backlog.eq(total - (total != 0)),
                 ]
                 drops.append(dropped)
@@ -238,13 +234,13 @@ class Telemetry(wiring.Component):
             "prefetch_issued": issued,
             "evicted_missed": too_soon,
         }
-        wanted = list(bump)[: len(self.o_queue.p.bump)]
+        wanted = list(bump)[: len(self.o_counted.queue.p.bump)]
         m.d.sync += [
-            self.o_queue.p.squeue.eq(op.squeue),
-            self.o_queue.valid.eq(access | released | issued),
-            *(self.o_queue.p.bump[i].eq(bump[name]) for i, name in enumerate(wanted)),
-            self.o_useful.p.eq(self.i_usage.p.squeue),
-            self.o_useful.valid.eq(self.i_usage.valid & self.i_usage.p.useful),
+            self.o_counted.queue.p.squeue.eq(op.squeue),
+            self.o_counted.queue.valid.eq(access | released | issued),
+            *(self.o_counted.queue.p.bump[i].eq(bump[name]) for i, name in enumerate(wanted)),
+            self.o_counted.useful.p.eq(self.i_usage.p.squeue),
+            self.o_counted.useful.valid.eq(self.i_usage.valid & self.i_usage.p.useful),
             self.o_late.p.eq(sources.read_data),
             self.o_late.valid.eq(late),
         ]
@@ -288,9 +284,9 @@ class Telemetry(wiring.Component):
             & (corrected_left == 0)
             & (uncorrected_left == 0)
             & ~Cat(drops).any()
-            & ~self.pulses.any()
-            & ~self.o_queue.valid
-            & ~self.o_useful.valid
+            & ~self.o_counted.pulses.any()
+            & ~self.o_counted.queue.valid
+            & ~self.o_counted.useful.valid
             & ~self.i_usage.valid
             & ~self.o_event.valid
         )

@@ -12,15 +12,17 @@ from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import Config
 
+from ..layouts import ResidentLines
 from ..lib.broadcast import broadcast
 from ..lib.protected import BlockFault, gather_blocks
 from ..lib.skid import Skid
+from ..tracker.signatures import FrameReports, PoolCounts
 from .closer import Closer
 from .evictor import Evictor
 from .kelp_state import KelpState
 from .orphans import Orphans
 from .queue_state import QueueState
-from .signatures import EvictionLayouts, PoolCounts
+from .signatures import EvictionLayouts, EvictionSettings, Turn
 from .slots import EvictionSlots
 from .sweep import Sweep
 
@@ -47,20 +49,14 @@ class Eviction(wiring.Component):
     sessions : in, array of session
         As M3 has them in the cycle in which `i_result` shows an op: after that op.
     i_scan : in, always-ready stream of scanned (EMA engine)
-    i_claim : in, always-ready stream of claim; i_owner : in, frame_owner (frame table)
+    i_frame : in, FrameReports (frame table)
     i_flushed : in, stream (data path)
-    i_error : in, always-ready stream of a frame (frame table)
-        One in two cycles at most.
-    pools : in, PoolCounts; low_water : in
+    pools : in, PoolCounts; settings : in, EvictionSettings
     o_write_back : out, stream; i_written_back : in, stream (cold scheduler)
     o_op, o_prefetch : out, streams of op; o_prefetch has PREFETCHes of policy `kelp`
-    hold : in; evicting, learning : out
-        While `hold` was on in the cycle before, nothing new is begun; `evicting` from a granted
-        CLAIM to its RELEASE; `learning`: an access is still to reach policy `kelp`.
-    frames, prefetch_on, prefetch_water : in
-        Frames of the pools in use; prefetch by policy `kelp` is switched on, and the frames that it
-        leaves free.
-    resident_squeue : in; resident_lines : out
+    turn : in, Turn
+        What lock-step holds back.
+    resident : in, ResidentLines
         As in `QueueState`.
     swept : out
         Pulse per sweep.
@@ -87,24 +83,16 @@ class Eviction(wiring.Component):
                 "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
                 "sessions": In(data.ArrayLayout(layouts.session, config.sessions)),
                 "i_scan": In(stream.Signature(layouts.scanned, always_ready=True)),
-                "i_claim": In(stream.Signature(layouts.claim, always_ready=True)),
-                "i_owner": In(stream.Signature(layouts.frame_owner, always_ready=True)),
+                "i_frame": In(FrameReports(config)),
                 "i_flushed": In(stream.Signature(layouts.flush)),
-                "i_error": In(stream.Signature(config.frame_bits, always_ready=True)),
                 "pools": In(PoolCounts(config)),
-                "low_water": In(16),
+                "settings": In(EvictionSettings(config)),
                 "o_write_back": Out(stream.Signature(layouts.write_back)),
                 "i_written_back": In(stream.Signature(layouts.written_back)),
                 "o_op": Out(stream.Signature(layouts.op)),
                 "o_prefetch": Out(stream.Signature(layouts.op)),
-                "hold": In(1),
-                "evicting": Out(1),
-                "learning": Out(1),
-                "frames": In(max(config.page_words, 2).bit_length()),
-                "prefetch_on": In(1),
-                "prefetch_water": In(16),
-                "resident_squeue": In(config.squeue_bits),
-                "resident_lines": Out(32),
+                "turn": In(Turn()),
+                "resident": In(ResidentLines(config)),
                 "swept": Out(1),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "fault": Out(BlockFault),
@@ -131,17 +119,17 @@ class Eviction(wiring.Component):
             # outside
             self.queue_ready.eq(queues.ready),
             self.ready.eq(queues.initialised),
-            queues.resident_squeue.eq(self.resident_squeue),
-            self.resident_lines.eq(queues.resident_lines),
+            queues.resident_squeue.eq(self.resident.squeue),
+            self.resident.lines.eq(queues.resident_lines),
             evictor.sessions.eq(self.sessions),
             closer.sessions.eq(self.sessions),
             self.swept.eq(sweep.swept),
-            self.evicting.eq(~slots.idle),
-            evictor.prefetch_on.eq(self.prefetch_on),
-            evictor.prefetch_water.eq(self.prefetch_water),
-            kelp.frames.eq(self.frames),
+            self.turn.evicting.eq(~slots.idle),
+            evictor.prefetch_on.eq(self.settings.prefetch_on),
+            evictor.prefetch_water.eq(self.settings.prefetch_water),
+            kelp.frames.eq(self.settings.frames),
             kelp.sessions.eq(self.sessions),
-            self.learning.eq(~kelp.idle),
+            self.turn.learning.eq(~kelp.idle),
         ]
         connect(m, flipped(self.pools), evictor.pools)
         connect(m, queues.view, evictor.queues)
@@ -159,9 +147,9 @@ class Eviction(wiring.Component):
         m.d.comb += sweep.opinion.eq(kelp.opinion)
         connect(m, flipped(self.config_write), queues.config_write)
         connect(m, flipped(self.i_scan), sweep.i_scan)
-        connect(m, flipped(self.i_claim), slots.i_claim)
-        connect(m, flipped(self.i_error), slots.i_error)
-        connect(m, flipped(self.i_owner), orphans.i_owner)
+        connect(m, flipped(self.i_frame.claim), slots.i_claim)
+        connect(m, flipped(self.i_frame.error), slots.i_error)
+        connect(m, flipped(self.i_frame.owner), orphans.i_owner)
         # `s`: what the parts below share, under the names that it has in them.
         s = SimpleNamespace()
         s.queues, s.sweep, s.evictor, s.slots, s.orphans = queues, sweep, evictor, slots, orphans
@@ -194,7 +182,7 @@ class Eviction(wiring.Component):
             slots.check_scrub.page.page.eq(closing.o.p.page),
         ]
         # critical path: registered here
-        m.d.sync += [evictor.hold.eq(self.hold), evictor.low_water.eq(self.low_water)]
+        m.d.sync += [evictor.hold.eq(self.turn.hold), evictor.low_water.eq(self.settings.low_water)]
         connect(m, slots.o_write_back, flipped(self.o_write_back))
         connect(m, evictor.o_prefetch, flipped(self.o_prefetch))
         connect(m, flipped(self.i_written_back), slots.i_written_back)

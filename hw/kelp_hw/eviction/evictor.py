@@ -14,6 +14,7 @@ from kelp_spec.metadata import Event, Op, Outcome
 from kelp_spec.policy import Policy
 
 from ..pipeline import RESULT_TO_NEED
+from ..tracker.signatures import PoolCounts
 from .kelp_search import KelpSearch
 from .plain_search import PlainSearch
 from .policy_prefetch import PolicyPrefetch
@@ -24,7 +25,6 @@ from .signatures import (
     Moment,
     PageCheck,
     PolicyState,
-    PoolCounts,
     QueueView,
     SweepControl,
     SweepList,

@@ -13,7 +13,8 @@ from kelp_spec.metadata import Op, PrefetchSource
 
 from ..layouts import POOL_BITS
 from ..pipeline import RESULT_TO_NEED
-from .signatures import EvictionLayouts, PoolCounts
+from ..tracker.signatures import PoolCounts
+from .signatures import EvictionLayouts
 
 __all__ = ["PolicyPrefetch"]
 

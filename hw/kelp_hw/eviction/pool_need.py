@@ -12,7 +12,8 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Op, PageState
 
 from ..layouts import POOL_BITS
-from .signatures import EvictionLayouts, EvictionsUnderWay, PoolCounts
+from ..tracker.signatures import PoolCounts
+from .signatures import EvictionLayouts, EvictionsUnderWay
 
 __all__ = ["PoolNeed"]
 
@@ -32,7 +33,7 @@ class PoolNeed(wiring.Component):
 
     Members
     -------
-    pools : in, PoolCounts
+    pools : in
     slots : in, EvictionsUnderWay
     low_water : in
         Frames; two cycles to `need`.

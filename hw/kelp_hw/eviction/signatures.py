@@ -15,11 +15,11 @@ from kelp_spec.metadata import SCORE_BITS, STEP_BITS
 
 from ..layouts import POOL_BITS, Layouts
 from ..pipeline import RESERVE
-from ..tracker.pools import count_bits, spare_shape
 
 __all__ = [
     "CLASS_BITS",
     "EvictionLayouts",
+    "EvictionSettings",
     "EvictionsUnderWay",
     "Lookup",
     "MapRead",
@@ -27,11 +27,11 @@ __all__ = [
     "Offer",
     "PageCheck",
     "PolicyState",
-    "PoolCounts",
     "QueueView",
     "Search",
     "SweepControl",
     "SweepList",
+    "Turn",
     "Verdict",
     "event_count_bits",
     "event_depth",
@@ -182,18 +182,29 @@ class EvictionLayouts(Layouts):
         self.sweep_start = S({"session": c.session_bits, "look": self.look})
 
 
-class PoolCounts(wiring.Signature):
-    """Tracker → evictor. `used`: frames of each pool; `spare`: its free frames less the miss
-    entries that wait for one."""
+class EvictionSettings(wiring.Signature):
+    """Registers → eviction engine. `low_water`: frames of each pool that are kept free. `frames`:
+    of the pools in use. `prefetch_on`: policy `kelp` prefetches; `prefetch_water`: the frames that
+    its prefetches leave free."""
 
     def __init__(self, config: Config):
-        used, spare = count_bits(config), spare_shape(config)
         super().__init__(
             {
-                "used": Out(data.ArrayLayout(used, len(POOLS))),
-                "spare": Out(data.ArrayLayout(spare, len(POOLS))),
+                "low_water": Out(16),
+                "frames": Out(max(config.page_words, 2).bit_length()),
+                "prefetch_on": Out(1),
+                "prefetch_water": Out(16),
             }
         )
+
+
+class Turn(wiring.Signature):
+    """Endpoint in lock-step → eviction engine. While `hold` was on in the cycle before, nothing new
+    is begun. `evicting`: from a granted CLAIM to its RELEASE; `learning`: an access is still to
+    reach policy `kelp`."""
+
+    def __init__(self):
+        super().__init__({"hold": Out(1), "evicting": In(1), "learning": In(1)})
 
 
 class Lookup(wiring.Signature):

@@ -13,7 +13,7 @@ from kelp_spec.metadata import MissKind, Op, Outcome
 
 from ..layouts import POOL_BITS, TIME_BITS, Layouts, code_shape
 from ..lib.protected import BlockFault, ProtectedFifo, ProtectedMemory, gather, used
-from ..tracker.pools import count_bits
+from ..tracker.signatures import count_bits
 
 __all__ = ["MissGrants"]
 

@@ -16,7 +16,7 @@ from ..layouts import POOL_BITS, TIME_BITS, Layouts, code_shape
 from ..lib.free_list import FreeList
 from ..lib.protected import BlockFault, Fault, ProtectedFifo, ProtectedMemory, gather, used
 from ..pipeline import RESERVE
-from ..tracker.pools import count_bits
+from ..tracker.signatures import count_bits
 from .grants import MissGrants
 from .park_lists import ParkLists
 

@@ -13,27 +13,10 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op
 
-from ..layouts import Layouts, code_shape
+from ..layouts import Layouts
+from .signatures import BACKGROUND, KINDS, ORIGIN, REQUEST, Admission, BackgroundOps, credits_layout
 
-__all__ = [
-    "BACKGROUND",
-    "KINDS",
-    "Arbiter",
-    "behind_layout",
-    "choose",
-    "credits_layout",
-    "entering_layout",
-]
-
-#: Background streams, first to last, and the ops that each may carry.
-KINDS = {
-    "miss": (Op.GRANT, Op.FILL, Op.REPLAY, Op.FLIP),
-    "control": (Op.STEP, Op.OPEN, Op.CLOSE, Op.PEEK),
-    "hint": (Op.MASS, Op.PIN, Op.UNPIN, Op.STEP),
-    "evict": (Op.SCAN, Op.CLAIM, Op.RELEASE, Op.FREE, Op.SCRUB, Op.PEEK, Op.RECOVER, Op.CLOSED),
-    "prefetch": (Op.PREFETCH,),
-}
-BACKGROUND = tuple(KINDS)
+__all__ = ["Arbiter", "choose"]
 
 _SESSION_OPS = (Op.STEP, Op.OPEN, Op.CLOSE, Op.CLOSED)
 _FRAME_OPS = (
@@ -54,10 +37,9 @@ _WORDLESS = (Op.GRANT, Op.FREE, *_SESSION_OPS)
 
 #: The fields that ops of a stream use; the others are zero in the pipeline, which keeps the
 #: multiplexer small.
-_ORIGIN = ("kv_line", "write", "partial", "poison", "has_write", "write_slot", "origin")
 _FIELDS = {
     "miss": (
-        *_ORIGIN,
+        *ORIGIN,
         "session",
         "squeue",
         "page",
@@ -86,45 +68,6 @@ _FIELDS = {
     ),
     "prefetch": ("session", "squeue", "page", "source"),
 }
-_REQUEST = (*_ORIGIN, "session", "squeue", "page", "refused", "no_memory")
-
-
-def credits_layout() -> data.StructLayout:
-    """Each: at least RESERVE places free, or (`miss_id`) one more free miss id than ops on their
-    way that may take one."""
-    return data.StructLayout(
-        dict.fromkeys(("data", "miss", "miss_id", "score", "queue", "event"), 1)
-    )
-
-
-def behind_layout() -> data.StructLayout:
-    """What a stream has in the next cycle if its op is taken in this one. Not `valid`: nothing, or
-    the stream does not tell."""
-    return data.StructLayout({"valid": 1, "kind": code_shape(Op)})
-
-
-def entering_layout(config: Config) -> data.StructLayout:
-    """An op in two parts, `request`'s and `behind`'s (the background op's), before it is known
-    whose it is: none of their bits waits for M0's choice.
-
-    `cold`: the op is a request's; `takes_frame`: it is a background op that uses the frame stage,
-    else the request part is the request's of the cycle.
-    """
-    op = Layouts(config).op
-    return data.StructLayout(
-        {
-            "request": data.StructLayout({field: op.members[field] for field in _REQUEST}),
-            "behind": data.StructLayout(
-                {
-                    field: shape
-                    for field, shape in op.members.items()
-                    if field not in ("refused", "no_memory")
-                }
-            ),
-            "cold": 1,
-            "takes_frame": 1,
-        }
-    )
 
 
 def choose(entering: data.View) -> dict:
@@ -138,9 +81,9 @@ def choose(entering: data.View) -> dict:
     )
     fields = {"kind": Mux(cold, Mux(request.write, Op.WRITE, Op.READ), behind.kind)}
     for field in behind.shape().members:
-        if field in _ORIGIN:
+        if field in ORIGIN:
             fields[field] = Mux(takes_frame, Value.cast(behind[field]), Value.cast(request[field]))
-        elif field in _REQUEST:
+        elif field in REQUEST:
             fields[field] = Mux(cold, request[field], behind[field])
         elif field != "kind":
             fields[field] = behind[field] & (~cold).replicate(len(behind[field]))
@@ -154,8 +97,8 @@ class Arbiter(wiring.Component):
     """M0: admits at most one request and one op a cycle, each only with the credits that cover its
     worst case (docs/design.md §1).
 
-    Latency: none from the handshake to `o_hot`, `o_valid` and `o_entering` (`LATENCY` 0,
-    combinational); a request in each cycle (`INTERVAL`), and beside a hot one an op.
+    Latency: none from the handshake to `o` (`LATENCY` 0, combinational); a request in each cycle
+    (`INTERVAL`), and beside a hot one an op.
 
     Which background op goes, if one does, is chosen a cycle ahead: among the ops that stand at
     their streams then and stay, and what is `behind` the one that goes then. So an op waits for at
@@ -176,10 +119,8 @@ class Arbiter(wiring.Component):
     Members
     -------
     i_request : in, stream of request
-    i_miss, i_control, i_hint, i_evict, i_prefetch : in, streams of op
-        The ops of a stream are of its `KINDS`. An op that is offered stays until it is taken.
-    behind : in, of each background stream
-        What it has in the next cycle if its op is taken in this one.
+    ops : in, BackgroundOps
+        The engines' ops, and what is behind them.
     hot : in
         The request finds its page among the hot ones.
     hold : in
@@ -191,15 +132,8 @@ class Arbiter(wiring.Component):
     good : in
         The request goes to memory, as far as its own fields tell; only then it looks at a page
         word.
-    o_hot : out
-        The request enters by the hot lane.
-    o_valid, o_entering : out
-        What enters the tracker lane; :func:`choose` says which op that is.
-    o_reads, o_takes, o_session, o_frame_peek, o_background : out
-        The op looks at a page word; may take a miss id; changes a session; is a PEEK of a frame
-        (one from the evictor); is no request.
-    o_queue : out
-        Queue within the session, of a request.
+    o : out, Admission
+        What enters.
     """
 
     LATENCY = 0
@@ -214,22 +148,13 @@ class Arbiter(wiring.Component):
         super().__init__(
             {
                 "i_request": In(stream.Signature(layouts.request)),
-                **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
-                "behind": In(data.ArrayLayout(behind_layout(), len(BACKGROUND))),
+                "ops": In(BackgroundOps(config)),
                 "hot": In(1),
                 "good": In(1),
                 "hold": In(1),
                 "credits": In(credits_layout(), init={"event": 1}),
                 "credits_ahead": In(credits_layout()),
-                "o_hot": Out(1),
-                "o_valid": Out(1),
-                "o_entering": Out(entering_layout(config)),
-                "o_queue": Out(config.queue_bits),
-                "o_reads": Out(1),
-                "o_takes": Out(1),
-                "o_session": Out(1),
-                "o_frame_peek": Out(1),
-                "o_background": Out(1),
+                "o": Out(Admission(config)),
             }
         )
         # Background's claim to one slot in eight; proofs look at it
@@ -243,7 +168,7 @@ class Arbiter(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         request, credits, ahead = self.i_request.p, self.credits, self.credits_ahead
-        streams = [getattr(self, f"i_{name}") for name in BACKGROUND]
+        streams = [getattr(self.ops, name) for name in BACKGROUND]
         pick, pick_frame, hinted = self.pick, self.pick_frame, self.hinted
         hint, evict = BACKGROUND.index("hint"), BACKGROUND.index("evict")
 
@@ -282,7 +207,7 @@ class Arbiter(wiring.Component):
             able(name, s.valid, s.p.kind) for name, s in zip(BACKGROUND, streams, strict=True)
         ]
         behind = [
-            able(name, self.behind[i].valid, self.behind[i].kind)
+            able(name, self.ops.behind[i].valid, self.ops.behind[i].kind)
             for i, name in enumerate(BACKGROUND)
         ]
         after = [
@@ -336,12 +261,12 @@ class Arbiter(wiring.Component):
         m.d.comb += [
             hot_able.eq(self.i_request.valid & credits.data & ~self.hold & ~(urgent & pick_frame)),
             able_if_cold.eq(self.i_request.valid & all_credits & ~self.hold & ~urgent),
-            self.o_hot.eq(self.hot & hot_able),
+            self.o.hot.eq(self.hot & hot_able),
             cold_able.eq(~self.hot & able_if_cold),
             background.eq(any_able & Mux(self.hot, ~(hot_able & pick_frame), ~able_if_cold)),
             # a background op with the frame stage
             takes_frame.eq(any_able & pick_frame & Mux(self.hot, ~hot_able, ~able_if_cold)),
-            self.i_request.ready.eq(self.o_hot | cold_able),
+            self.i_request.ready.eq(self.o.hot | cold_able),
             Cat(s.ready for s in streams).eq(Mux(background, pick, 0)),
         ]
         with m.If(background):
@@ -352,7 +277,7 @@ class Arbiter(wiring.Component):
             m.d.sync += claim.eq(claim + 1)
 
         # The op that enters: both parts, whichever stream it is of.
-        entering = self.o_entering
+        entering = self.o.op
         m.d.comb += [entering.cold.eq(cold_able), entering.takes_frame.eq(takes_frame)]
         m.d.comb += [
             Value.cast(entering.request[field]).eq(Value.cast(request[field]))
@@ -383,17 +308,17 @@ class Arbiter(wiring.Component):
                 ~started | ~s.valid | Cat(s.p.kind == kind for kind in KINDS[name]).any()
             )
         m.d.comb += [
-            self.o_valid.eq(cold_able | background),
-            self.o_queue.eq(request.queue),
-            self.o_reads.eq(Mux(background, ~(pick & wordless).any(), cold_able & self.good)),
-            self.o_background.eq(background),
-            self.o_takes.eq(Mux(background, (pick & takes).any(), cold_able)),
-            self.o_session.eq(background & (pick & session_op).any()),
-            self.o_frame_peek.eq(background & pick[BACKGROUND.index("evict")]),
+            self.o.valid.eq(cold_able | background),
+            self.o.queue.eq(request.queue),
+            self.o.reads.eq(Mux(background, ~(pick & wordless).any(), cold_able & self.good)),
+            self.o.background.eq(background),
+            self.o.takes.eq(Mux(background, (pick & takes).any(), cold_able)),
+            self.o.session.eq(background & (pick & session_op).any()),
+            self.o.frame_peek.eq(background & pick[BACKGROUND.index("evict")]),
         ]
         m.d.sync += [
             Assert((pick & (pick - 1)) == 0),
-            Assert(~(self.o_hot & self.o_valid & (cold_able | pick_frame))),
+            Assert(~(self.o.hot & self.o.valid & (cold_able | pick_frame))),
             Assert(takes_frame == (background & pick_frame)),
         ]
 

@@ -13,6 +13,7 @@ from kelp_spec.config import Config
 
 from ..layouts import Layouts
 from .page_address import PageAddress
+from .signatures import Pause
 
 __all__ = ["ErrorLines"]
 
@@ -37,10 +38,8 @@ class ErrorLines(wiring.Component):
     Members
     -------
     i : in, stream of memory_error
-    pause : out
-        Nothing more may enter the pipeline.
-    paused : in
-        Nothing has for some cycles, and nothing is left in it.
+    hold : out, Pause
+        Empties the pipeline and keeps it empty.
     o : out, stream of frame_error
         Its payload stands until `executed`.
     executed : in
@@ -56,8 +55,7 @@ class ErrorLines(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.memory_error)),
-                "pause": Out(1),
-                "paused": In(1),
+                "hold": Out(Pause()),
                 "o": Out(stream.Signature(layouts.frame_error)),
                 "executed": In(1),
             }
@@ -92,11 +90,11 @@ class ErrorLines(wiring.Component):
                 with m.If(line == lines):
                     m.next = "PAUSE"
             with m.State("PAUSE"):
-                m.d.comb += [self.pause.eq(1), o.valid.eq(self.paused)]
-                with m.If(self.paused & o.ready):
+                m.d.comb += [self.hold.pause.eq(1), o.valid.eq(self.hold.paused)]
+                with m.If(self.hold.paused & o.ready):
                     m.next = "EXECUTE"
             with m.State("EXECUTE"):
-                m.d.comb += [self.pause.eq(1), i.ready.eq(self.executed)]
+                m.d.comb += [self.hold.pause.eq(1), i.ready.eq(self.executed)]
                 with m.If(self.executed):
                     m.next = "IDLE"
         return m

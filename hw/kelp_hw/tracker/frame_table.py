@@ -17,6 +17,7 @@ from ..layouts import Layouts
 from ..lib.protected import BlockFault, CheckedWord, Fault, ProtectedMemory, gather
 from ..pipeline import FRAME_STAGES
 from .page_address import PageAddress
+from .signatures import FrameReports
 
 __all__ = ["FrameTable"]
 
@@ -38,11 +39,11 @@ class FrameTable(wiring.Component):
       `fresh` when it was never written.
     - WRITE, REPLAY of a write: sets `used`, `dirty`, `redirty` and the line's valid bit; `poison`
       poisons the line, a full write heals it; emits WRITE (`fresh`: into zeros) and ANSWER Cmp.
-    - CLAIM with outcome DONE: clears `redirty`; emits FLUSH and `o_claim`.
+    - CLAIM with outcome DONE: clears `redirty`; emits FLUSH and `o_frame.claim`.
     - RELEASE with DONE, not failed: the frame is no longer in use.
     - RELEASE with VOID, not failed: `dirty` := `redirty`, if the frame still has the op's owner.
     - SCRUB, RECOVER with DONE or ORPHAN, FLIP with ORPHAN: no longer in use; emits FLUSH.
-    - PEEK: emits `o_owner`.
+    - PEEK: emits `o_frame.owner`.
     - ERROR, which comes by `i_error`: with `poison` (the error `spoils`) the lines in question that
       were written are poisoned, and the frame is dirty, as by a write; emits `o_event`.
 
@@ -65,20 +66,16 @@ class FrameTable(wiring.Component):
     i : in, always-ready stream of frame_op
         None before `ready`.
     i_error : in, stream of frame_error
-        Only where `i` brings nothing. Its payload stands until `o_error`.
+        Only where `i` brings nothing. Its payload stands until `o_frame.error`.
     line_mask_address : out
         `i.miss`.
     line_mask_data : in, a cycle later
         The line masks of that miss's completion, zeros when the miss had nothing to read.
     o : out, always-ready stream of data_op
-    o_claim : out, always-ready stream of claim
-        Of each CLAIM with outcome DONE.
-    o_owner : out, always-ready stream of frame_owner
-        Of each PEEK of a frame.
+    o_frame : out, FrameReports
+        `claim` of each CLAIM with outcome DONE, `owner` of each PEEK of a frame. `error` of each
+        ERROR, with `poison` or without, before any op behind it emits something: it is executed.
     o_usage : out, always-ready stream of usage
-    o_error : out, always-ready stream of a frame
-        Of each ERROR with `poison` or without, before any op behind it emits something: it is
-        executed.
     o_event : out, always-ready stream of event
         Of each ERROR; `argument` is the DRAM line in the frame.
     o_commit : out, always-ready stream of frame_commit
@@ -108,10 +105,8 @@ class FrameTable(wiring.Component):
                 "line_mask_address": Out(config.miss_bits),
                 "line_mask_data": In(layouts.line_mask),
                 "o": Out(stream.Signature(layouts.data_op, always_ready=True)),
-                "o_claim": Out(stream.Signature(layouts.claim, always_ready=True)),
-                "o_owner": Out(stream.Signature(layouts.frame_owner, always_ready=True)),
+                "o_frame": Out(FrameReports(config)),
                 "o_usage": Out(stream.Signature(layouts.usage, always_ready=True)),
-                "o_error": Out(stream.Signature(config.frame_bits, always_ready=True)),
                 "o_event": Out(stream.Signature(layouts.event, always_ready=True)),
                 "o_commit": Out(stream.Signature(layouts.frame_commit, always_ready=True)),
                 "fault": Out(BlockFault),
@@ -285,10 +280,10 @@ class FrameTable(wiring.Component):
             voids.eq(of_kind(Op.RELEASE) & (f1.outcome == Outcome.VOID) & ~f1.failed),
             flushes.eq(is_flush),
             loses.eq(of_kind(Op.ERROR) & f1.poison),
-            self.o_error.valid.eq(f1_valid & of_kind(Op.ERROR)),
+            self.o_frame.error.valid.eq(f1_valid & of_kind(Op.ERROR)),
             emits.eq(f1_valid & (is_demand | is_flush | (f1.answer != Answer.NONE))),
-            self.o_claim.valid.eq(f1_valid & of_kind(Op.CLAIM) & is_done),
-            self.o_owner.valid.eq(f1_valid & of_kind(Op.PEEK)),
+            self.o_frame.claim.valid.eq(f1_valid & of_kind(Op.CLAIM) & is_done),
+            self.o_frame.owner.valid.eq(f1_valid & of_kind(Op.PEEK)),
             # Poisoned bytes are not worth storing: nobody may read the line before a full write.
             kind.eq(
                 Mux(
@@ -338,7 +333,7 @@ class FrameTable(wiring.Component):
             unused.eq(entry.in_use & (entry.source != PrefetchSource.NONE) & ~entry.used),
             after.eq(entry),
             after.used.eq(entry.used | demand),
-            after.redirty.eq((entry.redirty & ~self.o_claim.valid) | stores | lost.any()),
+            after.redirty.eq((entry.redirty & ~self.o_frame.claim.valid) | stores | lost.any()),
             after.dirty.eq(Mux(voids & owner, entry.redirty, entry.dirty | stores | lost.any())),
             after.in_use.eq(entry.in_use & ~ends),
             after.valid.eq(entry.valid | (line & stores.replicate(c.page_lines))),
@@ -348,8 +343,8 @@ class FrameTable(wiring.Component):
                 | lost
             ),
             lost.eq(Mux(loses & entry.in_use, error.p.lines & entry.valid, 0)),
-            self.o_error.p.eq(f2.frame),
-            self.o_event.valid.eq(self.o_error.valid),
+            self.o_frame.error.p.eq(f2.frame),
+            self.o_event.valid.eq(self.o_frame.error.valid),
             self.o_event.p.code.eq(
                 Mux(f2.poison, Event.MEMORY_WRITE_FAILED, Event.MEMORY_READ_FAILED)
             ),
@@ -376,16 +371,16 @@ class FrameTable(wiring.Component):
             o.write_slot.eq(f2.write_slot),
             o.token.eq(f2.slot),
             o.origin.eq(f2.origin),
-            self.o_claim.p.slot.eq(f2.slot),
-            self.o_claim.p.frame.eq(f2.frame),
-            self.o_claim.p.dirty.eq(entry.dirty),
-            self.o_claim.p.line_mask.valid.eq(entry.valid),
-            self.o_claim.p.line_mask.poison.eq(entry.poison),
-            self.o_owner.p.slot.eq(f2.slot),
-            self.o_owner.p.frame.eq(f2.frame),
-            self.o_owner.p.in_use.eq(entry.in_use),
-            self.o_owner.p.squeue.eq(entry.squeue),
-            self.o_owner.p.page.eq(entry.page),
+            self.o_frame.claim.p.slot.eq(f2.slot),
+            self.o_frame.claim.p.frame.eq(f2.frame),
+            self.o_frame.claim.p.dirty.eq(entry.dirty),
+            self.o_frame.claim.p.line_mask.valid.eq(entry.valid),
+            self.o_frame.claim.p.line_mask.poison.eq(entry.poison),
+            self.o_frame.owner.p.slot.eq(f2.slot),
+            self.o_frame.owner.p.frame.eq(f2.frame),
+            self.o_frame.owner.p.in_use.eq(entry.in_use),
+            self.o_frame.owner.p.squeue.eq(entry.squeue),
+            self.o_frame.owner.p.page.eq(entry.page),
             self.o_usage.p.source.eq(entry.source),
             self.o_usage.p.squeue.eq(entry.squeue),
             self.o_usage.p.useful.eq(first_use & unused),

@@ -5,25 +5,15 @@ seen by every answer after 1 cycle."""
 from __future__ import annotations
 
 from amaranth.hdl import Array, Assert, Module, Mux, Signal, signed
-from amaranth.lib import data, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import POOLS, Config
 
-from ..layouts import POOL_BITS
 from ..lib.protected import BlockFault, Fault, ProtectedMemory, gather
+from .signatures import PoolAnswers, PoolChange, PoolLevels, PoolSettings, count_bits
 
-__all__ = ["FreeFrames", "Pools", "count_bits", "spare_shape"]
-
-
-def count_bits(config: Config) -> int:
-    """Width of a number of frames of one pool."""
-    return max(config.frames).bit_length()
-
-
-def spare_shape(config: Config):
-    """Shape of free frames of one pool less the miss entries that wait for one."""
-    return signed(max(count_bits(config), config.misses.bit_length()) + 1)
+__all__ = ["FreeFrames", "Pools"]
 
 
 def counted(counter, up, down):
@@ -203,32 +193,14 @@ class Pools(wiring.Component):
 
     Members
     -------
-    limit : in
-        Frames that each pool may use in the next cycle.
-    low_water, reserve : in
-        Frames that prefetch leaves free; frames that pins leave unpinned. Both count two cycles
-        later.
-    ahead, select : in
-        What `select` will be in the next cycle, and is.
-    frame : out
-        What `pop` takes.
-    can_pop, can_take, can_prefetch, can_pin : out
-        free > 0; free > waiting; free > waiting + low_water; pins + reserve < limit.
-    pop : in
-        `frame` is taken.
-    push, push_frame : in
-        A frame comes back, and which.
-    wait, unwait : in
-        A miss entry begins, ends waiting for a frame.
-    want : in
-        `pop` or `wait`: M3 knows this before it knows which.
-    pin, unpin : in
-        A page is pinned, unpinned. `unpin` of a pool without pins does nothing: the pin of a word
-        that could not be corrected is counted as it was read.
-    free, used, unused : out, of each pool
-        As its `FreeFrames` has them.
-    spare : out, of each pool
-        free − waiting.
+    settings : in, PoolSettings
+        Limits of each pool.
+    ask : in, PoolAnswers
+        The pool at M3 and a cycle ahead; what may be done with it.
+    change : in, PoolChange
+        What is done with it.
+    levels : out, PoolLevels
+        Free and used frames of each pool.
     fault : out, BlockFault
         Of their memories.
     """
@@ -241,28 +213,10 @@ class Pools(wiring.Component):
         bits = count_bits(config)
         super().__init__(
             {
-                "limit": In(data.ArrayLayout(bits, len(POOLS))),
-                "low_water": In(bits),
-                "reserve": In(bits),
-                "ahead": In(POOL_BITS),
-                "select": In(POOL_BITS),
-                "frame": Out(config.frame_bits),
-                "can_pop": Out(1),
-                "can_take": Out(1),
-                "can_prefetch": Out(1),
-                "can_pin": Out(1),
-                "pop": In(1),
-                "push": In(1),
-                "push_frame": In(config.frame_bits),
-                "wait": In(1),
-                "unwait": In(1),
-                "want": In(1),
-                "pin": In(1),
-                "unpin": In(1),
-                "free": Out(data.ArrayLayout(bits, len(POOLS))),
-                "used": Out(data.ArrayLayout(bits, len(POOLS))),
-                "spare": Out(data.ArrayLayout(spare_shape(config), len(POOLS))),
-                "unused": Out(len(POOLS)),
+                "settings": In(PoolSettings(config)),
+                "ask": In(PoolAnswers(config)),
+                "change": In(PoolChange(config)),
+                "levels": Out(PoolLevels(config)),
                 "fault": Out(BlockFault),
             }
         )
@@ -277,7 +231,7 @@ class Pools(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
+        c, settings, ask, change = self.config, self.settings, self.ask, self.change
         bits = count_bits(c)
 
         def room(counter, limit, name):
@@ -294,7 +248,7 @@ class Pools(wiring.Component):
             [],
             {name: [] for name in ("can_pop", "can_take", "can_prefetch", "can_pin")},
         )
-        fewer = self.unwait | self.push
+        fewer = change.unwait | change.push
         for p, name in enumerate(POOLS):
             m.submodules[name] = pool = FreeFrames(
                 first=c.pool_first_frame[p],
@@ -303,40 +257,40 @@ class Pools(wiring.Component):
                 protect=c.protect,
             )
             faults.append(pool.fault)
-            here = self.select == p
+            here = ask.select == p
             waiting, taken, pins = self.waiting[p], self.taken[p], self.pins[p]
             # Registers change seldom: the sums with them are registered here.
             prefetch_limit, pin_limit = (
                 Signal(bits, name=f"prefetch_limit_{name}"),
                 Signal(bits, name=f"pin_limit_{name}"),
             )
-            limit = self.limit[p]
+            limit = settings.limit[p]
             m.d.sync += [
-                prefetch_limit.eq(Mux(limit > self.low_water, limit - self.low_water, 0)),
-                pin_limit.eq(Mux(limit > self.reserve, limit - self.reserve, 0)),
+                prefetch_limit.eq(Mux(limit > settings.low_water, limit - settings.low_water, 0)),
+                pin_limit.eq(Mux(limit > settings.reserve, limit - settings.reserve, 0)),
             ]
             m.d.comb += [
                 pool.limit.eq(limit),
-                pool.pop.eq(self.pop & here),
-                pool.push.eq(self.push & here),
-                pool.push_frame.eq(self.push_frame),
-                self.free[p].eq(pool.free),
-                self.used[p].eq(pool.used),
-                self.spare[p].eq(pool.bound - taken),
-                self.unused[p].eq(pool.unused),
+                pool.pop.eq(change.pop & here),
+                pool.push.eq(change.push & here),
+                pool.push_frame.eq(change.push_frame),
+                self.levels.free[p].eq(pool.free),
+                self.levels.used[p].eq(pool.used),
+                self.levels.spare[p].eq(pool.bound - taken),
+                self.levels.unused[p].eq(pool.unused),
             ]
             m.d.sync += Assert(taken == pool.used + waiting)
             some_pins.append(pins != 0)
             m.d.sync += [
-                counted(waiting, here & self.wait, here & self.unwait),
-                counted(taken, here & self.want, here & fewer),
-                counted(pins, here & self.pin, here & self.unpin & some_pins[p]),
+                counted(waiting, here & change.wait, here & change.unwait),
+                counted(taken, here & change.want, here & fewer),
+                counted(pins, here & change.pin, here & change.unpin & some_pins[p]),
             ]
             with m.If(here):
                 m.d.sync += Assert(
-                    (~self.unwait | (waiting != 0))
-                    & ~(self.wait & self.pop)
-                    & ~(self.unwait & self.push)
+                    (~change.unwait | (waiting != 0))
+                    & ~(change.wait & change.pop)
+                    & ~(change.unwait & change.push)
                 )
             frames.append(pool.frame)
             for answer, counter, most in (
@@ -346,29 +300,29 @@ class Pools(wiring.Component):
                 ("can_pin", pins, pin_limit),
             ):
                 rooms[answer].append(room(counter, most, f"{answer}_{name}"))
-        m.d.comb += self.frame.eq(Array(frames)[self.select])
+        m.d.comb += ask.frame.eq(Array(frames)[ask.select])
         gather(m, self.fault, *faults)
-        m.d.sync += Assert(self.want == (self.wait | self.pop))
+        m.d.sync += Assert(change.want == (change.wait | change.pop))
         # M3 has the answers from the beginning of its cycle. Critical path: how the op that is
         # there counts; so they are worked out for each way.
-        same = self.ahead == self.select
+        same = ask.ahead == ask.select
         ways = {
-            "can_pop": (self.pop, self.push),
-            "can_take": (self.want, fewer),
-            "can_prefetch": (self.want, fewer),
-            "can_pin": (self.pin, self.unpin & Array(some_pins)[self.select]),
+            "can_pop": (change.pop, change.push),
+            "can_take": (change.want, fewer),
+            "can_prefetch": (change.want, fewer),
+            "can_pin": (change.pin, change.unpin & Array(some_pins)[ask.select]),
         }
         for answer, (up, down) in ways.items():
             stays, more, less = (
                 Signal(name=f"{answer}_{way}") for way in ("stays", "more", "less")
             )
             m.d.comb += [
-                way.eq(Array(each)[self.ahead])
+                way.eq(Array(each)[ask.ahead])
                 for way, each in zip(
                     (stays, more, less), zip(*rooms[answer], strict=True), strict=True
                 )
             ]
-            m.d.sync += getattr(self, answer).eq(
+            m.d.sync += getattr(ask, answer).eq(
                 Mux(same & (up != down), Mux(up, more, less), stays)
             )
         return m

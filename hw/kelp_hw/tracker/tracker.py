@@ -11,22 +11,23 @@ from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_spec.config import POOLS, Config
+from kelp_spec.config import Config
 from kelp_spec.metadata import Event, Op, Outcome
 
 from ..layouts import Layouts
 from ..lib.broadcast import broadcast
 from ..lib.protected import BlockFault, gather_blocks
 from ..pipeline import M0_TO_M3
-from .arbiter import BACKGROUND, Arbiter, behind_layout, choose
+from .arbiter import Arbiter, choose
 from .decide import Decide, frame_of
 from .foresight import Foresight, ahead_layout
 from .hot_pages import HotPages
 from .miss_ids import MissIds
 from .page_words import PageWords
-from .pools import Pools, count_bits, spare_shape
+from .pools import Pools
 from .queue_formats import QueueFormats
 from .sessions import SessionCheck, Sessions
+from .signatures import BackgroundOps, Pause, PoolLevels, PoolSettings, credits_layout
 
 __all__ = ["Tracker", "hot_layout"]
 
@@ -42,9 +43,6 @@ def hot_layout(config: Config) -> data.StructLayout:
             "write": 1,
         }
     )
-
-
-_POOL_PORTS = ("free", "used", "spare", "unused")
 
 
 class Tracker(wiring.Component):
@@ -71,26 +69,22 @@ class Tracker(wiring.Component):
     i_request : in, stream of request
     ahead : in
         What `i_request.p` will be in the next cycle, unless it holds a request that is not taken.
-    i_miss, i_control, i_hint, i_evict, i_prefetch : in, streams of op
-        In this order of priority. An op's `session` is needed for REPLAY, SCAN, RELEASE, PREFETCH,
-        MASS, PIN, UNPIN, STEP, OPEN, CLOSE, CLOSED. A PEEK from `i_evict` is of a frame, one from
-        `i_control` of a page word.
-    behind : in, of each of these
-        What the stream has in the next cycle if its op is taken in this; one that does not tell has
-        an op in every other cycle at most.
+    ops : in, BackgroundOps
+        An op's `session` is needed for REPLAY, SCAN, RELEASE, PREFETCH, MASS, PIN, UNPIN, STEP,
+        OPEN, CLOSE, CLOSED. A PEEK from `evict` is of a frame, one from `control` of a page word. A
+        stream that does not tell what is behind its op has an op in every other cycle at most.
     i_miss_free : in, stream of free miss ids
         At first all of them, then each when its entry is done with.
-    data_ready, miss_ready, score_ready, queue_ready, event_ready : in
-        At least RESERVE places free behind `o_frame_op`, for parked requests, behind `o_score`, in
-        the queue state, in the event log. M0 hears of it a cycle later.
-    pause, paused : in, out
-        Nothing enters the pipeline any more; nothing has for a cycle, and nothing is left in it.
+    credits : in
+        Free places downstream (:func:`.signatures.credits_layout`). M0 has them a cycle later.
+    hold : in, Pause
+        Empties the pipeline and keeps it empty.
     config_write : in, always-ready stream
         {squeue, queue_config}: the queue's formats and pool, before OPEN.
     descriptor : in
         The session's registers for OPEN, held until its result.
-    low_water, reserve, pool_limit : in
-        As `Pools` has them (`pool_limit` is its `limit`).
+    pool_settings : in, PoolSettings
+        Limits of each pool.
     fatal : in
         Requests that are at M2 are refused as FATAL; those of the hot lane are not, nor those that
         wait on a page.
@@ -108,8 +102,8 @@ class Tracker(wiring.Component):
         Every request that took the hot lane: see :func:`hot_layout`.
     sessions : out
         Registers of every session.
-    pool_free, pool_used, pool_spare, pool_unused : out, of each pool
-        Frames that may be taken; frames in use; whether none is.
+    pools : out, PoolLevels
+        Free and used frames of each pool.
     ready : out
         Every page word is ABSENT.
     idle : out
@@ -126,26 +120,17 @@ class Tracker(wiring.Component):
         self.config = config
         layouts = self.layouts = Layouts(config)
         self.words = PageWords(config=config)
-        counts = data.ArrayLayout(count_bits(config), len(POOLS))
         super().__init__(
             {
                 "i_request": In(stream.Signature(layouts.request)),
                 "ahead": In(ahead_layout(config)),
-                **{f"i_{name}": In(stream.Signature(layouts.op)) for name in BACKGROUND},
-                "behind": In(data.ArrayLayout(behind_layout(), len(BACKGROUND))),
+                "ops": In(BackgroundOps(config)),
                 "i_miss_free": In(stream.Signature(config.miss_bits)),
-                "data_ready": In(1),
-                "pause": In(1),
-                "paused": Out(1),
-                "miss_ready": In(1),
-                "score_ready": In(1),
-                "queue_ready": In(1),
-                "event_ready": In(1),
+                "credits": In(credits_layout(ids=False)),
+                "hold": In(Pause()),
                 "config_write": In(stream.Signature(layouts.config_write, always_ready=True)),
                 "descriptor": In(layouts.session),
-                "low_water": In(count_bits(config)),
-                "reserve": In(count_bits(config)),
-                "pool_limit": In(counts),
+                "pool_settings": In(PoolSettings(config)),
                 "fatal": In(1),
                 "ecc_flip": In(self.words.code.code_bits),
                 "fault": Out(BlockFault),
@@ -155,10 +140,7 @@ class Tracker(wiring.Component):
                 "o_score": Out(stream.Signature(layouts.score_event, always_ready=True)),
                 "o_hot": Out(stream.Signature(hot_layout(config), always_ready=True)),
                 "sessions": Out(data.ArrayLayout(layouts.session, config.sessions)),
-                "pool_free": Out(counts),
-                "pool_used": Out(counts),
-                "pool_spare": Out(data.ArrayLayout(spare_shape(config), len(POOLS))),
-                "pool_unused": Out(len(POOLS)),
+                "pools": Out(PoolLevels(config)),
                 "ready": Out(1),
                 "idle": Out(1),
             }
@@ -184,10 +166,10 @@ class Tracker(wiring.Component):
             return sessions.sessions[index] if c.sessions > 1 else sessions.sessions[0]
 
         # - M0: admission --------------------------------------------------------------------------
-        for name in ("request", *BACKGROUND):
-            wiring.connect(
-                m, wiring.flipped(getattr(self, f"i_{name}")), getattr(arbiter, f"i_{name}")
-            )
+        for name in ("i_request", "ops"):
+            wiring.connect(m, wiring.flipped(getattr(self, name)), getattr(arbiter, name))
+        wiring.connect(m, wiring.flipped(self.pool_settings), pools.settings)
+        wiring.connect(m, pools.levels, wiring.flipped(self.pools))
         wiring.connect(m, wiring.flipped(self.i_miss_free), miss_ids.i)
         # `s`: what the parts below share, under the names that it has in them.
         s = SimpleNamespace()
@@ -246,7 +228,7 @@ class Tracker(wiring.Component):
             foresight.request.ld_id.eq(request.origin.ld_id),
             foresight.request.memory.eq((request.refused == 0) & ~request.no_memory),
             *(foresight.ops[k][f].eq(o[f]) for k, o in enumerate(ops) for f in ("squeue", "page")),
-            *(foresight.background[f].eq(arbiter.o_entering.behind[f]) for f in ("squeue", "page")),
+            *(foresight.background[f].eq(arbiter.o.op.behind[f]) for f in ("squeue", "page")),
             foresight.was_background.eq(ma.background),
             foresight.pages.eq(hot_pages.pages),
             foresight.entering.eq(hot_pages.entering),
@@ -270,11 +252,9 @@ class Tracker(wiring.Component):
             # poison is an event, which takes a result
             arbiter.hot.eq(hot_pages.hit & arbiter.good & ~request.poison & ~(same & blocks).any()),
             arbiter.hold.eq(hold),
-            arbiter.behind.eq(self.behind),
             *(
-                arbiter.credits_ahead[name].eq(getattr(self, f"{name}_ready"))
-                for name in credits.shape().members
-                if name != "miss_id"
+                arbiter.credits_ahead[name].eq(self.credits[name])
+                for name in self.credits.shape().members
             ),
             # One id for each op on its way that may take one, and for the one that enters in this
             # cycle, which only does where there was a credit.
@@ -289,26 +269,26 @@ class Tracker(wiring.Component):
         # The last of these cycles is for `foresight`, which looks at the session a cycle early.
         m.d.sync += hold.eq(
             ~self.ready
-            | self.pause
-            | (arbiter.o_valid & arbiter.o_session)
+            | self.hold.pause
+            | (arbiter.o.valid & arbiter.o.session)
             | Cat(a.valid & a.session for a in stages).any()
         )
         held = Signal()
-        m.d.sync += held.eq(hold & self.pause)
-        m.d.comb += self.paused.eq(held & self.idle)
-        entered = Signal.like(arbiter.o_entering)
+        m.d.sync += held.eq(hold & self.hold.pause)
+        m.d.comb += self.hold.paused.eq(held & self.idle)
+        entered = Signal.like(arbiter.o.op)
         m.d.sync += [
             credits.eq(arbiter.credits_ahead),
-            entered.eq(arbiter.o_entering),
-            ma.valid.eq(arbiter.o_valid),
-            ma.hot.eq(arbiter.o_hot),
-            ma.reads.eq(arbiter.o_reads),
-            ma.takes.eq(arbiter.o_takes),
-            ma.blocks.eq(arbiter.o_background | hot_pages.hit),
-            ma.background.eq(arbiter.o_background),
-            ma.session.eq(arbiter.o_session),
-            ma.frame_peek.eq(arbiter.o_frame_peek),
-            ma.queue.eq(arbiter.o_queue),
+            entered.eq(arbiter.o.op),
+            ma.valid.eq(arbiter.o.valid),
+            ma.hot.eq(arbiter.o.hot),
+            ma.reads.eq(arbiter.o.reads),
+            ma.takes.eq(arbiter.o.takes),
+            ma.blocks.eq(arbiter.o.background | hot_pages.hit),
+            ma.background.eq(arbiter.o.background),
+            ma.session.eq(arbiter.o.session),
+            ma.frame_peek.eq(arbiter.o.frame_peek),
+            ma.queue.eq(arbiter.o.queue),
         ]
         s.entered = entered
 
@@ -380,7 +360,7 @@ class Tracker(wiring.Component):
         shaping = session(Mux(m1.hot, m1.hot_session, op1.session))
         m.d.comb += [shape1[name].eq(shaping[name]) for name in shape_layout.members]
         own_pool2 = (op2.kind == Op.GRANT) | (op2.kind == Op.FREE)
-        m.d.comb += pools.ahead.eq(Mux(own_pool2, op2.pool, queue2.pool))
+        m.d.comb += pools.ask.ahead.eq(Mux(own_pool2, op2.pool, queue2.pool))
         m.d.sync += [
             op1.eq(opa),
             m1.eq(ma),
@@ -393,7 +373,7 @@ class Tracker(wiring.Component):
             hot3.eq(hot2),
             queue2.eq(queues.o),
             queue3.eq(queue2),
-            queue3.pool.eq(pools.ahead),
+            queue3.pool.eq(pools.ask.ahead),
             session2.eq(session(op1.session)),
             session3.eq(session2),
             shape2.eq(shape1),
@@ -440,20 +420,17 @@ class Tracker(wiring.Component):
             x.pool.eq(queue3.pool),
             x.policy.eq(queue3.policy),
             x.frame_peek.eq(m3.frame_peek),
-            x.can_pop.eq(pools.can_pop),
-            x.can_take.eq(pools.can_take),
-            x.can_prefetch.eq(pools.can_prefetch),
-            x.can_pin.eq(pools.can_pin),
-            x.frame.eq(pools.frame),
+            x.can_pop.eq(pools.ask.can_pop),
+            x.can_take.eq(pools.ask.can_take),
+            x.can_prefetch.eq(pools.ask.can_prefetch),
+            x.can_pin.eq(pools.ask.can_pin),
+            x.frame.eq(pools.ask.frame),
             x.miss.eq(miss_ids.id),
             x.empty.eq(miss_ids.empty),
             x.corrected.eq(words.corrected),
             x.uncorrected.eq(words.uncorrected),
-            pools.limit.eq(self.pool_limit),
-            pools.low_water.eq(self.low_water),
-            pools.reserve.eq(self.reserve),
-            pools.select.eq(queue3.pool),
-            pools.push_frame.eq(op3.frame),
+            pools.ask.select.eq(queue3.pool),
+            pools.change.push_frame.eq(op3.frame),
             miss_ids.park_id.eq(words.word.place),
             miss_ids.look.eq(op2.miss),
             miss_ids.select.eq(op3.miss),
@@ -472,7 +449,7 @@ class Tracker(wiring.Component):
             *(
                 getattr(block, name).eq(strobes[name])
                 for block, names in (
-                    (pools, ("pop", "push", "wait", "unwait", "want", "pin", "unpin")),
+                    (pools.change, ("pop", "push", "wait", "unwait", "want", "pin", "unpin")),
                     (miss_ids, ("take", "parked", "park", "unpark")),
                     (sessions, ("open", "close", "closed", "step")),
                     (hot_pages, ("keep", "drop", "drop_session")),
@@ -480,7 +457,6 @@ class Tracker(wiring.Component):
                 for name in names
             ),
             self.sessions.eq(sessions.sessions),
-            *(getattr(self, f"pool_{n}").eq(getattr(pools, n)) for n in _POOL_PORTS),
             self.ready.eq(words.ready),
             self.idle.eq(
                 ~Cat(a.valid | a.hot for a in stages).any()

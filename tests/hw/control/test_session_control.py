@@ -12,36 +12,36 @@ from kelp_spec.registers import SessionCommand
 
 UNIT = named("unit")
 COMMAND = {
-    "command_ld_id": 0,
-    "shape.0.layers": 1,
-    "shape.0.kv_heads": UNIT.queues,
-    "shape.0.used_lines": 1,
-    "shape.0.used_pages": 1,
-    "config_ready": 1,
+    "given.ld_id": 0,
+    "registers.shape.0.layers": 1,
+    "registers.shape.0.kv_heads": UNIT.queues,
+    "registers.shape.0.used_lines": 1,
+    "registers.shape.0.used_pages": 1,
+    "configuration.ready": 1,
     "o_op.ready": 1,
 }
 
 
 def command(code):
-    return {"command.valid": 1, "command.p.command": int(code)}
+    return {"given.command.valid": 1, "given.command.p.command": int(code)}
 
 
 def test_latency():
     given = [command(SessionCommand.ADVANCE)]
-    prepare = COMMAND | {"open": 1}
+    prepare = COMMAND | {"sessions.open": 1}
     check_pace(SessionControl(config=UNIT), "LATENCY", "o_op.valid", given, prepare=prepare)
 
 
 def test_walk_latency():
     given = [command(SessionCommand.OPEN)]
-    output = "config_write.valid"
+    output = "configuration.write.valid"
     check_pace(SessionControl(config=UNIT), "WALK_LATENCY", output, given, prepare=COMMAND)
 
 
 def test_commands_are_as_far_apart_as_their_interval():
     block = SessionControl(config=UNIT)
     given = [command(SessionCommand.ADVANCE)] * 80
-    seen = changes(block, "o_op.valid", given, prepare=COMMAND | {"open": 1})
+    seen = changes(block, "o_op.valid", given, prepare=COMMAND | {"sessions.open": 1})
     assert seen[0:6:2] == [block.LATENCY + k * block.INTERVAL for k in range(3)]
 
 

@@ -24,8 +24,8 @@ ACCESS = {
     ("attribute", "output", "stimuli"),
     [
         ("LATENCY", "o_event.valid", [ACCESS | {"i_result.p.corrected": 1}]),
-        ("LATENCY", "pulses", [ACCESS, {}, ACCESS]),
-        ("REPORT_LATENCY", "o_useful.valid", [{"i_usage.valid": 1, "i_usage.p.useful": 1}]),
+        ("LATENCY", "o_counted.pulses", [ACCESS, {}, ACCESS]),
+        ("REPORT_LATENCY", "o_counted.useful.valid", [{"i_usage.valid": 1, "i_usage.p.useful": 1}]),
     ],
     ids=["event", "pulses", "useful"],
 )

@@ -8,7 +8,8 @@ from amaranth.hdl import Mux
 from amaranth.sim import Simulator
 from timing import check_interval, offers
 
-from kelp_hw.tracker.arbiter import BACKGROUND, Arbiter
+from kelp_hw.tracker.arbiter import Arbiter
+from kelp_hw.tracker.signatures import BACKGROUND
 from kelp_spec.config import named
 from kelp_spec.metadata import Op
 
@@ -18,7 +19,7 @@ HINT, EVICT = BACKGROUND.index("hint"), BACKGROUND.index("evict")
 
 def admitted(dut):
     """The request that the arbiter takes and sends on in one cycle."""
-    return Mux(dut.i_request.ready & dut.o_valid, dut.o_entering.request.page, 0)
+    return Mux(dut.i_request.ready & dut.o.valid, dut.o.op.request.page, 0)
 
 
 def test_latency_and_interval():
@@ -44,18 +45,18 @@ def taken(cycles, *, requests, evict):
         ctx.set(dut.i_request.valid, requests)
         ctx.set(dut.hot, requests)
         for stream, number, kind in (
-            (dut.i_hint, HINT, Op.MASS),
-            (dut.i_evict, EVICT, evict),
+            (dut.ops.hint, HINT, Op.MASS),
+            (dut.ops.evict, EVICT, evict),
         ):
             ctx.set(stream.valid, 1)
             ctx.set(stream.p.kind, kind)
-            ctx.set(dut.behind[number].valid, 1)
-            ctx.set(dut.behind[number].kind, kind)
+            ctx.set(dut.ops.behind[number].valid, 1)
+            ctx.set(dut.ops.behind[number].kind, kind)
         waited = 0
         for _ in range(cycles):
-            counts["hint"] += ctx.get(dut.i_hint.ready)
+            counts["hint"] += ctx.get(dut.ops.hint.ready)
             waited += 1
-            if ctx.get(dut.i_evict.ready):
+            if ctx.get(dut.ops.evict.ready):
                 counts["evict"] += 1
                 longest, waited = max(longest, waited), 0
             await ctx.tick()

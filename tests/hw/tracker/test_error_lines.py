@@ -23,31 +23,31 @@ def reported(reports):
 
     async def bench(ctx):
         for report in reports:
-            assert not ctx.get(dut.pause)
+            assert not ctx.get(dut.hold.pause)
             ctx.set(dut.i.p, report)
             ctx.set(dut.i.valid, 1)
             cycles = 0
-            while not ctx.get(dut.pause):
+            while not ctx.get(dut.hold.pause):
                 assert not ctx.get(dut.o.valid) and not ctx.get(dut.i.ready)
                 await ctx.tick()
                 cycles += 1
             for paused in (0, 0, 1):
-                ctx.set(dut.paused, paused)
-                assert ctx.get(dut.o.valid) == paused and ctx.get(dut.pause)
+                ctx.set(dut.hold.paused, paused)
+                assert ctx.get(dut.o.valid) == paused and ctx.get(dut.hold.pause)
                 ctx.set(dut.o.ready, 1)
                 if not paused:
                     await ctx.tick()
             for executed in (0, 1):
                 await ctx.tick()
                 ctx.set(dut.executed, executed)
-                assert ctx.get(dut.i.ready) == executed and ctx.get(dut.pause)
+                assert ctx.get(dut.i.ready) == executed and ctx.get(dut.hold.pause)
                 assert not ctx.get(dut.o.valid)
                 fields = ("frame", "offset", "spoils", "lines")
                 told = tuple(ctx.get(dut.o.p[name]) for name in fields)
             got.append((told, cycles))
             await ctx.tick()
             ctx.set(dut.executed, 0)
-            ctx.set(dut.paused, 0)
+            ctx.set(dut.hold.paused, 0)
 
     simulator = Simulator(dut)
     simulator.add_clock(1e-9)

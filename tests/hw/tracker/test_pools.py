@@ -10,7 +10,8 @@ from simulation import simulate
 from timing import check_interval, varied
 
 from kelp_golden.tracker import Tracker
-from kelp_hw.tracker.pools import FreeFrames, Pools, count_bits
+from kelp_hw.tracker.pools import FreeFrames, Pools
+from kelp_hw.tracker.signatures import count_bits
 from kelp_spec.config import POOLS, named
 
 
@@ -28,9 +29,9 @@ def test_pools_latency_and_interval():
     check_interval(
         lambda: Pools(config=named("unit")),
         "LATENCY",
-        "frame",
-        varied("pop", (1, 1, 1), want=1),
-        prepare={"limit": 8},
+        "ask.frame",
+        varied("change.pop", (1, 1, 1), **{"change.want": 1}),
+        prepare={"settings.limit": 8},
     )
 
 
@@ -107,31 +108,24 @@ def test_pools_against_golden():
 
     async def bench(ctx):
         for p, limit in enumerate(limits):
-            ctx.set(dut.limit[p], limit)
-        ctx.set(dut.low_water, golden.low_water)
-        ctx.set(dut.reserve, golden.reserve)
+            ctx.set(dut.settings.limit[p], limit)
+        ctx.set(dut.settings.low_water, golden.low_water)
+        ctx.set(dut.settings.reserve, golden.reserve)
         await ctx.tick().repeat(2)
         out, ahead = [[] for _ in POOLS], 0
         for _ in range(2500):
             p, ahead = ahead, rng.randrange(len(POOLS))
             pool = golden.pools[p]
-            ctx.set(dut.select, p)
-            ctx.set(dut.ahead, ahead)
+            ctx.set(dut.ask.select, p)
+            ctx.set(dut.ask.ahead, ahead)
             want = (
                 pool.free > 0,
                 pool.free > pool.waiting,
                 pool.free > pool.waiting + golden.low_water,
                 pool.pins + golden.reserve < pool.limit,
             )
-            assert (
-                tuple(
-                    map(
-                        bool,
-                        map(ctx.get, (dut.can_pop, dut.can_take, dut.can_prefetch, dut.can_pin)),
-                    )
-                )
-                == want
-            )
+            answers = ("can_pop", "can_take", "can_prefetch", "can_pin")
+            assert tuple(bool(ctx.get(getattr(dut.ask, name))) for name in answers) == want
             ops = [
                 ("unpin",),
                 ("pin",) if want[3] else (),
@@ -142,21 +136,21 @@ def test_pools_against_golden():
                 ("push",) if out[p] else (),
             ]
             op = rng.choice(ops)
-            ctx.set(dut.want, "pop" in op or "wait" in op)
+            ctx.set(dut.change.want, "pop" in op or "wait" in op)
             for name in ("pop", "push", "wait", "unwait", "pin", "unpin"):
-                ctx.set(getattr(dut, name), name in op)
+                ctx.set(getattr(dut.change, name), name in op)
             if "pop" in op:
                 frame = pool.pop()
-                assert ctx.get(dut.frame) == frame
+                assert ctx.get(dut.ask.frame) == frame
                 out[p].append(frame)
             if "push" in op:
                 frame = out[p].pop(rng.randrange(len(out[p])))
-                ctx.set(dut.push_frame, frame)
+                ctx.set(dut.change.push_frame, frame)
                 pool.push(frame)
             pool.waiting += ("wait" in op) - ("unwait" in op)
             pool.pins = max(0, pool.pins + ("pin" in op) - ("unpin" in op))
             await ctx.tick()
-            free = [ctx.get(dut.free[i]) for i in range(len(POOLS))]
+            free = [ctx.get(dut.levels.free[i]) for i in range(len(POOLS))]
             assert free == [pool.free for pool in golden.pools] and bits == 4
 
     simulate(dut, bench)

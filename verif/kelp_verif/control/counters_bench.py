@@ -12,7 +12,7 @@ from collections import Counter, deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge, Timer
 
-from kelp_hw.control.counters import queue_event_layout
+from kelp_hw.control.signatures import queue_event_layout
 from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import named

@@ -6,6 +6,7 @@ telemetry read back, resets in between."""
 import cocotb
 from cocotb.triggers import RisingEdge
 
+from kelp_hw.tracker.signatures import count_bits
 from kelp_spec.config import POOLS
 from kelp_spec.formats import Format
 from kelp_spec.geometry import smallest_pool, stored_lines
@@ -76,7 +77,8 @@ async def random_accesses(dut):
                 for _ in range(c.sessions)
             ]
             tb.sessions[0]["closing"] = tb.sessions[0]["open"] and rng.getrandbits(1)
-            tb.pool_used = [rng.choice([0, 0, 1, rng.randrange(1 << 24)]) for _ in POOLS]
+            used = 1 << count_bits(c)
+            tb.pool_used = [rng.choice([0, 0, 1, rng.randrange(used)]) for _ in POOLS]
             tb.fatal = rng.random() < 0.2
             await settle(tb)
         ld_id = rng.choice([0, 0, rng.choice(tb.sessions)["ld_id"], rng.getrandbits(4)])

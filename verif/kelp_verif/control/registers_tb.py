@@ -13,9 +13,10 @@ from collections import Counter
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_hw.control.counters import queue_event_layout
 from kelp_hw.control.registers import settings_layout
+from kelp_hw.control.signatures import queue_event_layout
 from kelp_hw.layouts import Layouts
+from kelp_hw.tracker.signatures import count_bits
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Event, Op
@@ -36,6 +37,7 @@ __all__ = ["FULL", "TB", "fields_of"]
 FULL = (1 << 64) - 1
 TO_M3 = 7  #: cycles from a control op's intake to its decision, at most (docs/design.md §1)
 LINE_LIMIT = 1500
+READY, FATAL = 1, 4  #: bits of `status`
 
 
 def fields_of(register, value):
@@ -103,24 +105,23 @@ class TB:
         for port in (
             "i__valid",
             "i_result__valid",
-            "i_queue__valid",
-            "i_useful__valid",
+            "i_counted__queue__valid",
+            "i_counted__useful__valid",
             "i_latency__valid",
             "i_event__0__valid",
             "i_event__1__valid",
-            "pulses",
+            "i_counted__pulses",
             "o__ready",
             "o_control__ready",
             "sessions",
-            "pool_used",
-            "pool_unused",
+            "pools__used",
+            "pools__unused",
             "decode",
-            "resident_lines",
+            "resident__lines",
             "now",
-            "fatal",
         ):
             getattr(dut, port).value = 0
-        dut.ready.value, dut.quiescent.value = 1, 0
+        dut.status.value = READY
         for _ in range(2):
             await RisingEdge(dut.clk)
         dut.rst.value = 0
@@ -146,9 +147,9 @@ class TB:
         dut.sessions.value = sum(
             self.session.pack(**s) << self.session.width * i for i, s in enumerate(self.sessions)
         )
-        dut.now.value, dut.fatal.value = self.now, int(self.fatal)
-        dut.pool_used.value = sum(n << 24 * p for p, n in enumerate(self.pool_used))
-        dut.pool_unused.value = sum((n == 0) << p for p, n in enumerate(self.pool_used))
+        dut.now.value, dut.status.value = self.now, READY | FATAL * int(self.fatal)
+        dut.pools__used.value = sum(n << count_bits(c) * p for p, n in enumerate(self.pool_used))
+        dut.pools__unused.value = sum((n == 0) << p for p, n in enumerate(self.pool_used))
         dut.i__valid.value = int(self.offer is not None)
         packing = self.access_packing
         dut.i__payload.value = (
@@ -166,10 +167,10 @@ class TB:
             getattr(dut, f"i_event__{n}__payload").value = self.event.pack(**given) if given else 0
         self.telemetry()
         await ReadOnly()
-        resident = 1000 + int(dut.resident_squeue.value)
+        resident = 1000 + int(dut.resident__squeue.value)
         self.look()
         await RisingEdge(dut.clk)
-        dut.resident_lines.value = resident
+        dut.resident__lines.value = resident
         self.cycles += 1
         self.now = self.now + 1 & 0xFFFFFFFF
         for p, used in enumerate(self.pool_used):
@@ -193,7 +194,7 @@ class TB:
             else 0
         )
         self.totals.update(name for i, (name, _) in enumerate(COUNTERS) if pulses >> i & 1)
-        dut.pulses.value = pulses
+        dut.i_counted__pulses.value = pulses
         given = [rng.random() < rate for rate in (self.noise, self.noise / 3, self.noise)]
         squeue, bump, useful = (
             rng.randrange(c.squeues),
@@ -201,14 +202,14 @@ class TB:
             rng.randrange(c.squeues),
         )
         missed, cycles = rng.getrandbits(1), rng.getrandbits(20) >> rng.randrange(21)
-        dut.i_queue__valid.value, dut.i_useful__valid.value, dut.i_latency__valid.value = (
-            int(g) for g in given
-        )
-        dut.i_queue__payload.value, dut.i_useful__payload.value, dut.i_latency__payload.value = (
-            self.queue.pack(squeue=squeue, bump=bump),
-            useful,
-            cycles << 1 | missed,
-        )
+        payloads = {
+            "i_counted__queue": self.queue.pack(squeue=squeue, bump=bump),
+            "i_counted__useful": useful,
+            "i_latency": cycles << 1 | missed,
+        }
+        for (port, payload), valid in zip(payloads.items(), given, strict=True):
+            getattr(dut, f"{port}__valid").value = int(valid)
+            getattr(dut, f"{port}__payload").value = payload
         if given[0]:
             self.queues[squeue].update(
                 name for i, (name, _) in enumerate(QUEUE_COUNTERS) if bump >> i & 1

@@ -14,7 +14,7 @@ from collections import Counter, deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_hw.control.counters import queue_event_layout
+from kelp_hw.control.signatures import queue_event_layout
 from kelp_hw.layouts import Layouts
 from kelp_hw.prefetch.fifo import DropReason
 from kelp_hw.prefetch.prefetch import pulses_layout
@@ -345,7 +345,7 @@ class TB:
 
     def look(self, arriving):
         dut, model = self.dut, self.model
-        pulses = int(dut.pulses.value)
+        pulses = int(dut.o_counted__pulses.value)
         self.got.update(name for i, name in enumerate(NAMES) if pulses >> i & 1)
         for name in NAMES:
             low = 0 if name in LATE_STARTERS else self.earlier[name]
@@ -353,14 +353,14 @@ class TB:
                 f"cycle {self.cycles}: {name} {self.got[name]}, expected {low} … "
                 + f"{self.before[name]}"
             )
-        if dut.o_queue__valid.value == 1:
-            got = self.queue.unpack(dut.o_queue__payload.value)
+        if dut.o_counted__queue__valid.value == 1:
+            got = self.queue.unpack(dut.o_counted__queue__payload.value)
             names = frozenset(name for i, name in enumerate(model.kept) if got["bump"] >> i & 1)
             if names:
                 self.take("queue", (got["squeue"], names))
                 self.seen.update(names)
-        if dut.o_useful__valid.value == 1:
-            self.take("useful", int(dut.o_useful__payload.value))
+        if dut.o_counted__useful__valid.value == 1:
+            self.take("useful", int(dut.o_counted__useful__payload.value))
         if dut.o_late__valid.value == 1:
             self.take("late", int(dut.o_late__payload.value))
         if dut.o_event__valid.value == 1:

@@ -205,7 +205,7 @@ async def nothing_to_evict(dut):
     squeue = next(q for q in range(c.squeues) if tb.pool[q] == 0)
     frames = c.frames[0]
     tb.tracker.reserve = 0
-    tb.dut.low_water.value = tb.tracker.low_water = 0  # counts as 1
+    tb.dut.settings__low_water.value = tb.tracker.low_water = 0  # counts as 1
     for page in range(frames - 1):
         await tb.do(
             tb.demand(squeue, page, True),
@@ -243,7 +243,7 @@ async def sweep_cycles(dut):
     await tb.tick()
     dut.config_write__valid.value = 0
     tb.stall = 0
-    dut.hold.value = 1
+    dut.turn__hold.value = 1
     for page in rng.sample(range(c.pages), resident):
         tb.demands.append(tb.demand(squeue, page, True))
     while tb.demands or tb.pipe:
@@ -252,8 +252,8 @@ async def sweep_cycles(dut):
         await tb.tick()
         if dut.quiet.value == 1:
             break
-    dut.hold.value = 0
-    dut.low_water.value = tb.tracker.pools[0].free + 1
+    dut.turn__hold.value = 0
+    dut.settings__low_water.value = tb.tracker.pools[0].free + 1
     while dut.swept.value == 0:
         await tb.tick()
     start = tb.cycle

@@ -16,7 +16,7 @@ from kelp_golden.ops import QueueConfig, Session
 from kelp_golden.sweep_audit import SweepAudit
 from kelp_golden.tracker import Tracker
 from kelp_hw.eviction.signatures import EvictionLayouts
-from kelp_hw.tracker.pools import count_bits, spare_shape
+from kelp_hw.tracker.signatures import count_bits, spare_shape
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState
@@ -111,25 +111,25 @@ class TB:
             "i_result__valid",
             "config_write__valid",
             "i_scan__valid",
-            "i_claim__valid",
-            "i_owner__valid",
+            "i_frame__claim__valid",
+            "i_frame__owner__valid",
             "i_flushed__valid",
-            "i_error__valid",
-            "hold",
+            "i_frame__error__valid",
+            "turn__hold",
             "i_written_back__valid",
             "o_op__ready",
             "o_write_back__ready",
-            "resident_squeue",
+            "resident__squeue",
             "sessions",
             "pools__spare",
             "pools__used",
             "o_prefetch__ready",
-            "frames",
-            "prefetch_on",
-            "prefetch_water",
+            "settings__frames",
+            "settings__prefetch_on",
+            "settings__prefetch_water",
         ):
             getattr(dut, port).value = 0
-        dut.low_water.value = self.tracker.low_water
+        dut.settings__low_water.value = self.tracker.low_water
         # Asserts look at the inputs from the first edge on.
         await Timer(1, "ns")
         await start_clock(dut)
@@ -434,8 +434,8 @@ class TB:
         dut = self.dut
         for found, valid, port, packing in (
             (self.scans, dut.i_scan__valid, dut.i_scan__payload, self.scanned),
-            (self.claims, dut.i_claim__valid, dut.i_claim__payload, self.claim),
-            (self.peeks, dut.i_owner__valid, dut.i_owner__payload, self.owner),
+            (self.claims, dut.i_frame__claim__valid, dut.i_frame__claim__payload, self.claim),
+            (self.peeks, dut.i_frame__owner__valid, dut.i_frame__owner__payload, self.owner),
         ):
             due = bool(
                 found
@@ -491,7 +491,7 @@ class TB:
         self.demands.extend(ops)
         for _ in range(20_000):
             starving = any(o.not_before for o in self.demands)
-            self.dut.hold.value = int(self.lockstep and not starving)
+            self.dut.turn__hold.value = int(self.lockstep and not starving)
             await self.tick()
             if not self.demands and not self.pipe:
                 return
@@ -505,7 +505,7 @@ class TB:
         pass
 
     async def rest(self, limit=20_000):
-        self.dut.hold.value = 0
+        self.dut.turn__hold.value = 0
         for _ in range(limit):
             await self.tick()
             if self.idle and not (self.pipe or self.demands or self.flushes or self.written_backs):

@@ -7,7 +7,8 @@ from amaranth.asserts import AnySeq
 from amaranth.hdl import Assert, Assume, Cat, Const, Cover, Module, Mux, Signal, Value
 from amaranth.lib import wiring
 
-from kelp_hw.tracker.arbiter import BACKGROUND, KINDS, Arbiter, choose
+from kelp_hw.tracker.arbiter import Arbiter, choose
+from kelp_hw.tracker.signatures import BACKGROUND, KINDS
 from kelp_spec.metadata import Op
 
 from .fifo_specs import SMALL
@@ -80,7 +81,7 @@ class _Cycle:
 
     def __init__(self, m: Module, arbiter: Arbiter):
         credits = arbiter.credits
-        self.streams = {name: getattr(arbiter, f"i_{name}") for name in BACKGROUND}
+        self.streams = {name: getattr(arbiter.ops, name) for name in BACKGROUND}
         self.known = []  #: the op was foretold, or has stood since the cycle before
         self.could = []  #: it has its credits
         self.uses_frame = []
@@ -129,7 +130,7 @@ class ArbiterContract(wiring.Component):
         m.submodules.arbiter = self.arbiter
         cycle, shares = _Cycle(m, self.arbiter), _Shares(self.BOUND)
         self._drive(m, cycle)
-        for (name, s), behind in zip(cycle.streams.items(), self.arbiter.behind, strict=True):
+        for (name, s), behind in zip(cycle.streams.items(), self.arbiter.ops.behind, strict=True):
             cycle.known.append(self._foretold(m, name, s, behind))
         for s, known in zip(cycle.streams.values(), cycle.known, strict=True):
             has_credits, frame = self._needs(m, s)
@@ -153,7 +154,7 @@ class ArbiterContract(wiring.Component):
             a.hot.eq(AnySeq(1)),
             a.good.eq(AnySeq(1)),
             a.hold.eq(AnySeq(1)),
-            a.behind.as_value().eq(AnySeq(len(a.behind.as_value()))),
+            a.ops.behind.as_value().eq(AnySeq(len(a.ops.behind.as_value()))),
             a.credits.eq(foretold),
             a.credits_ahead.as_value().eq(AnySeq(len(a.credits.as_value()))),
         ]
@@ -207,9 +208,9 @@ class ArbiterContract(wiring.Component):
             Assert(total(enters, 3) <= 1),
             Assert(~(request & ~a.hot & entering)),
             Assert(~(request & takes_frame)),
-            Assert(a.o_valid == ((request & ~a.hot) | entering)),
-            Assert(a.o_hot == (request & a.hot)),
-            Assert(a.o_background == entering),
+            Assert(a.o.valid == ((request & ~a.hot) | entering)),
+            Assert(a.o.hot == (request & a.hot)),
+            Assert(a.o.background == entering),
         ]
 
     def _order(self, m: Module, cycle: _Cycle) -> None:
@@ -232,7 +233,7 @@ class ArbiterContract(wiring.Component):
     def _told(self, m: Module, cycle: _Cycle) -> None:
         """What enters is told whole."""
         a, request, r = self.arbiter, cycle.request, self.arbiter.i_request.p
-        fields_of_op = choose(a.o_entering)
+        fields_of_op = choose(a.o.op)
 
         def told(condition, source, fields):
             for field in sorted(fields):
@@ -255,7 +256,7 @@ class ArbiterContract(wiring.Component):
                 with m.Case(*_WORDLESS):
                     m.d.comb += wordless.eq(1)
             m.d.comb += Assert(
-                ~enters | ((a.o_reads == ~wordless) & (a.o_takes == (s.p.kind == Op.PREFETCH)))
+                ~enters | ((a.o.reads == ~wordless) & (a.o.takes == (s.p.kind == Op.PREFETCH)))
             )
 
     def _share(self, m: Module, cycle: _Cycle, shares: _Shares) -> None:

@@ -277,6 +277,7 @@ class PoolsContract(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.submodules.pools = pools = self.block
+        ask = pools.ask
         pop, push, wait, unwait, pin, unpin = self.ops
         for name, value in {
             "pop": pop,
@@ -287,17 +288,17 @@ class PoolsContract(wiring.Component):
             "pin": pin,
             "unpin": unpin,
         }.items():
-            m.d.comb += getattr(pools, name).eq(value)
+            m.d.comb += getattr(pools.change, name).eq(value)
         m.d.comb += [
-            pools.low_water.eq(self.low_water),
-            pools.reserve.eq(self.reserve),
-            pools.ahead.eq(self.select),
-            pools.push_frame.eq(self.frame),
+            pools.settings.low_water.eq(self.low_water),
+            pools.settings.reserve.eq(self.reserve),
+            ask.ahead.eq(self.select),
+            pools.change.push_frame.eq(self.frame),
         ]
-        m.d.comb += [pools.limit[p].eq(self.limit) for p in range(len(POOLS))]
+        m.d.comb += [pools.settings.limit[p].eq(self.limit) for p in range(len(POOLS))]
         select = Signal(2)
         m.d.sync += select.eq(self.select)
-        m.d.comb += pools.select.eq(select)
+        m.d.comb += ask.select.eq(select)
         # Settings stand still but for the limit of an idle endpoint, and that they follow a cycle
         # later.
         settings, begun = Signal(9), Signal(3)
@@ -316,14 +317,14 @@ class PoolsContract(wiring.Component):
         used, waits, pins = Signal(3), Signal(5), Signal(3)
         for p, name in enumerate(POOLS):
             pool = getattr(open_up(pools), name)
-            here = pools.select == p
+            here = ask.select == p
             m.d.sync += waiting[p].eq(waiting[p] + (here & wait) - (here & unwait))
             m.d.comb += [
                 Assume(~(here & push) | (pool.used != 0)),
                 Assume(~(here & unwait) | (waiting[p] != 0)),
                 Assume(~(here & wait) | (waiting[p] < SMALL.misses)),
-                Assume(~(here & pop) | pools.can_pop),
-                Assume(~(here & pin) | pools.can_pin),
+                Assume(~(here & pop) | ask.can_pop),
+                Assume(~(here & pin) | ask.can_pin),
                 Assert((pool.fresh == pool.used + pool.count) & (pool.fresh <= 4)),
                 Assert(pool.used <= Mux(begun == 7, self.limit, 0)),
                 Assert(pools.waiting[p] == waiting[p]),
@@ -335,23 +336,21 @@ class PoolsContract(wiring.Component):
                     Assert(pool.used == used),
                     Assert(pools.pins[p] == pins),
                 ]
-        mine = pools.select == chosen
+        mine = ask.select == chosen
         m.d.comb += [Assume(~(pop & push)), Assume(~(wait & pop)), Assume(~(unwait & push))]
         with m.If(mine):
             m.d.sync += [used.eq(used + pop - push), pins.eq(pins + pin - (unpin & (pins != 0)))]
             with m.If(begun == 7):
                 m.d.comb += [
-                    Assert(pools.can_pop == (used < self.limit)),
-                    Assert(pools.can_take == (used + waits < self.limit)),
-                    Assert(pools.can_prefetch == (used + waits + self.low_water < self.limit)),
-                    Assert(pools.can_pin == (pins + self.reserve < self.limit)),
-                    Assert(~pools.can_prefetch | pools.can_take),
-                    Assert(~pools.can_take | pools.can_pop),
+                    Assert(ask.can_pop == (used < self.limit)),
+                    Assert(ask.can_take == (used + waits < self.limit)),
+                    Assert(ask.can_prefetch == (used + waits + self.low_water < self.limit)),
+                    Assert(ask.can_pin == (pins + self.reserve < self.limit)),
+                    Assert(~ask.can_prefetch | ask.can_take),
+                    Assert(~ask.can_take | ask.can_pop),
                 ]
         m.d.comb += [
-            Cover(
-                (used == 2) & (waits == 2) & (pins == 1) & ~pools.can_take & pools.can_pop & mine
-            ),
+            Cover((used == 2) & (waits == 2) & (pins == 1) & ~ask.can_take & ask.can_pop & mine),
             Cover((used == 4) & pop & ~mine),
         ]
         return m

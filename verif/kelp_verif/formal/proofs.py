@@ -326,8 +326,8 @@ PROOFS = (
         cover=12,
         quick=False,
         bugs=(
-            ("self.pop & here", "self.pop"),
-            ("here & self.want", "here & self.pop"),
+            ("change.pop & here", "change.pop"),
+            ("here & change.want", "here & change.pop"),
             ("Mux(up, more, less)", "stays"),
         ),
     ),

@@ -10,7 +10,7 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.layouts import Layouts
-from kelp_hw.tracker.pools import count_bits
+from kelp_hw.tracker.signatures import count_bits
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import MissKind, Op, Outcome, PageState, PrefetchSource

@@ -249,9 +249,9 @@ class TB:
                         place.scale_byte,
                     ), f"{op} {extra}: {got}, expected {place}"
             self.seen.add((DataOp(got["kind"]).name, Answer(got["answer"]).name))
-        assert (dut.o_claim__valid.value == 1) == (result.claim is not None), op
+        assert (dut.o_frame__claim__valid.value == 1) == (result.claim is not None), op
         if result.claim:
-            assert self.claim.unpack(dut.o_claim__payload.value) == {
+            assert self.claim.unpack(dut.o_frame__claim__payload.value) == {
                 "slot": extra["slot"],
                 "frame": op.frame,
                 "dirty": result.claim.dirty,
@@ -270,10 +270,10 @@ class TB:
                 "useless": not u.useful,
             }
             self.seen.add("useful" if u.useful else "useless")
-        assert (dut.o_owner__valid.value == 1) == (result.owner is not None)
+        assert (dut.o_frame__owner__valid.value == 1) == (result.owner is not None)
         if result.owner:
             in_use, squeue, page = result.owner
-            assert self.owner.unpack(dut.o_owner__payload.value) == {
+            assert self.owner.unpack(dut.o_frame__owner__payload.value) == {
                 "slot": extra["slot"],
                 "frame": op.frame,
                 "in_use": in_use,
@@ -288,10 +288,10 @@ class TB:
 
     def check_error(self, op, entry):
         dut = self.dut
-        assert (dut.o_error__valid.value == 1) == (op.kind == Op.ERROR), op
+        assert (dut.o_frame__error__valid.value == 1) == (op.kind == Op.ERROR), op
         assert (dut.o_event__valid.value == 1) == (op.kind == Op.ERROR), op
         if op.kind == Op.ERROR:
-            assert int(dut.o_error__payload.value) == op.frame
+            assert int(dut.o_frame__error__payload.value) == op.frame
             code = Event.MEMORY_WRITE_FAILED if op.poison else Event.MEMORY_READ_FAILED
             event = self.event.unpack(dut.o_event__payload.value)
             assert event == {
@@ -351,10 +351,10 @@ class TB:
         else:
             for port in (
                 dut.o__valid,
-                dut.o_claim__valid,
+                dut.o_frame__claim__valid,
                 dut.o_usage__valid,
-                dut.o_owner__valid,
-                dut.o_error__valid,
+                dut.o_frame__owner__valid,
+                dut.o_frame__error__valid,
                 dut.o_event__valid,
                 dut.o_commit__valid,
             ):

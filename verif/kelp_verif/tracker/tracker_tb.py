@@ -13,9 +13,8 @@ from kelp_golden.ops import Op, QueueConfig, Session
 from kelp_golden.tracker import Tracker as GoldenTracker
 from kelp_hw.layouts import Layouts
 from kelp_hw.lib.secded import Secded
-from kelp_hw.tracker.arbiter import BACKGROUND
 from kelp_hw.tracker.foresight import coming_layout
-from kelp_hw.tracker.pools import count_bits, spare_shape
+from kelp_hw.tracker.signatures import BACKGROUND, count_bits, credits_layout, spare_shape
 from kelp_hw.tracker.tracker import Tracker, hot_layout
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
@@ -25,6 +24,7 @@ from kelp_spec.metadata import Outcome, ScoreEvent
 from ..harness.clocking import start_clock
 
 WORD = ("state", "place", "format_k", "format_v", "last_step", "pinned")
+_CREDITS = tuple(credits_layout(ids=False).members)
 #: cycles from an op to the first behind it that finds the page's word in the SRAM: encoded, written
 APART = Tracker.LATENCY + 2
 FRAME_OPS = (
@@ -92,8 +92,11 @@ class TB:
         self.seen = {"hot": 0, "faults": [0, 0, 0], "outcomes": {}}
         self.taken = dict.fromkeys(("request", *BACKGROUND), 0)
         self.ports = {
-            name: [getattr(dut, f"i_{name}__{part}") for part in ("payload", "valid", "ready")]
-            for name in ("request", *BACKGROUND)
+            name: [getattr(dut, f"{path}__{part}") for part in ("payload", "valid", "ready")]
+            for name, path in (
+                ("request", "i_request"),
+                *((name, f"ops__{name}") for name in BACKGROUND),
+            )
         }
 
     async def reset(self):
@@ -101,14 +104,14 @@ class TB:
         await start_clock(dut)
         for payload, valid, _ in self.ports.values():
             payload.value = valid.value = 0
-        for name in ("data", "miss", "score", "queue", "event"):
-            getattr(dut, f"{name}_ready").value = 1
+        dut.credits.value = (1 << len(_CREDITS)) - 1
         dut.i_miss_free__valid.value = dut.i_miss_free__payload.value = 0
-        dut.behind.value = dut.ahead.value = dut.config_write__payload.value = (
+        dut.ops__behind.value = dut.ahead.value = dut.config_write__payload.value = (
             dut.config_write__valid.value
-        ) = dut.descriptor.value = dut.ecc_flip.value = dut.pause.value = dut.fatal.value = 0
-        dut.low_water.value, dut.reserve.value = self.golden.low_water, self.golden.reserve
-        dut.pool_limit.value = sum(
+        ) = dut.descriptor.value = dut.ecc_flip.value = dut.hold__pause.value = dut.fatal.value = 0
+        dut.pool_settings__low_water.value = self.golden.low_water
+        dut.pool_settings__reserve.value = self.golden.reserve
+        dut.pool_settings__limit.value = sum(
             limit << self.count_bits * p for p, limit in enumerate(self.limits)
         )
         for _ in range(2):
@@ -236,9 +239,8 @@ class TB:
                     self.behind[name] = op
             if name in self.behind:
                 behind |= (1 | int(self.behind[name].kind) << 1) << 6 * k
-        dut.behind.value = behind
-        for name in ("data", "miss", "score", "queue", "event"):
-            getattr(dut, f"{name}_ready").value = self.credit(name)
+        dut.ops__behind.value = behind
+        dut.credits.value = sum(self.credit(name) << n for n, name in enumerate(_CREDITS))
         self._offer_id()
         dut.ecc_flip.value = self.flip_at.pop(self.cycle, 0)
         await ReadOnly()
@@ -423,9 +425,9 @@ class TB:
             got = self.hot_packing.unpack(dut.o_hot__payload.value)
             assert got == {n: getattr(hot.op, n) for n in got}
         for port, bits, want in (
-            (dut.pool_free, self.count_bits, free),
-            (dut.pool_used, self.count_bits, used),
-            (dut.pool_spare, self.spare_bits, spare),
+            (dut.pools__free, self.count_bits, free),
+            (dut.pools__used, self.count_bits, used),
+            (dut.pools__spare, self.spare_bits, spare),
         ):
             vector, mask = int(port.value), (1 << bits) - 1
             assert [vector >> bits * p & mask for p in range(len(POOLS))] == [
