@@ -18,7 +18,6 @@ from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES, Format
 from kelp_spec.messages import FIELDS
 from kelp_spec.metadata import (
-    LAYER_RANGES,
     SCORE_BITS,
     STEP_BITS,
     Answer,
@@ -37,7 +36,15 @@ from kelp_spec.metadata import (
 )
 from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS, Policy
 
-__all__ = ["MESSAGES", "POOL_BITS", "TIME_BITS", "Layouts", "ResidentLines", "code_shape"]
+__all__ = [
+    "MESSAGES",
+    "POOL_BITS",
+    "TIME_BITS",
+    "Layouts",
+    "ResidentLines",
+    "code_shape",
+    "latency_layout",
+]
 
 TIME_BITS = 32  #: the time base `now`; latencies and deadlines are differences modulo 2^32
 POOL_BITS = (len(POOLS) - 1).bit_length()
@@ -53,6 +60,11 @@ def code_shape(codes: type[IntEnum]) -> Shape:
     """Shape of a field that holds one of `codes`. It is plain bits: an enum of Amaranth's would
     put its names into every module's RTLIL."""
     return unsigned(max(codes).bit_length())
+
+
+def latency_layout(cycles) -> data.StructLayout:
+    """An answer's latency of shape `cycles`, for the histograms; `missed`: those of misses."""
+    return data.StructLayout({"missed": 1, "cycles": cycles})
 
 
 class Layouts:
@@ -81,8 +93,16 @@ class Layouts:
         From M3 to the frame stage.
     data_op : layout
         From the frame stage to the data path.
-    score_event, queue_event : layout
-        From M3 to the EMA engine and to the queue state.
+    score_event : layout
+        From M3 to the EMA engine.
+    coming, ahead : layout
+        What M0 asks of a request (`memory`: neither refused already nor without memory); the
+        request that M0 has in the next cycle unless the present one stays: one of two, and `which`
+        is known later than they are.
+    hot : layout
+        A request served by the hot lane: a hit that is no access and changes no page word.
+    latency : layout
+        An answer's (`latency_layout`).
     session : layout
         Registers of one session as M3 reads them.
     queue_config, config_write : layout
@@ -132,6 +152,28 @@ class Layouts:
                 "origin": self.origin,
             }
         )
+
+        self.coming = S(
+            {
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "kv_line": c.line_bits,
+                "ld_id": 4,
+                "memory": 1,
+            }
+        )
+        self.ahead = S({"candidates": data.ArrayLayout(self.coming, 2), "which": 1})
+        self.hot = S(
+            {
+                "session": c.session_bits,
+                "squeue": c.squeue_bits,
+                "page": c.page_bits,
+                "kv_line": c.line_bits,
+                "write": 1,
+            }
+        )
+        self.latency = latency_layout(self.origin["start"].shape)
 
         #: One op. `kind` is kelp_spec.metadata.Op; fields not named by the op's row are ignored.
         self.op = S(
@@ -397,19 +439,6 @@ class Layouts:
             }
         )
 
-        #: Resident count and newest page: `delta` +1 allocate/fill, −1 evict/scrub; `lines` = DRAM
-        #: lines of the frame.
-        self.queue_event = S(
-            {
-                "squeue": c.squeue_bits,
-                "page": c.page_bits,
-                "pool": POOL_BITS,
-                "add": 1,
-                "remove": 1,
-                "newest": 1,
-            }
-        )
-
         #: An event for the log; `code` is kelp_spec.metadata.Event.
         self.event = S(
             {
@@ -491,8 +520,6 @@ class Layouts:
                 "over": 1,
             }
         )
-
-        self.layer_ranges = LAYER_RANGES
 
 
 class ResidentLines(wiring.Signature):

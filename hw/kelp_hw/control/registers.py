@@ -92,7 +92,7 @@ class Registers(wiring.Component):
         Session commands and steps.
     i_counted : in, Counted
         What counts one more.
-    i_latency : in, always-ready stream
+    i_latency : in, always-ready stream of latency
         A request was answered: cycles, and whether it missed.
     i_event : in, always-ready streams of event, one per source
     resident : out, ResidentLines
@@ -134,11 +134,7 @@ class Registers(wiring.Component):
                 "descriptor": Out(layouts.session),
                 "o_control": Out(stream.Signature(layouts.op)),
                 "i_counted": In(Counted(config)),
-                "i_latency": In(
-                    stream.Signature(
-                        data.StructLayout({"missed": 1, "cycles": 20}), always_ready=True
-                    )
-                ),
+                "i_latency": In(stream.Signature(layouts.latency, always_ready=True)),
                 "i_event": In(stream.Signature(layouts.event, always_ready=True)).array(
                     event_sources
                 ),
@@ -165,7 +161,7 @@ class Registers(wiring.Component):
         m.submodules.control = SessionControl(config=c)
         m.submodules.totals = TotalCounters()
         m.submodules.queue_counters = self.queue_counters
-        m.submodules.histogram = LatencyHistogram(cycle_bits=20)
+        m.submodules.histogram = LatencyHistogram(cycle_bits=self.layouts.latency["cycles"].shape)
         m.submodules.events = EventLog(config=c, sources=self.event_sources + 2)
         self._sessions(m)
         self._settings(m)

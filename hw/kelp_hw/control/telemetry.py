@@ -19,7 +19,6 @@ from kelp_spec.registers import COUNTERS
 from ..layouts import Layouts, code_shape
 from ..lib.sram import Sram
 from ..prefetch.prefetch import pulses_layout
-from ..tracker.tracker import hot_layout
 from .signatures import Counted, queue_event_layout
 
 __all__ = ["EVICTED_SOON", "Telemetry"]
@@ -46,7 +45,7 @@ class Telemetry(wiring.Component):
     Members
     -------
     i_result : in, always-ready stream of result
-    i_hot : in, always-ready stream of hot_layout
+    i_hot : in, always-ready stream of hot
         Requests that the hot lane served.
     i_usage : in, always-ready stream of usage
         What became of a prefetched page.
@@ -78,7 +77,7 @@ class Telemetry(wiring.Component):
         super().__init__(
             {
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
-                "i_hot": In(stream.Signature(hot_layout(config), always_ready=True)),
+                "i_hot": In(stream.Signature(layouts.hot, always_ready=True)),
                 "i_usage": In(stream.Signature(layouts.usage, always_ready=True)),
                 "i_prefetch": In(pulses_layout()),
                 "swept": In(1),

@@ -6,7 +6,7 @@ cycles."""
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
@@ -49,7 +49,7 @@ class Egress(wiring.Component):
     fatal : in
         No data may be answered.
     s2m_drs, s2m_ndr : streams of messages
-    o_latency : always-ready stream of ``missed``, ``cycles``
+    o_latency : always-ready stream of latency
         An answer of `i` when it is taken: cycles of `now` since its request was accepted.
     idle : out
         No message waits for its channel.
@@ -62,7 +62,6 @@ class Egress(wiring.Component):
 
     def __init__(self, *, config: Config):
         layouts = Layouts(config)
-        start_bits = layouts.origin["start"].shape
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.answer)),
@@ -71,11 +70,7 @@ class Egress(wiring.Component):
                 "fatal": In(1),
                 "s2m_drs": Out(stream.Signature(MESSAGES["S2MDRS"])),
                 "s2m_ndr": Out(stream.Signature(MESSAGES["S2MNDR"])),
-                "o_latency": Out(
-                    stream.Signature(
-                        data.StructLayout({"missed": 1, "cycles": start_bits}), always_ready=True
-                    )
-                ),
+                "o_latency": Out(stream.Signature(layouts.latency, always_ready=True)),
                 "idle": Out(1),
             }
         )

@@ -17,7 +17,6 @@ from kelp_spec.metadata import Event
 
 from ..layouts import MESSAGES, TIME_BITS, Layouts, code_shape
 from ..lib.skid import Skid
-from ..tracker.foresight import ahead_layout
 
 __all__ = ["Ingress"]
 
@@ -96,7 +95,7 @@ class Ingress(wiring.Component):
                 "enable": In(1),
                 "i_write_slot": In(stream.Signature(config.write_slot_bits)),
                 "o_request": Out(stream.Signature(layouts.request)),
-                "o_ahead": Out(ahead_layout(config)),
+                "o_ahead": Out(layouts.ahead),
                 "o_write": Out(stream.Signature(layouts.write_data, always_ready=True)),
                 "o_window": Out(stream.Signature(layouts.window_access)),
                 "o_spec": Out(stream.Signature(layouts.page)),

@@ -5,11 +5,13 @@ reads after 5 cycles; a read is answered after 1 cycle."""
 from __future__ import annotations
 
 from amaranth.hdl import Cat, Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.registers import HISTOGRAM_BINS
+
+from ..layouts import latency_layout
 
 __all__ = ["LatencyHistogram"]
 
@@ -30,7 +32,7 @@ class LatencyHistogram(wiring.Component):
 
     Members
     -------
-    i : always-ready stream of ``missed``, ``cycles``
+    i : always-ready stream of latency_layout
         An event.
     clear : in
         Held high for 64 cycles or more, it empties every bin.
@@ -52,11 +54,7 @@ class LatencyHistogram(wiring.Component):
         self.cycle_bits = cycle_bits
         super().__init__(
             {
-                "i": In(
-                    stream.Signature(
-                        data.StructLayout({"missed": 1, "cycles": cycle_bits}), always_ready=True
-                    )
-                ),
+                "i": In(stream.Signature(latency_layout(cycle_bits), always_ready=True)),
                 "clear": In(1),
                 "read_row": In(range(_ROWS)),
                 "read_grant": Out(1),

@@ -12,27 +12,7 @@ from kelp_spec.config import Config
 
 from ..layouts import Layouts
 
-__all__ = ["Foresight", "ahead_layout", "coming_layout"]
-
-
-def coming_layout(config: Config) -> data.StructLayout:
-    """What M0 asks of a request. `memory`: neither refused already nor without memory."""
-    return data.StructLayout(
-        {
-            "session": config.session_bits,
-            "squeue": config.squeue_bits,
-            "page": config.page_bits,
-            "kv_line": config.line_bits,
-            "ld_id": 4,
-            "memory": 1,
-        }
-    )
-
-
-def ahead_layout(config: Config) -> data.StructLayout:
-    """The request that M0 has in the next cycle unless the present one stays: one of two, which one
-    is known later than they are."""
-    return data.StructLayout({"candidates": data.ArrayLayout(coming_layout(config), 2), "which": 1})
+__all__ = ["Foresight"]
 
 
 class Foresight(wiring.Component):
@@ -78,10 +58,10 @@ class Foresight(wiring.Component):
         n = config.hot_pages
         super().__init__(
             {
-                "ahead": In(ahead_layout(config)),
+                "ahead": In(layouts.ahead),
                 "moves": In(1),
                 "valid": In(1),
-                "request": In(coming_layout(config)),
+                "request": In(layouts.coming),
                 "ops": In(data.ArrayLayout(layouts.page, 4)),
                 "background": In(layouts.page),
                 "was_background": In(1),

@@ -20,7 +20,7 @@ from ..lib.protected import BlockFault, gather_blocks
 from ..pipeline import M0_TO_M3
 from .arbiter import Arbiter, choose
 from .decide import Decide, frame_of
-from .foresight import Foresight, ahead_layout
+from .foresight import Foresight
 from .hot_pages import HotPages
 from .miss_ids import MissIds
 from .page_words import PageWords
@@ -29,20 +29,7 @@ from .queue_formats import QueueFormats
 from .sessions import SessionCheck, Sessions
 from .signatures import BackgroundOps, Pause, PoolLevels, PoolSettings, credits_layout
 
-__all__ = ["Tracker", "hot_layout"]
-
-
-def hot_layout(config: Config) -> data.StructLayout:
-    """A request served by the hot lane: a hit that is no access and changes no page word."""
-    return data.StructLayout(
-        {
-            "session": config.session_bits,
-            "squeue": config.squeue_bits,
-            "page": config.page_bits,
-            "kv_line": config.line_bits,
-            "write": 1,
-        }
-    )
+__all__ = ["Tracker"]
 
 
 class Tracker(wiring.Component):
@@ -98,8 +85,8 @@ class Tracker(wiring.Component):
     o_frame_op_hot : out
         `o_frame_op` is of the hot lane: it comes before the op whose result follows a cycle later.
     o_score : out, always-ready stream of score_event
-    o_hot : out, always-ready stream
-        Every request that took the hot lane: see :func:`hot_layout`.
+    o_hot : out, always-ready stream of hot
+        Every request that took the hot lane.
     sessions : out
         Registers of every session.
     pools : out, PoolLevels
@@ -123,7 +110,7 @@ class Tracker(wiring.Component):
         super().__init__(
             {
                 "i_request": In(stream.Signature(layouts.request)),
-                "ahead": In(ahead_layout(config)),
+                "ahead": In(layouts.ahead),
                 "ops": In(BackgroundOps(config)),
                 "i_miss_free": In(stream.Signature(config.miss_bits)),
                 "credits": In(credits_layout(ids=False)),
@@ -138,7 +125,7 @@ class Tracker(wiring.Component):
                 "o_frame_op": Out(stream.Signature(layouts.frame_op, always_ready=True)),
                 "o_frame_op_hot": Out(1),
                 "o_score": Out(stream.Signature(layouts.score_event, always_ready=True)),
-                "o_hot": Out(stream.Signature(hot_layout(config), always_ready=True)),
+                "o_hot": Out(stream.Signature(layouts.hot, always_ready=True)),
                 "sessions": Out(data.ArrayLayout(layouts.session, config.sessions)),
                 "pools": Out(PoolLevels(config)),
                 "ready": Out(1),

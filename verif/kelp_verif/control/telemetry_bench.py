@@ -18,7 +18,6 @@ from kelp_hw.control.signatures import queue_event_layout
 from kelp_hw.layouts import Layouts
 from kelp_hw.prefetch.fifo import DropReason
 from kelp_hw.prefetch.prefetch import pulses_layout
-from kelp_hw.tracker.tracker import hot_layout
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named
 from kelp_spec.metadata import STEP_BITS, Event, MissKind, Op, Outcome, PageState, PrefetchSource
@@ -140,7 +139,7 @@ class TB:
         self.model = Model(self.config)
         self.packed = {
             "i_result": Packing(layouts.result),
-            "i_hot": Packing(hot_layout(self.config)),
+            "i_hot": Packing(layouts.hot),
             "i_usage": Packing(layouts.usage),
         }
         self.prefetch, self.event, self.queue = (

@@ -13,9 +13,8 @@ from kelp_golden.ops import Op, QueueConfig, Session
 from kelp_golden.tracker import Tracker as GoldenTracker
 from kelp_hw.layouts import Layouts
 from kelp_hw.lib.secded import Secded
-from kelp_hw.tracker.foresight import coming_layout
 from kelp_hw.tracker.signatures import BACKGROUND, count_bits, credits_layout, spare_shape
-from kelp_hw.tracker.tracker import Tracker, hot_layout
+from kelp_hw.tracker.tracker import Tracker
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import POOLS, Config
 from kelp_spec.metadata import Op as K
@@ -52,11 +51,11 @@ class TB:
         self.flips = flips
         layouts = Layouts(config)
         self.request_packing, self.op_packing = Packing(layouts.request), Packing(layouts.op)
-        self.coming_packing = Packing(coming_layout(config))
+        self.coming_packing = Packing(layouts.coming)
         self.result_packing, self.frame_packing = Packing(layouts.result), Packing(layouts.frame_op)
         self.score_packing, self.hot_packing, self.session_packing = (
             Packing(layouts.score_event),
-            Packing(hot_layout(config)),
+            Packing(layouts.hot),
             Packing(layouts.session),
         )
         self.config_packing = Packing(layouts.queue_config)
