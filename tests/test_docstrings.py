@@ -141,6 +141,20 @@ def test_each_port_is_named(cls):
     assert not unnamed(cls.__doc__, ports(cls))
 
 
+#: Block → why it has more ports than are read at once.
+MANY_PORTS = {
+    "AxiEndpoint": "AXI4 wires under the names that block-design tools look for",
+    "AxiFront": "the same",
+    "RegisterFile": "a port for each register: the map of spec §9 is its interface",
+}
+
+
+@pytest.mark.parametrize("cls", BLOCKS)
+def test_no_block_has_more_ports_than_are_read_at_once(cls):
+    """Ports that belong together are one signature (signatures.py of a room, layouts.py)."""
+    assert (len(ports(cls)) > 21) == (cls.__name__ in MANY_PORTS)
+
+
 @pytest.mark.parametrize("cls", BLOCKS)
 def test_each_block_says_how_fast_it_is(cls):
     if cls.__name__ in NOT_TIMED:
