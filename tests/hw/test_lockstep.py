@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Lock-step where no recording leads: a page that gets no frame, in RTL and golden model."""
+"""Lock-step where no recording leads: a page that gets no frame, a line that memory does not take,
+and scores with flipped bits, in RTL and golden model."""
 
 import numpy as np
+import pytest
 
 from kelp_golden.lines import POISONED
 from kelp_golden.lockstep import LockStep
@@ -15,6 +17,9 @@ from kelp_spec.config import named
 from kelp_spec.formats import Format
 from kelp_spec.hints import HintKind, HintLine, pack
 from kelp_spec.metadata import Answer, Op, PageState, ScoreSource
+from kelp_spec.policy import Policy
+from kelp_spec.registers import SessionCommand
+from kelp_verif.endpoint.flip_model import memories
 
 UNIT = named("unit")
 PAGES = [(q, p) for q in range(UNIT.queues) for p in range(UNIT.pages)]
@@ -23,7 +28,7 @@ PAGES = [(q, p) for q in range(UNIT.queues) for p in range(UNIT.pages)]
 class Pair:
     """A device and the golden model, asked for the same in lock-step, with nothing kept free."""
 
-    def __init__(self):
+    def __init__(self, policy=Policy.EMA):
         setup = Setup(
             config=UNIT,
             layers=1,
@@ -35,6 +40,7 @@ class Pair:
             budgets=(0,) * 4,
             low_water=0,
             high_water=0,
+            policy=policy,
         )
         self.golden = setup.endpoint()
         self.golden.tracker.reserve = 0
@@ -44,15 +50,16 @@ class Pair:
         self.device.open_session(
             0,
             Descriptor(layers=1, kv_heads=UNIT.queues),
-            QueueParameters(score_source=ScoreSource.OBSERVED),
+            QueueParameters(score_source=ScoreSource.OBSERVED, policy=policy),
         )
         self.device.write_registers(
             {"low_water": 0, "high_water": 0, "reserve": 0, "starve_limit": 3000}
         )
         self.rng, self.starved = np.random.default_rng(3), 0
 
-    def touch(self, write, queue, page, kv_line=0):
-        """One line, by both; the answers are equal, and the states of all pages after it."""
+    def touch(self, write, queue, page, kv_line=0, look=True):
+        """One line, by both; the answers are equal, and the states of all pages after it, unless
+        nobody looks."""
         data = self.rng.integers(0, 256, (1, 64), np.uint8)
         op = Op.WRITE if write else Op.READ
         origin = (data.tobytes(), -1) if write else None
@@ -69,7 +76,7 @@ class Pair:
             line = self.golden.lines.resolve([expected.version]).view(np.uint8)
             assert (result.data[0] == line.reshape(64)).all()
         self.starved += self.golden.version == POISONED
-        for at in PAGES:
+        for at in PAGES if look else ():
             state = self.device.page_word(0, *at)["state"]
             assert state == self.golden.tracker.word(*at).state, (write, queue, page, at)
 
@@ -83,6 +90,11 @@ class Pair:
             self.device.push_hints([pack(line, UNIT)])
             self.device.settle()
         return sequence
+
+    def step(self):
+        self.engine.step(0)
+        self.device.session_command(0, SessionCommand.ADVANCE, argument=1)
+        self.device.settle()
 
     def pages_in(self, state):
         return [at for at in PAGES if self.golden.tracker.word(*at).state == state]
@@ -140,3 +152,42 @@ def test_what_memory_does_not_take_is_lost_to_both():
     pair.touch(True, 0, 0, 1)
     pair.touch(False, 0, 0, 1)
     assert pair.starved == 1
+
+
+def evicts_after_flips(policy, bits, told):
+    """Traffic of pages that do not fit, in which `bits` bits of scores flip now and then: the
+    victims are those of a golden model that is `told` of scores that start anew, or is not. How
+    many have."""
+    pair = Pair(policy)
+    rows, rng = memories(pair.device)["ema.scores"], np.random.default_rng(5)
+    flipped, restarted = set(), 0
+    for k in range(120):
+        queue, page = (int(n) for n in rng.integers(0, (2, UNIT.pages)))
+        pair.touch(not k % 3, queue, page, look=k % 4 == 3)
+        if k % 4 == 1:  # the first of its step, so the score is read
+            flipped.discard((queue, page))
+        if k % 4 == 0:
+            pair.step()
+        if k % 5 == 4:
+            resident = [at for at in pair.pages_in(PageState.RESIDENT) if at not in flipped]
+            for queue, page in rng.permutation(resident)[:3].tolist():
+                at = queue * UNIT.pages + page
+                rows.flip(at, *(int(bit) for bit in rng.permutation(rows.width)[:bits]))
+                flipped.add((queue, page))
+                restarted += bits == 2
+                if bits == 2 and told:
+                    pair.golden.scores[at] = 0
+    assert pair.starved == 0
+    found = pair.device.read64("count_uncorrected"), pair.device.read64("count_corrected")
+    assert found[bits == 1] and not found[bits == 2]
+    return restarted
+
+
+@pytest.mark.parametrize("policy", list(Policy), ids=lambda policy: policy.name.lower())
+def test_which_victims_follow_flipped_scores(policy):
+    """With one flipped bit those that the score itself says; with two, those that a score of 0
+    says, which are others."""
+    evicts_after_flips(policy, 1, told=True)
+    assert evicts_after_flips(policy, 2, told=True) > 20
+    with pytest.raises(AssertionError):
+        evicts_after_flips(policy, 2, told=False)
