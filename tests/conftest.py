@@ -3,6 +3,7 @@
 """What every test gets: reproducible hypothesis examples without a database, and proofs left out
 unless asked for and told in a table."""
 
+import faulthandler
 import os
 import resource
 from collections import Counter
@@ -40,6 +41,13 @@ def pytest_collection_modifyitems(config, items):
             limit = item.get_closest_marker("timeout")
             longest[item.path] = max(longest[item.path], limit.args[0] if limit else 0)
         items.sort(key=lambda item: -longest[item.path])
+
+
+def pytest_runtest_setup(item):
+    """The limit on native code (pyproject.toml) is for tests that ask for no longer one."""
+    limit = item.get_closest_marker("timeout")
+    if limit and limit.args[0] >= float(item.config.getini("faulthandler_timeout")):
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _cpu_seconds():

@@ -4,6 +4,7 @@
 endpoint itself."""
 
 import functools
+import threading
 import time
 
 import numpy as np
@@ -475,6 +476,17 @@ def test_the_stream_rule_is_not_asserted_where_it_is_left_out():
     d = UncheckedDriver(UNIT, component=stand_in())
     read = d.run(Program(opcode=READ, address=at(range(10)), ld_id=7))
     assert (read.response == Response.DATA).all()
+
+
+def test_models_are_closed_in_any_order_and_clocked_by_any_thread():
+    first, second = driver(seed=1), driver(seed=2)
+    clocked = threading.Thread(target=second.run, args=[Program.reads(at(range(10)))])
+    clocked.start()
+    clocked.join()
+    second.close()
+    with pytest.raises(DriverError, match="assertion failed"):
+        first.run(Program(opcode=READ, address=at(range(10)), ld_id=12))
+    first.close()
 
 
 def test_running_out_of_cycles():

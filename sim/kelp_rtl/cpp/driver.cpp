@@ -80,6 +80,7 @@ class Simulation {
 #endif
     }
     ~Simulation() {
+        enter();
         top_->final();
 #if VM_TRACE
         if (waves_) waves_->close();
@@ -88,6 +89,10 @@ class Simulation {
 
     Vtop &top() { return *top_; }
     uint64_t time() const { return time_; }
+
+    // Verilator's runtime finds the context through the thread: there it is the simulation built last, which may be
+    // gone, or built by another thread.
+    void enter() { Verilated::threadContextp(&context_); }
 
   private:
     void dump(bool high) {
@@ -268,6 +273,7 @@ thread_local Simulation *current = nullptr;
 template <class Body>
 bool Simulation::guarded(Body body) {
     current = this;
+    enter();
     try {
         body();
     } catch (const std::exception &problem) {
