@@ -6,7 +6,7 @@ time beyond 16 and 32 bits, `irq` (spec §6, §7, §9)."""
 import numpy as np
 import pytest
 
-from kelp_rtl.device import Descriptor, Driver, FlashTiming, QueueParameters, RunRules
+from kelp_rtl.device import Descriptor, Driver, Failure, FlashTiming, QueueParameters, RunRules
 from kelp_rtl.program import READ, WRITE, Program, Response
 from kelp_spec.config import named
 from kelp_spec.messages import M2SReq
@@ -133,9 +133,11 @@ def test_auto_step_advances_after_so_many_accesses(every):
 
 
 # - time -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("bits", [16, 32])
-def test_time_wraps_under_traffic(bits):
-    """Fetches that begin on one side of 2^16 or 2^32 cycles and land on the other: data, latencies
+def test_time_wraps_under_traffic(bits, lost):
+    """Fetches that begin on one side of 2^16 or 2^32 cycles and land on the other, at the first try
+    or, where that is `lost`, at the second, whose time the first's deadline tells: data, latencies
     and retries are as anywhere else."""
     d = device(flash=FlashTiming(latency=200, write_latency=200), rules=RunRules(max_skip=1 << 30))
     pages = [(q, p) for q in range(UNIT.queues) for p in range(UNIT.pages)]
@@ -170,19 +172,24 @@ def test_time_wraps_under_traffic(bits):
     look()
     pass_time((1 << bits) - 3000 - (d.time - began))
     cold, hot, before, bytes_before, histogram = look()
+    if lost:
+        reads = d.counts()["flash_reads"]
+        never = [Failure(index=reads + n, kind="never") for n in range(len(cold))]
+        d.configure(flash=FlashTiming(latency=5000, write_latency=200, failures=never))
     assert (1 << bits) - 4900 < d.time < 1 << bits
     # Hits go on meanwhile, so that each cycle is simulated.
     asked = [*cold, *[hot] * 9000]
     read = d.run(Program.reads(address[asked]), settle=True)
     assert (read.response == Response.DATA).all() and (read.data == data[asked]).all()
     assert d.time > (1 << bits) + 2000
-    # Each is asked for once: none is taken for late. A cold slot is the page and a sector.
+    # None is taken for late too early. A cold slot is the page and a sector.
+    assert d.counts()["flash_never"] == lost * len(cold)
     assert d.counters()["fetches"] - before["fetches"] == len(cold)
     slot = UNIT.page_lines * 64 + 512
-    assert d.counts()["flash_read_bytes"] - bytes_before == len(cold) * slot
-    # 5000 cycles and a few more
+    assert d.counts()["flash_read_bytes"] - bytes_before == (1 + lost) * len(cold) * slot
+    # 5000 cycles and a few more, and 8000 before them where the first try was lost.
     grown = np.subtract(d.latency_histograms()["miss"], histogram)
-    assert grown.sum() == grown[12] == len(cold)
+    assert grown.sum() == grown[13 if lost else 12] == len(cold)
     assert Event.FETCH_FAILED not in logged(d)
     d.close()
 
