@@ -203,12 +203,14 @@ class Driver(Control):
             for name in Pressure.__dataclass_fields__:
                 setattr(s, f"stall_{name}", chance(name, getattr(pressure, name)))
 
-    def reset(self, cycles: int = 2) -> None:
+    def reset(self, cycles: int = 2, *, seed: int | None = None) -> None:
         """Reset the endpoint and wait until it is ready. What is in flight is given up; memory and
-        cold tier keep their contents."""
+        cold tier keep their contents. With `seed` the random choices begin anew."""
         limit = 100_000 + 4 * (self.config.page_words + self.config.total_frames)
         self._check(self._call.kelp_reset(self._simulation, cycles, limit))
         self._program = None
+        if seed is not None:
+            self._call.kelp_seed(self._simulation, seed)
 
     # - running ------------------------------------------------------------------------------------
     def run(

@@ -274,6 +274,7 @@ def load(path: str) -> ctypes.CDLL:
         ("lockstep", None, pointer, i32),
         ("plant", None, pointer, u32, u64, u32, u64),
         ("error", ctypes.c_char_p, pointer),
+        ("seed", None, pointer, u64),
         ("time", i64, pointer),
         ("finished", i64, pointer),
         ("waiting", i64, pointer),

@@ -319,6 +319,11 @@ void kelp_lockstep(Simulation *s, int on) { s->top().lockstep = on; }
 void kelp_plant(Simulation *s, uint32_t op, uint64_t index, uint32_t kind, uint64_t cycles) { s->flash.plant(op, index, static_cast<kelp::Plant>(kind), cycles); }
 
 const char *kelp_error(Simulation *s) { return s->error.c_str(); }
+// Right after a reset: every random choice begins anew.
+void kelp_seed(Simulation *s, uint64_t seed) {
+    s->random = kelp::Random(seed);
+    s->host.draw_tags();
+}
 int64_t kelp_time(Simulation *s) { return static_cast<int64_t>(s->time()); }
 int64_t kelp_finished(Simulation *s) { return s->host.finished(); }
 int64_t kelp_waiting(Simulation *s) { return s->host.waiting(); }

@@ -158,9 +158,13 @@ class Host {
     }
 
   public:
-    Host(const Settings &settings, Counts &counts, Random &random) : settings_(settings), counts_(counts), random_(random) {
-        const uint32_t start = static_cast<uint32_t>(random.next());
+    Host(const Settings &settings, Counts &counts, Random &random) : settings_(settings), counts_(counts), random_(random) { draw_tags(); }
+
+    // All tags, from a random one on; none is in use.
+    void draw_tags() {
+        const uint32_t start = static_cast<uint32_t>(random_.next());
         for (uint32_t i = 0; i < 65536; i++) tags_[i] = static_cast<uint16_t>(start + i);
+        first_tag_ = last_tag_ = 0;
     }
 
     bool running() const { return phase_ != Phase::IDLE; }
