@@ -4,6 +4,8 @@ op on (docs/design.md §4, D1 and D2). One op a cycle: 2 cycles to the head, 3 c
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
@@ -93,74 +95,95 @@ class DataFront(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
         one, two = Signal(self.layouts.data_op), Signal(self.layouts.data_op)
-        one_valid, two_valid = Signal(), Signal()
-        line_address, scale_address = Signal(c.dram_line_bits), Signal(c.dram_line_bits)
-        fire = Signal()
-        two_free = Signal()
-        m.d.comb += [two_free.eq(~two_valid | fire), self.i.ready.eq(~one_valid | two_free)]
+        s = SimpleNamespace(
+            # The ops in D1 and in D2.
+            one=one,
+            one_valid=Signal(),
+            two=two,
+            two_valid=Signal(),
+            # What D2 asks of the tables.
+            uses_line=Signal(),
+            uses_scale=Signal(),
+            reads=Signal(),
+            full_write=Signal(),
+            line_address=Signal(self.config.dram_line_bits),
+            scale_address=Signal(self.config.dram_line_bits),
+            fire=Signal(),  # the op in D2 goes on
+            two_free=Signal(),
+        )
+        m.d.comb += [
+            s.two_free.eq(~s.two_valid | s.fire),
+            self.i.ready.eq(~s.one_valid | s.two_free),
+        ]
         with m.If(self.i.ready):
-            m.d.sync += [one_valid.eq(self.i.valid), one.eq(self.i.p)]
-            if not c.codecs:
+            m.d.sync += [s.one_valid.eq(self.i.valid), one.eq(self.i.p)]
+            if not self.config.codecs:
                 m.d.sync += raw_only(one)
-        late, late_two = self._late(m, one, one_valid, two)
-        # D1 works out what D2 asks of the tables.
-        accesses, one_reads, answered = Signal(), Signal(), Signal()
-        uses_line, uses_scale, reads, full_write = Signal(), Signal(), Signal(), Signal()
+        self._d1(m, s)
+        self._d2(m, s, *self._requests(m))
+        m.d.comb += self.idle.eq(~s.one_valid & ~s.two_valid & ~self.ar.valid)
+        return m
+
+    def _d1(self, m: Module, s: SimpleNamespace) -> None:
+        """The tags are looked up, and what D2 asks of the tables is worked out."""
+        one, two = s.one, s.two
+        outdated_one, outdated_two = self._outdated(m, one, s.one_valid, two)
+        accesses, reads, answered = Signal(), Signal(), Signal()
         m.d.comb += [
             # Critical path: the frame stage knows a READ's `poison` and `fresh` at the end of its
             # cycle, so what the op becomes is worked out here.
             answered.eq((one.kind == DataOp.READ) & (one.poison | one.fresh)),
             accesses.eq(((one.kind == DataOp.READ) | (one.kind == DataOp.WRITE)) & ~answered),
-            one_reads.eq(
+            reads.eq(
                 ((one.kind == DataOp.READ) & ~answered)
                 | ((one.kind == DataOp.WRITE) & one.partial & ~one.fresh)
             ),
         ]
-        with m.If(two_free):
+        with m.If(s.two_free):
             m.d.sync += [
-                uses_line.eq(one_valid & accesses),
-                uses_scale.eq(one_valid & accesses & one.scaled),
-                reads.eq(one_reads),
-                full_write.eq((one.kind == DataOp.WRITE) & ~one.partial),
+                s.uses_line.eq(s.one_valid & accesses),
+                s.uses_scale.eq(s.one_valid & accesses & one.scaled),
+                s.reads.eq(reads),
+                s.full_write.eq((one.kind == DataOp.WRITE) & ~one.partial),
                 self.lines.quarters.eq(quarters_of(one.format, one.part)),
             ]
             m.d.sync += [
-                two_valid.eq(one_valid),
+                s.two_valid.eq(s.one_valid),
                 two.eq(one),
                 two.kind.eq(Mux(answered, DataOp.ANSWER, one.kind)),
                 two.answer.eq(
                     Mux(answered, Mux(one.poison, Answer.POISON, Answer.ZEROS), one.answer)
                 ),
-                line_address.eq(one.base + one.offset),
-                scale_address.eq(one.base + one.scale_offset),
+                s.line_address.eq(one.base + one.offset),
+                s.scale_address.eq(one.base + one.scale_offset),
             ]
             # It goes on as a READ, of which its slots know by now.
-            with m.If(late):
+            with m.If(outdated_one):
                 m.d.sync += [two.answer.eq(Answer.POISON), two.poison.eq(1)]
-        with m.Elif(late_two):
+        with m.Elif(outdated_two):
             m.d.sync += [two.answer.eq(Answer.POISON), two.poison.eq(1)]
 
-        # D1
-        line, scale = self.lines.slot, self.scales.slot
-        for look, offset in ((line, one.offset), (scale, one.scale_offset)):
+        looks = ((self.lines.slot, one.offset), (self.scales.slot, one.scale_offset))
+        for look, offset in looks:
             m.d.comb += [
-                look.tag.valid.eq(two_free),
+                look.tag.valid.eq(s.two_free),
                 look.tag.p.frame.eq(one.frame),
                 look.tag.p.offset.eq(offset),
             ]
 
-        # D2
-        able, space = Signal(), Signal()
+    def _d2(self, m: Module, s: SimpleNamespace, line_requests, scale_requests) -> None:
+        """The op attaches to its slots, asks memory for what they have not, and goes on."""
+        two, fire = s.two, s.fire
+        line, scale = self.lines.slot, self.scales.slot
         m.d.comb += [
-            line.use.eq(uses_line),
-            scale.use.eq(uses_scale),
-            self.lines.reads.eq(reads),
+            line.use.eq(s.uses_line),
+            scale.use.eq(s.uses_scale),
+            self.lines.reads.eq(s.reads),
             self.lines.stores.eq(two.kind == DataOp.WRITE),
-            self.scales.reads.eq(reads),
-            line.address.eq(line_address),
-            scale.address.eq(scale_address),
+            self.scales.reads.eq(s.reads),
+            line.address.eq(s.line_address),
+            scale.address.eq(s.scale_address),
             line.stored.eq(two.stored),
             scale.stored.eq(two.stored),
         ]
@@ -169,34 +192,40 @@ class DataFront(wiring.Component):
             m.d.sync += position.eq(position + 1)
         m.d.comb += [line.position.eq(position), scale.position.eq(position)]
 
-        def request(slot):
-            return data.StructLayout({"address": c.dram_line_bits, "slot": len(slot)})
-
-        m.submodules.line_requests = line_requests = RequestFifo(
-            shape=request(line.slot), depth=self.QUEUED, protect=c.protect
-        )
-        m.submodules.scale_requests = scale_requests = RequestFifo(
-            shape=request(scale.slot), depth=self.QUEUED, protect=c.protect
-        )
-        if c.protect:
-            m.d.comb += self.fault.eq(merged(line_requests.fault, scale_requests.fault))
+        able, space = Signal(), Signal()
         m.d.comb += [
             able.eq(
-                two_valid & space & (~line.use | line.available) & (~scale.use | scale.available)
+                s.two_valid & space & (~line.use | line.available) & (~scale.use | scale.available)
             ),
             # Both streams take the op in the same cycle: `space` has promised a place in each, and
             # one among the requests.
             self.o.valid.eq(able),
-            self.o_write.valid.eq(able & full_write),
+            self.o_write.valid.eq(able & s.full_write),
             fire.eq(able),
             line.fire.eq(fire & line.use),
             scale.fire.eq(fire & scale.use),
             line_requests.i.valid.eq(line.fire & line.request_fill),
-            line_requests.i.p.address.eq(line_address),
+            line_requests.i.p.address.eq(s.line_address),
             line_requests.i.p.slot.eq(line.slot),
             scale_requests.i.valid.eq(scale.fire & scale.request_fill),
-            scale_requests.i.p.address.eq(scale_address),
+            scale_requests.i.p.address.eq(s.scale_address),
             scale_requests.i.p.slot.eq(scale.slot),
+        ]
+        self._payloads(m, two, s.reads)
+
+        # A place for the op of this cycle and one for the next, known a cycle ahead: whether an op
+        # goes steers all slots of the tables.
+        m.d.sync += space.eq(
+            self.room
+            & (line_requests.level <= self.QUEUED - 2)
+            & (scale_requests.level <= self.QUEUED - 2)
+        )
+        m.d.sync += Assert(~fire | (self.o.ready & (self.o_write.ready | ~s.full_write)))
+
+    def _payloads(self, m: Module, two, reads: Signal) -> None:
+        """What the head and the write path learn of the op in D2."""
+        line, scale = self.lines.slot, self.scales.slot
+        m.d.comb += [
             self.o_write.p.write_slot.eq(two.write_slot),
             self.o_write.p.format.eq(two.format),
             self.o_write.p.host_type.eq(two.host_type),
@@ -226,66 +255,57 @@ class DataFront(wiring.Component):
             Mux(two.kind == DataOp.FLUSH, Cat(two.frame, two.token), Value.cast(two.origin))
         )
 
-        # A place for the op of this cycle and one for the next, known a cycle ahead: whether an op
-        # goes steers all slots of the tables.
-        m.d.sync += space.eq(
-            self.room
-            & (line_requests.level <= self.QUEUED - 2)
-            & (scale_requests.level <= self.QUEUED - 2)
-        )
-        m.d.sync += Assert(~fire | (self.o.ready & (self.o_write.ready | ~full_write)))
+    def _requests(self, m: Module) -> tuple[RequestFifo, RequestFifo]:
+        """Reads that wait for AR, of lines and of scales; they go in turn, and the choice stands
+        while AR waits."""
 
-        # AR: lines and scales in turn; the choice stands while AR waits.
-        chosen = Signal()
-        chosen_before = Signal()
-        stalled = Signal()
+        def request(slot):
+            return data.StructLayout({"address": self.config.dram_line_bits, "slot": len(slot)})
+
+        protect = self.config.protect
+        m.submodules.line_requests = lines = RequestFifo(
+            shape=request(self.lines.slot.slot), depth=self.QUEUED, protect=protect
+        )
+        m.submodules.scale_requests = scales = RequestFifo(
+            shape=request(self.scales.slot.slot), depth=self.QUEUED, protect=protect
+        )
+        if protect:
+            m.d.comb += self.fault.eq(merged(lines.fault, scales.fault))
+        chosen, chosen_before, stalled = Signal(), Signal(), Signal()
         m.d.comb += [
             chosen.eq(
-                Mux(
-                    stalled,
-                    chosen_before,
-                    scale_requests.o.valid & (~line_requests.o.valid | ~chosen_before),
-                )
+                Mux(stalled, chosen_before, scales.o.valid & (~lines.o.valid | ~chosen_before))
             ),
-            self.ar.valid.eq(line_requests.o.valid | scale_requests.o.valid),
-            self.ar.p.id.eq(
-                Mux(
-                    chosen,
-                    scale_requests.o.p.slot | (1 << self.id_bits - 1),
-                    line_requests.o.p.slot,
-                )
-            ),
-            self.ar.p.addr.eq(
-                Mux(chosen, scale_requests.o.p.address, line_requests.o.p.address) << 6
-            ),
+            self.ar.valid.eq(lines.o.valid | scales.o.valid),
+            self.ar.p.id.eq(Mux(chosen, scales.o.p.slot | (1 << self.id_bits - 1), lines.o.p.slot)),
+            self.ar.p.addr.eq(Mux(chosen, scales.o.p.address, lines.o.p.address) << 6),
             self.ar.p.size.eq(SIZE_LINE),
             self.ar.p.burst.eq(BURST_INCR),
-            line_requests.o.ready.eq(self.ar.ready & ~chosen),
-            scale_requests.o.ready.eq(self.ar.ready & chosen),
+            lines.o.ready.eq(self.ar.ready & ~chosen),
+            scales.o.ready.eq(self.ar.ready & chosen),
         ]
         m.d.sync += stalled.eq(self.ar.valid & ~self.ar.ready)
         with m.If(self.ar.valid):
             m.d.sync += chosen_before.eq(chosen)
-        m.d.comb += self.idle.eq(~one_valid & ~two_valid & ~self.ar.valid)
-        return m
+        return lines, scales
 
-    def _late(self, m: Module, one, one_valid, two) -> tuple[Signal, Signal]:
+    def _outdated(self, m: Module, one, one_valid, two) -> tuple[Signal, Signal]:
         """Whether the op in D1, and the one in D2, is a READ that has to answer poison of which
         the frame table did not know."""
         poisoned = self.poisoned
         bits = min(self.FRAME_BITS, len(poisoned.p))
         frames = Signal(1 << bits)  # poisoned, while ops come that do not know
         left, one_left = Signal(self.COUNT_BITS), Signal()  # such ops; the one in D1 is one
-        late, late_two = Signal(), Signal()
+        outdated_one, outdated_two = Signal(), Signal()
         taken = self.i.valid & self.i.ready
         now = poisoned.valid & (one.frame[:bits] == poisoned.p[:bits])
         m.d.comb += [
-            late.eq(
+            outdated_one.eq(
                 ((one_left & frames.bit_select(one.frame[:bits], 1)) | now)
                 & (one.kind == DataOp.READ)
                 & ~one.fresh
             ),
-            late_two.eq(
+            outdated_two.eq(
                 poisoned.valid & (two.frame[:bits] == poisoned.p[:bits]) & (two.kind == DataOp.READ)
             ),
         ]
@@ -306,4 +326,4 @@ class DataFront(wiring.Component):
         m.d.sync += Assert(
             ~poisoned.valid | ~taken | (self.waiting != 0), "an op comes that is not counted"
         )
-        return late, late_two
+        return outdated_one, outdated_two
