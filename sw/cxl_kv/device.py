@@ -17,8 +17,9 @@ from kelp_spec.formats import LINE_BYTES, Format
 from kelp_spec.metadata import LAYER_RANGES, PrefetchSource
 from kelp_spec.registers import COUNTERS, HISTOGRAM_BINS
 
+from .arguments import instance, integer
 from .batch import Batch, Completion, Worker
-from .errors import CxlKvError, DeviceFullError, UnsupportedError
+from .errors import CxlKvError, DeviceFullError, TransportError, UnsupportedError
 from .policy import Policy
 from .registers import Registers
 from .session import Session
@@ -96,6 +97,8 @@ class Device:
             Every session is open.
         """
         c = self.config
+        instance("shape", shape, ModelShape, "a ModelShape (cxl_kv.preset names some)")
+        instance("policy", policy, Policy, "a Policy")
         page_tokens = shape.page_tokens_in(c)
         if shape.queues > c.queues:
             raise ValueError(
@@ -103,12 +106,7 @@ class Device:
                 + f"holds {c.queues} queues"
             )
         most = c.pages * page_tokens
-        max_tokens = most if max_tokens is None else max_tokens
-        if not 1 <= max_tokens <= most:
-            raise ValueError(
-                f"max_tokens = {max_tokens} is refused; legal: 1 … {most} ({c.pages} pages of "
-                + f"{page_tokens} tokens)"
-            )
+        max_tokens = most if max_tokens is None else integer("max_tokens", max_tokens, 1, most)
         for r in shape.formats:
             for fmt in (r.k, r.v):
                 if fmt not in self.transport.formats:
@@ -194,24 +192,23 @@ class Device:
             (cycles): docs/registers.md.
         """
         self._control("configure")
+        writes = []  # of all of them, or of none
         for name, value in settings.items():
             if name not in _SETTINGS:
                 raise ValueError(
                     f"{name!r} is no setting; legal: prefetch, pool_limits, {', '.join(_SETTINGS)}"
                 )
-            self.registers.write(name, value=value)
-        for name, frames in (pool_limits or {}).items():
+            writes.append((name, value))
+        limits = {} if pool_limits is None else pool_limits
+        for name, frames in instance("pool_limits", limits, dict, "pool → frames").items():
             if name not in POOLS:
                 raise ValueError(f"pool {name!r} is unknown; legal: {', '.join(POOLS)}")
-            self.registers.write(f"pool_limit_{name}", value=frames)
+            writes.append((f"pool_limit_{name}", frames))
         if prefetch is not None:
-            wanted = {
-                PrefetchSource[s.upper()] if isinstance(s, str) else PrefetchSource(s)
-                for s in prefetch
-            }
-            self.registers.write(
-                "prefetch_enable", **{s.name.lower(): int(s in wanted) for s in PrefetchSource if s}
-            )
+            wanted = _sources(prefetch)
+            enable = {s.name.lower(): int(s in wanted) for s in PrefetchSource if s}
+            writes.append(("prefetch_enable", self.registers.pack("prefetch_enable", **enable)))
+        self.registers.write_many(writes)
 
     def counters(self) -> dict[str, int]:
         """Totals of the whole device by name (`kelp_spec.registers.COUNTERS`); needs `ld_id` 0."""
@@ -302,9 +299,12 @@ class Device:
 
     @property
     def worker(self) -> Worker:
-        """The thread that carries batches out, in the order of their submission."""
+        """The thread that carries batches out, in the order of their submission; TransportError
+        when the device is closed, since there is none then."""
         self.transport.home.check()
         with self._lock:
+            if self._closed:
+                raise TransportError("the device was closed; open it again")
             if self._worker is None:
                 self._worker = Worker()
             return self._worker
@@ -312,20 +312,41 @@ class Device:
     def close(self) -> None:
         """Finish the batches under way, close the sessions opened here and let go of the device.
         Harmless a second time, and in a child of the process that opened it."""
-        if self._closed:
-            return
-        self._closed = True
         if self.transport.home.left():
+            self._closed = True
             return
+        with self._lock:  # no batch is handed to a thread that ends
+            if self._closed:
+                return
+            self._closed = True
         if self._worker is not None:
             self._worker.stop()
         self.transport.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called here."""
+        return self._closed
 
     def __enter__(self) -> Device:
         return self
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _sources(prefetch) -> set[PrefetchSource]:
+    names = [s.name.lower() for s in PrefetchSource if s]
+    if isinstance(prefetch, str) or not isinstance(prefetch, Iterable):
+        raise ValueError(f"prefetch = {prefetch!r} is refused; legal: a list of {', '.join(names)}")
+    wanted = set()
+    for source in prefetch:
+        if isinstance(source, str) and source.lower() in names:
+            source = PrefetchSource[source.upper()]
+        if not isinstance(source, PrefetchSource) or not source:
+            raise ValueError(f"prefetch source {source!r} is refused; legal: {', '.join(names)}")
+        wanted.add(source)
+    return wanted
 
 
 def _close_quietly(session: Session) -> None:

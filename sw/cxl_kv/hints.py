@@ -23,6 +23,7 @@ from kelp_spec.hints import (
     page_lines,
 )
 
+from .arguments import integer
 from .errors import HintRefusedError, UnsupportedError
 
 __all__ = ["Hints", "mass_codes"]
@@ -31,12 +32,19 @@ __all__ = ["Hints", "mass_codes"]
 def mass_codes(masses) -> list[int]:
     """Attention masses, fractions of 1, as UQ0.16: rounded to nearest, 1 becomes 65535.
     HintRefusedError outside 0 … 1."""
-    masses = np.asarray(masses, np.float64).reshape(-1)
+    masses = _floats("masses", masses).reshape(-1)
     if len(masses) and not (0 <= masses.min() and masses.max() <= 1.0000001):
         raise HintRefusedError(
             f"mass {masses[~(masses >= 0) | (masses > 1)][0]} is refused; legal: 0 … 1"
         )
     return np.minimum(np.rint(masses * 65536), 65535).astype(np.int64).tolist()
+
+
+def _floats(name: str, values) -> np.ndarray:
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise HintRefusedError(f"{name} = {values!r} are refused; legal: numbers") from None
 
 
 class Hints:
@@ -62,7 +70,7 @@ class Hints:
             The session's step advances after them.
         """
         array = np.asarray(masses)
-        codes = array.reshape(-1).tolist() if array.dtype.kind in "iu" else mass_codes(array)
+        codes = array.reshape(-1).tolist() if array.dtype.kind in "iu" else mass_codes(masses)
         queue = self._queue(layer, head)
         self._send(
             lambda sequence: mass_lines(
@@ -81,7 +89,7 @@ class Hints:
         """Attention weights of one layer's newest token(s): float[kv_heads, positions], each row a
         head's weights of the positions from `first_position` (the start of a page) on; a query
         group's rows are to be averaged first. Summed over pages and pushed."""
-        weights = np.asarray(weights, np.float64)
+        weights = _floats("weights", weights)
         session = self._session
         tokens = session.page_tokens
         if weights.ndim != 2 or len(weights) != session.shape.kv_heads or first_position % tokens:
@@ -123,7 +131,10 @@ class Hints:
 
     # ----------------------------------------------------------------------------------------------
     def _pages(self, kind, layer, head, pages):
-        pages = [int(p) for p in pages]
+        if isinstance(pages, str) or not isinstance(pages, Iterable):
+            raise HintRefusedError(f"pages = {pages!r} are refused; legal: a list of pages")
+        most = self._session.device.config.pages - 1
+        pages = [integer("page", p, 0, most, error=HintRefusedError) for p in pages]
         queue = self._queue(layer, head)
         if pages:
             self._send(
@@ -134,12 +145,9 @@ class Hints:
 
     def _queue(self, layer, head):
         shape = self._session.shape
-        if not (0 <= layer < shape.layers and 0 <= head < shape.kv_heads):
-            raise HintRefusedError(
-                f"layer {layer}, head {head} is refused; legal: layer 0 … {shape.layers - 1}, "
-                + f"head 0 … {shape.kv_heads - 1}"
-            )
-        return int(layer) * shape.kv_heads + int(head)
+        layer = integer("layer", layer, 0, shape.layers - 1, error=HintRefusedError)
+        head = integer("head", head, 0, shape.kv_heads - 1, error=HintRefusedError)
+        return layer * shape.kv_heads + head
 
     def _send(self, make):
         session = self._session

@@ -100,9 +100,9 @@ class Layout:
         self, lines: np.ndarray, layers: int, heads: int, positions: int
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """The way back; K and V are views of `lines`."""
-        rows = lines.view(np.uint16).reshape(layers, heads, self.shape.halves, positions, -1)[
-            ..., : self.shape.head_dim
-        ]
+        rows = lines.view(np.uint16).reshape(
+            layers, heads, self.shape.halves, positions, self.token_lines * ELEMENTS
+        )[..., : self.shape.head_dim]
         return rows[:, :, 0], rows[:, :, 1] if self.shape.halves == 2 else None
 
 

@@ -10,6 +10,8 @@ from kelp_spec.formats import LINE_BYTES
 from kelp_spec.metadata import ScoreSource
 from kelp_spec.scores import IDLE_BIAS, RECENCY_BIAS, idle_constants, recency_constants
 
+from .arguments import integer, real
+
 __all__ = ["Policy"]
 
 
@@ -57,19 +59,22 @@ class Policy:
                 raise ValueError(
                     f"score = {self.score!r} is refused; legal: none, pushed, observed"
                 ) from None
+        try:
+            object.__setattr__(self, "score", ScoreSource(self.score))
+        except ValueError:
+            raise ValueError(
+                f"score = {self.score!r} is refused; legal: none, pushed, observed"
+            ) from None
+        real("alpha", self.alpha, 1 / 256, 1)
+        real("tau", self.tau, 1, 65536)
         for name, low, high in (
-            ("alpha", 1 / 256, 1),
-            ("tau", 1, 65536),
             ("mass_gain", 0, 15),
             ("window", 0, 63),
             ("switches", 0, 1),
             ("budget_bytes", 0, (2**32 - 1) * LINE_BYTES),
             ("auto_step", 0, 2**24 - 1),
         ):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(
-                    f"{name} = {getattr(self, name)!r} is refused; legal: {low} … {high}"
-                )
+            integer(name, getattr(self, name), low, high)
 
     def with_(self, **changes) -> Policy:
         """A checked copy with some fields changed."""

@@ -12,6 +12,8 @@ from kelp_spec.address import AddressMap
 from kelp_spec.config import Config
 from kelp_spec.registers import RegisterMap
 
+from .arguments import integer
+
 __all__ = ["Registers", "pack", "unpack"]
 
 
@@ -20,12 +22,11 @@ def pack(register, **fields: int) -> int:
     range."""
     value, known = register.reset, {f.name: f for f in register.fields}
     for name, content in fields.items():
+        if name not in known:
+            raise ValueError(f"{register.name} has no field {name!r}; legal: {', '.join(known)}")
         f = known[name]
-        if not 0 <= int(content) < 1 << f.bits:
-            raise ValueError(
-                f"{register.name}.{name} = {content!r} is refused; legal: 0 … {(1 << f.bits) - 1}"
-            )
-        value = value & ~((1 << f.bits) - 1 << f.low) | int(content) << f.low
+        content = integer(f"{register.name}.{name}", content, 0, (1 << f.bits) - 1)
+        value = value & ~((1 << f.bits) - 1 << f.low) | content << f.low
     return value
 
 
@@ -76,6 +77,9 @@ class Registers:
         """Write registers in order, each with its effect before the next."""
         values = list(values)
         offsets = [self.register(name).offset for name, _ in values]
+        for name, value in values:
+            register = self.by_name[name]
+            integer(name, value, 0, (1 << max(f.low + f.bits for f in register.fields)) - 1)
         rows = np.zeros((len(values), 8), "<u8")
         for row, offset, (_, value) in zip(rows, offsets, values, strict=True):
             row[offset % 64 // 8] = value

@@ -11,6 +11,7 @@ from kelp_spec.formats import HostType
 from kelp_spec.metadata import PageState
 from kelp_spec.registers import SessionCommand
 
+from .arguments import instance, integer
 from .core import Status
 from .errors import (
     BusError,
@@ -107,10 +108,8 @@ class Session:
             raise ValueError(
                 "v is missing" if v is None else "v is refused: this session stores keys alone"
             )
-        k, v = (
-            (None if x is None else to_bits(x, self.shape.dtype, name))
-            for x, name in ((k, "k"), (v, "v"))
-        )
+        k = to_bits(k, self.shape.dtype, "k")
+        v = None if v is None else to_bits(v, self.shape.dtype, "v")
         if one:
             k, v = k[None], None if v is None else v[None]
         count = k.shape[2] if k.ndim == 4 else -1
@@ -121,6 +120,10 @@ class Session:
                     f"{name} of shape {list(x.shape[one:])} is refused; legal: "
                     + f"{list(expected[one:-2])} + [positions, {self.shape.head_dim}]"
                 )
+        if positions is not None and start is not None:
+            raise ValueError(
+                f"start = {start!r} is refused beside positions; legal: one of the two"
+            )
         positions = self._positions(positions, 0 if start is None else start, count)
         if not count:
             return
@@ -174,10 +177,15 @@ class Session:
         self._usable()
         layers, one = self._layers(layer)
         heads = self._heads(heads)
-        if positions is None and stop is None:
+        dtype = self._element_type(dtype)
+        if (positions is None) == (stop is None):
             raise ValueError(
-                "stop is missing: read(layer, start=…, stop=…) or read(layer, positions=…)"
+                ("stop is missing" if stop is None else "positions and stop exclude each other")
+                + ": read(layer, start=…, stop=…) or read(layer, positions=…)"
             )
+        if positions is None:
+            integer("start", start, 0)
+            integer("stop", stop, start)
         positions = self._positions(positions, start, 0 if stop is None else stop - start)
         addresses = self.layout.addresses(layers, heads, positions)
         shape, addresses = addresses.shape, addresses.reshape(-1)
@@ -197,7 +205,6 @@ class Session:
             lines[order], status[order] = sorted_lines, sorted_status
         if status.any():
             self._fail(addresses, status)
-        dtype = np.dtype(dtype or (np.float16 if self.shape.dtype == HostType.FP16 else np.uint16))
         k, v = (
             None if x is None else x.view(dtype)
             for x in self.layout.from_lines(lines, shape[0], shape[1], shape[3])
@@ -212,8 +219,7 @@ class Session:
         of memory that is gone ends the process with SIGBUS.
         """
         self._usable()
-        if not 0 <= page < self.pages:
-            raise ValueError(f"page = {page} is refused; legal: 0 … {self.pages - 1}")
+        integer("page", page, 0, self.pages - 1)
         c, tokens = self.device.config, self.page_tokens
         first = int(
             self.layout.addresses(
@@ -236,6 +242,7 @@ class Session:
     def advance(self, steps: int = 1) -> None:
         """The session's step advances: one decode step is over."""
         self._usable()
+        integer("steps", steps, 0, (1 << 24) - 1)
         self.device.registers.write(
             self._name("command"), command=SessionCommand.ADVANCE, argument=steps
         )
@@ -247,6 +254,7 @@ class Session:
 
     def state(self) -> dict[str, int]:
         """Fields of the register `state`: open, busy, refused, decode, step."""
+        self._usable()  # once it is closed, the register is its successor's
         return self.device.registers.fields(self._name("state"))
 
     def set_policy(
@@ -255,6 +263,7 @@ class Session:
         """Change the policy of every queue, or of one layer's or one head's queues. Budgets are the
         control plane's (LD-ID 0)."""
         self._usable()
+        instance("policy", policy, Policy, "a Policy")
         if policy.budget_bytes != self.policy.budget_bytes and self.device.ld_id:
             raise UnsupportedError(
                 "budget_bytes is the control plane's to change; open a session with less, or "
@@ -315,7 +324,7 @@ class Session:
             ``"session"``: int64[].
         """
         self._usable()
-        if by not in _SUMMED:
+        if not isinstance(by, str) or by not in _SUMMED:
             raise ValueError(f"by = {by!r} is refused; legal: {', '.join(_SUMMED)}")
         counts = {
             name: x - self._counted_before.get(name, 0) if name != "resident_bytes" else x
@@ -349,6 +358,9 @@ class Session:
         """A page's word: `state` (PageState), `pinned`, `last_step`, `format_k`, `format_v`,
         `place`."""
         self._usable()
+        layer = integer("layer", layer, 0, self.shape.layers - 1)
+        head = integer("head", head, 0, self.shape.kv_heads - 1)
+        integer("page", page, 0, self.pages - 1)
         r = self.device.registers
         with self.device.transport.exclusive():
             r.write_many(
@@ -357,7 +369,7 @@ class Session:
                         self._name("queue"),
                         r.pack(
                             self._name("queue"),
-                            queue=int(layer) * self.shape.kv_heads + int(head),
+                            queue=layer * self.shape.kv_heads + head,
                             page=page,
                         ),
                     ),
@@ -376,8 +388,8 @@ class Session:
         a second time, and in a child of the process that opened it."""
         if not self.closed:
             self.closed = True
-            if self.device.transport.home.left():
-                return
+            if self.device.transport.home.left() or self.device.closed:
+                return  # a device that was closed has closed its sessions
             self.device.transport.close_session(self.number)
 
     def __enter__(self) -> Session:
@@ -412,6 +424,20 @@ class Session:
             return slice(layer, layer + 1), True
         return _indices(layer, self.shape.layers, "layer"), np.ndim(layer) == 0
 
+    def _element_type(self, dtype) -> np.dtype:
+        """Of what `read` returns."""
+        if dtype is None:
+            dtype = np.float16 if self.shape.dtype == HostType.FP16 else np.uint16
+        try:
+            found = np.dtype(dtype)
+        except TypeError:
+            found = None
+        if found is None or found.itemsize != 2:
+            raise ValueError(
+                f"dtype = {dtype!r} is refused; legal: a type of two bytes, as float16 or uint16"
+            )
+        return found
+
     def _heads(self, heads) -> np.ndarray | slice:
         return (
             slice(0, self.shape.kv_heads)
@@ -422,13 +448,12 @@ class Session:
     def _positions(self, positions, start, count) -> np.ndarray | slice:
         most = self.max_tokens
         if positions is None:
+            start = start if type(start) is int else integer("start", start, 0, most)
             chosen = slice(start, start + max(0, count))
             fits = count <= 0 or 0 <= start <= most - count
             outside = [] if fits else [start if start < 0 else max(start, most)]
         else:
-            chosen = np.asarray(
-                list(positions) if not isinstance(positions, np.ndarray) else positions, np.int64
-            ).reshape(-1)
+            chosen = _whole_numbers(positions)
             if count and len(chosen) != count:
                 raise ValueError(f"{len(chosen)} positions for {count} tokens are refused")
             outside = chosen[(chosen < 0) | (chosen >= most)]
@@ -484,6 +509,19 @@ class Session:
         raise PoisonError(
             "the device answered with poison; write the page anew or recompute it", **place
         )
+
+
+def _whole_numbers(positions) -> np.ndarray:
+    """int64[n]; ValueError for what is no list of whole numbers: 1.5 is not position 1."""
+    chosen = positions
+    if isinstance(positions, Iterable) and not isinstance(positions, (np.ndarray, str)):
+        chosen = list(positions)
+    array = np.asarray(chosen)
+    if array.ndim != 1 or array.size and array.dtype.kind not in "iu":
+        raise ValueError(
+            f"positions = {positions!r} are refused; legal: whole numbers, one a token"
+        )
+    return array.astype(np.int64)
 
 
 def _indices(value, limit: int, name: str) -> np.ndarray:

@@ -18,6 +18,8 @@ from kelp_spec.formats import ELEMENTS, LINE_BYTES, Format, HostType
 from kelp_spec.geometry import StoredPage, smallest_pool
 from kelp_spec.metadata import LAYER_RANGES
 
+from .arguments import integer
+
 __all__ = ["PRESETS", "LayerFormats", "ModelShape", "preset"]
 
 LAST_LAYER = 1023  #: of a range that goes on to the end
@@ -35,11 +37,8 @@ class LayerFormats:
     def __post_init__(self):
         for name in ("k", "v"):
             value = getattr(self, name)
-            object.__setattr__(
-                self, name, Format.named(value) if isinstance(value, str) else Format(value)
-            )
-        if not 0 <= self.last_layer <= LAST_LAYER:
-            raise ValueError(f"last_layer = {self.last_layer} is refused; legal: 0 … {LAST_LAYER}")
+            object.__setattr__(self, name, _format(name, value))
+        integer("last_layer", self.last_layer, 0, LAST_LAYER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,21 +69,28 @@ class ModelShape:
     k_only: bool = False
 
     def __post_init__(self):
-        if isinstance(self.dtype, str):
-            try:
-                object.__setattr__(self, "dtype", HostType[self.dtype.upper()])
-            except KeyError:
-                raise ValueError(f"dtype = {self.dtype!r} is refused; legal: fp16, bf16") from None
+        try:
+            by_name = HostType[self.dtype.upper()] if isinstance(self.dtype, str) else self.dtype
+            object.__setattr__(self, "dtype", HostType(by_name))
+        except (KeyError, ValueError):
+            raise ValueError(f"dtype = {self.dtype!r} is refused; legal: fp16, bf16") from None
         formats = self.formats
         if isinstance(formats, (Format, str, int)):
             formats = LayerFormats(k=formats, v=formats)
-        formats = (formats,) if isinstance(formats, LayerFormats) else tuple(formats)
+        formats = formats if isinstance(formats, (tuple, list)) else (formats,)
+        if not all(isinstance(r, LayerFormats) for r in formats):
+            raise ValueError(
+                f"formats = {self.formats!r} is refused; legal: a format's label, LayerFormats, "
+                + "or a sequence of LayerFormats"
+            )
+        formats = tuple(formats)
         object.__setattr__(self, "formats", formats)
         for name in ("layers", "kv_heads", "head_dim"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)!r} is refused; legal: 1 and up")
-        if self.page_tokens is not None and self.page_tokens < 1:
-            raise ValueError(f"page_tokens = {self.page_tokens!r} is refused; legal: 1 and up")
+            integer(name, getattr(self, name), 1)
+        if self.page_tokens is not None:
+            integer("page_tokens", self.page_tokens, 1)
+        if not isinstance(self.k_only, bool):
+            raise ValueError(f"k_only = {self.k_only!r} is refused; legal: True, False")
         ends = [r.last_layer for r in formats]
         if (
             not 1 <= len(formats) <= LAYER_RANGES
@@ -156,6 +162,17 @@ class ModelShape:
         return replace(self, **changes)
 
 
+def _format(name: str, value) -> Format:
+    if isinstance(value, str):
+        return Format.named(value)
+    try:
+        return Format(value)
+    except ValueError:
+        raise ValueError(
+            f"{name} = {value!r} is refused; legal: {', '.join(f.label for f in Format)}"
+        ) from None
+
+
 #: Published shapes; every one may be changed with `preset(name, field=value)`.
 PRESETS: dict[str, ModelShape] = {
     "llama-3-70b": ModelShape(layers=80, kv_heads=8, head_dim=128, dtype="bf16"),
@@ -171,6 +188,6 @@ PRESETS: dict[str, ModelShape] = {
 
 def preset(name: str, **changes) -> ModelShape:
     """A named shape, with some fields changed; ValueError lists the names."""
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"preset {name!r} is unknown; known: {', '.join(PRESETS)}")
     return PRESETS[name].with_(**changes)

@@ -9,29 +9,30 @@ from urllib.parse import parse_qsl
 
 from kelp_spec.config import Config, named
 
+from .arguments import instance, switch, whole
 from .core import Core
 from .errors import UnsupportedError
 
 __all__ = ["config_of", "make_core", "split"]
 
 DEFAULT_CONFIG = "trace"
+_LEGAL = "golden:CONFIG, rtl:CONFIG, unix:/path, tcp://host:port, dax:/path, serial:/path"
 _HOW = "with pip, pip install 'kelp-cxl[rtl]'; in a checkout, make setup"
 
 
 def split(url: str) -> tuple[str, str, dict[str, str]]:
     """(scheme, rest, options) of a URL; ValueError when it has no scheme."""
-    scheme, colon, rest = url.partition(":")
+    scheme, colon, rest = instance("device", url, str, _LEGAL).partition(":")
     if not colon or not scheme:
-        raise ValueError(
-            f"device {url!r} is refused; legal: golden:CONFIG, rtl:CONFIG, unix:/path, "
-            + "tcp://host:port, dax:/path"
-        )
+        raise ValueError(f"device {url!r} is refused; legal: {_LEGAL}")
     rest, _, query = rest.partition("?")
-    return (
-        scheme.lower(),
-        rest,
-        dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))),
-    )
+    try:
+        options = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+    except ValueError:
+        raise ValueError(
+            f"options {query!r} of {url!r} are refused; legal: name=value, with & between"
+        ) from None
+    return scheme.lower(), rest, dict(options)
 
 
 def config_of(name: str, options: dict[str, str]) -> Config:
@@ -71,7 +72,7 @@ def make_core(url: str) -> Core:
 
         core = GoldenCore(config_of(rest, options))
     elif scheme == "rtl":
-        lockstep, seed = bool(int(options.pop("lockstep", "0"))), int(options.pop("seed", "1"))
+        lockstep, seed = switch(options, "lockstep"), whole(options, "seed", 1)
         config = config_of(rest, options)
         try:
             from .backends.rtl import RtlCore
@@ -93,7 +94,7 @@ def make_core(url: str) -> Core:
     elif scheme == "dax":
         from .backends.dax import DaxCore
 
-        create = bool(int(options.pop("create", "0")))
+        create = switch(options, "create")
         core = DaxCore(rest, config_of(options.pop("config", ""), options), create=create)
     else:
         raise ValueError(

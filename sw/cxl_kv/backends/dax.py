@@ -70,8 +70,9 @@ class DaxCore(Core):
         try:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
         except OSError as error:
+            absent = error.errno == errno.ENOENT and path and not create
             raise TransportError(
-                f"{path}: {error.strerror}" + ("" if create else "; ?create=1 makes a file")
+                f"dax:{path}: {error.strerror}" + ("; ?create=1 makes a file" if absent else "")
             ) from None
         self.header = Header(path, file, config)
         try:

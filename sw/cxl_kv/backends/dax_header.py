@@ -320,12 +320,13 @@ def _boot() -> int:
 
 
 def size_of(file: int) -> int:
-    """Bytes of a regular file or a devdax device."""
+    """Bytes of a regular file or a devdax device; 0 of what is neither."""
     status = os.fstat(file)
     if stat.S_ISCHR(status.st_mode):
-        with open(
-            f"/sys/dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}/size",
-            encoding="ascii",
-        ) as size:
-            return int(size.read())
-    return status.st_size
+        node = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        try:
+            with open(f"/sys/dev/char/{node}/size", encoding="ascii") as size:
+                return int(size.read())
+        except (FileNotFoundError, ValueError):
+            return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0

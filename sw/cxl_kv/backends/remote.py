@@ -21,6 +21,7 @@ from kelp_spec.config import Config
 from kelp_spec.formats import LINE_BYTES, Format
 
 from .. import errors
+from ..arguments import seconds, switch
 from ..core import ALL_BYTES, Loaded
 from ..process import Home, let_go_in_children
 from ..serving.tokens import read_token
@@ -35,8 +36,10 @@ def connect(url: str, timeout: float) -> socket.socket:
     """A connected socket for a `unix:` or `tcp:` URL; ConnectionLostError when nobody listens."""
     scheme, rest, _ = split(url)
     host, _, port = rest.removeprefix("//").rpartition(":")
-    if scheme == "tcp" and not (host and port.isdigit()):
+    if scheme == "tcp" and not (host and port.isdecimal() and int(port) < 65536):
         raise ValueError(f"{url!r} is refused; legal: tcp://host:port")
+    if scheme == "unix" and not rest:
+        raise ValueError(f"{url!r} is refused; legal: unix:/path")
     connection = None
     try:
         if scheme == "tcp":
@@ -65,8 +68,8 @@ class RemoteTransport(Transport):
 
     def __init__(self, url: str):
         scheme, _, options = split(url)
-        self._timeout = float(options.pop("timeout", "600"))
-        admin = bool(int(options.pop("admin", "0")))
+        self._timeout = seconds(options, "timeout", 600.0)
+        admin = switch(options, "admin")
         token_file = options.pop("token_file", None)
         if options:
             raise ValueError(

@@ -16,6 +16,7 @@ from kelp_fpga.link.host_link import LinkError
 from kelp_fpga.link.serial_port import PortError, SerialPort
 from kelp_spec.address import Region
 
+from ..arguments import seconds, switch, whole
 from ..core import Core, Loaded, Status
 from ..errors import ConnectionLostError
 
@@ -36,12 +37,12 @@ class SerialCore(Core):
     def __init__(self, path: str, options: dict[str, str] | None = None):
         super().__init__()
         options = {} if options is None else options
-        baud = int(options.pop("baud", "3000000"))
+        baud = whole(options, "baud", 3_000_000)
         timeout, patience = (
-            float(options.pop("timeout", "0.25")),
-            float(options.pop("patience", "10")),
+            seconds(options, "timeout", 0.25),
+            seconds(options, "patience", 10.0),
         )
-        reset = bool(int(options.pop("reset", "1")))
+        reset = switch(options, "reset", "1")
         self.host = self._guarded(
             lambda: Host(SerialPort(path, baud), timeout=timeout, patience=patience)
         )

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+"""Checks of what a caller passes: one line that names the argument, its value and what is legal.
+Nothing is rounded or cut: 1.5 is no position, and True is no layer."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+__all__ = ["instance", "integer", "real", "seconds", "switch", "whole"]
+
+
+def integer(
+    name: str, value, low: int, high: int | None = None, *, error: type[Exception] = ValueError
+) -> int:
+    """`value` as an int of low … high (without end where `high` is None); `error` otherwise."""
+    whole = type(value) is int or isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < low or high is not None and value > high:
+        legal = f"{low} and up" if high is None else f"{low} … {high}"
+        raise error(f"{name} = {value!r} is refused; legal: {legal}")
+    return int(value)
+
+
+def real(name: str, value, low: float, high: float) -> float:
+    """`value`, a number of low … high; ValueError otherwise, for NaN too."""
+    number = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    if not number or not low <= value <= high:
+        raise ValueError(f"{name} = {value!r} is refused; legal: {low} … {high}")
+    return value
+
+
+def instance(name: str, value, kind: type, legal: str):
+    """`value`, which is a `kind`; ValueError otherwise."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} = {value!r} is refused; legal: {legal}")
+    return value
+
+
+# - options of a URL: texts, each taken out of the others, so that what is left is unknown
+def switch(options: dict[str, str], name: str, default: str = "0") -> bool:
+    """Option `name`, taken out of `options`: 0 or 1."""
+    text = options.pop(name, default)
+    if text not in ("0", "1"):
+        raise ValueError(f"{name}={text} is refused; legal: 0, 1")
+    return text == "1"
+
+
+def whole(options: dict[str, str], name: str, default: int) -> int:
+    """Option `name`, taken out of `options`: a whole number."""
+    text = options.pop(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name}={text} is refused; legal: a whole number") from None
+
+
+def seconds(options: dict[str, str], name: str, default: float) -> float:
+    """Option `name`, taken out of `options`: a time above 0, of a year at most."""
+    text = options.pop(name, str(default))
+    try:
+        return real(name, float(text), 0.001, 31_536_000)
+    except ValueError:
+        raise ValueError(f"{name}={text} is refused; legal: seconds, 0.001 … 31536000") from None

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""What a caller gets wrong: one line that names the argument and its value, and nothing has been
+done by then."""
+
+import numpy as np
+import pytest
+
+import cxl_kv
+from cxl_kv import HintRefusedError, LayerFormats, ModelShape, Policy
+
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=32)
+K = np.ones((2, 5, 32), np.float16)
+
+
+@pytest.fixture(scope="module")
+def device():
+    with cxl_kv.open("golden:trace") as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(device):
+    with device.open_session(SHAPE, max_tokens=64) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        (None, "device = None"),
+        (b"golden:trace", "device = b'golden:trace'"),
+        ("golden:trace?foo", "'foo' of 'golden:trace"),
+        ("rtl:unit?seed=x", "seed=x"),
+        ("rtl:unit?lockstep=yes", "lockstep=yes"),
+        ("dax:/tmp?create=yes", "create=yes"),
+        ("dax:/tmp", "dax:/tmp: Is a directory$"),
+        ("dax:/dev/null", "/dev/null has 0 bytes"),
+        ("unix:", "'unix:' is refused"),
+        ("unix:/nowhere?admin=yes", "admin=yes"),
+        ("unix:/nowhere?timeout=x", "timeout=x"),
+        ("unix:/nowhere?timeout=nan", "timeout=nan"),
+        ("unix:/nowhere?timeout=inf", "timeout=inf"),
+        ("unix:/nowhere?timeout=-1", "timeout=-1"),
+        ("tcp://127.0.0.1:99999", "'tcp://127.0.0.1:99999' is refused"),
+        ("serial:/dev/null?baud=fast", "baud=fast"),
+        ("serial:/dev/null?patience=0", "patience=0"),
+    ],
+)
+def test_a_url(url, named):
+    with pytest.raises((ValueError, cxl_kv.CxlKvError), match=named):
+        cxl_kv.open(url)
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong"),
+    [
+        (SHAPE.with_, {"layers": "4"}),
+        (SHAPE.with_, {"layers": True}),
+        (SHAPE.with_, {"head_dim": 32.0}),
+        (SHAPE.with_, {"page_tokens": "16"}),
+        (SHAPE.with_, {"page_tokens": 2.5}),
+        (SHAPE.with_, {"dtype": None}),
+        (SHAPE.with_, {"dtype": np.float16}),
+        (SHAPE.with_, {"formats": None}),
+        (SHAPE.with_, {"formats": ("int8", "int4")}),
+        (SHAPE.with_, {"k_only": "yes"}),
+        (LayerFormats, {"k": None}),
+        (LayerFormats, {"last_layer": "1"}),
+        (Policy, {"alpha": "x"}),
+        (Policy, {"tau": None}),
+        (Policy, {"mass_gain": 1.5}),
+        (Policy, {"switches": 0.5}),
+        (Policy, {"score": 9}),
+        (Policy, {"score": None}),
+        (Policy, {"budget_bytes": 1.5}),
+    ],
+)
+def test_a_shape_or_policy(make, wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = .* is refused; legal: "):
+        make(**wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shape": "llama-3-8b"},
+        {"max_tokens": 1.5},
+        {"max_tokens": "8"},
+        {"max_tokens": 0},
+        {"policy": "kelp"},
+    ],
+)
+def test_a_session_to_open(device, wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = .* is refused; legal: "):
+        device.open_session(**({"shape": SHAPE} | wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"prefetch": "window"}, "prefetch = 'window'"),
+        ({"prefetch": ["foo"]}, "prefetch source 'foo'"),
+        ({"prefetch": ["none"]}, "prefetch source 'none'"),
+        ({"low_water": -1}, "low_water = -1"),
+        ({"low_water": 1.5}, "low_water = 1.5"),
+        ({"low_water": 1 << 70}, "low_water = 1180591620717411303424"),
+        ({"foo": 1}, "'foo'"),
+        ({"pool_limits": ["raw16"]}, "pool_limits = "),
+        ({"pool_limits": {"raw16": -1}}, "pool_limit_raw16 = -1"),
+    ],
+)
+def test_a_setting(device, wrong, named):
+    """One that is refused leaves those beside it undone."""
+    before = device.registers.read("high_water")
+    with pytest.raises(ValueError, match=named):
+        device.configure(high_water=before + 1, **wrong)
+    assert device.registers.read("high_water") == before
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda s: s.write(0, None, K), "k of dtype object"),
+        (lambda s: s.write(0, K, K, start=1.5), "start = 1.5"),
+        (lambda s: s.write(0, K, K, start="1"), "start = '1'"),
+        (lambda s: s.write(0, K, K, positions=[0.5, 1, 2, 3, 4]), "positions"),
+        (lambda s: s.write(0, K, K, positions=np.ones(5, bool)), "positions"),
+        (lambda s: s.write(0, K, K, positions=[[0, 1, 2, 3, 4]]), "positions"),
+        (lambda s: s.write(0, K, K, positions=[None] * 5), "positions"),
+        (lambda s: s.write(0, K, K, positions="abcde"), "positions = 'abcde'"),
+        (lambda s: s.write(0, K, K, positions=3), "positions = 3"),
+        (lambda s: s.write(0, K, K, positions=range(5), start=1), "start = 1"),
+        (lambda s: s.read(0, stop=2.5), "stop = 2.5"),
+        (lambda s: s.read(0, stop="5"), "stop = '5'"),
+        (lambda s: s.read(0, start=10, stop=5), "stop = 5 is refused; legal: 10 and up"),
+        (lambda s: s.read(0, start=-5, stop=3), "start = -5"),
+        (lambda s: s.read(0, positions=[1], stop=1), "positions and stop"),
+        (lambda s: s.read(0, positions=[1 << 63]), "positions|position "),
+        (lambda s: s.read(0, stop=4, dtype=np.float32), "dtype = "),
+        (lambda s: s.read(0, stop=4, dtype="foo"), "dtype = 'foo'"),
+        (lambda s: s.page_state(0, 5, 0), "head = 5"),
+        (lambda s: s.page_state(0, 1.5, 0), "head = 1.5"),
+        (lambda s: s.page_state(0, 0, 4), "page = 4 is refused; legal: 0 … 3"),
+        (lambda s: s.page_state(None, 0, 0), "layer = None"),
+        (lambda s: s.advance(1.5), "steps = 1.5"),
+        (lambda s: s.advance(-1), "steps = -1"),
+        (lambda s: s.set_policy(None), "policy = None"),
+        (lambda s: s.telemetry([]), r"by = \[\]"),
+        (lambda s: s.device.registers.write("low_water", foo=1), "low_water has no field 'foo'"),
+        (lambda s: s.device.registers.write("low_water", -1), "low_water = -1"),
+    ],
+)
+def test_a_call_on_a_session(session, call, named):
+    with pytest.raises(ValueError, match=named):
+        call(session)
+    assert session.step == 0 and not session.read([0, 1, 2, 3], stop=64)[0].any()
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda h: h.push_mass("a", 0, [0.1]), "layer = 'a'"),
+        (lambda h: h.push_mass(0.5, 0, [0.1]), "layer = 0.5"),
+        (lambda h: h.push_mass(0, 2, [0.1]), "head = 2"),
+        (lambda h: h.push_mass(0, 0, "abc"), "masses = 'abc'"),
+        (lambda h: h.push_attention(0, "abc"), "weights = 'abc'"),
+        (lambda h: h.prefetch(0, 0, 5), "pages = 5"),
+        (lambda h: h.prefetch(0, 0, "12"), "pages = '12'"),
+        (lambda h: h.pin(0, 0, [1.5]), "page = 1.5"),
+        (lambda h: h.release(0, 0, [-1]), "page = -1"),
+    ],
+)
+def test_a_hint(session, call, named):
+    before = session.device.counters()["hint_updates"]
+    with pytest.raises(HintRefusedError, match=named):
+        call(session.hints)
+    assert session.device.counters()["hint_updates"] == before
+
+
+def test_no_positions_are_no_tokens(session):
+    for nothing in ({"positions": []}, {"start": 3, "stop": 3}):
+        k, v = session.read(0, **nothing)
+        assert k.shape == v.shape == (2, 0, 32)
+
+
+def test_a_closed_session_does_not_show_its_successor(device):
+    first = device.open_session(SHAPE)
+    first.close()
+    with device.open_session(SHAPE) as second:
+        assert second.number == first.number
+        second.advance(7)
+        for look in (first.state, lambda: first.step):
+            with pytest.raises(cxl_kv.SessionClosedError):
+                look()
+
+
+def test_a_closed_device_ends_its_sessions_and_takes_no_batches():
+    device = cxl_kv.open("golden:trace")
+    with device.open_session(SHAPE) as session:
+        late = device.batch()
+        late.read(session, 0, stop=1)
+        assert device.batch().submit().wait(60)
+        device.close()
+        with pytest.raises(cxl_kv.TransportError, match="the device was closed; open it again"):
+            late.submit()
+    session.close()
