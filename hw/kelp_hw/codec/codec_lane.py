@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """What the quantiser and the dequantiser share: how a host element splits, and which of some
-magnitudes is the largest."""
+magnitudes is the largest. Expressions without a register: no cycle."""
 
 from amaranth.hdl import C, Cat, Mux, Value
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""One element of the dequantiser, stage by stage, as expressions.
+"""One element of the dequantiser, stage by stage, as expressions: `Dequantiser` has the registers
+between them and the cycles.
 
 A stored element is a magnitude of eight bits: |q|, |q| · (8+m), or an fp8 significand with its
 hidden one on top. Shifted until its highest one meets the host's hidden one, it is the host's

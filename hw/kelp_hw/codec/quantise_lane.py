@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""One element of the quantiser, stage by stage, as expressions; and the constants that its shared
-half must agree on.
+"""One element of the quantiser, stage by stage, as expressions, and the constants that its shared
+half must agree on. `Quantiser` has the registers between them and the cycles.
 
 Every format is one right shift of the 11-bit significand followed by one rounding. ``shift`` says
 how far, so that the lowest bit of the shifted value has the weight of the lowest stored bit (int4:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""What the two halves of the data path share: the order of ops between look-up and head
-(docs/design.md §4)."""
+"""The payload that takes ops in order from look-up to head, what the two halves of the data path
+share (docs/design.md §4). The FIFO that holds it is `OrderFifo`: one op a cycle."""
 
 from __future__ import annotations
 

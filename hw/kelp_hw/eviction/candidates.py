@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""The best pages of a sweep, sorted: one insertion or one take per cycle."""
+"""The best pages of a sweep, sorted. One insertion or one take a cycle; an inserted page is seen
+after 2 cycles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Eviction engine: queue state, sweep, evictor, evictions under way, orphans and closer, on one
-stream of ops, one per cycle (docs/design.md §6)."""
+stream of ops (docs/design.md §6). One op a cycle, 1 cycle after its source offers it."""
 
 from __future__ import annotations
 

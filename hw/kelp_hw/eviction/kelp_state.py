@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """What policy `kelp` learns from accesses: the few numbers of the whole pool, and when to look at a
-queue anew. One result per cycle (docs/policy.md)."""
+queue anew (docs/policy.md). One result a cycle, learnt after 2 cycles."""
 
 from __future__ import annotations
 

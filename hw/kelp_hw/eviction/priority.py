@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Recency and priority of scanned pages (spec §5): a pipeline, one page per cycle."""
+"""Class, recency and priority of scanned pages (spec §5): a pipeline. One page a cycle, judged
+after 15 cycles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""One bit per page: is it listed (resident)? A word per cycle is read (docs/design.md §6)."""
+"""One bit per page: is it listed (resident)? One word is read a cycle, and given after 1 cycle
+(docs/design.md §6)."""
 
 from __future__ import annotations
 

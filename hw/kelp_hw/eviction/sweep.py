@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""One sweep: SCAN a queue's listed pages, one per cycle, and keep the best candidates (spec §7,
-docs/design.md §6)."""
+"""One sweep: SCAN a queue's listed pages and keep the best candidates (spec §7, docs/design.md §6).
+One SCAN a cycle; a page that comes back is in the list after 17 cycles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""One stream that several blocks listen to."""
+"""One stream that several blocks listen to. One item a cycle, in the same cycle or, registered, in
+the next."""
 
 from __future__ import annotations
 

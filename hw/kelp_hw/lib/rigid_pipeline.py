@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""A pipeline that moves as a whole, through which a line goes at once or in several beats."""
+"""A pipeline that moves as a whole, through which a line goes at once or in several beats. One beat
+a cycle and stage."""
 
 from amaranth.hdl import Assert, C, Module, Mux, Shape, Signal, Value
 

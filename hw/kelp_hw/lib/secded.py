@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Single-error-correcting, double-error-detecting code over one SRAM word (spec §4)."""
+"""Single-error-correcting, double-error-detecting code over one SRAM word (spec §4):
+expressions without a register; one word a cycle."""
 
 from __future__ import annotations
 
