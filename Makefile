@@ -46,7 +46,7 @@ bench: $(STAMP) ## measure every figure of the specification into build/bench.js
 prove: $(STAMP) ## all formal proofs (queues, arbiters, free lists, miss table, arithmetic), and a table of them
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m prove $(ARGS)
 
-mutate: $(STAMP) ## would each block's bench notice a wrong block? into build/mutate.json (ARGS="--only host --count 20 --seed 2"; hours)
+mutate: $(STAMP) ## would each block's bench notice a wrong block? into build/mutate.json (ARGS="--only host --count 20 --seed 2 --resume"; hours)
 	.venv/bin/python -m kelp_verif.mutation.hunt $(ARGS)
 
 coverage: $(STAMP) ## cover points, lines and control signals that the benches reach, into build/coverage.json (ARGS="--only host")

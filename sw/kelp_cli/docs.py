@@ -22,24 +22,30 @@ DOCUMENTED = "trace"  #: the configuration whose widths and offsets the tables s
 
 
 _RUNS = "<!-- runs: written by `kelp docs` from data/bench/nightly.json -->\n"
+_MUTANTS = "<!-- mutants: written by `kelp docs` from data/bench/mutate.json -->\n"
 
 
 def generated(bench: Path, directory: Path) -> dict[str, str]:
     """File name in `directory`, docs/, → its text; `bench` has the rows of the last bench, and
-    `nightly.json` beside it those of the last runs, which are a part of a page."""
+    `nightly.json` and `mutate.json` beside it those of the last runs, which are parts of a page."""
     from kelp_hw.export.ports import ports_markdown
     from kelp_spec.render import c_header, registers_markdown
+    from kelp_verif.mutation.hunt import markdown
 
     config = named(DOCUMENTED)
     runs = json.loads(bench.with_name("nightly.json").read_text(encoding="utf-8"))
-    before, _, after = (directory / "verification.md").read_text(encoding="utf-8").split(_RUNS)
+    mutants = json.loads(bench.with_name("mutate.json").read_text(encoding="utf-8"))["blocks"]
+    page = (directory / "verification.md").read_text(encoding="utf-8")
+    for mark, rows in ((_RUNS, runs_markdown(runs)), (_MUTANTS, markdown(mutants))):
+        before, _, after = page.split(mark)
+        page = mark.join((before, f"\n{rows}\n", after))
     return {
         "registers.md": registers_markdown(config),
         "architecture.svg": picture(),
         "ports.md": ports_markdown(config),
         "kelp_regs.h": c_header(config),
         "figures.md": figures_markdown(json.loads(bench.read_text(encoding="utf-8")), GROUPS),
-        "verification.md": _RUNS.join((before, f"\n{runs_markdown(runs)}\n", after)),
+        "verification.md": page,
     }
 
 

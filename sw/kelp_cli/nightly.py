@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kelp_rtl.build.tools import build_root
+from kelp_rtl.build.tools import build_root, commit
 from kelp_spec.files import write_whole
 
 from .output import UserError, console
@@ -104,7 +104,8 @@ def _recorded(output: Path) -> list[dict]:
 def _run(part: str) -> dict:
     """How `make part` ends; what it says goes to a log below build/nightly/."""
     command = ["make", "--no-print-directory", part, *PARTS[part][0]]
-    record = {"part": part, "command": " ".join(command), **_state()}
+    state = {"date": date.today().isoformat(), "commit": commit()}
+    record = {"part": part, "command": " ".join(command), **state}
     asked = subprocess.run(["make", "-n", *command[1:]], capture_output=True, text=True)
     if asked.returncode == _NO_RULE and f"'{part}'" in asked.stderr:
         return record | {"result": _NOT_THERE, "said": "", "cpu_s": 0, "wall_s": 0}
@@ -118,19 +119,6 @@ def _run(part: str) -> dict:
         "said": _last_words(log),
         "cpu_s": round(_cpu_seconds() - before),
         "wall_s": round(time.monotonic() - began),
-    }
-
-
-def _state() -> dict:
-    """Of the checkout: the day and the commit, with a plus where files differ from it."""
-
-    def git(*arguments):
-        return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
-
-    changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-    return {
-        "date": date.today().isoformat(),
-        "commit": git("rev-parse", "--short", "HEAD") + changed,
     }
 
 

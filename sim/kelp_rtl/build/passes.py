@@ -3,6 +3,9 @@
 """What a run may put between a component and its simulation: nothing, unless a mutation run
 (:mod:`kelp_verif.mutation`) has replaced :data:`installed`."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 __all__ = ["Passes", "install", "installed"]
 
 
@@ -22,7 +25,15 @@ class Passes:
         return text
 
     def simulates(self, verilog: str) -> None:
-        """A model of `verilog` is built and begins to run."""
+        """A compiled model of `verilog` begins to run in this process."""
+
+    def bench(
+        self, verilog: str, simulate: Callable[..., int | None], folder: Path
+    ) -> tuple[Path, int | None]:
+        """Run a cocotb bench on a built model of `verilog`: ``simulate(folder, **more)`` runs it
+        in a folder, with more environment, and returns its exit code, or nothing where it did not
+        end. Returns the folder that its files are in, and that code."""
+        return folder, simulate(folder)
 
 
 _installed = Passes()

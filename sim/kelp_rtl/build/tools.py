@@ -25,6 +25,7 @@ from kelp_spec.files import write_whole
 __all__ = [
     "ToolError",
     "build_root",
+    "commit",
     "digest",
     "env_bin",
     "find",
@@ -59,6 +60,17 @@ def build_root() -> Path:
         if (parent / "pyproject.toml").is_file() and (parent / "hw" / "kelp_spec").is_dir():
             return parent / "build"
     return Path.cwd() / "build"
+
+
+def commit() -> str:
+    """The commit of the checkout in the current directory, with a plus where files differ from
+    it."""
+
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
+
+    changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return git("rev-parse", "--short", "HEAD") + changed
 
 
 def env_bin() -> Path:

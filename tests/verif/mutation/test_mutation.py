@@ -3,6 +3,7 @@
 """Mutants are where they are said to be, and a bench that looks notices them."""
 
 import inspect
+import json
 from importlib import import_module
 
 import pytest
@@ -15,7 +16,7 @@ from kelp_hw.export.rtlil import to_rtlil
 from kelp_verif.mutation import netlist, source
 from kelp_verif.mutation.benches import BENCHES, NO_STATE, Bench
 from kelp_verif.mutation.equivalence import equivalent
-from kelp_verif.mutation.hunt import hunt, score
+from kelp_verif.mutation.hunt import hunt, main, markdown, score
 
 
 class Redundant(wiring.Component):
@@ -92,7 +93,10 @@ endmodule
     assert netlist.SELECT in netlist.mutated(text, mutants)
     chosen = netlist.selected(verilog, "abc")
     assert "module top(a, o);" in chosen and "input [13:0]" not in chosen
-    assert "initial kelp_mutant" in chosen and netlist.design_of(chosen) == "abc"
+    assert (
+        'initial kelp_mutant = $c32("kelp_mutant()")' in chosen
+        and netlist.design_of(chosen) == "abc"
+    )
     assert netlist.design_of(verilog) is None
 
 
@@ -103,3 +107,49 @@ def test_a_hunt_counts_what_the_bench_notices():
     counted = figures["killed"] + figures["equivalent"] + figures["undecided"]
     assert 1 <= figures["mutants"] == counted <= 3
     assert len(figures["alive"]) == figures["undecided"] and score(figures) > 0.5
+
+
+#: A component of a test's own, and two tests of it: the first sees what the second does.
+INCREMENT = Bench(
+    "increment",
+    {"none": ("Increment",)},
+    tuple(
+        f"tests/verif/harness/test_runner.py::{name}"
+        for name in ("test_bench_passes_and_hands_figures_back", "test_seed_decides_the_stimulus")
+    ),
+)
+
+
+@pytest.mark.timeout(300)
+def test_a_bench_on_verilator_forks_for_each_mutant():
+    figures = hunt(INCREMENT, count=12, seed=1, jobs=2)["Increment"]
+    assert figures["mutants"] == 12 and score(figures) > 0.8, figures
+
+
+def test_what_was_recorded_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("KELP_BUILD", str(tmp_path))
+    monkeypatch.setattr("kelp_verif.mutation.hunt.hunt", one_for_each)
+    for only, options, ran in (
+        ("Skid", {}, {"Skid"}),
+        ("lib", {"resume": True}, {"SplitSram"}),
+        ("Skid", {"resume": True}, set()),
+        ("Skid", {"resume": True, "count": 200}, {"Skid"}),
+        ("Skid", {}, {"Skid"}),
+    ):
+        RAN.clear()
+        main(**{"only": [only], "count": 100, "seed": 1, "jobs": 1, "resume": False} | options)
+        assert set(RAN) == ran, (only, options)
+    blocks = json.loads((tmp_path / "mutate.json").read_text())["blocks"]
+    assert set(blocks) == {"Skid", "SplitSram"} and blocks["Skid"]["count"] == 100
+    page = markdown(blocks)
+    assert "| `Skid` | 4 | 3 | 1 | 0 | 100.0% |" in page and "`OrderFifo`" in page
+
+
+RAN = []
+
+
+def one_for_each(bench, **_):
+    """What a hunt finds where all mutants but one are killed and that one changes nothing."""
+    RAN.extend(bench.classes)
+    figures = {"mutants": 4, "killed": 3, "equivalent": 1, "undecided": 0, "alive": []}
+    return dict.fromkeys(bench.classes, figures)

@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,8 @@ __all__ = ["BenchResult", "Model", "bench_params", "made", "record", "run_cocotb
 
 _PARAMS = "KELP_BENCH_PARAMS"
 _RECORD = "KELP_BENCH_RECORD"
+# What a run leaves in its directory.
+_RESULTS, _LOG = "results.xml", "sim.log"
 #: A folder: benches leave their coverage in it (kelp_verif.coverage).
 _COVERAGE = "KELP_COVERAGE"
 # Toggles of what has one bit.
@@ -126,10 +127,47 @@ def run_cocotb(
     # Everything is random until the first edge of start_clock(), 1 ns after the start, has seen the
     # reset.
     verilog = verilog.replace(" assert (", " if ($time > 1) assert (")
-    ports = _ports_of(verilog, "top")
     name = model.name or (
         bench.rpartition(".")[2] if isinstance(component, str) else type(component).__name__
     )
+    covered = os.environ.get(_COVERAGE)
+    build_dir = _built(name, verilog, model, covered=bool(covered), waves=waves)
+    if seed is None:
+        seed = _default_seed(bench, test, params)
+    print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")
+    said = _said(bench, test, params)
+    (build_dir / "runs").mkdir(exist_ok=True)
+    prefix = f"{bench.rpartition('.')[2]}-{seed}-"
+    run_dir = Path(tempfile.mkdtemp(prefix=prefix, dir=build_dir / "runs"))
+
+    def simulate(folder: Path, timeout_s: float | None = timeout_s, **more: str) -> int | None:
+        return _simulate(build_dir, folder, seed, said | more, waves, timeout_s)
+
+    run_dir, code = passes.installed().bench(verilog, simulate, run_dir)
+    passed, problems = _ended(run_dir, code, f"module {bench!r}, test {test!r}", timeout_s)
+    if problems:
+        raise AssertionError(
+            f"{bench} failed with seed {seed}:\n{problems}\nrun directory {run_dir}\n"
+            + tail(run_dir / _LOG)
+        )
+    result = BenchResult(
+        seed=seed,
+        tests=tuple(passed),
+        build_dir=build_dir,
+        run_dir=run_dir,
+        waves=run_dir / "dump.vcd" if waves else None,
+        records=_records(run_dir),
+    )
+    if covered:
+        _leave_coverage(Path(covered), name, bench, result)
+    if not waves:
+        shutil.rmtree(result.run_dir)
+    return result
+
+
+def _built(name: str, verilog: str, model: Model, *, covered: bool, waves: bool) -> Path:
+    """The directory that the model is built in."""
+    ports = _ports_of(verilog, "top")
     files = [*macro_sources(verilog), *(Path(source).resolve() for source in model.sources)]
     # cocotb must see the ports and nothing else: publishing every signal (--public-flat-rw) makes
     # large designs unbuildable.
@@ -137,7 +175,6 @@ def run_cocotb(
     control = "`verilator_config\n" + "".join(
         f'public_flat_rw -module "{module}" -var "{var}"\n' for module, var in visible
     )
-    covered = os.environ.get(_COVERAGE)
     args = [*VERILATOR_ARGS, *model.build_args, *(_COVERAGE_ARGS if covered else ())]
     split = split_args(verilog)
     key = tools.digest(
@@ -158,16 +195,7 @@ def run_cocotb(
             tools.write_if_changed(build_dir / "top.vlt", control)
             _build_bench(build_dir, [build_dir / "top.v", *files], args, split, model.opt, waves)
             tools.write_if_changed(stamp, key)
-    passes.installed().simulates(verilog)
-    if seed is None:
-        seed = _default_seed(bench, test, params)
-    print(f"{name}: bench {bench}, seed {seed} (KELP_SEED={seed} repeats it)")
-    result = _run_bench(build_dir, bench, test, seed, dict(params or {}), waves, timeout_s)
-    if covered:
-        _leave_coverage(Path(covered), name, bench, result)
-    if not waves:
-        shutil.rmtree(result.run_dir)
-    return result
+    return build_dir
 
 
 def _leave_coverage(folder: Path, name: str, bench: str, result: BenchResult) -> None:
@@ -180,6 +208,15 @@ def _leave_coverage(folder: Path, name: str, bench: str, result: BenchResult) ->
         "records": result.records,
     }
     left.with_name(f"{left.name}.json").write_text(json.dumps(said), encoding="utf-8")
+
+
+def _said(bench, test, params) -> dict[str, str]:
+    """What cocotb and the bench are told in their environment."""
+    said = {"COCOTB_TEST_MODULES": bench, _PARAMS: json.dumps(dict(params or {}))}
+    if test is not None:
+        names = [test] if isinstance(test, str) else list(test)
+        said["COCOTB_TEST_FILTER"] = r"\.(" + "|".join(map(re.escape, names)) + ")$"
+    return said
 
 
 def _default_seed(bench, test, params) -> int:
@@ -254,7 +291,9 @@ def _build_bench(
     )
 
 
-def _run_bench(build_dir, bench, test, seed, params, waves, timeout_s) -> BenchResult:
+def _simulate(build_dir, folder, seed, said, waves, timeout_s) -> int | None:
+    """The simulator's exit code, or nothing where it was killed. All files that it leaves are in
+    its current directory, `folder`."""
     import cocotb_tools.config
     import find_libpython
 
@@ -264,29 +303,20 @@ def _run_bench(build_dir, bench, test, seed, params, waves, timeout_s) -> BenchR
             "no shared libpython for this Python: apt-get install libpython3-dev, or use a "
             + "Python built with --enable-shared"
         )
-    (build_dir / "runs").mkdir(exist_ok=True)
-    run_dir = Path(
-        tempfile.mkdtemp(prefix=f"{bench.rpartition('.')[2]}-{seed}-", dir=build_dir / "runs")
-    )
-    results, log = run_dir / "results.xml", run_dir / "sim.log"
     env = tools.tool_env() | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "PYGPI_PYTHON_BIN": sys.executable,
         "GPI_USERS": f"{libpython};{cocotb_tools.config.pygpi_entry_point()}",
         "COCOTB_TOPLEVEL": "top",
         "TOPLEVEL_LANG": "verilog",
-        "COCOTB_TEST_MODULES": bench,
         "COCOTB_RANDOM_SEED": str(seed),
         "PYTHONHASHSEED": "0",  # the order of a set is part of what a seed repeats
-        "COCOTB_RESULTS_FILE": str(results),
+        "COCOTB_RESULTS_FILE": _RESULTS,
         "COCOTB_TRUST_INERTIAL_WRITES": "1",
         "COCOTB_ANSI_OUTPUT": "0",
-        _PARAMS: json.dumps(params),
-        _RECORD: str(run_dir / "records.jsonl"),
+        _RECORD: "records.jsonl",
+        **said,
     }
-    if test is not None:
-        names = [test] if isinstance(test, str) else list(test)
-        env["COCOTB_TEST_FILTER"] = r"\.(" + "|".join(map(re.escape, names)) + ")$"
     # A run in pytest must not make cocotb think that pytest runs inside the simulator too.
     env.pop("PYTEST_CURRENT_TEST", None)
     command = [
@@ -295,12 +325,11 @@ def _run_bench(build_dir, bench, test, seed, params, waves, timeout_s) -> BenchR
         f"+verilator+seed+{seed}",
         "+verilator+rand+reset+2",
     ]
-    started = time.monotonic()
     try:
-        with open(log, "w", encoding="utf-8") as handle:
-            code = subprocess.run(
+        with open(folder / _LOG, "w", encoding="utf-8") as handle:
+            return subprocess.run(
                 command,
-                cwd=run_dir,
+                cwd=folder,
                 env=env,
                 stdout=handle,
                 stderr=subprocess.STDOUT,
@@ -308,36 +337,30 @@ def _run_bench(build_dir, bench, test, seed, params, waves, timeout_s) -> BenchR
                 timeout=timeout_s,
             ).returncode
     except subprocess.TimeoutExpired:
-        code = None
-    passed, failed = _read_results(results)
-    problems = list(failed)
+        return None
+
+
+def _ended(run_dir, code, what, timeout_s) -> tuple[list[str], str]:
+    """Tests that passed in a run of `what` that ended with `code`, and what went wrong."""
+    passed, problems = _read_results(run_dir / _RESULTS)
     if code is None:
-        problems.append(
-            f"killed after {time.monotonic() - started:.0f} s: the simulation did not end "
-            + f"(limit {timeout_s} s)"
-        )
+        problems.append(f"killed: the simulation did not end (limit {timeout_s} s)")
     elif code:
         # An RTL Assert stops Verilator on the spot, before cocotb can write its results.
-        problems.append(f"the simulator stopped with exit code {code}: {_assertion(log)}")
-    elif not passed and not failed:
-        problems.append(f"no test ran: module {bench!r}, test {test!r}")
-    if problems:
-        summary = "\n".join(f"  {problem}" for problem in problems)
-        raise AssertionError(
-            f"{bench} failed with seed {seed}:\n{summary}\nrun directory {run_dir}\n{tail(log)}"
+        problems.append(
+            f"the simulator stopped with exit code {code}: {_assertion(run_dir / _LOG)}"
         )
+    elif not passed and not problems:
+        problems.append(f"no test ran: {what}")
+    return passed, "\n".join(f"  {problem}" for problem in problems)
+
+
+def _records(run_dir: Path) -> dict:
     records: dict = {}
     with contextlib.suppress(FileNotFoundError):
         for line in (run_dir / "records.jsonl").read_text(encoding="utf-8").splitlines():
             records |= json.loads(line)
-    return BenchResult(
-        seed=seed,
-        tests=tuple(passed),
-        build_dir=build_dir,
-        run_dir=run_dir,
-        waves=run_dir / "dump.vcd" if waves else None,
-        records=records,
-    )
+    return records
 
 
 def _assertion(log: Path) -> str:

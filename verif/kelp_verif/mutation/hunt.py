@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """Runs the benches on the mutants and says what was noticed: ``python -m kelp_verif.mutation.hunt``
-(`make mutate`), into build/mutate.json."""
+(`make mutate`), into build/mutate.json. A run may be made in parts: what was recorded of other
+blocks stays, and ``--resume`` leaves out what is recorded with the same seed and count."""
 
 import json
 import os
@@ -9,7 +10,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 
 import typer
@@ -24,7 +27,7 @@ from .equivalence import equivalent
 from .netlist import Mutant
 from .plugin import Job
 
-__all__ = ["BAR", "hunt", "main"]
+__all__ = ["BAR", "hunt", "main", "markdown", "score"]
 
 #: Of the mutants that change something, the part that the block's own bench must notice.
 BAR = 0.95
@@ -51,7 +54,8 @@ def hunt(bench: Bench, *, count: int, seed: int, jobs: int) -> dict[str, dict]:
         }
         env.pop("KELP_SEED", None)  # a seed draws mutants; benches keep theirs
         command = [sys.executable, "-m", "pytest", "-q", "-p", "kelp_verif.mutation.plugin"]
-        command += ["-p", "no:cacheprovider", "-m", "not slow", "--timeout", "0", *bench.tests]
+        command += ["-p", "no:cacheprovider", "-m", "not slow", "-k", "not planted"]
+        command += ["--timeout", "0", *bench.tests]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode or not out.is_file():
             raise tools.ToolError(
@@ -86,13 +90,41 @@ def score(figures: dict) -> float:
 
 
 def table(blocks: dict[str, dict]) -> Table:
+    """Every block of the benches, run or not."""
     rows = Table(title="mutants that the block's own bench notices")
-    for head in ("block", "mutants", "killed", "equivalent", "undecided", "score"):
-        rows.add_column(head, justify="left" if head == "block" else "right")
-    for block, figures in blocks.items():
-        counts = [str(figures[key]) for key in ("mutants", "killed", "equivalent", "undecided")]
-        rows.add_row(block, *counts, f"{score(figures):.1%}")
+    heads = ("block", "room", "mutants", "killed", "equivalent", "undecided", "score", "last run")
+    for head in heads:
+        rows.add_column(head, justify="left" if head in heads[:2] else "right")
+    for bench in BENCHES:
+        for block in bench.classes:
+            figures = blocks.get(block)
+            if not figures:
+                rows.add_row(block, bench.name, "", "", "", "", "", "never")
+                continue
+            counts = [str(figures[key]) for key in ("mutants", "killed", "equivalent", "undecided")]
+            ran = f"{figures['date']} {figures['commit']}, seed {figures['seed']}"
+            rows.add_row(block, bench.name, *counts, f"{score(figures):.1%}", ran)
     return rows
+
+
+def markdown(blocks: dict[str, dict]) -> str:
+    """The blocks of `build/mutate.json` as a table, and a line that names those that never ran."""
+    lines = [
+        "| block | mutants | killed | equivalent | undecided | score | last run | commit | seed |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    never = []
+    for bench in BENCHES:
+        for block in bench.classes:
+            if block not in blocks:
+                never.append(f"`{block}`")
+                continue
+            f = blocks[block]
+            counts = [str(f[key]) for key in ("mutants", "killed", "equivalent", "undecided")]
+            ran = (f["date"], f"`{f['commit']}`", str(f["seed"]))
+            lines.append(f"| `{block}` | {' | '.join((*counts, f'{score(f):.1%}', *ran))} |")
+    left = textwrap.fill(f"Never run: {', '.join(never) or 'none'}.", 120)
+    return "\n".join([*lines, "", left, ""])
 
 
 def main(
@@ -100,6 +132,9 @@ def main(
     count: int = typer.Option(100, min=1, help="mutants of each block, at most"),
     seed: int = typer.Option(1, help="draws the sites"),
     jobs: int = typer.Option(2, min=1, help="processes side by side"),
+    resume: bool = typer.Option(
+        False, help="leave out blocks that are recorded with this seed and as many mutants"
+    ),
 ) -> None:
     """Would a block's bench notice, if the block were wrong?"""
     path, console = tools.build_root() / "mutate.json", Console()
@@ -107,10 +142,19 @@ def main(
     if unknown := set(only) - known:
         console.print(f"no room or block is called {', '.join(sorted(unknown))}; known: {known}")
         raise typer.Exit(2)
-    report = json.loads(path.read_text(encoding="utf-8")) if only and path.is_file() else {}
-    blocks, failed = report.get("blocks", {}), False
+    blocks = json.loads(path.read_text(encoding="utf-8"))["blocks"] if path.is_file() else {}
+    blocks = {block: figures for block, figures in blocks.items() if block in known}
+    done = {b for b, f in blocks.items() if f["seed"] == seed and f["count"] >= count}
+    state = {
+        "seed": seed,
+        "count": count,
+        "date": date.today().isoformat(),
+        "commit": tools.commit(),
+    }
+    failed = False
     for bench in BENCHES:
         classes = [b for b in bench.classes if not only or b in only or bench.name in only]
+        classes = [b for b in classes if not (resume and b in done)]
         if not classes:
             continue
         console.print(f"{bench.name}: {', '.join(classes)}")
@@ -121,14 +165,13 @@ def main(
             bench.level,
         )
         try:
-            blocks |= hunt(chosen, count=count, seed=seed, jobs=jobs)
+            found = hunt(chosen, count=count, seed=seed, jobs=jobs)
         except tools.ToolError as error:
             failed = True
             console.print(str(error), markup=False)
             continue
-        report = {"seed": seed, "count": count, "blocks": blocks}
-        write_whole(path, json.dumps(report, indent=2) + "\n")
-        console.print(table({b: blocks[b] for b in classes}))
+        blocks |= {block: state | figures for block, figures in found.items()}
+        write_whole(path, json.dumps({"blocks": blocks}, indent=2) + "\n")
     console.print(table(blocks), f"\n{path}")
     short = [b for b, figures in blocks.items() if score(figures) < BAR]
     if short:

@@ -5,7 +5,7 @@ which of them is alive in a process.
 
 yosys's `mutate` draws the sites (a bit of a cell's port that is stuck, inverted, or follows another
 bit) and puts each behind a comparison with a select input. Here that input becomes a register of
-the mutated module that reads the environment once, so benches know nothing of it.
+the mutated module that asks the environment once (select.h), so benches know nothing of it.
 """
 
 import re
@@ -19,7 +19,7 @@ from kelp_rtl.build import tools
 
 __all__ = ["SELECT", "Mutant", "Paths", "design_of", "listed", "mutated", "selected"]
 
-#: The select input, and the environment's variable, in capitals.
+#: The select input, the function of select.h, and the environment's variable, in capitals.
 SELECT = "kelp_mutant"
 _BITS = 14
 
@@ -107,18 +107,18 @@ def mutated(text: str, mutants: list[Mutant]) -> str:
 
 
 def selected(verilog: str, design: str) -> str:
-    """`verilog` with each select input made a register that reads the environment, and `design` in
-    a comment, by which `design_of` knows it again."""
+    """`verilog` with each select input made a register that asks select.h, and `design` in a
+    comment, by which `design_of` knows it again."""
     verilog = re.sub(rf", {SELECT}(?=[,)])", "", verilog)
     verilog = re.sub(rf"\({SELECT}, ", "(", verilog)
     verilog = f"// {SELECT}: design {design}\n{verilog}"
-    return re.sub(
-        rf"  input \[{_BITS - 1}:0\] {SELECT};\n  wire \[{_BITS - 1}:0\] {SELECT};\n",
-        f"  reg [{_BITS - 1}:0] {SELECT};\n  initial {SELECT} = "
-        + f'$c32("(std::getenv(\\"{SELECT.upper()}\\") ? '
-        + f'std::atoi(std::getenv(\\"{SELECT.upper()}\\")) : 0)");\n',
-        verilog,
+    wires = f"  input [{_BITS - 1}:0] {SELECT};\n  wire [{_BITS - 1}:0] {SELECT};\n"
+    header = Path(__file__).with_name("select.h").read_text(encoding="utf-8")
+    register = (
+        f'  reg [{_BITS - 1}:0] {SELECT};\n  initial {SELECT} = $c32("{SELECT}()");\n'
+        + f"`systemc_header\n{header}`verilog\n"
     )
+    return verilog.replace(wires, register)
 
 
 def design_of(verilog: str) -> str | None:

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
 """A pytest plugin: every test is run once for each mutant that is still alive, each in a process
-forked from the test where its simulation begins. :mod:`.hunt` starts pytest with it.
+forked from the test where its simulation begins. :mod:`.hunt` starts pytest with it. A cocotb
+bench's own process is shared, too: it forks where the model's registers begin (select.h). A test
+whose model holds no mutant is left.
 
 The job, in `$KELP_MUTATION`, is a :class:`Job` as JSON; results go to its `out`. A test runs once
-with no mutant first and must pass; what it takes bounds the time of the others.
+with no mutant first and must pass; the processor time that it takes bounds that of the others.
 """
 
 import json
 import os
+import resource
+import shutil
 import signal
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +27,13 @@ from kelp_rtl.build import passes, tools
 
 from . import netlist, source
 
-#: A mutant that does not end is killed after this many times what the test takes without, and at
-#: least after so many seconds.
-_SLOWER, _AT_LEAST = 6, 20.0
+#: A mutant that does not end is killed after this many times the processor time that the test
+#: takes without, and at least after so many seconds of it.
+_SLOWER, _AT_LEAST = 4, 5
+#: Seconds of processor time that a test may take with no mutant.
+_WHOLE = 600
+#: A process that waits and does nothing is ended after so many times its processor time.
+_IDLE = 30
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class Hunt(passes.Passes):
         if self.job.level != "netlist":
             return text
         key = tools.digest(text)
-        if key not in self._sites:
+        if key not in self._sites and self.child is None:
             # A block's mutants are in the first design that has it; other designs are left alone.
             found = {
                 name: self._paths.modules[name]
@@ -94,7 +105,9 @@ class Hunt(passes.Passes):
                 )
             )
             self.texts |= dict.fromkeys(found, text)
-        self._pending = self._sites[key]
+        self._pending = self._sites.get(key, [])
+        if not self._pending and self.child is None:
+            pytest.skip("holds no mutant")
         return netlist.mutated(text, [self.mutants[n] for n in self._pending])
 
     def verilog(self, text):
@@ -109,24 +122,72 @@ class Hunt(passes.Passes):
         if self.child is None and design:
             self.run(self.designs[design])
 
+    def bench(self, verilog, simulate, folder):
+        design = netlist.design_of(verilog)
+        if self.child is None and design:
+            numbers = self._alive(self.designs[design])
+            seconds = self._whole()
+            if self.child is None:
+                ended = self._simulated(numbers, seconds, simulate, folder)
+                self._fork(numbers, seconds)
+                if self.child is not None:
+                    return ended[self.child]
+                shutil.rmtree(folder)
+                self._leave(numbers)
+        return super().bench(verilog, simulate, folder)
+
     # Forks
     def run(self, numbers) -> None:
         """Fork a child for each of `numbers` that is alive. Returns in the children alone; the
         parent leaves the test by a skip."""
-        began = time.monotonic()
-        problem = self._fork([0], limit=600.0)
-        if self.child is not None:
-            return
-        if problem:
-            pytest.fail(f"fails with no mutant: {problem}")
-        limit = max(_AT_LEAST, _SLOWER * (time.monotonic() - began))
-        self._fork([n for n in numbers if n not in self.killers], limit=limit)
+        numbers = self._alive(numbers)
+        seconds = self._whole()
         if self.child is None:
-            alive = sum(n not in self.killers for n in numbers)
-            pytest.skip(f"{alive} of {len(numbers)} mutants are alive after it")
+            self._fork(numbers, seconds)
+        if self.child is None:
+            self._leave(numbers)
 
-    def _fork(self, numbers, *, limit) -> str | None:
-        """Run `numbers` in forks, a few at a time; what the last of them did wrong."""
+    def _alive(self, numbers) -> list[int]:
+        alive = [n for n in numbers if n not in self.killers]
+        if not alive:
+            pytest.skip("no mutant is alive before it")
+        return alive
+
+    def _leave(self, numbers) -> None:
+        left = sum(n not in self.killers for n in numbers)
+        pytest.skip(f"{left} of {len(numbers)} mutants are alive after it")
+
+    def _whole(self) -> int:
+        """Run the test in a fork with no mutant; seconds of processor time for one with."""
+        before = _cpu_seconds()
+        problem = self._fork([0], _WHOLE)
+        if self.child is None and problem:
+            pytest.fail(f"fails with no mutant: {problem}")
+        return round(max(_AT_LEAST, _SLOWER * (_cpu_seconds() - before)))
+
+    def _simulated(self, numbers, seconds, simulate: Callable[..., int | None], folder: Path):
+        """Simulate `numbers`, some after one another in each of a few processes: number → the
+        folder that its files are in, and the exit code."""
+        parts = [numbers[k :: self.job.jobs] for k in range(min(self.job.jobs, len(numbers)))]
+        ended = {}
+
+        def together(k: int) -> None:
+            place, words = folder / f"part{k}", " ".join(map(str, (seconds, *parts[k])))
+            place.mkdir(parents=True)
+            simulate(place, KELP_MUTANTS=words, COCOTB_MAX_FAILURES="1", timeout_s=None)
+            for line in (place / "ended").read_text(encoding="utf-8").splitlines():
+                number, code = map(int, line.split())
+                ended[number] = (place / str(number), code)
+
+        with ThreadPoolExecutor(len(parts)) as pool:
+            list(pool.map(together, range(len(parts))))
+        if missing := set(numbers) - set(ended):
+            raise tools.ToolError(f"mutants {sorted(missing)} were not simulated in {folder}")
+        return ended
+
+    def _fork(self, numbers, seconds: int) -> str | None:
+        """Run `numbers` in forks, a few at a time, each with `seconds` of processor time; what the
+        last of them did wrong."""
         running: dict[int, tuple[int, float]] = {}
         waiting, problem = list(numbers), None
         while waiting or running:
@@ -135,11 +196,12 @@ class Hunt(passes.Passes):
                 pid = os.fork()
                 if not pid:
                     os.setsid()
+                    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
                     self.child = number
                     os.environ |= {netlist.SELECT.upper(): str(number), "COCOTB_MAX_FAILURES": "1"}
                     tools.tool_env.cache_clear()
                     return None
-                running[pid] = (number, time.monotonic() + limit)
+                running[pid] = (number, time.monotonic() + _IDLE * seconds)
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid in running:
                 number, _ = running.pop(pid)
@@ -148,13 +210,9 @@ class Hunt(passes.Passes):
                     self._killed(number, code)
                 continue
             now = time.monotonic()
-            for pid, (number, deadline) in list(running.items()):
+            for pid, (_, deadline) in list(running.items()):
                 if now > deadline:
                     os.killpg(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-                    del running[pid]
-                    problem = "does not end"
-                    self._killed(number, -1)
             time.sleep(0.02)
         return problem
 
@@ -177,6 +235,12 @@ class Hunt(passes.Passes):
         ]
         with open(self.job.out, "w", encoding="utf-8") as handle:
             json.dump({"mutants": rows, "texts": self.texts}, handle)
+
+
+def _cpu_seconds() -> float:
+    """Of the processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 _STILLBORN = 77
