@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Storms: everything that hosts, memory and tier may do to a free-running endpoint, at once. No
+answer is silent, nothing stands still, and no frame stays behind."""
+
+import pytest
+
+from kelp_spec.config import named
+from kelp_verif.endpoint.storm import WEATHERS, Storm
+
+pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
+
+UNIT = named("unit")
+
+
+@pytest.mark.parametrize("weather", WEATHERS)
+def test_storm(weather):
+    storm = Storm(UNIT, 1, WEATHERS[weather]).run(chapters=2, count=500)
+    assert not storm.silent, storm.silent[:3]
+    assert storm.seen["data"] > 500 and storm.seen["poison"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("weather", WEATHERS)
+def test_storms(weather):
+    for seed in range(100, 130):
+        storm = Storm(UNIT, seed, WEATHERS[weather]).run()
+        assert not storm.silent, f"seed {seed}: {storm.silent[:3]}"
+
+
+def test_a_line_that_changes_by_itself_is_silent():
+    """So the bench would tell."""
+    storm = Storm(UNIT, 2, WEATHERS["fair"])
+    storm.chapter(300)
+    assert not storm.silent
+    for _ in range(5):  # pages that are fetched anew are sound
+        storm.device.memory[:] ^= 0x20
+        storm.chapter(300)
+    assert storm.silent
