@@ -8,6 +8,7 @@ import contextlib
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from numbers import Integral
 
 from kelp_spec.config import Config
@@ -51,7 +52,7 @@ class Control:
 
     # - sessions -----------------------------------------------------------------------------------
     def checked(self, request) -> dict:
-        """`request` of :meth:`open_session` as plain integers; OpenRefusedError says what of it no
+        """`request` of :meth:`begin_open` as plain integers; OpenRefusedError says what of it no
         device could take. Nothing has been written by then."""
         registers = self.registers
         if not isinstance(request, dict):
@@ -66,6 +67,10 @@ class Control:
             raise OpenRefusedError("a request to open a session lacks registers: budgets")
         shape = unpack(registers.register("s0_shape"), out["shape"])
         queues, named = shape["layers"] * shape["kv_heads"], set()
+        if len(budgets) > 1 + queues:
+            raise OpenRefusedError(
+                f"{len(budgets)} budgets are refused; legal: {1 + queues} at most"
+            )
         out["budgets"] = []
         for i, pair in enumerate(budgets):
             if not (isinstance(pair, list | tuple) and len(pair) == 2):
@@ -86,15 +91,15 @@ class Control:
             )
         return out
 
-    def open_session(self, request: dict, owner: int) -> int:
-        """Open the first free session for LD-ID `owner`; its number.
+    def begin_open(self, request: dict, owner: int) -> int:
+        """Open the first free session for LD-ID `owner`; its number. :meth:`budgets` does the rest.
 
         `request`: register values `shape` (its owner field is replaced), `formats`, `policy`,
         `recency`, `auto_step`, and `budgets`, pairs of a value and the list of queues that it is
-        for; the first pair is for all queues. Whatever is raised, no session is open then.
+        for; the first pair is for all queues. It is :meth:`checked`. Whatever is raised, no session
+        is open then.
         """
         registers, config = self.registers, self.config
-        request = self.checked(request)
         for session in range(config.sessions):
             state = registers.fields(f"s{session}_state")
             if not state["open"] and not state["busy"]:
@@ -117,7 +122,6 @@ class Control:
         registers, config = self.registers, self.config
         p = f"s{session}_"
         shape = unpack(registers.register(p + "shape"), request["shape"]) | {"owner": owner}
-        budgets = request["budgets"]
         registers.write_many(
             [
                 (p + "shape", registers.pack(p + "shape", **shape)),
@@ -125,7 +129,7 @@ class Control:
                 (p + "policy", request["policy"]),
                 (p + "recency", request["recency"]),
                 (p + "auto_step", request["auto_step"]),
-                (p + "budget", budgets[0][0]),
+                (p + "budget", request["budgets"][0][0]),
                 (p + "command", registers.pack(p + "command", command=SessionCommand.OPEN)),
             ]
         )
@@ -141,17 +145,22 @@ class Control:
             raise OpenRefusedError(
                 f"session {session}: the device refused {shape} with formats {codes}; {holds}"
             )
-        for value, queues in budgets[1:]:
-            writes = [(p + "budget", value)]
+
+    def budgets(self, session: int, request: dict) -> Iterator[None]:
+        """Set the budgets of single queues in a session that was begun with the same request, one
+        at a step: up to 640 would keep everybody waiting."""
+        registers, p = self.registers, f"s{session}_"
+        apply = registers.pack(p + "command", command=SessionCommand.APPLY_QUEUE)
+        for value, queues in request["budgets"][1:]:
             for queue in queues:
-                writes += [
-                    (p + "queue", registers.pack(p + "queue", queue=queue)),
-                    (
-                        p + "command",
-                        registers.pack(p + "command", command=SessionCommand.APPLY_QUEUE),
-                    ),
-                ]
-            registers.write_many(writes)
+                registers.write_many(
+                    [
+                        (p + "budget", value),
+                        (p + "queue", registers.pack(p + "queue", queue=queue)),
+                        (p + "command", apply),
+                    ]
+                )
+                yield
 
     def begin_close(self, session: int) -> None:
         """Start to close a session; :meth:`is_closed` says when that is done."""

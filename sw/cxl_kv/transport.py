@@ -9,6 +9,7 @@ region mapped would implement `load` and `store` as moves.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -20,7 +21,7 @@ from kelp_spec.formats import LINE_BYTES, Format
 
 from .control import Control
 from .core import Core, Loaded
-from .errors import TransportError
+from .errors import CxlKvError, TransportError
 from .process import Home
 
 __all__ = [
@@ -88,8 +89,8 @@ class Transport(ABC):
 
     @abstractmethod
     def open_session(self, request: dict) -> int:
-        """Open a session for this requester (`cxl_kv.control.open_session` says what a request
-        holds); its number."""
+        """Open a session for this requester (`Control.begin_open` of `cxl_kv.control` says what
+        a request holds); its number."""
 
     @abstractmethod
     def close_session(self, session: int) -> None:
@@ -159,12 +160,42 @@ class LocalTransport(Transport):
             self.core.spec_read(addresses, self.ld_id)
 
     def open_session(self, request: dict) -> int:
+        opening = self.opening(request)
+        with self.exclusive():
+            while True:
+                try:
+                    next(opening)
+                except StopIteration as opened:
+                    return opened.value
+
+    def opening(self, request: dict) -> Iterator[None]:
+        """Open a session bit by bit: a generator that yields until it is open, and returns its
+        number. It is owned from the first step on; where a later one fails, it is closed, and where
+        the generator is left half-way, it is closed as any other that is owned."""
         with self.exclusive():
             self._usable()
+            request = self._control.checked(request)
             first = self._control.mark()  # before OPEN: after it, nothing may fail
-            session = self._control.open_session(request, self.ld_id)
+            session = self._control.begin_open(request, self.ld_id)
             self._owned[session] = first
-            return session
+        try:
+            self._begun(session, request)
+            budgets = self._control.budgets(session, request)
+            while True:
+                with self.exclusive():
+                    self._usable()
+                    if next(budgets, budgets) is budgets:
+                        return session
+                yield
+        except GeneratorExit:
+            raise
+        except BaseException:
+            with contextlib.suppress(CxlKvError):
+                self.close_session(session)
+            raise
+
+    def _begun(self, session: int, request: dict) -> None:
+        """A session was opened for this requester, by a checked request."""
 
     def close_session(self, session: int) -> None:
         with self.exclusive():

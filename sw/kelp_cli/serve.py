@@ -54,15 +54,17 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Serve one device to many processes; each is a tenant with sessions of its own, or one of
         the tenant that its token names. Logs JSON lines to stderr. Ends on Ctrl-C or SIGTERM."""
+        from cxl_kv.arguments import integer, real
         from cxl_kv.errors import CxlKvError
         from cxl_kv.serving.journal import JsonFormatter
         from cxl_kv.serving.server import Limits, Server
         from cxl_kv.serving.tokens import Tokens
         from cxl_kv.url import make_core
 
-        if idle <= 0:
-            raise UserError(f"idle = {idle} is refused; legal: above 0")
         try:
+            real("idle", idle, 0.001, 31_536_000)
+            if budget is not None:
+                integer("budget", budget, 1)
             known = Tokens.load(tokens) if tokens else None
             core = make_core(device)
         except (ValueError, CxlKvError) as error:
@@ -81,14 +83,18 @@ def register(app: typer.Typer) -> None:
                 for url in listen or ["unix:/tmp/kelp.sock"]:
                     try:
                         url = server.listen(url, exposed=expose)
-                    except (ValueError, OSError) as error:
-                        raise UserError(f"{url}: {error}") from None
+                    except ValueError as error:
+                        raise UserError(str(error)) from None
+                    except OSError as error:
+                        raise UserError(f"{url}: {error.strerror or error}") from None
                     console.print(f"serving {device} on {url}")
                 if metrics:
                     try:
                         url = server.serve_metrics(metrics, exposed=expose)
-                    except (ValueError, OSError) as error:
-                        raise UserError(f"{metrics}: {error}") from None
+                    except ValueError as error:
+                        raise UserError(str(error)) from None
+                    except OSError as error:
+                        raise UserError(f"{metrics}: {error.strerror or error}") from None
                     console.print(f"metrics on {url}")
                 signal.sigwait(_SIGNALS)
                 # A second signal does not wait for sessions to close.

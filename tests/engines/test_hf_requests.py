@@ -263,6 +263,28 @@ def test_a_closed_cache_says_so(device):
         generate(model, cache)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"device": "golden:trace"},
+        {"config": None},
+        {"max_tokens": 0},
+        {"max_tokens": "8"},
+        {"policy": "kelp"},
+    ],
+)
+def test_a_wrong_argument_is_named(device, wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = .* is refused; legal: "):
+        EndpointCache(**({"device": device, "config": LlamaConfig(**SIZES)} | wrong))
+
+
+def test_a_layer_does_not_outlive_its_cache(device):
+    layer, states = EndpointCache(device, LlamaConfig(**SIZES)).layers[0], torch.zeros(1, 2, 1, 32)
+    gc.collect()
+    with pytest.raises(cxl_kv.SessionClosedError, match="the cache of this layer is gone"):
+        layer.update(states.half(), states.half())
+
+
 def test_a_prefix_is_shared_by_deep_copies(device):
     """As with DynamicCache: each goes on by itself."""
     model, start = model_of("gpt-oss, with sinks"), prompt(12)

@@ -33,6 +33,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.modeling_utils import AttentionInterface
 
+from ..arguments import instance, integer
+from ..device import Device
 from ..errors import DeviceFullError, SessionClosedError, UnsupportedError
 from ..policy import Policy
 from ..session import Session
@@ -92,6 +94,8 @@ class EndpointLayer(DynamicLayer):
         """Store [batch, kv_heads, n, head_dim]; returns what the device has of the whole row, or of
         the sliding window, as it reads it."""
         cache, new, first = self._cache(), key_states.shape[-2], self._first_visible()
+        if cache is None:
+            raise SessionClosedError("the cache of this layer is gone; keep it while it is in use")
         cache.write(self.index, self.length, key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -159,6 +163,12 @@ class EndpointCache(Cache):
         policy: Policy = Policy(score="pushed", mass_gain=4),
         page_tokens: int | None = None,
     ):
+        instance("device", device, Device, "a device (cxl_kv.open makes one)")
+        instance("policy", policy, Policy, "a Policy")
+        if max_tokens is not None:
+            integer("max_tokens", max_tokens, 1)
+        if not hasattr(config, "get_text_config"):
+            raise ValueError(f"config = {config!r} is refused; legal: a model's (model.config)")
         text = config.get_text_config(decoder=True)
         windows = _sliding_windows(text)
         super().__init__(
@@ -378,6 +388,7 @@ class EndpointCache(Cache):
             .reshape(batch, kv_heads, heads // kv_heads, keys)
             .float()
             .mean(dim=2)
+            .cpu()
             .numpy()
         )
         first = self.layers[layer].length - keys

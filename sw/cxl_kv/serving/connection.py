@@ -271,6 +271,11 @@ class Connection(Stream):
         """It has the lock, and may keep the server waiting for so long."""
         self.locked, self._lock_left = True, seconds
 
+    def hurry(self, seconds: float) -> None:
+        """Somebody waits for the lock: from now on it may keep the server waiting for so long."""
+        waited = 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
+        self._lock_left = min(self._lock_left, waited + seconds)
+
     # - who it is ----------------------------------------------------------------------------------
     def who(self) -> dict:
         return {
@@ -343,7 +348,7 @@ class Connection(Stream):
             return []
         if code == Op.OPEN:
             self.tenant.check_sessions()
-            return [to_json({"session": transport.open_session(from_json(payload))})]
+            return (yield from self._open(from_json(payload)))
         if code == Op.CLOSE:
             return (yield from self._close(from_json(payload)))
         if code == Op.EVENTS:
@@ -400,6 +405,15 @@ class Connection(Stream):
             if alone:
                 server.unlock(self)
         return []
+
+    def _open(self, asked):
+        opening = self.transport.opening(asked)
+        while True:
+            try:
+                next(opening)
+            except StopIteration as opened:
+                return [to_json({"session": opened.value})]
+            yield Next.TURN
 
     def _close(self, asked):
         session = asked.get("session") if isinstance(asked, dict) else None

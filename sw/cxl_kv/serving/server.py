@@ -55,6 +55,7 @@ class Limits:
     reply : until a reply has been read.
     lock, admin_lock : in all, between the requests of a client that holds its tenant's lock, and
         of one that holds that of LD-ID 0.
+    hurry : of that, once LD-ID 0 wants its lock.
     idle : between two requests, for clients without a token.
     unknown : connections that have not said HELLO.
     clients : connections in all; fewer where the process may not open so many files.
@@ -65,6 +66,7 @@ class Limits:
     reply_seconds: float = 30.0
     lock_seconds: float = 30.0
     admin_lock_seconds: float = 10.0
+    hurry_seconds: float = 5.0
     idle_seconds: float = 3600.0
     unknown: int = 128
     clients: int = 4096
@@ -171,7 +173,7 @@ class Server:
         self._wants_lock: set[Connection] = set()  # of LD-ID 0
         self._resume: list[tuple[float, object]] = []  # when, and what
         self._epoll = select.epoll()
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._stopping = self._closed = False
@@ -187,6 +189,9 @@ class Server:
         of the loopback unless `exposed`."""
         scheme, rest, _ = split(url)
         if scheme == "unix":
+            if not rest or "\0" in rest:
+                # The kernel would give it a name of its own, which every user may connect to.
+                raise ValueError(f"{url!r} is refused; legal: unix:/path")
             _remove_dead(rest)
             listener = socket.socket(socket.AF_UNIX)
             mask = os.umask(0o077)
@@ -274,7 +279,8 @@ class Server:
             listener.close()
         self._epoll.close()
         os.close(self._wake)
-        os.close(self._spare)
+        if self._spare is not None:
+            os.close(self._spare)
         with self.core.lock:
             self.core.close()
 
@@ -401,16 +407,16 @@ class Server:
         the spare one, and listening goes on in a moment."""
         self.journal.warning("cannot_accept", error=errno.errorcode[error.errno])
         self._oldest_goes()
-        os.close(self._spare)
+        if self._spare is not None:
+            os.close(self._spare)
+        self._spare = None
         try:
             listener.socket.accept()[0].close()
         except OSError:
             pass
         finally:
-            try:
+            with contextlib.suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY)
-            except OSError:
-                self._spare = os.dup(self._wake)
 
     def admit(self, token, *, local: bool) -> Tenant:
         """The tenant of a client that says HELLO."""
@@ -498,8 +504,10 @@ class Server:
             return True
         tenant = connection.tenant
         if tenant is self.admin:
-            if any(t.holder for t in self.tenants() if t is not tenant):
+            if holders := [t.holder for t in self.tenants() if t.holder and t is not tenant]:
                 self._wants_lock.add(connection)
+                for holder in holders:  # for as long as it holds on, nobody else gets a lock
+                    holder.hurry(self.limits.hurry_seconds)
                 return False
             self._wants_lock.discard(connection)
             self._holder = connection
@@ -534,5 +542,7 @@ def _remove_dead(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)
-        except OSError:
+        except ConnectionRefusedError:
             os.unlink(path)
+        except OSError:
+            pass  # it may be somebody else's

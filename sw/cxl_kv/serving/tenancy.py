@@ -11,6 +11,8 @@ tenant could pin others out of DRAM.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from kelp_spec.address import AddressMap
@@ -158,17 +160,17 @@ class TenantTransport(LocalTransport):
             self._told += 1
         return out
 
-    def open_session(self, request: dict) -> int:
-        if self._pins is None:
-            return super().open_session(request)
-        request, lines = self._control.checked(request), self._pins.lines
-        request["budgets"] = [
-            (min(value or lines, lines), queues) for value, queues in request["budgets"]
-        ]
-        most = self._most(request)
-        session = super().open_session(request)
-        self._pins.opened(session, most)
-        return session
+    def opening(self, request: dict) -> Iterator[None]:
+        if self._pins is not None:
+            request, lines = self._control.checked(request), self._pins.lines
+            request["budgets"] = [
+                [min(value or lines, lines), queues] for value, queues in request["budgets"]
+            ]
+        return super().opening(request)
+
+    def _begun(self, session: int, request: dict) -> None:
+        if self._pins is not None:
+            self._pins.opened(session, self._most(request))
 
     def _most(self, request: dict) -> list[int]:
         """Pages of each queue that the request's budgets hold."""

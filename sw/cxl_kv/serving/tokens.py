@@ -178,7 +178,9 @@ def _write_new(path, text):
 def _private(path) -> str:
     """The text of a regular file that its owner alone may touch, and that is this user's."""
     try:
-        with open(path, encoding="utf-8") as file:
+        # A FIFO without a writer would keep a plain open waiting.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, encoding="utf-8") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise TokenError(f"{path} is refused; legal: a regular file")

@@ -17,7 +17,7 @@ Each request's payload → its reply's payload:
 - STORE: uint32 n, uint32 has byte enables, uint64[n] addresses, uint8[n, 64] lines, uint64[n] byte
   enables where it has them → empty
 - SPEC_READ: uint64[n] addresses → empty
-- OPEN: JSON as of Control.open_session → JSON {"session": number}
+- OPEN: JSON as of Control.begin_open → JSON {"session": number}
 - CLOSE: JSON {"session": number} → empty
 - EVENTS: empty → JSON list
 - LOCK, UNLOCK: empty → empty; between them no other client of the same tenant is served, and after

@@ -195,6 +195,23 @@ def _malformed_open(enter):
         wire.receive(connection)
 
 
+def _open_and_close(enter):
+    """Opens sessions with a budget for each queue and closes them, without a pause."""
+    connection, seen = enter(), {}
+    with cxl_kv.open(_DEVICE) as device:
+        device.transport.open_session = lambda request: seen.update(request) or 1 / 0
+        with contextlib.suppress(ZeroDivisionError):
+            device.open_session(_SHAPE)
+    queues = range(_SHAPE.queues)
+    request = seen | {"budgets": [[0, list(queues)]] + [[64, [queue]] for queue in queues]}
+    while True:
+        wire.send(connection, wire.Op.OPEN, 1, wire.to_json(request))
+        code, _, reply = wire.receive(connection)
+        if code == wire.Reply.OK:
+            wire.send(connection, wire.Op.CLOSE, 1, reply)
+            wire.receive(connection)
+
+
 def _strangers(enter):
     """Connections without HELLO, and more of them."""
     for _ in range(400):
@@ -218,6 +235,7 @@ ATTACKERS: dict[str, Callable] = {
     "half_frame": _half_frame,
     "lock": _lock,
     "malformed_open": _malformed_open,
+    "open_and_close": _open_and_close,
     "strangers": _strangers,
     "broken_frame": _broken_frame,
 }

@@ -160,6 +160,7 @@ MALFORMED = {
     "budgets: queue beyond the shape": lambda r: r | {"budgets": [[1, []], [5, [4]]]},
     "budgets: huge queue": lambda r: r | {"budgets": [[1, []], [5, [1 << 70]]]},
     "budgets: a queue twice": lambda r: r | {"budgets": [[1, []], [5, [0, 0]]]},
+    "budgets: more than queues": lambda r: r | {"budgets": [[1, []]] * 6},
     "budgets: negative": lambda r: r | {"budgets": [[1, []], [-5, [0]]]},
     "budgets: beyond the register": lambda r: r | {"budgets": [[1 << 40, []]]},
     "no shape": lambda r: r | {"shape": 0},
@@ -199,6 +200,33 @@ def test_an_open_that_fails_half_way_is_undone(served, monkeypatch):
         local.open_session(request)
     assert failed == [[0], [0]] and not served.open_sessions() and not local.owned
     connection.close()
+
+
+def test_a_long_open_is_done_in_steps(served, monkeypatch):
+    """Of one queue's budget each: a neighbour waits for a step, not for the request. A client that
+    leaves half-way leaves no session."""
+    store, begun = served.core.store, []
+    apply_queue = int(SessionCommand.APPLY_QUEUE)
+
+    def slow(addresses, lines, enable, ld_id):
+        if ld_id == 0 and (lines.view("<u8") == apply_queue).any():
+            begun.append(served.open_sessions())
+            time.sleep(0.4)
+        store(addresses, lines, enable, ld_id)
+
+    request = good_open() | {"budgets": [[0, [0, 1, 2, 3]]] + [[64 + q, [q]] for q in range(4)]}
+    connection = greeted(served.tenant("alice"))
+    with neighbour(served) as slowest:
+        monkeypatch.setattr(served.core, "store", slow)
+        code, reply = ask(connection, wire.Op.OPEN, wire.to_json(request))
+        assert code == wire.Reply.OK and len(begun) == 4
+        assert slowest[0] < 1.2, "it waited for more than two steps"
+        wire.send(connection, wire.Op.CLOSE, 6, reply)
+        wire.receive(connection)
+        wire.send(connection, wire.Op.OPEN, 7, wire.to_json(request))
+        settled(lambda: len(begun) == 5)
+        connection.close()
+        settled(lambda: len(served.open_sessions()) == 1)  # the neighbour's
 
 
 def test_an_ld_id_is_free_when_its_sessions_are_closed(served, monkeypatch):
@@ -363,6 +391,24 @@ def test_a_lock_holds_up_its_own_tenant_alone_and_not_for_long(served):
         waiting.join(20)
         assert done and "kept the lock" in served.hung_up()
         assert 0.5 < held < 15 and slowest[0] < 5
+        holder.close()
+
+
+def test_a_lock_is_not_kept_from_ld_id_0(tmp_path, caplog):
+    """While LD-ID 0 waits for a lock, as `kelp top` does, no tenant gets one; so a holder that sits
+    on its own may do so for a moment."""
+    limits = Limits(lock_seconds=60, hurry_seconds=0.5)
+    known = tenants(tmp_path, "alice", "bob")
+    with Server(make_core("golden:unit?sessions=4"), tokens=known, limits=limits) as server:
+        served = Served(server, server.listen(f"unix:{tmp_path}/kelp.sock"), tmp_path, caplog)
+        holder = greeted(served.tenant("alice"))
+        ask(holder, wire.Op.LOCK)
+        with cxl_kv.open(served.url + "?admin=1") as admin:
+            started = time.monotonic()
+            with admin.transport.exclusive():
+                assert "kept the lock" in served.hung_up()
+            with cxl_kv.open(served.tenant("bob")) as device, device.open_session(SHAPE):
+                assert time.monotonic() - started < 20
         holder.close()
 
 
@@ -541,8 +587,12 @@ def test_addresses_that_others_reach_are_refused(tmp_path):
             with pytest.raises(ValueError, match="--expose"):
                 listen("tcp://0.0.0.0:0")
             assert ":0" not in listen("tcp://0.0.0.0:0", exposed=True)[-3:]
-    with Server(make_core("golden:unit")) as server, pytest.raises(ValueError, match="need tokens"):
-        server.listen("tcp://127.0.0.1:0")
+    with Server(make_core("golden:unit")) as server:
+        with pytest.raises(ValueError, match="need tokens"):
+            server.listen("tcp://127.0.0.1:0")
+        for nameless in ("unix:", "unix:\0kelp"):
+            with pytest.raises(ValueError, match="unix:/path"):
+                server.listen(nameless)
 
 
 def test_token_files_that_others_may_read_are_refused(tmp_path):
@@ -554,6 +604,9 @@ def test_token_files_that_others_may_read_are_refused(tmp_path):
                 read(tmp_path / name)
         (tmp_path / name).chmod(0o600)
         read(tmp_path / name)
+        os.mkfifo(tmp_path / f"{name}.fifo", 0o600)
+        with pytest.raises(TokenError, match="legal: a regular file"):
+            read(tmp_path / f"{name}.fifo")
     for text in (
         "",
         "x",

@@ -345,7 +345,11 @@ def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
 def test_the_command_says_what_is_wrong(tmp_path):
     for arguments, problem in (
         (["golden:nonsense"], "unknown configuration"),
-        (["golden:unit", "--listen", "udp:x"], "unix:/path or tcp"),
+        (["golden:unit", "--listen", "udp:x"], "kelp: 'udp:x' is refused"),
+        (["golden:unit", "--listen", "unix:"], "'unix:' is refused; legal: unix:/path"),
+        (["golden:unit", "--listen", "tcp://127.0.0.1:0"], "kelp: tcp://127.0.0.1:0 is refused"),
+        (["golden:unit", "--idle", "nan"], "idle = nan is refused"),
+        (["golden:unit", "--budget", "-3"], "budget = -3 is refused"),
         ([f"dax:{tmp_path}/nothing?config=unit"], "create=1"),
     ):
         done = subprocess.run(
