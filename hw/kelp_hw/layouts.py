@@ -37,6 +37,7 @@ from kelp_spec.metadata import (
 from kelp_spec.policy import EPOCH_BITS, PROFILE_BITS, SCORE_WORD_BITS, Policy
 
 __all__ = [
+    "DropReason",
     "MESSAGES",
     "POOL_BITS",
     "TIME_BITS",
@@ -65,6 +66,19 @@ def code_shape(codes: type[IntEnum]) -> Shape:
 def latency_layout(cycles) -> data.StructLayout:
     """An answer's latency of shape `cycles`, for the histograms; `missed`: those of misses."""
     return data.StructLayout({"missed": 1, "cycles": cycles})
+
+
+class DropReason(IntEnum):
+    """Why a candidate went no further."""
+
+    OUTSIDE = 0  #: its session is not open, or the queue or the page is outside the session
+    DISABLED = 1  #: its source is switched off
+    THROTTLED = 2  #: its source is out of credit
+    DUPLICATE = 3  #: the page was in the FIFO already; of the two the nearer one stays
+    FULL = 4  #: the FIFO was full, and this was the farthest candidate
+    CANCELLED = 5  #: its session closed while it was in the FIFO
+    #: M3 did not take it: absent, resident or fetching already, or no frame or miss entry to spare
+    REFUSED = 6
 
 
 class Layouts:
@@ -484,6 +498,37 @@ class Layouts:
                 "used_pages": c.page_bits + 1,
                 "kv_heads": c.queue_bits + 1,
                 "step": STEP_BITS,
+            }
+        )
+
+        #: A demand line request that was served, for the phase detector.
+        self.phase_request = S({"session": c.session_bits, "write": 1})
+
+        per_source = len(PrefetchSource) - 1
+        #: The prefetcher's counts of one cycle, a bit for each source (code − 1). `dropped` has one
+        #: such word for each DropReason.
+        self.prefetch_pulses = S(
+            {
+                "issued": per_source,
+                "useful": per_source,
+                "late": per_source,
+                "useless": per_source,
+                "dropped": data.ArrayLayout(per_source, len(DropReason)),
+            }
+        )
+
+        #: Values of the control registers that other blocks read; `pool_limit` as it will be in the
+        #: next cycle.
+        self.settings = S(
+            {
+                "low_water": 16,
+                "high_water": 16,
+                "reserve": 16,
+                "cold_retries": 4,
+                "cold_timeout": 32,
+                "starve_limit": 32,
+                "prefetch_enable": per_source,
+                "pool_limit": data.ArrayLayout(24, len(POOLS)),
             }
         )
 

@@ -62,7 +62,7 @@ ROOMS = {
     "codec": {"lib"},
     "tracker": {"lib"},
     "prefetch": set(),
-    "control": {"lib", "tracker", "prefetch"},
+    "control": {"lib", "tracker"},
     "host": {"lib", "tracker"},
     "datapath": {"lib", "codec"},
     "miss": {"lib", "tracker"},

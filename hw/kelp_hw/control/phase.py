@@ -5,20 +5,17 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Cat, Module, Mux, Signal
-from amaranth.lib import data, stream, wiring
+from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 
-__all__ = ["PHASE_WINDOW", "PhaseDetector", "phase_request_layout"]
+from ..layouts import Layouts
+
+__all__ = ["PHASE_WINDOW", "PhaseDetector"]
 
 PHASE_WINDOW = 4096  #: requests of a session between two decisions
 _FACTOR = 10  #: reads > 10 · writes means decode
-
-
-def phase_request_layout(config: Config) -> data.StructLayout:
-    """A demand line request that was served, of session `session`."""
-    return data.StructLayout({"session": config.session_bits, "write": 1})
 
 
 class PhaseDetector(wiring.Component):
@@ -39,7 +36,7 @@ class PhaseDetector(wiring.Component):
 
     Members
     -------
-    i_hot, i_op : in, always-ready streams of phase_request_layout
+    i_hot, i_op : in, always-ready streams of phase_request
         Requests of the hot and of the tracker lane.
     open : in
         Bit s: session s is open.
@@ -57,7 +54,7 @@ class PhaseDetector(wiring.Component):
             raise ValueError(f"window = {window} is refused; legal: a power of two of 16 … 65536")
         self.config = config
         self.window = window
-        request = phase_request_layout(config)
+        request = Layouts(config).phase_request
         super().__init__(
             {
                 "i_hot": In(stream.Signature(request, always_ready=True)),

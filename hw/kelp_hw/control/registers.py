@@ -10,7 +10,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
-from kelp_spec.metadata import Event, Op, PrefetchSource
+from kelp_spec.metadata import Event, Op
 from kelp_spec.registers import (
     EVENT_RECORDS,
     HISTOGRAM_BINS,
@@ -29,24 +29,7 @@ from .register_file import RegisterFile
 from .session_control import SessionControl
 from .signatures import Counted, status_layout
 
-__all__ = ["Registers", "settings_layout"]
-
-
-def settings_layout(config: Config) -> data.StructLayout:
-    """Values of the control registers that other blocks read; `pool_limit` as it will be in the
-    next cycle."""
-    return data.StructLayout(
-        {
-            "low_water": 16,
-            "high_water": 16,
-            "reserve": 16,
-            "cold_retries": 4,
-            "cold_timeout": 32,
-            "starve_limit": 32,
-            "prefetch_enable": len(PrefetchSource) - 1,
-            "pool_limit": data.ArrayLayout(24, len(POOLS)),
-        }
-    )
+__all__ = ["Registers"]
 
 
 class Registers(wiring.Component):
@@ -83,7 +66,7 @@ class Registers(wiring.Component):
     i_result : in, always-ready stream of result
         Results of M3.
     settings : out
-        Values of the control registers (`settings_layout`).
+        Values of the control registers (`Layouts.settings`).
     config_write : out, always-ready stream of config_write
         One queue's configuration.
     descriptor : out
@@ -129,7 +112,7 @@ class Registers(wiring.Component):
                 "decode": In(config.sessions),
                 "pools": In(PoolUse(config)),
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
-                "settings": Out(settings_layout(config)),
+                "settings": Out(layouts.settings),
                 "config_write": Out(stream.Signature(layouts.config_write, always_ready=True)),
                 "descriptor": Out(layouts.session),
                 "o_control": Out(stream.Signature(layouts.op)),
@@ -186,8 +169,8 @@ class Registers(wiring.Component):
             ]
             for part in ("shape", "formats", "queue", "policy", "recency", "budget"):
                 m.d.comb += getattr(control.registers, part)[s].eq(getattr(file, f"rw_s{s}_{part}"))
-        # Whom a session belonged to may write until the cycle in which it is closed, and is
-        # forgotten in the next.
+        # A session's owner may write until the cycle in which the session is closed. Its registers
+        # are reset in the next.
         was_open = Signal(c.sessions)
         is_open = Cat(self.sessions[s].open for s in range(c.sessions))
         m.d.sync += was_open.eq(is_open)

@@ -18,7 +18,6 @@ from kelp_spec.registers import COUNTERS
 
 from ..layouts import Layouts, code_shape
 from ..lib.sram import Sram
-from ..prefetch.prefetch import pulses_layout
 from .signatures import Counted, queue_event_layout
 
 __all__ = ["EVICTED_SOON", "Telemetry"]
@@ -50,7 +49,7 @@ class Telemetry(wiring.Component):
     i_usage : in, always-ready stream of usage
         What became of a prefetched page.
     i_prefetch : in
-        The prefetcher's counts (`pulses_layout`).
+        The prefetcher's counts (`Layouts.prefetch_pulses`).
     swept, hint_line, hint_update : in
         Pulses: a sweep ended, a hint line was taken, a MASS op was taken.
     score_corrected, score_uncorrected : in
@@ -79,7 +78,7 @@ class Telemetry(wiring.Component):
                 "i_result": In(stream.Signature(layouts.result, always_ready=True)),
                 "i_hot": In(stream.Signature(layouts.hot, always_ready=True)),
                 "i_usage": In(stream.Signature(layouts.usage, always_ready=True)),
-                "i_prefetch": In(pulses_layout()),
+                "i_prefetch": In(layouts.prefetch_pulses),
                 "swept": In(1),
                 "hint_line": In(1),
                 "hint_update": In(1),
@@ -99,7 +98,7 @@ class Telemetry(wiring.Component):
         r, valid = Signal(self.layouts.result), Signal()
         m.d.sync += [r.eq(self.i_result.p), valid.eq(self.i_result.valid)]
         op, outcome = r.op, r.outcome
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.r, s.valid, s.op, s.outcome = r, valid, op, outcome
         self._prefetches(m, s)

@@ -4,7 +4,6 @@ takes 3 cycles when nothing waits."""
 
 from __future__ import annotations
 
-from enum import IntEnum
 from functools import reduce
 from operator import or_
 from types import SimpleNamespace
@@ -16,24 +15,11 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import PrefetchSource
 
-from ..layouts import code_shape
+from ..layouts import DropReason, code_shape
 
-__all__ = ["DISTANCE_BITS", "DropReason", "PrefetchFifo", "candidate_layout", "drop_layout"]
+__all__ = ["DISTANCE_BITS", "PrefetchFifo", "candidate_layout", "drop_layout"]
 
 DISTANCE_BITS = 6  #: a window reaches at most 63 pages
-
-
-class DropReason(IntEnum):
-    """Why a candidate went no further."""
-
-    OUTSIDE = 0  #: its session is not open, or the queue or the page is outside the session
-    DISABLED = 1  #: its source is switched off
-    THROTTLED = 2  #: its source is out of credit
-    DUPLICATE = 3  #: the page was in the FIFO already; of the two the nearer one stays
-    FULL = 4  #: the FIFO was full, and this was the farthest candidate
-    CANCELLED = 5  #: its session closed while it was in the FIFO
-    #: M3 did not take it: absent, resident or fetching already, or no frame or miss entry to spare
-    REFUSED = 6
 
 
 def candidate_layout(config: Config) -> data.StructLayout:
@@ -162,7 +148,7 @@ class PrefetchFifo(wiring.Component):
             # this cycle or is on `o`.
             merged.eq((twin & ~after).any() | (leave & twin[0]) | on_o),
         ]
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.n, s.new, s.new_valid, s.held, s.valid, s.dead = n, new, new_valid, held, valid, dead
         s.merged, s.cancelled, s.same_page, s.farther = merged, cancelled, same_page, farther

@@ -14,32 +14,17 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.config import Config
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 
-from ..layouts import Layouts, code_shape
-from .fifo import DISTANCE_BITS, DropReason, PrefetchFifo, candidate_layout
+from ..layouts import DropReason, Layouts, code_shape
+from .fifo import DISTANCE_BITS, PrefetchFifo, candidate_layout
 from .sources import AccessSource, PreviousSource
 from .throttle import SOURCES, Throttle
 
-__all__ = ["HINT_PATIENCE", "Prefetcher", "pulses_layout"]
+__all__ = ["HINT_PATIENCE", "Prefetcher"]
 
 HINT_PATIENCE = 255  #: cycles that a hinted page waits for room in the FIFO
 #: PREFETCH ops between `o_op` and M3, at most: what the counter holds. No distance of the pipeline;
 #: more than `pipeline.RESERVE`, so that it holds none back.
 _FLYING_MAX = 31
-
-
-def pulses_layout() -> data.StructLayout:
-    """Counts of one cycle, one bit for each source (code − 1). `dropped` has one such word for each
-    DropReason."""
-    per_source = SOURCES - 1
-    return data.StructLayout(
-        {
-            "issued": per_source,
-            "useful": per_source,
-            "late": per_source,
-            "useless": per_source,
-            "dropped": data.ArrayLayout(per_source, len(DropReason)),
-        }
-    )
 
 
 class Prefetcher(wiring.Component):
@@ -92,7 +77,7 @@ class Prefetcher(wiring.Component):
     o_op : out, stream of op
         PREFETCH ops.
     pulses : out
-        Counts (`pulses_layout`), up to two cycles behind; they follow `idle` by as much.
+        Counts (`Layouts.prefetch_pulses`), up to two cycles behind; they follow `idle` by as much.
     access_lost, previous_lost : out
         Pulses: an access that found its source's memory full.
     credit : out
@@ -123,7 +108,7 @@ class Prefetcher(wiring.Component):
                 "window_squeue": Out(config.squeue_bits),
                 "window": In(DISTANCE_BITS),
                 "o_op": Out(stream.Signature(layouts.op)),
-                "pulses": Out(pulses_layout()),
+                "pulses": Out(layouts.prefetch_pulses),
                 "access_lost": Out(1),
                 "previous_lost": Out(1),
                 "credit": Out(self.throttle.credit.shape()),
@@ -149,7 +134,7 @@ class Prefetcher(wiring.Component):
         def enabled(source):
             return switched.bit_select(source, 1)
 
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.from_access, s.from_previous, s.throttle = from_access, from_previous, throttle
         s.fifo, s.live, s.enabled = fifo, live, enabled

@@ -159,7 +159,7 @@ class AccessSource(wiring.Component):
                 clipped.ahead.eq(ahead),
                 clipped.layer.eq(self.layer_on & (ahead < end)),
             ]
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.waiting, s.looked_valid, s.walk, s.clipped = waiting, looked_valid, walk, clipped
         s.clipped_valid, s.take_clipped = clipped_valid, take_clipped

@@ -9,7 +9,7 @@ import cocotb
 from cocotb.triggers import NextTimeStep, ReadOnly, RisingEdge
 
 from kelp_golden.phase import PhaseDetector
-from kelp_hw.control.phase import phase_request_layout
+from kelp_hw.layouts import Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import named
 
@@ -21,7 +21,7 @@ from ..harness.runner import bench_params, record
 async def two_lanes(dut):
     config, window = named(bench_params()["config"]), bench_params()["window"]
     rng = random.Random(cocotb.RANDOM_SEED)
-    packing = Packing(phase_request_layout(config))
+    packing = Packing(Layouts(config).phase_request)
     golden = [PhaseDetector(window) for _ in range(config.sessions)]
     await start_clock(dut)
     dut.i_hot__valid.value = dut.i_op__valid.value = dut.i_hot__payload.value = (

@@ -13,7 +13,6 @@ from collections import Counter
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_hw.control.registers import settings_layout
 from kelp_hw.control.signatures import queue_event_layout
 from kelp_hw.layouts import Layouts
 from kelp_hw.tracker.signatures import count_bits
@@ -71,7 +70,7 @@ class TB:
             Packing(queue_event_layout(c)),
             Packing(layouts.config_write),
         )
-        self.settings, self.page_word = Packing(settings_layout(c)), Packing(layouts.page_word)
+        self.settings, self.page_word = Packing(layouts.settings), Packing(layouts.page_word)
         self.budget_max = self.write.fields["queue_config.budget"][1]
         self.seen, self.cycles, self.now = Counter(), 0, (1 << 32) - 5000
         self.p_ready, self.noise = 0.5, 0.0

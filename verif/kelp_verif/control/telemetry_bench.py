@@ -15,9 +15,7 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_hw.control.signatures import queue_event_layout
-from kelp_hw.layouts import Layouts
-from kelp_hw.prefetch.fifo import DropReason
-from kelp_hw.prefetch.prefetch import pulses_layout
+from kelp_hw.layouts import DropReason, Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.config import Config, named
 from kelp_spec.metadata import STEP_BITS, Event, MissKind, Op, Outcome, PageState, PrefetchSource
@@ -143,7 +141,7 @@ class TB:
             "i_usage": Packing(layouts.usage),
         }
         self.prefetch, self.event, self.queue = (
-            Packing(pulses_layout()),
+            Packing(layouts.prefetch_pulses),
             Packing(layouts.event),
             Packing(queue_event_layout(self.config)),
         )

@@ -8,7 +8,8 @@ from amaranth.hdl import Assert, Assume, Cover, Module, Mux, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from kelp_hw.prefetch.fifo import DropReason, PrefetchFifo
+from kelp_hw.layouts import DropReason
+from kelp_hw.prefetch.fifo import PrefetchFifo
 from kelp_spec.config import Config
 
 __all__ = ["CONFIG", "PrefetchFifoContract"]

@@ -8,7 +8,7 @@ from collections import Counter, deque
 import cocotb
 
 from kelp_golden.prefetch import Prefetcher
-from kelp_hw.prefetch.fifo import DropReason
+from kelp_hw.layouts import DropReason
 from kelp_spec.config import named
 from kelp_spec.metadata import PrefetchSource
 

@@ -9,9 +9,7 @@ import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
 from kelp_golden.prefetch import Candidate
-from kelp_hw.layouts import Layouts
-from kelp_hw.prefetch.fifo import DropReason
-from kelp_hw.prefetch.prefetch import pulses_layout
+from kelp_hw.layouts import DropReason, Layouts
 from kelp_rtl.build.packing import Packing
 from kelp_spec.metadata import Op, Outcome, PrefetchSource
 
@@ -31,7 +29,7 @@ class TB:
         self.result, self.usage, self.page, self.op = (
             Packing(x) for x in (layouts.result, layouts.usage, layouts.page, layouts.op)
         )
-        self.pulses = Packing(pulses_layout())
+        self.pulses = Packing(layouts.prefetch_pulses)
         rng = self.rng
         self.sessions = [
             Session(
