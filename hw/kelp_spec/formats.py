@@ -5,7 +5,7 @@ docs/arithmetic.md).
 
 A **host line** is 64 bytes of 32 elements, element *i* in bits ``[16i+15:16i]``; it is one block
 with one scale. Its **payload** is the stored elements, element 0 in the lowest bits; its **scale**
-is kept apart, in the page's scale lines. Nothing here computes a value.
+is stored separately, in the page's scale lines. Nothing here computes a value.
 """
 
 import enum

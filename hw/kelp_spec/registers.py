@@ -5,7 +5,7 @@ docs/ are made from it. Plain Python.
 Registers are 64 bits wide, eight to a 64-byte line of the register window. Reads have no side
 effects. `scope` says who may touch one: `all` any LD-ID reads it; `control` LD-ID 0 alone;
 `session` the session's owner and LD-ID 0. A refused access answers zeros / Cmp and logs an event.
-Whoever opens a session finds its registers as a reset leaves them (:attr:`Register.forgotten`).
+OPEN finds the session's registers as a reset leaves them (:attr:`Register.forgotten`).
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class QueueState:
             self.on_change(squeue, page, moved)
 
     def offer(self, squeue: int, excess: int) -> None:
-        """Policy `kelp`: how gladly the queue gives a page, 0 for not at all."""
+        """Policy `kelp`: what the queue offered last, 0 for nothing."""
         self._set(squeue, excess)
 
     def resident_lines(self, squeue: int) -> int:

@@ -45,8 +45,8 @@ class DataPath(wiring.Component):
     new data; `partial` keeps the bytes that the write's byte enables leave out, `fresh` takes them
     as zeros. ANSWER answers what it carries. FLUSH is not answered: `o_flushed` reports it when all
     stored to its frame before it is in memory and no slot holds the frame's lines, so that memory
-    may then be changed by others. (Ops on the frame that stand behind the flush are served as ever;
-    the report then says only that what came before is in memory.) **Write data.** `i_write` fills a
+    may then be changed by others. (Ops on the frame behind the flush are served as always; the
+    report then says only that what came before is in memory.) **Write data.** `i_write` fills a
     slot from when `o_write_slot` offers it, and its WRITE frees it, or an ANSWER with `has_write`.
     **Memory.** AXI4, one line per transaction; ID = slot, highest bit set for scales. At most one
     read and one write are under way per slot, and R and B are always ready. Memory may answer in
@@ -54,11 +54,11 @@ class DataPath(wiring.Component):
 
     **Errors.** Each response other than OKAY is reported on `o_error`, by the DRAM line that it
     concerns: one report for all of a line's errors that come before it is taken. A line read with
-    an error is answered as poison, and read anew for the next op that wants it. What memory did not
-    take, and a partial write into a line that was read with an error, are lost (`spoils`): READs of
-    that DRAM line are answered with poison until the report's transfer, which says that the frame
-    table has poisoned the host lines that have payload or scale in it, and so are READs that came
-    before that.
+    an error is answered as poison, and read anew for the next op that wants it. Two writes are lost
+    (`spoils`): one that memory did not take, and a partial one into a line that was read with an
+    error. READs of that DRAM line are answered with poison until the report's transfer, and so are
+    READs that came before it. The transfer says that the frame table has poisoned the host lines
+    with payload or scale in that DRAM line.
 
     Throughput: one op per cycle while memory gives one line per cycle; of int8 and int4, in random
     order, one op in two cycles (two lines each). Latency: `i` → AR `LATENCY_TO_AR` cycles, R → `o`

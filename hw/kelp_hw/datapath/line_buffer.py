@@ -185,7 +185,7 @@ class LineBuffer(wiring.Component):
             Assert(~head.read_en | head.may_read, "the head reads unannounced"),
             Assert(
                 ~head.read_en | (head.slot.filled == there),
-                "the head was told of another slot's fill",
+                "the head was shown another slot's fill",
             ),
             Assert(~(back.take & wants), "write-back reads the store while the head needs it"),
         ]

@@ -128,7 +128,7 @@ class LineSlots(LineBuffer):
             m.d.sync += newer[q].eq((newer[q] & ~allocated) | Mux(head.mark_quarters[q], stored, 0))
         m.d.sync += Assert(
             ~head.may_read | (head_newer == newer_there),
-            "the head was told of another slot's quarters",
+            "the head was shown another slot's quarters",
         )
         return newer, head_newer
 

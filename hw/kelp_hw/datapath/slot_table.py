@@ -122,13 +122,12 @@ class SlotTable(wiring.Component):
     what has to reach memory; when `flush.pending` falls, `flush.invalidate` forgets the frame's
     slots, except those to which later ops have been attached meanwhile.
 
-    **Errors.** A fill with an error is `bad`; the next op that wants it has memory asked again. A
-    bad fill that is merged (`spoil`) and a write that memory did not take lose what was written:
-    the slot is `lost` until `errors.done` says that the frame table has poisoned its lines, and
-    until the ops that were attached before that are done: until the head comes to the op that was
-    next then (`head.position`). Where other errors are reported meanwhile, until it comes to the
-    op that was next at the last one. A slot with an error to report is not reallocated, and its
-    frame's flush waits for it.
+    **Errors.** A fill with an error is `bad`; for the next op that wants it, memory is read again.
+    A bad fill that is merged (`spoil`) and a write that memory did not take lose written data: the
+    slot is `lost`. It is so until `errors.done` says that the frame table has poisoned its lines,
+    and until the ops that were attached before that are done. These are done when the head comes to
+    the op that was next then (`head.position`), or next at the last report, where there are more. A
+    slot with an error to report is not reallocated, and its frame's flush waits for it.
 
     Latency `LATENCY` cycle, from `look.tag` to the look-up's other members; one look-up a cycle.
 

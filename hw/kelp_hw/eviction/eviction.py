@@ -150,7 +150,7 @@ class Eviction(wiring.Component):
         connect(m, flipped(self.i_frame.claim), slots.i_claim)
         connect(m, flipped(self.i_frame.error), slots.i_error)
         connect(m, flipped(self.i_frame.owner), orphans.i_owner)
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.queues, s.sweep, s.evictor, s.slots, s.orphans = queues, sweep, evictor, slots, orphans
         s.closer, s.kelp = closer, kelp
@@ -217,8 +217,8 @@ class Eviction(wiring.Component):
 
         # An op that is offered stays, though one of higher priority may follow: hence the register.
         sources = (slots.o_op, orphans.o_free, evictor.o_op, sweep.o_op, orphans.o_op, scrub)
-        # A page whose eviction was cancelled may still be on its way to flash: its frame is nobody
-        # else's before that is over.
+        # A page whose eviction was cancelled may still be on its way to flash: its frame goes to
+        # no other page before that is over.
         wants = [
             source.valid & ~slots.check_scrub.working if source is scrub else source.valid
             for source in sources
@@ -227,7 +227,7 @@ class Eviction(wiring.Component):
         m.d.comb += take.eq(~self.o_op.valid | self.o_op.ready)
         with m.If(take):
             m.d.sync += self.o_op.valid.eq(Cat(wants).any())
-            chosen = sources[-1].payload.as_value()  # of nobody it may be anything
+            chosen = sources[-1].payload.as_value()  # without a source it may be anything
             for k, (source, want) in reversed(list(enumerate(zip(sources, wants, strict=True)))):
                 m.d.comb += source.ready.eq(want & ~Cat(wants[:k]).any())
                 if k < len(sources) - 1:

@@ -215,7 +215,7 @@ class Evictor(wiring.Component):
         ]
 
     def _policies(self, m):
-        """Both policies are told the facts; `kelp` is joined with its state as well."""
+        """Both policies get the facts; `kelp` is joined with its state as well."""
         c, kelp, plain, policy = self.config, self._kelp, self._plain, self.policy
         pools = range(len(POOLS))
         roots, requester = (
@@ -223,13 +223,13 @@ class Evictor(wiring.Component):
             Array(self.queues.requester[p] for p in pools),
         )
         # A cycle behind: the root stands longer than that before it is known to be absorbed.
-        root, gladly, asking = Signal(c.squeue_bits), Signal(), Signal(c.squeue_bits)
+        root, offered, asking = Signal(c.squeue_bits), Signal(), Signal(c.squeue_bits)
         self._root, self._asking, self._over = root, asking, Signal()
         at = self._need.pool
         m.d.sync += [
             root.eq(roots[at].squeue),
             self._over.eq(roots[at].excess != 0),
-            gladly.eq(roots[at].excess > 1),
+            offered.eq(roots[at].excess > 1),
             asking.eq(requester[at]),
         ]
         for facts in (plain.search.facts, kelp.search.facts):
@@ -241,7 +241,7 @@ class Evictor(wiring.Component):
                 facts.fresh.eq(self._fresh),
                 facts.evict.eq(self._job == Job.EVICT),
                 facts.root.eq(root),
-                facts.gladly.eq(gladly),
+                facts.offered.eq(offered),
                 facts.asking.eq(asking),
             ]
         m.d.comb += [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
-"""Policy `kelp`: sweep the queues that give most gladly, tell the tree what each offers, and take
-the best page in the opinion whose turn it is. An answer in the cycle in which the evictor asks, but
-for offers: a walk of the tree each."""
+"""Policy `kelp`: sweep the queues with the highest offers, write what each offers now to the tree,
+and take the best page in the opinion that is followed (docs/policy.md). Combinational: an answer in
+the cycle in which the evictor asks; an offer takes a walk of the tree before it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Phase(enum.Enum, shape=3):
 class KelpSearch(wiring.Component):
     """What the evictor does next with a queue of policy `kelp` (docs/policy.md).
 
-    Every sweep ends with an offer of the swept queue. While the tree then names another queue that
-    gives gladly, that one is swept too: up to SWEEPS with a page to give, SWEEPS_MOST in all. Where
+    Every sweep ends with an offer of the swept queue. While the tree then names another queue with
+    an offer, that one is swept too: up to SWEEPS with a page to give, SWEEPS_MOST in all. Where
     the last queue has nothing but pages in use, the queue that asks gives, if it is of this policy;
     else the page that was found before goes. A page that is taken, or a list without one, changes
     the offer once more. A sweep that no pool asked for (`facts.evict` off) ends with its offer.
@@ -57,7 +57,7 @@ class KelpSearch(wiring.Component):
     take_other : out
         The page to take is `other`, not `best`.
     given_by : out
-        Who alone gives the page away that was taken: 0 nobody, 1 the first opinion, 2 the second.
+        The opinion that alone gives the taken page away: 0 neither, 1 the first, 2 the second.
     explore : in; disputed : out
         As in `PolicyState`.
     gave : out, always-ready stream
@@ -208,7 +208,7 @@ class KelpSearch(wiring.Component):
                     (worthy != SWEEPS)
                     & (sweeps != SWEEPS_MOST)
                     & (facts.root != facts.squeue)
-                    & facts.gladly
+                    & facts.offered
                 ):
                     m.d.comb += [verdict.eq(Verdict.LOOK), *go(facts.root)]
                 with m.Elif(has_page | (facts.asking == facts.squeue)):

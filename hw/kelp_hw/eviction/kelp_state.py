@@ -79,7 +79,7 @@ class KelpState(wiring.Component):
         r, op = self.i_result.p, self.i_result.p.op
         m.submodules.shadow = shadow = self.shadow
         opinion, state = self.opinion, self.state
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.r, s.op, s.shadow, s.opinion, s.state = r, op, shadow, opinion, state
         self._results(m, s)

@@ -27,7 +27,7 @@ class _Search:
         self.certain = Signal()  #: none that had the frame then has it still, and
         self.moved = Signal()  #: another may have it since: its page's word may be lost under that
         self.sweeping = Signal()
-        self.due = Signal()  #: a sweep is, of which nobody was told while it is `untold`
+        self.due = Signal()  #: a sweep is due; its event is not logged yet while `untold`
         self.untold = Signal()
         self.unplaced = Signal(layouts.page)
         self.wait = Signal(range(wait + 1))
@@ -194,8 +194,8 @@ class Orphans(wiring.Component):
         return m
 
     def _lost(self, m: Module, search: _Search) -> None:
-        """Lost words wait in a FIFO. For one that finds no place there a sweep is due, and is told
-        of once."""
+        """Lost words wait in a FIFO. One that finds no place there makes a sweep due, and one
+        event."""
         r, where = self.i_result.p, self.layouts.page
         m.submodules.lost = lost = fifo.SyncFIFO(
             width=self.config.squeue_bits + self.config.page_bits, depth=self.LOST

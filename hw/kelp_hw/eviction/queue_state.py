@@ -66,7 +66,7 @@ class _Task:
 
 
 class _Readout:
-    """The lines for the registers, and the queue that they are of: to another they are not told."""
+    """The resident lines that the registers read, and of which queue they are."""
 
     def __init__(self, config: Config):
         self.lines = Signal(32)

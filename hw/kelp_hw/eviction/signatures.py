@@ -106,10 +106,10 @@ class EvictionLayouts(Layouts):
         What the queue state knows of a squeue: `listed` = it has a listed page; its recency
         constant.
     root : layout
-        The queue of a pool with the largest excess, or that offers a page most gladly (policy
+        The queue of a pool with the largest excess, or with the highest offer (policy
         `kelp`); `excess` 0 when none.
     offer : layout
-        Policy `kelp`: how gladly `squeue` gives a page.
+        Policy `kelp`: the offer of `squeue`.
     opinion : layout
         Policy `kelp`: `near`, the factor (in 1/256) of pages whose turn has passed; `second`, the
         second opinion is followed; `marginal`, the value of the page given away last, averaged.
@@ -121,7 +121,7 @@ class EvictionLayouts(Layouts):
         Of the queue at hand, `squeue`: its policy is `kelp`; `eligible`, it has a listed page of
         the pool that is served; `usable`, the list is its own and still good; `fresh`, the list was
         made for it in this search. `evict`: a pool asked for this search. Of that pool: its `root`,
-        which gives `gladly` where its excess is above 1, and the queue that is `asking`.
+        which has `offered` a page where its excess is above 1, and the queue that is `asking`.
     move : layout
         Another queue to search from.
     watch, sweep_start : layout
@@ -173,7 +173,7 @@ class EvictionLayouts(Layouts):
                 "fresh": 1,
                 "evict": 1,
                 "root": c.squeue_bits,
-                "gladly": 1,
+                "offered": 1,
                 "asking": c.squeue_bits,
             }
         )

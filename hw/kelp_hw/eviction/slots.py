@@ -95,7 +95,7 @@ class EvictionSlots(wiring.Component):
         r = self.i_result.p
         started = Signal()  # before the first clock edge inputs mean nothing
         m.d.sync += started.eq(1)
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.slots, s.token, s.r, s.started = slots, token, r, started
         self._pages(m, s)

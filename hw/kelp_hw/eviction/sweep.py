@@ -89,7 +89,7 @@ class Sweep(wiring.Component):
         watch, start, request = control.watch, control.start, self.read.request
         squeue, look = Signal(c.squeue_bits), Signal(self.layouts.look)
         number = Signal(4)
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.control, s.found, s.watch, s.start, s.request = control, found, watch, start, request
         s.squeue, s.look, s.number = squeue, look, number

@@ -191,7 +191,7 @@ class HintAbsorber(wiring.Component):
             m.d.sync += [head_valid.eq(heads.r_rdy), head.eq(heads.r_data)]
             with m.If(heads.fault.uncorrected):
                 m.d.sync += head.broken.eq(1)
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.ld_id, s.argument, s.heads, s.bodies, s.head = ld_id, argument, heads, bodies, head
         s.head_valid, s.judge, s.live, s.stale = head_valid, judge, live, stale
@@ -299,7 +299,7 @@ class HintAbsorber(wiring.Component):
         entries = Signal(data.ArrayLayout(ENTRY_BITS, ENTRIES))
         m.d.comb += [entries.eq(bodies.r_data), entry.eq(entries[index]), bodies.r_en.eq(line_done)]
         send = move & line_valid
-        # Exactly one thing is left, and it leaves now.
+        # Exactly one item is left, and it leaves now.
         m.d.comb += line_done.eq(
             send
             & Mux(

@@ -143,7 +143,7 @@ class Ingress(wiring.Component):
         of_req, req_above = decode(req.address, "of_req")
         at = Signal(self._where)
         m.d.comb += at.eq(Mux(take_rwd, of_rwd, of_req))
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.take_rwd, s.of_rwd, s.rwd_above, s.of_req = take_rwd, of_rwd, rwd_above, of_req
         s.req_above, s.at = req_above, at
@@ -279,7 +279,7 @@ class Ingress(wiring.Component):
         requests, of_req, opcode_read = s.requests, s.of_req, s.opcode_read
         opcode_none, of_rwd, opcode_write = s.opcode_none, s.of_rwd, s.opcode_write
         writes_nothing, take_rwd = s.writes_nothing, s.take_rwd
-        # M0 is told of both channels' messages. Critical path: `take_rwd`, which says which it is.
+        # M0 sees both channels' messages. Critical path: `take_rwd`, which says which it is.
         spare = requests.spare
         for k, (channel, where, known, memory) in enumerate(
             (

@@ -51,7 +51,7 @@ class ByteMask(wiring.Component):
     read_mask : out
         The slot's mask after this cycle's set and before its clear.
     look_fault, read_fault : out, Fault
-        With `protect`: of `look_mask` and `read_mask`, whoever uses them.
+        With `protect`: of `look_mask` and `read_mask`, whether these are used or not.
     set_fault : out, Fault
         With `protect`: of the mask to which bytes are added in this cycle.
     """

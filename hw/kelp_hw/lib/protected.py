@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 """Memories whose rows carry SECDED check bits (spec §4, docs/protection.md). Encoder and decoder
-are combinational: one read and one write a cycle, as late as the memory without them."""
+are combinational: one read and one write a cycle, with the latency of the bare memory."""
 
 from __future__ import annotations
 

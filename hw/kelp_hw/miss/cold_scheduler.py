@@ -132,7 +132,7 @@ class ColdScheduler(wiring.Component):
     cost per entry.
 
     Errors: two write-backs under one token, a fetch under a miss id in use (asserted). What the
-    tier reports is no error of this block: it is told by `failed` of the answers.
+    tier reports is no error of this block: `failed` of the answers reports it.
 
     Parameters
     ----------
@@ -481,7 +481,7 @@ class ColdScheduler(wiring.Component):
         ]
 
     def _answer(self, m: Module, turn: _Turn, waiting: _Waiting, active: Signal) -> None:
-        """What has succeeded or failed is no longer `active`, and is told."""
+        """What has succeeded or failed is no longer `active`, and is answered."""
         with m.If(self.o_fetched.ready):
             m.d.sync += self.o_fetched.valid.eq(0)
         with m.If(self.o_written_back.ready):

@@ -41,9 +41,9 @@ class MissBuffer(wiring.Component):
       FLIP; RETRY of the FLIP means that more have parked, which are replayed before the next FLIP.
       PREFETCH starts with its frame at `o_fetch`; each request that parks raises it (`o_raise`).
       ALLOCATE skips the fetch.
-    - An entry that gets no frame in `starve_limit` cycles: GRANT with `failed`, then REPLAY with
-      `failed` (answered with poison or, for a write that is thereby dropped, Cmp), then FLIP with
-      `failed`, and with `lost` when a write was dropped or the page was lost before.
+    - An entry that gets no frame in `starve_limit` cycles: GRANT, REPLAY and FLIP with `failed`. A
+      read is answered with poison; a write is dropped and answered with Cmp. FLIP has `lost` too
+      when a write was dropped or the page was lost before.
 
     While an entry is drained that has had a page's worth of replays or a RETRY, `ready` is low, so
     that requests cannot park faster than they leave.

@@ -102,7 +102,7 @@ class Arbiter(wiring.Component):
 
     Which background op goes, if one does, is chosen a cycle ahead: among the ops that stand at
     their streams then and stay, and what is `behind` the one that goes then. So an op waits for at
-    least one cycle, unless its stream told of it by `behind`; such a stream has one op a cycle.
+    least one cycle, unless its stream showed it on `behind`; such a stream has one op a cycle.
 
     A `hot` request needs only the frame stage, so an op that does not use that stage enters with
     it; every other request and every other op takes the cycle alone. A request goes first, unless
@@ -235,7 +235,7 @@ class Arbiter(wiring.Component):
         m.d.comb += any_able.eq(
             pick.any() & credits.event & (credits.miss & credits.miss_id | ~prefetch) & ~self.hold
         )
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.request, s.credits, s.streams, s.pick = request, credits, streams, pick
         s.pick_frame, s.one_of, s.background, s.any_able = pick_frame, one_of, background, any_able

@@ -193,9 +193,8 @@ class Decide(wiring.Component):
         m = Module()
         op, x = self.op, self.context
 
-        # An uncorrectable word is LOST before the op looks at it, and all else of it is zero; only
-        # what becomes of it is told so, the rest goes by `states`: nothing but the state of a LOST
-        # word is asked for.
+        # An uncorrectable word counts as LOST, its other fields as zero. Only the new word is made
+        # from `old`; all else goes by `states`, because of a LOST word it reads the state alone.
         read, old, new = self.word, Signal(self.layouts.page_word), Signal(self.layouts.page_word)
         m.d.comb += old.eq(read)
         with m.If(x.uncorrected):
@@ -214,8 +213,8 @@ class Decide(wiring.Component):
         k = _Known(state, here, nowhere, under, touched, changed, old, new)
         self._pass_on(m, k, demand)
         self._strobes(m, state, here, nowhere, under)
-        # Whose frame it is, is asked apart from what becomes of the op: the frame table is
-        # addressed with it in this cycle.
+        # Critical path: the frame addresses the frame table in this cycle, so it is chosen without
+        # the outcome.
         m.d.comb += [
             self.found_frame.eq(Mux(x.pool_frame | (x.allocates & nowhere), x.frame, read.place)),
             self.result.frame.eq(Mux(x.own_frame, op.frame, self.found_frame)),
@@ -504,7 +503,7 @@ class Decide(wiring.Component):
         ]
 
     def _strobes(self, m, state, here, nowhere, under):
-        """What the registers at M3 are told, each in one sum of products beside the op table: it
+        """The strobes of the registers at M3, each as one sum of products beside the op table: it
         has to reach them, and change them, in the same cycle."""
         op, x, strobes, read = self.op, self.context, self.strobes, self.word
         is_op, demand = {kind: x.kinds[kind] for kind in Op}, x.asks

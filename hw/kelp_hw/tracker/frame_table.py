@@ -147,7 +147,7 @@ class FrameTable(wiring.Component):
                 f1.poison.eq(error.p.spoils),
             ]
         m.d.sync += Assert(~(self.i.valid & error.valid), "an error comes with an op")
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.table, s.place, s.f1, s.f1_valid = table, place, f1, f1_valid
         self._f1_entry(m, s)
@@ -274,8 +274,8 @@ class FrameTable(wiring.Component):
             spoils.eq(is_write & f1.poison),
             heals.eq(is_write & ~f1.partial),
             first_use.eq(is_demand & (f1.kind != Op.REPLAY)),
-            # The write-back may outlive its page's stay in the frame; a new owner's dirt is not its
-            # to clear.
+            # The write-back may outlive its page's stay in the frame: it must not clear `dirty` of
+            # the frame's next page.
             ends.eq(lets_go | (of_kind(Op.RELEASE) & is_done & ~f1.failed)),
             voids.eq(of_kind(Op.RELEASE) & (f1.outcome == Outcome.VOID) & ~f1.failed),
             flushes.eq(is_flush),

@@ -152,7 +152,7 @@ class PageWords(wiring.Component):
             f2_word.eq(f1_word),
             f3_word.eq(f2_word),
         ]
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.code, s.word, s.parts, s.bank_bits, s.banks = code, word, parts, bank_bits, banks
         s.row, s.inside, s.sum_of, s.bank, s.stages, s.at = row, inside, sum_of, bank, stages, at

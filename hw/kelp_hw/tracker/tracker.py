@@ -158,7 +158,7 @@ class Tracker(wiring.Component):
         wiring.connect(m, wiring.flipped(self.pool_settings), pools.settings)
         wiring.connect(m, pools.levels, wiring.flipped(self.pools))
         wiring.connect(m, wiring.flipped(self.i_miss_free), miss_ids.i)
-        # `s`: what the parts below share, under the names that it has in them.
+        # `s`: signals that the methods below share, under the names that they have there.
         s = SimpleNamespace()
         s.arbiter, s.words, s.hot_pages, s.foresight = arbiter, words, hot_pages, foresight
         s.sessions, s.pools, s.miss_ids, s.decide = sessions, pools, miss_ids, decide

@@ -11,10 +11,10 @@ from kelp_spec.config import named
 UNIT = named("unit")
 
 
-def test_policy_kelp_offers_what_it_swept_and_sweeps_what_gives_more_gladly():
+def test_policy_kelp_offers_what_it_swept_and_sweeps_what_offers_more():
     dut = KelpSearch(config=UNIT)
     search = dut.search
-    known = {"squeue": 1, "kelp": 1, "eligible": 1, "evict": 1, "root": 2, "gladly": 1}
+    known = {"squeue": 1, "kelp": 1, "eligible": 1, "evict": 1, "root": 2, "offered": 1}
     assert (dut.LATENCY, dut.INTERVAL) == (0, 1)
 
     async def ask(ctx, moment, **facts):

@@ -200,7 +200,7 @@ class TB:
         valid.value = 0
 
     async def offer(self, squeue, excess):
-        """Policy `kelp`: what the queue gives most gladly, as the evictor says after a sweep."""
+        """Policy `kelp`: what the queue offers, as the evictor says after a sweep."""
         dut = self.dut
         self.golden.offer(squeue, excess)
         await self.request("view__offer__request", self.offered.pack(squeue=squeue, excess=excess))
