@@ -172,7 +172,7 @@ async def free_running(dut):
                 )
         before_results, before_lost = len(tb.results), tb.counts["access_lost"]
         await tb.cycle()
-        # An access that finds its queue full says so in the cycle after its result.
+        # An access that finds its FIFO full says so in the cycle after its result.
         if tb.counts["access_lost"] > before_lost:
             offered -= last_size
         last_size = sizes.popleft() if len(tb.results) < before_results else 0
