@@ -11,20 +11,26 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 
-from .formats import Format
+from .formats import Format, formats_of
 from .geometry import stored_lines
 from .policy import GIVEN_BITS
 
 __all__ = ["Config", "ConfigError", "NAMED", "named", "POOLS"]
 
 #: Pools in DRAM, one per stored page size; a page goes to the smallest whose frame holds its stored
-#: lines.
+#: lines. They are called after the pages that they fit with the usual `Config.pool_formats`.
 POOLS = ("raw16", "fp8", "int8", "int4")
-_POOL_FORMAT = (Format.RAW16, Format.FP8_E4M3, Format.INT8, Format.INT4)
 
 
 class ConfigError(ValueError):
     """A configuration was refused; the message names the field, the value and the legal range."""
+
+
+def _is_formats(text) -> bool:
+    try:
+        return bool(formats_of(text))
+    except (ValueError, AttributeError):
+        return False
 
 
 def _log2(n: int) -> int:
@@ -43,6 +49,9 @@ class Config:
     half_lines: int = 64
     #: frames in the pools raw16, fp8, int8, int4
     frames: tuple[int, int, int, int] = (1024, 1024, 1024, 1024)
+    #: the pages that each pool's frames fit, as a format or K/V apart (int8/int4); the first is
+    #: raw16, which holds a page of any format
+    pool_formats: tuple[str, str, str, str] = ("raw16", "fp8_e4m3", "int8", "int4")
     misses: int = 64  #: miss-table entries = fetches in flight
     parked: int = 1024  #: requests parked on fetching pages
     #: evictions under way, and so pages on their way to flash; bandwidth × latency of the flash's
@@ -100,6 +109,14 @@ class Config:
             and all(isinstance(n, int) and 4 <= n <= 1 << 22 for n in self.frames),
             "four counts (raw16, fp8, int8, int4) of 4 … 4194304 each",
         )
+        need(
+            "pool_formats",
+            isinstance(self.pool_formats, tuple)
+            and len(self.pool_formats) == len(POOLS)
+            and self.pool_formats[0] == Format.RAW16.label
+            and all(map(_is_formats, self.pool_formats)),
+            f"raw16 and three of {', '.join(f.label for f in Format)}, or K/V apart as int8/int4",
+        )
         # M3 is promised eight free places before a request may enter (kelp_hw.pipeline.RESERVE); as
         # many again make the miss path a path.
         span("misses", 16, 1024, True)
@@ -144,7 +161,7 @@ class Config:
     @property
     def frame_lines(self) -> tuple[int, ...]:
         """DRAM lines of one frame, per pool."""
-        return tuple(stored_lines(f, f, self.half_lines) for f in _POOL_FORMAT)
+        return tuple(stored_lines(*formats_of(text), self.half_lines) for text in self.pool_formats)
 
     @property
     def pool_first_frame(self) -> tuple[int, ...]:
@@ -237,8 +254,18 @@ class Config:
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that change with any field."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+        """Twelve hex digits that change with any field. Pools of the usual sizes add nothing, so
+        that devices from before there were others keep theirs."""
+        values = asdict(self)
+        if self.pool_formats == Config.pool_formats:
+            del values["pool_formats"]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+    @classmethod
+    def of_json(cls, values: dict) -> Config:
+        """From what `dataclasses.asdict` gave, with lists for tuples; a ConfigError where it is
+        refused."""
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
     def with_(self, **changes) -> Config:
         """A checked copy with some fields changed."""

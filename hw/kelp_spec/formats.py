@@ -21,6 +21,7 @@ __all__ = [
     "Format",
     "HostType",
     "data_lines",
+    "formats_of",
     "scale_lines",
     "stored_page_lines",
 ]
@@ -106,6 +107,13 @@ _SCALE_BYTES = {
 
 #: Width of a format where it travels.
 FORMAT_BITS = max(Format).bit_length()
+
+
+def formats_of(text: str) -> tuple[Format, Format]:
+    """K's and V's format of a label: one for both, or the two apart as ``int8/int4``; ValueError
+    for what is no format."""
+    k, slash, v = text.partition("/")
+    return Format.named(k), Format.named(v if slash else k)
 
 
 def data_lines(fmt: Format, host_lines: int) -> int:

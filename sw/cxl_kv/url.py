@@ -45,6 +45,8 @@ def config_of(name: str, options: dict[str, str]) -> Config:
             try:
                 if field.name == "frames":
                     changes["frames"] = tuple(int(n) for n in text.split(","))
+                elif field.name == "pool_formats":
+                    changes["pool_formats"] = tuple(text.split(","))
                 elif field.type == "bool":
                     changes[field.name] = bool(int(text))
                 elif field.name != "name":

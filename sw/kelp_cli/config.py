@@ -33,8 +33,10 @@ def describe(config: Config) -> dict:
         "dram_bytes": config.dram_lines * 64,
         "mixed_pages": _mixed_pages(config),
         "pools": {
-            name: {"frames": frames, "frame_lines": lines}
-            for name, frames, lines in zip(POOLS, config.frames, config.frame_lines, strict=True)
+            name: {"pages": pages, "frames": frames, "frame_lines": lines}
+            for name, pages, frames, lines in zip(
+                POOLS, config.pool_formats, config.frames, config.frame_lines, strict=True
+            )
         },
         "cold_slot_bytes": config.cold_slot_sectors * 512,
     }
@@ -107,7 +109,9 @@ def _one(config: Config) -> Table:
         if key == "pools":
             for pool, sizes in value.items():
                 table.add_row(
-                    f"pool {pool}", f"{sizes['frames']} frames of {sizes['frame_lines']} DRAM lines"
+                    f"pool {pool}",
+                    f"{sizes['frames']} frames of {sizes['frame_lines']} DRAM lines, for pages of "
+                    + sizes["pages"],
                 )
         elif key == "mixed_pages":
             for formats, page in value.items():

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from kelp_spec.config import Config
+
 from .output import UserError, console
 
 __all__ = ["register"]
@@ -41,16 +43,21 @@ def register(app: typer.Typer) -> None:
         dram: Annotated[
             float, typer.Option(help="DRAM of the device for KV, in GiB (2^30 bytes).")
         ] = 64.0,
+        pools: Annotated[
+            str,
+            typer.Option(help="The device's pool_formats, comma between."),
+        ] = ",".join(Config.pool_formats),
     ) -> None:
         """DRAM and flash for a model's users, and the hit rate that recordings had at that share of
         DRAM."""
         from cxl_kv.shape import LayerFormats, preset
-        from kelp_spec.formats import LINE_BYTES, Format
+        from kelp_spec.formats import LINE_BYTES, formats_of
         from kelp_spec.geometry import smallest_pool, stored_lines
 
         k, _, v = formats.partition("/")
         try:
             shape = preset(model, formats=LayerFormats(k=k, v=v or k), page_tokens=16)
+            pool_formats = Config(name="size", pool_formats=tuple(pools.split(","))).pool_formats
         except ValueError as error:
             raise UserError(str(error)) from None
         if context < 1 or users < 1 or not dram > 0:
@@ -60,10 +67,7 @@ def register(app: typer.Typer) -> None:
             )
         pages = -(-context // 16) * shape.queues * users
         lines = 16 * shape.token_lines
-        frames = tuple(
-            stored_lines(f, f, lines)
-            for f in (Format.RAW16, Format.FP8_E4M3, Format.INT8, Format.INT4)
-        )
+        frames = tuple(stored_lines(*formats_of(text), lines) for text in pool_formats)
         needed = stored_lines(shape.formats[0].k, shape.formats[0].v, lines, shape.k_only)
         pool = smallest_pool(frames, needed)
         # whole frames move, and a page takes the smallest that holds it
@@ -93,7 +97,8 @@ def register(app: typer.Typer) -> None:
                 f"A page stored as {formats} is {needed * LINE_BYTES:,} bytes and takes a whole "
                 + f"frame of {frames[pool] * LINE_BYTES:,}, the smallest size that holds it: "
                 + f"{1 - needed / frames[pool]:.0%} of its DRAM is not used. Frames have the sizes "
-                + "of pages whose K and V are of one format (docs/cxl_kv.md)."
+                + f"of pages of {', '.join(pool_formats)}: a device whose pool_formats has "
+                + f"{formats} has a frame of that size (docs/cxl_kv.md, --pools)."
             )
         console.print(
             "Hit rates: measured over five recordings of a small model's attention, "

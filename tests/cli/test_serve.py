@@ -65,6 +65,8 @@ def test_what_a_mixed_page_leaves_unused_is_said():
     assert "3,264 bytes and takes a whole frame of 4,096" in " ".join(mixed.split())
     assert "20% of its DRAM is not used" in " ".join(mixed.split())
     assert "whole frame" not in kelp("size", "--formats", "int8")
+    fitting = kelp("size", "--formats", "int8/int4", "--pools", "raw16,int8/int4,int8,int4")
+    assert "whole frame" not in fitting and "frames of 3,264 bytes" in fitting
     assert re.search(
         r"page of int8/int4 +│ 51 DRAM lines in a frame of 64", kelp("config", "64x64")
     )

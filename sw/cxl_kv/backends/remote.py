@@ -92,7 +92,7 @@ class RemoteTransport(Transport):
         except BaseException:
             self._connection.close()
             raise
-        self.config = Config(**{**hello["config"], "frames": tuple(hello["config"]["frames"])})
+        self.config = Config.of_json(hello["config"])
         self.ld_id, self.hints, self.persistent = (
             hello["ld_id"],
             hello["hints"],

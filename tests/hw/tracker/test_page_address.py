@@ -4,11 +4,12 @@
 
 import itertools
 
+import pytest
 from simulation import simulate
 from timing import check_interval, varied
 
 from kelp_hw.tracker.page_address import PageAddress
-from kelp_spec.config import named
+from kelp_spec.config import Config, named
 from kelp_spec.formats import Format
 from kelp_spec.geometry import StoredPage, smallest_pool
 
@@ -17,9 +18,12 @@ def test_latency_and_interval():
     check_interval(lambda: PageAddress(config=named("unit")), "LATENCY", "base", varied("frame"))
 
 
-def test_every_line_of_every_shape_is_placed_as_the_geometry_says():
+@pytest.mark.parametrize(
+    "pools", [Config.pool_formats, ("raw16", "int8/int4", "raw16/int4", "int4/fp8_e5m2")]
+)
+def test_every_line_of_every_shape_is_placed_as_the_geometry_says(pools):
     """Every pair of formats, page size and line of `unit`, one a cycle."""
-    config = named("unit")
+    config = named("unit").with_(pool_formats=pools)
     dut = PageAddress(config=config)
     cases = [
         (k, v, used, k_only, kv, line)

@@ -50,9 +50,7 @@ def used_mask(register):
 class TB:
     def __init__(self, dut):
         self.dut, self.rng = dut, random.Random(cocotb.RANDOM_SEED)
-        self.config = c = Config(
-            **{**bench_params()["config"], "frames": tuple(bench_params()["config"]["frames"])}
-        )
+        self.config = c = Config.of_json(bench_params()["config"])
         layouts = Layouts(c)
         self.map = RegisterMap(c)
         self.at = {r.offset: r for r in self.map.registers}

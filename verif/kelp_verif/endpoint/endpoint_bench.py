@@ -32,7 +32,7 @@ async def started(dut) -> tuple[TB, Director]:
     values = params["config"]
     tb = TB(
         dut,
-        Config(**{**values, "frames": tuple(values["frames"])}),
+        Config.of_json(values),
         standstill=params.get("standstill", PATIENCE),
     )
     await tb.start()

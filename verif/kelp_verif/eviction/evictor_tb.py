@@ -56,7 +56,7 @@ class TB:
     def __init__(self, dut):
         self.dut = dut
         config = bench_params()["config"]
-        self.config = c = Config(**{**config, "frames": tuple(config["frames"])})
+        self.config = c = Config.of_json(config)
         self.rng = random.Random(cocotb.RANDOM_SEED)
         layouts = EvictionLayouts(c)
         self.op, self.result, self.write = (

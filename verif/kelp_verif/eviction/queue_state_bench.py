@@ -49,7 +49,7 @@ class TB:
     def __init__(self, dut):
         self.dut = dut
         config = bench_params()["config"]
-        self.config = Config(**{**config, "frames": tuple(config["frames"])})
+        self.config = Config.of_json(config)
         self.rng = random.Random(cocotb.RANDOM_SEED)
         layouts = EvictionLayouts(self.config)
         self.result, self.write, self.look = (

@@ -34,7 +34,7 @@ class TB:
 
     def __init__(self, dut):
         values = bench_params()["config"]
-        self.dut, self.config = dut, Config(**{**values, "frames": tuple(values["frames"])})
+        self.dut, self.config = dut, Config.of_json(values)
         self.rng = random.Random(cocotb.RANDOM_SEED)
         self.map, self.registers = AddressMap(self.config), RegisterMap(self.config).by_name
         self.mirror: dict[int, bytes | None] = {}

@@ -39,9 +39,7 @@ class TB:
 
     def __init__(self, dut):
         self.dut = dut
-        self.config = Config(
-            **{**bench_params()["config"], "frames": tuple(bench_params()["config"]["frames"])}
-        )
+        self.config = Config.of_json(bench_params()["config"])
         self.rng = random.Random(cocotb.RANDOM_SEED)
         layouts = Layouts(self.config)
         self.event, self.write = Packing(layouts.score_event), Packing(layouts.config_write)

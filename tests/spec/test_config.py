@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""Pools of other sizes: what a configuration takes and refuses, and who is told."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from kelp_spec.config import Config, ConfigError, named
+from kelp_spec.formats import Format, formats_of
+from kelp_spec.geometry import smallest_pool, stored_lines
+
+K8V4 = ("raw16", "int8/int4", "int8", "int4")
+
+
+def test_a_page_of_two_formats_has_a_pool_of_its_size():
+    usual = named("64x64")
+    assert usual.frame_lines == (128, 64, 66, 36)
+    config = usual.with_(pool_formats=K8V4)
+    assert config.frame_lines == (128, 51, 66, 36)
+    lines = stored_lines(Format.INT8, Format.INT4, config.half_lines)
+    assert config.frame_lines[smallest_pool(config.frame_lines, lines)] == lines == 51
+    # fp8 has no pool of its own then
+    fp8 = stored_lines(Format.FP8_E4M3, Format.FP8_E4M3, config.half_lines)
+    assert config.frame_lines[smallest_pool(config.frame_lines, fp8)] == 66
+    assert usual.dram_lines - config.dram_lines == 256 * (64 - 51)
+
+
+def test_devices_of_the_usual_pools_keep_their_digest():
+    """A board tells its host the digest of what it was built from."""
+    assert named("ulx3s").digest == "e96685db4e17"
+    assert named("unit").with_(pool_formats=K8V4).digest != named("unit").digest
+
+
+def test_a_configuration_survives_json():
+    config = named("unit").with_(pool_formats=K8V4)
+    assert Config.of_json(json.loads(json.dumps(asdict(config)))) == config
+
+
+def test_labels():
+    assert formats_of("int8/int4") == (Format.INT8, Format.INT4)
+    assert formats_of("raw16") == (Format.RAW16, Format.RAW16)
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        ("int8", "raw16", "int8", "int4"),
+        ("raw16", "int5", "int8", "int4"),
+        ("raw16", "int8/", "int8", "int4"),
+        ("raw16", "int8/int4"),
+        ("raw16", 8, "int8", "int4"),
+        ["raw16", "int8/int4", "int8", "int4"],
+    ],
+)
+def test_refused_pools_are_named(pools):
+    with pytest.raises(ConfigError) as refused:
+        named("unit").with_(pool_formats=pools)
+    said = str(refused.value)
+    assert said.startswith(f"configuration 'unit': pool_formats = {pools!r} is refused; legal: raw")
+    assert "\n" not in said
