@@ -37,6 +37,7 @@ TESTED_BY = {
     "sim/kelp_sim/lab/train.py": ("tests/engines/test_hf_train.py",),
     "sim/kelp_sim/model": ("tests/sim/model/test_model.py", "tests/cli/test_model.py"),
     "sim/kelp_sim/quality": ("tests/sim/quality/test_quality.py", "tests/cli/test_quality.py"),
+    "sim/kelp_sim/quality/real.py": ("tests/engines/test_hf_quality.py",),
     "sim/kelp_sim/replay": ("tests/rtl/replay", "tests/sim/report"),
     "sim/kelp_sim/report": ("tests/sim/report/test_report.py",),
     "sim/kelp_sim/trace": ("tests/sim/lab", "tests/sim/replay"),

@@ -26,13 +26,16 @@ def quality(
         list[Path] | None,
         typer.Argument(
             metavar="[RECORDING…]",
-            help=f"With k, v and q; {_RECORDING} when left out.",
+            help=f"With k, v and q; of the small model {_RECORDING} when left out.",
             show_default=False,
         ),
     ] = None,
     model: Annotated[
         Path,
-        typer.Option(help="A Llama-shaped model: config.json, model.safetensors, tokenizer.json."),
+        typer.Option(
+            help="A Llama-shaped model: a folder with config.json, model.safetensors and "
+            + "tokenizer.json, or a .gguf file."
+        ),
     ] = _MODEL,
     formats: Annotated[
         str | None,
@@ -41,13 +44,14 @@ def quality(
     texts: Annotated[int, typer.Option(min=0, help="Texts for perplexity; 0 leaves it out.")] = 12,
     tokens: Annotated[int, typer.Option(min=32, help="Tokens of each.")] = 2048,
     tune: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             help="So many of the texts choose formats for each layer and head; the others "
-            + "judge. 0: none.",
+            + "judge. 0: none, as for a .gguf file when left out; else 4.",
+            show_default=False,
         ),
-    ] = 4,
+    ] = None,
     budgets: Annotated[
         str, typer.Option(help="Losses of perplexity that plans may cost, as fractions.")
     ] = "0.005,0.01",
@@ -76,6 +80,11 @@ def quality(
     from kelp_sim.quality.tokens import TokenizerError
     from kelp_sim.trace.trace import TraceError
 
+    real = model.suffix == ".gguf"
+    if tune is None:
+        tune = 0 if real else 4
+    if recordings is None:
+        recordings = [] if real else [_RECORDING]
     if tune and texts and not tune < texts:
         raise UserError(f"--tune {tune} of {texts} texts leaves none to judge by; legal: fewer")
     names = tuple(formats.split(",")) if formats else study.FORMATS
@@ -89,8 +98,8 @@ def quality(
     )
     try:
         with progress_bar() as bar:
-            heads = _noise(names, recordings or [_RECORDING], every, bar)
-            done = perplexity.measure(names, bar) if texts else None
+            heads = _noise(names, recordings, every, bar)
+            done, channels = perplexity.measure(names, bar) if texts else (None, [])
     except (TraceError, llama.ModelError, TokenizerError, ValueError) as error:
         raise UserError(str(error)) from None
     if png is not None:
@@ -98,11 +107,15 @@ def quality(
 
         write_whole(png, drawn(heads, done))
     if json is not None:
-        report = {"noise": heads} | (done.as_json() | {"bars": study.bars(done)} if done else {})
+        report = {"noise": heads} | (
+            done.as_json() | {"channels": channels, "bars": study.bars(done)} if done else {}
+        )
         write_json(json, "quality", report)
         if str(json) == "-":
             return
     _show(heads, done)
+    if channels:
+        _show_channels(channels)
 
 
 def _losses(budgets: str) -> list[float]:
@@ -149,11 +162,16 @@ class Perplexity:
     store: Path
 
     def measure(self, names, bar):
-        from kelp_sim.quality import llama, study, tokens
+        """(the study, rows of outlying channels on its first text)."""
+        from kelp_sim.quality import channels, llama, real, study, tokens
 
-        loaded = llama.load(self.model)
-        tokenizer = tokens.Tokenizer(self.model / "tokenizer.json")
-        chosen = tokens.texts(tokenizer, self.texts, self.tokens)
+        if self.model.suffix == ".gguf":
+            loaded, tokenizer = real.load(self.model)
+            chosen = real.excerpts(tokenizer, self.texts, self.tokens)
+        else:
+            loaded = llama.load(self.model)
+            tokenizer = tokens.Tokenizer(self.model / "tokenizer.json")
+            chosen = tokens.texts(tokenizer, self.texts, self.tokens)
         total = study.count(len(names), len(chosen), self.tune, len(self.budgets), loaded)
         task = bar.add_task("perplexity", total=total)
 
@@ -161,7 +179,7 @@ class Perplexity:
             description = f"{plan}: {text}" + (" (stored)" if stored else "")
             bar.update(task, advance=1, description=description)
 
-        return study.run(
+        done = study.run(
             loaded,
             chosen,
             names,
@@ -170,6 +188,8 @@ class Perplexity:
             store=self.store,
             progress=heard,
         )
+        singles = list(dict.fromkeys(half for name in names for half in name.split("/")))
+        return done, channels.measure(loaded, chosen[0][1], singles)
 
 
 def _table(title: str, *headings: str, caption: str = ""):
@@ -192,6 +212,40 @@ def _table(title: str, *headings: str, caption: str = ""):
 
 def _show(heads: list[dict], done) -> None:
     names = list(dict.fromkeys(row["format"] for row in heads))
+    if names:
+        _show_noise(names, heads)
+    if done is not None:
+        _show_perplexity(done)
+
+
+def _show_channels(rows: list[dict]) -> None:
+    """Outlying channels, and the noise of single formats: over layers and heads."""
+    of = {kv: [row for row in rows if row["kv"] == kv] for kv in "KV"}
+    worst = max(of["K"], key=lambda row: row["peak"])
+    table = _table(
+        "Noise on the first text: mean (worst) over layers and heads",
+        "format",
+        "keys dB",
+        "values dB",
+        caption="The largest channel over the median one: "
+        + ", ".join(
+            f"{name} {sum(r['peak'] for r in of[kv]) / len(of[kv]):.1f} on average, "
+            + f"{max(r['peak'] for r in of[kv]):.1f} at most"
+            for kv, name in (("K", "keys"), ("V", "values"))
+        )
+        + f" (keys: layer {worst['layer']}, head {worst['head']}, channel {worst['channel']})",
+    )
+    for name in rows[0]["snr_db"]:
+        table.add_row(name, *(_decibels([r["snr_db"][name] for r in of[kv]]) for kv in "KV"))
+    console.print(table)
+
+
+def _decibels(values: list[float]) -> str:
+    exact = min(values) > 900
+    return "exact" if exact else f"{sum(values) / len(values):.1f} ({min(values):.1f})"
+
+
+def _show_noise(names: list[str], heads: list[dict]) -> None:
     table = _table(
         "Noise over layers and heads: mean (worst)",
         "format",
@@ -201,15 +255,13 @@ def _show(heads: list[dict], done) -> None:
     )
     for name in names:
         rows = [row for row in heads if row["format"] == name]
-        snr = [
-            "exact" if min(v) > 900 else f"{sum(v) / len(v):.1f} ({min(v):.1f})"
-            for v in ([r[key] for r in rows] for key in ("k_snr_db", "v_snr_db"))
-        ]
+        snr = [_decibels([r[key] for r in rows]) for key in ("k_snr_db", "v_snr_db")]
         errors = [r["attention_error"] for r in rows]
         table.add_row(name, *snr, f"{sum(errors) / len(errors):.2e} ({max(errors):.2e})")
     console.print(table)
-    if done is None:
-        return
+
+
+def _show_perplexity(done) -> None:
     table = _table(
         f"Perplexity of {len(done.documents)} texts, {done.perplexity:.2f} in raw16",
         "format K/V",

