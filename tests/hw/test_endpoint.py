@@ -255,9 +255,8 @@ ODD = {"sessions": 3, "queues": 5, "frames": (11, 5, 7, 5), "candidates": 5}
 
 def test_everything_through_a_narrow_codec():
     """The same with eight codec lanes: whatever goes through the data path keeps four cycles'
-    distance. Fifteen queues a session, five layers of three heads; pools of other sizes."""
-    pools = ("raw16", "int8/int4", "int4/raw16", "int4")
-    odd = ODD | {"queues": 15, "half_lines": 8, "pool_formats": pools}
+    distance. Fifteen queues a session, five layers of three heads."""
+    odd = ODD | {"queues": 15}
     runner_of(UNIT.with_(name="unit_narrow", codec_lanes=8, **odd), opt="-O0")(
         [EASY, STORM, ROUGH],
         8000,
