@@ -145,6 +145,11 @@ def test_what_was_recorded_stays(tmp_path, monkeypatch):
     assert "| `Skid` | 4 | 3 | 1 | 0 | 100.0% |" in page and "`OrderFifo`" in page
 
 
+def test_a_block_that_no_test_simulates_is_below_the_bar():
+    none = {"mutants": 0, "killed": 0, "equivalent": 0}
+    assert score(none) == 0 and score(none | {"mutants": 2, "equivalent": 2}) == 1
+
+
 RAN = []
 
 

@@ -84,7 +84,10 @@ def _figures(block: str, found: dict) -> dict:
 
 
 def score(figures: dict) -> float:
-    """Of the mutants that change something, the part that was noticed."""
+    """Of the mutants that change something, the part that was noticed; none of a block that no test
+    simulates, which has no mutants."""
+    if not figures["mutants"]:
+        return 0.0
     told = figures["mutants"] - figures["equivalent"]
     return figures["killed"] / told if told else 1.0
 
