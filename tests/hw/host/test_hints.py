@@ -27,6 +27,7 @@ from kelp_spec.hints import (
     unpack,
 )
 from kelp_spec.metadata import Event, Op
+from kelp_verif.formal.prove import mutant
 from kelp_verif.harness.runner import run_cocotb
 from kelp_verif.host.hints_bench import Session
 
@@ -229,7 +230,7 @@ def test_absorber_agrees_with_golden(fields):
     result = run_cocotb(
         HintAbsorber(config=named("unit").with_(**fields)),
         bench="kelp_verif.host.hints_bench",
-        test=["random_lines", "sessions_open_and_close"],
+        test=["random_lines", "sessions_open_and_close", "a_session_closes_under_way"],
         params={"config": "unit", "fields": fields, "rounds": 30},
     )
     assert {
@@ -245,6 +246,27 @@ def test_absorber_agrees_with_golden(fields):
         "HINT_BAD_QUEUE",
         "HINT_BAD_PAGE",
     } <= set(result.records["seen"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # what is left of a line goes to the session's next owner
+        ("item.void.eq(void | ~line_live)", "item.void.eq(0)"),
+        # so do lines that waited
+        pytest.param("stale[s].eq(left_over != 0)", "stale[s].eq(0)", marks=pytest.mark.slow),
+        # the next owner's lines are refused
+        pytest.param("judge & stale[s]", "0", marks=pytest.mark.slow),
+    ],
+)
+def test_the_bench_catches_a_planted_bug(old, new):
+    with pytest.raises(AssertionError, match="failed with seed"):
+        run_cocotb(
+            mutant(HintAbsorber, old, new)(config=UNIT),
+            bench="kelp_verif.host.hints_bench",
+            test="a_session_closes_under_way",
+            params={"config": "unit"},
+        )
 
 
 def test_one_page_update_a_cycle():

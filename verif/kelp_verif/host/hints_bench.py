@@ -147,7 +147,7 @@ class TB:
         """Runs `lines` and compares everything they cause with the golden model."""
         lines = list(lines)
         self.out, self.events = [], []
-        before = self.lines_taken
+        before, masses = self.lines_taken, self.masses_taken
         await self.run(lines)
         want = [
             x
@@ -157,6 +157,7 @@ class TB:
         assert self.out == [x for x in want if isinstance(x, HintOp)]
         assert self.events == [x for x in want if isinstance(x, HintEvent)]
         assert self.lines_taken - before == len(lines)
+        assert self.masses_taken - masses == sum(x.kind == Op.MASS for x in self.out)
 
     def random_line(self):
         """A line that is good three times in four, and otherwise wrong in one way or in all."""
@@ -281,6 +282,86 @@ async def sessions_open_and_close(dut):
     tb.golden.opened(s)
     await tb.check([line(0), line(2)])
     assert [(e.code, e.argument) for e in tb.events] == [(Event.HINT_GAP, 1)] and len(tb.out) == 4
+
+
+class Closing:
+    """Closes a session of a test bench while its lines are in the absorber."""
+
+    def __init__(self, tb: TB):
+        self.tb = tb
+        for regs in tb.sessions:
+            regs.used_pages, regs.used_queues = tb.config.pages, tb.config.queues
+
+    def line(self, session: int, sequence: int, kind: HintKind | None = None, count: int = 3):
+        rng = self.tb.rng
+        entries = rng.sample(range(self.tb.config.pages), count)
+        return (
+            pack(
+                HintLine(
+                    kind=kind or rng.choice(list(HintKind)),
+                    session=session,
+                    queue=rng.randrange(self.tb.config.queues),
+                    sequence=sequence,
+                    entries=tuple(entries),
+                    advance=rng.random() < 0.5,
+                )
+            ),
+            self.tb.sessions[session].ld_id,
+            False,
+        )
+
+    async def now(self, session: int) -> None:
+        """CLOSE, with or without a while in which it closes; open again some cycles later."""
+        tb, rng = self.tb, self.tb.rng
+        steps = [{"closing": 1}] if rng.random() < 0.5 else []
+        for step in [*steps, {"closing": 0, "open": 0}, {"open": 1}]:
+            vars(tb.sessions[session]).update(step)
+            tb.dut.sessions.value = pack_sessions(tb.config, tb.sessions)
+            for _ in range(rng.randint(1, 4)):
+                await RisingEdge(tb.dut.clk)
+
+    def refused(self, session: int, lines) -> list:
+        """What the golden model says of lines that wait when their session closes."""
+        tb = self.tb
+        tb.sessions[session].closing = 1
+        events = [x for line in lines for x in tb.golden.absorb(*line[:2], tb.sessions)]
+        tb.sessions[session].closing = 0
+        return events
+
+
+@cocotb.test(timeout_time=2, timeout_unit="ms")
+async def a_session_closes_under_way(dut):
+    """Of a line under way the op that is offered leaves and the rest does not; lines that wait are
+    refused, though the session is open again when their turn comes; another session's are not; and
+    numbers start at 0."""
+    tb = TB(dut, _config())
+    closing, kinds = Closing(tb), list(HintKind)
+    await tb.reset()
+    numbers = [0] * tb.config.sessions
+    for n in range(24):
+        s, other = n % tb.config.sessions, (n + 1) % tb.config.sessions
+        under_way = closing.line(s, numbers[s], kinds[n % len(kinds)])
+        waiting = [closing.line(s, numbers[s] + k + 1) for k in range(2)]
+        its_own = closing.line(other, numbers[other])
+        numbers[other] += 1
+        offered = tb.golden.absorb(*under_way[:2], tb.sessions)[0]
+        refused = closing.refused(s, waiting)
+        kept = tb.golden.absorb(*its_own[:2], tb.sessions)
+        tb.out, tb.events, tb.p_valid, tb.p_ready = [], [], 1.0, 0.0
+        running = cocotb.start_soon(tb.run([under_way, *waiting, its_own]))
+        for _ in range(30):  # all are in, and nothing is taken
+            await RisingEdge(dut.clk)
+        assert not tb.out and not tb.events
+        tb.p_ready = tb.rng.choice([0.0, 0.5])  # lines are judged while it is closed, or after
+        await closing.now(s)
+        tb.p_ready = 0.5
+        await running
+        assert tb.out == [offered, *kept], n
+        assert tb.events == refused and {e.code for e in refused} == {Event.CLOSED_SESSION}, n
+        tb.golden.opened(s)
+        await tb.check([closing.line(s, 0), closing.line(s, 1)])
+        assert not tb.events
+        numbers[s] = 2
 
 
 @cocotb.test(timeout_time=1, timeout_unit="ms")
