@@ -155,6 +155,24 @@ def test_no_block_has_more_ports_than_are_read_at_once(cls):
     assert (len(ports(cls)) > 21) == (cls.__name__ in MANY_PORTS)
 
 
+def pairs(ports):
+    """Ports of which another says whether they hold something: a stream, or a struct of both."""
+    names = {re.sub("_(payload|data)$", "", port) for port in ports}
+    return [port for port in ports if port.endswith("_valid") and port[:-6] in names]
+
+
+@pytest.mark.parametrize("cls", BLOCKS)
+def test_no_port_has_another_one_for_its_valid(cls):
+    assert not pairs(ports(cls)) or cls.__name__ in MANY_PORTS
+
+
+def test_a_planted_pair_is_seen():
+    assert pairs(["i", "i_valid", "read_data", "read_valid", "x_valid"]) == [
+        "i_valid",
+        "read_valid",
+    ]
+
+
 @pytest.mark.parametrize("cls", BLOCKS)
 def test_each_block_says_how_fast_it_is(cls):
     if cls.__name__ in NOT_TIMED:

@@ -294,8 +294,8 @@ class Endpoint(wiring.Component):
             if name != "control":
                 skid = getattr(s, f"op_{name}")
                 m.d.comb += [
-                    tracker.ops.behind[k].valid.eq(skid.behind_valid),
-                    tracker.ops.behind[k].kind.eq(skid.behind.kind),
+                    tracker.ops.behind[k].valid.eq(skid.behind.valid),
+                    tracker.ops.behind[k].kind.eq(skid.behind.item.kind),
                 ]
         connect(m, s.registers.o_control, tracker.ops.control)
         connect(m, s.miss_buffer.o_miss_free, tracker.i_miss_free)
@@ -586,7 +586,7 @@ class DataFifo(wiring.Component):
         m.d.comb += [
             self.ready.eq(fifo.level <= self.DEPTH - RESERVE),
             self.level.eq(fifo.level),
-            self.idle.eq(~fifo.row_valid),
+            self.idle.eq(~fifo.oldest.valid),
         ]
         connect(m, flipped(self.i), fifo.i)
         return m

@@ -246,8 +246,8 @@ class Board(wiring.Component):
             ]
         m.d.comb += [
             bridge.hold.eq(self_test.busy),
-            bridge.take_drs.eq(self_test.drs.ready),
-            bridge.take_ndr.eq(self_test.ndr.ready),
+            bridge.take_drs.eq(self_test.drs.take),
+            bridge.take_ndr.eq(self_test.ndr.take),
             self_test.owed.eq(bridge.owed),
             self_test.memory_ready.eq(state.memory_ready),
             self_test.ready.eq(s.endpoint.ready & state.running),
@@ -321,15 +321,15 @@ class Board(wiring.Component):
             BoardRegister.TIME: state.time,
             BoardRegister.TEST_CHECK: s.self_test.check,
         }
-        with m.Switch(bridge.board_address):
+        with m.Switch(bridge.board.p.address):
             for register, value in values.items():
                 with m.Case(register):
                     m.d.comb += bridge.board_read_data.eq(value)
-        data, starts = bridge.board_data, Signal()
+        data, starts = bridge.board.p.data, Signal()
         m.d.sync += starts.eq(0)
         m.d.comb += s.self_test.start.eq(starts)
-        with m.If(bridge.board_write):
-            with m.Switch(bridge.board_address):
+        with m.If(bridge.board.p.write):
+            with m.Switch(bridge.board.p.address):
                 with m.Case(BoardRegister.SCRATCH):
                     m.d.sync += scratch.eq(data)
                 with m.Case(BoardRegister.TEST_FIRST):

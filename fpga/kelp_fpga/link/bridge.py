@@ -18,10 +18,13 @@ from .protocol import BOARD_REPLY, BOARD_REQUEST, TO_DEVICE, Kind
 from .receiver import LinkReceiver, injected
 from .sender import LinkSender
 
-__all__ = ["HostBridge", "injected"]
+__all__ = ["HostBridge", "board_access", "injected"]
 
 _BOARD_REQUEST = data.StructLayout(dict(BOARD_REQUEST))
 _BOARD_REPLY = data.StructLayout(dict(BOARD_REPLY))
+
+#: An access to a register of the board.
+board_access = data.StructLayout({name: w for name, w in BOARD_REQUEST if name != "tag"})
 
 
 class _Session:
@@ -69,8 +72,8 @@ class HostBridge(wiring.Component):
         The endpoint's answers are taken where they come in.
     owed : Out
         The endpoint owes answers.
-    board_address, board_data, board_write, board_valid : Out
-        With `board_valid` a register of the board is read (and written when `board_write`).
+    board : Out, always-ready stream(board_access)
+        A register of the board is read, and written when `write`, which is low without an access.
     board_read_data : In
         What it holds, in that cycle.
     synced : Out
@@ -98,10 +101,7 @@ class HostBridge(wiring.Component):
                 "take_drs": In(1),
                 "take_ndr": In(1),
                 "owed": Out(1),
-                "board_address": Out(7),
-                "board_data": Out(32),
-                "board_write": Out(1),
-                "board_valid": Out(1),
+                "board": Out(stream.Signature(board_access, always_ready=True)),
                 "board_read_data": In(32),
                 "synced": Out(1),
                 "heard": Out(1),
@@ -209,18 +209,25 @@ class HostBridge(wiring.Component):
         """Messages to the board's registers. Returns whether a reply waits, and the reply."""
         receiver, board = m.submodules.receiver, self._view(m, _BOARD_REQUEST, Kind.BOARD)
         pending, reply = Signal(), Signal(_BOARD_REPLY)
-        m.d.sync += [self.board_valid.eq(0), self.board_write.eq(0)]
-        with m.If(self.board_valid):
+        valid, write, address, value = Signal(), Signal(), Signal(7), Signal(32)
+        m.d.comb += [
+            self.board.valid.eq(valid),
+            self.board.p.write.eq(write),
+            self.board.p.address.eq(address),
+            self.board.p.data.eq(value),
+        ]
+        m.d.sync += [valid.eq(0), write.eq(0)]
+        with m.If(valid):
             m.d.sync += reply.data.eq(self.board_read_data)
         with m.If(
             receiver.o.valid & (receiver.o.p.kind == Kind.BOARD) & (session.draining | ~pending)
         ):
             m.d.comb += receiver.o.ready.eq(1)
             m.d.sync += [
-                self.board_valid.eq(1),
-                self.board_write.eq(board.write),
-                self.board_address.eq(board.address),
-                self.board_data.eq(board.data),
+                valid.eq(1),
+                write.eq(board.write),
+                address.eq(board.address),
+                value.eq(board.data),
                 pending.eq(1),
                 reply.tag.eq(board.tag),
             ]

@@ -146,8 +146,8 @@ class Sdram(wiring.Component):
             Signal(self.id_bits),
             Signal(),
         )
-        with m.If(core.read_valid):
-            m.d.sync += gathered.eq(Cat(gathered[16:], core.read_data))
+        with m.If(core.read.valid):
+            m.d.sync += gathered.eq(Cat(gathered[16:], core.read.p.data))
         with m.If(axi.r.valid & axi.r.ready):
             m.d.sync += held.eq(0)
         # Two lines are 32 cycles apart, so the second may find the first gone: no row of registers
@@ -159,8 +159,8 @@ class Sdram(wiring.Component):
                 held.eq(1),
                 full.eq(0),
             ]
-        with m.If(core.read_last):
-            m.d.sync += [full.eq(1), gathered_id.eq(core.read_id)]
+        with m.If(core.read.p.last):
+            m.d.sync += [full.eq(1), gathered_id.eq(core.read.p.id)]
         m.d.comb += [axi.r.valid.eq(held), axi.r.p.resp.eq(RESP_OKAY), axi.r.p.last.eq(1)]
         m.d.sync += reads.eq(reads + (taken & ~write) - (axi.r.valid & axi.r.ready))
         return m

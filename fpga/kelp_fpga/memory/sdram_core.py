@@ -12,7 +12,7 @@ from amaranth.lib.wiring import In, Out
 
 from .sdram_timing import BANK_BITS, BURST, COLUMN_BITS, COMMON, ROW_BITS, SdramTiming
 
-__all__ = ["LINE_BEATS", "SdramCore", "SdramPins", "line_layout"]
+__all__ = ["LINE_BEATS", "SdramCore", "SdramPins", "column_layout", "line_layout"]
 
 LINE_BEATS = 32  #: columns of a line
 #: cycles that a command and its data take through the pads' registers, out and in
@@ -53,6 +53,11 @@ class SdramPins(wiring.Signature):
                 "dq_i": In(16),
             }
         )
+
+
+def column_layout(id_bits: int) -> data.StructLayout:
+    """A column of a line that is read; with the line's `last`, its `id`."""
+    return data.StructLayout({"data": 16, "last": 1, "id": id_bits})
 
 
 def line_layout(id_bits: int) -> data.StructLayout:
@@ -145,8 +150,8 @@ class SdramCore(wiring.Component):
         16 bits, and the two bytes that are *not* to be written.
     wrote, wrote_id : Out
         The last column of a written line has gone out; every later read sees it.
-    read_data, read_valid, read_last, read_id : Out
-        Columns of lines that are read.
+    read : Out, always-ready stream(column_layout)
+        Columns of lines that are read; `last` is low without one.
     ready : Out
         The chip is initialised.
     pins : Out(SdramPins)
@@ -165,10 +170,7 @@ class SdramCore(wiring.Component):
                 "write_mask": In(2),
                 "wrote": Out(1),
                 "wrote_id": Out(id_bits),
-                "read_data": Out(16),
-                "read_valid": Out(1),
-                "read_last": Out(1),
-                "read_id": Out(id_bits),
+                "read": Out(stream.Signature(column_layout(id_bits), always_ready=True)),
                 "ready": Out(1),
                 "pins": Out(SdramPins()),
             }
@@ -320,13 +322,19 @@ class SdramCore(wiring.Component):
         with m.If(writing):
             m.d.sync += pins.dqm.eq(self.write_mask)
         m.d.comb += [self.wrote.eq(writing & last), self.wrote_id.eq(now.id)]
-        way = self.cycles.cl + 2 + _PADS  # of a column, from its beat to `read_data`
+        way = self.cycles.cl + 2 + _PADS  # of a column, from its beat to `read`
         coming, ends = Signal(way), Signal(way)
+        column, column_id = Signal(16), Signal(self.id_bits)
         m.d.sync += [
             coming.eq(Cat(reading, coming)),
             ends.eq(Cat(last & ~now.write, ends)),
-            self.read_data.eq(pins.dq_i),
+            column.eq(pins.dq_i),
         ]
         with m.If(last & ~now.write):
-            m.d.sync += self.read_id.eq(now.id)
-        m.d.comb += [self.read_valid.eq(coming[-1]), self.read_last.eq(ends[-1])]
+            m.d.sync += column_id.eq(now.id)
+        m.d.comb += [
+            self.read.valid.eq(coming[-1]),
+            self.read.p.last.eq(ends[-1]),
+            self.read.p.data.eq(column),
+            self.read.p.id.eq(column_id),
+        ]

@@ -16,7 +16,7 @@ from ..link.crc32 import INITIAL, crc32_step
 from ..link.protocol import TO_DEVICE, Kind
 from .self_test_program import FULL_LINE, INSTRUCTION, POISON, WRITTEN, Op, Part, Program, State
 
-__all__ = ["SelfTest", "result_layout"]
+__all__ = ["SelfTest", "WatchedAnswer", "result_layout"]
 
 _INSTRUCTION = data.StructLayout(dict(INSTRUCTION))
 _WORD, _LINE = 8, 64  # bytes
@@ -26,6 +26,20 @@ _SILENCE_LOG2 = 24
 
 #: What became of each part.
 result_layout = data.StructLayout({part.name.lower(): 2 for part in Part})
+
+
+class WatchedAnswer(wiring.Signature):
+    """An answer of the endpoint's, shown to the self-test while it stands at the bridge. No stream:
+    the bridge takes the answer; `take` asks it to.
+
+    Members
+    -------
+    payload, valid : Out
+    take : In
+    """
+
+    def __init__(self, shape):
+        super().__init__({"payload": Out(shape), "valid": Out(1), "take": In(1)})
 
 
 class _Walk:
@@ -95,7 +109,7 @@ class SelfTest(wiring.Component):
         To the bridge: a message's bytes.
     owed : In
         The endpoint owes answers.
-    drs, ndr : In stream
+    drs, ndr : In, WatchedAnswer
         The endpoint's answers, while busy.
     """
 
@@ -119,8 +133,8 @@ class SelfTest(wiring.Component):
                 "flip": Out(2),
                 "o": Out(stream.Signature(injected)),
                 "owed": In(1),
-                "drs": In(stream.Signature(MESSAGES["S2MDRS"])),
-                "ndr": In(stream.Signature(MESSAGES["S2MNDR"])),
+                "drs": In(WatchedAnswer(MESSAGES["S2MDRS"])),
+                "ndr": In(WatchedAnswer(MESSAGES["S2MNDR"])),
             }
         )
 
@@ -225,16 +239,16 @@ class SelfTest(wiring.Component):
         k = walk.k
         m.d.sync += [
             *(
-                near[n].eq(self.drs.p.data.word_select(n, 8 * _WORD).word_select(k[:3], 8))
+                near[n].eq(self.drs.payload.data.word_select(n, 8 * _WORD).word_select(k[:3], 8))
                 for n in range(_WORD)
             ),
             walk.answer.eq(
                 Mux(
                     walk.write,
-                    WRITTEN & ~0x7F | self.ndr.p.opcode,
+                    WRITTEN & ~0x7F | self.ndr.payload.opcode,
                     Mux(
                         k == _LINE,
-                        self.drs.p.opcode | Mux(self.drs.p.poison, POISON, 0),
+                        self.drs.payload.opcode | Mux(self.drs.payload.poison, POISON, 0),
                         near[k[3:6]],
                     ),
                 )
@@ -271,7 +285,7 @@ class SelfTest(wiring.Component):
                 self._to(m, walk, "SETTLE")
         with m.State("SETTLE"):
             # A request of the host's may have stood at the endpoint's door.
-            m.d.comb += [self.drs.ready.eq(1), self.ndr.ready.eq(1)]
+            m.d.comb += [self.drs.take.eq(1), self.ndr.take.eq(1)]
             with m.If(self.ready & walk.at_rest & (walk.silence[:9] == 0x1FF)):
                 self._to(m, walk, "FETCH")
             with m.Elif(walk.silence[-1]):
@@ -349,7 +363,7 @@ class SelfTest(wiring.Component):
                     walk.silence.eq(0),
                 ]
                 with m.If(write | (walk.k == _LINE)):
-                    m.d.comb += [self.ndr.ready.eq(write), self.drs.ready.eq(~write)]
+                    m.d.comb += [self.ndr.take.eq(write), self.drs.take.eq(~write)]
                     self._to(m, walk, "REST")
             with m.Elif(walk.silence[-1]):
                 self._give_up(m, walk, walk.step.part)

@@ -384,7 +384,7 @@ class DataHead(wiring.Component):
             m.d.comb += self.fault.eq(answers.fault)
         m.d.comb += dequantiser.o.ready.eq(1)
         connect(m, dequantiser.o, answers.i)
-        done, row = answers.o.p, answers.row
+        done, row = answers.o.p, answers.oldest.item
         m.d.comb += [
             writes.merge.p.write.write_slot.eq(s.lock.write_slot),
             writes.merge.p.write.format.eq(s.lock.format),
@@ -402,7 +402,7 @@ class DataHead(wiring.Component):
         ]
         # Critical path: registered here, for it addresses the write store.
         m.d.sync += writes.merge.valid.eq(
-            answers.row_valid & row.meta.partial & ~merged & ~writes.merge.ready
+            answers.oldest.valid & row.meta.partial & ~merged & ~writes.merge.ready
         )
         with m.If(writes.merge.ready):
             m.d.sync += merged.eq(1)
@@ -421,7 +421,7 @@ class DataHead(wiring.Component):
         m.d.sync += [
             Assert(~writes.merge.valid | s.lock_valid, "a partial write without a lock"),
             Assert(
-                ~writes.merge.ready | (answers.row_valid & row.meta.partial),
+                ~writes.merge.ready | (answers.oldest.valid & row.meta.partial),
                 "a partial write is merged with another op's line",
             ),
         ]

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Module, Mux, Signal, Value
-from amaranth.lib import memory, stream, wiring
+from amaranth.lib import data, memory, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from .protected import CheckedWord, Fault
@@ -19,9 +19,9 @@ class BypassFifo(wiring.Component):
     Latency: `LATENCY` cycles (combinational) from `i` to `o` when nothing waits. One item in each
     cycle (`INTERVAL`); of items that wait, one each `REGISTERED_INTERVAL` cycles when `registered`.
     Errors: an item without a place is an assertion. `o` obeys the stream rule: an item that
-    bypasses the rows and is not taken stands in `row` in the next cycle. Critical path: no enable
-    or address of the rows depends on `o.ready`; the row at the end is always written, and counts
-    only when the item did not bypass the rows.
+    bypasses the rows and is not taken stands in `oldest` in the next cycle. Critical path: no
+    enable or address of the rows depends on `o.ready`; the row at the end is always written, and
+    counts only when the item did not bypass the rows.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class BypassFifo(wiring.Component):
     shape : shape-like
         Of an item.
     registered : bool
-        `row` is a register, for items that come two cycles apart on average: it loads in every
+        `oldest` is a register, for items that come two cycles apart on average: it loads in every
         cycle, from the oldest row or, when nothing waits, from `i`. An item that waits behind
         another one is in it two cycles after the other one left.
     protect : bool
@@ -40,13 +40,13 @@ class BypassFifo(wiring.Component):
     -------
     i : always-ready stream
     o : stream
-    row, row_valid : out
-        The oldest item that waits: `o.p` too, while `row_valid`.
+    oldest : out
+        The oldest item that waits, while `valid`; `o.p` is its `item` then.
     level : out
         How many items wait.
     fault : out, Fault
-        Of the item in `row`: `corrected` when it leaves, `uncorrected` while it is there. Zero
-        when not protected.
+        Of `oldest`: `corrected` when it leaves, `uncorrected` while it is there. Zero when not
+        protected.
     """
 
     LATENCY = 0
@@ -62,12 +62,13 @@ class BypassFifo(wiring.Component):
             {
                 "i": In(stream.Signature(shape, always_ready=True)),
                 "o": Out(stream.Signature(shape)),
-                "row": Out(shape),
-                "row_valid": Out(1),
+                "oldest": Out(data.StructLayout({"valid": 1, "item": shape})),
                 "level": Out(range(depth + 1)),
                 "fault": Out(Fault),
             }
         )
+        # State that proofs look at (kelp_verif.formal.fifo_specs): `oldest`.
+        self.row, self.row_valid = Signal(shape), Signal()
 
     def elaborate(self, platform):
         m = Module()
@@ -86,6 +87,8 @@ class BypassFifo(wiring.Component):
             write.addr.eq(end),
             write.data.eq(self.word.encode(m, item)),
             read.addr.eq(begin),
+            self.oldest.valid.eq(self.row_valid),
+            Value.cast(self.oldest.item).eq(row),
             self.o.valid.eq(Mux(waits, self.row_valid, self.i.valid)),
             # By `row_valid`, not `waits`, which has as many bits of `row` to choose: what is not
             # offered may be anything.

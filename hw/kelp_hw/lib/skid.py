@@ -5,7 +5,7 @@ cycle, which takes 1 cycle."""
 from __future__ import annotations
 
 from amaranth.hdl import Assert, Module, Mux, Shape, Signal, Value
-from amaranth.lib import stream, wiring
+from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 __all__ = ["Skid"]
@@ -32,9 +32,9 @@ class Skid(wiring.Component):
     Members
     -------
     i, o : streams
-    behind, behind_valid : out
+    behind : out
         What comes to `o` behind the transfer that stands there: in the next cycle, if that one is
-        taken in this.
+        taken in this. Its `item`, while `valid`.
     idle : out
         Nothing is held.
     """
@@ -49,8 +49,7 @@ class Skid(wiring.Component):
             {
                 "i": In(stream.Signature(shape)),
                 "o": Out(stream.Signature(shape)),
-                "behind": Out(shape),
-                "behind_valid": Out(1),
+                "behind": Out(data.StructLayout({"valid": 1, "item": shape})),
                 "idle": Out(1),
             }
         )
@@ -59,7 +58,7 @@ class Skid(wiring.Component):
 
     def elaborate(self, platform):
         m = Module()
-        spare, spare_valid = self.spare, self.spare_valid
+        spare, spare_valid, behind = self.spare, self.spare_valid, self.behind
         moves = Signal()
         m.d.comb += [
             moves.eq(~self.o.valid | self.o.ready),
@@ -69,17 +68,17 @@ class Skid(wiring.Component):
         with m.If(~spare_valid):
             m.d.sync += spare.eq(self.i.p)
         m.d.comb += [
-            Value.cast(self.behind).eq(Mux(spare_valid, Value.cast(spare), Value.cast(self.i.p))),
-            self.behind_valid.eq(spare_valid | self.i.valid),
+            Value.cast(behind.item).eq(Mux(spare_valid, Value.cast(spare), Value.cast(self.i.p))),
+            behind.valid.eq(spare_valid | self.i.valid),
         ]
         any_left = self.o.valid & ~self.o.ready
         m.d.sync += [
-            self.o.valid.eq(self.behind_valid | any_left),
-            spare_valid.eq(self.behind_valid & any_left),
+            self.o.valid.eq(behind.valid | any_left),
+            spare_valid.eq(behind.valid & any_left),
         ]
         if self.registered is None:
             with m.If(moves):
-                m.d.sync += self.o.p.eq(self.behind)
+                m.d.sync += self.o.p.eq(behind.item)
         else:
             places, puts, gets = (
                 [Signal(self.shape, name=f"place_{k}") for k in range(2)],
@@ -104,7 +103,7 @@ class Skid(wiring.Component):
             for name in self.registered:
                 held = Signal.like(self.o.p[name], name=f"held_{name}")
                 with m.If(moves):
-                    m.d.sync += held.eq(self.behind[name])
+                    m.d.sync += held.eq(behind.item[name])
                 m.d.comb += self.o.p[name].eq(held)
         m.d.sync += Assert(~spare_valid | self.o.valid)
         return m

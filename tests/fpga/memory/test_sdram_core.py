@@ -31,8 +31,9 @@ def run(hz, lines, cycles=1200, **rates):
         command = ctx.get(Cat(pins.we_n, pins.cas_n, pins.ras_n))
         if not ctx.get(pins.cs_n) and command != 7:
             commands.append((now[0], command, ctx.get(pins.ba), ctx.get(pins.a)))
-        if ctx.get(dut.read_valid):
-            columns.append((now[0], ctx.get(dut.read_id) if ctx.get(dut.read_last) else None))
+        if ctx.get(dut.read.valid):
+            column = ctx.get(dut.read.p)
+            columns.append((now[0], column.id if column.last else None))
         now[0] += 1
 
     seen = pump(dut, Ends({"i": lines}, (), watch=watch, **rates), cycles=cycles)

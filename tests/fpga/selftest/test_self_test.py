@@ -81,7 +81,7 @@ def run(answers, *, march_wrong=0, last_ready=True):
             taken = [
                 channel
                 for channel in (dut.drs, dut.ndr)
-                if ctx.get(channel.valid) and ctx.get(channel.ready)
+                if ctx.get(channel.valid) and ctx.get(channel.take)
             ]
             await ctx.tick()
             ctx.set(dut.start, 0)

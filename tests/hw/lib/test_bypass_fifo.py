@@ -72,7 +72,7 @@ def test_an_offer_that_bypasses_the_rows_stays(registered):
             ctx.set(dut.i.p, 7 if cycle == 1 else 100 + cycle)
             if ctx.get(dut.o.valid):
                 assert ctx.get(dut.o.p) == 7
-            seen.append((ctx.get(dut.o.valid), ctx.get(dut.row_valid), ctx.get(dut.level)))
+            seen.append((ctx.get(dut.o.valid), ctx.get(dut.oldest.valid), ctx.get(dut.level)))
             await ctx.tick()
 
     simulate(dut, bench)

@@ -42,7 +42,8 @@ def through_skid(seed, *, idle, stall, registered=None, count=400):
             if ready and before[1]:
                 received.append(before[2])
             sent += bool(valid and before[0])
-            comes = ready and before[1], ctx.get(dut.behind_valid), ctx.get(dut.behind.as_value())
+            behind = ctx.get(dut.behind)
+            comes = ready and before[1], behind.valid, behind.item.as_value().value
             await ctx.tick()
             cycles += 1
             if comes[0]:

@@ -9,7 +9,7 @@ from collections import deque
 import cocotb
 from cocotb.triggers import ReadOnly, RisingEdge
 
-from kelp_fpga.link.bridge import injected
+from kelp_fpga.link.bridge import board_access, injected
 from kelp_fpga.link.host_link import HostLink
 from kelp_fpga.link.protocol import (
     BOARD_REPLY,
@@ -85,7 +85,7 @@ class TB:
             for name in streams
             for part in ("valid", "ready", "payload")
         }
-        self.io["board_valid"] = dut.board_valid
+        self.io["board__valid"] = dut.board__valid
         self.driven = {}
 
     def connect(self):
@@ -144,11 +144,9 @@ class TB:
             if self.offered[n] is not None and io[f"{name}__ready"].value:
                 self.offered[n] = None
         self.injected = bool(dut.inject__ready.value)
-        if io["board_valid"].value:
-            self.board[int(dut.board_address.value)] = (
-                int(dut.board_data.value),
-                int(dut.board_write.value),
-            )
+        if io["board__valid"].value:
+            access = board_access.from_bits(int(dut.board__payload.value))
+            self.board[access.address] = access.data, access.write
         await RisingEdge(dut.clk)
         self.cycle += 1
         byte = self.up.take()
