@@ -3,10 +3,14 @@
 """What `kelp bench` does where a row misses its bar; that a bar of the specification is measured or
 listed as not built."""
 
+import json
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from kelp_cli.bench import commands
 from kelp_cli.bench.bars import NOT_BUILT, meet_bars
 from kelp_cli.bench.policy import policy_rows
 from kelp_verif.measure.rows import Row
@@ -46,3 +50,27 @@ def test_what_is_not_built_is_not_measured(monkeypatch, repo_root):
     # This recording alone is above the bar at an eighth and below it at a quarter of the pages.
     found = {row.name: row.value for row in rows}
     assert found["policy.kelp.gap_closed.0.125"] > 0.6
+
+
+@pytest.mark.parametrize(
+    "missed, code, said",
+    [
+        (Row("a.rate", 0.97, "lines/cycle", "≥ 0.98"), 1, "missed: a.rate"),
+        (Row("a.ratio", 3.1, "ratio", "≤ 3"), 1, "missed: a.ratio"),
+        (Row("a.speed", 3, "lines/s", "≥ 20000"), 0, "warning: a.speed"),
+    ],
+)
+@pytest.mark.parametrize("arguments", [[], ["--only", "codec"]], ids=["all", "one group"])
+def test_the_command_says_so(missed, code, said, arguments, monkeypatch, tmp_path):
+    """By its exit code, whichever group the row is of; what is not built is listed in a whole
+    run."""
+    monkeypatch.setattr(commands, "_rows", lambda group: [missed] if group == "codec" else [])
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    commands.register(app)
+    output = tmp_path / "bench.json"
+    done = CliRunner().invoke(app, ["bench", *arguments, "-o", str(output)])
+    assert done.exit_code == code and said in done.output
+    assert done.output.count("not built") == (0 if arguments else len(NOT_BUILT))
+    (row,) = json.loads(output.read_text(encoding="utf-8"))
+    assert (row["name"], row["met"]) == (missed.name, False)
