@@ -19,6 +19,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("kelp")
 
 _CPU_BEFORE = pytest.StashKey[float]()
+#: Core minutes of `make test`: twenty on each of two quiet cores.
+_BUDGET = 40
 
 
 def pytest_collection_modifyitems(config, items):
@@ -72,6 +74,30 @@ def pytest_runtest_makereport(item):
     return report
 
 
+def _is_whole(config):
+    """Whether this is `make test` and nothing is chosen."""
+    by_default = config.args_source == pytest.Config.ArgsSource.TESTPATHS
+    return by_default and not config.option.keyword and not config.option.markexpr
+
+
+def _tell_budget(terminalreporter, cpu, reports):
+    """Processor time against the goal, the files that took most, and how long the worker that was
+    done first had nothing to do."""
+    terminalreporter.section(f"{cpu.total() / 60:.1f} core minutes; goal: {_BUDGET} at most")
+    files = Counter()
+    for name, seconds in cpu.items():
+        files[name.partition("::")[0]] += seconds
+    for name, seconds in files.most_common(15):
+        terminalreporter.write_line(f"{seconds:6.1f} s {name}")
+    ends = {}
+    for report in reports:
+        worker = getattr(report, "worker_id", "")
+        ends[worker] = max(ends.get(worker, 0), report.stop)
+    if len(ends) > 1:
+        idle = max(ends.values()) - min(ends.values())
+        terminalreporter.write_line(f"the first of {len(ends)} workers was done {idle:.0f} s early")
+
+
 def pytest_terminal_summary(terminalreporter):
     """What took most processor time, and one line for each proof that ran: kind, depth, result,
     covers, planted bugs."""
@@ -92,6 +118,8 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.section(f"{cpu.total():.0f} s of processor time, the most of it in")
         for name, seconds in cpu.most_common(15):
             terminalreporter.write_line(f"{seconds:6.1f} s {name}")
+    if _is_whole(terminalreporter.config):
+        _tell_budget(terminalreporter, cpu, reports)
     if rows:
         from kelp_verif.formal.proofs import table
 
