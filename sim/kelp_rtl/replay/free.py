@@ -28,6 +28,16 @@ __all__ = ["free_running"]
 _MASS = [OPS.index(f"op.{name}") for name in ("squeue", "page", "mass")]
 # looks at the commit stream that wait for the golden model before the simulation waits too
 _BACKLOG = 16
+# what the golden model raises where it is told what cannot be
+_CANNOT_BE = (
+    KeyError,
+    IndexError,
+    ValueError,
+    RuntimeError,
+    StopIteration,
+    AttributeError,
+    TypeError,
+)
 
 
 class _Judge:
@@ -135,15 +145,7 @@ class _Judge:
         self._check_order(commits, types, index)
         try:
             self._take(commits, types, index)
-        except (
-            KeyError,
-            IndexError,
-            ValueError,
-            RuntimeError,
-            StopIteration,
-            AttributeError,
-            TypeError,
-        ) as error:
+        except _CANNOT_BE as error:
             self._lose(error)
 
     def _check_order(self, commits, types, index) -> None:
@@ -248,7 +250,10 @@ class _Judge:
             )
         data = self.session.data(answers, replaying)
         response = answers.response[at]
-        self.audit.answers(KINDS[response], response == Response.POISON, data[at])
+        try:
+            self.audit.answers(KINDS[response], response == Response.POISON, data[at])
+        except _CANNOT_BE as error:  # a line that by the commit stream nobody wrote
+            self._lose(error)
 
     def finish(self) -> None:
         """All records and answers have come."""

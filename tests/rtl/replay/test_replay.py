@@ -444,7 +444,17 @@ def longer(tmp_path_factory):
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("mode", ["--lockstep", "--free-running"])
 def test_rtl_agrees_with_the_golden_model(longer, tmp_path, mode):
-    done = kelp("replay", str(longer), mode, *RTL, "--json", str(tmp_path / "r.json"), timeout=1500)
+    done = kelp(
+        "replay",
+        str(longer),
+        mode,
+        *RTL,
+        "--accesses",
+        "400",
+        "--json",
+        str(tmp_path / "r.json"),
+        timeout=1500,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert (found["engine"], found["mismatches"], found["mismatch_examples"]) == ("rtl", 0, [])
@@ -461,7 +471,7 @@ def test_rtl_agrees_with_the_golden_model(longer, tmp_path, mode):
 def test_kelp_is_one_policy_in_lab_golden_and_rtl(tmp_path):
     """One trace, one residency: `kelp lab`, golden lock-step and RTL lock-step report the same
     hits, misses and flash reads; at full speed all is judged."""
-    path = save(tmp_path / "t.npz", contents(layers=3, prefill_tokens=48, steps=48, tokens=96))
+    path = save(tmp_path / "t.npz", contents(layers=3, prefill_tokens=48, steps=32, tokens=80))
     assert (
         kelp(
             "lab",
@@ -511,6 +521,8 @@ def test_a_planted_fault_is_found(longer, tmp_path, mode, plant):
         str(longer),
         mode,
         *RTL,
+        "--accesses",
+        "120",
         "--plant",
         plant,
         "--json",
