@@ -39,7 +39,9 @@ def register(app: typer.Typer) -> None:
         limits = dict(clients=clients, sessions=sessions, budget_bytes=budget, idle_seconds=idle)
         try:
             grant = add(tokens, name, to, **limits)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             raise UserError(str(error)) from None
+        except OSError as error:
+            raise UserError(f"{tokens}, {to}: {error.strerror}; neither was written") from None
         who = f"tenant {name} (LD-ID {grant.ld_id})" if grant.ld_id else name
         console.print(f"{who} is in {tokens}, its token in {to}")

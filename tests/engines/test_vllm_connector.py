@@ -431,6 +431,14 @@ def test_a_block_goes_to_its_own_place_and_no_other(engine):
     assert all(torch.equal(cache[name], moved[name]) for name in cache)
 
 
+def test_every_block_that_waits_for_a_lost_key_is_named(engine):
+    """Two requests of one pass may want the same prefix, each in a block of its own."""
+    connector, gone = engine.worker, Key(0, b"never stored")
+    connector.bind_connector_metadata(Moves(loads=[(gone, 3), (gone, 7)]))
+    connector.start_load_kv(None)
+    assert connector.get_block_ids_with_load_errors() == {3, 7}
+
+
 def test_layers_are_loaded_and_saved_one_by_one(engine):
     """Layer 0 is in its cache while layer 1 is still on its way; what save_kv_layer was given is
     stored, not what a later layer's kernel leaves there."""

@@ -20,6 +20,7 @@ body { font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; color: #252b33;
 main { max-width: 1080px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 24px; margin: 0 0 4px; }
 h2 { font-size: 17px; margin: 0 0 10px; }
+h1, p { overflow-wrap: anywhere; }
 p.under { margin: 0 0 18px; color: #5b6570; }
 p.verdict { padding: 12px 16px; border-radius: 8px; font-weight: 600; }
 p.good { background: #e3f4e9; color: #17653a; }

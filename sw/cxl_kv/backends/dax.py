@@ -35,7 +35,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..registers import unpack
-from .dax_header import Header, header_bytes, size_of
+from .dax_header import Header, header_bytes, is_layout_or_empty, size_of
 from .guarded import move
 from .mapping import ALIGNMENT, mapped
 from .window import RegisterWindow, session_command
@@ -104,7 +104,13 @@ class DaxCore(Core):
         """The header's lock is held: two processes may make the file."""
         size, file = mapped_bytes(self.config), self.header.file
         has = size_of(file)
-        if has < size and create and stat.S_ISREG(os.fstat(file).st_mode):
+        makes = create and stat.S_ISREG(os.fstat(file).st_mode)
+        if makes and not is_layout_or_empty(file):
+            raise TransportError(
+                f"{self.path} holds something else than a KELP layout, and is left alone; name "
+                + "another file, or remove it"
+            )
+        if has < size and makes:
             self._make_room(size)
             has = size
         if has < size:

@@ -15,6 +15,7 @@ import os
 import secrets
 import stat
 import sys
+import weakref
 import zlib
 
 import numpy as np
@@ -28,7 +29,7 @@ from . import file_lock
 from .guarded import reader
 from .mapping import ALIGNMENT
 
-__all__ = ["Header", "header_bytes", "size_of"]
+__all__ = ["Header", "header_bytes", "is_layout_or_empty", "size_of"]
 
 _MAGIC = int.from_bytes(b"KELPDAX2", "little")
 _HEAD = 64  #: bytes before the table: magic, digest
@@ -86,6 +87,9 @@ class Header:
         self._node = zlib.crc32(repr(self._file_is).encode()) | 1 << 32
         self._boot = _boot()
         let_go_in_children(self)
+        # Of a device that nobody closed: its sessions are free when nobody has it any more.
+        self._last = weakref.finalize(self, _close_ours, self._home, file, self._file_is)
+        self._last.atexit = False
 
     def map(self, memory: np.ndarray, *, create: bool) -> None:
         """Take the mapping; the header's lock is held. TransportError where there is no layout of
@@ -106,8 +110,8 @@ class Header:
         if int(self._head[0]) != _MAGIC:
             if not create:
                 raise TransportError(
-                    f"{self.path} holds no KELP layout; ?create=1 lays it out (what is there "
-                    + "is lost)"
+                    f"{self.path} holds no KELP layout; ?create=1 lays out a device (what is there "
+                    + "is lost) or an empty file"
                 )
             if file_lock.taken_by_another(self.file, _SESSION_LOCKS, 0):
                 raise TransportError(
@@ -152,11 +156,7 @@ class Header:
 
     def _has_file(self) -> bool:
         """Whether the descriptor is still the one that was opened."""
-        try:
-            status = os.fstat(self.file)
-        except OSError:
-            return False
-        return (status.st_dev, status.st_ino) == self._file_is
+        return _is_file(self.file, self._file_is)
 
     def _own_file(self):
         """TransportError unless the descriptor is still the one that was opened."""
@@ -304,10 +304,30 @@ class Header:
 
     def let_go(self) -> None:
         """Close this process's descriptor of the file."""
+        self._last.detach()
         has_file, file, self.file = self._has_file(), self.file, -1
         if has_file:
             os.close(file)
         self._head = self._table = self._written = self._entries = None
+
+
+def _is_file(file: int, inode: tuple[int, int]) -> bool:
+    try:
+        status = os.fstat(file)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == inode
+
+
+def _close_ours(home: Home, file: int, inode: tuple[int, int]) -> None:
+    if not home.left() and _is_file(file, inode):
+        os.close(file)
+
+
+def is_layout_or_empty(file: int) -> bool:
+    """Whether a regular file begins as one of ours does, or with nothing."""
+    first = int.from_bytes(os.pread(file, 8, 0), "little")
+    return first in (0, _MAGIC)
 
 
 def _boot() -> int:

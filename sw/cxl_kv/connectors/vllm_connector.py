@@ -107,7 +107,8 @@ class Load:
 
     def __init__(self, pairs: list[tuple[Key, int]], layers: Iterable[str]):
         self.pairs = pairs
-        self.lost: dict[Key, int] = {}  # key → block
+        # Requests of one prefix may wait for one key in several blocks.
+        self.lost: dict[Key, set[int]] = {}
         self.ready = {name: threading.Event() for name in layers}
         self.future: Future | None = None
 
@@ -318,7 +319,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
                 pairs = [
                     (key, block)
                     for key, block in load.pairs
-                    if key.group == layer.group and key not in load.lost
+                    if key.group == layer.group and block not in load.lost.get(key, ())
                 ]
                 found = self.store.get_many(
                     [key for key, _ in pairs], first=layer.first, size=layer.size
@@ -331,7 +332,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
                         continue
                     if data is not None:
                         _LOG.warning("block %d was not loaded: %s", block, data)
-                    load.lost[key] = block
+                    load.lost.setdefault(key, set()).add(block)
                 if blocks:
                     rows = torch.from_numpy(np.stack(parts)).view(layer.cache.dtype)
                     rows = rows.reshape(len(blocks), *layer.cache.shape[1:])
@@ -351,7 +352,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             load, self._load = self._load, None
             load.future.result()
             self._spoiled = bool(load.lost)
-            self._failed |= set(load.lost.values())
+            self._failed.update(*load.lost.values())
             self._news.lost |= set(load.lost)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -367,7 +368,7 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
             if load.lost and len(self._groups) > 1:
                 failed.add(name)
             else:
-                self._failed |= set(load.lost.values())
+                self._failed.update(*load.lost.values())
         return KVConnectorTransferResults(finished_recving=done, failed_recving=failed)
 
     def save_kv_layer(

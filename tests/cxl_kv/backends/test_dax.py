@@ -3,6 +3,7 @@
 """Mapped plain memory: the same calls, persistence and its limits, several processes, and memory
 that goes away under the mapping."""
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -89,6 +90,33 @@ def test_layouts_are_told_apart(path):
         file.truncate(ALIGNMENT)
     with pytest.raises(cxl_kv.TransportError, match=f"needs {mapped_bytes(named('unit'))}"):
         opened(path, create=False)
+
+
+@pytest.mark.parametrize("size", [20, 64 << 20], ids=["small", "large enough"])
+def test_a_file_with_something_else_is_left_alone(path, size):
+    """A wrong path must not cost what lies there."""
+    content = (b"My thesis, chapter 1" * (size // 20 + 1))[:size]
+    with open(path, "wb") as file:
+        file.write(content)
+    with pytest.raises(cxl_kv.TransportError, match="something else .* is left alone"):
+        opened(path)
+    with open(path, "rb") as file:
+        assert file.read() == content
+
+
+def test_a_device_that_nobody_closed_leaves_nothing(path):
+    """No session that others could not have, and no open file, once its last reference is gone."""
+    files = len(os.listdir("/proc/self/fd"))
+    with opened(path) as other:
+        lost = opened(path)
+        numbers = [lost.open_session(SHAPE).number for _ in range(other.config.sessions)]
+        with pytest.raises(cxl_kv.DeviceFullError):
+            other.open_session(SHAPE)
+        del lost
+        gc.collect()
+        assert [other.open_session(SHAPE).number for _ in numbers] == numbers
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == files
 
 
 def test_a_full_file_system_is_an_error_when_the_file_is_made(path):
