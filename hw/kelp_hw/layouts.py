@@ -16,7 +16,7 @@ from amaranth.lib.wiring import In, Out
 from kelp_spec.address import REGISTER_BYTES
 from kelp_spec.config import POOLS, Config
 from kelp_spec.formats import LINE_BITS, LINE_BYTES, Format
-from kelp_spec.messages import FIELDS
+from kelp_spec.messages import FIELDS, LD_ID_BITS, TAG_BITS
 from kelp_spec.metadata import (
     SCORE_BITS,
     STEP_BITS,
@@ -144,7 +144,7 @@ class Layouts:
         #: of a frame whose page went away while it was fetched
         self.orphan_token = self.scrub_token + 2
 
-        self.origin = S({"tag": 16, "ld_id": 4, "start": 20, "missed": 1})
+        self.origin = S({"tag": TAG_BITS, "ld_id": LD_ID_BITS, "start": 20, "missed": 1})
 
         #: `has_write`: a write slot is held until the data path has consumed the op.
         #: `kv_line` = kv · half_lines + line; `refused` ≠ 0 (an Event code) when ingress already
@@ -173,7 +173,7 @@ class Layouts:
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
                 "kv_line": c.line_bits,
-                "ld_id": 4,
+                "ld_id": LD_ID_BITS,
                 "memory": 1,
             }
         )
@@ -422,7 +422,7 @@ class Layouts:
 
         #: What the data path answers; `data` is zero but for Answer.DATA.
         self.answer = S(
-            {"answer": code_shape(Answer), "poison": 1, "data": 512, "origin": self.origin}
+            {"answer": code_shape(Answer), "poison": 1, "data": LINE_BITS, "origin": self.origin}
         )
 
         #: `step` is the low byte of the session's; `scan_tag`: the SCAN looks for pages to
@@ -457,7 +457,7 @@ class Layouts:
         self.event = S(
             {
                 "code": code_shape(Event),
-                "ld_id": 4,
+                "ld_id": LD_ID_BITS,
                 "squeue": c.squeue_bits,
                 "page": c.page_bits,
                 "argument": 16,
@@ -470,10 +470,10 @@ class Layouts:
                 "hint": 1,
                 "write": 1,
                 "offset": (REGISTER_BYTES // 64 - 1).bit_length(),
-                "byte_enable": 64,
-                "data": 512,
-                "ld_id": 4,
-                "tag": 16,
+                "byte_enable": LINE_BYTES,
+                "data": LINE_BITS,
+                "ld_id": LD_ID_BITS,
+                "tag": TAG_BITS,
                 "poison": 1,
             }
         )
@@ -482,15 +482,17 @@ class Layouts:
             {name: field.shape for name, field in self.window_access if name != "hint"}
         )
         #: Answer to an access: a read's line, or a write's Cmp.
-        self.window_answer = S({"write": 1, "tag": 16, "ld_id": 4, "data": 512})
+        self.window_answer = S(
+            {"write": 1, "tag": TAG_BITS, "ld_id": LD_ID_BITS, "data": LINE_BITS}
+        )
         #: A hint line on its way to the absorber; `broken` marks a partial or poisoned write.
-        self.hint_line = S({"data": 512, "ld_id": 4, "broken": 1})
+        self.hint_line = S({"data": LINE_BITS, "ld_id": LD_ID_BITS, "broken": 1})
 
         self.session = S(
             {
                 "open": 1,
                 "closing": 1,
-                "ld_id": 4,
+                "ld_id": LD_ID_BITS,
                 "host_type": 1,
                 "used_queues": c.queue_bits + 1,
                 "used_lines": c.half_line_bits + 1,

@@ -9,7 +9,21 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["M2SReq", "M2SRwD", "M2SBIRsp", "S2MDRS", "S2MNDR", "S2MBISnp", "DevLoad", "FIELDS"]
+__all__ = [
+    "FIELDS",
+    "LD_ID_BITS",
+    "TAG_BITS",
+    "DevLoad",
+    "M2SBIRsp",
+    "M2SReq",
+    "M2SRwD",
+    "S2MBISnp",
+    "S2MDRS",
+    "S2MNDR",
+]
+
+TAG_BITS = 16
+LD_ID_BITS = 4
 
 
 class M2SReq(IntEnum):
@@ -74,9 +88,9 @@ FIELDS: dict[str, tuple[tuple[str, int], ...]] = {
         ("snp_type", 3),
         ("meta_field", 2),
         ("meta_value", 2),
-        ("tag", 16),
+        ("tag", TAG_BITS),
         ("address", 46),
-        ("ld_id", 4),
+        ("ld_id", LD_ID_BITS),
         ("tc", 2),
     ),
     "M2SRwD": (
@@ -84,11 +98,11 @@ FIELDS: dict[str, tuple[tuple[str, int], ...]] = {
         ("snp_type", 3),
         ("meta_field", 2),
         ("meta_value", 2),
-        ("tag", 16),
+        ("tag", TAG_BITS),
         ("address", 46),
         ("poison", 1),
         ("bep", 1),
-        ("ld_id", 4),
+        ("ld_id", LD_ID_BITS),
         ("tc", 2),
         ("byte_enable", 64),
         ("data", 512),
@@ -99,17 +113,17 @@ FIELDS: dict[str, tuple[tuple[str, int], ...]] = {
         ("opcode", 3),
         ("meta_field", 2),
         ("meta_value", 2),
-        ("tag", 16),
-        ("ld_id", 4),
+        ("tag", TAG_BITS),
+        ("ld_id", LD_ID_BITS),
         ("dev_load", 2),
     ),
     "S2MDRS": (
         ("opcode", 3),
         ("meta_field", 2),
         ("meta_value", 2),
-        ("tag", 16),
+        ("tag", TAG_BITS),
         ("poison", 1),
-        ("ld_id", 4),
+        ("ld_id", LD_ID_BITS),
         ("dev_load", 2),
         ("data", 512),
     ),

@@ -9,6 +9,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.registers import (
     SESSION_BASE,
     SESSION_STRIDE,
@@ -93,7 +94,7 @@ class RegisterFile(wiring.Component):
             "write": In(1),
             "write_data": In(64),
             "mask": In(64),
-            "ld_id": In(4),
+            "ld_id": In(LD_ID_BITS),
             "owner": In(data.ArrayLayout(4, config.sessions)),
             "known": Out(1),
             "allowed": Out(1),

@@ -11,6 +11,7 @@ from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.formats import Format
+from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.metadata import LAYER_RANGES, Event, Op
 from kelp_spec.registers import SessionCommand
 
@@ -29,7 +30,7 @@ class _Command:
         self.command = Signal(4)
         self.argument = Signal(24)
         self.session = Signal(owner.config.session_bits)
-        self.ld_id = Signal(4)
+        self.ld_id = Signal(LD_ID_BITS)
         self.opening = Signal()
         # The pages of an open session keep the shape and the formats that it was opened with, also
         # when the host has written these registers since.

@@ -11,6 +11,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.registers import COUNTERS, QUEUE_COUNTERS, RegisterMap
 
 from ..layouts import Layouts
@@ -87,7 +88,7 @@ class Commands(wiring.Signature):
             {
                 "command": Out(stream.Signature(command, always_ready=True)),
                 "session": Out(config.session_bits),
-                "ld_id": Out(4),
+                "ld_id": Out(LD_ID_BITS),
                 "busy": In(1),
                 "busy_session": In(config.session_bits),
                 "refused": In(config.sessions),

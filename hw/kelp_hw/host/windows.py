@@ -10,6 +10,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.messages import LD_ID_BITS, TAG_BITS
 
 from ..layouts import Layouts
 
@@ -51,7 +52,7 @@ class WindowRouter(wiring.Component):
 
     def __init__(self, *, config: Config):
         layouts = Layouts(config)
-        self._answered = data.StructLayout({"write": 1, "tag": 16, "ld_id": 4})
+        self._answered = data.StructLayout({"write": 1, "tag": TAG_BITS, "ld_id": LD_ID_BITS})
         super().__init__(
             {
                 "i": In(stream.Signature(layouts.window_access)),

@@ -9,6 +9,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
+from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.metadata import Event
 
 from ..layouts import Layouts
@@ -118,7 +119,7 @@ class SessionCheck(wiring.Component):
             {
                 "session": In(layouts.session),
                 "refused": In(layouts.op["refused"].shape),
-                "ld_id": In(4),
+                "ld_id": In(LD_ID_BITS),
                 "queue": In(config.queue_bits),
                 "page": In(config.page_bits),
                 "kv_line": In(config.line_bits),
