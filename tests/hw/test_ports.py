@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH SHL-2.1
 
-"""Dead ports: outputs of the endpoint's blocks that nothing around them reads, inputs that nothing
-drives."""
+"""Ports of the endpoint's blocks: no output that nothing around reads, no input that nothing
+drives, none that is reached from further away than the block around it."""
 
 from collections import defaultdict
 
@@ -58,10 +58,8 @@ def signals(value):
         yield from signals([getattr(value, name, None) for name in names])
 
 
-def dead_ports(component):
-    """{(block, port)} read, or driven, at no instance of the block in `component`; blocks of the
-    room `lib` serve in many ways and do not count."""
-    everything = list(fragments(Fragment.get(component, None)))
+def users_of_signals(everything):
+    """Of each signal's id, the paths of the fragments that read it, and of those that drive it."""
     readers, drivers = defaultdict(set), defaultdict(set)
     for path, fragment in everything:
         for statements in fragment.statements.values():
@@ -73,6 +71,32 @@ def dead_ports(component):
             for signal in signals(list(vars(fragment).values())):
                 readers[id(signal)].add(path)
                 drivers[id(signal)].add(path)
+    return readers, drivers
+
+
+def reached_over(component):
+    """{(user, block, port)}: a port that is read or driven over the head of the block around it."""
+    everything = list(fragments(Fragment.get(component, None)))
+    readers, drivers = users_of_signals(everything)
+    found = set()
+    for path, fragment in everything:
+        around = path.rpartition(".")[0]
+        for block in fragment.origins or ():
+            if not isinstance(block, wiring.Component):
+                continue
+            for names, _, port in block.signature.flatten(block):
+                for signal in Value.cast(port)._rhs_signals():
+                    for user in readers[id(signal)] | drivers[id(signal)]:
+                        if around.startswith(f"{user}."):
+                            found.add((user, type(block).__name__, names[0]))
+    return found
+
+
+def dead_ports(component):
+    """{(block, port)} read, or driven, at no instance of the block in `component`; blocks of the
+    room `lib` serve in many ways and do not count."""
+    everything = list(fragments(Fragment.get(component, None)))
+    readers, drivers = users_of_signals(everything)
     alive, seen = set(), set()
     for path, fragment in everything[1:]:
         for block in fragment.origins or ():
@@ -93,6 +117,10 @@ def test_each_port_is_used():
     assert dead_ports(Endpoint(config=named("unit"))) <= OBSERVED | IDLE.keys()
 
 
+def test_no_port_is_reached_over_the_block_around_it():
+    assert not reached_over(Endpoint(config=named("unit")))
+
+
 class Inner(wiring.Component):
     used: Out(1)
     dead: Out(1)
@@ -109,12 +137,30 @@ class Outer(wiring.Component):
     i: In(1)
     o: Out(1)
 
+    def __init__(self):
+        self.inner = Inner()
+        super().__init__()
+
     def elaborate(self, platform):
         m = Module()
-        m.submodules.inner = inner = Inner()
+        m.submodules.inner = inner = self.inner
         m.d.comb += [self.o.eq(inner.used), inner.driven.eq(self.i)]
         return m
 
 
 def test_dead_ports_are_seen():
     assert dead_ports(Outer()) == {("Inner", "dead"), ("Inner", "open")}
+
+
+class Over(wiring.Component):
+    o: Out(1)
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.outer = outer = Outer()
+        m.d.comb += [self.o.eq(outer.inner.used), outer.i.eq(1)]
+        return m
+
+
+def test_a_port_that_is_reached_over_a_block_is_seen():
+    assert reached_over(Over()) == {("top", "Inner", "used")}
