@@ -9,6 +9,7 @@ import pytest
 from kelp_rtl.device import Descriptor, Driver, Failure, FlashTiming, QueueParameters, RunRules
 from kelp_rtl.program import READ, WRITE, Program, Response
 from kelp_spec.config import named
+from kelp_spec.hints import HintKind, HintLine
 from kelp_spec.messages import M2SReq
 from kelp_spec.metadata import Event, PageState, ScoreSource
 
@@ -133,6 +134,25 @@ def test_auto_step_advances_after_so_many_accesses(every):
 
 
 # - time -------------------------------------------------------------------------------------------
+PAGES = [(q, p) for q in range(UNIT.queues) for p in range(UNIT.pages)]
+
+
+def in_state(d, state):
+    """Numbers of session 0's pages."""
+    return [n for n, page in enumerate(PAGES) if d.page_word(0, *page)["state"] == state]
+
+
+def pass_time(d, until):
+    """Fetches of cold pages that take long, until it is time."""
+    d.write64("cold_timeout", (1 << 32) - 1)
+    while d.time < until:
+        page = line(d, 0, *PAGES[in_state(d, PageState.COLD)[0]])
+        latency = max(200, min(until - d.time, 1 << 30))
+        d.configure(flash=FlashTiming(latency=latency, write_latency=200))
+        ask(d, READ, page)
+    d.configure(flash=FlashTiming(latency=200, write_latency=200))
+
+
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("bits", [16, 32])
 def test_time_wraps_under_traffic(bits, lost):
@@ -140,37 +160,23 @@ def test_time_wraps_under_traffic(bits, lost):
     or, where that is `lost`, at the second, whose time the first's deadline tells: data, latencies
     and retries are as anywhere else."""
     d = device(flash=FlashTiming(latency=200, write_latency=200), rules=RunRules(max_skip=1 << 30))
-    pages = [(q, p) for q in range(UNIT.queues) for p in range(UNIT.pages)]
-    address = np.array([line(d, 0, *page) for page in pages], np.uint64)
-    data = np.random.default_rng(bits).integers(0, 256, (len(pages), 64), np.uint8)
+    address = np.array([line(d, 0, *page) for page in PAGES], np.uint64)
+    data = np.random.default_rng(bits).integers(0, 256, (len(PAGES), 64), np.uint8)
     data[:, 1::2] &= 0x3F  # no NaN
-
-    def in_state(state):
-        """Numbers of the pages."""
-        return [n for n, page in enumerate(pages) if d.page_word(0, *page)["state"] == state]
-
-    def pass_time(until):
-        """Fetches of cold pages that take long, until so many cycles are left."""
-        d.write64("cold_timeout", (1 << 32) - 1)
-        while d.time < until:
-            page = address[in_state(PageState.COLD)[0]]
-            latency = max(200, min(until - d.time, 1 << 30))
-            d.configure(flash=FlashTiming(latency=latency, write_latency=200))
-            ask(d, READ, page)
-        d.configure(flash=FlashTiming(latency=5000, write_latency=200))
-        d.write64("cold_timeout", 8000)
 
     assert (d.run(Program.writes(address, data), settle=True).response == Response.CMP).all()
 
     def look():
         """What is compared later; and four cold pages and one that is here."""
-        cold, hot = in_state(PageState.COLD)[:4], in_state(PageState.RESIDENT)[0]
+        cold, hot = in_state(d, PageState.COLD)[:4], in_state(d, PageState.RESIDENT)[0]
         counts = d.counters(), d.counts()["flash_read_bytes"], d.latency_histograms()["miss"]
         return cold, hot, *counts
 
     began = d.time
     look()
-    pass_time((1 << bits) - 3000 - (d.time - began))
+    pass_time(d, (1 << bits) - 3000 - (d.time - began))
+    d.configure(flash=FlashTiming(latency=5000, write_latency=200))
+    d.write64("cold_timeout", 8000)
     cold, hot, before, bytes_before, histogram = look()
     if lost:
         reads = d.counts()["flash_reads"]
@@ -191,6 +197,35 @@ def test_time_wraps_under_traffic(bits, lost):
     grown = np.subtract(d.latency_histograms()["miss"], histogram)
     assert grown.sum() == grown[13 if lost else 12] == len(cold)
     assert Event.FETCH_FAILED not in logged(d)
+    d.close()
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_a_miss_starves_across_the_wrap_of_time(bits):
+    """Every frame is pinned: a miss waits `starve_limit` cycles, not fewer and hardly more, though
+    time wraps meanwhile, and hits go on."""
+    d = device(flash=FlashTiming(latency=200, write_latency=200), rules=RunRules(max_skip=1 << 30))
+    address = np.array([line(d, 0, *page) for page in PAGES], np.uint64)
+    data = np.random.default_rng(bits).integers(0, 256, (len(PAGES), 64), np.uint8)
+    d.run(Program.writes(address, data), settle=True)
+    pass_time(d, (1 << bits) - 20_000)
+    d.write_registers({"low_water": 0, "high_water": 0, "reserve": 0})
+    d.push_hints([HintLine(kind=HintKind.PIN, session=0, entries=tuple(range(UNIT.pages)))])
+    pinned, cold = address[: UNIT.pages], address[UNIT.pages]
+    for _ in range(2):  # what is cold and pinned stays once it is here
+        d.run(Program.reads(pinned), settle=True)
+    d.write64("starve_limit", limit := 6000)
+    now = (1 << bits) - 3000
+    assert d.time < now
+    d.idle(now - d.time)
+    d.write64("event_clear", 1)
+    asked = np.append(cold, np.resize(pinned, limit))
+    read = d.run(Program.reads(asked), settle=True)
+    assert d.time > 1 << bits
+    assert read.response[0] == Response.POISON and (read.response[1:] == Response.DATA).all()
+    assert (read.data[1:] == np.resize(data[: UNIT.pages], (limit, 64))).all()
+    assert limit <= read.latency[0] < limit + 100
+    assert logged(d).count(Event.STARVED) == 1
     d.close()
 
 

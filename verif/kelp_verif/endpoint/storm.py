@@ -173,9 +173,10 @@ class Storm:
             failure_rate=0.0 if calm else self.weather.flash,
         )
 
-    def _settings(self):
-        """Sound ones, with reserves from none to more than there is."""
-        rng = self.rng
+    def _settings(self, calm=False):
+        """Sound ones. A miss that waits for all others in a pool of one frame waits long: it is
+        given up only where poison is foreseen."""
+        rng, patient = self.rng, calm or self.weather.fair
         self.device.write_registers(
             {
                 "low_water": int(rng.choice([0, 0, 1, 2])),
@@ -184,7 +185,7 @@ class Storm:
                 "prefetch_enable": int(rng.choice([0, 32, EVERY_SOURCE, EVERY_SOURCE])),
                 "cold_timeout": 1200,
                 "cold_retries": int(rng.integers(0, 3)),
-                "starve_limit": 30_000 if self.weather.fair else 5000,
+                "starve_limit": 1 << 24 if patient else 5000,
             }
         )
 
@@ -419,10 +420,11 @@ class Storm:
             partial=True,
         )
         self.device.reset(int(self.rng.integers(1, 5)))
-        self._settings()
+        self._settings(calm=True)
         self.device.write_registers(self.pools)
         self.tenants = [self._open(tenant.session) for tenant in self.tenants]
         self.look()
+        self._settings()
 
     # - what is answered ---------------------------------------------------------------------------
     def _program(self, asks):
@@ -524,7 +526,7 @@ class Storm:
         """The weather clears: what is written anew is sound, to the bit."""
         d = self.device
         d.configure(memory=self._memory(calm=True), flash=self._flash(calm=True))
-        self._settings()
+        self._settings(calm=True)
         self._ask(self._release())
         d.settle()
         for _ in range(2):  # the second time nothing of the bad weather is under way
@@ -532,12 +534,13 @@ class Storm:
             d.settle()
         self.look()
         d.configure(memory=self._memory(), flash=self._flash())
+        self._settings()
 
     def end(self) -> None:
         """Every tenant leaves: no frame is left in use, and the next ones find zeros."""
         d = self.device
         d.configure(memory=self._memory(calm=True), flash=self._flash(calm=True))
-        self._settings()
+        self._settings(calm=True)
         for tenant in self.tenants:
             d.close_session(tenant.session)
         d.settle()
