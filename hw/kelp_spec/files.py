@@ -18,8 +18,12 @@ def whole_file(path: Path | str) -> Iterator[BinaryIO]:
     be. An OSError names ``path``."""
     path = Path(path)
     if path.exists() and not path.is_file():  # a pipe, a terminal: nothing to replace
-        with path.open("wb") as file:
-            yield file
+        try:
+            with path.open("wb") as file:
+                yield file
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            raise
         return
     target = path.resolve()  # of a link, what it points to
     temporary = target.with_name(f".{target.name}.{os.getpid()}")

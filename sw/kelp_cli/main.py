@@ -9,6 +9,7 @@ import Amaranth, NumPy, cocotb and matplotlib inside its functions, so that ``ke
 quick. What is the user's to put right is raised as :class:`~kelp_cli.output.UserError`.
 """
 
+import errno
 import importlib
 import os
 import pkgutil
@@ -111,7 +112,11 @@ def main() -> None:
         complain(str(error))
         sys.exit(1)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            complain(f"{error.filename}: {error.strerror}")
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # of what stdout goes to
+            complain(f"the output could not be written: {error.strerror}")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        else:
             raise
-        complain(f"{error.filename}: {error.strerror}")
         sys.exit(1)

@@ -2,6 +2,7 @@
 
 """``kelp serve``: one device for many clients of `cxl_kv`."""
 
+import errno
 import logging
 import signal
 import sys
@@ -14,6 +15,11 @@ from .output import UserError, console
 __all__ = ["register"]
 
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+def _cannot_listen(where: str, error: OSError) -> str:
+    hint = "; end what is there, or name another" if error.errno == errno.EADDRINUSE else ""
+    return f"{where}: {error.strerror or error}{hint}"
 
 
 def register(app: typer.Typer) -> None:
@@ -86,7 +92,7 @@ def register(app: typer.Typer) -> None:
                     except ValueError as error:
                         raise UserError(str(error)) from None
                     except OSError as error:
-                        raise UserError(f"{url}: {error.strerror or error}") from None
+                        raise UserError(_cannot_listen(url, error)) from None
                     console.print(f"serving {device} on {url}")
                 if metrics:
                     try:
@@ -94,7 +100,7 @@ def register(app: typer.Typer) -> None:
                     except ValueError as error:
                         raise UserError(str(error)) from None
                     except OSError as error:
-                        raise UserError(f"{metrics}: {error.strerror or error}") from None
+                        raise UserError(_cannot_listen(metrics, error)) from None
                     console.print(f"metrics on {url}")
                 signal.sigwait(_SIGNALS)
                 # A second signal does not wait for sessions to close.

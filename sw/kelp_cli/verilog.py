@@ -109,6 +109,7 @@ def verilog(
     chosen = named(config)
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file; -o wants a directory")
+    output.mkdir(parents=True, exist_ok=True)  # before the minutes that come, if it cannot be
     with console.status(f"generating configuration {chosen.name} …"):
         files = write_verilog(chosen, output, external_macros=external_macros)
     for file in files:

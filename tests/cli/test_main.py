@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from command import kelp
@@ -117,6 +118,20 @@ def test_expected_failures_are_one_line(monkeypatch, capsys, error, code, line):
         main.main()
     assert caught.value.code == code
     assert capsys.readouterr().err.strip() == line
+
+
+def test_a_full_output_is_one_line():
+    command = [str(Path(sys.executable).parent / "kelp"), "size"]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr == "kelp: the output could not be written: No space left on device\n"
+
+
+def test_verilog_tries_its_directory_before_it_generates():
+    done = kelp("verilog", "-o", "/proc/nowhere")
+    assert done.returncode == 1 and "generating" not in done.stdout
+    assert done.stderr == "kelp: /proc/nowhere: No such file or directory\n"
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):

@@ -50,6 +50,11 @@ def test_a_link_and_a_pipe_stay_what_they_are(tmp_path):
     os.close(reader)
 
 
+def test_a_full_device_is_named():
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        write_whole("/dev/full", "text")
+
+
 def test_a_full_disk_is_one_line_and_leaves_no_file(tmp_path):
     path = tmp_path / "inputs.toml"
     command = "from kelp_cli import start; start()"

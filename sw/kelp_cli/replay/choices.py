@@ -51,6 +51,8 @@ class Choices:
         from kelp_spec.config import named
         from kelp_spec.metadata import PrefetchSource
 
+        if not 0 <= self.window <= 63:
+            raise UserError(f"window = {self.window} is refused; legal: 0 … 63 pages each side")
         policy = parse_policy(self.policy)
         sources = parse_sources(self.prefetch, policy)
         window = self.window if PrefetchSource.WINDOW in sources else 0

@@ -348,6 +348,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
         (["golden:unit", "--listen", "udp:x"], "kelp: 'udp:x' is refused"),
         (["golden:unit", "--listen", "unix:"], "'unix:' is refused; legal: unix:/path"),
         (["golden:unit", "--listen", "tcp://127.0.0.1:0"], "kelp: tcp://127.0.0.1:0 is refused"),
+        (["golden:unit", "--listen", f"unix:{__file__}"], "end what is there, or name another"),
         (["golden:unit", "--idle", "nan"], "idle = nan is refused"),
         (["golden:unit", "--budget", "-3"], "budget = -3 is refused"),
         ([f"dax:{tmp_path}/nothing?config=unit"], "create=1"),
