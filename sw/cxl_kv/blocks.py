@@ -17,6 +17,8 @@ import numpy as np
 
 from kelp_spec.formats import ELEMENTS, LINE_BYTES
 
+from .arguments import instance, integer
+from .device import Device
 from .errors import CxlKvError, PoisonError
 from .policy import Policy
 from .shape import ModelShape
@@ -61,9 +63,8 @@ class BlockStore:
         policy: Policy = Policy(auto_step=256),
         on_drop: Callable[[Hashable, int], None] | None = None,
     ):
-        if block_bytes < 1:
-            raise ValueError(f"block_bytes = {block_bytes} is refused; legal: 1 and up")
-        c = device.config
+        integer("block_bytes", block_bytes, 1)
+        c = instance("device", device, Device, "a device (cxl_kv.open makes one)").config
         self.device, self.block_bytes, self.on_drop = device, block_bytes, on_drop
         self.page_bytes = c.page_lines * LINE_BYTES
         self._pages_each = -(-block_bytes // self.page_bytes)
@@ -73,9 +74,7 @@ class BlockStore:
                 f"block_bytes = {block_bytes} is refused; configuration {c.name!r} holds "
                 + f"{c.queues * c.pages * self.page_bytes} bytes a session"
             )
-        self.capacity = most if blocks is None else blocks
-        if not 1 <= self.capacity <= most:
-            raise ValueError(f"blocks = {blocks} is refused; legal: 1 … {most}")
+        self.capacity = most if blocks is None else integer("blocks", blocks, 1, most)
         # One line a token: a position is a line, and a half of a page is as many positions as it
         # has lines.
         shape = ModelShape(layers=1, kv_heads=c.queues, head_dim=ELEMENTS, page_tokens=c.half_lines)
@@ -123,36 +122,39 @@ class BlockStore:
         # result, key, place, addresses, bytes
         placed: list[tuple[int, Hashable, int, np.ndarray, np.ndarray]] = []
         with self._lock:
-            for key, data in items:
-                results.append(True)
-                data = (
-                    np.frombuffer(data, np.uint8)
-                    if not isinstance(data, np.ndarray)
-                    else np.ascontiguousarray(data).view(np.uint8).reshape(-1)
-                )
-                if data.nbytes > self.block_bytes:
-                    results[-1] = ValueError(
-                        f"a block of {data.nbytes} bytes is refused; legal: "
-                        + f"{self.block_bytes} at most"
-                    )
-                    continue
-                if key in self._index:
-                    place, _ = self._index[key]
-                elif self._free or self._make_room():
-                    place = self._free.pop()
-                else:
-                    results[-1] = False
-                    continue
-                self._index[key] = (place, data.nbytes)
-                self._index.move_to_end(key)
-                placed.append(
-                    (len(results) - 1, key, place, self._addresses(place, data.nbytes), data)
-                )
-                if sum(len(p[4]) for p in placed) >= _TOGETHER:
-                    self._store(placed, results)
-                    placed = []
-            self._store(placed, results)
+            try:
+                self._put_many(items, placed, results)
+            except BaseException:
+                # Whatever broke off in between: what has a place but may not be stored is not here.
+                for _, key, place, _, _ in placed:
+                    if key in self._index and self._index[key][0] == place:
+                        self.delete(key)
+                raise
         return results
+
+    def _put_many(self, items, placed, results) -> None:
+        """`placed` holds what has a place and is not stored yet."""
+        for key, data in items:
+            results.append(True)
+            try:
+                data = _bytes_of(data, self.block_bytes)
+            except ValueError as error:
+                results[-1] = error
+                continue
+            if key in self._index:
+                place, _ = self._index[key]
+            elif self._free or self._make_room():
+                place = self._free.pop()
+            else:
+                results[-1] = False
+                continue
+            self._index[key] = (place, data.nbytes)
+            self._index.move_to_end(key)
+            placed.append((len(results) - 1, key, place, self._addresses(place, data.nbytes), data))
+            if sum(len(p[4]) for p in placed) >= _TOGETHER:
+                self._store(placed, results)
+                placed.clear()
+        self._store(placed, results)
 
     def _store(self, placed, results) -> None:
         if not placed:
@@ -190,8 +192,10 @@ class BlockStore:
     ) -> list[np.ndarray | Exception | None]:
         """Several `get`s by as few loads as may be: of each, in order, what `get` would return or
         raise; of all, only `size` bytes from `first` on, a multiple of 64, where they are given."""
-        if first % LINE_BYTES:
+        if integer("first", first, 0) % LINE_BYTES:
             raise ValueError(f"first = {first} is refused; legal: multiples of {LINE_BYTES}")
+        if size is not None:
+            integer("size", size, 0)
         results: list[np.ndarray | Exception | None] = []
         wanted: list[tuple[int, Hashable, int, np.ndarray]] = []  # result, key, bytes, addresses
         with self._lock:
@@ -343,3 +347,20 @@ class BlockStore:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _bytes_of(data, most: int) -> np.ndarray:
+    """uint8[n] of bytes-like data or an array; ValueError for anything else, and for more than
+    `most`."""
+    if isinstance(data, np.ndarray) and not data.dtype.hasobject:
+        found = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    else:
+        try:
+            found = np.frombuffer(memoryview(data).cast("B"), np.uint8)
+        except TypeError:
+            raise ValueError(
+                f"data of type {type(data).__name__} is refused; legal: bytes-like"
+            ) from None
+    if found.nbytes > most:
+        raise ValueError(f"a block of {found.nbytes} bytes is refused; legal: {most} at most")
+    return found

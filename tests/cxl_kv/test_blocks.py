@@ -86,3 +86,57 @@ def test_senseless_sizes_are_refused(device):
         BlockStore(device, 512, blocks=33)
     with BlockStore(device, 512) as store, pytest.raises(ValueError, match="513 bytes"):
         store.put(1, bytes(513))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"device": "golden:unit"}, {"block_bytes": "x"}, {"block_bytes": 1.5}, {"blocks": "3"}],
+)
+def test_a_wrong_argument_is_named(device, wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = .* is refused; legal: "):
+        BlockStore(**({"device": device, "block_bytes": 100} | wrong))
+
+
+def test_what_is_no_block_is_named_and_the_others_are_stored(device):
+    with BlockStore(device, 100) as store:
+        done = store.put_many(
+            [("a", b"1"), ("b", None), ("c", "text"), ("d", bytes(101)), ("e", b"5")]
+        )
+        assert [str(r) for r in done] == [
+            "True",
+            "data of type NoneType is refused; legal: bytes-like",
+            "data of type str is refused; legal: bytes-like",
+            "a block of 101 bytes is refused; legal: 100 at most",
+            "True",
+        ]
+        assert [store.get(key) for key in "bcd"] == [None] * 3
+        assert bytes(store.get("a")) == b"1" and bytes(store.get("e")) == b"5"
+        for wrong in ({"first": -64}, {"first": 1}, {"first": 0.0}, {"size": -1}):
+            with pytest.raises(ValueError, match="is refused"):
+                store.get_many(["a"], **wrong)
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyboardInterrupt])
+def test_what_breaks_off_before_it_is_stored_is_not_there(device, monkeypatch, error):
+    """Neither under the key's old bytes nor under another's."""
+
+    def broken(*_):
+        raise error
+
+    with BlockStore(device, 100) as store:
+        store.put("old", b"old")
+
+        def items():
+            yield from (("old", b"newer"), ("new", b"1"))
+            raise error
+
+        with pytest.raises(error):
+            store.put_many(items())
+        assert not store.keys()
+        store.put("old", b"old")
+        with monkeypatch.context() as patch:
+            patch.setattr(device.transport, "store", broken)
+            with pytest.raises(error):
+                store.put_many([("old", b"newer"), ("new", b"1")])
+        assert not store.keys()
+        assert all(store.put(i, b"x") for i in range(store.capacity)) and not store.evicted
