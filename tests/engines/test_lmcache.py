@@ -159,6 +159,19 @@ def test_objects_come_back_as_they_went_in(adapter):
     )
 
 
+def test_a_task_that_breaks_is_a_failed_one_and_the_next_goes_on(adapter, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("a bug")
+
+    keys, objects = [key_of(1)], [object_of(1)]
+    with monkeypatch.context() as patch:
+        for name in ("put_many", "pin", "get_many"):
+            patch.setattr(adapter.store, name, broken)
+        assert not store(adapter, keys, objects).is_successful()
+        assert found(adapter, keys) == [False] and load(adapter, keys)[0] == [False]
+    assert store(adapter, keys, objects).is_successful() and load(adapter, keys)[0] == [True]
+
+
 def test_salts_are_tenants(adapter):
     """The same content of two tenants is two objects, counted apart; a stranger finds neither."""
     store(adapter, [key_of(1, "anna"), key_of(1, "ben")], [object_of(1), object_of(2)])

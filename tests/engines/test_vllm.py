@@ -115,6 +115,20 @@ def test_chunks_come_back_as_they_went_in(tier, region):
     )
 
 
+def test_a_job_that_breaks_is_a_failed_one_and_the_next_goes_on(tier, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("a bug")
+
+    context = ReqContext("r")
+    with monkeypatch.context() as patch:
+        patch.setattr(tier.store, "put", broken)
+        tier.submit_store(job(1, [key_of(1)], [0]))
+        assert not finished(tier)[1].success
+        assert tier.lookup(key_of(1), context) == LookupResult.MISS
+    tier.submit_store(job(2, [key_of(1)], [0]))
+    assert finished(tier)[2].success and tier.lookup(key_of(1), context) == LookupResult.HIT
+
+
 def test_poison_is_a_failed_key_and_leaves_no_data(tier, region):
     keys = [key_of(i) for i in range(6)]
     for i in range(6):

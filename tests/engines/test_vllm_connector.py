@@ -439,6 +439,19 @@ def test_every_block_that_waits_for_a_lost_key_is_named(engine):
     assert connector.get_block_ids_with_load_errors() == {3, 7}
 
 
+def test_a_load_that_breaks_is_lost_as_a_whole(engine, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("a bug")
+
+    connector, key = engine.worker, Key(0, b"key")
+    connector.bind_connector_metadata(Moves(stores=[(key, 5)]))
+    connector.wait_for_save()
+    monkeypatch.setattr(connector.store, "get_many", broken)
+    connector.bind_connector_metadata(Moves(loads=[(key, 3)]))
+    connector.start_load_kv(None)
+    assert connector.get_block_ids_with_load_errors() == {3}
+
+
 def test_layers_are_loaded_and_saved_one_by_one(engine):
     """Layer 0 is in its cache while layer 1 is still on its way; what save_kv_layer was given is
     stored, not what a later layer's kernel leaves there."""

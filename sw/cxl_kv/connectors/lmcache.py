@@ -106,19 +106,43 @@ class CxlL2Adapter(L2AdapterInterface):
         return self._load_done.fileno()
 
     # - tasks --------------------------------------------------------------------------------------
-    def _submit(self, work: Callable[[L2TaskId], None]) -> L2TaskId:
+    def _submit(
+        self, work: Callable[[L2TaskId], None], failed: Callable[[L2TaskId], None]
+    ) -> L2TaskId:
         with self._lock:
             task, self._next_task = self._next_task, self._next_task + 1
-        self._tasks.put((work, task))
+        self._tasks.put((work, failed, task))
         return task
 
     def _run(self):
         while (item := self._tasks.get()) is not None:
-            work, task = item
-            work(task)
+            work, failed, task = item
+            try:
+                work(task)
+            except Exception as error:
+                # It has failed; those behind it, and whoever waits for them, go on.
+                _LOG.error("a task failed: %s: %s", type(error).__name__, error)
+                failed(task)
+
+    def _finish(self, results: dict, task: L2TaskId, result, notifier) -> None:
+        with self._lock:
+            results[task] = result
+        notifier.notify()
+
+    def _finish_store(self, task, result):
+        self._finish(self._stored, task, result, self._store_done)
+
+    def _finish_lookup(self, task, bits):
+        self._finish(self._found, task, bits, self._lookup_done)
+
+    def _finish_load(self, task, bits):
+        self._finish(self._loaded, task, bits, self._load_done)
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
-        return self._submit(lambda task: self._store(task, keys, objects))
+        return self._submit(
+            lambda task: self._store(task, keys, objects),
+            lambda task: self._finish_store(task, L2StoreResult(False, 0)),
+        )
 
     def _store(self, task, keys, objects):
         done, sizes, ok = [], [], True
@@ -139,36 +163,39 @@ class CxlL2Adapter(L2AdapterInterface):
                 _LOG.warning("an object was not stored: %s", stored)
         if done:
             self._notify_keys_stored(done, sizes)
-        with self._lock:
-            self._stored[task] = L2StoreResult(ok, sum(sizes))
-        self._store_done.notify()
+        self._finish_store(task, L2StoreResult(ok, sum(sizes)))
 
     def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
         with self._lock:
-            done, self._stored = self._stored, {}
+            done = dict(self._stored)
+            self._stored.clear()
         return done
 
     def submit_lookup_and_lock_task(self, keys: list[ObjectKey], group_layout_descs) -> L2TaskId:
-        return self._submit(lambda task: self._look_up(task, keys))
+        return self._submit(
+            lambda task: self._look_up(task, keys),
+            lambda task: self._finish_lookup(task, Bitmap(len(keys))),
+        )
 
     def _look_up(self, task, keys):
         bits = Bitmap(len(keys))
         for i, key in enumerate(keys):
             if self.store.pin(key):
                 bits.set(i)
-        with self._lock:
-            self._found[task] = bits
-        self._lookup_done.notify()
+        self._finish_lookup(task, bits)
 
     def query_lookup_and_lock_result(self, task_id: L2TaskId) -> Bitmap | None:
         with self._lock:
             return self._found.pop(task_id, None)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        self._submit(lambda task: [self.store.unpin(key) for key in keys])
+        self._submit(lambda task: [self.store.unpin(key) for key in keys], lambda task: None)
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
-        return self._submit(lambda task: self._load(task, keys, objects))
+        return self._submit(
+            lambda task: self._load(task, keys, objects),
+            lambda task: self._finish_load(task, Bitmap(len(keys))),
+        )
 
     def _load(self, task, keys, objects):
         bits, read = Bitmap(len(keys)), []
@@ -186,9 +213,7 @@ class CxlL2Adapter(L2AdapterInterface):
             read.append(key)
         if read:
             self._notify_keys_accessed(read)
-        with self._lock:
-            self._loaded[task] = bits
-        self._load_done.notify()
+        self._finish_load(task, bits)
 
     def query_load_result(self, task_id: L2TaskId) -> Bitmap | None:
         with self._lock:

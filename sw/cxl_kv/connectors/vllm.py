@@ -16,6 +16,7 @@ succeed): vLLM then counts it as a miss and computes it anew.
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import threading
@@ -39,6 +40,9 @@ import cxl_kv
 from ..blocks import BlockStore
 
 __all__ = ["CxlTier", "KelpCachePolicy"]
+
+
+_LOG = logging.getLogger("cxl_kv.vllm")
 
 
 class CxlTier(SecondaryTierManager):
@@ -143,7 +147,9 @@ class CxlTier(SecondaryTierManager):
                         if job.is_promotion
                         else self._keep(key, int(chunk))
                     )
-                except cxl_kv.CxlKvError:
+                except Exception as error:
+                    # Whatever it is: whoever waits for this job and for those behind it goes on.
+                    _LOG.warning("a chunk was not moved: %s: %s", type(error).__name__, error)
                     ok = False
                 if ok:
                     done.append(key)

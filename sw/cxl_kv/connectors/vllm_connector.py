@@ -338,6 +338,11 @@ class CxlConnector(KVConnectorBase_V1, SupportsHMA):
                     rows = rows.reshape(len(blocks), *layer.cache.shape[1:])
                     layer.cache[torch.tensor(blocks)] = rows.to(layer.cache.device)
                 load.ready[name].set()
+        except Exception as error:
+            # Of what was to come nothing is known: the scheduler computes it anew.
+            _LOG.error("a load failed: %s: %s", type(error).__name__, error)
+            for key, block in load.pairs:
+                load.lost.setdefault(key, set()).add(block)
         finally:
             for event in load.ready.values():
                 event.set()
