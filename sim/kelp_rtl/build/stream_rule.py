@@ -7,6 +7,7 @@ Amaranth, "Data transfer rules": once ``valid`` is high with ``ready`` low, ``va
 ``payload`` as it is until ``ready`` is high.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 from amaranth.hdl import (
@@ -21,6 +22,7 @@ from amaranth.hdl import (
     Signal,
     Value,
 )
+from amaranth.hdl._ast import Assign
 from amaranth.lib import stream, wiring
 
 __all__ = ["Checked", "streams_of"]
@@ -28,8 +30,9 @@ __all__ = ["Checked", "streams_of"]
 
 class Checked(Elaboratable):
     """`component`, with an Assert of the stream rule beside each stream port of it and of
-    everything below it, whichever side drives that port. A port that is always ready has no rule to
-    break. Reset withdraws every offer.
+    everything below it, whichever side drives that port. Ports that are plainly wired together are
+    one stream, and have one Assert. A port that is always ready has no rule to break. Reset
+    withdraws every offer.
 
     The ports, and every other attribute, are those of `component`. Nothing of the hardware changes:
     the checks read it.
@@ -42,6 +45,7 @@ class Checked(Elaboratable):
         For proofs: the input streams of blocks in the top `driven` levels are driven by the solver.
         On those the rule is an Assume, and all of it is combinational, as a solver wants it: a
         clocked statement counts a cycle late. In a simulation, which has glitches, it is clocked.
+        There each port has a rule of its own: what is assumed of one is asserted of the other.
     """
 
     def __init__(self, component, *, driven: int = 0):
@@ -52,7 +56,10 @@ class Checked(Elaboratable):
 
     def elaborate(self, platform):
         fragment = Fragment.get(self._component, platform)
-        _check(fragment, "top", self._driven, "comb" if self._driven else "sync")
+        if self._driven:
+            _check(fragment, "top", self._driven, "comb")
+        else:
+            _check(fragment, "top", 0, "sync", _Wires(fragment))
         return fragment
 
 
@@ -81,15 +88,53 @@ def _each(value, path):
         yield path, value
 
 
-def _check(fragment: Fragment, path: str, driven: int, domain: str) -> None:
+class _Wires:
+    """Which signals of a design are the same wire, because one is nothing but the other: as
+    :func:`amaranth.lib.wiring.connect` makes it."""
+
+    def __init__(self, fragment: Fragment):
+        self._source, self._drivers, self._streams = {}, Counter(), set()
+        self._collect(fragment)
+
+    def _collect(self, fragment):
+        for below, *_ in fragment.subfragments:
+            self._collect(below)
+        for domain, statements in fragment.statements.items():
+            for statement in statements:
+                self._drivers.update(map(id, statement._lhs_signals()))
+                if domain == "comb" and isinstance(statement, Assign):
+                    to, of = statement.lhs, statement.rhs
+                    if isinstance(to, Signal) and isinstance(of, Signal) and len(to) == len(of):
+                        self._source[id(to)] = of
+
+    def _origin(self, value) -> Value:
+        value = Value.cast(value)
+        while id(value) in self._source and self._drivers[id(value)] == 1:
+            value = self._source[id(value)]
+        return value
+
+    def is_new(self, port) -> bool:
+        """Whether no port has been asked for yet that is the same stream as `port`."""
+        wires = [self._origin(value) for value in (port.valid, port.payload, port.ready)]
+        if not all(isinstance(wire, Signal) for wire in wires):
+            return True  # a part of a signal, or an expression, is equal to nothing
+        stream = tuple(map(id, wires))
+        known = stream in self._streams
+        self._streams.add(stream)
+        return not known
+
+
+def _check(
+    fragment: Fragment, path: str, driven: int, domain: str, wires: _Wires | None = None
+) -> None:
     for n, (below, name, _) in enumerate(fragment.subfragments):
-        _check(below, f"{path}.{name or n}", driven - 1, domain)
+        _check(below, f"{path}.{name or n}", driven - 1, domain, wires)
     ports = [
         (f"{path}.{name}", port, driven > 0 and flow is wiring.In)
         for block in fragment.origins or ()
         if isinstance(block, wiring.Component)
         for name, flow, port in streams_of(block)
-        if not isinstance(port.ready, Const)
+        if not isinstance(port.ready, Const) and (wires is None or wires.is_new(port))
     ]
     if ports:
         rule = DomainRenamer(fragment.domain_renames.get("sync", "sync"))(_Rule(ports, domain))

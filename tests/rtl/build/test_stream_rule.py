@@ -85,6 +85,36 @@ def test_blocks_inside_are_looked_at():
         offer(Inside(), [*stands, (0, 3), (0, 3)], [0] * 5)
 
 
+class Through(wiring.Component):
+    """A Source's stream, handed out; by a gate of its own where `gated`."""
+
+    valid: In(1)
+    o: Out(stream.Signature(8))
+
+    def __init__(self, gated=""):
+        self.gated = gated
+        super().__init__()
+
+    def elaborate(self, platform):
+        m = Module()
+        m.submodules.source = source = Source()
+        connect(m, source.o, wiring.flipped(self.o))
+        m.d.comb += source.valid.eq(self.valid)
+        if self.gated:
+            with m.If(self.valid):
+                m.d.comb += getattr(self.o if self.gated != "ready" else source.o, self.gated).eq(0)
+        return m
+
+
+@pytest.mark.parametrize("gated", ["", "valid", "payload", "ready"])
+def test_ports_that_are_one_stream_have_one_rule(gated):
+    """Where anything is between them they are two."""
+    dut = Through(gated)
+    text = rtlil.convert(Checked(dut), ports=[dut.valid, dut.o.valid, dut.o.payload, dut.o.ready])
+    found = [name for name in ("top.source.o", "top.o") if f"the offer at {name} is" in text]
+    assert found == ["top.source.o", *(["top.o"] if gated else [])]
+
+
 def test_every_stream_of_a_signature_is_found():
     class Many(wiring.Component):
         def __init__(self):
