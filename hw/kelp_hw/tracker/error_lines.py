@@ -68,7 +68,7 @@ class ErrorLines(wiring.Component):
         line, mask = Signal(range(lines + 1)), Signal(lines)
         m.d.comb += [
             place.kv_line.eq(line),
-            *(getattr(place, name).eq(i.p.stored[name]) for name in i.p.stored.shape().members),
+            place.stored.eq(i.p.stored),
             o.p.frame.eq(i.p.frame),
             o.p.offset.eq(i.p.offset),
             o.p.spoils.eq(i.p.spoils),
@@ -83,8 +83,8 @@ class ErrorLines(wiring.Component):
                         m.next = "PLACE"
             with m.State("PLACE"):
                 # What comes out is of the line before.
-                here = (place.offset == i.p.offset) | (
-                    place.scaled & (place.scale_offset == i.p.offset)
+                here = (place.o.offset == i.p.offset) | (
+                    place.o.scaled & (place.o.scale_offset == i.p.offset)
                 )
                 m.d.sync += [line.eq(line + 1), mask.eq(Cat(mask[1:], here))]
                 with m.If(line == lines):

@@ -213,8 +213,8 @@ class FrameTable(wiring.Component):
                 instead.poison.eq(Mux(ruined, ~0, Mux(fill, self.line_mask_data.poison, 0))),
             ]
         m.d.comb += [
-            getattr(place, name).eq(f1[name])
-            for name in ("frame", "pool", "kv_line", "used_lines", "k_only", "format_k", "format_v")
+            *(getattr(place, name).eq(f1[name]) for name in ("frame", "pool", "kv_line")),
+            *(place.stored[name].eq(f1[name]) for name in place.stored.shape().members),
         ]
         s.f2, s.f2_valid, s.after, s.before, s.written = f2, f2_valid, after, before, written
         s.write_frame, s.was, s.same, s.passed, s.met = write_frame, was, same, passed, met
@@ -357,13 +357,13 @@ class FrameTable(wiring.Component):
             o.fresh.eq(~(entry.valid & line).any() & (reads | (stores & f2.partial))),
             o.poison.eq(((entry.poison & line).any() & reads) | (answer == Answer.POISON)),
             o.frame.eq(f2.frame),
-            o.base.eq(place.base),
-            o.offset.eq(place.offset),
-            o.part.eq(place.part),
-            o.scaled.eq(place.scaled),
-            o.scale_offset.eq(place.scale_offset),
-            o.scale_byte.eq(place.scale_byte),
-            o.format.eq(place.format),
+            o.base.eq(place.o.base),
+            o.offset.eq(place.o.offset),
+            o.part.eq(place.o.part),
+            o.scaled.eq(place.o.scaled),
+            o.scale_offset.eq(place.o.scale_offset),
+            o.scale_byte.eq(place.o.scale_byte),
+            o.format.eq(place.o.format),
             *(o.stored[name].eq(f2[name]) for name in o.stored.shape().members),
             o.host_type.eq(f2.host_type),
             o.partial.eq(f2.partial),

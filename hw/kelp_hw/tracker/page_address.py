@@ -5,13 +5,13 @@ offsets (docs/design.md §2). One line a cycle, placed after 1 cycle."""
 from __future__ import annotations
 
 from amaranth.hdl import Array, Const, Module, Mux, Signal
-from amaranth.lib import wiring
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.formats import ELEMENTS, FORMAT_BITS, LINE_BYTES, Format
 
-from ..layouts import POOL_BITS
+from ..layouts import POOL_BITS, Layouts, code_shape
 
 __all__ = ["PageAddress", "frame_base", "pool_of_frame", "times"]
 
@@ -76,20 +76,13 @@ class PageAddress(wiring.Component):
         A frame and the pool that it lies in.
     kv_line : in
         The host line: its highest bit chooses V.
-    used_lines : in
-        Host lines per half.
-    k_only : in
-        The page stores no V.
-    format_k, format_v : in
-        Stored formats of the halves.
-    base : out
-        The frame's first DRAM line.
-    offset, part : out
-        The DRAM line from `base`, and the part of it that is the host line.
-    scaled, scale_offset, scale_byte : out
-        The line has a scale; its DRAM line from `base` and the byte in it, which count only then.
-    format : out
-        The line's stored format.
+    stored : in
+        How the page is stored (`Layouts.stored`).
+    o : out
+        `base`: the frame's first DRAM line. `offset`, `part`: the DRAM line from `base`, and the
+        part of it that is the host line. `scaled`: the line has a scale; only then
+        `scale_offset`, its DRAM line from `base`, and `scale_byte`, the byte in it, count.
+        `format`: the line's stored format.
     """
 
     LATENCY = 1
@@ -97,28 +90,31 @@ class PageAddress(wiring.Component):
 
     def __init__(self, *, config: Config):
         c = self.config = config
+        layouts = Layouts(config)
+        place = data.StructLayout(
+            {
+                "base": c.dram_line_bits,
+                "offset": c.offset_bits,
+                "part": 2,
+                "scaled": 1,
+                "scale_offset": c.offset_bits,
+                "scale_byte": 6,
+                "format": code_shape(Format),
+            }
+        )
         super().__init__(
             {
                 "frame": In(c.frame_bits),
                 "pool": In(POOL_BITS),
                 "kv_line": In(c.line_bits),
-                "used_lines": In(c.half_line_bits + 1),
-                "k_only": In(1),
-                "format_k": In(FORMAT_BITS),
-                "format_v": In(FORMAT_BITS),
-                "base": Out(c.dram_line_bits),
-                "offset": Out(c.offset_bits),
-                "part": Out(2),
-                "scaled": Out(1),
-                "scale_offset": Out(c.offset_bits),
-                "scale_byte": Out(6),
-                "format": Out(FORMAT_BITS),
+                "stored": In(layouts.stored),
+                "o": Out(place),
             }
         )
 
     def elaborate(self, platform):
         m = Module()
-        c = self.config
+        c, stored, o = self.config, self.stored, self.o
 
         def shift(f):  # log2 of the host lines in a DRAM line
             return f.lines_per_dram_line.bit_length() - 1
@@ -129,7 +125,9 @@ class PageAddress(wiring.Component):
             )
 
         format_k, format_v = (
-            (self.format_k, self.format_v) if c.codecs else (Const(Format.RAW16, FORMAT_BITS),) * 2
+            (stored.format_k, stored.format_v)
+            if c.codecs
+            else (Const(Format.RAW16, FORMAT_BITS),) * 2
         )
         v, line = self.kv_line[-1], self.kv_line[:-1]
         format_ = Signal(FORMAT_BITS)
@@ -137,8 +135,8 @@ class PageAddress(wiring.Component):
         width = c.offset_bits + 1
         v_base, v_lines = Signal(width), Signal(width)
         m.d.comb += [
-            v_base.eq(data_lines(format_k, self.used_lines)),
-            v_lines.eq(Mux(self.k_only, 0, data_lines(format_v, self.used_lines))),
+            v_base.eq(data_lines(format_k, stored.used_lines)),
+            v_lines.eq(Mux(stored.k_only, 0, data_lines(format_v, stored.used_lines))),
         ]
         # V's first scale is aligned to a V scale, which matters behind an odd number of one-byte K
         # scales.
@@ -146,23 +144,26 @@ class PageAddress(wiring.Component):
         k_scale, v_scale = (_by_format(f, lambda x: x.scale_bytes, 2) for f in (format_k, format_v))
         k_bytes, v_start = Signal(byte_bits + 1), Signal(byte_bits + 1)
         m.d.comb += [
-            k_bytes.eq(self.used_lines << (k_scale >> 1)),
+            k_bytes.eq(stored.used_lines << (k_scale >> 1)),
             v_start.eq(Mux(k_scale == 0, 0, k_bytes + (k_bytes[0] & (v_scale == 2)))),
         ]
 
         scale_base, byte = Signal(width), Signal(byte_bits + 1)
+        format_out, offset, part, scaled = (
+            Signal.like(o[name]) for name in ("format", "offset", "part", "scaled")
+        )
         high, low = Signal(c.dram_line_bits), Signal(c.dram_line_bits)
         m.d.sync += [
             *(
-                part.eq(value)
-                for part, value in zip(
+                half.eq(value)
+                for half, value in zip(
                     (high, low), frame_base(c, self.pool, self.frame), strict=True
                 )
             ),
-            self.format.eq(format_),
-            self.offset.eq(Mux(v, v_base, 0) + (line >> _by_format(format_, shift, 2))),
-            self.part.eq(line & ((1 << _by_format(format_, shift, 2)) - 1)),
-            self.scaled.eq(_by_format(format_, lambda x: x.scale_bytes != 0, 1)),
+            format_out.eq(format_),
+            offset.eq(Mux(v, v_base, 0) + (line >> _by_format(format_, shift, 2))),
+            part.eq(line & ((1 << _by_format(format_, shift, 2)) - 1)),
+            scaled.eq(_by_format(format_, lambda x: x.scale_bytes != 0, 1)),
             scale_base.eq(v_base + v_lines),
             byte.eq(
                 Mux(v, v_start, 0)
@@ -170,9 +171,13 @@ class PageAddress(wiring.Component):
             ),
         ]
         m.d.comb += [
-            self.base.eq(high + low),
-            self.scale_offset.eq(scale_base + byte[6:]),
-            self.scale_byte.eq(byte[:6]),
+            o.base.eq(high + low),
+            o.offset.eq(offset),
+            o.part.eq(part),
+            o.scaled.eq(scaled),
+            o.scale_offset.eq(scale_base + byte[6:]),
+            o.scale_byte.eq(byte[:6]),
+            o.format.eq(format_out),
         ]
         return m
 

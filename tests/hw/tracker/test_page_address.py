@@ -15,7 +15,7 @@ from kelp_spec.geometry import StoredPage, smallest_pool
 
 
 def test_latency_and_interval():
-    check_interval(lambda: PageAddress(config=named("unit")), "LATENCY", "base", varied("frame"))
+    check_interval(lambda: PageAddress(config=named("unit")), "LATENCY", "o.base", varied("frame"))
 
 
 @pytest.mark.parametrize(
@@ -40,19 +40,15 @@ def test_every_line_of_every_shape_is_placed_as_the_geometry_says(pools):
             # Frames of each pool in turn that are large enough for the page.
             pool = smallest_pool(config.frame_lines, StoredPage(k, v, used, k_only).lines)
             frame = config.pool_first_frame[pool] + n % config.frames[pool]
-            values = {
-                "frame": frame,
-                "pool": pool,
-                "kv_line": kv * config.half_lines + line,
-                "used_lines": used,
-                "k_only": k_only,
-            }
-            for name, value in (values | {"format_k": k, "format_v": v}).items():
-                ctx.set(getattr(dut, name), value)
+            ctx.set(dut.frame, frame)
+            ctx.set(dut.pool, pool)
+            ctx.set(dut.kv_line, kv * config.half_lines + line)
+            stored = {"used_lines": used, "k_only": k_only, "format_k": k, "format_v": v}
+            ctx.set(dut.stored, stored)
             if n:
                 places.append(
                     {
-                        name: ctx.get(getattr(dut, name))
+                        name: ctx.get(dut.o[name])
                         for name in (
                             "base",
                             "offset",
