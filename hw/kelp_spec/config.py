@@ -283,10 +283,11 @@ _BIG = dict(
     half_lines=64,
 )
 
-#: Named configurations. `unit` is for proofs, `trace` fits the recordings, `ulx3s` an ECP5-85F,
-#: `llama70b` one 128K-token sequence of Llama-3-70B; `64x64` and `640x8192` are the two ends of the
-#: scaling benchmark. `ulx3s` leaves out `protect`: encoders and decoders lie between its block RAMs
-#: and the registers behind them, where its clock has no room for them.
+#: Named configurations. `unit` is for proofs, `trace` fits the recordings of the small model,
+#: `smollm2` those of SmolLM2-135M, every page of which has a frame in each pool, `ulx3s` an
+#: ECP5-85F, `llama70b` one 128K-token sequence of Llama-3-70B; `64x64` and `640x8192` are the two
+#: ends of the scaling benchmark. `ulx3s` leaves out `protect`: encoders and decoders lie between
+#: its block RAMs and the registers behind them, where its clock has no room for them.
 NAMED: dict[str, Config] = {
     c.name: c
     for c in (
@@ -321,6 +322,17 @@ NAMED: dict[str, Config] = {
             scale_slots=64,
             write_slots=512,
             hot_pages=32,
+        ),
+        Config(
+            name="smollm2",
+            sessions=1,
+            queues=90,
+            pages=256,
+            half_lines=32,
+            frames=(24576, 24576, 24576, 24576),
+            misses=128,
+            parked=4096,
+            write_backs=32,
         ),
         Config(
             name="ulx3s",
