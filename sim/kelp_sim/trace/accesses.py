@@ -136,6 +136,13 @@ class AccessSequence:
             self.steps, self.queues
         )
 
+    def line_counts(self) -> np.ndarray:
+        """[steps, queues]: line requests."""
+        cell = self.step.astype(np.int64) * self.queues + self.queue
+        lines = 2 * self.lines_per_token * (self.written_tokens + self.newest)
+        counted = np.bincount(cell, weights=lines, minlength=self.steps * self.queues)
+        return counted.astype(np.int64).reshape(self.steps, self.queues)
+
     @property
     def line_reads(self) -> int:
         return 2 * self.lines_per_token * int(self.written_tokens.sum())

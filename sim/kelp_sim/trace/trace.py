@@ -110,21 +110,19 @@ class Trace:
 
     @cached_property
     def lines(self) -> np.ndarray:
-        """[queues, pages, 2, half_lines, 64] uint8: the recording's own bytes as the host writes
-        them; K 0, V 1; zeros pad a token."""
-        if self.k is None:
-            raise TraceError(
-                f"{self.path}: has no keys and values (k, v), which a replay of data needs; "
-                + "attn_0 and attn_1 have them"
-            )
+        """[queues, pages, 2, half_lines, 64] uint8: the lines as the host writes them; K 0, V 1;
+        zeros pad a token. The recording's own bytes, or made up where it has none: normal deviates,
+        the same for equal sizes."""
         padded = np.zeros(
             (2, self.queues, self.pages * self.page_tokens, self.lines_per_token * LINE_BYTES // 2),
             np.float16,
         )
+        shape = self.queues, self.tokens, self.head_dim
+        random = np.random.default_rng(1)
         for kv, half in enumerate((self.k, self.v)):
-            padded[kv, :, : self.tokens, : self.head_dim] = half.reshape(
-                self.queues, self.tokens, self.head_dim
-            )
+            if half is None:
+                half = random.standard_normal(shape, np.float32)
+            padded[kv, :, : self.tokens, : self.head_dim] = half.reshape(shape)
         lines = padded.view(np.uint8).reshape(
             2, self.queues, self.pages, self.half_lines, LINE_BYTES
         )
