@@ -7,6 +7,7 @@ import numpy as np
 
 from kelp_sim.replay.reference import references
 from kelp_sim.replay.result import PageResidency, ReplayResult
+from kelp_sim.replay.waiting import waiting
 
 
 def synthetic_result(sequence, residency=0.25, **changes):
@@ -43,6 +44,10 @@ def synthetic_result(sequence, residency=0.25, **changes):
         line_requests=requests,
         mismatches=0,
         lockstep={"misses": 311, "victims": 290, "write_backs": 61, "prefetches": 77},
+        waiting=waiting(sequence, misses),
+        reference_waiting={name: waiting(sequence, one.misses) for name, one in found.items()},
+        step_cycles=np.full(sequence.steps, 2 * requests // sequence.steps),
+        resident_step_cycles=np.full(sequence.steps, requests // sequence.steps),
         hit_rate=1 - misses.sum() / len(sequence),
         demand_misses=int(misses.sum()),
         victims=int(misses.sum()),

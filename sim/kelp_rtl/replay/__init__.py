@@ -6,13 +6,13 @@ docs/replay.md).
 golden model replays the commit stream and judges every decision, every answer is compared bit for
 bit, and in the end every counter. :func:`lockstep` issues one request at a time: the golden model
 runs on its own, and every op, page word, frame entry, score and answer must be equal to its own, in
-order.
+order. :func:`resident_cycles` is the clock of the same requests with everything resident.
 
-Both take a :class:`Job`: plain arrays, so that nothing here knows what a recording is.
+All take a :class:`Job`: plain arrays, so that nothing here knows what a recording is.
 """
 
-from .free import free_running
+from .free import free_running, resident_cycles
 from .job import PLANTS, Job, Replay, ReplayError
 from .lockstep import lockstep
 
-__all__ = ["PLANTS", "Job", "Replay", "ReplayError", "free_running", "lockstep"]
+__all__ = ["PLANTS", "Job", "Replay", "ReplayError", "free_running", "lockstep", "resident_cycles"]

@@ -20,10 +20,10 @@ from kelp_spec.metadata import Op, ScoreEvent
 from ..program import Response
 from ..program import Result as Answers
 from ..records import Commits
-from .job import EVERY, EXAMPLES, KINDS, Device, Job, Replay
+from .job import EVERY, EXAMPLES, KINDS, Device, Job, Replay, ReplayError
 from .rows import ENTRY_FIELDS, OPS, WORD, device_ops, wide_integers
 
-__all__ = ["free_running"]
+__all__ = ["free_running", "resident_cycles"]
 
 _MASS = [OPS.index(f"op.{name}") for name in ("squeue", "page", "mass")]
 # looks at the commit stream that wait for the golden model before the simulation waits too
@@ -323,6 +323,8 @@ def free_running(
                     progress(first + min(done, end - first))
 
             answers = driver.run(program, progress=look, every=EVERY)
+            if replaying:
+                session.clock(first, end, answers.response_cycle[at])
             judged(judge.take, driver.take_commits(), replaying)
             judged(judge.answers, answers, at, replaying)
         settle()
@@ -331,3 +333,30 @@ def free_running(
     return session.finish(
         judge.golden, {name: judge.golden.counters[name] for name in ("hint_lines", "hint_updates")}
     )
+
+
+def resident_cycles(job: Job, *, progress: Callable[[int], None] | None = None) -> np.ndarray:
+    """[steps]: the cycles of each step of a job whose every page has a frame, at full speed, as
+    `Replay.step_cycles` has them. Nothing is judged but that nothing was missed: ReplayError
+    otherwise."""
+    session = Device(job)
+    driver = session.driver
+    for first, end in job.chunks():
+        if first == job.history:
+            driver.settle()
+            session.begin()
+        program, at = job.program(first, end)
+
+        def look(done, cycle, first=first, end=end):
+            driver.take_commits()
+            if progress is not None:
+                progress(first + min(done, end - first))
+
+        answers = driver.run(program, progress=look, every=EVERY)
+        if first >= job.history:
+            session.clock(first, end, answers.response_cycle[at])
+    missed = driver.counters()["misses"]
+    driver.close()
+    if missed:
+        raise ReplayError(f"{missed} accesses missed with everything resident")
+    return session.step_cycles

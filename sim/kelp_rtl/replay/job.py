@@ -177,6 +177,7 @@ class Replay:
     hit_latency: np.ndarray
     miss_latency: np.ndarray
     cycles: int
+    step_cycles: np.ndarray  #: [steps]: from the last answer of the step before to its own last
     evaluated: int  #: cycles simulated one by one
     #: wall-clock time of the replay, comparison included, without build, set-up and history
     seconds: float
@@ -220,6 +221,7 @@ class Device:
         if not state["open"] or state["refused"]:
             raise ReplayError(f"the device refused the session: {state}")
         self._planted = job.plant is None
+        self._step_ends: list[int] = []
 
     def begin(self) -> None:
         """The history is written; what follows is the replay, in the waves too."""
@@ -234,6 +236,16 @@ class Device:
             np.bincount(commits.result["op.kind"], minlength=len(Op)).tolist()
         ):
             self._ops[Op(kind).name] = self._ops.get(Op(kind).name, 0) + n
+
+    def clock(self, first: int, end: int, answered: np.ndarray) -> None:
+        """When each step's last answer came; `answered` are the cycles of the answers to the
+        replay's requests first … end − 1, whole steps."""
+        starts = np.flatnonzero(np.diff(self.job.step[first:end], prepend=-1))
+        self._step_ends += np.maximum.reduceat(answered, starts).tolist()
+
+    @property
+    def step_cycles(self) -> np.ndarray:
+        return np.diff(self._step_ends, prepend=self._time)
 
     def stream(self, commits: Commits, replaying: bool) -> tuple[np.ndarray, np.ndarray]:
         """(types, index) of the records in order, with a planted fault among them where one is
@@ -307,6 +319,7 @@ class Device:
             hit_latency=np.subtract(latency["hit"], self._latency["hit"]),
             miss_latency=np.subtract(latency["miss"], self._latency["miss"]),
             cycles=cycles,
+            step_cycles=self.step_cycles,
             evaluated=counts["evaluated"] - self._counts["evaluated"],
             seconds=seconds,
             flash_read_bytes=counts["flash_read_bytes"] - self._counts["flash_read_bytes"],

@@ -16,6 +16,7 @@ from ..trace.accesses import AccessSequence
 from .plan import Plan
 from .reference import references
 from .result import PageResidency, ReplayResult
+from .waiting import slot_bytes, waiting
 
 __all__ = ["LockStepPart", "Measured", "Meter", "summarise"]
 
@@ -91,6 +92,9 @@ class Measured:
     seconds: float
     cycles: int = 0  #: 0: the engine has no clock
     flash_bytes: tuple[int, int]  #: read, written
+    #: as :class:`ReplayResult` has them
+    step_cycles: np.ndarray | None = None
+    resident_step_cycles: np.ndarray | None = None
     #: of hits and of misses, as :class:`ReplayResult` has them
     latency: tuple[np.ndarray, np.ndarray] = (np.zeros(1, np.int64), np.zeros(1, np.int64))
 
@@ -116,6 +120,9 @@ def summarise(
 ) -> ReplayResult:
     """A result from what an engine did and its meter."""
     sequence, counters = done.sequence, measured.counters
+    columns = meter.columns(sequence.steps)
+    found = references(sequence, done.capacity, on_start=on_start)
+    slots = np.array([slot_bytes(done.setup.stored_lines(q)) for q in range(sequence.queues)])
     return ReplayResult(
         trace=done.trace.name,
         engine=engine,
@@ -134,6 +141,12 @@ def summarise(
         mismatches=measured.mismatches,
         mismatch_examples=tuple(measured.examples),
         lockstep=lockstep.counts,
+        waiting=waiting(sequence, columns["step_misses"], slots=slots),
+        reference_waiting={
+            name: waiting(sequence, one.misses, slots=slots) for name, one in found.items()
+        },
+        step_cycles=measured.step_cycles,
+        resident_step_cycles=measured.resident_step_cycles,
         hit_rate=1 - counters["misses"] / counters["accesses"],
         demand_misses=counters["misses"],
         victims=counters["evictions"],
@@ -144,11 +157,11 @@ def summarise(
         flash_write_bytes=measured.flash_bytes[1],
         cycles=measured.cycles,
         lines_per_second=measured.line_requests / measured.seconds,
-        **meter.columns(sequence.steps),
+        **columns,
         residency_map=meter.residency_map(sequence.final_pages),
         hit_latency=np.asarray(measured.latency[0]),
         miss_latency=np.asarray(measured.latency[1]),
-        references=references(sequence, done.capacity, on_start=on_start),
+        references=found,
         ladder=_ladder(sequence, done.capacity) if ladder else {},
     )
 

@@ -8,7 +8,7 @@ Every engine carries out the same one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -140,6 +140,18 @@ class Plan:
                 sequence = (sequence + -(-len(masses) // ENTRIES)) % (1 << SEQUENCE_BITS)
             steps.append(tuple(lines))
         return tuple(steps)
+
+    @cached_property
+    def resident_setup(self) -> Setup | None:
+        """The same device with a frame for every page, or None where it has too few: nothing is
+        evicted, nothing fetched."""
+        setup = self.setup
+        held = np.bincount(setup.pools, minlength=len(POOLS)) * setup.used_pages
+        keep = max(setup.low_water, setup.high_water, 1)
+        frames = setup.config.frames
+        if any(n and n + keep > limit for n, limit in zip(held.tolist(), frames, strict=True)):
+            return None
+        return replace(setup, limits=frames, prefetch=frozenset())
 
     @cached_property
     def formats(self) -> dict[str, str]:

@@ -20,10 +20,9 @@ from ..trace.trace import LINE_BYTES
 from .figures import Measured, Meter, summarise
 from .plan import Plan
 from .result import ReplayResult
+from .waiting import slot_bytes
 
 __all__ = ["GoldenRun", "golden", "run_golden"]
-
-_SECTOR = 512
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -194,10 +193,7 @@ def golden(
 ) -> ReplayResult:
     """Replay with the golden engine."""
     run = run_golden(done, progress=progress)
-    bytes_of = [
-        (-(-done.setup.stored_lines(q) * LINE_BYTES // _SECTOR) + 1) * _SECTOR
-        for q in range(done.setup.queues)
-    ]
+    bytes_of = [slot_bytes(done.setup.stored_lines(q)) for q in range(done.setup.queues)]
     moved = tuple(
         sum(n * size for n, size in zip(pages, bytes_of, strict=False))
         for pages in (run.page_reads, run.page_writes)

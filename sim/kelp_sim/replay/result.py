@@ -11,6 +11,7 @@ from enum import IntEnum
 import numpy as np
 
 from .reference import REFERENCES, Reference
+from .waiting import Waiting
 
 __all__ = ["PageResidency", "ReplayResult"]
 
@@ -56,6 +57,14 @@ class ReplayResult:
     mismatch_examples: tuple[str, ...] = ()
     #: counts of the lock-step part: "misses", "victims", "write_backs", …
     lockstep: Mapping[str, int] = field(default_factory=dict)
+
+    # Who waits (docs/replay.md).
+    waiting: Waiting  #: of the engine's misses; its cycles are the model's
+    reference_waiting: Mapping[str, Waiting]  #: the same of each of `references`
+    #: [steps] cycles of the engine's clock, and of the same requests with everything resident; None
+    #: where there is no clock, or they were not replayed
+    step_cycles: np.ndarray | None = None
+    resident_step_cycles: np.ndarray | None = None
 
     # What the policy did, from the engine's own counters.
     hit_rate: float  #: 1 − misses / accesses
@@ -112,6 +121,8 @@ class ReplayResult:
             "flash_write_back": (steps,),
             "residency_map": (len(self.residency_map), queues),
             "resident_pages": (steps, queues),
+            "step_cycles": (steps,),
+            "resident_step_cycles": (steps,),
             "hit_latency": (len(self.hit_latency),),
             "miss_latency": (len(self.miss_latency),),
         }
@@ -119,6 +130,11 @@ class ReplayResult:
             value = getattr(self, name)
             if value is not None and np.shape(value) != shape:
                 raise ValueError(f"{name} has shape {np.shape(value)}; legal: {shape}")
+        if set(self.reference_waiting) != set(self.references):
+            raise ValueError(
+                f"reference_waiting = {sorted(self.reference_waiting)} is refused; legal: those of "
+                + "references"
+            )
         for name, reference in self.references.items():
             if reference.accesses.shape != (steps, queues):
                 raise ValueError(
@@ -133,6 +149,18 @@ class ReplayResult:
     @property
     def queues(self) -> int:
         return self.step_accesses.shape[1]
+
+    @property
+    def token_time(self) -> float:
+        """A step's cycles over those with everything resident, of the sums: measured where both
+        were replayed, else the model's."""
+        if not self.token_time_measured:
+            return self.waiting.token_time
+        return float(self.step_cycles.sum() / self.resident_step_cycles.sum())
+
+    @property
+    def token_time_measured(self) -> bool:
+        return self.step_cycles is not None and self.resident_step_cycles is not None
 
     @property
     def lru_hit_rate(self) -> float:

@@ -44,6 +44,7 @@ def sections(result: ReplayResult) -> list[Section]:
     """Everything a reader is told, in order; every number formatted once, here."""
     return [
         _agreement(result),
+        _waiting(result),
         _hit_rate(result),
         *([_ladder(result)] if result.ladder else []),
         _flash(result),
@@ -69,6 +70,43 @@ def _agreement(result: ReplayResult) -> Section:
             Row("line requests", f"{result.line_requests:,}", "64 bytes each"),
             Row("mismatches", f"{result.mismatches:,}", "unequal lines, decisions and counters"),
         ],
+    )
+
+
+def _waiting(result: ReplayResult) -> Section:
+    lru, belady = (result.reference_waiting[name] for name in ("LRU pooled", "Belady pooled"))
+
+    def compared(label: str, of, form, note: str = "") -> list[Row]:
+        return [
+            Row(label, form(of(result.waiting)), note),
+            Row("  LRU pooled", form(of(lru))),
+            Row("  Belady pooled", form(of(belady))),
+        ]
+
+    rows = []
+    if result.token_time_measured:
+        parts = result.steps * result.queues // result.kv_heads
+        ours, resident = (
+            f"{cycles.sum() / parts:,.0f}"
+            for cycles in (result.step_cycles, result.resident_step_cycles)
+        )
+        rows = [
+            Row("token time", f"{result.token_time:.2f}", "by the clock"),
+            Row("  cycles a layer", ours),
+            Row("  with everything resident", resident),
+        ]
+    return Section(
+        "Who waits",
+        [
+            *rows,
+            *compared(
+                "token time, by the model", lambda w: w.token_time, lambda ratio: f"{ratio:.2f}"
+            ),
+            *compared("layers that wait", lambda w: w.layers, _percent),
+            *compared("tokens that wait", lambda w: w.tokens, _percent),
+        ],
+        "token time: a step's cycles over those with everything resident; a layer waits when a "
+        + "page that it reads is missed, a token when a layer does",
     )
 
 
@@ -115,10 +153,8 @@ def _flash(result: ReplayResult) -> Section:
             ),
             Row("victims", f"{result.victims:,}"),
             Row("write-backs", f"{result.write_backs:,}"),
-            Row(
-                "bytes read / written",
-                f"{_bytes(result.flash_read_bytes)} / {_bytes(result.flash_write_bytes)}",
-            ),
+            Row("bytes read", _bytes(result.flash_read_bytes)),
+            Row("bytes written", _bytes(result.flash_write_bytes)),
         ],
     )
 
@@ -140,12 +176,12 @@ def _what_ran(result: ReplayResult) -> Section:
     return Section(
         "What ran",
         [
-            Row("recording", result.trace),
+            Row("recording", "", result.trace),
             Row("configuration", result.config, result.config_hash),
             Row("residency", _percent(result.residency), f"{result.capacity:,} frames"),
             Row(
                 "stored formats",
-                ", ".join(dict.fromkeys(result.formats.values())),
+                str(len(set(result.formats.values()))),
                 "; ".join(f"{where}: {stored}" for where, stored in result.formats.items()),
             ),
             Row("engine, seed", f"{result.engine}, {result.seed}"),
@@ -175,6 +211,13 @@ def as_json(result: ReplayResult) -> dict:
         "line_requests": int(result.line_requests),
         "mismatches": int(result.mismatches),
         "mismatch_examples": list(result.mismatch_examples),
+        "token_time": result.token_time,
+        "token_time_measured": result.token_time_measured,
+        "token_time_modelled": result.waiting.token_time,
+        "waiting_layers": result.waiting.layers,
+        "waiting_tokens": result.waiting.tokens,
+        "step_cycles": _list(result.step_cycles),
+        "resident_step_cycles": _list(result.resident_step_cycles),
         "hit_rate": float(result.hit_rate),
         "lru_hit_rate": result.lru_hit_rate,
         "lru_pooled_hit_rate": result.lru_pooled_hit_rate,
@@ -188,6 +231,9 @@ def as_json(result: ReplayResult) -> dict:
                 "hit_rate": one.hit_rate,
                 "misses": int(one.misses.sum()),
                 "bypasses": one.bypasses,
+                "waiting_layers": result.reference_waiting[name].layers,
+                "waiting_tokens": result.reference_waiting[name].tokens,
+                "token_time_modelled": result.reference_waiting[name].token_time,
             }
             for name, one in result.references.items()
         },
@@ -214,6 +260,10 @@ def write_json(result: ReplayResult, path: Path) -> None:
     """report.json: UTF-8, no NaN."""
     text = json.dumps(as_json(result), indent=2, ensure_ascii=False, allow_nan=False)
     write_whole(path, text + "\n")
+
+
+def _list(counts) -> list[int] | None:
+    return None if counts is None else [int(count) for count in counts]
 
 
 def _percent(fraction: float) -> str:

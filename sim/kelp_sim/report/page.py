@@ -106,7 +106,18 @@ def _subtitle(result: ReplayResult) -> str:
 
 
 def _cards(result: ReplayResult) -> list[tuple[str, str]]:
+    how = "" if result.token_time_measured else ", by the model"
+    lru = result.reference_waiting["LRU pooled"]
     return [
+        (f"{result.token_time:.2f}", f"token time: 1 with everything resident{how}"),
+        (
+            f"{result.waiting.layers:.2%}",
+            f"of the layers wait (LRU pooled {lru.layers:.2%})",
+        ),
+        (
+            f"{result.waiting.tokens:.2%}",
+            f"of the tokens wait (LRU pooled {lru.tokens:.2%})",
+        ),
         (f"{result.hit_rate:.2%}", f"hit rate ({result.policy})"),
         (f"{result.lru_pooled_hit_rate:.2%}", "LRU pooled: the baseline"),
         (f"{result.belady_hit_rate:.2%}", "Belady pooled: the bound"),

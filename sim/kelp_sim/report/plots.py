@@ -80,8 +80,53 @@ def _head_label(result: ReplayResult, queue: int) -> str:
     return f"layer {queue // result.kv_heads}, head {queue % result.kv_heads}"
 
 
+def waiting(result: ReplayResult) -> Figure:
+    """Step by step: cycles against those with everything resident, and the layers that wait."""
+    measured = result.token_time_measured
+    figure = _figure(11, 6.2 if measured else 3.6)
+    grid = figure.subplots(1 + measured, 1, sharex=True, squeeze=False)[:, 0]
+    edges = np.arange(result.steps + 1) + 0.5
+    by_layer = result.steps, -1, result.kv_heads
+    layers = result.queues // result.kv_heads
+    if measured:
+        _stairs(grid[0], edges, result.step_cycles, "KELP", _KELP, linewidth=1.9)
+        _stairs(
+            grid[0], edges, result.resident_step_cycles, "everything resident", _TEXT, linewidth=1.3
+        )
+        grid[0].set_yscale("log")
+        low, high = grid[0].get_ylim()
+        grid[0].set_ylim(low / 1.5, high * 3)
+        _style(grid[0], "Cycles of each step", y="cycles")
+    for label, misses, color, width in (
+        ("Belady pooled", result.references["Belady pooled"].misses, _BELADY, 1.3),
+        ("LRU pooled", result.references["LRU pooled"].misses, _LRU, 1.3),
+        ("KELP", result.step_misses, _KELP, 1.9),
+    ):
+        waits = np.asarray(misses).reshape(by_layer).any(axis=2).sum(axis=1)
+        _stairs(grid[-1], edges, waits, f"{label} ({waits.sum():,})", color, linewidth=width)
+    _style(
+        grid[-1], f"Layers that wait, of {layers} (total in brackets)", x="decode step", y="layers"
+    )
+    grid[-1].set_ylim(0, layers * 1.25)
+    grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in grid:
+        axes.margins(x=0)
+        axes.legend(frameon=False, fontsize=9, ncols=3, loc="upper right")
+    _title(
+        figure,
+        f"Who waits: token time {result.token_time:.2f}"
+        + ("" if measured else " by the model")
+        + f", {result.waiting.layers:.1%} of the layers, {result.waiting.tokens:.1%} of the tokens",
+    )
+    return figure
+
+
+def _stairs(axes, edges, values, label, color, **look) -> None:
+    axes.stairs(values, edges, label=label, color=color, baseline=None, **look)
+
+
 def hit_rate(result: ReplayResult) -> Figure:
-    """One panel per head: KELP against LRU per queue and Belady pooled."""
+    """One panel per head: KELP against LRU and Belady over one pool."""
     window = max(1, min(64, result.steps // 8))
     shown = np.sort(np.argsort(-result.step_misses.sum(axis=0), kind="stable")[:_PANELS])
     curves = [
@@ -91,8 +136,8 @@ def hit_rate(result: ReplayResult) -> Figure:
             dict(color=_BELADY, linewidth=1.3),
         ),
         (
-            "LRU per queue",
-            result.references["LRU per queue"].misses,
+            "LRU pooled",
+            result.references["LRU pooled"].misses,
             dict(color=_LRU, linewidth=1.3),
         ),
         (
@@ -178,7 +223,7 @@ def flash(result: ReplayResult) -> Figure:
         color=_PREFETCH,
         label=f"KELP, prefetch ({result.flash_prefetch.sum():,})",
     )
-    for name, color in (("LRU per queue", _LRU), ("Belady pooled", _BELADY)):
+    for name, color in (("LRU pooled", _LRU), ("Belady pooled", _BELADY)):
         misses = result.references[name].misses.sum(axis=1)
         reads.stairs(
             mean(misses),
@@ -321,6 +366,7 @@ def residency(result: ReplayResult) -> Figure:
     for boundary in queues[1:] - 0.5 if result.queues <= 64 else ():
         cells.axvline(boundary, color="white", linewidth=1.5)
     cells.xaxis.set_major_locator(MaxNLocator(20, integer=True))
+    cells.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     present = [state for state in PageResidency if (states == state).any()]
     cells.legend(
         handles=[
@@ -364,9 +410,15 @@ def _resident_over_time(figure: Figure, axes, result: ReplayResult) -> None:
 
 PLOTS = (
     Plot(
+        "waiting",
+        "What each step takes, and how many of its layers wait for a page from flash; LRU and "
+        + "Belady over one pool on the same reads.",
+        waiting,
+    ),
+    Plot(
         "hit_rate",
-        "Hit rate over decode steps, head by head; LRU in equal shares and Belady over one "
-        + "pool on the same reads.",
+        "Hit rate over decode steps, head by head; LRU and Belady over one pool on the same "
+        + "reads.",
         hit_rate,
     ),
     Plot(

@@ -136,7 +136,9 @@ def replay(
     """Replay a recorded trace, compare every line and decision with the golden model, and
     report; exit 1 on a mismatch.
 
-    The recording's own keys and values are written and read. A layer's reads are issued when
+    The recording's own keys and values are written and read, made-up lines where it has none. At
+    full speed the RTL replays the same requests once more with everything resident, for the token
+    time. A layer's reads are issued when
     the layer before has been answered; docs/replay.md states the rules, and what the reference
     rows are.
     """

@@ -2,13 +2,15 @@
 
 """A plan carried out by the golden model or by the RTL, with a bar that shows how far it is."""
 
+import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 from rich.progress import Progress
 
 from ..output import UserError
 
-__all__ = ["golden", "lockstep_part", "measured", "rtl", "run_rtl"]
+__all__ = ["golden", "lockstep_part", "measured", "resident", "rtl", "run_rtl"]
 
 
 def golden(chosen, command: str, bar: Progress):
@@ -42,13 +44,15 @@ def rtl(
     plant: str | None = None,
     waves: Path | None = None,
 ):
-    """One RTL replay as a result."""
+    """One RTL replay as a result; at full speed with a second one, of everything resident, for the
+    token time. Waves are of the first alone, and then there is no second."""
     from kelp_sim.replay.figures import LockStepPart, summarise
 
     replay, meter = run_rtl(chosen, bar, lockstep=lockstep, plant=plant, waves=waves)
+    clock = None if lockstep or waves else resident(chosen, bar)
     return summarise(
         chosen,
-        measured(replay),
+        measured(replay, clock),
         meter,
         engine="rtl",
         command=command,
@@ -57,8 +61,9 @@ def rtl(
     )
 
 
-def measured(replay):
-    """What the RTL's replay did, as every engine's figures are taken."""
+def measured(replay, resident_step_cycles=None):
+    """What the RTL's replay did, as every engine's figures are taken; its clock counts where that
+    of the same with everything resident is given."""
     from kelp_sim.replay.figures import Measured
 
     return Measured(
@@ -68,6 +73,8 @@ def measured(replay):
         line_requests=replay.requests,
         seconds=replay.seconds,
         cycles=replay.cycles,
+        step_cycles=None if resident_step_cycles is None else replay.step_cycles,
+        resident_step_cycles=resident_step_cycles,
         flash_bytes=(replay.flash_read_bytes, replay.flash_write_bytes),
         latency=(replay.hit_latency, replay.miss_latency),
     )
@@ -99,9 +106,7 @@ def run_rtl(
 ):
     """The replay on the RTL, and its meter; `checked` with the stream rule asserted."""
     from kelp_rtl import replay
-    from kelp_rtl.device import DriverError
     from kelp_sim.replay.figures import Meter
-    from kelp_sim.trace.trace import TraceError
 
     if plant is not None and plant not in replay.PLANTS:
         raise UserError(f"--plant {plant!r} is unknown; legal: {', '.join(replay.PLANTS)}")
@@ -119,19 +124,44 @@ def run_rtl(
             task, description=f"{what}: {history}", completed=done, total=len(chosen.requests)
         )
 
-    try:
+    with _faults():
         job = _job(chosen, plant=plant, waves=waves, checked=checked)
         engine = replay.lockstep if lockstep else replay.free_running
         done = engine(job, progress=progress, on_begin=begin, on_step=lambda: meters[0].end_step())
-    except (TraceError, replay.ReplayError) as error:
-        raise UserError(str(error)) from None
-    except DriverError as error:
-        raise UserError(f"the RTL replay stopped: {error}") from None
     bar.update(task, completed=len(chosen.requests), total=len(chosen.requests))
     return done, meters[0]
 
 
-def _job(chosen, *, plant, waves, checked):
+def resident(chosen, bar: Progress, *, checked: bool = True):
+    """[steps]: the RTL's cycles of each step with everything resident; None where the configuration
+    has too few frames for that."""
+    from kelp_rtl import replay
+
+    setup = chosen.resident_setup
+    if setup is None:
+        return None
+    task = bar.add_task("RTL, everything resident", total=len(chosen.requests))
+    with _faults():
+        job = replace(_job(chosen, checked=checked), setup=setup)
+        return replay.resident_cycles(job, progress=lambda done: bar.update(task, completed=done))
+
+
+@contextlib.contextmanager
+def _faults():
+    """A replay that cannot be carried out is a UserError."""
+    from kelp_rtl import replay
+    from kelp_rtl.device import DriverError
+    from kelp_sim.trace.trace import TraceError
+
+    try:
+        yield
+    except (TraceError, replay.ReplayError) as error:
+        raise UserError(str(error)) from None
+    except DriverError as error:
+        raise UserError(f"the RTL replay stopped: {error}") from None
+
+
+def _job(chosen, *, plant=None, waves=None, checked):
     from kelp_rtl.replay import Job
 
     requests = chosen.requests

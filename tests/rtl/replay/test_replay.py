@@ -465,6 +465,35 @@ def test_rtl_agrees_with_the_golden_model(longer, tmp_path, mode):
         and found["cycles"] > found["line_requests"] / 2
     )
     assert (found["lockstep_accesses"] == found["accesses"]) == (mode == "--lockstep")
+    # At full speed the same requests are run once more with everything resident.
+    assert found["token_time_measured"] == (mode == "--free-running")
+    if mode == "--free-running":
+        ours, resident = np.array(found["step_cycles"]), np.array(found["resident_step_cycles"])
+        lines = found["line_requests"] / found["steps"]
+        assert len(ours) == len(resident) == found["steps"] and (ours > resident).any()
+        assert lines < resident.mean() < lines + 300 * 3  # of three layers
+        assert found["token_time"] == pytest.approx(ours.sum() / resident.sum())
+        assert ours.sum() <= found["cycles"]
+        assert found["token_time"] == pytest.approx(found["token_time_modelled"], rel=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("mode", "first_step", "accesses"),
+    [("--lockstep", 0, 2000), ("--free-running", 768, 20_000)],
+)
+def test_rtl_agrees_at_the_size_of_a_real_model(repo_root, tmp_path, mode, first_step, accesses):
+    """SmolLM2's 90 queues: whole steps of the shipped recording."""
+    trace = repo_root / "data" / "traces" / "smollm2_argparse.npz"
+    part = ["--first-step", str(first_step), "--accesses", str(accesses)]
+    choice = ["--config", "smollm2", "--policy", "kelp", *part]
+    out = tmp_path / "r.json"
+    done = kelp("replay", str(trace), mode, *choice, "--json", str(out), timeout=3600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert (found["mismatches"], found["mismatch_examples"]) == (0, [])
+    assert found["accesses"] >= accesses and found["demand_misses"] > accesses / 20
 
 
 @pytest.mark.timeout(1500)

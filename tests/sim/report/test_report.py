@@ -22,6 +22,7 @@ from trace_files import contents, save
 
 from kelp_sim import report
 from kelp_sim.replay.result import PageResidency
+from kelp_sim.replay.waiting import waiting
 from kelp_sim.report import page as report_page
 from kelp_sim.report import plots
 from kelp_sim.trace.accesses import access_sequence
@@ -110,6 +111,7 @@ def test_write_makes_every_file_and_says_so(result, tmp_path):
     assert set(heard) == {
         "report.json",
         "report.html",
+        "waiting.png",
         "hit_rate.png",
         "flash.png",
         "latency.png",
@@ -142,7 +144,10 @@ def test_page_stands_alone_and_holds_everything(result, tmp_path):
 
 
 def test_cards_show_the_baseline_that_the_gap_is_measured_from(result):
-    cards = dict(reversed(card) for card in report_page._cards(result))
+    listed = report_page._cards(result)
+    cards = dict(reversed(card) for card in listed)
+    first = [label.partition(" ")[0] for _, label in listed[:4]]
+    assert first == ["token", "of", "of", "hit"] and listed[0][0] == f"{result.token_time:.2f}"
     assert cards["LRU pooled: the baseline"] == f"{result.lru_pooled_hit_rate:.2%}"
     assert f"{result.lru_hit_rate:.2%}" not in cards.values()
 
@@ -230,11 +235,18 @@ def test_an_80_columns_terminal_shows_every_number_whole(sequence):
     sections = report.facts.sections(result)
     lines = text.splitlines()
     # A section has its title, each of its rows and a blank line; what is longer than its line is a
-    # note, which fills the width beside the numbers. Around them: title and verdict.
+    # label, or a note, which fills the width beside the numbers. Around them: title and verdict.
     width = 80 - next(line.index("64 bytes each") for line in lines if "64 bytes each" in line)
-    notes = [entry.note for section in sections for entry in (section, *section.rows)]
-    wrapped = sum(max(0, len(textwrap.wrap(note, width - 1)) - 1) for note in notes)
-    wanted = sum(1 + len(section.rows) + 1 for section in sections) + wrapped + 4
+
+    def high(label, note) -> int:
+        return max(1, len(textwrap.wrap(label, 29)), len(textwrap.wrap(note, width - 2)))
+
+    wanted = 3 + sum(
+        1
+        + high("", section.note)
+        + sum(high(row.label, row.note) for row in section.rows if row.label != "command")
+        for section in sections
+    )
     assert max(map(len, lines)) <= 80 and len(lines) == wanted
     rows = [
         row
@@ -274,7 +286,7 @@ def test_hit_rate_panels_draw_kelp_lru_and_belady(result):
         lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
         sources = {
             "KELP (policy synthetic)": result.step_misses,
-            "LRU per queue": result.references["LRU per queue"].misses,
+            "LRU pooled": result.references["LRU pooled"].misses,
             "Belady pooled": result.references["Belady pooled"].misses,
         }
         assert set(lines) == set(sources)
@@ -284,6 +296,30 @@ def test_hit_rate_panels_draw_kelp_lru_and_belady(result):
                 1 - misses[-window:, queue].sum() / result.step_accesses[-window:, queue].sum()
             )
         assert axes.get_ylim()[0] <= min(line.min() for line in lines.values())
+
+
+def test_layers_that_wait_are_those_with_a_miss(result):
+    cycles, layers = plots.waiting(result).axes
+    stairs = {p.get_label().partition(" (")[0]: p.get_data().values for p in layers.patches}
+    for label, misses in (
+        ("KELP", result.step_misses),
+        ("LRU pooled", result.references["LRU pooled"].misses),
+        ("Belady pooled", result.references["Belady pooled"].misses),
+    ):
+        waits = [sum(bool(step[q : q + 2].any()) for q in (0, 2)) for step in misses]
+        assert stairs[label].tolist() == waits
+    assert [p.get_label() for p in cycles.patches] == ["KELP", "everything resident"]
+    unmeasured = plots.waiting(replace(result, resident_step_cycles=None))
+    assert len(unmeasured.axes) == 1
+
+
+def test_without_a_clock_the_token_time_is_the_models(result):
+    assert result.token_time == pytest.approx(2, rel=1e-2)
+    modelled = replace(result, step_cycles=None)
+    assert modelled.token_time == result.waiting.token_time != result.token_time
+    text = shown(modelled)
+    assert "token time, by the model" in text and "by the clock" not in text
+    assert report.as_json(modelled)["token_time_measured"] is False
 
 
 def test_many_heads_are_reduced_to_those_with_most_misses(tmp_path):
@@ -319,7 +355,7 @@ def test_flash_bars_add_up_to_the_pages_moved(tmp_path):
         "KELP, demand": result.flash_demand,
         "KELP, prefetch": result.flash_prefetch,
         "KELP, write-back": result.flash_write_back,
-        "LRU per queue": result.references["LRU per queue"].misses,
+        "LRU pooled": result.references["LRU pooled"].misses,
         "Belady pooled": result.references["Belady pooled"].misses,
     }
     assert set(stairs) == set(totals)
@@ -358,6 +394,7 @@ def test_short_and_empty_results_still_draw(tmp_path):
     trace = read(save(tmp_path / "t.npz", contents(with_kv=False)))
     one_step = access_sequence(trace, accesses=1)
     misses = np.zeros((1, 4), int)
+    assert waiting(one_step, misses).token_time == 1
     result = synthetic_result(
         one_step,
         step_misses=misses,
@@ -366,12 +403,14 @@ def test_short_and_empty_results_still_draw(tmp_path):
         flash_reads=0,
         flash_read_bytes=0,
         resident_pages=None,
+        waiting=waiting(one_step, misses),
+        resident_step_cycles=None,
         flash_demand=np.zeros(1, int),
         miss_latency=np.zeros(24, int),
         hit_latency=np.eye(1, 24, 23, dtype=int)[0],
     )
     paths = report.write(result, tmp_path / "short")
-    assert len(paths) == 6
+    assert len(paths) == 7
     assert result.steps == 1 and "100.00%" in shown(result)
 
 
@@ -389,6 +428,8 @@ def test_short_and_empty_results_still_draw(tmp_path):
         ),
         (dict(flash_demand=np.zeros((96, 4))), r"flash_demand has shape \(96, 4\); legal: \(96,\)"),
         (dict(references={}), "references = .* are refused"),
+        (dict(reference_waiting={}), "reference_waiting = .* is refused"),
+        (dict(step_cycles=np.zeros(3)), r"step_cycles has shape \(3,\); legal: \(96,\)"),
     ],
 )
 def test_a_misfilled_result_is_refused(result, changes, fault):
