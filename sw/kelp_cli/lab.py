@@ -112,7 +112,8 @@ def lab(
         raise UserError(str(error)) from None
     entries = _write(rows, reads, json=json, csv_file=csv_file, html=html)
     if json is None or str(json) != "-":
-        console.print(_table(entries, len(traces)))
+        for table in _tables(entries, len(traces)):
+            console.print(table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,36 +246,53 @@ def _csv(rows: list[dict]) -> str:
     return text.getvalue()
 
 
-def _table(entries: list[dict], traces: int):
+def _tables(entries: list[dict], traces: int):
+    """Who waits, then who hits."""
+    of = f"{traces} trace{'s' * (traces != 1)}"
+    yield _table(
+        entries,
+        f"{of}: token time, layers and tokens that wait",
+        "token time: a step's cycles over those with everything resident, by the model of "
+        + "docs/replay.md",
+        _waits,
+    )
+    yield _table(
+        entries,
+        f"{of}: hit rate, flash reads, gap",
+        "flash reads relative to LRU per queue; gap: 0 is LRU over one pool, 1 is Belady over "
+        + "one pool",
+        _figures,
+    )
+
+
+def _table(entries: list[dict], title: str, caption: str, figures):
     from rich.table import Table
 
     from kelp_sim.lab.gaps import name_of
 
     shares = list(dict.fromkeys(e["residency"] for e in entries))
-    heads = (f"{share:.1%} resident" for share in shares)
     table = Table(
         "policy",
         "scope",
-        *heads,
+        *(f"{share:.1%} resident" for share in shares),
+        title=title,
+        caption=caption,
         title_justify="left",
         caption_justify="left",
         box=None,
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    table.title = f"{traces} trace{'s' * (traces != 1)}: hit rate, flash reads, gap"
-    table.caption = (
-        "flash reads relative to LRU per queue; gap: 0 is LRU over one pool, 1 is "
-        + "Belady over one pool"
-    )
     for policy, scope in dict.fromkeys((name_of(e), e["scope"]) for e in entries):
-        figures = {
-            e["residency"]: e for e in entries if (name_of(e), e["scope"]) == (policy, scope)
-        }
-        table.add_row(policy, scope, *(_figures(figures[share]) for share in shares))
+        own = {e["residency"]: e for e in entries if (name_of(e), e["scope"]) == (policy, scope)}
+        table.add_row(policy, scope, *(figures(own[share]) for share in shares))
     for column in table.columns:
         column.no_wrap = True
     return table
+
+
+def _waits(entry: dict) -> str:
+    return f"{entry['token_time']:.2f} {entry['waiting_layers']:.1%} {entry['waiting_tokens']:.1%}"
 
 
 def _figures(entry: dict) -> str:

@@ -23,6 +23,9 @@ FIELDS = {
     "policy",
     "scope",
     "accesses",
+    "waiting_layers",
+    "waiting_tokens",
+    "token_time",
     "hit_rate",
     "demand_misses",
     "flash_reads_per_access",
@@ -128,11 +131,10 @@ def test_lab_and_replay_report_the_same_kelp(tmp_path):
         r for r in json.loads((tmp_path / "lab.json").read_text())["rows"] if r["policy"] == "kelp"
     )
     device = json.loads((tmp_path / "replay.json").read_text())
-    assert (own["hit_rate"], own["demand_misses"], own["flash_reads"]) == (
-        device["hit_rate"],
-        device["demand_misses"],
-        device["flash_reads"],
-    )
+    for name in ("hit_rate", "demand_misses", "flash_reads", "waiting_layers", "waiting_tokens"):
+        assert own[name] == device[name]
+    # stored pages are smaller than the lab's, and so soon there
+    assert 1 < device["token_time"] < own["token_time"] and not device["token_time_measured"]
     assert own["demand_misses"] > 200 and "prefetch policy" in device["policy"]
 
 
@@ -340,6 +342,12 @@ def test_what_the_rows_say_together():
                 "parameters": {},
                 "scope": scope,
                 "accesses": 200,
+                "steps": steps,
+                "layers": 2,
+                "waiting_layers": m / 200,
+                "waiting_tokens": 0.5 if t == "a" else 1.0,
+                "cycles": 1000 + m,
+                "resident_cycles": 100 * steps,
                 "hit_rate": 1 - m / 200,
                 "demand_misses": m,
                 "demand_misses_without_prefetch": w,
@@ -351,7 +359,7 @@ def test_what_the_rows_say_together():
                 "metadata_bits_per_page": 1,
                 "oracle": policy == "belady",
             }
-            for t, m, w in zip("ab", misses, without or misses, strict=True)
+            for t, steps, m, w in zip("ab", (1, 3), misses, without or misses, strict=True)
         ]
 
     rows = [
@@ -362,6 +370,8 @@ def test_what_the_rows_say_together():
         *made("my.py:P", "pooled", (70, 70), rates=(0.498, 0.6)),
     ]
     ours = next(e for e in gaps.summary(rows) if e["policy"] == "kelp")
+    assert ours["waiting_layers"] == 0.35 and ours["waiting_tokens"] == (0.5 + 3 * 1.0) / 4
+    assert ours["token_time"] == (1070 + 1070) / 400
     assert ours["gap"] == 0.4 and ours["gap_without_prefetch"] == 0.15
     assert ours["gap_by_trace"] == {"a": 0.5, "b": 0.25} and ours["gap_leaving_out"] == {
         "a": 0.25,

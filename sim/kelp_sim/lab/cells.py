@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..replay.waiting import waiting
 from . import engine
 from .engine import Outcome, Timeline
 from .fast_adaptive import ADAPTIVE, run_adaptive
@@ -182,8 +183,9 @@ def row(cell: Cell) -> dict:
         if policy.prefetches
         else outcome.misses
     )
-    count = np.bincount(sequence.queue, minlength=sequence.queues)
-    missed = np.bincount(sequence.queue[outcome.missed], minlength=sequence.queues)
+    misses = sequence.counts(outcome.missed)
+    count, missed = sequence.counts().sum(axis=0), misses.sum(axis=0)
+    waits = waiting(sequence, misses)
     return {
         "trace": Path(cell.trace).stem,
         "rule": cell.rule,
@@ -192,6 +194,13 @@ def row(cell: Cell) -> dict:
         "parameters": parameters,
         "scope": cell.scope,
         "accesses": len(sequence),
+        "steps": sequence.steps,
+        "layers": sequence.layers,
+        "waiting_layers": waits.layers,
+        "waiting_tokens": waits.tokens,
+        "token_time": waits.token_time,
+        "cycles": waits.cycles,
+        "resident_cycles": waits.resident_cycles,
         "hit_rate": 1 - outcome.misses / len(sequence),
         "demand_misses": outcome.misses,
         "demand_misses_without_prefetch": without,

@@ -56,6 +56,10 @@ def summary(rows: list[dict]) -> list[dict]:
         flash, accesses, hit_rate = (
             column(own, field) for field in ("flash_reads", "accesses", "hit_rate")
         )
+        steps, cycles, resident = (
+            column(own, field) for field in ("steps", "cycles", "resident_cycles")
+        )
+        parts = steps * column(own, "layers")
         won, span = top - miss, top - bottom
         drawn = np.random.default_rng(_SEED).integers(0, len(names), (_DRAWS, len(names)))
         spans = span[drawn].sum(1)
@@ -72,6 +76,13 @@ def summary(rows: list[dict]) -> list[dict]:
                 "scope": scope,
                 "oracle": first["oracle"],
                 "accesses": int(accesses.sum()),
+                "waiting_layers": float(
+                    (column(own, "waiting_layers") * parts).sum() / parts.sum()
+                ),
+                "waiting_tokens": float(
+                    (column(own, "waiting_tokens") * steps).sum() / steps.sum()
+                ),
+                "token_time": float(cycles.sum() / resident.sum()),
                 "hit_rate": float(1 - miss.sum() / accesses.sum()),
                 "hit_rate_by_trace": dict(zip(names, hit_rate.tolist(), strict=True)),
                 "gap": _ratio(won.sum(), span.sum()),

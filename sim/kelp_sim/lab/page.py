@@ -45,6 +45,8 @@ def page(rows: list[dict], entries: list[dict], losses: list[dict]) -> str:
         f"<h1>{escape(title)}</h1>",
         f'<p class="under">{_count(rows):,} accesses a policy and residency · read rule '
         + f"{escape(rows[0]['rule'])} · gap: {_GAP}</p>",
+        "<h2>Who waits</h2>",
+        _section(_waiting(entries, shares)),
         "<h2>The ladder</h2>",
         _section(_figure(_ladder, entries, shares)),
         "<h2>Misses against residency</h2>",
@@ -184,6 +186,31 @@ def _html_table(head, body) -> str:
         "<tr>" + "".join(f"<td>{escape(str(c))}</td>" for c in line) + "</tr>" for line in body
     )
     return f"<table><tr>{cells}</tr>{lines}</table>"
+
+
+def _waiting(entries, shares) -> str:
+    """Shortest token time at the least residency first."""
+    found = {(_name(e), e["residency"]): e for e in entries}
+    names = sorted(
+        dict.fromkeys(map(_name, entries)), key=lambda n: found[n, shares[0]]["token_time"]
+    )
+    body = [
+        (
+            name,
+            *(
+                f"{e['token_time']:.2f} · {e['waiting_layers']:.1%} · {e['waiting_tokens']:.1%}"
+                for e in (found[name, share] for share in shares)
+            ),
+        )
+        for name in names
+    ]
+    under = (
+        "Token time by the model (a step's cycles over those with everything resident) · layers · "
+        + "tokens with at least one miss."
+    )
+    return f'<p class="under">{under}</p>' + _html_table(
+        ("policy", *(f"{share:.1%} resident" for share in shares)), body
+    )
 
 
 def _table(entries) -> str:

