@@ -3,38 +3,30 @@
 """``kelp demo``: the default recording through the RTL, in lock-step and at full speed, with a
 report."""
 
+import multiprocessing
 import shlex
 import sys
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import Progress
 
 from .output import UserError, console, progress_bar
 from .replay.choices import Choices, parse_policy
-from .replay.engines import lockstep_part, measured, run_rtl
+from .replay.engines import lockstep_part, measured, resident, run_rtl
 
-__all__ = ["CHOICES", "KELP_CHOICES", "LOCKSTEP_NEEDS", "register"]
+__all__ = ["LOCKSTEP_NEEDS", "RECORDING", "register"]
 
-#: What is replayed. The part begins where 80 pages of each queue are written: with a quarter of the
-#: pages resident the device is neither idle nor thrashing. Layers 0–2 and 3–5 are stored in pages
-#: of two sizes, so two pools are at work.
-CHOICES = dict(
-    residency=0.25,
-    first_step=768,
-    formats=("0-2:int8,int4", "3-:raw16"),
-    prefetch="layer_ahead",
-)
-#: Under `kelp`: one pool, so that the lab's figures are the device's, and few enough frames that it
-#: has something to prefetch.
-KELP_CHOICES = dict(
-    residency=0.18,
-    first_step=768,
-    formats=("0-2:int8,int4", "3-:fp8_e4m3,int4"),
-)
+RECORDING = Path("data/traces/smollm2_argparse.npz")
+#: What is replayed at full speed begins here: 64 pages of each queue are written.
+FIRST_STEP = 768
+#: One pool for pages in three stored formats.
+FORMATS = ("0-14:int8,int4", "15-:fp8_e4m3,int4")
 #: What the lock-step part must have met, or it has shown little.
-LOCKSTEP_NEEDS = {"misses": 200, "victims": 200, "write_backs": 50, "prefetches": 50}
+LOCKSTEP_NEEDS = {"misses": 200, "victims": 200, "write_backs": 50}
 
 
 def register(app: typer.Typer) -> None:
@@ -42,15 +34,19 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    trace: Annotated[Path, typer.Argument(help="A recording with keys and values.")] = Path(
-        "data/traces/attn_0.npz"
-    ),
+    trace: Annotated[Path, typer.Argument(help="A recording.")] = RECORDING,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", help="Where report.html, report.json and the plots go."),
     ] = Path("build/demo"),
+    config: Annotated[str, typer.Option(help="Named configuration that fits it.")] = "smollm2",
     accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 20_000,
-    lockstep_accesses: Annotated[int, typer.Option(help="Accesses in lock-step.")] = 2_000,
+    first_step: Annotated[
+        int, typer.Option(help="Full speed begins here, where a page opens.")
+    ] = FIRST_STEP,
+    lockstep_accesses: Annotated[
+        int, typer.Option(help="Accesses in lock-step, from the recording's first step on.")
+    ] = 2_000,
     policy: Annotated[
         str,
         typer.Option(
@@ -70,29 +66,45 @@ def demo(
 
     command = shlex.join(["kelp", *sys.argv[1:]])
     output.mkdir(parents=True, exist_ok=True)  # before the minutes that come, if it cannot be
-    choices = KELP_CHOICES if parse_policy(policy) == Policy.KELP else CHOICES
-    whole, part = (
-        Choices(trace=trace, accesses=count, seed=seed, policy=policy, **choices).plan()
-        for count in (accesses, lockstep_accesses)
+    chosen = Choices(
+        trace=trace,
+        config=config,
+        accesses=accesses,
+        first_step=first_step,
+        formats=FORMATS,
+        policy=policy,
+        seed=seed,
+        prefetch=None if parse_policy(policy) == Policy.KELP else "layer_ahead",
     )
-    with progress_bar() as bar:
-        stepped, _ = run_rtl(part, bar, lockstep=True)
+    whole = chosen.plan()
+    begun = replace(chosen, first_step=0, accesses=lockstep_accesses)
+    begun.plan()  # what is wrong with it is said now
+    context = multiprocessing.get_context("spawn")
+    with progress_bar() as bar, ProcessPoolExecutor(1, mp_context=context) as beside:
+        waiting = beside.submit(_lockstep, begun)
         free, meter = run_rtl(whole, bar, lockstep=False)
-        task = bar.add_task("reference policies and report", total=10)
+        clock = resident(whole, bar)
+        task = bar.add_task("reference policies and report, lock-step beside", total=12)
         result = summarise(
             whole,
-            replace(
-                measured(free),
-                mismatches=free.mismatches + stepped.mismatches,
-                examples=[f"lock-step: {text}" for text in stepped.examples]
-                + [f"free-running: {text}" for text in free.examples],
-            ),
+            measured(free, clock),
             meter,
             engine="rtl",
             command=command,
-            lockstep=lockstep_part(part, stepped),
             ladder=whole.setup.policy == Policy.KELP,
             on_start=lambda name: bar.update(task, advance=1),
+        )
+        bar.update(task, advance=1, description="RTL in lock-step, beside all this")
+        stepped = waiting.result()
+        result = replace(
+            result,
+            lockstep_accesses=stepped.part.accesses,
+            lockstep=stepped.part.counts,
+            mismatches=free.mismatches + stepped.mismatches,
+            mismatch_examples=(
+                *(f"lock-step: {text}" for text in stepped.examples),
+                *(f"free-running: {text}" for text in free.examples),
+            ),
         )
         files = report.write(result, output, on_start=lambda name: bar.update(task, advance=1))
     console.print(report.table(result))
@@ -109,3 +121,19 @@ def demo(
             + "with --lockstep-accesses"
         )
     raise typer.Exit(1 if result.mismatches else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stepped:
+    part: object  #: kelp_sim.replay.figures.LockStepPart
+    mismatches: int
+    examples: tuple[str, ...]
+
+
+def _lockstep(begun: Choices) -> _Stepped:
+    """The lock-step part, in a process of its own: it is half of the demo's time."""
+    plan = begun.plan()
+    replay, _ = run_rtl(plan, Progress(disable=True), lockstep=True)
+    return _Stepped(
+        part=lockstep_part(plan, replay), mismatches=replay.mismatches, examples=replay.examples
+    )

@@ -28,6 +28,7 @@ _GROUPS = (
     "kelp",
     "miss",
     "scale",
+    "waiting",
     "policy",
     "replay",
     "lab",
@@ -112,6 +113,10 @@ def _rows(group: str):
         small = bench_endpoint.scale_row("64x64")
         large = bench_endpoint.scale_row("640x8192")
         return [small, replace(large, goal=f"≤ {1.05 * small.value:.4f}")]
+    if group == "waiting":
+        from .waiting import waiting_rows
+
+        return list(waiting_rows())
     if group == "policy":
         from .policy import policy_rows
 

@@ -42,6 +42,14 @@ _TITLES = {
         "Cost against size",
         "5 % page misses, 128 lines per access; the bar is 5 % more than 64 × 64.",
     ),
+    "waiting": (
+        "Who waits",
+        "Real model (SmolLM2-135M, `data/traces/smollm2_argparse.npz`), a quarter of the pages "
+        + "resident. `layers`, `tokens`: the shares that wait for a page from flash; `token_time`: "
+        + "a step's cycles over those with everything resident ([replay.md](replay.md#who-waits)). "
+        + "Policies over one pool on the whole recording, by the model; `rtl` is the clock of the "
+        + "demo's part under `kelp`.",
+    ),
     "policy": (
         "Policy `kelp`",
         "`gap_closed`: of the misses between LRU and Belady, both over one pool, from history "

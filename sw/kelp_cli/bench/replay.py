@@ -12,6 +12,13 @@ from pathlib import Path
 __all__ = ["replay_rows"]
 
 _RECORDING = Path("data/traces/attn_0.npz")
+#: Quarter of the pages resident from where 80 of each queue are written, two pools.
+_CHOICES = dict(
+    residency=0.25,
+    first_step=768,
+    formats=("0-2:int8,int4", "3-:raw16"),
+    prefetch="layer_ahead",
+)
 _RUNS = 3
 _LOOP = 2_000_000
 
@@ -22,12 +29,11 @@ def replay_rows(recording: Path = _RECORDING, accesses: int = 20_000) -> Iterato
     from kelp_sim.replay import replay
     from kelp_verif.measure.rows import Row
 
-    from ..demo import CHOICES
     from ..output import progress_bar
     from ..replay.choices import Choices
     from ..replay.engines import run_rtl
 
-    chosen = Choices(trace=recording, accesses=accesses, **CHOICES).plan()
+    chosen = Choices(trace=recording, accesses=accesses, **_CHOICES).plan()
     lines, cycles = [], 0
     with progress_bar() as bar:
         run_rtl(chosen, bar, lockstep=False, checked=False)  # builds the model, fills caches
