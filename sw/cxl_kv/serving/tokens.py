@@ -20,6 +20,8 @@ log; it is compared in constant time.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
@@ -148,6 +150,22 @@ def add(
     table = METRICS if name == METRICS else f"tenants.{name}"
     if not _is_name(name):
         raise TokenError(f"tenant {name!r} is refused; legal: {_NAME.pattern}")
+    with _alone(tokens.parent):
+        return _add(tokens, name, table, token_file, limits)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path):
+    """No other `add` of this folder meanwhile: each writes the whole file anew."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _add(tokens, name, table, token_file, limits) -> Grant:
     before = _private(tokens) if tokens.exists() else ""
     if name in {grant.name for grant in (Tokens.load(tokens).grants if before.strip() else ())}:
         raise TokenError(f"{tokens} has {name} already")

@@ -30,7 +30,7 @@ from cxl_kv.serving.fair import FairQueue, Share
 from cxl_kv.serving.journal import Journal
 from cxl_kv.serving.metrics import sessions
 from cxl_kv.serving.server import Limits, Server
-from cxl_kv.serving.tokens import TokenError, Tokens, read_token
+from cxl_kv.serving.tokens import TokenError, Tokens, add, read_token
 from cxl_kv.transport import LocalTransport
 from cxl_kv.url import make_core
 from kelp_spec.registers import SessionCommand
@@ -622,6 +622,22 @@ def test_token_files_that_others_may_read_are_refused(tmp_path):
         with pytest.raises(TokenError) as caught:
             Tokens.load(tmp_path / "tokens.toml")
         assert "x" * 40 not in str(caught.value)
+
+
+def test_tokens_that_are_made_at_once_are_all_there(tmp_path):
+    """Also each in one file: none is lost, and no two tenants share an LD-ID."""
+    names = [f"tenant-{i}" for i in range(10)]
+    threads = [
+        threading.Thread(target=add, args=(tmp_path / "t.toml", name, tmp_path / name))
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    known = Tokens.load(tmp_path / "t.toml")
+    assert sorted(grant.name for grant in known.grants) == sorted(names)
+    assert {known.find(read_token(tmp_path / name)).name for name in names} == set(names)
 
 
 # - metrics --------------------------------------------------------------------------------------
