@@ -31,6 +31,8 @@ from ..url import split
 
 __all__ = ["RemoteTransport", "connect"]
 
+_HELLO_SECONDS = 30.0
+
 
 def connect(url: str, timeout: float) -> socket.socket:
     """A connected socket for a `unix:` or `tcp:` URL; ConnectionLostError when nobody listens."""
@@ -85,10 +87,12 @@ class RemoteTransport(Transport):
         self._lock = threading.RLock()
         self._number = self._locked = 0
         self._broken: str | None = None
-        self._connection = connect(url, self._timeout)
+        # A server that answers does so soon; one that is stopped keeps the connection waiting.
+        self._connection = connect(url, min(self._timeout, _HELLO_SECONDS))
         let_go_in_children(self)
         try:
             hello = from_json(self._ask(Op.HELLO, to_json(hello)))
+            self._connection.settimeout(self._timeout)
         except BaseException:
             self._connection.close()
             raise

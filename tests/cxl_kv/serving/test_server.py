@@ -19,6 +19,7 @@ import pytest
 from tenants import greeted, tenants
 
 import cxl_kv
+from cxl_kv.backends import remote
 from cxl_kv.serving import wire
 from cxl_kv.serving.server import Server
 from cxl_kv.url import make_core
@@ -340,6 +341,18 @@ def test_a_killed_server_is_an_error_and_its_successor_serves(tmp_path):
         device.close()
         with pytest.raises(cxl_kv.ConnectionLostError, match="nobody serves there"):
             cxl_kv.open(url)
+
+
+def test_a_server_that_does_not_answer_is_given_up(tmp_path, monkeypatch):
+    """Soon, however long a reply may take later."""
+    monkeypatch.setattr(remote, "_HELLO_SECONDS", 0.3)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{tmp_path}/silent.sock")
+        silent.listen()
+        started = time.monotonic()
+        with pytest.raises(cxl_kv.ConnectionLostError, match="silent.sock: .*timed out"):
+            cxl_kv.open(f"unix:{tmp_path}/silent.sock")
+        assert time.monotonic() - started < 60
 
 
 def test_the_command_says_what_is_wrong(tmp_path):
