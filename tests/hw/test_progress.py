@@ -13,6 +13,7 @@ from kelp_spec.config import POOLS, named
 from kelp_spec.formats import Format
 from kelp_spec.metadata import PrefetchSource, ScoreSource
 from kelp_spec.policy import Policy
+from kelp_verif.endpoint.storm import wide
 from kelp_verif.measure.endpoint import dirty_pressure
 
 pytestmark = pytest.mark.timeout(1800)  # the first test builds the model
@@ -124,3 +125,37 @@ def test_dirty_pressure():
         print(f"{policy.name}: {used:.3f} of the tier in {cycles} cycles")
         assert used >= 0.9, policy.name
     assert fraction[Policy.KELP][0] >= 0.9 * fraction[Policy.EMA][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [0, 1000])
+def test_a_victim_among_many_queues(budget):
+    """Pages of many queues are written at once, each the first of its queue. With budget 0 the tree
+    names a victim at once; where no queue is over its budget, the evictor asks one after another, 8
+    cycles each (docs/decisions.md)."""
+    config = wide(640)
+    driver = Driver(
+        config,
+        flash=FlashTiming(latency=100, write_latency=100),
+        rules=RunRules(max_skip=0, stall_limit=1_000_000),
+    )
+    for session in range(config.sessions):
+        driver.open_session(
+            session, Descriptor(layers=640, kv_heads=1), QueueParameters(budget=budget)
+        )
+    driver.write_registers({"low_water": 0, "high_water": 1})
+
+    def latency(*places):
+        """Of the slowest write."""
+        address = np.array([driver.address(*place, 0, 0) for place in places], np.uint64)
+        result = driver.run(Program.writes(address, np.zeros((len(places), 64), np.uint8)))
+        driver.settle()
+        return int(result.latency.max())
+
+    for queue in range(590, 640):  # the pool is full of pages of the last queues
+        latency((0, queue, 0))
+    for count in (2, 16):
+        cycles = latency(*((1, 20 * count + k, 0) for k in range(count)))
+        print(f"budget {budget}, {count} new pages at once: {cycles} cycles")
+        assert cycles <= count * (400 + (8 * config.squeues if budget else 0))
+    driver.close()

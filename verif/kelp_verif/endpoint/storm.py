@@ -583,7 +583,7 @@ class Storm:
 
 def wide(queues: int) -> Config:
     """`unit` with so many queues, and pages for a few of them."""
-    return named("unit").with_(name=f"unit_{queues}", queues=queues, pages=4, frames=(24, 8, 8, 8))
+    return named("unit").with_(name="unit_wide", queues=queues, pages=4, frames=(24, 8, 8, 8))
 
 
 def main(arguments=None) -> int:
