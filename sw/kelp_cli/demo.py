@@ -21,8 +21,8 @@ from .replay.engines import lockstep_part, measured, resident, run_rtl
 __all__ = ["LOCKSTEP_NEEDS", "RECORDING", "register"]
 
 RECORDING = Path("data/traces/smollm2_argparse.npz")
-#: What is replayed at full speed begins here: 64 pages of each queue are written.
-FIRST_STEP = 768
+#: What is replayed at full speed begins here: 32 pages of each queue are written.
+FIRST_STEP = 256
 #: One pool for pages in three stored formats.
 FORMATS = ("0-14:int8,int4", "15-:fp8_e4m3,int4")
 #: What the lock-step part must have met, or it has shown little.
@@ -40,13 +40,13 @@ def demo(
         typer.Option("--output", "-o", help="Where report.html, report.json and the plots go."),
     ] = Path("build/demo"),
     config: Annotated[str, typer.Option(help="Named configuration that fits it.")] = "smollm2",
-    accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 20_000,
+    accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 8_000,
     first_step: Annotated[
         int, typer.Option(help="Full speed begins here, where a page opens.")
     ] = FIRST_STEP,
     lockstep_accesses: Annotated[
         int, typer.Option(help="Accesses in lock-step, from the recording's first step on.")
-    ] = 2_000,
+    ] = 800,
     policy: Annotated[
         str,
         typer.Option(
