@@ -93,16 +93,14 @@ def score(figures: dict) -> float:
 
 
 def table(blocks: dict[str, dict]) -> Table:
-    """Every block of the benches, run or not."""
+    """The blocks of `build/mutate.json`."""
     rows = Table(title="mutants that the block's own bench notices")
     heads = ("block", "room", "mutants", "killed", "equivalent", "undecided", "score", "last run")
     for head in heads:
         rows.add_column(head, justify="left" if head in heads[:2] else "right")
     for bench in BENCHES:
         for block in bench.classes:
-            figures = blocks.get(block)
-            if not figures:
-                rows.add_row(block, bench.name, "", "", "", "", "", "never")
+            if not (figures := blocks.get(block)):
                 continue
             counts = [str(figures[key]) for key in ("mutants", "killed", "equivalent", "undecided")]
             ran = f"{figures['date']} {figures['commit']}, seed {figures['seed']}"
@@ -116,18 +114,20 @@ def markdown(blocks: dict[str, dict]) -> str:
         "| block | mutants | killed | equivalent | undecided | score | last run | commit | seed |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    never = []
     for bench in BENCHES:
         for block in bench.classes:
-            if block not in blocks:
-                never.append(f"`{block}`")
+            if not (f := blocks.get(block)):
                 continue
-            f = blocks[block]
             counts = [str(f[key]) for key in ("mutants", "killed", "equivalent", "undecided")]
             ran = (f["date"], f"`{f['commit']}`", str(f["seed"]))
             lines.append(f"| `{block}` | {' | '.join((*counts, f'{score(f):.1%}', *ran))} |")
-    left = textwrap.fill(f"Never run: {', '.join(never) or 'none'}.", 120)
-    return "\n".join([*lines, "", left, ""])
+    return "\n".join([*lines, "", textwrap.fill(left(blocks, "`"), 120), ""])
+
+
+def left(blocks: dict[str, dict], quote: str = "") -> str:
+    """A sentence that names the blocks that have never run."""
+    names = [f"{quote}{b}{quote}" for bench in BENCHES for b in bench.classes if b not in blocks]
+    return f"Never run: {', '.join(names) or 'none'}."
 
 
 def main(
@@ -175,7 +175,7 @@ def main(
             continue
         blocks |= {block: state | figures for block, figures in found.items()}
         write_whole(path, json.dumps({"blocks": blocks}, indent=2) + "\n")
-    console.print(table(blocks), f"\n{path}")
+    console.print(table(blocks), left(blocks), f"\n{path}", sep="\n")
     short = [b for b, figures in blocks.items() if score(figures) < BAR]
     if short:
         console.print(f"below {BAR:.0%}: {', '.join(short)}")

@@ -181,6 +181,39 @@ async def throttle_against_model(dut):
 
 
 @cocotb.test(timeout_time=5, timeout_unit="ms")
+async def every_credit_of_each_source(dut):
+    """Alone, each source's credit falls from 64 to 1 and climbs to 33, one by one; the others' stay
+    as they are."""
+    model = {s: Throttle() for s in SOURCES}
+    await start_clock(dut)
+    dut.offer__valid.value = dut.offer__payload.value = 0
+    dut.issued__valid.value = dut.useful__valid.value = 0
+    await RisingEdge(dut.clk)
+    await RisingEdge(dut.clk)
+    dut.rst.value = 0
+    dut.settle.value = 1
+    for source in SOURCES:
+        dut.issued__payload.value = dut.useful__payload.value = int(source)
+        for period in range(7 + 32):
+            uses = 64 if period >= 7 else 63
+            dut.issued__valid.value = dut.useful__valid.value = 1
+            for n in range(256):
+                if n == uses:
+                    dut.useful__valid.value = 0
+                if n < uses:
+                    model[source].use()
+                model[source].issue()
+                await RisingEdge(dut.clk)
+            model[source].settle()
+            dut.issued__valid.value = 0
+            for _ in range(2):
+                await RisingEdge(dut.clk)
+            credit = int(dut.credit.value)
+            assert [credit >> 7 * s & 127 for s in SOURCES] == [model[s].credit for s in SOURCES]
+        assert model[source].credit == 33
+
+
+@cocotb.test(timeout_time=5, timeout_unit="ms")
 async def previous_against_lists(dut):
     """A walk offers what its step accessed last, in order; what new accesses have overwritten is
     left out and counted, nothing else is."""
