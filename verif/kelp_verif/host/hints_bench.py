@@ -20,6 +20,8 @@ from ..harness.clocking import start_clock
 from ..harness.runner import bench_params, record
 
 LIMIT = 200_000
+#: What a hint says of an op.
+SAID = ("kind", "session", "squeue", "page", "mass", "delta")
 
 
 def _config() -> Config:
@@ -114,6 +116,9 @@ class TB:
                     op = self.op.unpack(payload)
                     kind = Op(op["kind"])
                     assert op["delta"] == (kind == Op.STEP)
+                    # Nothing of a request: M3 would free its write slot, or refuse it.
+                    said = {name: op[name] for name in SAID}
+                    assert payload == self.op.pack(**said), f"an op with more than {said}"
                     self.out.append(
                         HintOp(kind, op["session"], op["squeue"], op["page"], op["mass"])
                     )
@@ -317,7 +322,7 @@ class Closing:
         for step in [*steps, {"closing": 0, "open": 0}, {"open": 1}]:
             vars(tb.sessions[session]).update(step)
             tb.dut.sessions.value = pack_sessions(tb.config, tb.sessions)
-            for _ in range(rng.randint(1, 4)):
+            for _ in range(rng.randint(1, 8)):
                 await RisingEdge(tb.dut.clk)
 
     def refused(self, session: int, lines) -> list:
@@ -338,7 +343,7 @@ async def a_session_closes_under_way(dut):
     closing, kinds = Closing(tb), list(HintKind)
     await tb.reset()
     numbers = [0] * tb.config.sessions
-    for n in range(24):
+    for n in range(96):
         s, other = n % tb.config.sessions, (n + 1) % tb.config.sessions
         under_way = closing.line(s, numbers[s], kinds[n % len(kinds)])
         waiting = [closing.line(s, numbers[s] + k + 1) for k in range(2)]

@@ -111,15 +111,15 @@ def table(blocks: dict[str, dict]) -> Table:
 def markdown(blocks: dict[str, dict]) -> str:
     """The blocks of `build/mutate.json` as a table, and a line that names those that never ran."""
     lines = [
-        "| block | mutants | killed | equivalent | undecided | score | last run | commit | seed |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| block | mutants | killed | equivalent | undecided | score | last run | seed |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for bench in BENCHES:
         for block in bench.classes:
             if not (f := blocks.get(block)):
                 continue
             counts = [str(f[key]) for key in ("mutants", "killed", "equivalent", "undecided")]
-            ran = (f["date"], f"`{f['commit']}`", str(f["seed"]))
+            ran = (f["date"], str(f["seed"]))
             lines.append(f"| `{block}` | {' | '.join((*counts, f'{score(f):.1%}', *ran))} |")
     return "\n".join([*lines, "", textwrap.fill(left(blocks, "`"), 120), ""])
 
