@@ -17,7 +17,7 @@ from .output import UserError, console, progress_bar, write_json
 __all__ = ["register"]
 
 #: What is run where nothing is asked for: the ladder from LRU to Belady.
-LADDER = ("lru", "ema", "kelp-noprefetch", "kelp", "belady")
+LADDER = ("lru", "ema", "kelp-noprefetch", "kelp", "hyperbolic", "belady")
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +53,10 @@ def lab(
     ] = None,
     reads: Annotated[
         str,
-        typer.Option(help="Read rule: recorded, or quest (bounds from the recording's q and k)."),
+        typer.Option(
+            help="Read rule: recorded, quest (bounds from the recording's q and k), or "
+            + "top-p=P,k=K on the recorded mass."
+        ),
     ] = "recorded",
     accesses: Annotated[
         int | None,

@@ -131,7 +131,7 @@ def compiled(policy: str, *, pooled: bool) -> bool:
     return policy in (*LISTS, *ADAPTIVE, *SCORED) or (pooled and policy in _KELP)
 
 
-_KELP = ("kelp", "kelp-noprefetch")
+_KELP = ("kelp", "kelp-noprefetch", "hyperbolic")
 
 
 def replay(

@@ -13,7 +13,7 @@ import numpy as np
 from kelp_spec import policy as spec
 
 from .engine import Outcome, Timeline
-from .policies.kelp import Constants
+from .policies.kelp import LOG_BITS, LOG_TOP, Constants
 
 __all__ = ["run_kelp"]
 
@@ -46,6 +46,17 @@ KIND, VALUE, KEY, NEXT_KIND, NEXT_VALUE, OTHER_VALUE, OTHER_KEY = range(7)
 _TOP = 1 << 40  #: an offer is this minus a value
 
 
+def _logs(count: int) -> np.ndarray:
+    """log2 of x < ``count`` with LOG_BITS after the point, linear between powers of two; that of 0
+    is not used."""
+    x = np.maximum(1, np.arange(count))
+    whole = np.frexp(x)[1] - 1
+    return (whole << LOG_BITS) + (x << LOG_BITS >> whole) - (1 << LOG_BITS)
+
+
+_LOGS = _logs(1 << 16)  #: of frequencies and of idle steps, both less
+
+
 def _folds(alpha: int, bits: int) -> np.ndarray:
     """2^bits · (1 − α/256)^n for n = 0 … FOLDED, rounded half up, in exact integers."""
     return np.array(
@@ -63,9 +74,28 @@ def _count(s, c, at, step):
 
 
 @numba.njit(cache=True)
+def _rate(s, c, pages, key, step):
+    """What ``hyperbolic`` says a page is worth."""
+    over = s.pool[TURN_STEP] == step and key < s.pool[TURN_KEY]
+    idle = step - s.last[key] - 1 + over if s.last[key] < step else 0
+    queue, page = key // pages, key % pages
+    counted = _count(s, c, queue * (pages + 1) + s.newest[queue] - page, step)
+    often = s.slow[key] + c.weight_profile * counted
+    often = often * s.fold_slow[min(idle, spec.FOLDED)] >> c.slow_bits
+    return (
+        LOG_TOP
+        + _LOGS[min((1 << c.once) + often, len(_LOGS) - 1)]
+        - _LOGS[min(4 * (idle + 1) + (c.late if over else 0), len(_LOGS) - 1)]
+    )
+
+
+@numba.njit(cache=True)
 def _values(s, c, pages, key, step):
     """First and second opinion of a page, before the factor, and whether its turn in this step is
     over."""
+    if c.once:
+        rate = _rate(s, c, pages, key, step)
+        return rate, rate, False
     over = s.pool[TURN_STEP] == step and key < s.pool[TURN_KEY]
     idle = min(max(step - s.last[key], 1) - 1 + (over and c.turn), spec.FOLDED)
     common = c.weight_fast * (s.fast[key] * s.fold_fast[idle] >> c.fast_bits) + c.weight_slow * (
@@ -95,7 +125,8 @@ def _sweep(s, c, pages, low, high, step, found):
             idle_first = s.last[key] & ((1 << c.tie_bits) - 1)
             first, second = first << c.tie_bits | idle_first, second << c.tie_bits | idle_first
             value, other = (first, second) if s.pool[DUEL] <= 0 else (second, first)
-            kind = 2 if key == queue * pages + s.newest[queue] else 1 if s.last[key] == step else 0
+            in_use = s.last[key] == step and (not c.finished or s.pool[TURN_KEY] // pages <= queue)
+            kind = 2 if key == queue * pages + s.newest[queue] else 1 if in_use else 0
             if (
                 found[KIND] < 0
                 or kind < found[KIND]
@@ -240,7 +271,8 @@ def _learn(s, c, shape, step, queue, key, missed):
         s.counts[at] = min((1 << c.profile_bits) - 1, _count(s, c, at, step) + 1)
     s.epochs[at] = (step >> c.epoch_shift) & ((1 << c.epoch_bits) - 1)
     s.fast[key] += ((1 << c.fast_bits) - 1 - s.fast[key]) * c.alpha_fast + 128 >> 8
-    s.slow[key] += ((1 << c.slow_bits) - 1 - s.slow[key]) * c.alpha_slow + 128 >> 8
+    if not (new and c.once):
+        s.slow[key] += ((1 << c.slow_bits) - 1 - s.slow[key]) * c.alpha_slow + 128 >> 8
     pool[TURN_STEP], pool[TURN_KEY], s.last[key] = step, key, step
     groups = 0
     while 1 << groups + spec.OCTILE_BITS < queues:

@@ -53,20 +53,24 @@ class ReadRule:
     max_pages: int = 16
     mass_floor: float = 0.0
 
-    def chosen(self, mass: np.ndarray, newest: int) -> np.ndarray:
-        """[..., pages] bool of ``mass``, ``newest`` being written; equal masses go to the lower
-        page."""
+    def chosen(
+        self, mass: np.ndarray, newest: int | np.ndarray, whole: float | None = None
+    ) -> np.ndarray:
+        """[..., pages] bool of ``mass``, ``newest`` ([...]) being written; equal masses go to the
+        lower page. ``whole``: the mass of all pages, where ``mass`` lacks some."""
         order = np.argsort(-mass, axis=-1, kind="stable")
         ordered = np.take_along_axis(mass, order, axis=-1)
         before = np.cumsum(ordered, axis=-1) - ordered
+        whole = mass.sum(axis=-1, keepdims=True) if whole is None else whole
         wanted = (
-            (before < self.top_p * mass.sum(axis=-1, keepdims=True))
+            (before < self.top_p * whole)
             & (np.arange(mass.shape[-1]) < self.max_pages)
             & (ordered > 0)
         )
         chosen = np.zeros(mass.shape, bool)
         np.put_along_axis(chosen, order, wanted, axis=-1)
-        chosen[..., newest] = True
+        written = np.broadcast_to(np.asarray(newest)[..., None], (*mass.shape[:-1], 1))
+        np.put_along_axis(chosen, written, True, axis=-1)
         return chosen
 
 

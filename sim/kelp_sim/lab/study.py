@@ -5,7 +5,7 @@ docs/lab.md.
 ::
 
     python -m kelp_sim.lab.study {ablation,hardware,sensitivity} TRACE… [--residency 0.125,0.25,0.5]
-    [--reads recorded|quest]
+    [--reads recorded|quest|top-p=P,k=K]
 
 Each line is one variant of :class:`.policies.kelp.Constants`: gap and flash reads against pooled
 LRU at each residency, over all traces together. After the sensitivity table: leave-one-out, each
@@ -196,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("table", choices=list(TABLES))
     parser.add_argument("traces", nargs="+", metavar="TRACE")
     parser.add_argument("--residency", default="0.125,0.25,0.5")
-    parser.add_argument("--reads", choices=RULES, default="recorded")
+    parser.add_argument("--reads", default="recorded", help=" | ".join(RULES))
     chosen = parser.parse_args(arguments)
     try:
         documents = Documents(

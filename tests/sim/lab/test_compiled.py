@@ -13,7 +13,7 @@ from kelp_sim.lab.fast_adaptive import ADAPTIVE, run_adaptive
 from kelp_sim.lab.fast_kelp import run_kelp
 from kelp_sim.lab.fast_lists import LISTS, run_list
 from kelp_sim.lab.fast_scored import SCORED, run_scored
-from kelp_sim.lab.policies import IDS, load, maker
+from kelp_sim.lab.policies import IDS, arguments, load, maker
 from kelp_sim.lab.reads import timeline
 
 FORMS = {
@@ -84,12 +84,13 @@ def test_parameters_mean_the_same_to_both(part, small, name, parameters):
     assert changed
 
 
-@pytest.mark.parametrize("name", ["kelp", "kelp-noprefetch"])
+@pytest.mark.parametrize("name", ["kelp", "kelp-noprefetch", "hyperbolic"])
 @pytest.mark.parametrize("residency", [0.15, 0.25])
 def test_the_compiled_kelp_decides_like_the_plain_one(part, name, residency):
     capacity = part.sequence.capacity(residency)
     plain = run(part, load(name), capacity=capacity, pooled=True, record=True)
-    fast = run_kelp(part, capacity=capacity, prefetch=name == "kelp", record=True)
+    constants = arguments(name)
+    fast = run_kelp(part, capacity=capacity, prefetch=name == "kelp", record=True, **constants)
     assert decisions(plain) == decisions(fast)
     assert plain.victims and (plain.issued > 0 or name != "kelp")
 

@@ -13,6 +13,7 @@ from kelp_golden.lockstep import LockStep
 from kelp_sim.lab import Timeline, run
 from kelp_sim.lab.fast_kelp import run_kelp
 from kelp_sim.lab.policies import maker
+from kelp_sim.lab.policies.hyperbolic import RATE
 from kelp_sim.lab.policies.kelp import Constants
 from kelp_sim.lab.study import TABLES, ladder
 from kelp_sim.replay.plan import Excerpt, Prefetch, Retention, plan
@@ -145,7 +146,8 @@ def test_a_changed_constant_is_found(golden_kelp):
     "variant",
     [v for v in TABLES["hardware"].values() if v]
     + [{"explore": 0, "turn": 0, "near_least": 256, "near_most": 256}]
-    + [{"tie_bits": 14, "weight_profile": 32}],
+    + [{"tie_bits": 14, "weight_profile": 32}, {"finished": 1}]
+    + [dataclasses.asdict(RATE)],
     ids=str,
 )
 def test_what_hardware_leaves_out_means_the_same_to_both_forms(tmp_path, variant):

@@ -2,6 +2,8 @@
 
 """The lab's policies: against the references, against the future, and against their contract."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from paths import RECORDING
@@ -11,10 +13,11 @@ from kelp_sim.lab import Policy, Timeline, run
 from kelp_sim.lab.cells import replay
 from kelp_sim.lab.engine import PolicyError
 from kelp_sim.lab.policies import IDS, load
-from kelp_sim.lab.reads import timeline
+from kelp_sim.lab.reads import derived_reads, timeline
+from kelp_sim.lab.recorder import ReadRule
 from kelp_sim.replay import reference
 from kelp_sim.trace.accesses import access_sequence
-from kelp_sim.trace.trace import read
+from kelp_sim.trace.trace import TraceError, read
 
 CAPACITY = 30
 
@@ -193,6 +196,22 @@ def test_quest_reads_are_a_budget_of_pages_with_the_newest_among_them():
     assert (counts == 12).all()
     recorded = timeline(RECORDING)
     assert len(recorded.keys) != len(line.keys)
+
+
+def test_other_read_rules_come_from_the_recorded_mass(tmp_path):
+    """The recorded rule asked for by name gives the recorded reads, but for what 16 bits round; a
+    smaller one fewer. A recording without its small masses does not serve a larger one."""
+    trace = read(RECORDING)
+    same = derived_reads(trace, ReadRule(0.9, 16))
+    assert (same != trace.reads).mean() < 1e-3
+    fewer = timeline(RECORDING, "top-p=0.9,k=8", accesses=2_000).sequence.counts()
+    assert fewer.max() == 9 and fewer.min() >= 1
+    thin = dataclasses.replace(trace, mass=np.where(trace.mass < 655, 0, trace.mass))
+    with pytest.raises(TraceError, match="has not the masses that --reads top-p=0.99,k=64 needs"):
+        derived_reads(thin, ReadRule(0.99, 64))
+    for rule in ("top-p=0.9", "top-p=2,k=4", "top-p=0.9,k=0", "quests"):
+        with pytest.raises(ValueError, match="is refused; legal: recorded, quest, top-p=P,k=K"):
+            timeline(RECORDING, rule)
 
 
 class Wrong(Policy):

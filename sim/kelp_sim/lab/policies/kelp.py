@@ -22,6 +22,8 @@ __all__ = ["Constants", "Kelp", "KelpNoPrefetch"]
 
 _TOP = 1 << 40  #: an offer is this minus the value of the page offered
 _ORDINARY, _TOUCHED, _NEWEST = range(3)
+LOG_BITS = 8  #: of log2 after the point
+LOG_TOP = 26 << LOG_BITS  #: of the quarters of idle steps that a page word can tell
 _EVERY = -1  #: in place of a queue: the whole pool was swept
 
 
@@ -62,6 +64,11 @@ class Constants:
     wanted: int = spec.WANTED
     #: frames kept free; 0: a page gives way before another takes its frame
     reserve: int = 1
+    #: 1: pages read in this step are ordinary once their queue's turn is over
+    finished: int = 0
+    #: not 0: `hyperbolic`'s value, log2 of (2^once + slow + profile) / (idle turns + 1)
+    once: int = 0
+    late: int = 0  #: quarters of a step that a page is idle for when its turn in this step is over
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
@@ -77,6 +84,13 @@ class Constants:
                 raise ValueError(
                     f"{name} = {value} of policy kelp is refused; legal: {least} … {most}"
                 )
+
+
+def _log(x: int) -> int:
+    """log2 of x ≥ 1 with LOG_BITS after the point, linear between powers of two: a priority encoder
+    and a shift."""
+    whole = x.bit_length() - 1
+    return (whole << LOG_BITS) + (x << LOG_BITS >> whole) - (1 << LOG_BITS)
 
 
 class Candidate(NamedTuple):
@@ -141,7 +155,9 @@ class Kelp(Policy):
             step >> c.epoch_shift & (1 << c.epoch_bits) - 1,
         )
         self.fast[key] = fast + (((1 << c.fast_bits) - 1 - fast) * c.alpha_fast + 128 >> 8)
-        self.slow[key] = slow + (((1 << c.slow_bits) - 1 - slow) * c.alpha_slow + 128 >> 8)
+        if not (new and c.once):  # there, being written is no read
+            slow += ((1 << c.slow_bits) - 1 - slow) * c.alpha_slow + 128 >> 8
+        self.slow[key] = slow
         if self.shadow.access(
             step, None if new else self.last[key], queue >> self.octile, pool.frames
         ):
@@ -186,6 +202,14 @@ class Kelp(Policy):
         over."""
         c, (queue, page) = self.constants, divmod(key, self.pool.pages)
         over = self.turn[0] == step and key < self.turn[1]
+        if c.once:
+            idle = step - self.last[key] - 1 + over if self.last[key] < step else 0
+            often = self.slow[key] + c.weight_profile * self._count(
+                queue, self.newest[queue] - page, step
+            )
+            often = often * self.fold_slow[min(idle, spec.FOLDED)] >> c.slow_bits
+            rate = LOG_TOP + _log((1 << c.once) + often) - _log(4 * (idle + 1) + c.late * over)
+            return rate, rate, False
         fast, slow = self._folded(key, max(step - self.last[key], 1) - 1 + (over and c.turn))
         common, distance = c.weight_fast * fast + c.weight_slow * slow, self.newest[queue] - page
         profile = c.weight_profile * self._count(queue, distance, step)
@@ -203,13 +227,10 @@ class Kelp(Policy):
             if pool.resident[key]:
                 first, second, over = self._values(key, step)
                 value = second if (self.duel > 0) != other else first
-                kind = (
-                    _NEWEST
-                    if page == self.newest[queue]
-                    else _TOUCHED
-                    if self.last[key] == step
-                    else _ORDINARY
+                in_use = self.last[key] == step and not (
+                    c.finished and queue < self.turn[1] // pool.pages
                 )
+                kind = _NEWEST if page == self.newest[queue] else _TOUCHED if in_use else _ORDINARY
                 value = value * near >> 8 if over else value
                 idle_first = self.last[key] & (1 << c.tie_bits) - 1
                 found.append(Candidate(kind, value << c.tie_bits | idle_first, key))
