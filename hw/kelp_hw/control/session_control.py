@@ -44,6 +44,8 @@ class _Command:
         self.budget = Signal.like(registers.budget[0])
         self.is_open = owner.sessions.open.bit_select(self.session, 1)
         self.is_closing = owner.sessions.closing.bit_select(self.session, 1)
+        #: Its registers stay as they are while the command runs: a CLOSE would be a command, too.
+        self.usable = self.is_open & ~self.is_closing
 
     def last_layer(self, r):
         """Last layer of range `r` of layers."""
@@ -90,8 +92,9 @@ class SessionControl(wiring.Component):
     refused (`given.refused`, an event) when the session is open or still closing, by any LD-ID but
     0, or with a descriptor (or a format) outside the configuration. CLOSE, ADVANCE and PEEK become
     ops; APPLY repeats the walk for one queue or all, with the shape and the formats that the
-    session was opened with. PEEK and APPLY of a queue that it does not use are refused. It ends
-    when its op has passed M3; the next one is taken after that.
+    session was opened with. PEEK and APPLY of a queue that it does not use are refused, and so is
+    every command but OPEN of a session that is not open, or closing. A command ends when its op has
+    passed M3; the next one is taken after that.
 
     Latency: `LATENCY` cycles from a command without a walk to `o_op`, `WALK_LATENCY` from one with
     a walk to its first configuration. Interval: `INTERVAL` cycles between commands without a walk,
@@ -273,7 +276,8 @@ class SessionControl(wiring.Component):
 
     def _check(self, m: Module, command: _Command, limits: _Limits, walk: _Walk) -> None:
         """State CHECK: three cycles for the registered product and limits, then one verdict."""
-        is_open, is_closing, policy = command.is_open, command.is_closing, command.policy
+        is_open, is_closing, usable = command.is_open, command.is_closing, command.usable
+        policy = command.policy
         privileged, selects_own = command.ld_id == 0, limits.selects_own
         with m.State("CHECK"):
             m.d.comb += self.given.busy.eq(1)
@@ -295,11 +299,11 @@ class SessionControl(wiring.Component):
                                     ]
                             m.next = "POOLS"
                     with m.Case(SessionCommand.CLOSE):
-                        with m.If(privileged & is_open & ~is_closing):
+                        with m.If(privileged & usable):
                             m.next = "SEND"
                     with m.Case(SessionCommand.APPLY_QUEUE, SessionCommand.APPLY_ALL):
                         with m.If(
-                            is_open
+                            usable
                             & (policy.alpha != 0)
                             & (policy.alpha <= 256)
                             & ((command.command == SessionCommand.APPLY_ALL) | selects_own)
@@ -307,7 +311,7 @@ class SessionControl(wiring.Component):
                             m.next = "POOLS"
                     with m.Case(SessionCommand.ADVANCE, SessionCommand.PEEK):
                         with m.If(
-                            is_open & ((command.command == SessionCommand.ADVANCE) | selects_own)
+                            usable & ((command.command == SessionCommand.ADVANCE) | selects_own)
                         ):
                             m.next = "SEND"
                 m.d.sync += walk.wait.eq(0)

@@ -249,13 +249,13 @@ class Commands:
         """One command: its op, its configuration writes, its refusal."""
         tb, c = self.tb, self.tb.config
         given, regs, begun = self.registers(s), dict(tb.sessions[s]), tb.now
-        is_open, free = bool(regs["open"]), not regs["open"]
+        is_open, free = bool(regs["open"]) and not regs["closing"], not regs["open"]
         used = self.opened[s][0]["layers"] * self.opened[s][0]["kv_heads"] if is_open else 0
         queue, alpha_ok = given["queue"]["queue"], 1 <= given["policy"]["alpha"] <= 256
         opens = ld_id == 0 and free and self.fits(given["shape"])
         ok = {
             SessionCommand.OPEN: opens and self.stored(given["formats"]),
-            SessionCommand.CLOSE: ld_id == 0 and is_open and not regs["closing"],
+            SessionCommand.CLOSE: ld_id == 0 and is_open,
             SessionCommand.ADVANCE: is_open,
             SessionCommand.PEEK: is_open and queue < used,
             SessionCommand.APPLY_QUEUE: is_open and alpha_ok and queue < used,
@@ -363,7 +363,7 @@ async def session_commands(dut):
         if rng.random() < 0.6:
             await commands.program(s)
         if regs["closing"]:
-            command = rng.choice([SessionCommand.OPEN, SessionCommand.CLOSE])
+            command = rng.choice([*SessionCommand])
         elif regs["open"]:
             command = rng.choice(
                 likely * 2 + [SessionCommand.OPEN, SessionCommand.CLOSE, rng.choice([0, 7, 15])]
