@@ -129,7 +129,6 @@ class Storm:
         self.config, self.weather = config, weather
         self.rng = rng = np.random.default_rng(seed)
         self.silent: list[str] = []
-        self.leaving: _Tenant | None = None
         self.seen: dict[str, int] = {}
         self.slow = bool(rng.integers(2))
         self.device = Driver(
@@ -383,15 +382,12 @@ class Storm:
         limits += [("starve_limit", [0, 1, 500, 5000]), (s + "budget", wide)]
         limits += [(f"pool_limit_{POOLS[rng.integers(len(POOLS))]}", wide)]
         names = mild + own + (limits if self.weather.nonsense else [])
-        # A session command that still runs when its session's CLOSE ends loses its registers: then
-        # its op is another one while M0 lets it wait (docs/verification.md).
-        commanding = tenant is not self.leaving
-        if commanding and rng.random() < 0.4:
+        if rng.random() < 0.4:
             commands = ["ADVANCE", "APPLY_QUEUE", "APPLY_ALL", "PEEK"]
             command = SessionCommand[commands[rng.integers(len(commands))]]
             argument = int(rng.choice([0, 1, 300, (1 << 24) - 1]))
             return self._command(tenant, command, argument, tenant.owner)
-        if commanding and rng.random() < 0.2:  # its line, by one who may not OPEN
+        if rng.random() < 0.2:  # its line, by one who may not OPEN
             ask = self._register(s + "policy", 0, tenant.owner)
             ask.data = rng.bytes(LINE_BYTES)
             ask.enable = ALL_BYTES if rng.random() < 0.5 else int(rng.integers(1 << 63))
@@ -404,7 +400,7 @@ class Storm:
         comes afterwards."""
         rng = self.rng
         asks = self._lines(count)
-        self.leaving = leaving = self.tenants[rng.integers(len(self.tenants))] if close else None
+        leaving = self.tenants[rng.integers(len(self.tenants))] if close else None
         for make, share in ((self._odd, 0.1), (self._hint, 0.5), (self._meddle, 0.1)):
             for at in rng.choice(count, int(count * share * rng.random() ** 4), replace=False):
                 asks[at] = make()
