@@ -58,10 +58,12 @@ def config_of(name: str, options: dict[str, str]) -> Config:
                 ) from None
     if not changes:
         return config
-    parts = ",".join(
-        f"{name}={'/'.join(map(str, value)) if isinstance(value, tuple) else value}"
+    # A name is part of the names of files.
+    said = {
+        name: "+".join(map(str, value)).replace("/", "-") if isinstance(value, tuple) else value
         for name, value in sorted(changes.items())
-    )
+    }
+    parts = ",".join(f"{name}={value}" for name, value in said.items())
     return config.with_(**changes, name=f"{config.name}({parts})")
 
 

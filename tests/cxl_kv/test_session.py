@@ -230,20 +230,28 @@ def test_policy_changes_reach_the_queues(device):
 
 
 @pytest.mark.timeout(1800)
-def test_in_lockstep_the_rtl_counts_as_the_golden_model():
-    """The same calls, the same victims: every counter of device and queues is equal."""
+@pytest.mark.parametrize(
+    ("options", "values"),
+    [("", "int8"), ("&half_lines=8&frames=4,4,4,4&pool_formats=raw16,int8/int4,int8,int4", "int4")],
+    ids=["usual pools", "a pool of K and V apart"],
+)
+def test_in_lockstep_the_rtl_counts_as_the_golden_model(options, values):
+    """The same calls, the same victims: every counter of device and queues is equal. Frames are of
+    the pages' size."""
     seen = []
-    for url in ("golden:unit", "rtl:unit?lockstep=1"):
-        with cxl_kv.open(url) as device:
+    for url in ("golden:unit?sessions=2", "rtl:unit?lockstep=1"):
+        with cxl_kv.open(url + options) as device:
             device.configure(
                 prefetch=["window", "hint", "previous", "layer_ahead"], low_water=1, high_water=2
             )
             shape = small(
                 formats=(
-                    cxl_kv.LayerFormats(last_layer=0, k="int8", v="int8"),
+                    cxl_kv.LayerFormats(last_layer=0, k="int8", v=values),
                     cxl_kv.LayerFormats(),
                 )
             )
+            lines = shape.stored_page(0, device.config).lines
+            assert shape.frame_bytes(0, device.config) == 64 * lines
             session = device.open_session(shape, policy=cxl_kv.Policy(window=1, tau=20, alpha=0.25))
             rng = np.random.default_rng(9)
             data = []
