@@ -40,7 +40,7 @@ def demo(
         typer.Option("--output", "-o", help="Where report.html, report.json and the plots go."),
     ] = Path("build/demo"),
     config: Annotated[str, typer.Option(help="Named configuration that fits it.")] = "smollm2",
-    accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 8_000,
+    accesses: Annotated[int, typer.Option(help="Accesses at full speed.")] = 1_700,
     first_step: Annotated[
         int, typer.Option(help="Full speed begins here, where a page opens.")
     ] = FIRST_STEP,

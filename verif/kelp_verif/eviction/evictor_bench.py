@@ -10,6 +10,7 @@ and `loses_many` end sessions and lost words; `nothing_to_evict` pins everything
 
 import cocotb
 
+from kelp_spec.config import POOLS
 from kelp_spec.metadata import Event, Op, PageState
 
 from ..harness.runner import bench_params, record
@@ -165,22 +166,32 @@ async def loses_many(dut):
     tb = TB(dut)
     await tb.start()
     rng, c = tb.rng, tb.config
+    for squeue in range(c.squeues):  # in every pool, so that there are enough frames
+        tb.configure(squeue, squeue % len(POOLS), 0)
+        await tb.tick()
+    tb.dut.config_write__valid.value = 0
     await tb.do(*(tb.open(s) for s in range(c.sessions)))
     pages = [(q, p) for q in range(c.squeues) for p in range(c.pages)]
+
+    async def traffic():
+        if len(tb.demands) < 3 and rng.random() < 0.1 and len(tb.tracker.free_misses) > 2:
+            op = tb.random_op(pages)
+            if op:
+                tb.demands.append(op)
+        await tb.tick()
+
     most = 0
     for _ in range(bench_params()["rounds"]):
-        for at_once in (False, True):
-            if at_once:
-                owned = list(tb.owners.values())
-                most = max(most, len(owned))
-                tb.faults = dict.fromkeys(owned, 2)
-                tb.demands.extend(tb.demand(*page, False) for page in owned)
-            for _ in range(1200):
-                if len(tb.demands) < 3 and rng.random() < 0.1 and len(tb.tracker.free_misses) > 2:
-                    op = tb.random_op(pages)
-                    if op:
-                        tb.demands.append(op)
-                await tb.tick()
+        for _ in range(1200):
+            await traffic()
+        while len(tb.owners) < bench_params()["at_once"]:
+            await traffic()
+        owned = list(tb.owners.values())
+        most = max(most, len(owned))
+        tb.faults = dict.fromkeys(owned, 2)
+        tb.demands.extend(tb.demand(*page, False) for page in owned)
+        for _ in range(1200):
+            await traffic()
         tb.faults.clear()
         tb.demands.extend(
             TrackerOp(Op.UNPIN, session=q // c.queues, squeue=q, page=p) for q, p in pages
