@@ -15,6 +15,7 @@ from kelp_golden.audit import Audit, FrameRecord, ResultRecord, ScoreRecord
 from kelp_golden.lockstep import LockStep
 from kelp_golden.ops import Op as TrackerOp
 from kelp_golden.setup import LayerFormats
+from kelp_rtl.replay.rows import wide_integers
 from kelp_sim.replay.plan import Excerpt, Prefetch, Retention, capacity_shares, plan
 from kelp_sim.replay.replay import run_golden
 from kelp_sim.trace.trace import TraceError, read
@@ -563,3 +564,9 @@ def test_a_planted_fault_is_found(longer, tmp_path, mode, plant):
     assert "Traceback" not in done.stderr
     found = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert found["mismatches"] > 0 and found["mismatch_examples"]
+
+
+def test_a_mask_of_64_lines_is_no_negative_number():
+    full = 2**64 - 1
+    assert np.asarray(wide_integers(np.array([full, 1], np.uint64)), object).tolist() == [full, 1]
+    assert wide_integers(np.array([5], np.uint64)).dtype == np.uint64
