@@ -95,7 +95,7 @@ class RegisterFile(wiring.Component):
             "write_data": In(64),
             "mask": In(64),
             "ld_id": In(LD_ID_BITS),
-            "owner": In(data.ArrayLayout(4, config.sessions)),
+            "owner": In(data.ArrayLayout(LD_ID_BITS, config.sessions)),
             "known": Out(1),
             "allowed": Out(1),
             "read_data": Out(64),

@@ -92,9 +92,9 @@ class SessionControl(wiring.Component):
     refused (`given.refused`, an event) when the session is open or still closing, by any LD-ID but
     0, or with a descriptor (or a format) outside the configuration. CLOSE, ADVANCE and PEEK become
     ops; APPLY repeats the walk for one queue or all, with the shape and the formats that the
-    session was opened with. PEEK and APPLY of a queue that it does not use are refused, and so is
-    every command but OPEN of a session that is not open, or closing. A command ends when its op has
-    passed M3; the next one is taken after that.
+    session was opened with. PEEK and APPLY of a queue that it does not use are refused.
+    While the session is not open, or is closing, every command but OPEN is refused. A command ends
+    when its op has passed M3; the next one is taken after that.
 
     Latency: `LATENCY` cycles from a command without a walk to `o_op`, `WALK_LATENCY` from one with
     a walk to its first configuration. Interval: `INTERVAL` cycles between commands without a walk,
