@@ -382,21 +382,27 @@ class Layouts:
             }
         )
 
-        #: Data path input, executed in order. Offsets are DRAM lines within the frame; `base` is
-        #: the frame's first DRAM line.
+        #: Where a host line is stored. `base` is the frame's first DRAM line; offsets count from
+        #: it. The host line is the half or quarter `part` of DRAM line `offset`; where it is
+        #: `scaled`, its scale is byte `scale_byte` of DRAM line `scale_offset`.
+        place = {
+            "base": c.dram_line_bits,
+            "offset": c.offset_bits,
+            "part": 2,
+            "scaled": 1,
+            "scale_offset": c.offset_bits,
+            "scale_byte": 6,
+            "format": code_shape(Format),
+        }
+        self.place = S(place)
+
+        #: Data path input, executed in order.
         self.data_op = S(
             {
                 "kind": code_shape(DataOp),
                 "answer": code_shape(Answer),
                 "frame": c.frame_bits,
-                "base": c.dram_line_bits,
-                # line and half/quarter of it
-                "offset": c.offset_bits,
-                "part": 2,
-                "scaled": 1,
-                "scale_offset": c.offset_bits,
-                "scale_byte": 6,
-                "format": code_shape(Format),
+                **place,
                 "stored": self.stored,
                 "host_type": 1,
                 # never-written line: partial write merges into zeros, READ answers them

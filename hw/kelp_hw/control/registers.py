@@ -10,6 +10,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out, connect, flipped
 
 from kelp_spec.config import POOLS, Config
+from kelp_spec.messages import LD_ID_BITS
 from kelp_spec.metadata import Event, Op
 from kelp_spec.registers import (
     EVENT_RECORDS,
@@ -159,7 +160,7 @@ class Registers(wiring.Component):
         """Whose registers are whose; what commands are given and where configurations go."""
         c = self.config
         file, control, queues = m.submodules.file, m.submodules.control, m.submodules.queue_counters
-        owners = data.ArrayLayout(4, c.sessions)
+        owners = data.ArrayLayout(LD_ID_BITS, c.sessions)
         owner = Signal(owners)
         for s in range(c.sessions):
             m.d.comb += owner[s].eq(Mux(self.sessions[s].open, self.sessions[s].ld_id, 0))

@@ -5,13 +5,13 @@ offsets (docs/design.md §2). One line a cycle, placed after 1 cycle."""
 from __future__ import annotations
 
 from amaranth.hdl import Array, Const, Module, Mux, Signal
-from amaranth.lib import data, wiring
+from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from kelp_spec.config import Config
 from kelp_spec.formats import ELEMENTS, FORMAT_BITS, LINE_BYTES, Format
 
-from ..layouts import POOL_BITS, Layouts, code_shape
+from ..layouts import POOL_BITS, Layouts
 
 __all__ = ["PageAddress", "frame_base", "pool_of_frame", "times"]
 
@@ -79,10 +79,8 @@ class PageAddress(wiring.Component):
     stored : in
         How the page is stored (`Layouts.stored`).
     o : out
-        `base`: the frame's first DRAM line. `offset`, `part`: the DRAM line from `base`, and the
-        part of it that is the host line. `scaled`: the line has a scale; only then
-        `scale_offset`, its DRAM line from `base`, and `scale_byte`, the byte in it, count.
-        `format`: the line's stored format.
+        Where the line is stored (`Layouts.place`); `scale_offset` and `scale_byte` count only
+        where it is `scaled`.
     """
 
     LATENCY = 1
@@ -91,24 +89,13 @@ class PageAddress(wiring.Component):
     def __init__(self, *, config: Config):
         c = self.config = config
         layouts = Layouts(config)
-        place = data.StructLayout(
-            {
-                "base": c.dram_line_bits,
-                "offset": c.offset_bits,
-                "part": 2,
-                "scaled": 1,
-                "scale_offset": c.offset_bits,
-                "scale_byte": 6,
-                "format": code_shape(Format),
-            }
-        )
         super().__init__(
             {
                 "frame": In(c.frame_bits),
                 "pool": In(POOL_BITS),
                 "kv_line": In(c.line_bits),
                 "stored": In(layouts.stored),
-                "o": Out(place),
+                "o": Out(layouts.place),
             }
         )
 
