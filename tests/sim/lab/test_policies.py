@@ -214,6 +214,19 @@ def test_other_read_rules_come_from_the_recorded_mass(tmp_path):
             timeline(RECORDING, rule)
 
 
+def test_a_derived_rule_counts_the_mass_that_was_not_recorded(tmp_path):
+    """A share is of the whole mass, 65 536, of which some is not on record; what ten pages may
+    lose by rounding is not missed."""
+    keys = contents(with_kv=False)
+    keys["mass"] = np.zeros_like(keys["mass"])
+    keys["mass"][..., :3] = 40_000, 15_000, 3_978  # 0.9 of the whole but for 4.4
+    trace = read(save(tmp_path / "t.npz", keys))
+    assert derived_reads(trace, ReadRule(0.9, 5))[..., :3].all()
+    assert not derived_reads(trace, ReadRule(0.8, 5))[..., 2].any()
+    with pytest.raises(TraceError, match="in 96 of 96 cells"):
+        derived_reads(trace, ReadRule(0.901, 5))
+
+
 class Wrong(Policy):
     """Evicts the page being written."""
 
