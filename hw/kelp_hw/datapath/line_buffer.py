@@ -25,7 +25,7 @@ class LineBuffer(wiring.Component):
     head. :class:`.line_slots.LineSlots` and :class:`.scale_slots.ScaleSlots` add what says which of
     them is newer.
 
-    **Write-back.** `write_back.due` falls while a read takes the store's only read port; after 15
+    **Write-back.** A due line is not taken while a read takes the store's only read port; after 15
     such cycles in a row `head.refuse` keeps reads away for one.
 
     Latency `LATENCY` cycle, from a read of a slot to its line and from `write_back.take` to
@@ -173,10 +173,12 @@ class LineBuffer(wiring.Component):
         with m.Elif(~head.refuse):
             m.d.sync += [starved.eq(starved + 1), head.refuse.eq(starved == 14)]
         m.d.comb += [
-            back.due.valid.eq(table.out.valid & ~wants),
+            back.due.valid.eq(table.out.valid),
             back.due.slot.eq(table.out.p.slot),
             back.due.address.eq(table.out.p.address),
-            table.out.ready.eq(back.take),
+            # Critical path: `wants`, which meets nothing else on its way to the slot table.
+            back.take.eq(table.out.valid & back.turn & ~wants),
+            table.out.ready.eq(back.turn & ~wants),
         ]
         there = ~head.slot.there.waits | table.fill_there()
         m.d.sync += [

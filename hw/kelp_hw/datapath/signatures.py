@@ -300,9 +300,11 @@ class WriteBack(wiring.Signature):
     Members
     -------
     due : Out, ``valid``, ``slot``, ``address``
-        A line to be written. Not a stream: a read by the head takes the offer back.
-    take : In
-        Only with `due.valid`.
+        A line to be written, which stays until it is taken.
+    turn : In
+        The line may be taken in this cycle.
+    take : Out
+        It is: it is due, it is its turn, and the head leaves it the store's read port.
     data, strobes : Out
         One cycle after `take`, for that cycle: the line, and which of its equal parts to write.
     """
@@ -310,7 +312,13 @@ class WriteBack(wiring.Signature):
     def __init__(self, *, slots: int, address_bits: int, strobes: int):
         due = data.StructLayout({"valid": 1, "slot": ceil_log2(slots), "address": address_bits})
         super().__init__(
-            {"due": Out(due), "take": In(1), "data": Out(LINE_BITS), "strobes": Out(strobes)}
+            {
+                "due": Out(due),
+                "turn": In(1),
+                "take": Out(1),
+                "data": Out(LINE_BITS),
+                "strobes": Out(strobes),
+            }
         )
 
 

@@ -20,12 +20,15 @@ __all__ = ["WriteOut"]
 
 
 class WriteOut(wiring.Component):
-    """Takes the lines that the two buffers offer, at most one per cycle and from each in turn, and
-    writes them with byte strobes.
+    """Takes the lines that the two buffers have for it, at most one per cycle, and writes them with
+    byte strobes.
+
+    Where both have one they are taken in turn. A buffer keeps its turn until its line is taken,
+    which is after 15 cycles at most while there is room (`LineBuffer`, **Write-back**). `turn`
+    depends on registers alone; `take`, which waits for the head, is made in the buffer.
 
     AW and W have a FIFO each, so either may be accepted first; a place in both is reserved before a
-    line is read. Latency `LATENCY` cycles from `….due` to AW and W; one line a
-    cycle.
+    line is read. Latency `LATENCY` cycles from `….take` to AW and W; one line a cycle.
 
     Parameters
     ----------
@@ -87,7 +90,7 @@ class WriteOut(wiring.Component):
             }
         )
         # State that proofs look at (kelp_verif.formal.turn_specs): a line was addressed in the
-        # cycle before, and where it goes; whose turn it is.
+        # cycle before, and where it goes; who comes first where both have a line.
         self.read, self.of_scales, self.scales_next = Signal(), Signal(), Signal()
         self.address = Signal(axi.address)
 
@@ -102,8 +105,8 @@ class WriteOut(wiring.Component):
         )
 
         line_bits = sum(self.word.parts)
-        due = Mux(scales.take, scales.due.address, lines.due.address)
-        space = Signal()
+        space, chosen = Signal(), Signal()  # the scales' line is the one to be taken
+        due = Mux(chosen, scales.due.address, lines.due.address)
         read, of_scales, scales_next, address = (
             self.read,
             self.of_scales,
@@ -113,15 +116,16 @@ class WriteOut(wiring.Component):
         m.d.comb += [
             # One line may be between a buffer and the FIFOs.
             space.eq((addresses.level < self.QUEUED - 1) & (data.level < self.QUEUED - 1)),
-            scales.take.eq(space & scales.due.valid & (scales_next | ~lines.due.valid)),
-            lines.take.eq(space & lines.due.valid & ~scales.take),
+            chosen.eq(scales.due.valid & (scales_next | ~lines.due.valid)),
+            scales.turn.eq(space & chosen),
+            lines.turn.eq(space & ~chosen),
         ]
         m.d.sync += [
             read.eq(lines.take | scales.take),
-            of_scales.eq(scales.take),
+            of_scales.eq(chosen),
             address.id.eq(
                 Mux(
-                    scales.take,
+                    chosen,
                     scales.due.slot | (1 << self.id_bits - 1),
                     lines.due.slot,
                 )
@@ -131,7 +135,7 @@ class WriteOut(wiring.Component):
             address.burst.eq(BURST_INCR),
         ]
         with m.If(lines.take | scales.take):
-            m.d.sync += scales_next.eq(lines.take)
+            m.d.sync += scales_next.eq(~chosen)
 
         line = Signal(self.w.p.shape())
         quarter_bytes = LINE_BYTES // QUARTERS
@@ -168,4 +172,8 @@ class WriteOut(wiring.Component):
                 self.fault.eq(merged(addresses.fault, data.fault, place)),
             ]
         m.d.sync += Assert(~read | (addresses.w_rdy & data.w_rdy), "a write FIFO overflows")
+        for back in (lines, scales):
+            m.d.sync += Assert(
+                ~back.take | (back.due.valid & back.turn), "a line is taken out of its turn"
+            )
         return m

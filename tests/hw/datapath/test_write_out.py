@@ -13,6 +13,7 @@ UNIT = named("unit")
 
 def test_latency_and_interval():
     block = WriteOut(axi=axi_signature(UNIT), line_bits=8, line_slots=16, scale_slots=8)
-    held = [(block.lines.due.valid, 1), (block.aw.ready, 1), (block.w.ready, 1)]
-    accepted, seen = block.lines.take, block.aw.valid & block.w.valid
+    held = [(block.lines.due.valid, 1), (block.lines.take, 1)]
+    held += [(block.aw.ready, 1), (block.w.ready, 1)]
+    accepted, seen = block.lines.turn, block.aw.valid & block.w.valid
     check_flow(block, held=held, accepted=accepted, seen=seen)

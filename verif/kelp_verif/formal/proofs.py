@@ -280,8 +280,8 @@ PROOFS = (
         engine="smtbmc z3",
         quick=False,
         bugs=(
-            ("space & lines.due.valid & ~scales.take", "space & lines.due.valid"),
-            ("scales_next.eq(lines.take)", "scales_next.eq(1)"),
+            ("lines.turn.eq(space & ~chosen)", "lines.turn.eq(space & lines.due.valid)"),
+            ("scales_next.eq(~chosen)", "scales_next.eq(1)"),
         ),
         withdrawals=(
             ("self.aw.valid.eq(addresses.r_rdy)", "self.aw.valid.eq(addresses.r_rdy & ~self.read)"),

@@ -135,6 +135,7 @@ class WriteOutContract(wiring.Component):
         for back in (out.lines, out.scales):
             for signal in (back.due.as_value(), back.strobes):
                 m.d.comb += signal.eq(AnySeq(len(signal)))
+            m.d.comb += back.take.eq(back.due.valid & back.turn & AnySeq(1))
             m.d.comb += back.data.eq(AnySeq(8))
         m.d.comb += [
             out.aw.ready.eq(AnySeq(1)),
@@ -142,12 +143,12 @@ class WriteOutContract(wiring.Component):
         ]
 
         taken, of_scales, came = out.lines.take | out.scales.take, Signal(), Signal()
-        m.d.sync += [came.eq(taken), of_scales.eq(out.scales.take)]
+        m.d.sync += came.eq(taken)
+        with m.If(taken):
+            m.d.sync += of_scales.eq(out.scales.take)
         address, line = Signal(out.aw.p.shape()), Signal(out.w.p.shape())
         m.d.comb += [
             Assert(~(out.lines.take & out.scales.take)),
-            Assert(~out.lines.take | out.lines.due.valid),
-            Assert(~out.scales.take | out.scales.due.valid),
             address.id.eq(Mux(out.scales.take, 8 | out.scales.due.slot, out.lines.due.slot)),
             address.size.eq(SIZE_LINE),
             address.burst.eq(BURST_INCR),
@@ -203,7 +204,7 @@ class WriteOutContract(wiring.Component):
                 )
             ),
             Assert(out.read == came),
-            Assert(out.of_scales == of_scales),
+            Assert(~came | (out.of_scales == of_scales)),
             Assert(out.address.len == 0),
         ]
         # Turns.
@@ -215,8 +216,20 @@ class WriteOutContract(wiring.Component):
                 Mux(out.scales.take | ~out.scales.due.valid, 0, scales_wait + out.lines.take)
             ),
         ]
+        # It was its turn while both had a line, and it was not taken.
+        kept, scales_kept = Signal(), Signal()
+        both = out.lines.due.valid & out.scales.due.valid
+        m.d.sync += [
+            kept.eq(both & out.lines.turn & ~out.lines.take),
+            scales_kept.eq(both & out.scales.turn & ~out.scales.take),
+        ]
         m.d.comb += [
-            Assert(~(room & (out.lines.due.valid | out.scales.due.valid)) | taken),
+            # A buffer that has a line gets its turn, and keeps it until the line is taken.
+            Assert((out.lines.turn | out.scales.turn) == room),
+            Assert(~(room & out.lines.due.valid & ~out.scales.due.valid) | out.lines.turn),
+            Assert(~(room & out.scales.due.valid & ~out.lines.due.valid) | out.scales.turn),
+            Assert(~kept | ~(room & out.lines.due.valid) | out.lines.turn),
+            Assert(~scales_kept | ~(room & out.scales.due.valid) | out.scales.turn),
             Assert(waits <= 1),
             Assert(scales_wait <= 1),
             Assert((waits == 0) | ~out.scales_next),
