@@ -207,8 +207,17 @@ class WriteOutContract(wiring.Component):
             Assert(~came | (out.of_scales == of_scales)),
             Assert(out.address.len == 0),
         ]
-        # Turns.
-        room = (addresses.level < n - 1) & (data.level < n - 1)
+        waits = self._turns(m, (addresses.level < n - 1) & (data.level < n - 1))
+        m.d.comb += [
+            Cover(a.leaving & (a.word[:4] == 9) & (w.owed == n)),
+            Cover(w.leaving & (waits == 1)),
+        ]
+        return m
+
+    def _turns(self, m, room):
+        """While there is `room`, a buffer with a line has the turn or waits one turn for it;
+        returns the turns that a line of `lines` has waited."""
+        out = self.block
         waits, scales_wait = Signal(2), Signal(2)
         m.d.sync += [
             waits.eq(Mux(out.lines.take | ~out.lines.due.valid, 0, waits + out.scales.take)),
@@ -234,7 +243,5 @@ class WriteOutContract(wiring.Component):
             Assert(scales_wait <= 1),
             Assert((waits == 0) | ~out.scales_next),
             Assert((scales_wait == 0) | out.scales_next),
-            Cover(a.leaving & (a.word[:4] == 9) & (w.owed == n)),
-            Cover(w.leaving & (waits == 1)),
         ]
-        return m
+        return waits
