@@ -65,8 +65,7 @@ class SimBoard:
         plusarg: str = "",
         opt: str = "-O1",
     ):
-        # Without asserts of the stream rule: no run with them has come to its end yet.
-        text = verilog or to_verilog(BoardWithChip(board))
+        text = verilog or to_verilog(BoardWithChip(board), checked=True)
         name = name or f"board-{board.config.name}"
         driver = Path(__file__).with_name("board.cpp")
         library = verilate_model(
